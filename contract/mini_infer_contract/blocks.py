@@ -1,0 +1,39 @@
+"""Prompt tokens to a chain of block keys, the same on every side that caches or routes by prefix.
+
+A key names sixteen tokens and everything before them, so that equal keys mean equal KV cache. This file knows nothing
+of pages, pods or events.
+"""
+
+import hashlib
+import struct
+from collections.abc import Sequence
+
+BLOCK_SIZE_TOKENS = 16
+"""Tokens a block: the grain at which prefixes are shared, whatever the page size of an engine."""
+
+KEY_BYTES = 16
+
+_PACK_BLOCK = struct.Struct(f"<{BLOCK_SIZE_TOKENS}I")
+
+
+def root_key(model_revision: str, adapter: str = "", salt: str = "") -> bytes:
+    """The parent of a prompt's first block: 16 bytes that differ wherever KV cache must not be shared.
+
+    `adapter` is the LoRA adapter's name, `salt` the tenant's cache salt; both empty means shared by all.
+    """
+    parts = (part.encode() for part in (model_revision, adapter, salt))
+    return hashlib.sha256(b"".join(len(part).to_bytes(4, "little") + part for part in parts)).digest()[:KEY_BYTES]
+
+
+def child_key(parent: bytes, block: Sequence[int]) -> bytes:
+    """The key of one full block: sha256(parent[16] || 16 x u32 little-endian)[:16]."""
+    return hashlib.sha256(parent + _PACK_BLOCK.pack(*block)).digest()[:KEY_BYTES]
+
+
+def block_keys(token_ids: Sequence[int], parent: bytes) -> list[bytes]:
+    """The keys of all full blocks of `token_ids`, in order, chained from `parent`; a partial last block has none."""
+    keys = []
+    for start in range(0, len(token_ids) - BLOCK_SIZE_TOKENS + 1, BLOCK_SIZE_TOKENS):
+        parent = child_key(parent, token_ids[start : start + BLOCK_SIZE_TOKENS])
+        keys.append(parent)
+    return keys

@@ -1,0 +1,59 @@
+"""Ports, paths, flags and environment: all that the operator writes and the engine or the gateway reads."""
+
+import msgspec
+
+HTTP_PORT = 8000
+EVENTS_PORT = 5557
+"""ZMQ PUB: KV events and load reports (vLLM's default port)."""
+REPLAY_PORT = 5558
+"""ZMQ ROUTER: replay of KV events by sequence number (vLLM's default port)."""
+
+DEMO_MODEL = "demo"
+"""The model that ships with the engine, as `--model` and as `spec.model.uri`."""
+
+HEALTH_PATH = "/healthz"
+"""200 while the process can still answer; 503 when it must be restarted."""
+READY_PATH = "/readyz"
+"""200 when requests are welcome: weights loaded, graphs captured, not draining."""
+METRICS_PATH = "/metrics"
+DRAIN_PATH = "/drain"
+"""POST starts the drain (readiness turns 503, new requests get 503); GET says how many requests are left."""
+PROMPT_ASSETS_PATH = "/prompt_assets"
+"""GET: tokenizer, chat template and special tokens under a content hash (see prompt.PromptAssets)."""
+KV_SNAPSHOT_PATH = "/kv_snapshot"
+"""GET: the sequence number of the last KV event and every cached chain at that moment (see events.Snapshot)."""
+
+REQUEST_ID_HEADER = "x-request-id"
+DRAINING_HEADER = "x-mini-infer-draining"
+"""On a 503 of an engine that drains: the gateway tries another pod and does not count a failure."""
+
+HUB_TOKEN_ENV = "HF_TOKEN"
+"""Environment variable with the token for models that a hub serves only to some."""
+
+
+class Endpoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One engine that the gateway may send requests to. The local mode writes a file of these, a watch derives them."""
+
+    name: str
+    """Unique among endpoints: the pod's namespace/name, or the process's name in local mode."""
+    url: str
+    """Base of the OpenAI server, such as http://10.88.0.7:8000, without /v1."""
+    model: str
+    """The served model name that clients ask for."""
+    service: str = ""
+    """namespace/name of the InferenceService, for `namespace/model` addressing and for ties between equal names."""
+    service_created: str = ""
+    """RFC 3339 creation time of that service: the oldest owns a bare model name that several claim."""
+    role: str = "unified"
+    revision: str = ""
+    events: str = ""
+    """ZMQ address of the KV event socket (tcp://...:5557); empty: the engine publishes none."""
+    replay: str = ""
+    draining: bool = False
+    """Known to be going away: gets no new request."""
+
+
+class EndpointsFile(msgspec.Struct, frozen=True, kw_only=True):
+    """The static endpoints file (JSON or YAML), replaced atomically by whoever writes it."""
+
+    endpoints: list[Endpoint] = []

@@ -1,0 +1,61 @@
+"""What the core is asked to do and what it answers: the messages between text side and token side. No torch here."""
+
+import secrets
+from typing import Literal
+
+import msgspec
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How to choose the next tokens of one request; names and defaults are vLLM's."""
+
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 or -1: all tokens."""
+    min_p: float = 0.0
+    seed: int | None = None
+    """None: a fresh one for each request. Equal seeds give equal text, whatever else is in the batch."""
+    max_tokens: int | None = 16
+    """None: up to the model's context."""
+    min_tokens: int = 0
+    """EOS and stop tokens cannot be chosen before this many output tokens."""
+    stop: list[str] = []
+    """Strings that end the text; they are not part of it. The text side's work: the core never sees text."""
+    stop_token_ids: list[int] = []
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    detokenize: bool = True
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One prompt for the core. It has been validated: 1 <= len(prompt_token_ids) < max_model_len."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    priority: int = 0
+    """Lower runs first; equals run in order of arrival."""
+    cache_salt: str = ""
+    """Requests share cached prefixes only with requests of the same salt."""
+    noise_seed: int = msgspec.field(default_factory=lambda: secrets.randbits(63))
+    """The seed in force: `sampling.seed`, or a random one drawn where the request was made."""
+
+
+class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one committed step made for one request."""
+
+    request_id: str
+    token_ids: list[int]
+    """New tokens only. A stop or EOS token that ended the request is the last of them."""
+    finish_reason: FinishReason | None = None
+    stop_reason: int | None = None
+    """The stop token id that ended it, where one of `stop_token_ids` did (None for EOS)."""
+    num_cached_tokens: int = 0
+    """Prompt tokens that were found in the prefix cache at first admission."""
+    error: str = ""
+    """With finish_reason "error": what went wrong, for people."""

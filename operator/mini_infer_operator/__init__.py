@@ -1,0 +1,1 @@
+"""The operator: turns an InferenceService into engine pods, or into local processes."""
