@@ -54,8 +54,8 @@ def _rope_kv(
         second = tl.where(is_v[:, None], second, normed_second)
 
     position = tl.load(positions + token).to(tl.int64)
-    cos = tl.load(cos_sin + position * HEAD_DIM + dims, mask=dims < half, other=0.0)[None, :]
-    sin = tl.load(cos_sin + position * HEAD_DIM + half + dims, mask=dims < half, other=0.0)[None, :]
+    cos = tl.load(cos_sin + position * HEAD_DIM + dims, mask=dims < half, other=0.0).to(tl.float32)[None, :]
+    sin = tl.load(cos_sin + position * HEAD_DIM + half + dims, mask=dims < half, other=0.0).to(tl.float32)[None, :]
     rotated_first = tl.where(is_v[:, None], first, first * cos - second * sin).to(qkv.dtype.element_ty)
     rotated_second = tl.where(is_v[:, None], second, second * cos + first * sin).to(qkv.dtype.element_ty)
 
@@ -91,7 +91,7 @@ def rope_kv(
     """Rotate q in place, write k and v to their pages, return q as a view [tokens, q_heads, head_dim].
 
     qkv [tokens, (q_heads + 2 kv_heads) * head_dim]; positions, kv_index [tokens] (kv_index = page * page_size + offset);
-    cos_sin [max_positions, head_dim] fp32, cosines first; pool: one layer's view [pages, 2, page_size, kv_heads, head_dim].
+    cos_sin [max_positions, head_dim], cosines first; pool: one layer's view [pages, 2, page_size, kv_heads, head_dim].
     """
     tokens = qkv.shape[0]
     _, _, page_size, kv_heads, head_dim = pool.shape
