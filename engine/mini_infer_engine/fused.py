@@ -1,6 +1,6 @@
 """A decoder's layers by fused kernels: what the GPU runs instead of the modules' own forward, from the same weights.
 
-Few rows: six kernels a layer, each reading its weights once (norm, bias, gate and residual ride along). Many rows: cuBLAS
+Few rows: eight kernels a layer; bias, gate and residual ride along with the products. Many rows: cuBLAS
 for the products. It knows nothing of sequences: attention is a function that it is handed.
 """
 
@@ -61,10 +61,6 @@ class FusedDecoder:
         """The last norm and the head: [rows, hidden] to [rows, vocab]."""
         head = self.model.model.embed_tokens if self.model.lm_head is None else self.model.lm_head
         norm = self.model.model.norm
-        if hidden.shape[0] <= MAX_ROWS:
-            columns, width = head.weight.shape
-            config = skinny_config(columns, width, gated=False, fused_norm=True)
-            return skinny_linear(hidden, head.weight, config, norm_weight=norm.weight, eps=norm.eps)
         return functional.linear(rms_norm(hidden, norm.weight, norm.eps), head.weight)
 
 
@@ -73,15 +69,12 @@ def _product(
 ) -> Tensor:
     """residual + gate(linear(norm(x))), each part where given."""
     weight, bias = linear.weight, linear.bias
-    if x.shape[0] <= MAX_ROWS and not (gated and bias is not None):
-        columns = weight.shape[0] // 2 if gated else weight.shape[0]
-        config = skinny_config(columns, weight.shape[1], gated=gated, fused_norm=norm is not None)
-        norm_weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
-        return skinny_linear(
-            x, weight, config, bias=bias, norm_weight=norm_weight, eps=eps, residual=residual, gated=gated
-        )
     if norm is not None:
         x = rms_norm(x, norm.weight, norm.eps)
+    if x.shape[0] <= MAX_ROWS and not (gated and bias is not None):
+        columns = weight.shape[0] // 2 if gated else weight.shape[0]
+        config = skinny_config(columns, weight.shape[1], gated=gated)
+        return skinny_linear(x, weight, config, bias=bias, residual=residual, gated=gated)
     if residual is not None:
         out = torch.addmm(residual, x, weight.t())
         return out if bias is None else out + bias
