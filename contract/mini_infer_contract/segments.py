@@ -108,15 +108,19 @@ def _splitter(tokenizer: Tokenizer) -> tuple[re.Pattern[str], dict[str, int]] | 
     added = [token for token in tokenizer.get_added_tokens_decoder().values() if not token.normalized]
     if not added or tokenizer.encode_special_tokens or any(t.lstrip or t.rstrip or t.single_word for t in added):
         return None
-    without_vocabulary = json.loads(tokenizer.to_str())
-    parts = (*_parts(without_vocabulary["normalizer"]), *_parts(without_vocabulary["pre_tokenizer"]))
+    parts = [*_parts(_description(tokenizer.normalizer)), *_parts(_description(tokenizer.pre_tokenizer))]
     if not all(part["type"] in _LOCAL_PARTS and part.get("prepend_scheme") != "first" for part in parts):
         return None
-    if without_vocabulary["model"].get("dropout"):
+    if getattr(tokenizer.model, "dropout", None):
         return None
     return re.compile(f"({_any_of([token.content for token in added])})"), {
-        token.content: tokenizer.token_to_id(token.content) for token in added
+        token.content: token_id for token_id, token in tokenizer.get_added_tokens_decoder().items()
     }
+
+
+def _description(part: Any) -> dict[str, Any] | None:
+    """A normalizer or pre-tokenizer as JSON: what the library pickles."""
+    return None if part is None else json.loads(part.__getstate__())
 
 
 def _parts(part: dict[str, Any] | None) -> list[dict[str, Any]]:

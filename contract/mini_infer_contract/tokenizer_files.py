@@ -26,16 +26,19 @@ def load_tokenizer(files: Mapping[str, str]) -> LoadedTokenizer:
     config = _json(files, "tokenizer_config.json")
     if "added_tokens_decoder" not in config:  # older folders keep the special tokens in a file of their own
         config |= _json(files, "special_tokens_map.json")
-    description = _json(files, "tokenizer.json")
     tokenizer_class = _tokenizer_class(config, _json(files, "config.json"))
     named = {name: _token(value) for name, value in _named_tokens(config, tokenizer_class).items()}
     declared = _declared_tokens(config)
-    if tokenizer_class in _REBUILT and description["model"].get("type") == "BPE":
-        declared = declared or {token["id"]: _token(token) for token in description["added_tokens"]}
-        description |= _REBUILT[tokenizer_class](config) | {"added_tokens": []}
-        description["model"] |= _REBUILT_MODEL[tokenizer_class]
+    text = files["tokenizer.json"]
+    if tokenizer_class in _REBUILT:
+        description = _json(files, "tokenizer.json")
+        if description.get("model", {}).get("type") == "BPE":
+            declared = declared or {token["id"]: _token(token) for token in description.get("added_tokens", [])}
+            description |= _REBUILT[tokenizer_class](config) | {"added_tokens": []}
+            description["model"] |= _REBUILT_MODEL[tokenizer_class]
+            text = json.dumps(description)
     try:
-        tokenizer = Tokenizer.from_str(json.dumps(description))
+        tokenizer = Tokenizer.from_str(text)
     except Exception as error:  # the library raises nothing narrower
         raise ValueError(f"tokenizer.json: {error}") from error
     _add_tokens(tokenizer, declared, list(named.values()), _extra_tokens(config))
@@ -61,9 +64,8 @@ def _json(files: Mapping[str, str], name: str) -> dict[str, Any]:
 def _token(value: str | dict[str, Any]) -> AddedToken:
     if isinstance(value, str):
         return AddedToken(value, special=True)
-    flags = {
-        name: value[name] for name in ("lstrip", "rstrip", "single_word", "normalized", "special") if name in value
-    }
+    names = ("lstrip", "rstrip", "single_word", "normalized", "special")
+    flags = {name: value[name] for name in names if name in value}
     return AddedToken(value["content"], **{"special": True, **flags})
 
 
