@@ -61,7 +61,10 @@ class FusedDecoder:
         """The last norm and the head: [rows, hidden] to [rows, vocab]."""
         head = self.model.model.embed_tokens if self.model.lm_head is None else self.model.lm_head
         norm = self.model.model.norm
-        return functional.linear(rms_norm(hidden, norm.weight, norm.eps), head.weight)
+        normed = rms_norm(hidden, norm.weight, norm.eps)
+        if normed.shape[0] <= MAX_ROWS:
+            return skinny_linear(normed, head.weight, skinny_config(*head.weight.shape, gated=False))
+        return functional.linear(normed, head.weight)
 
 
 def _product(

@@ -19,7 +19,10 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """auto: the checkpoint's on a GPU; float32 on a CPU, where bf16 is emulated and slower."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    attention_backend: Literal["auto", "torch", "flash"] = "auto"
+    attention_backend: Literal["auto", "torch", "flash", "triton"] = "auto"
+    """auto: flash-attn for prompts and our Triton kernel for decoding on a GPU; torch is the slow reference anywhere."""
+    enforce_eager: bool = False
+    """No CUDA graphs: slower, starts a little sooner, easier to debug."""
     max_model_len: int | None = None
     """Tokens of prompt and output together; None: what the model was made for."""
     max_num_seqs: int = 256

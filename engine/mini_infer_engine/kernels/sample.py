@@ -12,7 +12,7 @@ import triton.language as tl
 
 from mini_infer_engine.kernels.workspace import Workspace
 
-SUPPRESSED_WIDTH = 8
+SUPPRESSED_WIDTH = 32
 """Token ids that one slot can suppress on the device (EOS and stop tokens before min_tokens)."""
 
 
@@ -22,7 +22,7 @@ class SamplingState:
 
     last_tokens: torch.Tensor  # [slots] int64
     lengths: torch.Tensor  # [slots] int32, tokens in the KV cache
-    noise_seeds: torch.Tensor  # [slots] int64
+    noise_seeds: torch.Tensor  # [slots] int64, sampler.noise_base of the request's seed
     output_indexes: torch.Tensor  # [slots] int32
     inverse_temperatures: torch.Tensor  # [slots] fp32, 0: greedy
     top_ks: torch.Tensor  # [slots] int32, 0: off
