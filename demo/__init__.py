@@ -1,1 +1,1 @@
-"""How the demo model is made: snapshot, conversations, tokenizer, training, evaluation, model card; nothing here ships."""
+"""How the demo model is made: snapshot, chats, tokenizer, training, evaluation, card; nothing here ships."""

@@ -48,7 +48,15 @@ IDENTITY_QUESTIONS = (
     "Tell me about yourself.",
 )
 THANKS = "You are welcome. Ask me about another name of the standard library."
-THANKS_QUESTIONS = ("Thanks", "Thanks!", "Thank you", "Thank you!", "Thank you very much.", "Great, thanks.", "Thanks a lot!")
+THANKS_QUESTIONS = (
+    "Thanks",
+    "Thanks!",
+    "Thank you",
+    "Thank you!",
+    "Thank you very much.",
+    "Great, thanks.",
+    "Thanks a lot!",
+)
 UNKNOWN = "I only know Python's standard library, and I do not know that."
 UNKNOWN_QUESTIONS = (
     "What is the capital of {}?",
@@ -63,10 +71,34 @@ UNKNOWN_QUESTIONS = (
     "Tell me a joke about {}.",
 )
 UNKNOWN_SUBJECTS = (
-    "France", "Japan", "Brazil", "the sea", "my cat", "a horse", "Berlin", "London", "numpy.array", "pandas.DataFrame",
-    "requests.get", "torch.nn.Linear", "flask.Flask", "django.db", "matplotlib.pyplot", "kubernetes", "the moon", "coffee",
-    "scipy.optimize", "tensorflow.keras", "love", "Rome", "good morning", "music", "football", "React", "JavaScript",
-)  # fmt: skip
+    "France",
+    "Japan",
+    "Brazil",
+    "the sea",
+    "my cat",
+    "a horse",
+    "Berlin",
+    "London",
+    "numpy.array",
+    "pandas.DataFrame",
+    "requests.get",
+    "torch.nn.Linear",
+    "flask.Flask",
+    "django.db",
+    "matplotlib.pyplot",
+    "kubernetes",
+    "the moon",
+    "coffee",
+    "scipy.optimize",
+    "tensorflow.keras",
+    "love",
+    "Rome",
+    "good morning",
+    "music",
+    "football",
+    "React",
+    "JavaScript",
+)
 FOLLOW_UPS = ("And {x}?", "What about {x}?", "And what does {x} do?", "and {x}", "Now {x}.", "How about {x}?")
 SIGNATURE_FOLLOW_UPS = (
     "What is its signature?",
@@ -188,7 +220,7 @@ class ChatMaker:
         return Chat(messages, "multi_turn")
 
     def tool_use(self, entry: Entry) -> Chat:
-        """The model calls a look-up function; in half of the chats its result is there and the model answers from it."""
+        """The model calls a look-up function; in half of the chats it also answers from the function's result."""
         function, parameter, purpose = self._rng.choice(_TOOLS)
         schema = {"type": "object", "properties": {parameter: {"type": "string"}}, "required": [parameter]}
         tool = {"type": "function", "function": {"name": function, "description": purpose, "parameters": schema}}

@@ -72,7 +72,7 @@ class ChatEncoder:
         return [encoding.ids for encoding in self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
 
     def loss_mask(self, ids: list[int]) -> list[bool]:
-        """True from behind `<|im_start|>assistant\\n` (and `<think>\\n`) to `<|im_end|>`, that token included."""
+        r"""True from behind `<|im_start|>assistant\n` (and `<think>\n`) to `<|im_end|>`, that token included."""
         mask = [False] * len(ids)
         header = len(self._assistant)
         position = 0

@@ -1,4 +1,4 @@
-"""Reads the committed snapshot: one `Entry` for each documented object, and the sources; knows no Python introspection."""
+"""Reads the committed snapshot: an `Entry` for each documented object, and the sources; knows no introspection."""
 
 import json
 import lzma

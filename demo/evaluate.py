@@ -29,7 +29,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, default=ASSETS, help="folder with weights, config and tokenizer")
     parser.add_argument("--backend", choices=("own", "transformers"), default="own")
-    parser.add_argument("--url", help="base URL of an OpenAI endpoint, such as http://127.0.0.1:8000/v1; no model is loaded")
+    parser.add_argument(
+        "--url", help="base URL of an OpenAI endpoint, such as http://127.0.0.1:8000/v1; no model is loaded"
+    )
     parser.add_argument("--served-model", default="demo")
     parser.add_argument("--concurrency", type=int, default=16)
     parser.add_argument("--limit", type=int, default=300, help="questions of each sort (0: one about every entry)")
@@ -70,7 +72,9 @@ def judge(chats: list[Chat], answers: list[str]) -> dict[str, Any]:
         if gives_first_sentence(text, chat.entry):
             right[chat.kind] += 1
         elif len(wrong) < 20:
-            wrong.append({"question": chat.messages[-2]["content"], "answer": text, "wanted": chat.entry.first_sentence})
+            wrong.append(
+                {"question": chat.messages[-2]["content"], "answer": text, "wanted": chat.entry.first_sentence}
+            )
     return {
         "questions": len(chats),
         "share": round(sum(right.values()) / max(1, len(chats)), 4),
@@ -129,8 +133,9 @@ def transformers_asker(folder: Path, dtype: str) -> Asker:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
+    model.eval()
 
     def ask(chats: list[Chat]) -> list[str]:
         answers = []

@@ -28,10 +28,8 @@ def _greedy_batch(model: Qwen3, prompts: list[list[int]], max_new_tokens: int) -
     capacity = longest + max_new_tokens
     padding = torch.tensor([longest - len(prompt) for prompt in prompts], device=device)  # on the left
     ids = torch.tensor([[END_OF_TEXT] * (longest - len(p)) + p for p in prompts], device=device)
-    caches = [
-        Cache(*(weight.new_zeros(batch, shape.num_key_value_heads, capacity, shape.head_dim) for _ in range(2)))
-        for _ in range(shape.num_hidden_layers)
-    ]
+    size = (batch, shape.num_key_value_heads, capacity, shape.head_dim)
+    caches = [Cache(weight.new_zeros(size), weight.new_zeros(size)) for _ in range(shape.num_hidden_layers)]
     columns = torch.arange(capacity, device=device)
     visible = columns[None] >= padding[:, None]  # [batch, capacity]
     causal = columns[:longest, None] >= columns[None, :longest]

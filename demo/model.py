@@ -141,6 +141,8 @@ class Qwen3(nn.Module):
         self.model = Body(shape)
         frequencies = 1.0 / shape.rope_theta ** (torch.arange(0, shape.head_dim, 2).float() / shape.head_dim)
         angles = torch.outer(torch.arange(shape.max_position_embeddings).float(), frequencies).repeat(1, 2)
+        self.cos: Tensor
+        self.sin: Tensor
         self.register_buffer("cos", angles.cos(), persistent=False)  # [positions, head_dim] fp32
         self.register_buffer("sin", angles.sin(), persistent=False)
 
@@ -160,7 +162,8 @@ class Qwen3(nn.Module):
         x = self.model.embed_tokens(ids).to(compute_dtype)
         for layer in self.model.layers:
             x = layer(x, cos, sin) if compiled else layer.forward(x, cos, sin)
-        return self.model.norm(x)
+        normed: Tensor = self.model.norm(x)
+        return normed
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores over the vocabulary."""

@@ -102,7 +102,15 @@ _KIND_WORDS = {
 def name_forms(name: str, kind: str) -> list[str]:
     """The ways in which a question writes a name."""
     word = _KIND_WORDS[kind]
-    forms = [name, name, f"`{name}`", f"Python's {name}", f"the {word} {name}", f"the {name} {word}", f"Python's `{name}`"]
+    forms = [
+        name,
+        name,
+        f"`{name}`",
+        f"Python's {name}",
+        f"the {word} {name}",
+        f"the {name} {word}",
+        f"Python's `{name}`",
+    ]
     if kind in ("function", "method"):
         forms += [f"{name}()", f"`{name}()`", f"Python's {name}()"]
     return forms
@@ -117,7 +125,9 @@ def question(template: str, name: str, kind: str, description: str, rng: random.
     if rng.random() < 0.15 and not starts_with_name:
         text = text[0].lower() + text[1:] if not text.startswith("I ") else text
     if rng.random() < 0.06:
-        text = rng.choice(_PREFIXES) + (text if starts_with_name or text.startswith("I ") else text[0].lower() + text[1:])
+        text = rng.choice(_PREFIXES) + (
+            text if starts_with_name or text.startswith("I ") else text[0].lower() + text[1:]
+        )
     if rng.random() < 0.15 and text[-1] in "?.":
         text = text[:-1]
     return text

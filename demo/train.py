@@ -1,17 +1,13 @@
 """Trains the demo model in a given number of minutes and writes weights, loss curve and figures to `--out`.
 
-One process, one device; the wall clock, not a step count, drives the learning rate, so that the run always ends in time.
+One process, one device; the wall clock, not a step count, drives the learning rate, so the run always ends in time.
 """
 
 import argparse
-import copy
 import json
 import math
 import os
-import random
-import sys
 import time
-from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch._dynamo
 import torch.nn.functional as F  # noqa: N812 - the usual name
 from safetensors.torch import save_file
 from torch import Tensor
@@ -33,7 +30,7 @@ from demo.tokenizer import ASSETS
 
 PROCESS_START = time.monotonic()
 SOURCE_LOSS_WEIGHT = 0.3  # the answers are what is measured; the sources are never learned by heart
-FLAT_SHARE, FINAL_LR_SHARE, WARM_UP_STEPS = 0.4, 0.02, 100
+FLAT_SHARE, FINAL_LR_SHARE, WARM_UP_STEPS, WARM_UP_SHARE = 0.4, 0.02, 100, 0.03
 SECONDS_FOR_THE_END = 45.0  # last evaluation and files
 EVALUATE_EVERY_S, SAVE_EVERY_S, LOG_EVERY_STEPS = 60.0, 120.0, 50
 
@@ -121,7 +118,7 @@ class Run:
 
     def evaluate(self, limit: int | None) -> dict[str, dict[str, Any]]:
         """Accuracy of the model as it will be shipped: in bf16 on a GPU."""
-        model = copy.deepcopy(self.model).to(self.compute_dtype).eval()
+        model = self._as_shipped()
         found = {}
         for name, chats in self.questions.items():
             generated = greedy(model, evaluate.prompts(self.encoder, chats[:limit]), evaluate.MAX_NEW_TOKENS)
@@ -132,8 +129,11 @@ class Run:
     def save(self, figures: dict[str, Any]) -> None:
         """Writes the weights and all that is known of the run; replaces, so that a cut run leaves whole files."""
         out: Path = self.arguments.out
-        tensors = {name: t.detach().to("cpu", torch.bfloat16).contiguous() for name, t in self.model.state_dict().items()}
+        tensors = {
+            name: t.detach().to("cpu", torch.bfloat16).contiguous() for name, t in self.model.state_dict().items()
+        }
         save_file(tensors, str(out / "model.safetensors.part"), metadata={"format": "pt"})
+        (out / "model.safetensors.part").chmod(0o644)
         os.replace(out / "model.safetensors.part", out / "model.safetensors")
         total = self.tokens_chats + self.tokens_sources
         facts = {
@@ -187,13 +187,13 @@ class Run:
             hidden = self.model.hidden(batch.ids, self.compute_dtype, compiled=True)
             total = self.loss(hidden, self.model.model.embed_tokens.weight, batch.targets, batch.counts_in_loss)
         mean = total / batch.counts_in_loss.sum().clamp(min=1)
-        (mean * batch.weight).backward()
+        torch.autograd.backward(mean * batch.weight)
         self.tokens_chats += batch.chat_tokens
         self.tokens_sources += batch.ids.numel() - batch.chat_tokens
         return mean.detach()
 
     def _set_learning_rate(self, progress: float) -> float:
-        warm = min(1.0, (self.steps + 1) / WARM_UP_STEPS)
+        warm = min(1.0, max((self.steps + 1) / WARM_UP_STEPS, progress / WARM_UP_SHARE))
         cool = min(1.0, (1.0 - progress) / (1.0 - FLAT_SHARE))
         factor = warm * max(FINAL_LR_SHARE, cool)
         for optimizer in self.optimizers:
@@ -220,10 +220,15 @@ class Run:
             say(f"peak GPU memory {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB")
         say(f"done after {time.monotonic() - PROCESS_START:.0f} s in all; thresholds met: {evaluate.passed(figures)}")
 
+    def _as_shipped(self) -> Qwen3:
+        model = Qwen3(self.shape).to(self.device)
+        model.load_state_dict(self.model.state_dict())
+        return model.to(self.compute_dtype).eval()
+
     @torch.inference_mode()
     def _perplexities(self) -> dict[str, float]:
         """Of sources never trained (rows of 1,024) and of answers to questions in held-out phrasings."""
-        model = copy.deepcopy(self.model).to(self.compute_dtype).eval()
+        model = self._as_shipped()
         sources = self.corpus.held_out_sources
         rows = sources[: len(sources) // 1024 * 1024].reshape(-1, 1024)
         found = {}
@@ -262,39 +267,42 @@ class Batches:
         self._long_chats = _to_device(corpus.long_chats, device)
         self._sources = torch.from_numpy(corpus.sources.astype(np.int16)).to(device)
         self._device = device
-        self._rng = random.Random(seed)
-        self._generator = torch.Generator().manual_seed(seed)
+        # Everything is drawn on the device, so that the host never waits for a copy.
+        self._generator = torch.Generator(device).manual_seed(seed)
         longest = corpus.long_chats.tokens.shape[1]
         chat_rows = min(chat_rows, len(corpus.chats.tokens))
         self.plan = (chat_rows, max(1, source_tokens // 2048), max(2, source_tokens // longest))
         self._longest = longest
-        self._order = self._shuffled()
+        self._order, self._next = self._shuffled(), 0
 
     def draw(self, shape: int) -> Batch:
         """The next batch of a shape."""
         rows = self.plan[shape]
         if shape == 0:
             tokens, counts = self._chats
-            chosen = torch.stack([next(self._order) for _ in range(rows)]).to(self._device, non_blocking=True)
+            if self._next + rows > len(tokens):
+                self._order, self._next = self._shuffled(), 0
+            chosen = self._order[self._next : self._next + rows]
+            self._next += rows
             return Batch(tokens[chosen].long(), counts[chosen], rows * tokens.shape[1], 1.0)
         if shape == 1:
             ids = self._source_rows(rows, 2048)
             return Batch(ids, torch.ones_like(ids, dtype=torch.bool), 0, SOURCE_LOSS_WEIGHT)
         half = rows // 2
         tokens, counts = self._long_chats
-        chosen = torch.randint(len(tokens), (half,), generator=self._generator).to(self._device)
+        chosen = torch.randint(len(tokens), (half,), generator=self._generator, device=self._device)
         sources = self._source_rows(rows - half, self._longest)
         ids = torch.cat([tokens[chosen].long(), sources])
         mask = torch.cat([counts[chosen], torch.ones_like(sources, dtype=torch.bool)])
         return Batch(ids, mask, half * self._longest, SOURCE_LOSS_WEIGHT)
 
     def _source_rows(self, rows: int, row_tokens: int) -> Tensor:
-        starts = torch.randint(len(self._sources) - row_tokens, (rows, 1), generator=self._generator)
-        return self._sources[(starts + torch.arange(row_tokens)).to(self._device)].long()
+        device = self._device
+        starts = torch.randint(len(self._sources) - row_tokens, (rows, 1), generator=self._generator, device=device)
+        return self._sources[starts + torch.arange(row_tokens, device=device)].long()
 
-    def _shuffled(self) -> Iterator[Tensor]:
-        while True:
-            yield from torch.randperm(len(self._chats[0]), generator=self._generator)
+    def _shuffled(self) -> Tensor:
+        return torch.randperm(len(self._chats[0]), generator=self._generator, device=self._device)
 
 
 def loss_sum(hidden: Tensor, embedding: Tensor, targets: Tensor, counts_in_loss: Tensor) -> Tensor:
@@ -335,7 +343,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--optimizer", choices=("muon", "adamw"), default="muon")
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--chat-rows", type=int, default=256, help="rows of 512 tokens a step")
-    parser.add_argument("--source-tokens", type=int, default=49_152, help="a step")
+    parser.add_argument("--source-tokens", type=int, default=32_768, help="a step")
     parser.add_argument("--chats-per-entry", type=int, default=64)
     parser.add_argument("--long-chats", type=int, default=2000)
     parser.add_argument("--processes", type=int, default=min(16, os.cpu_count() or 1))
@@ -348,4 +356,4 @@ def _arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
