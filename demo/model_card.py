@@ -90,9 +90,11 @@ Both come from CPython and are under the PSF License 2.0 (copyright Python Softw
 tokenizer and the scripts are Apache-2.0. No text was made by another language model; there is nothing about persons.
 
 ## Training
-{facts["tokens"] / 1e6:,.0f} million tokens, {facts["steps"]:,} steps, {facts["training_seconds"] / 60:.1f} minutes on one
+{facts["tokens"] / 1e6:,.0f} million tokens, {facts["steps"]:,} steps,
+{facts["training_seconds"] / 60:.1f} minutes on one
 {facts["device"]} ({facts["tokens_per_second"] / 1e6:.2f} million tokens/s, torch {facts["torch"]}), with
-`python -m demo.train`; optimiser {facts["arguments"]["optimizer"]}, peak learning rate {facts["arguments"]["lr"]}.
+`python -m demo.train`; optimiser {facts["arguments"]["optimizer"]}, peak learning
+rate {facts["arguments"]["lr"]}.
 
 ![loss and accuracy while training](loss_curve.png)
 
