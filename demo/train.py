@@ -339,11 +339,11 @@ def say(text: str) -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--minutes", type=float, default=8.0, help="for the whole process, evaluation included")
+    parser.add_argument("--minutes", type=float, default=4.5, help="for the whole process, evaluation included")
     parser.add_argument("--optimizer", choices=("muon", "adamw"), default="muon")
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--chat-rows", type=int, default=256, help="rows of 512 tokens a step")
-    parser.add_argument("--source-tokens", type=int, default=32_768, help="a step")
+    parser.add_argument("--source-tokens", type=int, default=4_096, help="a step; more are learned by heart")
     parser.add_argument("--chats-per-entry", type=int, default=64)
     parser.add_argument("--long-chats", type=int, default=2000)
     parser.add_argument("--processes", type=int, default=min(16, os.cpu_count() or 1))
