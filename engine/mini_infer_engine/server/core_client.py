@@ -17,6 +17,11 @@ class CoreFailedError(RuntimeError):
     """The core could not start or go on; the message is for people."""
 
 
+def dead_core(reason: str) -> ApiError:
+    """What requests are told when there is nobody to compute them."""
+    return ApiError(503, f"the engine's core process has failed: {reason}", code="engine_dead")
+
+
 class CoreClient:
     """One DEALER socket. `receive` runs as a task that its maker owns."""
 
@@ -44,6 +49,9 @@ class CoreClient:
 
     def submit(self, generation: Generation) -> None:
         """Send all choices; their outputs are pushed from now on."""
+        if self.failure is not None:
+            generation.fail(dead_core(self.failure))
+            return
         for index, reply in enumerate(generation.replies):
             self._waiting[reply.request.request_id] = generation, index
             self._send(messages.Add(reply.request))
@@ -57,6 +65,8 @@ class CoreClient:
 
     async def snapshot(self) -> bytes:
         """The engine's cached chains, encoded."""
+        if self.failure is not None:
+            raise dead_core(self.failure)
         ticket = next(self._tickets)
         answer = self._snapshots[ticket] = asyncio.get_running_loop().create_future()
         self._send(messages.SnapshotWanted(ticket))
@@ -100,7 +110,7 @@ class CoreClient:
     def fail(self, reason: str) -> None:
         """The core is gone: all who wait for it are told."""
         self.failure = reason
-        error = ApiError(503, f"the engine's core process has failed: {reason}", code="engine_dead")
+        error = dead_core(reason)
         for generation, _ in self._waiting.values():
             generation.fail(error)
         self._waiting.clear()

@@ -18,7 +18,9 @@ class ParameterError(ValueError):
         self.code = code
 
 
-def check_sampling(params: SamplingParams, vocab_size: int, has_text: bool) -> None:
+def check_sampling(
+    params: SamplingParams, vocab_size: int, has_text: bool, max_tokens_name: str = "max_tokens"
+) -> None:
     """ParameterError: a value is out of its range, or asks for text where the engine has no tokenizer."""
     _check_range("temperature", params.temperature, 0, 2)
     _check_range("min_p", params.min_p, 0, 1)
@@ -28,7 +30,7 @@ def check_sampling(params: SamplingParams, vocab_size: int, has_text: bool) -> N
     if params.seed is not None:
         _check_range("seed", params.seed, -(2**63), 2**63 - 1)
     if params.max_tokens is not None and params.max_tokens < 1:
-        raise ParameterError("max_tokens", f"max_tokens is {params.max_tokens}; it must be at least 1")
+        raise ParameterError(max_tokens_name, f"{max_tokens_name} is {params.max_tokens}; it must be at least 1")
     if params.min_tokens < 0 or (params.max_tokens is not None and params.min_tokens > params.max_tokens):
         raise ParameterError(
             "min_tokens", f"min_tokens is {params.min_tokens}; it must be from 0 to max_tokens ({params.max_tokens})"

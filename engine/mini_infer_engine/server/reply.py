@@ -16,6 +16,7 @@ class Piece:
 
     text: str
     token_ids: list[int]
+    is_last: bool = False
 
 
 class Reply:
@@ -55,6 +56,7 @@ class Reply:
         if piece.text:
             self._pieces.append(piece.text)
         self.token_ids += piece.token_ids
+        piece.is_last = self.finish_reason is not None
         return piece
 
     def _push_tokens(self, output: Output) -> Piece:
