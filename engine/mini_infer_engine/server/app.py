@@ -51,7 +51,12 @@ def _route(app: FastAPI, path: str, method: str, handler: Callable[[Request], Aw
 
 async def _health(front: Front) -> Response:
     """Live: the process answers and its core runs, or is still starting."""
-    content = {"status": "ok", "model": front.text.names[0], "version": __version__, "ready": front.core.model is not None}
+    content = {
+        "status": "ok",
+        "model": front.text.names[0],
+        "version": __version__,
+        "ready": front.core.model is not None,
+    }
     if front.core.failure is not None:
         return json_response(content | {"status": "core failed", "reason": front.core.failure}, 503)
     return json_response(content)

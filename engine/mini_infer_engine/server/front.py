@@ -42,7 +42,9 @@ class Front:
             raise dead_core(self.core.failure)
         if self.draining:
             headers = {DRAINING_HEADER: "true"} | _RETRY_HEADERS
-            raise ApiError(503, "this server is draining: send the request to another", code="draining", headers=headers)
+            raise ApiError(
+                503, "this server is draining: send the request to another", code="draining", headers=headers
+            )
         if self.core.model is None:
             raise ApiError(503, "the model is still loading", code="loading", headers=_RETRY_HEADERS)
         self.check_model(model)
@@ -53,7 +55,10 @@ class Front:
         if model is not None and model not in self.text.names:
             served = ", ".join(repr(name) for name in self.text.names)
             raise ApiError(
-                404, f"the model {model!r} does not exist: served here is {served}", param="model", code="model_not_found"
+                404,
+                f"the model {model!r} does not exist: served here is {served}",
+                param="model",
+                code="model_not_found",
             )
 
     @contextmanager

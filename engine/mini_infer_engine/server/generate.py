@@ -60,7 +60,9 @@ async def _prepare(
     limit_name, max_tokens = request.output_limit
     if isinstance(request, ChatRequest):
         if text.encoder is None:
-            raise ApiError(400, "chat needs a tokenizer, and this server runs without: send token ids to /v1/completions")
+            raise ApiError(
+                400, "chat needs a tokenizer, and this server runs without: send token ids to /v1/completions"
+            )
         prompts = [await text.in_thread(chat_prompt_ids, text.encoder, body)]
         prompt_name = "messages"
     else:
@@ -79,9 +81,7 @@ async def _prepare(
                 check_output_fits(len(prompt), max_tokens, model.max_model_len, limit_name)
     except ParameterError as error:
         raise bad_parameter(error) from None
-    requests = front.make_requests(
-        reply_id, prompts, copies, sampling, request.priority or 0, request.cache_salt or ""
-    )
+    requests = front.make_requests(reply_id, prompts, copies, sampling, request.priority or 0, request.cache_salt or "")
     streams = bool(request.stream)
     return Work(
         Generation(requests, text.decoder, front.metrics, streams),

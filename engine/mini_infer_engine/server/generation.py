@@ -14,7 +14,9 @@ from mini_infer_engine.server.reply import Piece, Reply
 class Generation:
     """The choices of one request. The client of the core pushes, one task waits."""
 
-    def __init__(self, requests: Sequence[Request], decoder: Decoder | None, metrics: ServerMetrics, streams: bool) -> None:
+    def __init__(
+        self, requests: Sequence[Request], decoder: Decoder | None, metrics: ServerMetrics, streams: bool
+    ) -> None:
         self.replies = [Reply(request, decoder) for request in requests]
         self.error: ApiError | None = None
         """Why it cannot go on."""
