@@ -13,6 +13,8 @@ from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS, root_key
 from mini_infer_contract.events import BlockStored, KVEvent, LoadReport
 
 from mini_infer_engine.batch import Runner
+from mini_infer_engine.blocks import PagePool
+from mini_infer_engine.prefix_cache import PrefixCache
 from mini_infer_engine.request import Output, Request
 from mini_infer_engine.scheduler import Scheduler, Step
 from mini_infer_engine.sequence import Leaving, Sequence
@@ -24,7 +26,10 @@ DEFAULT_TOKEN_BUDGET = 2048
 
 
 class Engine:
-    """One runner, its page pool and all requests. Not thread-safe: one owner calls everything."""
+    """One runner, its page pool and all requests. Not thread-safe: one owner calls everything.
+
+    Who never calls `take_events` says so with `record_events=False`, or they pile up.
+    """
 
     def __init__(
         self,
@@ -33,16 +38,22 @@ class Engine:
         eos_token_ids: tuple[int, ...],
         max_model_len: int,
         model_revision: str,
+        *,
+        record_events: bool = True,
     ) -> None:
+        cache = None
+        if settings.enable_prefix_caching:
+            cache = PrefixCache(runner.num_pages, runner.page_size, record_events=record_events)
+        pool = PagePool(runner.num_pages, runner.page_size) if cache is None else cache.pool
+        pool.check_fits(max_model_len)
+        token_budget = settings.max_num_batched_tokens or DEFAULT_TOKEN_BUDGET
         self.scheduler = Scheduler(
-            num_pages=runner.num_pages,
-            page_size=runner.page_size,
+            pool,
+            cache,
             max_num_seqs=settings.max_num_seqs,
-            token_budget=settings.max_num_batched_tokens or DEFAULT_TOKEN_BUDGET,
-            chunk_limit=settings.long_prefill_token_threshold,
-            caching=settings.enable_prefix_caching,
+            token_budget=token_budget,
+            chunk_limit=settings.long_prefill_token_threshold or token_budget,
         )
-        self.scheduler.pool.check_fits(max_model_len)
         self._runner = runner
         self._depth = settings.step_depth
         self._eos_token_ids = frozenset(eos_token_ids)
@@ -127,27 +138,29 @@ class Engine:
         """Append a sampled token; publish the block that is full by now; end the sequence if the token does."""
         sequence.token_ids.append(token)
         cache = self.scheduler.cache
-        if cache and sequence.num_computed >= (sequence.num_published + 1) * BLOCK_SIZE_TOKENS:
+        if cache is not None and sequence.num_computed >= (sequence.num_published + 1) * BLOCK_SIZE_TOKENS:
             cache.publish(sequence)
+        request_id, num_cached = sequence.request.request_id, sequence.num_cached or 0
         reason = sequence.finish_reason(token)
-        if reason is not None:
-            del self._sequences[sequence.request.request_id]
-            self.scheduler.leave(sequence, Leaving.FINISHED)
+        if reason is None:
+            return Output(request_id=request_id, token_ids=[token], num_cached_tokens=num_cached)
+        del self._sequences[request_id]
+        self.scheduler.leave(sequence, Leaving.FINISHED)
         return Output(
-            request_id=sequence.request.request_id,
+            request_id=request_id,
             token_ids=[token],
             finish_reason=reason,
             stop_reason=sequence.stop_reason(token) if reason == "stop" else None,
-            num_cached_tokens=sequence.num_cached or 0,
+            num_cached_tokens=num_cached,
         )
 
     def take_events(self) -> list[KVEvent]:
         """What changed in the prefix cache since the last call, in order."""
-        return self.scheduler.cache.take_events() if self.scheduler.cache else []
+        return self.scheduler.cache.take_events() if self.scheduler.cache is not None else []
 
     def snapshot(self) -> list[BlockStored]:
         """All cached blocks, parents first: the state after the events taken so far and those still to take."""
-        return self.scheduler.cache.snapshot() if self.scheduler.cache else []
+        return self.scheduler.cache.snapshot() if self.scheduler.cache is not None else []
 
     def load(self) -> LoadReport:
         """What there is to do, for gateways. `accepted` are the request ids added since the last call."""

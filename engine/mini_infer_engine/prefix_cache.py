@@ -6,7 +6,10 @@ its blocks in order and without gaps, so whoever has a page's later block has it
 who runs; references are the pool's.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import groupby
+from typing import cast
 
 from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS
 from mini_infer_contract.events import BlockStored, KVEvent, block_removed, block_stored
@@ -21,7 +24,7 @@ class Block:
 
     key: bytes
     parent: bytes | None
-    token_ids: list[int]
+    token_ids: tuple[int, ...]
     salt: str
     pages: list[int] = field(default_factory=list)
     """Every page that holds it, first copy first."""
@@ -48,18 +51,13 @@ MISS = Hit(0, [], None)
 class PrefixCache:
     """Blocks by key and by page. It is the pool's `Contents`: what a page holds is forgotten when it is given away."""
 
-    def __init__(self, num_pages: int, page_size: int) -> None:
+    def __init__(self, num_pages: int, page_size: int, *, record_events: bool = True) -> None:
         self.pool = PagePool(num_pages, page_size, self)
         self._blocks_per_page = page_size // BLOCK_SIZE_TOKENS
         self._blocks: dict[bytes, Block] = {}
         self._in_page: list[list[Block]] = [[] for _ in range(num_pages)]
-        self._events: list[KVEvent] = []
-
-    def __len__(self) -> int:
-        return len(self._blocks)
-
-    def __contains__(self, key: bytes) -> bool:
-        return key in self._blocks
+        self._record_events = record_events
+        self._changes: list[Block | list[bytes]] = []  # blocks that were stored, or keys that were removed together
 
     def match_length(self, sequence: Sequence) -> int:
         """Blocks of the longest cached prefix. The last known token is left out: it has to be computed for logits."""
@@ -90,23 +88,21 @@ class PrefixCache:
 
         Whoever hits them is launched later, so it runs after the pass that writes them, whatever becomes of the writer.
         """
-        first = sequence.num_published
         end = min(sequence.num_computed, len(sequence.token_ids)) // BLOCK_SIZE_TOKENS
-        new: list[Block] = []
-        for index in range(first, end):
+        for index in range(sequence.num_published, end):
             page = sequence.pages[index // self._blocks_per_page]
             key = sequence.key(index)
             block = self._blocks.get(key)
             if block is None:
                 start = index * BLOCK_SIZE_TOKENS
-                tokens = sequence.token_ids[start : start + BLOCK_SIZE_TOKENS]
-                block = Block(key, sequence.parent_key(index), tokens, sequence.request.cache_salt)
-                self._blocks[key] = block
-                new.append(block)
+                tokens = tuple(sequence.token_ids[start : start + BLOCK_SIZE_TOKENS])
+                parent = sequence.keys[index - 1] if index else None
+                block = self._blocks[key] = Block(key, parent, tokens, sequence.request.cache_salt)
+                if self._record_events:
+                    self._changes.append(block)
             block.pages.append(page)
             self._in_page[page].append(block)
-        sequence.num_published = max(first, end)
-        self._events += chains(new)
+            sequence.num_published = index + 1
 
     def wants(self, page: int) -> bool:
         """Contents, for the pool: a page nobody uses is kept unless another page holds the same.
@@ -132,20 +128,26 @@ class PrefixCache:
                 del self._blocks[block.key]
                 gone.append(block.key)
         self._in_page[page] = []
-        if gone:
-            self._events.append(block_removed(gone))
+        if gone and self._record_events:
+            self._changes.append(gone)
 
     def take_events(self) -> list[KVEvent]:
         """What changed since the last call, in order."""
-        events, self._events = self._events, []
+        changes, self._changes = self._changes, []
+        events: list[KVEvent] = []
+        for are_stored, group in groupby(changes, lambda change: isinstance(change, Block)):
+            if are_stored:
+                events += chains(cast("Iterable[Block]", group))
+            else:
+                events += [block_removed(keys) for keys in cast("Iterable[list[bytes]]", group)]
         return events
 
     def snapshot(self) -> list[BlockStored]:
         """All that is cached now, parents before children (a parent always outlives its children)."""
-        return chains(list(self._blocks.values()))
+        return chains(self._blocks.values())
 
 
-def chains(blocks: list[Block]) -> list[BlockStored]:
+def chains(blocks: Iterable[Block]) -> list[BlockStored]:
     """One event for each run of blocks that continue each other."""
     runs: list[list[Block]] = []
     for block in blocks:

@@ -35,19 +35,19 @@ class Step:
 
 
 class Scheduler:
-    """Waiting and running sequences, both in order of rank, and the pages."""
+    """Waiting and running sequences, both in order of rank. The cache, where there is one, is that of the pool."""
 
     def __init__(
-        self, *, num_pages: int, page_size: int, max_num_seqs: int, token_budget: int, chunk_limit: int, caching: bool
+        self, pool: PagePool, cache: PrefixCache | None, *, max_num_seqs: int, token_budget: int, chunk_limit: int
     ) -> None:
-        self.cache = PrefixCache(num_pages, page_size) if caching else None
-        self.pool = self.cache.pool if self.cache else PagePool(num_pages, page_size)
+        self.pool = pool
+        self.cache = cache
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.num_preemptions = 0
         self._free_slots = list(range(max_num_seqs - 1, -1, -1))
         self._token_budget = token_budget
-        self._chunk_limit = chunk_limit or token_budget
+        self._chunk_limit = chunk_limit
         self._refused: tuple[Sequence, int, int] | None = None
 
     @property
@@ -58,7 +58,7 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Put a new sequence in line."""
-        if self.cache:
+        if self.cache is not None:
             sequence.num_expected_cached = self.cache.match_length(sequence) * BLOCK_SIZE_TOKENS
         insort(self.waiting, sequence, key=_rank)
 
@@ -83,7 +83,7 @@ class Scheduler:
         why, sequence.leaving = sequence.leaving, None
         if why is Leaving.PREEMPTED:
             self.num_preemptions += 1
-            sequence.num_expected_cached = sequence.num_computed if self.cache else 0
+            sequence.num_expected_cached = sequence.num_computed if self.cache is not None else 0
             insort(self.waiting, sequence, key=_rank)
 
     def plan(self) -> Step:
@@ -99,7 +99,7 @@ class Scheduler:
 
     def launched(self, step: Step) -> None:
         """The pass is on its way: what its prefill chunks compute can be hit by later passes."""
-        if self.cache:
+        if self.cache is not None:
             for sequence in step.sequences[step.batch.num_decodes :]:
                 self.cache.publish(sequence)
 
@@ -183,7 +183,7 @@ class Scheduler:
         sequence.num_computed = end
         sequence.in_flight += 1
         block = start // BLOCK_SIZE_TOKENS
-        if self.cache and (block + 1) * BLOCK_SIZE_TOKENS <= sequence.num_prefill:
+        if self.cache is not None and (block + 1) * BLOCK_SIZE_TOKENS <= sequence.num_prefill:
             computing.add(sequence.key(block))
         return count
 
@@ -194,7 +194,7 @@ class Scheduler:
             sequence = self.waiting[index]
             if self._was_refused(sequence):
                 return
-            hit = self.cache.match(sequence) if self.cache else MISS
+            hit = self.cache.match(sequence) if self.cache is not None else MISS
             if self._is_being_computed(sequence, hit, computing):
                 index += 1
             elif self._place(step, sequence, hit):

@@ -67,10 +67,6 @@ class Sequence:
             keys.append(child_key(keys[-1] if keys else self.root, block))
         return keys[index]
 
-    def parent_key(self, index: int) -> bytes | None:
-        """The key before block `index`; None for the first, whose parent is the root."""
-        return self.key(index - 1) if index else None
-
     def finish_reason(self, token: int) -> FinishReason | None:
         """Whether `token`, which has just been appended, ends the sequence."""
         if token in self.stops:
