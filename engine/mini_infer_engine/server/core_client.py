@@ -6,8 +6,9 @@ import time
 
 import zmq
 import zmq.asyncio
-
 from mini_infer_contract.api_errors import ApiError
+
+from mini_infer_engine.request import Output
 from mini_infer_engine.server import messages
 from mini_infer_engine.server.generation import Generation
 from mini_infer_engine.server.metrics import ServerMetrics
@@ -31,7 +32,7 @@ class CoreClient:
         self._socket.set(zmq.SNDHWM, 0)
         self._socket.set(zmq.RCVHWM, 0)
         self._socket.connect(address)
-        self._sender = zmq.Socket.shadow(self._socket.underlying)
+        self._sender: zmq.Socket[bytes] = zmq.Socket.shadow(self._socket.underlying)
         """The same socket without asyncio: a send to a socket without a high-water mark never waits."""
         self._metrics = metrics
         self._waiting: dict[str, tuple[Generation, int]] = {}
@@ -68,7 +69,8 @@ class CoreClient:
         if self.failure is not None:
             raise dead_core(self.failure)
         ticket = next(self._tickets)
-        answer = self._snapshots[ticket] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._snapshots[ticket] = answer
         self._send(messages.SnapshotWanted(ticket))
         return await answer
 
@@ -91,7 +93,7 @@ class CoreClient:
                 case messages.Failed(reason):
                     raise CoreFailedError(reason)
 
-    def _push(self, outputs: list[messages.Output]) -> None:
+    def _push(self, outputs: list[Output]) -> None:
         now = time.perf_counter()
         aborts = []
         for output in outputs:

@@ -1,7 +1,7 @@
 """Token ids to text while they come, one token at a time. Knows nothing of stop strings.
 
-A token may be part of a character (byte-level and byte-fallback vocabularies) and may look different at the beginning of
-a text (Metaspace), so that a piece of text is the difference between two decodings of a short window of tokens.
+A token may be part of a character (byte-level and byte-fallback vocabularies) and may look different at the beginning
+of a text (Metaspace), so that a piece of text is the difference between two decodings of a short window of tokens.
 """
 
 from collections.abc import Sequence

@@ -5,8 +5,8 @@ import contextlib
 import logging
 import signal
 import socket
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import msgspec
 import uvicorn
@@ -42,7 +42,7 @@ def serve(listening: socket.socket, text: TextModel, core: CoreProcess, options:
         return runner.run(_Server(listening, text, core, options).run())
 
 
-def _loop_factory():
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
     try:
         import uvloop
     except ImportError:
@@ -101,10 +101,9 @@ class _Server:
 
     async def _finish_requests(self) -> None:
         logger.info("draining: %d requests are running", self._front.in_flight)
-        deadline = time.monotonic() + self._options.drain_timeout_s
-        while self._front.in_flight and time.monotonic() < deadline:
-            await asyncio.sleep(0.05)
-        if self._front.in_flight:
+        try:
+            await asyncio.wait_for(self._front.idle.wait(), self._options.drain_timeout_s)
+        except TimeoutError:
             logger.warning("leaving with %d requests unfinished after the drain timeout", self._front.in_flight)
         self._leaving.set()
 
@@ -113,7 +112,8 @@ class _Server:
         ended = self._core.watch()
         receiving = asyncio.create_task(client.receive())
         try:
-            await asyncio.wait([ended, receiving], return_when=asyncio.FIRST_COMPLETED)
+            waited: list[asyncio.Future[Any]] = [ended, receiving]
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
             if not receiving.done():
                 # Its last words may still be in the socket.
                 await asyncio.wait([receiving], timeout=0.2)
@@ -140,7 +140,7 @@ class _Server:
             prompt, cached, generated = stats.prompt_tokens, stats.cached_prompt_tokens, metrics.generation_tokens
             if new_prompt or new_generated or stats.running or stats.waiting:
                 logger.info(
-                    "prompt %.0f tok/s, generation %.0f tok/s, running %d, waiting %d, KV cache %.1f %%, prefix hits %.0f %%",
+                    "prompt %.0f tok/s, generation %.0f tok/s, running %d, waiting %d, KV cache %.1f%%, hits %.0f%%",
                     new_prompt / _THROUGHPUT_INTERVAL_S,
                     new_generated / _THROUGHPUT_INTERVAL_S,
                     stats.running,
