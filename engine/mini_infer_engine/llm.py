@@ -1,4 +1,4 @@
-"""The offline API, with vLLM's names: prompts in, finished texts out, the engine in this very process. No HTTP, no ZMQ."""
+"""The offline API, with vLLM's names: prompts in, finished texts out, the engine in this process. No HTTP, no ZMQ."""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from mini_infer_contract.api_errors import ApiError
 from tqdm import tqdm
 
 from mini_infer_engine.build import DryRun, build_engine
@@ -98,12 +99,17 @@ class LLM:
         encoder = self._text.encoder
         if encoder is None:
             raise ValueError("chat needs a tokenizer, and this LLM has skip_tokenizer_init=True: use generate with ids")
-        conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        rendered = []
-        for conversation in conversations:
-            text = encoder.render(
-                list(conversation), tools, add_generation_prompt, continue_final_message, chat_template_kwargs
-            )
+        conversations: list[Any] = list(messages)
+        if conversations and isinstance(conversations[0], Mapping):
+            conversations = [conversations]
+        rendered: list[tuple[str | None, list[int]]] = []
+        for index, conversation in enumerate(conversations):
+            try:
+                text = encoder.render(
+                    list(conversation), tools, add_generation_prompt, continue_final_message, chat_template_kwargs
+                )
+            except ApiError as error:
+                raise ValueError(f"conversation {index}: {error.message}") from None
             rendered.append((text, encoder.encode(text, add_special_tokens=False)))
         return self._run(rendered, sampling_params, use_tqdm)
 
