@@ -114,6 +114,7 @@ class Engine:
             self._launch(planned)
         if len(self._in_flight) > self._depth or (self._in_flight and not planned.batch.rows):
             return self._commit(*self._in_flight.popleft())
+        assert self._in_flight or not self._sequences, "requests are left and none can run: pages or slots leaked"
         return []
 
     def _launch(self, step: Step) -> None:
@@ -123,6 +124,7 @@ class Engine:
 
     def _commit(self, handle: Any, step: Step) -> list[Output]:
         tokens = self._runner.collect(handle)
+        self.scheduler.unpin(step)
         outputs = []
         for sequence, token in zip(step.sequences, tokens, strict=True):
             sequence.in_flight -= 1
@@ -130,7 +132,6 @@ class Engine:
                 outputs.append(self._accept(sequence, token))
             if sequence.leaving and not sequence.in_flight:
                 self.scheduler.release(sequence)
-        self.scheduler.unpin(step)
         self._stats.generation_tokens += len(outputs)
         return outputs
 

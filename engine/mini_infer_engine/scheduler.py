@@ -104,7 +104,10 @@ class Scheduler:
                 self.cache.publish(sequence)
 
     def unpin(self, step: Step) -> None:
-        """The pass is done: the sources of its copies may be given away."""
+        """The pass is done: the sources of its copies may be given away.
+
+        Before any of its sequences leaves: the pages before a source, which those hold, are to be evicted after it.
+        """
         for page in step.pinned_pages:
             self.pool.release(page)
 
