@@ -9,7 +9,7 @@ from collections import deque
 from dataclasses import replace
 from typing import Any
 
-from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS, root_key
+from mini_infer_contract.blocks import root_key
 from mini_infer_contract.events import BlockStored, KVEvent, LoadReport
 
 from mini_infer_engine.batch import Runner
@@ -136,11 +136,8 @@ class Engine:
         return outputs
 
     def _accept(self, sequence: Sequence, token: int) -> Output:
-        """Append a sampled token; publish the block that is full by now; end the sequence if the token does."""
-        sequence.token_ids.append(token)
-        cache = self.scheduler.cache
-        if cache is not None and sequence.num_computed >= (sequence.num_published + 1) * BLOCK_SIZE_TOKENS:
-            cache.publish(sequence)
+        """Append a sampled token, and end the sequence if the token does."""
+        self.scheduler.append(sequence, token)
         request_id, num_cached = sequence.request.request_id, sequence.num_cached or 0
         reason = sequence.finish_reason(token)
         if reason is None:
