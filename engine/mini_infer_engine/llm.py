@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 from mini_infer_contract.api_errors import ApiError
+from mini_infer_contract.prompt import chat_prompt_ids
 from tqdm import tqdm
 
 from mini_infer_engine.build import DryRun, build_engine
@@ -102,15 +103,19 @@ class LLM:
         conversations: list[Any] = list(messages)
         if conversations and isinstance(conversations[0], Mapping):
             conversations = [conversations]
+        options = {
+            "tools": tools,
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            "chat_template_kwargs": chat_template_kwargs,
+        }
         rendered: list[tuple[str | None, list[int]]] = []
         for index, conversation in enumerate(conversations):
             try:
-                text = encoder.render(
-                    list(conversation), tools, add_generation_prompt, continue_final_message, chat_template_kwargs
-                )
+                token_ids = chat_prompt_ids(encoder, options | {"messages": list(conversation)})
             except ApiError as error:
                 raise ValueError(f"conversation {index}: {error.message}") from None
-            rendered.append((text, encoder.encode(text, add_special_tokens=False)))
+            rendered.append((encoder.decode(token_ids, skip_special_tokens=False), token_ids))
         return self._run(rendered, sampling_params, use_tqdm)
 
     def _tokens(self, index: int, prompt: Prompt) -> tuple[str | None, list[int]]:

@@ -58,7 +58,7 @@ async def _health(front: Front) -> Response:
         "ready": front.core.model is not None,
     }
     if front.core.failure is not None:
-        return json_response(content | {"status": "core failed", "reason": front.core.failure}, 503)
+        return json_response(content | {"status": "core failed", "reason": front.core.failure.message}, 503)
     return json_response(content)
 
 

@@ -73,8 +73,8 @@ class CoreLoop:
         if not self._engine.has_work:
             wait_s = min(_PARENT_CHECK_S, self._publisher.load_wait_s(time.time()))
             self._poller.poll(max(1, int(wait_s * 1000)))
-            if os.getppid() != self._parent_pid:
-                self._stopping = True
+        if os.getppid() != self._parent_pid:
+            self._stopping = True
         while True:
             try:
                 front, payload = self._router.recv_multipart(zmq.NOBLOCK)

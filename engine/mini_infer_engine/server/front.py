@@ -10,7 +10,7 @@ from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.launch import DRAINING_HEADER
 
 from mini_infer_engine.request import Request, SamplingParams
-from mini_infer_engine.server.core_client import CoreClient, dead_core
+from mini_infer_engine.server.core_client import CoreClient
 from mini_infer_engine.server.messages import ModelInfo
 from mini_infer_engine.server.metrics import ServerMetrics
 from mini_infer_engine.server.text_model import TextModel
@@ -46,7 +46,7 @@ class Front:
     def admit(self, model: str | None) -> ModelInfo:
         """The core's model. ApiError: the server takes no requests now, or has no model of that name."""
         if self.core.failure is not None:
-            raise dead_core(self.core.failure)
+            raise self.core.failure
         if self.draining:
             headers = {DRAINING_HEADER: "true"} | _RETRY_HEADERS
             raise ApiError(

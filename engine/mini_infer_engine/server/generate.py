@@ -83,7 +83,7 @@ async def _prepare(
     requests = front.make_requests(reply_id, prompts, copies, sampling, request.priority or 0, request.cache_salt or "")
     streams = bool(request.stream)
     return Work(
-        Generation(requests, text.decoder, front.metrics, streams),
+        Generation(requests, text.decoder, front.metrics, streams=streams, tells_tokens=bool(request.return_token_ids)),
         ReplyShape(
             "chat" if isinstance(request, ChatRequest) else "completion",
             reply_id,

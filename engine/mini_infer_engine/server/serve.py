@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import uvicorn
 from fastapi import FastAPI
+from mini_infer_contract.api_errors import ApiError
 
 from mini_infer_engine.server.app import make_app
 from mini_infer_engine.server.core_client import CoreClient, CoreFailedError
@@ -86,6 +87,8 @@ class _Server:
         for task in owned:
             task.cancel()
         client.stop()
+        if client.failure is None:
+            client.fail(ApiError(503, "the server is stopping", code="stopping"))
         server.should_exit = True
         await serving
         client.close()
@@ -123,7 +126,7 @@ class _Server:
         finally:
             receiving.cancel()
         logger.error("%s", reason if client.model is None else f"the core process has failed: {reason}")
-        client.fail(reason)
+        client.fail(ApiError(503, f"the engine's core process has failed: {reason}", code="engine_dead"))
         self._status = 1
         if client.model is not None:
             await asyncio.sleep(_DEAD_CORE_LINGER_S)
