@@ -6,7 +6,10 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-SPECIAL = ["<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|im_end|>x", "<|eot_id|>", "[INST]", "[/INST]", "<unk>"]
+SPECIAL = [
+    *("<s>", "</s>", "<unk>", "<|im_start|>", "<|im_end|>", "<|im_end|>x", "<|eot_id|>"),
+    *("<|start_header_id|>", "<|end_header_id|>", "[INST]", "[/INST]", "<start_of_turn>", "<end_of_turn>"),
+]
 PLAIN = ["<think>", "</think>", "<tool_call>", "[TOOL_CALLS]"]
 CORPUS = [
     "The quick brown fox jumps over the lazy dog. What does textwrap.dedent do? It removes common whitespace.",
@@ -106,6 +109,32 @@ SPLITTING = {
     "normalized_tokens",
 }
 """Those that may be encoded piece by piece."""
+
+
+FRAGMENTS = [
+    *SPECIAL,
+    *PLAIN,
+    *(
+        "hello",
+        " hello",
+        "it's",
+        "x",
+        "A",
+        "1234",
+        " ",
+        "  ",
+        "\n",
+        "\n\n",
+        "\t",
+        "\u00a0",
+        "▁",
+        "<|im_",
+        "end|>",
+        "[IN",
+    ),
+    *("Ünï", "e\u0301", "東京", "🙂", "½", "ﬁ", "\u200b", "\x00", "<0x41>", "CONTINUE_FINAL_MESSAGE_TAG "),
+]
+"""What texts are made of where it matters how tokenizers cut."""
 
 
 def write_folder(

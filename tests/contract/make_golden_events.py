@@ -21,7 +21,7 @@ GOLDEN = Path(__file__).parent / "golden_events.json"
 CHAIN: dict[str, Any] = {
     "block_hashes": [2**64 - 1, 5],
     "parent_block_hash": None,
-    "token_ids": list(range(30)) + [151_643, 2**32 - 1],
+    "token_ids": [*range(30), 151_643, 2**32 - 1],
     "block_size": 16,
     "lora_id": None,
     "medium": "GPU",

@@ -77,11 +77,13 @@ LLAMA3 = """
 
 MISTRAL_TOOLS = """
 {%- set ns = namespace(turn=0, system='') %}
-{%- for message in messages %}{% if message.role == 'system' %}{% set ns.system = message.content %}{% endif %}{% endfor %}
+{%- for message in messages if message.role == 'system' %}{% set ns.system = message.content %}{% endfor %}
 {{- bos_token }}
 {%- for message in messages %}
     {%- if message.role == 'user' %}
-        {%- if tools is not none and loop.last %}{{ '[AVAILABLE_TOOLS] ' + tools | tojson + '[/AVAILABLE_TOOLS]' }}{% endif %}
+        {%- if tools is not none and loop.last %}
+            {{- '[AVAILABLE_TOOLS] ' + tools | tojson + '[/AVAILABLE_TOOLS]' }}
+        {%- endif %}
         {{- '[INST] ' + (ns.system + '\n\n' if ns.system and loop.last else '') + message.content + '[/INST]' }}
     {%- elif message.role == 'assistant' and message.tool_calls is defined and message.tool_calls %}
         {{- '[TOOL_CALLS] [' }}
@@ -113,7 +115,8 @@ You are helpful.<|im_end|>
 {% endif %}
 """
 
-GEMMA = """{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}
+GEMMA = """{{ bos_token }}
+{%- if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}
 {%- for message in messages %}
     {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
         {{- raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}

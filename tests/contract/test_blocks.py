@@ -4,8 +4,9 @@ import struct
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS, KEY_BYTES, block_keys, child_key, root_key
+
+from tests.contract.conversations import quick
 
 tokens = st.lists(st.integers(0, 2**32 - 1), max_size=100)
 names = st.text(max_size=5)
@@ -19,6 +20,7 @@ def test_golden_vectors() -> None:
     assert [key.hex() for key in keys] == ["bc6d68186763bebfb41336fc7d9a1d02", "70e5da9caf54f9886ba0b605967d776d"]
 
 
+@quick
 @given(tokens, st.binary(min_size=16, max_size=16))
 def test_keys_follow_the_written_rule(token_ids: list[int], parent: bytes) -> None:
     keys = block_keys(token_ids, parent)
@@ -30,6 +32,7 @@ def test_keys_follow_the_written_rule(token_ids: list[int], parent: bytes) -> No
         assert len(key) == KEY_BYTES
 
 
+@quick
 @given(tokens, tokens, st.binary(min_size=16, max_size=16))
 def test_a_chain_can_be_continued_and_depends_on_all_before(first: list[int], rest: list[int], parent: bytes) -> None:
     first = first[: len(first) // 16 * 16]
@@ -43,6 +46,7 @@ def test_a_chain_can_be_continued_and_depends_on_all_before(first: list[int], re
         assert block_keys(other + rest, parent)[-1] != tail[-1]
 
 
+@quick
 @given(st.tuples(names, names, names), st.tuples(names, names, names))
 def test_roots_differ_where_anything_differs(one: tuple[str, str, str], two: tuple[str, str, str]) -> None:
     assert (root_key(*one) == root_key(*two)) == (one == two)

@@ -5,9 +5,10 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from mini_infer_contract import events
 from mini_infer_contract.events import AllBlocksCleared, BlockRemoved, BlockStored, EventFormatError, KVEventBatch
+
+from tests.contract.conversations import quick
 from tests.contract.make_golden_events import BATCHES, GOLDEN
 
 VLLM: dict[str, dict[str, Any]] = json.loads(GOLDEN.read_text())
@@ -103,6 +104,7 @@ def test_malformed_batches_raise_one_error(message: Any) -> None:
         events.decode_batch(msgspec.msgpack.encode(message))
 
 
+@quick
 @given(st.binary(max_size=60), st.sampled_from(sorted(VLLM)), st.sampled_from(sorted(BATCHES)), st.data())
 def test_broken_bytes_raise_nothing_else(noise: bytes, version: str, name: str, data: st.DataObject) -> None:
     whole = bytes.fromhex(VLLM[version][name])
@@ -136,6 +138,7 @@ stored = st.builds(
 removed = st.builds(BlockRemoved, block_hashes=st.lists(hashes), medium=st.none() | st.text(max_size=4))
 
 
+@quick
 @given(st.lists(stored | removed | st.just(AllBlocksCleared()), max_size=4), st.none() | st.integers(0, 7))
 def test_what_is_sent_is_received(made: list[Any], rank: int | None) -> None:
     batch = KVEventBatch(1.25, made, rank)
@@ -144,6 +147,7 @@ def test_what_is_sent_is_received(made: list[Any], rank: int | None) -> None:
     assert events.decode_batch(msgspec.msgpack.encode([1.25, as_arrays, rank])) == batch
 
 
+@quick
 @given(st.lists(stored), st.integers(-1, 2**62))
 def test_snapshots_and_load_reports_travel(chains: list[BlockStored], sequence: int) -> None:
     snapshot = events.Snapshot(sequence, chains)
