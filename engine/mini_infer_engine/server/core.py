@@ -67,7 +67,9 @@ class CoreLoop:
             now = time.time()
             self._publisher.publish_events(self._engine.take_events(), now)
             if self._publisher.load_is_due(now):
-                self._publisher.publish_load(self._engine.load(), now)
+                load = self._engine.load()
+                accepted = messages.client_ids(load.accepted)
+                self._publisher.publish_load(msgspec.structs.replace(load, accepted=accepted), now)
 
     def _receive(self) -> None:
         if not self._engine.has_work:
