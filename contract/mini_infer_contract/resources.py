@@ -98,7 +98,7 @@ class NamedItem(BaseModel):
 
 # Quantities as Kubernetes writes them: https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/
 QUANTITY_PATTERN = r"^(\+|-)?([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?$"
-_QUANTITY = re.compile(QUANTITY_PATTERN)
+_QUANTITY = re.compile(r"^[+-]?[0-9.]+(?P<suffix>[a-zA-Z].*)?$")
 _SUFFIXES = {"": 1.0, "n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3}
 _SUFFIXES |= {letter: 1000.0**power for power, letter in enumerate("MGTPE", start=2)}
 _SUFFIXES |= {f"{letter}i": 1024.0**power for power, letter in enumerate("KMGTPE", start=1)}
@@ -109,11 +109,12 @@ def parse_quantity(value: int | str) -> float:
     if isinstance(value, int):
         return float(value)
     match = _QUANTITY.match(value)
-    if match is None:
+    if match is None or not re.match(QUANTITY_PATTERN, value):
         raise ValueError(f"{value!r} is not a Kubernetes quantity: write a number such as 2, 250m, 256Mi or 1Gi")
-    suffix = match.group(3) or ""
-    digits = value[: len(value) - len(suffix)]
-    return float(digits + suffix) if suffix[:1] in {"e", "E"} and len(suffix) > 1 else float(digits) * _SUFFIXES[suffix]
+    suffix = match.group("suffix") or ""
+    if suffix in _SUFFIXES:
+        return float(value.removesuffix(suffix)) * _SUFFIXES[suffix]
+    return float(value)  # with an exponent, such as 1e3
 
 
 def _checked_quantity(value: int | str) -> int | str:
@@ -135,7 +136,7 @@ Quantity = Annotated[
 AnyObject = Annotated[dict[str, Any], WithJsonSchema({"type": "object", "x-kubernetes-preserve-unknown-fields": True})]
 """Kubernetes' own types below the first level: the API server checks them when the pod template is applied."""
 ShortText = Annotated[str, Field(max_length=1024)]
-NAME_KEYED = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
+NAME_KEYED: dict[str, Any] = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
 
 MODEL_URI_PATTERN = (
     r"^(demo|file:///.+|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/.*)?"
