@@ -1,0 +1,163 @@
+"""The pod of one engine: the operator's part, with the user's template merged over it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from mini_infer_contract.launch import (
+    DEMO_MODEL,
+    EVENTS_PORT,
+    HEALTH_PATH,
+    HTTP_PORT,
+    HUB_TOKEN_ENV,
+    READY_PATH,
+    REPLAY_PORT,
+)
+from mini_infer_contract.resources import (
+    ANNOTATION_MODEL,
+    ANNOTATION_SERVICE_CREATED,
+    InferenceService,
+    NamedItem,
+)
+
+from mini_infer_operator.launch import Launch
+from mini_infer_operator.objects.names import selector, service_labels
+
+CONTAINER = "engine"
+MODEL_MOUNT = "/model"
+MODEL_VOLUME = "mini-infer-model"
+SCRATCH_VOLUME = "mini-infer-tmp"
+
+GRACE_S = 300
+"""Default time for a draining engine to finish what it runs."""
+UNROUTE_S = 5
+"""preStop waits this long before SIGTERM, so that every gateway has seen the pod go and the engine refuses nobody."""
+START_LIMIT_S = 3600
+"""A start longer than this (weights from a hub) counts as hung."""
+
+
+def pod_template(
+    service: InferenceService, role: str, revision: str, launch: Launch, pull_policy: str | None
+) -> dict[str, Any]:
+    """The PodTemplateSpec of one revision; stored once, then never rendered again for that revision."""
+    user = launch.template
+    metadata = user.metadata.model_dump(exclude_none=True) if user.metadata else {}
+    annotations = {
+        ANNOTATION_MODEL: launch.model_name,
+        ANNOTATION_SERVICE_CREATED: service.metadata.creation_timestamp,
+    }
+    return {
+        "metadata": {
+            "labels": {
+                **metadata.get("labels", {}),
+                **service_labels(service),
+                **selector(service, role, revision),
+            },
+            "annotations": {**metadata.get("annotations", {}), **annotations},
+        },
+        "spec": _pod_spec(launch, pull_policy),
+    }
+
+
+def _pod_spec(launch: Launch, pull_policy: str | None) -> dict[str, Any]:
+    overrides = launch.template.spec.model_dump(by_alias=True, exclude_none=True) if launch.template.spec else {}
+    volumes: list[dict[str, Any]] = [{"name": SCRATCH_VOLUME, "emptyDir": {}}]
+    if launch.source.claim is not None:
+        claim = {"claimName": launch.source.claim, "readOnly": True}
+        volumes.append({"name": MODEL_VOLUME, "persistentVolumeClaim": claim})
+    ours: dict[str, Any] = {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": GRACE_S,
+    }
+    security = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    return {
+        **ours,
+        **overrides,
+        "securityContext": {**security, **overrides.get("securityContext", {})},
+        "volumes": volumes + overrides.get("volumes", []),
+        "containers": [_container(launch, pull_policy)],
+    }
+
+
+def _container(launch: Launch, pull_policy: str | None) -> dict[str, Any]:
+    overrides = (
+        launch.template.container.model_dump(by_alias=True, exclude_none=True) if launch.template.container else {}
+    )
+    mounts = [{"name": SCRATCH_VOLUME, "mountPath": "/tmp"}]
+    if launch.source.claim is not None:
+        mounts.append({"name": MODEL_VOLUME, "mountPath": MODEL_MOUNT, "readOnly": True})  # type: ignore[dict-item]
+    security = {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "readOnlyRootFilesystem": True,
+    }
+    container: dict[str, Any] = {
+        "name": CONTAINER,
+        "image": launch.image,
+        "command": ["mini-infer-serve"],
+        "args": [*_model_arguments(launch), *_address_arguments(), *launch.arguments],
+        "env": _environment(launch, launch.template.container.env or () if launch.template.container else ()),
+        "ports": [
+            {"name": "http", "containerPort": HTTP_PORT},
+            {"name": "events", "containerPort": EVENTS_PORT},
+            {"name": "replay", "containerPort": REPLAY_PORT},
+        ],
+        "startupProbe": _probe(HEALTH_PATH, period_s=2, failures=START_LIMIT_S // 2),
+        "livenessProbe": _probe(HEALTH_PATH, period_s=5, failures=3),
+        "readinessProbe": _probe(READY_PATH, period_s=2, failures=2),
+        "lifecycle": {"preStop": {"sleep": {"seconds": UNROUTE_S}}},
+        "volumeMounts": mounts + overrides.get("volumeMounts", []),
+        "securityContext": {**security, **overrides.get("securityContext", {})},
+    }
+    resources = launch.resources.model_dump(exclude_none=True)
+    if resources:
+        container["resources"] = resources
+    if "envFrom" in overrides:
+        container["envFrom"] = overrides["envFrom"]
+    policy = overrides.get("imagePullPolicy", pull_policy)
+    if policy:
+        container["imagePullPolicy"] = policy
+    return container
+
+
+def _model_arguments(launch: Launch) -> list[str]:
+    source = launch.source
+    if source.demo:
+        model = DEMO_MODEL
+    elif source.claim is not None:
+        model = f"{MODEL_MOUNT}/{source.claim_path}".rstrip("/")
+    else:
+        model = source.path or source.hub_id or ""
+    revision = [f"--revision={source.hub_revision}"] if source.hub_revision else []
+    return [f"--model={model}", *revision, f"--served-model-name={launch.model_name}"]
+
+
+def _address_arguments() -> list[str]:
+    return [
+        "--host=0.0.0.0",
+        f"--port={HTTP_PORT}",
+        f"--events-port={EVENTS_PORT}",
+        f"--replay-port={REPLAY_PORT}",
+    ]
+
+
+def _environment(launch: Launch, users: Sequence[NamedItem]) -> list[dict[str, Any]]:
+    ours: list[dict[str, Any]] = [
+        {"name": "HOME", "value": "/tmp"},  # the only place to write on a read-only root
+        {"name": "PYTHONUNBUFFERED", "value": "1"},
+    ]
+    if launch.token_secret is not None:
+        reference = {"name": launch.token_secret.name, "key": launch.token_secret.key}
+        ours.append({"name": HUB_TOKEN_ENV, "valueFrom": {"secretKeyRef": reference}})
+    theirs = [item.model_dump() for item in users]
+    taken = {item["name"] for item in theirs}
+    return [item for item in ours if item["name"] not in taken] + theirs
+
+
+def _probe(path: str, *, period_s: int, failures: int) -> dict[str, Any]:
+    return {
+        "httpGet": {"path": path, "port": "http"},
+        "periodSeconds": period_s,
+        "timeoutSeconds": 3,
+        "failureThreshold": failures,
+    }
