@@ -56,17 +56,18 @@ def test_rights_are_what_the_programs_use_and_no_more() -> None:
 
 
 @needs_helm
-def test_rights_stay_in_the_namespaces_that_are_named() -> None:
-    items = render("namespaces={a,b}")
+def test_rights_stay_in_the_namespace_that_is_named() -> None:
+    items = render("namespace=team")
     assert not of_kind(items, "ClusterRole")
     assert not of_kind(items, "ClusterRoleBinding")
-    bindings = [item for item in items if item["kind"] == "RoleBinding"]
-    assert sorted(item["metadata"]["namespace"] for item in bindings) == ["a", "a", "b", "b"]
-    assert {item["subjects"][0]["namespace"] for item in bindings} == {"here"}
-    assert (
-        "--namespaces=a,b"
-        in of_kind(items, "Deployment")["mini-infer-operator"]["spec"]["template"]["spec"]["containers"][0]["args"]
-    )
+    for kind in ("Role", "RoleBinding"):
+        assert [item["metadata"]["namespace"] for item in items if item["kind"] == kind] == ["team", "team"]
+    arguments = {
+        name: item["spec"]["template"]["spec"]["containers"][0]["args"]
+        for name, item in of_kind(items, "Deployment").items()
+    }
+    assert "--namespaces=team" in arguments["mini-infer-operator"]
+    assert "--namespace=team" in arguments["mini-infer-gateway"]
 
 
 @needs_helm
@@ -96,7 +97,7 @@ def test_no_pod_runs_as_root_or_writes_outside_tmp() -> None:
         ("gateway.service.nodePort=70000", "nodePort"),
         ("engine.image.pullPolicy=Sometimes", "pullPolicy"),
         ("operator.replicas=2", "replicas"),
-        ("namespaces={Team A}", "namespaces"),
+        ("namespace=Team A", "namespace"),
         ("operator.image.repository=", "repository"),
     ],
 )

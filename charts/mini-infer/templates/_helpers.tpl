@@ -58,38 +58,35 @@ volumeMounts:
   - {name: tmp, mountPath: /tmp}
 {{- end }}
 
-{{- /* A service account with the rules given: a ClusterRole, or a Role in each of the namespaces that are looked after. */ -}}
+{{- /* A service account with the rules given: a ClusterRole, or a Role in the one namespace that is looked after. */ -}}
 {{- define "mini-infer.rights" -}}
 {{- $name := printf "%s-%s" (include "mini-infer.name" .root) .component }}
-{{- $context := . }}
+{{- $scope := empty .root.Values.namespace | ternary "Cluster" "" }}
 apiVersion: v1
 kind: ServiceAccount
 metadata:
   name: {{ $name }}
   namespace: {{ .root.Release.Namespace }}
   labels: {{- include "mini-infer.labels" . | nindent 4 }}
-{{- range $namespace := .root.Values.namespaces | default (list "") }}
-{{- $scope := empty $namespace | ternary "Cluster" "" }}
 ---
 apiVersion: rbac.authorization.k8s.io/v1
 kind: {{ $scope }}Role
 metadata:
   name: {{ $name }}
-  {{- with $namespace }}
+  {{- with .root.Values.namespace }}
   namespace: {{ . }}
   {{- end }}
-  labels: {{- include "mini-infer.labels" $context | nindent 4 }}
-rules: {{- toYaml $context.rules | nindent 2 }}
+  labels: {{- include "mini-infer.labels" . | nindent 4 }}
+rules: {{- toYaml .rules | nindent 2 }}
 ---
 apiVersion: rbac.authorization.k8s.io/v1
 kind: {{ $scope }}RoleBinding
 metadata:
   name: {{ $name }}
-  {{- with $namespace }}
+  {{- with .root.Values.namespace }}
   namespace: {{ . }}
   {{- end }}
-  labels: {{- include "mini-infer.labels" $context | nindent 4 }}
+  labels: {{- include "mini-infer.labels" . | nindent 4 }}
 roleRef: {apiGroup: rbac.authorization.k8s.io, kind: {{ $scope }}Role, name: {{ $name }}}
-subjects: [{kind: ServiceAccount, name: {{ $name }}, namespace: {{ $context.root.Release.Namespace }}}]
-{{- end }}
+subjects: [{kind: ServiceAccount, name: {{ $name }}, namespace: {{ .root.Release.Namespace }}}]
 {{- end }}
