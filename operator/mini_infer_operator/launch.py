@@ -77,6 +77,30 @@ def engine_arguments(engine: EngineSpec) -> tuple[str, ...]:
     return (*flags, *(engine.extra_args or ()))
 
 
+def serve_arguments(
+    launch: Launch, *, claim_mount: str, host: str, http_port: int, events_port: int, replay_port: int
+) -> list[str]:
+    """Everything after `mini-infer-serve`; `claim_mount` is where a pvc:// model's volume is to be found."""
+    source = launch.source
+    if source.demo:
+        model = DEMO_MODEL
+    elif source.claim is not None:
+        model = f"{claim_mount}/{source.claim_path}".rstrip("/")
+    else:
+        model = source.path or source.hub_id or ""
+    revision = [f"--revision={source.hub_revision}"] if source.hub_revision else []
+    return [
+        f"--model={model}",
+        *revision,
+        f"--served-model-name={launch.model_name}",
+        f"--host={host}",
+        f"--port={http_port}",
+        f"--events-port={events_port}",
+        f"--replay-port={replay_port}",
+        *launch.arguments,
+    ]
+
+
 def launch_of(service: InferenceService, role: str, default_image: str) -> Launch:
     """How the engines of `role` are started."""
     spec = service.roles[role]

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from mini_infer_contract.launch import (
-    DEMO_MODEL,
     EVENTS_PORT,
     HEALTH_PATH,
     HTTP_PORT,
@@ -19,7 +18,7 @@ from mini_infer_contract.resources import (
     NamedItem,
 )
 
-from mini_infer_operator.launch import Launch
+from mini_infer_operator.launch import Launch, serve_arguments
 from mini_infer_operator.objects.names import selector, service_labels
 
 CONTAINER = "engine"
@@ -43,8 +42,9 @@ def pod_template(
     metadata = user.metadata.model_dump(exclude_none=True) if user.metadata else {}
     annotations = {
         ANNOTATION_MODEL: launch.model_name,
-        ANNOTATION_SERVICE_CREATED: service.metadata.creation_timestamp,
     }
+    if service.metadata.creation_timestamp:
+        annotations[ANNOTATION_SERVICE_CREATED] = service.metadata.creation_timestamp
     return {
         "metadata": {
             "labels": {
@@ -95,7 +95,14 @@ def _container(launch: Launch, pull_policy: str | None) -> dict[str, Any]:
         "name": CONTAINER,
         "image": launch.image,
         "command": ["mini-infer-serve"],
-        "args": [*_model_arguments(launch), *_address_arguments(), *launch.arguments],
+        "args": serve_arguments(
+            launch,
+            claim_mount=MODEL_MOUNT,
+            host="0.0.0.0",
+            http_port=HTTP_PORT,
+            events_port=EVENTS_PORT,
+            replay_port=REPLAY_PORT,
+        ),
         "env": _environment(launch, launch.template.container.env or () if launch.template.container else ()),
         "ports": [
             {"name": "http", "containerPort": HTTP_PORT},
@@ -118,27 +125,6 @@ def _container(launch: Launch, pull_policy: str | None) -> dict[str, Any]:
     if policy:
         container["imagePullPolicy"] = policy
     return container
-
-
-def _model_arguments(launch: Launch) -> list[str]:
-    source = launch.source
-    if source.demo:
-        model = DEMO_MODEL
-    elif source.claim is not None:
-        model = f"{MODEL_MOUNT}/{source.claim_path}".rstrip("/")
-    else:
-        model = source.path or source.hub_id or ""
-    revision = [f"--revision={source.hub_revision}"] if source.hub_revision else []
-    return [f"--model={model}", *revision, f"--served-model-name={launch.model_name}"]
-
-
-def _address_arguments() -> list[str]:
-    return [
-        "--host=0.0.0.0",
-        f"--port={HTTP_PORT}",
-        f"--events-port={EVENTS_PORT}",
-        f"--replay-port={REPLAY_PORT}",
-    ]
 
 
 def _environment(launch: Launch, users: Sequence[NamedItem]) -> list[dict[str, Any]]:
