@@ -1,0 +1,101 @@
+"""What all requests of the HTTP process share: the text model, the line to the core, drain and counts. Knows no routes."""
+
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from mini_infer_contract.api_errors import ApiError
+from mini_infer_contract.launch import DRAINING_HEADER
+from mini_infer_engine.request import Request, SamplingParams
+from mini_infer_engine.server.core_client import CoreClient, dead_core
+from mini_infer_engine.server.messages import ModelInfo
+from mini_infer_engine.server.metrics import ServerMetrics
+from mini_infer_engine.server.text_model import TextModel
+
+_RETRY_HEADERS = {"retry-after": "1"}
+
+
+@dataclass(slots=True)
+class Front:
+    """One per process."""
+
+    text: TextModel
+    core: CoreClient
+    metrics: ServerMetrics
+    max_body_bytes: int
+    in_flight: int = field(default=0, init=False)
+    """Requests for text that are not answered completely."""
+
+    @property
+    def draining(self) -> bool:
+        """Whether new requests are sent away."""
+        return self.metrics.draining
+
+    def start_drain(self) -> None:
+        """From now on only what runs is finished."""
+        self.metrics.draining = True
+
+    def admit(self, model: str | None) -> ModelInfo:
+        """The core's model. ApiError: the server takes no requests now, or has no model of that name."""
+        if self.core.failure is not None:
+            raise dead_core(self.core.failure)
+        if self.draining:
+            headers = {DRAINING_HEADER: "true"} | _RETRY_HEADERS
+            raise ApiError(
+                503, "this server is draining: send the request to another", code="draining", headers=headers
+            )
+        if self.core.model is None:
+            raise ApiError(503, "the model is still loading", code="loading", headers=_RETRY_HEADERS)
+        self.check_model(model)
+        return self.core.model
+
+    def check_model(self, model: str | None) -> None:
+        """ApiError: there is no such model here. A request that names none means the one there is."""
+        if model is not None and model not in self.text.names:
+            served = ", ".join(repr(name) for name in self.text.names)
+            raise ApiError(
+                404,
+                f"the model {model!r} does not exist: served here is {served}",
+                param="model",
+                code="model_not_found",
+            )
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """A request is in flight."""
+        self.in_flight += 1
+        try:
+            yield
+        finally:
+            self.in_flight -= 1
+
+    def make_requests(
+        self,
+        request_id: str,
+        prompts: list[list[int]],
+        copies: int,
+        sampling: SamplingParams,
+        priority: int,
+        cache_salt: str,
+    ) -> list[Request]:
+        """One request for each choice, those of one prompt next to each other; copies differ in seed."""
+        seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
+        choices = [(prompt, copy) for prompt in prompts for copy in range(copies)]
+        return [
+            Request(
+                request_id=self._core_id(request_id, index),
+                prompt_token_ids=prompt,
+                sampling=sampling,
+                priority=priority,
+                cache_salt=cache_salt,
+                noise_seed=(seed + copy) % 2**63,
+            )
+            for index, (prompt, copy) in enumerate(choices)
+        ]
+
+    def _core_id(self, request_id: str, index: int) -> str:
+        """The client's id itself where it can be: load reports name it, and gateways look for it there."""
+        if index == 0 and not self.core.is_waited_for(request_id):
+            return request_id
+        return f"{request_id}#{index}-{secrets.token_hex(8)}"
