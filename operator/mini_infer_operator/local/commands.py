@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mini_infer_contract.launch import HEALTH_PATH, READY_PATH
 
-from mini_infer_operator.launch import Launch, serve_arguments
+from mini_infer_operator.launch import Addresses, Launch, grace_s, serve_arguments
 from mini_infer_operator.local.ports import HOST
 from mini_infer_operator.local.process import Command
 
@@ -20,9 +20,8 @@ _RUN = "import sys; from {module} import main; sys.exit(main())"
 def engine_command(launch: Launch, ports: tuple[int, int, int], *, threads: int, gpu: int | None) -> Command:
     """An engine with its HTTP, events and replay ports. `gpu` is the one it may see; None: as inherited."""
     http_port, events_port, replay_port = ports
-    arguments = serve_arguments(
-        launch, claim_mount="", host=HOST, http_port=http_port, events_port=events_port, replay_port=replay_port
-    )
+    addresses = Addresses(host=HOST, http_port=http_port, events_port=events_port, replay_port=replay_port)
+    arguments = serve_arguments(launch, addresses, claim_mount="", drain_s=grace_s(launch))
     environment = _environment({"OMP_NUM_THREADS": str(threads)} if "OMP_NUM_THREADS" not in os.environ else {})
     if gpu is not None:
         environment["CUDA_VISIBLE_DEVICES"] = str(gpu)

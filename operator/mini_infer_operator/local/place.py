@@ -13,7 +13,7 @@ import msgspec
 from mini_infer_contract.launch import Endpoint, EndpointsFile
 from mini_infer_contract.resources import InferenceService, parse_quantity
 
-from mini_infer_operator.launch import Launch
+from mini_infer_operator.launch import Launch, grace_s
 from mini_infer_operator.local.commands import engine_command
 from mini_infer_operator.local.ports import HOST, free_ports
 from mini_infer_operator.local.process import Keeper, Kept, keep, stop
@@ -23,7 +23,6 @@ from mini_infer_operator.status import Problem
 
 UNROUTE_S = 1.0
 """Between taking an engine out of the endpoints file and SIGTERM: the gateway has read the file by then."""
-GRACE_S = 300.0
 
 
 @dataclass(slots=True)
@@ -97,8 +96,7 @@ class LocalPlace:
         for role, revision in sorted({(engine.role, engine.revision) for engine in running}):
             mine = [engine for engine in running if (engine.role, engine.revision) == (role, revision)]
             workloads.append(ObservedWorkload(role, revision, len(mine), sum(e.kept.ready for e in mine)))
-        failing = [f"{e.kept.name} {e.kept.last_words}" for e in running if e.kept.ends and not e.kept.ready]
-        return Observed(workloads, failing)
+        return Observed(workloads)  # why one ended was said when it did
 
     async def apply(self, service: InferenceService, plan: Plan) -> Problem | None:
         """Start what lacks, write the endpoints file, then end what is over."""
@@ -127,12 +125,12 @@ class LocalPlace:
         if before != after:
             self._say(f"{stored['metadata']['name']}: {after}")
 
-    async def close(self, grace_s: float) -> None:
+    async def close(self, limit_s: float) -> None:
         """End every engine and wait for it."""
         for task in list(self._stops):
             task.cancel()
         await asyncio.gather(*self._stops, return_exceptions=True)
-        await asyncio.gather(*(stop(engine.kept, grace_s) for engine in self._engines))
+        await asyncio.gather(*(stop(engine.kept, limit_s) for engine in self._engines))
 
     def _fill(self, service: InferenceService, workload: Workload, total: int) -> list[Engine]:
         """Start engines until there are enough of `workload`; returns those that are too many."""
@@ -169,9 +167,7 @@ class LocalPlace:
 
     async def _retire(self, engine: Engine) -> None:
         await asyncio.sleep(UNROUTE_S)
-        spec = engine.launch.template.spec
-        grace_s = (spec.termination_grace_period_seconds if spec else None) or GRACE_S
-        await stop(engine.kept, grace_s)
+        await stop(engine.kept, grace_s(engine.launch))
         self._engines.remove(engine)
         self._say(f"{engine.kept.name} has ended")
 

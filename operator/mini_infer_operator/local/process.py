@@ -41,10 +41,6 @@ class Kept:
     ready: bool = False
     stopping: bool = False
     """Set by who wants it to end; it is not started again."""
-    ends: int = 0
-    """How often it ended without being asked to."""
-    last_words: str = ""
-    """Why it ended last."""
     pid: int = 0
     task: "asyncio.Task[None] | None" = field(default=None, repr=False)
 
@@ -113,10 +109,9 @@ async def keep(kept: Kept, keeper: Keeper, session: aiohttp.ClientSession, chang
             break
         failures = 0 if time.monotonic() - started > STEADY_S else failures + 1
         backoff_s = min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2 ** max(0, failures - 1))
-        kept.ends += 1
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        kept.last_words = f"{how}: {_last_line(kept.log)}"
-        changed(f"{kept.name} {kept.last_words}\n  starting it again in {backoff_s:g} s; its log: {kept.log}")
+        words = f"{how}: {_last_line(kept.log)}"
+        changed(f"{kept.name} {words}\n  starting it again in {backoff_s:g} s; its log: {kept.log}")
         await asyncio.sleep(backoff_s)
 
 

@@ -18,7 +18,7 @@ from mini_infer_contract.resources import (
     NamedItem,
 )
 
-from mini_infer_operator.launch import Launch, serve_arguments
+from mini_infer_operator.launch import Addresses, Launch, grace_s, serve_arguments
 from mini_infer_operator.objects.names import selector, service_labels
 
 CONTAINER = "engine"
@@ -26,10 +26,10 @@ MODEL_MOUNT = "/model"
 MODEL_VOLUME = "mini-infer-model"
 SCRATCH_VOLUME = "mini-infer-tmp"
 
-GRACE_S = 300
-"""Default time for a draining engine to finish what it runs."""
 UNROUTE_S = 5
 """preStop waits this long before SIGTERM, so that every gateway has seen the pod go and the engine refuses nobody."""
+EXIT_S = 3
+"""Left of the grace period for the process to end after its drain."""
 START_LIMIT_S = 3600
 """A start longer than this (weights from a hub) counts as hung."""
 
@@ -67,7 +67,7 @@ def _pod_spec(launch: Launch, pull_policy: str | None) -> dict[str, Any]:
     ours: dict[str, Any] = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": GRACE_S,
+        "terminationGracePeriodSeconds": grace_s(launch),
     }
     security = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
     return {
@@ -97,11 +97,9 @@ def _container(launch: Launch, pull_policy: str | None) -> dict[str, Any]:
         "command": ["mini-infer-serve"],
         "args": serve_arguments(
             launch,
+            Addresses(host="0.0.0.0", http_port=HTTP_PORT, events_port=EVENTS_PORT, replay_port=REPLAY_PORT),
             claim_mount=MODEL_MOUNT,
-            host="0.0.0.0",
-            http_port=HTTP_PORT,
-            events_port=EVENTS_PORT,
-            replay_port=REPLAY_PORT,
+            drain_s=grace_s(launch) - UNROUTE_S - EXIT_S,
         ),
         "env": _environment(launch, launch.template.container.env or () if launch.template.container else ()),
         "ports": [
@@ -109,7 +107,7 @@ def _container(launch: Launch, pull_policy: str | None) -> dict[str, Any]:
             {"name": "events", "containerPort": EVENTS_PORT},
             {"name": "replay", "containerPort": REPLAY_PORT},
         ],
-        "startupProbe": _probe(HEALTH_PATH, period_s=2, failures=START_LIMIT_S // 2),
+        "startupProbe": _probe(HEALTH_PATH, period_s=1, failures=START_LIMIT_S),
         "livenessProbe": _probe(HEALTH_PATH, period_s=5, failures=3),
         "readinessProbe": _probe(READY_PATH, period_s=2, failures=2),
         "lifecycle": {"preStop": {"sleep": {"seconds": UNROUTE_S}}},
