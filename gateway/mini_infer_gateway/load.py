@@ -1,7 +1,7 @@
 """How busy each endpoint is: its own last report, plus those of our requests that the report cannot contain yet.
 
-Reports name the requests that arrived since the one before; those are dropped here, so that every gateway replica ends
-at the same number. An endpoint that never reported is judged by what we have in flight there. Pure: no clock, no socket.
+Reports name the requests that arrived since the one before; those are dropped here, so that all gateway replicas end at
+the same number. An endpoint that never reported is judged by what we have in flight there. Pure: no clock, no socket.
 """
 
 from dataclasses import dataclass

@@ -93,7 +93,7 @@ class PrefixIndex:
         return orphans
 
     def guess(self, endpoint: str, keys: Sequence[bytes], expires_s: float) -> None:
-        """A prompt with these keys was just sent there: they count as held until an event or the time says otherwise."""
+        """A prompt with these keys was just sent there: they count as held until `expires_s`, or until an event."""
         holdings = self._holdings(endpoint)
         before = holdings.size()
         # Children first, so that of one prompt they are also the first to be forgotten.
@@ -147,10 +147,11 @@ class PrefixIndex:
         return self._endpoints.setdefault(endpoint, _Holdings())
 
     def _store(self, holdings: _Holdings, event: BlockStored) -> bool:
+        rest: tuple[int, ...] = ()
         if not _on_device(event):
             return True
         if event.parent_block_hash is None:
-            parent, end, rest = None, _root(event), ()
+            parent, end = None, _root(event)
         elif parent := holdings.by_hash.get(event.parent_block_hash):
             end, rest = parent.end, parent.rest
         else:

@@ -2,7 +2,6 @@
 
 import argparse
 import logging
-import os
 import re
 import signal
 import socket
@@ -11,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mini_infer_contract.launch import DEMO_MODEL, HTTP_PORT
+
 from mini_infer_engine import __version__
 from mini_infer_engine.build import DryRun
 from mini_infer_engine.dry_model import DRY_MODEL

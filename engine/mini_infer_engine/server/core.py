@@ -1,6 +1,7 @@
-"""The core process: schedule, run, commit, publish, again and again. Knows no HTTP and no text; the runner is build.py's.
+"""The core process: schedule, run, commit, publish, again and again. It knows no HTTP and no text.
 
-It owns the engine. Between steps it takes what the front sent without waiting; with nothing to do it sleeps in poll.
+The engine is its own, made by build.py. Between steps it takes what the front sent without waiting; with nothing to
+do it sleeps in poll.
 """
 
 import ctypes
@@ -13,9 +14,9 @@ from pathlib import Path
 
 import msgspec
 import zmq
-
 from mini_infer_contract.events import Snapshot
 from mini_infer_contract.events import encode as encode_event
+
 from mini_infer_engine.build import build_engine
 from mini_infer_engine.engine import Engine
 from mini_infer_engine.request import Output
@@ -72,8 +73,8 @@ class CoreLoop:
         if not self._engine.has_work:
             wait_s = min(_PARENT_CHECK_S, self._publisher.load_wait_s(time.time()))
             self._poller.poll(max(1, int(wait_s * 1000)))
-            if os.getppid() != self._parent_pid:
-                self._stopping = True
+        if os.getppid() != self._parent_pid:
+            self._stopping = True
         while True:
             try:
                 front, payload = self._router.recv_multipart(zmq.NOBLOCK)

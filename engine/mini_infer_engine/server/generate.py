@@ -4,12 +4,12 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any
 
+from mini_infer_contract.api_errors import ApiError
+from mini_infer_contract.prompt import chat_prompt_ids, completion_prompt_ids
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from mini_infer_contract.api_errors import ApiError
-from mini_infer_contract.prompt import chat_prompt_ids, completion_prompt_ids
 from mini_infer_engine.server.front import Front
 from mini_infer_engine.server.generation import Generation
 from mini_infer_engine.server.http import error_response, json_response, read_body, request_id
@@ -25,7 +25,6 @@ from mini_infer_engine.server.openai_requests import (
     parse_json,
 )
 from mini_infer_engine.server.reply import Piece
-
 
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -84,7 +83,7 @@ async def _prepare(
     requests = front.make_requests(reply_id, prompts, copies, sampling, request.priority or 0, request.cache_salt or "")
     streams = bool(request.stream)
     return Work(
-        Generation(requests, text.decoder, front.metrics, streams),
+        Generation(requests, text.decoder, front.metrics, streams=streams, tells_tokens=bool(request.return_token_ids)),
         ReplyShape(
             "chat" if isinstance(request, ChatRequest) else "completion",
             reply_id,

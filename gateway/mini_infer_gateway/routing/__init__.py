@@ -1,1 +1,1 @@
-"""Where a request goes: filters, then producers, then scorers, then a picker; pure, with time and randomness passed in."""
+"""Where a request goes: filters, producers, scorers, a picker; pure, with time and randomness passed in."""

@@ -83,7 +83,10 @@ class Decision:
 class Filter(Protocol):
     """Keeps those candidates that may be chosen."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """In reasons and metrics."""
+        ...
 
     def keep(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
         """A subset, in order."""
@@ -92,8 +95,15 @@ class Filter(Protocol):
 class Producer(Protocol):
     """The only source of data for scorers."""
 
-    name: str
-    provides: tuple[str, ...]
+    @property
+    def name(self) -> str:
+        """In reasons and metrics."""
+        ...
+
+    @property
+    def provides(self) -> tuple[str, ...]:
+        """Names of the tables that it fills."""
+        ...
 
     def produce(self, request: RoutingRequest, candidates: Sequence[Candidate], now_s: float) -> Facts:
         """The tables that `provides` names."""
@@ -102,8 +112,15 @@ class Producer(Protocol):
 class Scorer(Protocol):
     """One opinion; the router clamps it to [0, 1] and multiplies it by its weight."""
 
-    name: str
-    needs: tuple[str, ...]
+    @property
+    def name(self) -> str:
+        """In reasons and metrics."""
+        ...
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Names of the tables that it reads."""
+        ...
 
     def score(self, request: RoutingRequest, facts: Facts) -> Sequence[float]:
         """One number a candidate, more is better. `facts` holds at least what `needs` names."""
@@ -112,7 +129,10 @@ class Scorer(Protocol):
 class Picker(Protocol):
     """Chooses by total score."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """In reasons and metrics."""
+        ...
 
     def pick(self, candidates: Sequence[Candidate], totals: Sequence[float], random: Random) -> int:
         """The position of the chosen one."""

@@ -1,4 +1,4 @@
-"""One request, many endpoints: the decision, told in five lines, and the timing and clamping that plugins need not do."""
+"""One request, many endpoints: the decision, told in five lines, and the timing and clamping plugins need not do."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -44,12 +44,17 @@ class Router:
                 raise ValueError(f"scorer {scorer.name} needs {sorted(missing)}: add a producer that provides it")
         self._filters, self._producers, self._scorers, self._picker = filters, producers, scorers, picker
         self._random, self._clock = random, clock
-        plugins = [*filters, *producers, *(scorer for scorer, _ in scorers), picker]
+        plugins: list[Filter | Producer | Scorer | Picker] = [
+            *filters,
+            *producers,
+            *(scorer for scorer, _ in scorers),
+            picker,
+        ]
         self.times = {plugin.name: PluginTime() for plugin in plugins}
 
     def route(self, request: RoutingRequest, candidates: Sequence[Candidate], now_s: float) -> Decision | None:
         """The endpoint for this request; None: there is none that may be chosen. `now_s` is on the monotonic clock."""
-        candidates = self._filter(request, candidates)
+        candidates = self.eligible(request, candidates)
         if not candidates:
             return None
         facts = self._produce(request, candidates, now_s)
@@ -57,7 +62,8 @@ class Router:
         chosen = self._pick(candidates, scores)
         return self._decide(candidates, facts, scores, chosen)
 
-    def _filter(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
+    def eligible(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
+        """Those that all filters keep."""
         for plugin in self._filters:
             started = self._clock()
             candidates = plugin.keep(request, candidates)

@@ -1,8 +1,8 @@
 """Prefers who holds more of the prompt: the share of it that need not be computed again.
 
 The part that many conversations share counts less, by the number of those that would share the cost of one more copy:
-to stay with it for ever would fill one endpoint's cache and leave the others' empty. With more endpoints than sharers it
-counts in full, since then a copy each would be computed for few.
+to stay with it for ever would fill one endpoint's cache and leave the others' empty. With more endpoints than sharers
+it counts in full, since then each copy would serve few.
 """
 
 from collections.abc import Sequence

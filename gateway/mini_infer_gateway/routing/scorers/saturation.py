@@ -1,8 +1,8 @@
 """Sticky until saturated, then spread: charges an endpoint for work beyond what it does at no one's cost.
 
-The charge is in the unit of `cached_prefix`, tokens over this prompt's tokens, so that with equal weights a hit is given
-up exactly when waiting for it costs more than computing the prompt elsewhere. Below the slack there is no charge: there
-a hit saves work for the whole cluster and waiting costs next to nothing. Only the excess over the least busy
+The charge is in the unit of `cached_prefix`, tokens over this prompt's tokens, so that with equal weights a hit is
+given up exactly when waiting for it costs more than computing the prompt elsewhere. Below the slack there is no charge:
+there a hit saves work for the whole cluster and waiting costs next to nothing. Only the excess over the least busy
 candidate counts, since a request must go somewhere.
 """
 
