@@ -43,6 +43,7 @@ RESERVED_ENGINE_FLAGS = (
     "--port",
     "--events-port",
     "--replay-port",
+    "--drain-timeout",
 )
 """Flags that the operator writes itself; `engine.extraArgs` must not repeat them."""
 RESERVED_VOLUME_PREFIX = "mini-infer-"
@@ -213,8 +214,9 @@ class EngineSpec(ApiModel):
         ),
         Rule(
             f"!has(self.extraArgs) || self.extraArgs.all(a, !(a.split('=')[0] in {list(RESERVED_ENGINE_FLAGS)}))",
-            "extraArgs must not hold --model, --revision, --served-model-name (write spec.model) nor --host, --port, "
-            "--events-port, --replay-port (the operator sets them)",
+            "extraArgs must not hold --model, --revision, --served-model-name (write spec.model), --drain-timeout "
+            "(write template.spec.terminationGracePeriodSeconds) nor --host, --port, --events-port, --replay-port "
+            "(the operator sets them)",
             lambda e: not any(a.split("=")[0] in RESERVED_ENGINE_FLAGS for a in e.extra_args or ()),
         ),
     )

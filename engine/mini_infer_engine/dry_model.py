@@ -56,8 +56,10 @@ def _tokenizer() -> dict[str, object]:
 
 
 def _byte_characters() -> list[str]:
-    """The printable character that stands for each byte in byte-level vocabularies (Radford et al., GPT-2, 2019):
-    itself where Latin-1 prints it, the others from U+0100 on in order."""
+    """The printable character that stands for each byte in byte-level vocabularies (Radford et al., GPT-2, 2019).
+
+    A byte is itself where Latin-1 prints it; the others follow from U+0100 on, in order.
+    """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(0x100, 0x200))
     return [chr(byte if byte in printable else next(others)) for byte in range(256)]

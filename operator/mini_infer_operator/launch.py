@@ -16,6 +16,7 @@ from mini_infer_contract.resources import (
 )
 
 REVISION_DIGITS = 10
+DEFAULT_GRACE_S = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +76,46 @@ def engine_arguments(engine: EngineSpec) -> tuple[str, ...]:
         else:
             flags.append(f"--{flag}={value}")
     return (*flags, *(engine.extra_args or ()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Addresses:
+    """Where an engine listens."""
+
+    host: str
+    http_port: int
+    events_port: int
+    replay_port: int
+
+
+def serve_arguments(launch: Launch, addresses: Addresses, *, claim_mount: str, drain_s: float) -> list[str]:
+    """Everything after `mini-infer-serve`; `claim_mount` is where a pvc:// model's volume is to be found."""
+    source = launch.source
+    if source.demo:
+        model = DEMO_MODEL
+    elif source.claim is not None:
+        model = f"{claim_mount}/{source.claim_path}".rstrip("/")
+    else:
+        model = source.path or source.hub_id or ""
+    weights = [f"--model={model}"] + ([f"--revision={source.hub_revision}"] if source.hub_revision else [])
+    if "--dry-run" in launch.arguments:
+        weights = []  # the engine refuses both
+    return [
+        *weights,
+        f"--served-model-name={launch.model_name}",
+        f"--host={addresses.host}",
+        f"--port={addresses.http_port}",
+        f"--events-port={addresses.events_port}",
+        f"--replay-port={addresses.replay_port}",
+        f"--drain-timeout={drain_s:g}",
+        *launch.arguments,
+    ]
+
+
+def grace_s(launch: Launch) -> float:
+    """How long an engine may take from being told to go until it is gone."""
+    spec = launch.template.spec
+    return (spec.termination_grace_period_seconds if spec else None) or DEFAULT_GRACE_S
 
 
 def launch_of(service: InferenceService, role: str, default_image: str) -> Launch:

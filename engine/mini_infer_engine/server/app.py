@@ -4,11 +4,11 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi import FastAPI, Request
-from starlette.responses import Response
-
 from mini_infer_contract import launch
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.prompt import chat_prompt_ids
+from starlette.responses import Response
+
 from mini_infer_engine import __version__
 from mini_infer_engine.server.front import Front
 from mini_infer_engine.server.generate import answer
@@ -51,9 +51,14 @@ def _route(app: FastAPI, path: str, method: str, handler: Callable[[Request], Aw
 
 async def _health(front: Front) -> Response:
     """Live: the process answers and its core runs, or is still starting."""
-    content = {"status": "ok", "model": front.text.names[0], "version": __version__, "ready": front.core.model is not None}
+    content = {
+        "status": "ok",
+        "model": front.text.names[0],
+        "version": __version__,
+        "ready": front.core.model is not None,
+    }
     if front.core.failure is not None:
-        return json_response(content | {"status": "core failed", "reason": front.core.failure}, 503)
+        return json_response(content | {"status": "core failed", "reason": front.core.failure.message}, 503)
     return json_response(content)
 
 

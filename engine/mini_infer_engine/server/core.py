@@ -1,6 +1,7 @@
-"""The core process: schedule, run, commit, publish, again and again. Knows no HTTP and no text; the runner is build.py's.
+"""The core process: schedule, run, commit, publish, again and again. It knows no HTTP and no text.
 
-It owns the engine. Between steps it takes what the front sent without waiting; with nothing to do it sleeps in poll.
+The engine is its own, made by build.py. Between steps it takes what the front sent without waiting; with nothing to
+do it sleeps in poll.
 """
 
 import ctypes
@@ -13,16 +14,16 @@ from pathlib import Path
 
 import msgspec
 import zmq
-
 from mini_infer_contract.events import Snapshot
 from mini_infer_contract.events import encode as encode_event
-from mini_infer_engine.build import DryRun, build_engine
+
+from mini_infer_engine.build import build_engine
 from mini_infer_engine.engine import Engine
 from mini_infer_engine.request import Output
 from mini_infer_engine.server import messages
+from mini_infer_engine.server.core_config import CoreConfig
 from mini_infer_engine.server.log import configure_logging
 from mini_infer_engine.server.publisher import EventPublisher
-from mini_infer_engine.settings import EngineSettings
 from mini_infer_engine.stats import EngineStats
 
 logger = logging.getLogger(__name__)
@@ -34,24 +35,12 @@ _PR_SET_PDEATHSIG = 1
 """<sys/prctl.h>: the signal that the kernel sends when the parent dies."""
 
 
-class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """All that the front tells the core before they can talk."""
-
-    settings: EngineSettings
-    dry_run: DryRun | None
-    address: str
-    """Of the ROUTER socket, ipc://..."""
-    parent_pid: int
-    host: str
-    events_port: int
-    replay_port: int
-    log_level: str
-
-
 class CoreLoop:
     """Between the sockets and the engine."""
 
-    def __init__(self, engine: Engine, router: zmq.Socket[bytes], publisher: EventPublisher, parent_pid: int, fronts: set[bytes]) -> None:
+    def __init__(
+        self, engine: Engine, router: zmq.Socket[bytes], publisher: EventPublisher, parent_pid: int, fronts: set[bytes]
+    ) -> None:
         self._engine = engine
         self._router = router
         self._publisher = publisher
@@ -84,8 +73,8 @@ class CoreLoop:
         if not self._engine.has_work:
             wait_s = min(_PARENT_CHECK_S, self._publisher.load_wait_s(time.time()))
             self._poller.poll(max(1, int(wait_s * 1000)))
-            if os.getppid() != self._parent_pid:
-                self._stopping = True
+        if os.getppid() != self._parent_pid:
+            self._stopping = True
         while True:
             try:
                 front, payload = self._router.recv_multipart(zmq.NOBLOCK)
@@ -101,7 +90,9 @@ class CoreLoop:
                 try:
                     self._engine.add(request)
                 except ValueError as error:
-                    refusal = Output(request_id=request.request_id, token_ids=[], finish_reason="error", error=str(error))
+                    refusal = Output(
+                        request_id=request.request_id, token_ids=[], finish_reason="error", error=str(error)
+                    )
                     self._refused.append(refusal)
             case messages.Abort(request_ids):
                 for request_id in request_ids:

@@ -2,24 +2,23 @@
 
 import asyncio
 import itertools
+import logging
 import time
 
 import zmq
 import zmq.asyncio
-
 from mini_infer_contract.api_errors import ApiError
+
+from mini_infer_engine.request import Output
 from mini_infer_engine.server import messages
 from mini_infer_engine.server.generation import Generation
 from mini_infer_engine.server.metrics import ServerMetrics
 
+logger = logging.getLogger(__name__)
+
 
 class CoreFailedError(RuntimeError):
     """The core could not start or go on; the message is for people."""
-
-
-def dead_core(reason: str) -> ApiError:
-    """What requests are told when there is nobody to compute them."""
-    return ApiError(503, f"the engine's core process has failed: {reason}", code="engine_dead")
 
 
 class CoreClient:
@@ -31,16 +30,14 @@ class CoreClient:
         self._socket.set(zmq.SNDHWM, 0)
         self._socket.set(zmq.RCVHWM, 0)
         self._socket.connect(address)
-        self._sender = zmq.Socket.shadow(self._socket.underlying)
-        """The same socket without asyncio: a send to a socket without a high-water mark never waits."""
         self._metrics = metrics
         self._waiting: dict[str, tuple[Generation, int]] = {}
         self._snapshots: dict[int, asyncio.Future[bytes]] = {}
         self._tickets = itertools.count()
         self.model: messages.ModelInfo | None = None
         """None until the core is ready."""
-        self.failure: str | None = None
-        """Why the core does not answer any more."""
+        self.failure: ApiError | None = None
+        """Why the core takes no requests any more."""
         self._send(messages.Hello())
 
     def is_waited_for(self, request_id: str) -> bool:
@@ -50,7 +47,7 @@ class CoreClient:
     def submit(self, generation: Generation) -> None:
         """Send all choices; their outputs are pushed from now on."""
         if self.failure is not None:
-            generation.fail(dead_core(self.failure))
+            generation.fail(self.failure)
             return
         for index, reply in enumerate(generation.replies):
             self._waiting[reply.request.request_id] = generation, index
@@ -66,9 +63,10 @@ class CoreClient:
     async def snapshot(self) -> bytes:
         """The engine's cached chains, encoded."""
         if self.failure is not None:
-            raise dead_core(self.failure)
+            raise self.failure
         ticket = next(self._tickets)
-        answer = self._snapshots[ticket] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._snapshots[ticket] = answer
         self._send(messages.SnapshotWanted(ticket))
         return await answer
 
@@ -87,11 +85,17 @@ class CoreClient:
                 case messages.SnapshotTaken(ticket, payload):
                     self._snapshots.pop(ticket).set_result(payload)
                 case messages.Ready(model):
-                    self.model = model
+                    self.model = self._metrics.model = model
+                    logger.info(
+                        "ready: context %d tokens, KV cache %d pages of %d tokens",
+                        model.max_model_len,
+                        model.num_pages,
+                        model.page_size,
+                    )
                 case messages.Failed(reason):
                     raise CoreFailedError(reason)
 
-    def _push(self, outputs: list[messages.Output]) -> None:
+    def _push(self, outputs: list[Output]) -> None:
         now = time.perf_counter()
         aborts = []
         for output in outputs:
@@ -107,10 +111,9 @@ class CoreClient:
         if aborts:
             self._send(messages.Abort(aborts))
 
-    def fail(self, reason: str) -> None:
-        """The core is gone: all who wait for it are told."""
-        self.failure = reason
-        error = dead_core(reason)
+    def fail(self, error: ApiError) -> None:
+        """There is nothing more to expect: all who wait are told."""
+        self.failure = error
         for generation, _ in self._waiting.values():
             generation.fail(error)
         self._waiting.clear()
@@ -122,4 +125,5 @@ class CoreClient:
         self._context.destroy(linger=200)
 
     def _send(self, message: messages.FrontMessage) -> None:
-        self._sender.send(messages.encode(message))
+        """Without a high-water mark a send never waits: its future is done already."""
+        self._socket.send(messages.encode(message))

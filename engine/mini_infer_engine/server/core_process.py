@@ -8,10 +8,11 @@ import sys
 import tempfile
 import threading
 from pathlib import Path
+from typing import Self
 
 import msgspec
 
-from mini_infer_engine.server.core import CoreConfig
+from mini_infer_engine.server.core_config import CoreConfig
 
 _KILL_AFTER_S = 3.0
 
@@ -20,7 +21,7 @@ class CoreProcess:
     """A child that never outlives this process: it dies by the kernel's hand, or sees that its parent is gone."""
 
     def __init__(self, config: CoreConfig) -> None:
-        """Start it. The socket and its settings lie in a folder of its own that only this user can enter."""
+        """Starts it. The socket and its settings lie in a folder of its own that only this user can enter."""
         self._folder = Path(tempfile.mkdtemp(prefix="mini-infer-"))
         self.address = f"ipc://{self._folder}/core"
         config_path = self._folder / "config.json"
@@ -51,10 +52,13 @@ class CoreProcess:
         threading.Thread(target=wait, name="core-watch", daemon=True).start()
         return ended
 
-    def end(self) -> None:
-        """Wait a moment for it to leave, having been told to, or kill it; then remove its folder."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
+        """After a normal end it has been told to leave and gets a moment; after an error it is killed."""
         try:
-            self._process.wait(_KILL_AFTER_S)
+            self._process.wait(_KILL_AFTER_S if error_type is None else 0)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

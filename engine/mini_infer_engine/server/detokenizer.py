@@ -1,15 +1,13 @@
 """Token ids to text while they come, one token at a time. Knows nothing of stop strings.
 
-A token may be part of a character (byte-level and byte-fallback vocabularies) and may look different at the beginning of
-a text (Metaspace), so that a piece of text is the difference between two decodings of a short window of tokens.
+A token may be part of a character (byte-level and byte-fallback vocabularies) and may look different at the beginning
+of a text (Metaspace), so that a piece of text is the difference between two decodings of a short window of tokens.
 """
 
 from collections.abc import Sequence
 from typing import Protocol
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-_MAX_INCOMPLETE = 3
-"""Bytes, so at most replacement characters, that an unfinished UTF-8 character can have at the end of a text."""
 _MAX_WINDOW_TOKENS = 48
 """A longer run of bytes that make no text is given up on, or each token would cost more than the one before."""
 
@@ -43,12 +41,13 @@ class Detokenizer:
         text = self._decode(window)
         stable = len(text)
         if text.endswith(_REPLACEMENT) and len(window) <= _MAX_WINDOW_TOKENS:
-            stable = max(len(text.rstrip(_REPLACEMENT)), stable - _MAX_INCOMPLETE)
+            # A byte fallback turns all bytes of a run into these while its last character is unfinished.
+            stable = len(text.rstrip(_REPLACEMENT))
         piece = text[self._emitted : stable]
         if stable < len(text):
             self._emitted = max(self._emitted, stable)
         elif piece:
-            self._window = window[self._context :]
+            self._window = window[self._context :] if len(window) <= _MAX_WINDOW_TOKENS else [token_id]
             self._context = len(self._window)
             self._emitted = len(self._decode(self._window))
         elif len(window) > _MAX_WINDOW_TOKENS:

@@ -1,5 +1,6 @@
-"""What all requests of the HTTP process share: the text model, the line to the core, drain and counts. Knows no routes."""
+"""What all requests of the HTTP process share: text model, line to the core, drain, counts. Knows no routes."""
 
+import asyncio
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,8 +8,9 @@ from dataclasses import dataclass, field
 
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.launch import DRAINING_HEADER
+
 from mini_infer_engine.request import Request, SamplingParams
-from mini_infer_engine.server.core_client import CoreClient, dead_core
+from mini_infer_engine.server.core_client import CoreClient
 from mini_infer_engine.server.messages import ModelInfo
 from mini_infer_engine.server.metrics import ServerMetrics
 from mini_infer_engine.server.text_model import TextModel
@@ -26,6 +28,11 @@ class Front:
     max_body_bytes: int
     in_flight: int = field(default=0, init=False)
     """Requests for text that are not answered completely."""
+    idle: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    """Set while none is."""
+
+    def __post_init__(self) -> None:
+        self.idle.set()
 
     @property
     def draining(self) -> bool:
@@ -39,10 +46,12 @@ class Front:
     def admit(self, model: str | None) -> ModelInfo:
         """The core's model. ApiError: the server takes no requests now, or has no model of that name."""
         if self.core.failure is not None:
-            raise dead_core(self.core.failure)
+            raise self.core.failure
         if self.draining:
             headers = {DRAINING_HEADER: "true"} | _RETRY_HEADERS
-            raise ApiError(503, "this server is draining: send the request to another", code="draining", headers=headers)
+            raise ApiError(
+                503, "this server is draining: send the request to another", code="draining", headers=headers
+            )
         if self.core.model is None:
             raise ApiError(503, "the model is still loading", code="loading", headers=_RETRY_HEADERS)
         self.check_model(model)
@@ -53,17 +62,23 @@ class Front:
         if model is not None and model not in self.text.names:
             served = ", ".join(repr(name) for name in self.text.names)
             raise ApiError(
-                404, f"the model {model!r} does not exist: served here is {served}", param="model", code="model_not_found"
+                404,
+                f"the model {model!r} does not exist: served here is {served}",
+                param="model",
+                code="model_not_found",
             )
 
     @contextmanager
     def counted(self) -> Iterator[None]:
         """A request is in flight."""
         self.in_flight += 1
+        self.idle.clear()
         try:
             yield
         finally:
             self.in_flight -= 1
+            if not self.in_flight:
+                self.idle.set()
 
     def make_requests(
         self,

@@ -4,12 +4,12 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any
 
+from mini_infer_contract.api_errors import ApiError
+from mini_infer_contract.prompt import chat_prompt_ids, completion_prompt_ids
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from mini_infer_contract.api_errors import ApiError
-from mini_infer_contract.prompt import chat_prompt_ids, completion_prompt_ids
 from mini_infer_engine.server.front import Front
 from mini_infer_engine.server.generation import Generation
 from mini_infer_engine.server.http import error_response, json_response, read_body, request_id
@@ -25,7 +25,6 @@ from mini_infer_engine.server.openai_requests import (
     parse_json,
 )
 from mini_infer_engine.server.reply import Piece
-
 
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -60,7 +59,9 @@ async def _prepare(
     limit_name, max_tokens = request.output_limit
     if isinstance(request, ChatRequest):
         if text.encoder is None:
-            raise ApiError(400, "chat needs a tokenizer, and this server runs without: send token ids to /v1/completions")
+            raise ApiError(
+                400, "chat needs a tokenizer, and this server runs without: send token ids to /v1/completions"
+            )
         prompts = [await text.in_thread(chat_prompt_ids, text.encoder, body)]
         prompt_name = "messages"
     else:
@@ -79,12 +80,10 @@ async def _prepare(
                 check_output_fits(len(prompt), max_tokens, model.max_model_len, limit_name)
     except ParameterError as error:
         raise bad_parameter(error) from None
-    requests = front.make_requests(
-        reply_id, prompts, copies, sampling, request.priority or 0, request.cache_salt or ""
-    )
+    requests = front.make_requests(reply_id, prompts, copies, sampling, request.priority or 0, request.cache_salt or "")
     streams = bool(request.stream)
     return Work(
-        Generation(requests, text.decoder, front.metrics, streams),
+        Generation(requests, text.decoder, front.metrics, streams=streams, tells_tokens=bool(request.return_token_ids)),
         ReplyShape(
             "chat" if isinstance(request, ChatRequest) else "completion",
             reply_id,

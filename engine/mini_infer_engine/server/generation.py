@@ -5,6 +5,7 @@ import time
 from collections.abc import Sequence
 
 from mini_infer_contract.api_errors import ApiError
+
 from mini_infer_engine.request import Output, Request
 from mini_infer_engine.server.detokenizer import Decoder
 from mini_infer_engine.server.metrics import ServerMetrics
@@ -14,14 +15,23 @@ from mini_infer_engine.server.reply import Piece, Reply
 class Generation:
     """The choices of one request. The client of the core pushes, one task waits."""
 
-    def __init__(self, requests: Sequence[Request], decoder: Decoder | None, metrics: ServerMetrics, streams: bool) -> None:
+    def __init__(
+        self,
+        requests: Sequence[Request],
+        decoder: Decoder | None,
+        metrics: ServerMetrics,
+        *,
+        streams: bool,
+        tells_tokens: bool = False,
+    ) -> None:
         self.replies = [Reply(request, decoder) for request in requests]
         self.error: ApiError | None = None
         """Why it cannot go on."""
         self.cancelled = False
         """Its client is gone."""
         self._streams = streams
-        self._has_text = decoder is not None
+        self._tells_all = tells_tokens or decoder is None
+        """Steps without text are news too."""
         self._news: list[tuple[int, Piece]] = []
         self._unfinished = len(self.replies)
         self._waiter: asyncio.Future[None] | None = None
@@ -44,7 +54,7 @@ class Generation:
             self._metrics.count_finished(reply.finish_reason, now - self._arrived_at)
             if reply.finish_reason == "error":
                 self.fail(ApiError(500, reply.error, code="engine_error"))
-        if self._streams and (piece.text or reply.finish_reason is not None or not self._has_text):
+        if self._streams and (piece.text or reply.finish_reason is not None or self._tells_all):
             self._news.append((index, piece))
             self._wake()
         elif self.is_over:

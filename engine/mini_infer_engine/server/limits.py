@@ -60,7 +60,7 @@ def _check_stop_strings(params: SamplingParams, has_text: bool) -> None:
 
 
 def check_prompt(token_ids: Sequence[int], max_model_len: int, vocab_size: int, param: str = "prompt") -> None:
-    """ParameterError: the prompt is empty, leaves no room for one token of output, or has ids that the model has not."""
+    """ParameterError: the prompt is empty, leaves no room for a token of output, or has ids that the model has not."""
     if not token_ids:
         raise ParameterError(param, f"{param} has no tokens; at least one is needed")
     if len(token_ids) >= max_model_len:
@@ -80,8 +80,9 @@ def check_output_fits(prompt_tokens: int, max_tokens: int, max_model_len: int, p
     if prompt_tokens + max_tokens > max_model_len:
         raise ParameterError(
             param,
-            f"{param} is {max_tokens} and the prompt has {prompt_tokens} tokens, together {prompt_tokens + max_tokens}, "
-            f"but the context is {max_model_len} tokens (max_model_len): ask for at most {max_model_len - prompt_tokens}",
+            f"{param} is {max_tokens} and the prompt has {prompt_tokens} tokens, together "
+            f"{prompt_tokens + max_tokens}, but the context is {max_model_len} tokens (max_model_len): ask for at most "
+            f"{max_model_len - prompt_tokens}",
             code="context_length_exceeded",
         )
 

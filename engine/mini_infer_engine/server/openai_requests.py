@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
 import msgspec
+from mini_infer_contract.api_errors import ApiError
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from mini_infer_contract.api_errors import ApiError
 from mini_infer_engine.models.config import GenerationDefaults
 from mini_infer_engine.request import SamplingParams
 from mini_infer_engine.server.limits import ParameterError
@@ -114,7 +114,6 @@ class ChatRequest(_GenerationRequest):
     audio: dict[str, Any] | None = None
     modalities: list[str] | None = None
     prediction: dict[str, Any] | None = None
-    reasoning_effort: str | None = None
     verbosity: str | None = None
     web_search_options: dict[str, Any] | None = None
     store: bool | None = None
@@ -124,7 +123,10 @@ class ChatRequest(_GenerationRequest):
     prompt_cache_retention: str | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    # Given to the template, which shows the model what it knows of them.
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    documents: list[dict[str, Any]] | None = None
 
     def neutral_only(self) -> dict[str, Callable[[Any], bool]]:
         """Beside the shared fields; tools are shown to the model, and what it answers stays text."""
@@ -138,7 +140,6 @@ class ChatRequest(_GenerationRequest):
             "audio": lambda value: False,
             "modalities": lambda value: value == ["text"],
             "prediction": lambda value: False,
-            "reasoning_effort": lambda value: value == "none",
             "verbosity": lambda value: value == "medium",
             "web_search_options": lambda value: False,
             "store": lambda value: value is False,
@@ -190,6 +191,8 @@ class TokenizeRequest(_Body):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    documents: list[dict[str, Any]] | None = None
     return_token_strs: bool | None = None
 
 

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 import msgspec
 import zmq
-
 from mini_infer_contract import events
 
 RING_BATCHES = 10_000
@@ -63,9 +62,9 @@ class EventPublisher:
     def publish_load(self, report: events.LoadReport, now: float) -> None:
         """Send the report if it says something new, or as a heartbeat."""
         last = self._last_load
-        if last is not None and not report.accepted and _numbers(report) == _numbers(last):
-            if now - last.ts < _HEARTBEAT_S:
-                return
+        unchanged = last is not None and not report.accepted and _numbers(report) == _numbers(last)
+        if unchanged and last is not None and now - last.ts < _HEARTBEAT_S:
+            return
         self._last_load = msgspec.structs.replace(report, ts=now)
         self._load_sequence += 1
         if self._events is not None:

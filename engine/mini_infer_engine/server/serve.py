@@ -5,12 +5,13 @@ import contextlib
 import logging
 import signal
 import socket
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import msgspec
 import uvicorn
 from fastapi import FastAPI
+from mini_infer_contract.api_errors import ApiError
 
 from mini_infer_engine.server.app import make_app
 from mini_infer_engine.server.core_client import CoreClient, CoreFailedError
@@ -42,7 +43,7 @@ def serve(listening: socket.socket, text: TextModel, core: CoreProcess, options:
         return runner.run(_Server(listening, text, core, options).run())
 
 
-def _loop_factory():
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
     try:
         import uvloop
     except ImportError:
@@ -86,6 +87,8 @@ class _Server:
         for task in owned:
             task.cancel()
         client.stop()
+        if client.failure is None:
+            client.fail(ApiError(503, "the server is stopping", code="stopping"))
         server.should_exit = True
         await serving
         client.close()
@@ -101,10 +104,9 @@ class _Server:
 
     async def _finish_requests(self) -> None:
         logger.info("draining: %d requests are running", self._front.in_flight)
-        deadline = time.monotonic() + self._options.drain_timeout_s
-        while self._front.in_flight and time.monotonic() < deadline:
-            await asyncio.sleep(0.05)
-        if self._front.in_flight:
+        try:
+            await asyncio.wait_for(self._front.idle.wait(), self._options.drain_timeout_s)
+        except TimeoutError:
             logger.warning("leaving with %d requests unfinished after the drain timeout", self._front.in_flight)
         self._leaving.set()
 
@@ -113,7 +115,8 @@ class _Server:
         ended = self._core.watch()
         receiving = asyncio.create_task(client.receive())
         try:
-            await asyncio.wait([ended, receiving], return_when=asyncio.FIRST_COMPLETED)
+            waited: list[asyncio.Future[Any]] = [ended, receiving]
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
             if not receiving.done():
                 # Its last words may still be in the socket.
                 await asyncio.wait([receiving], timeout=0.2)
@@ -123,7 +126,7 @@ class _Server:
         finally:
             receiving.cancel()
         logger.error("%s", reason if client.model is None else f"the core process has failed: {reason}")
-        client.fail(reason)
+        client.fail(ApiError(503, f"the engine's core process has failed: {reason}", code="engine_dead"))
         self._status = 1
         if client.model is not None:
             await asyncio.sleep(_DEAD_CORE_LINGER_S)
@@ -140,7 +143,7 @@ class _Server:
             prompt, cached, generated = stats.prompt_tokens, stats.cached_prompt_tokens, metrics.generation_tokens
             if new_prompt or new_generated or stats.running or stats.waiting:
                 logger.info(
-                    "prompt %.0f tok/s, generation %.0f tok/s, running %d, waiting %d, KV cache %.1f %%, prefix hits %.0f %%",
+                    "prompt %.0f tok/s, generation %.0f tok/s, running %d, waiting %d, KV cache %.1f%%, hits %.0f%%",
                     new_prompt / _THROUGHPUT_INTERVAL_S,
                     new_generated / _THROUGHPUT_INTERVAL_S,
                     stats.running,

@@ -24,7 +24,9 @@ class StopStrings:
         if not self._stops:
             return piece
         text = self._held + piece
-        match = min(((text.find(stop) + len(stop), -len(stop), stop) for stop in self._stops if stop in text), default=None)
+        match = min(
+            ((text.find(stop) + len(stop), -len(stop), stop) for stop in self._stops if stop in text), default=None
+        )
         if match is not None:
             end, negative_length, self.matched = match
             self._held = ""

@@ -4,9 +4,10 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, Self, TypeVar
 
 from mini_infer_contract.prompt import PromptAssets, PromptEncoder
+
 from mini_infer_engine import dry_model
 from mini_infer_engine.models.config import GenerationDefaults
 from mini_infer_engine.server.detokenizer import Decoder
@@ -39,13 +40,10 @@ class TextModel:
         """Run what tokenises: a long prompt takes long enough to hold up every stream on the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: work(*args, **kwargs))
 
-    @staticmethod
-    def dry(names: tuple[str, ...], skip_tokenizer: bool) -> "TextModel":
-        """The model of `--dry-run`."""
-        return TextModel(names, None if skip_tokenizer else dry_model.dry_assets(), GenerationDefaults())
-
-    @staticmethod
-    def from_directory(names: tuple[str, ...], directory: Path, skip_tokenizer: bool) -> "TextModel":
-        """A model folder's tokenizer and generation_config.json. ValueError, OSError: a file is missing or broken."""
+    @classmethod
+    def load(cls, names: tuple[str, ...], directory: Path | None, skip_tokenizer: bool = False) -> Self:
+        """From a model folder, or of the dry run (None). ValueError, OSError: a file is missing or broken."""
+        if directory is None:
+            return cls(names, None if skip_tokenizer else dry_model.dry_assets(), GenerationDefaults())
         assets = None if skip_tokenizer else PromptAssets.from_directory(directory)
-        return TextModel(names, assets, GenerationDefaults.from_directory(directory))
+        return cls(names, assets, GenerationDefaults.from_directory(directory))

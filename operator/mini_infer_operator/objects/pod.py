@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from mini_infer_contract.launch import (
-    DEMO_MODEL,
     EVENTS_PORT,
     HEALTH_PATH,
     HTTP_PORT,
@@ -19,7 +18,7 @@ from mini_infer_contract.resources import (
     NamedItem,
 )
 
-from mini_infer_operator.launch import Launch
+from mini_infer_operator.launch import Addresses, Launch, grace_s, serve_arguments
 from mini_infer_operator.objects.names import selector, service_labels
 
 CONTAINER = "engine"
@@ -27,10 +26,10 @@ MODEL_MOUNT = "/model"
 MODEL_VOLUME = "mini-infer-model"
 SCRATCH_VOLUME = "mini-infer-tmp"
 
-GRACE_S = 300
-"""Default time for a draining engine to finish what it runs."""
 UNROUTE_S = 5
 """preStop waits this long before SIGTERM, so that every gateway has seen the pod go and the engine refuses nobody."""
+EXIT_S = 3
+"""Left of the grace period for the process to end after its drain."""
 START_LIMIT_S = 3600
 """A start longer than this (weights from a hub) counts as hung."""
 
@@ -43,8 +42,9 @@ def pod_template(
     metadata = user.metadata.model_dump(exclude_none=True) if user.metadata else {}
     annotations = {
         ANNOTATION_MODEL: launch.model_name,
-        ANNOTATION_SERVICE_CREATED: service.metadata.creation_timestamp,
     }
+    if service.metadata.creation_timestamp:
+        annotations[ANNOTATION_SERVICE_CREATED] = service.metadata.creation_timestamp
     return {
         "metadata": {
             "labels": {
@@ -67,7 +67,7 @@ def _pod_spec(launch: Launch, pull_policy: str | None) -> dict[str, Any]:
     ours: dict[str, Any] = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": GRACE_S,
+        "terminationGracePeriodSeconds": grace_s(launch),
     }
     security = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
     return {
@@ -95,14 +95,19 @@ def _container(launch: Launch, pull_policy: str | None) -> dict[str, Any]:
         "name": CONTAINER,
         "image": launch.image,
         "command": ["mini-infer-serve"],
-        "args": [*_model_arguments(launch), *_address_arguments(), *launch.arguments],
+        "args": serve_arguments(
+            launch,
+            Addresses(host="0.0.0.0", http_port=HTTP_PORT, events_port=EVENTS_PORT, replay_port=REPLAY_PORT),
+            claim_mount=MODEL_MOUNT,
+            drain_s=grace_s(launch) - UNROUTE_S - EXIT_S,
+        ),
         "env": _environment(launch, launch.template.container.env or () if launch.template.container else ()),
         "ports": [
             {"name": "http", "containerPort": HTTP_PORT},
             {"name": "events", "containerPort": EVENTS_PORT},
             {"name": "replay", "containerPort": REPLAY_PORT},
         ],
-        "startupProbe": _probe(HEALTH_PATH, period_s=2, failures=START_LIMIT_S // 2),
+        "startupProbe": _probe(HEALTH_PATH, period_s=1, failures=START_LIMIT_S),
         "livenessProbe": _probe(HEALTH_PATH, period_s=5, failures=3),
         "readinessProbe": _probe(READY_PATH, period_s=2, failures=2),
         "lifecycle": {"preStop": {"sleep": {"seconds": UNROUTE_S}}},
@@ -118,27 +123,6 @@ def _container(launch: Launch, pull_policy: str | None) -> dict[str, Any]:
     if policy:
         container["imagePullPolicy"] = policy
     return container
-
-
-def _model_arguments(launch: Launch) -> list[str]:
-    source = launch.source
-    if source.demo:
-        model = DEMO_MODEL
-    elif source.claim is not None:
-        model = f"{MODEL_MOUNT}/{source.claim_path}".rstrip("/")
-    else:
-        model = source.path or source.hub_id or ""
-    revision = [f"--revision={source.hub_revision}"] if source.hub_revision else []
-    return [f"--model={model}", *revision, f"--served-model-name={launch.model_name}"]
-
-
-def _address_arguments() -> list[str]:
-    return [
-        "--host=0.0.0.0",
-        f"--port={HTTP_PORT}",
-        f"--events-port={EVENTS_PORT}",
-        f"--replay-port={REPLAY_PORT}",
-    ]
 
 
 def _environment(launch: Launch, users: Sequence[NamedItem]) -> list[dict[str, Any]]:

@@ -32,6 +32,9 @@ def render(service: InferenceService, plan: Plan, frozen: Templates, pull_policy
 
 
 def _metadata(service: InferenceService, name: str, labels: Mapping[str, str]) -> Manifest:
+    metadata = {"name": name, "namespace": service.metadata.namespace, "labels": {**service_labels(service), **labels}}
+    if not service.metadata.uid:  # not stored in a cluster: `mini-infer plan` shows what would be
+        return metadata
     owner = {
         "apiVersion": f"{GROUP}/{VERSION}",
         "kind": KIND,
@@ -39,12 +42,7 @@ def _metadata(service: InferenceService, name: str, labels: Mapping[str, str]) -
         "uid": service.metadata.uid,
         "controller": True,
     }
-    return {
-        "name": name,
-        "namespace": service.metadata.namespace,
-        "labels": {**service_labels(service), **labels},
-        "ownerReferences": [owner],
-    }
+    return {**metadata, "ownerReferences": [owner]}
 
 
 def _controller_revision(service: InferenceService, workload: Workload, template: Mapping[str, Any]) -> Manifest:
