@@ -5,7 +5,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from mini_infer_contract import launch
-from mini_infer_contract.api_errors import ApiError
+from mini_infer_contract.api_errors import ApiError, read_json_object
 from mini_infer_contract.prompt import chat_prompt_ids
 from starlette.responses import Response
 
@@ -13,7 +13,7 @@ from mini_infer_engine import __version__
 from mini_infer_engine.server.front import Front
 from mini_infer_engine.server.generate import answer
 from mini_infer_engine.server.http import RequestIds, install_error_handlers, json_response, read_body
-from mini_infer_engine.server.openai_requests import DetokenizeRequest, TokenizeRequest, parse_body, parse_json
+from mini_infer_engine.server.openai_requests import DetokenizeRequest, TokenizeRequest, parse_body
 
 _STARTED = 0
 """`created` of a model: OpenAI's field, which says nothing here."""
@@ -119,7 +119,7 @@ async def _kv_snapshot(front: Front) -> Response:
 
 
 async def _tokenize(front: Front, http_request: Request) -> Response:
-    body = parse_json(await read_body(http_request, front.max_body_bytes))
+    body = read_json_object(await read_body(http_request, front.max_body_bytes))
     request = parse_body(body, TokenizeRequest)
     front.check_model(request.model)
     encoder = front.text.encoder
@@ -141,7 +141,7 @@ async def _tokenize(front: Front, http_request: Request) -> Response:
 
 
 async def _detokenize(front: Front, http_request: Request) -> Response:
-    request = parse_body(parse_json(await read_body(http_request, front.max_body_bytes)), DetokenizeRequest)
+    request = parse_body(read_json_object(await read_body(http_request, front.max_body_bytes)), DetokenizeRequest)
     front.check_model(request.model)
     encoder = front.text.encoder
     if encoder is None:
