@@ -34,7 +34,7 @@ echo "==> 3/3 the other packages"
 # The torch that is there stays, whichever it is: its pin is replaced by itself, its companions' pins are dropped.
 grep -vE '^(torch|triton|nvidia-|cuda-)' constraints.txt >$venv/constraints.txt
 $venv/bin/python -c 'import importlib.metadata as m; print("torch==" + m.version("torch"))' >>$venv/constraints.txt
-$venv/bin/python -m pip install -c $venv/constraints.txt -e '.[all,dev]'
+$venv/bin/python -m pip install -c $venv/constraints.txt -e '.[all,dev]' | sed '/^Requirement already satisfied/d'
 
 echo "$stamp" >$venv/installed
 echo "==> $venv is ready ($((SECONDS - started)) s)"
