@@ -68,5 +68,6 @@ class WorkQueue(Generic[Key]):
             if pause_s is None and not wake.is_set():
                 del self._tasks[key], self._wakes[key]  # no await since the check: nobody can have added meanwhile
                 return
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(wake.wait(), min(pause_s or 0.0, self._resync_s))
+            with contextlib.suppress(TimeoutError):  # not wait_for: Python 3.11's can lose a cancellation
+                async with asyncio.timeout(min(pause_s or 0.0, self._resync_s)):
+                    await wake.wait()
