@@ -102,9 +102,10 @@ def test_a_block_is_stored_with_its_first_copy_and_removed_with_its_last() -> No
 def test_the_copy_that_stays_counts_as_used_when_the_other_goes() -> None:
     cache = PrefixCache(4, 16)
     old, other = compute(cache, TEXT[:16]), compute(cache, TEXT[100:116])
-    double = compute(cache, TEXT[:16])
-    for sequence in (old, other, double):
-        release(cache, sequence)
+    release(cache, old)
+    release(cache, other)
+    release(cache, compute(cache, TEXT[:16]))  # as a prompt of sixteen tokens would: its only block cannot hit
+    assert cache.pool.num_cached == 2
     for _ in range(3):  # two blank ones, then the least recently used
         cache.pool.allocate()
     assert cache.match_length(make_sequence(TEXT[:17])) == 1

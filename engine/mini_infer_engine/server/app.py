@@ -5,7 +5,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from mini_infer_contract import launch
-from mini_infer_contract.api_errors import ApiError
+from mini_infer_contract.api_errors import ApiError, read_json_object
 from mini_infer_contract.prompt import chat_prompt_ids
 from starlette.responses import Response
 
@@ -13,9 +13,9 @@ from mini_infer_engine import __version__
 from mini_infer_engine.server.front import Front
 from mini_infer_engine.server.generate import answer
 from mini_infer_engine.server.http import RequestIds, install_error_handlers, json_response, read_body
-from mini_infer_engine.server.openai_requests import DetokenizeRequest, TokenizeRequest, parse_body, parse_json
+from mini_infer_engine.server.openai_requests import DetokenizeRequest, TokenizeRequest, parse_body
 
-_STARTED = 0
+_CREATED = 0
 """`created` of a model: OpenAI's field, which says nothing here."""
 
 
@@ -28,6 +28,7 @@ def make_app(front: Front) -> FastAPI:
         ("/v1/chat/completions", "POST", lambda request: answer(front, request, "chat")),
         ("/v1/completions", "POST", lambda request: answer(front, request, "completion")),
         ("/v1/models", "GET", lambda request: _models(front)),
+        ("/v1/models/{name:path}", "GET", lambda request: _model(front, request)),
         ("/tokenize", "POST", lambda request: _tokenize(front, request)),
         ("/detokenize", "POST", lambda request: _detokenize(front, request)),
         (launch.HEALTH_PATH, "GET", lambda request: _health(front)),
@@ -77,20 +78,19 @@ async def _metrics(front: Front) -> Response:
 
 
 async def _models(front: Front) -> Response:
+    return json_response({"object": "list", "data": [_describe(front, name) for name in front.text.names]})
+
+
+async def _model(front: Front, request: Request) -> Response:
+    name = request.path_params["name"]
+    front.check_model(name)
+    return json_response(_describe(front, name))
+
+
+def _describe(front: Front, name: str) -> dict[str, Any]:
     max_model_len = front.core.model.max_model_len if front.core.model else None
-    names = front.text.names
-    models = [
-        {
-            "id": name,
-            "object": "model",
-            "created": _STARTED,
-            "owned_by": "mini-infer",
-            "root": names[0],
-            "max_model_len": max_model_len,
-        }
-        for name in names
-    ]
-    return json_response({"object": "list", "data": models})
+    model = {"id": name, "object": "model", "created": _CREATED, "owned_by": "mini-infer"}
+    return model | {"root": front.text.names[0], "max_model_len": max_model_len}
 
 
 async def _start_drain(front: Front) -> Response:
@@ -119,7 +119,7 @@ async def _kv_snapshot(front: Front) -> Response:
 
 
 async def _tokenize(front: Front, http_request: Request) -> Response:
-    body = parse_json(await read_body(http_request, front.max_body_bytes))
+    body = read_json_object(await read_body(http_request, front.max_body_bytes))
     request = parse_body(body, TokenizeRequest)
     front.check_model(request.model)
     encoder = front.text.encoder
@@ -141,7 +141,7 @@ async def _tokenize(front: Front, http_request: Request) -> Response:
 
 
 async def _detokenize(front: Front, http_request: Request) -> Response:
-    request = parse_body(parse_json(await read_body(http_request, front.max_body_bytes)), DetokenizeRequest)
+    request = parse_body(read_json_object(await read_body(http_request, front.max_body_bytes)), DetokenizeRequest)
     front.check_model(request.model)
     encoder = front.text.encoder
     if encoder is None:

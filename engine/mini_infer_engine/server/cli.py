@@ -168,7 +168,7 @@ def _add_model_flags(group: argparse._ArgumentGroup) -> None:
         help="token ids in, token ids out, no text",
     )
     group.add_argument(
-        "--role", choices=("unified",), default="unified", help="prefill and decode apart are not supported yet"
+        "--role", type=_role, default="unified", help="unified: prefill and decode in one (the only one yet)"
     )
 
 
@@ -259,6 +259,12 @@ def _number(text: str, kind: type[int] | type[float], low: float, high: float, w
     if value is None or not low <= value <= high:
         raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
     return value
+
+
+def _role(text: str) -> str:
+    if text != "unified":
+        raise argparse.ArgumentTypeError(f"{text!r} is not supported: engines are unified, prefill and decode in one")
+    return text
 
 
 def _positive(text: str) -> int:

@@ -7,6 +7,7 @@ do it sleeps in poll.
 import ctypes
 import logging
 import os
+import shutil
 import signal
 import sys
 import time
@@ -67,7 +68,9 @@ class CoreLoop:
             now = time.time()
             self._publisher.publish_events(self._engine.take_events(), now)
             if self._publisher.load_is_due(now):
-                self._publisher.publish_load(self._engine.load(), now)
+                load = self._engine.load()
+                accepted = messages.client_ids(load.accepted)
+                self._publisher.publish_load(msgspec.structs.replace(load, accepted=accepted), now)
 
     def _receive(self) -> None:
         if not self._engine.has_work:
@@ -129,7 +132,7 @@ def send(router: zmq.Socket[bytes], front: bytes, message: messages.CoreMessage)
     router.send_multipart([front, messages.encode(message)])
 
 
-def serve(config: CoreConfig) -> None:
+def serve(config: CoreConfig, folder: Path) -> None:
     """Build the engine while the front waits, then run it. What goes wrong is told to the front before it is raised."""
     context = zmq.Context()
     router = context.socket(zmq.ROUTER)
@@ -137,6 +140,7 @@ def serve(config: CoreConfig) -> None:
     router.set(zmq.RCVHWM, 0)
     router.bind(config.address)
     front, _ = router.recv_multipart()  # its Hello
+    shutil.rmtree(folder, ignore_errors=True)  # they are connected: nothing is left behind, however they end
     try:
         publisher = EventPublisher(context, config.host, config.events_port, config.replay_port)
         built = build_engine(config.settings, config.dry_run)
@@ -155,7 +159,8 @@ def serve(config: CoreConfig) -> None:
 
 def main() -> None:
     """Run as `python -m mini_infer_engine.server.core CONFIG`; started by core_process.py alone."""
-    config = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=CoreConfig)
+    config_path = Path(sys.argv[1])
+    config = msgspec.json.decode(config_path.read_bytes(), type=CoreConfig)
     configure_logging(config.log_level)
     # The front decides when to leave, also when the terminal or a supervisor signals the whole process group.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -163,7 +168,7 @@ def main() -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() == config.parent_pid:
-        serve(config)
+        serve(config, config_path.parent)
 
 
 if __name__ == "__main__":

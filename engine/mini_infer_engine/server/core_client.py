@@ -40,10 +40,6 @@ class CoreClient:
         """Why the core takes no requests any more."""
         self._send(messages.Hello())
 
-    def is_waited_for(self, request_id: str) -> bool:
-        """Whether the id is in use."""
-        return request_id in self._waiting
-
     def submit(self, generation: Generation) -> None:
         """Send all choices; their outputs are pushed from now on."""
         if self.failure is not None:
@@ -83,7 +79,9 @@ class CoreClient:
                     self._metrics.take_stats(stats)
                     self._push(outputs)
                 case messages.SnapshotTaken(ticket, payload):
-                    self._snapshots.pop(ticket).set_result(payload)
+                    answer = self._snapshots.pop(ticket)
+                    if not answer.done():
+                        answer.set_result(payload)
                 case messages.Ready(model):
                     self.model = self._metrics.model = model
                     logger.info(
@@ -103,7 +101,12 @@ class CoreClient:
             if waiting is None:
                 continue  # it left, and the core does not know yet
             generation, index = waiting
-            stop = generation.push(index, output, now)
+            try:
+                stop = generation.push(index, output, now)
+            except Exception:
+                logger.exception("request %s: its output cannot be made into text", output.request_id)
+                generation.fail(ApiError(500, "the output cannot be made into text; the log says why", code="internal"))
+                stop = True
             if stop:
                 aborts.append(output.request_id)
             if stop or output.finish_reason is not None:
@@ -118,7 +121,8 @@ class CoreClient:
             generation.fail(error)
         self._waiting.clear()
         for answer in self._snapshots.values():
-            answer.set_exception(error)
+            if not answer.done():
+                answer.set_exception(error)
 
     def close(self) -> None:
         """Close the socket; the last messages have a moment to leave."""

@@ -1,6 +1,7 @@
 """What all requests of the HTTP process share: text model, line to the core, drain, counts. Knows no routes."""
 
 import asyncio
+import itertools
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ from mini_infer_contract.launch import DRAINING_HEADER
 
 from mini_infer_engine.request import Request, SamplingParams
 from mini_infer_engine.server.core_client import CoreClient
-from mini_infer_engine.server.messages import ModelInfo
+from mini_infer_engine.server.messages import ModelInfo, core_id
 from mini_infer_engine.server.metrics import ServerMetrics
 from mini_infer_engine.server.text_model import TextModel
 
@@ -30,6 +31,8 @@ class Front:
     """Requests for text that are not answered completely."""
     idle: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     """Set while none is."""
+
+    _serials: Iterator[int] = field(default_factory=itertools.count, init=False)
 
     def __post_init__(self) -> None:
         self.idle.set()
@@ -94,18 +97,12 @@ class Front:
         choices = [(prompt, copy) for prompt in prompts for copy in range(copies)]
         return [
             Request(
-                request_id=self._core_id(request_id, index),
+                request_id=core_id(request_id, next(self._serials)),
                 prompt_token_ids=prompt,
                 sampling=sampling,
                 priority=priority,
                 cache_salt=cache_salt,
                 noise_seed=(seed + copy) % 2**63,
             )
-            for index, (prompt, copy) in enumerate(choices)
+            for prompt, copy in choices
         ]
-
-    def _core_id(self, request_id: str, index: int) -> str:
-        """The client's id itself where it can be: load reports name it, and gateways look for it there."""
-        if index == 0 and not self.core.is_waited_for(request_id):
-            return request_id
-        return f"{request_id}#{index}-{secrets.token_hex(8)}"

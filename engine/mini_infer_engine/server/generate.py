@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any
 
-from mini_infer_contract.api_errors import ApiError
+from mini_infer_contract.api_errors import ApiError, read_json_object
 from mini_infer_contract.prompt import chat_prompt_ids, completion_prompt_ids
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
@@ -22,7 +22,6 @@ from mini_infer_engine.server.openai_requests import (
     CompletionRequest,
     bad_parameter,
     parse_body,
-    parse_json,
 )
 from mini_infer_engine.server.reply import Piece
 
@@ -45,7 +44,7 @@ class Work:
 
 async def answer(front: Front, http_request: HttpRequest, kind: Kind) -> Response:
     """Handle one request; the returned response is already running, or complete."""
-    body = parse_json(await read_body(http_request, front.max_body_bytes))
+    body = read_json_object(await read_body(http_request, front.max_body_bytes))
     request: ChatRequest | CompletionRequest
     request = parse_body(body, ChatRequest) if kind == "chat" else parse_body(body, CompletionRequest)
     model = front.admit(request.model)

@@ -4,10 +4,26 @@ The front's DEALER sends one `FrontMessage` a ZMQ message, the core's ROUTER one
 for one front travel together, so that the front wakes once a step.
 """
 
+from collections.abc import Iterable
+
 import msgspec
 
 from mini_infer_engine.request import Output, Request
 from mini_infer_engine.stats import EngineStats
+
+
+def core_id(client_id: str, serial: int) -> str:
+    """The core's name for one choice of a client's request.
+
+    Clients repeat their ids, above all when they try again; outputs that are still on their way must not find the
+    second request.
+    """
+    return f"{client_id}#{serial}"
+
+
+def client_ids(core_ids: Iterable[str]) -> list[str]:
+    """The clients' ids behind these, once each."""
+    return list(dict.fromkeys(name.rpartition("#")[0] for name in core_ids))
 
 
 class Add(msgspec.Struct, frozen=True, tag=True):

@@ -6,7 +6,6 @@ Types are strict: nothing is converted. Ranges are checked in limits.py, prompts
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
-import msgspec
 from mini_infer_contract.api_errors import ApiError
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -116,6 +115,8 @@ class ChatRequest(_GenerationRequest):
     prediction: dict[str, Any] | None = None
     verbosity: str | None = None
     web_search_options: dict[str, Any] | None = None
+    moderation: dict[str, Any] | None = None
+    prompt_cache_options: dict[str, Any] | None = None
     store: bool | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None
@@ -142,6 +143,8 @@ class ChatRequest(_GenerationRequest):
             "prediction": lambda value: False,
             "verbosity": lambda value: value == "medium",
             "web_search_options": lambda value: False,
+            "moderation": lambda value: False,
+            "prompt_cache_options": lambda value: False,
             "store": lambda value: value is False,
             "service_tier": lambda value: value in ("auto", "default"),
             "prompt_cache_retention": lambda value: value in ("in_memory", "in-memory"),
@@ -204,17 +207,6 @@ class DetokenizeRequest(_Body):
 
 
 BodyType = TypeVar("BodyType", bound=_Body)
-
-
-def parse_json(raw: bytes) -> dict[str, Any]:
-    """The JSON object in a request's body. ApiError: it is none."""
-    try:
-        body = msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ApiError(400, f"the body is not valid JSON: {error}") from None
-    if not isinstance(body, dict):
-        raise ApiError(400, f"the body must be a JSON object, not {type(body).__name__}")
-    return body
 
 
 def parse_body(body: dict[str, Any], body_type: type[BodyType]) -> BodyType:

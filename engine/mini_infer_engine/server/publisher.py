@@ -3,12 +3,15 @@
 It forms no event and decides nothing about the cache; formats are contract.events'.
 """
 
+import logging
 from collections import deque
 from collections.abc import Sequence
 
 import msgspec
 import zmq
 from mini_infer_contract import events
+
+logger = logging.getLogger(__name__)
 
 RING_BATCHES = 10_000
 """Batches kept for replay; who missed more than these reads /kv_snapshot."""
@@ -30,7 +33,7 @@ class EventPublisher:
         self.replay = _bind(context, zmq.ROUTER, host, replay_port, "--replay-port")
         self.last_sequence = -1
         """Of the last batch of KV events."""
-        self._ring: deque[tuple[bytes, bytes]] = deque(maxlen=RING_BATCHES)
+        self._ring: deque[tuple[int, bytes]] = deque(maxlen=RING_BATCHES)
         self._load_sequence = -1
         self._last_load: events.LoadReport | None = None
         self._load_postponed = False
@@ -40,11 +43,9 @@ class EventPublisher:
         if not new:
             return
         self.last_sequence += 1
-        sequence = events.sequence_frame(self.last_sequence)
         payload = events.encode(events.KVEventBatch(ts=now, events=list(new)))
-        self._ring.append((sequence, payload))
-        if self._events is not None:
-            self._events.send_multipart([events.EVENTS_TOPIC, sequence, payload])
+        self._ring.append((self.last_sequence, payload))
+        self._send(events.EVENTS_TOPIC, self.last_sequence, payload)
 
     def load_is_due(self, now: float) -> bool:
         """Whether `publish_load` may send: ask before each, for making a report costs time."""
@@ -67,9 +68,11 @@ class EventPublisher:
             return
         self._last_load = msgspec.structs.replace(report, ts=now)
         self._load_sequence += 1
+        self._send(events.LOAD_TOPIC, self._load_sequence, events.encode(self._last_load))
+
+    def _send(self, topic: bytes, sequence: int, payload: bytes) -> None:
         if self._events is not None:
-            sequence = events.sequence_frame(self._load_sequence)
-            self._events.send_multipart([events.LOAD_TOPIC, sequence, events.encode(self._last_load)])
+            self._events.send_multipart([topic, events.sequence_frame(sequence), payload])
 
     def answer_replays(self) -> None:
         """Send each peer that asked the batches from its number on, as far as they are kept, and the end marker."""
@@ -78,13 +81,15 @@ class EventPublisher:
                 frames = self.replay.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            wanted = frames[-1]
-            if len(wanted) != events.SEQUENCE_BYTES:
+            try:
+                first = events.read_sequence(frames[-1])
+            except events.EventFormatError as error:
+                logger.warning("a replay request is ignored: %s", error)
                 continue
             for sequence, payload in self._ring:
-                if sequence >= wanted:  # big-endian numbers compare like bytes
-                    self.replay.send_multipart([frames[0], b"", sequence, payload])
-            self.replay.send_multipart([frames[0], b"", events.REPLAY_END, b""])
+                if sequence >= first:
+                    self.replay.send_multipart([frames[0], *events.replay_frames(sequence, payload)])
+            self.replay.send_multipart([frames[0], *events.REPLAY_LAST_FRAMES])
 
     def close(self) -> None:
         """Close the sockets, what they hold unsent included."""

@@ -19,6 +19,7 @@ from mini_infer_engine.server.core_process import CoreProcess
 from mini_infer_engine.server.front import Front
 from mini_infer_engine.server.metrics import ServerMetrics
 from mini_infer_engine.server.text_model import TextModel
+from mini_infer_engine.server.throughput import Throughput
 
 logger = logging.getLogger(__name__)
 
@@ -134,23 +135,12 @@ class _Server:
 
     async def _log_throughput(self, metrics: ServerMetrics) -> None:
         """A line every ten seconds while there is something to tell."""
-        prompt = cached = generated = 0
+        throughput = Throughput()
         while True:
             await asyncio.sleep(_THROUGHPUT_INTERVAL_S)
-            stats = metrics.stats
-            new_prompt, new_cached = stats.prompt_tokens - prompt, stats.cached_prompt_tokens - cached
-            new_generated = metrics.generation_tokens - generated
-            prompt, cached, generated = stats.prompt_tokens, stats.cached_prompt_tokens, metrics.generation_tokens
-            if new_prompt or new_generated or stats.running or stats.waiting:
-                logger.info(
-                    "prompt %.0f tok/s, generation %.0f tok/s, running %d, waiting %d, KV cache %.1f%%, hits %.0f%%",
-                    new_prompt / _THROUGHPUT_INTERVAL_S,
-                    new_generated / _THROUGHPUT_INTERVAL_S,
-                    stats.running,
-                    stats.waiting,
-                    100 * stats.kv_usage,
-                    100 * new_cached / new_prompt if new_prompt else 0.0,
-                )
+            line = throughput.line(metrics.stats, metrics.generation_tokens, _THROUGHPUT_INTERVAL_S)
+            if line:
+                logger.info(line)
 
 
 def _uvicorn_config(app: FastAPI) -> uvicorn.Config:

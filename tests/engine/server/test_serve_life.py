@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import httpx
 import pytest
@@ -134,12 +135,14 @@ def running_whole(server: DryServer) -> Iterator[RunningRequest]:
     request.join()
 
 
-def test_the_core_does_not_outlive_its_parent() -> None:
+def test_the_core_does_not_outlive_its_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     with DryServer(*SLOW) as server:
         core = server.core_pid
         server.process.kill()
         server.wait()
         wait_until(lambda: process_is_gone(core), 3)
+    assert list(tmp_path.iterdir()) == []
 
 
 def run_to_its_end(*flags: str) -> tuple[int, str]:

@@ -51,7 +51,9 @@ def test_health_models_and_unknown_paths(server: DryServer) -> None:
     assert server.client.get("/healthz").json()["status"] == "ok"
     assert server.client.get("/healthz").json()["model"] == "dry"
     assert [model["id"] for model in server.client.get("/v1/models").json()["data"]] == ["dry", "other-name"]
+    assert server.client.get("/v1/models/other-name").json()["id"] == "other-name"
     for response, status in (
+        (server.client.get("/v1/models/none"), 404),
         (server.client.get("/nothing"), 404),
         (server.client.get("/v1/chat/completions"), 405),
         (server.client.delete("/healthz"), 405),
@@ -190,6 +192,17 @@ def test_a_client_that_leaves_stops_its_sequence(server: DryServer, streams: boo
     took = wait_until(lambda: server.metric("vllm:num_requests_running") == 0)
     assert took < 1  # 4000 steps would be more than 4 s
     assert server.client.get("/drain").json()["running"] == 0
+
+
+def test_a_second_try_under_the_same_id_gets_its_own_text_only(server: DryServer) -> None:
+    headers = {"x-request-id": "again"}
+    for attempt in range(10):
+        first = {"model": "dry", "prompt": "wrong", "ignore_eos": True, "max_tokens": 3000, "stream": True}
+        with server.client.stream("POST", "/v1/completions", json=first, headers=headers) as response:
+            next(response.iter_raw())
+        second = {"model": "dry", "prompt": f"right {attempt}", "max_tokens": 10}
+        answer = server.client.post("/v1/completions", json=second, headers=headers).json()
+        assert answer["choices"][0]["text"] == f"right {attempt}"
 
 
 def test_tokenize_and_detokenize(server: DryServer) -> None:
