@@ -4,10 +4,10 @@ import random
 from dataclasses import dataclass, field
 
 from mini_infer_contract.events import BlockRemoved, BlockStored
-
 from mini_infer_engine.engine import Engine
 from mini_infer_engine.request import Output, Request, SamplingParams
 from mini_infer_engine.settings import EngineSettings
+
 from tests.support.fake_runner import EOS, VOCABULARY, FakeRunner, expected_tokens
 
 
