@@ -44,7 +44,7 @@ def test_revisions_of_earlier_operators_are_found_again() -> None:
     """Golden: were this to change, upgrading the operator would roll every service."""
     full = {
         "model": {"uri": "hf://a/b@c", "name": "n"},
-        "unified": {"engine": {"dtype": "auto", "kvCacheMemory": "1Gi"}},
+        "unified": {"engine": {"dtype": "auto", "pageSize": 16}},
     }
     assert revision({}) == "d9ea096027"
     assert revision({"spec": full}) == "dc2fe1080a"

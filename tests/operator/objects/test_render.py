@@ -1,4 +1,4 @@
-"""Services in, manifests out, as YAML files in ../data. `python -m tests.operator.objects.test_render` writes them anew."""
+"""Services in, manifests out: files in ../data, which `python -m tests.operator.objects.test_render` writes."""
 
 from pathlib import Path
 from typing import Any
