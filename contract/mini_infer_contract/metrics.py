@@ -1,11 +1,72 @@
 """Metric and label names: what engine and gateway export and what dashboards, HPA and KEDA read.
 
-Names with the prefix `vllm:` are vLLM's, because llm-d, WVA and the Gateway API inference extension read those.
+Names with the prefix `vllm:` are vLLM's, because llm-d, WVA and the Gateway API inference extension read those. Ours
+follow Prometheus' conventions: base units, `_total` on counters; a counter's name stands here with its suffix.
 """
 
+# vLLM's names, exported by the engine.
 REQUESTS_WAITING = "vllm:num_requests_waiting"
 REQUESTS_RUNNING = "vllm:num_requests_running"
 KV_CACHE_USAGE = "vllm:kv_cache_usage_perc"
 """Share of the page pool in use, 0 to 1."""
 CACHE_CONFIG_INFO = "vllm:cache_config_info"
 LORA_REQUESTS_INFO = "vllm:lora_requests_info"
+
+# Engine.
+ENGINE_REQUESTS = "mini_infer_engine_requests_total"
+"""Counter: finished requests, by `finish_reason`."""
+ENGINE_PROMPT_TOKENS = "mini_infer_engine_prompt_tokens_total"
+"""Counter: prompt tokens of admitted requests, cached ones included."""
+ENGINE_CACHED_TOKENS = "mini_infer_engine_cached_tokens_total"
+"""Counter: prompt tokens found in the prefix cache at first admission."""
+ENGINE_GENERATION_TOKENS = "mini_infer_engine_generation_tokens_total"
+"""Counter: output tokens."""
+ENGINE_TIME_TO_FIRST_TOKEN = "mini_infer_engine_time_to_first_token_seconds"
+"""Histogram: from a request's arrival to its first token."""
+ENGINE_INTER_TOKEN_LATENCY = "mini_infer_engine_inter_token_latency_seconds"
+"""Histogram: between successive tokens of one request."""
+ENGINE_REQUEST_DURATION = "mini_infer_engine_request_duration_seconds"
+"""Histogram: from a request's arrival to its last token."""
+ENGINE_QUEUE_TIME = "mini_infer_engine_queue_time_seconds"
+"""Histogram: from a request's arrival to its first admission."""
+ENGINE_PREEMPTIONS = "mini_infer_engine_preemptions_total"
+"""Counter: running requests sent back to the queue because pages ran out."""
+ENGINE_STEP_SEQUENCES = "mini_infer_engine_step_sequences"
+"""Histogram: sequences in one step's batch."""
+ENGINE_STEP_TOKENS = "mini_infer_engine_step_tokens"
+"""Histogram: tokens in one step's batch."""
+ENGINE_KV_USAGE = "mini_infer_engine_kv_usage_ratio"
+"""Gauge: share of the page pool in use, 0 to 1 (as vllm:kv_cache_usage_perc)."""
+ENGINE_DRAINING = "mini_infer_engine_draining"
+"""Gauge: 1 from the start of a drain."""
+
+# Gateway.
+GATEWAY_REQUESTS = "mini_infer_gateway_requests_total"
+"""Counter: answered requests, by `model` and HTTP `status`; an unknown model counts as the model ""."""
+GATEWAY_ROUTING_DECISIONS = "mini_infer_gateway_routing_decisions_total"
+"""Counter: routing decisions, by `reason`."""
+GATEWAY_PROMPT_TOKENS = "mini_infer_gateway_prompt_tokens_total"
+"""Counter: prompt tokens of routed requests, by `model`."""
+GATEWAY_HIT_TOKENS = "mini_infer_gateway_hit_tokens_total"
+"""Counter: prompt tokens that the index says the chosen endpoint holds, by `model`."""
+GATEWAY_RETRIES = "mini_infer_gateway_retries_total"
+"""Counter: requests sent to another endpoint before their first byte, by `reason`."""
+GATEWAY_ENDPOINTS = "mini_infer_gateway_endpoints"
+"""Gauge: endpoints, by `model` and `state`."""
+GATEWAY_IN_FLIGHT = "mini_infer_gateway_in_flight_requests"
+"""Gauge: requests being relayed, by `model`."""
+GATEWAY_TIME_TO_FIRST_BYTE = "mini_infer_gateway_time_to_first_byte_seconds"
+"""Histogram: from a request's arrival to the first body byte from its endpoint, by `model`: TTFT at the client."""
+GATEWAY_OVERHEAD = "mini_infer_gateway_overhead_seconds"
+"""Histogram: what the gateway itself adds before a request goes out: parsing, tokenising, routing."""
+GATEWAY_EVENT_GAPS = "mini_infer_gateway_event_gaps_total"
+"""Counter: gaps in an endpoint's KV event sequence, by `healed`: replay or snapshot."""
+
+# Labels.
+LABEL_MODEL = "model"
+"""The served name that the client asked for; never an arbitrary string of a client's."""
+LABEL_STATUS = "status"
+LABEL_REASON = "reason"
+LABEL_STATE = "state"
+LABEL_FINISH_REASON = "finish_reason"
+LABEL_HEALED = "healed"
