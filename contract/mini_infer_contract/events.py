@@ -73,7 +73,8 @@ class KVEventBatch(msgspec.Struct, frozen=True, array_like=True, omit_defaults=T
     ts: float
     """Seconds since the epoch."""
     events: list[KVEvent]
-    data_parallel_rank: int | None = None
+    data_parallel_rank: int | None = 0
+    """vLLM's publisher puts 0 where there is no data parallelism."""
 
 
 class LoadReport(msgspec.Struct, frozen=True):
@@ -167,7 +168,7 @@ _EVENT_TYPES: dict[str, type[BlockStored | BlockRemoved | AllBlocksCleared]] = {
 
 
 def _decode_other_forms(payload: bytes) -> KVEventBatch:
-    """Events as arrays that begin with their type (vLLM before 0.17 or so, SGLang), and types from the future."""
+    """Events as arrays that begin with their type (vLLM up to 0.22, SGLang), and types from the future."""
     batch = msgspec.msgpack.decode(payload)
     if not (isinstance(batch, list) and len(batch) >= 2 and isinstance(batch[1], list)):
         raise EventFormatError("not an array of [ts, events, data_parallel_rank]")
@@ -213,14 +214,21 @@ def read_sequence(frame: bytes) -> int:
     return int.from_bytes(frame, "big")
 
 
+def replay_frames(sequence: int, payload: bytes) -> list[bytes]:
+    """One reply of a ROUTER to a replay request, without the peer's identity: what vLLM 0.26 sends."""
+    return [b"", EVENTS_TOPIC, sequence_frame(sequence), payload]
+
+
+REPLAY_LAST_FRAMES = (b"", b"", REPLAY_END, b"")
+"""The reply that ends a replay."""
+
+
 def read_replay_reply(frames: Sequence[bytes]) -> tuple[int, bytes] | None:
     """One reply to a replay request: (sequence, payload), or None for the end marker.
 
-    Takes the frames as a DEALER or a REQ socket gives them: vLLM sends a topic before the sequence, older ones do not.
+    Takes the frames as a DEALER or a REQ socket gives them, from vLLM 0.26 and later and, without a topic, from before.
     """
     if len(frames) < 2:
         raise EventFormatError(f"replay reply has {len(frames)} frames; wanted at least a sequence and a payload")
     sequence, payload = frames[-2:]
-    if sequence == REPLAY_END:
-        return None
-    return read_sequence(sequence), payload
+    return None if sequence == REPLAY_END else (read_sequence(sequence), payload)

@@ -9,7 +9,7 @@ from collections import deque
 from dataclasses import replace
 from typing import Any
 
-from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS, root_key
+from mini_infer_contract.blocks import root_key
 from mini_infer_contract.events import BlockStored, KVEvent, LoadReport
 
 from mini_infer_engine.batch import Runner
@@ -114,6 +114,7 @@ class Engine:
             self._launch(planned)
         if len(self._in_flight) > self._depth or (self._in_flight and not planned.batch.rows):
             return self._commit(*self._in_flight.popleft())
+        assert self._in_flight or not self._sequences, "requests are left and none can run: pages or slots leaked"
         return []
 
     def _launch(self, step: Step) -> None:
@@ -123,6 +124,7 @@ class Engine:
 
     def _commit(self, handle: Any, step: Step) -> list[Output]:
         tokens = self._runner.collect(handle)
+        self.scheduler.unpin(step)
         outputs = []
         for sequence, token in zip(step.sequences, tokens, strict=True):
             sequence.in_flight -= 1
@@ -130,16 +132,12 @@ class Engine:
                 outputs.append(self._accept(sequence, token))
             if sequence.leaving and not sequence.in_flight:
                 self.scheduler.release(sequence)
-        self.scheduler.unpin(step)
         self._stats.generation_tokens += len(outputs)
         return outputs
 
     def _accept(self, sequence: Sequence, token: int) -> Output:
-        """Append a sampled token; publish the block that is full by now; end the sequence if the token does."""
-        sequence.token_ids.append(token)
-        cache = self.scheduler.cache
-        if cache is not None and sequence.num_computed >= (sequence.num_published + 1) * BLOCK_SIZE_TOKENS:
-            cache.publish(sequence)
+        """Append a sampled token, and end the sequence if the token does."""
+        self.scheduler.append(sequence, token)
         request_id, num_cached = sequence.request.request_id, sequence.num_cached or 0
         reason = sequence.finish_reason(token)
         if reason is None:

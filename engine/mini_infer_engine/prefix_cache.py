@@ -52,6 +52,8 @@ class PrefixCache:
     """Blocks by key and by page. It is the pool's `Contents`: what a page holds is forgotten when it is given away."""
 
     def __init__(self, num_pages: int, page_size: int, *, record_events: bool = True) -> None:
+        if page_size % BLOCK_SIZE_TOKENS:
+            raise ValueError(f"page_size is {page_size} tokens: choose a multiple of {BLOCK_SIZE_TOKENS}")
         self.pool = PagePool(num_pages, page_size, self)
         self._blocks_per_page = page_size // BLOCK_SIZE_TOKENS
         self._blocks: dict[bytes, Block] = {}

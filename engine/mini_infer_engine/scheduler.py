@@ -103,8 +103,17 @@ class Scheduler:
             for sequence in step.sequences[step.batch.num_decodes :]:
                 self.cache.publish(sequence)
 
+    def append(self, sequence: Sequence, token: int) -> None:
+        """A sampled token is known: the block that is full by it can be hit as soon as a launched pass computes it."""
+        sequence.token_ids.append(token)
+        if self.cache is not None and sequence.num_computed >= (sequence.num_published + 1) * BLOCK_SIZE_TOKENS:
+            self.cache.publish(sequence)
+
     def unpin(self, step: Step) -> None:
-        """The pass is done: the sources of its copies may be given away."""
+        """The pass is done: the sources of its copies may be given away.
+
+        Before any of its sequences leaves: the pages before a source, which those hold, are to be evicted after it.
+        """
         for page in step.pinned_pages:
             self.pool.release(page)
 

@@ -4,14 +4,14 @@ import random
 from dataclasses import dataclass, field
 
 from mini_infer_contract.events import BlockRemoved, BlockStored
-
 from mini_infer_engine.engine import Engine
 from mini_infer_engine.request import Output, Request, SamplingParams
 from mini_infer_engine.settings import EngineSettings
+
 from tests.support.fake_runner import EOS, VOCABULARY, FakeRunner, expected_tokens
 
 
-def make_engine(num_pages: int, page_size: int, max_model_len: int, **settings: object) -> Engine:
+def make_engine(num_pages: int, page_size: int, max_model_len: int, **settings: object) -> tuple[Engine, FakeRunner]:
     """`settings` are EngineSettings' fields."""
     runner = FakeRunner(num_pages, page_size)
     engine = Engine(
@@ -22,7 +22,7 @@ def make_engine(num_pages: int, page_size: int, max_model_len: int, **settings: 
         "revision",
     )
     runner.references = engine.scheduler.pool.references
-    return engine
+    return engine, runner
 
 
 @dataclass
@@ -30,6 +30,7 @@ class World:
     """Feeds one engine and checks it after each event; tokens are compared with those of each request alone."""
 
     engine: Engine
+    runner: FakeRunner
     max_model_len: int
     draw: random.Random
     live: dict[str, Request] = field(default_factory=dict)
@@ -41,15 +42,18 @@ class World:
     histories: list[list[int]] = field(default_factory=lambda: [[]])
     num_requests: int = 0
 
+    @property
+    def num_copies(self) -> int:
+        return sum(len(batch.copies) for batch in self.runner.batches)
+
     def add(self) -> None:
         """A prompt that shares a random part with an earlier conversation or with a family of prompts."""
         draw = self.draw
         family = draw.randrange(3)
-        history = draw.choice(self.histories) if draw.random() < 0.4 else [family] * self.max_model_len
+        history = draw.choice(self.histories) if draw.random() < 0.5 else [family] * self.max_model_len
         suffix = [draw.randrange(VOCABULARY) for _ in range(draw.choice((0, 0, 1, 7, 16, 33)))]
-        shared = draw.choice((8, 40, self.max_model_len))
-        prompt = history[: draw.randrange(shared)] + suffix
-        prompt = prompt[: draw.randrange(1, self.max_model_len)] or [family]
+        shared = draw.choice((8, self.max_model_len // 2, self.max_model_len))
+        prompt = ([family] + history[1 : draw.randrange(1, shared)] + suffix)[: self.max_model_len - 1]
         sampling = SamplingParams(
             temperature=draw.choice((0.0, 0.0, 1.0)),
             max_tokens=draw.choice((None, None, 1, 2, 40)),
@@ -142,7 +146,7 @@ class World:
 
     def drain(self) -> None:
         """Run everything to its end: nothing is stuck, nothing leaks."""
-        for _ in range(200 + 400 * len(self.live)):
+        for _ in range(200 + 3 * self.max_model_len * (1 + len(self.live))):
             if not self.engine.has_work:
                 break
             self.step()
