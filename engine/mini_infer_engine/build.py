@@ -48,11 +48,11 @@ def _build_dry(settings: EngineSettings, dry_run: DryRun) -> BuiltEngine:
 
 def _build_real(settings: EngineSettings) -> BuiltEngine:
     from mini_infer_engine.models.config import ModelConfig
-    from mini_infer_engine.runner import TorchRunner
+    from mini_infer_engine.runner import make_runner
 
     directory = resolve_model(settings.model, settings.revision, weights=settings.load_format != "dummy")
     config = ModelConfig.from_directory(directory)
-    runner = TorchRunner(settings, config, directory)
+    runner = make_runner(settings, config, directory)
     if settings.max_num_batched_tokens is None and runner.device.type == "cuda":
         settings = msgspec.structs.replace(settings, max_num_batched_tokens=_GPU_BATCHED_TOKENS)
     revision = f"{settings.model}@{settings.revision or ''}"
