@@ -11,8 +11,13 @@ from typing import Any
 
 import pytest
 import yaml
+from kubernetes.aio import client, config
 from mini_infer_operator.local.ports import free_ports
+from mini_infer_operator.objects.api import KubernetesApi
+from mini_infer_operator.objects.cluster import ClusterPlace
 from mini_infer_operator.permissions import RULES
+from mini_infer_operator.reconcile import reconcile
+from mini_infer_operator.settings import OperatorSettings
 
 from tests.support.control_plane import ControlPlane
 from tests.support.services import changed
@@ -156,6 +161,22 @@ def test_a_service_at_rest_causes_no_writes(cluster: Cluster) -> None:
     after = versions()
     assert after.pop(poked) != before.pop(poked)
     assert after == before
+
+
+async def test_an_operator_that_renders_differently_rolls_nothing(cluster: Cluster) -> None:
+    cluster.apply("upgrade")
+    wait(lambda: cluster.ready("upgrade").get("status") == "True")
+    (before,) = cluster.children("upgrade", "deployments")
+    await config.load_kube_config(str(cluster.plane.kubeconfig))
+    api = KubernetesApi(client.ApiClient())
+    newer = OperatorSettings(engine_image="engine:1", engine_image_pull_policy="Always")
+    try:
+        await reconcile(ClusterPlace(api, newer, "default", "upgrade"))
+    finally:
+        await api.close()
+    (after,) = cluster.children("upgrade", "deployments")
+    assert after["metadata"]["resourceVersion"] == before["metadata"]["resourceVersion"]
+    assert after["spec"]["template"]["spec"]["containers"][0]["imagePullPolicy"] == "IfNotPresent"
 
 
 def test_scaling_keeps_the_revision_and_the_pods(cluster: Cluster) -> None:
