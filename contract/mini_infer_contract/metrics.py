@@ -60,7 +60,7 @@ GATEWAY_TIME_TO_FIRST_BYTE = "mini_infer_gateway_time_to_first_byte_seconds"
 GATEWAY_OVERHEAD = "mini_infer_gateway_overhead_seconds"
 """Histogram: what the gateway itself adds before a request goes out: parsing, tokenising, routing."""
 GATEWAY_EVENT_GAPS = "mini_infer_gateway_event_gaps_total"
-"""Counter: gaps in an endpoint's KV event sequence, by `healed`: replay or snapshot."""
+"""Counter: gaps in an endpoint's KV event sequence, by `healed`: replay, snapshot or none."""
 
 # Labels.
 LABEL_MODEL = "model"
