@@ -73,7 +73,8 @@ class KVEventBatch(msgspec.Struct, frozen=True, array_like=True, omit_defaults=T
     ts: float
     """Seconds since the epoch."""
     events: list[KVEvent]
-    data_parallel_rank: int | None = None
+    data_parallel_rank: int | None = 0
+    """vLLM's publisher puts 0 where there is no data parallelism."""
 
 
 class LoadReport(msgspec.Struct, frozen=True):
@@ -142,18 +143,54 @@ def encode(message: KVEventBatch | LoadReport | Snapshot) -> bytes:
 
 
 def decode_batch(payload: bytes) -> KVEventBatch:
-    """A payload of the topic `kv-events`, in any form that vLLM has sent. EventFormatError: it is none."""
+    """A payload of the topic `kv-events`, in any form that vLLM has sent. EventFormatError: it is none.
+
+    Events of types and fields that are not known here are left out: a newer engine must not silence its older gateway.
+    """
     try:
         return _batch_decoder.decode(payload)
-    except msgspec.MsgspecError as error:
+    except msgspec.ValidationError:
+        pass  # an older or a newer form, or nonsense: the slow way tells
+    except _BAD_BYTES as error:
         raise EventFormatError(f"KV event batch of {len(payload)} bytes: {error}") from error
+    try:
+        return _decode_other_forms(payload)
+    except _BAD_BYTES as error:
+        raise EventFormatError(f"KV event batch of {len(payload)} bytes: {error}") from error
+
+
+_BAD_BYTES = (msgspec.MsgspecError, TypeError, ValueError, RecursionError)
+"""What msgspec raises for bytes that a hostile or broken sender made (TypeError: a list as a map's key)."""
+
+_EVENT_TYPES: dict[str, type[BlockStored | BlockRemoved | AllBlocksCleared]] = {
+    event.__name__: event for event in (BlockStored, BlockRemoved, AllBlocksCleared)
+}
+
+
+def _decode_other_forms(payload: bytes) -> KVEventBatch:
+    """Events as arrays that begin with their type (vLLM up to 0.22, SGLang), and types from the future."""
+    batch = msgspec.msgpack.decode(payload)
+    if not (isinstance(batch, list) and len(batch) >= 2 and isinstance(batch[1], list)):
+        raise EventFormatError("not an array of [ts, events, data_parallel_rank]")
+    events = []
+    for event in batch[1]:
+        if isinstance(event, list) and event:
+            name, values = event[0], event[1:]
+            names = _EVENT_TYPES[name].__struct_fields__ if name in _EVENT_TYPES else ()
+            event = {"type": name, **dict(zip(names, values, strict=False))}
+        if not (isinstance(event, dict) and isinstance(event.get("type"), str)):
+            raise EventFormatError("an event is neither a map with a `type` nor an array that begins with one")
+        if event["type"] in _EVENT_TYPES:
+            events.append(event)
+    # bytes stay bytes: by default a string would pass for them as base64
+    return msgspec.convert([batch[0], events, *batch[2:3]], KVEventBatch, builtin_types=(bytes,))
 
 
 def decode_load(payload: bytes) -> LoadReport:
     """A payload of the topic `load`."""
     try:
         return _load_decoder.decode(payload)
-    except msgspec.MsgspecError as error:
+    except _BAD_BYTES as error:
         raise EventFormatError(f"load report of {len(payload)} bytes: {error}") from error
 
 
@@ -161,7 +198,7 @@ def decode_snapshot(payload: bytes) -> Snapshot:
     """The body of GET /kv_snapshot."""
     try:
         return _snapshot_decoder.decode(payload)
-    except msgspec.MsgspecError as error:
+    except _BAD_BYTES as error:
         raise EventFormatError(f"KV snapshot of {len(payload)} bytes: {error}") from error
 
 
@@ -177,14 +214,21 @@ def read_sequence(frame: bytes) -> int:
     return int.from_bytes(frame, "big")
 
 
+def replay_frames(sequence: int, payload: bytes) -> list[bytes]:
+    """One reply of a ROUTER to a replay request, without the peer's identity: what vLLM 0.26 sends."""
+    return [b"", EVENTS_TOPIC, sequence_frame(sequence), payload]
+
+
+REPLAY_LAST_FRAMES = (b"", b"", REPLAY_END, b"")
+"""The reply that ends a replay."""
+
+
 def read_replay_reply(frames: Sequence[bytes]) -> tuple[int, bytes] | None:
     """One reply to a replay request: (sequence, payload), or None for the end marker.
 
-    Takes the frames as a DEALER or a REQ socket gives them: vLLM sends a topic before the sequence, older ones do not.
+    Takes the frames as a DEALER or a REQ socket gives them, from vLLM 0.26 and later and, without a topic, from before.
     """
     if len(frames) < 2:
         raise EventFormatError(f"replay reply has {len(frames)} frames; wanted at least a sequence and a payload")
     sequence, payload = frames[-2:]
-    if sequence == REPLAY_END:
-        return None
-    return read_sequence(sequence), payload
+    return None if sequence == REPLAY_END else (read_sequence(sequence), payload)

@@ -1,0 +1,122 @@
+"""Attention in plain torch, for any device and page size: the truth that the others are tested against.
+
+Decode rows go through one call, over pages gathered to the longest of them; prefill chunks one by one.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from mini_infer_engine.attention.base import AttentionBackend
+from mini_infer_engine.inputs import PassInputs
+from mini_infer_engine.kv_pool import KVPool
+from mini_infer_engine.models.config import ModelConfig
+
+
+class TorchAttention(AttentionBackend):
+    """scaled_dot_product_attention over gathered pages."""
+
+    def prepare(self, inputs: PassInputs) -> "TorchAttentionPass":
+        """Gather indices for all layers, and one set of masks for each window that the model uses."""
+        return TorchAttentionPass(self.config, self.pool, inputs)
+
+
+class TorchAttentionPass:
+    """See `TorchAttention`."""
+
+    def __init__(self, config: ModelConfig, pool: KVPool, inputs: PassInputs) -> None:
+        self.windows = config.sliding_windows
+        self.num_kv_heads = config.num_kv_heads
+        self.pool = pool
+        self.num_decodes = inputs.num_decodes
+        self.write_rows = pool.write_rows(inputs.write_pages, inputs.write_offsets)
+        self.decodes: _DecodeRows | None = None
+        if inputs.num_decodes:
+            self.decodes = _DecodeRows(pool, inputs, set(self.windows))
+        self.prefills = [
+            _PrefillRow(pool, inputs, row, set(self.windows)) for row in range(inputs.num_decodes, len(inputs.counts))
+        ]
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
+        """See `AttentionPass.attend`."""
+        rows = self.pool.token_rows
+        rows.index_copy_(0, self.write_rows[2 * layer], k.flatten(1))
+        rows.index_copy_(0, self.write_rows[2 * layer + 1], v.flatten(1))
+        window = self.windows[layer]
+        outputs: list[Tensor] = []
+        if self.decodes is not None:
+            outputs.append(self.decodes.attend(q, layer, window))
+        begin = self.num_decodes
+        for prefill in self.prefills:
+            end = begin + prefill.count
+            outputs.append(prefill.attend(q[begin:end], k[begin:end], v[begin:end], layer, window))
+            begin = end
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+
+class _DecodeRows:
+    """All decode rows at once. The query heads that share a kv head stand where query positions usually do."""
+
+    def __init__(self, pool: KVPool, inputs: PassInputs, windows: set[int | None]) -> None:
+        self.pool = pool
+        self.count = inputs.num_decodes
+        self.longest = max(inputs.starts[: self.count]) + 1
+        pages = -(-self.longest // pool.shape.page_size)
+        self.gather_rows = pool.gather_rows(inputs.page_tables[: self.count, :pages])
+        key_positions = torch.arange(self.longest, device=inputs.ends.device)
+        ends = inputs.ends[: self.count, None]
+        self.masks: dict[int | None, Tensor] = {}
+        for window in windows:
+            visible = key_positions < ends
+            if window is not None:
+                visible &= key_positions >= ends - window
+            self.masks[window] = _additive(visible, pool.shape.dtype)[:, None, None]  # [rows, 1, 1, longest]
+
+    def attend(self, q: Tensor, layer: int, window: int | None) -> Tensor:
+        keys, values = self.pool.gather(self.gather_rows[layer])
+        shape = self.pool.shape
+        padded = (self.count, -1, shape.num_kv_heads, shape.head_dim)
+        keys = keys.reshape(padded)[:, : self.longest].transpose(1, 2)
+        values = values.reshape(padded)[:, : self.longest].transpose(1, 2)
+        grouped = q[: self.count].reshape(self.count, shape.num_kv_heads, -1, shape.head_dim)
+        out = functional.scaled_dot_product_attention(grouped, keys, values, attn_mask=self.masks[window])
+        return out.reshape(self.count, -1)
+
+
+class _PrefillRow:
+    """One chunk of one prompt."""
+
+    def __init__(self, pool: KVPool, inputs: PassInputs, row: int, windows: set[int | None]) -> None:
+        self.pool = pool
+        self.start, self.count = inputs.starts[row], inputs.counts[row]
+        self.end = self.start + self.count
+        self.masks: dict[int | None, Tensor | None] = {}
+        if self.start:
+            pages = -(-self.end // pool.shape.page_size)
+            self.gather_rows = pool.gather_rows(inputs.page_tables[row, :pages])
+        key_positions = torch.arange(self.end, device=inputs.ends.device)
+        query_positions = key_positions[self.start :, None]
+        for window in windows:
+            if self.start == 0 and (window is None or window >= self.end):
+                self.masks[window] = None  # plainly causal
+                continue
+            visible = key_positions <= query_positions
+            if window is not None:
+                visible &= key_positions > query_positions - window
+            self.masks[window] = _additive(visible, pool.shape.dtype)  # [count, end]
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: int, window: int | None) -> Tensor:
+        if self.start:
+            keys, values = self.pool.gather(self.gather_rows[layer])
+            k, v = keys.flatten(0, 1)[: self.end], values.flatten(0, 1)[: self.end]
+        mask = self.masks[window]
+        q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))  # [1, heads, tokens, head_dim]
+        out = functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=q.shape[1] != k.shape[1]
+        )
+        return out.squeeze(0).transpose(0, 1).reshape(self.count, -1)
+
+
+def _additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 where visible, -inf elsewhere: made once a pass, where a boolean mask would be converted in every layer."""
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, float("-inf"))

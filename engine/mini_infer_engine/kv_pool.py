@@ -1,0 +1,86 @@
+"""The page pool: keys and values of every layer, in pages. It knows addresses, not sequences.
+
+All layers of a page lie together so that a page is one piece to copy, swap or send; a layer is read through strides.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mini_infer_engine.batch import PageCopy
+from mini_infer_engine.models.config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class KVShape:
+    """What one page holds."""
+
+    num_layers: int
+    page_size: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @staticmethod
+    def of(config: ModelConfig, page_size: int, dtype: torch.dtype) -> "KVShape":
+        """The shape for a model."""
+        return KVShape(config.num_layers, page_size, config.num_kv_heads, config.head_dim, dtype)
+
+    @property
+    def row_width(self) -> int:
+        """Elements of one token's keys (or values) in one layer."""
+        return self.num_kv_heads * self.head_dim
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page, all layers."""
+        return self.num_layers * 2 * self.page_size * self.row_width * self.dtype.itemsize
+
+
+class KVPool:
+    """`num_pages` pages for the scheduler and one more, `spare_page`, that pads page tables and is never written."""
+
+    def __init__(self, shape: KVShape, num_pages: int, device: torch.device) -> None:
+        self.shape = shape
+        self.num_pages = num_pages
+        self.spare_page = num_pages
+        sizes = (num_pages + 1, shape.num_layers, 2, shape.page_size, shape.num_kv_heads, shape.head_dim)
+        # [pages, layers, keys or values, page_size, kv_heads, head_dim]
+        self.pages = _zeros(sizes, shape.dtype, device)
+        self.token_rows = self.pages.view(-1, shape.row_width)
+        self.layer_pages = self.pages.view((num_pages + 1) * shape.num_layers, -1)
+        layers = torch.arange(shape.num_layers * 2, device=device)
+        self._row_offsets = (layers * shape.page_size).unsqueeze(1)  # [layers * 2, 1]
+        self._layer_offsets = torch.arange(shape.num_layers, device=device).unsqueeze(1)  # [layers, 1]
+
+    def copy(self, copies: list[PageCopy]) -> None:
+        """Copy the first tokens of pages to other pages, all layers. One after the other: a target may be a source."""
+        for copy in copies:
+            self.pages[copy.target, :, :, : copy.tokens].copy_(self.pages[copy.source, :, :, : copy.tokens])
+
+    def write_rows(self, pages: Tensor, offsets: Tensor) -> tuple[Tensor, ...]:
+        """Rows of `token_rows` for tokens at (page, offset): keys then values of layer 0, of layer 1, ..., int64."""
+        tokens_in_page = self.shape.num_layers * 2 * self.shape.page_size
+        return (pages * tokens_in_page + offsets + self._row_offsets).unbind(0)
+
+    def gather_rows(self, page_tables: Tensor) -> tuple[Tensor, ...]:
+        """Rows of `layer_pages` for each layer, for page ids of any shape, flattened."""
+        return (page_tables.reshape(-1) * self.shape.num_layers + self._layer_offsets).unbind(0)
+
+    def gather(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of whole pages of one layer, each [pages, page_size, kv_heads, head_dim]."""
+        shape = self.shape
+        pages = self.layer_pages.index_select(0, rows)
+        keys, values = pages.view(-1, 2, shape.page_size, shape.num_kv_heads, shape.head_dim).unbind(1)
+        return keys, values
+
+
+def _zeros(sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros, because attention multiplies masked values by 0 and 0 * NaN is NaN."""
+    if device.type != "cpu":
+        return torch.zeros(sizes, dtype=dtype, device=device)
+    # numpy asks the kernel for zero pages, so that a pool costs memory only where it is used; torch.zeros writes all.
+    raw = np.zeros(int(np.prod(sizes)) * dtype.itemsize, dtype=np.uint8)
+    return torch.from_numpy(raw).view(dtype).view(sizes)

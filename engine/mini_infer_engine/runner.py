@@ -1,0 +1,189 @@
+"""Batches to tokens on one device: the model, the page pool and the last token of every slot.
+
+It knows neither requests nor why a batch looks as it does.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from mini_infer_engine.attention.registry import backend_class
+from mini_infer_engine.batch import Batch, Row
+from mini_infer_engine.inputs import PassInputs, build_inputs
+from mini_infer_engine.kv_budget import CPU_KV_BYTES, available_memory, fit_context, pages_for
+from mini_infer_engine.kv_pool import KVPool, KVShape
+from mini_infer_engine.layers.decoder import DecoderModel
+from mini_infer_engine.loader import fill_randomly, load_weights
+from mini_infer_engine.model_path import resolve_model
+from mini_infer_engine.models.config import ModelConfig
+from mini_infer_engine.models.errors import ModelError
+from mini_infer_engine.models.registry import MODELS
+from mini_infer_engine.request import SamplingParams
+from mini_infer_engine.sampler import build_sampling, sample
+from mini_infer_engine.settings import EngineSettings
+
+_BATCHED_TOKENS = {"cpu": 2048, "cuda": 8192}
+
+
+@dataclass(slots=True)
+class PassHandle:
+    """A launched pass: which rows sample, and their tokens once `done` has happened."""
+
+    sampling_rows: list[int]
+    num_rows: int
+    tokens: Tensor | None  # [samples] int64, in main memory
+    done: torch.cuda.Event | None
+
+
+class TorchRunner:
+    """The `batch.Runner` that has a model."""
+
+    def __init__(self, settings: EngineSettings, config: ModelConfig, directory: Path | None = None) -> None:
+        """Load the weights of `directory` (not read for dummy weights) and take the memory for the page pool.
+
+        Raises:
+            ModelError: the weights do not fit the config, or the settings do not fit model or machine.
+        """
+        self.config = config
+        self.device = _device(settings)
+        self.dtype = _dtype(settings, config, self.device)
+        backend = backend_class(settings, self.device, self.dtype)
+        self.page_size = settings.page_size or max(16, backend.page_size_step)
+        if self.page_size % backend.page_size_step:
+            raise ModelError(
+                f"page_size = {self.page_size}: {backend.__name__} needs multiples of {backend.page_size_step}."
+            )
+        self.model = _load_model(settings, config, directory, self.device, self.dtype)
+        self.last_tokens = torch.zeros(settings.max_num_seqs, dtype=torch.int64, device=self.device)
+        self._backend_class = backend
+        self.num_pages = self._count_pages(settings)
+        self.max_model_len = fit_context(
+            settings.max_model_len, config.max_position_embeddings, self.num_pages * self.page_size
+        )
+        self.model.finish_loading(self.max_model_len)
+        self._use_pool(self.num_pages)
+
+    def launch(self, batch: Batch) -> PassHandle:
+        """See `Runner.launch`."""
+        sampling = [index for index, row in enumerate(batch.rows) if row.sampling is not None]
+        with torch.inference_mode():
+            inputs, hidden = self._forward(batch)
+            if not sampling:
+                return PassHandle(sampling, len(batch.rows), None, None)
+            if len(sampling) < inputs.num_tokens:
+                hidden = hidden.index_select(0, inputs.sample_rows)
+            rows = [batch.rows[index] for index in sampling]
+            tokens = sample(self.model.logits(hidden), build_sampling(rows, self.config.vocab_size, self.device))
+            self.last_tokens.index_copy_(0, inputs.sample_slots, tokens)
+            if self.device.type == "cpu":
+                return PassHandle(sampling, len(batch.rows), tokens, None)
+            on_host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
+            on_host.copy_(tokens, non_blocking=True)
+            done = torch.cuda.Event()
+            done.record()
+            return PassHandle(sampling, len(batch.rows), on_host, done)
+
+    def collect(self, handle: PassHandle) -> list[int | None]:
+        """See `Runner.collect`."""
+        result: list[int | None] = [None] * handle.num_rows
+        if handle.tokens is not None:
+            if handle.done is not None:
+                handle.done.synchronize()
+            for row, token in zip(handle.sampling_rows, handle.tokens.tolist(), strict=True):
+                result[row] = token
+        return result
+
+    def logits(self, batch: Batch) -> Tensor:
+        """Logits of every token of a pass, [tokens, vocab]: what `launch` computes, for tests and scoring."""
+        with torch.inference_mode():
+            return self.model.logits(self._forward(batch)[1])
+
+    def _forward(self, batch: Batch) -> tuple[PassInputs, Tensor]:
+        """Page copies, then the model: the inputs on the device and the hidden states of all tokens."""
+        self.pool.copy(batch.copies)
+        inputs = build_inputs(batch, self.page_size, self.pool.spare_page, self.device)
+        token_ids = inputs.token_ids
+        if inputs.all_pending:
+            token_ids = self.last_tokens.index_select(0, inputs.pending_slots)
+        elif inputs.pending_slots.shape[0]:
+            pending = self.last_tokens.index_select(0, inputs.pending_slots)
+            token_ids = token_ids.index_copy(0, inputs.pending_tokens, pending)
+        return inputs, self.model(token_ids, inputs.positions, self.backend.prepare(inputs))
+
+    def _use_pool(self, num_pages: int) -> None:
+        shape = KVShape.of(self.config, self.page_size, self.dtype)
+        self.pool = KVPool(shape, num_pages, self.device)
+        self.backend = self._backend_class(self.config, self.pool)
+
+    def _count_pages(self, settings: EngineSettings) -> int:
+        page_bytes = KVShape.of(self.config, self.page_size, self.dtype).page_bytes
+        if self.device.type == "cpu":
+            return pages_for(settings.kv_cache_memory or CPU_KV_BYTES, page_bytes, available_memory())
+        peak = self._measure_peak(settings)
+        free, total = torch.cuda.mem_get_info(self.device)
+        # What this process caches but does not use will be the pool's; `peak` is what a pass takes on top.
+        unused = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        available = free + unused - peak
+        reserve = int(total * (1 - settings.gpu_memory_utilization))
+        return pages_for(settings.kv_cache_memory or max(0, available - reserve), page_bytes, available)
+
+    def _measure_peak(self, settings: EngineSettings) -> int:
+        """Bytes that the largest pass takes for a while, measured with a pool that is thrown away."""
+        tokens = settings.max_num_batched_tokens or _BATCHED_TOKENS["cuda"]
+        length = min(tokens, settings.max_model_len or self.config.max_position_embeddings)
+        pages = -(-length // self.page_size)
+        self.model.finish_loading(length)
+        self._use_pool(pages)
+        asks = SamplingParams(top_k=20, top_p=0.9)
+        num_rows = min(settings.max_num_seqs, tokens)
+        rows = [Row(slot, 0, 1, [0], [0], asks) for slot in range(num_rows - 1)]
+        count = min(length, tokens - len(rows))
+        rows.append(Row(num_rows - 1, 0, count, [0] * count, list(range(pages)), asks))
+        before = torch.cuda.memory_allocated(self.device)
+        torch.cuda.reset_peak_memory_stats(self.device)
+        self.collect(self.launch(Batch(rows, num_rows - 1)))
+        peak = torch.cuda.max_memory_allocated(self.device) - before
+        del self.pool, self.backend
+        torch.cuda.empty_cache()
+        return peak
+
+
+def load_runner(settings: EngineSettings) -> TorchRunner:
+    """Find the model, read its config, load it."""
+    directory = resolve_model(settings.model, settings.revision, weights=settings.load_format != "dummy")
+    return TorchRunner(settings, ModelConfig.from_directory(directory), directory)
+
+
+def _device(settings: EngineSettings) -> torch.device:
+    has_gpu = torch.cuda.is_available()
+    if settings.device == "cuda" and not has_gpu:
+        raise ModelError("device = 'cuda', but torch sees no GPU here: use 'cpu' or 'auto'.")
+    return (
+        torch.device("cuda", torch.cuda.current_device())
+        if has_gpu and settings.device != "cpu"
+        else torch.device("cpu")
+    )
+
+
+def _dtype(settings: EngineSettings, config: ModelConfig, device: torch.device) -> torch.dtype:
+    if settings.dtype != "auto":
+        return torch.float32 if settings.dtype == "float32" else torch.bfloat16
+    # float16 checkpoints run in bfloat16: the same size, and no overflow.
+    return torch.float32 if device.type == "cpu" or config.dtype == "float32" else torch.bfloat16
+
+
+def _load_model(
+    settings: EngineSettings, config: ModelConfig, directory: Path | None, device: torch.device, dtype: torch.dtype
+) -> DecoderModel:
+    with torch.device("meta"):
+        model = MODELS[config.architecture](config)
+    model = model.to(dtype).to_empty(device=device).eval()
+    with torch.inference_mode():
+        if settings.load_format == "dummy":
+            fill_randomly(model, settings.seed)
+        else:
+            assert directory is not None, "only dummy weights need no folder"
+            load_weights(model, directory)
+    return model
