@@ -77,14 +77,25 @@ def build_inputs(batch: Batch, page_size: int, spare_page: int, device: torch.de
         query_starts[pending],
         np.array([rows[index].slot for index in pending], dtype=np.int64),
     ]
-    on_device = to_device(np.concatenate(parts), device).split([len(part) for part in parts])
+    columns = torch.split(to_device(np.concatenate(parts), device), [len(part) for part in parts])
+    ids, places, pages, offsets, flat_tables, totals, begins, sample_rows, sample_slots, pending_at, pending_slots = (
+        columns
+    )
     return PassInputs(
-        batch.num_decodes,
-        starts,
-        counts,
-        *on_device[:4],
-        on_device[4].view(num_rows, -1),
-        *on_device[5:],
+        num_decodes=batch.num_decodes,
+        starts=starts,
+        counts=counts,
+        token_ids=ids,
+        positions=places,
+        write_pages=pages,
+        write_offsets=offsets,
+        page_tables=flat_tables.view(num_rows, -1),
+        ends=totals,
+        query_starts=begins,
+        sample_rows=sample_rows,
+        sample_slots=sample_slots,
+        pending_tokens=pending_at,
+        pending_slots=pending_slots,
         all_pending=len(pending) == len(token_ids),
     )
 

@@ -16,6 +16,7 @@ def pages_for(kv_bytes: int, page_bytes: int, available_bytes: int) -> int:
 
     Raises:
         ModelError: the bytes are more than there are, or too few for two pages.
+
     """
     if kv_bytes > available_bytes:
         raise ModelError(
@@ -32,6 +33,7 @@ def fit_context(max_model_len: int | None, model_len: int, pool_tokens: int) -> 
 
     Raises:
         ModelError: the length asked for exceeds the model's or the pool's.
+
     """
     if max_model_len is None:
         if pool_tokens < model_len:

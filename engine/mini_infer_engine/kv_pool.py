@@ -50,10 +50,9 @@ class KVPool:
         # [pages, layers, keys or values, page_size, kv_heads, head_dim]
         self.pages = _zeros(sizes, shape.dtype, device)
         self.token_rows = self.pages.view(-1, shape.row_width)
-        self.layer_pages = self.pages.view((num_pages + 1) * shape.num_layers, -1)
-        layers = torch.arange(shape.num_layers * 2, device=device)
-        self._row_offsets = (layers * shape.page_size).unsqueeze(1)  # [layers * 2, 1]
-        self._layer_offsets = torch.arange(shape.num_layers, device=device).unsqueeze(1)  # [layers, 1]
+        self.half_pages = self.pages.view((num_pages + 1) * shape.num_layers * 2, -1)
+        self._scratch = self.half_pages[:0]
+        self._halves = torch.arange(shape.num_layers * 2, device=device).unsqueeze(1)  # keys, values of each layer
 
     def copy(self, copies: list[PageCopy]) -> None:
         """Copy the first tokens of pages to other pages, all layers. One after the other: a target may be a source."""
@@ -63,17 +62,23 @@ class KVPool:
     def write_rows(self, pages: Tensor, offsets: Tensor) -> tuple[Tensor, ...]:
         """Rows of `token_rows` for tokens at (page, offset): keys then values of layer 0, of layer 1, ..., int64."""
         tokens_in_page = self.shape.num_layers * 2 * self.shape.page_size
-        return (pages * tokens_in_page + offsets + self._row_offsets).unbind(0)
+        return (pages * tokens_in_page + offsets + self._halves * self.shape.page_size).unbind(0)
 
     def gather_rows(self, page_tables: Tensor) -> tuple[Tensor, ...]:
-        """Rows of `layer_pages` for each layer, for page ids of any shape, flattened."""
-        return (page_tables.reshape(-1) * self.shape.num_layers + self._layer_offsets).unbind(0)
+        """Rows of `half_pages` for each layer, keys first, for page ids of any shape, flattened."""
+        rows = page_tables.reshape(-1) * (2 * self.shape.num_layers) + self._halves
+        return rows.view(self.shape.num_layers, -1).unbind(0)
 
-    def gather(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of whole pages of one layer, each [pages, page_size, kv_heads, head_dim]."""
-        shape = self.shape
-        pages = self.layer_pages.index_select(0, rows)
-        keys, values = pages.view(-1, 2, shape.page_size, shape.num_kv_heads, shape.head_dim).unbind(1)
+    def gather(self, rows: Tensor, num_sequences: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of one layer for sequences of equally many pages, [sequences, tokens, kv_heads, head_dim].
+
+        They stand in memory that the next call overwrites: fresh memory for each layer costs a CPU more in page faults
+        than the copy itself.
+        """
+        if self._scratch.shape[0] < rows.shape[0]:
+            self._scratch = self.half_pages.new_empty(rows.shape[0] * 5 // 4, self.half_pages.shape[1])
+        halves = torch.index_select(self.half_pages, 0, rows, out=self._scratch[: rows.shape[0]])
+        keys, values = halves.view(2, num_sequences, -1, self.shape.num_kv_heads, self.shape.head_dim).unbind(0)
         return keys, values
 
 

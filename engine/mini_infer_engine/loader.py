@@ -24,6 +24,7 @@ def load_weights(model: DecoderModel, directory: Path, *, quiet: bool = False) -
 
     Raises:
         ModelError: a file is missing or broken; a tensor is missing, unknown or has another shape.
+
     """
     places = _tensor_places(directory)
     wanted = model.checkpoint_tensors()
@@ -32,7 +33,8 @@ def load_weights(model: DecoderModel, directory: Path, *, quiet: bool = False) -
     unknown = sorted(name for name in places.keys() - wanted.keys() if not model.is_unused(name))
     if unknown:
         raise ModelError(
-            f"{places[unknown[0]]}: tensor {unknown[0]} has no place in {model.config.architecture}{_and_more(unknown)}."
+            f"{places[unknown[0]]}: tensor {unknown[0]} has no place in {model.config.architecture}"
+            f"{_and_more(unknown)}."
         )
     by_file: dict[Path, list[str]] = {}
     for name in wanted:

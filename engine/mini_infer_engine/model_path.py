@@ -1,4 +1,4 @@
-"""From what the user calls a model to a folder on this machine. No torch here: the HTTP process needs the folder too."""
+"""From what the user calls a model to a folder on this machine. No torch here: the HTTP process needs it too."""
 
 from pathlib import Path
 
@@ -16,6 +16,7 @@ def resolve_model(model: str, revision: str | None = None, *, weights: bool = Tr
 
     Raises:
         ModelError: there is no such folder and the hub does not have it or cannot be reached.
+
     """
     if model == DEMO_MODEL:
         return DEMO_DIRECTORY

@@ -45,6 +45,7 @@ class TorchRunner:
 
         Raises:
             ModelError: the weights do not fit the config, or the settings do not fit model or machine.
+
         """
         self.config = config
         self.device = _device(settings)
@@ -81,7 +82,7 @@ class TorchRunner:
                 return PassHandle(sampling, len(batch.rows), tokens, None)
             on_host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
             on_host.copy_(tokens, non_blocking=True)
-            done = torch.cuda.Event()
+            done = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
             done.record()
             return PassHandle(sampling, len(batch.rows), on_host, done)
 

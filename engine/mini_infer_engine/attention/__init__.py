@@ -1,0 +1,1 @@
+"""Attention over the page pool: one interface, several backends."""

@@ -1,4 +1,4 @@
-"""flash-attn 2.8 on GPU: paged decode and varlen prefill (Dao 2023, arXiv 2307.08691). Pages of 256 tokens or multiples."""
+"""flash-attn 2.8 on GPU: paged decode and varlen prefill (Dao 2023, arXiv 2307.08691). Pages of 256 tokens."""
 
 from typing import Any, ClassVar
 

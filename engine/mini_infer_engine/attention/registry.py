@@ -15,6 +15,7 @@ def backend_class(settings: EngineSettings, device: torch.device, dtype: torch.d
 
     Raises:
         ModelError: flash was asked for where it cannot run.
+
     """
     obstacle = _flash_obstacle(device, dtype)
     if settings.attention_backend == "flash" and obstacle:

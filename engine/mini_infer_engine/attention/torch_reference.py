@@ -73,12 +73,9 @@ class _DecodeRows:
             self.masks[window] = _additive(visible, pool.shape.dtype)[:, None, None]  # [rows, 1, 1, longest]
 
     def attend(self, q: Tensor, layer: int, window: int | None) -> Tensor:
-        keys, values = self.pool.gather(self.gather_rows[layer])
-        shape = self.pool.shape
-        padded = (self.count, -1, shape.num_kv_heads, shape.head_dim)
-        keys = keys.reshape(padded)[:, : self.longest].transpose(1, 2)
-        values = values.reshape(padded)[:, : self.longest].transpose(1, 2)
-        grouped = q[: self.count].reshape(self.count, shape.num_kv_heads, -1, shape.head_dim)
+        keys, values = self.pool.gather(self.gather_rows[layer], self.count)
+        keys, values = keys[:, : self.longest].transpose(1, 2), values[:, : self.longest].transpose(1, 2)
+        grouped = q[: self.count].reshape(self.count, keys.shape[1], -1, keys.shape[3])
         out = functional.scaled_dot_product_attention(grouped, keys, values, attn_mask=self.masks[window])
         return out.reshape(self.count, -1)
 
@@ -107,8 +104,8 @@ class _PrefillRow:
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: int, window: int | None) -> Tensor:
         if self.start:
-            keys, values = self.pool.gather(self.gather_rows[layer])
-            k, v = keys.flatten(0, 1)[: self.end], values.flatten(0, 1)[: self.end]
+            keys, values = self.pool.gather(self.gather_rows[layer], 1)
+            k, v = keys[0, : self.end], values[0, : self.end]
         mask = self.masks[window]
         q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))  # [1, heads, tokens, head_dim]
         out = functional.scaled_dot_product_attention(

@@ -29,15 +29,16 @@ class Attention(nn.Module):
     def finish_loading(self) -> None:
         """Lay the two norms' weights out by head, so that one product scales q and k."""
         if self.q_norm is not None and self.k_norm is not None:
-            weights = [self.q_norm.weight] * self.num_heads + [self.k_norm.weight] * self.num_kv_heads
-            self.qk_norm_weight = torch.stack(weights)
+            q_weight, k_weight = self.q_norm.weight, self.k_norm.weight
+            rows = (q_weight.expand(self.num_heads, -1), k_weight.expand(self.num_kv_heads, -1))
+            self.qk_norm_weight = torch.cat(rows)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attention: AttentionPass) -> Tensor:
         """[tokens, hidden] to [tokens, hidden]; the new keys and values are in the pool afterwards."""
         heads = self.qkv_proj(x).view(-1, self.num_heads + 2 * self.num_kv_heads, self.head_dim)
-        qk, v = heads.split((self.num_heads + self.num_kv_heads, self.num_kv_heads), dim=1)
+        qk, v = torch.split(heads, [self.num_heads + self.num_kv_heads, self.num_kv_heads], dim=1)
         if self.qk_norm_weight is not None and self.q_norm is not None:
             qk = functional.rms_norm(qk, self.q_norm.size, None, self.q_norm.eps) * self.qk_norm_weight
-        q, k = rotate(qk, cos, sin).split((self.num_heads, self.num_kv_heads), dim=1)
+        q, k = torch.split(rotate(qk, cos, sin), [self.num_heads, self.num_kv_heads], dim=1)
         mixed: Tensor = self.o_proj(attention.attend(q, k, v, self.layer))
         return mixed

@@ -34,6 +34,6 @@ class PackedLinear(Linear):
         parent = path.rpartition(".")[0]
         tensors: dict[str, Tensor] = {}
         for name, parameter in self.named_parameters():
-            for part, rows in zip(self.parts, parameter.split(list(self.parts.values())), strict=True):
+            for part, rows in zip(self.parts, torch.split(parameter, list(self.parts.values())), strict=True):
                 tensors[f"{parent}.{part}.{name}"] = rows
         return tensors

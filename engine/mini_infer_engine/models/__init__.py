@@ -1,0 +1,1 @@
+"""Model configs and one file for each architecture."""

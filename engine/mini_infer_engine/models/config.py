@@ -19,6 +19,7 @@ RopeType = Literal["default", "linear", "llama3", "yarn"]
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 _DTYPES = ("float32", "bfloat16", "float16")
 _MISTRAL_DEFAULT_WINDOW = 4096
+_DEFAULT_THETA = 10_000.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class RopeParameters:
     """How positions become rotations; fields that a `type` does not use keep their defaults."""
 
     type: RopeType = "default"
-    theta: float = 10_000.0
+    theta: float = _DEFAULT_THETA
     factor: float = 1.0
     original_max_position_embeddings: int = 0
     low_freq_factor: float = 1.0
@@ -72,6 +73,7 @@ class ModelConfig:
 
         Raises:
             ModelError: a file is missing, unreadable, or asks for what the engine cannot do.
+
         """
         generation = GenerationDefaults.from_directory(directory)
         return parse_model_config(_Fields.read(directory / "config.json"), generation.eos_token_ids)
@@ -93,6 +95,7 @@ class GenerationDefaults:
 
         Raises:
             ModelError: the file is no JSON object or a value has the wrong type.
+
         """
         path = directory / "generation_config.json"
         if not path.exists():
@@ -139,7 +142,7 @@ class _Fields:
         return value
 
     def size(self, key: str, default: Any = ...) -> int:
-        value = cast(int, self._get(key, (int,), _REQUIRED if default is ... else default, "a positive integer"))
+        value = cast("int", self._get(key, (int,), _REQUIRED if default is ... else default, "a positive integer"))
         if value <= 0:
             raise self.refuse(key, "must be a positive integer.")
         return value
@@ -155,7 +158,7 @@ class _Fields:
         return None if value is None else float(value)
 
     def boolean(self, key: str, default: bool) -> bool:
-        return cast(bool, self._get(key, (bool,), default, "true or false"))
+        return cast("bool", self._get(key, (bool,), default, "true or false"))
 
     def token_ids(self, key: str) -> tuple[int, ...]:
         value = self._get(key, (int, list), [], "a token id or a list of them")
@@ -217,7 +220,7 @@ def _architecture(fields: _Fields) -> str:
         raise fields.refuse("architectures", supported)
     for name in names:
         if name in ARCHITECTURES:
-            return cast(str, name)
+            return cast("str", name)
     raise fields.refuse("architectures", supported)
 
 
@@ -226,7 +229,7 @@ def _dtype(fields: _Fields) -> str:
     dtype = fields.values.get(key) or "float32"
     if dtype not in _DTYPES:
         raise fields.refuse(key, "supported are " + ", ".join(_DTYPES) + ".")
-    return cast(str, dtype)
+    return cast("str", dtype)
 
 
 def _sliding_windows(fields: _Fields, architecture: str, num_layers: int) -> tuple[int | None, ...]:
@@ -259,7 +262,7 @@ def _rope_parameters(fields: _Fields, max_position_embeddings: int) -> RopeParam
         raise fields.refuse(key, "must be an object.")
     if any(isinstance(value, dict) for value in raw.values()):
         raise fields.refuse(key, "different rotations for different layers are not supported.")
-    theta = fields.number("rope_theta", RopeParameters.theta)
+    theta = fields.number("rope_theta", _DEFAULT_THETA)
     rope = _Fields(fields.path, {"rope_theta": theta, **raw})
     rope_type = rope.values.get("rope_type") or rope.values.get("type") or "default"
     if rope_type not in _ROPE_TYPES:
@@ -277,7 +280,7 @@ def _rope_parameters(fields: _Fields, max_position_embeddings: int) -> RopeParam
     if rope_type in ("linear", "llama3"):
         rope.number("factor")
     return RopeParameters(
-        type=cast(RopeType, rope_type),
+        type=cast("RopeType", rope_type),
         theta=rope.number("rope_theta"),
         factor=rope.number("factor", max_position_embeddings / original if rope_type == "yarn" else 1.0),
         original_max_position_embeddings=original,

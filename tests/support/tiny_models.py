@@ -1,0 +1,88 @@
+"""Random tiny models in Hugging Face format, and the passes that tests run through a runner."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from mini_infer_engine.batch import Batch, Row
+from mini_infer_engine.models.config import ModelConfig
+from mini_infer_engine.request import SamplingParams
+from mini_infer_engine.runner import TorchRunner
+from mini_infer_engine.settings import EngineSettings
+
+GREEDY = SamplingParams(temperature=0.0)
+
+_SHAPE: dict[str, Any] = {
+    "vocab_size": 199,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    # Wide weights: at the default of 0.02 every model of this size predicts its own input.
+    "initializer_range": 0.2,
+}
+
+
+def save_tiny_model(directory: Path, architecture: str, *, shard_size: str = "1GB", **changes: Any) -> Any:
+    """Save a random model of `architecture` ("qwen3", ...) into `directory` and return it, in fp32."""
+    torch.manual_seed(7)
+    shape = _SHAPE | ({"head_dim": 24} if architecture in ("qwen3", "llama", "mistral") else {}) | changes
+    config = transformers.AutoConfig.for_model(architecture, **shape)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name or name.endswith("bias"):
+                parameter.uniform_(0.5, 1.5)  # transformers' ones and zeros would hide that they are not loaded
+    model.save_pretrained(directory, max_shard_size=shard_size)
+    return model
+
+
+def tiny_runner(directory: Path, **settings: Any) -> TorchRunner:
+    """A CPU runner for a model folder, with a pool of a few megabytes."""
+    defaults = {"device": "cpu", "kv_cache_memory": 16_000_000, "max_num_seqs": 16}
+    engine_settings = EngineSettings(model=str(directory), **(defaults | settings))
+    return TorchRunner(engine_settings, ModelConfig.from_directory(directory), directory)
+
+
+class PageDealer:
+    """Hands out each page of a runner once, in an order that has nothing to do with positions."""
+
+    def __init__(self, runner: TorchRunner) -> None:
+        order = torch.randperm(runner.num_pages, generator=torch.Generator().manual_seed(3)).tolist()
+        self.pages: Iterator[int] = iter(order)
+        self.page_size = runner.page_size
+
+    def table(self, num_tokens: int) -> list[int]:
+        """Pages for `num_tokens` tokens."""
+        return [next(self.pages) for _ in range(-(-num_tokens // self.page_size))]
+
+
+def chunk(slot: int, tokens: list[int], start: int, count: int, table: list[int], **fields: Any) -> Row:
+    """`count` tokens of a sequence whose tokens the host knows."""
+    fields.setdefault("sampling", None)
+    return Row(slot, start, count, tokens[start : start + count], table, **fields)
+
+
+def run_chunks(runner: TorchRunner, tokens: list[int], table: list[int], sizes: list[int]) -> torch.Tensor:
+    """Logits of every token of one sequence, computed in chunks of `sizes`; [tokens, vocab]."""
+    parts, start = [], 0
+    for size in sizes:
+        # One token at a time is what decoding looks like; more is a prefill chunk.
+        row = chunk(0, tokens, start, size, table, sampling=GREEDY if size == 1 else None)
+        parts.append(runner.logits(Batch([row], int(size == 1))))
+        start += size
+    return torch.cat(parts)
+
+
+def reference_logits(model: Any, tokens: list[int]) -> torch.Tensor:
+    """What transformers computes for a sequence, [tokens, vocab]."""
+    with torch.inference_mode():
+        logits: torch.Tensor = model(torch.tensor([tokens])).logits[0]
+    return logits
