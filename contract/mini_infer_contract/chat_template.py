@@ -24,7 +24,6 @@ class ChatTemplate:
 
     def __init__(self, source: str) -> None:
         """ValueError: the source is no template."""
-        self._source = source
         try:
             self._template = _environment().from_string(source)
         except jinja2.TemplateSyntaxError as error:

@@ -106,12 +106,13 @@ class PromptEncoder:
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """Token ids of a text, with special tokens that stand in it; `add_special_tokens`: BOS and such around it."""
         try:
-            if add_special_tokens and self._adds_special_tokens:
-                ids: list[int] = self.tokenizer.encode(text).ids
-                return ids
-            return self.segments.encode(text)
+            text.encode()
         except UnicodeEncodeError as error:
-            raise ApiError(400, f"the text holds half of a surrogate pair: {error}") from error
+            raise ApiError(400, f"the text holds half of a surrogate pair at character {error.start}") from error
+        if add_special_tokens and self._adds_special_tokens:
+            ids: list[int] = self.tokenizer.encode_batch_fast([text])[0].ids
+            return ids
+        return self.segments.encode(text)
 
     def encode_chat(
         self,
@@ -211,19 +212,22 @@ def _flag(body: dict[str, Any], name: str, default: bool) -> bool:
 
 
 def _template_kwargs(body: dict[str, Any]) -> dict[str, Any]:
-    kwargs: dict[str, Any] = {}
+    given = body.get("chat_template_kwargs") or {}
+    if not isinstance(given, dict):
+        raise ApiError(400, "chat_template_kwargs must be an object", param="chat_template_kwargs")
+    if reserved := _RESERVED_KWARGS & given.keys():
+        name = f"chat_template_kwargs.{min(reserved)}"
+        raise ApiError(400, f"{name} cannot be set there", param=name)
+    kwargs = dict(given)
     effort = body.get("reasoning_effort")
     if effort is not None:
-        kwargs |= {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+        if not isinstance(effort, str):
+            raise ApiError(400, f"reasoning_effort must be a string, not {effort!r}", param="reasoning_effort")
+        kwargs["reasoning_effort"] = effort
+        kwargs.setdefault("enable_thinking", effort != "none")
     documents = body.get("documents")
     if documents is not None:
         if not isinstance(documents, list) or not all(isinstance(document, dict) for document in documents):
             raise ApiError(400, "documents must be a list of objects with title and text", param="documents")
         kwargs["documents"] = documents
-    given = body.get("chat_template_kwargs") or {}
-    if not isinstance(given, dict):
-        raise ApiError(400, "chat_template_kwargs must be an object", param="chat_template_kwargs")
-    if reserved := _RESERVED_KWARGS & given.keys():
-        name = min(reserved)
-        raise ApiError(400, f"chat_template_kwargs.{name} cannot be set there", param=f"chat_template_kwargs.{name}")
-    return kwargs | given
+    return kwargs

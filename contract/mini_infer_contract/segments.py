@@ -13,19 +13,22 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-MAX_CACHED_CHARACTERS = 16_000_000
-"""Of all pieces kept; at about 4 characters a token this is some 40 MB with their ids."""
+MAX_CACHED_BYTES = 64_000_000
+"""Of all pieces kept and their ids: ASCII text takes about two bytes a character, so some 8 million tokens."""
+
+_ENTRY_BYTES = 300
+"""What a piece costs beside its characters and ids: without it, a flood of tiny pieces would have no bound."""
 
 
 class SegmentEncoder:
     """Encodes without the special tokens that a post-processor adds. It may be shared by threads."""
 
-    def __init__(self, tokenizer: Tokenizer, max_cached_characters: int = MAX_CACHED_CHARACTERS) -> None:
+    def __init__(self, tokenizer: Tokenizer, max_cached_bytes: int = MAX_CACHED_BYTES) -> None:
         self._tokenizer = tokenizer
         self._splitter = _splitter(tokenizer)
         self._cached: OrderedDict[str, array[int]] = OrderedDict()  # piece -> ids, least recently used first
-        self._cached_characters = 0
-        self._max_cached_characters = max_cached_characters
+        self._cached_bytes = 0
+        self._max_cached_bytes = max_cached_bytes
         self._lock = threading.Lock()
         self.encoded_characters = 0
         """Characters that went through the tokenizer so far: what the cache did not save."""
@@ -56,12 +59,14 @@ class SegmentEncoder:
                 self._cached.move_to_end(piece)
                 return ids
         ids = array("I", self._encode(piece))
+        if _bytes(piece, ids) > self._max_cached_bytes:
+            return ids
         with self._lock:
             if piece not in self._cached:
                 self._cached[piece] = ids
-                self._cached_characters += len(piece)
-            while self._cached_characters > self._max_cached_characters:
-                self._cached_characters -= len(self._cached.popitem(last=False)[0])
+                self._cached_bytes += _bytes(piece, ids)
+            while self._cached_bytes > self._max_cached_bytes:
+                self._cached_bytes -= _bytes(*self._cached.popitem(last=False))
         return ids
 
     def _encode(self, text: str) -> list[int]:
@@ -69,6 +74,10 @@ class SegmentEncoder:
         # The batch call is the one that can leave out character offsets, which nobody needs here.
         ids: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
         return ids
+
+
+def _bytes(piece: str, ids: "array[int]") -> int:
+    return _ENTRY_BYTES + len(piece.encode()) + ids.itemsize * len(ids)
 
 
 _LOCAL_PARTS = {
@@ -99,6 +108,10 @@ _LOCAL_PARTS = {
 }
 
 
+_MAX_WORD_CHARACTERS = 100
+"""Longer added tokens would nest the pattern too deep; no model has any."""
+
+
 def _splitter(tokenizer: Tokenizer) -> tuple[re.Pattern[str], dict[str, int]] | None:
     """A pattern with one group that finds added tokens as the tokenizer does, and their ids; None: pieces are unsafe.
 
@@ -107,6 +120,8 @@ def _splitter(tokenizer: Tokenizer) -> tuple[re.Pattern[str], dict[str, int]] | 
     """
     added = [token for token in tokenizer.get_added_tokens_decoder().values() if not token.normalized]
     if not added or tokenizer.encode_special_tokens or any(t.lstrip or t.rstrip or t.single_word for t in added):
+        return None
+    if max(len(token.content) for token in added) > _MAX_WORD_CHARACTERS:
         return None
     parts = [*_parts(_description(tokenizer.normalizer)), *_parts(_description(tokenizer.pre_tokenizer))]
     if not all(part["type"] in _LOCAL_PARTS and part.get("prepend_scheme") != "first" for part in parts):

@@ -29,6 +29,8 @@ def load_tokenizer(files: Mapping[str, str]) -> LoadedTokenizer:
     tokenizer_class = _tokenizer_class(config, _json(files, "config.json"))
     named = {name: _token(value) for name, value in _named_tokens(config, tokenizer_class).items()}
     declared = _declared_tokens(config)
+    if "tokenizer.json" not in files:
+        raise ValueError("tokenizer.json is missing: save_pretrained() a fast tokenizer")
     text = files["tokenizer.json"]
     if tokenizer_class in _REBUILT:
         description = _json(files, "tokenizer.json")

@@ -111,6 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         access_log=False,
         server_header=False,
         date_header=False,
+        proxy_headers=False,
         backlog=BACKLOG,
         timeout_graceful_shutdown=int(settings.shutdown_timeout_s),
     )

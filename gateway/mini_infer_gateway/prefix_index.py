@@ -7,6 +7,7 @@ in until the event of a routed prompt comes. Pure: no sockets, no sequence numbe
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import lcm
 from typing import Any
 
 from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS, block_keys, root_key
@@ -29,8 +30,6 @@ class _Block:
     """Our last key at or before its end."""
     rest: tuple[int, ...]
     """Token ids after `end`: fewer than a block, and none wherever the sender's block size is a multiple of ours."""
-    keys: tuple[bytes, ...]
-    """Our blocks that end inside it."""
     parent: "_Block | None"
     children: int = 0
     """Blocks that hang on this one: where there are several, several conversations share it."""
@@ -57,7 +56,9 @@ class _Holdings:
 
     by_hash: dict[BlockHash, _Block] = field(default_factory=dict)
     owner: dict[bytes, BlockHash] = field(default_factory=dict)
-    """Our key -> the sender's hash; the least recently used first."""
+    """Our key -> the sender's block that ends with it; the least recently used first."""
+    step: int = 1
+    """Ours to the smallest run of the sender's blocks that ends where one of ours does: it shares whole blocks only."""
     guesses: dict[bytes, float] = field(default_factory=dict)
     """Our key -> when it expires, on the caller's clock; the oldest first."""
 
@@ -120,22 +121,23 @@ class PrefixIndex:
         if holdings is None:
             return NO_HIT
         owner, guesses, by_hash = holdings.owner, holdings.guesses, holdings.by_hash
-        blocks, shared_blocks, sharers = 0, 0, 1
-        for key in keys:
+        blocks, shared_blocks, sharers, step = 0, 0, 1, holdings.step
+        for position in range(step - 1, len(keys), step):
+            key = keys[position]
             block_hash = owner.get(key)
             if block_hash is not None:
                 children = by_hash[block_hash].children
                 if children > 1:
-                    shared_blocks, sharers = blocks + 1, max(sharers, children)
+                    shared_blocks, sharers = position + 1, max(sharers, children)
             elif guesses.get(key, now_s) <= now_s:
                 break
-            blocks += 1
+            blocks = position + 1
         return Hit(blocks, shared_blocks, sharers)
 
     def held_blocks(self, endpoint: str) -> int:
         """How many blocks are held there in all, guesses included."""
         holdings = self._endpoints.get(endpoint)
-        return len(holdings.owner) + len(holdings.guesses) if holdings else 0
+        return len(holdings.owner) * holdings.step + len(holdings.guesses) if holdings else 0
 
     def clear(self, endpoint: str) -> None:
         """The endpoint is gone, or what is known of it is not to be trusted."""
@@ -156,6 +158,7 @@ class PrefixIndex:
             end, rest = parent.end, parent.rest
         else:
             return False
+        holdings.step = lcm(max(1, event.block_size), BLOCK_SIZE_TOKENS) // BLOCK_SIZE_TOKENS
         for position, block_hash in enumerate(event.block_hashes):
             if position or event.parent_block_hash is not None:
                 end = _distinguish(end, _extra(event, position))
@@ -163,14 +166,18 @@ class PrefixIndex:
             keys = block_keys(tokens, end)
             end = keys[-1] if keys else end
             rest = tokens[len(keys) * BLOCK_SIZE_TOKENS :]
-            _drop(holdings, block_hash)
-            if parent:
-                parent.children += 1
-            parent = holdings.by_hash[block_hash] = _Block(end, rest, tuple(keys), parent)
+            known = holdings.by_hash.get(block_hash)
+            if known is None or known.end != end or known.rest != rest:
+                _drop(holdings, block_hash)
+                if parent:
+                    parent.children += 1
+                known = holdings.by_hash[block_hash] = _Block(end, rest, parent)
+            parent = known
             for key in keys:
                 holdings.guesses.pop(key, None)
-                holdings.owner.pop(key, None)
-                holdings.owner[key] = block_hash
+            if keys and not rest:
+                holdings.owner.pop(end, None)
+                holdings.owner[end] = block_hash
         return True
 
     def _remove(self, holdings: _Holdings, event: BlockRemoved) -> None:
@@ -200,9 +207,8 @@ def _drop(holdings: _Holdings, block_hash: BlockHash) -> None:
         return
     if block.parent:
         block.parent.children -= 1
-    for key in block.keys:
-        if holdings.owner.get(key) == block_hash:
-            del holdings.owner[key]
+    if holdings.owner.get(block.end) == block_hash:
+        del holdings.owner[block.end]
 
 
 def _on_device(event: BlockStored | BlockRemoved) -> bool:

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -71,6 +72,8 @@ class Response(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
         self._used = False
+        self.stale = False
+        """It broke without a byte of answer though it worked before: the endpoint had closed it while it was idle."""
         self._reset()
 
     def _reset(self) -> None:
@@ -78,9 +81,9 @@ class Response(asyncio.Protocol):
         self.headers: Headers = []
         self._parser = httptools.HttpResponseParser(self)
         self._body: deque[bytes] = deque()
-        self._buffered = 0
+        self.buffered_bytes = 0
         self._paused = False
-        self._head_done = self._done = self._framed = self._keep = False
+        self._head_done = self._head_told = self._done = self._framed = self._keep = False
         self._error: UpstreamError | None = None
         self._waiter: asyncio.Future[None] | None = None
 
@@ -93,7 +96,7 @@ class Response(asyncio.Protocol):
         if self._body:
             piece = self._body[0] if len(self._body) == 1 else b"".join(self._body)
             self._body.clear()
-            self._buffered = 0
+            self.buffered_bytes = 0
             if self._paused and self._transport:
                 self._paused = False
                 self._transport.resume_reading()
@@ -129,11 +132,6 @@ class Response(asyncio.Protocol):
     def usable(self) -> bool:
         """Still connected, with nothing received between requests."""
         return self._transport is not None and not self._transport.is_closing() and self._error is None
-
-    @property
-    def stale(self) -> bool:
-        """Broke without a byte of answer though it worked before: the endpoint had closed it while it was idle."""
-        return self._used and self._error is not None and not self._head_done
 
     async def exchange(self, head: bytes, body: bytes, timeout_s: float) -> None:
         """Sends a request and waits for the response's head. Raises UpstreamError."""
@@ -175,8 +173,8 @@ class Response(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio.Protocol."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # uvloop's transports are no subclasses of asyncio.Transport.
+        self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""
@@ -187,10 +185,11 @@ class Response(asyncio.Protocol):
             if self._transport:
                 self._transport.abort()
             return
-        if self._buffered > BUFFER_BYTES and not self._paused and self._transport:
+        if self.buffered_bytes > BUFFER_BYTES and not self._paused and self._transport:
             self._paused = True
             self._transport.pause_reading()
-        if self._head_done:
+        if self._body or self._done or (self._head_done and not self._head_told):
+            self._head_told = True
             self._wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -198,6 +197,7 @@ class Response(asyncio.Protocol):
         self._transport = None
         if self._head_done and not self._framed and exc is None:
             self._done = True  # A body without a length ends with its connection.
+        self.stale = self._used and not self._head_done and self._error is None
         self._pool.discard(self._address, self)
         self._fail(
             BrokenConnectionError("the endpoint closed the connection" if exc is None else f"connection lost: {exc}")
@@ -223,7 +223,7 @@ class Response(asyncio.Protocol):
     def on_body(self, body: bytes) -> None:
         """See httptools."""
         self._body.append(body)
-        self._buffered += len(body)
+        self.buffered_bytes += len(body)
 
     def on_message_complete(self) -> None:
         """See httptools."""

@@ -94,6 +94,7 @@ def test_special_tokens_map_counts_where_the_config_declares_no_tokens(tmp_path:
 @pytest.mark.parametrize(
     ("files", "message"),
     [
+        ({}, r"tokenizer\.json is missing"),
         ({"tokenizer.json": "{"}, r"tokenizer\.json: "),
         ({"tokenizer.json": "{}"}, r"tokenizer\.json: "),
         ({"tokenizer.json": "{}", "tokenizer_config.json": "{"}, r"tokenizer_config\.json: "),

@@ -52,7 +52,6 @@ def expected_tokens(request: Request, max_model_len: int, eos_token_ids: Sequenc
 class Handle:
     tokens: list[int | None]
     sources: list[int]
-    collected: bool = False
 
 
 class FakeRunner:
@@ -100,8 +99,7 @@ class FakeRunner:
         else:
             assert row.token_ids is not None
             token_ids = row.token_ids
-            if row.count < 1 or row.sampling is None:
-                self._last_token[row.slot] = None
+            self._last_token[row.slot] = None
         assert len(token_ids) == row.count >= 1
         before = self._read(row, row.start - 1) if row.start else 0
         for position, token in enumerate(token_ids, start=row.start):
