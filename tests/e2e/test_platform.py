@@ -104,9 +104,7 @@ def ask(client: openai.OpenAI, started: float) -> None:
     assert usage.prompt_tokens_details is not None
     cached_tokens = usage.prompt_tokens_details.cached_tokens or 0
     assert cached_tokens >= 16, "the same question did not reach the engine that has its first block"
-    say(
-        f"streamed the same in {len(pieces)} pieces, {cached_tokens} of {usage.prompt_tokens} prompt tokens from the cache"
-    )
+    say(f"streamed the same in {len(pieces)} pieces, {cached_tokens} of {usage.prompt_tokens} prompt tokens cached")
     assert "demo" in [model.id for model in client.models.list()]
 
 
