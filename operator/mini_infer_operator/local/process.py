@@ -145,7 +145,10 @@ async def _poll_ready(kept: Kept, session: aiohttp.ClientSession, changed: Calla
         if ready != kept.ready:
             kept.ready = ready
             took_s = time.monotonic() - started
-            changed(f"{kept.name} is ready after {took_s:.1f} s" if ready else f"{kept.name} is not ready any more")
+            if ready:
+                changed(f"{kept.name} is ready after {took_s:.1f} s")
+            else:
+                changed(f"{kept.name} is {'draining' if kept.stopping else 'not ready any more'}")
         await asyncio.sleep(READY_POLL_S if ready else STARTING_POLL_S)
 
 
