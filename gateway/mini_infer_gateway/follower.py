@@ -120,7 +120,7 @@ class Follower:
             # Events wait here rather than be lost: the index applies them faster than engines make them.
             socket.rcvhwm = 0
             socket.ipv6 = True
-            socket.reconnect_ivl_max = 5000
+            socket.reconnect_ivl_max = 1000
             socket.heartbeat_ivl, socket.heartbeat_timeout = HEARTBEAT_MS, 3 * HEARTBEAT_MS
             socket.subscribe(EVENTS_TOPIC)
             socket.subscribe(LOAD_TOPIC)

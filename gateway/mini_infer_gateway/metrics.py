@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 
 from mini_infer_contract import metrics as names
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 TTFB_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -14,6 +14,7 @@ class Metrics:
     """One gateway's numbers."""
 
     def __init__(self) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # A second series for each, which nothing of ours reads.
         self.registry = CollectorRegistry()
         model, registry = [names.LABEL_MODEL], self.registry
         self._requests = Counter(
@@ -52,16 +53,19 @@ class Metrics:
         """A request ended; `model` is "" where the client's is not known."""
         self._requests.labels(model, str(status)).inc()
 
-    def decided(self, model: str, reason: str, prompt_tokens: int, hit_tokens: int, overhead_s: float) -> None:
-        """A request is about to go out."""
+    def decided(self, reason: str) -> None:
+        """An endpoint was chosen; a retry is another decision."""
         self._decisions.labels(reason).inc()
+
+    def overhead(self, seconds: float) -> None:
+        """A request is about to go out for the first time."""
+        self._overhead.observe(seconds)
+
+    def first_byte(self, model: str, seconds: float, prompt_tokens: int, hit_tokens: int) -> None:
+        """The first body byte came, from the endpoint that keeps the request."""
+        self._first_byte.labels(model).observe(seconds)
         self._prompt_tokens.labels(model).inc(prompt_tokens)
         self._hit_tokens.labels(model).inc(hit_tokens)
-        self._overhead.observe(overhead_s)
-
-    def first_byte(self, model: str, seconds: float) -> None:
-        """The first body byte came."""
-        self._first_byte.labels(model).observe(seconds)
 
     def retried(self, reason: str) -> None:
         """A request goes to another endpoint."""
@@ -102,9 +106,11 @@ class StateCollector:
             endpoints.add_metric([model, state], count)
         for model, count in flights.items():
             in_flight.add_metric([model], count)
-        calls = CounterMetricFamily("mini_infer_gateway_plugin_calls", "Calls of a routing plugin.", labels=["plugin"])
+        calls = CounterMetricFamily(
+            names.GATEWAY_PLUGIN_CALLS, "Calls of a routing plugin.", labels=[names.LABEL_PLUGIN]
+        )
         seconds = CounterMetricFamily(
-            "mini_infer_gateway_plugin_seconds", "Time spent in a routing plugin.", labels=["plugin"]
+            names.GATEWAY_PLUGIN_SECONDS, "Time spent in a routing plugin.", labels=[names.LABEL_PLUGIN]
         )
         for name, count, spent_s in self._plugins():
             calls.add_metric([name], count)

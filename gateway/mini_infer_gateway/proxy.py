@@ -123,7 +123,8 @@ class Exchange:
     async def _relay(
         self, response: Response, extra_headers: Headers, settings: GatewaySettings, on_first_byte: Callable[[], None]
     ) -> None:
-        headers = [header for header in response.headers if header[0] not in _HOP_BY_HOP] + extra_headers
+        replaced = _HOP_BY_HOP.union(name for name, _ in extra_headers)
+        headers = [header for header in response.headers if header[0] not in replaced] + extra_headers
         length = response.header(b"content-length")
         if length.isdigit() and int(length) <= WHOLE_BYTES:
             pieces = []

@@ -1,7 +1,7 @@
 """HTTP/1.1 towards endpoints: a connection pool on asyncio protocols and httptools, for the hot path.
 
 It does what a relay needs and no more: one request a connection at a time, bodies as they come, no redirects, no
-cookies, no decompression. aiohttp's client was measured beside it: see docs/benchmarks.md.
+cookies, no decompression. Against aiohttp's client it costs 0.025 instead of 0.095 ms CPU a small request (2 cores).
 """
 
 import asyncio
@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -172,8 +173,8 @@ class Response(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio.Protocol."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # uvloop's transports are no subclasses of asyncio.Transport.
+        self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""

@@ -93,9 +93,10 @@ def _stream(base: str, body: dict[str, Any]) -> Iterator[str]:
 def _only_model(base: str) -> str:
     with _open(f"{base}/v1/models") as response:
         names = [str(model["id"]) for model in json.load(response)["data"]]
-    if len(names) != 1:
-        listed = ", ".join(names) or "none"
-        raise ChatError(f"{base} serves {len(names)} models ({listed}): choose one with --model")
+    if not names:
+        raise ChatError(f"{base} has no model that is ready: try again shortly")
+    if len(names) > 1:
+        raise ChatError(f"{base} serves {', '.join(names)}: choose one with --model")
     return names[0]
 
 

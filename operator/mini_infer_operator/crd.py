@@ -6,8 +6,9 @@ Turns pydantic's JSON schema into the structural form that Kubernetes wants (no 
 import sys
 from typing import Any
 
-import yaml
 from mini_infer_contract.resources import GROUP, KIND, PLURAL, VERSION, InferenceService
+
+from mini_infer_operator.yaml_output import to_yaml
 
 _HEADER = "# Made from contract/mini_infer_contract/resources.py by `python -m mini_infer_operator.crd`; do not edit.\n"
 _READY = '.status.conditions[?(@.type=="Ready")]'
@@ -86,17 +87,9 @@ def _structural(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str
     return result
 
 
-class _PlainDumper(yaml.SafeDumper):
-    """Without anchors: the same dictionary may stand in several places."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        """Write everything out."""
-        return True
-
-
 def main() -> None:
     """Print the file."""
-    sys.stdout.write(_HEADER + yaml.dump(custom_resource_definition(), Dumper=_PlainDumper, sort_keys=False, width=120))
+    sys.stdout.write(_HEADER + to_yaml([custom_resource_definition()]))
 
 
 if __name__ == "__main__":

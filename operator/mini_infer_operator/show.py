@@ -5,11 +5,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from mini_infer_operator.objects.render import render
 from mini_infer_operator.parse import InvalidServiceError, parse_service, read_file
 from mini_infer_operator.plan import Observed, make_plan
+from mini_infer_operator.yaml_output import to_yaml
 
 
 def show_plan(path: Path, form: str, image: str) -> int:
@@ -33,13 +32,5 @@ def show_plan(path: Path, form: str, image: str) -> int:
     if form == "json":
         print(json.dumps({"apiVersion": "v1", "kind": "List", "items": manifests}, indent=2))
     else:
-        print(yaml.dump_all(manifests, Dumper=_PlainDumper, sort_keys=False, width=120), end="")
+        print(to_yaml(manifests), end="")
     return 0
-
-
-class _PlainDumper(yaml.SafeDumper):
-    """Without anchors, which kubectl reads but people do not like."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        """Write everything out."""
-        return True

@@ -11,7 +11,7 @@ import pytest
 
 from tests.e2e.cluster import Cluster, NodeCluster
 from tests.e2e.commands import say
-from tests.e2e.images import build_images
+from tests.e2e.images import NAMES, build_image
 
 
 @pytest.fixture(scope="session")
@@ -21,18 +21,21 @@ def cluster() -> Iterator[Cluster]:
         pytest.skip("no cluster: set KUBECONFIG (kind, minikube), or E2E_NODE to a program that makes one")
     print()
     # Images pass through here, a gigabyte in all; the node's state lies beside them.
-    with tempfile.TemporaryDirectory(prefix="mini-infer-e2e-") as folder, ThreadPoolExecutor(1) as pool:
-        archives = pool.submit(build_images, Path(folder))
-        found = NodeCluster(node, Path(folder) / "node") if node else Cluster(kubeconfig or "")
+    with tempfile.TemporaryDirectory(prefix="mini-infer-e2e-") as folder, ThreadPoolExecutor(1) as builder:
+        builds = {target: builder.submit(build_image, target, Path(folder)) for target in NAMES}
+        found = None
         try:
+            found = NodeCluster(node, Path(folder) / "node") if node else Cluster(kubeconfig or "")
             say("the cluster answers")
-            for target, archive in archives.result().items():
+            for target, build in builds.items():
+                archive = build.result()
                 started = time.monotonic()
                 found.load(archive)
                 archive.unlink()
                 say(f"loaded {target} in {time.monotonic() - started:.0f} s")
             yield found
         finally:
+            builder.shutdown(cancel_futures=True)
             if isinstance(found, NodeCluster):
                 found.down()
                 say("the cluster is gone")

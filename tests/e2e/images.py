@@ -3,14 +3,13 @@
 import os
 import shutil
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.e2e.commands import ROOT, run, say
 
 TAG = "e2e"
 NAMES = {"gateway": "mini-infer-gateway", "operator": "mini-infer-operator", "engine-cpu": "mini-infer-engine-cpu"}
-"""Dockerfile target -> image name."""
+"""Dockerfile target -> image name, in the order in which they are built."""
 
 
 def repository(target: str) -> str:
@@ -18,15 +17,8 @@ def repository(target: str) -> str:
     return f"localhost/{NAMES[target]}"
 
 
-def build_images(folder: Path) -> dict[str, Path]:
-    """Build all three and return an archive of each. Gateway and operator share layers, so one follows the other."""
-    with ThreadPoolExecutor(2) as pool:
-        engine = pool.submit(_build, "engine-cpu", folder)
-        rest = pool.submit(lambda: {target: _build(target, folder) for target in ("gateway", "operator")})
-        return {"engine-cpu": engine.result(), **rest.result()}
-
-
-def _build(target: str, folder: Path) -> Path:
+def build_image(target: str, folder: Path) -> Path:
+    """Build one and return its archive. One at a time: the later ones find the layers of the earlier ones."""
     archive = folder / f"{target}.tar"
     started = time.monotonic()
     if builder := os.environ.get("E2E_BUILD"):

@@ -41,6 +41,7 @@ def namespaces(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Non
             cluster.helm("uninstall", RELEASE, "-n", SYSTEM)
         cluster.kubectl("delete", "crd", crd, "--ignore-not-found")
         cluster.kubectl("delete", "namespace", SYSTEM, USER, "--ignore-not-found", "--wait=false")
+        say("the CRD and the namespaces are deleted")
 
 
 @pytest.mark.e2e
@@ -86,11 +87,24 @@ def ask(client: openai.OpenAI, started: float) -> None:
     text = whole.choices[0].message.content or ""
     say(f"answer {time.monotonic() - started:.1f} s after helm install began: {text!r}")
     assert ANSWER in text
-    stream = client.chat.completions.create(model="demo", messages=QUESTION, temperature=0, max_tokens=60, stream=True)
-    pieces = [chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices]
+    stream = client.chat.completions.create(
+        model="demo",
+        messages=QUESTION,
+        temperature=0,
+        max_tokens=60,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    chunks = list(stream)
+    pieces = [chunk.choices[0].delta.content for chunk in chunks if chunk.choices and chunk.choices[0].delta.content]
     assert "".join(pieces) == text
-    assert len([piece for piece in pieces if piece]) > 3, "the answer came in one piece: it was not streamed"
-    say(f"streamed the same in {len(pieces)} pieces")
+    assert len(pieces) > 3, "the answer came in one piece: it was not streamed"
+    usage = chunks[-1].usage
+    assert usage is not None
+    assert usage.prompt_tokens_details is not None
+    cached_tokens = usage.prompt_tokens_details.cached_tokens or 0
+    assert cached_tokens >= 16, "the same question did not reach the engine that has its first block"
+    say(f"streamed the same in {len(pieces)} pieces, {cached_tokens} of {usage.prompt_tokens} prompt tokens cached")
     assert "demo" in [model.id for model in client.models.list()]
 
 

@@ -28,7 +28,8 @@ class ForeignCache:
         self.blocks: dict[int, tuple[int | None, list[int], str]] = {}
 
     def chain(self, tokens: list[int], salt: str) -> list[tuple[int, int | None, list[int]]]:
-        parent, chain = None, []
+        parent: int | None = None
+        chain: list[tuple[int, int | None, list[int]]] = []
         for start in range(0, len(tokens) - self.block_size + 1, self.block_size):
             block = tokens[start : start + self.block_size]
             chain.append((foreign_hash(parent, block, salt), parent, block))

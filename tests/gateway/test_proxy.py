@@ -1,4 +1,4 @@
-"""What a client sees through the gateway: bytes untouched, retries elsewhere, clear errors, and a cancel that arrives."""
+"""What a client sees through the gateway: bytes untouched, retries elsewhere, clear errors, a cancel that arrives."""
 
 import asyncio
 import json
@@ -15,7 +15,7 @@ from tests.support.running_gateway import running_gateway, until
 def nobody() -> Endpoint:
     """An endpoint whose port refuses."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        return Endpoint(name="nobody", url="http://127.0.0.1:%d" % server.getsockname()[1], model="m")
+        return Endpoint(name="nobody", url=f"http://127.0.0.1:{server.getsockname()[1]}", model="m")
 
 
 async def test_a_stream_is_relayed_chunk_for_chunk_as_it_comes() -> None:
@@ -147,12 +147,14 @@ async def test_no_endpoint_is_503_for_a_known_model_and_404_for_an_unknown_one()
     ],
 )
 async def test_a_bad_body_gets_a_clear_error(body: bytes, status: int, param: str | None) -> None:
-    async with running_gateway(nobody()) as gateway:
-        async with gateway.client.post(gateway.url + "/v1/completions", data=body) as response:
-            assert response.status == status
-            error = (await response.json())["error"]
-            assert error["type"] == "invalid_request_error"
-            assert error["param"] == param
+    async with (
+        running_gateway(nobody()) as gateway,
+        gateway.client.post(gateway.url + "/v1/completions", data=body) as response,
+    ):
+        assert response.status == status
+        error = (await response.json())["error"]
+        assert error["type"] == "invalid_request_error"
+        assert error["param"] == param
 
 
 async def test_a_body_over_the_limit_is_413() -> None:
@@ -172,7 +174,7 @@ async def test_a_connection_that_the_endpoint_closed_while_idle_is_no_failure() 
         for _ in range(3):
             async with gateway.chat("hi") as response:
                 assert response.status == 200
-            for connection in list(engine.runner.server.connections):
+            for connection in list(engine.connections):
                 assert connection.transport is not None
                 connection.transport.close()
         assert gateway.app.fleet.members["a"].breaker.closed

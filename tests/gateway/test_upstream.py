@@ -35,7 +35,7 @@ async def serving(*answers: bytes, close: bool = False, split: int = 1 << 20) ->
 
     server = await asyncio.start_server(handle, "127.0.0.1", 0)
     try:
-        yield "http://127.0.0.1:%d/base" % server.sockets[0].getsockname()[1], heads
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/base", heads
     finally:
         server.close()
 

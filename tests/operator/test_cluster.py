@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from kubernetes.aio import client, config
 from mini_infer_operator.local.ports import free_ports
+from mini_infer_operator.objects.api import KubernetesApi
+from mini_infer_operator.objects.cluster import ClusterPlace
+from mini_infer_operator.permissions import RULES
+from mini_infer_operator.reconcile import reconcile
+from mini_infer_operator.settings import OperatorSettings
 
 from tests.support.control_plane import ControlPlane
 from tests.support.services import changed
@@ -57,16 +64,41 @@ def wait(what: Callable[[], Any], limit_s: float = 20.0) -> Any:
     raise AssertionError(f"not within {limit_s} s: {what()!r}")
 
 
+def operator_kubeconfig(plane: ControlPlane, path: Path) -> Path:
+    """For a service account that has the rights in permissions.py and no others."""
+    name, rbac = "operator", "rbac.authorization.k8s.io"
+    subject = {"kind": "ServiceAccount", "name": name, "namespace": "default"}
+    reference = {"apiGroup": rbac, "kind": "ClusterRole", "name": name}
+    metadata = {"name": name}
+    plane.apply(
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {**metadata, "namespace": "default"}},
+        {"apiVersion": f"{rbac}/v1", "kind": "ClusterRole", "metadata": metadata, "rules": RULES},
+        {
+            "apiVersion": f"{rbac}/v1",
+            "kind": "ClusterRoleBinding",
+            "metadata": metadata,
+            "roleRef": reference,
+            "subjects": [subject],
+        },
+    )
+    token = plane.kubectl("create", "token", name).stdout.strip()
+    config = yaml.safe_load(plane.kubeconfig.read_text())
+    config["users"][0]["user"] = {"token": token}
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
 @pytest.fixture(scope="module")
 def cluster(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     if not control_plane.runs_pods:
         pytest.skip("needs kube-controller-manager, kube-scheduler and kwok in the folder named by KUBEBUILDER_ASSETS")
-    log = tmp_path_factory.mktemp("operator") / "log"
+    folder = tmp_path_factory.mktemp("operator")
+    log = folder / "log"
     command = [sys.executable, "-m", "mini_infer_operator.run", "--engine-image=engine:1"]
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(sys.path),
-        "KUBECONFIG": str(control_plane.kubeconfig),
+        "KUBECONFIG": str(operator_kubeconfig(control_plane, folder / "kubeconfig")),
         "MINI_INFER_HEALTH_PORT": str(free_ports(1)[0]),
     }
     with log.open("wb") as output:
@@ -129,6 +161,22 @@ def test_a_service_at_rest_causes_no_writes(cluster: Cluster) -> None:
     after = versions()
     assert after.pop(poked) != before.pop(poked)
     assert after == before
+
+
+async def test_an_operator_that_renders_differently_rolls_nothing(cluster: Cluster) -> None:
+    cluster.apply("upgrade")
+    wait(lambda: cluster.ready("upgrade").get("status") == "True")
+    (before,) = cluster.children("upgrade", "deployments")
+    await config.load_kube_config(str(cluster.plane.kubeconfig))
+    api = KubernetesApi(client.ApiClient())
+    newer = OperatorSettings(engine_image="engine:1", engine_image_pull_policy="Always")
+    try:
+        await reconcile(ClusterPlace(api, newer, "default", "upgrade"))
+    finally:
+        await api.close()
+    (after,) = cluster.children("upgrade", "deployments")
+    assert after["metadata"]["resourceVersion"] == before["metadata"]["resourceVersion"]
+    assert after["spec"]["template"]["spec"]["containers"][0]["imagePullPolicy"] == "IfNotPresent"
 
 
 def test_scaling_keeps_the_revision_and_the_pods(cluster: Cluster) -> None:

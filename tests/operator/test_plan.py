@@ -1,6 +1,10 @@
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
+from mini_infer_contract.resources import RESERVED_ENGINE_FLAGS, EngineSpec
 from mini_infer_operator.launch import ModelSource, engine_arguments, launch_of, model_source, revision_of
 from mini_infer_operator.parse import parse_service
 from mini_infer_operator.plan import Observed, ObservedWorkload, make_plan
@@ -101,6 +105,14 @@ def test_every_engine_option_becomes_a_flag() -> None:
     engine = service.roles["unified"].engine
     assert engine is not None
     assert len(engine_arguments(engine)) == len(options)
+
+
+def test_every_flag_is_one_of_the_engines() -> None:
+    command = [sys.executable, "-m", "mini_infer_engine.server.cli", "--help"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    offered = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    flags = {f"--{name.replace('_', '-')}" for name in EngineSpec.model_fields if name != "extra_args"}
+    assert [flag for flag in sorted({*flags, *RESERVED_ENGINE_FLAGS}) if flag not in offered] == []
 
 
 def test_plan_starts_what_is_asked_for() -> None:

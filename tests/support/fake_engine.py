@@ -106,6 +106,12 @@ class FakeEngine:
         await self.runner.cleanup()
 
     @property
+    def connections(self) -> list[web.RequestHandler]:
+        """Of HTTP clients."""
+        assert self.runner.server is not None
+        return self.runner.server.connections
+
+    @property
     def endpoint(self) -> Endpoint:
         """As a source would list it."""
         return Endpoint(

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
 import aiohttp
 import uvicorn
@@ -48,7 +49,7 @@ class RunningGateway:
 
 
 @asynccontextmanager
-async def running_gateway(*endpoints: Endpoint, **settings: object) -> AsyncIterator[RunningGateway]:
+async def running_gateway(*endpoints: Endpoint, **settings: Any) -> AsyncIterator[RunningGateway]:
     """Started, synced, and stopped at the end."""
     source = HandSource(endpoints)
     app = Gateway(replace(GatewaySettings(seed=1, log_level="debug"), **settings), source)
@@ -64,10 +65,10 @@ async def running_gateway(*endpoints: Endpoint, **settings: object) -> AsyncIter
         timeout_graceful_shutdown=1,
     )
     server = uvicorn.Server(config)
-    server.install_signal_handlers = lambda: None  # type: ignore[method-assign,attr-defined]
+    server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
     serving = asyncio.create_task(server._serve(sockets=[listener]))
     await until(lambda: server.started)
-    url = "http://127.0.0.1:%d" % listener.getsockname()[1]
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     async with aiohttp.ClientSession() as client:
         try:
             yield RunningGateway(app, source, url, client)

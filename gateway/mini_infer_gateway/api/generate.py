@@ -186,9 +186,9 @@ class Generate:
                 self._index.guess(endpoint.name, chain, now_s + ttl_s)
         prompt_tokens = prompt.tokens if prompt else 0
         ticket = self._ledger.start(endpoint.name, call.request_id, max(0, request.prompt_tokens - decision.hit_tokens))
-        self._metrics.decided(
-            call.model, decision.reason, prompt_tokens, decision.hit_tokens, self._clock() - call.arrived_s
-        )
+        self._metrics.decided(decision.reason)
+        if not request.tried:
+            self._metrics.overhead(self._clock() - call.arrived_s)
         call.exchange.body = (
             call.client_body
             if call.fields.get("model") in (endpoint.model, None)
@@ -197,7 +197,7 @@ class Generate:
 
         def first_byte() -> None:
             ticket.answered = True
-            self._metrics.first_byte(call.model, self._clock() - call.arrived_s)
+            self._metrics.first_byte(call.model, self._clock() - call.arrived_s, prompt_tokens, decision.hit_tokens)
 
         member.breaker.started()
         try:

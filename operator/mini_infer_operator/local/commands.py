@@ -13,6 +13,7 @@ from mini_infer_operator.local.process import Command
 
 ENGINE = "mini_infer_engine.server.cli"
 GATEWAY = "mini_infer_gateway.cli"
+_PYTHON = (sys.executable, "-P", "-c")  # -P: a logging.py in the user's folder is not ours to import
 _RUN = "import sys; from {module} import main; sys.exit(main())"
 """Not the console script: that may belong to another environment than the one which runs us."""
 
@@ -31,7 +32,7 @@ def engine_command(launch: Launch, ports: tuple[int, int, int], *, threads: int,
         if isinstance(value, str):
             environment[item.name] = value
     return Command(
-        [sys.executable, "-c", _RUN.format(module=ENGINE), *arguments],
+        [*_PYTHON, _RUN.format(module=ENGINE), *arguments],
         environment,
         f"http://{HOST}:{http_port}{READY_PATH}",
     )
@@ -41,7 +42,7 @@ def gateway_command(host: str, port: int, endpoints: Path) -> Command:
     """The gateway over the endpoints file."""
     arguments = [f"--host={host}", f"--port={port}", f"--endpoints={endpoints}"]
     return Command(
-        [sys.executable, "-c", _RUN.format(module=GATEWAY), *arguments],
+        [*_PYTHON, _RUN.format(module=GATEWAY), *arguments],
         _environment({}),
         f"http://{reachable(host)}:{port}{HEALTH_PATH}",
     )
@@ -55,5 +56,4 @@ def reachable(host: str) -> str:
 
 
 def _environment(extra: Mapping[str, str]) -> dict[str, str]:
-    path = os.pathsep.join(part for part in sys.path if part)  # an engine finds the code that we were found in
-    return {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": path, **extra}
+    return {**os.environ, "PYTHONUNBUFFERED": "1", **extra}

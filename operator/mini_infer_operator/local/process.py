@@ -14,6 +14,8 @@ import aiohttp
 STARTING_POLL_S = 0.2
 READY_POLL_S = 1.0
 READY_TIMEOUT_S = 2.0
+MISSES = 3
+"""So often in a row may a ready process leave us without an answer: it may be busy. What it says counts at once."""
 FIRST_BACKOFF_S = 1.0
 LONGEST_BACKOFF_S = 30.0
 STEADY_S = 60.0
@@ -139,22 +141,28 @@ def signal_group(group: int, number: signal.Signals) -> None:
 
 async def _poll_ready(kept: Kept, session: aiohttp.ClientSession, changed: Callable[[str], None]) -> None:
     assert kept.command is not None
-    started = time.monotonic()
+    started, misses = time.monotonic(), 0
     while True:
-        ready = await _answers(kept.command.ready_url, session)
+        answer = await _ask(kept.command.ready_url, session)
+        misses = misses + 1 if answer is None else 0
+        ready = kept.ready and misses < MISSES if answer is None else answer
         if ready != kept.ready:
             kept.ready = ready
             took_s = time.monotonic() - started
-            changed(f"{kept.name} is ready after {took_s:.1f} s" if ready else f"{kept.name} is not ready any more")
+            if ready:
+                changed(f"{kept.name} is ready after {took_s:.1f} s")
+            else:
+                changed(f"{kept.name} is {'draining' if kept.stopping else 'not ready any more'}")
         await asyncio.sleep(READY_POLL_S if ready else STARTING_POLL_S)
 
 
-async def _answers(url: str, session: aiohttp.ClientSession) -> bool:
+async def _ask(url: str, session: aiohttp.ClientSession) -> bool | None:
+    """What the process says of itself; None: nothing."""
     try:
         async with session.get(url, timeout=aiohttp.ClientTimeout(total=READY_TIMEOUT_S)) as response:
             return response.status == 200
     except (aiohttp.ClientError, TimeoutError, OSError):
-        return False
+        return None
 
 
 def _last_line(log: Path) -> str:

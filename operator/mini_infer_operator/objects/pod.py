@@ -109,7 +109,7 @@ def _container(launch: Launch, pull_policy: str | None) -> dict[str, Any]:
         ],
         "startupProbe": _probe(HEALTH_PATH, period_s=1, failures=START_LIMIT_S),
         "livenessProbe": _probe(HEALTH_PATH, period_s=5, failures=3),
-        "readinessProbe": _probe(READY_PATH, period_s=2, failures=2),
+        "readinessProbe": _probe(READY_PATH, period_s=2, failures=3),
         "lifecycle": {"preStop": {"sleep": {"seconds": UNROUTE_S}}},
         "volumeMounts": mounts + overrides.get("volumeMounts", []),
         "securityContext": {**security, **overrides.get("securityContext", {})},

@@ -43,7 +43,7 @@ def test_a_draining_endpoint_is_not_ready(tmp_path: Path) -> None:
 def test_a_bad_file_is_named_with_its_fault(content: str, complaint: str, tmp_path: Path) -> None:
     path = tmp_path / "e.yaml"
     path.write_text(content)
-    with pytest.raises(EndpointsFileError, match="e.yaml") as error:
+    with pytest.raises(EndpointsFileError, match=r"e\.yaml") as error:
         read_endpoints(path)
     assert complaint in str(error.value)
 

@@ -41,10 +41,10 @@ class PrefixHits:
         if prompt is None:
             return NO_HIT
         hits = [self._index.hit(candidate.endpoint.name, chain, now_s) for chain in prompt.chains]
-        if len(hits) == 1:
-            return hits[0]
+        # An engine computes a prompt's last token even where it has all of it, and with it that token's block.
+        most = (prompt.tokens - 1) // BLOCK_SIZE_TOKENS
         return Hit(
-            sum(hit.blocks for hit in hits),
+            min(most, sum(hit.blocks for hit in hits)),
             sum(hit.shared_blocks for hit in hits),
             max((hit.sharers for hit in hits), default=1),
         )
