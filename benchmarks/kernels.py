@@ -14,10 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch.nn import functional
-
 from mini_infer_engine.kernels.decode_attention import decode_attention, splits_for
 from mini_infer_engine.kernels.skinny_linear import SkinnyConfig, skinny_linear
+from torch.nn import functional
 
 SHAPES = {  # (columns, width, gated, residual) of every product of the three models
     "7b qkv": (4608, 3584, False, False),
@@ -59,7 +58,7 @@ def graph_microseconds(calls: list[Callable[[], object]], replays: int = 15) -> 
 
 
 def candidates(columns: int, width: int, splittable: bool) -> list[SkinnyConfig]:
-    """Cuts worth trying: tiles of at least 4,096 weights that fit shared memory, at most sixteen programs a processor."""
+    """Cuts worth trying: tiles of at least 4,096 weights that fit shared memory, sixteen programs a processor."""
     found = []
     for block_n, block_k, warps, stages in itertools.product((16, 32, 64), (128, 256, 512), (4, 8), (3, 4, 5)):
         if block_n * block_k * stages * 2 > 190_000 or block_n * block_k < 4096 or block_k > width:
@@ -67,7 +66,7 @@ def candidates(columns: int, width: int, splittable: bool) -> list[SkinnyConfig]
         blocks = math.ceil(columns / block_n)
         for split in (1, 2, 4, 8) if splittable else (1,):
             if blocks * split <= 132 * 16 or split == 1:
-                found.append(SkinnyConfig(block_n, block_k, split, warps, stages))
+                found.append(SkinnyConfig(block_n, block_k, split, warps, stages))  # noqa: PERF401 (reads better)
     return found
 
 
@@ -88,13 +87,13 @@ def compile_part(arguments: tuple[int, int]) -> None:
     """Compile one process's share of all candidates into the shared cache."""
     part, parts = arguments
     for name in ("0.6b qkv", "0.6b o", "0.6b gate_up"):
-        columns, width, gated, residual = SHAPES[name]
+        _, width, gated, _ = SHAPES[name]
         x, weights, extra = make_case(name, 1)
         for index, config in enumerate(candidates(8192, width, not gated)):
             if index % parts == part:
                 try:
                     skinny_linear(x, weights[0], config, **extra)
-                except Exception as error:  # noqa: BLE001 (a cut that does not fit the chip is only not a candidate)
+                except Exception as error:
                     print(config, str(error)[:80])
 
 
@@ -104,7 +103,7 @@ def tune(out: Path) -> None:
         pool.map(compile_part, [(part, 14) for part in range(14)])
     print("compiled", flush=True)
     lines, results = [], {}
-    for name, (columns, width, gated, residual) in SHAPES.items():
+    for name, (columns, width, gated, _) in SHAPES.items():
         byte_count = columns * (2 if gated else 1) * width * 2
         for rows in (1, 16):
             x, weights, extra = make_case(name, rows)
@@ -116,7 +115,7 @@ def tune(out: Path) -> None:
                 try:
                     calls = [lambda w=w, c=config: skinny_linear(x, w, c, **extra) for w in weights]
                     timed.append((graph_microseconds(calls, 7), config))
-                except Exception:  # noqa: BLE001 (as above)
+                except Exception:
                     continue
             timed.sort(key=lambda pair: pair[0])
             best, config = timed[0]
@@ -128,7 +127,6 @@ def tune(out: Path) -> None:
             )
             values = (config.block_n, config.block_k, config.split_k, config.warps, config.stages)
             lines.append(f"    ({columns}, {width}, {gated}, {rows}): SkinnyConfig{values},")
-            del x, weights, extra
     (out / "tuned.txt").write_text("\n".join(lines))
     (out / "kernels.json").write_text(json.dumps(results, indent=1))
 
@@ -175,7 +173,6 @@ def attention(out: Path) -> None:
                 row["max_error"] = (flash.float() - mine.float()).abs().max().item()
             results[f"{name} rows {rows} tokens {tokens}"] = row
             print(name, rows, tokens, {key: round(value, 4) for key, value in row.items()}, flush=True)
-            del pools, layers, calls
     (out / "attention.json").write_text(json.dumps(results, indent=1))
 
 

@@ -70,7 +70,7 @@ class FusedDecoder:
 def _product(
     x: Tensor, linear: Linear, *, norm: RMSNorm | None = None, residual: Tensor | None = None, gated: bool = False
 ) -> Tensor:
-    """residual + gate(linear(norm(x))), each part where given."""
+    """Residual + gate(linear(norm(x))), each part where given."""
     weight, bias = linear.weight, linear.bias
     if norm is not None:
         x = rms_norm(x, norm.weight, norm.eps)

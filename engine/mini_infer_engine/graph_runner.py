@@ -178,9 +178,12 @@ class GraphRunner(TorchRunner):
         self.graph_memory = torch.cuda.graph_pool_handle()
         budget = self._settings.max_num_batched_tokens or 1 << 30
         prefills = [tokens for tokens in PREFILL_BUCKETS if tokens <= budget]
-        with torch.inference_mode(), tqdm(
-            total=len(prefills) + len(self._buckets), desc="Capturing CUDA graphs", disable=not sys.stderr.isatty()
-        ) as progress:
+        with (
+            torch.inference_mode(),
+            tqdm(
+                total=len(prefills) + len(self._buckets), desc="Capturing CUDA graphs", disable=not sys.stderr.isatty()
+            ) as progress,
+        ):
             for tokens in reversed(prefills):
                 self.prefill_graphs[tokens] = PrefillGraph(self, tokens)
                 progress.update()
@@ -238,7 +241,10 @@ class GraphRunner(TorchRunner):
         tokens = sum(row.count for row in rows)
         if len(rows) > PREFILL_SEQUENCES:
             return None
-        return next((self.prefill_graphs[size] for size in PREFILL_BUCKETS if size >= tokens and self.prefill_graphs.get(size)), None)
+        return next(
+            (self.prefill_graphs[size] for size in PREFILL_BUCKETS if size >= tokens and self.prefill_graphs.get(size)),
+            None,
+        )
 
     @property
     def _replays_beat_one_pass(self) -> bool:

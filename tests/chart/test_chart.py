@@ -35,9 +35,7 @@ def of_kind(items: list[dict[str, Any]], kind: str) -> dict[str, dict[str, Any]]
 
 def test_crds_are_the_repositorys() -> None:
     ours = {path.name: path.read_text() for path in (CHART / "crds").iterdir()}
-    assert ours == {path.name: path.read_text() for path in (ROOT / "crds").iterdir()}, (
-        "run: make crds"
-    )
+    assert ours == {path.name: path.read_text() for path in (ROOT / "crds").iterdir()}, "run: make crds"
 
 
 @needs_helm

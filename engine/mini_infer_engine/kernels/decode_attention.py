@@ -31,15 +31,15 @@ def _decode_attention(
     out_stride,
     scale,
     window,
-    GROUP: tl.constexpr,  # noqa: N803
-    GROUP_BLOCK: tl.constexpr,  # noqa: N803
-    HEAD_DIM: tl.constexpr,  # noqa: N803
-    DIM_BLOCK: tl.constexpr,  # noqa: N803
-    KV_HEADS: tl.constexpr,  # noqa: N803
-    PAGE_SIZE: tl.constexpr,  # noqa: N803
-    BLOCK: tl.constexpr,  # noqa: N803
-    SPLITS: tl.constexpr,  # noqa: N803
-    PRECISION: tl.constexpr,  # noqa: N803
+    GROUP: tl.constexpr,
+    GROUP_BLOCK: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM_BLOCK: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SPLITS: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
     """Program (sequence, kv head, split). The split that arrives last merges the others' sums."""
     row = tl.program_id(0)

@@ -17,8 +17,8 @@ def _gather(
     kv_index,
     table_stride,
     width,
-    PAGE_SIZE: tl.constexpr,  # noqa: N803
-    BLOCK: tl.constexpr,  # noqa: N803
+    PAGE_SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

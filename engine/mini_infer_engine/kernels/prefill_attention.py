@@ -24,13 +24,13 @@ def _prefill_attention(
     out_stride,
     scale,
     window,
-    GROUP: tl.constexpr,  # noqa: N803
-    HEAD_DIM: tl.constexpr,  # noqa: N803
-    DIM_BLOCK: tl.constexpr,  # noqa: N803
-    PAGE_SIZE: tl.constexpr,  # noqa: N803
-    QUERIES: tl.constexpr,  # noqa: N803
-    BLOCK: tl.constexpr,  # noqa: N803
-    PRECISION: tl.constexpr,  # noqa: N803
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM_BLOCK: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    QUERIES: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
     """Program (block of queries, query head, sequence)."""
     block = tl.program_id(0)

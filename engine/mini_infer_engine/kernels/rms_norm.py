@@ -6,7 +6,7 @@ import triton.language as tl
 
 
 @triton.jit
-def _rms_norm(x, weight, out, x_stride, width, eps, BLOCK: tl.constexpr):  # noqa: N803 (Triton's constants are upper case)
+def _rms_norm(x, weight, out, x_stride, width, eps, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < width

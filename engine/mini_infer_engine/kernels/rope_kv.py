@@ -21,13 +21,13 @@ def _rope_kv(
     kv_stride,
     token_stride,
     eps,
-    Q_HEADS: tl.constexpr,  # noqa: N803
-    KV_HEADS: tl.constexpr,  # noqa: N803
-    HEAD_DIM: tl.constexpr,  # noqa: N803
-    HALF_BLOCK: tl.constexpr,  # noqa: N803
-    PAGE_SIZE: tl.constexpr,  # noqa: N803
-    HEADS: tl.constexpr,  # noqa: N803
-    NORM: tl.constexpr,  # noqa: N803
+    Q_HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HALF_BLOCK: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    HEADS: tl.constexpr,
+    NORM: tl.constexpr,
 ):
     """Program (token, group): `HEADS` consecutive heads of one token's packed q, k and v."""
     token = tl.program_id(0).to(tl.int64)

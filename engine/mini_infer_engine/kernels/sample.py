@@ -65,7 +65,7 @@ def _unordered(ordered):
 
 
 @triton.jit
-def _allowed(values, columns, suppressed, slot, active, WIDTH: tl.constexpr):  # noqa: N803
+def _allowed(values, columns, suppressed, slot, active, WIDTH: tl.constexpr):
     if active:
         for index in range(WIDTH):
             banned = tl.load(suppressed + slot * WIDTH + index)
@@ -87,8 +87,8 @@ def _threshold(
     thresholds,
     vocabulary,
     logits_stride,
-    BLOCK: tl.constexpr,  # noqa: N803
-    WIDTH: tl.constexpr,  # noqa: N803
+    BLOCK: tl.constexpr,
+    WIDTH: tl.constexpr,
 ):
     """Program (row): the smallest logit that may be chosen, -inf where no filter is on."""
     row = tl.program_id(0)
@@ -183,9 +183,9 @@ def _choose(
     vocabulary,
     logits_stride,
     spare_slot,
-    BLOCK: tl.constexpr,  # noqa: N803
-    WIDTH: tl.constexpr,  # noqa: N803
-    SPLITS: tl.constexpr,  # noqa: N803
+    BLOCK: tl.constexpr,
+    WIDTH: tl.constexpr,
+    SPLITS: tl.constexpr,
 ):
     """Program (row, part of the vocabulary). The part that arrives last picks the best and advances the slot."""
     row = tl.program_id(0)

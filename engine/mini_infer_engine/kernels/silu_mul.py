@@ -6,7 +6,7 @@ import triton.language as tl
 
 
 @triton.jit
-def _silu_mul(packed, out, width, BLOCK: tl.constexpr):  # noqa: N803
+def _silu_mul(packed, out, width, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < width

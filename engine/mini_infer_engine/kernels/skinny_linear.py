@@ -28,16 +28,16 @@ def _skinny_linear(
     columns,
     width,
     x_stride,
-    BLOCK_M: tl.constexpr,  # noqa: N803
-    BLOCK_N: tl.constexpr,  # noqa: N803
-    BLOCK_K: tl.constexpr,  # noqa: N803
-    SPLIT_K: tl.constexpr,  # noqa: N803
-    EVEN_N: tl.constexpr,  # noqa: N803
-    EVEN_K: tl.constexpr,  # noqa: N803
-    BIAS: tl.constexpr,  # noqa: N803
-    RESIDUAL: tl.constexpr,  # noqa: N803
-    GATED: tl.constexpr,  # noqa: N803
-    PRECISION: tl.constexpr,  # noqa: N803
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SPLIT_K: tl.constexpr,
+    EVEN_N: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    GATED: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
     """Program (column block, split of the width). The split that arrives last adds the others' sums and finishes."""
     block = tl.program_id(0)
@@ -113,7 +113,7 @@ def skinny_linear(
     residual: torch.Tensor | None = None,
     gated: bool = False,
 ) -> torch.Tensor:
-    """x @ weight.T [+ bias] [gated] [+ residual] for x [rows <= 16, width], weight [columns, width].
+    """X @ weight.T [+ bias] [gated] [+ residual] for x [rows <= 16, width], weight [columns, width].
 
     gated: weight is [2 * columns, width], gate first, and the result silu(gate) * up [rows, columns].
     A gate needs split_k == 1: its sums do not split.
@@ -129,7 +129,7 @@ def skinny_linear(
             x,
             weight,
             bias,
-                    residual,
+            residual,
             out,
             workspace.partials,
             workspace.counters,

@@ -21,7 +21,7 @@ def _update_slots(
     top_ps,
     min_ps,
     suppress_until,
-    FIELDS: tl.constexpr,  # noqa: N803
+    FIELDS: tl.constexpr,
 ):
     row = packet + tl.program_id(0) * FIELDS
     slot = tl.load(row)
@@ -36,7 +36,7 @@ def _update_slots(
 
 
 @triton.jit
-def _update_pages(packet, page_tables, count, BLOCK: tl.constexpr):  # noqa: N803
+def _update_pages(packet, page_tables, count, BLOCK: tl.constexpr):
     entries = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = entries < count
     at = tl.load(packet + 2 * entries, mask=inside)
@@ -45,7 +45,7 @@ def _update_pages(packet, page_tables, count, BLOCK: tl.constexpr):  # noqa: N80
 
 
 def update_slots(packet: torch.Tensor, state: SamplingState) -> None:
-    """packet [slots, STATE_FIELDS] int64 on the device."""
+    """Packet [slots, STATE_FIELDS] int64 on the device."""
     _update_slots[(packet.shape[0],)](
         packet,
         state.lengths,
@@ -62,6 +62,6 @@ def update_slots(packet: torch.Tensor, state: SamplingState) -> None:
 
 
 def update_pages(packet: torch.Tensor, page_tables: torch.Tensor) -> None:
-    """packet [entries, 2] int64 on the device: flat index into page_tables [slots, width], page id."""
+    """Packet [entries, 2] int64 on the device: flat index into page_tables [slots, width], page id."""
     count = packet.shape[0]
     _update_pages[(triton.cdiv(count, 256),)](packet, page_tables, count, BLOCK=256, num_warps=2)
