@@ -1,4 +1,4 @@
-"""The runner for an NVIDIA GPU: the same passes as `TorchRunner`, by fused kernels and, where shapes repeat, CUDA graphs.
+"""The runner for an NVIDIA GPU: `TorchRunner`'s passes by fused kernels and, where shapes repeat, by CUDA graphs.
 
 Decode is two graphs a batch bucket, embedding to logits and sampling, over batch state that lives on the device. Small
 prefills are graphs too; everything else runs the same kernels eagerly. It decides nothing about what is in a batch.
@@ -81,7 +81,7 @@ class PrefillGraph:
         self._width = runner.table.page_tables.shape[1]
         parts = self._split(np.zeros(self._length(), dtype=np.int32))
         self._packed = torch.zeros(self._length(), dtype=torch.int32, device=runner.device)
-        self._parts = self._packed.split([part.size for part in parts])
+        self._parts = self._packed.split([part.size for part in parts])  # type: ignore[no-untyped-call]  # torch's
         self.load([])
         self.graph = torch.cuda.CUDAGraph()
         self._run()
@@ -205,7 +205,7 @@ class GraphRunner(TorchRunner):
             if not prefills and self.decode_graphs:
                 tokens = self._decode(rows)
             elif prefill_graph is not None and (not decodes or self._replays_beat_one_pass):
-                # All graphs share memory: what one leaves behind, the next may overwrite, so decode's tokens are copied.
+                # All graphs share memory: the next may overwrite what one leaves behind, so decode's tokens are copied.
                 parts = [self._decode(rows[:decodes]).clone()] if decodes else []
                 prefill_graph.load(prefills)
                 chosen = prefill_graph.replay()[: len(prefills)]
@@ -221,7 +221,7 @@ class GraphRunner(TorchRunner):
         sampling = [index for index, row in enumerate(rows) if row.sampling is not None]
         on_host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
         on_host.copy_(tokens, non_blocking=True)
-        done = torch.cuda.Event()
+        done = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's
         done.record()
         return PassHandle(sampling, len(rows), on_host, done)
 
@@ -241,10 +241,7 @@ class GraphRunner(TorchRunner):
         tokens = sum(row.count for row in rows)
         if len(rows) > PREFILL_SEQUENCES:
             return None
-        return next(
-            (self.prefill_graphs[size] for size in PREFILL_BUCKETS if size >= tokens and self.prefill_graphs.get(size)),
-            None,
-        )
+        return next((graph for size, graph in sorted(self.prefill_graphs.items()) if size >= tokens), None)
 
     @property
     def _replays_beat_one_pass(self) -> bool:

@@ -152,7 +152,7 @@ class TorchRunner:
 
 
 def make_runner(settings: EngineSettings, config: ModelConfig, directory: Path | None) -> TorchRunner:
-    """The runner for this machine: kernels and graphs on an NVIDIA GPU, plain torch elsewhere or where it is asked for."""
+    """The runner for this machine: kernels and graphs on an NVIDIA GPU, else (or if asked for) plain torch."""
     runner = TorchRunner
     if _device(settings).type == "cuda" and settings.attention_backend != "torch" and find_spec("triton"):
         from mini_infer_engine.graph_runner import GraphRunner

@@ -53,7 +53,7 @@ class World:
         history = draw.choice(self.histories) if draw.random() < 0.5 else [family] * self.max_model_len
         suffix = [draw.randrange(VOCABULARY) for _ in range(draw.choice((0, 0, 1, 7, 16, 33)))]
         shared = draw.choice((8, self.max_model_len // 2, self.max_model_len))
-        prompt = ([family] + history[1 : draw.randrange(1, shared)] + suffix)[: self.max_model_len - 1]
+        prompt = [family, *history[1 : draw.randrange(1, shared)], *suffix][: self.max_model_len - 1]
         sampling = SamplingParams(
             temperature=draw.choice((0.0, 0.0, 1.0)),
             max_tokens=draw.choice((None, None, 1, 2, 40)),

@@ -1,5 +1,5 @@
-"""Attention of one new token a sequence over its paged KV cache: split-K flash decoding (Dao et al., "Flash-Decoding for
-long-context inference", 2023), grouped query heads packed into one tile, any page size.
+"""Attention of one new token a sequence over its paged KV cache: split-K flash decoding (Dao et al. 2023,
+"Flash-Decoding for long-context inference"), grouped query heads packed into one tile, any page size.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""Causal attention of prompt chunks over their paged KV cache: FlashAttention-2's loop (Dao, arXiv:2307.08691) in Triton.
+"""Causal attention of prompt chunks over their paged KV cache: FlashAttention-2 (Dao, arXiv:2307.08691) in Triton.
 
 For any page size and dtype; flash-attn, where it is installed, is faster for long prompts.
 """
@@ -93,7 +93,8 @@ def prefill_attention(
     """Attend from each sequence's new tokens over all its tokens; their keys and values are in the pool already.
 
     q [tokens, q_heads, head_dim], rows may be strided; query_starts [sequences + 1] where each one's rows begin;
-    ends [sequences]: tokens of each with its new ones; page_tables [sequences, width]. Returns [tokens, q_heads * head_dim].
+    ends [sequences]: tokens of each with its new ones; page_tables [sequences, width].
+    Returns [tokens, q_heads * head_dim].
     """
     tokens, q_heads, head_dim = q.shape
     _, _, page_size, kv_heads, _ = pool.shape

@@ -1,7 +1,7 @@
 """Choosing the next token of each row without a sort: greedy, or by Gumbel noise that only seed and position decide.
 
-Top-k, top-p and min-p are one threshold a row, found by bisection over the ordered bits of its logits; the choice is then
-the largest noisy logit above the threshold. The formulas are those of sampler.py, so that CPU and GPU choose alike.
+Top-k, top-p and min-p are one threshold a row, found by bisection over the ordered bits of its logits; the choice is the
+largest noisy logit above the threshold. The formulas are those of sampler.py, so that CPU and GPU choose alike.
 """
 
 from dataclasses import dataclass

@@ -25,9 +25,8 @@ class Workspace:
         found = _WORKSPACES.get(device)
         if found is None:
             counters = torch.zeros(COUNTERS, dtype=torch.int32, device=device)
-            found = _WORKSPACES.setdefault(
-                device, cls(torch.empty(max(partials, 1 << 22), device=device), counters, [])
-            )
+            floats = torch.empty(max(partials, 1 << 22), device=device)
+            found = _WORKSPACES.setdefault(device, cls(floats, counters, []))
         if found.partials.numel() < partials:
             found.outgrown.append(found.partials)
             found.partials = torch.empty(partials, device=device)
