@@ -1,6 +1,6 @@
 """Choosing the next token of each row without a sort: greedy, or by Gumbel noise that only seed and position decide.
 
-Top-k, top-p and min-p are one threshold a row, found by bisection over the ordered bits of its logits; the choice is the
+Top-k, top-p and min-p are one threshold a row, found by bisection over its ordered bits; the choice is then the
 largest noisy logit above the threshold. The formulas are those of sampler.py, so that CPU and GPU choose alike.
 """
 
