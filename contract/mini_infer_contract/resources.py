@@ -223,7 +223,7 @@ class EngineSpec(ApiModel):
     dtype: Literal["auto", "float32", "bfloat16"] | None = None
     load_format: Literal["auto", "dummy"] | None = None
     """dummy: random weights, for benchmarks."""
-    attention_backend: Literal["auto", "torch", "flash"] | None = None
+    attention_backend: Literal["auto", "torch", "flash", "triton"] | None = None
     max_model_len: int | None = Field(default=None, ge=1, le=16777216)
     """Tokens of prompt and output together."""
     max_num_seqs: int | None = Field(default=None, ge=1, le=65536)

@@ -206,7 +206,13 @@ def _add_batching_flags(group: argparse._ArgumentGroup) -> None:
         default=True,
         help="prompts share the KV cache of equal beginnings",
     )
-    group.add_argument("--attention-backend", choices=("auto", "torch", "flash"), default="auto")
+    group.add_argument(
+        "--attention-backend",
+        choices=("auto", "torch", "flash", "triton"),
+        default="auto",
+        help="auto: kernels on a GPU, with flash-attn for prompts where it is installed; torch: the slow reference",
+    )
+    group.add_argument("--enforce-eager", action="store_true", help="no CUDA graphs on a GPU: slower, easier to debug")
     group.add_argument(
         "--step-depth", type=int, choices=(0, 1), default=1, help="passes in flight while the host plans the next"
     )
