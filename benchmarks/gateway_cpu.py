@@ -117,7 +117,7 @@ async def main() -> None:
                 ("stream", True, options.streams, options.streams),
             ):
                 before = cpu_s(gateway.pid)
-                seconds, chunks = await client(port, stream, requests, connections, options.chunks)
+                seconds, _ = await client(port, stream, requests, connections, options.chunks)
                 spent = cpu_s(gateway.pid) - before
                 if stream:
                     sent = requests * options.chunks
