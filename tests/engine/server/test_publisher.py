@@ -57,9 +57,10 @@ def test_waiting_for_the_next_load_is_short_only_after_a_postponed_one(
 
 def test_a_taken_port_is_named(context: zmq.Context[zmq.Socket[bytes]]) -> None:
     port = free_port()
-    EventPublisher(context, "127.0.0.1", port, 0)
+    first = EventPublisher(context, "127.0.0.1", port, 0)
     with pytest.raises(PortInUseError, match=f"{port}.*--replay-port"):
         EventPublisher(context, "127.0.0.1", 0, port)
+    first.close()
 
 
 def test_a_server_publishes_replays_and_snapshots_what_is_cached(
