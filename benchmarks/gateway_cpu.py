@@ -123,7 +123,7 @@ async def main() -> None:
                 spent = cpu_s(gateway.pid) - before
                 if stream:
                     sent = requests * options.chunks
-                    print(print(f"{name}: {1e6 * spent / sent:.1f} us CPU a chunk, {sent} chunks in {seconds:.1f} s"))
+                    print(f"{name}: {1e6 * spent / sent:.1f} us CPU a chunk, {sent} chunks in {seconds:.1f} s")
                 else:
                     print(f"{name}: {1e3 * spent / requests:.3f} ms CPU a request, {requests / seconds:.0f} a second")
         finally:
