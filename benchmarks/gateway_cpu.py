@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import json
 import os
+import socket
 import sys
 import tempfile
 import time
@@ -44,7 +45,7 @@ async def endpoint(chunks: int, interval_s: float) -> int:
                         b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(ANSWER)
                         + ANSWER
                     )
-        except (asyncio.IncompleteReadError, ConnectionError):
+        except (asyncio.IncompleteReadError, asyncio.CancelledError, ConnectionError):
             writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
@@ -101,7 +102,8 @@ async def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "endpoints.json"
         file.write_text(json.dumps({"endpoints": [{"name": "a", "url": f"http://127.0.0.1:{upstream}", "model": "m"}]}))
-        port = upstream + 1 if upstream < 65000 else upstream - 1
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
         command = [sys.executable, "-m", "mini_infer_gateway", "--port", str(port), "--endpoints", str(file)]
         gateway = await asyncio.create_subprocess_exec(*command, "--log-level", "warning")
         try:
@@ -117,11 +119,11 @@ async def main() -> None:
                 ("stream", True, options.streams, options.streams),
             ):
                 before = cpu_s(gateway.pid)
-                seconds, chunks = await client(port, stream, requests, connections, options.chunks)
+                seconds, _ = await client(port, stream, requests, connections, options.chunks)
                 spent = cpu_s(gateway.pid) - before
                 if stream:
                     sent = requests * options.chunks
-                    print(f"{name}: {1e6 * spent / sent:.1f} us CPU a chunk, {sent} in {seconds:.1f} s, {chunks} came")
+                    print(f"{name}: {1e6 * spent / sent:.1f} us CPU a chunk, {sent} chunks in {seconds:.1f} s")
                 else:
                     print(f"{name}: {1e3 * spent / requests:.3f} ms CPU a request, {requests / seconds:.0f} a second")
         finally:

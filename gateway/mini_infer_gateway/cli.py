@@ -1,6 +1,7 @@
 """`mini-infer-gateway`: flags to settings, a socket, and a server around the application."""
 
 import argparse
+import contextlib
 import errno
 import logging
 import socket
@@ -116,4 +117,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
         timeout_graceful_shutdown=int(settings.shutdown_timeout_s),
     )
     logging.getLogger(__name__).info("gateway at http://%s:%d", *server.getsockname()[:2])
-    uvicorn.Server(config).run(sockets=[server])
+    with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it once more when it has stopped.
+        uvicorn.Server(config).run(sockets=[server])

@@ -1,5 +1,7 @@
 """From an endpoint's events to the index and to where a chat goes: snapshot, gaps, restarts, gateways that agree."""
 
+from functools import partial
+
 import pytest
 from mini_infer_contract.blocks import block_keys
 from mini_infer_gateway.prefix_index import prompt_root
@@ -15,6 +17,10 @@ def prompt(number: int) -> list[int]:
 def held(gateway: RunningGateway, engine: FakeEngine, number: int) -> int:
     keys = block_keys(prompt(number), prompt_root())
     return gateway.app.index.hit(engine.name, keys, 0.0).blocks
+
+
+def agree(one: RunningGateway, two: RunningGateway, name: str) -> bool:
+    return held_there(one, name) == held_there(two, name)
 
 
 def held_there(gateway: RunningGateway, name: str) -> set[bytes]:
@@ -131,7 +137,7 @@ async def test_growing_chats_stay_where_they_are_on_two_gateways_that_agree() ->
                     if turn > 1:
                         assert response.headers["x-mini-infer-reason"] == "cached_prefix"
                 assert homes.setdefault(chat, pod) == pod
-                await until(lambda name=pod: held_there(one, name) == held_there(two, name))
+                await until(partial(agree, one, two, pod))
         assert sorted(homes.values()).count("a") in range(2, 7)
         for name in ("a", "b"):
             assert one.app.index._endpoints[name].owner.keys() == two.app.index._endpoints[name].owner.keys()
