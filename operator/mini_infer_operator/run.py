@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 LIST_EVERY_S = 30.0
 """Pause between lists of all services: finds what a watch missed (see health.py)."""
 
+WATCH_AGAIN_S = 5.0
+
 ServiceKey = tuple[str, str]
 """Namespace and name."""
 
@@ -76,8 +78,38 @@ class _Endless:
         yield from repeat(10)
 
 
-async def run_operator(settings: OperatorSettings, stop: asyncio.Event) -> None:
-    """Run until `stop` is set. Owns every task that it starts."""
+async def watch(
+    settings: OperatorSettings, queue: WorkQueue[ServiceKey], health: WatchHealth, stop: asyncio.Event
+) -> None:
+    """Run kopf until `stop`, or until it fails: it gives up where a CRD is deleted, or a watch breaks in a new way."""
+    stop_on_signals(stop)
+    try:
+        await kopf.operator(
+            registry=build_registry(queue, health),
+            settings=kopf_settings(),
+            standalone=True,
+            clusterwide=not settings.namespaces,
+            namespaces=settings.namespaces,
+            stop_flag=stop,
+        )
+        stop.set()  # kopf has its own signal handlers
+    except Exception as error:
+        log.error("watching ended: %s: %s; again in %g s", type(error).__name__, error, WATCH_AGAIN_S)
+        stop_on_signals(stop)  # in place of kopf's
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(WATCH_AGAIN_S):
+                await stop.wait()
+
+
+def stop_on_signals(stop: asyncio.Event) -> None:
+    """SIGINT and SIGTERM set `stop`."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+
+
+async def run_operator(settings: OperatorSettings) -> None:
+    """Run until SIGINT or SIGTERM. Owns every task that it starts."""
+    stop = asyncio.Event()
     api = await KubernetesApi.connect()
     health = WatchHealth()
 
@@ -104,14 +136,8 @@ async def run_operator(settings: OperatorSettings, stop: asyncio.Event) -> None:
     runner = await serve_health(health, settings.health_port)
     lister = asyncio.create_task(list_services(), name="list services")
     try:
-        await kopf.operator(
-            registry=build_registry(queue, health),
-            settings=kopf_settings(),
-            standalone=True,
-            clusterwide=not settings.namespaces,
-            namespaces=settings.namespaces,
-            stop_flag=stop,
-        )
+        while not stop.is_set():
+            await watch(settings, queue, health, stop)
     finally:
         lister.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -127,14 +153,7 @@ def main() -> None:
     logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # it reports every event
 
-    async def until_signalled() -> None:
-        stop = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, stop.set)
-        await run_operator(settings, stop)
-
-    asyncio.run(until_signalled())
+    asyncio.run(run_operator(settings))
 
 
 if __name__ == "__main__":
