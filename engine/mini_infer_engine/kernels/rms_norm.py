@@ -4,9 +4,13 @@ import torch
 import triton
 import triton.language as tl
 
+from mini_infer_engine.kernels.overlap import let_next_start, overlap_options, wait_for_inputs
+
 
 @triton.jit
-def _rms_norm(x, weight, out, x_stride, width, eps, BLOCK: tl.constexpr):
+def _rms_norm(x, weight, out, x_stride, width, eps, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
+    let_next_start(OVERLAP)
+    wait_for_inputs(OVERLAP)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < width
@@ -22,5 +26,15 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
     block = triton.next_power_of_2(width)
     if rows:
-        _rms_norm[(rows,)](x, weight, out, x.stride(0), width, eps, BLOCK=block, num_warps=4 if block <= 2048 else 8)
+        _rms_norm[(rows,)](
+            x,
+            weight,
+            out,
+            x.stride(0),
+            width,
+            eps,
+            BLOCK=block,
+            num_warps=4 if block <= 2048 else 8,
+            **overlap_options(),
+        )
     return out

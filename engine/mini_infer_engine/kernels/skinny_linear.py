@@ -1,4 +1,4 @@
-"""Matrix products of at most sixteen rows, where reading the weights once is all the time there is.
+"""Matrix products of at most sixty-four rows, where reading the weights once is all the time there is.
 
 The bias, the gated activation and the residual sum ride along in the same kernel. A norm in front does not: its sums
 break the pipeline of loads (7B qkv on an H200: 28 us fused, 11 us plain).
@@ -10,12 +10,17 @@ import torch
 import triton
 import triton.language as tl
 
+from mini_infer_engine.kernels.overlap import let_next_start, overlap_options, prefetch, wait_for_inputs
 from mini_infer_engine.kernels.workspace import COUNTERS, Workspace
 
-MAX_ROWS = 16
+MAX_ROWS = 64
+LINE = tl.constexpr(64)
+"""Elements of a 128-byte cache line in bf16."""
+PREFETCH_BYTES = 32768
+"""Weights that a program asks for before its inputs are there; all programs' together must fit the L2 cache."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _skinny_linear(
     x,
     weight,
@@ -38,8 +43,11 @@ def _skinny_linear(
     RESIDUAL: tl.constexpr,
     GATED: tl.constexpr,
     PRECISION: tl.constexpr,
+    AHEAD: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Program (column block, split of the width). The split that arrives last adds the others' sums and finishes."""
+    let_next_start(OVERLAP)
     block = tl.program_id(0)
     split = tl.program_id(1)
     n = block * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -52,6 +60,13 @@ def _skinny_linear(
     up_rows = weight_rows + columns.to(tl.int64) * width
     width_of_split = tl.cdiv(tl.cdiv(width, BLOCK_K), SPLIT_K) * BLOCK_K
     first = split * width_of_split
+    if OVERLAP:
+        lines = first + tl.arange(0, AHEAD) * LINE
+        wanted = weight_rows + tl.minimum(lines, width - 1)[None, :]
+        prefetch(tl.where(n_inside[:, None], wanted, weight))
+        if GATED:
+            prefetch(tl.where(n_inside[:, None], wanted + columns.to(tl.int64) * width, weight))
+    wait_for_inputs(OVERLAP)
     for start in range(first, tl.minimum(first + width_of_split, width), BLOCK_K):
         k = start + tl.arange(0, BLOCK_K)
         k_inside = k < width
@@ -104,6 +119,11 @@ class SkinnyConfig:
     stages: int
 
 
+def row_block_of(rows: int) -> int:
+    """Rows of the tile that computes `rows` of them: 16, 32 or 64."""
+    return max(16, triton.next_power_of_2(rows))
+
+
 def skinny_linear(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -113,7 +133,7 @@ def skinny_linear(
     residual: torch.Tensor | None = None,
     gated: bool = False,
 ) -> torch.Tensor:
-    """X @ weight.T [+ bias] [gated] [+ residual] for x [rows <= 16, width], weight [columns, width].
+    """X @ weight.T [+ bias] [gated] [+ residual] for x [rows <= MAX_ROWS, width], weight [columns, width].
 
     gated: weight is [2 * columns, width], gate first, and the result silu(gate) * up [rows, columns].
     A gate needs split_k == 1: its sums do not split.
@@ -121,7 +141,8 @@ def skinny_linear(
     rows, width = x.shape
     columns = weight.shape[0] // 2 if gated else weight.shape[0]
     blocks = triton.cdiv(columns, config.block_n)
-    workspace = Workspace.of(x.device, partials=blocks * config.split_k * MAX_ROWS * config.block_n)
+    row_block = row_block_of(rows)
+    workspace = Workspace.of(x.device, partials=blocks * config.split_k * row_block * config.block_n)
     assert config.split_k == 1 or (not gated and blocks <= COUNTERS)
     out = torch.empty((rows, columns), dtype=x.dtype, device=x.device)
     if rows:
@@ -137,7 +158,7 @@ def skinny_linear(
             columns,
             width,
             x.stride(0),
-            BLOCK_M=MAX_ROWS,
+            BLOCK_M=row_block,
             BLOCK_N=config.block_n,
             BLOCK_K=config.block_k,
             SPLIT_K=config.split_k,
@@ -147,7 +168,9 @@ def skinny_linear(
             RESIDUAL=residual is not None,
             GATED=gated,
             PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
+            AHEAD=max(1, PREFETCH_BYTES // (config.block_n * 128) // (2 if gated else 1)),
             num_warps=config.warps,
             num_stages=config.stages,
+            **overlap_options(),
         )
     return out
