@@ -6,7 +6,6 @@ import torch
 import triton
 import triton.language as tl
 
-from mini_infer_engine.kernels.overlap import let_next_start, overlap_options, wait_for_inputs
 from mini_infer_engine.kernels.workspace import Workspace
 
 BLOCK_TOKENS = 64
@@ -46,11 +45,8 @@ def _decode_attention(
     BLOCK: tl.constexpr,
     MERGE: tl.constexpr,
     PRECISION: tl.constexpr,
-    OVERLAP: tl.constexpr,
 ):
     """Program (sequence, kv head, split). The split that arrives last merges the others' sums."""
-    let_next_start(OVERLAP)
-    wait_for_inputs(OVERLAP)
     row = tl.program_id(0)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
@@ -185,7 +181,6 @@ def decode_attention(
             MERGE=splits > 1,
             PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
             num_warps=WARPS,
-            **overlap_options(),
             num_stages=STAGES,
         )
     return out

@@ -4,13 +4,9 @@ import torch
 import triton
 import triton.language as tl
 
-from mini_infer_engine.kernels.overlap import let_next_start, overlap_options, wait_for_inputs
-
 
 @triton.jit
-def _rms_norm(x, weight, out, x_stride, width, eps, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
-    let_next_start(OVERLAP)
-    wait_for_inputs(OVERLAP)
+def _rms_norm(x, weight, out, x_stride, width, eps, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < width
@@ -35,6 +31,5 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
             eps,
             BLOCK=block,
             num_warps=4 if block <= 2048 else 8,
-            **overlap_options(),
         )
     return out

@@ -6,8 +6,6 @@ import torch
 import triton
 import triton.language as tl
 
-from mini_infer_engine.kernels.overlap import let_next_start, overlap_options, wait_for_inputs
-
 
 @triton.jit
 def _rope_kv(
@@ -30,11 +28,8 @@ def _rope_kv(
     PAGE_SIZE: tl.constexpr,
     HEADS: tl.constexpr,
     NORM: tl.constexpr,
-    OVERLAP: tl.constexpr,
 ):
     """Program (token, group): `HEADS` consecutive heads of one token's packed q, k and v."""
-    let_next_start(OVERLAP)
-    wait_for_inputs(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     half: tl.constexpr = HEAD_DIM // 2
@@ -123,6 +118,5 @@ def rope_kv(
             HEADS=heads,
             NORM=q_norm is not None,
             num_warps=2 if tokens < 64 else 4,
-            **overlap_options(),
         )
     return qkv[:, : q_heads * head_dim].unflatten(1, (q_heads, head_dim))

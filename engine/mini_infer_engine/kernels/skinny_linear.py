@@ -10,14 +10,9 @@ import torch
 import triton
 import triton.language as tl
 
-from mini_infer_engine.kernels.overlap import let_next_start, overlap_options, prefetch, wait_for_inputs
 from mini_infer_engine.kernels.workspace import COUNTERS, Workspace
 
 MAX_ROWS = 64
-LINE = tl.constexpr(64)
-"""Elements of a 128-byte cache line in bf16."""
-PREFETCH_BYTES = 32768
-"""Weights that a program asks for before its inputs are there; all programs' together must fit the L2 cache."""
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -43,11 +38,8 @@ def _skinny_linear(
     RESIDUAL: tl.constexpr,
     GATED: tl.constexpr,
     PRECISION: tl.constexpr,
-    AHEAD: tl.constexpr,
-    OVERLAP: tl.constexpr,
 ):
     """Program (column block, split of the width). The split that arrives last adds the others' sums and finishes."""
-    let_next_start(OVERLAP)
     block = tl.program_id(0)
     split = tl.program_id(1)
     n = block * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -60,13 +52,6 @@ def _skinny_linear(
     up_rows = weight_rows + columns.to(tl.int64) * width
     width_of_split = tl.cdiv(tl.cdiv(width, BLOCK_K), SPLIT_K) * BLOCK_K
     first = split * width_of_split
-    if OVERLAP:
-        lines = first + tl.arange(0, AHEAD) * LINE
-        wanted = weight_rows + tl.minimum(lines, width - 1)[None, :]
-        prefetch(tl.where(n_inside[:, None], wanted, weight))
-        if GATED:
-            prefetch(tl.where(n_inside[:, None], wanted + columns.to(tl.int64) * width, weight))
-    wait_for_inputs(OVERLAP)
     for start in range(first, tl.minimum(first + width_of_split, width), BLOCK_K):
         k = start + tl.arange(0, BLOCK_K)
         k_inside = k < width
@@ -168,9 +153,7 @@ def skinny_linear(
             RESIDUAL=residual is not None,
             GATED=gated,
             PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
-            AHEAD=max(1, PREFETCH_BYTES // (config.block_n * 128) // (2 if gated else 1)),
             num_warps=config.warps,
             num_stages=config.stages,
-            **overlap_options(),
         )
     return out
