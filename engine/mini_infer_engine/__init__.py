@@ -1,1 +1,24 @@
 """The engine: paged KV cache, continuous batching, prefix cache; the only package that imports torch."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mini_infer_engine.llm import LLM, RequestOutput
+    from mini_infer_engine.request import SamplingParams
+
+__version__ = "0.1.0"
+
+__all__ = ["LLM", "RequestOutput", "SamplingParams", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    """The offline API is imported when it is asked for: servers and the gateway's tests need none of it."""
+    if name in ("LLM", "RequestOutput"):
+        from mini_infer_engine import llm
+
+        return getattr(llm, name)
+    if name == "SamplingParams":
+        from mini_infer_engine.request import SamplingParams
+
+        return SamplingParams
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -4,6 +4,7 @@ It knows neither requests nor why a batch looks as it does.
 """
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -152,9 +153,14 @@ class TorchRunner:
 
 
 def load_runner(settings: EngineSettings) -> TorchRunner:
-    """Find the model, read its config, load it."""
+    """Find the model and load it for this machine: kernels and graphs on an NVIDIA GPU, else (or if asked for) torch."""
     directory = resolve_model(settings.model, settings.revision, weights=settings.load_format != "dummy")
-    return TorchRunner(settings, ModelConfig.from_directory(directory), directory)
+    runner = TorchRunner
+    if _device(settings).type == "cuda" and settings.attention_backend != "torch" and find_spec("triton"):
+        from mini_infer_engine.graph_runner import GraphRunner
+
+        runner = GraphRunner
+    return runner(settings, ModelConfig.from_directory(directory), directory)
 
 
 def _device(settings: EngineSettings) -> torch.device:

@@ -130,15 +130,19 @@ def _truncate(logits: Tensor, cut: TruncationInputs) -> Tensor:
 
 def noise_key(noise_seed: int, output_index: int) -> int:
     """A signed 64-bit key for one choice of one request."""
-    key = _splitmix64((_splitmix64(noise_seed & _MASK_64) + output_index) & _MASK_64)
-    return key - (1 << 64) if key >> 63 else key
+    return _as_signed(_splitmix64((noise_base(noise_seed) + output_index) & _MASK_64))
+
+
+def noise_base(noise_seed: int) -> int:
+    """What a device keeps of a request's seed: a signed 64-bit number to which the output index is added."""
+    return _as_signed(_splitmix64(noise_seed & _MASK_64))
 
 
 def exponential_noise(keys: Tensor, vocab_size: int) -> Tensor:
     """Exp(1) noise, [rows, vocab] fp32, for [rows, 1] keys; each element depends on its key and token id only."""
-    bits = keys + torch.arange(vocab_size, device=keys.device) * _signed(_GOLDEN)
-    bits = (bits ^ _shift_right(bits, 30)) * _signed(_MIX_1)
-    bits = (bits ^ _shift_right(bits, 27)) * _signed(_MIX_2)
+    bits = keys + torch.arange(vocab_size, device=keys.device) * _as_signed(_GOLDEN)
+    bits = (bits ^ _shift_right(bits, 30)) * _as_signed(_MIX_1)
+    bits = (bits ^ _shift_right(bits, 27)) * _as_signed(_MIX_2)
     bits = bits ^ _shift_right(bits, 31)
     # Small values decide, so they need the full resolution of a float near 0: -log1p(-u), not -log(u).
     uniform = _shift_right(bits, 11).float() * 2.0**-53 + 2.0**-54
@@ -150,7 +154,7 @@ def _shift_right(bits: Tensor, count: int) -> Tensor:
     return (bits >> count) & ((1 << (64 - count)) - 1)
 
 
-def _signed(value: int) -> int:
+def _as_signed(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value
 
 

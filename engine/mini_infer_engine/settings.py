@@ -6,7 +6,7 @@ import msgspec
 
 
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine is started with. A field's unit and reason stand under it; the names are vLLM's where it has one."""
+    """What an engine is started with. Unit and reason stand under a field; names are vLLM's where it has one."""
 
     model: str
     """A folder in Hugging Face format, a hub id, or "demo"."""
@@ -19,7 +19,10 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """auto: the checkpoint's on a GPU; float32 on a CPU, where bf16 is emulated and slower."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    attention_backend: Literal["auto", "torch", "flash"] = "auto"
+    attention_backend: Literal["auto", "torch", "flash", "triton"] = "auto"
+    """auto: flash-attn for prompts, our Triton kernel for decoding, on a GPU; torch is the slow reference."""
+    enforce_eager: bool = False
+    """No CUDA graphs: slower, starts a little sooner, easier to debug."""
     max_model_len: int | None = None
     """Tokens of prompt and output together; None: what the model was made for."""
     max_num_seqs: int = 256

@@ -20,7 +20,7 @@ def backend_class(settings: EngineSettings, device: torch.device, dtype: torch.d
     obstacle = _flash_obstacle(device, dtype)
     if settings.attention_backend == "flash" and obstacle:
         raise ModelError(f"attention_backend = 'flash': {obstacle}. Use 'torch' or 'auto'.")
-    if settings.attention_backend == "torch" or obstacle:
+    if settings.attention_backend in ("torch", "triton") or obstacle:
         return TorchAttention
     from mini_infer_engine.attention.flash import FlashAttention
 

@@ -1,0 +1,1 @@
+"""What the gateway answers: relayed requests in generate, questions about itself in operations."""

@@ -1,0 +1,1 @@
+"""Where endpoints come from: a file, or a watch of pods; one source a file."""

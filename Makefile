@@ -1,0 +1,49 @@
+# Everything a contributor types. Each target is enough alone on a machine with Python 3.11-3.13 and make.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PORT ?= 8080
+CR ?= examples/demo.yaml
+PYTEST_ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help install up test check format e2e test-gpu crds lock clean
+
+help: ## this list
+	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+	@echo '  PYTHON=python3.12 chooses the interpreter; PORT=8080 and CR=examples/demo.yaml are for make up.'
+
+install: ## the environment alone, in .venv
+	@PYTHON='$(PYTHON)' bash scripts/install.sh
+
+up: install ## the whole platform on this machine; prints a curl line; Ctrl-C ends it
+	@exec $(BIN)/mini-infer up -f $(CR) --port $(PORT)
+
+test: install ## everything that needs no GPU; says why it skips the rest
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'not gpu and not e2e' $(PYTEST_ARGS)
+
+check: install ## ruff, format, mypy, import rules: what CI and pre-commit run
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: install ## formats, and mends what ruff can mend
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+e2e: install ## chart, operator, gateway and engine on a cluster that runs containers (KUBECONFIG or E2E_NODE)
+	@$(BIN)/python -m pytest -s -m e2e tests/e2e $(PYTEST_ARGS)
+
+test-gpu: install ## the tests that need an NVIDIA GPU
+	@$(BIN)/python -m pytest -m gpu tests $(PYTEST_ARGS)
+
+crds: install ## writes crds/ from the models, and the chart's copy
+	@$(BIN)/python -m mini_infer_operator.crd >crds/inferenceservices.yaml
+	@cp crds/inferenceservices.yaml charts/mini-infer/crds/
+
+lock: install ## writes constraints.txt again; UPGRADE=1 takes newer versions
+	@bash scripts/lock.sh
+
+clean: ## removes the environment and every cache
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist build

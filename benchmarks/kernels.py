@@ -1,0 +1,194 @@
+"""Tune and time the kernels on this GPU: skinny products against cuBLAS, decode attention against flash-attn.
+
+usage: python benchmarks/kernels.py --out DIR [--tune] [--attention]
+The fastest cuts are written as Python to DIR/tuned.txt; they are stored in kernels/tuned.py, never searched at start.
+"""
+
+import argparse
+import itertools
+import json
+import math
+import multiprocessing
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from mini_infer_engine.kernels.decode_attention import decode_attention, splits_for
+from mini_infer_engine.kernels.skinny_linear import SkinnyConfig, skinny_linear
+from torch.nn import functional
+
+SHAPES = {  # (columns, width, gated, residual) of every product of the three models
+    "7b qkv": (4608, 3584, False, False),
+    "7b o": (3584, 3584, False, True),
+    "7b gate_up": (18944, 3584, True, False),
+    "7b down": (3584, 18944, False, True),
+    "7b head": (152064, 3584, False, False),
+    "1.5b qkv": (2048, 1536, False, False),
+    "1.5b o": (1536, 1536, False, True),
+    "1.5b gate_up": (8960, 1536, True, False),
+    "1.5b down": (1536, 8960, False, True),
+    "1.5b head": (151936, 1536, False, False),
+    "0.6b qkv": (4096, 1024, False, False),
+    "0.6b o": (1024, 2048, False, True),
+    "0.6b gate_up": (3072, 1024, True, False),
+    "0.6b down": (1024, 3072, False, True),
+    "0.6b head": (151936, 1024, False, False),
+}
+
+
+def graph_microseconds(calls: list[Callable[[], object]], replays: int = 15) -> float:
+    """Microseconds a call inside a CUDA graph of all calls, median of several replays."""
+    for call in calls[:2]:
+        call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    times = []
+    for _ in range(replays):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) * 1e3 / len(calls))
+    return statistics.median(times[3:])
+
+
+def candidates(columns: int, width: int, splittable: bool) -> list[SkinnyConfig]:
+    """Cuts worth trying: tiles of at least 4,096 weights that fit shared memory, sixteen programs a processor."""
+    found = []
+    for block_n, block_k, warps, stages in itertools.product((16, 32, 64), (128, 256, 512), (4, 8), (3, 4, 5)):
+        if block_n * block_k * stages * 2 > 190_000 or block_n * block_k < 4096 or block_k > width:
+            continue
+        blocks = math.ceil(columns / block_n)
+        for split in (1, 2, 4, 8) if splittable else (1,):
+            if blocks * split <= 132 * 16 or split == 1:
+                found.append(SkinnyConfig(block_n, block_k, split, warps, stages))  # noqa: PERF401 (reads better)
+    return found
+
+
+def make_case(name: str, rows: int) -> tuple[torch.Tensor, list[torch.Tensor], dict[str, object]]:
+    """An input, as many weights as do not fit the L2 cache, and the fused parts."""
+    columns, width, gated, residual = SHAPES[name]
+    weight_rows = columns * (2 if gated else 1)
+    copies = max(2, math.ceil(260e6 / (weight_rows * width * 2)))
+    weights = [torch.randn(weight_rows, width, device="cuda", dtype=torch.bfloat16) * 0.02 for _ in range(copies)]
+    x = torch.randn(rows, width, device="cuda", dtype=torch.bfloat16)
+    extra: dict[str, object] = {"gated": gated}
+    if residual:
+        extra["residual"] = torch.randn(rows, columns, device="cuda", dtype=torch.bfloat16)
+    return x, weights, extra
+
+
+def compile_part(arguments: tuple[int, int]) -> None:
+    """Compile one process's share of all candidates into the shared cache."""
+    part, parts = arguments
+    for name in ("0.6b qkv", "0.6b o", "0.6b gate_up"):
+        _, width, gated, _ = SHAPES[name]
+        x, weights, extra = make_case(name, 1)
+        for index, config in enumerate(candidates(8192, width, not gated)):
+            if index % parts == part:
+                try:
+                    skinny_linear(x, weights[0], config, **extra)
+                except Exception as error:
+                    print(config, str(error)[:80])
+
+
+def tune(out: Path) -> None:
+    """Time every candidate of every product at 1 and 16 rows."""
+    with multiprocessing.get_context("spawn").Pool(14) as pool:
+        pool.map(compile_part, [(part, 14) for part in range(14)])
+    print("compiled", flush=True)
+    lines, results = [], {}
+    for name, (columns, width, gated, _) in SHAPES.items():
+        byte_count = columns * (2 if gated else 1) * width * 2
+        for rows in (1, 16):
+            x, weights, extra = make_case(name, rows)
+            cublas = graph_microseconds([lambda w=w: functional.linear(x, w) for w in weights])
+            timed = []
+            for config in candidates(columns, width, not gated):
+                if columns > 100_000 and config.block_n < 32:
+                    continue
+                try:
+                    calls = [lambda w=w, c=config: skinny_linear(x, w, c, **extra) for w in weights]
+                    timed.append((graph_microseconds(calls, 7), config))
+                except Exception:
+                    continue
+            timed.sort(key=lambda pair: pair[0])
+            best, config = timed[0]
+            results[f"{name} rows {rows}"] = {"us": best, "cublas_us": cublas, "tb_s": byte_count / best / 1e6}
+            print(
+                f"{name:14} rows {rows:2}: {best:7.2f} us {byte_count / best / 1e6:5.2f} TB/s, cuBLAS alone "
+                f"{cublas:7.2f} us; {config}; next {timed[1][0]:.2f} {timed[1][1]}",
+                flush=True,
+            )
+            values = (config.block_n, config.block_k, config.split_k, config.warps, config.stages)
+            lines.append(f"    ({columns}, {width}, {gated}, {rows}): SkinnyConfig{values},")
+    (out / "tuned.txt").write_text("\n".join(lines))
+    (out / "kernels.json").write_text(json.dumps(results, indent=1))
+
+
+def attention(out: Path) -> None:
+    """Decode attention from 512 to 65,536 tokens beside flash-attn's, where that is installed."""
+    try:
+        from flash_attn import flash_attn_with_kvcache
+    except ImportError:
+        flash_attn_with_kvcache = None
+    results = {}
+    for name, q_heads, kv_heads in (("7b", 28, 4), ("0.6b", 16, 8)):
+        for rows, tokens in itertools.product((1, 8, 32), (512, 1024, 4096, 16384, 65536)):
+            if rows * tokens > 600_000:
+                continue
+            page_size, dim = 256, 128
+            pages = rows * tokens // page_size + 1
+            copies = max(2, min(64, math.ceil(300e6 / (pages * page_size * kv_heads * dim * 4))))
+            pools = torch.randn(pages, copies, 2, page_size, kv_heads, dim, device="cuda", dtype=torch.bfloat16)
+            tables = torch.randperm(pages - 1, device="cuda").int()[: rows * (tokens // page_size)].view(rows, -1)
+            slots = torch.arange(rows, device="cuda", dtype=torch.int32)
+            positions = torch.full((rows,), tokens - 1, device="cuda")
+            q = torch.randn(rows, q_heads, dim, device="cuda", dtype=torch.bfloat16)
+            splits = splits_for(rows, kv_heads, tokens)
+            layers = pools.unbind(1)
+            scale = dim**-0.5
+            calls = [
+                lambda p=p: decode_attention(q, p, tables, slots, positions, scale=scale, splits=splits) for p in layers
+            ]
+            ours = graph_microseconds(calls)
+            byte_count = rows * tokens * kv_heads * dim * 4
+            row = {"us": ours, "tb_s": byte_count / ours / 1e6}
+            if flash_attn_with_kvcache is not None:
+                lengths = torch.full((rows,), tokens, device="cuda", dtype=torch.int32)
+                calls = [
+                    lambda p=p: flash_attn_with_kvcache(
+                        q[:, None], p[:, 0], p[:, 1], cache_seqlens=lengths, block_table=tables, causal=True
+                    )
+                    for p in layers
+                ]
+                row["flash_us"] = graph_microseconds(calls)
+                flash = calls[0]().view(rows, -1)
+                mine = decode_attention(q, layers[0], tables, slots, positions, scale=scale, splits=splits)
+                row["max_error"] = (flash.float() - mine.float()).abs().max().item()
+            results[f"{name} rows {rows} tokens {tokens}"] = row
+            print(name, rows, tokens, {key: round(value, 4) for key, value in row.items()}, flush=True)
+    (out / "attention.json").write_text(json.dumps(results, indent=1))
+
+
+def main() -> None:
+    """Run what was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--tune", action="store_true")
+    parser.add_argument("--attention", action="store_true")
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    if arguments.attention:
+        attention(arguments.out)
+    if arguments.tune:
+        tune(arguments.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""OpenAI's `messages` and `tools` as chat templates read them; the rules are vLLM's. Knows no template and no tokens.
+
+Bad input gets an ApiError 400 that names the field, such as `messages[2].content`.
+"""
+
+import json
+from typing import Any, NoReturn
+
+from mini_infer_contract.api_errors import ApiError
+
+Message = dict[str, Any]
+
+
+def template_messages(messages: object, *, content_parts: bool = False, developer_role: bool = False) -> list[Message]:
+    """Messages ready for a template: text content in one form, tool arguments as objects, no empty fields.
+
+    `content_parts`: the template wants lists of parts, not strings. `developer_role`: the template knows that role;
+    otherwise such messages become system messages, and all system messages one at the front, where templates want it.
+    """
+    if not isinstance(messages, list) or not messages:
+        _refuse("messages", "must be a list with at least one message")
+    normal = [_message(message, f"messages[{index}]", content_parts) for index, message in enumerate(messages)]
+    if developer_role or all(message["role"] != "developer" for message in normal):
+        return normal
+    return _with_one_system_message(normal, content_parts)
+
+
+def template_tools(tools: object) -> list[dict[str, Any]] | None:
+    """The tools as they came, checked; None where there are none."""
+    if tools is None or tools == []:
+        return None
+    if not isinstance(tools, list):
+        _refuse("tools", "must be a list of tools")
+    for index, tool in enumerate(tools):
+        function = tool.get("function") if isinstance(tool, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            _refuse(f"tools[{index}]", 'must be {"type": "function", "function": {"name": ..., ...}}')
+    return tools
+
+
+def _message(message: object, where: str, content_parts: bool) -> Message:
+    if not isinstance(message, dict):
+        _refuse(where, f"must be an object with role and content, not {_kind(message)}")
+    role = message.get("role")
+    if not isinstance(role, str) or not role:
+        _refuse(f"{where}.role", f"must be a string such as user, not {_kind(role)}")
+    normal = {name: value for name, value in message.items() if value is not None}
+    normal["content"] = _content(message.get("content"), f"{where}.content", role, content_parts)
+    if role == "assistant":
+        calls = _tool_calls(normal.pop("tool_calls", []), f"{where}.tool_calls")
+        if calls:
+            normal["tool_calls"] = calls
+        reasoning = normal.get("reasoning", normal.get("reasoning_content"))
+        if reasoning is not None:
+            if not isinstance(reasoning, str):
+                _refuse(f"{where}.reasoning", f"must be a string, not {_kind(reasoning)}")
+            normal["reasoning"] = normal["reasoning_content"] = reasoning  # templates read either
+    return normal
+
+
+_TEXT_OF_PART = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+
+
+def _content(content: object, where: str, role: str, content_parts: bool) -> str | list[dict[str, Any]]:
+    if content is None and role == "assistant":
+        content = ""  # it only called tools
+    if isinstance(content, str):
+        texts = [content]
+    elif isinstance(content, list):
+        texts = [_text(part, f"{where}[{index}]") for index, part in enumerate(content)]
+    else:
+        _refuse(where, f"must be a string or a list of parts, not {_kind(content)}")
+    # Tool results are strings in every template, also in those that want parts.
+    if content_parts and role != "tool":
+        return [{"type": "text", "text": text} for text in texts]
+    return "\n".join(texts)
+
+
+def _text(part: object, where: str) -> str:
+    if isinstance(part, str):
+        return part
+    if not isinstance(part, dict):
+        _refuse(where, f"must be an object with a type, not {_kind(part)}")
+    kind = part.get("type")
+    if not isinstance(kind, str) or kind not in _TEXT_OF_PART:
+        _refuse(f"{where}.type", f"{kind!r} is not supported: this server reads text parts only")
+    text = part.get(_TEXT_OF_PART[kind])
+    if not isinstance(text, str):
+        _refuse(f"{where}.{_TEXT_OF_PART[kind]}", f"must be a string, not {_kind(text)}")
+    return text
+
+
+def _tool_calls(calls: object, where: str) -> list[dict[str, Any]]:
+    if not isinstance(calls, list):
+        _refuse(where, f"must be a list, not {_kind(calls)}")
+    normal = []
+    for index, call in enumerate(calls):
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(call, dict) or not isinstance(function, dict) or call.get("type", "function") != "function":
+            _refuse(f"{where}[{index}]", 'must be {"type": "function", "function": {"name": ..., "arguments": ...}}')
+        if not isinstance(function.get("name"), str):
+            _refuse(f"{where}[{index}].function.name", f"must be a string, not {_kind(function.get('name'))}")
+        arguments = _arguments(function.get("arguments"), f"{where}[{index}].function.arguments")
+        normal.append({**call, "function": {**function, "arguments": arguments}})
+    return normal
+
+
+def _arguments(arguments: object, where: str) -> Any:
+    if arguments is None or arguments == "":
+        return {}
+    if isinstance(arguments, dict | list):
+        return arguments
+    if not isinstance(arguments, str):
+        _refuse(where, f"must be a string of JSON, not {_kind(arguments)}")
+    try:
+        value = json.loads(arguments)
+    except (ValueError, RecursionError) as error:
+        _refuse(where, f"is no JSON: {error}")
+    return {} if value is None else value
+
+
+def _with_one_system_message(messages: list[Message], content_parts: bool) -> list[Message]:
+    texts: list[str] = []
+    others: list[Message] = []
+    for message in messages:
+        if message["role"] not in ("system", "developer"):
+            others.append(message)
+            continue
+        content = message["content"]
+        text = "\n".join(part["text"] for part in content) if isinstance(content, list) else content
+        if text:
+            texts.append(text)
+    whole = "\n\n".join(texts)
+    return [{"role": "system", "content": [{"type": "text", "text": whole}] if content_parts else whole}, *others]
+
+
+_JSON_KINDS = {type(None): "null", bool: "a boolean", int: "a number", float: "a number", str: "a string"}
+
+
+def _kind(value: object) -> str:
+    if value == "":
+        return "an empty string"
+    return _JSON_KINDS.get(type(value), "a list" if isinstance(value, list) else "an object")
+
+
+def _refuse(where: str, message: str) -> NoReturn:
+    raise ApiError(400, f"{where} {message}", param=where)

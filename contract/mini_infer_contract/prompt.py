@@ -1,0 +1,233 @@
+"""From an OpenAI request to token ids, exactly as the engine's model expects them, on every side that needs them.
+
+An engine serves its tokenizer files under a content hash (`PromptAssets`); engine and gateway build the same
+`PromptEncoder` from them. This file knows no HTTP and no sampling.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+from tokenizers import Tokenizer
+
+from mini_infer_contract.api_errors import ApiError
+from mini_infer_contract.chat_template import ChatTemplate
+from mini_infer_contract.messages import template_messages, template_tools
+from mini_infer_contract.segments import SegmentEncoder
+from mini_infer_contract.tokenizer_files import TEMPLATE_FOLDER, load_tokenizer
+
+FILE_NAMES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "config.json",  # transformers chooses the tokenizer's class by its model_type
+)
+
+
+class PromptAssets(msgspec.Struct, frozen=True, kw_only=True):
+    """The text files that turn a conversation into token ids, and the hash that names them."""
+
+    revision: str
+    """sha256 over names and texts, hex."""
+    files: dict[str, str]
+    """File name to text; "tokenizer.json" is always there."""
+
+    @classmethod
+    def from_directory(cls, path: str | Path) -> Self:
+        """Reads a model folder in Hugging Face format. ValueError: it has no tokenizer.json."""
+        folder = Path(path)
+        names = [name for name in FILE_NAMES if (folder / name).is_file()]
+        names += [f"{TEMPLATE_FOLDER}/{file.name}" for file in sorted((folder / TEMPLATE_FOLDER).glob("*.jinja"))]
+        if "tokenizer.json" not in names:
+            raise ValueError(f"{folder} has no tokenizer.json: save_pretrained() one there")
+        return cls.from_files({name: (folder / name).read_text("utf-8") for name in names})
+
+    @classmethod
+    def from_files(cls, files: dict[str, str]) -> Self:
+        """Names the files by their content."""
+        digest = hashlib.sha256(msgspec.msgpack.encode(sorted(files.items()))).hexdigest()
+        return cls(revision=digest, files=files)
+
+
+class PromptEncoder:
+    """Renders, encodes and decodes for one model. It may be shared by threads."""
+
+    def __init__(self, assets: PromptAssets) -> None:
+        """ValueError: a file is broken, and which."""
+        loaded = load_tokenizer(assets.files)
+        self.revision = assets.revision
+        self.tokenizer: Tokenizer = loaded.tokenizer
+        self.special_tokens = loaded.special_tokens
+        """By name, such as "eos_token"."""
+        self.segments = SegmentEncoder(loaded.tokenizer)
+        self._templates = {name: ChatTemplate(source) for name, source in loaded.chat_templates.items()}
+        self._adds_special_tokens = loaded.tokenizer.num_special_tokens_to_add(False) > 0
+
+    def special_token_id(self, name: str) -> int | None:
+        """The id of a special token by its name ("eos_token", "bos_token", ...), None where the model has none."""
+        token = self.special_tokens.get(name)
+        token_id: int | None = None if token is None else self.tokenizer.token_to_id(token)
+        return token_id
+
+    def chat_template(self, with_tools: bool) -> ChatTemplate:
+        """The template for a conversation: the model's one for tools, if it has two. ApiError 400: it has none."""
+        name = "tool_use" if with_tools and "tool_use" in self._templates else "default"
+        if name not in self._templates:
+            reason = (
+                f"this model's chat templates ({', '.join(sorted(self._templates))}) have no default"
+                if self._templates
+                else "this model has no chat template"
+            )
+            raise ApiError(400, f"{reason}: use /v1/completions", param="messages", code="no_chat_template")
+        return self._templates[name]
+
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_kwargs: dict[str, Any] | None = None,
+    ) -> str:
+        """The whole conversation as text, equal to that of transformers' `apply_chat_template`.
+
+        `messages` go to the template as they are; `chat_prompt_ids` is for what clients send.
+        """
+        return self.chat_template(tools is not None).render(
+            messages,
+            {**self.special_tokens, **(template_kwargs or {}), "tools": tools},
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+        )
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        """Token ids of a text, with special tokens that stand in it; `add_special_tokens`: BOS and such around it."""
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ApiError(400, f"the text holds half of a surrogate pair at character {error.start}") from error
+        if add_special_tokens and self._adds_special_tokens:
+            ids: list[int] = self.tokenizer.encode_batch_fast([text])[0].ids
+            return ids
+        return self.segments.encode(text)
+
+    def encode_chat(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_kwargs: dict[str, Any] | None = None,
+    ) -> list[int]:
+        """Token ids of the rendered conversation."""
+        text = self.render(messages, tools, add_generation_prompt, continue_final_message, template_kwargs)
+        return self.encode(text, add_special_tokens=False)
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of token ids."""
+        text: str = self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+        return text
+
+
+def chat_prompt_ids(encoder: PromptEncoder, body: dict[str, Any]) -> list[int]:
+    """Token ids of a /v1/chat/completions body. ApiError 400 names the field at fault.
+
+    Reads messages, tools, documents, add_generation_prompt, continue_final_message, chat_template_kwargs,
+    reasoning_effort and add_special_tokens, with vLLM's defaults and meaning.
+    """
+    tools = template_tools(body.get("tools"))
+    template = encoder.chat_template(tools is not None)
+    messages = template_messages(
+        body.get("messages"),
+        content_parts=template.wants_content_parts,
+        developer_role=template.knows_developer_role,
+    )
+    text = encoder.render(
+        messages,
+        tools,
+        add_generation_prompt=_flag(body, "add_generation_prompt", True),
+        continue_final_message=_flag(body, "continue_final_message", False),
+        template_kwargs=_template_kwargs(body),
+    )
+    ids = encoder.encode(text, add_special_tokens=_flag(body, "add_special_tokens", False))
+    if not ids:
+        raise ApiError(400, "the messages render to an empty prompt", param="messages")
+    return ids
+
+
+def completion_prompt_ids(encoder: PromptEncoder | None, body: dict[str, Any]) -> list[list[int]]:
+    """Token ids of each prompt of a /v1/completions body: a string, token ids, or a list of either.
+
+    `encoder` None: this side has no tokenizer, and only token ids are understood. ApiError 400 names the field.
+    """
+    prompt = body.get("prompt")
+    add_special_tokens = _flag(body, "add_special_tokens", True)
+    if isinstance(prompt, list) and prompt and not _is_token_id(prompt[0]):
+        return [_prompt(encoder, item, f"prompt[{index}]", add_special_tokens) for index, item in enumerate(prompt)]
+    return [_prompt(encoder, prompt, "prompt", add_special_tokens)]
+
+
+_MAX_TOKEN_ID = 2**32 - 1
+"""What block keys can hold; the engine knows the vocabulary and refuses ids outside of it."""
+
+_RESERVED_KWARGS = {
+    "messages",
+    "tools",
+    "documents",
+    "add_generation_prompt",
+    "continue_final_message",
+    "chat_template",
+    "tokenize",
+}
+
+
+def _prompt(encoder: PromptEncoder | None, prompt: object, where: str, add_special_tokens: bool) -> list[int]:
+    if isinstance(prompt, str):
+        if encoder is None:
+            raise ApiError(400, f"{where} is text, but this server has no tokenizer: send token ids", param=where)
+        ids = encoder.encode(prompt, add_special_tokens)
+    elif isinstance(prompt, list) and all(map(_is_token_id, prompt)):
+        ids = prompt
+    else:
+        raise ApiError(400, f"{where} must be a string or a list of token ids", param=where)
+    if not ids:
+        raise ApiError(400, f"{where} is empty: send at least one token", param=where)
+    return ids
+
+
+def _is_token_id(value: object) -> bool:
+    return type(value) is int and 0 <= value <= _MAX_TOKEN_ID
+
+
+def _flag(body: dict[str, Any], name: str, default: bool) -> bool:
+    value = body.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        raise ApiError(400, f"{name} must be true or false, not {value!r}", param=name)
+    return value
+
+
+def _template_kwargs(body: dict[str, Any]) -> dict[str, Any]:
+    given = body.get("chat_template_kwargs") or {}
+    if not isinstance(given, dict):
+        raise ApiError(400, "chat_template_kwargs must be an object", param="chat_template_kwargs")
+    if reserved := _RESERVED_KWARGS & given.keys():
+        name = f"chat_template_kwargs.{min(reserved)}"
+        raise ApiError(400, f"{name} cannot be set there", param=name)
+    kwargs = dict(given)
+    effort = body.get("reasoning_effort")
+    if effort is not None:
+        if not isinstance(effort, str):
+            raise ApiError(400, f"reasoning_effort must be a string, not {effort!r}", param="reasoning_effort")
+        kwargs["reasoning_effort"] = effort
+        kwargs.setdefault("enable_thinking", effort != "none")
+    documents = body.get("documents")
+    if documents is not None:
+        if not isinstance(documents, list) or not all(isinstance(document, dict) for document in documents):
+            raise ApiError(400, "documents must be a list of objects with title and text", param="documents")
+        kwargs["documents"] = documents
+    return kwargs

@@ -1,0 +1,1 @@
+"""How the demo model is made: snapshot, chats, tokenizer, training, evaluation, card; nothing here ships."""

@@ -1,0 +1,189 @@
+"""Measures how often a greedy answer gives the docstring's first sentence, for trained questions and new phrasings.
+
+Knows how to ask (our own model code, transformers, any OpenAI endpoint) and how to judge; changes nothing.
+Exit status 1 if a share is below its threshold.
+"""
+
+import argparse
+import json
+import sys
+import urllib.request
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from demo.conversations import Chat, gives_first_sentence
+from demo.dataset import ChatEncoder, held_out_chats, trained_chats
+from demo.entries import Entry, load_entries
+from demo.tokenizer import ASSETS
+
+MAX_NEW_TOKENS = 192
+THRESHOLDS = {"trained": 0.95, "held_out": 0.80}
+Asker = Callable[[list[Chat]], list[str]]
+
+
+def main() -> int:
+    """Asks, judges, prints a table and the figures as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", type=Path, default=ASSETS, help="folder with weights, config and tokenizer")
+    parser.add_argument("--backend", choices=("own", "transformers"), default="own")
+    parser.add_argument(
+        "--url", help="base URL of an OpenAI endpoint, such as http://127.0.0.1:8000/v1; no model is loaded"
+    )
+    parser.add_argument("--served-model", default="demo")
+    parser.add_argument("--concurrency", type=int, default=16)
+    parser.add_argument("--limit", type=int, default=300, help="questions of each sort (0: one about every entry)")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--json", type=Path, help="where to write the figures")
+    arguments = parser.parse_args()
+    if arguments.url:
+        ask = endpoint_asker(arguments.url, arguments.served_model, arguments.concurrency)
+    elif arguments.backend == "transformers":
+        ask = transformers_asker(arguments.model, arguments.dtype)
+    else:
+        ask = own_asker(arguments.model, arguments.dtype)
+    figures = {name: judge(chats, ask(chats)) for name, chats in questions(load_entries(), arguments.limit).items()}
+    print(table(figures))
+    if arguments.json:
+        arguments.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    return 0 if passed(figures) else 1
+
+
+def questions(entries: list[Entry], limit: int = 0) -> dict[str, list[Chat]]:
+    """Single questions that training saw, letter for letter, and questions in held-out phrasings."""
+    trained = [chat for chat in trained_chats(entries, seed=1) if chat.entry is not None]
+    held_out = held_out_chats(entries, seed=77)
+    return {"trained": trained[: limit or None], "held_out": held_out[: limit or None]}
+
+
+def judge(chats: list[Chat], answers: list[str]) -> dict[str, Any]:
+    """The share of right answers, in all and by kind, and some of the wrong ones."""
+    asked: Counter[str] = Counter()
+    right: Counter[str] = Counter()
+    exact = 0
+    wrong: list[dict[str, str]] = []
+    for chat, text in zip(chats, answers, strict=True):
+        assert chat.entry is not None
+        asked[chat.kind] += 1
+        shown = text.split("</think>")[-1].strip()
+        exact += shown == chat.messages[-1]["content"]
+        if gives_first_sentence(text, chat.entry):
+            right[chat.kind] += 1
+        elif len(wrong) < 20:
+            wrong.append(
+                {"question": chat.messages[-2]["content"], "answer": text, "wanted": chat.entry.first_sentence}
+            )
+    return {
+        "questions": len(chats),
+        "share": round(sum(right.values()) / max(1, len(chats)), 4),
+        "whole_answer_exact": round(exact / max(1, len(chats)), 4),
+        "by_kind": {kind: [right[kind], asked[kind]] for kind in sorted(asked)},
+        "wrong": wrong,
+    }
+
+
+def passed(figures: dict[str, dict[str, Any]]) -> bool:
+    """True if every share reaches its threshold."""
+    return all(figures[name]["share"] >= threshold for name, threshold in THRESHOLDS.items())
+
+
+def table(figures: dict[str, dict[str, Any]]) -> str:
+    """The figures for a reader."""
+    lines = [f"{'questions':<10} {'asked':>6} {'first sentence':>15} {'threshold':>10} {'whole answer':>13}"]
+    for name, found in figures.items():
+        lines.append(
+            f"{name:<10} {found['questions']:>6} {found['share']:>15.2%} {THRESHOLDS[name]:>10.0%} "
+            f"{found['whole_answer_exact']:>13.2%}"
+        )
+        lines += [f"  {kind:<12} {right}/{asked}" for kind, (right, asked) in found["by_kind"].items()]
+    return "\n".join(lines)
+
+
+def prompts(encoder: ChatEncoder, chats: list[Chat]) -> list[list[int]]:
+    """The token ids that ask each chat's last question, thinking switched on where the chat has a thought."""
+    return encoder.encode_many([encoder.render(c, prompt_only=True, enable_thinking=_thinks(c)) for c in chats])
+
+
+def own_asker(folder: Path, dtype: str) -> Asker:
+    """Our own training code, batched; on the GPU where there is one."""
+    import torch
+    from safetensors.torch import load_file
+
+    from demo.generate import greedy
+    from demo.model import Qwen3, Shape
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = Qwen3(Shape.from_config(folder / "config.json"))
+    model.load_state_dict(load_file(str(folder / "model.safetensors")))
+    model = model.to(device, getattr(torch, dtype)).eval()
+    encoder = ChatEncoder(folder)
+    batch_size = 1024 if device == "cuda" else 32
+
+    def ask(chats: list[Chat]) -> list[str]:
+        generated = greedy(model, prompts(encoder, chats), MAX_NEW_TOKENS, batch_size)
+        return [encoder.tokenizer.decode(ids, skip_special_tokens=True) for ids in generated]
+
+    return ask
+
+
+def transformers_asker(folder: Path, dtype: str) -> Asker:
+    """Hugging Face's implementation, one question at a time: slow, but nobody's own."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
+    model.eval()
+
+    def ask(chats: list[Chat]) -> list[str]:
+        answers = []
+        for chat in chats:
+            ids = tokenizer.apply_chat_template(
+                chat.messages[:-1],
+                tools=chat.tools,
+                add_generation_prompt=True,
+                enable_thinking=_thinks(chat),
+                return_tensors="pt",
+                return_dict=True,
+            )
+            out = model.generate(**ids, max_new_tokens=MAX_NEW_TOKENS, do_sample=False)
+            answers.append(tokenizer.decode(out[0, ids["input_ids"].shape[1] :], skip_special_tokens=True))
+        return answers
+
+    return ask
+
+
+def endpoint_asker(url: str, model: str, concurrency: int) -> Asker:
+    """Any OpenAI chat endpoint, at temperature 0."""
+
+    def ask_one(chat: Chat) -> str:
+        body = {
+            "model": model,
+            "messages": chat.messages[:-1],
+            "temperature": 0,
+            "max_tokens": MAX_NEW_TOKENS,
+            "chat_template_kwargs": {"enable_thinking": _thinks(chat)},
+        }
+        request = urllib.request.Request(
+            url.rstrip("/") + "/chat/completions",
+            data=json.dumps(body).encode(),
+            headers={"content-type": "application/json", "authorization": "Bearer none"},
+        )
+        with urllib.request.urlopen(request, timeout=120) as response:
+            return str(json.load(response)["choices"][0]["message"]["content"] or "")
+
+    def ask(chats: list[Chat]) -> list[str]:
+        with ThreadPoolExecutor(concurrency) as pool:
+            return list(pool.map(ask_one, chats))
+
+    return ask
+
+
+def _thinks(chat: Chat) -> bool:
+    return "reasoning_content" in chat.messages[-1]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

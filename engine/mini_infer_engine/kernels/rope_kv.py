@@ -1,0 +1,122 @@
+"""Between the QKV product and attention, in one kernel: norm of q and k heads (where a model has it), rotary position
+embedding (Su et al., arXiv:2104.09864), and the write of k and v into their pages.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _rope_kv(
+    qkv,
+    positions,
+    kv_index,
+    cos_sin,
+    q_norm,
+    k_norm,
+    pool,
+    qkv_stride,
+    page_stride,
+    kv_stride,
+    token_stride,
+    eps,
+    Q_HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HALF_BLOCK: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    HEADS: tl.constexpr,
+    NORM: tl.constexpr,
+):
+    """Program (token, group): `HEADS` consecutive heads of one token's packed q, k and v."""
+    token = tl.program_id(0).to(tl.int64)
+    heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    half: tl.constexpr = HEAD_DIM // 2
+    dims = tl.arange(0, HALF_BLOCK)
+    is_q = heads < Q_HEADS
+    is_v = heads >= Q_HEADS + KV_HEADS
+    inside = (heads < Q_HEADS + 2 * KV_HEADS)[:, None] & (dims < half)[None, :]
+    source = qkv + token * qkv_stride + heads[:, None] * HEAD_DIM + dims[None, :]
+    first = tl.load(source, mask=inside, other=0.0).to(tl.float32)
+    second = tl.load(source + half, mask=inside, other=0.0).to(tl.float32)
+
+    if NORM:
+        scale = tl.rsqrt((tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1)) / HEAD_DIM + eps)
+        weight_of = is_q[:, None] & inside
+        q_first = tl.load(q_norm + dims, mask=dims < half, other=0.0).to(tl.float32)
+        q_second = tl.load(q_norm + half + dims, mask=dims < half, other=0.0).to(tl.float32)
+        k_first = tl.load(k_norm + dims, mask=dims < half, other=0.0).to(tl.float32)
+        k_second = tl.load(k_norm + half + dims, mask=dims < half, other=0.0).to(tl.float32)
+        normed_first = first * scale[:, None] * tl.where(weight_of, q_first[None, :], k_first[None, :])
+        normed_second = second * scale[:, None] * tl.where(weight_of, q_second[None, :], k_second[None, :])
+        first = tl.where(is_v[:, None], first, normed_first)
+        second = tl.where(is_v[:, None], second, normed_second)
+
+    position = tl.load(positions + token).to(tl.int64)
+    cos = tl.load(cos_sin + position * HEAD_DIM + dims, mask=dims < half, other=0.0).to(tl.float32)[None, :]
+    sin = tl.load(cos_sin + position * HEAD_DIM + half + dims, mask=dims < half, other=0.0).to(tl.float32)[None, :]
+    rotated_first = tl.where(is_v[:, None], first, first * cos - second * sin).to(qkv.dtype.element_ty)
+    rotated_second = tl.where(is_v[:, None], second, second * cos + first * sin).to(qkv.dtype.element_ty)
+
+    q_mask = inside & is_q[:, None]
+    tl.store(source, rotated_first, mask=q_mask)
+    tl.store(source + half, rotated_second, mask=q_mask)
+    index = tl.load(kv_index + token).to(tl.int64)
+    kv_head = tl.where(is_v, heads - Q_HEADS - KV_HEADS, heads - Q_HEADS)
+    target = (
+        pool
+        + (index // PAGE_SIZE) * page_stride
+        + tl.where(is_v, kv_stride, 0)[:, None]
+        + (index % PAGE_SIZE) * token_stride
+        + kv_head[:, None] * HEAD_DIM
+        + dims[None, :]
+    )
+    kv_mask = inside & (heads >= Q_HEADS)[:, None]
+    tl.store(target, rotated_first, mask=kv_mask)
+    tl.store(target + half, rotated_second, mask=kv_mask)
+
+
+def rope_kv(
+    qkv: torch.Tensor,
+    positions: torch.Tensor,
+    kv_index: torch.Tensor,
+    cos_sin: torch.Tensor,
+    pool: torch.Tensor,
+    q_heads: int,
+    q_norm: torch.Tensor | None = None,
+    k_norm: torch.Tensor | None = None,
+    eps: float = 1e-6,
+) -> torch.Tensor:
+    """Rotate q in place, write k and v to their pages, return q as a view [tokens, q_heads, head_dim].
+
+    qkv [tokens, (q_heads + 2 kv_heads) * head_dim]; positions, kv_index [tokens] (page * page_size + offset);
+    cos_sin [max_positions, head_dim], cosines first; pool: one layer's view [pages, 2, page_size, kv_heads, head_dim].
+    """
+    tokens = qkv.shape[0]
+    _, _, page_size, kv_heads, head_dim = pool.shape
+    heads = 4 if tokens < 64 else 8
+    if tokens:
+        _rope_kv[(tokens, triton.cdiv(q_heads + 2 * kv_heads, heads))](
+            qkv,
+            positions,
+            kv_index,
+            cos_sin,
+            q_norm,
+            k_norm,
+            pool,
+            qkv.stride(0),
+            pool.stride(0),
+            pool.stride(1),
+            pool.stride(2),
+            eps,
+            Q_HEADS=q_heads,
+            KV_HEADS=kv_heads,
+            HEAD_DIM=head_dim,
+            HALF_BLOCK=triton.next_power_of_2(head_dim // 2),
+            PAGE_SIZE=page_size,
+            HEADS=heads,
+            NORM=q_norm is not None,
+            num_warps=2 if tokens < 64 else 4,
+        )
+    return qkv[:, : q_heads * head_dim].unflatten(1, (q_heads, head_dim))

@@ -1,0 +1,24 @@
+"""The gated activation of a SwiGLU block: silu(gate) * up, from the packed output of one matrix product."""
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _silu_mul(packed, out, width, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < width
+    gate = tl.load(packed + row * 2 * width + columns, mask=inside).to(tl.float32)
+    up = tl.load(packed + row * 2 * width + width + columns, mask=inside).to(tl.float32)
+    tl.store(out + row * width + columns, (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty), mask=inside)
+
+
+def silu_mul(packed: torch.Tensor) -> torch.Tensor:
+    """[rows, 2 * width] with gate first -> [rows, width]."""
+    rows, width = packed.shape[0], packed.shape[1] // 2
+    out = torch.empty((rows, width), dtype=packed.dtype, device=packed.device)
+    if rows:
+        _silu_mul[(rows, triton.cdiv(width, 1024))](packed, out, width, BLOCK=1024, num_warps=4)
+    return out

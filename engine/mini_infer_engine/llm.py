@@ -1,0 +1,218 @@
+"""The offline API, with vLLM's names: prompts in, finished texts out, the engine in this process. No HTTP, no ZMQ."""
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from mini_infer_contract.api_errors import ApiError
+from mini_infer_contract.prompt import chat_prompt_ids
+from tqdm import tqdm
+
+from mini_infer_engine.build import DryRun, build_engine
+from mini_infer_engine.dry_model import DRY_MODEL
+from mini_infer_engine.model_path import resolve_model
+from mini_infer_engine.request import Request, SamplingParams
+from mini_infer_engine.server.limits import ParameterError, check_prompt, check_sampling
+from mini_infer_engine.server.reply import Reply
+from mini_infer_engine.server.text_model import TextModel
+from mini_infer_engine.settings import EngineSettings
+
+Prompt = str | Mapping[str, Any]
+"""A text, {"prompt": text} or {"prompt_token_ids": ids}."""
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """One text that was made."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: str | None
+    stop_reason: int | str | None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """What became of one prompt."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+    num_cached_tokens: int
+
+
+class LLM:
+    """A model and its engine. Not thread-safe."""
+
+    def __init__(self, model: str, **settings: Any) -> None:
+        """Load `model`; keywords are EngineSettings' fields. ValueError: model or settings are at fault, and why."""
+        self.settings = _settings(model, settings)
+        dry_run = DryRun() if model == DRY_MODEL else None
+        weights = self.settings.load_format != "dummy"
+        directory = None if dry_run else resolve_model(model, self.settings.revision, weights=weights)
+        self._text = TextModel.load((model,), directory, self.settings.skip_tokenizer_init)
+        built = build_engine(self.settings, dry_run)
+        self._engine, self.model_info = built.engine, built.model
+        self._ids = itertools.count()
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """The model's own values where its generation_config.json has some."""
+        chosen = {
+            name: value
+            for name in ("temperature", "top_p", "top_k", "min_p")
+            if (value := getattr(self._text.defaults, name)) is not None
+        }
+        return SamplingParams(**chosen)
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """One output for each prompt, in order. Parameters are one for all, or one for each.
+
+        Everything is checked before anything runs: a ValueError names what is wrong and leaves the engine as it was.
+        """
+        listed = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
+        return self._run(
+            [self._tokens(index, prompt) for index, prompt in enumerate(listed)], sampling_params, use_tqdm
+        )
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: dict[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """One output for each conversation: a list of messages, or a list of such lists."""
+        encoder = self._text.encoder
+        if encoder is None:
+            raise ValueError("chat needs a tokenizer, and this LLM has skip_tokenizer_init=True: use generate with ids")
+        conversations: list[Any] = list(messages)
+        if conversations and isinstance(conversations[0], Mapping):
+            conversations = [conversations]
+        options = {
+            "tools": tools,
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            "chat_template_kwargs": chat_template_kwargs,
+        }
+        rendered: list[tuple[str | None, list[int]]] = []
+        for index, conversation in enumerate(conversations):
+            try:
+                token_ids = chat_prompt_ids(encoder, options | {"messages": list(conversation)})
+            except ApiError as error:
+                raise ValueError(f"conversation {index}: {error.message}") from None
+            rendered.append((encoder.decode(token_ids, skip_special_tokens=False), token_ids))
+        return self._run(rendered, sampling_params, use_tqdm)
+
+    def _tokens(self, index: int, prompt: Prompt) -> tuple[str | None, list[int]]:
+        """Text and token ids of one prompt."""
+        text = prompt if isinstance(prompt, str) else prompt.get("prompt")
+        if not isinstance(prompt, str) and prompt.get("prompt_token_ids") is not None:
+            return text, list(prompt["prompt_token_ids"])
+        if not isinstance(text, str):
+            raise ValueError(f'prompt {index} is neither a string nor has it "prompt" or "prompt_token_ids"')
+        if self._text.encoder is None:
+            raise ValueError(
+                f"prompt {index} is text, and this LLM has skip_tokenizer_init=True: give prompt_token_ids"
+            )
+        return text, self._text.encoder.encode(text, add_special_tokens=True)
+
+    def _run(
+        self,
+        prompts: list[tuple[str | None, list[int]]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        use_tqdm: bool,
+    ) -> list[RequestOutput]:
+        params = self._params_for(len(prompts), sampling_params)
+        for index, ((_, token_ids), chosen) in enumerate(zip(prompts, params, strict=True)):
+            self._check(index, token_ids, chosen)
+        replies = [
+            Reply(_request(str(next(self._ids)), token_ids, chosen), self._text.decoder)
+            for (_, token_ids), chosen in zip(prompts, params, strict=True)
+        ]
+        waiting = {reply.request.request_id: reply for reply in replies}
+        try:
+            for reply in replies:
+                self._engine.add(reply.request)
+            with tqdm(total=len(replies), desc="prompts", unit="prompt", disable=not use_tqdm) as progress:
+                for _ in self._finished(waiting):
+                    progress.update()
+        finally:
+            for request_id in waiting:
+                self._engine.abort(request_id)  # after Ctrl-C or an error: the next call finds an idle engine
+        return [_output(reply, text) for reply, (text, _) in zip(replies, prompts, strict=True)]
+
+    def _finished(self, waiting: dict[str, Reply]) -> Iterator[Reply]:
+        """Step until nobody waits; yields replies, and takes them out, as they finish."""
+        while waiting:
+            for output in self._engine.step():
+                reply = waiting.get(output.request_id)
+                if reply is None:
+                    continue
+                reply.push(output)
+                if reply.finish_reason is not None:
+                    if reply.wants_abort:
+                        self._engine.abort(output.request_id)
+                    yield waiting.pop(output.request_id)
+            self._engine.take_events()
+        while self._engine.has_work:
+            self._engine.step()
+
+    def _params_for(
+        self, count: int, sampling_params: SamplingParams | Sequence[SamplingParams] | None
+    ) -> list[SamplingParams]:
+        if sampling_params is None:
+            sampling_params = self.get_default_sampling_params()
+        if isinstance(sampling_params, SamplingParams):
+            return [sampling_params] * count
+        if len(sampling_params) != count:
+            raise ValueError(f"there are {count} prompts and {len(sampling_params)} sampling params: give one for each")
+        return list(sampling_params)
+
+    def _check(self, index: int, token_ids: list[int], params: SamplingParams) -> None:
+        model = self.model_info
+        try:
+            check_prompt(token_ids, model.max_model_len, model.vocab_size)
+            check_sampling(params, model.vocab_size, self._text.encoder is not None)
+        except ParameterError as error:
+            raise ValueError(f"prompt {index}: {error}") from None
+
+
+def _settings(model: str, settings: dict[str, Any]) -> EngineSettings:
+    """The types that a command line checks are checked here too."""
+    unknown = sorted(settings.keys() - set(EngineSettings.__struct_fields__))
+    if unknown:
+        raise TypeError(f"LLM does not know {', '.join(unknown)}: see EngineSettings for what there is")
+    try:
+        return msgspec.convert({"model": model, **settings}, EngineSettings)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"LLM({model!r}): {error}") from None
+
+
+def _request(request_id: str, token_ids: list[int], params: SamplingParams) -> Request:
+    if params.seed is None:
+        return Request(request_id=request_id, prompt_token_ids=token_ids, sampling=params)
+    return Request(request_id=request_id, prompt_token_ids=token_ids, sampling=params, noise_seed=params.seed % 2**63)
+
+
+def _output(reply: Reply, prompt: str | None) -> RequestOutput:
+    if reply.finish_reason == "error":
+        raise RuntimeError(f"request {reply.request.request_id}: {reply.error}")
+    completion = CompletionOutput(0, reply.text, reply.token_ids, reply.finish_reason, reply.stop_reason)
+    return RequestOutput(
+        reply.request.request_id, prompt, reply.request.prompt_token_ids, [completion], True, reply.num_cached_tokens
+    )

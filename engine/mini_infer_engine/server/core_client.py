@@ -1,0 +1,133 @@
+"""The front's end of the line to the core: requests out, outputs to whoever waits for them. Knows no HTTP."""
+
+import asyncio
+import itertools
+import logging
+import time
+
+import zmq
+import zmq.asyncio
+from mini_infer_contract.api_errors import ApiError
+
+from mini_infer_engine.request import Output
+from mini_infer_engine.server import messages
+from mini_infer_engine.server.generation import Generation
+from mini_infer_engine.server.metrics import ServerMetrics
+
+logger = logging.getLogger(__name__)
+
+
+class CoreFailedError(RuntimeError):
+    """The core could not start or go on; the message is for people."""
+
+
+class CoreClient:
+    """One DEALER socket. `receive` runs as a task that its maker owns."""
+
+    def __init__(self, address: str, metrics: ServerMetrics) -> None:
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.set(zmq.SNDHWM, 0)
+        self._socket.set(zmq.RCVHWM, 0)
+        self._socket.connect(address)
+        self._metrics = metrics
+        self._waiting: dict[str, tuple[Generation, int]] = {}
+        self._snapshots: dict[int, asyncio.Future[bytes]] = {}
+        self._tickets = itertools.count()
+        self.model: messages.ModelInfo | None = None
+        """None until the core is ready."""
+        self.failure: ApiError | None = None
+        """Why the core takes no requests any more."""
+        self._send(messages.Hello())
+
+    def submit(self, generation: Generation) -> None:
+        """Send all choices; their outputs are pushed from now on."""
+        if self.failure is not None:
+            generation.fail(self.failure)
+            return
+        for index, reply in enumerate(generation.replies):
+            self._waiting[reply.request.request_id] = generation, index
+            self._send(messages.Add(reply.request))
+
+    def leave(self, generation: Generation) -> None:
+        """The request is over for its client; what the core still makes for it is stopped."""
+        ids = [reply.request.request_id for reply in generation.replies]
+        unfinished = [request_id for request_id in ids if self._waiting.pop(request_id, None) is not None]
+        if unfinished and self.failure is None:
+            self._send(messages.Abort(unfinished))
+
+    async def snapshot(self) -> bytes:
+        """The engine's cached chains, encoded."""
+        if self.failure is not None:
+            raise self.failure
+        ticket = next(self._tickets)
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._snapshots[ticket] = answer
+        self._send(messages.SnapshotWanted(ticket))
+        return await answer
+
+    def stop(self) -> None:
+        """Tell the core to leave."""
+        self._send(messages.Stop())
+
+    async def receive(self) -> None:
+        """Take messages until cancelled. CoreFailedError: the core said that it fails."""
+        while True:
+            message = messages.decode_from_core(await self._socket.recv())
+            match message:
+                case messages.StepOutputs(outputs, stats):
+                    self._metrics.take_stats(stats)
+                    self._push(outputs)
+                case messages.SnapshotTaken(ticket, payload):
+                    answer = self._snapshots.pop(ticket)
+                    if not answer.done():
+                        answer.set_result(payload)
+                case messages.Ready(model):
+                    self.model = self._metrics.model = model
+                    logger.info(
+                        "ready: context %d tokens, KV cache %d pages of %d tokens",
+                        model.max_model_len,
+                        model.num_pages,
+                        model.page_size,
+                    )
+                case messages.Failed(reason):
+                    raise CoreFailedError(reason)
+
+    def _push(self, outputs: list[Output]) -> None:
+        now = time.perf_counter()
+        aborts = []
+        for output in outputs:
+            waiting = self._waiting.get(output.request_id)
+            if waiting is None:
+                continue  # it left, and the core does not know yet
+            generation, index = waiting
+            try:
+                stop = generation.push(index, output, now)
+            except Exception:
+                logger.exception("request %s: its output cannot be made into text", output.request_id)
+                generation.fail(ApiError(500, "the output cannot be made into text; the log says why", code="internal"))
+                stop = True
+            if stop:
+                aborts.append(output.request_id)
+            if stop or output.finish_reason is not None:
+                del self._waiting[output.request_id]
+        if aborts:
+            self._send(messages.Abort(aborts))
+
+    def fail(self, error: ApiError) -> None:
+        """There is nothing more to expect: all who wait are told."""
+        self.failure = error
+        for generation, _ in self._waiting.values():
+            generation.fail(error)
+        self._waiting.clear()
+        for answer in self._snapshots.values():
+            if not answer.done():
+                answer.set_exception(error)
+
+    def close(self) -> None:
+        """Close the socket; the last messages have a moment to leave."""
+        self._context.destroy(linger=200)
+
+    def _send(self, message: messages.FrontMessage) -> None:
+        """Without a high-water mark a send never waits: its future is done already."""
+        self._socket.send(messages.encode(message))

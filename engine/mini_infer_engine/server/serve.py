@@ -1,0 +1,157 @@
+"""The life of the HTTP process: start, serve, drain, leave. Knows no routes and no flags."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import uvicorn
+from fastapi import FastAPI
+from mini_infer_contract.api_errors import ApiError
+
+from mini_infer_engine.server.app import make_app
+from mini_infer_engine.server.core_client import CoreClient, CoreFailedError
+from mini_infer_engine.server.core_process import CoreProcess
+from mini_infer_engine.server.front import Front
+from mini_infer_engine.server.metrics import ServerMetrics
+from mini_infer_engine.server.text_model import TextModel
+from mini_infer_engine.server.throughput import Throughput
+
+logger = logging.getLogger(__name__)
+
+_THROUGHPUT_INTERVAL_S = 10.0
+_DEAD_CORE_LINGER_S = 1.5
+"""How long /healthz tells of a dead core before the process follows it: probes and clients learn the reason."""
+_KEEP_ALIVE_S = 75
+"""Longer than clients and gateways keep an idle connection: the side that closes first should not be the server."""
+
+
+class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What the HTTP process needs beside the engine's settings."""
+
+    max_body_bytes: int
+    drain_timeout_s: float
+    """From SIGTERM on: how long running requests may take to finish."""
+
+
+def serve(listening: socket.socket, text: TextModel, core: CoreProcess, options: ServeOptions) -> int:
+    """Run until a signal or the core's death. Returns the exit status."""
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(_Server(listening, text, core, options).run())
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop
+    return uvloop.new_event_loop
+
+
+class _Uvicorn(uvicorn.Server):
+    """Without signal handlers of its own: signals are ours."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class _Server:
+    def __init__(self, listening: socket.socket, text: TextModel, core: CoreProcess, options: ServeOptions) -> None:
+        self._listening = listening
+        self._text = text
+        self._core = core
+        self._options = options
+        self._status = 0
+        self._leaving = asyncio.Event()
+        """Set when the process should go at once."""
+        self._drain: asyncio.Task[None] | None = None
+
+    async def run(self) -> int:
+        metrics = ServerMetrics(self._text.names[0])
+        client = CoreClient(self._core.address, metrics)
+        self._front = Front(self._text, client, metrics, self._options.max_body_bytes)
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self._on_terminate)
+        loop.add_signal_handler(signal.SIGINT, self._leaving.set)
+        server = _Uvicorn(_uvicorn_config(make_app(self._front)))
+        serving = asyncio.create_task(server.serve([self._listening]))
+        owned = [
+            asyncio.create_task(self._watch_core(client)),
+            asyncio.create_task(self._log_throughput(metrics)),
+        ]
+        await asyncio.wait([serving, asyncio.create_task(self._leaving.wait())], return_when=asyncio.FIRST_COMPLETED)
+        for task in owned:
+            task.cancel()
+        client.stop()
+        if client.failure is None:
+            client.fail(ApiError(503, "the server is stopping", code="stopping"))
+        server.should_exit = True
+        await serving
+        client.close()
+        return self._status
+
+    def _on_terminate(self) -> None:
+        """SIGTERM: finish what runs, within the drain's time. A second one: leave."""
+        if self._drain is not None:
+            self._leaving.set()
+            return
+        self._front.start_drain()
+        self._drain = asyncio.create_task(self._finish_requests())
+
+    async def _finish_requests(self) -> None:
+        logger.info("draining: %d requests are running", self._front.in_flight)
+        try:
+            await asyncio.wait_for(self._front.idle.wait(), self._options.drain_timeout_s)
+        except TimeoutError:
+            logger.warning("leaving with %d requests unfinished after the drain timeout", self._front.in_flight)
+        self._leaving.set()
+
+    async def _watch_core(self, client: CoreClient) -> None:
+        """Receive for as long as the core lives, then tell everybody, and leave."""
+        ended = self._core.watch()
+        receiving = asyncio.create_task(client.receive())
+        try:
+            waited: list[asyncio.Future[Any]] = [ended, receiving]
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            if not receiving.done():
+                # Its last words may still be in the socket.
+                await asyncio.wait([receiving], timeout=0.2)
+            reason = f"it ended with status {ended.result()}" if ended.done() else "it broke off"
+            if receiving.done() and isinstance(error := receiving.exception(), Exception):
+                reason = str(error) if isinstance(error, CoreFailedError) else f"{type(error).__name__}: {error}"
+        finally:
+            receiving.cancel()
+        logger.error("%s", reason if client.model is None else f"the core process has failed: {reason}")
+        client.fail(ApiError(503, f"the engine's core process has failed: {reason}", code="engine_dead"))
+        self._status = 1
+        if client.model is not None:
+            await asyncio.sleep(_DEAD_CORE_LINGER_S)
+        self._leaving.set()
+
+    async def _log_throughput(self, metrics: ServerMetrics) -> None:
+        """A line every ten seconds while there is something to tell."""
+        throughput = Throughput()
+        while True:
+            await asyncio.sleep(_THROUGHPUT_INTERVAL_S)
+            line = throughput.line(metrics.stats, metrics.generation_tokens, _THROUGHPUT_INTERVAL_S)
+            if line:
+                logger.info(line)
+
+
+def _uvicorn_config(app: FastAPI) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        server_header=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=1,
+        ws="none",
+    )

@@ -1,0 +1,51 @@
+"""Ends a text at the first stop string, whatever pieces it comes in. Knows nothing of tokens.
+
+Of several stop strings the one that is complete first wins (the longest, where two end together), so that where a text
+ends depends on the text alone and never on how it was cut into pieces.
+"""
+
+from collections.abc import Sequence
+
+
+class StopStrings:
+    """Holds back the end of a text for as long as it may become a stop string."""
+
+    __slots__ = ("_held", "_include", "_stops", "matched")
+
+    def __init__(self, stops: Sequence[str], include_in_output: bool = False) -> None:
+        self._stops = tuple(stops)
+        self._include = include_in_output
+        self._held = ""
+        self.matched: str | None = None
+        """The stop string that ended the text."""
+
+    def push(self, piece: str) -> str:
+        """The text that is certain now that `piece` has come. Nothing may be pushed after a match."""
+        if not self._stops:
+            return piece
+        text = self._held + piece
+        match = min(
+            ((text.find(stop) + len(stop), -len(stop), stop) for stop in self._stops if stop in text), default=None
+        )
+        if match is not None:
+            end, negative_length, self.matched = match
+            self._held = ""
+            return text[: end if self._include else end + negative_length]
+        held = self._length_to_hold(text)
+        self._held = text[len(text) - held :]
+        return text[: len(text) - held]
+
+    def flush(self) -> str:
+        """What was held back, when no more text will come."""
+        held, self._held = self._held, ""
+        return held
+
+    def _length_to_hold(self, text: str) -> int:
+        """The longest end of `text` that begins a stop string."""
+        longest = 0
+        for stop in self._stops:
+            for length in range(min(len(stop) - 1, len(text)), longest, -1):
+                if text.endswith(stop[:length]):
+                    longest = length
+                    break
+        return longest

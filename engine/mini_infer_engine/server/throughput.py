@@ -1,0 +1,25 @@
+"""The line of throughput in the log: differences between two moments as text."""
+
+from mini_infer_engine.stats import EngineStats
+
+
+class Throughput:
+    """Remembers the totals of the last line."""
+
+    def __init__(self) -> None:
+        self._last = EngineStats()
+        self._last_generation_tokens = 0
+
+    def line(self, stats: EngineStats, generation_tokens: int, interval_s: float) -> str | None:
+        """What happened in the last `interval_s`; None: nothing."""
+        prompt = stats.prompt_tokens - self._last.prompt_tokens
+        cached = stats.cached_prompt_tokens - self._last.cached_prompt_tokens
+        generated = generation_tokens - self._last_generation_tokens
+        self._last, self._last_generation_tokens = stats, generation_tokens
+        if not (prompt or generated or stats.running or stats.waiting):
+            return None
+        return (
+            f"prompt {prompt / interval_s:.0f} tok/s, generation {generated / interval_s:.0f} tok/s, "
+            f"running {stats.running}, waiting {stats.waiting}, KV cache {stats.kv_usage:.1%}, "
+            f"prefix hits {cached / prompt if prompt else 0:.0%}"
+        )

@@ -1,0 +1,5 @@
+"""`python -m mini_infer_gateway`: the same as `mini-infer-gateway`."""
+
+from mini_infer_gateway.cli import main
+
+main()

@@ -1,0 +1,69 @@
+"""ASGI in small: types, reading a body, sending JSON, noticing that the client went. Plain functions, no framework."""
+
+import json
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from mini_infer_contract.api_errors import ApiError
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+
+
+class ClientGoneError(Exception):
+    """The client closed its connection; nobody waits for an answer."""
+
+
+async def read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
+    """The request's body. ApiError 413 where it is longer than the limit."""
+    announced = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
+    if announced.isdigit() and int(announced) > limit_bytes:
+        raise _too_large(limit_bytes)
+    pieces: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGoneError
+        piece = message.get("body", b"")
+        size += len(piece)
+        if size > limit_bytes:
+            raise _too_large(limit_bytes)
+        pieces.append(piece)
+        if not message.get("more_body", False):
+            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def _too_large(limit_bytes: int) -> ApiError:
+    # The rest of the body is not read, so this connection cannot be used again.
+    message = f"the request body is longer than the limit of {limit_bytes} bytes: send a shorter prompt"
+    return ApiError(413, message, code="body_too_large", headers={"connection": "close"})
+
+
+async def send_bytes(
+    send: Send, status: int, body: bytes, content_type: bytes = b"application/json", headers: Headers | None = None
+) -> None:
+    """A whole response."""
+    start = [(b"content-type", content_type), (b"content-length", str(len(body)).encode()), *(headers or [])]
+    await send({"type": "http.response.start", "status": status, "headers": start})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def send_json(send: Send, status: int, content: object, headers: Headers | None = None) -> None:
+    """A whole JSON response."""
+    await send_bytes(send, status, json.dumps(content).encode(), headers=headers)
+
+
+async def send_error(send: Send, error: ApiError, headers: Headers | None = None) -> None:
+    """An error in OpenAI's shape."""
+    own = [(name.encode(), value.encode()) for name, value in error.headers.items()]
+    await send_json(send, error.status, error.body(), [*(headers or []), *own])
+
+
+async def client_gone(receive: Receive) -> None:
+    """Returns when the client closes its connection; the body must have been read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

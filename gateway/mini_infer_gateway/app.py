@@ -1,0 +1,153 @@
+"""The gateway put together, as one ASGI application: which path goes where, what starts and what stops.
+
+Plain ASGI rather than a framework, since on the way of a request every layer is paid for by every token.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from random import Random
+from urllib.parse import unquote
+
+from mini_infer_contract.api_errors import ApiError
+from mini_infer_contract.launch import HEALTH_PATH, METRICS_PATH, READY_PATH
+
+from mini_infer_gateway.api import operations
+from mini_infer_gateway.api.asgi import Receive, Scope, Send, send_bytes, send_error, send_json
+from mini_infer_gateway.api.generate import TEXT_PATHS, Generate
+from mini_infer_gateway.endpoints.base import EndpointSource
+from mini_infer_gateway.fleet import Fleet
+from mini_infer_gateway.load import LoadLedger
+from mini_infer_gateway.metrics import Metrics, StateCollector
+from mini_infer_gateway.prefix_index import PrefixIndex
+from mini_infer_gateway.prompts import CHAT_PATH, COMPLETIONS_PATH, Prompts
+from mini_infer_gateway.routing.policies import build_router
+from mini_infer_gateway.settings import GatewaySettings
+from mini_infer_gateway.upstream import Upstream
+
+ENGINE_PATHS = TEXT_PATHS | {CHAT_PATH, COMPLETIONS_PATH}
+MODELS_PATH = "/v1/models"
+EXPIRE_EVERY_S = 5.0
+
+log = logging.getLogger(__name__)
+
+
+class Gateway:
+    """An ASGI application; `start` and `stop` follow its lifespan."""
+
+    def __init__(self, settings: GatewaySettings, source: EndpointSource) -> None:
+        self.settings = settings
+        self._source = source
+        self._clock = time.monotonic
+        self.index = PrefixIndex(settings.index_max_blocks)
+        self.ledger = LoadLedger()
+        self.metrics = Metrics()
+        self.upstream = Upstream(settings.connect_timeout_s)
+        self.prompts = Prompts(self.upstream)
+        self.router = build_router(settings.routing, self.index, self.ledger, Random(settings.seed))
+        self.fleet = Fleet(settings, self.index, self.ledger, self.prompts, self.upstream, self.metrics, self._clock)
+        self.metrics.registry.register(StateCollector(self._states, self._plugins))
+        self._generate = Generate(
+            settings,
+            self.fleet,
+            self.router,
+            self.prompts,
+            self.index,
+            self.ledger,
+            self.upstream,
+            self.metrics,
+            self._clock,
+        )
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        if scope["type"] == "http":
+            try:
+                await self._http(scope, receive, send)
+            except ApiError as error:
+                await send_error(send, error)
+        elif scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+        else:
+            await receive()
+            await send({"type": "websocket.close", "code": 1003})
+
+    async def start(self) -> None:
+        """Begins to look for endpoints."""
+        self._tasks = [
+            asyncio.create_task(self._source.run(self.fleet.update), name="endpoint source"),
+            asyncio.create_task(self._expire(), name="expire guesses"),
+        ]
+        self._tasks[0].add_done_callback(self._source_ended)
+
+    async def stop(self) -> None:
+        """Ends every task and connection."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.fleet.close()
+        self.prompts.close()
+        self.upstream.close()
+
+    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        method, path = scope["method"], scope["path"]
+        if path in ENGINE_PATHS:
+            _require(method, "POST", path)
+            await self._generate(scope, receive, send)
+        elif path == HEALTH_PATH:
+            await send_json(send, 200, {"status": "ok"})
+        elif path == READY_PATH:
+            ready = self.fleet.synced
+            await send_json(send, 200 if ready else 503, {"status": "ready" if ready else "waiting for endpoints"})
+        elif path == METRICS_PATH:
+            await send_bytes(send, 200, self.metrics.text(), b"text/plain; version=0.0.4; charset=utf-8")
+        elif path == MODELS_PATH:
+            _require(method, "GET", path)
+            await send_json(send, 200, operations.models(self.fleet))
+        elif path.startswith(MODELS_PATH + "/"):
+            _require(method, "GET", path)
+            name = unquote(path.removeprefix(MODELS_PATH + "/"))
+            await send_json(send, 200, operations.model(self.fleet, name))
+        elif path == "/debug/endpoints":
+            body = operations.endpoints(self.fleet, self.index, self.ledger, self._clock())
+            await send_json(send, 200, body)
+        else:
+            raise ApiError(404, f"there is no {path} here; clients want {CHAT_PATH}", code="not_found")
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        while True:
+            message = await receive()
+            if message["type"] == "lifespan.startup":
+                await self.start()
+                await send({"type": "lifespan.startup.complete"})
+            else:
+                await self.stop()
+                await send({"type": "lifespan.shutdown.complete"})
+                return
+
+    async def _expire(self) -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            while True:
+                await asyncio.sleep(EXPIRE_EVERY_S)
+                self.index.expire(self._clock())
+
+    def _source_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()):
+            log.critical("the endpoint source ended, the last list stays: %s", error, exc_info=error)
+
+    def _states(self) -> list[tuple[str, str, int]]:
+        now_s = self._clock()
+        return [
+            (member.endpoint.model, operations.member_state(member, now_s), self.ledger.in_flight(name))
+            for name, member in self.fleet.members.items()
+        ]
+
+    def _plugins(self) -> list[tuple[str, int, float]]:
+        return [(name, time.calls, time.seconds) for name, time in self.router.times.items()]
+
+
+def _require(method: str, wanted: str, path: str) -> None:
+    if method != wanted and not (wanted == "GET" and method == "HEAD"):
+        raise ApiError(405, f"{path} takes {wanted}, not {method}", headers={"allow": wanted})

@@ -1,0 +1,121 @@
+"""`mini-infer-gateway`: flags to settings, a socket, and a server around the application."""
+
+import argparse
+import contextlib
+import errno
+import logging
+import socket
+import sys
+from collections.abc import Sequence
+
+import uvicorn
+
+from mini_infer_gateway.app import Gateway
+from mini_infer_gateway.endpoints.base import EndpointSource
+from mini_infer_gateway.endpoints.static_file import StaticFile
+from mini_infer_gateway.routing.policies import POLICIES
+from mini_infer_gateway.settings import GatewaySettings
+
+LOG_LEVELS = ("critical", "error", "warning", "info", "debug")
+BACKLOG = 2048
+
+
+def parse(arguments: Sequence[str] | None = None) -> GatewaySettings:
+    """Settings from the command line; exits with usage on a mistake."""
+    defaults = GatewaySettings()
+    parser = argparse.ArgumentParser(
+        prog="mini-infer-gateway", description="Sends OpenAI requests to the engine that holds their prompt's KV cache."
+    )
+    parser.add_argument("--host", default=defaults.host, help="address to listen on (default: %(default)s)")
+    parser.add_argument("--port", type=int, default=defaults.port, help="port to listen on (default: %(default)s)")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument(
+        "--endpoints", metavar="FILE", help="engines from this JSON or YAML file, re-read when replaced"
+    )
+    source.add_argument("--kubernetes", action="store_true", help="engines from the pods that the operator labels")
+    parser.add_argument("--namespace", help="only pods of this namespace (default: all)")
+    parser.add_argument("--kubeconfig", metavar="FILE", help="(default: in the cluster, else the usual places)")
+    parser.add_argument("--routing", choices=POLICIES, default=defaults.routing, help="(default: %(default)s)")
+    parser.add_argument("--seed", type=int, help="makes ties repeatable")
+    parser.add_argument("--log-level", choices=LOG_LEVELS, default=defaults.log_level, help="(default: %(default)s)")
+    for name, help_text in {
+        "max-body-bytes": "longer requests get 413",
+        "max-attempts": "endpoints that one request is tried on",
+        "index-max-blocks": "16-token blocks that the prefix index holds, about 350 bytes each",
+    }.items():
+        default = getattr(defaults, name.replace("-", "_"))
+        parser.add_argument(
+            f"--{name}", type=int, metavar="N", default=default, help=f"{help_text} (default: {default})"
+        )
+    for name, help_text in {
+        "connect-timeout": "for a connection to an engine",
+        "head-timeout": "for a response to begin",
+        "idle-timeout": "between two pieces of a stream",
+        "shutdown-timeout": "for requests in flight at the end",
+    }.items():
+        default = getattr(defaults, name.replace("-", "_") + "_s")
+        parser.add_argument(
+            f"--{name}", type=float, metavar="SECONDS", default=default, help=f"{help_text} (default: {default:g})"
+        )
+    given = vars(parser.parse_args(arguments))
+    if not given["kubernetes"] and (given["namespace"] or given["kubeconfig"]):
+        parser.error("--namespace and --kubeconfig need --kubernetes")
+    given["endpoints_file"] = given.pop("endpoints")
+    for name in ("connect_timeout", "head_timeout", "idle_timeout", "shutdown_timeout"):
+        given[f"{name}_s"] = given.pop(name)
+    return GatewaySettings(**given)
+
+
+def make_source(settings: GatewaySettings) -> EndpointSource:
+    """The source that the settings name."""
+    if settings.endpoints_file is not None:
+        return StaticFile(settings.endpoints_file)
+    # Imported late: the client's generated code takes a second that a static file need not wait for.
+    from mini_infer_gateway.endpoints.kubernetes_watch import KubernetesWatch
+
+    return KubernetesWatch(settings.namespace, settings.kubeconfig)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A bound socket. SystemExit says what is wrong with the address."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        server = socket.socket(family, kind, protocol)
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind(address)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise SystemExit(
+                f"port {port} on {host} is in use: stop what listens there or choose another --port"
+            ) from None
+        raise SystemExit(f"cannot listen on {host} port {port}: {error}") from None
+    server.listen(BACKLOG)
+    server.setblocking(False)
+    return server
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs until told to stop."""
+    settings = parse(arguments)
+    logging.basicConfig(
+        level=settings.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    server = listen(settings.host, settings.port)
+    config = uvicorn.Config(
+        Gateway(settings, make_source(settings)),
+        loop="auto",
+        http="httptools",
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        proxy_headers=False,
+        backlog=BACKLOG,
+        timeout_graceful_shutdown=int(settings.shutdown_timeout_s),
+    )
+    logging.getLogger(__name__).info("gateway at http://%s:%d", *server.getsockname()[:2])
+    with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it once more when it has stopped.
+        uvicorn.Server(config).run(sockets=[server])

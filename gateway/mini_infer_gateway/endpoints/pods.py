@@ -1,0 +1,113 @@
+"""A pod as the API server stores it to an endpoint. Pure; the watch is in kubernetes_watch."""
+
+from typing import Any
+
+import msgspec
+from mini_infer_contract.launch import EVENTS_PORT, HTTP_PORT, REPLAY_PORT, Endpoint
+from mini_infer_contract.resources import (
+    ANNOTATION_MODEL,
+    ANNOTATION_SERVICE_CREATED,
+    LABEL_DRAINING,
+    LABEL_REVISION,
+    LABEL_ROLE,
+    LABEL_SERVICE,
+)
+
+from mini_infer_gateway.endpoints.base import Listed
+
+DEFAULT_PORTS = {"http": HTTP_PORT, "events": EVENTS_PORT, "replay": REPLAY_PORT}
+
+
+class Metadata(msgspec.Struct, rename="camel"):
+    """Of a pod, or of a list."""
+
+    name: str = ""
+    namespace: str = ""
+    resource_version: str = ""
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+    deletion_timestamp: str | None = None
+
+
+class ContainerPort(msgspec.Struct, rename="camel"):
+    """One port of a container."""
+
+    container_port: int
+    name: str = ""
+
+
+class Container(msgspec.Struct):
+    """What is read of a container."""
+
+    ports: list[ContainerPort] = []
+
+
+class PodSpec(msgspec.Struct):
+    """What is read of a spec."""
+
+    containers: list[Container] = []
+
+
+class Condition(msgspec.Struct):
+    """One of a pod's conditions."""
+
+    type: str
+    status: str
+
+
+class PodStatus(msgspec.Struct, rename="camel"):
+    """What is read of a status."""
+
+    phase: str = ""
+    pod_ip: str = msgspec.field(default="", name="podIP")
+    conditions: list[Condition] = []
+
+
+class Pod(msgspec.Struct):
+    """What is read of a pod."""
+
+    metadata: Metadata
+    spec: PodSpec = msgspec.field(default_factory=PodSpec)
+    status: PodStatus = msgspec.field(default_factory=PodStatus)
+
+
+class PodList(msgspec.Struct):
+    """The answer to a list request."""
+
+    metadata: Metadata
+    items: list[Pod] = []
+
+
+class WatchEvent(msgspec.Struct):
+    """One line of a watch."""
+
+    type: str
+    object: dict[str, Any]
+
+
+def listed_from_pod(pod: Pod) -> Listed | None:
+    """The pod's endpoint; None where it has none: no address yet, finished, or no model annotation."""
+    labels, annotations = pod.metadata.labels, pod.metadata.annotations
+    model = annotations.get(ANNOTATION_MODEL, "")
+    if not pod.status.pod_ip or pod.status.phase in ("Succeeded", "Failed") or not model:
+        return None
+    ports = {port.name: port.container_port for container in pod.spec.containers for port in container.ports}
+    if "http" not in ports:
+        # Names that say nothing leave the contract's ports; once `http` is named, what is not named is not there.
+        ports = DEFAULT_PORTS
+    draining = labels.get(LABEL_DRAINING) == "true" or pod.metadata.deletion_timestamp is not None
+    host = f"[{pod.status.pod_ip}]" if ":" in pod.status.pod_ip else pod.status.pod_ip
+    endpoint = Endpoint(
+        name=f"{pod.metadata.namespace}/{pod.metadata.name}",
+        url=f"http://{host}:{ports['http']}",
+        model=model,
+        service=f"{pod.metadata.namespace}/{labels[LABEL_SERVICE]}" if LABEL_SERVICE in labels else "",
+        service_created=annotations.get(ANNOTATION_SERVICE_CREATED, ""),
+        role=labels.get(LABEL_ROLE, "unified"),
+        revision=labels.get(LABEL_REVISION, ""),
+        events=f"tcp://{host}:{ports['events']}" if "events" in ports else "",
+        replay=f"tcp://{host}:{ports['replay']}" if "replay" in ports else "",
+        draining=draining,
+    )
+    ready = any(condition.type == "Ready" and condition.status == "True" for condition in pod.status.conditions)
+    return Listed(endpoint, ready=ready and not draining)

@@ -1,0 +1,73 @@
+"""Endpoints from a file that somebody replaces: JSON or YAML of contract.launch.EndpointsFile.
+
+A file that cannot be read keeps the last good list and says so once; it is looked at twice a second.
+"""
+
+import asyncio
+import logging
+from pathlib import Path
+
+import msgspec
+from mini_infer_contract.launch import EndpointsFile
+
+from mini_infer_gateway.endpoints.base import Listed, Publish
+
+POLL_S = 0.5
+
+log = logging.getLogger(__name__)
+
+
+class EndpointsFileError(ValueError):
+    """The file is not what it should be; whoever wrote it must change it."""
+
+
+def read_endpoints(path: Path) -> list[Listed]:
+    """The file's endpoints. EndpointsFileError names the field at fault."""
+    try:
+        # YAML is a superset of JSON, so one decoder reads both.
+        content = msgspec.yaml.decode(path.read_bytes(), type=EndpointsFile)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise EndpointsFileError(f"endpoints file {path}: {error}") from error
+    names = [endpoint.name for endpoint in content.endpoints]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise EndpointsFileError(f"endpoints file {path}: name {sorted(twice)[0]!r} is used twice; names must differ")
+    for endpoint in content.endpoints:
+        if not endpoint.url.startswith(("http://", "https://")):
+            raise EndpointsFileError(
+                f"endpoints file {path}: url {endpoint.url!r} of {endpoint.name!r} must begin with http:// or https://"
+            )
+    return [Listed(endpoint, ready=not endpoint.draining) for endpoint in content.endpoints]
+
+
+class StaticFile:
+    """See base.EndpointSource."""
+
+    def __init__(self, path: str) -> None:
+        self._path = Path(path)
+
+    async def run(self, publish: Publish) -> None:
+        """Reads at once, then whenever the file is another one."""
+        seen: tuple[int, int, int] | None = None
+        synced = False
+        complaint = ""
+        while True:
+            stamp = self._stamp()
+            if stamp != seen or not synced:
+                try:
+                    listed = read_endpoints(self._path)
+                except EndpointsFileError as error:
+                    if str(error) != complaint:
+                        log.error("%s (%s)", error, "the last good list stays" if synced else "waiting for a good one")
+                        complaint = str(error)
+                else:
+                    synced, complaint = True, ""
+                    publish(listed)
+                seen = stamp
+            await asyncio.sleep(POLL_S)
+
+    def _stamp(self) -> tuple[int, int, int] | None:
+        try:
+            stat = self._path.stat()
+        except OSError:
+            return None
+        return stat.st_mtime_ns, stat.st_size, stat.st_ino

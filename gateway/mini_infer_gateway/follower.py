@@ -1,0 +1,233 @@
+"""Keeps the prefix index and the load ledger true to one endpoint: its ZMQ events, replay, snapshot, prompt assets.
+
+The owner cancels it when the endpoint goes. While the event socket is not connected nothing is claimed of the endpoint.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import zmq
+import zmq.asyncio
+from mini_infer_contract.events import (
+    EVENTS_TOPIC,
+    LOAD_TOPIC,
+    EventFormatError,
+    KVEventBatch,
+    Snapshot,
+    decode_batch,
+    decode_load,
+    decode_snapshot,
+    read_replay_reply,
+    read_sequence,
+    sequence_frame,
+)
+from mini_infer_contract.launch import KV_SNAPSHOT_PATH, Endpoint
+from zmq.utils.monitor import recv_monitor_message
+
+from mini_infer_gateway.load import LoadLedger
+from mini_infer_gateway.prefix_index import PrefixIndex
+from mini_infer_gateway.prompts import NoPromptAssetsError, Prompts
+from mini_infer_gateway.sequence import Sequencer, Verdict
+from mini_infer_gateway.upstream import Upstream, UpstreamError
+
+FIRST_BACKOFF_S = 0.2
+LONGEST_BACKOFF_S = 10.0
+FOREIGN_BACKOFF_S = 60.0
+"""A server without prompt assets may be replaced by one with them at the same address."""
+SNAPSHOT_TIMEOUT_S = 10.0
+REPLAY_TIMEOUT_S = 2.0
+RECONNECT_PAUSE_S = 0.2
+HEARTBEAT_MS = 5000
+"""A dead node closes no connection: silence of three of these does."""
+SNAPSHOT_SLICE = 64
+"""Chains applied between two looks at the event loop."""
+
+log = logging.getLogger(__name__)
+
+
+class Follower:
+    """One endpoint's."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        index: PrefixIndex,
+        ledger: LoadLedger,
+        prompts: Prompts,
+        upstream: Upstream,
+        count_gap: Callable[[str], None],
+    ) -> None:
+        self._endpoint = endpoint
+        self._index, self._ledger, self._prompts, self._upstream = index, ledger, prompts, upstream
+        self._count_gap = count_gap
+        self._sequencer = Sequencer()
+        self._assets_due = asyncio.Event()
+        self.live = False
+        """Events arrive and the index knows what was before them."""
+        self.assets_revision = ""
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._follow_assets())
+            if self._endpoint.events:
+                tasks.create_task(self._follow_events())
+
+    def suspect(self) -> None:
+        """A connection failed: the server behind the address may soon be another one, with an empty cache."""
+        self._assets_due.set()
+        if not self.live:
+            self._index.clear(self._endpoint.name)
+
+    async def _follow_assets(self) -> None:
+        backoff_s = FIRST_BACKOFF_S
+        while True:
+            self._assets_due.clear()
+            pause_s: float | None = None
+            try:
+                self.assets_revision = await self._prompts.fetch(self._endpoint.url, self.assets_revision)
+                backoff_s = FIRST_BACKOFF_S
+            except NoPromptAssetsError as error:
+                log.info("%s is routed by load only: %s", self._endpoint.name, error)
+                pause_s = FOREIGN_BACKOFF_S
+            except UpstreamError:
+                pause_s = backoff_s
+                backoff_s = min(LONGEST_BACKOFF_S, 2 * backoff_s)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._assets_due.wait(), pause_s)
+
+    async def _follow_events(self) -> None:
+        while True:
+            try:
+                await self._follow_connection()
+                log.info("the event socket of %s closed", self._endpoint.name)
+            except Exception as error:  # Whatever an endpoint sends, it must not end the following of it.
+                log.warning("events of %s: %s: %s; starting anew", self._endpoint.name, type(error).__name__, error)
+            self.live = False
+            self._index.clear(self._endpoint.name)
+            self._ledger.silence(self._endpoint.name)
+            await asyncio.sleep(RECONNECT_PAUSE_S)
+
+    async def _follow_connection(self) -> None:
+        """One connection, from its handshake until it breaks."""
+        socket: zmq.asyncio.Socket = zmq.asyncio.Context.instance().socket(zmq.SUB)
+        monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+        tasks: list[asyncio.Future[Any]] = []
+        try:
+            # Events wait here rather than be lost: the index applies them faster than engines make them.
+            socket.rcvhwm = 0
+            socket.ipv6 = True
+            socket.reconnect_ivl_max = 1000
+            socket.heartbeat_ivl, socket.heartbeat_timeout = HEARTBEAT_MS, 3 * HEARTBEAT_MS
+            socket.subscribe(EVENTS_TOPIC)
+            socket.subscribe(LOAD_TOPIC)
+            socket.connect(self._endpoint.events)
+            await _connection_changed(monitor)
+            tasks = [asyncio.ensure_future(self._read(socket)), asyncio.ensure_future(_connection_changed(monitor))]
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if tasks[0].done():
+                tasks[0].result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            socket.disable_monitor()
+            monitor.close(0)
+            socket.close(0)
+
+    async def _read(self, socket: zmq.asyncio.Socket) -> None:
+        self._assets_due.set()
+        self._sequencer = Sequencer()
+        await self._resync()
+        self.live = True
+        while True:
+            topic, frame, payload = await socket.recv_multipart()
+            if topic == LOAD_TOPIC:
+                self._ledger.report(self._endpoint.name, decode_load(payload))
+                continue
+            sequence, batch = read_sequence(frame), decode_batch(payload)
+            match self._sequencer.observe(sequence):
+                case Verdict.NEXT:
+                    self._apply(sequence, batch)
+                case Verdict.KNOWN:
+                    pass
+                case Verdict.GAP:
+                    await self._heal(sequence, batch)
+                case Verdict.RESTARTED:
+                    log.info("%s restarted", self._endpoint.name)
+                    self._index.clear(self._endpoint.name)
+                    await self._resync()
+                    self._apply_if_new(sequence, batch)
+
+    def _apply(self, sequence: int, batch: KVEventBatch) -> None:
+        self._sequencer.applied(sequence)
+        orphans = self._index.apply(self._endpoint.name, batch.events)
+        if orphans:
+            log.debug("%s stored %d chains whose parents are not known here", self._endpoint.name, orphans)
+
+    def _apply_if_new(self, sequence: int, batch: KVEventBatch) -> None:
+        if self._sequencer.expected is None or sequence >= self._sequencer.expected:
+            self._apply(sequence, batch)
+
+    async def _heal(self, sequence: int, batch: KVEventBatch) -> None:
+        """Events were lost before `sequence`: replay, or else a snapshot, or else only what comes from now on."""
+        assert self._sequencer.expected is not None
+        await self._replay(self._sequencer.expected)
+        healed = "replay"
+        if self._sequencer.expected < sequence:
+            self._index.clear(self._endpoint.name)
+            healed = "snapshot" if await self._resync() else "none"
+        self._count_gap(healed)
+        self._apply_if_new(sequence, batch)
+
+    async def _resync(self) -> bool:
+        """Takes all that the endpoint holds: from its snapshot, or else from what it can replay."""
+        snapshot = await self._snapshot()
+        if snapshot is None:
+            self._sequencer.expected = None
+            return await self._replay(0)
+        self._index.clear(self._endpoint.name)
+        for start in range(0, len(snapshot.chains), SNAPSHOT_SLICE):
+            self._index.apply(self._endpoint.name, snapshot.chains[start : start + SNAPSHOT_SLICE])
+            await asyncio.sleep(0)  # Requests go on meanwhile.
+        self._sequencer.applied(snapshot.sequence)
+        return True
+
+    async def _snapshot(self) -> Snapshot | None:
+        try:
+            status, body = await self._upstream.fetch(self._endpoint.url, KV_SNAPSHOT_PATH, SNAPSHOT_TIMEOUT_S)
+            return decode_snapshot(body) if status == 200 else None
+        except (UpstreamError, EventFormatError) as error:
+            log.info("no KV snapshot from %s: %s", self._endpoint.name, error)
+            return None
+
+    async def _replay(self, first: int) -> bool:
+        """Applies the batches from `first` on, as long as they follow each other; False: none came."""
+        if not self._endpoint.replay:
+            return False
+        socket: zmq.asyncio.Socket = zmq.asyncio.Context.instance().socket(zmq.DEALER)
+        came = False
+        try:
+            socket.ipv6 = True
+            socket.connect(self._endpoint.replay)
+            await socket.send_multipart([b"", sequence_frame(first)])
+            async with asyncio.timeout(REPLAY_TIMEOUT_S):
+                while reply := read_replay_reply(await socket.recv_multipart()):
+                    sequence, payload = reply
+                    if self._sequencer.expected not in (None, sequence):
+                        break  # The endpoint's buffer no longer reaches back that far.
+                    self._apply(sequence, decode_batch(payload))
+                    came = True
+        except (TimeoutError, EventFormatError) as error:
+            log.info("no replay from %s: %s", self._endpoint.name, error or "time-out")
+        finally:
+            socket.close(0)
+        return came
+
+
+async def _connection_changed(monitor: zmq.asyncio.Socket) -> None:
+    reply: Awaitable[object] = recv_monitor_message(monitor)
+    await reply

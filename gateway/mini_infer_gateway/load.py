@@ -1,0 +1,91 @@
+"""How busy each endpoint is: its own last report, plus those of our requests that the report cannot contain yet.
+
+Reports name the requests that arrived since the one before; those are dropped here, so that all gateway replicas end at
+the same number. An endpoint that never reported is judged by what we have in flight there. Pure: no clock, no socket.
+"""
+
+from dataclasses import dataclass
+
+from mini_infer_contract.events import LoadReport
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What an endpoint has to do."""
+
+    running: int
+    waiting: int
+    queued_tokens: int
+    kv_usage: float
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """One request that we sent: give it back with `finish`."""
+
+    endpoint: str
+    request_id: str
+    uncached_tokens: int
+    answered: bool = False
+    """Its first byte came, so its prompt is computed."""
+
+
+class LoadLedger:
+    """Reports and tickets of all endpoints."""
+
+    def __init__(self) -> None:
+        self._reports: dict[str, LoadReport] = {}
+        self._in_flight: dict[str, set[Ticket]] = {}
+        self._unreported: dict[str, dict[str, Ticket]] = {}
+
+    def start(self, endpoint: str, request_id: str, uncached_tokens: int) -> Ticket:
+        """Counts a request from the decision on, before the endpoint can know of it."""
+        ticket = Ticket(endpoint, request_id, uncached_tokens)
+        self._in_flight.setdefault(endpoint, set()).add(ticket)
+        self._unreported.setdefault(endpoint, {})[request_id] = ticket
+        return ticket
+
+    def finish(self, ticket: Ticket) -> None:
+        """Forgets a request that ended, however it ended."""
+        self._in_flight.get(ticket.endpoint, set()).discard(ticket)
+        unreported = self._unreported.get(ticket.endpoint, {})
+        # Clients may send one id twice: the second request's ticket must survive the first one's end.
+        if unreported.get(ticket.request_id) is ticket:
+            del unreported[ticket.request_id]
+
+    def report(self, endpoint: str, report: LoadReport) -> None:
+        """Takes an endpoint's own word."""
+        self._reports[endpoint] = report
+        unreported = self._unreported.get(endpoint)
+        if unreported:
+            for request_id in report.accepted:
+                unreported.pop(request_id, None)
+
+    def silence(self, endpoint: str) -> None:
+        """The endpoint's reports stopped coming (its socket is gone): its last one means nothing any more."""
+        self._reports.pop(endpoint, None)
+
+    def forget(self, endpoint: str) -> None:
+        """The endpoint is gone; requests still in flight there end by themselves."""
+        self._reports.pop(endpoint, None)
+        self._in_flight.pop(endpoint, None)
+        self._unreported.pop(endpoint, None)
+
+    def in_flight(self, endpoint: str) -> int:
+        """Our own requests there."""
+        return len(self._in_flight.get(endpoint, ()))
+
+    def load(self, endpoint: str) -> Load:
+        """What is known now."""
+        report = self._reports.get(endpoint)
+        if report is None:
+            tickets = self._in_flight.get(endpoint, set())
+            queued = sum(ticket.uncached_tokens for ticket in tickets if not ticket.answered)
+            return Load(running=len(tickets), waiting=0, queued_tokens=queued, kv_usage=0.0)
+        unreported = self._unreported.get(endpoint, {})
+        return Load(
+            running=report.running + len(unreported),
+            waiting=report.waiting,
+            queued_tokens=report.queued_tokens + sum(ticket.uncached_tokens for ticket in unreported.values()),
+            kv_usage=report.kv_usage,
+        )

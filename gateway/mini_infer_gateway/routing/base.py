@@ -1,0 +1,138 @@
+"""The words of routing: what a request looks like, who may take it, what a plugin is, what comes out.
+
+Knows no HTTP and no sockets; everything here is plain data.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Literal, Protocol
+
+from mini_infer_contract.launch import Endpoint
+
+IndexKind = Literal["exact", "approximate", "none"]
+"""How the gateway knows an endpoint's cache: from its KV events, from our own decisions only, or not at all."""
+
+Facts = Mapping[str, Sequence[float]]
+"""Table name -> one value a candidate, in the candidates' order."""
+
+CACHED_TOKENS = "cached_tokens"
+"""Tokens of this prompt that the endpoint holds."""
+SHARED_TOKENS = "shared_tokens"
+"""Those of CACHED_TOKENS that other conversations on that endpoint begin with too."""
+SHARERS = "sharers"
+"""How many conversations those are."""
+HELD_TOKENS = "held_tokens"
+"""Tokens of any prompt that the endpoint holds."""
+RUNNING = "running"
+"""Requests that hold pages, and ours that are on the way there."""
+WAITING = "waiting"
+"""Requests that the endpoint could not admit yet."""
+QUEUED_TOKENS = "queued_tokens"
+"""Prompt tokens, neither cached nor computed, that are before this request."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptKeys:
+    """A request's prompts as one tokenizer sees them."""
+
+    tokens: int
+    chains: tuple[list[bytes], ...]
+    """The block keys of each prompt (completions may bring several)."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingRequest:
+    """What routing may know of a request."""
+
+    model: str
+    prompt_tokens: int
+    """Exact where the prompt was tokenised, an estimate where it was not."""
+    prompts: Mapping[str, PromptKeys] = field(default_factory=dict)
+    """By revision of the prompt assets: pods of one model may differ while a rollout changes its tokenizer."""
+    tried: frozenset[str] = frozenset()
+    """Names of the endpoints that have failed this request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An endpoint of the model that was asked for, as it stands now."""
+
+    endpoint: Endpoint
+    ready: bool = True
+    """Its source says that it serves, and it does not drain."""
+    broken: bool = False
+    """Its breaker is open."""
+    index: IndexKind = "none"
+    assets_revision: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Where a request goes, and why."""
+
+    decode: Endpoint
+    hit_tokens: int
+    reason: str
+    """The scorer that made the difference, "only" where there was no choice, "tie" where nothing spoke for anyone."""
+    index: IndexKind
+    prefill: Endpoint | None = None
+    """Another endpoint that computes the prompt first; None: the decoding one does."""
+
+
+class Filter(Protocol):
+    """Keeps those candidates that may be chosen."""
+
+    @property
+    def name(self) -> str:
+        """In reasons and metrics."""
+        ...
+
+    def keep(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
+        """A subset, in order."""
+
+
+class Producer(Protocol):
+    """The only source of data for scorers."""
+
+    @property
+    def name(self) -> str:
+        """In reasons and metrics."""
+        ...
+
+    @property
+    def provides(self) -> tuple[str, ...]:
+        """Names of the tables that it fills."""
+        ...
+
+    def produce(self, request: RoutingRequest, candidates: Sequence[Candidate], now_s: float) -> Facts:
+        """The tables that `provides` names."""
+
+
+class Scorer(Protocol):
+    """One opinion; the router clamps it to [0, 1] and multiplies it by its weight."""
+
+    @property
+    def name(self) -> str:
+        """In reasons and metrics."""
+        ...
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Names of the tables that it reads."""
+        ...
+
+    def score(self, request: RoutingRequest, facts: Facts) -> Sequence[float]:
+        """One number a candidate, more is better. `facts` holds at least what `needs` names."""
+
+
+class Picker(Protocol):
+    """Chooses by total score."""
+
+    @property
+    def name(self) -> str:
+        """In reasons and metrics."""
+        ...
+
+    def pick(self, candidates: Sequence[Candidate], totals: Sequence[float], random: Random) -> int:
+        """The position of the chosen one."""

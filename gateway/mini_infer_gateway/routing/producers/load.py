@@ -1,0 +1,25 @@
+"""Reads from the load ledger what each candidate has to do before it can begin with this request."""
+
+from collections.abc import Sequence
+
+from mini_infer_gateway.load import LoadLedger
+from mini_infer_gateway.routing.base import QUEUED_TOKENS, RUNNING, WAITING, Candidate, Facts, RoutingRequest
+
+
+class EndpointLoad:
+    """Requests running and waiting, prompt tokens queued."""
+
+    name = "load"
+    provides = (RUNNING, WAITING, QUEUED_TOKENS)
+
+    def __init__(self, ledger: LoadLedger) -> None:
+        self._ledger = ledger
+
+    def produce(self, request: RoutingRequest, candidates: Sequence[Candidate], now_s: float) -> Facts:
+        """See base.Producer."""
+        loads = [self._ledger.load(candidate.endpoint.name) for candidate in candidates]
+        return {
+            RUNNING: [float(load.running) for load in loads],
+            WAITING: [float(load.waiting) for load in loads],
+            QUEUED_TOKENS: [float(load.queued_tokens) for load in loads],
+        }

@@ -1,0 +1,125 @@
+"""One request, many endpoints: the decision, told in five lines, and the timing and clamping plugins need not do."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+from time import perf_counter
+
+from mini_infer_gateway.routing.base import (
+    CACHED_TOKENS,
+    Candidate,
+    Decision,
+    Facts,
+    Filter,
+    Picker,
+    Producer,
+    RoutingRequest,
+    Scorer,
+)
+
+
+@dataclass(slots=True)
+class PluginTime:
+    """What a plugin has cost so far."""
+
+    calls: int = 0
+    seconds: float = 0.0
+
+
+class Router:
+    """Filters -> producers -> scorers in [0, 1] -> picker."""
+
+    def __init__(
+        self,
+        filters: Sequence[Filter],
+        producers: Sequence[Producer],
+        scorers: Sequence[tuple[Scorer, float]],
+        picker: Picker,
+        random: Random,
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
+        provided = {table for producer in producers for table in producer.provides}
+        for scorer, _ in scorers:
+            if missing := set(scorer.needs) - provided:
+                raise ValueError(f"scorer {scorer.name} needs {sorted(missing)}: add a producer that provides it")
+        self._filters, self._producers, self._scorers, self._picker = filters, producers, scorers, picker
+        self._random, self._clock = random, clock
+        plugins: list[Filter | Producer | Scorer | Picker] = [
+            *filters,
+            *producers,
+            *(scorer for scorer, _ in scorers),
+            picker,
+        ]
+        self.times = {plugin.name: PluginTime() for plugin in plugins}
+
+    def route(self, request: RoutingRequest, candidates: Sequence[Candidate], now_s: float) -> Decision | None:
+        """The endpoint for this request; None: there is none that may be chosen. `now_s` is on the monotonic clock."""
+        candidates = self.eligible(request, candidates)
+        if not candidates:
+            return None
+        facts = self._produce(request, candidates, now_s)
+        scores = self._score(request, facts, len(candidates))
+        chosen = self._pick(candidates, scores)
+        return self._decide(candidates, facts, scores, chosen)
+
+    def eligible(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
+        """Those that all filters keep."""
+        for plugin in self._filters:
+            started = self._clock()
+            candidates = plugin.keep(request, candidates)
+            self._took(plugin.name, started)
+        return candidates
+
+    def _produce(self, request: RoutingRequest, candidates: Sequence[Candidate], now_s: float) -> Facts:
+        facts: dict[str, Sequence[float]] = {}
+        for plugin in self._producers:
+            started = self._clock()
+            facts.update(plugin.produce(request, candidates, now_s))
+            self._took(plugin.name, started)
+        return facts
+
+    def _score(self, request: RoutingRequest, facts: Facts, count: int) -> list[list[float]]:
+        """Weighted scores, one row a scorer."""
+        rows = []
+        for plugin, weight in self._scorers:
+            started = self._clock()
+            row = [weight * min(1.0, max(0.0, value)) for value in plugin.score(request, facts)]
+            self._took(plugin.name, started)
+            if len(row) != count:
+                raise ValueError(f"scorer {plugin.name} gave {len(row)} scores for {count} candidates")
+            rows.append(row)
+        return rows
+
+    def _pick(self, candidates: Sequence[Candidate], scores: list[list[float]]) -> int:
+        totals = [sum(column) for column in zip(*scores, strict=True)] if scores else [0.0] * len(candidates)
+        started = self._clock()
+        chosen = self._picker.pick(candidates, totals, self._random)
+        self._took(self._picker.name, started)
+        return chosen
+
+    def _decide(
+        self, candidates: Sequence[Candidate], facts: Facts, scores: list[list[float]], chosen: int
+    ) -> Decision:
+        candidate = candidates[chosen]
+        return Decision(
+            decode=candidate.endpoint,
+            hit_tokens=int(facts[CACHED_TOKENS][chosen]) if CACHED_TOKENS in facts else 0,
+            reason=self._reason(scores, chosen, len(candidates)),
+            index=candidate.index,
+        )
+
+    def _reason(self, scores: list[list[float]], chosen: int, count: int) -> str:
+        if count == 1:
+            return "only"
+        if not scores:
+            return self._picker.name
+        others = [position for position in range(count) if position != chosen]
+        next_best = max(others, key=lambda position: sum(row[position] for row in scores))
+        leads = [row[chosen] - row[next_best] for row in scores]
+        largest = max(range(len(leads)), key=leads.__getitem__)
+        return self._scorers[largest][0].name if leads[largest] > 1e-9 else "tie"
+
+    def _took(self, name: str, started: float) -> None:
+        time = self.times[name]
+        time.calls += 1
+        time.seconds += self._clock() - started

@@ -1,0 +1,1 @@
+"""Who is preferred: one scorer a file, each gives every candidate a number from 0 to 1."""

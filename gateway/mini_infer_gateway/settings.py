@@ -1,0 +1,45 @@
+"""Every knob of the gateway, read once from the command line into a frozen object."""
+
+from dataclasses import dataclass
+
+from mini_infer_gateway.routing.policies import Policy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewaySettings:
+    """What `mini-infer-gateway` was started with; exactly one source of endpoints is given."""
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    endpoints_file: str | None = None
+    kubernetes: bool = False
+    namespace: str | None = None
+    """None: pods of all namespaces."""
+    kubeconfig: str | None = None
+    """None: the pod's own service account, or else the usual places."""
+    routing: Policy = "prefix"
+    seed: int | None = None
+    """For ties; None: different in every process, so that replicas do not march in step."""
+    log_level: str = "info"
+
+    max_body_bytes: int = 32 << 20
+    """Room for a few images or a million tokens of text; more is a mistake or an attack."""
+    connect_timeout_s: float = 2.0
+    """Inside a cluster a connection takes a millisecond; longer means that the pod's node is gone."""
+    head_timeout_s: float = 600.0
+    """To the response's first byte: a whole completion where it is not streamed."""
+    idle_timeout_s: float = 300.0
+    """Between two pieces of a stream."""
+    max_attempts: int = 3
+    """Endpoints that one request may be tried on."""
+    shutdown_timeout_s: float = 30.0
+    """For requests in flight when the gateway is told to stop."""
+
+    index_max_blocks: int = 2_000_000
+    """Over all endpoints; about 350 bytes each, 16 tokens each."""
+    guess_ttl_s: float = 10.0
+    """How long a routed prompt counts as cached before an event must have confirmed it."""
+    approximate_ttl_s: float = 600.0
+    """The same where no events come: how long a prompt is thought to survive in an engine's cache."""
+    forget_model_s: float = 300.0
+    """How long a model without any endpoint still answers 503 (come back) and not 404 (no such model)."""

@@ -1,0 +1,149 @@
+"""How an engine is started, wherever it runs, and the revision that names this. Knows neither pods nor processes."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from mini_infer_contract.launch import DEMO_MODEL
+from mini_infer_contract.resources import (
+    EngineSpec,
+    InferenceService,
+    PodTemplate,
+    ResourceRequirements,
+    SecretKey,
+    parse_quantity,
+)
+
+REVISION_DIGITS = 10
+DEFAULT_GRACE_S = 300
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSource:
+    """Where the weights come from. Exactly one of the four is set."""
+
+    demo: bool = False
+    path: str | None = None
+    """A folder where the engine runs."""
+    claim: str | None = None
+    """A PersistentVolumeClaim, with `claim_path` inside it ("" is its root)."""
+    claim_path: str = ""
+    hub_id: str | None = None
+    """organisation/name, with `hub_revision` (branch, tag or commit)."""
+    hub_revision: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """One engine's start, without addresses: who renders it chooses host and ports."""
+
+    image: str
+    model_name: str
+    source: ModelSource
+    arguments: tuple[str, ...]
+    """Flags of `mini-infer-serve` beside the model, its name and addresses."""
+    token_secret: SecretKey | None
+    resources: ResourceRequirements
+    template: PodTemplate
+
+
+def model_source(uri: str) -> ModelSource:
+    """Take `spec.model.uri` apart; the rules have already checked its form."""
+    if uri == DEMO_MODEL:
+        return ModelSource(demo=True)
+    scheme, _, rest = uri.partition("://")
+    if scheme == "file":
+        return ModelSource(path=rest)
+    if scheme == "pvc":
+        claim, _, path = rest.partition("/")
+        return ModelSource(claim=claim, claim_path=path.strip("/"))
+    if scheme == "hf":
+        hub_id, _, revision = rest.partition("@")
+        return ModelSource(hub_id=hub_id, hub_revision=revision or None)
+    raise ValueError(f"model uri {uri!r}: unknown scheme; write demo, file://, pvc:// or hf://")
+
+
+def engine_arguments(engine: EngineSpec) -> tuple[str, ...]:
+    """The flags for every option that is set: `maxModelLen: 4096` is `--max-model-len=4096`."""
+    flags: list[str] = []
+    for name, value in engine.model_dump(exclude_none=True, exclude={"extra_args"}).items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            flags.append(f"--{flag}" if value else f"--no-{flag}")
+        elif name == "kv_cache_memory":
+            flags.append(f"--{flag}={int(parse_quantity(value))}")
+        else:
+            flags.append(f"--{flag}={value}")
+    return (*flags, *(engine.extra_args or ()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Addresses:
+    """Where an engine listens."""
+
+    host: str
+    http_port: int
+    events_port: int
+    replay_port: int
+
+
+def serve_arguments(launch: Launch, addresses: Addresses, *, claim_mount: str, drain_s: float) -> list[str]:
+    """Everything after `mini-infer-serve`; `claim_mount` is where a pvc:// model's volume is to be found."""
+    source = launch.source
+    if source.demo:
+        model = DEMO_MODEL
+    elif source.claim is not None:
+        model = f"{claim_mount}/{source.claim_path}".rstrip("/")
+    else:
+        model = source.path or source.hub_id or ""
+    weights = [f"--model={model}"] + ([f"--revision={source.hub_revision}"] if source.hub_revision else [])
+    if "--dry-run" in launch.arguments:
+        weights = []  # the engine refuses both
+    return [
+        *weights,
+        f"--served-model-name={launch.model_name}",
+        f"--host={addresses.host}",
+        f"--port={addresses.http_port}",
+        f"--events-port={addresses.events_port}",
+        f"--replay-port={addresses.replay_port}",
+        f"--drain-timeout={drain_s:g}",
+        *launch.arguments,
+    ]
+
+
+def grace_s(launch: Launch) -> float:
+    """How long an engine may take from being told to go until it is gone."""
+    spec = launch.template.spec
+    return (spec.termination_grace_period_seconds if spec else None) or DEFAULT_GRACE_S
+
+
+def launch_of(service: InferenceService, role: str, default_image: str) -> Launch:
+    """How the engines of `role` are started."""
+    spec = service.roles[role]
+    return Launch(
+        image=service.spec.image or default_image,
+        model_name=service.model_name,
+        source=model_source(service.spec.model.uri),
+        arguments=engine_arguments(spec.engine or EngineSpec()),
+        token_secret=service.spec.model.token_secret,
+        resources=spec.resources or ResourceRequirements(),
+        template=spec.template or PodTemplate(),
+    )
+
+
+def revision_of(service: InferenceService, role: str, default_image: str) -> str:
+    """Hash over what the user wrote that changes pods, and the image; not over what this version renders from it.
+
+    Replicas are left out, so scaling keeps the revision; so are fields at their defaults, so a new optional field of
+    a newer operator rolls nothing.
+    """
+    parts: dict[str, Any] = {
+        "role": role,
+        "image": service.spec.image or default_image,
+        "name": service.model_name,
+        "model": service.spec.model.model_dump(mode="json", exclude_defaults=True, exclude={"name"}),
+        "spec": service.roles[role].model_dump(mode="json", exclude_defaults=True, exclude={"replicas", "scaling"}),
+    }
+    text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:REVISION_DIGITS]

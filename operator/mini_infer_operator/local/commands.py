@@ -1,0 +1,59 @@
+"""Command lines and environments of local engines and the local gateway. Starts nothing itself."""
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from mini_infer_contract.launch import HEALTH_PATH, READY_PATH
+
+from mini_infer_operator.launch import Addresses, Launch, grace_s, serve_arguments
+from mini_infer_operator.local.ports import HOST
+from mini_infer_operator.local.process import Command
+
+ENGINE = "mini_infer_engine.server.cli"
+GATEWAY = "mini_infer_gateway.cli"
+_PYTHON = (sys.executable, "-P", "-c")  # -P: a logging.py in the user's folder is not ours to import
+_RUN = "import sys; from {module} import main; sys.exit(main())"
+"""Not the console script: that may belong to another environment than the one which runs us."""
+
+
+def engine_command(launch: Launch, ports: tuple[int, int, int], *, threads: int, gpu: int | None) -> Command:
+    """An engine with its HTTP, events and replay ports. `gpu` is the one it may see; None: as inherited."""
+    http_port, events_port, replay_port = ports
+    addresses = Addresses(host=HOST, http_port=http_port, events_port=events_port, replay_port=replay_port)
+    arguments = serve_arguments(launch, addresses, claim_mount="", drain_s=grace_s(launch))
+    environment = _environment({"OMP_NUM_THREADS": str(threads)} if "OMP_NUM_THREADS" not in os.environ else {})
+    if gpu is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = str(gpu)
+    container = launch.template.container
+    for item in (container.env or []) if container else []:
+        value = item.model_dump().get("value")
+        if isinstance(value, str):
+            environment[item.name] = value
+    return Command(
+        [*_PYTHON, _RUN.format(module=ENGINE), *arguments],
+        environment,
+        f"http://{HOST}:{http_port}{READY_PATH}",
+    )
+
+
+def gateway_command(host: str, port: int, endpoints: Path) -> Command:
+    """The gateway over the endpoints file."""
+    arguments = [f"--host={host}", f"--port={port}", f"--endpoints={endpoints}"]
+    return Command(
+        [*_PYTHON, _RUN.format(module=GATEWAY), *arguments],
+        _environment({}),
+        f"http://{reachable(host)}:{port}{HEALTH_PATH}",
+    )
+
+
+def reachable(host: str) -> str:
+    """The address at which to reach something that listens on `host`."""
+    if host in {"0.0.0.0", "::", ""}:
+        return HOST
+    return f"[{host}]" if ":" in host else host
+
+
+def _environment(extra: Mapping[str, str]) -> dict[str, str]:
+    return {**os.environ, "PYTHONUNBUFFERED": "1", **extra}

@@ -1,0 +1,255 @@
+"""A service's place on this machine: the same plan, with processes for pods and an endpoints file for the watch."""
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+from mini_infer_contract.launch import Endpoint, EndpointsFile
+from mini_infer_contract.resources import InferenceService, parse_quantity
+
+from mini_infer_operator.launch import Launch, grace_s
+from mini_infer_operator.local.commands import engine_command
+from mini_infer_operator.local.ports import HOST, free_ports
+from mini_infer_operator.local.process import Keeper, Kept, keep, stop
+from mini_infer_operator.parse import InvalidServiceError, parse_service, read_file
+from mini_infer_operator.plan import Observed, ObservedWorkload, Plan, Workload
+from mini_infer_operator.status import Problem
+
+UNROUTE_S = 1.0
+"""Between taking an engine out of the endpoints file and SIGTERM: the gateway has read the file by then."""
+
+
+@dataclass(slots=True)
+class Engine:
+    """One engine process and what it belongs to."""
+
+    role: str
+    revision: str
+    index: int
+    launch: Launch
+    kept: Kept
+    ports: tuple[int, int, int] = (0, 0, 0)
+    """HTTP, events, replay; new ones at every start."""
+
+
+class LocalPlace:
+    """The one service of `mini-infer up`. Owns its processes; `close` ends them."""
+
+    default_image = "local"
+
+    def __init__(
+        self,
+        path: Path,
+        folder: Path,
+        keeper: Keeper,
+        session: aiohttp.ClientSession,
+        gpus: int,
+        say: Callable[[str], None],
+        changed: Callable[[], None],
+        gateway_url: str,
+    ) -> None:
+        self._path = path
+        self._folder = folder
+        self._keeper = keeper
+        self._session = session
+        self._gpus = gpus
+        self._say = say
+        self._changed = changed
+        self._gateway_url = gateway_url
+        self._engines: list[Engine] = []
+        self._stops: set[asyncio.Task[None]] = set()
+        self._stored: dict[str, Any] | None = None  # the last version of the file that was valid
+        self._read_version: tuple[int, int] | None = None
+        self._created = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        self.endpoints_path = folder / "endpoints.json"
+        self.status: dict[str, Any] = {}
+
+    async def read(self) -> Mapping[str, Any] | None:
+        """The file, re-read when it changes; an edit that breaks a rule is told, and the last good version stays."""
+        version = file_version(self._path)
+        if version != self._read_version:
+            self._read_version = version
+            try:
+                (document,) = read_file(self._path)
+                service = parse_service(document)
+                if self._stored is not None and service.metadata.name != self._stored["metadata"]["name"]:
+                    raise InvalidServiceError("metadata.name: cannot change while it runs; stop and start again")
+                refuse_elsewhere(service)
+            except (ValueError, OSError) as error:
+                self._say(f"{self._path}: {error}\n  going on with what ran before")
+            else:
+                generation = 1 + (self._stored or {"metadata": {"generation": 0}})["metadata"]["generation"]
+                metadata = {**document["metadata"], "generation": generation, "creationTimestamp": self._created}
+                self._stored = {**document, "metadata": metadata}
+        return None if self._stored is None else {**self._stored, "status": self.status}
+
+    async def observe(self, service: InferenceService) -> Observed:
+        """Count the processes."""
+        running = [engine for engine in self._engines if not engine.kept.stopping]
+        workloads = []
+        for role, revision in sorted({(engine.role, engine.revision) for engine in running}):
+            mine = [engine for engine in running if (engine.role, engine.revision) == (role, revision)]
+            workloads.append(ObservedWorkload(role, revision, len(mine), sum(e.kept.ready for e in mine)))
+        return Observed(workloads)  # why one ended was said when it did
+
+    async def apply(self, service: InferenceService, plan: Plan) -> Problem | None:
+        """Start what lacks, write the endpoints file, then end what is over."""
+        wanted = {(workload.role, workload.revision): workload for workload in plan.workloads}
+        surplus: list[Engine] = []
+        for workload in plan.workloads:
+            surplus += self._fill(service, workload, sum(w.replicas for w in plan.workloads))
+        surplus += [e for e in self._engines if (e.role, e.revision) not in wanted and not e.kept.stopping]
+        for engine in surplus:
+            engine.kept.stopping = True
+        self._write_endpoints(service)
+        for engine in surplus:
+            task = asyncio.create_task(self._retire(engine), name=f"stop {engine.kept.name}")
+            self._stops.add(task)
+            task.add_done_callback(self._stops.discard)
+        return None
+
+    def url(self, service: InferenceService) -> str:
+        """The local gateway."""
+        return self._gateway_url
+
+    async def report(self, stored: Mapping[str, Any], status: dict[str, Any]) -> None:
+        """Say how far it is, when that changed."""
+        before, after = _ready_message(self.status), _ready_message(status)
+        self.status = status
+        if before != after:
+            self._say(f"{stored['metadata']['name']}: {after}")
+
+    async def close(self, limit_s: float) -> None:
+        """End every engine and wait for it."""
+        for task in list(self._stops):
+            task.cancel()
+        await asyncio.gather(*self._stops, return_exceptions=True)
+        await asyncio.gather(*(stop(engine.kept, limit_s) for engine in self._engines))
+
+    def _fill(self, service: InferenceService, workload: Workload, total: int) -> list[Engine]:
+        """Start engines until there are enough of `workload`; returns those that are too many."""
+        key = (workload.role, workload.revision)
+        mine = [e for e in self._engines if (e.role, e.revision) == key and not e.kept.stopping]
+        if len(mine) > workload.replicas:
+            mine.sort(key=lambda engine: (not engine.kept.ready, engine.index))
+            return mine[workload.replicas :]
+        if workload.launch is not None:
+            free = (i for i in range(10_000) if i not in {engine.index for engine in mine})
+            for _ in range(workload.replicas - len(mine)):
+                self._start(service, workload, workload.launch, next(free), total)
+        return []
+
+    def _start(self, service: InferenceService, workload: Workload, launch: Launch, index: int, total: int) -> None:
+        name = f"{service.metadata.name}-{workload.role}-{workload.revision}-{index}"
+        threads = max(1, (os.cpu_count() or 1) // total)
+
+        def make_command() -> Any:
+            http_port, events_port, replay_port = free_ports(3)
+            engine.ports = (http_port, events_port, replay_port)
+            gpu = index % self._gpus if self._gpus else None
+            return engine_command(launch, engine.ports, threads=threads, gpu=gpu)
+
+        def changed(line: str) -> None:
+            self._say(line)
+            self._changed()
+
+        kept = Kept(name, self._folder / f"{name}.log", make_command)
+        engine = Engine(workload.role, workload.revision, index, launch, kept)
+        kept.task = asyncio.create_task(keep(kept, self._keeper, self._session, changed), name=f"keep {name}")
+        self._engines.append(engine)
+        self._say(f"{name}: loading model {launch.model_name}")
+
+    async def _retire(self, engine: Engine) -> None:
+        await asyncio.sleep(UNROUTE_S)
+        await stop(engine.kept, grace_s(engine.launch))
+        self._engines.remove(engine)
+        self._say(f"{engine.kept.name} has ended")
+
+    def _write_endpoints(self, service: InferenceService) -> None:
+        metadata = service.metadata
+        endpoints = [
+            Endpoint(
+                name=engine.kept.name,
+                url=f"http://{HOST}:{engine.ports[0]}",
+                model=engine.launch.model_name,
+                service=f"{metadata.namespace}/{metadata.name}",
+                service_created=self._created,
+                role=engine.role,
+                revision=engine.revision,
+                events=f"tcp://{HOST}:{engine.ports[1]}",
+                replay=f"tcp://{HOST}:{engine.ports[2]}",
+                draining=engine.kept.stopping,
+            )
+            for engine in self._engines
+            if engine.kept.ready
+        ]
+        write_atomically(self.endpoints_path, msgspec.json.encode(EndpointsFile(endpoints=endpoints)))
+
+
+def refuse_elsewhere(service: InferenceService) -> None:
+    """InvalidServiceError for what only a cluster has; also when a model folder is not there."""
+    uri = service.spec.model.uri
+    if uri.startswith("pvc://"):
+        raise InvalidServiceError(
+            f"spec.model.uri: {uri} is a volume of a cluster: for `mini-infer up` write file:///path/of/the/folder"
+        )
+    if uri.startswith("file://") and not Path(uri.removeprefix("file://")).is_dir():
+        raise InvalidServiceError(f"spec.model.uri: there is no folder {uri.removeprefix('file://')} on this machine")
+
+
+def notices(service: InferenceService, gpus: int) -> list[str]:
+    """What of the service is done differently here than in a cluster."""
+    lines = []
+    if service.spec.image:
+        lines.append(f"image {service.spec.image} is for a cluster: engines run from this Python environment")
+    if service.spec.model.token_secret:
+        lines.append("tokenSecret is for a cluster: a token is taken from the environment variable HF_TOKEN")
+    for name, role in service.roles.items():
+        limits = (role.resources.limits if role.resources else None) or {}
+        asked = int(parse_quantity(limits.get("nvidia.com/gpu", 0)))
+        if asked and not gpus:
+            lines.append(f"{name} asks for {asked} GPU an engine and this machine has none: engines run on the CPU")
+        elif gpus and role.replicas > gpus:
+            lines.append(f"{role.replicas} engines share {gpus} GPU: set engine.kvCacheMemory so that they fit")
+        template = role.template
+        if template and (template.spec or template.metadata):
+            lines.append(f"{name}.template is for a cluster: of it only container.env values are used")
+    return lines
+
+
+def gpu_count() -> int:
+    """NVIDIA GPUs that this process may use, without loading a driver library."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    present = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
+    return present if visible is None else min(present, len([part for part in visible.split(",") if part]))
+
+
+def file_version(path: Path) -> tuple[int, int] | None:
+    """Changes when the file does; None while there is none."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return stat.st_mtime_ns, stat.st_size
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Readers see the old content or the new, never a part."""
+    if path.exists() and path.read_bytes() == content:
+        return
+    temporary = path.with_suffix(".new")
+    temporary.write_bytes(content)
+    temporary.replace(path)
+
+
+def _ready_message(status: Mapping[str, Any]) -> str:
+    for condition in status.get("conditions", ()):
+        if condition["type"] == "Ready":
+            return str(condition["message"])
+    return ""

@@ -1,0 +1,190 @@
+"""`mini-infer up`: one service on this machine until Ctrl-C. Owns and ends every process that it starts."""
+
+import asyncio
+import fcntl
+import importlib.util
+import json
+import shlex
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import aiohttp
+from mini_infer_contract.resources import InferenceService
+
+from mini_infer_operator.local.commands import ENGINE, GATEWAY, gateway_command, reachable
+from mini_infer_operator.local.place import LocalPlace, file_version, gpu_count, notices, refuse_elsewhere
+from mini_infer_operator.local.ports import why_busy
+from mini_infer_operator.local.process import Keeper, Kept, keep, stop
+from mini_infer_operator.parse import InvalidServiceError, parse_service, read_file
+from mini_infer_operator.queue import WorkQueue
+from mini_infer_operator.reconcile import reconcile
+
+QUESTION = "What does textwrap.dedent do?"
+END_GRACE_S = 10.0
+"""After Ctrl-C, time for running answers; a second Ctrl-C does not wait."""
+FILE_POLL_S = 0.5
+
+
+class UpError(Exception):
+    """`up` cannot start; the message says why and what to do."""
+
+
+def up(path: Path, host: str, port: int, *, verbose: bool) -> int:
+    """Run until a signal; the exit code."""
+    try:
+        documents = read_file(path)
+        if len(documents) > 1:
+            raise UpError(f"{path} holds {len(documents)} InferenceServices: put each in a file of its own")
+        service = parse_service(documents[0])
+        refuse_elsewhere(service)
+        _require_installed()
+        busy = why_busy(host, port)
+        if busy:
+            raise UpError(busy)
+        folder = Path(".mini-infer") / service.metadata.name
+        folder.mkdir(parents=True, exist_ok=True)
+        with _locked(folder / "lock"):
+            for log in folder.glob("*.log"):
+                log.unlink()
+            return asyncio.run(_run(path, service, folder.resolve(), host, port, verbose=verbose))
+    except (InvalidServiceError, UpError) as error:
+        print(f"mini-infer up: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"mini-infer up: {error}", file=sys.stderr)
+        return 1
+
+
+async def _run(path: Path, service: InferenceService, folder: Path, host: str, port: int, *, verbose: bool) -> int:
+    ended = asyncio.Event()
+    signals = _signals(ended)
+    gpus = gpu_count()
+    for line in notices(service, gpus):
+        _say(f"note: {line}")
+    url = f"http://{reachable(host)}:{port}"
+    keeper = await Keeper.start(sys.executable)
+    async with aiohttp.ClientSession(trust_env=False) as session:
+        queue: WorkQueue[str]
+
+        async def work(_: str) -> float | None:
+            return await reconcile(place)
+
+        def changed() -> None:
+            queue.add("service")
+
+        queue = WorkQueue(work, resync_s=5.0)
+        place = LocalPlace(path, folder, keeper, session, gpus, _say, changed, url)
+        place.endpoints_path.write_text('{"endpoints": []}')
+        gateway = Kept("gateway", folder / "gateway.log", lambda: gateway_command(host, port, place.endpoints_path))
+        tasks = [
+            asyncio.create_task(_follow_file(path, changed), name="follow the file"),
+            asyncio.create_task(_greet(place, gateway, url, folder), name="greet"),
+        ]
+        if verbose:
+            tasks.append(asyncio.create_task(_follow_logs(folder), name="follow the logs"))
+        gateway.task = asyncio.create_task(keep(gateway, keeper, session, _say), name="keep the gateway")
+        changed()
+        await ended.wait()
+        _say("ending: engines finish what they run; Ctrl-C again to end at once")
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await queue.close()
+        closing = asyncio.create_task(_close(place, gateway), name="close")
+        second = asyncio.create_task(signals.get(), name="second signal")
+        await asyncio.wait([closing, second], return_when=asyncio.FIRST_COMPLETED)
+        if not closing.done():
+            closing.cancel()
+        second.cancel()
+        await asyncio.gather(closing, second, return_exceptions=True)
+        await keeper.close()  # kills whatever is left
+    _say("everything has ended")
+    return 0
+
+
+async def _close(place: LocalPlace, gateway: Kept) -> None:
+    await place.close(END_GRACE_S)
+    await stop(gateway, grace_s=5.0)
+
+
+async def _greet(place: LocalPlace, gateway: Kept, url: str, folder: Path) -> None:
+    """Once everything is ready, say how to use it."""
+    while True:
+        ready = {c["type"]: c["status"] for c in place.status.get("conditions", ())}.get("Ready") == "True"
+        if ready and gateway.ready:
+            break
+        await asyncio.sleep(0.1)
+    model = place.status["model"]
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": QUESTION}]})
+    curl = f"curl {url}/v1/chat/completions -H 'content-type: application/json' -d {shlex.quote(body)}"
+    _say(
+        f"\n{model} answers at {url}/v1 (OpenAI API, any key). Try:\n\n  {curl}\n\n  mini-infer chat --url {url}\n\n"
+        f"Logs are in {folder}. Ctrl-C ends everything."
+    )
+
+
+async def _follow_file(path: Path, changed: Callable[[], None]) -> None:
+    version = file_version(path)
+    while True:
+        await asyncio.sleep(FILE_POLL_S)
+        if (latest := file_version(path)) not in {version, None}:
+            version = latest
+            _say(f"{path} was edited")
+            changed()
+
+
+async def _follow_logs(folder: Path) -> None:
+    offsets: dict[Path, int] = {}
+    while True:
+        _print_news(folder, offsets)
+        await asyncio.sleep(0.3)
+
+
+def _print_news(folder: Path, offsets: dict[Path, int]) -> None:
+    """Print whole lines that processes wrote since the last call, with their names before them."""
+    for log in sorted(folder.glob("*.log")):
+        with log.open("rb") as file:
+            file.seek(offsets.get(log, 0))
+            complete, newline, _ = file.read().rpartition(b"\n")
+        offsets[log] = offsets.get(log, 0) + len(complete) + len(newline)
+        for line in complete.decode(errors="replace").splitlines():
+            _say(f"[{log.stem}] {line}")
+
+
+def _signals(ended: asyncio.Event) -> "asyncio.Queue[int]":
+    """Sets `ended` at the first signal, and queues every later one."""
+    later: asyncio.Queue[int] = asyncio.Queue()
+
+    def arrived(number: int) -> None:
+        if ended.is_set():
+            later.put_nowait(number)
+        ended.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, arrived, number)
+    return later
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold the folder for this process: a second `up` of the same service would fight over its files."""
+    with path.open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UpError(f"{path.parent} is in use: this service runs already, from this folder") from None
+        yield
+
+
+def _require_installed() -> None:
+    for module, extra in ((ENGINE, "engine"), (GATEWAY, "gateway")):
+        if importlib.util.find_spec(module.split(".", 1)[0]) is None:
+            raise UpError(f"the {extra} is not installed here: pip install 'mini-infer[all]'")
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)

@@ -1,0 +1,26 @@
+"""Names and labels of child objects: the same service always gets the same ones."""
+
+from mini_infer_contract.resources import LABEL_REVISION, LABEL_ROLE, LABEL_SERVICE, InferenceService
+
+MANAGED_BY = "app.kubernetes.io/managed-by"
+_COMMON = {"app.kubernetes.io/name": "mini-infer", MANAGED_BY: "mini-infer-operator"}
+
+
+def workload_name(service: str, role: str, revision: str) -> str:
+    """Of a revision's Deployment and ControllerRevision."""
+    return f"{service}-{role}-{revision}"
+
+
+def engines_service_name(service: str) -> str:
+    """Of the Service that reaches any engine of the service."""
+    return f"{service}-engines"
+
+
+def service_labels(service: InferenceService) -> dict[str, str]:
+    """On every child."""
+    return {**_COMMON, "app.kubernetes.io/instance": service.metadata.name, LABEL_SERVICE: service.metadata.name}
+
+
+def selector(service: InferenceService, role: str, revision: str) -> dict[str, str]:
+    """Labels that single out the pods of one revision."""
+    return {LABEL_SERVICE: service.metadata.name, LABEL_ROLE: role, LABEL_REVISION: revision}

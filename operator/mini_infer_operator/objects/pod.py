@@ -1,0 +1,147 @@
+"""The pod of one engine: the operator's part, with the user's template merged over it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from mini_infer_contract.launch import (
+    EVENTS_PORT,
+    HEALTH_PATH,
+    HTTP_PORT,
+    HUB_TOKEN_ENV,
+    READY_PATH,
+    REPLAY_PORT,
+)
+from mini_infer_contract.resources import (
+    ANNOTATION_MODEL,
+    ANNOTATION_SERVICE_CREATED,
+    InferenceService,
+    NamedItem,
+)
+
+from mini_infer_operator.launch import Addresses, Launch, grace_s, serve_arguments
+from mini_infer_operator.objects.names import selector, service_labels
+
+CONTAINER = "engine"
+MODEL_MOUNT = "/model"
+MODEL_VOLUME = "mini-infer-model"
+SCRATCH_VOLUME = "mini-infer-tmp"
+
+UNROUTE_S = 5
+"""preStop waits this long before SIGTERM, so that every gateway has seen the pod go and the engine refuses nobody."""
+EXIT_S = 3
+"""Left of the grace period for the process to end after its drain."""
+START_LIMIT_S = 3600
+"""A start longer than this (weights from a hub) counts as hung."""
+
+
+def pod_template(
+    service: InferenceService, role: str, revision: str, launch: Launch, pull_policy: str | None
+) -> dict[str, Any]:
+    """The PodTemplateSpec of one revision; stored once, then never rendered again for that revision."""
+    user = launch.template
+    metadata = user.metadata.model_dump(exclude_none=True) if user.metadata else {}
+    annotations = {
+        ANNOTATION_MODEL: launch.model_name,
+    }
+    if service.metadata.creation_timestamp:
+        annotations[ANNOTATION_SERVICE_CREATED] = service.metadata.creation_timestamp
+    return {
+        "metadata": {
+            "labels": {
+                **metadata.get("labels", {}),
+                **service_labels(service),
+                **selector(service, role, revision),
+            },
+            "annotations": {**metadata.get("annotations", {}), **annotations},
+        },
+        "spec": _pod_spec(launch, pull_policy),
+    }
+
+
+def _pod_spec(launch: Launch, pull_policy: str | None) -> dict[str, Any]:
+    overrides = launch.template.spec.model_dump(by_alias=True, exclude_none=True) if launch.template.spec else {}
+    volumes: list[dict[str, Any]] = [{"name": SCRATCH_VOLUME, "emptyDir": {}}]
+    if launch.source.claim is not None:
+        claim = {"claimName": launch.source.claim, "readOnly": True}
+        volumes.append({"name": MODEL_VOLUME, "persistentVolumeClaim": claim})
+    ours: dict[str, Any] = {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": grace_s(launch),
+    }
+    security = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    return {
+        **ours,
+        **overrides,
+        "securityContext": {**security, **overrides.get("securityContext", {})},
+        "volumes": volumes + overrides.get("volumes", []),
+        "containers": [_container(launch, pull_policy)],
+    }
+
+
+def _container(launch: Launch, pull_policy: str | None) -> dict[str, Any]:
+    overrides = (
+        launch.template.container.model_dump(by_alias=True, exclude_none=True) if launch.template.container else {}
+    )
+    mounts = [{"name": SCRATCH_VOLUME, "mountPath": "/tmp"}]
+    if launch.source.claim is not None:
+        mounts.append({"name": MODEL_VOLUME, "mountPath": MODEL_MOUNT, "readOnly": True})  # type: ignore[dict-item]
+    security = {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "readOnlyRootFilesystem": True,
+    }
+    container: dict[str, Any] = {
+        "name": CONTAINER,
+        "image": launch.image,
+        "command": ["mini-infer-serve"],
+        "args": serve_arguments(
+            launch,
+            Addresses(host="0.0.0.0", http_port=HTTP_PORT, events_port=EVENTS_PORT, replay_port=REPLAY_PORT),
+            claim_mount=MODEL_MOUNT,
+            drain_s=grace_s(launch) - UNROUTE_S - EXIT_S,
+        ),
+        "env": _environment(launch, launch.template.container.env or () if launch.template.container else ()),
+        "ports": [
+            {"name": "http", "containerPort": HTTP_PORT},
+            {"name": "events", "containerPort": EVENTS_PORT},
+            {"name": "replay", "containerPort": REPLAY_PORT},
+        ],
+        "startupProbe": _probe(HEALTH_PATH, period_s=1, failures=START_LIMIT_S),
+        "livenessProbe": _probe(HEALTH_PATH, period_s=5, failures=3),
+        "readinessProbe": _probe(READY_PATH, period_s=2, failures=3),
+        "lifecycle": {"preStop": {"sleep": {"seconds": UNROUTE_S}}},
+        "volumeMounts": mounts + overrides.get("volumeMounts", []),
+        "securityContext": {**security, **overrides.get("securityContext", {})},
+    }
+    resources = launch.resources.model_dump(exclude_none=True)
+    if resources:
+        container["resources"] = resources
+    if "envFrom" in overrides:
+        container["envFrom"] = overrides["envFrom"]
+    policy = overrides.get("imagePullPolicy", pull_policy)
+    if policy:
+        container["imagePullPolicy"] = policy
+    return container
+
+
+def _environment(launch: Launch, users: Sequence[NamedItem]) -> list[dict[str, Any]]:
+    ours: list[dict[str, Any]] = [
+        {"name": "HOME", "value": "/tmp"},  # the only place to write on a read-only root
+        {"name": "PYTHONUNBUFFERED", "value": "1"},
+    ]
+    if launch.token_secret is not None:
+        reference = {"name": launch.token_secret.name, "key": launch.token_secret.key}
+        ours.append({"name": HUB_TOKEN_ENV, "valueFrom": {"secretKeyRef": reference}})
+    theirs = [item.model_dump() for item in users]
+    taken = {item["name"] for item in theirs}
+    return [item for item in ours if item["name"] not in taken] + theirs
+
+
+def _probe(path: str, *, period_s: int, failures: int) -> dict[str, Any]:
+    return {
+        "httpGet": {"path": path, "port": "http"},
+        "periodSeconds": period_s,
+        "timeoutSeconds": 3,
+        "failureThreshold": failures,
+    }

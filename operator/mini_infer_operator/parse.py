@@ -1,0 +1,76 @@
+"""From bytes a user wrote to a checked InferenceService; every error names the field's path."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from mini_infer_contract.resources import GROUP, KIND, VERSION, InferenceService
+from pydantic import ValidationError
+
+
+class InvalidServiceError(ValueError):
+    """What was written is not an InferenceService that could be served; the message has a line for each fault."""
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML as kubectl reads it: times stay text, and a key that stands twice is an error."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Refuse a key that stands twice, as kubectl does."""
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} stands twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+def read_file(path: Path) -> list[dict[str, Any]]:
+    """The InferenceServices in a YAML or JSON file, unchecked. InvalidServiceError if it has none."""
+    try:
+        documents = [document for document in yaml.load_all(path.read_text(), Loader=_Loader) if document is not None]
+    except OSError as error:
+        raise InvalidServiceError(f"{path}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InvalidServiceError(f"{path} is not YAML: {error}") from error
+    services = [d for d in documents if isinstance(d, dict) and d.get("kind") == KIND]
+    if not services:
+        kinds = ", ".join(str(d.get("kind")) if isinstance(d, dict) else type(d).__name__ for d in documents)
+        raise InvalidServiceError(
+            f"{path} holds no {KIND} ({kinds or 'it is empty'}): it starts with "
+            f"`apiVersion: {GROUP}/{VERSION}` and `kind: {KIND}`"
+        )
+    return services
+
+
+def parse_service(document: Mapping[str, Any]) -> InferenceService:
+    """Check one document as the API server would. InvalidServiceError with every fault otherwise."""
+    try:
+        return InferenceService.model_validate({key: value for key, value in document.items() if key != "status"})
+    except ValidationError as error:
+        raise InvalidServiceError("\n".join(_sentence(dict(fault)) for fault in error.errors())) from error
+
+
+def _sentence(fault: dict[str, Any]) -> str:
+    """`spec.unified.replicas: ...`, for one of pydantic's errors."""
+    names = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in fault["loc"] if part not in _UNION_ARMS]
+    path = "".join(names).lstrip(".") or "the document"
+    message = fault["msg"].removeprefix("Value error, ")
+    if fault["type"] == "extra_forbidden":
+        message = "there is no such field"
+    elif fault["type"] == "missing":
+        message = "is missing"
+    elif fault["type"] != "value_error":
+        message += f", not {json.dumps(fault['input'], default=str)[:80]}"
+    return f"{path}: {message}"
+
+
+_UNION_ARMS = {"int", "str", "function-after[_checked_quantity(), union[int,str]]"}
+"""pydantic puts the tried types of `int or str` into the path; no field is called so."""

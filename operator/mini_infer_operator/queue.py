@@ -1,0 +1,73 @@
+"""Work by key, one at a time for each key, with back-off and a resync. Knows nothing of what the work is."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Generic, TypeVar
+
+log = logging.getLogger(__name__)
+
+Key = TypeVar("Key", bound=Hashable)
+
+SETTLE_S = 0.05
+"""Events come in bursts (a Deployment's status changes several times a second): one look serves a burst."""
+FIRST_BACKOFF_S = 0.5
+LONGEST_BACKOFF_S = 60.0
+WORK_LIMIT_S = 120.0
+"""One run that takes longer has lost an answer: it is cancelled and tried again."""
+CONCURRENCY = 8
+
+
+class WorkQueue(Generic[Key]):
+    """Runs `work(key)` after every `add(key)`, never twice at once for a key, and again when its answer says so.
+
+    `work` returns the seconds after which it wants to run again, or None when the key is done with. An exception is
+    logged and tried again after a growing pause, which new events do not cut short.
+    """
+
+    def __init__(self, work: Callable[[Key], Awaitable[float | None]], *, resync_s: float) -> None:
+        self._work = work
+        self._resync_s = resync_s
+        self._wakes: dict[Key, asyncio.Event] = {}
+        self._tasks: dict[Key, asyncio.Task[None]] = {}
+        self._slots = asyncio.Semaphore(CONCURRENCY)
+
+    def add(self, key: Key) -> None:
+        """Something happened to `key`."""
+        if key not in self._tasks:
+            self._wakes[key] = asyncio.Event()
+            self._tasks[key] = asyncio.create_task(self._run(key), name=f"work on {key}")
+        self._wakes[key].set()
+
+    async def close(self) -> None:
+        """Cancel all work and wait for its end."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _run(self, key: Key) -> None:
+        wake, failures = self._wakes[key], 0
+        while True:
+            await asyncio.sleep(SETTLE_S)
+            wake.clear()
+            try:
+                async with self._slots, asyncio.timeout(WORK_LIMIT_S):
+                    pause_s = await self._work(key)
+                failures = 0
+            except Exception as error:
+                pause_s = min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2**failures)
+                failures += 1
+                level = logging.WARNING if failures < 5 else logging.ERROR
+                summary = str(error).split("\n", 1)[0]
+                log.log(level, "%s: %s: %s; again in %g s", key, type(error).__name__, summary, pause_s)
+                log.debug("traceback", exc_info=error)
+                await asyncio.sleep(pause_s)
+                continue
+            if pause_s is None and not wake.is_set():
+                del self._tasks[key], self._wakes[key]  # no await since the check: nobody can have added meanwhile
+                return
+            with contextlib.suppress(TimeoutError):  # not wait_for: Python 3.11's can lose a cancellation
+                async with asyncio.timeout(min(pause_s or 0.0, self._resync_s)):
+                    await wake.wait()

@@ -1,0 +1,93 @@
+"""The flags and environment of `mini-infer-operator`, read once and frozen. No Kubernetes client here."""
+
+import argparse
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+ENVIRONMENT_PREFIX = "MINI_INFER_"
+"""MINI_INFER_ENGINE_IMAGE stands in for --engine-image, and so on; a flag wins."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorSettings:
+    """What the operator is started with."""
+
+    engine_image: str
+    """Image of engines whose service names none. Part of a revision: changing it rolls those services."""
+    engine_image_pull_policy: str | None = None
+    """Always, IfNotPresent or Never; None: what Kubernetes chooses by the tag."""
+    gateway_url: str | None = None
+    """Written to status.url; None: the address of the engines' own Service."""
+    namespaces: tuple[str, ...] = ()
+    """Namespaces to look after; empty: all."""
+    health_port: int = 8081
+    """Serves /healthz (alive: a watch event lately, queue not stuck) and /readyz."""
+    resync_s: float = 300.0
+    """Every service is reconciled at least this often."""
+    log_level: str = "INFO"
+
+
+def parse_settings(
+    arguments: Sequence[str] | None = None, environment: Mapping[str, str] = os.environ
+) -> OperatorSettings:
+    """Read the command line; exits with a message if it is wrong."""
+    parser = argparse.ArgumentParser(
+        prog="mini-infer-operator",
+        description="Turns InferenceServices into engine pods. Needs the CRD (crds/) and the rights in permissions.py; "
+        "uses the pod's service account, or KUBECONFIG outside a cluster.",
+        epilog=f"Each flag can be given as {ENVIRONMENT_PREFIX}<FLAG>, such as {ENVIRONMENT_PREFIX}ENGINE_IMAGE.",
+    )
+
+    def default(flag: str, otherwise: str | None = None) -> str | None:
+        return environment.get(ENVIRONMENT_PREFIX + flag.upper().replace("-", "_")) or otherwise
+
+    image = default("engine-image")
+    parser.add_argument(
+        "--engine-image", metavar="IMAGE", default=image, required=image is None, help="for services that name no image"
+    )
+    parser.add_argument(
+        "--engine-image-pull-policy",
+        default=default("engine-image-pull-policy"),
+        choices=("Always", "IfNotPresent", "Never"),
+        help="of engine pods; left out: what Kubernetes chooses by the tag",
+    )
+    parser.add_argument(
+        "--gateway-url", metavar="URL", default=default("gateway-url"), help="shown to users as status.url"
+    )
+    parser.add_argument(
+        "--namespaces",
+        metavar="A,B",
+        default=default("namespaces", ""),
+        help="comma-separated namespaces to look after (default: all)",
+    )
+    parser.add_argument(
+        "--health-port",
+        type=int,
+        metavar="PORT",
+        default=default("health-port", "8081"),
+        help="of /healthz and /readyz (default: 8081)",
+    )
+    parser.add_argument(
+        "--resync-seconds",
+        type=float,
+        metavar="S",
+        default=default("resync-seconds", "300"),
+        help="look at every service at least this often (default: 300)",
+    )
+    parser.add_argument(
+        "--log-level",
+        default=default("log-level", "INFO"),
+        choices=("DEBUG", "INFO", "WARNING", "ERROR"),
+        help="(default: INFO)",
+    )
+    given = parser.parse_args(arguments)
+    return OperatorSettings(
+        engine_image=given.engine_image,
+        engine_image_pull_policy=given.engine_image_pull_policy,
+        gateway_url=given.gateway_url,
+        namespaces=tuple(name for name in given.namespaces.split(",") if name),
+        health_port=given.health_port,
+        resync_s=given.resync_seconds,
+        log_level=given.log_level,
+    )

@@ -1,0 +1,36 @@
+"""`mini-infer plan`: the manifests that the operator would apply for a new service, without a cluster."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from mini_infer_operator.objects.render import render
+from mini_infer_operator.parse import InvalidServiceError, parse_service, read_file
+from mini_infer_operator.plan import Observed, make_plan
+from mini_infer_operator.yaml_output import to_yaml
+
+
+def show_plan(path: Path, form: str, image: str) -> int:
+    """Print the manifests to standard output and a summary to standard error; the exit code."""
+    try:
+        services = [parse_service(document) for document in read_file(path)]
+    except InvalidServiceError as error:
+        print(f"mini-infer plan: {path} is not valid\n{error}", file=sys.stderr)
+        return 2
+    manifests: list[dict[str, Any]] = []
+    for service in services:
+        plan = make_plan(service, Observed(), image)
+        manifests += render(service, plan, {}, None)
+        for workload in plan.workloads:
+            assert workload.launch is not None
+            print(
+                f"{service.metadata.namespace}/{service.metadata.name}: {workload.replicas} x {workload.role}, "
+                f"model {workload.launch.model_name}, image {workload.launch.image}, revision {workload.revision}",
+                file=sys.stderr,
+            )
+    if form == "json":
+        print(json.dumps({"apiVersion": "v1", "kind": "List", "items": manifests}, indent=2))
+    else:
+        print(to_yaml(manifests), end="")
+    return 0

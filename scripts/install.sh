@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# Makes .venv hold this checkout (editable) with everything to run, test and check it. Does nothing when nothing changed.
+# usage: PYTHON=python3 scripts/install.sh
+set -euo pipefail
+cd "$(dirname "$0")/.."
+python=${PYTHON:-python3}
+venv=.venv
+fail() { printf 'make install: %s\n' "$*" >&2; exit 1; }
+
+command -v "$python" >/dev/null || fail "there is no $python; install Python 3.11-3.13 (Debian, Ubuntu: apt-get install python3 python3-venv) or name one: make install PYTHON=python3.12"
+python_version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+case $python_version in
+3.11 | 3.12 | 3.13) ;;
+*) fail "$python is Python $python_version, but 3.11, 3.12 or 3.13 is needed; name another one: make install PYTHON=python3.12" ;;
+esac
+
+stamp=$(cat pyproject.toml constraints.txt scripts/install.sh scripts/install_torch.sh <(echo "$PWD $python_version") | cksum)
+if [ -x $venv/bin/python ] && [ "$(cat $venv/installed 2>/dev/null)" = "$stamp" ]; then exit; fi
+
+started=$SECONDS
+if [ ! -x $venv/bin/python ] || [ "$($venv/bin/python -c 'import sys; print("%d.%d" % sys.version_info[:2])')" != "$python_version" ]; then
+  "$python" -c 'import ensurepip, venv' 2>/dev/null || fail "$python cannot make virtual environments; on Debian and Ubuntu: apt-get install python$python_version-venv"
+  echo "==> 1/3 $venv with Python $python_version"
+  rm -rf $venv
+  "$python" -m venv $venv
+fi
+rm -f $venv/installed
+export PIP_DISABLE_PIP_VERSION_CHECK=1
+
+echo "==> 2/3 torch"
+bash scripts/install_torch.sh "$PWD/$venv/bin/python" constraints.txt
+
+echo "==> 3/3 the other packages"
+# The torch that is there stays, whichever it is: its pin is replaced by itself, its companions' pins are dropped.
+grep -vE '^(torch|triton|nvidia-|cuda-)' constraints.txt >$venv/constraints.txt
+$venv/bin/python -c 'import importlib.metadata as m; print("torch==" + m.version("torch"))' >>$venv/constraints.txt
+$venv/bin/python -m pip install -c $venv/constraints.txt -e '.[all,dev]' | sed '/^Requirement already satisfied/d'
+
+echo "$stamp" >$venv/installed
+echo "==> $venv is ready ($((SECONDS - started)) s)"

@@ -1,0 +1,14 @@
+"""Prints what pyproject.toml asks for, one requirement a line, so that an image's packages are a layer below its code.
+
+usage: requirements.py PYPROJECT EXTRA...
+"""
+
+import sys
+import tomllib
+
+with open(sys.argv[1], "rb") as file:
+    project = tomllib.load(file)["project"]
+wanted = list(project["dependencies"])
+for extra in sys.argv[2:]:
+    wanted += project["optional-dependencies"][extra]
+print("\n".join(wanted))

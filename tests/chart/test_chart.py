@@ -1,0 +1,105 @@
+"""What the chart renders, by helm itself: rights, hardening, and which values it refuses."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from mini_infer_operator.permissions import RULES
+
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "charts/mini-infer"
+HELM = shutil.which("helm", path=os.environ.get("KUBEBUILDER_ASSETS", "") + os.pathsep + os.environ["PATH"])
+
+needs_helm = pytest.mark.skipif(HELM is None, reason="helm is neither in KUBEBUILDER_ASSETS nor on PATH")
+pytestmark = pytest.mark.cluster
+
+
+def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
+    assert HELM is not None
+    return subprocess.run([HELM, *arguments, "--kube-version=1.36.0"], capture_output=True, text=True, timeout=60)
+
+
+def render(*settings: str) -> list[dict[str, Any]]:
+    done = helm("template", "mini-infer", str(CHART), "--namespace=here", *(f"--set={setting}" for setting in settings))
+    assert done.returncode == 0, done.stderr
+    return [item for item in yaml.safe_load_all(done.stdout) if item]
+
+
+def of_kind(items: list[dict[str, Any]], kind: str) -> dict[str, dict[str, Any]]:
+    return {item["metadata"]["name"]: item for item in items if item["kind"] == kind}
+
+
+def test_crds_are_the_repositorys() -> None:
+    ours = {path.name: path.read_text() for path in (CHART / "crds").iterdir()}
+    assert ours == {path.name: path.read_text() for path in (ROOT / "crds").iterdir()}, "run: make crds"
+
+
+@needs_helm
+def test_lint() -> None:
+    done = helm("lint", "--strict", str(CHART))
+    assert done.returncode == 0, done.stdout
+
+
+@needs_helm
+def test_rights_are_what_the_programs_use_and_no_more() -> None:
+    roles = of_kind(render(), "ClusterRole")
+    assert roles["mini-infer-operator"]["rules"] == RULES
+    pods = {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}
+    assert roles["mini-infer-gateway"]["rules"] == [pods]
+    assert len(roles) == 2
+
+
+@needs_helm
+def test_rights_stay_in_the_namespace_that_is_named() -> None:
+    items = render("namespace=team")
+    assert not of_kind(items, "ClusterRole")
+    assert not of_kind(items, "ClusterRoleBinding")
+    for kind in ("Role", "RoleBinding"):
+        assert [item["metadata"]["namespace"] for item in items if item["kind"] == kind] == ["team", "team"]
+    arguments = {
+        name: item["spec"]["template"]["spec"]["containers"][0]["args"]
+        for name, item in of_kind(items, "Deployment").items()
+    }
+    assert "--namespaces=team" in arguments["mini-infer-operator"]
+    assert "--namespace=team" in arguments["mini-infer-gateway"]
+
+
+@needs_helm
+def test_no_pod_runs_as_root_or_writes_outside_tmp() -> None:
+    deployments = of_kind(render(), "Deployment")
+    assert set(deployments) == {"mini-infer-gateway", "mini-infer-operator"}
+    for deployment in deployments.values():
+        pod = deployment["spec"]["template"]["spec"]
+        assert pod["securityContext"]["runAsNonRoot"]
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        (container,) = pod["containers"]
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        assert {"startupProbe", "readinessProbe", "livenessProbe", "resources"} <= set(container)
+
+
+@needs_helm
+@pytest.mark.parametrize(
+    ("setting", "named"),
+    [
+        ("gateway.replica=3", "replica"),
+        ("gateway.replicas=-1", "replicas"),
+        ("gateway.service.type=Ingress", "type"),
+        ("gateway.service.nodePort=70000", "nodePort"),
+        ("engine.image.pullPolicy=Sometimes", "pullPolicy"),
+        ("operator.replicas=2", "replicas"),
+        ("namespace=Team A", "namespace"),
+        ("operator.image.repository=", "repository"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_name(setting: str, named: str) -> None:
+    done = helm("template", "mini-infer", str(CHART), f"--set={setting}")
+    assert done.returncode != 0
+    assert named in done.stderr

@@ -1,0 +1,141 @@
+"""Chat templates written for the tests, each in the manner of a family of models."""
+
+QWEN_THINKING = """
+{%- if tools %}
+    {{- '<|im_start|>system\n' }}
+    {%- if messages[0].role == 'system' %}{{- messages[0].content + '\n\n' }}{% endif %}
+    {{- 'You may call these functions:\n<tools>' }}
+    {%- for tool in tools %}
+        {{- '\n' }}{{ tool | tojson }}
+    {%- endfor %}
+    {{- '\n</tools><|im_end|>\n' }}
+{%- elif messages[0].role == 'system' %}
+    {{- '<|im_start|>system\n' + messages[0].content + '<|im_end|>\n' }}
+{%- endif %}
+{%- set ns = namespace(last_query=messages|length - 1) %}
+{%- for message in messages[::-1] %}
+    {%- if message.role == 'user' %}
+        {%- set ns.last_query = messages|length - 1 - loop.index0 %}
+        {%- break %}
+    {%- endif %}
+{%- endfor %}
+{%- for message in messages %}
+    {%- if message.role == 'system' and loop.first %}{% continue %}{% endif %}
+    {%- set content = message.content if message.content is string else '' %}
+    {%- if message.role == 'assistant' %}
+        {%- set reasoning = message.reasoning_content if message.reasoning_content is string else '' %}
+        {%- if not reasoning and '</think>' in content %}
+            {%- set reasoning = content.split('</think>')[0].rstrip('\n').split('<think>')[-1].lstrip('\n') %}
+            {%- set content = content.split('</think>')[-1].lstrip('\n') %}
+        {%- endif %}
+        {{- '<|im_start|>assistant\n' }}
+        {%- if loop.index0 > ns.last_query and reasoning %}
+            {{- '<think>\n' + reasoning.strip('\n') + '\n</think>\n\n' }}
+        {%- endif %}
+        {%- generation %}{{- content }}{% endgeneration %}
+        {%- for call in message.tool_calls or [] %}
+            {{- '\n<tool_call>\n{"name": "' + call.function.name + '", "arguments": ' }}
+            {{- call.function.arguments if call.function.arguments is string else call.function.arguments | tojson }}
+            {{- '}\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\n' }}
+    {%- elif message.role == 'tool' %}
+        {{- '<|im_start|>user\n<tool_response>\n' + content + '\n</tool_response><|im_end|>\n' }}
+    {%- else %}
+        {{- '<|im_start|>' + message.role + '\n' + content + '<|im_end|>\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\n\n</think>\n\n' }}{% endif %}
+{%- endif %}
+"""
+
+LLAMA3 = """
+{{- bos_token }}
+{%- if not tools is defined %}{% set tools = none %}{% endif %}
+{%- if not date_string is defined %}{% set date_string = strftime_now('%Y') %}{% endif %}
+{{- '<|start_header_id|>system<|end_header_id|>\n\nToday: ' + date_string + '\n' }}
+{%- if tools is not none %}
+    {{- 'Environment: ipython\n' }}
+    {%- for tool in tools %}{{ tool | tojson(indent=4) }}{{ '\n\n' }}{% endfor %}
+{%- endif %}
+{{- '<|eot_id|>' }}
+{%- for message in messages %}
+    {%- if message.tool_calls is defined and message.tool_calls %}
+        {%- if message.tool_calls | length != 1 %}{{ raise_exception('only one tool call at once') }}{% endif %}
+        {%- set call = message.tool_calls[0].function %}
+        {{- '<|start_header_id|>assistant<|end_header_id|>\n\n{"name": "' + call.name + '", ' }}
+        {{- '"parameters": ' }}{{ call.arguments | tojson }}{{ '}<|eot_id|>' }}
+    {%- else %}
+        {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' + message['content'] | trim }}
+        {{- '<|eot_id|>' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}
+"""
+
+MISTRAL_TOOLS = """
+{%- set ns = namespace(turn=0, system='') %}
+{%- for message in messages if message.role == 'system' %}{% set ns.system = message.content %}{% endfor %}
+{{- bos_token }}
+{%- for message in messages %}
+    {%- if message.role == 'user' %}
+        {%- if tools is not none and loop.last %}
+            {{- '[AVAILABLE_TOOLS] ' + tools | tojson + '[/AVAILABLE_TOOLS]' }}
+        {%- endif %}
+        {{- '[INST] ' + (ns.system + '\n\n' if ns.system and loop.last else '') + message.content + '[/INST]' }}
+    {%- elif message.role == 'assistant' and message.tool_calls is defined and message.tool_calls %}
+        {{- '[TOOL_CALLS] [' }}
+        {%- for call in message.tool_calls %}
+            {{- {'name': call.function.name, 'arguments': call.function.arguments} | tojson }}
+            {{- ', ' if not loop.last else ']' + eos_token }}
+        {%- endfor %}
+    {%- elif message.role == 'assistant' %}
+        {{- ' ' + message.content + eos_token }}
+    {%- elif message.role == 'tool' %}
+        {{- '[TOOL_RESULTS] {"content": ' + message.content | string + '}[/TOOL_RESULTS]' }}
+    {%- elif message.role != 'system' %}
+        {{- raise_exception('Only user, assistant, system and tool roles are supported, not ' + message.role) }}
+    {%- endif %}
+{%- endfor %}
+"""
+
+CHATML = """
+{% for message in messages %}
+    {% if loop.first and message.role != 'system' %}
+<|im_start|>system
+You are helpful.<|im_end|>
+    {% endif %}
+<|im_start|>{{ message['role'] }}
+{{ message['content'] }}<|im_end|>
+{% endfor %}
+{% if add_generation_prompt %}
+<|im_start|>assistant
+{% endif %}
+"""
+
+GEMMA = """{{ bos_token }}
+{%- if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}
+{%- for message in messages %}
+    {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
+        {{- raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}
+    {%- endif %}
+    {%- set role = 'model' if message['role'] == 'assistant' else message['role'] %}
+    {{- '<start_of_turn>' + role + '\n' + message['content'] | trim + '<end_of_turn>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}
+"""
+
+RAG = """{% for document in documents or [] %}[{{ loop.index }}] {{ document.title }}: {{ document.text }}
+{% endfor %}{% for message in messages %}{{ message.role | upper }}> {{ message.content }}
+{% endfor %}{{ 'ASSISTANT>' if add_generation_prompt }}"""
+
+STYLES = {
+    "qwen_thinking": QWEN_THINKING,
+    "llama3": LLAMA3,
+    "mistral_tools": MISTRAL_TOOLS,
+    "chatml": CHATML,
+    "gemma": GEMMA,
+    "rag": RAG,
+}

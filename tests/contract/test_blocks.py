@@ -1,0 +1,58 @@
+import hashlib
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS, KEY_BYTES, block_keys, child_key, root_key
+
+from tests.contract.conversations import quick
+
+tokens = st.lists(st.integers(0, 2**32 - 1), max_size=100)
+names = st.text(max_size=5)
+
+
+def test_golden_vectors() -> None:
+    # Made with sha256sum and frozen: engine and gateway of different versions meet during every rollout.
+    assert root_key("rev").hex() == "05f650511bcbbe814c3c0711fa5055da"
+    assert root_key("rev", "lora", "salt").hex() == "77a6b500ddaff0fe000342fed0bdf289"
+    keys = block_keys([*range(32), 2**32 - 1], root_key("rev"))
+    assert [key.hex() for key in keys] == ["bc6d68186763bebfb41336fc7d9a1d02", "70e5da9caf54f9886ba0b605967d776d"]
+
+
+@quick
+@given(tokens, st.binary(min_size=16, max_size=16))
+def test_keys_follow_the_written_rule(token_ids: list[int], parent: bytes) -> None:
+    keys = block_keys(token_ids, parent)
+    assert len(keys) == len(token_ids) // BLOCK_SIZE_TOKENS
+    for index, key in enumerate(keys):
+        block = token_ids[16 * index : 16 * index + 16]
+        parent = hashlib.sha256(parent + struct.pack("<16I", *block)).digest()[:16]
+        assert key == parent
+        assert len(key) == KEY_BYTES
+
+
+@quick
+@given(tokens, tokens, st.binary(min_size=16, max_size=16))
+def test_a_chain_can_be_continued_and_depends_on_all_before(first: list[int], rest: list[int], parent: bytes) -> None:
+    first = first[: len(first) // 16 * 16]
+    head = block_keys(first, parent)
+    tail = block_keys(rest, head[-1] if head else parent)
+    assert block_keys(first + rest, parent) == head + tail
+    if tail:
+        assert child_key(head[-1] if head else parent, rest[:16]) == tail[0]
+    if first and tail:
+        other = [first[0] ^ 1, *first[1:]]
+        assert block_keys(other + rest, parent)[-1] != tail[-1]
+
+
+@quick
+@given(st.tuples(names, names, names), st.tuples(names, names, names))
+def test_roots_differ_where_anything_differs(one: tuple[str, str, str], two: tuple[str, str, str]) -> None:
+    assert (root_key(*one) == root_key(*two)) == (one == two)
+
+
+def test_a_partial_block_has_no_key() -> None:
+    assert block_keys(list(range(15)), root_key("")) == []
+    with pytest.raises(ValueError, match="15 tokens"):
+        child_key(root_key(""), list(range(15)))

@@ -1,0 +1,35 @@
+import inspect
+import re
+
+from mini_infer_contract import metrics
+
+NAMES = {name: value for name, value in vars(metrics).items() if name.isupper() and not name.startswith("_")}
+LABELS = {name: value for name, value in NAMES.items() if name.startswith("LABEL_")}
+OURS = {name: value for name, value in NAMES.items() if value.startswith("mini_infer_")}
+VLLMS = {name: value for name, value in NAMES.items() if value.startswith("vllm:")}
+
+
+def test_every_name_is_vllms_ours_or_a_label_and_stands_once() -> None:
+    assert NAMES == LABELS | OURS | VLLMS
+    assert len(set(NAMES.values())) == len(NAMES)
+
+
+def test_our_names_follow_prometheus_conventions() -> None:
+    source = inspect.getsource(metrics)
+    kinds = {name: re.search(rf'^{name} = .*\n"""(Counter|Gauge|Histogram): ', source, re.MULTILINE) for name in OURS}
+    for name, kind in kinds.items():
+        assert kind, f"{name} does not say what it is"
+        assert OURS[name].endswith("_total") == (kind[1] == "Counter"), name
+        assert re.fullmatch(r"mini_infer_(engine|gateway)_[a-z_]+", OURS[name])
+        assert not re.search(r"_(ms|milliseconds|percent|perc)(_|$)", OURS[name]), "base units only"
+        assert name.split("_")[0].lower() == OURS[name].split("_")[2]
+
+
+def test_vllms_names_are_those_that_others_read() -> None:
+    assert set(VLLMS.values()) == {
+        "vllm:num_requests_waiting",
+        "vllm:num_requests_running",
+        "vllm:kv_cache_usage_perc",
+        "vllm:cache_config_info",
+        "vllm:lora_requests_info",
+    }

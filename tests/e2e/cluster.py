@@ -1,0 +1,116 @@
+"""The cluster that the test runs on: the one that E2E_NODE's program makes, else that of KUBECONFIG."""
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.e2e.commands import program, run, say
+
+
+class Cluster:
+    """kubectl and helm on one kubeconfig."""
+
+    def __init__(self, kubeconfig: str) -> None:
+        self.environment = {"KUBECONFIG": kubeconfig}
+        self._kubectl, self._helm = program("kubectl"), program("helm")
+
+    def kubectl(self, *arguments: str) -> str:
+        return run(self._kubectl, *arguments, env=self.environment)
+
+    def helm(self, *arguments: str) -> str:
+        return run(self._helm, *arguments, env=self.environment)
+
+    def get(self, *arguments: str) -> list[dict[str, Any]]:
+        found = json.loads(self.kubectl("get", *arguments, "-o", "json"))
+        return found.get("items", [found])
+
+    def load(self, archive: Path) -> None:
+        """Give the cluster's nodes an image."""
+        context = self.kubectl("config", "current-context").strip()
+        if context.startswith("kind-") and shutil.which("kind"):
+            run("kind", "load", "image-archive", archive, "--name", context.removeprefix("kind-"))
+        elif context == "minikube" and shutil.which("minikube"):
+            run("minikube", "image", "load", str(archive))
+        elif context in ("docker-desktop", "rancher-desktop", "orbstack"):
+            pass  # docker's images are the cluster's
+        else:
+            raise RuntimeError(
+                f"do not know how to load images into {context!r}: use kind or minikube, or name a program in E2E_NODE"
+            )
+
+    @contextlib.contextmanager
+    def reach(self, namespace: str, service: str) -> Iterator[str]:
+        """The base URL of a NodePort Service: through a node's address where that is reachable, else port-forward."""
+        node_port = self.get("service", service, "-n", namespace)[0]["spec"]["ports"][0]["nodePort"]
+        for address in self.get("nodes")[0]["status"]["addresses"]:
+            with contextlib.suppress(OSError), socket.create_connection((address["address"], node_port), timeout=2):
+                yield f"http://{address['address']}:{node_port}"
+                return
+        say("the node's address cannot be reached from here: port-forward")
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        command = [self._kubectl, "port-forward", "-n", namespace, f"service/{service}", f"{port}:http"]
+        forward = subprocess.Popen(
+            command, env={**os.environ, **self.environment}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        try:
+            wait_until("port-forward", lambda: _accepts(port), timeout_s=20)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            forward.terminate()
+            forward.wait(10)
+
+    def explain(self, *namespaces: str) -> None:
+        """Print what someone would look at first when it failed."""
+        for namespace in namespaces:
+            self._show("get", "infsvc,deployments,services,pods", "-o", "wide", "-n", namespace)
+            self._show("get", "infsvc", "-o", "yaml", "-n", namespace)
+            self._show("describe", "pods", "-n", namespace)
+            self._show("get", "events", "--sort-by=.lastTimestamp", "-n", namespace)
+            with contextlib.suppress(RuntimeError):
+                for pod in self.get("pods", "-n", namespace):
+                    self._show("logs", "--tail=60", "-n", namespace, pod["metadata"]["name"])
+
+    def _show(self, *arguments: str) -> None:
+        print(f"--- kubectl {' '.join(arguments)}")
+        with contextlib.suppress(RuntimeError):
+            print(self.kubectl(*arguments))
+
+
+class NodeCluster(Cluster):
+    """A cluster of our own, made and removed by the program named in E2E_NODE."""
+
+    def __init__(self, node: str, folder: Path) -> None:
+        self._node, self._folder = node, folder
+        run(node, "up", folder)
+        super().__init__(str(folder / "kubeconfig.host"))
+
+    def load(self, archive: Path) -> None:
+        run(self._node, "load", self._folder, archive)
+
+    def down(self) -> None:
+        run(self._node, "down", self._folder)
+
+
+def wait_until(what: str, holds: Callable[[], Any], timeout_s: float, every_s: float = 0.5) -> Any:
+    """Ask until the answer is true and return it; fails with `what` when time is up."""
+    deadline = time.monotonic() + timeout_s
+    while not (answer := holds()):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what}: not within {timeout_s:.0f} s")
+        time.sleep(every_s)
+    return answer
+
+
+def _accepts(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        return True
+    return False

@@ -1,0 +1,105 @@
+"""A `mini-infer-serve --dry-run` of the tests' own: a real process, real sockets."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import httpx
+
+ROOT = Path(__file__).parents[3]
+START_LIMIT_S = 30.0
+
+
+def serve_command(*flags: str) -> list[str]:
+    return [sys.executable, "-m", "mini_infer_engine.server.cli", *flags]
+
+
+def environment() -> dict[str, str]:
+    parts = [str(ROOT / name) for name in ("contract", "engine", "gateway", "operator")]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(parts), "PYTHONUNBUFFERED": "1"}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_until(condition: Callable[[], bool], limit_s: float = 10.0) -> float:
+    """How long it took; fails if it takes longer than the limit."""
+    start = time.monotonic()
+    while not condition():
+        assert time.monotonic() - start < limit_s, "did not happen in time"
+        time.sleep(0.01)
+    return time.monotonic() - start
+
+
+class DryServer:
+    def __init__(self, *flags: str) -> None:
+        self.started_at = time.monotonic()
+        self.process = subprocess.Popen(
+            serve_command("--dry-run", "--port", "0", *flags), stderr=subprocess.PIPE, text=True, env=environment()
+        )
+        self.log: list[str] = []
+        self._reader = threading.Thread(target=self._read_log, daemon=True)
+        self._reader.start()
+        wait_until(lambda: any("serves" in line for line in self.log), START_LIMIT_S)
+        address = re.search(r"http://\S+", "".join(self.log))
+        assert address is not None
+        self.url = address[0]
+        self.client = httpx.Client(base_url=self.url, timeout=30)
+        wait_until(lambda: self.client.get("/readyz").status_code == 200, START_LIMIT_S)
+        self.ready_s = time.monotonic() - self.started_at
+
+    def _read_log(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.log.append(line)
+
+    @property
+    def text_of_log(self) -> str:
+        return "".join(self.log)
+
+    def metric(self, name: str) -> float:
+        """The value of a metric without labels of its own, or with the model's only."""
+        lines = self.client.get("/metrics").text.splitlines()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if re.match(rf"{re.escape(name)}[ {{]", line))
+
+    @property
+    def core_pid(self) -> int:
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        assert len(children) == 1
+        return int(children[0])
+
+    def wait(self, limit_s: float = 10.0) -> int:
+        """Its exit status; its log is complete then."""
+        status = self.process.wait(limit_s)
+        self._reader.join(limit_s)
+        return status
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.client.close()
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+            try:
+                self.process.wait(10)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        self._reader.join(10)
+        assert self.process.stderr is not None
+        self.process.stderr.close()

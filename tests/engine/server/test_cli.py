@@ -1,0 +1,62 @@
+import argparse
+import tomllib
+
+import mini_infer_engine
+import pytest
+from mini_infer_engine.server.cli import byte_size, main, make_parser, settings_from
+from mini_infer_engine.settings import EngineSettings
+
+from tests.engine.server.dry_server import ROOT
+
+
+def test_every_setting_has_a_flag_with_the_same_default() -> None:
+    parsed = settings_from(make_parser().parse_args(["--model", "m"]))
+    assert parsed == EngineSettings(model="m")
+
+
+def test_flags_become_settings() -> None:
+    flags = "--model m --served-model-name a b --kv-cache-memory 512MiB --no-enable-prefix-caching --step-depth 0"
+    settings = settings_from(make_parser().parse_args(flags.split()))
+    assert settings.served_model_name == ("a", "b")
+    assert settings.kv_cache_memory == 512 * 2**20
+    assert not settings.enable_prefix_caching
+    assert settings.step_depth == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("2GB", 2 * 10**9), ("512MiB", 2**29), ("1.5g", 15 * 10**8), ("1024", 1024), ("4 KiB", 4096), ("7b", 7)],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert byte_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "2 apples", "-1", "GB", "1e9"])
+def test_what_is_no_size_is_told(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="no size"):
+        byte_size(text)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        [],
+        ["--model", "m", "--nonsense"],
+        ["--model", "m", "--max-model", "5"],
+        ["--model", "m", "--role", "prefill"],
+        ["--model", "m", "--port", "70000"],
+        ["--model", "m", "--max-num-seqs", "0"],
+        ["--model", "m", "--gpu-memory-utilization", "1.5"],
+        ["--model", "m", "--dry-run"],
+    ],
+)
+def test_wrong_flags_are_errors(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(flags)
+    assert caught.value.code == 2
+    assert "mini-infer-serve: error:" in capsys.readouterr().err
+
+
+def test_the_version_is_the_projects() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert mini_infer_engine.__version__ == project["version"]

@@ -1,0 +1,37 @@
+from mini_infer_engine.server.metrics import Histogram, ServerMetrics
+from mini_infer_engine.server.throughput import Throughput
+from mini_infer_engine.stats import EngineStats
+from prometheus_client.parser import text_string_to_metric_families
+
+
+def values(metrics: ServerMetrics) -> dict[str, float]:
+    families = text_string_to_metric_families(metrics.exposition().decode())
+    return {sample.name: sample.value for family in families for sample in family.samples}
+
+
+def test_a_histogram_counts_up_to_each_bound() -> None:
+    histogram = Histogram((1.0, 2.0))
+    for value, times in ((0.5, 1), (1.0, 2), (1.5, 1), (9.0, 1)):
+        histogram.observe(value, times)
+    samples = {
+        sample.labels.get("le", sample.name): sample.value for sample in histogram.family("h", "documentation").samples
+    }
+    assert samples == {"1.0": 3, "2.0": 4, "+Inf": 5, "h_count": 5, "h_sum": 13}
+
+
+def test_queue_time_is_observed_once_for_each_admission() -> None:
+    metrics = ServerMetrics("m")
+    metrics.take_stats(EngineStats(admissions=2, queue_time_s=3.0, steps=1))
+    metrics.take_stats(EngineStats(admissions=2, queue_time_s=3.0, steps=2))
+    found = values(metrics)
+    assert found["mini_infer_engine_queue_time_seconds_count"] == 2
+    assert found["mini_infer_engine_queue_time_seconds_sum"] == 3
+    assert found["mini_infer_engine_step_tokens_count"] == 2
+
+
+def test_throughput_tells_differences_and_is_silent_when_idle() -> None:
+    throughput = Throughput()
+    assert throughput.line(EngineStats(), 0, 10) is None
+    line = throughput.line(EngineStats(prompt_tokens=1000, cached_prompt_tokens=250, running=3, kv_usage=0.5), 200, 10)
+    assert line == "prompt 100 tok/s, generation 20 tok/s, running 3, waiting 0, KV cache 50.0%, prefix hits 25%"
+    assert throughput.line(EngineStats(prompt_tokens=1000, cached_prompt_tokens=250), 200, 10) is None

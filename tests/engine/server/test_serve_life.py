@@ -1,0 +1,185 @@
+"""How a server starts, drains and ends: each test has a process of its own."""
+
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.engine.server.dry_server import DryServer, environment, free_port, serve_command, wait_until
+
+SLOW = ("--dry-run-step-ms", "5", "--max-model-len", "2048")
+
+
+def body(max_tokens: int = 2000, stream: bool = True) -> dict[str, object]:
+    return {"model": "dry", "prompt": "x", "ignore_eos": True, "max_tokens": max_tokens, "stream": stream}
+
+
+class RunningRequest:
+    """A request in a thread."""
+
+    def __init__(self, server: DryServer, **fields: object) -> None:
+        self.status = 0
+        self.headers = httpx.Headers()
+        self.text = ""
+        self._url = f"{server.url}/v1/completions"
+        self._body = body(**fields)  # type: ignore[arg-type]
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        with httpx.stream("POST", self._url, json=self._body, timeout=60) as response:
+            self.status, self.headers = response.status_code, response.headers
+            for part in response.iter_text():
+                self.text += part
+
+    def join(self) -> None:
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+
+
+@contextmanager
+def running(server: DryServer, count: int, **fields: object) -> Iterator[list[RunningRequest]]:
+    requests = [RunningRequest(server, **fields) for _ in range(count)]
+    wait_until(lambda: server.metric("vllm:num_requests_running") == count)
+    yield requests
+    for request in requests:
+        request.join()
+
+
+def process_is_gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    with open(f"/proc/{pid}/stat") as stat:
+        return stat.read().rsplit(")", 1)[1].split()[0] == "Z"
+
+
+def test_draining_finishes_what_runs_and_sends_the_rest_away() -> None:
+    with DryServer(*SLOW) as server:
+        with running(server, 2, max_tokens=150) as requests:
+            assert server.client.post("/drain").json() == {"draining": True, "running": 2}
+            assert server.client.get("/readyz").status_code == 503
+            assert server.client.get("/healthz").status_code == 200
+            refused = server.client.post("/v1/completions", json=body())
+            assert refused.status_code == 503
+            assert refused.headers["x-mini-infer-draining"] == "true"
+            assert refused.json()["error"]["code"] == "draining"
+            assert server.metric("mini_infer_engine_draining") == 1
+        assert all(request.text.endswith("data: [DONE]\n\n") for request in requests)
+        assert server.client.get("/drain").json() == {"draining": True, "running": 0}
+
+
+def test_sigterm_lets_requests_finish_and_then_leaves() -> None:
+    with DryServer(*SLOW) as server:
+        with running(server, 1, max_tokens=150) as requests:
+            server.process.send_signal(signal.SIGTERM)
+            wait_until(lambda: server.client.get("/readyz").status_code == 503)
+        assert requests[0].text.endswith("data: [DONE]\n\n")
+        assert server.wait() == 0
+        assert "Traceback" not in server.text_of_log
+
+
+def test_sigterm_does_not_wait_longer_than_the_drain_timeout() -> None:
+    with DryServer(*SLOW, "--drain-timeout", "0.3") as server:
+        core = server.core_pid
+        with running(server, 1) as requests:
+            server.process.send_signal(signal.SIGTERM)
+            assert server.wait() == 0
+        assert json.loads(requests[0].text.split("data: ")[-1])["error"]["code"] == "stopping"
+        wait_until(lambda: process_is_gone(core))
+
+
+def test_ctrl_c_leaves_at_once_without_a_traceback() -> None:
+    with DryServer(*SLOW) as server:
+        core = server.core_pid
+        with running(server, 2):
+            started = time.monotonic()
+            for pid in (server.process.pid, core):  # a terminal signals the whole group
+                os.kill(pid, signal.SIGINT)
+            assert server.wait() == 0
+            assert time.monotonic() - started < 3
+        assert process_is_gone(core)
+        assert "Traceback" not in server.text_of_log
+        assert "rror" not in server.text_of_log
+
+
+def test_a_dead_core_ends_streams_with_an_error_and_the_server_follows() -> None:
+    with DryServer(*SLOW) as server:
+        with running(server, 1) as streams, running_whole(server) as whole:
+            os.kill(server.core_pid, signal.SIGKILL)
+            took = wait_until(lambda: server.client.get("/healthz").status_code == 503)
+            assert took < 1
+            refused = server.client.post("/v1/completions", json=body())
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_dead")
+        last = streams[0].text.split("data: ")[-1]
+        assert json.loads(last)["error"]["code"] == "engine_dead"
+        assert (whole.status, json.loads(whole.text)["error"]["code"]) == (503, "engine_dead")
+        assert server.wait() == 1
+        assert "Traceback" not in server.text_of_log
+
+
+@contextmanager
+def running_whole(server: DryServer) -> Iterator[RunningRequest]:
+    request = RunningRequest(server, stream=False)
+    wait_until(lambda: server.metric("vllm:num_requests_running") == 2)
+    yield request
+    request.join()
+
+
+def test_the_core_does_not_outlive_its_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with DryServer(*SLOW) as server:
+        core = server.core_pid
+        server.process.kill()
+        server.wait()
+        wait_until(lambda: process_is_gone(core), 3)
+    assert list(tmp_path.iterdir()) == []
+
+
+def run_to_its_end(*flags: str) -> tuple[int, str]:
+    done = subprocess.run(
+        serve_command(*flags), capture_output=True, text=True, timeout=60, env=environment(), check=False
+    )
+    return done.returncode, done.stderr
+
+
+def test_a_busy_port_says_so_in_one_line() -> None:
+    with DryServer() as server:
+        port = server.url.rsplit(":", 1)[1]
+        status, log = run_to_its_end("--dry-run", "--port", port)
+    assert status == 1
+    assert log.count("\n") == 1
+    assert f"cannot listen on 127.0.0.1:{port} (Address already in use)" in log
+
+
+def test_a_busy_events_port_says_so() -> None:
+    port = free_port()
+    with DryServer("--events-port", str(port)):
+        status, log = run_to_its_end("--dry-run", "--port", "0", "--events-port", str(port))
+    assert status == 1
+    assert "choose another --events-port" in log
+    assert "Traceback" not in log
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--model", "/no/such/folder"), "there is no such folder"),
+        (("--model", "/tmp"), "tokenizer.json"),
+        (("--dry-run", "--kv-cache-memory", "1MiB"), "raise --kv-cache-memory"),
+    ],
+)
+def test_what_cannot_be_served_is_told_without_a_traceback(flags: tuple[str, ...], message: str) -> None:
+    status, log = run_to_its_end("--port", "0", *flags)
+    assert status == 1
+    assert message in log
+    assert "Traceback" not in log

@@ -1,0 +1,288 @@
+"""The dry-run server as a client sees it: real processes, real sockets, the openai package."""
+
+import asyncio
+import json
+import socket
+import time
+
+import httpx
+import openai
+import pytest
+from openai.types import Completion
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
+from tests.engine.server.dry_server import DryServer, wait_until
+
+QUESTION = "What does textwrap.dedent do? é€😀"
+ANSWER = f"You said: {QUESTION}"
+
+
+def chat(content: str = QUESTION, **fields: object) -> dict[str, object]:
+    return {"model": "dry", "messages": [{"role": "user", "content": content}], **fields}
+
+
+def post(server: DryServer, body: object, path: str = "/v1/chat/completions") -> httpx.Response:
+    return server.client.post(path, json=body)
+
+
+def stream(server: DryServer, body: dict[str, object], path: str = "/v1/chat/completions") -> list[dict[str, object]]:
+    """The events of a stream, which must end with [DONE]."""
+    response = post(server, body | {"stream": True}, path)
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"].startswith("text/event-stream")
+    events = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
+    assert events.pop() == "[DONE]"
+    return [json.loads(event) for event in events]
+
+
+@pytest.fixture(scope="module")
+def client(server: DryServer) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+
+
+def test_it_starts_in_two_seconds_without_torch(server: DryServer) -> None:
+    assert server.ready_s < 6  # 2 s on a quiet machine; tests run beside others
+    for pid in (server.process.pid, server.core_pid):
+        with open(f"/proc/{pid}/maps") as maps:
+            assert "torch" not in maps.read()
+
+
+def test_health_models_and_unknown_paths(server: DryServer) -> None:
+    assert server.client.get("/healthz").json()["status"] == "ok"
+    assert server.client.get("/healthz").json()["model"] == "dry"
+    assert [model["id"] for model in server.client.get("/v1/models").json()["data"]] == ["dry", "other-name"]
+    assert server.client.get("/v1/models/other-name").json()["id"] == "other-name"
+    for response, status in (
+        (server.client.get("/v1/models/none"), 404),
+        (server.client.get("/nothing"), 404),
+        (server.client.get("/v1/chat/completions"), 405),
+        (server.client.delete("/healthz"), 405),
+    ):
+        assert response.status_code == status
+        assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+
+
+def test_openai_client_chats_whole_and_in_a_stream(client: openai.OpenAI) -> None:
+    messages = [{"role": "user", "content": QUESTION}]
+    whole = client.chat.completions.create(model="dry", messages=messages)  # type: ignore[arg-type]
+    assert whole.choices[0].message.content == ANSWER
+    assert whole.choices[0].finish_reason == "stop"
+    assert whole.usage is not None
+    chunks = list(
+        client.chat.completions.create(
+            model="dry",
+            messages=messages,  # type: ignore[arg-type]
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == ANSWER
+    assert [chunk.choices[0].finish_reason for chunk in chunks[:-1]] == [None] * (len(chunks) - 2) + ["stop"]
+    usage = chunks[-1].usage
+    assert not chunks[-1].choices
+    assert usage is not None
+    assert (usage.prompt_tokens, usage.completion_tokens) == (whole.usage.prompt_tokens, whole.usage.completion_tokens)
+    assert usage.completion_tokens == len(ANSWER.encode()) + 1
+    assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+
+
+def test_bodies_have_openais_fields_and_no_others(server: DryServer) -> None:
+    ChatCompletion.model_validate(post(server, chat()).json(), extra="forbid")
+    for chunk in stream(server, chat()):
+        ChatCompletionChunk.model_validate(chunk, extra="forbid")
+        assert "usage" not in chunk
+    body = {"model": "dry", "prompt": "ab"}
+    Completion.model_validate(post(server, body, "/v1/completions").json(), extra="forbid")
+    *chunks, last = stream(server, body, "/v1/completions")
+    Completion.model_validate(last, extra="forbid")
+    assert all(chunk["choices"][0]["finish_reason"] is None for chunk in chunks)  # type: ignore[index]
+
+
+def test_several_prompts_and_choices_keep_their_indices(server: DryServer) -> None:
+    body = {"model": "dry", "prompt": ["one", [ord("t"), ord("w"), ord("o")]], "n": 2}
+    answer = post(server, body, "/v1/completions").json()
+    assert [choice["text"] for choice in answer["choices"]] == ["one", "one", "two", "two"]
+    assert answer["usage"]["prompt_tokens"] == 6
+    texts = ["", "", "", ""]
+    for chunk in stream(server, body, "/v1/completions"):
+        for choice in chunk["choices"]:  # type: ignore[attr-defined]
+            texts[choice["index"]] += choice["text"]
+    assert texts == ["one", "one", "two", "two"]
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_stop_strings_over_token_borders_end_text_and_usage(server: DryServer, streams: bool) -> None:
+    fields = {"stop": ["dent do", "never"], "stream_options": {"include_usage": True}}
+    if streams:
+        *chunks, usage_chunk = stream(server, chat(**fields))
+        text = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)  # type: ignore[index]
+        reason, usage = chunks[-1]["choices"][0]["finish_reason"], usage_chunk["usage"]  # type: ignore[index]
+    else:
+        answer = post(server, chat(stop=fields["stop"])).json()
+        text, reason = answer["choices"][0]["message"]["content"], answer["choices"][0]["finish_reason"]
+        usage = answer["usage"]
+    assert text == ANSWER[: ANSWER.index("dent do")]
+    assert reason == "stop"
+    assert usage["completion_tokens"] == ANSWER.index("dent do") + len("dent do")  # type: ignore[index]
+
+
+def test_a_repeated_prompt_hits_the_cache_and_says_so(server: DryServer) -> None:
+    prompt = f"{time.time()} " * 20
+    cached = [
+        post(server, chat(prompt, max_tokens=1)).json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+        for _ in range(2)
+    ]
+    assert cached[0] < 48 < cached[1]
+    salted = post(server, chat(prompt, max_tokens=1, cache_salt="mine")).json()
+    assert salted["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+
+
+def test_length_min_tokens_and_token_ids(server: DryServer) -> None:
+    answer = post(server, chat("x", max_completion_tokens=3, return_token_ids=True)).json()["choices"][0]
+    assert (answer["message"]["content"], answer["finish_reason"]) == ("You", "length")
+    assert answer["token_ids"] == list(b"You")
+    long = post(server, chat("x", min_tokens=40, max_tokens=50)).json()
+    assert 40 <= long["usage"]["completion_tokens"] <= 50
+    endless = post(server, chat("x", ignore_eos=True, max_tokens=33)).json()
+    assert (endless["usage"]["completion_tokens"], endless["choices"][0]["finish_reason"]) == (33, "length")
+    by_id = post(server, chat("x", stop_token_ids=[ord(" ")])).json()["choices"][0]
+    assert by_id["message"]["content"] == "You"
+
+
+def test_the_clients_request_id_is_the_id_and_comes_back(server: DryServer) -> None:
+    response = server.client.post("/v1/chat/completions", json=chat("x"), headers={"x-request-id": "my-id"})
+    assert response.headers["x-request-id"] == response.json()["id"] == "my-id"
+    refused = server.client.post("/v1/chat/completions", json={}, headers={"x-request-id": "other"})
+    assert refused.status_code == 400
+    assert refused.headers["x-request-id"] == "other"
+    bad = server.client.get("/healthz", headers={"x-request-id": "a b"})
+    assert bad.status_code == 400
+
+
+def test_many_clients_get_their_own_text(server: DryServer) -> None:
+    async def ask(client: httpx.AsyncClient, index: int) -> None:
+        body = chat(f"question {index} " * (index % 5 + 1), stream=bool(index % 2))
+        headers = {"x-request-id": "not-unique"} if index % 3 else {}
+        response = await client.post("/v1/chat/completions", json=body, headers=headers)
+        assert response.status_code == 200
+        if index % 2:
+            events = [json.loads(line[6:]) for line in response.text.split("\n\n") if line and "[DONE]" not in line]
+            text = "".join(event["choices"][0]["delta"].get("content", "") for event in events)
+        else:
+            text = response.json()["choices"][0]["message"]["content"]
+        assert text == f"You said: {body['messages'][0]['content']}"  # type: ignore[index]
+
+    async def run() -> None:
+        limits = httpx.Limits(max_connections=64)
+        async with httpx.AsyncClient(base_url=server.url, limits=limits, timeout=60) as client:
+            await asyncio.gather(*(ask(client, index) for index in range(64)))
+
+    asyncio.run(run())
+    assert server.client.get("/drain").json() == {"draining": False, "running": 0}
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_client_that_leaves_stops_its_sequence(server: DryServer, streams: bool) -> None:
+    body = json.dumps(chat("x", ignore_eos=True, max_tokens=4000, stream=streams)).encode()
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as raw:
+        raw.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+        wait_until(lambda: server.metric("vllm:num_requests_running") == 1)
+    took = wait_until(lambda: server.metric("vllm:num_requests_running") == 0)
+    assert took < 1  # 4000 steps would be more than 4 s
+    assert server.client.get("/drain").json()["running"] == 0
+
+
+def test_a_second_try_under_the_same_id_gets_its_own_text_only(server: DryServer) -> None:
+    headers = {"x-request-id": "again"}
+    for attempt in range(10):
+        first = {"model": "dry", "prompt": "wrong", "ignore_eos": True, "max_tokens": 3000, "stream": True}
+        with server.client.stream("POST", "/v1/completions", json=first, headers=headers) as response:
+            next(response.iter_raw())
+        second = {"model": "dry", "prompt": f"right {attempt}", "max_tokens": 10}
+        answer = server.client.post("/v1/completions", json=second, headers=headers).json()
+        assert answer["choices"][0]["text"] == f"right {attempt}"
+
+
+def test_tokenize_and_detokenize(server: DryServer) -> None:
+    answer = post(server, {"prompt": "hé"}, "/tokenize").json()
+    assert answer == {"count": 3, "tokens": [104, 195, 169], "token_strs": None, "max_model_len": 4096}
+    assert post(server, {"tokens": [104, 195, 169]}, "/detokenize").json() == {"prompt": "hé"}
+    rendered = post(server, {"messages": [{"role": "user", "content": "x"}]}, "/tokenize").json()["tokens"]
+    assert post(server, {"tokens": rendered}, "/detokenize").json()["prompt"].startswith("<|im_start|>user\nx")
+    assert post(server, {"tokens": [999]}, "/detokenize").status_code == 400
+
+
+def test_prompt_assets_have_an_etag(server: DryServer) -> None:
+    response = server.client.get("/prompt_assets")
+    assets = response.json()
+    assert "tokenizer.json" in assets["files"]
+    assert response.headers["etag"] == f'"{assets["revision"]}"'
+    again = server.client.get("/prompt_assets", headers={"if-none-match": response.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
+
+
+def test_metrics_tell_of_requests_tokens_and_the_pool(server: DryServer) -> None:
+    before = server.metric("mini_infer_engine_generation_tokens_total")
+    post(server, chat("x", max_tokens=5))
+    assert server.metric("mini_infer_engine_generation_tokens_total") == before + 5
+    text = server.client.get("/metrics").text
+    for name in ("vllm:num_requests_waiting", "vllm:kv_cache_usage_perc", "vllm:lora_requests_info"):
+        assert f"\n{name}{{" in text
+    assert 'vllm:cache_config_info{block_size="16",num_gpu_blocks=' in text
+
+
+def test_a_large_body_is_refused_before_it_is_read(server: DryServer) -> None:
+    response = post(server, chat("x" * 300_000))
+    assert (response.status_code, response.json()["error"]["code"]) == (413, "body_too_large")
+
+    def parts() -> object:
+        yield from [b"x" * 50_000] * 10
+
+    chunked = server.client.post("/v1/chat/completions", content=parts())  # type: ignore[arg-type]
+    assert chunked.status_code == 413
+
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+REFUSED: list[tuple[str, object, int, str | None]] = [
+    (CHAT, {"model": "nope", "messages": [{"role": "user", "content": "x"}]}, 404, "model"),
+    (CHAT, chat("x" * 5000), 400, "messages"),
+    (CHAT, chat("x", max_tokens=5000), 400, "max_tokens"),
+    (CHAT, chat("x", max_completion_tokens=5000), 400, "max_completion_tokens"),
+    (CHAT, chat("x", stream_options={"include_usage": True}), 400, "stream_options"),
+    (CHAT, {"model": "dry", "messages": []}, 400, "messages"),
+    (CHAT, {"model": "dry", "messages": [{"role": "user", "content": 5}]}, 400, "messages[0].content"),
+    (CHAT, {"model": "dry"}, 400, "messages"),
+    (COMPLETIONS, {"model": "dry"}, 400, "prompt"),
+    (COMPLETIONS, {"model": "dry", "prompt": []}, 400, "prompt"),
+    (COMPLETIONS, {"model": "dry", "prompt": ""}, 400, "prompt"),
+    (COMPLETIONS, {"model": "dry", "prompt": [1, 99_999]}, 400, "prompt"),
+    (COMPLETIONS, {"model": "dry", "prompt": "x", "stop_token_ids": [999]}, 400, "stop_token_ids"),
+    (COMPLETIONS, {"model": "dry", "prompt": ["x"] * 100, "n": 2}, 400, "n"),
+    (COMPLETIONS, [], 400, None),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "status", "param"), REFUSED)
+def test_what_cannot_be_served_is_refused_by_name(
+    server: DryServer, path: str, body: object, status: int, param: str | None
+) -> None:
+    response = post(server, body, path)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (status, param), error
+    assert "Traceback" not in response.text
+
+
+def test_a_long_prompt_is_told_both_numbers(server: DryServer) -> None:
+    error = post(server, {"model": "dry", "prompt": "x" * 5000}, "/v1/completions").json()["error"]
+    assert error["code"] == "context_length_exceeded"
+    assert "5000" in error["message"]
+    assert "4096" in error["message"]
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"\xff\xfe", b'{"model": "dry"', b"[" * 100_000, b'{"a": NaN}'])
+def test_malformed_json_is_refused(server: DryServer, body: bytes) -> None:
+    response = server.client.post("/v1/chat/completions", content=body)
+    assert response.status_code == 400
+    assert "JSON" in response.json()["error"]["message"]

@@ -1,0 +1,229 @@
+"""The watch against a false API server, and a real one (etcd and kube-apiserver from KUBEBUILDER_ASSETS)."""
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from aiohttp import web
+from mini_infer_contract.resources import GROUP
+from mini_infer_gateway.endpoints import kubernetes_watch
+from mini_infer_gateway.endpoints.base import Listed
+from mini_infer_gateway.endpoints.kubernetes_watch import KubernetesWatch
+
+from tests.support.running_gateway import until
+
+
+def kubeconfig(folder: Path, server: str, token: str = "t") -> str:
+    content = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "c", "cluster": {"server": server, "insecure-skip-tls-verify": True}}],
+        "users": [{"name": "u", "user": {"token": token}}],
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        "current-context": "c",
+    }
+    path = folder / "kubeconfig"
+    path.write_text(json.dumps(content))
+    return str(path)
+
+
+def pod(name: str, version: str = "1", **metadata: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": name,
+            "namespace": "ns",
+            "resourceVersion": version,
+            "labels": {f"{GROUP}/service": "svc", **metadata.pop("labels", {})},
+            "annotations": {f"{GROUP}/model": "m"},
+            **metadata,
+        },
+        "spec": {"containers": [{"name": "engine", "image": "x"}]},
+        "status": {"phase": "Running", "podIP": "10.0.0.1", "conditions": [{"type": "Ready", "status": "True"}]},
+    }
+
+
+class Watching:
+    """A running watch and the last list that it published."""
+
+    def __init__(self) -> None:
+        self.lists: list[Sequence[Listed]] = []
+
+    def names(self) -> dict[str, bool]:
+        return {listed.endpoint.name: listed.ready for listed in self.lists[-1]} if self.lists else {}
+
+
+@asynccontextmanager
+async def watching(config: str, namespace: str | None = None) -> AsyncIterator[Watching]:
+    seen = Watching()
+    task = asyncio.create_task(KubernetesWatch(namespace, config).run(seen.lists.append))
+    try:
+        yield seen
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+class FalseServer:
+    """Lists `pods`; each watch sends what is in the queue: an event, or None to end it."""
+
+    def __init__(self) -> None:
+        self.pods: list[dict[str, Any]] = []
+        self.events: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+        self.watched_from: list[str] = []
+        self.lists = 0
+        self.fail_lists = 0
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        assert request.query["labelSelector"] == f"{GROUP}/service"
+        if "watch" not in request.query:
+            self.lists += 1
+            if self.fail_lists:
+                self.fail_lists -= 1
+                return web.json_response({"kind": "Status", "code": 500}, status=500)
+            return web.json_response({"kind": "PodList", "metadata": {"resourceVersion": "10"}, "items": self.pods})
+        self.watched_from.append(request.query["resourceVersion"])
+        assert int(request.query["timeoutSeconds"]) == kubernetes_watch.WATCH_S
+        response = web.StreamResponse()
+        await response.prepare(request)
+        while event := await self.events.get():
+            line = json.dumps(event).encode() + b"\n"
+            await response.write(line[:7])
+            await response.write(line[7:])
+        return response
+
+
+@asynccontextmanager
+async def false_server(folder: Path) -> AsyncIterator[tuple[FalseServer, str]]:
+    server = FalseServer()
+    app = web.Application()
+    app.router.add_get("/api/v1/pods", server.handle)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield server, kubeconfig(folder, f"http://127.0.0.1:{runner.addresses[0][1]}")
+    finally:
+        server.events.put_nowait(None)
+        await runner.cleanup()
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kubernetes_watch, "FIRST_BACKOFF_S", 0.02)
+
+
+async def test_list_watch_bookmark_and_going_on_from_there(tmp_path: Path) -> None:
+    async with false_server(tmp_path) as (server, config):
+        server.pods = [pod("a")]
+        async with watching(config) as seen:
+            await until(lambda: seen.names() == {"ns/a": True})
+            server.events.put_nowait({"type": "ADDED", "object": pod("b", "11")})
+            await until(lambda: seen.names() == {"ns/a": True, "ns/b": True})
+            draining = pod("b", "12", labels={f"{GROUP}/draining": "true"})
+            server.events.put_nowait({"type": "MODIFIED", "object": draining})
+            await until(lambda: seen.names() == {"ns/a": True, "ns/b": False})
+            server.events.put_nowait({"type": "DELETED", "object": pod("a", "13")})
+            await until(lambda: seen.names() == {"ns/b": False})
+            server.events.put_nowait({"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "20"}}})
+            server.events.put_nowait(None)
+            await until(lambda: server.watched_from == ["10", "20"])
+            assert server.lists == 1
+
+
+async def test_a_watch_that_is_too_old_is_listed_anew_and_what_is_gone_goes(tmp_path: Path) -> None:
+    async with false_server(tmp_path) as (server, config):
+        server.pods = [pod("a")]
+        async with watching(config) as seen:
+            await until(lambda: len(server.watched_from) == 1)
+            server.pods = [pod("b")]
+            server.events.put_nowait({"type": "ERROR", "object": {"kind": "Status", "code": 410, "message": "too old"}})
+            await until(lambda: seen.names() == {"ns/b": True})
+
+
+async def test_a_server_that_fails_keeps_the_last_list(tmp_path: Path) -> None:
+    async with false_server(tmp_path) as (server, config):
+        server.pods, server.fail_lists = [pod("a")], 2
+        async with watching(config) as seen:
+            await until(lambda: seen.names() == {"ns/a": True})
+            server.pods, server.fail_lists = [], 3
+            server.events.put_nowait({"type": "ERROR", "object": {"kind": "Status", "code": 500, "message": "etcd"}})
+            await until(lambda: server.fail_lists == 0)
+            await until(lambda: seen.names() == {})
+            assert len(seen.lists) == 2
+
+
+@pytest.fixture(scope="module")
+def api_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """An API server that stores things and runs nothing; yields a kubeconfig."""
+    assets = os.environ.get("KUBEBUILDER_ASSETS")
+    if not assets:
+        pytest.skip("KUBEBUILDER_ASSETS names no folder with etcd and kube-apiserver")
+    folder = tmp_path_factory.mktemp("api")
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
+    etcd_port, peer_port, port = (listener.getsockname()[1] for listener in sockets)
+    for listener in sockets:
+        listener.close()
+    (folder / "tokens.csv").write_text('secret,admin,admin,"system:masters"\n')
+    subprocess.run(
+        ["openssl", "genrsa", "-out", folder / "key", "2048"],
+        check=True,
+        capture_output=True,
+    )
+    etcd_url = f"http://127.0.0.1:{etcd_port}"
+    commands = [
+        [f"{assets}/etcd", f"--data-dir={folder}/etcd", "--unsafe-no-fsync", f"--listen-client-urls={etcd_url}",
+         f"--advertise-client-urls={etcd_url}", f"--listen-peer-urls=http://127.0.0.1:{peer_port}"],
+        [f"{assets}/kube-apiserver", f"--etcd-servers={etcd_url}", "--bind-address=127.0.0.1", f"--secure-port={port}",
+         f"--cert-dir={folder}/certs", "--service-account-issuer=https://kubernetes.default.svc",
+         f"--service-account-signing-key-file={folder}/key", f"--service-account-key-file={folder}/key",
+         f"--token-auth-file={folder}/tokens.csv", "--authorization-mode=RBAC",
+         "--disable-admission-plugins=ServiceAccount",
+         "--service-cluster-ip-range=10.96.0.0/16", "--endpoint-reconciler-type=none"],
+    ]  # fmt: skip
+    with (folder / "log").open("wb") as log:
+        processes = [subprocess.Popen(command, stdout=log, stderr=log) for command in commands]
+    try:
+        yield kubeconfig(folder, f"https://127.0.0.1:{port}", "secret")
+    finally:
+        for process in reversed(processes):
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.cluster
+async def test_pods_of_a_real_api_server(api_server: str) -> None:
+    from kubernetes.aio import client, config
+
+    configuration = client.Configuration()
+    await config.load_kube_config(api_server, client_configuration=configuration)  # type: ignore[no-untyped-call]
+    async with client.ApiClient(configuration) as api_client, watching(api_server, "gw") as seen:
+        # The watch begins before the server does: it has to wait for it.
+        await until(lambda: bool(seen.lists), timeout_s=60)
+        api = client.CoreV1Api(api_client)
+        await api.create_namespace(client.V1Namespace(metadata=client.V1ObjectMeta(name="gw")))
+
+        async def create(name: str, labels: dict[str, str]) -> None:
+            body = pod(name, namespace="gw", labels=labels)
+            del body["metadata"]["resourceVersion"]
+            await api.create_namespaced_pod("gw", cast("Any", body))
+            await api.patch_namespaced_pod_status(name, "gw", {"status": body["status"]})
+
+        await create("a", {})
+        await until(lambda: seen.names() == {"gw/a": True})
+        await create("b", {f"{GROUP}/draining": "true"})
+        await until(lambda: seen.names() == {"gw/a": True, "gw/b": False})
+        await api.patch_namespaced_pod("b", "gw", {"metadata": {"labels": {f"{GROUP}/draining": None}}})
+        await until(lambda: seen.names() == {"gw/a": True, "gw/b": True})
+        await api.patch_namespaced_pod("b", "gw", {"metadata": {"labels": {f"{GROUP}/service": None}}})
+        await until(lambda: seen.names() == {"gw/a": True})
+        await api.delete_namespaced_pod("a", "gw", grace_period_seconds=0)
+        await until(lambda: seen.names() == {})

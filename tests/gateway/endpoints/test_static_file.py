@@ -1,0 +1,77 @@
+"""The endpoints file: both formats, replacement, and what a bad one does."""
+
+import asyncio
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from mini_infer_gateway.endpoints.base import Listed
+from mini_infer_gateway.endpoints.static_file import EndpointsFileError, StaticFile, read_endpoints
+
+from tests.support.running_gateway import until
+
+GOOD = {"endpoints": [{"name": "a", "url": "http://127.0.0.1:1", "model": "m"}]}
+
+
+def test_json_and_yaml(tmp_path: Path) -> None:
+    (tmp_path / "e.json").write_text(json.dumps(GOOD))
+    (tmp_path / "e.yaml").write_text("endpoints:\n- name: a\n  url: http://127.0.0.1:1\n  model: m\n")
+    assert read_endpoints(tmp_path / "e.json") == read_endpoints(tmp_path / "e.yaml")
+
+
+def test_a_draining_endpoint_is_not_ready(tmp_path: Path) -> None:
+    path = tmp_path / "e.json"
+    path.write_text(json.dumps({"endpoints": [{**GOOD["endpoints"][0], "draining": True}]}))
+    assert [listed.ready for listed in read_endpoints(path)] == [False]
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ("{", "e.yaml"),
+        ("endpoints: [{name: a, url: 'http://x'}]", "model"),
+        ("endpoints: [{name: a, url: 'http://x', model: 1}]", "Expected `str`"),
+        ("endpoints: [{name: a, url: 'x:1', model: m}]", "must begin with http://"),
+        (
+            "endpoints: [{name: a, url: 'http://x', model: m}, {name: a, url: 'http://y', model: m}]",
+            "'a' is used twice",
+        ),
+    ],
+)
+def test_a_bad_file_is_named_with_its_fault(content: str, complaint: str, tmp_path: Path) -> None:
+    path = tmp_path / "e.yaml"
+    path.write_text(content)
+    with pytest.raises(EndpointsFileError, match=r"e\.yaml") as error:
+        read_endpoints(path)
+    assert complaint in str(error.value)
+
+
+async def test_a_replaced_file_is_read_and_a_bad_one_keeps_the_last_good_list(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mini_infer_gateway.endpoints.static_file.POLL_S", 0.01)
+    caplog.set_level(logging.ERROR)
+    path = tmp_path / "e.json"
+    lists: list[Sequence[Listed]] = []
+    task = asyncio.create_task(StaticFile(str(path)).run(lists.append))
+
+    def replace(content: str) -> None:
+        (tmp_path / "new").write_text(content)
+        (tmp_path / "new").rename(path)
+
+    try:
+        await until(lambda: "waiting for a good one" in caplog.text)
+        replace(json.dumps(GOOD))
+        await until(lambda: len(lists) == 1)
+        replace("{")
+        await until(lambda: "the last good list stays" in caplog.text)
+        await asyncio.sleep(0.05)
+        assert len(lists) == 1
+        assert len(caplog.records) == 2
+        replace(json.dumps({"endpoints": []}))
+        await until(lambda: len(lists) == 2)
+        assert list(lists[1]) == []
+    finally:
+        task.cancel()

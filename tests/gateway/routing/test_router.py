@@ -1,0 +1,159 @@
+"""Routing as tables: candidates with hits and loads in, the chosen one and the reason out."""
+
+from collections import Counter
+from random import Random
+
+import pytest
+from mini_infer_contract.events import LoadReport
+from mini_infer_contract.launch import Endpoint
+from mini_infer_gateway.load import LoadLedger
+from mini_infer_gateway.prefix_index import PrefixIndex
+from mini_infer_gateway.routing.base import Candidate, Facts, PromptKeys, RoutingRequest
+from mini_infer_gateway.routing.pickers.highest_score import HighestScore
+from mini_infer_gateway.routing.policies import POLICIES, Policy, build_router
+from mini_infer_gateway.routing.router import Router
+from mini_infer_gateway.routing.scorers.cached_prefix import CachedPrefix
+from mini_infer_gateway.routing.scorers.saturation import (
+    QUEUED_SLACK_TOKENS,
+    RUNNING_CHARGE_TOKENS,
+    RUNNING_SLACK,
+    WAITING_CHARGE_TOKENS,
+    WAITING_SLACK,
+    Saturation,
+)
+
+KEYS = [bytes([number]) * 16 for number in range(64)]
+PROMPT = PromptKeys(1024, (KEYS,))
+REQUEST = RoutingRequest("m", 1024, {"r": PROMPT})
+
+
+def candidate(name: str, **fields: object) -> Candidate:
+    role = str(fields.pop("role", "unified"))
+    return Candidate(Endpoint(name=name, url="", model="m", role=role), **{"assets_revision": "r", **fields})  # type: ignore[arg-type]
+
+
+def router(
+    hits: dict[str, int], loads: dict[str, tuple[int, int, int]] | None = None, policy: Policy = "prefix", seed: int = 0
+) -> Router:
+    """`hits`: blocks held by name; `loads`: (running, waiting, queued tokens) by name."""
+    index, ledger = PrefixIndex(10_000), LoadLedger()
+    for name, blocks in hits.items():
+        index.guess(name, KEYS[:blocks], 1.0)
+        # All hold equally much, so that only this prompt makes a difference.
+        index.guess(name, [b"%08d" % number for number in range(64 - blocks)], 1.0)
+    for name, (running, waiting, queued) in (loads or {}).items():
+        ledger.report(name, LoadReport(0.0, running, waiting, queued, 0.0))
+    return build_router(policy, index, ledger, Random(seed))
+
+
+FULL_SLACK = (RUNNING_SLACK, WAITING_SLACK, QUEUED_SLACK_TOKENS)
+LONG_QUEUE = (0, 0, QUEUED_SLACK_TOKENS + 1000)
+MANY_WAIT = (0, WAITING_SLACK + 1024 // WAITING_CHARGE_TOKENS, 0)
+LARGE_BATCH = (RUNNING_SLACK + 1024 // RUNNING_CHARGE_TOKENS, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("hits", "loads", "chosen", "reason"),
+    [
+        pytest.param({"a": 0, "b": 40}, {}, "b", "cached_prefix", id="the larger hit"),
+        pytest.param({"a": 30, "b": 40}, {}, "b", "cached_prefix", id="also of two"),
+        pytest.param({"a": 0, "b": 40}, {"b": FULL_SLACK}, "b", "cached_prefix", id="sticky until saturated"),
+        pytest.param({"a": 0, "b": 40}, {"b": LONG_QUEUE}, "a", "saturation", id="then spread: queue"),
+        pytest.param({"a": 0, "b": 40}, {"b": MANY_WAIT}, "a", "saturation", id="then spread: waiting"),
+        pytest.param({"a": 0, "b": 40}, {"b": LARGE_BATCH}, "a", "saturation", id="then spread: batch"),
+        pytest.param({"a": 0, "b": 40}, {"a": LONG_QUEUE, "b": LONG_QUEUE}, "b", "cached_prefix", id="all saturated"),
+        pytest.param({"a": 0, "b": 0}, {"b": (1, 0, 0)}, "a", "least_loaded", id="no hit: the idler"),
+        pytest.param({"a": 0}, {"a": (99, 9, 9999)}, "a", "only", id="no choice"),
+    ],
+)
+def test_the_blueprints_table(
+    hits: dict[str, int], loads: dict[str, tuple[int, int, int]], chosen: str, reason: str
+) -> None:
+    decision = router(hits, loads).route(REQUEST, [candidate(name) for name in hits], 0.0)
+    assert decision is not None
+    assert (decision.decode.name, decision.reason) == (chosen, reason)
+    assert decision.hit_tokens == hits[chosen] * 16
+    assert decision.prefill is None
+
+
+@pytest.mark.parametrize(
+    ("candidates", "eligible"),
+    [
+        ([candidate("a", ready=False), candidate("b")], ["b"]),
+        ([candidate("a", broken=True), candidate("b")], ["b"]),
+        ([candidate("a", broken=True)], ["a"]),
+        ([candidate("a", broken=True), candidate("b", ready=False)], ["a"]),
+        ([candidate("a", role="prefill"), candidate("b", role="decode")], ["b"]),
+        ([candidate("tried"), candidate("b", broken=True)], ["b"]),
+        ([candidate("tried")], []),
+        ([], []),
+    ],
+)
+def test_filters(candidates: list[Candidate], eligible: list[str]) -> None:
+    request = RoutingRequest("m", 10, tried=frozenset({"tried"}))
+    kept = router({}).eligible(request, candidates)
+    assert [candidate.endpoint.name for candidate in kept] == eligible
+    decision = router({}).route(request, candidates, 0.0)
+    assert [decision.decode.name] == eligible if decision else not eligible
+
+
+def test_ties_are_random_and_repeatable() -> None:
+    candidates = [candidate("a"), candidate("b"), candidate("c")]
+
+    def names(seed: int) -> list[str]:
+        routing = router({}, seed=seed)
+        return [decision.decode.name for _ in range(300) if (decision := routing.route(REQUEST, candidates, 0.0))]
+
+    assert names(1) == names(1) != names(2)
+    assert min(Counter(names(1)).values()) > 60
+
+
+def test_round_robin_takes_turns_and_still_tells_hits() -> None:
+    routing = router({"a": 0, "b": 40}, policy="round-robin")
+    decisions = [routing.route(REQUEST, [candidate("b"), candidate("a")], 0.0) for _ in range(4)]
+    assert [(d.decode.name, d.hit_tokens, d.reason) for d in decisions if d] == [
+        ("a", 0, "round_robin"),
+        ("b", 640, "round_robin"),
+    ] * 2
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_policy_can_route_with_nothing_known(policy: Policy) -> None:
+    request = RoutingRequest("m", 0)
+    decision = router({}, policy=policy).route(request, [candidate("a", assets_revision=""), candidate("b")], 0.0)
+    assert decision is not None
+    assert decision.hit_tokens == 0
+
+
+def test_shared_hits_count_less_the_more_share_them() -> None:
+    def score(sharers: int) -> float:
+        facts: Facts = {"cached_tokens": [512.0, 0.0], "shared_tokens": [512.0, 0.0], "sharers": [float(sharers), 1.0]}
+        return CachedPrefix().score(REQUEST, facts)[0]
+
+    assert score(1) == score(2) == 0.5
+    assert score(4) == 0.25
+    assert score(20) == pytest.approx(0.05)
+
+
+class Loud:
+    """Scores far outside [0, 1]."""
+
+    name, needs = "loud", ()
+
+    def score(self, request: RoutingRequest, facts: Facts) -> list[float]:
+        return [1e9, -1e9]
+
+
+def test_the_framework_clamps_and_times() -> None:
+    ticks = iter(range(1000))
+    clamped = Router((), (), ((Loud(), 0.5),), HighestScore(), Random(0), clock=lambda: float(next(ticks)))
+    decision = clamped.route(REQUEST, [candidate("a"), candidate("b")], 0.0)
+    assert decision is not None
+    assert decision.decode.name == "a"
+    assert (clamped.times["loud"].calls, clamped.times["loud"].seconds) == (1, 1.0)
+    assert clamped._score(REQUEST, {}, 2) == [[0.5, 0.0]]
+
+
+def test_a_scorer_without_its_data_is_refused() -> None:
+    with pytest.raises(ValueError, match="saturation needs"):
+        Router((), (), ((Saturation(), 1.0),), HighestScore(), Random(0))

@@ -1,0 +1,206 @@
+"""From an endpoint's events to the index and to where a chat goes: snapshot, gaps, restarts, gateways that agree."""
+
+from functools import partial
+
+import pytest
+from mini_infer_contract.blocks import block_keys
+from mini_infer_gateway.prefix_index import prompt_root
+
+from tests.support.fake_engine import FakeEngine
+from tests.support.running_gateway import RunningGateway, running_gateway, until
+
+
+def prompt(number: int) -> list[int]:
+    return [number * 7 + position % 5 for position in range(64)]
+
+
+def held(gateway: RunningGateway, engine: FakeEngine, number: int) -> int:
+    keys = block_keys(prompt(number), prompt_root())
+    return gateway.app.index.hit(engine.name, keys, 0.0).blocks
+
+
+def agree(one: RunningGateway, two: RunningGateway, name: str) -> bool:
+    return held_there(one, name) == held_there(two, name)
+
+
+def held_there(gateway: RunningGateway, name: str) -> set[bytes]:
+    """Keys that events have confirmed."""
+    holdings = gateway.app.index._endpoints.get(name)
+    return set(holdings.owner) if holdings else set()
+
+
+async def test_what_was_cached_before_is_known_from_the_snapshot() -> None:
+    async with FakeEngine("a") as engine:
+        await engine.prefill(prompt(1))
+        async with running_gateway(engine.endpoint) as gateway:
+            await gateway.settled()
+            assert held(gateway, engine, 1) == 4
+            await engine.prefill(prompt(2))
+            await until(lambda: held(gateway, engine, 2) == 4)
+        assert (engine.snapshots, engine.replays) == (1, 0)
+
+
+async def test_without_a_snapshot_what_can_be_replayed_is_known() -> None:
+    async with FakeEngine("vllm") as engine:
+        engine.serves_snapshot = False
+        await engine.prefill(prompt(1))
+        async with running_gateway(engine.endpoint) as gateway:
+            await gateway.settled()
+            assert held(gateway, engine, 1) == 4
+
+
+@pytest.mark.parametrize("healed", ["replay", "snapshot"])
+async def test_a_gap_is_healed(healed: str) -> None:
+    async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
+        await gateway.settled()
+        await engine.prefill(prompt(1))
+        await until(lambda: held(gateway, engine, 1) == 4)
+        await engine.prefill(prompt(2), lost=True)
+        if healed == "snapshot":
+            engine.sent.clear()
+        await engine.prefill(prompt(3))
+        await until(lambda: held(gateway, engine, 3) == 4)
+        assert [held(gateway, engine, number) for number in (1, 2, 3)] == [4, 4, 4]
+        assert f'event_gaps_total{{healed="{healed}"}} 1.0' in gateway.app.metrics.text().decode()
+        assert engine.snapshots == (2 if healed == "snapshot" else 1)
+
+
+async def test_a_publisher_that_began_anew_without_a_closed_socket_is_noticed() -> None:
+    async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
+        await gateway.settled()
+        for number in range(3):
+            await engine.prefill(prompt(number))
+        await until(lambda: held(gateway, engine, 2) == 4)
+        engine.cache.parents.clear()
+        engine.sent.clear()
+        engine.sequence = 0
+        await engine.prefill(prompt(9))
+        await until(lambda: held(gateway, engine, 9) == 4)
+        assert held(gateway, engine, 2) == 0
+
+
+async def test_an_engine_that_restarts_is_known_anew_and_meanwhile_nothing_is_claimed() -> None:
+    async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
+        await gateway.settled()
+        await engine.prefill(prompt(1))
+        await until(lambda: held(gateway, engine, 1) == 4)
+        port, events_port = engine.port, engine.events_port
+        await engine.stop()
+        await until(lambda: held(gateway, engine, 1) == 0)
+        assert gateway.app.fleet.members["a"].index_kind == "approximate"
+        engine.cache.parents.clear()
+        engine.sent.clear()
+        engine.sequence = 0
+        await engine.start(port, events_port)
+        await gateway.settled()
+        await engine.prefill(prompt(2))
+        await until(lambda: held(gateway, engine, 2) == 4)
+        assert held(gateway, engine, 1) == 0
+
+
+async def test_an_endpoint_that_goes_leaves_nothing() -> None:
+    async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
+        await gateway.settled()
+        await engine.prefill(prompt(1))
+        await until(lambda: held(gateway, engine, 1) == 4)
+        gateway.source.publish([])
+        assert held(gateway, engine, 1) == 0
+        assert gateway.app.index.held_blocks("a") == 0
+        assert gateway.app.prompts._tokenizers == {}
+
+
+async def test_a_batch_that_makes_no_sense_starts_the_following_anew() -> None:
+    async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
+        await gateway.settled()
+        await engine._publisher.send_multipart([b"kv-events", b"\0" * 8, b"no msgpack"])
+        await until(lambda: engine.snapshots == 2)
+        await engine.prefill(prompt(1))
+        await until(lambda: held(gateway, engine, 1) == 4)
+
+
+async def test_growing_chats_stay_where_they_are_on_two_gateways_that_agree() -> None:
+    async with (
+        FakeEngine("a") as a,
+        FakeEngine("b") as b,
+        running_gateway(a.endpoint, b.endpoint) as one,
+        running_gateway(a.endpoint, b.endpoint, seed=2) as two,
+    ):
+        await one.settled()
+        await two.settled()
+        homes: dict[int, str] = {}
+        for turn in range(1, 5):
+            for chat in range(8):
+                text = "".join(f"chat {chat} turn {number}, and so on. " for number in range(turn))
+                gateway = (one, two)[(turn + chat) % 2]
+                async with gateway.chat(text) as response:
+                    pod = response.headers["x-mini-infer-pod"]
+                    if turn > 1:
+                        assert response.headers["x-mini-infer-reason"] == "cached_prefix"
+                assert homes.setdefault(chat, pod) == pod
+                await until(partial(agree, one, two, pod))
+        assert sorted(homes.values()).count("a") in range(2, 7)
+        for name in ("a", "b"):
+            assert one.app.index._endpoints[name].owner.keys() == two.app.index._endpoints[name].owner.keys()
+
+
+async def test_load_reports_replace_own_counts() -> None:
+    async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
+        await gateway.settled()
+        engine.chunk_delay_s = 30.0
+        async with gateway.chat("x" * 200, stream=True):
+            assert gateway.app.ledger.load("a").running == 1
+            await engine.report(running=5, waiting=2, queued_tokens=300)
+            await until(lambda: gateway.app.ledger.load("a").waiting == 2)
+            assert gateway.app.ledger.load("a").running == 5
+            assert gateway.app.ledger.load("a").queued_tokens == 300
+
+
+async def test_without_events_the_index_is_approximate_and_chats_still_stick() -> None:
+    async with (
+        FakeEngine("a", events=False) as a,
+        FakeEngine("b", events=False) as b,
+        running_gateway(a.endpoint, b.endpoint) as gateway,
+    ):
+        await gateway.settled("approximate")
+        pods = set()
+        for turn in range(1, 6):
+            async with gateway.chat("and so on, and on. " * turn * 3) as response:
+                pods.add(response.headers["x-mini-infer-pod"])
+                assert response.headers["x-mini-infer-index"] == "approximate"
+                assert (int(response.headers["x-mini-infer-hit-tokens"]) > 0) == (turn > 1)
+        assert len(pods) == 1
+
+
+async def test_a_server_without_prompt_assets_is_routed_by_load() -> None:
+    async with FakeEngine("a", events=False, assets=False) as a, FakeEngine("b", events=False, assets=False) as b:
+        a.chunk_delay_s = b.chunk_delay_s = 30.0
+        async with (
+            running_gateway(a.endpoint, b.endpoint) as gateway,
+            gateway.chat("hi", stream=True) as first,
+            gateway.chat("hi", stream=True) as second,
+        ):
+            assert first.headers["x-mini-infer-index"] == "none"
+            assert first.headers["x-mini-infer-pod"] != second.headers["x-mini-infer-pod"]
+
+
+async def test_what_cannot_be_tokenised_still_reaches_an_engine() -> None:
+    async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
+        await gateway.settled()
+        engine.status = 400
+        for body in ({"model": "m"}, {"model": "m", "messages": "x"}):
+            async with gateway.client.post(gateway.url + "/v1/chat/completions", json=body) as response:
+                assert response.status == 400
+                assert (await response.json())["error"]["message"] == "status 400"
+                assert response.headers["x-mini-infer-prompt-tokens"] == "0"
+
+
+async def test_a_salt_and_a_long_prompt_are_keyed_as_the_engine_keys_them() -> None:
+    async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
+        await gateway.settled()
+        text = "long " * 10_000
+        async with gateway.chat(text):
+            pass
+        async with gateway.chat(text) as response:
+            assert int(response.headers["x-mini-infer-hit-tokens"]) >= len(text)
+        async with gateway.chat(text, cache_salt="mine") as response:
+            assert response.headers["x-mini-infer-hit-tokens"] == "0"

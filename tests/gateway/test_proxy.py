@@ -1,0 +1,241 @@
+"""What a client sees through the gateway: bytes untouched, retries elsewhere, clear errors, a cancel that arrives."""
+
+import asyncio
+import json
+import socket
+
+import aiohttp
+import pytest
+from mini_infer_contract.launch import Endpoint
+
+from tests.support.fake_engine import FakeEngine
+from tests.support.running_gateway import running_gateway, until
+
+
+def nobody() -> Endpoint:
+    """An endpoint whose port refuses."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return Endpoint(name="nobody", url=f"http://127.0.0.1:{server.getsockname()[1]}", model="m")
+
+
+async def test_a_stream_is_relayed_chunk_for_chunk_as_it_comes() -> None:
+    async with FakeEngine("a") as engine:
+        engine.chunks = ["data: é{}\n\n".format("x" * n).encode() for n in range(20)] + [b": odd bytes \xff\r\n\r\n"]
+        engine.chunk_delay_s = 0.01
+        async with running_gateway(engine.endpoint) as gateway, gateway.chat("hi", stream=True) as response:
+            chunks = [data async for data, _ in response.content.iter_chunks() if data]
+        assert response.content_type == "text/event-stream"
+        assert chunks == engine.chunks
+
+
+async def test_the_clients_bytes_and_request_id_go_on_unchanged() -> None:
+    async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
+        body = b'{ "messages":[{"role":"user","content":"\\u00e9 \xc3\xa9"}],\n "model" : "m", "seed":1e0 }'
+        headers = {"x-request-id": "mine", "authorization": "Bearer k", "content-type": "application/json"}
+        async with gateway.client.post(
+            gateway.url + "/v1/chat/completions?a=b", data=body, headers=headers
+        ) as response:
+            assert (await response.json())["served_by"] == "a"
+        assert engine.bodies == [body]
+        assert engine.headers[0]["x-request-id"] == response.headers["x-request-id"] == "mine"
+        assert engine.headers[0]["authorization"] == "Bearer k"
+
+
+async def test_an_alias_changes_the_model_and_nothing_else() -> None:
+    async with FakeEngine("a") as engine:
+        endpoint = Endpoint(name="ns/pod", url=f"http://127.0.0.1:{engine.port}", model="m", service="ns/svc")
+        async with running_gateway(endpoint) as gateway:
+            body = b'{"messages": [{"role":"user","content":"model"}] ,"model": "ns/svc","x":{"model":"ns/svc"}}'
+            async with gateway.client.post(gateway.url + "/v1/chat/completions", data=body) as response:
+                assert response.status == 200
+        assert engine.bodies == [body.replace(b'"model": "ns/svc"', b'"model": "m"')]
+
+
+async def test_decision_headers() -> None:
+    async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
+        await gateway.settled()
+        text = "x" * 100
+        async with gateway.chat(text) as response:
+            assert response.headers["x-mini-infer-pod"] == "a"
+            assert response.headers["x-mini-infer-hit-tokens"] == "0"
+            assert response.headers["x-mini-infer-prompt-tokens"] == str(len(f"<user>{text}<assistant>"))
+            assert response.headers["x-mini-infer-reason"] == "only"
+            assert response.headers["x-mini-infer-index"] == "exact"
+            assert len(response.headers["x-request-id"]) == 32
+        async with gateway.chat(text) as response:
+            assert response.headers["x-mini-infer-hit-tokens"] == "112"
+
+
+@pytest.mark.parametrize("fault", ["refused", "draining", 502, 503, 504])
+async def test_another_endpoint_is_tried_before_the_first_byte(fault: str | int) -> None:
+    async with FakeEngine("bad") as bad, FakeEngine("good") as good:
+        if fault == "draining":
+            bad.draining = True
+        elif isinstance(fault, int):
+            bad.status = fault
+        first = nobody() if fault == "refused" else bad.endpoint
+        async with running_gateway(first, good.endpoint, routing="round-robin") as gateway:
+            for _ in range(4):
+                async with gateway.chat("hi", stream=True) as response:
+                    assert response.status == 200
+                    assert response.headers["x-mini-infer-pod"] == "good"
+                    assert await response.read() == b"".join(good.chunks)
+
+
+@pytest.mark.parametrize("status", [400, 404, 429, 500])
+async def test_other_statuses_are_the_clients_to_see(status: int) -> None:
+    async with FakeEngine("a") as a, FakeEngine("b") as b:
+        a.status = b.status = status
+        async with running_gateway(a.endpoint, b.endpoint) as gateway, gateway.chat("hi") as response:
+            assert response.status == status
+            assert (await response.json())["error"]["message"] == f"status {status}"
+        assert len(a.bodies) + len(b.bodies) == 1
+
+
+async def test_an_endpoint_that_dies_before_its_first_byte_is_replaced_and_after_it_is_not() -> None:
+    async with FakeEngine("a") as dying, FakeEngine("b") as good:
+        dying.die_after = 0
+        async with running_gateway(dying.endpoint, good.endpoint, routing="round-robin") as gateway:
+            async with gateway.chat("hi", stream=True) as response:
+                assert response.headers["x-mini-infer-pod"] == "b"
+            dying.die_after, dying.chunk_delay_s = 2, 0.02
+            async with gateway.chat("hi", stream=True) as response:
+                text = await response.read()
+        assert response.headers["x-mini-infer-pod"] == "a"
+        assert text.startswith(b"".join(dying.chunks[:2]))
+        last = text.removeprefix(b"".join(dying.chunks[:2])).decode()
+        assert last.startswith("data: ")
+        assert json.loads(last.removeprefix("data: "))["error"]["code"] == "endpoint_failed"
+        assert len(good.bodies) == 1
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_goes_stops_its_endpoint_within_a_second(stream: bool) -> None:
+    async with FakeEngine("a") as engine:
+        engine.chunk_delay_s, engine.hang = 30.0, not stream
+        async with running_gateway(engine.endpoint) as gateway:
+            with pytest.raises(asyncio.TimeoutError):
+                async with asyncio.timeout(0.3), gateway.chat("hi", stream=stream) as response:
+                    await response.read()
+            await until(lambda: engine.cancelled == 1, timeout_s=1.0)
+            await until(lambda: gateway.app.ledger.in_flight("a") == 0, timeout_s=1.0)
+            assert gateway.app.fleet.members["a"].breaker.closed
+
+
+async def test_no_endpoint_is_503_for_a_known_model_and_404_for_an_unknown_one() -> None:
+    async with running_gateway(nobody()) as gateway:
+        async with gateway.chat("hi") as response:
+            assert response.status == 503
+            assert response.headers["retry-after"] == "1"
+            assert (await response.json())["error"]["code"] == "no_endpoint"
+        async with gateway.chat("hi", model="other") as response:
+            assert response.status == 404
+            assert (await response.json())["error"]["param"] == "model"
+        gateway.source.publish([])
+        async with gateway.chat("hi") as response:
+            assert response.status == 503
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "param"),
+    [
+        (b"{", 400, None),
+        (b"[]", 400, None),
+        (b"{}", 400, "model"),
+        (b'{"model": 3}', 400, "model"),
+        (b"\xff", 400, None),
+    ],
+)
+async def test_a_bad_body_gets_a_clear_error(body: bytes, status: int, param: str | None) -> None:
+    async with (
+        running_gateway(nobody()) as gateway,
+        gateway.client.post(gateway.url + "/v1/completions", data=body) as response,
+    ):
+        assert response.status == status
+        error = (await response.json())["error"]
+        assert error["type"] == "invalid_request_error"
+        assert error["param"] == param
+
+
+async def test_a_body_over_the_limit_is_413() -> None:
+    async with running_gateway(nobody(), max_body_bytes=1000) as gateway, gateway.chat("x" * 1000) as response:
+        assert response.status == 413
+
+
+async def test_an_endpoint_that_says_nothing_is_504() -> None:
+    async with FakeEngine("a") as engine:
+        engine.hang = True
+        async with running_gateway(engine.endpoint, head_timeout_s=0.1) as gateway, gateway.chat("hi") as response:
+            assert response.status == 504
+
+
+async def test_a_connection_that_the_endpoint_closed_while_idle_is_no_failure() -> None:
+    async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
+        for _ in range(3):
+            async with gateway.chat("hi") as response:
+                assert response.status == 200
+            for connection in list(engine.connections):
+                assert connection.transport is not None
+                connection.transport.close()
+        assert gateway.app.fleet.members["a"].breaker.closed
+
+
+async def test_the_gateways_own_pages() -> None:
+    async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
+
+        async def get(path: str) -> tuple[int, str]:
+            async with gateway.client.get(gateway.url + path) as response:
+                return response.status, await response.text()
+
+        async with gateway.chat("hi") as response:
+            assert response.status == 200
+        for path in ("/healthz", "/readyz"):
+            assert (await get(path))[0] == 200
+        assert [model["id"] for model in json.loads((await get("/v1/models"))[1])["data"]] == ["m"]
+        assert json.loads((await get("/v1/models/m"))[1])["id"] == "m"
+        assert (await get("/v1/models/x"))[0] == 404
+        assert (await get("/v1/chat/completions"))[0] == 405
+        assert (await get("/nothing"))[0] == 404
+        assert json.loads((await get("/debug/endpoints"))[1])["endpoints"][0]["state"] == "ready"
+        exported = (await get("/metrics"))[1]
+        assert 'mini_infer_gateway_requests_total{model="m",status="200"} 1.0' in exported
+        assert 'mini_infer_gateway_endpoints{model="m",state="ready"} 1.0' in exported
+        async with gateway.client.post(gateway.url + "/tokenize", json={"prompt": "ab"}) as response:
+            assert len((await response.json())["tokens"]) == 2
+
+
+async def test_not_ready_before_the_source_has_synced() -> None:
+    async with running_gateway() as gateway:
+        gateway.app.fleet.synced = False
+        async with gateway.client.get(gateway.url + "/readyz") as response:
+            assert response.status == 503
+
+
+async def test_a_broken_endpoint_is_left_alone_and_comes_back() -> None:
+    async with FakeEngine("bad") as bad, FakeEngine("good") as good:
+        bad.status = 503
+        async with running_gateway(bad.endpoint, good.endpoint, routing="round-robin") as gateway:
+            for _ in range(20):
+                async with gateway.chat("hi") as response:
+                    assert response.status == 200
+            assert len(bad.bodies) == 3
+            bad.status = 200
+            gateway.app.fleet.members["bad"].breaker.retry_at_s = 0.0
+            for _ in range(4):
+                async with gateway.chat("hi") as response:
+                    assert response.status == 200
+            assert len(bad.bodies) > 3
+            assert gateway.app.fleet.members["bad"].breaker.closed
+
+
+async def test_many_at_once() -> None:
+    async with FakeEngine("a") as a, FakeEngine("b") as b, running_gateway(a.endpoint, b.endpoint) as gateway:
+
+        async def one(number: int) -> aiohttp.ClientResponse:
+            async with gateway.chat(f"question {number}", stream=True) as response:
+                assert await response.read() == b"".join(a.chunks)
+            return response
+
+        await asyncio.gather(*map(one, range(100)))
+        assert min(len(a.bodies), len(b.bodies)) > 20
+        assert gateway.app.ledger.in_flight("a") == gateway.app.ledger.in_flight("b") == 0

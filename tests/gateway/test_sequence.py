@@ -1,0 +1,30 @@
+"""Verdicts on sequence numbers."""
+
+import pytest
+from mini_infer_gateway.sequence import Sequencer, Verdict
+
+N, K, G, R = Verdict.NEXT, Verdict.KNOWN, Verdict.GAP, Verdict.RESTARTED
+
+
+@pytest.mark.parametrize(
+    ("applied", "heard", "verdicts"),
+    [
+        (None, [5, 6, 7], [N, N, N]),
+        (-1, [0, 1], [N, N]),
+        (4, [3, 4, 5], [K, K, N]),
+        (4, [7], [G]),
+        (4, [5, 6, 0], [N, N, R]),
+        (4, [5, 5], [N, R]),
+        (None, [9, 3, 4], [N, R, N]),
+    ],
+)
+def test_verdicts(applied: int | None, heard: list[int], verdicts: list[Verdict]) -> None:
+    sequencer = Sequencer()
+    if applied is not None:
+        sequencer.applied(applied)
+    seen = []
+    for sequence in heard:
+        seen.append(sequencer.observe(sequence))
+        if seen[-1] is not K:
+            sequencer.applied(sequence)
+    assert seen == verdicts

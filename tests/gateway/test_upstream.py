@@ -1,0 +1,119 @@
+"""The HTTP client against servers that frame, split and break responses in every way that HTTP/1.1 allows."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from mini_infer_gateway.upstream import BrokenConnectionError, ConnectError, Upstream, UpstreamTimeoutError
+
+Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@asynccontextmanager
+async def serving(*answers: bytes, close: bool = False, split: int = 1 << 20) -> AsyncIterator[tuple[str, list[bytes]]]:
+    """A server that gives these answers in turn, `split` bytes at a time; yields its URL and the heads it saw."""
+    heads: list[bytes] = []
+    remaining = list(answers)
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while remaining:
+                heads.append(await reader.readuntil(b"\r\n\r\n"))
+                answer = remaining.pop(0)
+                if not answer:
+                    break
+                for start in range(0, len(answer), split):
+                    writer.write(answer[start : start + split])
+                    await writer.drain()
+                    await asyncio.sleep(0)
+                if close:
+                    break
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        writer.close()
+
+    server = await asyncio.start_server(handle, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/base", heads
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize("split", [1, 7, 1 << 20])
+@pytest.mark.parametrize(
+    ("answer", "body"),
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello", b"hello"),
+        (
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nhel\r\n2;x=y\r\nlo\r\n0\r\nt: v\r\n\r\n",
+            b"hello",
+        ),
+        (b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi", b"hi"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", b""),
+        (b"HTTP/1.1 204 No Content\r\n\r\n", b""),
+    ],
+)
+async def test_framed_responses_and_reuse(answer: bytes, body: bytes, split: int) -> None:
+    upstream = Upstream(1.0)
+    async with serving(answer, answer, split=split) as (url, heads):
+        for _ in range(2):
+            got = await upstream.fetch(url, "/x", 1.0, [(b"a", b"b")])
+            assert got[1] == body
+        assert heads[0].startswith(b"GET /base/x HTTP/1.1\r\nhost: 127.0.0.1:")
+        assert b"\r\na: b\r\n" in heads[0]
+        upstream.close()
+
+
+async def test_a_body_without_a_length_ends_with_its_connection() -> None:
+    async with serving(b"HTTP/1.1 200 OK\r\n\r\nhello", close=True) as (url, _):
+        assert await Upstream(1.0).fetch(url, "/", 1.0) == (200, b"hello")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"HTTP/1.1 200",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhello",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nhel\r\n",
+        b"SSH-2.0-OpenSSH\r\n\r\n",
+    ],
+)
+async def test_broken_responses_say_so(answer: bytes) -> None:
+    async with serving(answer, close=True) as (url, _):
+        with pytest.raises(BrokenConnectionError):
+            await Upstream(1.0).fetch(url, "/", 1.0)
+
+
+async def test_silence_is_a_timeout_and_a_closed_port_a_connect_error() -> None:
+    async with serving(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhello", b"never asked for") as (url, _):
+        with pytest.raises(UpstreamTimeoutError):
+            await Upstream(1.0).fetch(url, "/", 0.05)
+    await asyncio.sleep(0)
+    with pytest.raises(ConnectError):
+        await Upstream(1.0).fetch(url, "/", 1.0)
+
+
+async def test_an_unread_body_stops_its_sender() -> None:
+    size = 20_000_000
+    answer = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size + b"x" * size
+    async with serving(answer, split=100_000) as (url, _):
+        response = await Upstream(1.0).request(url, "GET", b"/", [], b"", 1.0)
+        await asyncio.sleep(0.1)
+        assert 0 < response.buffered_bytes < 1_000_000
+        read = 0
+        while piece := await response.read(1.0):
+            read += len(piece)
+        assert read == size
+        response.close()
+
+
+async def test_a_connection_that_closed_while_idle_is_replaced_without_a_word() -> None:
+    answer = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"
+    async with serving(answer, b"", answer) as (url, heads):
+        upstream = Upstream(1.0)
+        for _ in range(2):
+            assert await upstream.fetch(url, "/", 1.0) == (200, b"hi")
+        assert len(heads) == 3
+        upstream.close()

@@ -1,0 +1,27 @@
+"""One control plane for all tests that need the real API server; it starts in about five seconds."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.control_plane import ControlPlane, find_programs
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="session")
+def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    programs = find_programs()
+    if programs is None:
+        pytest.skip("needs etcd, kube-apiserver and kubectl in the folder named by KUBEBUILDER_ASSETS (setup-envtest)")
+    plane = ControlPlane(programs, tmp_path_factory.mktemp("control-plane"))
+    try:
+        plane.start()
+        made = plane.kubectl("apply", "--server-side", "-f", str(ROOT / "crds"))
+        assert made.returncode == 0, made.stderr
+        waited = plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
+        assert waited.returncode == 0, waited.stderr
+        yield plane
+    finally:
+        plane.stop()

@@ -1,0 +1,238 @@
+"""`mini-infer up` as a process: starts, restarts, follows edits, and leaves nothing behind however it ends."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from mini_infer_operator.local.ports import free_ports
+
+from tests.support.services import changed
+
+ROOT = Path(__file__).parents[3]
+# The stand-ins start in a tenth of a second; everything else is the real thing.
+RUN = """
+import sys
+from mini_infer_operator import cli
+from mini_infer_operator.local import commands
+commands.ENGINE, commands.GATEWAY = "tests.support.small_engine", "tests.support.small_gateway"
+sys.exit(cli.main())
+"""
+
+
+class Up:
+    """One run of `mini-infer up` in a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.port = free_ports(1)[0]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.mark = f"up-test-{self.port}"
+        self.process: subprocess.Popen[bytes] | None = None
+        self.write()
+
+    def write(self, **unified: Any) -> None:
+        service = changed({"spec": {"unified": unified}})
+        (self.folder / "cr.new").write_text(yaml.safe_dump(service))
+        (self.folder / "cr.new").replace(self.folder / "cr.yaml")
+
+    def command(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-c", RUN, *arguments]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        path = os.pathsep.join([str(ROOT), *sys.path])
+        return {**os.environ, "PYTHONPATH": path, "MARK": self.mark} | {"OMP_NUM_THREADS": "1"}
+
+    def start(self, *arguments: str) -> None:
+        with (self.folder / "output").open("wb") as output:
+            self.process = subprocess.Popen(
+                self.command("up", "-f", "cr.yaml", f"--port={self.port}", *arguments),
+                cwd=self.folder,
+                env=self.environment,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+    def output(self) -> str:
+        return (self.folder / "output").read_text()
+
+    def until_says(self, text: str, limit_s: float = 15.0) -> None:
+        wait(lambda: text in self.output(), limit_s, self.output)
+
+    def endpoints(self) -> list[dict[str, Any]]:
+        file = self.folder / ".mini-infer" / "demo" / "endpoints.json"
+        return list(json.loads(file.read_text())["endpoints"])
+
+    def processes(self) -> list[int]:
+        """Everything that was started with our environment, however many parents ago."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*"):
+            try:
+                if f"MARK={self.mark}".encode() in (path / "environ").read_bytes().split(b"\0"):
+                    found.append(int(path.name))
+            except OSError:
+                continue
+        return found
+
+    def stop(self, number: signal.Signals = signal.SIGINT) -> int:
+        assert self.process is not None
+        self.process.send_signal(number)
+        return self.process.wait(15)
+
+
+def wait(what: Callable[[], Any], limit_s: float = 10.0, why: Callable[[], str] = str) -> Any:
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        if answer := what():
+            return answer
+        time.sleep(0.05)
+    raise AssertionError(why() or f"not within {limit_s} s")
+
+
+def post(url: str, body: dict[str, Any]) -> bytes:
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
+    with urllib.request.urlopen(request, timeout=10) as response:
+        return bytes(response.read())
+
+
+@pytest.fixture
+def up(tmp_path: Path) -> Iterator[Up]:
+    run = Up(tmp_path)
+    yield run
+    if run.process is not None:
+        run.process.kill()
+        run.process.wait()
+        wait(lambda: not run.processes())
+
+
+def test_it_serves_says_how_to_use_it_and_ends_on_ctrl_c(up: Up) -> None:
+    up.start()
+    up.until_says("Ctrl-C ends everything")
+    text = up.output()
+    assert "demo: 2 of 2 engines are ready" in text
+    assert f"curl {up.url}/v1/chat/completions" in text
+    endpoints = up.endpoints()
+    assert {(e["model"], e["service"], e.get("role", "unified")) for e in endpoints} == {
+        ("demo", "default/demo", "unified")
+    }
+    assert len({e[kind] for e in endpoints for kind in ("url", "events", "replay")}) == 6
+    asked = subprocess.run(
+        up.command("chat", "--url", up.url),
+        input="hello\nagain\n/reset\nnew\n",
+        env=up.environment,
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=True,
+    )
+    assert asked.stdout.splitlines() == [
+        "1 messages, the last: hello ",
+        "3 messages, the last: again ",
+        "1 messages, the last: new ",
+    ]
+    assert up.stop() == 0
+    assert up.output().rstrip().endswith("everything has ended")
+    assert up.processes() == []
+
+
+def test_a_dead_engine_comes_back_and_leaves_the_endpoints_meanwhile(up: Up) -> None:
+    up.start()
+    up.until_says("2 of 2 engines are ready")
+    first = up.endpoints()[0]
+    with pytest.raises(OSError):  # noqa: PT011 - it dies before it answers; how that shows is the system's affair
+        post(f"{first['url']}/crash", {})
+    up.until_says("ended with exit code 9: serving on")
+    wait(lambda: first["url"] not in {e["url"] for e in up.endpoints()})
+    wait(lambda: len(up.endpoints()) == 2, why=up.output)
+    assert up.stop(signal.SIGTERM) == 0
+    assert up.processes() == []
+
+
+def test_an_edit_is_rolled_out_and_a_bad_edit_changes_nothing(up: Up) -> None:
+    up.start()
+    up.until_says("2 of 2 engines are ready")
+    before = up.endpoints()
+    up.write(replicas=-2)
+    up.until_says("spec.unified.replicas: ")
+    assert up.endpoints() == before
+    up.write(replicas=1)
+    wait(lambda: [e for e in up.endpoints() if not e.get("draining")] in ([before[0]], [before[1]]), why=up.output)
+    up.write(replicas=1, engine={"maxNumSeqs": 8})
+    seen: list[int] = []
+
+    def rolled() -> bool:
+        urls = {e["url"] for e in up.endpoints() if not e.get("draining")}
+        seen.append(len(urls))
+        return not urls & {e["url"] for e in before}
+
+    wait(rolled, 15, up.output)
+    assert min(seen) >= 1
+    assert up.stop() == 0
+
+
+def test_nothing_is_left_when_it_is_killed(up: Up) -> None:
+    up.start()
+    up.until_says("2 of 2 engines are ready")
+    assert len(up.processes()) > 5
+    up.stop(signal.SIGKILL)
+    wait(lambda: not up.processes(), 8)
+
+
+def test_an_engine_that_cannot_start_says_why(up: Up) -> None:
+    up.write(replicas=1, engine={"maxNumSeqs": 13})
+    up.start("--verbose")
+    up.until_says("ended with exit code 3: ERROR 13 brings bad luck")
+    up.until_says("-0] ERROR 13 brings bad luck")
+    up.write(replicas=1)
+    up.until_says("1 of 1 engines are ready")
+    assert up.stop() == 0
+
+
+def run(up: Up, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        up.command(*arguments),
+        cwd=up.folder,
+        env=up.environment,
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+
+
+def test_a_busy_port_is_named(up: Up) -> None:
+    from http.server import BaseHTTPRequestHandler, HTTPServer
+
+    with HTTPServer(("127.0.0.1", up.port), BaseHTTPRequestHandler):
+        result = run(up, "up", "-f", "cr.yaml", f"--port={up.port}")
+    assert result.returncode == 2
+    assert result.stderr == (
+        f"mini-infer up: port {up.port} on 127.0.0.1 is in use by another program: choose another with --port\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"spec": {"model": {"uri": "pvc://claim"}}}, "spec.model.uri: pvc://claim is a volume of a cluster"),
+        ({"spec": {"model": {"uri": "file:///not/here"}}}, "spec.model.uri: there is no folder /not/here"),
+        ({"spec": {"unified": None}}, "spec: unified is missing"),
+        ({"kind": "Other"}, "cr.yaml holds no InferenceService (Other)"),
+    ],
+)
+def test_what_cannot_run_here_is_refused(up: Up, change: dict[str, Any], message: str) -> None:
+    (up.folder / "cr.yaml").write_text(yaml.safe_dump(changed(change)))
+    result = run(up, "up", "-f", "cr.yaml")
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr

@@ -1,0 +1,80 @@
+"""Which answers of the API server are a user's to solve, and which pass by themselves."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+from aiohttp import web
+from kubernetes.aio import client
+from kubernetes.aio.client.exceptions import ApiException
+from mini_infer_operator.objects.api import KubernetesApi, RefusedError, path_of
+
+MANIFEST = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "s", "namespace": "n"}}
+
+
+@pytest.fixture
+async def answers() -> AsyncIterator[tuple[KubernetesApi, list[web.Response], list[str]]]:
+    """A client, the responses it will get, and the requests that it made."""
+    responses: list[web.Response] = []
+    requests: list[str] = []
+
+    async def handle(request: web.Request) -> web.Response:
+        requests.append(f"{request.method} {request.path_qs} {request.content_type}")
+        return responses.pop(0)
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", handle)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    configuration = client.Configuration(host=f"http://127.0.0.1:{runner.addresses[0][1]}")
+    api = KubernetesApi(client.ApiClient(configuration))
+    yield api, responses, requests
+    await api.close()
+    await runner.cleanup()
+
+
+Answers = tuple[KubernetesApi, list[web.Response], list[str]]
+
+
+@pytest.mark.parametrize("status", [400, 403, 422])
+async def test_refusals_carry_the_servers_words(answers: Answers, status: int) -> None:
+    api, responses, _ = answers
+    responses.append(web.json_response({"message": "exceeded quota: x"}, status=status))
+    with pytest.raises(RefusedError, match=r"^exceeded quota: x$"):
+        await api.apply(MANIFEST)
+
+
+@pytest.mark.parametrize("status", [401, 404, 409, 429, 500, 503, 504])
+async def test_what_passes_is_raised_as_it_came(answers: Answers, status: int) -> None:
+    api, responses, _ = answers
+    responses.append(web.json_response({"message": "later"}, status=status))
+    with pytest.raises(ApiException) as caught:
+        await api.apply(MANIFEST)
+    assert caught.value.status == status
+
+
+async def test_what_is_not_there_is_none(answers: Answers) -> None:
+    api, responses, requests = answers
+    responses += [web.json_response({}, status=404), web.json_response({}, status=404)]
+    assert await api.get("Pod", "n", "p") is None
+    await api.delete("Service", {"metadata": {"name": "s", "namespace": "n", "uid": "u"}})
+    assert [line.split(" ")[0] for line in requests] == ["GET", "DELETE"]
+
+
+async def test_writes_are_forced_applies_with_a_manager(answers: Answers) -> None:
+    api, responses, requests = answers
+    responses += [web.json_response({}), web.json_response({})]
+    await api.apply(MANIFEST)
+    await api.apply_status({"kind": "InferenceService", "metadata": {"name": "i", "namespace": "n"}})
+    assert requests == [
+        "PATCH /api/v1/namespaces/n/services/s"
+        "?fieldManager=mini-infer-operator&force=true application/apply-patch+yaml",
+        "PATCH /apis/serving.mini-infer.io/v1alpha1/namespaces/n/inferenceservices/i/status"
+        "?fieldManager=mini-infer-operator-status&force=true application/apply-patch+yaml",
+    ]
+
+
+def test_paths() -> None:
+    assert path_of("Deployment", "n", "d") == "apis/apps/v1/namespaces/n/deployments/d"
+    assert path_of("InferenceService", None) == "apis/serving.mini-infer.io/v1alpha1/inferenceservices"

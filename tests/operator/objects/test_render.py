@@ -1,0 +1,50 @@
+"""Services in, manifests out: files in ../data, which `python -m tests.operator.objects.test_render` writes."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from mini_infer_operator.objects.render import render
+from mini_infer_operator.parse import parse_service
+from mini_infer_operator.plan import Observed, ObservedWorkload, make_plan
+
+from tests.support.services import changed
+
+DATA = Path(__file__).parents[1] / "data"
+INPUTS = sorted(DATA.glob("*.in.yaml"))
+STORED = {"metadata": {"uid": "uid-1", "creationTimestamp": "2026-01-01T00:00:00Z"}}
+
+
+def rendered(source: Path) -> list[dict[str, Any]]:
+    service = parse_service(changed(STORED, yaml.safe_load(source.read_text())))
+    manifests = render(service, make_plan(service, Observed(), "engine:1"), {}, "IfNotPresent")
+    revision, deployment = manifests[1], manifests[2]
+    assert revision["data"]["template"] == deployment["spec"]["template"]
+    del revision["data"]["template"]  # shown once is enough
+    return manifests
+
+
+@pytest.mark.parametrize("source", INPUTS, ids=lambda path: path.name)
+def test_manifests(source: Path) -> None:
+    expected = source.with_name(source.name.replace(".in.", ".out."))
+    assert rendered(source) == list(yaml.safe_load_all(expected.read_text()))
+
+
+def test_a_frozen_template_is_used_as_it_is() -> None:
+    service = parse_service(changed(STORED))
+    seen = Observed([ObservedWorkload("unified", "old", 2, 2), ObservedWorkload("unified", "lost", 1, 1)])
+    plan = make_plan(service, seen, "engine:1")
+    current = plan.workloads[0].revision
+    frozen = {("unified", "old"): {"by": "an old operator"}, ("unified", current): {"by": "the last operator"}}
+    deployments = [m for m in render(service, plan, frozen, None) if m["kind"] == "Deployment"]
+    assert {d["metadata"]["name"]: (d["spec"]["replicas"], d["spec"]["template"]["by"]) for d in deployments} == {
+        f"demo-unified-{current}": (1, "the last operator"),
+        "demo-unified-old": (2, "an old operator"),
+    }
+
+
+if __name__ == "__main__":
+    for path in INPUTS:
+        text = yaml.safe_dump_all(rendered(path), sort_keys=False, width=120)
+        path.with_name(path.name.replace(".in.", ".out.")).write_text(text)

@@ -1,0 +1,54 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from mini_infer_operator import cli
+
+ROOT = Path(__file__).parents[2]
+DEMO = str(ROOT / "examples" / "demo.yaml")
+
+
+def test_plan_prints_manifests_and_a_summary(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["plan", "-f", DEMO]) == 0
+    output = capsys.readouterr()
+    assert [m["kind"] for m in yaml.safe_load_all(output.out)] == ["Service", "ControllerRevision", "Deployment"]
+    assert "default/demo: 2 x unified, model demo, image mini-infer-engine:latest" in output.err
+    assert cli.main(["plan", "-f", DEMO, "-o", "json", "--engine-image", "x:1"]) == 0
+    items = json.loads(capsys.readouterr().out)["items"]
+    assert items[2]["spec"]["template"]["spec"]["containers"][0]["image"] == "x:1"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: [1", "is not YAML"),
+        ("", "holds no InferenceService (it is empty)"),
+        ("kind: InferenceService\nkind: Other\n", "key 'kind' stands twice"),
+        ("kind: InferenceService\nspec: {model: {uri: demo}}\n", "metadata: is missing"),
+        ("kind: InferenceService\nmetadata: {name: a}\nspec: {modell: 1}\n", "spec.modell: there is no such field"),
+    ],
+)
+def test_plan_names_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, message: str) -> None:
+    path = tmp_path / "cr.yaml"
+    path.write_text(text)
+    assert cli.main(["plan", "-f", str(path)]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_missing_file_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["plan", "-f", "/no/cr.yaml"]) == 2
+    assert "/no/cr.yaml: No such file or directory" in capsys.readouterr().err
+
+
+def test_chat_says_when_nobody_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["chat", "--url", "http://127.0.0.1:9"]) == 1
+    assert "is `mini-infer up` running?" in capsys.readouterr().err
+
+
+def test_help_loads_nothing_heavy() -> None:
+    code = "import sys; from mini_infer_operator import cli; cli.build_parser().format_help(); print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"pydantic", "kubernetes", "kopf", "aiohttp", "yaml", "asyncio", "torch"} & set(loaded)

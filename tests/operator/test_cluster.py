@@ -1,0 +1,271 @@
+"""The operator as a process, on a real API server with fake nodes: apply, scale, edit, break, delete."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kubernetes.aio import client, config
+from mini_infer_operator.local.ports import free_ports
+from mini_infer_operator.objects.api import KubernetesApi
+from mini_infer_operator.objects.cluster import ClusterPlace
+from mini_infer_operator.permissions import RULES
+from mini_infer_operator.reconcile import reconcile
+from mini_infer_operator.settings import OperatorSettings
+
+from tests.support.control_plane import ControlPlane
+from tests.support.services import changed
+
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster")]
+ROOT = Path(__file__).parents[2]
+CHILDREN = "deployments,services,controllerrevisions"
+LABEL = "serving.mini-infer.io/service"
+
+
+class Cluster:
+    """The control plane with an operator that runs, as a user sees it."""
+
+    def __init__(self, plane: ControlPlane) -> None:
+        self.plane = plane
+
+    def get(self, kinds: str, selector: str = "") -> list[dict[str, Any]]:
+        result = self.plane.kubectl("get", kinds, f"--selector={selector}", "--show-managed-fields", "-o", "json")
+        assert result.returncode == 0, result.stderr
+        return list(json.loads(result.stdout)["items"])
+
+    def children(self, name: str, kinds: str = CHILDREN) -> list[dict[str, Any]]:
+        return self.get(kinds, f"{LABEL}={name}")
+
+    def status(self, name: str) -> dict[str, Any]:
+        (service,) = [s for s in self.get("infsvc") if s["metadata"]["name"] == name]
+        return dict(service.get("status", {}))
+
+    def ready(self, name: str) -> dict[str, Any]:
+        conditions = self.status(name).get("conditions", [])
+        return next((dict(c) for c in conditions if c["type"] == "Ready"), {})
+
+    def apply(self, name: str, **spec: Any) -> None:
+        self.plane.apply(changed({"metadata": {"name": name}, "spec": spec}))
+
+
+def wait(what: Callable[[], Any], limit_s: float = 20.0) -> Any:
+    """The first truthy answer of `what`."""
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        if answer := what():
+            return answer
+        time.sleep(0.15)
+    raise AssertionError(f"not within {limit_s} s: {what()!r}")
+
+
+def operator_kubeconfig(plane: ControlPlane, path: Path) -> Path:
+    """For a service account that has the rights in permissions.py and no others."""
+    name, rbac = "operator", "rbac.authorization.k8s.io"
+    subject = {"kind": "ServiceAccount", "name": name, "namespace": "default"}
+    reference = {"apiGroup": rbac, "kind": "ClusterRole", "name": name}
+    metadata = {"name": name}
+    plane.apply(
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {**metadata, "namespace": "default"}},
+        {"apiVersion": f"{rbac}/v1", "kind": "ClusterRole", "metadata": metadata, "rules": RULES},
+        {
+            "apiVersion": f"{rbac}/v1",
+            "kind": "ClusterRoleBinding",
+            "metadata": metadata,
+            "roleRef": reference,
+            "subjects": [subject],
+        },
+    )
+    token = plane.kubectl("create", "token", name).stdout.strip()
+    config = yaml.safe_load(plane.kubeconfig.read_text())
+    config["users"][0]["user"] = {"token": token}
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+@pytest.fixture(scope="module")
+def cluster(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    if not control_plane.runs_pods:
+        pytest.skip("needs kube-controller-manager, kube-scheduler and kwok in the folder named by KUBEBUILDER_ASSETS")
+    folder = tmp_path_factory.mktemp("operator")
+    log = folder / "log"
+    command = [sys.executable, "-m", "mini_infer_operator.run", "--engine-image=engine:1"]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "KUBECONFIG": str(operator_kubeconfig(control_plane, folder / "kubeconfig")),
+        "MINI_INFER_HEALTH_PORT": str(free_ports(1)[0]),
+    }
+    with log.open("wb") as output:
+        operator = subprocess.Popen(command, env=environment, stdout=output, stderr=output, cwd=ROOT)
+    try:
+        yield Cluster(control_plane)
+        assert operator.poll() is None, log.read_text()[-3000:]
+    finally:
+        operator.terminate()
+        operator.wait(15)
+    text = log.read_text()
+    assert "Traceback" not in text, text[-3000:]
+
+
+def test_a_service_gets_ready_with_all_its_children(cluster: Cluster) -> None:
+    cluster.apply("alpha")
+    wait(lambda: cluster.ready("alpha").get("status") == "True")
+    children = cluster.children("alpha")
+    (service,) = [s for s in cluster.get("infsvc") if s["metadata"]["name"] == "alpha"]
+    revision = service["status"]["revision"]
+    assert {(c["kind"], c["metadata"]["name"]) for c in children} == {
+        ("Deployment", f"alpha-unified-{revision}"),
+        ("ControllerRevision", f"alpha-unified-{revision}"),
+        ("Service", "alpha-engines"),
+    }
+    for child in children:
+        (owner,) = child["metadata"]["ownerReferences"]
+        assert (owner["uid"], owner["controller"]) == (service["metadata"]["uid"], True)
+    status = service["status"]
+    assert (status["replicas"], status["readyReplicas"], status["model"]) == (2, 2, "alpha")
+    assert status["observedGeneration"] == service["metadata"]["generation"]
+    assert status["url"] == "http://alpha-engines.default.svc:8000"
+    managers = {entry["manager"] for entry in service["metadata"]["managedFields"]}
+    assert managers == {"kubectl", "mini-infer-operator-status"}
+    assert "finalizers" not in service["metadata"]
+    assert "annotations" not in service["metadata"]
+
+
+def test_columns_say_what_matters(cluster: Cluster) -> None:
+    cluster.apply("columns", model={"name": "My/Model"})
+    wait(lambda: cluster.ready("columns").get("status") == "True")
+    lines = cluster.plane.kubectl("get", "infsvc", "columns").stdout.splitlines()
+    assert lines[0].split() == ["NAME", "READY", "REASON", "MODEL", "REPLICAS", "READY", "REPLICAS", "AGE"]
+    assert lines[1].split()[:6] == ["columns", "True", "AllReplicasReady", "My/Model", "2", "2"]
+
+
+def test_a_service_at_rest_causes_no_writes(cluster: Cluster) -> None:
+    cluster.apply("rest", unified={"resources": {"requests": {"cpu": "0.25", "memory": "1024Mi"}}})
+    wait(lambda: cluster.ready("rest").get("status") == "True")
+
+    def versions() -> dict[str, str]:
+        items = cluster.children("rest") + [s for s in cluster.get("infsvc") if s["metadata"]["name"] == "rest"]
+        return {f"{i['kind']}/{i['metadata']['name']}": i["metadata"]["resourceVersion"] for i in items}
+
+    time.sleep(1)
+    before = versions()
+    (poked,) = [key for key in before if key.startswith("ControllerRevision/")]
+    cluster.plane.kubectl("label", poked, "poke=1")  # an event, so a reconcile
+    time.sleep(1.5)
+    after = versions()
+    assert after.pop(poked) != before.pop(poked)
+    assert after == before
+
+
+async def test_an_operator_that_renders_differently_rolls_nothing(cluster: Cluster) -> None:
+    cluster.apply("upgrade")
+    wait(lambda: cluster.ready("upgrade").get("status") == "True")
+    (before,) = cluster.children("upgrade", "deployments")
+    await config.load_kube_config(str(cluster.plane.kubeconfig))
+    api = KubernetesApi(client.ApiClient())
+    newer = OperatorSettings(engine_image="engine:1", engine_image_pull_policy="Always")
+    try:
+        await reconcile(ClusterPlace(api, newer, "default", "upgrade"))
+    finally:
+        await api.close()
+    (after,) = cluster.children("upgrade", "deployments")
+    assert after["metadata"]["resourceVersion"] == before["metadata"]["resourceVersion"]
+    assert after["spec"]["template"]["spec"]["containers"][0]["imagePullPolicy"] == "IfNotPresent"
+
+
+def test_scaling_keeps_the_revision_and_the_pods(cluster: Cluster) -> None:
+    cluster.apply("scale", unified={"replicas": 1})
+    wait(lambda: cluster.ready("scale").get("status") == "True")
+    (pod,) = cluster.children("scale", "pods")
+    revision = cluster.status("scale")["revision"]
+    cluster.apply("scale", unified={"replicas": 3})
+    wait(lambda: cluster.status("scale")["readyReplicas"] == 3)
+    assert cluster.status("scale")["revision"] == revision
+    assert pod["metadata"]["uid"] in {p["metadata"]["uid"] for p in cluster.children("scale", "pods")}
+    cluster.apply("scale", unified={"replicas": 0})
+    wait(lambda: cluster.ready("scale").get("reason") == "ScaledToZero")
+    wait(lambda: not cluster.children("scale", "pods"))
+
+
+def test_an_edit_replaces_engines_without_a_gap(cluster: Cluster) -> None:
+    cluster.apply("edit")
+    wait(lambda: cluster.ready("edit").get("status") == "True")
+    before = cluster.status("edit")["revision"]
+    cluster.apply("edit", unified={"engine": {"maxNumSeqs": 8}})
+    available: list[int] = []
+
+    def rolled() -> bool:
+        deployments = cluster.children("edit", "deployments")
+        available.append(sum(d["status"].get("availableReplicas", 0) for d in deployments))
+        assert sum(d["spec"]["replicas"] for d in deployments) <= 3
+        return cluster.status("edit")["revision"] != before and len(deployments) == 1
+
+    wait(rolled)
+    wait(lambda: cluster.ready("edit").get("status") == "True")
+    assert min(available) >= 2
+    assert len(cluster.children("edit")) == 3
+
+
+def test_a_deleted_child_is_back(cluster: Cluster) -> None:
+    cluster.apply("heal")
+    wait(lambda: cluster.ready("heal").get("status") == "True")
+    for child in cluster.children("heal"):
+        kind, name = child["kind"], child["metadata"]["name"]
+        assert cluster.plane.kubectl("delete", kind, name, "--wait=false").returncode == 0
+
+        def back(kind: str = kind, gone: str = child["metadata"]["uid"]) -> bool:
+            return any(c["kind"] == kind and c["metadata"]["uid"] != gone for c in cluster.children("heal"))
+
+        wait(back, limit_s=5)
+
+
+def test_a_changed_child_is_put_right(cluster: Cluster) -> None:
+    cluster.apply("drift")
+    wait(lambda: cluster.ready("drift").get("status") == "True")
+    (deployment,) = cluster.children("drift", "deployments")
+    cluster.plane.kubectl("scale", "deployment", deployment["metadata"]["name"], "--replicas=5")
+    wait(lambda: cluster.children("drift", "deployments")[0]["spec"]["replicas"] == 2, limit_s=5)
+
+
+def test_deletion_leaves_nothing(cluster: Cluster) -> None:
+    cluster.apply("gone")
+    wait(lambda: cluster.ready("gone").get("status") == "True")
+    assert cluster.plane.kubectl("delete", "infsvc", "gone").returncode == 0
+    wait(lambda: not cluster.children("gone", f"{CHILDREN},pods,replicasets"))
+
+
+def test_why_a_pod_does_not_start_is_told(cluster: Cluster) -> None:
+    cluster.apply("broken", image="engine:broken")
+    ready = wait(lambda: (r := cluster.ready("broken")).get("reason") == "PodsFailing" and r)
+    assert "ImagePullBackOff: there is no such image" in ready["message"]
+    cluster.apply("broken", image="engine:2")
+    wait(lambda: cluster.ready("broken").get("status") == "True")
+
+
+def test_a_refused_child_is_told_in_the_api_servers_words(cluster: Cluster) -> None:
+    cluster.apply("refused", unified={"template": {"spec": {"tolerations": [{"operator": "Sometimes"}]}}})
+    ready = wait(lambda: (r := cluster.ready("refused")).get("reason") == "Refused" and r)
+    assert "tolerations[0].operator" in ready["message"]
+    cluster.apply("refused")
+    assert cluster.plane.kubectl("delete", "infsvc", "refused").returncode == 0
+
+
+def test_somebody_elses_object_is_left_alone(cluster: Cluster) -> None:
+    theirs = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": "taken-engines", "namespace": "default"},
+        "spec": {"ports": [{"port": 1}]},
+    }
+    cluster.plane.apply(theirs)
+    cluster.apply("taken")
+    ready = wait(lambda: (r := cluster.ready("taken")).get("reason") == "NameTaken" and r)
+    assert "Service taken-engines exists and does not belong" in ready["message"]
+    assert cluster.plane.kubectl("delete", "service", "taken-engines").returncode == 0
+    wait(lambda: cluster.ready("taken").get("status") == "True")

@@ -1,0 +1,131 @@
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from mini_infer_contract.resources import RESERVED_ENGINE_FLAGS, EngineSpec
+from mini_infer_operator.launch import ModelSource, engine_arguments, launch_of, model_source, revision_of
+from mini_infer_operator.parse import parse_service
+from mini_infer_operator.plan import Observed, ObservedWorkload, make_plan
+
+from tests.support.services import changed
+
+
+def revision(change: dict[str, Any], image: str = "engine:1") -> str:
+    return revision_of(parse_service(changed(change)), "unified", image)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"spec": {"unified": {"replicas": 7}}},
+        {"metadata": {"labels": {"team": "a"}, "generation": 9}},
+        {"spec": {"model": {"name": "demo"}}},
+        {"spec": {"model": {"tokenSecret": None}}},
+    ],
+)
+def test_what_changes_no_pod_keeps_the_revision(change: dict[str, Any]) -> None:
+    assert revision(change) == revision({})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"spec": {"model": {"uri": "file:///m"}}},
+        {"spec": {"model": {"name": "other"}}},
+        {"spec": {"image": "engine:2"}},
+        {"spec": {"unified": {"engine": {"maxNumSeqs": 8}}}},
+        {"spec": {"unified": {"resources": {"limits": {"cpu": 1}}}}},
+        {"spec": {"unified": {"template": {"metadata": {"labels": {"a": "b"}}}}}},
+    ],
+)
+def test_what_changes_pods_makes_a_revision(change: dict[str, Any]) -> None:
+    assert revision(change) != revision({})
+
+
+def test_revisions_of_earlier_operators_are_found_again() -> None:
+    """Golden: were this to change, upgrading the operator would roll every service."""
+    full = {
+        "model": {"uri": "hf://a/b@c", "name": "n"},
+        "unified": {"engine": {"dtype": "auto", "pageSize": 16}},
+    }
+    assert revision({}) == "d9ea096027"
+    assert revision({"spec": full}) == "dc2fe1080a"
+
+
+def test_the_default_image_is_part_of_the_revision() -> None:
+    assert revision({}, "engine:1") != revision({}, "engine:2")
+    assert revision({"spec": {"image": "x"}}, "engine:1") == revision({"spec": {"image": "x"}}, "engine:2")
+
+
+@pytest.mark.parametrize(
+    ("uri", "source"),
+    [
+        ("demo", ModelSource(demo=True)),
+        ("file:///models/x", ModelSource(path="/models/x")),
+        ("pvc://claim", ModelSource(claim="claim")),
+        ("pvc://claim/a/b/", ModelSource(claim="claim", claim_path="a/b")),
+        ("hf://Qwen/Qwen3-8B", ModelSource(hub_id="Qwen/Qwen3-8B")),
+        ("hf://Qwen/Qwen3-8B@v1", ModelSource(hub_id="Qwen/Qwen3-8B", hub_revision="v1")),
+    ],
+)
+def test_model_sources(uri: str, source: ModelSource) -> None:
+    assert model_source(uri) == source
+
+
+def test_every_engine_option_becomes_a_flag() -> None:
+    options = {
+        "dtype": "bfloat16",
+        "loadFormat": "dummy",
+        "attentionBackend": "torch",
+        "maxModelLen": 4096,
+        "maxNumSeqs": 8,
+        "maxNumBatchedTokens": 512,
+        "longPrefillTokenThreshold": 64,
+        "pageSize": 32,
+        "kvCacheMemory": "256Mi",
+        "enablePrefixCaching": False,
+        "extraArgs": ["--seed=3"],
+    }
+    service = parse_service(changed({"spec": {"unified": {"engine": options}}}))
+    assert launch_of(service, "unified", "i").arguments == (
+        "--dtype=bfloat16",
+        "--load-format=dummy",
+        "--attention-backend=torch",
+        "--max-model-len=4096",
+        "--max-num-seqs=8",
+        "--max-num-batched-tokens=512",
+        "--long-prefill-token-threshold=64",
+        "--page-size=32",
+        "--kv-cache-memory=268435456",
+        "--no-enable-prefix-caching",
+        "--seed=3",
+    )
+    engine = service.roles["unified"].engine
+    assert engine is not None
+    assert len(engine_arguments(engine)) == len(options)
+
+
+def test_every_flag_is_one_of_the_engines() -> None:
+    command = [sys.executable, "-m", "mini_infer_engine.server.cli", "--help"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    offered = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    flags = {f"--{name.replace('_', '-')}" for name in EngineSpec.model_fields if name != "extra_args"}
+    assert [flag for flag in sorted({*flags, *RESERVED_ENGINE_FLAGS}) if flag not in offered] == []
+
+
+def test_plan_starts_what_is_asked_for() -> None:
+    service = parse_service(changed({}))
+    (workload,) = make_plan(service, Observed(), "engine:1").workloads
+    assert (workload.role, workload.replicas, workload.revision) == ("unified", 2, revision({}))
+    assert workload.launch is not None
+    assert (workload.launch.image, workload.launch.model_name) == ("engine:1", "demo")
+
+
+def test_plan_keeps_old_revisions_as_they_are() -> None:
+    service = parse_service(changed({}))
+    seen = Observed([ObservedWorkload("unified", "old", 2, 2), ObservedWorkload("decode", "stray", 1, 1)])
+    new, old = make_plan(service, seen, "engine:1").workloads
+    assert (new.revision, new.replicas) == (revision({}), 1)
+    assert (old.revision, old.replicas, old.launch) == ("old", 2, None)

@@ -1,0 +1,133 @@
+import asyncio
+import itertools
+from collections.abc import Callable
+
+import pytest
+from mini_infer_operator import queue as queue_module
+from mini_infer_operator.queue import WorkQueue
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue_module, "SETTLE_S", 0.001)
+    monkeypatch.setattr(queue_module, "FIRST_BACKOFF_S", 0.02)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(3):
+        while not condition():  # noqa: ASYNC110 - what is waited for knows no event
+            await asyncio.sleep(0.002)
+
+
+async def test_a_key_is_never_worked_on_twice_at_once_and_no_event_is_lost() -> None:
+    running: set[str] = set()
+    wanted, done = dict.fromkeys("abc", 0), dict.fromkeys("abc", -1)
+
+    async def work(key: str) -> float:
+        assert key not in running
+        running.add(key)
+        target = wanted[key]
+        await asyncio.sleep(0.003)
+        done[key] = target
+        running.discard(key)
+        return float("inf")
+
+    queue = WorkQueue(work, resync_s=1000)
+    for number in range(200):
+        key = "abc"[number % 3]
+        wanted[key] = number
+        queue.add(key)
+        if number % 10 == 0:
+            await asyncio.sleep(0.002)
+    await until(lambda: done == wanted)
+    await queue.close()
+
+
+async def test_failures_back_off_and_other_keys_go_on() -> None:
+    times: list[float] = []
+    good = 0
+
+    async def work(key: str) -> float:
+        nonlocal good
+        if key == "good":
+            good += 1
+            return float("inf")
+        times.append(asyncio.get_running_loop().time())
+        raise ConnectionError("503")
+
+    queue = WorkQueue(work, resync_s=1000)
+    queue.add("bad")
+    queue.add("good")
+    for _ in range(30):  # events do not cut a back-off short
+        await asyncio.sleep(0.005)
+        queue.add("bad")
+        queue.add("good")
+    await queue.close()
+    pauses = [later - earlier for earlier, later in itertools.pairwise(times)]
+    assert pauses
+    assert all(pause >= 0.02 * 2**number for number, pause in enumerate(pauses))
+    assert good > len(times)
+
+
+async def test_the_answer_says_when_to_look_again() -> None:
+    calls = 0
+
+    async def work(_: str) -> float:
+        nonlocal calls
+        calls += 1
+        return 0.005 if calls < 3 else float("inf")
+
+    queue = WorkQueue(work, resync_s=1000)
+    queue.add("k")
+    await until(lambda: calls == 3)
+    await asyncio.sleep(0.03)
+    assert calls == 3
+    await queue.close()
+
+
+async def test_the_resync_bounds_every_pause() -> None:
+    calls = 0
+
+    async def work(_: str) -> float:
+        nonlocal calls
+        calls += 1
+        return float("inf")
+
+    queue = WorkQueue(work, resync_s=0.01)
+    queue.add("k")
+    await until(lambda: calls >= 3)
+    await queue.close()
+
+
+async def test_a_key_that_is_gone_is_forgotten_and_can_come_back() -> None:
+    calls = 0
+
+    async def work(_: str) -> None:
+        nonlocal calls
+        calls += 1
+
+    queue = WorkQueue(work, resync_s=0.001)
+    queue.add("k")
+    await until(lambda: calls == 1)
+    await asyncio.sleep(0.02)
+    assert calls == 1
+    queue.add("k")
+    await until(lambda: calls == 2)
+    await queue.close()
+
+
+async def test_work_that_hangs_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue_module, "WORK_LIMIT_S", 0.02)
+    calls = 0
+
+    async def work(_: str) -> float:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            await asyncio.sleep(1000)
+        return float("inf")
+
+    queue = WorkQueue(work, resync_s=1000)
+    queue.add("k")
+    await until(lambda: calls == 2)
+    await queue.close()

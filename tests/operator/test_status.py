@@ -1,0 +1,93 @@
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from mini_infer_contract.resources import REASONS, InferenceServiceStatus
+from mini_infer_operator.parse import parse_service
+from mini_infer_operator.plan import Observed, ObservedWorkload, make_plan
+from mini_infer_operator.status import Problem, invalid_status, service_status
+
+from tests.support.services import changed
+
+NOON = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)
+LATER = datetime(2026, 1, 1, 12, 30, tzinfo=UTC)
+
+
+def status(
+    *seen: tuple[str, int, int],
+    replicas: int = 2,
+    failures: tuple[str, ...] = (),
+    problem: Problem | None = None,
+    previous: dict[str, Any] | None = None,
+    now: datetime = NOON,
+) -> dict[str, Any]:
+    """Of the demo service; `seen` is (revision, replicas, available), "new" stands for the current one."""
+    service = parse_service(changed({"metadata": {"generation": 3}, "spec": {"unified": {"replicas": replicas}}}))
+    current = make_plan(service, Observed(), "i").workloads[0].revision
+    workloads = [ObservedWorkload("unified", current if r == "new" else r, n, a) for r, n, a in seen]
+    observed = Observed(workloads, failures)
+    plan = make_plan(service, observed, "i")
+    return service_status(service, observed, plan, problem, url="http://x", previous=previous or {}, now=now)
+
+
+def conditions(value: dict[str, Any]) -> dict[str, tuple[str, str]]:
+    return {c["type"]: (c["status"], c["reason"]) for c in value["conditions"]}
+
+
+@pytest.mark.parametrize(
+    ("seen", "replicas", "ready", "available", "progressing"),
+    [
+        ((), 2, ("False", "Starting"), ("False", "NoneAvailable"), ("True", "Starting")),
+        ((("new", 2, 1),), 2, ("False", "Starting"), ("True", "Available"), ("True", "Starting")),
+        ((("new", 2, 2),), 2, ("True", "AllReplicasReady"), ("True", "Available"), ("False", "Complete")),
+        ((("new", 3, 3),), 2, ("False", "Starting"), ("True", "Available"), ("True", "Starting")),
+        ((("old", 2, 2), ("new", 1, 0)), 2, ("False", "RollingOut"), ("True", "Available"), ("True", "RollingOut")),
+        ((("old", 1, 1), ("new", 2, 2)), 2, ("False", "RollingOut"), ("True", "Available"), ("True", "RollingOut")),
+        ((("new", 0, 0),), 0, ("False", "ScaledToZero"), ("False", "NoneAvailable"), ("False", "Complete")),
+    ],
+)
+def test_table(seen: Any, replicas: int, ready: Any, available: Any, progressing: Any) -> None:
+    value = status(*seen, replicas=replicas)
+    assert conditions(value) == {"Ready": ready, "Available": available, "Progressing": progressing}
+    assert (value["observedGeneration"], value["model"], value["url"]) == (3, "demo", "http://x")
+    assert value["readyReplicas"] == sum(available for _, _, available in seen)
+
+
+def test_failures_are_quoted() -> None:
+    value = status(("new", 2, 0), failures=("pod-1: ImagePullBackOff: no such image",))
+    assert conditions(value)["Ready"] == ("False", "PodsFailing")
+    assert "pod-1: ImagePullBackOff: no such image" in value["conditions"][0]["message"]
+
+
+def test_a_problem_is_not_progress() -> None:
+    value = status(("new", 2, 2), problem=Problem("Refused", "Deployment x: no"))
+    assert conditions(value)["Ready"] == conditions(value)["Progressing"] == ("False", "Refused")
+    assert conditions(value)["Available"] == ("True", "Available")
+
+
+def test_transition_times_change_on_a_flip_only() -> None:
+    before = status(("new", 2, 1))
+    after = status(("new", 2, 2), previous=before, now=LATER)
+    times = {c["type"]: c["lastTransitionTime"] for c in after["conditions"]}
+    assert times == {
+        "Ready": "2026-01-01T12:30:00Z",
+        "Available": "2026-01-01T12:00:00Z",
+        "Progressing": "2026-01-01T12:30:00Z",
+    }
+    assert status(("new", 2, 2), previous=after, now=datetime(2027, 1, 1, tzinfo=UTC)) == after
+
+
+def test_an_invalid_spec_keeps_what_is_known_of_the_engines() -> None:
+    before = status(("new", 2, 2))
+    after = invalid_status(4, "spec.x: there is no such field", previous=before, now=LATER)
+    assert conditions(after)["Ready"] == conditions(after)["Progressing"] == ("False", "InvalidSpec")
+    assert conditions(after)["Available"] == ("True", "Available")
+    assert (after["observedGeneration"], after["readyReplicas"]) == (4, 2)
+    assert invalid_status(4, "spec.x: there is no such field", previous=after, now=NOON) == after
+    InferenceServiceStatus.model_validate(after)
+
+
+def test_reasons_are_a_closed_set() -> None:
+    seen = {c["reason"] for value in (status(), status(("new", 2, 2))) for c in value["conditions"]}
+    assert seen <= REASONS
+    assert all(reason.isidentifier() for reason in REASONS)

@@ -1,0 +1,205 @@
+"""A real Kubernetes control plane for tests, from the programs in KUBEBUILDER_ASSETS, on loopback and free ports.
+
+etcd, kube-apiserver, and where the folder has them kube-controller-manager, kube-scheduler and kwok with fake nodes
+(setup-envtest's folder has the first two only). Everything runs as child processes and ends with `stop`.
+"""
+
+import base64
+import os
+import secrets
+import socket
+import ssl
+import subprocess
+import time
+import urllib.request
+from contextlib import ExitStack
+from pathlib import Path
+
+import yaml
+
+STAGES = Path(__file__).with_name("kwok-stages.yaml")
+START_LIMIT_S = 60.0
+
+
+class ControlPlane:
+    """Started by `start`; `kubeconfig` is cluster-admin."""
+
+    def __init__(self, programs: Path, folder: Path) -> None:
+        self.programs = programs
+        self.folder = folder
+        self.kubeconfig = folder / "kubeconfig"
+        self._children: list[subprocess.Popen[bytes]] = []
+
+    @property
+    def runs_deployments(self) -> bool:
+        """Whether Deployments get pods here."""
+        return (self.programs / "kube-controller-manager").exists() and (self.programs / "kube-scheduler").exists()
+
+    @property
+    def runs_pods(self) -> bool:
+        """Whether pods get Ready here."""
+        return self.runs_deployments and (self.programs / "kwok").exists()
+
+    def start(self) -> None:
+        etcd_port, peer_port, api_port = _free_ports(3)
+        etcd = f"http://127.0.0.1:{etcd_port}"
+        self._spawn(
+            "etcd",
+            f"--data-dir={self.folder / 'etcd'}",
+            "--unsafe-no-fsync",
+            f"--listen-client-urls={etcd}",
+            f"--advertise-client-urls={etcd}",
+            f"--listen-peer-urls=http://127.0.0.1:{peer_port}",
+            "--log-level=warn",
+        )
+        key, public, tokens = (self.folder / name for name in ("sa.key", "sa.pub", "tokens.csv"))
+        _quiet("openssl", "genrsa", "-out", str(key), "2048")
+        _quiet("openssl", "rsa", "-in", str(key), "-pubout", "-out", str(public))
+        token = secrets.token_hex(16)
+        tokens.touch(mode=0o600)
+        tokens.write_text(f'{token},admin,admin,"system:masters"\n')
+        server = self._spawn(
+            "kube-apiserver",
+            f"--etcd-servers={etcd}",
+            "--bind-address=127.0.0.1",
+            "--advertise-address=127.0.0.1",
+            f"--secure-port={api_port}",
+            f"--cert-dir={self.folder / 'certs'}",
+            "--service-account-issuer=https://kubernetes.default.svc",
+            f"--service-account-signing-key-file={key}",
+            f"--service-account-key-file={public}",
+            f"--token-auth-file={tokens}",
+            "--authorization-mode=Node,RBAC",
+            "--service-cluster-ip-range=10.96.0.0/16",
+            "--endpoint-reconciler-type=none",
+        )
+        url = f"https://127.0.0.1:{api_port}"
+        self._wait_until_ready(url, token, server)
+        self._write_kubeconfig(url, token)
+        self._start_controllers(key)
+
+    def stop(self) -> None:
+        """End everything, in the order that lets nobody wait for another."""
+        for child in reversed(self._children):
+            child.terminate()
+            try:
+                child.wait(5)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+
+    def kubectl(self, *arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+        """Run kubectl; the caller looks at returncode, stdout and stderr."""
+        command = [str(self.programs / "kubectl"), f"--kubeconfig={self.kubeconfig}", *arguments]
+        return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60, check=False)
+
+    def apply(self, *manifests: object) -> None:
+        """Create or update, and fail on a refusal."""
+        result = self.kubectl("apply", "--server-side", "-f", "-", stdin=yaml.safe_dump_all(manifests))
+        assert result.returncode == 0, result.stderr
+
+    def _start_controllers(self, key: Path) -> None:
+        config = f"--kubeconfig={self.kubeconfig}"
+        common = [
+            config,
+            f"--authentication-kubeconfig={self.kubeconfig}",
+            f"--authorization-kubeconfig={self.kubeconfig}",
+            "--bind-address=127.0.0.1",
+            "--secure-port=0",
+            "--leader-elect=false",
+        ]
+        if self.runs_deployments:
+            certificate = self.folder / "certs" / "apiserver.crt"
+            self._spawn(
+                "kube-controller-manager",
+                *common,
+                f"--service-account-private-key-file={key}",
+                f"--root-ca-file={certificate}",
+                "--use-service-account-credentials=true",
+            )
+            self._spawn("kube-scheduler", *common)
+        if self.runs_pods:
+            self._spawn(
+                "kwok",
+                f"--config={STAGES}",
+                config,
+                "--manage-all-nodes=true",
+                "--node-ip=127.0.0.1",
+                "--cidr=10.200.0.0/16",
+                "--server-address=127.0.0.1:0",
+                "--node-lease-duration-seconds=40",
+            )
+            room = {"cpu": "64", "memory": "512Gi", "pods": "250", "nvidia.com/gpu": "8"}
+            self.apply(
+                {
+                    "apiVersion": "v1",
+                    "kind": "Node",
+                    "metadata": {"name": "node-1", "annotations": {"kwok.x-k8s.io/node": "fake"}},
+                    "status": {"allocatable": room, "capacity": room},
+                }
+            )
+
+    def _spawn(self, program: str, *arguments: str) -> subprocess.Popen[bytes]:
+        with (self.folder / f"{program}.log").open("wb") as log:
+            child = subprocess.Popen(
+                [str(self.programs / program), *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self.folder,
+                start_new_session=True,
+            )
+        self._children.append(child)
+        return child
+
+    def _wait_until_ready(self, url: str, token: str, server: subprocess.Popen[bytes]) -> None:
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        request = urllib.request.Request(f"{url}/readyz", headers={"authorization": f"Bearer {token}"})
+        deadline = time.monotonic() + START_LIMIT_S
+        while time.monotonic() < deadline:
+            assert server.poll() is None, (self.folder / "kube-apiserver.log").read_text()[-2000:]
+            try:
+                urllib.request.urlopen(request, context=context, timeout=2).close()
+                return
+            except OSError:
+                time.sleep(0.1)
+        raise AssertionError(f"the API server did not get ready in {START_LIMIT_S:g} s")
+
+    def _write_kubeconfig(self, url: str, token: str) -> None:
+        certificate = base64.b64encode((self.folder / "certs" / "apiserver.crt").read_bytes()).decode()
+        cluster = {"server": url, "certificate-authority-data": certificate}
+        self.kubeconfig.touch(mode=0o600)
+        self.kubeconfig.write_text(
+            yaml.safe_dump(
+                {
+                    "apiVersion": "v1",
+                    "kind": "Config",
+                    "clusters": [{"name": "test", "cluster": cluster}],
+                    "users": [{"name": "admin", "user": {"token": token}}],
+                    "contexts": [{"name": "test", "context": {"cluster": "test", "user": "admin"}}],
+                    "current-context": "test",
+                }
+            )
+        )
+
+
+def find_programs() -> Path | None:
+    """The folder in KUBEBUILDER_ASSETS, if it has what a control plane needs."""
+    folder = os.environ.get("KUBEBUILDER_ASSETS")
+    if not folder:
+        return None
+    needed = ("etcd", "kube-apiserver", "kubectl")
+    return Path(folder) if all((Path(folder) / name).exists() for name in needed) else None
+
+
+def _free_ports(count: int) -> list[int]:
+    with ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+def _quiet(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True)

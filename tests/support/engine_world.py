@@ -1,0 +1,159 @@
+"""An engine on the fake runner, with what must be true of it at any moment, for tests that throw events at it."""
+
+import random
+from dataclasses import dataclass, field
+
+from mini_infer_contract.events import BlockRemoved, BlockStored
+from mini_infer_engine.engine import Engine
+from mini_infer_engine.request import Output, Request, SamplingParams
+from mini_infer_engine.settings import EngineSettings
+
+from tests.support.fake_runner import EOS, VOCABULARY, FakeRunner, expected_tokens
+
+
+def make_engine(num_pages: int, page_size: int, max_model_len: int, **settings: object) -> tuple[Engine, FakeRunner]:
+    """`settings` are EngineSettings' fields."""
+    runner = FakeRunner(num_pages, page_size)
+    engine = Engine(
+        EngineSettings(model="fake", **settings),  # type: ignore[arg-type]
+        runner,
+        (EOS,),
+        max_model_len,
+        "revision",
+    )
+    runner.references = engine.scheduler.pool.references
+    return engine, runner
+
+
+@dataclass
+class World:
+    """Feeds one engine and checks it after each event; tokens are compared with those of each request alone."""
+
+    engine: Engine
+    runner: FakeRunner
+    max_model_len: int
+    draw: random.Random
+    live: dict[str, Request] = field(default_factory=dict)
+    made: dict[str, list[int]] = field(default_factory=dict)
+    known: set[object] = field(default_factory=set)
+    """Hashes of the blocks that the events so far say are cached."""
+    aborted: dict[str, int] = field(default_factory=dict)
+    """Steps since the abort of requests that ran then."""
+    histories: list[list[int]] = field(default_factory=lambda: [[]])
+    num_requests: int = 0
+
+    @property
+    def num_copies(self) -> int:
+        return sum(len(batch.copies) for batch in self.runner.batches)
+
+    def add(self) -> None:
+        """A prompt that shares a random part with an earlier conversation or with a family of prompts."""
+        draw = self.draw
+        family = draw.randrange(3)
+        history = draw.choice(self.histories) if draw.random() < 0.5 else [family] * self.max_model_len
+        suffix = [draw.randrange(VOCABULARY) for _ in range(draw.choice((0, 0, 1, 7, 16, 33)))]
+        shared = draw.choice((8, self.max_model_len // 2, self.max_model_len))
+        prompt = [family, *history[1 : draw.randrange(1, shared)], *suffix][: self.max_model_len - 1]
+        sampling = SamplingParams(
+            temperature=draw.choice((0.0, 0.0, 1.0)),
+            max_tokens=draw.choice((None, None, 1, 2, 40)),
+            min_tokens=draw.choice((0, 0, 5)),
+            ignore_eos=draw.random() < 0.6,
+            stop_token_ids=draw.choice(([], [], [3, 4])),
+        )
+        request = Request(
+            request_id=f"r{self.num_requests}",
+            prompt_token_ids=prompt,
+            sampling=sampling,
+            priority=draw.choice((0, 0, 0, 1, -1)),
+            cache_salt=draw.choice(("", "", "tenant")),
+            noise_seed=draw.randrange(100),
+        )
+        self.num_requests += 1
+        self.live[request.request_id] = request
+        self.made[request.request_id] = []
+        self.engine.add(request)
+
+    def abort(self) -> None:
+        if self.live:
+            request_id = self.draw.choice(sorted(self.live))
+            del self.live[request_id]
+            self.aborted[request_id] = 0
+            self.engine.abort(request_id)
+
+    def step(self) -> None:
+        for output in self.engine.step():
+            self._take(output)
+        running = {sequence.request.request_id for sequence in self.engine.scheduler.running}
+        for request_id in list(self.aborted):
+            self.aborted[request_id] += 1
+            if request_id not in running:
+                del self.aborted[request_id]
+            else:
+                assert self.aborted[request_id] < 2, f"{request_id} runs two steps after its abort"
+
+    def _take(self, output: Output) -> None:
+        request = self.live[output.request_id]  # nothing comes for an aborted or finished request
+        made = self.made[output.request_id]
+        made += output.token_ids
+        if output.finish_reason is None:
+            return
+        expected = expected_tokens(request, self.max_model_len)
+        assert made == expected, f"{request} made {made}, alone it makes {expected}"
+        stops = {*request.sampling.stop_token_ids, *(() if request.sampling.ignore_eos else (EOS,))}
+        assert output.finish_reason == ("stop" if expected[-1] in stops else "length")
+        assert output.num_cached_tokens < len(request.prompt_token_ids)
+        self.histories.append(request.prompt_token_ids + made)
+        del self.live[output.request_id]
+
+    def check(self) -> None:
+        """References are those of the running and the pinned, free pages are all others, events tell what is cached."""
+        engine, scheduler = self.engine, self.engine.scheduler
+        pool = scheduler.pool
+        uses = [0] * pool.num_pages
+        for sequence in scheduler.running:
+            for page in sequence.pages:
+                uses[page] += 1
+        for _, step in engine._in_flight:
+            for page in step.pinned_pages:
+                uses[page] += 1
+        assert pool.references == uses
+        assert pool.num_free == uses.count(0)
+        assert sorted([*pool._blank, *pool._cached]) == [page for page, count in enumerate(uses) if not count]
+        slots = [sequence.slot for sequence in scheduler.running]
+        assert len(set(slots)) == len(slots)
+        assert all(not sequence.pages and sequence.slot < 0 for sequence in scheduler.waiting)
+        for ranked in (scheduler.running, scheduler.waiting):
+            assert [sequence.rank for sequence in ranked] == sorted(sequence.rank for sequence in ranked)
+        self._check_events()
+
+    def _check_events(self) -> None:
+        for event in self.engine.take_events():
+            if isinstance(event, BlockStored):
+                assert event.parent_block_hash is None or event.parent_block_hash in self.known
+                assert not self.known.intersection(event.block_hashes)
+                self.known.update(event.block_hashes)
+            else:
+                assert isinstance(event, BlockRemoved)
+                assert self.known.issuperset(event.block_hashes)
+                self.known.difference_update(event.block_hashes)
+        seen: set[object] = set()
+        for chain in self.engine.snapshot():
+            assert chain.parent_block_hash is None or chain.parent_block_hash in seen, "a child without its parent"
+            assert len(chain.token_ids) == chain.block_size * len(chain.block_hashes)
+            seen.update(chain.block_hashes)
+        assert seen == self.known
+
+    def drain(self) -> None:
+        """Run everything to its end: nothing is stuck, nothing leaks."""
+        for _ in range(200 + 3 * self.max_model_len * (1 + len(self.live))):
+            if not self.engine.has_work:
+                break
+            self.step()
+        assert not self.engine.has_work, "stuck"
+        self.check()
+        pool = self.engine.scheduler.pool
+        assert not self.live
+        assert not any(pool.references)
+        assert pool.num_free == pool.num_pages
+        assert self.engine.load().queued_tokens == 0

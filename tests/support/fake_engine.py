@@ -1,0 +1,223 @@
+"""An engine without a model, for tests of the gateway: HTTP, KV events, replay and snapshot, and faults on request."""
+
+import asyncio
+import json
+from typing import Any, Self
+
+import zmq
+import zmq.asyncio
+from aiohttp import web
+from mini_infer_contract.blocks import block_keys, root_key
+from mini_infer_contract.events import (
+    EVENTS_TOPIC,
+    LOAD_TOPIC,
+    REPLAY_END,
+    KVEvent,
+    KVEventBatch,
+    LoadReport,
+    Snapshot,
+    block_removed,
+    block_stored,
+    encode,
+    read_sequence,
+    sequence_frame,
+)
+from mini_infer_contract.launch import DRAINING_HEADER, Endpoint
+from mini_infer_contract.prompt import PromptAssets, PromptEncoder, chat_prompt_ids, completion_prompt_ids
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from tests.support.fake_cache import FakeCache
+
+ROOT = root_key("a revision of the engine's own", "", "")
+BLOCK = 16
+
+
+def byte_assets() -> PromptAssets:
+    """A tokenizer of bytes with a small chat template."""
+    vocabulary = {character: number for number, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
+    files = {"tokenizer.json": tokenizer.to_str(), "tokenizer_config.json": "{}", "chat_template.jinja": template}
+    return PromptAssets(revision="bytes", files=files)
+
+
+class FakeEngine:
+    """Serves `model` with a cache of `capacity` blocks; set the public fields to make it misbehave."""
+
+    def __init__(
+        self, name: str, model: str = "m", capacity: int = 10_000, events: bool = True, assets: bool = True
+    ) -> None:
+        self.name, self.model = name, model
+        self.cache = FakeCache(capacity)
+        self.tokens: dict[bytes, list[int]] = {}
+        self.publishes, self.serves_assets, self.serves_snapshot = events, assets, True
+        self.chunks = [b'data: {"n":%d}\n\n' % n for n in range(3)] + [b"data: [DONE]\n\n"]
+        self.chunk_delay_s = 0.0
+        self.status = 200
+        self.draining = False
+        self.hang = False
+        self.die_after: int | None = None
+        self.bodies: list[bytes] = []
+        self.headers: list[dict[str, str]] = []
+        self.cancelled = 0
+        self.snapshots = 0
+        self.replays = 0
+        self.hit_tokens = 0
+        self.sequence = 0
+        self.sent: list[tuple[int, bytes]] = []
+        self.encoder = PromptEncoder(byte_assets())
+        self._arrived: list[str] = []
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def start(self, port: int = 0, events_port: int = 0) -> None:
+        """Listens on loopback."""
+        app = web.Application()
+        app.router.add_post("/v1/chat/completions", self._generate)
+        app.router.add_post("/v1/completions", self._generate)
+        app.router.add_post("/tokenize", self._tokenize)
+        app.router.add_get("/prompt_assets", self._assets)
+        app.router.add_get("/kv_snapshot", self._snapshot)
+        self.runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
+        await self.runner.setup()
+        await web.TCPSite(self.runner, "127.0.0.1", port).start()
+        self.port = self.runner.addresses[0][1]
+        context = zmq.asyncio.Context.instance()
+        self._publisher, self._router = context.socket(zmq.PUB), context.socket(zmq.ROUTER)
+        self.events_port = self._bind(self._publisher, events_port)
+        self.replay_port = self._bind(self._router, 0)
+        self._tasks = [asyncio.create_task(self._replay())]
+
+    async def stop(self) -> None:
+        """Closes everything."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._publisher.close(0)
+        self._router.close(0)
+        await self.runner.cleanup()
+
+    @property
+    def connections(self) -> list[web.RequestHandler]:
+        """Of HTTP clients."""
+        assert self.runner.server is not None
+        return self.runner.server.connections
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """As a source would list it."""
+        return Endpoint(
+            name=self.name,
+            url=f"http://127.0.0.1:{self.port}",
+            model=self.model,
+            events=f"tcp://127.0.0.1:{self.events_port}" if self.publishes else "",
+            replay=f"tcp://127.0.0.1:{self.replay_port}" if self.publishes else "",
+        )
+
+    async def publish(self, events: list[KVEvent], lost: bool = False) -> None:
+        """Sends a batch; `lost`: only replay knows of it."""
+        payload = encode(KVEventBatch(0.0, events))
+        self.sent.append((self.sequence, payload))
+        if not lost:
+            await self._publisher.send_multipart([EVENTS_TOPIC, sequence_frame(self.sequence), payload])
+        self.sequence += 1
+
+    async def report(self, running: int = 0, waiting: int = 0, queued_tokens: int = 0) -> None:
+        """Sends a load report."""
+        accepted, self._arrived = self._arrived, []
+        report = LoadReport(0.0, running, waiting, queued_tokens, 0.0, accepted)
+        await self._publisher.send_multipart([LOAD_TOPIC, sequence_frame(0), encode(report)])
+
+    async def prefill(self, ids: list[int], lost: bool = False) -> int:
+        """Puts a prompt in the cache and tells of it; returns the tokens hit."""
+        keys = block_keys(ids, ROOT)
+        hit, stored, evicted = self.cache.serve(keys)
+        for position, key in enumerate(keys):
+            self.tokens[key] = ids[position * BLOCK : (position + 1) * BLOCK]
+        events: list[KVEvent] = []
+        if stored:
+            parent = keys[hit - 1] if hit else None
+            events.append(block_stored(stored, parent, ids[hit * BLOCK : len(keys) * BLOCK]))
+        if evicted:
+            events.append(block_removed(evicted))
+        if events:
+            await self.publish(events, lost)
+        return hit * BLOCK
+
+    def _bind(self, socket: zmq.asyncio.Socket, port: int) -> int:
+        if port:
+            socket.bind(f"tcp://127.0.0.1:{port}")
+            return port
+        return socket.bind_to_random_port("tcp://127.0.0.1")
+
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
+        raw = await request.read()
+        self.bodies.append(raw)
+        self.headers.append({name.lower(): value for name, value in request.headers.items()})
+        self._arrived.append(request.headers.get("x-request-id", ""))
+        if self.draining:
+            return web.json_response({"error": {}}, status=503, headers={DRAINING_HEADER: "true"})
+        if self.status != 200:
+            return web.json_response({"error": {"message": f"status {self.status}"}}, status=self.status)
+        try:
+            return await self._answer(request, raw)
+        except (asyncio.CancelledError, ConnectionResetError):
+            self.cancelled += 1
+            raise
+
+    async def _answer(self, request: web.Request, raw: bytes) -> web.StreamResponse:
+        body: dict[str, Any] = json.loads(raw)
+        if self.hang:
+            await asyncio.sleep(60)
+        chat = request.path == "/v1/chat/completions"
+        prompts = [chat_prompt_ids(self.encoder, body)] if chat else completion_prompt_ids(self.encoder, body)
+        for ids in prompts:
+            self.hit_tokens += await self.prefill(ids)
+        if not body.get("stream"):
+            return web.json_response({"model": body["model"], "served_by": self.name})
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        for number, chunk in enumerate(self.chunks):
+            if number == self.die_after:
+                assert request.transport is not None
+                request.transport.abort()
+                break
+            await response.write(chunk)
+            await asyncio.sleep(self.chunk_delay_s)
+        return response
+
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        return web.json_response({"tokens": self.encoder.encode(body["prompt"], False)})
+
+    async def _assets(self, request: web.Request) -> web.Response:
+        if not self.serves_assets:
+            raise web.HTTPNotFound
+        assets = byte_assets()
+        return web.json_response({"revision": assets.revision, "files": assets.files})
+
+    async def _snapshot(self, request: web.Request) -> web.Response:
+        if not self.serves_snapshot:
+            raise web.HTTPNotFound
+        self.snapshots += 1
+        # A parent is younger than its children here.
+        chains = [block_stored([key], parent, self.tokens[key]) for key, parent in reversed(self.cache.parents.items())]
+        return web.Response(body=encode(Snapshot(self.sequence - 1, chains)))
+
+    async def _replay(self) -> None:
+        while True:
+            client, _, frame = await self._router.recv_multipart()
+            self.replays += 1
+            first = read_sequence(frame)
+            for sequence, payload in self.sent:
+                if sequence >= first:
+                    await self._router.send_multipart([client, b"", sequence_frame(sequence), payload])
+            await self._router.send_multipart([client, b"", REPLAY_END, b""])

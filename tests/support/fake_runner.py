@@ -1,0 +1,135 @@
+"""A runner without a model whose next token is a hash of everything that it reads back from its own KV pages.
+
+A cell holds a hash of its token and of the cell before it, as attention makes a token's KV depend on all before it. So
+a wrong page table, copy, start or slot, or a page given away too early, shows as a wrong token or as an error here.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mini_infer_engine.batch import Batch, Row
+from mini_infer_engine.request import Request, SamplingParams
+
+VOCABULARY = 40
+EOS = 0
+
+
+def sample(
+    cells: Sequence[int], sampling: SamplingParams, noise_seed: int, output_index: int, suppressed: Sequence[int]
+) -> int:
+    """The next token: greedy depends on the cells alone, otherwise on the seed and the index too."""
+    noise = (noise_seed, output_index) if sampling.temperature else ()
+    token = hash((tuple(cells), noise)) % VOCABULARY
+    while token in suppressed:
+        token = (token + 1) % VOCABULARY
+    return token
+
+
+def cell(before: int, token: int) -> int:
+    return hash((before, token))
+
+
+def expected_tokens(request: Request, max_model_len: int, eos_token_ids: Sequence[int] = (EOS,)) -> list[int]:
+    """What a request yields when it runs alone: computed directly, with no pages and no batches."""
+    sampling = request.sampling
+    stops = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos_token_ids)}
+    cells = []
+    for token in request.prompt_token_ids:
+        cells.append(cell(cells[-1] if cells else 0, token))
+    limit = max_model_len - len(request.prompt_token_ids)
+    limit = min(limit, sampling.max_tokens) if sampling.max_tokens is not None else limit
+    output: list[int] = []
+    while len(output) < limit:
+        suppressed = stops if len(output) < sampling.min_tokens else ()
+        output.append(sample(cells, sampling, request.noise_seed, len(output), tuple(suppressed)))
+        if output[-1] in stops:
+            break
+        cells.append(cell(cells[-1], output[-1]))
+    return output
+
+
+@dataclass(eq=False)
+class Handle:
+    tokens: list[int | None]
+    sources: list[int]
+
+
+class FakeRunner:
+    """Runs each batch at launch, as a device with one queue would, and shows the tokens only when they are collected.
+
+    With `references` (the pool's) it also checks that a page it writes belongs to one sequence alone.
+    """
+
+    def __init__(self, num_pages: int, page_size: int, max_num_seqs: int = 256) -> None:
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self.references: list[int] | None = None
+        self.batches: list[Batch] = []
+        self._cells: list[list[int | None]] = [[None] * page_size for _ in range(num_pages)]
+        self._last_token: list[int | None] = [None] * max_num_seqs
+        self._in_flight: list[Handle] = []
+
+    def launch(self, batch: Batch) -> Handle:
+        assert batch.rows, "an empty batch"
+        assert len({row.slot for row in batch.rows}) == len(batch.rows), "two rows of one slot"
+        handle = Handle([], [copy.source for copy in batch.copies])
+        self._in_flight.append(handle)
+        self.batches.append(batch)
+        self._check_pages(batch)
+        for copy in batch.copies:
+            self._cells[copy.target] = self._cells[copy.source][: copy.tokens] + [None] * (self.page_size - copy.tokens)
+        for index, row in enumerate(batch.rows):
+            self._write(row, is_decode=index < batch.num_decodes)
+        handle.tokens = [self._sample(row) for row in batch.rows]
+        return handle
+
+    def collect(self, handle: Handle) -> list[int | None]:
+        assert self._in_flight[0] is handle, "collected out of order"
+        self._in_flight.pop(0)
+        return handle.tokens
+
+    def _write(self, row: Row, is_decode: bool) -> None:
+        if is_decode:
+            assert row.count == 1
+            assert row.token_ids is None
+            assert row.sampling is not None
+            last = self._last_token[row.slot]
+            assert last is not None, "a decode of a slot that never sampled"
+            token_ids: Sequence[int] = [last]
+        else:
+            assert row.token_ids is not None
+            token_ids = row.token_ids
+            self._last_token[row.slot] = None
+        assert len(token_ids) == row.count >= 1
+        before = self._read(row, row.start - 1) if row.start else 0
+        for position, token in enumerate(token_ids, start=row.start):
+            before = cell(before, token)
+            self._cells[row.page_table[position // self.page_size]][position % self.page_size] = before
+
+    def _read(self, row: Row, position: int) -> int:
+        value = self._cells[row.page_table[position // self.page_size]][position % self.page_size]
+        assert value is not None, f"read of position {position}, which was never written"
+        return value
+
+    def _sample(self, row: Row) -> int | None:
+        cells = [self._read(row, position) for position in range(row.start + row.count)]
+        if row.sampling is None:
+            return None
+        token = sample(cells, row.sampling, row.noise_seed, row.output_index, row.suppressed_token_ids)
+        self._last_token[row.slot] = token
+        return token
+
+    def _check_pages(self, batch: Batch) -> None:
+        """A written page is in nobody else's table, and copies run before the pass: no source is written before it."""
+        written: set[int] = {copy.target for copy in batch.copies}
+        assert len(written) == len(batch.copies)
+        assert not written & {copy.source for copy in batch.copies}
+        for row in batch.rows:
+            first, last = row.start // self.page_size, (row.start + row.count - 1) // self.page_size
+            written.update(row.page_table[first : last + 1])
+        for page in written:
+            owners = [row for row in batch.rows if page in row.page_table]
+            assert len(owners) == 1, f"page {page} is written and in {len(owners)} page tables"
+            if self.references is not None:
+                pins = sum(handle.sources.count(page) for handle in self._in_flight)
+                assert self.references[page] == 1 + pins, f"page {page} is written and has {self.references[page]} uses"

@@ -1,0 +1,86 @@
+"""A gateway on a real socket inside the test's event loop, with a source that the test feeds by hand."""
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import aiohttp
+import uvicorn
+from mini_infer_contract.launch import Endpoint
+from mini_infer_gateway.app import Gateway
+from mini_infer_gateway.endpoints.base import Listed, Publish
+from mini_infer_gateway.settings import GatewaySettings
+
+
+class HandSource:
+    """Publishes what it is given."""
+
+    def __init__(self, endpoints: Sequence[Endpoint]) -> None:
+        self._listed = [Listed(endpoint) for endpoint in endpoints]
+        self.publish: Publish
+
+    async def run(self, publish: Publish) -> None:
+        self.publish = publish
+        publish(self._listed)
+        await asyncio.Event().wait()
+
+
+class RunningGateway:
+    """The application, its address and a client."""
+
+    def __init__(self, app: Gateway, source: HandSource, url: str, client: aiohttp.ClientSession) -> None:
+        self.app, self.source, self.url, self.client = app, source, url, client
+
+    def chat(
+        self, text: str, stream: bool = False, **fields: object
+    ) -> "contextlib.AbstractAsyncContextManager[aiohttp.ClientResponse]":
+        body = {"model": "m", "messages": [{"role": "user", "content": text}], "stream": stream, **fields}
+        return self.client.post(self.url + "/v1/chat/completions", json=body)
+
+    async def settled(self, index: str = "exact") -> None:
+        """Waits until every endpoint's cache is known in this way."""
+        members = self.app.fleet.members
+        await until(lambda: bool(members) and all(member.index_kind == index for member in members.values()))
+
+
+@asynccontextmanager
+async def running_gateway(*endpoints: Endpoint, **settings: Any) -> AsyncIterator[RunningGateway]:
+    """Started, synced, and stopped at the end."""
+    source = HandSource(endpoints)
+    app = Gateway(replace(GatewaySettings(seed=1, log_level="debug"), **settings), source)
+    listener = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(
+        app,
+        http="httptools",
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=1,
+    )
+    server = uvicorn.Server(config)
+    server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
+    serving = asyncio.create_task(server._serve(sockets=[listener]))
+    await until(lambda: server.started)
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    async with aiohttp.ClientSession() as client:
+        try:
+            yield RunningGateway(app, source, url, client)
+        finally:
+            server.should_exit = True
+            await serving
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+    """Waits for a condition of the same event loop."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError("the condition did not come true")
+        await asyncio.sleep(0.005)

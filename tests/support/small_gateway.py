@@ -1,0 +1,40 @@
+"""A stand-in for the gateway in tests of `mini-infer up`: the first endpoint of the file answers everything."""
+
+import argparse
+import json
+import urllib.request
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--host")
+    parser.add_argument("--port", type=int)
+    parser.add_argument("--endpoints", type=Path)
+    given = parser.parse_args()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.answer(b"ok" if self.path == "/healthz" else self.forward(None))
+
+        def do_POST(self) -> None:
+            self.answer(self.forward(self.rfile.read(int(self.headers["content-length"]))))
+
+        def forward(self, body: bytes | None) -> bytes:
+            endpoint = json.loads(given.endpoints.read_text())["endpoints"][0]["url"]
+            request = urllib.request.Request(endpoint + self.path, body, {"content-type": "application/json"})
+            with urllib.request.urlopen(request, timeout=10) as response:
+                return response.read()
+
+        def answer(self, body: bytes) -> None:
+            self.send_response(200)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    ThreadingHTTPServer((given.host, given.port), Handler).serve_forever()
+    return 0
