@@ -75,7 +75,7 @@ def _product(
 def _dense(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None, *, gated: bool = False
 ) -> Tensor:
-    """Residual + gate(x @ weight.T + bias): by our kernel where rows are few and it was measured faster, else cuBLAS."""
+    """Residual + gate(x @ weight.T + bias): by our kernel where that was measured faster, else cuBLAS."""
     rows, (columns, width) = x.shape[0], weight.shape
     if rows <= MAX_ROWS and not (gated and bias is not None):
         config = skinny_config(rows, columns // 2 if gated else columns, width, gated=gated)

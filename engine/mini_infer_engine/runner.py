@@ -156,7 +156,7 @@ class TorchRunner:
 
 
 def load_runner(settings: EngineSettings) -> TorchRunner:
-    """Find the model and load it for this machine: kernels and graphs on an NVIDIA GPU, else (or if asked for) torch."""
+    """Find the model and load it: kernels and graphs on an NVIDIA GPU, else (or if asked for) torch."""
     directory = resolve_model(settings.model, settings.revision, weights=settings.load_format != "dummy")
     runner = TorchRunner
     if _device(settings).type == "cuda" and settings.attention_backend != "torch" and find_spec("triton"):

@@ -32,7 +32,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     long_prefill_token_threshold: int = 0
     """Largest prefill chunk, in tokens; 0: only the token budget cuts. Smaller chunks mean smoother decoding."""
     page_size: int | None = None
-    """Tokens a page, a multiple of 16; None: what the attention backend likes (16 on a CPU, 128 on a GPU, 256 with flash-attn)."""
+    """Tokens a page, a multiple of 16; None: what attention likes (16 on a CPU, 128 on a GPU, 256 with flash-attn)."""
     kv_cache_memory: int | None = None
     """Bytes for the page pool; None: 2 GB on a CPU, what gpu_memory_utilization leaves on a GPU."""
     gpu_memory_utilization: float = 0.9
