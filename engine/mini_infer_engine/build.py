@@ -46,7 +46,7 @@ def _build_dry(settings: EngineSettings, dry_run: DryRun) -> BuiltEngine:
 
 
 def _build_real(settings: EngineSettings) -> BuiltEngine:
-    from mini_infer_engine.runner import load_runner
+    from mini_infer_engine.runners import load_runner
 
     runner = load_runner(settings)
     config = runner.config

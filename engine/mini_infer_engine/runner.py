@@ -4,21 +4,18 @@ It knows neither requests nor why a batch looks as it does.
 """
 
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from mini_infer_engine.attention.registry import backend_class
+from mini_infer_engine.attention.torch_reference import TorchAttention
 from mini_infer_engine.batch import Batch, Row
 from mini_infer_engine.inputs import PassInputs, build_inputs
 from mini_infer_engine.kv_budget import CPU_KV_BYTES, available_memory, fit_context, pages_for
 from mini_infer_engine.kv_pool import KVPool, KVShape
 from mini_infer_engine.layers.decoder import DecoderModel
 from mini_infer_engine.loader import fill_randomly, load_weights
-from mini_infer_engine.model_path import resolve_model
 from mini_infer_engine.models.config import ModelConfig
 from mini_infer_engine.models.errors import ModelError
 from mini_infer_engine.models.registry import MODELS
@@ -42,7 +39,8 @@ class PassHandle:
 class TorchRunner:
     """The `batch.Runner` that has a model."""
 
-    default_page_size: ClassVar[int] = 16
+    default_page_size: int = 16
+    page_size_step: int = 16
 
     def __init__(self, settings: EngineSettings, config: ModelConfig, directory: Path | None = None) -> None:
         """Load the weights of `directory` (not read for dummy weights) and take the memory for the page pool.
@@ -52,17 +50,13 @@ class TorchRunner:
 
         """
         self.config = config
-        self.device = _device(settings)
+        self.device = choose_device(settings)
         self.dtype = _dtype(settings, config, self.device)
-        backend = backend_class(settings, self.device, self.dtype)
-        self.page_size = settings.page_size or max(self.default_page_size, backend.page_size_step)
-        if self.page_size % backend.page_size_step:
-            raise ModelError(
-                f"page_size = {self.page_size}: {backend.__name__} needs multiples of {backend.page_size_step}."
-            )
+        self.page_size = settings.page_size or self.default_page_size
+        if self.page_size % self.page_size_step:
+            raise ModelError(f"page_size = {self.page_size}: it must be a multiple of {self.page_size_step}.")
         self.model = _load_model(settings, config, directory, self.device, self.dtype)
         self.last_tokens = torch.zeros(settings.max_num_seqs, dtype=torch.int64, device=self.device)
-        self._backend_class = backend
         self.num_pages = self._count_pages(settings)
         self.max_model_len = fit_context(
             settings.max_model_len, config.max_position_embeddings, self.num_pages * self.page_size
@@ -120,7 +114,11 @@ class TorchRunner:
     def _use_pool(self, num_pages: int) -> None:
         shape = KVShape.of(self.config, self.page_size, self.dtype)
         self.pool = KVPool(shape, num_pages, self.device)
-        self.backend = self._backend_class(self.config, self.pool)
+        self.backend = TorchAttention(self.config, self.pool)
+
+    def _drop_pool(self) -> None:
+        """Let go of everything that holds the pool's memory."""
+        del self.pool, self.backend
 
     def _count_pages(self, settings: EngineSettings) -> int:
         page_bytes = KVShape.of(self.config, self.page_size, self.dtype).page_bytes
@@ -150,23 +148,13 @@ class TorchRunner:
         torch.cuda.reset_peak_memory_stats(self.device)
         self.collect(self.launch(Batch(rows, num_rows - 1)))
         peak = torch.cuda.max_memory_allocated(self.device) - before
-        del self.pool, self.backend
+        self._drop_pool()
         torch.cuda.empty_cache()
         return peak
 
 
-def load_runner(settings: EngineSettings) -> TorchRunner:
-    """Find the model and load it: kernels and graphs on an NVIDIA GPU, else (or if asked for) torch."""
-    directory = resolve_model(settings.model, settings.revision, weights=settings.load_format != "dummy")
-    runner = TorchRunner
-    if _device(settings).type == "cuda" and settings.attention_backend != "torch" and find_spec("triton"):
-        from mini_infer_engine.graph_runner import GraphRunner
-
-        runner = GraphRunner
-    return runner(settings, ModelConfig.from_directory(directory), directory)
-
-
-def _device(settings: EngineSettings) -> torch.device:
+def choose_device(settings: EngineSettings) -> torch.device:
+    """The device that the settings name; auto: a GPU where torch sees one. ModelError: a GPU that is not there."""
     has_gpu = torch.cuda.is_available()
     if settings.device == "cuda" and not has_gpu:
         raise ModelError("device = 'cuda', but torch sees no GPU here: use 'cpu' or 'auto'.")

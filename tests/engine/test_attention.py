@@ -4,14 +4,11 @@ from typing import Any
 
 import pytest
 import torch
-from mini_infer_engine.attention.registry import backend_class
 from mini_infer_engine.attention.torch_reference import TorchAttention
 from mini_infer_engine.batch import Batch, PageCopy, Row
 from mini_infer_engine.inputs import build_inputs
 from mini_infer_engine.kv_pool import KVPool, KVShape
 from mini_infer_engine.models.config import ModelConfig, RopeParameters
-from mini_infer_engine.models.errors import ModelError
-from mini_infer_engine.settings import EngineSettings
 
 from tests.support.tiny_models import GREEDY
 
@@ -108,12 +105,3 @@ def test_a_new_pool_is_zero_and_one_page_larger_than_promised() -> None:
         assert pool.pages.nbytes == 6 * pool.shape.page_bytes
         assert not pool.pages.any()
         assert pool.spare_page == 5
-
-
-def test_flash_is_refused_with_the_reason_where_it_cannot_run() -> None:
-    auto, flash = (EngineSettings(model="x", attention_backend=name) for name in ("auto", "flash"))
-    assert backend_class(auto, CPU, torch.float32) is TorchAttention
-    with pytest.raises(ModelError, match="needs a GPU"):
-        backend_class(flash, CPU, torch.bfloat16)
-    with pytest.raises(ModelError, match="needs dtype bfloat16, not float32"):
-        backend_class(flash, torch.device("cuda"), torch.float32)

@@ -9,7 +9,8 @@ from mini_infer_engine.batch import Batch, PageCopy, Row
 from mini_infer_engine.kv_budget import fit_context
 from mini_infer_engine.models.errors import ModelError
 from mini_infer_engine.request import SamplingParams
-from mini_infer_engine.runner import TorchRunner, load_runner
+from mini_infer_engine.runner import TorchRunner
+from mini_infer_engine.runners import load_runner, runner_class
 from mini_infer_engine.settings import EngineSettings
 
 from tests.support.tiny_models import GREEDY, PageDealer, chunk, save_tiny_model, tiny_runner
@@ -189,3 +190,11 @@ def test_a_runner_loads_from_settings_alone(model: tuple[Path, Any]) -> None:
     runner = load_runner(EngineSettings(model=str(model[0]), device="cpu", kv_cache_memory=1_000_000))
     assert runner.dtype == torch.float32
     assert runner.config.eos_token_ids == (2,)
+
+
+def test_a_backend_that_cannot_run_here_is_refused_with_the_reason() -> None:
+    for name in ("flash", "triton"):
+        with pytest.raises(ModelError, match=f"attention_backend = '{name}': it needs a GPU"):
+            runner_class(EngineSettings(model="x", attention_backend=name), "cpu")
+    assert runner_class(EngineSettings(model="x"), "cpu") is TorchRunner
+    assert runner_class(EngineSettings(model="x", attention_backend="torch"), "cuda") is TorchRunner

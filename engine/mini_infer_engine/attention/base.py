@@ -1,13 +1,8 @@
-"""What every attention backend offers: one preparation a pass, then one call a layer."""
+"""What a model sees of attention: one object a pass, one call a layer."""
 
-from abc import ABC, abstractmethod
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 from torch import Tensor
-
-from mini_infer_engine.inputs import PassInputs
-from mini_infer_engine.kv_pool import KVPool
-from mini_infer_engine.models.config import ModelConfig
 
 
 class AttentionPass(Protocol):
@@ -18,18 +13,3 @@ class AttentionPass(Protocol):
 
         q is [tokens, heads, head_dim], k and v [tokens, kv_heads, head_dim]; only the last dimension must be dense.
         """
-
-
-class AttentionBackend(ABC):
-    """A way to compute attention over the page pool."""
-
-    page_size_step: ClassVar[int] = 16
-    """Page sizes must be a multiple of this."""
-
-    def __init__(self, config: ModelConfig, pool: KVPool) -> None:
-        self.config = config
-        self.pool = pool
-
-    @abstractmethod
-    def prepare(self, inputs: PassInputs) -> AttentionPass:
-        """Masks and indices of one pass. Must not wait for the device."""

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from mini_infer_engine.attention.base import AttentionBackend
 from mini_infer_engine.attention.masks import additive, decode_masks
 from mini_infer_engine.attention.running_copy import CopiedDecodes, RunningCopy
 from mini_infer_engine.inputs import PassInputs
@@ -15,11 +14,11 @@ from mini_infer_engine.kv_pool import KVPool
 from mini_infer_engine.models.config import ModelConfig
 
 
-class TorchAttention(AttentionBackend):
+class TorchAttention:
     """scaled_dot_product_attention over gathered pages; fp32 decodes on a CPU read a copy that follows them instead."""
 
     def __init__(self, config: ModelConfig, pool: KVPool) -> None:
-        super().__init__(config, pool)
+        self.config, self.pool = config, pool
         copies = pool.pages.device.type == "cpu" and pool.shape.dtype == torch.float32
         self.copy = RunningCopy(pool) if copies else None
 

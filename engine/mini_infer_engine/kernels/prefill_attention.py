@@ -8,6 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
+from mini_infer_engine.attention.prefill_rows import PrefillRows
 from mini_infer_engine.kernels.workspace import COUNTERS, Workspace
 
 BLOCK_TOKENS = 128
@@ -198,43 +199,34 @@ def _prefill_attention(
 
 
 def prefill_attention(
-    q: torch.Tensor,
-    pool: torch.Tensor,
-    page_tables: torch.Tensor,
-    query_starts: torch.Tensor,
-    ends: torch.Tensor,
-    *,
-    longest_query: int,
-    scale: float,
-    sliding_window: int | None = None,
+    q: torch.Tensor, pool: torch.Tensor, rows: PrefillRows, *, scale: float, sliding_window: int | None = None
 ) -> torch.Tensor:
     """Attend from each sequence's new tokens over all its tokens; their keys and values are in the pool already.
 
-    q [tokens, q_heads, head_dim], rows may be strided; query_starts [sequences + 1] where each one's rows begin;
-    ends [sequences]: tokens of each with its new ones; page_tables [sequences, width].
-    Returns [tokens, q_heads * head_dim].
+    q [tokens, q_heads, head_dim], its rows may be strided; pool: one layer's view
+    [pages, 2, page_size, kv_heads, head_dim]. Returns [tokens, q_heads * head_dim].
     """
     tokens, q_heads, head_dim = q.shape
     _, _, page_size, kv_heads, _ = pool.shape
     group = q_heads // kv_heads
-    sequences = ends.shape[0]
+    sequences = rows.ends.shape[0]
     out = torch.empty((tokens, q_heads * head_dim), dtype=q.dtype, device=q.device)
     wide = q.dtype == torch.float32
-    rows, block = (32, 32) if wide else (64 if longest_query * group <= 64 else 128, BLOCK_TOKENS)
-    tiles = triton.cdiv(longest_query * group, rows)
+    row_block, block = (32, 32) if wide else (64 if rows.longest_query * group <= 64 else 128, BLOCK_TOKENS)
+    tiles = triton.cdiv(rows.longest_query * group, row_block)
     splits = max(1, min(16, TARGET_PROGRAMS // (tiles * kv_heads)))
     dim_block = triton.next_power_of_2(head_dim)
     lanes = sequences * tiles * kv_heads
     if splits > 1 and lanes > COUNTERS:
         splits = 1
-    workspace = Workspace.of(q.device, partials=lanes * splits * rows * (dim_block + 2) if splits > 1 else 0)
+    workspace = Workspace.of(q.device, partials=lanes * splits * row_block * (dim_block + 2) if splits > 1 else 0)
     if tokens:
         _prefill_attention[(tiles * splits, kv_heads, sequences)](
             q,
             pool,
-            page_tables,
-            query_starts,
-            ends,
+            rows.page_tables,
+            rows.query_starts,
+            rows.ends,
             out,
             workspace.partials,
             workspace.counters,
@@ -242,7 +234,7 @@ def prefill_attention(
             pool.stride(0),
             pool.stride(1),
             pool.stride(2),
-            page_tables.stride(0),
+            rows.page_tables.stride(0),
             out.stride(0),
             scale * 1.4426950408889634,  # powers of two are what the hardware has
             sliding_window or (1 << 30),
@@ -252,11 +244,11 @@ def prefill_attention(
             HEAD_DIM=head_dim,
             DIM_BLOCK=dim_block,
             PAGE_SIZE=page_size,
-            ROWS=rows,
+            ROWS=row_block,
             BLOCK=block,
             MERGE=splits > 1,
             PRECISION="ieee" if wide else "tf32",
-            num_warps=4 if wide or rows == 64 else 8,
+            num_warps=4 if wide or row_block == 64 else 8,
             num_stages=2 if wide else STAGES,
         )
     return out
