@@ -7,7 +7,6 @@ import msgspec
 from mini_infer_engine import dry_model
 from mini_infer_engine.batch import Runner
 from mini_infer_engine.engine import Engine
-from mini_infer_engine.model_path import resolve_model
 from mini_infer_engine.scripted_runner import PAGE_SIZE_TOKENS, PRETENDED_BYTES_PER_TOKEN, ScriptedRunner
 from mini_infer_engine.server.messages import ModelInfo
 from mini_infer_engine.settings import EngineSettings
@@ -47,12 +46,10 @@ def _build_dry(settings: EngineSettings, dry_run: DryRun) -> BuiltEngine:
 
 
 def _build_real(settings: EngineSettings) -> BuiltEngine:
-    from mini_infer_engine.models.config import ModelConfig
-    from mini_infer_engine.runner import make_runner
+    from mini_infer_engine.runner import load_runner
 
-    directory = resolve_model(settings.model, settings.revision, weights=settings.load_format != "dummy")
-    config = ModelConfig.from_directory(directory)
-    runner = make_runner(settings, config, directory)
+    runner = load_runner(settings)
+    config = runner.config
     if settings.max_num_batched_tokens is None and runner.device.type == "cuda":
         settings = msgspec.structs.replace(settings, max_num_batched_tokens=_GPU_BATCHED_TOKENS)
     revision = f"{settings.model}@{settings.revision or ''}"

@@ -17,6 +17,7 @@ from mini_infer_engine.kv_budget import CPU_KV_BYTES, available_memory, fit_cont
 from mini_infer_engine.kv_pool import KVPool, KVShape
 from mini_infer_engine.layers.decoder import DecoderModel
 from mini_infer_engine.loader import fill_randomly, load_weights
+from mini_infer_engine.model_path import resolve_model
 from mini_infer_engine.models.config import ModelConfig
 from mini_infer_engine.models.errors import ModelError
 from mini_infer_engine.models.registry import MODELS
@@ -151,14 +152,15 @@ class TorchRunner:
         return peak
 
 
-def make_runner(settings: EngineSettings, config: ModelConfig, directory: Path | None) -> TorchRunner:
-    """The runner for this machine: kernels and graphs on an NVIDIA GPU, else (or if asked for) plain torch."""
+def load_runner(settings: EngineSettings) -> TorchRunner:
+    """Find the model and load it for this machine: kernels and graphs on an NVIDIA GPU, else (or if asked for) torch."""
+    directory = resolve_model(settings.model, settings.revision, weights=settings.load_format != "dummy")
     runner = TorchRunner
     if _device(settings).type == "cuda" and settings.attention_backend != "torch" and find_spec("triton"):
         from mini_infer_engine.graph_runner import GraphRunner
 
         runner = GraphRunner
-    return runner(settings, config, directory)
+    return runner(settings, ModelConfig.from_directory(directory), directory)
 
 
 def _device(settings: EngineSettings) -> torch.device:

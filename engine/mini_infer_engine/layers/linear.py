@@ -38,7 +38,8 @@ def blocked_weight(weight: Tensor) -> Tensor | None:
     width 256, AMD EPYC, torch 2.13). torch has these operators for its own compiled graphs only, hence the check.
     """
     operators = torch.ops.mkldnn
-    if weight.device.type != "cpu" or not hasattr(operators, "_linear_pointwise") or not torch.backends.mkldnn.is_available():
+    available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    if weight.device.type != "cpu" or not available or not hasattr(operators, "_linear_pointwise"):
         return None
     blocked: Tensor = operators._reorder_linear_weight(weight)
     return blocked
