@@ -95,7 +95,7 @@ def _skinny_linear(
 
 @dataclass(frozen=True, slots=True)
 class SkinnyConfig:
-    """How one shape is cut; the stored ones were measured by benchmarks/kernels.py."""
+    """How one shape is cut; the stored ones were measured by benchmarks/gpu_kernels.py."""
 
     block_n: int
     block_k: int

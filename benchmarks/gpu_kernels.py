@@ -1,6 +1,6 @@
 """Tune and time the kernels on this GPU: skinny products against cuBLAS, decode attention against flash-attn.
 
-usage: python benchmarks/kernels.py --out DIR [--tune] [--attention]
+usage: python benchmarks/gpu_kernels.py --out DIR [--tune] [--attention]
 The fastest cuts are written as Python to DIR/tuned.txt; they are stored in kernels/tuned.py, never searched at start.
 """
 
