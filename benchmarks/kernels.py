@@ -5,6 +5,7 @@ The fastest cuts are written as Python to DIR/tuned.txt; they are stored in kern
 """
 
 import argparse
+import contextlib
 import itertools
 import json
 import math
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import torch
 from mini_infer_engine.kernels.decode_attention import decode_attention, splits_for
+from mini_infer_engine.kernels.silu_mul import silu_mul
 from mini_infer_engine.kernels.skinny_linear import SkinnyConfig, skinny_linear
 from torch.nn import functional
 
@@ -35,6 +37,8 @@ SHAPES = {  # (columns, width, gated, residual) of every product of the three mo
     "0.6b down": (1024, 3072, False, True),
     "0.6b head": (151936, 1024, False, False),
 }
+
+ROW_BLOCKS = (16, 32, 64)
 
 
 def graph_microseconds(calls: list[Callable[[], object]], replays: int = 15) -> float:
@@ -60,7 +64,7 @@ def graph_microseconds(calls: list[Callable[[], object]], replays: int = 15) -> 
 def candidates(columns: int, width: int, splittable: bool) -> list[SkinnyConfig]:
     """Cuts worth trying: tiles of at least 4,096 weights that fit shared memory, sixteen programs a processor."""
     found = []
-    for block_n, block_k, warps, stages in itertools.product((16, 32, 64), (128, 256, 512), (4, 8), (3, 4, 5)):
+    for block_n, block_k, warps, stages in itertools.product((16, 32, 64, 128), (64, 128, 256), (4, 8), (3, 4, 5)):
         if block_n * block_k * stages * 2 > 190_000 or block_n * block_k < 4096 or block_k > width:
             continue
         blocks = math.ceil(columns / block_n)
@@ -83,31 +87,40 @@ def make_case(name: str, rows: int) -> tuple[torch.Tensor, list[torch.Tensor], d
     return x, weights, extra
 
 
+def library_product(
+    x: torch.Tensor, weight: torch.Tensor, *, gated: bool, residual: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The same product by cuBLAS, as fused.py would run it."""
+    if residual is not None:
+        return residual.addmm_(x, weight.t())
+    out = functional.linear(x, weight)
+    return silu_mul(out) if gated else out
+
+
 def compile_part(arguments: tuple[int, int]) -> None:
     """Compile one process's share of all candidates into the shared cache."""
     part, parts = arguments
     for name in ("0.6b qkv", "0.6b o", "0.6b gate_up"):
         _, width, gated, _ = SHAPES[name]
-        x, weights, extra = make_case(name, 1)
-        for index, config in enumerate(candidates(8192, width, not gated)):
+        configs = candidates(8192, width, not gated)
+        for index, (rows, config) in enumerate(itertools.product(ROW_BLOCKS, configs)):
             if index % parts == part:
-                try:
+                x, weights, extra = make_case(name, rows)
+                with contextlib.suppress(Exception):  # a cut that does not fit the chip is only not a candidate
                     skinny_linear(x, weights[0], config, **extra)
-                except Exception as error:
-                    print(config, str(error)[:80])
 
 
 def tune(out: Path) -> None:
-    """Time every candidate of every product at 1 and 16 rows."""
+    """Time every candidate of every product at each tile of rows."""
     with multiprocessing.get_context("spawn").Pool(14) as pool:
         pool.map(compile_part, [(part, 14) for part in range(14)])
     print("compiled", flush=True)
     lines, results = [], {}
     for name, (columns, width, gated, _) in SHAPES.items():
         byte_count = columns * (2 if gated else 1) * width * 2
-        for rows in (1, 16):
+        for rows in ROW_BLOCKS:
             x, weights, extra = make_case(name, rows)
-            cublas = graph_microseconds([lambda w=w: functional.linear(x, w) for w in weights])
+            cublas = graph_microseconds([lambda w=w: library_product(x, w, **extra) for w in weights])
             timed = []
             for config in candidates(columns, width, not gated):
                 if columns > 100_000 and config.block_n < 32:
@@ -121,12 +134,13 @@ def tune(out: Path) -> None:
             best, config = timed[0]
             results[f"{name} rows {rows}"] = {"us": best, "cublas_us": cublas, "tb_s": byte_count / best / 1e6}
             print(
-                f"{name:14} rows {rows:2}: {best:7.2f} us {byte_count / best / 1e6:5.2f} TB/s, cuBLAS alone "
+                f"{name:14} rows {rows:2}: {best:7.2f} us {byte_count / best / 1e6:5.2f} TB/s, cuBLAS "
                 f"{cublas:7.2f} us; {config}; next {timed[1][0]:.2f} {timed[1][1]}",
                 flush=True,
             )
             values = (config.block_n, config.block_k, config.split_k, config.warps, config.stages)
-            lines.append(f"    ({columns}, {width}, {gated}, {rows}): SkinnyConfig{values},")
+            cut = f"SkinnyConfig{values}" if best < cublas else "None"
+            lines.append(f"    ({columns}, {width}, {gated}, {rows}): {cut},")
     (out / "tuned.txt").write_text("\n".join(lines))
     (out / "kernels.json").write_text(json.dumps(results, indent=1))
 

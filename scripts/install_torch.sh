@@ -35,7 +35,8 @@ fi
 say "no NVIDIA driver: looking for the CPU build of $version"
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
-if "$python" -m pip install -c "$constraints" "torch==$version+cpu" 2>"$scratch/pip.log"; then
+grep -v '^torch==' "$constraints" >"$scratch/constraints.txt"
+if "$python" -m pip install -c "$scratch/constraints.txt" "torch==$version+cpu" 2>/dev/null; then
   exit
 fi
 say "pip is set up with no source for it; asking uv, which knows PyTorch's own"

@@ -146,6 +146,8 @@ class PrefillGraph:
 class GraphRunner(TorchRunner):
     """See the module. `settings.enforce_eager` keeps the kernels and leaves the graphs."""
 
+    default_page_size = 128  # what the attention kernels read in one go
+
     def __init__(self, settings: EngineSettings, config: ModelConfig, directory: Path | None = None) -> None:
         """As `TorchRunner`; then captures the graphs, largest first, so that all share the largest one's memory."""
         self._settings = settings

@@ -17,6 +17,9 @@ class PassInputs:
     """One pass. Tensors are int64 on the device; lists are the host's copy of what a backend must branch on."""
 
     num_decodes: int
+    slots: list[int]
+    changed_slots: set[int]
+    """Slots of rows that came with their tokens: the sequence there may be another than in the pass before."""
     starts: list[int]
     counts: list[int]
     token_ids: Tensor  # [tokens]
@@ -83,6 +86,8 @@ def build_inputs(batch: Batch, page_size: int, spare_page: int, device: torch.de
     )
     return PassInputs(
         num_decodes=batch.num_decodes,
+        slots=[row.slot for row in rows],
+        changed_slots={row.slot for row in rows if row.token_ids is not None},
         starts=starts,
         counts=counts,
         token_ids=ids,

@@ -6,6 +6,7 @@ It knows neither requests nor why a batch looks as it does.
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -41,6 +42,8 @@ class PassHandle:
 class TorchRunner:
     """The `batch.Runner` that has a model."""
 
+    default_page_size: ClassVar[int] = 16
+
     def __init__(self, settings: EngineSettings, config: ModelConfig, directory: Path | None = None) -> None:
         """Load the weights of `directory` (not read for dummy weights) and take the memory for the page pool.
 
@@ -52,7 +55,7 @@ class TorchRunner:
         self.device = _device(settings)
         self.dtype = _dtype(settings, config, self.device)
         backend = backend_class(settings, self.device, self.dtype)
-        self.page_size = settings.page_size or max(16, backend.page_size_step)
+        self.page_size = settings.page_size or max(self.default_page_size, backend.page_size_step)
         if self.page_size % backend.page_size_step:
             raise ModelError(
                 f"page_size = {self.page_size}: {backend.__name__} needs multiples of {backend.page_size_step}."
@@ -153,7 +156,7 @@ class TorchRunner:
 
 
 def load_runner(settings: EngineSettings) -> TorchRunner:
-    """Find the model and load it for this machine: kernels and graphs on an NVIDIA GPU, else (or if asked for) torch."""
+    """Find the model and load it: kernels and graphs on an NVIDIA GPU, else (or if asked for) torch."""
     directory = resolve_model(settings.model, settings.revision, weights=settings.load_format != "dummy")
     runner = TorchRunner
     if _device(settings).type == "cuda" and settings.attention_backend != "torch" and find_spec("triton"):

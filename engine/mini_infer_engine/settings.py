@@ -20,7 +20,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     """auto: the checkpoint's on a GPU; float32 on a CPU, where bf16 is emulated and slower."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     attention_backend: Literal["auto", "torch", "flash", "triton"] = "auto"
-    """auto: flash-attn for prompts, our Triton kernel for decoding, on a GPU; torch is the slow reference."""
+    """auto: our Triton kernels on a GPU; flash: flash-attn for prompts; torch is the slow reference."""
     enforce_eager: bool = False
     """No CUDA graphs: slower, starts a little sooner, easier to debug."""
     max_model_len: int | None = None
@@ -32,7 +32,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     long_prefill_token_threshold: int = 0
     """Largest prefill chunk, in tokens; 0: only the token budget cuts. Smaller chunks mean smoother decoding."""
     page_size: int | None = None
-    """Tokens a page, a multiple of 16; None: what the attention backend likes (16 on a CPU, 256 with flash-attn)."""
+    """Tokens a page, a multiple of 16; None: what attention likes (16 on a CPU, 128 on a GPU, 256 with flash-attn)."""
     kv_cache_memory: int | None = None
     """Bytes for the page pool; None: 2 GB on a CPU, what gpu_memory_utilization leaves on a GPU."""
     gpu_memory_utilization: float = 0.9

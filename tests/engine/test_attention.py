@@ -57,8 +57,12 @@ def naive(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, start: int,
     return out.flatten(1)
 
 
+@pytest.mark.parametrize("most_bytes", [0, 10**9], ids=["gathered", "copied"])
 @pytest.mark.parametrize("window", [None, 5, 40])
-def test_torch_attention_equals_the_definition_and_writes_only_its_tokens(window: int | None) -> None:
+def test_torch_attention_equals_the_definition_and_writes_only_its_tokens(
+    window: int | None, most_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mini_infer_engine.attention.running_copy.MOST_BYTES", most_bytes)
     torch.manual_seed(0)
     pool = KVPool(SHAPE, 12, CPU)
     pool.pages.normal_()

@@ -11,7 +11,7 @@ from mini_infer_engine.settings import EngineSettings
 
 
 def backend_class(settings: EngineSettings, device: torch.device, dtype: torch.dtype) -> type[AttentionBackend]:
-    """The backend that the settings name; auto: flash-attn on a GPU with bf16 where it is installed, else torch.
+    """flash-attn where the settings name it, else the reference; `GraphRunner` has kernels of its own in its place.
 
     Raises:
         ModelError: flash was asked for where it cannot run.
@@ -20,7 +20,7 @@ def backend_class(settings: EngineSettings, device: torch.device, dtype: torch.d
     obstacle = _flash_obstacle(device, dtype)
     if settings.attention_backend == "flash" and obstacle:
         raise ModelError(f"attention_backend = 'flash': {obstacle}. Use 'torch' or 'auto'.")
-    if settings.attention_backend in ("torch", "triton") or obstacle:
+    if settings.attention_backend != "flash":
         return TorchAttention
     from mini_infer_engine.attention.flash import FlashAttention
 

@@ -1,6 +1,6 @@
 """Attention in plain torch, for any device and page size: the truth that the others are tested against.
 
-Decode rows go through one call, over pages gathered to the longest of them; prefill chunks one by one.
+Decode rows go through one call, padded to the longest of them; prefill chunks one by one.
 """
 
 import torch
@@ -8,34 +8,40 @@ from torch import Tensor
 from torch.nn import functional
 
 from mini_infer_engine.attention.base import AttentionBackend
+from mini_infer_engine.attention.masks import additive, decode_masks
+from mini_infer_engine.attention.running_copy import CopiedDecodes, RunningCopy
 from mini_infer_engine.inputs import PassInputs
 from mini_infer_engine.kv_pool import KVPool
 from mini_infer_engine.models.config import ModelConfig
 
 
 class TorchAttention(AttentionBackend):
-    """scaled_dot_product_attention over gathered pages."""
+    """scaled_dot_product_attention over gathered pages; fp32 decodes on a CPU read a copy that follows them instead."""
+
+    def __init__(self, config: ModelConfig, pool: KVPool) -> None:
+        super().__init__(config, pool)
+        copies = pool.pages.device.type == "cpu" and pool.shape.dtype == torch.float32
+        self.copy = RunningCopy(pool) if copies else None
 
     def prepare(self, inputs: PassInputs) -> "TorchAttentionPass":
         """Gather indices for all layers, and one set of masks for each window that the model uses."""
-        return TorchAttentionPass(self.config, self.pool, inputs)
+        return TorchAttentionPass(self.config, self.pool, inputs, self.copy)
 
 
 class TorchAttentionPass:
     """See `TorchAttention`."""
 
-    def __init__(self, config: ModelConfig, pool: KVPool, inputs: PassInputs) -> None:
-        self.windows = config.sliding_windows
-        self.num_kv_heads = config.num_kv_heads
+    def __init__(self, config: ModelConfig, pool: KVPool, inputs: PassInputs, copy: RunningCopy | None) -> None:
+        self.windows, windows = config.sliding_windows, set(config.sliding_windows)
         self.pool = pool
         self.num_decodes = inputs.num_decodes
         self.write_rows = pool.write_rows(inputs.write_pages, inputs.write_offsets)
-        self.decodes: _DecodeRows | None = None
-        if inputs.num_decodes:
-            self.decodes = _DecodeRows(pool, inputs, set(self.windows))
-        self.prefills = [
-            _PrefillRow(pool, inputs, row, set(self.windows)) for row in range(inputs.num_decodes, len(inputs.counts))
-        ]
+        copied = copy.follow(inputs, windows) if copy is not None else None
+        self.decodes: CopiedDecodes | _GatheredDecodes | None = copied
+        if inputs.num_decodes and copied is None:
+            self.decodes = _GatheredDecodes(pool, inputs, windows)
+        rows = range(inputs.num_decodes, len(inputs.counts))
+        self.prefills = [_PrefillRow(pool, inputs, row, windows) for row in rows]
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
         """See `AttentionPass.attend`."""
@@ -45,7 +51,7 @@ class TorchAttentionPass:
         window = self.windows[layer]
         outputs: list[Tensor] = []
         if self.decodes is not None:
-            outputs.append(self.decodes.attend(q, layer, window))
+            outputs.append(self.decodes.attend(q, k, v, layer, window))
         begin = self.num_decodes
         for prefill in self.prefills:
             end = begin + prefill.count
@@ -54,7 +60,7 @@ class TorchAttentionPass:
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
-class _DecodeRows:
+class _GatheredDecodes:
     """All decode rows at once. The query heads that share a kv head stand where query positions usually do."""
 
     def __init__(self, pool: KVPool, inputs: PassInputs, windows: set[int | None]) -> None:
@@ -63,16 +69,10 @@ class _DecodeRows:
         self.longest = max(inputs.starts[: self.count]) + 1
         pages = -(-self.longest // pool.shape.page_size)
         self.gather_rows = pool.gather_rows(inputs.page_tables[: self.count, :pages])
-        key_positions = torch.arange(self.longest, device=inputs.ends.device)
-        ends = inputs.ends[: self.count, None]
-        self.masks: dict[int | None, Tensor] = {}
-        for window in windows:
-            visible = key_positions < ends
-            if window is not None:
-                visible &= key_positions >= ends - window
-            self.masks[window] = _additive(visible, pool.shape.dtype)[:, None, None]  # [rows, 1, 1, longest]
+        masks = decode_masks(inputs, self.longest, windows, pool.shape.dtype)
+        self.masks = {window: mask[:, None, None] for window, mask in masks.items()}  # [rows, 1, 1, longest]
 
-    def attend(self, q: Tensor, layer: int, window: int | None) -> Tensor:
+    def attend(self, q: Tensor, _k: Tensor, _v: Tensor, layer: int, window: int | None) -> Tensor:
         keys, values = self.pool.gather(self.gather_rows[layer], self.count)
         keys, values = keys[:, : self.longest].transpose(1, 2), values[:, : self.longest].transpose(1, 2)
         grouped = q[: self.count].reshape(self.count, keys.shape[1], -1, keys.shape[3])
@@ -100,7 +100,7 @@ class _PrefillRow:
             visible = key_positions <= query_positions
             if window is not None:
                 visible &= key_positions > query_positions - window
-            self.masks[window] = _additive(visible, pool.shape.dtype)  # [count, end]
+            self.masks[window] = additive(visible, pool.shape.dtype)  # [count, end]
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: int, window: int | None) -> Tensor:
         if self.start:
@@ -112,8 +112,3 @@ class _PrefillRow:
             q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=q.shape[1] != k.shape[1]
         )
         return out.squeeze(0).transpose(0, 1).reshape(self.count, -1)
-
-
-def _additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    """0 where visible, -inf elsewhere: made once a pass, where a boolean mask would be converted in every layer."""
-    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, float("-inf"))

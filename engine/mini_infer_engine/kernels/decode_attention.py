@@ -9,11 +9,15 @@ import triton.language as tl
 from mini_infer_engine.kernels.workspace import Workspace
 
 BLOCK_TOKENS = 64
+WARPS = 4
+STAGES = 3
 TARGET_PROGRAMS = 528
 """Four programs for each of an H200's 132 multiprocessors keep enough loads in flight."""
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["splits", "table_stride"], do_not_specialize_on_alignment=["page_tables", "slots", "positions"]
+)
 def _decode_attention(
     q,
     pool,
@@ -31,6 +35,7 @@ def _decode_attention(
     out_stride,
     scale,
     window,
+    splits,
     GROUP: tl.constexpr,
     GROUP_BLOCK: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -38,7 +43,7 @@ def _decode_attention(
     KV_HEADS: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
-    SPLITS: tl.constexpr,
+    MERGE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Program (sequence, kv head, split). The split that arrives last merges the others' sums."""
@@ -47,7 +52,7 @@ def _decode_attention(
     split = tl.program_id(2)
     length = tl.load(positions + row).to(tl.int32) + 1
     first_token = tl.maximum(length - window, 0) // BLOCK * BLOCK
-    tokens_of_split = tl.cdiv(tl.cdiv(length - first_token, BLOCK), SPLITS) * BLOCK
+    tokens_of_split = tl.cdiv(tl.cdiv(length - first_token, BLOCK), splits) * BLOCK
     active = tl.cdiv(length - first_token, tokens_of_split)
     if split >= active:
         return
@@ -89,11 +94,11 @@ def _decode_attention(
         top = new_top
 
     last = True
-    if SPLITS > 1:
+    if MERGE:
         # A partial result is [GROUP_BLOCK, DIM_BLOCK + 2]: the weighted sum, then its running maximum and mass.
         lane = row * KV_HEADS + kv_head
         size: tl.constexpr = GROUP_BLOCK * (DIM_BLOCK + 2)
-        mine = partials + (lane.to(tl.int64) * SPLITS + split) * size
+        mine = partials + (lane.to(tl.int64) * splits + split) * size
         tl.store(mine + heads[:, None] * DIM_BLOCK + dims[None, :], total)
         tl.store(mine + GROUP_BLOCK * DIM_BLOCK + heads, top)
         tl.store(mine + GROUP_BLOCK * (DIM_BLOCK + 1) + heads, mass)
@@ -104,7 +109,7 @@ def _decode_attention(
             mass = tl.zeros((GROUP_BLOCK,), dtype=tl.float32)
             total = tl.zeros((GROUP_BLOCK, DIM_BLOCK), dtype=tl.float32)
             for other in range(active):
-                theirs = partials + (lane.to(tl.int64) * SPLITS + other) * size
+                theirs = partials + (lane.to(tl.int64) * splits + other) * size
                 their_top = tl.load(theirs + GROUP_BLOCK * DIM_BLOCK + heads, cache_modifier=".cg")
                 their_mass = tl.load(theirs + GROUP_BLOCK * (DIM_BLOCK + 1) + heads, cache_modifier=".cg")
                 part = tl.load(theirs + heads[:, None] * DIM_BLOCK + dims[None, :], cache_modifier=".cg")
@@ -165,6 +170,7 @@ def decode_attention(
             out.stride(0),
             scale,
             sliding_window or (1 << 30),
+            splits,
             GROUP=group,
             GROUP_BLOCK=group_block,
             HEAD_DIM=head_dim,
@@ -172,9 +178,9 @@ def decode_attention(
             KV_HEADS=kv_heads,
             PAGE_SIZE=page_size,
             BLOCK=BLOCK_TOKENS,
-            SPLITS=splits,
+            MERGE=splits > 1,
             PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
-            num_warps=4,
-            num_stages=3,
+            num_warps=WARPS,
+            num_stages=STAGES,
         )
     return out

@@ -1,14 +1,89 @@
 """Causal attention of prompt chunks over their paged KV cache: FlashAttention-2 (Dao, arXiv:2307.08691) in Triton.
 
-For any page size and dtype; flash-attn, where it is installed, is faster for long prompts.
+A tile is rows of (query, head) pairs that share a KV head, so that grouped heads read keys and values once. Where tiles
+are few and the context long (a new tail behind a cached prefix), several programs share a tile's keys.
 """
 
 import torch
 import triton
 import triton.language as tl
 
+from mini_infer_engine.kernels.workspace import COUNTERS, Workspace
+
+BLOCK_TOKENS = 128
+STAGES = 3
+TARGET_PROGRAMS = 132
+"""One program for each of an H200's 132 multiprocessors."""
+
 
 @triton.jit
+def _scan(
+    query,
+    total,
+    mass,
+    top,
+    head_pool,
+    table,
+    first,
+    last,
+    positions,
+    end,
+    page_stride,
+    kv_stride,
+    token_stride,
+    scale,
+    window,
+    MASKED: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM_BLOCK: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """The online softmax over keys [first, last); without masks where every row sees every key."""
+    dims = tl.arange(0, DIM_BLOCK)
+    dim_inside = dims < HEAD_DIM
+    for start in range(first, last, BLOCK):
+        tokens = start + tl.arange(0, BLOCK)
+        if PAGE_SIZE % BLOCK == 0:
+            page = tl.load(table + start // PAGE_SIZE).to(tl.int64)
+            at = page * page_stride + (tokens % PAGE_SIZE) * token_stride
+        else:
+            page = tl.load(table + tokens // PAGE_SIZE, mask=tokens < end, other=0).to(tl.int64)
+            at = page * page_stride + (tokens % PAGE_SIZE) * token_stride
+        address = at[:, None] + dims[None, :]
+        if MASKED:
+            kv_mask = (tokens < end)[:, None] & dim_inside[None, :]
+            keys = tl.load(head_pool + address, mask=kv_mask, other=0.0)
+        elif HEAD_DIM == DIM_BLOCK:
+            keys = tl.load(head_pool + address)
+        else:
+            keys = tl.load(head_pool + address, mask=dim_inside[None, :], other=0.0)
+        scores = tl.dot(query, tl.trans(keys), input_precision=PRECISION)
+        if MASKED:
+            seen = (tokens[None, :] <= positions[:, None]) & (tokens[None, :] > positions[:, None] - window)
+            scores = tl.where(seen, scores, float("-inf"))
+        new_top = tl.maximum(top, tl.max(scores, axis=1))
+        shift = new_top * scale
+        if MASKED:
+            shift = tl.where(new_top == float("-inf"), 0.0, shift)  # a row that has seen nothing yet
+        weights = tl.exp2(scores * scale - shift[:, None])
+        decay = tl.exp2(top * scale - shift)
+        mass = mass * decay + tl.sum(weights, axis=1)
+        if MASKED:
+            values = tl.load(head_pool + kv_stride + address, mask=kv_mask, other=0.0)
+        elif HEAD_DIM == DIM_BLOCK:
+            values = tl.load(head_pool + kv_stride + address)
+        else:
+            values = tl.load(head_pool + kv_stride + address, mask=dim_inside[None, :], other=0.0)
+        total = tl.dot(weights.to(values.dtype), values, total * decay[:, None], input_precision=PRECISION)
+        top = new_top
+    return total, mass, top
+
+
+@triton.jit(
+    do_not_specialize=["splits", "table_stride"], do_not_specialize_on_alignment=["page_tables", "query_starts", "ends"]
+)
 def _prefill_attention(
     q,
     pool,
@@ -16,6 +91,8 @@ def _prefill_attention(
     query_starts,
     ends,
     out,
+    partials,
+    counters,
     q_stride,
     page_stride,
     kv_stride,
@@ -24,59 +101,100 @@ def _prefill_attention(
     out_stride,
     scale,
     window,
+    splits,
     GROUP: tl.constexpr,
+    KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     DIM_BLOCK: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
-    QUERIES: tl.constexpr,
+    ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    MERGE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Program (block of queries, query head, sequence)."""
-    block = tl.program_id(0)
-    head = tl.program_id(1)
+    """Program (tile and split, KV head, sequence). The split that arrives last merges the others' sums."""
+    tiles = tl.num_programs(0) // splits
+    tile = tiles - 1 - tl.program_id(0) // splits  # the longest first
+    split = tl.program_id(0) % splits
+    kv_head = tl.program_id(1)
     sequence = tl.program_id(2)
     begin = tl.load(query_starts + sequence).to(tl.int32)
     count = tl.load(query_starts + sequence + 1).to(tl.int32) - begin
-    if block * QUERIES >= count:
+    if tile * ROWS >= count * GROUP:
         return
     end = tl.load(ends + sequence).to(tl.int32)
-    queries = block * QUERIES + tl.arange(0, QUERIES)
+    rows = tile * ROWS + tl.arange(0, ROWS)
+    queries = rows // GROUP
     positions = end - count + queries
+    first_position = end - count + tile * ROWS // GROUP
+    last_position = tl.minimum(end - count + (tile * ROWS + ROWS - 1) // GROUP, end - 1)
+
+    # Keys that some row sees, in whole blocks, and this split's share of them.
+    first_key = tl.maximum(first_position - window + 1, 0) // BLOCK * BLOCK
+    blocks = tl.cdiv(last_position + 1 - first_key, BLOCK)
+    blocks_of_split = tl.cdiv(blocks, splits)
+    active = tl.cdiv(blocks, blocks_of_split)
+    if split >= active:
+        return
+    low = first_key + split * blocks_of_split * BLOCK
+    high = tl.minimum(low + blocks_of_split * BLOCK, first_key + blocks * BLOCK)
+    # Before `diagonal` every row sees every key, unless a window cuts.
+    diagonal = (first_position + 1) // BLOCK * BLOCK
+    if last_position - window >= 0:
+        diagonal = 0
+    middle = tl.minimum(tl.maximum(diagonal, low), high)
+
     dims = tl.arange(0, DIM_BLOCK)
     dim_inside = dims < HEAD_DIM
-    rows = (begin + queries).to(tl.int64)
     inside = (queries < count)[:, None] & dim_inside[None, :]
-    query = tl.load(q + rows[:, None] * q_stride + head * HEAD_DIM + dims[None, :], mask=inside, other=0.0)
+    columns = ((kv_head * GROUP + rows % GROUP) * HEAD_DIM)[:, None] + dims[None, :]
+    query_rows = (begin + queries).to(tl.int64)[:, None]
+    query = tl.load(q + query_rows * q_stride + columns, mask=inside, other=0.0)
     table = page_tables + sequence.to(tl.int64) * table_stride
-    head_pool = pool + (head // GROUP) * HEAD_DIM
+    head_pool = pool + kv_head * HEAD_DIM
+    top = tl.full((ROWS,), float("-inf"), dtype=tl.float32)
+    mass = tl.zeros((ROWS,), dtype=tl.float32)
+    total = tl.zeros((ROWS, DIM_BLOCK), dtype=tl.float32)
+    total, mass, top = _scan(
+        query, total, mass, top, head_pool, table, low, middle, positions, end, page_stride, kv_stride, token_stride,
+        scale, window, False, HEAD_DIM, DIM_BLOCK, PAGE_SIZE, BLOCK, PRECISION,
+    )  # fmt: skip
+    total, mass, top = _scan(
+        query, total, mass, top, head_pool, table, middle, high, positions, end, page_stride, kv_stride, token_stride,
+        scale, window, True, HEAD_DIM, DIM_BLOCK, PAGE_SIZE, BLOCK, PRECISION,
+    )  # fmt: skip
 
-    log2e: tl.constexpr = 1.4426950408889634
-    top = tl.full((QUERIES,), float("-inf"), dtype=tl.float32)
-    mass = tl.zeros((QUERIES,), dtype=tl.float32)
-    total = tl.zeros((QUERIES, DIM_BLOCK), dtype=tl.float32)
-    first = tl.maximum(end - count + block * QUERIES - window + 1, 0) // BLOCK * BLOCK
-    last = tl.minimum(end - count + (block + 1) * QUERIES, end)
-    for start in range(first, last, BLOCK):
-        tokens = start + tl.arange(0, BLOCK)
-        exists = tokens < end
-        page = tl.load(table + tokens // PAGE_SIZE, mask=exists, other=0).to(tl.int64)
-        at = page * page_stride + (tokens % PAGE_SIZE) * token_stride
-        kv_mask = exists[:, None] & dim_inside[None, :]
-        keys = tl.load(head_pool + at[:, None] + dims[None, :], mask=kv_mask, other=0.0)
-        scores = tl.dot(query, tl.trans(keys), input_precision=PRECISION) * (scale * log2e)
-        seen = (tokens[None, :] <= positions[:, None]) & (tokens[None, :] > positions[:, None] - window)
-        scores = tl.where(seen, scores, float("-inf"))
-        new_top = tl.maximum(top, tl.max(scores, axis=1))
-        shift = tl.where(new_top == float("-inf"), 0.0, new_top)  # a row that has seen nothing yet
-        weights = tl.exp2(scores - shift[:, None])
-        decay = tl.exp2(top - shift)
-        values = tl.load(head_pool + kv_stride + at[:, None] + dims[None, :], mask=kv_mask, other=0.0)
-        mass = mass * decay + tl.sum(weights, axis=1)
-        total = tl.dot(weights.to(values.dtype), values, total * decay[:, None], input_precision=PRECISION)
-        top = new_top
-    result = (total / mass[:, None]).to(out.dtype.element_ty)
-    tl.store(out + rows[:, None] * out_stride + head * HEAD_DIM + dims[None, :], result, mask=inside)
+    is_last = True
+    if MERGE:
+        # A partial result is [ROWS, DIM_BLOCK + 2]: the weighted sum, then its running maximum and mass.
+        lane = (sequence * tiles + tile) * KV_HEADS + kv_head
+        size: tl.constexpr = ROWS * (DIM_BLOCK + 2)
+        own = tl.arange(0, ROWS)
+        mine = partials + (lane.to(tl.int64) * splits + split) * size
+        tl.store(mine + own[:, None] * DIM_BLOCK + dims[None, :], total)
+        tl.store(mine + ROWS * DIM_BLOCK + own, top)
+        tl.store(mine + ROWS * (DIM_BLOCK + 1) + own, mass)
+        tl.debug_barrier()
+        is_last = tl.atomic_add(counters + lane, 1, sem="acq_rel") == active - 1
+        if is_last:
+            top = tl.full((ROWS,), float("-inf"), dtype=tl.float32)
+            mass = tl.zeros((ROWS,), dtype=tl.float32)
+            total = tl.zeros((ROWS, DIM_BLOCK), dtype=tl.float32)
+            for other in range(active):
+                theirs = partials + (lane.to(tl.int64) * splits + other) * size
+                their_top = tl.load(theirs + ROWS * DIM_BLOCK + own, cache_modifier=".cg")
+                their_mass = tl.load(theirs + ROWS * (DIM_BLOCK + 1) + own, cache_modifier=".cg")
+                part = tl.load(theirs + own[:, None] * DIM_BLOCK + dims[None, :], cache_modifier=".cg")
+                new_top = tl.maximum(top, their_top)
+                shift = tl.where(new_top == float("-inf"), 0.0, new_top * scale)
+                ours, others = tl.exp2(top * scale - shift), tl.exp2(their_top * scale - shift)
+                total = total * ours[:, None] + part * others[:, None]
+                mass = mass * ours + their_mass * others
+                top = new_top
+            tl.store(counters + lane, 0)
+    if is_last:
+        result = (total / mass[:, None]).to(out.dtype.element_ty)
+        tl.store(out + query_rows * out_stride + columns, result, mask=inside)
 
 
 def prefill_attention(
@@ -98,34 +216,47 @@ def prefill_attention(
     """
     tokens, q_heads, head_dim = q.shape
     _, _, page_size, kv_heads, _ = pool.shape
+    group = q_heads // kv_heads
     sequences = ends.shape[0]
     out = torch.empty((tokens, q_heads * head_dim), dtype=q.dtype, device=q.device)
     wide = q.dtype == torch.float32
-    queries, block = (32, 32) if wide else (128 if longest_query > 64 else 64, 64)
+    rows, block = (32, 32) if wide else (64 if longest_query * group <= 64 else 128, BLOCK_TOKENS)
+    tiles = triton.cdiv(longest_query * group, rows)
+    splits = max(1, min(16, TARGET_PROGRAMS // (tiles * kv_heads)))
+    dim_block = triton.next_power_of_2(head_dim)
+    lanes = sequences * tiles * kv_heads
+    if splits > 1 and lanes > COUNTERS:
+        splits = 1
+    workspace = Workspace.of(q.device, partials=lanes * splits * rows * (dim_block + 2) if splits > 1 else 0)
     if tokens:
-        _prefill_attention[(triton.cdiv(longest_query, queries), q_heads, sequences)](
+        _prefill_attention[(tiles * splits, kv_heads, sequences)](
             q,
             pool,
             page_tables,
             query_starts,
             ends,
             out,
+            workspace.partials,
+            workspace.counters,
             q.stride(0),
             pool.stride(0),
             pool.stride(1),
             pool.stride(2),
             page_tables.stride(0),
             out.stride(0),
-            scale,
+            scale * 1.4426950408889634,  # powers of two are what the hardware has
             sliding_window or (1 << 30),
-            GROUP=q_heads // kv_heads,
+            splits,
+            GROUP=group,
+            KV_HEADS=kv_heads,
             HEAD_DIM=head_dim,
-            DIM_BLOCK=triton.next_power_of_2(head_dim),
+            DIM_BLOCK=dim_block,
             PAGE_SIZE=page_size,
-            QUERIES=queries,
+            ROWS=rows,
             BLOCK=block,
+            MERGE=splits > 1,
             PRECISION="ieee" if wide else "tf32",
-            num_warps=4 if wide or queries == 64 else 8,
-            num_stages=2 if wide else 3,
+            num_warps=4 if wide or rows == 64 else 8,
+            num_stages=2 if wide else STAGES,
         )
     return out

@@ -22,5 +22,14 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
     block = triton.next_power_of_2(width)
     if rows:
-        _rms_norm[(rows,)](x, weight, out, x.stride(0), width, eps, BLOCK=block, num_warps=4 if block <= 2048 else 8)
+        _rms_norm[(rows,)](
+            x,
+            weight,
+            out,
+            x.stride(0),
+            width,
+            eps,
+            BLOCK=block,
+            num_warps=4 if block <= 2048 else 8,
+        )
     return out

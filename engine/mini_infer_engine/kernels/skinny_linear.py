@@ -1,4 +1,4 @@
-"""Matrix products of at most sixteen rows, where reading the weights once is all the time there is.
+"""Matrix products of at most sixty-four rows, where reading the weights once is all the time there is.
 
 The bias, the gated activation and the residual sum ride along in the same kernel. A norm in front does not: its sums
 break the pipeline of loads (7B qkv on an H200: 28 us fused, 11 us plain).
@@ -12,10 +12,10 @@ import triton.language as tl
 
 from mini_infer_engine.kernels.workspace import COUNTERS, Workspace
 
-MAX_ROWS = 16
+MAX_ROWS = 64
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _skinny_linear(
     x,
     weight,
@@ -104,6 +104,11 @@ class SkinnyConfig:
     stages: int
 
 
+def row_block_of(rows: int) -> int:
+    """Rows of the tile that computes `rows` of them: 16, 32 or 64."""
+    return max(16, triton.next_power_of_2(rows))
+
+
 def skinny_linear(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -113,7 +118,7 @@ def skinny_linear(
     residual: torch.Tensor | None = None,
     gated: bool = False,
 ) -> torch.Tensor:
-    """X @ weight.T [+ bias] [gated] [+ residual] for x [rows <= 16, width], weight [columns, width].
+    """X @ weight.T [+ bias] [gated] [+ residual] for x [rows <= MAX_ROWS, width], weight [columns, width].
 
     gated: weight is [2 * columns, width], gate first, and the result silu(gate) * up [rows, columns].
     A gate needs split_k == 1: its sums do not split.
@@ -121,7 +126,8 @@ def skinny_linear(
     rows, width = x.shape
     columns = weight.shape[0] // 2 if gated else weight.shape[0]
     blocks = triton.cdiv(columns, config.block_n)
-    workspace = Workspace.of(x.device, partials=blocks * config.split_k * MAX_ROWS * config.block_n)
+    row_block = row_block_of(rows)
+    workspace = Workspace.of(x.device, partials=blocks * config.split_k * row_block * config.block_n)
     assert config.split_k == 1 or (not gated and blocks <= COUNTERS)
     out = torch.empty((rows, columns), dtype=x.dtype, device=x.device)
     if rows:
@@ -137,7 +143,7 @@ def skinny_linear(
             columns,
             width,
             x.stride(0),
-            BLOCK_M=MAX_ROWS,
+            BLOCK_M=row_block,
             BLOCK_N=config.block_n,
             BLOCK_K=config.block_k,
             SPLIT_K=config.split_k,

@@ -35,7 +35,7 @@ def _update_slots(
     tl.store(suppress_until + slot, tl.load(row + 8).to(tl.int32))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _update_pages(packet, page_tables, count, BLOCK: tl.constexpr):
     entries = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = entries < count

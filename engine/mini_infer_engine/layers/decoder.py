@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from mini_infer_engine.attention.base import AttentionPass
 from mini_infer_engine.layers.attention import Attention
-from mini_infer_engine.layers.linear import Linear
+from mini_infer_engine.layers.linear import Linear, blocked_linear, blocked_weight
 from mini_infer_engine.layers.mlp import GatedMLP
 from mini_infer_engine.layers.norm import RMSNorm
 from mini_infer_engine.layers.rotary import Rotary
@@ -73,6 +73,7 @@ class DecoderModel(nn.Module):
         self.model = Decoder(config, has_qk_norm=self.has_qk_norm)
         self.lm_head = None if config.tie_word_embeddings else Linear(config.hidden_size, config.vocab_size)
         self.rotary: Rotary | None = None
+        self.blocked_head: Tensor | None = None  # of tied embeddings, which also stay as a table
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         """Every tensor that a checkpoint must have, by name, with the memory that it fills."""
@@ -95,8 +96,10 @@ class DecoderModel(nn.Module):
         config = self.config
         self.rotary = Rotary(config.rope, config.head_dim, max_positions, weight.dtype, weight.device)
         for module in self.modules():
-            if isinstance(module, Attention):
+            if isinstance(module, Attention | Linear):
                 module.finish_loading()
+        if self.lm_head is None:
+            self.blocked_head = blocked_weight(weight)
 
     def forward(self, token_ids: Tensor, positions: Tensor, attention: AttentionPass) -> Tensor:
         """Hidden states after the last norm, [tokens, hidden], for [tokens] int64 ids and positions."""
@@ -110,5 +113,9 @@ class DecoderModel(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, hidden] to [rows, vocab]."""
-        head = self.model.embed_tokens if self.lm_head is None else self.lm_head
-        return functional.linear(hidden, head.weight)
+        if self.lm_head is not None:
+            scores: Tensor = self.lm_head(hidden)
+            return scores
+        if self.blocked_head is not None:
+            return blocked_linear(hidden, self.blocked_head)
+        return functional.linear(hidden, self.model.embed_tokens.weight)

@@ -210,7 +210,7 @@ def _add_batching_flags(group: argparse._ArgumentGroup) -> None:
         "--attention-backend",
         choices=("auto", "torch", "flash", "triton"),
         default="auto",
-        help="auto: kernels on a GPU, with flash-attn for prompts where it is installed; torch: the slow reference",
+        help="auto: our kernels on a GPU; flash: flash-attn for prompts; torch: the slow reference",
     )
     group.add_argument("--enforce-eager", action="store_true", help="no CUDA graphs on a GPU: slower, easier to debug")
     group.add_argument(

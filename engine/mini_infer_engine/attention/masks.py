@@ -1,0 +1,24 @@
+"""Additive attention masks, made once a pass: a boolean one would be converted in every layer."""
+
+import torch
+from torch import Tensor
+
+from mini_infer_engine.inputs import PassInputs
+
+
+def decode_masks(
+    inputs: PassInputs, longest: int, windows: set[int | None], dtype: torch.dtype
+) -> dict[int | None, Tensor]:
+    """For each window, [decode rows, longest]: 0 where a row's one query sees the key at that position, else -inf."""
+    key_positions = torch.arange(longest, device=inputs.ends.device)
+    ends = inputs.ends[: inputs.num_decodes, None]
+    visible = key_positions < ends
+    return {
+        window: additive(visible if window is None else visible & (key_positions >= ends - window), dtype)
+        for window in windows
+    }
+
+
+def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 where visible, -inf elsewhere."""
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, float("-inf"))
