@@ -54,8 +54,8 @@ def test_our_flags_exist() -> None:
     used: dict[tuple[str, str], set[str]] = {}
     for text in code_of_all():
         for command, part, rest in COMMAND.findall(text):
-            flags = re.findall(r"(?<!\S)--?[a-z][a-z-]*", rest)
-            used.setdefault((command, part.strip()), set()).update(flags)
+            written = re.findall(r"(?<!\S)--?[a-z][a-z-]*", rest)
+            used.setdefault((command, part.strip()), set()).update(written)
     assert len(used) >= 5
     for (command, part), flags in used.items():
         if command == "mini-infer" and not part:
