@@ -20,7 +20,8 @@ def roll(wanted: int, revision: str, seen: Mapping[str, Count]) -> dict[str, int
 
     An old engine goes only when a new one can answer for it, so what can answer never drops below `wanted` by our
     doing; asked-for engines never exceed `wanted + SURGE`. Old engines that cannot answer are worth nothing and go at
-    once. A revision that is not in the answer is to be removed.
+    once. A revision that is not in the answer is to be removed. The answer is in the order in which it is to be carried
+    out: what shrinks before what grows, so that the limit holds in between too.
     """
     current = seen.get(revision, Count(0, 0))
     still_needed = max(0, wanted - current.available)
@@ -32,4 +33,4 @@ def roll(wanted: int, revision: str, seen: Mapping[str, Count]) -> dict[str, int
             kept[name] = keep
             still_needed -= keep
     room = wanted + SURGE - sum(kept.values())
-    return {revision: min(wanted, room), **kept}
+    return {**kept, revision: min(wanted, room)}

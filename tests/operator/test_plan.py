@@ -126,6 +126,6 @@ def test_plan_starts_what_is_asked_for() -> None:
 def test_plan_keeps_old_revisions_as_they_are() -> None:
     service = parse_service(changed({}))
     seen = Observed([ObservedWorkload("unified", "old", 2, 2), ObservedWorkload("decode", "stray", 1, 1)])
-    new, old = make_plan(service, seen, "engine:1").workloads
+    old, new = make_plan(service, seen, "engine:1").workloads
     assert (new.revision, new.replicas) == (revision({}), 1)
     assert (old.revision, old.replicas, old.launch) == ("old", 2, None)

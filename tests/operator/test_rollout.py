@@ -52,6 +52,7 @@ def test_what_can_answer_never_drops_by_our_doing(events: list[tuple[str, int]])
         assert sum(count.available for count in seen.values()) >= min(wanted, before)
         assert sum(asked.values()) <= wanted + SURGE
         assert all(n >= 0 for n in asked.values())
+        assert list(asked)[-1] == revision, "what grows is carried out last"
 
 
 @given(st.integers(0, 8), st.integers(0, 8))

@@ -35,7 +35,7 @@ def test_a_frozen_template_is_used_as_it_is() -> None:
     service = parse_service(changed(STORED))
     seen = Observed([ObservedWorkload("unified", "old", 2, 2), ObservedWorkload("unified", "lost", 1, 1)])
     plan = make_plan(service, seen, "engine:1")
-    current = plan.workloads[0].revision
+    current = plan.workloads[-1].revision
     frozen = {("unified", "old"): {"by": "an old operator"}, ("unified", current): {"by": "the last operator"}}
     deployments = [m for m in render(service, plan, frozen, None) if m["kind"] == "Deployment"]
     assert {d["metadata"]["name"]: (d["spec"]["replicas"], d["spec"]["template"]["by"]) for d in deployments} == {
