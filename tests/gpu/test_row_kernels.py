@@ -1,0 +1,82 @@
+"""RMSNorm, SwiGLU, and rotary embedding with the KV write, against fp64."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="kernels need triton")
+
+from mini_infer_engine.kernels.rms_norm import rms_norm
+from mini_infer_engine.kernels.rope_kv import rope_kv
+from mini_infer_engine.kernels.silu_mul import silu_mul
+
+from tests.gpu.device import BF16, DEVICE, FP32, KERNELS, cases, error, normal
+
+pytestmark = KERNELS
+ROUNDING = {FP32: 8.0, BF16: 1.0}
+
+
+def exact_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    wide = x.double()
+    return wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps) * weight.double()
+
+
+@pytest.mark.parametrize("dtype", [FP32, BF16])
+@pytest.mark.parametrize(("rows", "width"), cases([(0, 64), (1, 64), (3, 96)], [(257, 1024), (33, 3584), (5, 8192)]))
+def test_rms_norm(rows: int, width: int, dtype: torch.dtype) -> None:
+    packed = normal(rows, width + 32, dtype=dtype)
+    x, weight = packed[:, :width], normal(width, dtype=dtype)  # rows of x are strided
+    assert error(rms_norm(x, weight, 1e-6), exact_norm(x, weight, 1e-6)) <= ROUNDING[dtype]
+
+
+@pytest.mark.parametrize("dtype", [FP32, BF16])
+@pytest.mark.parametrize(("rows", "width"), cases([(0, 64), (1, 70), (3, 1030)], [(300, 18944), (17, 3072)]))
+def test_silu_mul(rows: int, width: int, dtype: torch.dtype) -> None:
+    packed = normal(rows, 2 * width, dtype=dtype)
+    gate, up = packed.double().chunk(2, dim=-1)
+    assert error(silu_mul(packed), torch.nn.functional.silu(gate) * up) <= ROUNDING[dtype]
+
+
+@pytest.mark.parametrize("with_norm", [False, True])
+@pytest.mark.parametrize(
+    ("tokens", "q_heads", "kv_heads", "head_dim", "page_size", "dtype"),
+    cases(
+        [(1, 4, 2, 64, 16, FP32), (5, 7, 1, 24, 16, BF16), (0, 2, 2, 64, 16, FP32)],
+        [
+            (1, 28, 4, 128, 128, BF16),
+            (63, 16, 8, 128, 64, BF16),
+            (64, 12, 2, 128, 256, FP32),
+            (1000, 14, 2, 64, 16, BF16),
+            (131, 8, 1, 96, 64, FP32),
+        ],
+    ),
+)
+def test_rope_kv(
+    tokens: int, q_heads: int, kv_heads: int, head_dim: int, page_size: int, dtype: torch.dtype, with_norm: bool
+) -> None:
+    heads, half = q_heads + 2 * kv_heads, head_dim // 2
+    qkv = normal(tokens, heads * head_dim, dtype=dtype)
+    before = qkv.double().view(tokens, heads, head_dim)
+    table = normal(512, head_dim, dtype=dtype, seed=1)
+    positions = torch.randint(0, 512, (tokens,), generator=torch.Generator().manual_seed(2)).to(DEVICE)
+    pages = tokens // page_size + 3
+    places = torch.randperm(pages * page_size, generator=torch.Generator().manual_seed(3))[:tokens].to(DEVICE)
+    weights = [normal(head_dim, dtype=dtype, seed=seed) for seed in (4, 5)] if with_norm else [None, None]
+    layers = torch.full((pages, 2, 2, page_size, kv_heads, head_dim), float("nan"), dtype=dtype, device=DEVICE)
+
+    q = rope_kv(qkv, positions, places, table, layers[:, 1], q_heads, weights[0], weights[1], 1e-5)
+
+    parts = list(before.split([q_heads, kv_heads, kv_heads], dim=1))
+    cos, sin = table.double().index_select(0, positions)[:, None].split(half, dim=-1)
+    for index, weight in enumerate(weights):
+        part = parts[index] if weight is None else exact_norm(parts[index], weight, 1e-5)
+        first, second = part.split(half, dim=-1)
+        parts[index] = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    assert q.shape == (tokens, q_heads, head_dim)
+    assert error(q, parts[0]) <= ROUNDING[dtype]
+    stored = layers[:, 1].transpose(0, 1).flatten(1, 2)  # [keys or values, places, kv_heads, head_dim]
+    assert error(stored[0, places], parts[1]) <= ROUNDING[dtype]
+    assert torch.equal(stored[1, places].double(), parts[2])
+    untouched = torch.ones(pages * page_size, dtype=torch.bool, device=DEVICE)
+    untouched[places] = False
+    assert layers[:, 0].isnan().all(), "another layer was written"
+    assert stored[:, untouched].isnan().all(), "another token's place was written"

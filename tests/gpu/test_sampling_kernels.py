@@ -1,0 +1,131 @@
+"""The sampling kernels choose what sampler.py chooses, over steps, slots and parameters, and keep the state right."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="kernels need triton")
+
+from mini_infer_engine.batch import Row
+from mini_infer_engine.kernels.gather import gather_decode_inputs
+from mini_infer_engine.kernels.sample import SUPPRESSED_WIDTH, sample
+from mini_infer_engine.kernels.slot_update import update_pages
+from mini_infer_engine.models.errors import ModelError
+from mini_infer_engine.request import SamplingParams
+from mini_infer_engine.sampler import build_sampling
+from mini_infer_engine.sampler import sample as sample_by_torch
+from mini_infer_engine.slots import SlotTable
+
+from tests.gpu.device import BF16, DEVICE, FP32, KERNELS, ON_GPU, cases, normal
+
+pytestmark = KERNELS
+STOPS = [3, 7]
+PARAMS = [
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=1.0),
+    SamplingParams(temperature=0.6),
+    SamplingParams(temperature=1.3, top_k=1),
+    SamplingParams(temperature=0.8, top_k=20),
+    SamplingParams(temperature=0.8, top_k=10**9),
+    SamplingParams(temperature=0.7, top_p=0.5),
+    SamplingParams(temperature=1.5, top_p=0.95),
+    SamplingParams(temperature=1.0, top_p=1e-6),
+    SamplingParams(temperature=2.0, min_p=0.1),
+    SamplingParams(temperature=1.5, top_k=50, top_p=0.8, min_p=0.01),
+    SamplingParams(temperature=0.0, min_tokens=2, stop_token_ids=STOPS),
+    SamplingParams(temperature=1.0, top_k=5, min_tokens=2, stop_token_ids=STOPS),
+    SamplingParams(temperature=0.9, top_p=0.9, min_tokens=2, stop_token_ids=STOPS),
+]
+
+
+def asking_row(slot: int, params: SamplingParams, output_index: int) -> Row:
+    held_back = tuple(params.stop_token_ids) if output_index < params.min_tokens else ()
+    return Row(
+        slot, 10 + slot, 1, [0], [0], params,
+        noise_seed=slot * 7919 + 5, output_index=output_index, suppressed_token_ids=held_back,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "dtype", "rounds"), cases([(97, FP32, 1)], [(4096, BF16, 8), (32_000, FP32, 8), (151_936, BF16, 4)])
+)
+def test_the_kernel_chooses_as_the_sampler_does(vocabulary: int, dtype: torch.dtype, rounds: int) -> None:
+    # A row's ties at the edge of top-k weigh differently in the two, so bf16 logits, which have ties, use one filter.
+    kinds = [params for params in PARAMS if dtype == FP32 or not (params.top_k and params.top_p < 1)] * rounds
+    slots = torch.randperm(len(kinds), generator=torch.Generator().manual_seed(4)).tolist()
+    table = SlotTable(len(kinds), 4, 0, DEVICE)
+    table.begin([asking_row(slot, params, 0) for slot, params in zip(slots, kinds, strict=True)])
+    spare = table.spare_slot
+    on_device = torch.tensor([*slots, spare, spare], dtype=torch.int32, device=DEVICE)
+    for step in range(4 if ON_GPU else 3):
+        logits = normal(len(slots) + 2, vocabulary, dtype=dtype, seed=step) * 3
+        logits[:, STOPS] = 30  # what may not be chosen is what would be
+        rows = [asking_row(slot, params, step) for slot, params in zip(slots, kinds, strict=True)]
+        on_host = logits[: len(slots)].float().cpu()
+        expected = sample_by_torch(on_host, build_sampling(rows, vocabulary, torch.device("cpu")))
+        chosen = sample(logits, on_device, table.state)[: len(slots)].cpu()
+        wrong = [kinds[index] for index in (chosen != expected).nonzero().flatten().tolist()]
+        assert not wrong, (step, wrong)
+        state = table.state
+        assert state.last_tokens[slots].tolist() == chosen.tolist()
+        assert state.lengths[slots].tolist() == [10 + slot + step + 1 for slot in slots]
+        assert state.output_indexes[slots].tolist() == [step + 1] * len(slots)
+    assert (state.last_tokens[spare], state.lengths[spare], state.output_indexes[spare]) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("rows", cases([1], [2, 31, 256, 1100]))
+def test_greedy_takes_the_first_of_equals_for_any_number_of_rows(rows: int) -> None:
+    vocabulary = 151_936 if ON_GPU else 300
+    logits = normal(rows, vocabulary, dtype=BF16)
+    logits[:, [vocabulary - 1, vocabulary // 2, 5]] = logits.amax(dim=1, keepdim=True) + 1
+    table = SlotTable(rows, 4, 0, DEVICE)
+    table.begin([asking_row(slot, SamplingParams(temperature=0.0), 0) for slot in range(rows)])
+    slots = torch.arange(rows, dtype=torch.int32, device=DEVICE)
+    assert sample(logits, slots, table.state).tolist() == [5] * rows
+
+
+def test_draws_follow_the_softmax() -> None:
+    """20,000 draws (in the interpreter 200) of one distribution, each by another seed: shares within five sigma."""
+    draws = 20_000 if ON_GPU else 200
+    weights = torch.tensor([0.5, 0.25, 0.125, 0.0625, 0.0625])
+    table = SlotTable(draws, 4, 0, DEVICE)
+    table.begin([asking_row(slot, SamplingParams(temperature=1.0), 0) for slot in range(draws)])
+    slots = torch.arange(draws, dtype=torch.int32, device=DEVICE)
+    chosen = sample(weights.log().repeat(draws, 1).to(DEVICE), slots, table.state).cpu()
+    shares = torch.bincount(chosen, minlength=5) / draws
+    assert ((shares - weights).abs() <= 5 * (weights * (1 - weights) / draws).sqrt()).all(), shares
+
+
+def test_more_suppressed_ids_than_a_slot_holds_are_refused() -> None:
+    many = tuple(range(SUPPRESSED_WIDTH + 1))
+    params = SamplingParams(min_tokens=2, stop_token_ids=list(many))
+    with pytest.raises(ModelError, match=f"{SUPPRESSED_WIDTH + 1} stop token ids"):
+        SlotTable(1, 4, 0, DEVICE).begin([Row(0, 0, 1, [0], [0], params, suppressed_token_ids=many)])
+
+
+@pytest.mark.parametrize("page_size", [16, 256])
+@pytest.mark.parametrize(("rows", "width", "dtype"), cases([(3, 70, FP32)], [(1, 1024, BF16), (64, 3584, BF16)]))
+def test_gather_reads_tokens_places_and_pages_of_slots(
+    rows: int, width: int, dtype: torch.dtype, page_size: int
+) -> None:
+    slots = torch.randperm(rows + 5, generator=torch.Generator().manual_seed(1))[:rows].to(torch.int32).to(DEVICE)
+    generator = torch.Generator().manual_seed(2)
+    last_tokens = torch.randint(0, 50, (rows + 5,), generator=generator).to(DEVICE)
+    lengths = torch.randint(0, 6 * page_size, (rows + 5,), generator=generator).to(torch.int32).to(DEVICE)
+    tables = torch.randint(0, 1000, (rows + 5, 6), generator=generator).to(torch.int32).to(DEVICE)
+    embedding = normal(50, width, dtype=dtype)
+    hidden, positions, kv_index = gather_decode_inputs(slots, last_tokens, lengths, tables, embedding, page_size)
+    wanted = lengths[slots].long()
+    assert torch.equal(hidden, embedding[last_tokens[slots]])
+    assert torch.equal(positions, wanted)
+    pages = tables[slots].gather(1, (wanted // page_size)[:, None])[:, 0].long()
+    assert torch.equal(kv_index, pages * page_size + wanted % page_size)
+
+
+@pytest.mark.parametrize("entries", cases([1, 300], [5000]))
+def test_page_updates_reach_their_places_only(entries: int) -> None:
+    tables = torch.full((100, 70), -1, dtype=torch.int32, device=DEVICE)
+    places = torch.randperm(7000, generator=torch.Generator().manual_seed(entries))[:entries]
+    update_pages(torch.stack((places, places * 3), dim=1).to(DEVICE), tables)
+    expected = torch.full((7000,), -1, dtype=torch.int32)
+    expected[places] = (places * 3).to(torch.int32)
+    assert torch.equal(tables.flatten().cpu(), expected)

@@ -1,0 +1,80 @@
+"""Products of few rows against fp64: odd shapes, every fused part, and every cut that is stored for a real shape."""
+
+import pytest
+import torch
+from torch.nn import functional
+
+pytest.importorskip("triton", reason="kernels need triton")
+
+from mini_infer_engine.kernels.skinny_linear import MAX_ROWS, SkinnyConfig, skinny_linear
+from mini_infer_engine.kernels.tuned import SKINNY, skinny_config
+
+from tests.gpu.device import BF16, FP32, KERNELS, cases, error, normal
+
+pytestmark = KERNELS
+ROUNDING = {FP32: 32.0, BF16: 1.0}
+
+
+def check(
+    rows: int,
+    columns: int,
+    width: int,
+    config: SkinnyConfig,
+    dtype: torch.dtype,
+    *,
+    bias: bool = False,
+    residual: bool = False,
+    gated: bool = False,
+) -> None:
+    x = normal(rows, 2 * width, dtype=dtype)[:, :width]  # strided rows
+    weight = normal(columns * (2 if gated else 1), width, dtype=dtype, seed=1) * width**-0.5
+    bias_values = normal(columns, dtype=dtype, seed=2) if bias else None
+    residual_values = normal(rows, columns, dtype=dtype, seed=3) if residual else None
+    exact = functional.linear(x.double(), weight.double())
+    if bias_values is not None:
+        exact = exact + bias_values.double()
+    if gated:
+        gate, up = exact.chunk(2, dim=-1)
+        exact = functional.silu(gate) * up
+    if residual_values is not None:
+        exact = exact + residual_values.double()
+    run = [skinny_linear(x, weight, config, bias=bias_values, residual=residual_values, gated=gated) for _ in range(2)]
+    assert error(run[0], exact) <= ROUNDING[dtype], (rows, config)
+    assert torch.equal(run[0], run[1]), "counters were not left at zero, or results depend on timing"
+
+
+@pytest.mark.parametrize(
+    "parts", [{}, {"bias": True}, {"residual": True}, {"gated": True}, {"bias": True, "residual": True}]
+)
+@pytest.mark.parametrize(
+    ("columns", "width", "dtype"), cases([(50, 96, FP32), (64, 40, FP32)], [(199, 64, BF16), (1001, 1032, BF16)])
+)
+def test_every_fused_part_at_odd_shapes(columns: int, width: int, dtype: torch.dtype, parts: dict[str, bool]) -> None:
+    splits = (1,) if "gated" in parts else (1, 3)
+    for split in splits:
+        for rows in (0, 1, 5, 16):
+            check(rows, columns, width, SkinnyConfig(16, 32, split, 4, 2), dtype, **parts)
+
+
+@pytest.mark.parametrize("rows", cases([2, 16], [17, 31, 32, 33, 63, 64]))
+def test_all_row_counts(rows: int) -> None:
+    assert rows <= MAX_ROWS
+    check(rows, 96, 128, SkinnyConfig(32, 64, 2, 4, 3), FP32, residual=True)
+
+
+def test_shapes_that_were_never_tuned_have_a_cut() -> None:
+    for rows, columns, width, gated in ((1, 384, 256, False), (16, 768, 256, True), (7, 320, 256, False)):
+        config = skinny_config(rows, columns, width, gated=gated)
+        assert config is not None
+        check(rows, columns, width, config, FP32, gated=gated)
+
+
+@pytest.mark.parametrize(
+    ("columns", "width", "gated", "row_block"), cases([], [key for key, config in SKINNY.items() if config is not None])
+)
+def test_stored_cuts(columns: int, width: int, gated: bool, row_block: int) -> None:
+    config = SKINNY[columns, width, gated, row_block]
+    assert config is not None
+    # The parts that the model's product of this shape has: o and down add the residual, qkv may have a bias.
+    check(row_block, columns, width, config, BF16, gated=gated, residual=not gated and columns <= width)
+    check(max(1, row_block - 3), columns, width, config, BF16, gated=gated, residual=not gated and columns <= width)
