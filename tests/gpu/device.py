@@ -17,6 +17,7 @@ KERNELS = [
     pytest.mark.gpu,
     pytest.mark.skipif(not (ON_GPU or INTERPRETED), reason="needs an NVIDIA GPU (small cases: TRITON_INTERPRET=1)"),
     pytest.mark.usefixtures("poisoned_memory"),
+    pytest.mark.filterwarnings("ignore:.*determinis"),  # what fills fresh memory also warns of other things
 ]
 
 

@@ -1,0 +1,111 @@
+"""Logits of random models of every architecture against transformers, teacher-forced, through the kernels.
+
+fp32 is held to a fixed bound; bf16 to the error that transformers itself makes in bf16.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="kernels need triton")
+
+from mini_infer_engine.batch import Batch, Row
+from mini_infer_engine.graph_runner import GraphRunner
+
+from tests.gpu.device import DEVICE, GPU_ONLY
+from tests.gpu.runs import make_runner, make_settings
+from tests.support.tiny_models import GREEDY, PageDealer, chunk, reference_logits, run_chunks, save_tiny_model
+
+pytestmark = GPU_ONLY
+TOKENS = [(position * 37 + 11) % 190 + 5 for position in range(150)]
+FP32_TOLERANCE = 3e-4
+"""The CPU's is 1e-4; a GPU's exponential and reciprocal root are a few units less exact."""
+BF16_ALLOWANCE = 1.5
+"""Times the root mean square of transformers' own bf16 error."""
+
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen2": ("qwen2", {}),
+    "qwen2-seven-heads": (
+        "qwen2",
+        {"hidden_size": 448, "num_attention_heads": 7, "num_key_value_heads": 1, "initializer_range": 0.07},
+    ),
+    "qwen2-window": ("qwen2", {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}),
+    "qwen3-tied": ("qwen3", {"tie_word_embeddings": True, "head_dim": 128}),
+    "qwen3-biased": ("qwen3", {"attention_bias": True, "num_key_value_heads": 4}),
+    "llama": ("llama", {"head_dim": 96}),
+    "llama-biased": ("llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    "mistral-window": ("mistral", {"sliding_window": 24, "head_dim": 64}),
+}
+
+
+@pytest.fixture(params=VARIANTS)
+def saved(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Any]:
+    architecture, changes = VARIANTS[request.param]
+    return tmp_path, save_tiny_model(tmp_path, architecture, **changes)
+
+
+def test_fp32_logits_whole_chunked_and_token_by_token(saved: tuple[Path, Any]) -> None:
+    directory, model = saved
+    expected = reference_logits(model, TOKENS)
+    runner = make_runner(make_settings(directory, enforce_eager=True, page_size=16))
+    dealer = PageDealer(runner)
+    for sizes in ([150], [33, 1, 116], [16, 16, 16, 102], [5] + [1] * 30 + [115]):
+        actual = run_chunks(runner, TOKENS, dealer.table(150), sizes).cpu()
+        assert (actual - expected).abs().max() <= FP32_TOLERANCE, sizes
+
+
+def test_bf16_error_is_no_larger_than_that_of_transformers(saved: tuple[Path, Any]) -> None:
+    directory, model = saved
+    expected = reference_logits(model, TOKENS)
+    with torch.inference_mode():
+        narrow = model.to(DEVICE, torch.bfloat16)
+        theirs = narrow(torch.tensor([TOKENS], device=DEVICE)).logits[0].float().cpu() - expected
+    allowed = BF16_ALLOWANCE * theirs.square().mean().sqrt()
+    runner = make_runner(make_settings(directory, dtype="bfloat16", enforce_eager=True))
+    dealer = PageDealer(runner)
+    for sizes in ([150], [64, 1, 85], [100] + [1] * 50):
+        ours = run_chunks(runner, TOKENS, dealer.table(150), sizes).float().cpu() - expected
+        assert ours.square().mean().sqrt() <= allowed, sizes
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3"])
+def test_graphs_compute_what_transformers_does(architecture: str, dtype: str, tmp_path: Path) -> None:
+    """Three sequences, prefilled by a graph, then decoded by graphs; each step's logits, for the text they make."""
+    model = save_tiny_model(tmp_path, architecture)
+    runner = make_runner(make_settings(tmp_path, dtype=dtype, max_num_seqs=4))
+    assert isinstance(runner, GraphRunner)
+    dealer = PageDealer(runner)
+    prompts = [TOKENS[:20], TOKENS[7:72], TOKENS[3:4]]
+    tables = [dealer.table(len(prompt) + 20) for prompt in prompts]
+    rows = [
+        chunk(slot, prompt, 0, len(prompt), table, sampling=GREEDY)
+        for slot, (prompt, table) in enumerate(zip(prompts, tables, strict=True))
+    ]
+    made = [runner.collect(runner.launch(Batch(rows, 0)))]
+    logits = []
+    for step in range(1, 20):
+        rows = [
+            Row(slot, len(prompt) + step - 1, 1, None, table, GREEDY, output_index=step)
+            for slot, (prompt, table) in enumerate(zip(prompts, tables, strict=True))
+        ]
+        made.append(runner.collect(runner.launch(Batch(rows, 3))))
+        logits.append(runner.decode_graphs[4].logits[:3].float().cpu())
+    for slot, prompt in enumerate(prompts):
+        answer = [step[slot] for step in made]
+        assert all(token is not None for token in answer)
+        tokens = prompt + [token for token in answer if token is not None]
+        expected = reference_logits(model, tokens)[len(prompt) - 1 : -1]
+        actual = torch.stack([step[slot] for step in logits])
+        if dtype == "float32":
+            assert expected.argmax(-1).tolist() == answer
+            assert (actual - expected[1:]).abs().max() <= FP32_TOLERANCE
+        else:
+            with torch.inference_mode():
+                narrow = model.to(DEVICE, torch.bfloat16)(torch.tensor([tokens], device=DEVICE)).logits[0]
+            model.to("cpu", torch.float32)
+            theirs = narrow.float().cpu()[len(prompt) : -1] - expected[1:]
+            allowed = BF16_ALLOWANCE * theirs.square().mean().sqrt()
+            assert (actual - expected[1:]).square().mean().sqrt() <= allowed
