@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from mini_infer_engine.attention.prefill_rows import PrefillRows
 from mini_infer_engine.batch import Batch, Row
-from mini_infer_engine.fused import Attend, FusedDecoder
+from mini_infer_engine.fused import Attend, FusedDecoder, Stream
 from mini_infer_engine.graphs import PREFILL_BUCKETS, PREFILL_SEQUENCES, DecodeGraph, PrefillGraph, decode_buckets
 from mini_infer_engine.inputs import PassInputs, build_inputs
 from mini_infer_engine.kernels.decode_attention import decode_attention, splits_for
@@ -154,18 +154,18 @@ class GraphRunner(TorchRunner):
 
     def _eager(self, batch: Batch) -> Tensor:
         """Any batch, kernel by kernel: the tokens of its sampling rows."""
-        inputs, hidden = self._forward(batch)
+        inputs, stream = self._stream(batch)
         if not inputs.sample_rows.shape[0]:
             return inputs.sample_rows
-        logits = self.fused.logits(hidden.index_select(0, inputs.sample_rows))
+        logits = self.fused.logits(stream.select(inputs.sample_rows))
         return sample(logits, inputs.sample_slots.to(torch.int32), self.table.state)
 
     def logits(self, batch: Batch) -> Tensor:
         """See `TorchRunner.logits`."""
         with torch.inference_mode():
-            return self.fused.logits(self._forward(batch)[1])
+            return self.fused.logits(self._stream(batch)[1])
 
-    def _forward(self, batch: Batch) -> tuple[PassInputs, Tensor]:
+    def _stream(self, batch: Batch) -> tuple[PassInputs, Stream]:
         """Inputs on the device and the residual stream of all tokens after the last layer."""
         inputs = build_inputs(batch, self.page_size, self.pool.spare_page, self.device)
         token_ids, state = inputs.token_ids, self.table.state
@@ -192,8 +192,12 @@ class GraphRunner(TorchRunner):
             passes.append((slice(decodes, None), attend))
 
         def attend_all(q: Tensor, pages: Tensor, layer: int) -> Tensor:
-            outputs = [attend(q[rows], pages, layer) for rows, attend in passes]
-            return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+            if len(passes) == 1:
+                return passes[0][1](q, pages, layer)
+            mixed = q.new_empty((q.shape[0], q.shape[1] * q.shape[2]))
+            for rows, attend in passes:
+                attend(q[rows], pages, layer, mixed[rows])
+            return mixed
 
         return inputs, self.fused.forward(hidden, inputs.positions, kv_index, attend_all)
 
@@ -203,10 +207,10 @@ class GraphRunner(TorchRunner):
         scale = config.head_dim**-0.5
         splits = splits_for(rows, config.num_kv_heads, tables.shape[1] * self.page_size)
 
-        def attend(q: Tensor, pages: Tensor, layer: int) -> Tensor:
+        def attend(q: Tensor, pages: Tensor, layer: int, out: Tensor | None = None) -> Tensor:
             window = config.sliding_windows[layer]
             return decode_attention(
-                q, pages, tables, slots, positions, scale=scale, splits=splits, sliding_window=window
+                q, pages, tables, slots, positions, scale=scale, splits=splits, sliding_window=window, out=out
             )
 
         return attend
@@ -215,7 +219,7 @@ class GraphRunner(TorchRunner):
         """Attention of prompt chunks."""
         scale, windows, run = self.config.head_dim**-0.5, self.config.sliding_windows, self._prefill_attention
 
-        def attend(q: Tensor, pages: Tensor, layer: int) -> Tensor:
-            return run(q, pages, rows, scale=scale, sliding_window=windows[layer])
+        def attend(q: Tensor, pages: Tensor, layer: int, out: Tensor | None = None) -> Tensor:
+            return run(q, pages, rows, scale=scale, sliding_window=windows[layer], out=out)
 
         return attend

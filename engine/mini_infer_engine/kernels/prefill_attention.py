@@ -199,18 +199,26 @@ def _prefill_attention(
 
 
 def prefill_attention(
-    q: torch.Tensor, pool: torch.Tensor, rows: PrefillRows, *, scale: float, sliding_window: int | None = None
+    q: torch.Tensor,
+    pool: torch.Tensor,
+    rows: PrefillRows,
+    *,
+    scale: float,
+    sliding_window: int | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attend from each sequence's new tokens over all its tokens; their keys and values are in the pool already.
 
     q [tokens, q_heads, head_dim], its rows may be strided; pool: one layer's view
-    [pages, 2, page_size, kv_heads, head_dim]. Returns [tokens, q_heads * head_dim].
+    [pages, 2, page_size, kv_heads, head_dim]. Returns [tokens, q_heads * head_dim], in `out` where
+    that is given.
     """
     tokens, q_heads, head_dim = q.shape
     _, _, page_size, kv_heads, _ = pool.shape
     group = q_heads // kv_heads
     sequences = rows.ends.shape[0]
-    out = torch.empty((tokens, q_heads * head_dim), dtype=q.dtype, device=q.device)
+    if out is None:
+        out = torch.empty((tokens, q_heads * head_dim), dtype=q.dtype, device=q.device)
     wide = q.dtype == torch.float32
     row_block, block = (32, 32) if wide else (64 if rows.longest_query * group <= 64 else 128, BLOCK_TOKENS)
     tiles = triton.cdiv(rows.longest_query * group, row_block)
