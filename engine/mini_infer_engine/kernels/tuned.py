@@ -3,7 +3,7 @@
 from mini_infer_engine.kernels.skinny_linear import SkinnyConfig, row_block_of
 
 SKINNY: dict[tuple[int, int, bool, int], SkinnyConfig | None] = {
-    (4608, 3584, False, 16): None,
+    (4608, 3584, False, 16): SkinnyConfig(64, 256, 1, 4, 5),
     (4608, 3584, False, 32): None,
     (4608, 3584, False, 64): None,
     (3584, 3584, False, 16): SkinnyConfig(32, 128, 4, 4, 3),
@@ -19,7 +19,7 @@ SKINNY: dict[tuple[int, int, bool, int], SkinnyConfig | None] = {
     (152064, 3584, False, 32): SkinnyConfig(128, 128, 1, 4, 5),
     (152064, 3584, False, 64): SkinnyConfig(128, 128, 1, 4, 4),
     (2048, 1536, False, 16): SkinnyConfig(16, 256, 1, 4, 5),
-    (2048, 1536, False, 32): None,
+    (2048, 1536, False, 32): SkinnyConfig(16, 256, 1, 4, 4),
     (2048, 1536, False, 64): SkinnyConfig(16, 256, 1, 4, 4),
     (1536, 1536, False, 16): SkinnyConfig(32, 128, 4, 4, 3),
     (1536, 1536, False, 32): None,
@@ -34,13 +34,13 @@ SKINNY: dict[tuple[int, int, bool, int], SkinnyConfig | None] = {
     (151936, 1536, False, 32): SkinnyConfig(128, 128, 1, 4, 3),
     (151936, 1536, False, 64): SkinnyConfig(128, 64, 1, 4, 3),
     (4096, 1024, False, 16): SkinnyConfig(32, 128, 1, 4, 5),
-    (4096, 1024, False, 32): None,
+    (4096, 1024, False, 32): SkinnyConfig(32, 128, 1, 4, 4),
     (4096, 1024, False, 64): SkinnyConfig(32, 128, 1, 4, 5),
     (1024, 2048, False, 16): SkinnyConfig(32, 128, 4, 4, 4),
     (1024, 2048, False, 32): SkinnyConfig(32, 128, 4, 8, 4),
     (1024, 2048, False, 64): SkinnyConfig(16, 256, 2, 4, 4),
     (3072, 1024, True, 16): SkinnyConfig(32, 128, 1, 4, 5),
-    (3072, 1024, True, 32): None,
+    (3072, 1024, True, 32): SkinnyConfig(32, 128, 1, 4, 4),
     (3072, 1024, True, 64): SkinnyConfig(32, 128, 1, 4, 5),
     (1024, 3072, False, 16): SkinnyConfig(32, 128, 8, 4, 5),
     (1024, 3072, False, 32): SkinnyConfig(16, 256, 4, 4, 3),
