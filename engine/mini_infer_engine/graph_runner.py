@@ -4,6 +4,7 @@ Decode is two graphs a batch bucket, embedding to logits and sampling, over batc
 prefills are graphs too; everything else runs the same kernels eagerly. It decides nothing about what is in a batch.
 """
 
+import itertools
 import logging
 import sys
 import time
@@ -84,6 +85,7 @@ class GraphRunner(TorchRunner):
                 total=len(prefills) + len(self._buckets), desc="Capturing CUDA graphs", disable=not sys.stderr.isatty()
             ) as progress,
         ):
+            self._compile_eager_kernels()
             for tokens in reversed(prefills):
                 self.prefill_graphs[tokens] = PrefillGraph(self, tokens)
                 progress.update()
@@ -92,6 +94,18 @@ class GraphRunner(TorchRunner):
                 progress.update()
         torch.cuda.synchronize()
         log.info("captured %d CUDA graphs in %.1f s", progress.total, time.perf_counter() - started)
+
+    def _compile_eager_kernels(self) -> None:
+        """The attention variants that only eager passes use, so that no request waits for a compiler."""
+        config, device = self.config, self.device
+        q = torch.zeros((1, config.num_heads, config.head_dim), dtype=self.dtype, device=device)
+        ends = torch.ones(1, dtype=torch.int32, device=device)
+        starts = torch.tensor([0, 1], dtype=torch.int32, device=device)
+        for longest_query, longest_key in itertools.product((1, 1 << 14), (1 << 10, 1 << 14)):
+            rows = PrefillRows(self.table.page_tables[-1:], starts, starts, ends, longest_query, longest_key)
+            for window in set(config.sliding_windows):
+                pages = self.fused.layer_pools[0]
+                self._prefill_attention(q, pages, rows, scale=1.0, sliding_window=window)
 
     def launch(self, batch: Batch) -> PassHandle:
         """See `Runner.launch`."""

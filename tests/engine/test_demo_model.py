@@ -1,4 +1,4 @@
-"""The demo model in fp32 equals transformers, whatever the engine does on the way: caches, chunks, preempts, batches."""
+"""The demo model in fp32 equals transformers, whatever the engine does on the way: caches, chunks, batches."""
 
 from typing import Any
 
