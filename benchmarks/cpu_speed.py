@@ -22,6 +22,7 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 import torch
 import transformers
+
 from mini_infer_engine import LLM, SamplingParams
 from mini_infer_engine.model_path import resolve_model
 

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from torch.nn import functional
+
 from mini_infer_engine.kernels.decode_attention import decode_attention, splits_for
 from mini_infer_engine.kernels.rms_norm import rms_norm
 from mini_infer_engine.kernels.silu_mul import silu_mul
@@ -25,7 +27,6 @@ from mini_infer_engine.kernels.skinny_linear import (
     skinny_linear,
     skinny_linear_then_norm,
 )
-from torch.nn import functional
 
 SHAPES = {  # (columns, width, gated, residual) of every product of the three models
     "7b qkv": (4608, 3584, False, False),

@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS, child_key
-
 from mini_infer_engine.request import FinishReason, Request
 
 

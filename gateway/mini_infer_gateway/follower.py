@@ -11,6 +11,8 @@ from typing import Any
 
 import zmq
 import zmq.asyncio
+from zmq.utils.monitor import recv_monitor_message
+
 from mini_infer_contract.events import (
     EVENTS_TOPIC,
     LOAD_TOPIC,
@@ -25,8 +27,6 @@ from mini_infer_contract.events import (
     sequence_frame,
 )
 from mini_infer_contract.launch import KV_SNAPSHOT_PATH, Endpoint
-from zmq.utils.monitor import recv_monitor_message
-
 from mini_infer_gateway.load import LoadLedger
 from mini_infer_gateway.prefix_index import PrefixIndex
 from mini_infer_gateway.prompts import NoPromptAssetsError, Prompts

@@ -4,8 +4,8 @@ import struct
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS, KEY_BYTES, block_keys, child_key, root_key
 
+from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS, KEY_BYTES, block_keys, child_key, root_key
 from tests.contract.conversations import quick
 
 tokens = st.lists(st.integers(0, 2**32 - 1), max_size=100)

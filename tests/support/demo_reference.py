@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 import transformers
-from mini_infer_engine.model_path import resolve_model
 
 from demo.dataset import ChatEncoder, trained_chats
 from demo.entries import load_entries, load_sources
+from mini_infer_engine.model_path import resolve_model
 
 OUTPUT_TOKENS = 24
 CLEAR_GAP = 1e-3
