@@ -222,7 +222,7 @@ class Follower:
                     self._apply(sequence, decode_batch(payload))
                     came = True
         except (TimeoutError, EventFormatError) as error:
-            log.info("no replay from %s: %s", self._endpoint.name, error or "time-out")
+            log.info("no replay from %s: %s", self._endpoint.name, str(error) or "time-out")
         finally:
             socket.close(0)
         return came

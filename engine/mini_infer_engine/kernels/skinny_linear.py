@@ -2,7 +2,8 @@
 
 Bias, gated activation, residual sum and RMS norm ride along in the same kernel. The norm is split in two: who
 writes the residual stream also writes it times the norm's weights, and its sums of squares; the product that reads
-those scales its result. (Summing in the reading product breaks the pipeline of loads: 7B qkv on an H200, 28 us against 11.)
+those scales its result. (Summing in the reading product breaks the pipeline of loads: 7B qkv on an H200, 28 us
+against 11.)
 """
 
 from dataclasses import dataclass
