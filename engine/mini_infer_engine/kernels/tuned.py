@@ -7,14 +7,14 @@ SKINNY: dict[tuple[int, int, bool, int], SkinnyConfig | None] = {
     (4608, 3584, False, 32): None,
     (4608, 3584, False, 64): None,
     (3584, 3584, False, 16): SkinnyConfig(32, 128, 4, 4, 3),
-    (3584, 3584, False, 32): None,
-    (3584, 3584, False, 64): None,
+    (3584, 3584, False, 32): SkinnyConfig(32, 128, 2, 4, 4),
+    (3584, 3584, False, 64): SkinnyConfig(32, 256, 1, 4, 4),
     (18944, 3584, True, 16): SkinnyConfig(32, 128, 1, 4, 3),
     (18944, 3584, True, 32): SkinnyConfig(64, 64, 1, 4, 3),
     (18944, 3584, True, 64): SkinnyConfig(64, 64, 1, 4, 3),
     (3584, 18944, False, 16): SkinnyConfig(64, 256, 2, 8, 4),
     (3584, 18944, False, 32): SkinnyConfig(64, 256, 2, 4, 4),
-    (3584, 18944, False, 64): None,
+    (3584, 18944, False, 64): SkinnyConfig(64, 128, 2, 4, 4),
     (152064, 3584, False, 16): SkinnyConfig(128, 128, 1, 4, 3),
     (152064, 3584, False, 32): SkinnyConfig(128, 128, 1, 4, 5),
     (152064, 3584, False, 64): SkinnyConfig(128, 128, 1, 4, 4),
@@ -22,14 +22,14 @@ SKINNY: dict[tuple[int, int, bool, int], SkinnyConfig | None] = {
     (2048, 1536, False, 32): SkinnyConfig(16, 256, 1, 4, 4),
     (2048, 1536, False, 64): SkinnyConfig(16, 256, 1, 4, 4),
     (1536, 1536, False, 16): SkinnyConfig(32, 128, 4, 4, 3),
-    (1536, 1536, False, 32): None,
+    (1536, 1536, False, 32): SkinnyConfig(32, 128, 2, 4, 4),
     (1536, 1536, False, 64): SkinnyConfig(16, 256, 1, 4, 4),
     (8960, 1536, True, 16): SkinnyConfig(32, 128, 1, 4, 3),
     (8960, 1536, True, 32): SkinnyConfig(128, 128, 1, 8, 4),
     (8960, 1536, True, 64): SkinnyConfig(128, 64, 1, 4, 5),
     (1536, 8960, False, 16): SkinnyConfig(32, 128, 8, 4, 4),
-    (1536, 8960, False, 32): None,
-    (1536, 8960, False, 64): None,
+    (1536, 8960, False, 32): SkinnyConfig(32, 128, 8, 4, 4),
+    (1536, 8960, False, 64): SkinnyConfig(64, 128, 4, 4, 4),
     (151936, 1536, False, 16): SkinnyConfig(128, 128, 1, 4, 3),
     (151936, 1536, False, 32): SkinnyConfig(128, 128, 1, 4, 3),
     (151936, 1536, False, 64): SkinnyConfig(128, 64, 1, 4, 3),
@@ -49,7 +49,7 @@ SKINNY: dict[tuple[int, int, bool, int], SkinnyConfig | None] = {
     (151936, 1024, False, 32): SkinnyConfig(64, 128, 1, 4, 4),
     (151936, 1024, False, 64): SkinnyConfig(128, 64, 1, 4, 3),
 }
-"""(columns, width, gated, rows of a tile) to the fastest cut; None: cuBLAS is faster."""
+"""(columns, width, gated, rows of a tile) to the fastest cut; None: cuBLAS is faster, a norm's own kernel included."""
 
 
 def skinny_config(rows: int, columns: int, width: int, *, gated: bool) -> SkinnyConfig | None:
