@@ -1,7 +1,7 @@
-"""The demo model on a CPU: our `LLM` against transformers' static batches, against itself one by one, and a warm prefix.
+"""The demo model on a CPU: our `LLM` against transformers' static batches and itself one by one, and a warm prefix.
 
 Every round measures each contender once, in turns, so that a busy machine is busy for all; ratios are taken inside a
-round and their median counts. fp32, greedy, the same prompts, lengths and torch threads for all; end tokens are ignored.
+round and their median counts. fp32, greedy, the same prompts, lengths and torch threads for all; EOS is ignored.
 
     python benchmarks/cpu_speed.py [--rounds 5] [--threads N] [--json FILE]
 """
@@ -22,6 +22,7 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 import torch
 import transformers
+
 from mini_infer_engine import LLM, SamplingParams
 from mini_infer_engine.model_path import resolve_model
 
@@ -51,7 +52,7 @@ def equal_load(dice: random.Random) -> Load:
 
 
 def ragged_load(dice: random.Random) -> Load:
-    """Prompts of 16 to 512 tokens, answers of 16 to 256: the lengths evenly spread, prompts shuffled against answers."""
+    """Prompts of 16 to 512 tokens, answers of 16 to 256: evenly spread, prompts shuffled against answers."""
     prompt_lengths = [16 + 496 * index // (REQUESTS - 1) for index in range(REQUESTS)]
     output_lengths = [16 + 240 * index // (REQUESTS - 1) for index in range(REQUESTS)]
     dice.shuffle(prompt_lengths)
@@ -156,7 +157,7 @@ class Machine:
 
 
 def machine() -> Machine:
-    """This one."""
+    """What this machine is."""
     names = [line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
     cpu = names[0] if names else platform.processor()
     return Machine(cpu, torch.get_num_threads(), torch.__version__, transformers.__version__)

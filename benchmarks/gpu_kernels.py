@@ -15,10 +15,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from mini_infer_engine.kernels.decode_attention import decode_attention, splits_for
-from mini_infer_engine.kernels.silu_mul import silu_mul
-from mini_infer_engine.kernels.skinny_linear import SkinnyConfig, skinny_linear
 from torch.nn import functional
+
+from mini_infer_engine.kernels.decode_attention import decode_attention, splits_for
+from mini_infer_engine.kernels.rms_norm import rms_norm
+from mini_infer_engine.kernels.silu_mul import silu_mul
+from mini_infer_engine.kernels.skinny_linear import (
+    HalfNormed,
+    SkinnyConfig,
+    row_block_of,
+    skinny_linear,
+    skinny_linear_then_norm,
+)
 
 SHAPES = {  # (columns, width, gated, residual) of every product of the three models
     "7b qkv": (4608, 3584, False, False),
@@ -37,6 +45,8 @@ SHAPES = {  # (columns, width, gated, residual) of every product of the three mo
     "0.6b down": (1024, 3072, False, True),
     "0.6b head": (151936, 1024, False, False),
 }
+
+Product = Callable[..., object]
 
 ROW_BLOCKS = (16, 32, 64)
 
@@ -74,27 +84,39 @@ def candidates(columns: int, width: int, splittable: bool) -> list[SkinnyConfig]
     return found
 
 
-def make_case(name: str, rows: int) -> tuple[torch.Tensor, list[torch.Tensor], dict[str, object]]:
-    """An input, as many weights as do not fit the L2 cache, and the fused parts."""
-    columns, width, gated, residual = SHAPES[name]
+def make_case(name: str, rows: int) -> tuple[list[torch.Tensor], Product, Product]:
+    """As many weights as do not fit the L2 cache, and the product as fused.py runs it: by our kernel, by cuBLAS.
+
+    A product that reads the residual stream includes its norm, one that writes it the beginning of the next.
+    """
+    columns, width, gated, writes_residual = SHAPES[name]
     weight_rows = columns * (2 if gated else 1)
     copies = max(2, math.ceil(260e6 / (weight_rows * width * 2)))
     weights = [torch.randn(weight_rows, width, device="cuda", dtype=torch.bfloat16) * 0.02 for _ in range(copies)]
     x = torch.randn(rows, width, device="cuda", dtype=torch.bfloat16)
-    extra: dict[str, object] = {"gated": gated}
-    if residual:
-        extra["residual"] = torch.randn(rows, columns, device="cuda", dtype=torch.bfloat16)
-    return x, weights, extra
+    if writes_residual:
+        residual = torch.randn(rows, columns, device="cuda", dtype=torch.bfloat16)
+        norm = torch.ones(columns, device="cuda", dtype=torch.bfloat16)
 
+        def ours(weight: torch.Tensor, config: SkinnyConfig) -> object:
+            return skinny_linear_then_norm(x, weight, config, bias=None, residual=residual, norm_weight=norm, eps=1e-6)
 
-def library_product(
-    x: torch.Tensor, weight: torch.Tensor, *, gated: bool, residual: torch.Tensor | None = None
-) -> torch.Tensor:
-    """The same product by cuBLAS, as fused.py would run it."""
-    if residual is not None:
-        return residual.addmm_(x, weight.t())
-    out = functional.linear(x, weight)
-    return silu_mul(out) if gated else out
+        def library(weight: torch.Tensor, _: SkinnyConfig | None = None) -> object:
+            return residual.addmm_(x, weight.t())
+
+        return weights, ours, library
+    norm = torch.ones(width, device="cuda", dtype=torch.bfloat16)
+    parts = torch.ones(math.ceil(width / 32), row_block_of(rows), device="cuda")
+    half_normed = HalfNormed(x, parts, 1e-6)
+
+    def ours(weight: torch.Tensor, config: SkinnyConfig) -> object:
+        return skinny_linear(half_normed, weight, config, gated=gated)
+
+    def library(weight: torch.Tensor, _: SkinnyConfig | None = None) -> object:
+        out = functional.linear(rms_norm(x, norm, 1e-6), weight)
+        return silu_mul(out) if gated else out
+
+    return weights, ours, library
 
 
 def compile_part(arguments: tuple[int, int]) -> None:
@@ -105,9 +127,9 @@ def compile_part(arguments: tuple[int, int]) -> None:
         configs = candidates(8192, width, not gated)
         for index, (rows, config) in enumerate(itertools.product(ROW_BLOCKS, configs)):
             if index % parts == part:
-                x, weights, extra = make_case(name, rows)
+                weights, ours, _ = make_case(name, rows)
                 with contextlib.suppress(Exception):  # a cut that does not fit the chip is only not a candidate
-                    skinny_linear(x, weights[0], config, **extra)
+                    ours(weights[0], config)
 
 
 def tune(out: Path) -> None:
@@ -119,14 +141,14 @@ def tune(out: Path) -> None:
     for name, (columns, width, gated, _) in SHAPES.items():
         byte_count = columns * (2 if gated else 1) * width * 2
         for rows in ROW_BLOCKS:
-            x, weights, extra = make_case(name, rows)
-            cublas = graph_microseconds([lambda w=w: library_product(x, w, **extra) for w in weights])
+            weights, ours, library = make_case(name, rows)
+            cublas = graph_microseconds([lambda w=w: library(w) for w in weights])
             timed = []
             for config in candidates(columns, width, not gated):
                 if columns > 100_000 and config.block_n < 32:
                     continue
                 try:
-                    calls = [lambda w=w, c=config: skinny_linear(x, w, c, **extra) for w in weights]
+                    calls = [lambda w=w, c=config: ours(w, c) for w in weights]
                     timed.append((graph_microseconds(calls, 7), config))
                 except Exception:
                     continue

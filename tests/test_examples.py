@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from mini_infer_operator.cli import main as mini_infer
 
+from mini_infer_operator.cli import main as mini_infer
 from tests.engine.server.dry_server import DryServer, environment
 
 ROOT = Path(__file__).parents[1]

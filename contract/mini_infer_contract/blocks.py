@@ -25,15 +25,11 @@ def root_key(model_revision: str, adapter: str = "", salt: str = "") -> bytes:
     return hashlib.sha256(b"".join(len(part).to_bytes(4, "little") + part for part in parts)).digest()[:KEY_BYTES]
 
 
-def child_key(parent: bytes, block: Sequence[int]) -> bytes:
-    """The key of one full block: sha256(parent[16] || 16 x u32 little-endian)[:16]."""
-    if len(block) != BLOCK_SIZE_TOKENS:
-        raise ValueError(f"a block has {len(block)} tokens, not {BLOCK_SIZE_TOKENS}: a partial block has no key")
-    return block_keys(block, parent)[0]
-
-
 def block_keys(token_ids: Sequence[int], parent: bytes) -> list[bytes]:
-    """The keys of all full blocks of `token_ids`, in order, chained from `parent`; a partial last block has none."""
+    """The keys of all full blocks of `token_ids`, in order, chained from `parent`; a partial last block has none.
+
+    A block's key is sha256(parent[16] || 16 x u32 little-endian)[:16].
+    """
     full = len(token_ids) - len(token_ids) % BLOCK_SIZE_TOKENS
     packed = struct.pack(f"<{full}I", *token_ids[:full])  # all at once: saves a quarter of the time
     sha256 = hashlib.sha256

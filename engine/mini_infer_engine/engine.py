@@ -11,7 +11,6 @@ from typing import Any
 
 from mini_infer_contract.blocks import root_key
 from mini_infer_contract.events import BlockStored, KVEvent, LoadReport
-
 from mini_infer_engine.batch import Runner
 from mini_infer_engine.blocks import PagePool
 from mini_infer_engine.prefix_cache import PrefixCache

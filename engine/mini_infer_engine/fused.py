@@ -1,10 +1,11 @@
 """A decoder's layers by fused kernels: what the GPU runs instead of the modules' own forward, from the same weights.
 
-Few rows: eight kernels a layer; bias, gate and residual ride along with the products. Many rows: cuBLAS
+Few rows: six kernels a layer; norms, bias, gate and residual ride along with the products. Many rows: cuBLAS
 for the products. It knows nothing of sequences: attention is a function that it is handed.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from torch import Tensor
 from torch.nn import functional
@@ -12,15 +13,34 @@ from torch.nn import functional
 from mini_infer_engine.kernels.rms_norm import rms_norm
 from mini_infer_engine.kernels.rope_kv import rope_kv
 from mini_infer_engine.kernels.silu_mul import silu_mul
-from mini_infer_engine.kernels.skinny_linear import MAX_ROWS, skinny_linear
+from mini_infer_engine.kernels.skinny_linear import (
+    MAX_ROWS,
+    HalfNormed,
+    SkinnyConfig,
+    skinny_linear,
+    skinny_linear_then_norm,
+)
 from mini_infer_engine.kernels.tuned import skinny_config
 from mini_infer_engine.kv_pool import KVPool
 from mini_infer_engine.layers.decoder import DecoderLayer, DecoderModel
 from mini_infer_engine.layers.linear import Linear
 from mini_infer_engine.layers.norm import RMSNorm
 
-Attend = Callable[[Tensor, Tensor, int], Tensor]
-"""(q [tokens, heads, head_dim], the layer's pages, layer) to [tokens, heads * head_dim]."""
+Attend = Callable[..., Tensor]
+"""(q [tokens, heads, head_dim], the layer's pages, layer, out or none) to [tokens, heads * head_dim]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """The residual stream between two products."""
+
+    residual: Tensor  # [rows, hidden]
+    half_normed: HalfNormed | None = None
+    """What the next norm makes of it, where the last product has begun that."""
+
+    def select(self, rows: Tensor) -> "Stream":
+        """Some of its rows."""
+        return Stream(self.residual.index_select(0, rows))
 
 
 class FusedDecoder:
@@ -31,14 +51,16 @@ class FusedDecoder:
         self.layers: list[DecoderLayer] = list(model.model.layers)  # type: ignore[arg-type]  # ModuleList is untyped
         self.layer_pools = list(pool.pages.unbind(1))  # views [pages, 2, page_size, kv_heads, head_dim]
 
-    def forward(self, hidden: Tensor, positions: Tensor, kv_index: Tensor, attend: Attend) -> Tensor:
+    def forward(self, hidden: Tensor, positions: Tensor, kv_index: Tensor, attend: Attend) -> Stream:
         """Embedded tokens [tokens, hidden] to the residual stream after the last layer, before the last norm."""
         assert self.model.rotary is not None
         table = self.model.rotary.table
-        for index, layer in enumerate(self.layers):
-            attention = layer.self_attn
+        stream = Stream(hidden)
+        next_norms = [layer.input_layernorm for layer in self.layers[1:]] + [self.model.model.norm]
+        for index, (layer, next_norm) in enumerate(zip(self.layers, next_norms, strict=True)):
+            attention, mlp = layer.self_attn, layer.mlp
             q_norm, k_norm = attention.q_norm, attention.k_norm
-            qkv = _product(hidden, attention.qkv_proj, norm=layer.input_layernorm)
+            qkv = _normed_product(stream, layer.input_layernorm, attention.qkv_proj.weight, attention.qkv_proj.bias)
             q = rope_kv(
                 qkv,
                 positions,
@@ -51,38 +73,44 @@ class FusedDecoder:
                 0.0 if q_norm is None else q_norm.eps,
             )
             mixed = attend(q, self.layer_pools[index], index)
-            hidden = _product(mixed, attention.o_proj, residual=hidden)
-            gated = _product(hidden, layer.mlp.gate_up_proj, norm=layer.post_attention_layernorm, gated=True)
-            hidden = _product(gated, layer.mlp.down_proj, residual=hidden)
-        return hidden
+            stream = _residual_product(mixed, attention.o_proj, stream, layer.post_attention_layernorm)
+            norm, gate_up = layer.post_attention_layernorm, mlp.gate_up_proj
+            gated = _normed_product(stream, norm, gate_up.weight, gate_up.bias, gated=True)
+            stream = _residual_product(gated, mlp.down_proj, stream, next_norm)
+        return stream
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """The last norm and the head: [rows, hidden] to [rows, vocab]."""
+    def logits(self, stream: Stream) -> Tensor:
+        """The last norm and the head: [rows, vocab]."""
         head = self.model.model.embed_tokens if self.model.lm_head is None else self.model.lm_head
-        norm = self.model.model.norm
-        return _dense(rms_norm(hidden, norm.weight, norm.eps), head.weight)
+        return _normed_product(stream, self.model.model.norm, head.weight, None)
 
 
-def _product(
-    x: Tensor, linear: Linear, *, norm: RMSNorm | None = None, residual: Tensor | None = None, gated: bool = False
+def _normed_product(
+    stream: Stream, norm: RMSNorm, weight: Tensor, bias: Tensor | None, *, gated: bool = False
 ) -> Tensor:
-    """Residual + gate(linear(norm(x))), each part where given."""
-    if norm is not None:
-        x = rms_norm(x, norm.weight, norm.eps)
-    return _dense(x, linear.weight, linear.bias, residual, gated=gated)
-
-
-def _dense(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None, *, gated: bool = False
-) -> Tensor:
-    """Residual + gate(x @ weight.T + bias): by our kernel where that was measured faster, else cuBLAS."""
-    rows, (columns, width) = x.shape[0], weight.shape
-    if rows <= MAX_ROWS and not (gated and bias is not None):
-        config = skinny_config(rows, columns // 2 if gated else columns, width, gated=gated)
-        if config is not None:
-            return skinny_linear(x, weight, config, bias=bias, residual=residual, gated=gated)
-    if residual is not None:
-        out = residual.addmm_(x, weight.t())  # in place: cuBLAS would copy the residual first
-        return out if bias is None else out.add_(bias)
-    out = functional.linear(x, weight, bias)
+    """gate(norm(residual) @ weight.T + bias)."""
+    config = _skinny(stream.residual, weight, gated=gated and bias is None)
+    if config is not None and not (gated and bias is not None):
+        x = stream.half_normed or rms_norm(stream.residual, norm.weight, norm.eps)
+        return skinny_linear(x, weight, config, bias=bias, gated=gated)
+    out = functional.linear(rms_norm(stream.residual, norm.weight, norm.eps), weight, bias)
     return silu_mul(out) if gated else out
+
+
+def _residual_product(x: Tensor, linear: Linear, stream: Stream, next_norm: RMSNorm) -> Stream:
+    """Residual + linear(x), prepared for the norm that comes next where that costs nothing."""
+    weight, bias, residual = linear.weight, linear.bias, stream.residual
+    config = _skinny(x, weight)
+    if config is not None:
+        out, half_normed = skinny_linear_then_norm(
+            x, weight, config, bias=bias, residual=residual, norm_weight=next_norm.weight, eps=next_norm.eps
+        )
+        return Stream(out, half_normed)
+    out = residual.addmm_(x, weight.t())  # in place: cuBLAS would copy the residual first
+    return Stream(out if bias is None else out.add_(bias))
+
+
+def _skinny(x: Tensor, weight: Tensor, *, gated: bool = False) -> SkinnyConfig | None:
+    """How our kernel cuts this product; None where there are too many rows, or cuBLAS was measured faster."""
+    rows, (columns, width) = x.shape[0], weight.shape
+    return skinny_config(rows, columns // 2 if gated else columns, width, gated=gated) if rows <= MAX_ROWS else None

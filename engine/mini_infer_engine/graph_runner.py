@@ -4,6 +4,7 @@ Decode is two graphs a batch bucket, embedding to logits and sampling, over batc
 prefills are graphs too; everything else runs the same kernels eagerly. It decides nothing about what is in a batch.
 """
 
+import itertools
 import logging
 import sys
 import time
@@ -18,7 +19,7 @@ from tqdm import tqdm
 
 from mini_infer_engine.attention.prefill_rows import PrefillRows
 from mini_infer_engine.batch import Batch, Row
-from mini_infer_engine.fused import Attend, FusedDecoder
+from mini_infer_engine.fused import Attend, FusedDecoder, Stream
 from mini_infer_engine.graphs import PREFILL_BUCKETS, PREFILL_SEQUENCES, DecodeGraph, PrefillGraph, decode_buckets
 from mini_infer_engine.inputs import PassInputs, build_inputs
 from mini_infer_engine.kernels.decode_attention import decode_attention, splits_for
@@ -84,6 +85,7 @@ class GraphRunner(TorchRunner):
                 total=len(prefills) + len(self._buckets), desc="Capturing CUDA graphs", disable=not sys.stderr.isatty()
             ) as progress,
         ):
+            self._compile_eager_kernels()
             for tokens in reversed(prefills):
                 self.prefill_graphs[tokens] = PrefillGraph(self, tokens)
                 progress.update()
@@ -92,6 +94,18 @@ class GraphRunner(TorchRunner):
                 progress.update()
         torch.cuda.synchronize()
         log.info("captured %d CUDA graphs in %.1f s", progress.total, time.perf_counter() - started)
+
+    def _compile_eager_kernels(self) -> None:
+        """The attention variants that only eager passes use, so that no request waits for a compiler."""
+        config, device = self.config, self.device
+        q = torch.zeros((1, config.num_heads, config.head_dim), dtype=self.dtype, device=device)
+        ends = torch.ones(1, dtype=torch.int32, device=device)
+        starts = torch.tensor([0, 1], dtype=torch.int32, device=device)
+        for longest_query, longest_key in itertools.product((1, 1 << 14), (1 << 10, 1 << 14)):
+            rows = PrefillRows(self.table.page_tables[-1:], starts, starts, ends, longest_query, longest_key)
+            for window in set(config.sliding_windows):
+                pages = self.fused.layer_pools[0]
+                self._prefill_attention(q, pages, rows, scale=1.0, sliding_window=window)
 
     def launch(self, batch: Batch) -> PassHandle:
         """See `Runner.launch`."""
@@ -154,18 +168,18 @@ class GraphRunner(TorchRunner):
 
     def _eager(self, batch: Batch) -> Tensor:
         """Any batch, kernel by kernel: the tokens of its sampling rows."""
-        inputs, hidden = self._forward(batch)
+        inputs, stream = self._stream(batch)
         if not inputs.sample_rows.shape[0]:
             return inputs.sample_rows
-        logits = self.fused.logits(hidden.index_select(0, inputs.sample_rows))
+        logits = self.fused.logits(stream.select(inputs.sample_rows))
         return sample(logits, inputs.sample_slots.to(torch.int32), self.table.state)
 
     def logits(self, batch: Batch) -> Tensor:
         """See `TorchRunner.logits`."""
         with torch.inference_mode():
-            return self.fused.logits(self._forward(batch)[1])
+            return self.fused.logits(self._stream(batch)[1])
 
-    def _forward(self, batch: Batch) -> tuple[PassInputs, Tensor]:
+    def _stream(self, batch: Batch) -> tuple[PassInputs, Stream]:
         """Inputs on the device and the residual stream of all tokens after the last layer."""
         inputs = build_inputs(batch, self.page_size, self.pool.spare_page, self.device)
         token_ids, state = inputs.token_ids, self.table.state
@@ -192,8 +206,12 @@ class GraphRunner(TorchRunner):
             passes.append((slice(decodes, None), attend))
 
         def attend_all(q: Tensor, pages: Tensor, layer: int) -> Tensor:
-            outputs = [attend(q[rows], pages, layer) for rows, attend in passes]
-            return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+            if len(passes) == 1:
+                return passes[0][1](q, pages, layer)
+            mixed = q.new_empty((q.shape[0], q.shape[1] * q.shape[2]))
+            for rows, attend in passes:
+                attend(q[rows], pages, layer, mixed[rows])
+            return mixed
 
         return inputs, self.fused.forward(hidden, inputs.positions, kv_index, attend_all)
 
@@ -203,10 +221,10 @@ class GraphRunner(TorchRunner):
         scale = config.head_dim**-0.5
         splits = splits_for(rows, config.num_kv_heads, tables.shape[1] * self.page_size)
 
-        def attend(q: Tensor, pages: Tensor, layer: int) -> Tensor:
+        def attend(q: Tensor, pages: Tensor, layer: int, out: Tensor | None = None) -> Tensor:
             window = config.sliding_windows[layer]
             return decode_attention(
-                q, pages, tables, slots, positions, scale=scale, splits=splits, sliding_window=window
+                q, pages, tables, slots, positions, scale=scale, splits=splits, sliding_window=window, out=out
             )
 
         return attend
@@ -215,7 +233,7 @@ class GraphRunner(TorchRunner):
         """Attention of prompt chunks."""
         scale, windows, run = self.config.head_dim**-0.5, self.config.sliding_windows, self._prefill_attention
 
-        def attend(q: Tensor, pages: Tensor, layer: int) -> Tensor:
-            return run(q, pages, rows, scale=scale, sliding_window=windows[layer])
+        def attend(q: Tensor, pages: Tensor, layer: int, out: Tensor | None = None) -> Tensor:
+            return run(q, pages, rows, scale=scale, sliding_window=windows[layer], out=out)
 
         return attend

@@ -124,8 +124,8 @@ class PrefillGraph:
         longest_key = self._width * runner.page_size
         rows = PrefillRows(page_tables, query_starts, key_starts, ends, self.tokens_of_bucket, longest_key)
         attend = runner.prefill_attention_pass(rows)
-        hidden = runner.fused.forward(hidden, positions, kv_index, attend)
-        logits = runner.fused.logits(hidden.index_select(0, sample_rows))
+        stream = runner.fused.forward(hidden, positions, kv_index, attend)
+        logits = runner.fused.logits(stream.select(sample_rows))
         self.tokens = sample(logits, slots, runner.table.state)
 
     def replay(self) -> Tensor:

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from mini_infer_contract.api_errors import ApiError
-from mini_infer_contract.prompt import chat_prompt_ids
 from tqdm import tqdm
 
+from mini_infer_contract.api_errors import ApiError
+from mini_infer_contract.prompt import chat_prompt_ids
 from mini_infer_engine.build import DryRun, build_engine
 from mini_infer_engine.dry_model import DRY_MODEL
 from mini_infer_engine.model_path import resolve_model

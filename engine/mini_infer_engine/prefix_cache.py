@@ -13,7 +13,6 @@ from typing import cast
 
 from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS
 from mini_infer_contract.events import BlockStored, KVEvent, block_removed, block_stored
-
 from mini_infer_engine.blocks import PagePool
 from mini_infer_engine.sequence import Sequence
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 
 from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS
-
 from mini_infer_engine.batch import Batch, PageCopy, Row
 from mini_infer_engine.blocks import PagePool
 from mini_infer_engine.prefix_cache import MISS, Hit, PrefixCache

@@ -12,7 +12,6 @@ from urllib.parse import unquote
 
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.launch import HEALTH_PATH, METRICS_PATH, READY_PATH
-
 from mini_infer_gateway.api import operations
 from mini_infer_gateway.api.asgi import Receive, Scope, Send, send_bytes, send_error, send_json
 from mini_infer_gateway.api.generate import TEXT_PATHS, Generate

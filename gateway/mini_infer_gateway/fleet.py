@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.launch import Endpoint
-
 from mini_infer_gateway.breaker import Breaker
 from mini_infer_gateway.catalog import Catalog
 from mini_infer_gateway.endpoints.base import Listed

@@ -11,6 +11,8 @@ from typing import Any
 
 import zmq
 import zmq.asyncio
+from zmq.utils.monitor import recv_monitor_message
+
 from mini_infer_contract.events import (
     EVENTS_TOPIC,
     LOAD_TOPIC,
@@ -25,8 +27,6 @@ from mini_infer_contract.events import (
     sequence_frame,
 )
 from mini_infer_contract.launch import KV_SNAPSHOT_PATH, Endpoint
-from zmq.utils.monitor import recv_monitor_message
-
 from mini_infer_gateway.load import LoadLedger
 from mini_infer_gateway.prefix_index import PrefixIndex
 from mini_infer_gateway.prompts import NoPromptAssetsError, Prompts
@@ -222,7 +222,7 @@ class Follower:
                     self._apply(sequence, decode_batch(payload))
                     came = True
         except (TimeoutError, EventFormatError) as error:
-            log.info("no replay from %s: %s", self._endpoint.name, error or "time-out")
+            log.info("no replay from %s: %s", self._endpoint.name, str(error) or "time-out")
         finally:
             socket.close(0)
         return came

@@ -10,11 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
+
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.blocks import block_keys
 from mini_infer_contract.launch import PROMPT_ASSETS_PATH
 from mini_infer_contract.prompt import PromptAssets, PromptEncoder, chat_prompt_ids, completion_prompt_ids
-
 from mini_infer_gateway.prefix_index import prompt_root
 from mini_infer_gateway.routing.base import PromptKeys
 from mini_infer_gateway.upstream import Upstream

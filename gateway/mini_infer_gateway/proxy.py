@@ -11,7 +11,6 @@ from enum import Enum
 
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.launch import DRAINING_HEADER, Endpoint
-
 from mini_infer_gateway.api.asgi import ClientGoneError, Headers, Send
 from mini_infer_gateway.settings import GatewaySettings
 from mini_infer_gateway.upstream import ConnectError, Response, Upstream, UpstreamError, UpstreamTimeoutError

@@ -7,7 +7,6 @@ import sys
 from typing import Any
 
 from mini_infer_contract.resources import GROUP, KIND, PLURAL, VERSION, InferenceService
-
 from mini_infer_operator.yaml_output import to_yaml
 
 _HEADER = "# Made from contract/mini_infer_contract/resources.py by `python -m mini_infer_operator.crd`; do not edit.\n"

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from mini_infer_contract.resources import GROUP, KIND, VERSION, InferenceService
 from pydantic import ValidationError
+
+from mini_infer_contract.resources import GROUP, KIND, VERSION, InferenceService
 
 
 class InvalidServiceError(ValueError):

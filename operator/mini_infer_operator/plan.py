@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mini_infer_contract.resources import InferenceService
-
 from mini_infer_operator.launch import Launch, launch_of, revision_of
 from mini_infer_operator.rollout import Count, roll
 

@@ -5,7 +5,6 @@ from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from mini_infer_contract.resources import InferenceService
-
 from mini_infer_operator.parse import InvalidServiceError, parse_service
 from mini_infer_operator.plan import Observed, Plan, make_plan
 from mini_infer_operator.status import Problem, invalid_status, service_status

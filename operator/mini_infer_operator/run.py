@@ -8,8 +8,8 @@ from itertools import repeat
 from typing import Any
 
 import kopf
-from mini_infer_contract.resources import GROUP, LABEL_SERVICE, PLURAL, VERSION
 
+from mini_infer_contract.resources import GROUP, LABEL_SERVICE, PLURAL, VERSION
 from mini_infer_operator.health import WatchHealth, serve_health
 from mini_infer_operator.objects.api import KubernetesApi
 from mini_infer_operator.objects.cluster import ClusterPlace

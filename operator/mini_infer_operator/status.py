@@ -6,7 +6,6 @@ from datetime import datetime
 from typing import Any
 
 from mini_infer_contract.resources import Condition, InferenceService, InferenceServiceStatus, Reason
-
 from mini_infer_operator.plan import Observed, Plan
 
 Verdict = tuple[bool, str, str]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+
 from mini_infer_operator.permissions import RULES
 
 ROOT = Path(__file__).parents[2]

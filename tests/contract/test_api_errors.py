@@ -6,8 +6,8 @@ import openai
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mini_infer_contract.api_errors import ApiError, read_json_object
 
+from mini_infer_contract.api_errors import ApiError, read_json_object
 from tests.contract.conversations import quick
 
 json_objects = st.dictionaries(

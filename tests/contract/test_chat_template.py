@@ -2,9 +2,9 @@ import threading
 from typing import Any
 
 import pytest
+
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.chat_template import ChatTemplate
-
 from tests.contract.templates import CHATML, STYLES
 
 USER = {"role": "user", "content": "hi"}

@@ -5,9 +5,9 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from mini_infer_contract import events
 from mini_infer_contract.events import AllBlocksCleared, BlockRemoved, BlockStored, EventFormatError, KVEventBatch
-
 from tests.contract.conversations import quick
 from tests.contract.make_golden_events import BATCHES, GOLDEN
 

@@ -1,5 +1,6 @@
 import msgspec
 import pytest
+
 from mini_infer_contract import launch
 from mini_infer_contract.launch import Endpoint, EndpointsFile
 

@@ -3,9 +3,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.messages import template_messages, template_tools
-
 from tests.contract.conversations import conversations, json_values, quick
 
 USER = {"role": "user", "content": "hi"}

@@ -6,10 +6,10 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mini_infer_contract.api_errors import ApiError
-from mini_infer_contract.prompt import PromptAssets, PromptEncoder, chat_prompt_ids, completion_prompt_ids
 from transformers import AutoTokenizer
 
+from mini_infer_contract.api_errors import ApiError
+from mini_infer_contract.prompt import PromptAssets, PromptEncoder, chat_prompt_ids, completion_prompt_ids
 from tests.contract.conversations import json_values, quick
 from tests.contract.folders import TOKENIZERS, write_folder
 from tests.contract.templates import CHATML, QWEN_THINKING, RAG

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mini_infer_contract.api_errors import ApiError
-from mini_infer_contract.prompt import PromptAssets, PromptEncoder
 from transformers import AutoTokenizer
 
+from mini_infer_contract.api_errors import ApiError
+from mini_infer_contract.prompt import PromptAssets, PromptEncoder
 from tests.contract import conversations
 from tests.contract.folders import SPLITTING, TOKENIZERS, write_folder
 from tests.contract.templates import STYLES

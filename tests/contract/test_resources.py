@@ -6,11 +6,11 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
+
 from mini_infer_contract.resources import QUANTITY_PATTERN, ApiModel, InferenceService, parse_quantity
 from mini_infer_operator.crd import custom_resource_definition
 from mini_infer_operator.parse import InvalidServiceError, parse_service
-from pydantic import ValidationError
-
 from tests.support.services import VALID, changed, failing_examples
 
 ROOT = Path(__file__).parents[2]

@@ -3,9 +3,9 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mini_infer_contract.segments import SegmentEncoder, _any_of
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
+from mini_infer_contract.segments import SegmentEncoder, _any_of
 from tests.contract import conversations
 from tests.contract.conversations import quick
 from tests.contract.folders import TOKENIZERS, byte_level

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 from hypothesis import given
-from mini_infer_contract.prompt import PromptAssets, PromptEncoder
-from mini_infer_contract.tokenizer_files import load_tokenizer
 from transformers import AutoTokenizer
 
+from mini_infer_contract.prompt import PromptAssets, PromptEncoder
+from mini_infer_contract.tokenizer_files import load_tokenizer
 from tests.contract import conversations
 from tests.contract.conversations import quick
 from tests.contract.folders import TOKENIZERS, write_folder

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import openai
 import pytest
-from mini_infer_contract.resources import GROUP, LABEL_SERVICE, PLURAL
 
+from mini_infer_contract.resources import GROUP, LABEL_SERVICE, PLURAL
 from tests.e2e.cluster import Cluster, wait_until
 from tests.e2e.commands import ROOT, say
 from tests.e2e.images import TAG, repository

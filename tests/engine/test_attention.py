@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 import torch
+
 from mini_infer_engine.attention.torch_reference import TorchAttention
 from mini_infer_engine.batch import Batch, PageCopy, Row
 from mini_infer_engine.inputs import build_inputs
 from mini_infer_engine.kv_pool import KVPool, KVShape
 from mini_infer_engine.models.config import ModelConfig, RopeParameters
-
 from tests.support.tiny_models import GREEDY
 
 CPU = torch.device("cpu")

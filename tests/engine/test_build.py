@@ -4,9 +4,9 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from mini_infer_engine import LLM, SamplingParams
 from mini_infer_engine.models.errors import ModelError
-
 from tests.engine.server.dry_server import environment
 
 CONFIG = {

@@ -1,10 +1,10 @@
 """The engine end to end on the fake runner: tokens, ends, aborts, what it tells others."""
 
 import pytest
+
 from mini_infer_engine.blocks import PoolTooSmallError
 from mini_infer_engine.engine import Engine
 from mini_infer_engine.request import Output, Request, SamplingParams
-
 from tests.support.engine_world import make_engine
 from tests.support.fake_runner import EOS, VOCABULARY, expected_tokens
 

@@ -1,4 +1,5 @@
 import pytest
+
 from mini_infer_engine import LLM, SamplingParams
 
 GREEDY = SamplingParams(temperature=0, max_tokens=100)

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from mini_infer_engine.model_path import DEMO_DIRECTORY, resolve_model
-from mini_infer_engine.models.errors import ModelError
 from safetensors.torch import load_file, save_file
 
+from mini_infer_engine.model_path import DEMO_DIRECTORY, resolve_model
+from mini_infer_engine.models.errors import ModelError
 from tests.support.tiny_models import PageDealer, reference_logits, run_chunks, save_tiny_model, tiny_runner
 
 TOKENS = list(range(5, 40))

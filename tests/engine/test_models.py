@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+
 from mini_infer_engine.batch import Batch
 from mini_infer_engine.models.config import ARCHITECTURES, GenerationDefaults, ModelConfig
 from mini_infer_engine.models.errors import ModelError
 from mini_infer_engine.models.registry import MODELS
-
 from tests.support.tiny_models import (
     GREEDY,
     PageDealer,

@@ -1,6 +1,7 @@
 """Prefix hits at a grain of sixteen tokens in pages of any size, copies of equal blocks, events."""
 
 import pytest
+
 from mini_infer_contract.blocks import block_keys, root_key
 from mini_infer_contract.events import BlockRemoved, BlockStored, wire_hash
 from mini_infer_engine.prefix_cache import Hit, PrefixCache

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from mini_infer_engine.batch import Batch, PageCopy, Row
 from mini_infer_engine.kv_budget import fit_context
 from mini_infer_engine.models.errors import ModelError
@@ -12,7 +13,6 @@ from mini_infer_engine.request import SamplingParams
 from mini_infer_engine.runner import TorchRunner
 from mini_infer_engine.runners import load_runner, runner_class
 from mini_infer_engine.settings import EngineSettings
-
 from tests.support.tiny_models import GREEDY, PageDealer, chunk, save_tiny_model, tiny_runner
 
 PROMPT = [(position * 31 + 3) % 190 + 5 for position in range(21)]

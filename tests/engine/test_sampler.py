@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+
 from mini_infer_engine.batch import Row
 from mini_infer_engine.request import SamplingParams
 from mini_infer_engine.sampler import build_sampling, exponential_noise, noise_key, sample
-from torch import Tensor
 
 CPU = torch.device("cpu")
 NOISE_KEYS = [-6411193824288604561, 3681697457321254924, -5139054673906264337]

@@ -4,6 +4,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 import pytest
+
 from mini_infer_contract.blocks import root_key
 from mini_infer_engine.batch import PageCopy
 from mini_infer_engine.blocks import PagePool

@@ -5,6 +5,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from mini_infer_gateway.alias import with_model
 
 values = st.recursive(

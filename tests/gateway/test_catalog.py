@@ -3,6 +3,7 @@
 from itertools import permutations
 
 import pytest
+
 from mini_infer_contract.launch import Endpoint
 from mini_infer_gateway.catalog import Catalog
 

@@ -3,6 +3,7 @@
 import socket
 
 import pytest
+
 from mini_infer_gateway.cli import listen, parse
 from mini_infer_gateway.settings import GatewaySettings
 

@@ -3,9 +3,9 @@
 from functools import partial
 
 import pytest
+
 from mini_infer_contract.blocks import block_keys
 from mini_infer_gateway.prefix_index import prompt_root
-
 from tests.support.fake_engine import FakeEngine
 from tests.support.running_gateway import RunningGateway, running_gateway, until
 

@@ -7,6 +7,7 @@ from math import lcm
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from mini_infer_contract.blocks import block_keys
 from mini_infer_contract.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
 from mini_infer_gateway.prefix_index import PrefixIndex, prompt_root

@@ -6,8 +6,8 @@ import socket
 
 import aiohttp
 import pytest
-from mini_infer_contract.launch import Endpoint
 
+from mini_infer_contract.launch import Endpoint
 from tests.support.fake_engine import FakeEngine
 from tests.support.running_gateway import running_gateway, until
 

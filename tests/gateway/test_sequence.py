@@ -1,6 +1,7 @@
 """Verdicts on sequence numbers."""
 
 import pytest
+
 from mini_infer_gateway.sequence import Sequencer, Verdict
 
 N, K, G, R = Verdict.NEXT, Verdict.KNOWN, Verdict.GAP, Verdict.RESTARTED

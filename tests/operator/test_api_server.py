@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from kubernetes.aio import client, config
 from kubernetes.aio.client.exceptions import ApiException
-from mini_infer_operator.objects.api import KubernetesApi, path_of
 
+from mini_infer_operator.objects.api import KubernetesApi, path_of
 from tests.support.control_plane import ControlPlane
 from tests.support.services import VALID, changed, failing_examples
 

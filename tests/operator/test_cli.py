@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+
 from mini_infer_operator import cli
 
 ROOT = Path(__file__).parents[2]

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import yaml
 from kubernetes.aio import client, config
+
 from mini_infer_operator.local.ports import free_ports
 from mini_infer_operator.objects.api import KubernetesApi
 from mini_infer_operator.objects.cluster import ClusterPlace
 from mini_infer_operator.permissions import RULES
 from mini_infer_operator.reconcile import reconcile
 from mini_infer_operator.settings import OperatorSettings
-
 from tests.support.control_plane import ControlPlane
 from tests.support.services import changed
 

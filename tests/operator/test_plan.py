@@ -4,11 +4,11 @@ import sys
 from typing import Any
 
 import pytest
+
 from mini_infer_contract.resources import RESERVED_ENGINE_FLAGS, EngineSpec
 from mini_infer_operator.launch import ModelSource, engine_arguments, launch_of, model_source, revision_of
 from mini_infer_operator.parse import parse_service
 from mini_infer_operator.plan import Observed, ObservedWorkload, make_plan
-
 from tests.support.services import changed
 
 

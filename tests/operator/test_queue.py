@@ -3,6 +3,7 @@ import itertools
 from collections.abc import Callable
 
 import pytest
+
 from mini_infer_operator import queue as queue_module
 from mini_infer_operator.queue import WorkQueue
 

@@ -5,11 +5,11 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
+
 from mini_infer_contract.resources import InferenceService
 from mini_infer_operator.plan import Observed, ObservedWorkload, Plan
 from mini_infer_operator.reconcile import UNSETTLED_S, reconcile
 from mini_infer_operator.status import Problem
-
 from tests.support.services import changed
 
 

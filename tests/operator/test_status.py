@@ -2,11 +2,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+
 from mini_infer_contract.resources import REASONS, InferenceServiceStatus
 from mini_infer_operator.parse import parse_service
 from mini_infer_operator.plan import Observed, ObservedWorkload, make_plan
 from mini_infer_operator.status import Problem, invalid_status, service_status
-
 from tests.support.services import changed
 
 NOON = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)

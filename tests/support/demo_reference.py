@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import transformers
+
 from demo.dataset import ChatEncoder, trained_chats
 from demo.entries import load_entries, load_sources
 from mini_infer_engine.model_path import resolve_model
@@ -33,7 +34,7 @@ def reference_model() -> Any:
 
 
 def answered_prompts(model: Any, count: int) -> list[Answered]:
-    """`count` prompts with clear answers: chats and pieces of source, of 20 to 300 tokens, some with shared beginnings."""
+    """`count` prompts with clear answers: chats and pieces of source, 20 to 300 tokens, some beginning alike."""
     candidates = _candidates(random.Random(5), count + count // 5)
     order = sorted(range(len(candidates)), key=lambda index: len(candidates[index]))
     answers: dict[int, list[int]] = {}
@@ -41,7 +42,7 @@ def answered_prompts(model: Any, count: int) -> list[Answered]:
         batch = order[begin : begin + _BATCH]
         for index, answer in zip(batch, _answers(model, [candidates[index] for index in batch]), strict=True):
             if answer is not None:
-                answers[index] = answer
+                answers[index] = answer  # noqa: PERF403 (a comprehension over two levels reads worse)
     answered = [Answered(candidates[index], answers[index]) for index in sorted(answers)]
     assert len(answered) >= count, f"only {len(answered)} prompts have clear answers"
     return answered[:count]

@@ -7,7 +7,6 @@ from mini_infer_contract.events import BlockRemoved, BlockStored
 from mini_infer_engine.engine import Engine
 from mini_infer_engine.request import Output, Request, SamplingParams
 from mini_infer_engine.settings import EngineSettings
-
 from tests.support.fake_runner import EOS, VOCABULARY, FakeRunner, expected_tokens
 
 

@@ -7,6 +7,8 @@ from typing import Any, Self
 import zmq
 import zmq.asyncio
 from aiohttp import web
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
 from mini_infer_contract.blocks import block_keys, root_key
 from mini_infer_contract.events import (
     EVENTS_TOPIC,
@@ -24,8 +26,6 @@ from mini_infer_contract.events import (
 )
 from mini_infer_contract.launch import DRAINING_HEADER, Endpoint
 from mini_infer_contract.prompt import PromptAssets, PromptEncoder, chat_prompt_ids, completion_prompt_ids
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
 from tests.support.fake_cache import FakeCache
 
 ROOT = root_key("a revision of the engine's own", "", "")

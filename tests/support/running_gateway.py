@@ -11,6 +11,7 @@ from typing import Any
 
 import aiohttp
 import uvicorn
+
 from mini_infer_contract.launch import Endpoint
 from mini_infer_gateway.app import Gateway
 from mini_infer_gateway.endpoints.base import Listed, Publish

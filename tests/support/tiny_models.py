@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import transformers
+
 from mini_infer_engine.batch import Batch, Row
 from mini_infer_engine.models.config import ModelConfig
 from mini_infer_engine.request import SamplingParams

@@ -9,10 +9,10 @@ PAGE_SIZE_STEP = 256
 
 
 def flash_prefill_attention(
-    q: Tensor, pages: Tensor, rows: PrefillRows, *, scale: float, sliding_window: int | None
+    q: Tensor, pages: Tensor, rows: PrefillRows, *, scale: float, sliding_window: int | None, out: Tensor | None = None
 ) -> Tensor:
     """As `kernels.prefill_attention.prefill_attention`."""
-    out: Tensor = flash_attn_varlen_func(
+    mixed: Tensor = flash_attn_varlen_func(
         q,
         pages[:, 0],
         pages[:, 1],
@@ -25,4 +25,4 @@ def flash_prefill_attention(
         window_size=(-1 if sliding_window is None else sliding_window - 1, 0),
         block_table=rows.page_tables,
     )
-    return out.flatten(1)
+    return mixed.flatten(1) if out is None else out.copy_(mixed.flatten(1))

@@ -139,16 +139,19 @@ def decode_attention(
     scale: float,
     splits: int,
     sliding_window: int | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attend from the token at `positions` [rows] of each sequence over all tokens up to it, itself included.
 
     q [rows, q_heads, head_dim] (rows may be strided); pool: one layer's view [pages, 2, page_size, kv_heads, head_dim];
-    page_tables [slots, width] int32, read at row `slots` [rows]. Returns [rows, q_heads * head_dim].
+    page_tables [slots, width] int32, read at row `slots` [rows]. Returns [rows, q_heads * head_dim], in
+    `out` where that is given.
     """
     rows, q_heads, head_dim = q.shape
     _, _, page_size, kv_heads, _ = pool.shape
     group = q_heads // kv_heads
-    out = torch.empty((rows, q_heads * head_dim), dtype=q.dtype, device=q.device)
+    if out is None:
+        out = torch.empty((rows, q_heads * head_dim), dtype=q.dtype, device=q.device)
     group_block = max(16, triton.next_power_of_2(group))
     dim_block = triton.next_power_of_2(head_dim)
     workspace = Workspace.of(q.device, partials=rows * kv_heads * splits * group_block * (dim_block + 2))

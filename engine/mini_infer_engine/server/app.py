@@ -4,11 +4,11 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi import FastAPI, Request
+from starlette.responses import Response
+
 from mini_infer_contract import launch
 from mini_infer_contract.api_errors import ApiError, read_json_object
 from mini_infer_contract.prompt import chat_prompt_ids
-from starlette.responses import Response
-
 from mini_infer_engine import __version__
 from mini_infer_engine.server.front import Front
 from mini_infer_engine.server.generate import answer

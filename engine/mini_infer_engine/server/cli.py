@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mini_infer_contract.launch import DEMO_MODEL, HTTP_PORT
-
 from mini_infer_engine import __version__
 from mini_infer_engine.build import DryRun
 from mini_infer_engine.dry_model import DRY_MODEL

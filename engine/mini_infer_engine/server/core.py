@@ -15,9 +15,9 @@ from pathlib import Path
 
 import msgspec
 import zmq
+
 from mini_infer_contract.events import Snapshot
 from mini_infer_contract.events import encode as encode_event
-
 from mini_infer_engine.build import build_engine
 from mini_infer_engine.engine import Engine
 from mini_infer_engine.request import Output

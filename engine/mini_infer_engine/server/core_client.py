@@ -7,8 +7,8 @@ import time
 
 import zmq
 import zmq.asyncio
-from mini_infer_contract.api_errors import ApiError
 
+from mini_infer_contract.api_errors import ApiError
 from mini_infer_engine.request import Output
 from mini_infer_engine.server import messages
 from mini_infer_engine.server.generation import Generation

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.launch import DRAINING_HEADER
-
 from mini_infer_engine.request import Request, SamplingParams
 from mini_infer_engine.server.core_client import CoreClient
 from mini_infer_engine.server.messages import ModelInfo, core_id

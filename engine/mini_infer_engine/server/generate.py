@@ -4,12 +4,12 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any
 
-from mini_infer_contract.api_errors import ApiError, read_json_object
-from mini_infer_contract.prompt import chat_prompt_ids, completion_prompt_ids
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from mini_infer_contract.api_errors import ApiError, read_json_object
+from mini_infer_contract.prompt import chat_prompt_ids, completion_prompt_ids
 from mini_infer_engine.server.front import Front
 from mini_infer_engine.server.generation import Generation
 from mini_infer_engine.server.http import error_response, json_response, read_body, request_id

@@ -5,7 +5,6 @@ import time
 from collections.abc import Sequence
 
 from mini_infer_contract.api_errors import ApiError
-
 from mini_infer_engine.request import Output, Request
 from mini_infer_engine.server.detokenizer import Decoder
 from mini_infer_engine.server.metrics import ServerMetrics

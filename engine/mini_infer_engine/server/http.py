@@ -4,14 +4,14 @@ import secrets
 import string
 
 from fastapi import FastAPI
-from mini_infer_contract.api_errors import ApiError
-from mini_infer_contract.launch import REQUEST_ID_HEADER
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from mini_infer_contract.api_errors import ApiError
+from mini_infer_contract.launch import REQUEST_ID_HEADER
 from mini_infer_engine.server.openai_replies import encode_json
 
 _MAX_REQUEST_ID_LENGTH = 200

@@ -4,11 +4,11 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from mini_infer_contract import metrics as names
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from mini_infer_contract import metrics as names
 from mini_infer_engine.server.messages import ModelInfo
 from mini_infer_engine.stats import EngineStats
 

@@ -6,9 +6,9 @@ Types are strict: nothing is converted. Ranges are checked in limits.py, prompts
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
-from mini_infer_contract.api_errors import ApiError
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from mini_infer_contract.api_errors import ApiError
 from mini_infer_engine.models.config import GenerationDefaults
 from mini_infer_engine.request import SamplingParams
 from mini_infer_engine.server.limits import ParameterError

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 import zmq
+
 from mini_infer_contract import events
 
 logger = logging.getLogger(__name__)

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 import uvicorn
 from fastapi import FastAPI
-from mini_infer_contract.api_errors import ApiError
 
+from mini_infer_contract.api_errors import ApiError
 from mini_infer_engine.server.app import make_app
 from mini_infer_engine.server.core_client import CoreClient, CoreFailedError
 from mini_infer_engine.server.core_process import CoreProcess

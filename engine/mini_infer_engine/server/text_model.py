@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import ParamSpec, Self, TypeVar
 
 from mini_infer_contract.prompt import PromptAssets, PromptEncoder
-
 from mini_infer_engine import dry_model
 from mini_infer_engine.models.config import GenerationDefaults
 from mini_infer_engine.server.detokenizer import Decoder

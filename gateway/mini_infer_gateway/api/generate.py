@@ -11,9 +11,9 @@ from typing import Any
 from uuid import uuid4
 
 import msgspec
+
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.launch import REQUEST_ID_HEADER
-
 from mini_infer_gateway.alias import with_model
 from mini_infer_gateway.api.asgi import (
     ClientGoneError,

@@ -3,7 +3,6 @@
 from typing import Any
 
 from mini_infer_contract.api_errors import ApiError
-
 from mini_infer_gateway.fleet import Fleet, Member
 from mini_infer_gateway.load import LoadLedger
 from mini_infer_gateway.prefix_index import PrefixIndex

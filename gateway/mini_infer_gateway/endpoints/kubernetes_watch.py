@@ -13,8 +13,8 @@ from typing import Any
 import aiohttp
 import msgspec
 from kubernetes.aio import client, config
-from mini_infer_contract.resources import LABEL_SERVICE
 
+from mini_infer_contract.resources import LABEL_SERVICE
 from mini_infer_gateway.endpoints.base import Listed, Publish
 from mini_infer_gateway.endpoints.pods import Pod, PodList, WatchEvent, listed_from_pod
 

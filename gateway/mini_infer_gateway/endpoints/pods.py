@@ -3,6 +3,7 @@
 from typing import Any
 
 import msgspec
+
 from mini_infer_contract.launch import EVENTS_PORT, HTTP_PORT, REPLAY_PORT, Endpoint
 from mini_infer_contract.resources import (
     ANNOTATION_MODEL,
@@ -12,7 +13,6 @@ from mini_infer_contract.resources import (
     LABEL_ROLE,
     LABEL_SERVICE,
 )
-
 from mini_infer_gateway.endpoints.base import Listed
 
 DEFAULT_PORTS = {"http": HTTP_PORT, "events": EVENTS_PORT, "replay": REPLAY_PORT}

@@ -8,8 +8,8 @@ import logging
 from pathlib import Path
 
 import msgspec
-from mini_infer_contract.launch import EndpointsFile
 
+from mini_infer_contract.launch import EndpointsFile
 from mini_infer_gateway.endpoints.base import Listed, Publish
 
 POLL_S = 0.5

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from mini_infer_contract.launch import HEALTH_PATH, READY_PATH
-
 from mini_infer_operator.launch import Addresses, Launch, grace_s, serve_arguments
 from mini_infer_operator.local.ports import HOST
 from mini_infer_operator.local.process import Command

@@ -10,9 +10,9 @@ from typing import Any
 
 import aiohttp
 import msgspec
+
 from mini_infer_contract.launch import Endpoint, EndpointsFile
 from mini_infer_contract.resources import InferenceService, parse_quantity
-
 from mini_infer_operator.launch import Launch, grace_s
 from mini_infer_operator.local.commands import engine_command
 from mini_infer_operator.local.ports import HOST, free_ports

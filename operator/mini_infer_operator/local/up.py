@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import aiohttp
-from mini_infer_contract.resources import InferenceService
 
+from mini_infer_contract.resources import InferenceService
 from mini_infer_operator.local.commands import ENGINE, GATEWAY, gateway_command, reachable
 from mini_infer_operator.local.place import LocalPlace, file_version, gpu_count, notices, refuse_elsewhere
 from mini_infer_operator.local.ports import why_busy

@@ -7,6 +7,7 @@ from typing import Any
 from kubernetes.aio import client, config
 from kubernetes.aio.client.exceptions import ApiException
 from kubernetes.aio.dynamic import DynamicClient
+
 from mini_infer_contract.resources import FIELD_MANAGER, GROUP, PLURAL, STATUS_FIELD_MANAGER, VERSION
 
 SERVICES_PATH = f"apis/{GROUP}/{VERSION}"

@@ -5,7 +5,6 @@ from typing import Any
 
 from mini_infer_contract.launch import HTTP_PORT
 from mini_infer_contract.resources import GROUP, KIND, LABEL_SERVICE, VERSION, InferenceService, Reason
-
 from mini_infer_operator.objects.api import KubernetesApi, RefusedError
 from mini_infer_operator.objects.live import contains, frozen_templates, is_owned, observed_of
 from mini_infer_operator.objects.names import engines_service_name

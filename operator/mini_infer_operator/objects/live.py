@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mini_infer_contract.resources import LABEL_REVISION, LABEL_ROLE, parse_quantity
-
 from mini_infer_operator.plan import Observed, ObservedWorkload
 
 Object = Mapping[str, Any]

@@ -17,7 +17,6 @@ from mini_infer_contract.resources import (
     InferenceService,
     NamedItem,
 )
-
 from mini_infer_operator.launch import Addresses, Launch, grace_s, serve_arguments
 from mini_infer_operator.objects.names import selector, service_labels
 

@@ -5,7 +5,6 @@ from typing import Any
 
 from mini_infer_contract.launch import HTTP_PORT
 from mini_infer_contract.resources import GROUP, KIND, LABEL_SERVICE, VERSION, InferenceService
-
 from mini_infer_operator.objects.names import engines_service_name, selector, service_labels, workload_name
 from mini_infer_operator.objects.pod import pod_template
 from mini_infer_operator.plan import Plan, Workload

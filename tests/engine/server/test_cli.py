@@ -1,11 +1,11 @@
 import argparse
 import tomllib
 
-import mini_infer_engine
 import pytest
+
+import mini_infer_engine
 from mini_infer_engine.server.cli import byte_size, main, make_parser, settings_from
 from mini_infer_engine.settings import EngineSettings
-
 from tests.engine.server.dry_server import ROOT
 
 

@@ -3,9 +3,10 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
 from mini_infer_engine.dry_model import VOCAB_SIZE, dry_assets
 from mini_infer_engine.server.detokenizer import Detokenizer
-from tokenizers import Tokenizer
 
 BYTE_LEVEL = Tokenizer.from_str(dry_assets().files["tokenizer.json"])
 texts = st.text(st.sampled_from("ab é€😀\N{REPLACEMENT CHARACTER}中文"), max_size=40)

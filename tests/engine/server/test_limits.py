@@ -1,4 +1,5 @@
 import pytest
+
 from mini_infer_engine.request import SamplingParams
 from mini_infer_engine.server.limits import ParameterError, check_output_fits, check_prompt, check_sampling
 

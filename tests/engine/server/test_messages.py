@@ -1,4 +1,5 @@
 import pytest
+
 from mini_infer_engine.request import Output, Request, SamplingParams
 from mini_infer_engine.server import messages
 from mini_infer_engine.stats import EngineStats

@@ -1,11 +1,12 @@
 from typing import Any
 
 import pytest
+from openai.types.chat import completion_create_params as chat_params
+from openai.types.completion_create_params import CompletionCreateParamsBase
+
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_engine.models.config import GenerationDefaults
 from mini_infer_engine.server.openai_requests import ChatRequest, CompletionRequest, parse_body
-from openai.types.chat import completion_create_params as chat_params
-from openai.types.completion_create_params import CompletionCreateParamsBase
 
 MESSAGES = [{"role": "user", "content": "x"}]
 

@@ -3,9 +3,9 @@ from collections.abc import Iterator
 
 import pytest
 import zmq
+
 from mini_infer_contract import events
 from mini_infer_engine.server.publisher import EventPublisher, PortInUseError
-
 from tests.engine.server.dry_server import DryServer, free_port, wait_until
 
 

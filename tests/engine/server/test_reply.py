@@ -1,9 +1,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
 from mini_infer_engine.dry_model import TURN_END_ID, dry_assets
 from mini_infer_engine.request import Output, Request, SamplingParams
 from mini_infer_engine.server.reply import Reply
-from tokenizers import Tokenizer
 
 TOKENIZER = Tokenizer.from_str(dry_assets().files["tokenizer.json"])
 

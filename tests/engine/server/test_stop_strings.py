@@ -1,5 +1,6 @@
 from hypothesis import given
 from hypothesis import strategies as st
+
 from mini_infer_engine.server.stop_strings import StopStrings
 
 letters = st.text("ab", max_size=30)

@@ -12,11 +12,11 @@ from typing import Any, cast
 
 import pytest
 from aiohttp import web
+
 from mini_infer_contract.resources import GROUP
 from mini_infer_gateway.endpoints import kubernetes_watch
 from mini_infer_gateway.endpoints.base import Listed
 from mini_infer_gateway.endpoints.kubernetes_watch import KubernetesWatch
-
 from tests.support.running_gateway import until
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 import pytest
+
 from mini_infer_contract.resources import GROUP
 from mini_infer_gateway.endpoints.pods import Pod, listed_from_pod
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+
 from mini_infer_gateway.endpoints.base import Listed
 from mini_infer_gateway.endpoints.static_file import EndpointsFileError, StaticFile, read_endpoints
-
 from tests.support.running_gateway import until
 
 GOOD = {"endpoints": [{"name": "a", "url": "http://127.0.0.1:1", "model": "m"}]}

@@ -6,6 +6,7 @@ Beside them one cache of the same total size; what matters is the share of its h
 from random import Random
 
 import pytest
+
 from mini_infer_contract.blocks import block_keys
 from mini_infer_contract.events import block_removed, block_stored
 from mini_infer_contract.launch import Endpoint
@@ -13,7 +14,6 @@ from mini_infer_gateway.load import LoadLedger
 from mini_infer_gateway.prefix_index import PrefixIndex, prompt_root
 from mini_infer_gateway.routing.base import Candidate, PromptKeys, RoutingRequest
 from mini_infer_gateway.routing.policies import Policy, build_router
-
 from tests.support.fake_cache import FakeCache
 
 CHATS, TURNS, BLOCK = 20, 8, 16

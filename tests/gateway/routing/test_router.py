@@ -4,6 +4,7 @@ from collections import Counter
 from random import Random
 
 import pytest
+
 from mini_infer_contract.events import LoadReport
 from mini_infer_contract.launch import Endpoint
 from mini_infer_gateway.load import LoadLedger

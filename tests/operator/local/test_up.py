@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 import yaml
-from mini_infer_operator.local.ports import free_ports
 
+from mini_infer_operator.local.ports import free_ports
 from tests.support.services import changed
 
 ROOT = Path(__file__).parents[3]

@@ -6,6 +6,7 @@ import pytest
 from aiohttp import web
 from kubernetes.aio import client
 from kubernetes.aio.client.exceptions import ApiException
+
 from mini_infer_operator.objects.api import KubernetesApi, RefusedError, path_of
 
 MANIFEST = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "s", "namespace": "n"}}

@@ -1,6 +1,7 @@
 from typing import Any
 
 import pytest
+
 from mini_infer_operator.objects.live import contains, frozen_templates, observed_of, pod_failure
 
 LABELS = {"serving.mini-infer.io/role": "unified", "serving.mini-infer.io/revision": "r1"}

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 import yaml
+
 from mini_infer_operator.objects.render import render
 from mini_infer_operator.parse import parse_service
 from mini_infer_operator.plan import Observed, ObservedWorkload, make_plan
-
 from tests.support.services import changed
 
 DATA = Path(__file__).parents[1] / "data"
