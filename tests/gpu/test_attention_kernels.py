@@ -8,7 +8,6 @@ pytest.importorskip("triton", reason="kernels need triton")
 from mini_infer_engine.attention.prefill_rows import PrefillRows
 from mini_infer_engine.kernels.decode_attention import decode_attention, splits_for
 from mini_infer_engine.kernels.prefill_attention import prefill_attention
-
 from tests.gpu.device import BF16, DEVICE, FP32, KERNELS, ON_GPU, cases, error
 from tests.gpu.paged import exact_attention, make_paged, strided_queries
 

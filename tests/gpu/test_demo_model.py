@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from mini_infer_engine import LLM, SamplingParams
 from mini_infer_engine.model_path import resolve_model
 

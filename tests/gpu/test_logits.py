@@ -13,7 +13,6 @@ pytest.importorskip("triton", reason="kernels need triton")
 
 from mini_infer_engine.batch import Batch, Row
 from mini_infer_engine.graph_runner import GraphRunner
-
 from tests.gpu.device import DEVICE, GPU_ONLY
 from tests.gpu.runs import make_runner, make_settings
 from tests.support.tiny_models import GREEDY, PageDealer, chunk, reference_logits, run_chunks, save_tiny_model

@@ -8,7 +8,6 @@ pytest.importorskip("triton", reason="kernels need triton")
 from mini_infer_engine.kernels.rms_norm import rms_norm
 from mini_infer_engine.kernels.rope_kv import rope_kv
 from mini_infer_engine.kernels.silu_mul import silu_mul
-
 from tests.gpu.device import BF16, DEVICE, FP32, KERNELS, cases, error, normal
 
 pytestmark = KERNELS

@@ -9,7 +9,6 @@ import torch
 pytest.importorskip("triton", reason="kernels need triton")
 
 from mini_infer_engine.request import Request
-
 from tests.gpu.device import GPU_ONLY
 from tests.gpu.runs import make_engine, make_runner, make_settings, mixed_requests, texts
 from tests.support.tiny_models import save_tiny_model

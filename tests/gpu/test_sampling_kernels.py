@@ -14,7 +14,6 @@ from mini_infer_engine.request import SamplingParams
 from mini_infer_engine.sampler import build_sampling
 from mini_infer_engine.sampler import sample as sample_by_torch
 from mini_infer_engine.slots import SlotTable
-
 from tests.gpu.device import BF16, DEVICE, FP32, KERNELS, ON_GPU, cases, normal
 
 pytestmark = KERNELS

@@ -6,9 +6,8 @@ from torch.nn import functional
 
 pytest.importorskip("triton", reason="kernels need triton")
 
-from mini_infer_engine.kernels.skinny_linear import MAX_ROWS, SkinnyConfig, skinny_linear
+from mini_infer_engine.kernels.skinny_linear import MAX_ROWS, SkinnyConfig, skinny_linear, skinny_linear_then_norm
 from mini_infer_engine.kernels.tuned import SKINNY, skinny_config
-
 from tests.gpu.device import BF16, FP32, KERNELS, cases, error, normal
 
 pytestmark = KERNELS
@@ -60,6 +59,32 @@ def test_every_fused_part_at_odd_shapes(columns: int, width: int, dtype: torch.d
 def test_all_row_counts(rows: int) -> None:
     assert rows <= MAX_ROWS
     check(rows, 96, 128, SkinnyConfig(32, 64, 2, 4, 3), FP32, residual=True)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize(
+    ("rows", "width", "dtype"),
+    cases([(1, 96, FP32), (5, 50, FP32)], [(16, 1024, BF16), (3, 3584, BF16), (33, 1024, BF16), (64, 1536, BF16)]),
+)
+def test_a_norm_rides_along_with_two_products(rows: int, width: int, dtype: torch.dtype, gated: bool) -> None:
+    """residual + x @ weight.T, whose norm is half done when the next product takes it over."""
+    x, residual = normal(rows, 64, dtype=dtype), normal(rows, width, dtype=dtype, seed=1)
+    first, second = normal(width, 64, dtype=dtype, seed=2) / 8, normal(192, width, dtype=dtype, seed=3) * width**-0.5
+    bias, norm_weight = normal(width, dtype=dtype, seed=4), normal(width, dtype=dtype, seed=5)
+    for split in (1, 2):
+        out, half_normed = skinny_linear_then_norm(
+            x, first, SkinnyConfig(16, 32, split, 4, 2), bias=bias, residual=residual, norm_weight=norm_weight, eps=1e-5
+        )
+        exact = residual.double() + functional.linear(x.double(), first.double(), bias.double())
+        assert error(out, exact) <= ROUNDING[dtype]
+        normed = exact * torch.rsqrt(exact.square().mean(-1, keepdim=True) + 1e-5) * norm_weight.double()
+        wanted = functional.linear(normed, second.double())
+        if gated:
+            gate, up = wanted.chunk(2, dim=-1)
+            wanted = functional.silu(gate) * up
+        for next_split in (1,) if gated else (1, 3):
+            actual = skinny_linear(half_normed, second, SkinnyConfig(32, 64, next_split, 4, 2), gated=gated)
+            assert error(actual, wanted) <= 3 * ROUNDING[dtype]  # the half normed rows were rounded, too
 
 
 def test_shapes_that_were_never_tuned_have_a_cut() -> None:

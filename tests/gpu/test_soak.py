@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from mini_infer_engine.engine import Engine
 from mini_infer_engine.model_path import resolve_model
 from mini_infer_engine.request import Request, SamplingParams
