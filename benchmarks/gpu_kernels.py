@@ -1,6 +1,6 @@
-"""Tune and time the kernels on this GPU: skinny products against cuBLAS, decode attention against flash-attn.
+"""Tune and time the kernels on this GPU: skinny products against cuBLAS.
 
-usage: python benchmarks/gpu_kernels.py --out DIR [--tune] [--attention]
+usage: python benchmarks/gpu_kernels.py --out DIR
 The fastest cuts are written as Python to DIR/tuned.txt; they are stored in kernels/tuned.py, never searched at start.
 """
 
@@ -10,14 +10,13 @@ import itertools
 import json
 import math
 import multiprocessing
-import statistics
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from common.timing import graph_microseconds
 from torch.nn import functional
 
-from mini_infer_engine.kernels.decode_attention import decode_attention, splits_for
 from mini_infer_engine.kernels.rms_norm import rms_norm
 from mini_infer_engine.kernels.silu_mul import silu_mul
 from mini_infer_engine.kernels.skinny_linear import (
@@ -49,26 +48,6 @@ SHAPES = {  # (columns, width, gated, residual) of every product of the three mo
 Product = Callable[..., object]
 
 ROW_BLOCKS = (16, 32, 64)
-
-
-def graph_microseconds(calls: list[Callable[[], object]], replays: int = 15) -> float:
-    """Microseconds a call inside a CUDA graph of all calls, median of several replays."""
-    for call in calls[:2]:
-        call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    times = []
-    for _ in range(replays):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3 / len(calls))
-    return statistics.median(times[3:])
 
 
 def candidates(columns: int, width: int, splittable: bool) -> list[SkinnyConfig]:
@@ -167,63 +146,13 @@ def tune(out: Path) -> None:
     (out / "kernels.json").write_text(json.dumps(results, indent=1))
 
 
-def attention(out: Path) -> None:
-    """Decode attention from 512 to 65,536 tokens beside flash-attn's, where that is installed."""
-    try:
-        from flash_attn import flash_attn_with_kvcache
-    except ImportError:
-        flash_attn_with_kvcache = None
-    results = {}
-    for name, q_heads, kv_heads in (("7b", 28, 4), ("0.6b", 16, 8)):
-        for rows, tokens in itertools.product((1, 8, 32), (512, 1024, 4096, 16384, 65536)):
-            if rows * tokens > 600_000:
-                continue
-            page_size, dim = 256, 128
-            pages = rows * tokens // page_size + 1
-            copies = max(2, min(64, math.ceil(300e6 / (pages * page_size * kv_heads * dim * 4))))
-            pools = torch.randn(pages, copies, 2, page_size, kv_heads, dim, device="cuda", dtype=torch.bfloat16)
-            tables = torch.randperm(pages - 1, device="cuda").int()[: rows * (tokens // page_size)].view(rows, -1)
-            slots = torch.arange(rows, device="cuda", dtype=torch.int32)
-            positions = torch.full((rows,), tokens - 1, device="cuda")
-            q = torch.randn(rows, q_heads, dim, device="cuda", dtype=torch.bfloat16)
-            splits = splits_for(rows, kv_heads, tokens)
-            layers = pools.unbind(1)
-            scale = dim**-0.5
-            calls = [
-                lambda p=p: decode_attention(q, p, tables, slots, positions, scale=scale, splits=splits) for p in layers
-            ]
-            ours = graph_microseconds(calls)
-            byte_count = rows * tokens * kv_heads * dim * 4
-            row = {"us": ours, "tb_s": byte_count / ours / 1e6}
-            if flash_attn_with_kvcache is not None:
-                lengths = torch.full((rows,), tokens, device="cuda", dtype=torch.int32)
-                calls = [
-                    lambda p=p: flash_attn_with_kvcache(
-                        q[:, None], p[:, 0], p[:, 1], cache_seqlens=lengths, block_table=tables, causal=True
-                    )
-                    for p in layers
-                ]
-                row["flash_us"] = graph_microseconds(calls)
-                flash = calls[0]().view(rows, -1)
-                mine = decode_attention(q, layers[0], tables, slots, positions, scale=scale, splits=splits)
-                row["max_error"] = (flash.float() - mine.float()).abs().max().item()
-            results[f"{name} rows {rows} tokens {tokens}"] = row
-            print(name, rows, tokens, {key: round(value, 4) for key, value in row.items()}, flush=True)
-    (out / "attention.json").write_text(json.dumps(results, indent=1))
-
-
 def main() -> None:
     """Run what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--tune", action="store_true")
-    parser.add_argument("--attention", action="store_true")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
-    if arguments.attention:
-        attention(arguments.out)
-    if arguments.tune:
-        tune(arguments.out)
+    tune(arguments.out)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-pytest.importorskip("triton", reason="kernels need triton")
+pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
 
 from mini_infer_engine.attention.prefill_rows import PrefillRows
 from mini_infer_engine.kernels.decode_attention import decode_attention, splits_for

@@ -9,7 +9,7 @@ import torch
 from mini_infer_engine import LLM, SamplingParams
 from mini_infer_engine.model_path import resolve_model
 
-pytest.importorskip("triton", reason="kernels need triton")
+pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
 
 from tests.gpu.device import GPU_ONLY
 from tests.gpu.runs import make_runner, make_settings

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("triton", reason="kernels need triton")
+pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
 
 from mini_infer_engine.request import Request
 from tests.gpu.device import GPU_ONLY

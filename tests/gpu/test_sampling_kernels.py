@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-pytest.importorskip("triton", reason="kernels need triton")
+pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
 
 from mini_infer_engine.batch import Row
 from mini_infer_engine.kernels.gather import gather_decode_inputs

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-pytest.importorskip("triton", reason="kernels need triton")
+pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
 
 from mini_infer_engine.kernels.skinny_linear import MAX_ROWS, SkinnyConfig, skinny_linear, skinny_linear_then_norm
 from mini_infer_engine.kernels.tuned import SKINNY, skinny_config

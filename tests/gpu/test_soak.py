@@ -10,7 +10,7 @@ from mini_infer_engine.engine import Engine
 from mini_infer_engine.model_path import resolve_model
 from mini_infer_engine.request import Request, SamplingParams
 
-pytest.importorskip("triton", reason="kernels need triton")
+pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
 
 from tests.gpu.device import GPU_ONLY
 from tests.gpu.runs import ASKED, make_engine, make_runner, make_settings, texts

@@ -1,0 +1,148 @@
+"""Attention over pages: our kernels, flash-attn where it is installed, and torch over gathered pages.
+
+    python benchmarks/attention.py --out FILE
+
+Decode by batch and context, prefill by new and cached tokens, for the heads of Qwen2.5-7B and Qwen3-0.6B. On a GPU
+every time is that of one call inside a CUDA graph, over as many layers as do not fit the L2 cache. Decode shows
+the read bandwidth, prefill the rate; both beside flash-attn's time where there is one, and the largest difference
+from torch.
+"""
+
+import argparse
+import itertools
+import math
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from common.report import print_table, save, say
+from common.timing import microseconds
+from torch import Tensor
+from torch.nn import functional
+
+from mini_infer_engine.attention.prefill_rows import PrefillRows
+
+PAGE_SIZE = 256
+HEAD_DIM = 128
+HEADS = {"7b": (28, 4), "0.6b": (16, 8)}
+ON_GPU = torch.cuda.is_available()
+DEVICE = "cuda" if ON_GPU else "cpu"
+DTYPE = torch.bfloat16 if ON_GPU else torch.float32
+SCALE = HEAD_DIM**-0.5
+Call = Callable[[Tensor], Tensor]
+"""One layer's pages to the attention over them."""
+
+
+def make_pages(rows: int, tokens: int, kv_heads: int) -> tuple[list[Tensor], Tensor]:
+    """Layers [pages, 2, page_size, kv_heads, head_dim] of one pool, and page tables [rows, pages of a row]."""
+    width = math.ceil(tokens / PAGE_SIZE)
+    pages = rows * width + 1
+    page_bytes = PAGE_SIZE * kv_heads * HEAD_DIM * 2 * DTYPE.itemsize
+    layers = max(2, min(64, math.ceil(300e6 / (pages * page_bytes)))) if ON_GPU else 2
+    pool = torch.randn(pages, layers, 2, PAGE_SIZE, kv_heads, HEAD_DIM, device=DEVICE, dtype=DTYPE)
+    tables = torch.randperm(pages - 1, device=DEVICE).int()[: rows * width].view(rows, width)
+    return list(pool.unbind(1)), tables
+
+
+def by_torch(q: Tensor, pages: Tensor, tables: Tensor, tokens: int) -> Tensor:
+    """Q [rows, heads, queries, head_dim], its last query at the last token: [rows, queries, heads * head_dim]."""
+    found = pages[tables.long()]  # [rows, width, 2, page_size, kv_heads, head_dim]
+    keys, values = (found[:, :, half].flatten(1, 2)[:, :tokens].transpose(1, 2) for half in (0, 1))
+    places = torch.arange(tokens, device=q.device)
+    seen = places <= torch.arange(tokens - q.shape[2], tokens, device=q.device)[:, None]
+    out = functional.scaled_dot_product_attention(q, keys, values, attn_mask=seen, scale=SCALE, enable_gqa=True)
+    return out.transpose(1, 2).flatten(2)
+
+
+def decode_calls(rows: int, tokens: int, q_heads: int, kv_heads: int, tables: Tensor) -> dict[str, Call]:
+    """Each way to attend from one new token a row."""
+    q = torch.randn(rows, q_heads, HEAD_DIM, device=DEVICE, dtype=DTYPE)
+    calls: dict[str, Call] = {"torch": lambda pages: by_torch(q[:, :, None], pages, tables, tokens).flatten(1)}
+    if not ON_GPU:
+        return calls
+    from mini_infer_engine.kernels.decode_attention import decode_attention, splits_for
+
+    slots = torch.arange(rows, device=DEVICE, dtype=torch.int32)
+    positions = torch.full((rows,), tokens - 1, device=DEVICE)
+    splits = splits_for(rows, kv_heads, tokens)
+    calls["ours"] = lambda pages: decode_attention(q, pages, tables, slots, positions, scale=SCALE, splits=splits)
+    if find_spec("flash_attn"):
+        from flash_attn import flash_attn_with_kvcache
+
+        lengths = torch.full((rows,), tokens, device=DEVICE, dtype=torch.int32)
+        calls["flash-attn"] = lambda pages: flash_attn_with_kvcache(
+            q[:, None], pages[:, 0], pages[:, 1], cache_seqlens=lengths, block_table=tables, causal=True
+        ).flatten(1)
+    return calls
+
+
+def prefill_calls(new: int, cached: int, q_heads: int, tables: Tensor) -> dict[str, Call]:
+    """Each way to attend from a chunk of one prompt."""
+    tokens = new + cached
+    q = torch.randn(new, q_heads, HEAD_DIM, device=DEVICE, dtype=DTYPE)
+    calls: dict[str, Call] = {"torch": lambda pages: by_torch(q.transpose(0, 1)[None], pages, tables, tokens)[0]}
+    if not ON_GPU:
+        return calls
+    from mini_infer_engine.kernels.prefill_attention import prefill_attention
+
+    query_starts, key_starts = (torch.tensor([0, end], device=DEVICE, dtype=torch.int32) for end in (new, tokens))
+    rows = PrefillRows(tables, query_starts, key_starts, key_starts[1:], new, tokens)
+    calls["ours"] = lambda pages: prefill_attention(q, pages, rows, scale=SCALE)
+    if find_spec("flash_attn"):
+        from mini_infer_engine.attention.flash import flash_prefill_attention
+
+        calls["flash-attn"] = lambda pages: flash_prefill_attention(q, pages, rows, scale=SCALE, sliding_window=None)
+    return calls
+
+
+def timed(calls: dict[str, Call], layers: list[Tensor], torch_too: bool) -> dict[str, float]:
+    """Microseconds by name, and how far each is from torch's result at most."""
+    expected = calls["torch"](layers[0]).float() if torch_too else None
+    found: dict[str, float] = {}
+    for name, call in calls.items():
+        if name == "torch" and not torch_too:
+            continue
+        if expected is not None and name != "torch":
+            found[f"{name} error"] = (call(layers[0]).float() - expected).abs().max().item()
+        some = layers if name != "torch" else layers[:2]
+        found[f"{name} us"] = microseconds([lambda pages=pages, run=call: run(pages) for pages in some])
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, metavar="FILE")
+    parser.add_argument("--smoke", action="store_true", help="tiny shapes: does it run?")
+    options = parser.parse_args()
+    decodes = [pair for pair in itertools.product((1, 8, 32), (1024, 4096, 16384, 65536)) if math.prod(pair) <= 600_000]
+    prefills = [(512, 0), (4096, 0), (8192, 0), (128, 4096), (512, 15_000)]
+    if options.smoke:
+        decodes, prefills = [(1, 300), (2, 40)], [(16, 0), (8, 280)]
+    found: dict[str, dict[str, Any]] = {}
+    for heads, (q_heads, kv_heads) in HEADS.items():
+        for rows, tokens in decodes:
+            layers, tables = make_pages(rows, tokens, kv_heads)
+            row = timed(decode_calls(rows, tokens, q_heads, kv_heads, tables), layers, rows * tokens <= 70_000)
+            if "ours us" in row:
+                row["TB/s"] = rows * tokens * kv_heads * HEAD_DIM * 2 * DTYPE.itemsize / row["ours us"] / 1e6
+            found[f"{heads} decode {rows} x {tokens}"] = row
+        for new, cached in prefills:
+            layers, tables = make_pages(1, new + cached, kv_heads)
+            row = timed(prefill_calls(new, cached, q_heads, tables), layers[:8], new * (new + cached) <= 20_000_000)
+            if "ours us" in row:
+                row["TFLOP/s"] = 4 * q_heads * HEAD_DIM * (new * cached + new * new / 2) / row["ours us"] / 1e6
+            found[f"{heads} prefill {new} after {cached}"] = row
+        say(f"{heads} done")
+    for row in found.values():
+        if "flash-attn us" in row:
+            row["flash-attn / ours"] = row["flash-attn us"] / row["ours us"]
+    names = list(dict.fromkeys(name for row in found.values() for name in row))
+    print_table(["", *names], [[case, *(row.get(name) for name in names)] for case, row in found.items()])
+    save(options.out, {"cases": found})
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

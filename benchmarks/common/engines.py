@@ -1,0 +1,165 @@
+"""Offline engines behind one call: token ids in, numbers of tokens out. Each is imported only where it runs."""
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import Any, Protocol
+
+MODULES = {"ours": "mini_infer_engine", "vllm": "vllm", "nano-vllm": "nanovllm", "transformers": "transformers"}
+CONTEXT_TOKENS = 16384
+MEMORY_SHARE = 0.88
+_VLLM_ENVIRONMENT = {
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
+    "VLLM_USE_DEEP_GEMM": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+}
+
+
+class Engine(Protocol):
+    """One model, loaded."""
+
+    def run(self, prompts: list[list[int]], limits: list[int], temperature: float) -> int:
+        """Answer all prompts together, each with exactly its limit of tokens; returns how many were made."""
+
+
+def base_name(name: str) -> str:
+    """The engine of a variant: "vllm-inproc" is vllm."""
+    return name.removesuffix("-inproc")
+
+
+def peer_environment() -> dict[str, str]:
+    """The environment of a peer's processes. PEER_SITE names a folder of packages that only peers may see."""
+    environment = dict(os.environ) | _VLLM_ENVIRONMENT
+    if site := os.environ.get("PEER_SITE"):
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (site, os.environ.get("PYTHONPATH"))))
+    return environment
+
+
+def is_present(name: str) -> bool:
+    """Whether the engine can be imported here."""
+    module = MODULES[base_name(name)]
+    site = os.environ.get("PEER_SITE")
+    return find_spec(module) is not None or bool(
+        site and base_name(name) != "ours" and os.path.isdir(os.path.join(site, module))
+    )
+
+
+def load(name: str, model: str, settings: dict[str, Any]) -> Engine:
+    """Load an engine in this process. `settings` are EngineSettings' fields, of which peers take max_num_seqs."""
+    if name == "ours":
+        return _Ours(model, settings)
+    os.environ.update(peer_environment())
+    if site := os.environ.get("PEER_SITE"):
+        sys.path.insert(0, site)
+    if base_name(name) == "vllm":
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0" if name.endswith("-inproc") else "1"
+        return _VLLM(model, settings["max_num_seqs"])
+    return {"nano-vllm": _NanoVLLM, "transformers": _Transformers}[name](model, settings["max_num_seqs"])
+
+
+def _vllm_keywords(max_num_seqs: int) -> dict[str, Any]:
+    return {
+        "load_format": "dummy",
+        "skip_tokenizer_init": True,
+        "max_model_len": CONTEXT_TOKENS,
+        "gpu_memory_utilization": MEMORY_SHARE,
+        "dtype": "bfloat16",
+        "enable_prefix_caching": True,
+        "max_num_seqs": max_num_seqs,
+    }
+
+
+class _Vocal:
+    """What has vLLM's offline API."""
+
+    def __init__(self, module: Any, model: str, keywords: dict[str, Any]) -> None:
+        self._params = module.SamplingParams
+        self._llm = module.LLM(model=model, **keywords)
+
+    def run(self, prompts: list[list[int]], limits: list[int], temperature: float) -> int:
+        params = [
+            self._params(temperature=temperature, max_tokens=limit, ignore_eos=True, detokenize=False)
+            for limit in limits
+        ]
+        asked = [{"prompt_token_ids": prompt} for prompt in prompts]
+        outputs = self._llm.generate(asked, params, use_tqdm=False)
+        return sum(len(output.outputs[0].token_ids) for output in outputs)
+
+
+class _Ours(_Vocal):
+    def __init__(self, model: str, settings: dict[str, Any]) -> None:
+        import mini_infer_engine
+
+        super().__init__(mini_infer_engine, model, _vllm_keywords(256) | settings)
+
+
+class _VLLM(_Vocal):
+    def __init__(self, model: str, max_num_seqs: int) -> None:
+        import vllm
+
+        super().__init__(vllm, model, _vllm_keywords(max_num_seqs))
+
+
+class _NanoVLLM:
+    def __init__(self, model: str, max_num_seqs: int) -> None:
+        import nanovllm
+        from nanovllm.engine import llm_engine
+
+        # It wants a tokenizer's files, for nothing that is measured.
+        llm_engine.AutoTokenizer = _NoTokenizer
+        self._params = nanovllm.SamplingParams
+        self._llm = nanovllm.LLM(
+            model, max_model_len=CONTEXT_TOKENS, max_num_seqs=max_num_seqs, gpu_memory_utilization=MEMORY_SHARE
+        )
+
+    def run(self, prompts: list[list[int]], limits: list[int], temperature: float) -> int:
+        # It has no greedy sampling: every token is drawn.
+        params = [
+            self._params(temperature=max(temperature, 0.01), max_tokens=limit, ignore_eos=True) for limit in limits
+        ]
+        return sum(len(output["token_ids"]) for output in self._llm.generate(prompts, params, use_tqdm=False))
+
+
+class _NoTokenizer:
+    eos_token_id = 0
+
+    @classmethod
+    def from_pretrained(cls, *_: Any, **__: Any) -> "_NoTokenizer":
+        return cls()
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return ""
+
+
+class _Transformers:
+    def __init__(self, model: str, max_num_seqs: int) -> None:
+        import torch
+        import transformers
+
+        self._torch, self._transformers = torch, transformers
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        config = transformers.AutoConfig.from_pretrained(model)
+        with torch.device(device):
+            self._model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+        self._device = device
+
+    def run(self, prompts: list[list[int]], limits: list[int], temperature: float) -> int:
+        """Static batches: all run until the longest limit; tokens beyond a row's own are waste and not counted."""
+        longest = max(map(len, prompts))
+        padding = [longest - len(prompt) for prompt in prompts]
+        ids = self._torch.tensor([[0] * pad + prompt for pad, prompt in zip(padding, prompts, strict=True)])
+        mask = self._torch.tensor([[0] * pad + [1] * (longest - pad) for pad in padding])
+        sampling = {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
+        config = self._transformers.GenerationConfig(
+            max_new_tokens=max(limits), min_new_tokens=max(limits), pad_token_id=0, **sampling
+        )
+        with self._torch.inference_mode():
+            made = self._model.generate(
+                ids.to(self._device), attention_mask=mask.to(self._device), generation_config=config
+            )
+        assert made.shape[1] == longest + max(limits)
+        return sum(limits)

@@ -1,0 +1,123 @@
+"""The models that are measured: public shapes with random weights, and the least that a pass of theirs must do.
+
+Bounds are for one NVIDIA H200: weights and KV read once at the measured bandwidth, products at the measured rate.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+BYTES_PER_S = 4.3e12
+FLOPS_PER_S = 790e12
+_QWEN = {
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e6,
+    "torch_dtype": "bfloat16",
+    "bos_token_id": 151643,
+    "eos_token_id": 151645,
+    "use_sliding_window": False,
+    "max_window_layers": 28,
+    "num_hidden_layers": 28,
+}
+_QWEN2 = _QWEN | {
+    "architectures": ["Qwen2ForCausalLM"],
+    "model_type": "qwen2",
+    "max_position_embeddings": 32768,
+}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "qwen2.5-7b": _QWEN2
+    | {
+        "hidden_size": 3584,
+        "intermediate_size": 18944,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "vocab_size": 152064,
+        "tie_word_embeddings": False,
+    },
+    "qwen2.5-1.5b": _QWEN2
+    | {
+        "hidden_size": 1536,
+        "intermediate_size": 8960,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 2,
+        "vocab_size": 151936,
+        "tie_word_embeddings": True,
+    },
+    "qwen3-0.6b": _QWEN
+    | {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "max_position_embeddings": 40960,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 151936,
+        "tie_word_embeddings": True,
+        "attention_bias": False,
+    },
+}
+
+
+def model_folder(name: str, root: Path) -> str:
+    """A model that engines can load: a config written under `root`, or what was named if it is none of ours."""
+    if name not in CONFIGS:
+        return name
+    folder = root / name
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(CONFIGS[name]))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": CONFIGS[name]["eos_token_id"]}))
+    return str(folder)
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """The least time that a pass can take, in seconds."""
+
+    layer_weights: int
+    head_weights: int
+    kv_bytes_per_token: int
+    attention_width: int
+    num_layers: int
+
+    @staticmethod
+    def of(name: str) -> "Bound | None":
+        """None for models whose shape is not known here."""
+        config = CONFIGS.get(name)
+        if config is None:
+            return None
+        hidden, heads, kv_heads = (config[key] for key in ("hidden_size", "num_attention_heads", "num_key_value_heads"))
+        head_dim = config.get("head_dim", hidden // heads)
+        layers = config["num_hidden_layers"]
+        products = hidden * head_dim * (2 * heads + 2 * kv_heads) + 3 * hidden * config["intermediate_size"]
+        return Bound(
+            layers * products, hidden * config["vocab_size"], layers * 4 * kv_heads * head_dim, heads * head_dim, layers
+        )
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of bf16 weights that every pass reads; of the embedding it reads a few rows."""
+        return 2 * (self.layer_weights + self.head_weights)
+
+    def decode_s(self, rows: int, context_tokens: float) -> float:
+        """One token for each of `rows` sequences of `context_tokens` on average."""
+        read = self.weight_bytes + rows * context_tokens * self.kv_bytes_per_token
+        return max(read / BYTES_PER_S, 2 * rows * (self.layer_weights + self.head_weights) / FLOPS_PER_S)
+
+    def prefill_s(self, new_tokens: int, cached_tokens: int = 0) -> float:
+        """One prompt, of which `cached_tokens` are in the KV cache."""
+        pairs = new_tokens * cached_tokens + new_tokens**2 / 2
+        flops = 2 * self.layer_weights * new_tokens + 4 * self.num_layers * self.attention_width * pairs
+        read = self.weight_bytes + cached_tokens * self.kv_bytes_per_token
+        return max(flops / FLOPS_PER_S, read / BYTES_PER_S)
+
+    def batch_s(self, prompts: list[int], outputs: list[int]) -> float:
+        """A batch that starts together: all prompts, then steps of those that are not done, each at its context."""
+        total = sum(self.prefill_s(tokens) for tokens in prompts)
+        for step in range(1, max(outputs)):
+            contexts = [prompt + step for prompt, output in zip(prompts, outputs, strict=True) if output > step]
+            total += self.decode_s(len(contexts), sum(contexts) / len(contexts))
+        return total

@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# Fills .gpu/ (ignored by git) with what a GPU machine without a package index lacks: wheels, and a flash-attn build.
+# There, benchmarks/gpu_run.sh unpacks and uses it.
+# usage: scripts/pack_gpu.sh [FLASH_ATTN_ARCHIVE]
+#   FLASH_ATTN_ARCHIVE  a tar archive that holds a folder flash_attn (or set the variable of this name); without: none
+#   GPU_DIR=.gpu        where to
+#   GPU_PYTHON=3.12     the GPU machine's Python
+#   GPU_PACKAGES="..."  what that machine lacks; versions are those of constraints.txt
+set -euo pipefail
+cd "$(dirname "$0")/.."
+directory=${GPU_DIR:-.gpu}
+archive=${1:-${FLASH_ATTN_ARCHIVE:-}}
+python_version=${GPU_PYTHON:-3.12}
+packages=${GPU_PACKAGES:-annotated-types fastapi httptools msgspec pydantic pydantic-core pyzmq starlette typing-inspection uvicorn}
+fail() { printf 'pack_gpu.sh: %s\n' "$*" >&2; exit 1; }
+
+mkdir -p "$directory"
+rm -rf "$directory/wheels"
+pins=()
+for package in $packages; do
+  pin=$(grep -iE "^${package}==" constraints.txt) || fail "constraints.txt has no version of $package: name only what it has in GPU_PACKAGES"
+  pins+=("${pin%% *}")
+done
+# Without dependencies: what those machines have (torch, numpy, transformers, ...) must not come along a second time.
+${PYTHON:-python3} -m pip download --quiet --no-deps --only-binary=:all: --implementation cp \
+  --python-version "$python_version" --platform manylinux_2_28_x86_64 --platform manylinux_2_26_x86_64 \
+  --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 --platform manylinux_2_5_x86_64 \
+  --platform manylinux1_x86_64 --dest "$directory/wheels" "${pins[@]}"
+if [ -n "$archive" ]; then
+  [ -f "$archive" ] || fail "there is no archive $archive"
+  rm -f "$directory"/flash_attn*
+  case $archive in
+  *.tar.xz) cp "$archive" "$directory/flash_attn.tar.xz" ;;
+  *.tar.gz | *.tgz) cp "$archive" "$directory/flash_attn.tar.gz" ;;
+  *) fail "$archive is neither .tar.xz nor .tar.gz" ;;
+  esac
+fi
+du -sh "$directory" | sed 's/\t.*/ in '"${directory//\//\\/}"'/'
+ls "$directory" "$directory/wheels"
