@@ -12,8 +12,8 @@ from tests.gpu.device import BF16, DEVICE, FP32, KERNELS, ON_GPU, cases, error
 from tests.gpu.paged import exact_attention, make_paged, strided_queries
 
 pytestmark = KERNELS
-ROUNDING = {FP32: 64.0, BF16: 3.0}
-"""bf16 weights and a bf16 result: two roundings; fp32 sums of thousands of terms."""
+ROUNDING = {FP32: 256.0, BF16: 3.0}
+"""bf16 weights and a bf16 result: two roundings; fp32 sums of thousands of terms that are larger than their mean."""
 
 SHAPES = cases(  # q_heads, kv_heads, head_dim, page_size, window, dtype
     [(4, 2, 64, 16, None, FP32), (7, 1, 64, 64, 40, FP32), (2, 2, 96, 256, None, FP32), (8, 1, 24, 16, None, FP32)],
