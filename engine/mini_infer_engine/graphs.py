@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from mini_infer_engine.attention.prefill_rows import PrefillRows
 from mini_infer_engine.batch import Row
+from mini_infer_engine.fused import Wanted
 from mini_infer_engine.inputs import to_device
 from mini_infer_engine.kernels.gather import gather_decode_inputs
 from mini_infer_engine.kernels.sample import sample
@@ -97,6 +98,7 @@ class PrefillGraph:
         kv_index[:] = spare_page * page_size
         slots[:] = runner.table.spare_slot
         tables[:] = spare_page
+        ends[:] = 1  # the last layer attends from one token of each, a padded one too
         begin = 0
         for index, row in enumerate(rows):
             assert row.token_ids is not None
@@ -123,10 +125,11 @@ class PrefillGraph:
         page_tables = tables.view(PREFILL_SEQUENCES, self._width)
         longest_key = self._width * runner.page_size
         rows = PrefillRows(page_tables, query_starts, key_starts, ends, self.tokens_of_bucket, longest_key)
-        attend = runner.prefill_attention_pass(rows)
-        stream = runner.fused.forward(hidden, positions, kv_index, attend)
-        logits = runner.fused.logits(stream.select(sample_rows))
-        self.tokens = sample(logits, slots, runner.table.state)
+        one_each = torch.arange(PREFILL_SEQUENCES + 1, dtype=torch.int32, device=hidden.device)
+        last_tokens = PrefillRows(page_tables, one_each, key_starts, ends, 1, longest_key)
+        wanted = Wanted(sample_rows, runner.prefill_attention_pass(last_tokens))
+        stream = runner.fused.forward(hidden, positions, kv_index, runner.prefill_attention_pass(rows), wanted)
+        self.tokens = sample(runner.fused.logits(stream), slots, runner.table.state)
 
     def replay(self) -> Tensor:
         """Run what was loaded; a token for each of PREFILL_SEQUENCES, of which those of real sampling rows count."""
