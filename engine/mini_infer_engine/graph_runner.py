@@ -20,7 +20,7 @@ from tqdm import tqdm
 from mini_infer_engine.attention.prefill_rows import PrefillRows
 from mini_infer_engine.batch import Batch, Row
 from mini_infer_engine.fused import Attend, FusedDecoder, Stream, Wanted
-from mini_infer_engine.graphs import PREFILL_BUCKETS, PREFILL_SEQUENCES, DecodeGraph, PrefillGraph, decode_buckets
+from mini_infer_engine.graphs import DecodeGraph, PrefillGraph, decode_buckets, is_launch_bound, prefill_buckets
 from mini_infer_engine.inputs import PassInputs, build_inputs
 from mini_infer_engine.kernels.decode_attention import decode_attention, splits_for
 from mini_infer_engine.kernels.prefill_attention import prefill_attention
@@ -73,12 +73,12 @@ class GraphRunner(TorchRunner):
         started = time.perf_counter()
         largest = self._settings.max_num_seqs
         self._buckets = decode_buckets(largest)
+        self._is_launch_bound = is_launch_bound(self._weight_bytes)
         self.decode_slots = torch.full(
             (self._buckets[-1],), self.table.spare_slot, dtype=torch.int32, device=self.device
         )
         self.graph_memory = torch.cuda.graph_pool_handle()
-        budget = self._settings.max_num_batched_tokens or 1 << 30
-        prefills = [tokens for tokens in PREFILL_BUCKETS if tokens <= budget]
+        prefills = prefill_buckets(self._weight_bytes, self._settings.max_num_batched_tokens or 1 << 30)
         with (
             torch.inference_mode(),
             tqdm(
@@ -89,6 +89,7 @@ class GraphRunner(TorchRunner):
             for tokens in reversed(prefills):
                 self.prefill_graphs[tokens] = PrefillGraph(self, tokens)
                 progress.update()
+            self.prefill_graphs = dict(sorted(self.prefill_graphs.items()))
             for bucket in reversed(self._buckets):
                 self.decode_graphs[bucket] = DecodeGraph(self, bucket)
                 progress.update()
@@ -114,11 +115,10 @@ class GraphRunner(TorchRunner):
         with torch.inference_mode():
             self.pool.copy(batch.copies)
             self.table.forget_pages(prefills)
-            self.table.begin([row for row in prefills if row.sampling is not None])
             prefill_graph = self._prefill_graph(prefills) if prefills else None
             if not prefills and self.decode_graphs:
                 tokens = self._decode(rows)
-            elif prefill_graph is not None and (not decodes or self._replays_beat_one_pass):
+            elif prefill_graph is not None and (not decodes or self._is_launch_bound):
                 # All graphs share memory: the next may overwrite what one leaves behind, so decode's tokens are copied.
                 parts = [self._decode(rows[:decodes]).clone()] if decodes else []
                 prefill_graph.load(prefills)
@@ -128,6 +128,7 @@ class GraphRunner(TorchRunner):
                     chosen = chosen[wanted] if wanted else chosen[:0]
                 tokens = torch.cat([*parts, chosen]) if parts else chosen
             else:
+                self.table.begin([row for row in prefills if row.sampling is not None])
                 tokens = self._eager(batch)
             return self._handle(rows, tokens)
 
@@ -153,14 +154,10 @@ class GraphRunner(TorchRunner):
     def _prefill_graph(self, rows: list[Row]) -> PrefillGraph | None:
         """The smallest captured prefill that holds these rows."""
         tokens = sum(row.count for row in rows)
-        if len(rows) > PREFILL_SEQUENCES:
-            return None
-        return next((graph for size, graph in sorted(self.prefill_graphs.items()) if size >= tokens), None)
-
-    @property
-    def _replays_beat_one_pass(self) -> bool:
-        """Whether reading the weights twice takes less than launching one mixed pass kernel by kernel."""
-        return bool(self.decode_graphs) and self._weight_bytes < 6_000_000_000
+        for graph in self.prefill_graphs.values():
+            if graph.num_tokens >= tokens and graph.num_sequences >= len(rows):
+                return graph
+        return None
 
     @property
     def _weight_bytes(self) -> int:
