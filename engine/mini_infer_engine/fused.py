@@ -131,4 +131,6 @@ def _residual_product(x: Tensor, linear: Linear, stream: Stream, next_norm: RMSN
 def _skinny(x: Tensor, weight: Tensor, *, gated: bool = False) -> SkinnyConfig | None:
     """How our kernel cuts this product; None where there are too many rows, or cuBLAS was measured faster."""
     rows, (columns, width) = x.shape[0], weight.shape
-    return skinny_config(rows, columns // 2 if gated else columns, width, gated=gated) if rows <= MAX_ROWS else None
+    if rows > MAX_ROWS:
+        return None
+    return skinny_config(rows, columns // 2 if gated else columns, width, x.dtype, gated=gated)
