@@ -86,6 +86,8 @@ def _skinny_linear(
     weight_rows = columns * 2 if GATED else columns
     m = tl.arange(0, BLOCK_M)
     m_inside = m < rows
+    # What the end needs is asked for before the long wait for weights, where it fits the registers.
+    early: tl.constexpr = BLOCK_M <= 32
     while step < stop:
         block = step // steps
         begin = block * steps
@@ -93,6 +95,16 @@ def _skinny_linear(
         n = block * BLOCK_N + tl.arange(0, BLOCK_N)
         total = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
         total_up = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
+        n_inside = n < columns
+        out_mask = n_inside[:, None] & m_inside[None, :]
+        places = m[None, :] * columns + n[:, None]
+        if PARTS > 0:
+            part = tl.arange(0, PARTS)
+            squares_at = square_sums + part[:, None] * BLOCK_M + m[None, :]
+            if early:  # the second condition, always true, keeps the compiler from summing before the loads of weights
+                squares = tl.load(squares_at, mask=(part < parts)[:, None] & (step < stop), other=0.0)
+        if RESIDUAL and early:
+            before = tl.load(residual + places, mask=out_mask, other=0.0)
         for k in range((step - begin) * BLOCK_K, (end - begin) * BLOCK_K, BLOCK_K):
             values = tl.trans(_tile(x, 0, k, rows, width, x_stride, BLOCK_M, BLOCK_K, DESCRIBED))
             tile = _tile(weight, block * BLOCK_N, k, weight_rows, width, width, BLOCK_N, BLOCK_K, DESCRIBED)
@@ -125,15 +137,10 @@ def _skinny_linear(
                             total_up += tl.load(sums + BLOCK_M * BLOCK_N + tile_of, cache_modifier=".cg")
                     tl.store(counters + block, 0)
         if whole:
-            n_inside = n < columns
-            out_mask = n_inside[:, None] & m_inside[None, :]
-            places = m[None, :] * columns + n[:, None]
             if PARTS > 0:
-                part = tl.arange(0, PARTS)
-                sums = tl.load(
-                    square_sums + part[:, None] * BLOCK_M + m[None, :], mask=(part < parts)[:, None], other=0.0
-                )
-                scale = tl.rsqrt(tl.sum(sums, axis=0) / width + eps)[None, :]
+                if not early:
+                    squares = tl.load(squares_at, mask=(part < parts)[:, None], other=0.0)
+                scale = tl.rsqrt(tl.sum(squares, axis=0) / width + eps)[None, :]
                 total = total * scale
                 total_up = total_up * scale
             if BIAS:
@@ -141,7 +148,9 @@ def _skinny_linear(
             if GATED:
                 total = total * tl.sigmoid(total) * total_up
             if RESIDUAL:
-                total += tl.load(residual + places, mask=out_mask, other=0.0).to(tl.float32)
+                if not early:
+                    before = tl.load(residual + places, mask=out_mask, other=0.0)
+                total += before.to(tl.float32)
             result = total.to(out.dtype.element_ty)
             tl.store(out + places, result, mask=out_mask)
             if NEXT_NORM:
