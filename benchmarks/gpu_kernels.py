@@ -39,7 +39,7 @@ SHARED_MEMORY_BYTES = 228 << 10
 REGISTERS = 1 << 16
 L2_BYTES = 50_000_000
 COMPILERS = 14
-TIMED_ROWS = {32: 32, 16: 8, 128: 128, 64: 64}
+TIMED_ROWS = {32: 32, 16: 8, 64: 64}
 """Row block to rows that it is timed with, the most wanted first."""
 PARTS = 64
 """Square sums of a row: as many as a residual stream of 4,096 cut by 64 has."""

@@ -21,7 +21,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from mini_infer_engine.kernels.workspace import COUNTERS, Workspace
 
-MAX_ROWS = 128
+MAX_ROWS = 64
 
 
 @triton.jit
@@ -189,7 +189,7 @@ class HalfNormed:
 
 
 def row_block_of(rows: int) -> int:
-    """Rows of the tile that computes `rows` of them: 16, 32, 64 or 128."""
+    """Rows of the tile that computes `rows` of them: 16, 32 or 64."""
     return max(16, triton.next_power_of_2(rows))
 
 
