@@ -1,6 +1,6 @@
 """A decoder's layers by fused kernels: what the GPU runs instead of the modules' own forward, from the same weights.
 
-Few rows: six kernels a layer; norms, bias, gate and residual ride along with the products. Many rows: cuBLAS
+Few rows: five kernels a layer; norms, bias, gate and residual ride along with the products. Many rows: cuBLAS
 for the products. It knows nothing of sequences: attention is a function that it is handed.
 """
 

@@ -251,6 +251,6 @@ def decode_attention(
             MERGE_PARTS=max(2, _MERGED_VALUES // (merge_rows * dim_block)),
             PRECISION="ieee" if qkv.dtype == torch.float32 else "tf32",
             num_warps=plan.cut.warps,
-            num_stages=plan.cut.stages,
+            num_stages=plan.cut.stages if dim_block * qkv.itemsize <= 512 else 2,  # of wide heads no more would fit
         )
     return out
