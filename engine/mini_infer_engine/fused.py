@@ -1,6 +1,6 @@
 """A decoder's layers by fused kernels: what the GPU runs instead of the modules' own forward, from the same weights.
 
-Few rows: six kernels a layer; norms, bias, gate and residual ride along with the products. Many rows: cuBLAS
+Few rows: five kernels a layer; norms, bias, gate and residual ride along with the products. Many rows: cuBLAS
 for the products. It knows nothing of sequences: attention is a function that it is handed.
 """
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from mini_infer_engine.kernels.rms_norm import rms_norm
-from mini_infer_engine.kernels.rope_kv import rope_kv
+from mini_infer_engine.kernels.rope_kv import Rotation
 from mini_infer_engine.kernels.silu_mul import silu_mul
 from mini_infer_engine.kernels.skinny_linear import (
     MAX_ROWS,
@@ -26,8 +26,21 @@ from mini_infer_engine.layers.decoder import DecoderLayer, DecoderModel
 from mini_infer_engine.layers.linear import Linear
 from mini_infer_engine.layers.norm import RMSNorm
 
+
+@dataclass(frozen=True, slots=True)
+class AttentionLayer:
+    """What attention needs to know of a layer."""
+
+    pages: Tensor  # [pages, 2, page_size, kv_heads, head_dim], a view of the pool
+    rotation: Rotation
+    sliding_window: int | None
+
+
 Attend = Callable[..., Tensor]
-"""(q [tokens, heads, head_dim], the layer's pages, layer, out or none) to [tokens, heads * head_dim]."""
+"""(q, k and v [tokens, (heads + 2 kv_heads) * head_dim] side by side before rotation, AttentionLayer, out or none).
+
+It rotates q and k, writes k and v into their pages and returns [tokens, heads * head_dim].
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +49,7 @@ class Wanted:
 
     rows: Tensor  # [wanted]
     attend: Attend
-    """Attention of these tokens alone."""
+    """Writes keys and values of all tokens, returns attention of these alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,39 +71,33 @@ class FusedDecoder:
     def __init__(self, model: DecoderModel, pool: KVPool) -> None:
         self.model = model
         self.layers: list[DecoderLayer] = list(model.model.layers)  # type: ignore[arg-type]  # ModuleList is untyped
-        self.layer_pools = list(pool.pages.unbind(1))  # views [pages, 2, page_size, kv_heads, head_dim]
+        pools = pool.pages.unbind(1)
+        self.attention_layers = [self._attention_layer(index, pages) for index, pages in enumerate(pools)]
 
-    def forward(
-        self, hidden: Tensor, positions: Tensor, kv_index: Tensor, attend: Attend, wanted: Wanted | None = None
-    ) -> Stream:
+    def _attention_layer(self, index: int, pages: Tensor) -> AttentionLayer:
+        assert self.model.rotary is not None
+        attention, table = self.layers[index].self_attn, self.model.rotary.table
+        q_norm, k_norm = attention.q_norm, attention.k_norm
+        rotation = Rotation(table)
+        if q_norm is not None and k_norm is not None:
+            rotation = Rotation(table, q_norm.weight, k_norm.weight, q_norm.eps)
+        return AttentionLayer(pages, rotation, self.model.config.sliding_windows[index])
+
+    def forward(self, hidden: Tensor, attend: Attend, wanted: Wanted | None = None) -> Stream:
         """Embedded tokens [tokens, hidden] to the residual stream after the last layer, before the last norm.
 
         Of all tokens, or of those that are wanted.
         """
-        assert self.model.rotary is not None
-        table = self.model.rotary.table
         stream = Stream(hidden)
         next_norms = [layer.input_layernorm for layer in self.layers[1:]] + [self.model.model.norm]
-        for index, (layer, next_norm) in enumerate(zip(self.layers, next_norms, strict=True)):
+        for layer, attention_layer, next_norm in zip(self.layers, self.attention_layers, next_norms, strict=True):
             attention, mlp = layer.self_attn, layer.mlp
-            q_norm, k_norm = attention.q_norm, attention.k_norm
             qkv = _normed_product(stream, layer.input_layernorm, attention.qkv_proj.weight, attention.qkv_proj.bias)
-            q = rope_kv(
-                qkv,
-                positions,
-                kv_index,
-                table,
-                self.layer_pools[index],
-                attention.num_heads,
-                None if q_norm is None else q_norm.weight,
-                None if k_norm is None else k_norm.weight,
-                0.0 if q_norm is None else q_norm.eps,
-            )
             if wanted is not None and layer is self.layers[-1]:
-                q, stream, attend = q.index_select(0, wanted.rows), stream.select(wanted.rows), wanted.attend
-                if not wanted.rows.shape[0]:
-                    break
-            mixed = attend(q, self.layer_pools[index], index)
+                stream, attend = stream.select(wanted.rows), wanted.attend
+            mixed = attend(qkv, attention_layer)
+            if not mixed.shape[0]:
+                break
             stream = _residual_product(mixed, attention.o_proj, stream, layer.post_attention_layernorm)
             norm, gate_up = layer.post_attention_layernorm, mlp.gate_up_proj
             gated = _normed_product(stream, norm, gate_up.weight, gate_up.bias, gated=True)

@@ -19,11 +19,13 @@ from tqdm import tqdm
 
 from mini_infer_engine.attention.prefill_rows import PrefillRows
 from mini_infer_engine.batch import Batch, Row
-from mini_infer_engine.fused import Attend, FusedDecoder, Stream, Wanted
+from mini_infer_engine.fused import Attend, AttentionLayer, FusedDecoder, Stream, Wanted
 from mini_infer_engine.graphs import DecodeGraph, PrefillGraph, decode_buckets, is_launch_bound, prefill_buckets
 from mini_infer_engine.inputs import PassInputs, build_inputs
-from mini_infer_engine.kernels.decode_attention import decode_attention, splits_for
+from mini_infer_engine.kernels.decode_attention import decode_attention
+from mini_infer_engine.kernels.decode_plan import plan_decode
 from mini_infer_engine.kernels.prefill_attention import prefill_attention
+from mini_infer_engine.kernels.rope_kv import rope_kv
 from mini_infer_engine.kernels.sample import sample
 from mini_infer_engine.models.config import ModelConfig
 from mini_infer_engine.runner import PassHandle, TorchRunner
@@ -105,7 +107,7 @@ class GraphRunner(TorchRunner):
         for longest_query, longest_key in itertools.product((1, 1 << 14), (1 << 10, 1 << 14)):
             rows = PrefillRows(self.table.page_tables[-1:], starts, starts, ends, longest_query, longest_key)
             for window in set(config.sliding_windows):
-                pages = self.fused.layer_pools[0]
+                pages = self.fused.attention_layers[0].pages
                 self._prefill_attention(q, pages, rows, scale=1.0, sliding_window=window)
 
     def launch(self, batch: Batch) -> PassHandle:
@@ -166,8 +168,8 @@ class GraphRunner(TorchRunner):
     def _eager(self, batch: Batch) -> Tensor:
         """Any batch, kernel by kernel: the tokens of its sampling rows."""
         inputs = build_inputs(batch, self.page_size, self.pool.spare_page, self.device)
-        wanted = Wanted(inputs.sample_rows, self._attention(inputs, inputs.sample_starts, longest_query=1))
-        stream = self._stream(inputs, wanted)
+        attend, attend_sampled = self._attention(inputs)
+        stream = self._stream(inputs, attend, Wanted(inputs.sample_rows, attend_sampled))
         if not inputs.sample_rows.shape[0]:
             return inputs.sample_rows
         return sample(self.fused.logits(stream), inputs.sample_slots.to(torch.int32), self.table.state)
@@ -176,65 +178,82 @@ class GraphRunner(TorchRunner):
         """See `TorchRunner.logits`."""
         with torch.inference_mode():
             inputs = build_inputs(batch, self.page_size, self.pool.spare_page, self.device)
-            return self.fused.logits(self._stream(inputs))
+            return self.fused.logits(self._stream(inputs, self._attention(inputs)[0]))
 
-    def _stream(self, inputs: PassInputs, wanted: Wanted | None = None) -> Stream:
+    def _stream(self, inputs: PassInputs, attend: Attend, wanted: Wanted | None = None) -> Stream:
         """The residual stream of all tokens, or of those wanted, after the last layer."""
         token_ids, state = inputs.token_ids, self.table.state
         if inputs.pending_slots.shape[0]:
             pending = state.last_tokens.index_select(0, inputs.pending_slots)
             token_ids = token_ids.index_copy(0, inputs.pending_tokens, pending)
         hidden = functional.embedding(token_ids, self.model.model.embed_tokens.weight)
-        kv_index = inputs.write_pages * self.page_size + inputs.write_offsets
-        attend = self._attention(inputs, inputs.query_starts, max(inputs.counts))
-        return self.fused.forward(hidden, inputs.positions, kv_index, attend, wanted)
+        return self.fused.forward(hidden, attend, wanted)
 
-    def _attention(self, inputs: PassInputs, query_starts: Tensor, longest_query: int) -> Attend:
-        """Attention of a mixed pass, one new token a decoding row first; `query_starts` [rows + 1] are the others'."""
+    def _attention(self, inputs: PassInputs) -> tuple[Attend, Attend]:
+        """Attention of a mixed pass, one new token a decoding row first: of all tokens, and of the sampled ones."""
         decodes = inputs.num_decodes
         tables = inputs.page_tables.to(torch.int32)
-        passes: list[tuple[slice, Attend]] = []
+        decode = prefill = prefill_sampled = None
         if decodes:
             own_rows = torch.arange(decodes, dtype=torch.int32, device=self.device)
-            attend = self.decode_attention_pass(tables, own_rows, inputs.positions[:decodes], decodes)
-            passes.append((slice(0, decodes), attend))
+            decode = self.decode_attention_pass(tables, own_rows, inputs.positions[:decodes])
         if len(inputs.counts) > decodes:
             ends = inputs.ends[decodes:].to(torch.int32)
-            starts = (query_starts[decodes:] - decodes).to(torch.int32)
             key_starts = functional.pad(ends.cumsum(0), (1, 0)).to(torch.int32)
             longest_key = max(start + count for start, count in zip(inputs.starts, inputs.counts, strict=True))
-            prefills = PrefillRows(tables[decodes:], starts, key_starts, ends, longest_query, longest_key)
-            passes.append((slice(decodes, None), self.prefill_attention_pass(prefills)))
+            positions = inputs.positions[decodes:]
+            kv_index = (inputs.write_pages * self.page_size + inputs.write_offsets)[decodes:]
 
-        def attend_all(q: Tensor, pages: Tensor, layer: int) -> Tensor:
-            if len(passes) == 1:
-                return passes[0][1](q, pages, layer)
-            mixed = q.new_empty((q.shape[0], q.shape[1] * q.shape[2]))
-            for rows, attend in passes:
-                attend(q[rows], pages, layer, mixed[rows])
-            return mixed
+            def attention(query_starts: Tensor, longest_query: int, chosen: Tensor | None = None) -> Attend:
+                starts = (query_starts[decodes:] - decodes).to(torch.int32)
+                rows = PrefillRows(tables[decodes:], starts, key_starts, ends, longest_query, longest_key)
+                return self.prefill_attention_pass(rows, positions, kv_index, chosen)
 
-        return attend_all
+            prefill = attention(inputs.query_starts, max(inputs.counts))
+            prefill_sampled = attention(inputs.sample_starts, 1, inputs.sample_rows[decodes:] - decodes)
+        everything = _side_by_side(decode, prefill, decodes, inputs.num_tokens)
+        return everything, _side_by_side(decode, prefill_sampled, decodes, inputs.sample_rows.shape[0])
 
-    def decode_attention_pass(self, tables: Tensor, slots: Tensor, positions: Tensor, rows: int) -> Attend:
+    def decode_attention_pass(self, tables: Tensor, slots: Tensor, positions: Tensor) -> Attend:
         """Attention of one token a row; `tables` is read at row `slots`."""
-        config = self.config
-        scale = config.head_dim**-0.5
-        splits = splits_for(rows, config.num_kv_heads, tables.shape[1] * self.page_size)
+        scale, kv_heads = self.config.head_dim**-0.5, self.config.num_kv_heads
+        most_tokens = self.table.page_tables.shape[1] * self.page_size  # not this pass's: no variant is compiled late
+        windows = set(self.config.sliding_windows)
+        plans = {window: plan_decode(slots, positions, kv_heads, most_tokens, window) for window in windows}
 
-        def attend(q: Tensor, pages: Tensor, layer: int, out: Tensor | None = None) -> Tensor:
-            window = config.sliding_windows[layer]
-            return decode_attention(
-                q, pages, tables, slots, positions, scale=scale, splits=splits, sliding_window=window, out=out
-            )
+        def attend(qkv: Tensor, layer: AttentionLayer, out: Tensor | None = None) -> Tensor:
+            plan = plans[layer.sliding_window]
+            return decode_attention(qkv, layer.rotation, layer.pages, tables, plan, scale=scale, out=out)
+
+        return attend
+
+    def prefill_attention_pass(
+        self, rows: PrefillRows, positions: Tensor, kv_index: Tensor, chosen: Tensor | None = None
+    ) -> Attend:
+        """Attention of prompt chunks; of `chosen` tokens alone where given, which `rows` then describes."""
+        scale, run = self.config.head_dim**-0.5, self._prefill_attention
+
+        def attend(qkv: Tensor, layer: AttentionLayer, out: Tensor | None = None) -> Tensor:
+            q = rope_kv(qkv, layer.rotation, positions, kv_index, layer.pages)
+            if chosen is not None:
+                q = q.index_select(0, chosen)
+            return run(q, layer.pages, rows, scale=scale, sliding_window=layer.sliding_window, out=out)
 
         return attend
 
-    def prefill_attention_pass(self, rows: PrefillRows) -> Attend:
-        """Attention of prompt chunks."""
-        scale, windows, run = self.config.head_dim**-0.5, self.config.sliding_windows, self._prefill_attention
 
-        def attend(q: Tensor, pages: Tensor, layer: int, out: Tensor | None = None) -> Tensor:
-            return run(q, pages, rows, scale=scale, sliding_window=windows[layer], out=out)
-
+def _side_by_side(decode: Attend | None, prefill: Attend | None, decodes: int, tokens: int) -> Attend:
+    """Attention whose first `decodes` tokens are `decode`'s and whose others `prefill`'s; it returns `tokens`."""
+    if decode is None or prefill is None:
+        attend = decode or prefill
+        assert attend is not None, "a pass has rows"
         return attend
+
+    def attend_both(qkv: Tensor, layer: AttentionLayer) -> Tensor:
+        kv_heads, head_dim = layer.pages.shape[-2:]
+        mixed = qkv.new_empty((tokens, qkv.shape[1] - 2 * kv_heads * head_dim))
+        decode(qkv[:decodes], layer, mixed[:decodes])
+        prefill(qkv[decodes:], layer, mixed[decodes:])
+        return mixed
+
+    return attend_both

@@ -51,7 +51,7 @@ class DecodeGraph:
 
     def __init__(self, runner: "GraphRunner", bucket: int) -> None:
         self.slots = runner.decode_slots[:bucket]
-        self._sizes = (runner, bucket)
+        self._runner = runner
         self.forward = torch.cuda.CUDAGraph()
         self.sampling = torch.cuda.CUDAGraph()
         self._run_forward()
@@ -62,14 +62,12 @@ class DecodeGraph:
             self.tokens = sample(self.logits, self.slots, runner.table.state)
 
     def _run_forward(self) -> None:
-        runner, bucket = self._sizes
+        runner = self._runner
         table, state = runner.table, runner.table.state
         embedding = runner.model.model.embed_tokens.weight
-        hidden, positions, kv_index = gather_decode_inputs(
-            self.slots, state.last_tokens, state.lengths, table.page_tables, embedding, runner.page_size
-        )
-        attend = runner.decode_attention_pass(table.page_tables, self.slots, positions, bucket)
-        self.logits = runner.fused.logits(runner.fused.forward(hidden, positions, kv_index, attend))
+        hidden, positions = gather_decode_inputs(self.slots, state.last_tokens, state.lengths, embedding)
+        attend = runner.decode_attention_pass(table.page_tables, self.slots, positions)
+        self.logits = runner.fused.logits(runner.fused.forward(hidden, attend))
 
     def replay(self) -> Tensor:
         """Run both; the chosen tokens [bucket] stay valid until the next replay."""
@@ -141,8 +139,9 @@ class PrefillGraph:
         rows = PrefillRows(page_tables, query_starts, key_starts, ends, self.num_tokens, longest_key)
         one_each = torch.arange(self.num_sequences + 1, dtype=torch.int32, device=hidden.device)
         last_tokens = PrefillRows(page_tables, one_each, key_starts, ends, 1, longest_key)
-        wanted = Wanted(sample_rows, runner.prefill_attention_pass(last_tokens))
-        stream = runner.fused.forward(hidden, positions, kv_index, runner.prefill_attention_pass(rows), wanted)
+        attend = runner.prefill_attention_pass(rows, positions, kv_index)
+        attend_sampled = runner.prefill_attention_pass(last_tokens, positions, kv_index, sample_rows)
+        stream = runner.fused.forward(hidden, attend, Wanted(sample_rows, attend_sampled))
         self.tokens = sample(runner.fused.logits(stream), slots, runner.table.state)
 
     def replay(self) -> Tensor:

@@ -6,9 +6,12 @@ import torch
 pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
 
 from mini_infer_engine.attention.prefill_rows import PrefillRows
-from mini_infer_engine.kernels.decode_attention import decode_attention, splits_for
+from mini_infer_engine.kernels.decode_attention import decode_attention
+from mini_infer_engine.kernels.decode_plan import DecodeCut, plan_decode
 from mini_infer_engine.kernels.prefill_attention import prefill_attention
-from tests.gpu.device import BF16, DEVICE, FP32, KERNELS, ON_GPU, cases, error
+from mini_infer_engine.kernels.rope_kv import Rotation
+from tests.gpu.device import BF16, DEVICE, FP32, KERNELS, ON_GPU, cases, error, normal
+from tests.gpu.exact import exact_rotated
 from tests.gpu.paged import exact_attention, make_paged, strided_queries
 
 pytestmark = KERNELS
@@ -31,6 +34,11 @@ SHAPES = cases(  # q_heads, kv_heads, head_dim, page_size, window, dtype
     ],
 )
 LENGTHS = [1, 2, 15, 16, 17, 63, 64, 65, 128, 255, 257, 1000, 4097, 9001] if ON_GPU else [1, 17, 64, 70]
+CUTS = [
+    DecodeCut(target_programs=1, programs_a_row=1.0),
+    DecodeCut(),
+    DecodeCut(block_tokens=32, target_programs=1, programs_a_row=2.5, warps=2),
+]
 CHUNKS = (  # (tokens before, new tokens); a padded sequence of a graph has none of both
     [(0, 1), (0, 37), (4000, 128), (131, 77), (0, 1025), (513, 1), (5, 0), (70, 64), (0, 0)]
     if ON_GPU
@@ -38,32 +46,58 @@ CHUNKS = (  # (tokens before, new tokens); a padded sequence of a graph has none
 )
 
 
+@pytest.mark.parametrize("with_norm", [False, True])
 @pytest.mark.parametrize(("q_heads", "kv_heads", "head_dim", "page_size", "window", "dtype"), SHAPES)
 def test_decode_attention(
-    q_heads: int, kv_heads: int, head_dim: int, page_size: int, window: int | None, dtype: torch.dtype
+    q_heads: int,
+    kv_heads: int,
+    head_dim: int,
+    page_size: int,
+    window: int | None,
+    dtype: torch.dtype,
+    with_norm: bool,
 ) -> None:
-    paged = make_paged(LENGTHS, page_size, kv_heads, head_dim, dtype)
-    slots = list(range(len(LENGTHS)))[::-1]  # rows are in another order than page tables
-    q = strided_queries(len(slots), q_heads, kv_heads, head_dim, dtype)
-    scale = head_dim**-0.5
-    exact = torch.cat(
-        [
-            exact_attention(q[row : row + 1], paged.keys[slot], paged.values[slot], LENGTHS[slot] - 1, scale, window)
-            for row, slot in enumerate(slots)
-        ]
-    )
-    rows = torch.tensor(slots, dtype=torch.int32, device=DEVICE)
-    positions = torch.tensor([LENGTHS[slot] - 1 for slot in slots], device=DEVICE)
-    for splits in (1, 3, splits_for(len(slots), kv_heads, max(LENGTHS))):
-        run = [
-            decode_attention(q, paged.pool, paged.tables, rows, positions, scale=scale, splits=splits,
-                             sliding_window=window)
-            for _ in range(2)
-        ]  # fmt: skip
-        assert error(run[0], exact) <= ROUNDING[dtype], splits
-        assert torch.equal(run[0], run[1]), "counters were not left at zero, or results depend on timing"
-    empty = decode_attention(q[:0], paged.pool, paged.tables, rows[:0], positions[:0], scale=scale, splits=2)
-    assert empty.shape == (0, q_heads * head_dim)
+    """From q, k and v before rotation: the new token's k and v are in their page afterwards, nothing else changed."""
+    rows, spare = len(LENGTHS), 2  # padded rows of a graph: all of one sequence, whose only token is the new one
+    paged = make_paged([*LENGTHS, 1], page_size, kv_heads, head_dim, dtype)
+    slots = [*range(rows)[::-1], *[rows] * spare]  # rows are in another order than page tables
+    positions = torch.tensor([*LENGTHS, 1], device=DEVICE)[slots] - 1
+    width = (q_heads + 2 * kv_heads) * head_dim
+    qkv = normal(len(slots), width + 32, dtype=dtype, seed=99)[:, :width]  # its rows are strided
+    weights = [1 + normal(head_dim, dtype=dtype, seed=seed) / 4 for seed in (4, 5)] if with_norm else [None, None]
+    angles = torch.arange(max(LENGTHS), device=DEVICE)[:, None] / 10.0 ** torch.arange(head_dim // 2, device=DEVICE)
+    rotation = Rotation(torch.cat((angles.cos(), angles.sin()), dim=-1).to(dtype), *weights, eps=1e-5)
+
+    heads = qkv.unflatten(1, (-1, head_dim))
+    q = exact_rotated(heads[:, :q_heads], rotation, rotation.q_norm, positions)
+    new_keys = exact_rotated(heads[:, q_heads : q_heads + kv_heads], rotation, rotation.k_norm, positions)
+    new_values = heads[:, q_heads + kv_heads :]
+    pages = paged.tables[slots].gather(1, positions[:, None] // page_size)[:, 0].long()
+    before = paged.pool.clone()
+    before[pages, :, positions % page_size] = 0
+    paged.pool[pages, :, positions % page_size] = float("nan")  # what stood there is not read
+    exact = []
+    for row, slot in enumerate(slots[:rows]):
+        keys, values = paged.keys[slot], paged.values[slot]
+        keys[-1], values[-1] = new_keys[row], new_values[row].double()
+        exact.append(exact_attention(q[row : row + 1], keys, values, LENGTHS[slot] - 1, head_dim**-0.5, window))
+
+    for cut in CUTS:
+        plan = plan_decode(
+            torch.tensor(slots, dtype=torch.int32, device=DEVICE), positions, kv_heads, max(LENGTHS), window, cut
+        )
+        run = [decode_attention(qkv, rotation, paged.pool, paged.tables, plan, scale=head_dim**-0.5) for _ in range(2)]
+        assert error(run[0][:rows], torch.cat(exact)) <= ROUNDING[dtype], cut
+        assert torch.equal(run[0][:rows], run[1][:rows]), "counters were not left at zero, or results depend on timing"
+        written = paged.pool[pages, :, positions % page_size]
+        assert error(written[:rows, 0], new_keys[:rows]) <= ROUNDING[dtype]
+        assert torch.equal(written[:rows, 1], new_values[:rows])
+        after = paged.pool.clone()
+        after[pages, :, positions % page_size] = 0
+        assert torch.equal(after.nan_to_num(7.0), before.nan_to_num(7.0)), "another token's place was written"
+    empty = plan_decode(torch.zeros(0, dtype=torch.int32, device=DEVICE), positions[:0], kv_heads, 9, window)
+    mixed = decode_attention(qkv[:0], rotation, paged.pool, paged.tables, empty, scale=1.0)
+    assert mixed.shape == (0, q_heads * head_dim)
 
 
 @pytest.mark.parametrize(("q_heads", "kv_heads", "head_dim", "page_size", "window", "dtype"), SHAPES)

@@ -6,17 +6,13 @@ import torch
 pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
 
 from mini_infer_engine.kernels.rms_norm import rms_norm
-from mini_infer_engine.kernels.rope_kv import rope_kv
+from mini_infer_engine.kernels.rope_kv import Rotation, rope_kv
 from mini_infer_engine.kernels.silu_mul import silu_mul
 from tests.gpu.device import BF16, DEVICE, FP32, KERNELS, cases, error, normal
+from tests.gpu.exact import exact_norm, exact_rotated
 
 pytestmark = KERNELS
 ROUNDING = {FP32: 8.0, BF16: 1.0}
-
-
-def exact_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    wide = x.double()
-    return wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps) * weight.double()
 
 
 @pytest.mark.parametrize("dtype", [FP32, BF16])
@@ -52,7 +48,7 @@ def test_silu_mul(rows: int, width: int, dtype: torch.dtype) -> None:
 def test_rope_kv(
     tokens: int, q_heads: int, kv_heads: int, head_dim: int, page_size: int, dtype: torch.dtype, with_norm: bool
 ) -> None:
-    heads, half = q_heads + 2 * kv_heads, head_dim // 2
+    heads = q_heads + 2 * kv_heads
     qkv = normal(tokens, heads * head_dim, dtype=dtype)
     before = qkv.double().view(tokens, heads, head_dim)
     table = normal(512, head_dim, dtype=dtype, seed=1)
@@ -62,14 +58,14 @@ def test_rope_kv(
     weights = [normal(head_dim, dtype=dtype, seed=seed) for seed in (4, 5)] if with_norm else [None, None]
     layers = torch.full((pages, 2, 2, page_size, kv_heads, head_dim), float("nan"), dtype=dtype, device=DEVICE)
 
-    q = rope_kv(qkv, positions, places, table, layers[:, 1], q_heads, weights[0], weights[1], 1e-5)
+    rotation = Rotation(table, *weights, eps=1e-5)
+    q = rope_kv(qkv, rotation, positions, places, layers[:, 1])
 
-    parts = list(before.split([q_heads, kv_heads, kv_heads], dim=1))
-    cos, sin = table.double().index_select(0, positions)[:, None].split(half, dim=-1)
-    for index, weight in enumerate(weights):
-        part = parts[index] if weight is None else exact_norm(parts[index], weight, 1e-5)
-        first, second = part.split(half, dim=-1)
-        parts[index] = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    parts = [
+        exact_rotated(before[:, :q_heads], rotation, rotation.q_norm, positions),
+        exact_rotated(before[:, q_heads : q_heads + kv_heads], rotation, rotation.k_norm, positions),
+        before[:, q_heads + kv_heads :],
+    ]
     assert q.shape == (tokens, q_heads, head_dim)
     assert error(q, parts[0]) <= ROUNDING[dtype]
     stored = layers[:, 1].transpose(0, 1).flatten(1, 2)  # [keys or values, places, kv_heads, head_dim]

@@ -1,41 +1,76 @@
-"""Attention of one new token a sequence over its paged KV cache: split-K flash decoding (Dao et al. 2023,
-"Flash-Decoding for long-context inference"), grouped query heads packed into one tile, any page size.
+"""Attention of one new token a sequence, from its q, k and v side by side to mixed values: norm of q and k heads (where
+a model has it), rotary embedding, the write of k and v into their page, and split-K flash decoding (Dao et al. 2023,
+"Flash-Decoding for long-context inference") over paged keys and values. Grouped heads share a tile; any page size.
 """
 
 import torch
 import triton
 import triton.language as tl
 
-from mini_infer_engine.kernels.workspace import Workspace
+from mini_infer_engine.kernels.decode_plan import FIELDS, NO_WINDOW, DecodePlan
+from mini_infer_engine.kernels.rope_kv import Rotation
+from mini_infer_engine.kernels.workspace import COUNTERS, Workspace
 
-BLOCK_TOKENS = 64
-WARPS = 4
-STAGES = 3
-TARGET_PROGRAMS = 528
-"""Four programs for each of an H200's 132 multiprocessors keep enough loads in flight."""
+_MERGED_VALUES = 4096
+"""Of several parts at once; twice as many take registers that the reading loop needs."""
 
 
-@triton.jit(
-    do_not_specialize=["splits", "table_stride"], do_not_specialize_on_alignment=["page_tables", "slots", "positions"]
-)
+@triton.jit
+def _rotated(
+    heads,
+    inside,
+    norm,
+    cos,
+    sin,
+    eps,
+    HEAD_DIM: tl.constexpr,
+    DIM_BLOCK: tl.constexpr,
+    NORM: tl.constexpr,
+):
+    """Heads at pointers [heads, 1], normed and rotated: [heads, DIM_BLOCK] fp32.
+
+    Each element is read beside the other of its pair, so that both halves stay in one tile.
+    """
+    half: tl.constexpr = HEAD_DIM // 2
+    dims = tl.arange(0, DIM_BLOCK)[None, :]
+    other_dims = tl.where(dims < half, dims + half, dims - half)
+    values = tl.load(heads + dims, mask=inside, other=0.0).to(tl.float32)
+    others = tl.load(heads + other_dims, mask=inside, other=0.0).to(tl.float32)
+    if NORM:
+        scale = tl.rsqrt(tl.sum(values * values, axis=1) / HEAD_DIM + eps)[:, None]
+        values *= scale * tl.load(norm + dims, mask=dims < HEAD_DIM, other=0.0).to(tl.float32)
+        others *= scale * tl.load(norm + other_dims, mask=dims < HEAD_DIM, other=0.0).to(tl.float32)
+    return values * cos + tl.where(dims < half, -others, others) * sin
+
+
+@triton.jit
+def _page_ids(table, start, last, PAGE_SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    """Where the tokens of a block lie: one page, or one for each token. Tokens after `last` share its page."""
+    tokens = start if PAGE_SIZE % BLOCK == 0 else start + tl.arange(0, BLOCK)
+    return tl.load(table + tl.minimum(tokens, last) // PAGE_SIZE).to(tl.int64)
+
+
+@triton.jit(do_not_specialize=["table_stride"], do_not_specialize_on_alignment=["page_tables"])
 def _decode_attention(
-    q,
+    qkv,
+    cos_sin,
+    q_norm,
+    k_norm,
     pool,
     page_tables,
-    slots,
-    positions,
+    plan,
     out,
     partials,
     counters,
-    q_stride,
+    qkv_stride,
     page_stride,
     kv_stride,
     token_stride,
     table_stride,
     out_stride,
+    eps,
     scale,
     window,
-    splits,
     GROUP: tl.constexpr,
     GROUP_BLOCK: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -43,45 +78,65 @@ def _decode_attention(
     KV_HEADS: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
+    NORM: tl.constexpr,
     MERGE: tl.constexpr,
+    MERGE_ROWS: tl.constexpr,
+    MERGE_PARTS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Program (sequence, kv head, split). The split that arrives last merges the others' sums."""
-    row = tl.program_id(0)
-    kv_head = tl.program_id(1)
-    split = tl.program_id(2)
-    length = tl.load(positions + row).to(tl.int32) + 1
-    first_token = tl.maximum(length - window, 0) // BLOCK * BLOCK
-    tokens_of_split = tl.cdiv(tl.cdiv(length - first_token, BLOCK), splits) * BLOCK
-    active = tl.cdiv(length - first_token, tokens_of_split)
-    if split >= active:
+    """Program (KV head, entry of the plan). The part of a row that arrives last merges the others' sums."""
+    kv_head = tl.program_id(0)
+    program = tl.program_id(1)
+    entry = plan + program * FIELDS
+    row = tl.load(entry).to(tl.int64)
+    if row < 0:
         return
+    table = page_tables + tl.load(entry + 1).to(tl.int64) * table_stride
+    position = tl.load(entry + 2)
+    begin = tl.load(entry + 3)
+    end = tl.load(entry + 4)
+    part = tl.load(entry + 5)
+    parts = tl.load(entry + 6)
+    pages = _page_ids(table, begin, position, PAGE_SIZE, BLOCK)
 
+    half: tl.constexpr = HEAD_DIM // 2
     heads = tl.arange(0, GROUP_BLOCK)
     dims = tl.arange(0, DIM_BLOCK)
-    head_inside = heads < GROUP
-    dim_inside = dims < HEAD_DIM
-    q_at = (kv_head * GROUP + heads)[:, None] * HEAD_DIM + dims[None, :]
-    inside = head_inside[:, None] & dim_inside[None, :]
-    queries = tl.load(q + row.to(tl.int64) * q_stride + q_at, mask=inside, other=0.0)
-    table = page_tables + tl.load(slots + row).to(tl.int64) * table_stride
+    dim_inside = dims[None, :] < HEAD_DIM
+    angle = cos_sin + position.to(tl.int64) * HEAD_DIM + tl.where(dims < half, dims, dims - half)[None, :]
+    cos = tl.load(angle, mask=dim_inside, other=0.0).to(tl.float32)
+    sin = tl.load(angle + half, mask=dim_inside, other=0.0).to(tl.float32)
+    q_heads = qkv + row * qkv_stride + (kv_head * GROUP + heads)[:, None] * HEAD_DIM
+    q_inside = (heads < GROUP)[:, None] & dim_inside
+    queries = _rotated(q_heads, q_inside, q_norm, cos, sin, eps, HEAD_DIM, DIM_BLOCK, NORM).to(qkv.dtype.element_ty)
+
+    # The last part has the new token. It attends to it from registers, so nobody waits for the write.
+    is_last_part = part == parts - 1
+    new_inside = dim_inside & is_last_part
+    k_head = qkv + row * qkv_stride + (KV_HEADS * GROUP + kv_head + tl.arange(0, 1))[:, None] * HEAD_DIM
+    new_key = _rotated(k_head, new_inside, k_norm, cos, sin, eps, HEAD_DIM, DIM_BLOCK, NORM).to(qkv.dtype.element_ty)
+    new_value = tl.load(k_head + KV_HEADS * HEAD_DIM + dims[None, :], mask=new_inside, other=0.0)
+    new_page = tl.load(table + position // PAGE_SIZE).to(tl.int64)
     head_pool = pool + kv_head * HEAD_DIM
+    new_place = head_pool + new_page * page_stride + (position % PAGE_SIZE) * token_stride + dims[None, :]
+    tl.store(new_place, new_key, mask=new_inside)
+    tl.store(new_place + kv_stride, new_value, mask=new_inside)
 
     log2e: tl.constexpr = 1.4426950408889634
-    top = tl.full((GROUP_BLOCK,), float("-inf"), dtype=tl.float32)
-    mass = tl.zeros((GROUP_BLOCK,), dtype=tl.float32)
-    total = tl.zeros((GROUP_BLOCK, DIM_BLOCK), dtype=tl.float32)
-    begin = first_token + split * tokens_of_split
-    for start in range(begin, tl.minimum(begin + tokens_of_split, length), BLOCK):
-        tokens = start + tl.arange(0, BLOCK)
-        seen = (tokens < length) & (tokens >= length - window)
+    new_score = tl.sum(queries.to(tl.float32) * new_key.to(tl.float32), axis=1) * (scale * log2e)
+    top = tl.where(is_last_part, new_score, float("-inf"))
+    mass = tl.zeros((GROUP_BLOCK,), dtype=tl.float32) + tl.where(is_last_part, 1.0, 0.0)
+    total = tl.zeros((GROUP_BLOCK, DIM_BLOCK), dtype=tl.float32) + new_value.to(tl.float32)
+    places = tl.arange(0, BLOCK)
+    for start in range(begin, end, BLOCK):
+        tokens = start + places
         if PAGE_SIZE % BLOCK == 0:
-            page = tl.load(table + start // PAGE_SIZE).to(tl.int64)
-            at = page * page_stride + (tokens % PAGE_SIZE) * token_stride
+            at = pages * page_stride + (start % PAGE_SIZE + places) * token_stride
         else:
-            page = tl.load(table + tokens // PAGE_SIZE, mask=tokens < length, other=0).to(tl.int64)
-            at = page * page_stride + (tokens % PAGE_SIZE) * token_stride
-        kv_mask = seen[:, None] & dim_inside[None, :]
+            at = pages * page_stride + (tokens % PAGE_SIZE) * token_stride
+        pages = _page_ids(table, start + BLOCK, position, PAGE_SIZE, BLOCK)  # of the next: keys do not wait for it
+        seen = (tokens < end) & (tokens > position - window)
+        kv_mask = seen[:, None] & dim_inside
         keys = tl.load(head_pool + at[:, None] + dims[None, :], mask=kv_mask, other=0.0)
         scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * (scale * log2e)
         scores = tl.where(seen[None, :], scores, float("-inf"))
@@ -93,97 +148,109 @@ def _decode_attention(
         total = tl.dot(weights.to(values.dtype), values, total * decay[:, None], input_precision=PRECISION)
         top = new_top
 
-    last = True
-    if MERGE:
-        # A partial result is [GROUP_BLOCK, DIM_BLOCK + 2]: the weighted sum, then its running maximum and mass.
-        lane = row * KV_HEADS + kv_head
-        size: tl.constexpr = GROUP_BLOCK * (DIM_BLOCK + 2)
-        mine = partials + (lane.to(tl.int64) * splits + split) * size
-        tl.store(mine + heads[:, None] * DIM_BLOCK + dims[None, :], total)
-        tl.store(mine + GROUP_BLOCK * DIM_BLOCK + heads, top)
-        tl.store(mine + GROUP_BLOCK * (DIM_BLOCK + 1) + heads, mass)
-        tl.debug_barrier()
-        last = tl.atomic_add(counters + lane, 1, sem="acq_rel") == active - 1
-        if last:
-            top = tl.full((GROUP_BLOCK,), float("-inf"), dtype=tl.float32)
-            mass = tl.zeros((GROUP_BLOCK,), dtype=tl.float32)
-            total = tl.zeros((GROUP_BLOCK, DIM_BLOCK), dtype=tl.float32)
-            for other in range(active):
-                theirs = partials + (lane.to(tl.int64) * splits + other) * size
-                their_top = tl.load(theirs + GROUP_BLOCK * DIM_BLOCK + heads, cache_modifier=".cg")
-                their_mass = tl.load(theirs + GROUP_BLOCK * (DIM_BLOCK + 1) + heads, cache_modifier=".cg")
-                part = tl.load(theirs + heads[:, None] * DIM_BLOCK + dims[None, :], cache_modifier=".cg")
-                new_top = tl.maximum(top, their_top)
-                total = total * tl.exp2(top - new_top)[:, None] + part * tl.exp2(their_top - new_top)[:, None]
-                mass = mass * tl.exp2(top - new_top) + their_mass * tl.exp2(their_top - new_top)
-                top = new_top
-            tl.store(counters + lane, 0)
-    if last:
+    mixed = out + row * out_stride + kv_head * GROUP * HEAD_DIM
+    if not MERGE or parts == 1:
         result = (total / mass[:, None]).to(out.dtype.element_ty)
-        tl.store(out + row.to(tl.int64) * out_stride + q_at, result, mask=inside)
-
-
-def splits_for(rows: int, kv_heads: int, max_tokens: int) -> int:
-    """How many programs share one sequence's cache: enough to fill the GPU, none without a block of tokens."""
-    wanted = TARGET_PROGRAMS // max(1, rows * kv_heads)
-    return max(1, min(wanted, triton.cdiv(max_tokens, BLOCK_TOKENS), 128))
+        tl.store(mixed + heads[:, None] * HEAD_DIM + dims[None, :], result, mask=q_inside)
+    else:
+        # A partial result is [GROUP, DIM_BLOCK + 2]: the weighted sums, then their running maxima and masses.
+        size: tl.constexpr = GROUP * (DIM_BLOCK + 2)
+        lane = row * KV_HEADS + kv_head
+        first = partials + (program - part).to(tl.int64) * KV_HEADS * size + kv_head * size
+        mine = first + part.to(tl.int64) * KV_HEADS * size
+        tl.store(mine + heads[:, None] * DIM_BLOCK + dims[None, :], total, mask=(heads < GROUP)[:, None])
+        tl.store(mine + GROUP * DIM_BLOCK + heads, top, mask=heads < GROUP)
+        tl.store(mine + GROUP * (DIM_BLOCK + 1) + heads, mass, mask=heads < GROUP)
+        tl.debug_barrier()
+        if tl.atomic_add(counters + lane, 1, sem="acq_rel") == parts - 1:
+            rows = tl.arange(0, MERGE_ROWS)
+            in_group = rows < GROUP
+            all_top = tl.full((MERGE_ROWS,), float("-inf"), dtype=tl.float32)
+            all_mass = tl.zeros((MERGE_ROWS,), dtype=tl.float32)
+            all_total = tl.zeros((MERGE_ROWS, DIM_BLOCK), dtype=tl.float32)
+            for start in range(0, parts, MERGE_PARTS):
+                other = start + tl.arange(0, MERGE_PARTS)
+                theirs = first + other.to(tl.int64)[:, None] * KV_HEADS * size + rows[None, :]
+                inside = (other < parts)[:, None] & in_group[None, :]
+                tops = tl.load(theirs + GROUP * DIM_BLOCK, mask=inside, other=float("-inf"), cache_modifier=".cg")
+                masses = tl.load(theirs + GROUP * (DIM_BLOCK + 1), mask=inside, other=0.0, cache_modifier=".cg")
+                sums_at = theirs + rows[None, :] * (DIM_BLOCK - 1)
+                sums = tl.load(
+                    sums_at[:, :, None] + dims[None, None, :], mask=inside[:, :, None], other=0.0, cache_modifier=".cg"
+                )
+                new_top = tl.maximum(all_top, tl.max(tops, axis=0))
+                factors = tl.exp2(tops - new_top[None, :])
+                decay = tl.exp2(all_top - new_top)
+                all_mass = all_mass * decay + tl.sum(masses * factors, axis=0)
+                all_total = all_total * decay[:, None] + tl.sum(sums * factors[:, :, None], axis=0)
+                all_top = new_top
+            result = (all_total / all_mass[:, None]).to(out.dtype.element_ty)
+            tl.store(mixed + rows[:, None] * HEAD_DIM + dims[None, :], result, mask=in_group[:, None] & dim_inside)
+            tl.store(counters + lane, 0)
 
 
 def decode_attention(
-    q: torch.Tensor,
+    qkv: torch.Tensor,
+    rotation: Rotation,
     pool: torch.Tensor,
     page_tables: torch.Tensor,
-    slots: torch.Tensor,
-    positions: torch.Tensor,
+    plan: DecodePlan,
     *,
     scale: float,
-    splits: int,
-    sliding_window: int | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Attend from the token at `positions` [rows] of each sequence over all tokens up to it, itself included.
+    """Write the new token of each sequence into its page, and attend from it over all tokens up to it.
 
-    q [rows, q_heads, head_dim] (rows may be strided); pool: one layer's view [pages, 2, page_size, kv_heads, head_dim];
-    page_tables [slots, width] int32, read at row `slots` [rows]. Returns [rows, q_heads * head_dim], in
-    `out` where that is given.
+    qkv [rows, (q_heads + 2 kv_heads) * head_dim] before norm and rotation (rows may be strided; not changed); pool: one
+    layer's view [pages, 2, page_size, kv_heads, head_dim]; page_tables [slots, width] int32, read at the plan's slots.
+    The plan is of the same rows. Returns [rows, q_heads * head_dim], in `out` where that is given.
     """
-    rows, q_heads, head_dim = q.shape
-    _, _, page_size, kv_heads, _ = pool.shape
+    rows = qkv.shape[0]
+    _, _, page_size, kv_heads, head_dim = pool.shape
+    programs = plan.entries.shape[0]
+    q_heads = qkv.shape[1] // head_dim - 2 * kv_heads
     group = q_heads // kv_heads
-    if out is None:
-        out = torch.empty((rows, q_heads * head_dim), dtype=q.dtype, device=q.device)
-    group_block = max(16, triton.next_power_of_2(group))
     dim_block = triton.next_power_of_2(head_dim)
-    workspace = Workspace.of(q.device, partials=rows * kv_heads * splits * group_block * (dim_block + 2))
+    merge_rows = triton.next_power_of_2(group)
+    if out is None:
+        out = torch.empty((rows, q_heads * head_dim), dtype=qkv.dtype, device=qkv.device)
+    partials = programs * kv_heads * group * (dim_block + 2) if plan.splits else 0
+    workspace = Workspace.of(qkv.device, partials=partials)
+    assert not plan.splits or rows * kv_heads <= COUNTERS
     if rows:
-        _decode_attention[(rows, kv_heads, splits)](
-            q,
+        _decode_attention[(kv_heads, programs)](
+            qkv,
+            rotation.cos_sin,
+            rotation.q_norm,
+            rotation.k_norm,
             pool,
             page_tables,
-            slots,
-            positions,
+            plan.entries,
             out,
             workspace.partials,
             workspace.counters,
-            q.stride(0),
+            qkv.stride(0),
             pool.stride(0),
             pool.stride(1),
             pool.stride(2),
             page_tables.stride(0),
             out.stride(0),
+            rotation.eps,
             scale,
-            sliding_window or (1 << 30),
-            splits,
+            plan.sliding_window or NO_WINDOW,
             GROUP=group,
-            GROUP_BLOCK=group_block,
+            GROUP_BLOCK=max(16, triton.next_power_of_2(group)),
             HEAD_DIM=head_dim,
             DIM_BLOCK=dim_block,
             KV_HEADS=kv_heads,
             PAGE_SIZE=page_size,
-            BLOCK=BLOCK_TOKENS,
-            MERGE=splits > 1,
-            PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
-            num_warps=WARPS,
-            num_stages=STAGES,
+            BLOCK=plan.cut.block_tokens,
+            NORM=rotation.q_norm is not None,
+            MERGE=plan.splits,
+            MERGE_ROWS=merge_rows,
+            MERGE_PARTS=max(2, _MERGED_VALUES // (merge_rows * dim_block)),
+            PRECISION="ieee" if qkv.dtype == torch.float32 else "tf32",
+            num_warps=plan.cut.warps,
+            num_stages=plan.cut.stages if dim_block * qkv.itemsize <= 512 else 2,  # of wide heads no more would fit
         )
     return out

@@ -2,12 +2,24 @@
 embedding (Su et al., arXiv:2104.09864), and the write of k and v into their pages.
 """
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
 
 
-@triton.jit
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """What a layer does to its q and k heads before they meet; k is kept that way."""
+
+    cos_sin: torch.Tensor  # [max_positions, head_dim], cosines first
+    q_norm: torch.Tensor | None = None  # [head_dim]
+    k_norm: torch.Tensor | None = None  # [head_dim]
+    eps: float = 1e-6
+
+
+@triton.jit(do_not_specialize_on_alignment=["positions", "kv_index"])
 def _rope_kv(
     qkv,
     positions,
@@ -78,45 +90,38 @@ def _rope_kv(
 
 
 def rope_kv(
-    qkv: torch.Tensor,
-    positions: torch.Tensor,
-    kv_index: torch.Tensor,
-    cos_sin: torch.Tensor,
-    pool: torch.Tensor,
-    q_heads: int,
-    q_norm: torch.Tensor | None = None,
-    k_norm: torch.Tensor | None = None,
-    eps: float = 1e-6,
+    qkv: torch.Tensor, rotation: Rotation, positions: torch.Tensor, kv_index: torch.Tensor, pool: torch.Tensor
 ) -> torch.Tensor:
     """Rotate q in place, write k and v to their pages, return q as a view [tokens, q_heads, head_dim].
 
-    qkv [tokens, (q_heads + 2 kv_heads) * head_dim]; positions, kv_index [tokens] (page * page_size + offset);
-    cos_sin [max_positions, head_dim], cosines first; pool: one layer's view [pages, 2, page_size, kv_heads, head_dim].
+    qkv [tokens, (q_heads + 2 kv_heads) * head_dim]; positions, kv_index [tokens] (page * page_size + offset); pool: one
+    layer's view [pages, 2, page_size, kv_heads, head_dim].
     """
     tokens = qkv.shape[0]
     _, _, page_size, kv_heads, head_dim = pool.shape
+    q_heads = qkv.shape[1] // head_dim - 2 * kv_heads
     heads = 4 if tokens < 64 else 8
     if tokens:
         _rope_kv[(tokens, triton.cdiv(q_heads + 2 * kv_heads, heads))](
             qkv,
             positions,
             kv_index,
-            cos_sin,
-            q_norm,
-            k_norm,
+            rotation.cos_sin,
+            rotation.q_norm,
+            rotation.k_norm,
             pool,
             qkv.stride(0),
             pool.stride(0),
             pool.stride(1),
             pool.stride(2),
-            eps,
+            rotation.eps,
             Q_HEADS=q_heads,
             KV_HEADS=kv_heads,
             HEAD_DIM=head_dim,
             HALF_BLOCK=triton.next_power_of_2(head_dim // 2),
             PAGE_SIZE=page_size,
             HEADS=heads,
-            NORM=q_norm is not None,
+            NORM=rotation.q_norm is not None,
             num_warps=2 if tokens < 64 else 4,
         )
     return qkv[:, : q_heads * head_dim].unflatten(1, (q_heads, head_dim))

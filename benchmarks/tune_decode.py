@@ -1,0 +1,245 @@
+"""Tune decode attention on this GPU: every cut worth trying, by model, batch and length.
+
+    python benchmarks/tune_decode.py --out FILE [--models 0.6b,7b] [--quick]
+
+Checks every cut against fp32 first. Times are those of one call inside a CUDA graph over as many layers as do not fit
+the L2 cache; the bound is reading each key and value once.
+"""
+
+import argparse
+import itertools
+import json
+import math
+import multiprocessing
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from common.timing import graph_microseconds
+from torch import Tensor
+
+from mini_infer_engine.kernels.decode_attention import decode_attention
+from mini_infer_engine.kernels.decode_plan import DecodeCut, DecodePlan, plan_decode
+from mini_infer_engine.kernels.rope_kv import Rotation, rope_kv
+
+try:
+    import old_decode_attention as old
+except ImportError:  # the kernel before fusion, where it lies beside this file
+    old = None  # type: ignore[assignment]
+
+HEADS = {"7b": (28, 4, False), "1.5b": (12, 2, False), "0.6b": (16, 8, True)}  # q heads, kv heads, norm
+HEAD_DIM, PAGE_SIZE = 128, 128
+SCALE = HEAD_DIM**-0.5
+MOST_TOKENS = 1 << 16
+READS = [  # block, warps, stages
+    (64, 4, 2),
+    (64, 4, 3),
+    (64, 4, 4),
+    (64, 8, 3),
+    (32, 4, 3),
+    (32, 4, 4),
+    (32, 2, 3),
+    (32, 2, 4),
+    (128, 4, 2),
+    (128, 8, 2),
+    (128, 8, 3),
+]
+TARGETS = (132, 264, 396, 528, 660, 1056)
+PROGRAMS_A_ROW = (1.0, 1.25, 1.5, 2.0, 3.0)
+CASES: dict[str, list[int]] = {}
+
+
+def make_cases() -> None:
+    """Lengths of each batch by name."""
+    generator = torch.Generator().manual_seed(0)
+
+    def uniform(low: int, high: int, rows: int) -> Tensor:
+        return torch.randint(low, high + 1, (rows,), generator=generator)
+
+    for rows, tokens in ((1, 512), (1, 1100), (1, 16_384), (8, 640), (8, 65_536), (32, 640), (64, 800), (256, 800)):
+        CASES[f"{rows} x {tokens}"] = [tokens] * rows
+    CASES["256 x 512..1100"] = uniform(512, 1100, 256).tolist()
+    progress = torch.rand(256, generator=generator)
+    CASES["256 x W1"] = (uniform(100, 1024, 256) + progress * uniform(100, 1024, 256)).int().tolist()
+    CASES["8 x 300, one 16k"] = [300] * 7 + [16_384]
+
+
+class Setting:
+    """Pages, tables and packed q, k and v of one batch."""
+
+    def __init__(self, model: str, lengths: list[int], most_layers: int = 128) -> None:
+        self.q_heads, self.kv_heads, norm = HEADS[model]
+        self.lengths, rows = lengths, len(lengths)
+        needed = [-(-length // PAGE_SIZE) for length in lengths]
+        total = sum(needed)
+        page_bytes = 2 * PAGE_SIZE * self.kv_heads * HEAD_DIM * 2
+        layers = max(2, min(most_layers, math.ceil(300e6 / (total * page_bytes))))
+        size = (total, layers, 2, PAGE_SIZE, self.kv_heads, HEAD_DIM)
+        self.pool = torch.randn(size, device="cuda", dtype=torch.bfloat16)
+        self.layers = list(self.pool.unbind(1))
+        order = torch.randperm(total).int()
+        self.tables = torch.zeros(rows, max(needed), dtype=torch.int32)
+        begins = [0, *itertools.accumulate(needed)]
+        for row, count in enumerate(needed):
+            self.tables[row, :count] = order[begins[row] : begins[row] + count]
+        self.tables = self.tables.cuda()
+        self.slots = torch.arange(rows, dtype=torch.int32, device="cuda")
+        self.positions = torch.tensor(lengths, device="cuda") - 1
+        self.qkv = torch.randn(rows, (self.q_heads + 2 * self.kv_heads) * HEAD_DIM, device="cuda", dtype=torch.bfloat16)
+        angles = torch.arange(max(lengths), device="cuda")[:, None] / 1e6 ** torch.linspace(0, 1, 64, device="cuda")
+        table = torch.cat((angles.cos(), angles.sin()), dim=-1).bfloat16()
+        weights = [1 + torch.randn(HEAD_DIM, device="cuda").bfloat16() / 8 for _ in range(2)] if norm else [None, None]
+        self.rotation = Rotation(table, *weights)
+        pages = self.tables.gather(1, self.positions[:, None] // PAGE_SIZE)[:, 0].long()
+        self.kv_index = pages * PAGE_SIZE + self.positions % PAGE_SIZE
+
+    @property
+    def kv_bytes(self) -> int:
+        """Keys and values of all tokens of one layer."""
+        return sum(self.lengths) * self.kv_heads * HEAD_DIM * 4
+
+    def plan(self, cut: DecodeCut) -> DecodePlan:
+        """As a pass makes it."""
+        return plan_decode(self.slots, self.positions, self.kv_heads, MOST_TOKENS, None, cut)
+
+    def fused(self, pages: Tensor, plan: DecodePlan) -> Tensor:
+        """One layer's attention."""
+        return decode_attention(self.qkv, self.rotation, pages, self.tables, plan, scale=SCALE)
+
+    def rotate(self, pages: Tensor) -> Tensor:
+        """The kernel that mixed passes use."""
+        return rope_kv(self.qkv, self.rotation, self.positions, self.kv_index, pages)
+
+    def separate(self, pages: Tensor, rotate: bool = True) -> Tensor:
+        """Rotation and the attention kernel of before, as they served: splits by the longest sequence allowed."""
+        q = self.rotate(pages) if rotate else self.qkv[:, : self.q_heads * HEAD_DIM].unflatten(1, (-1, HEAD_DIM))
+        splits = old.splits_for(len(self.lengths), self.kv_heads, 1 << 14)
+        return old.decode_attention(q, pages, self.tables, self.slots, self.positions, scale=SCALE, splits=splits)
+
+    def exact(self, pages: Tensor) -> Tensor:
+        """Attention in fp32 of rotated q over pages that have the rotated k and v: [rows, q_heads * head_dim]."""
+        packed = self.qkv
+        self.qkv = packed.clone()
+        q = self.rotate(pages).float()
+        self.qkv = packed
+        out = []
+        for row, length in enumerate(self.lengths):
+            own = pages[self.tables[row, : -(-length // PAGE_SIZE)].long()].float()
+            keys, values = (own[:, half].flatten(0, 1)[:length] for half in (0, 1))
+            group = self.q_heads // self.kv_heads
+            scores = torch.einsum("hd,thd->ht", q[row], keys.repeat_interleave(group, 1)) * SCALE
+            out.append(torch.einsum("ht,thd->hd", scores.softmax(-1), values.repeat_interleave(group, 1)).flatten())
+        return torch.stack(out)
+
+
+def compile_part(arguments: tuple[int, int, list[str]]) -> None:
+    """Compile one process's share of all cuts into the shared cache."""
+    part, parts, models = arguments
+    jobs = list(itertools.product(models, READS, (False, True)))
+    for model, read, merge in jobs[part::parts]:
+        setting = Setting(model, [70, 9], 2)
+        setting.fused(setting.layers[0], setting.plan(cut_of(read, 1 if not merge else 64, 1.0)))
+    torch.cuda.synchronize()
+
+
+def cut_of(read: tuple[int, int, int], target: int = 396, programs_a_row: float = 1.5) -> DecodeCut:
+    """A cut by its numbers."""
+    return DecodeCut(*read, target_programs=target, programs_a_row=programs_a_row)
+
+
+def check(model: str) -> None:
+    """Every cut against fp32, and the written keys and values against the separate kernel's."""
+    setting = Setting(model, [1, 2, 64, 65, 127, 128, 129, 640, 1100, 5000], 2)
+    pages = setting.layers[1]
+    fresh = pages.clone()
+    exact = setting.exact(pages)
+    rotated = pages.clone()
+    for read, (target, a_row) in itertools.product(READS, ((1, 1.0), (396, 1.5), (40, 4.0))):
+        pages.copy_(fresh)
+        plan = setting.plan(cut_of(read, target, a_row))
+        outs = [setting.fused(pages, plan) for _ in range(3)]
+        worst = ((outs[0].float() - exact).norm() / exact.norm()).item()
+        assert worst < 1e-2, (model, read, target, worst)
+        assert all(torch.equal(outs[0], out) for out in outs), (model, read, target)
+        changed = (pages != rotated).float().mean().item()
+        assert (pages.float() - rotated.float()).abs().max() < 0.1, (model, read, target)
+        assert changed < 1e-4, (model, read, changed)
+    print(f"{model}: right, relative error {worst:.1e}; {changed:.1e} of the pool rounded unlike the separate kernel's")
+
+
+def timed(setting: Setting, call: Callable[[Tensor], object]) -> float:
+    """Microseconds a layer."""
+    return graph_microseconds([lambda pages=pages: call(pages) for pages in setting.layers], 9)
+
+
+def tune(model: str, name: str, found: dict[str, dict[str, float]]) -> None:
+    """All reads at the default division, then the best three at every division."""
+    setting = Setting(model, CASES[name])
+    results: dict[DecodeCut, float] = {}
+
+    def measure(cut: DecodeCut) -> None:
+        if cut not in results:
+            plan = setting.plan(cut)
+            results[cut] = timed(setting, lambda pages: setting.fused(pages, plan))
+
+    for read in READS:
+        measure(cut_of(read))
+    for best in sorted(results, key=results.__getitem__)[:3]:
+        read = (best.block_tokens, best.warps, best.stages)
+        for target in TARGETS:
+            measure(cut_of(read, target, 1.0))
+        for a_row in PROGRAMS_A_ROW:
+            if len(setting.lengths) >= 32:
+                measure(cut_of(read, 396, a_row))
+    row = {"bound us": setting.kv_bytes / 4.3e6}
+    if old is not None:
+        row["old alone"] = timed(setting, lambda pages: setting.separate(pages, rotate=False))
+        row["old + rope"] = timed(setting, setting.separate)
+    default = DecodeCut()
+    measure(default)
+    row["default"] = results[default]
+    row["plan"] = graph_microseconds([lambda: setting.plan(default)] * 20, 9)
+    ranked = sorted(results, key=results.__getitem__)
+    row["best"] = results[ranked[0]]
+    row["TB/s"] = setting.kv_bytes / row["best"] / 1e6
+    found[f"{model} {name}"] = row | {brief(cut): results[cut] for cut in ranked}
+    numbers = "  ".join(f"{key} {value:7.2f}" for key, value in row.items())
+    print(
+        f"{model:4} {name:17} {numbers} | " + ", ".join(f"{brief(c)} {results[c]:.1f}" for c in ranked[:4]), flush=True
+    )
+
+
+def brief(cut: DecodeCut) -> str:
+    """block/warps/stages, target programs, programs a row."""
+    return f"{cut.block_tokens}/{cut.warps}/{cut.stages} t{cut.target_programs} r{cut.programs_a_row:g}"
+
+
+def main() -> None:
+    """Compile, check, time."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, metavar="FILE")
+    parser.add_argument("--models", default="0.6b,7b,1.5b")
+    parser.add_argument("--quick", action="store_true", help="the default reads only")
+    parser.add_argument("--processes", type=int, default=14, help="that compile")
+    options = parser.parse_args()
+    models = options.models.split(",")
+    if options.quick:
+        del READS[3:]
+    started = time.perf_counter()
+    with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
+        pool.map(compile_part, [(part, options.processes, models) for part in range(options.processes)])
+    print(f"compiled in {time.perf_counter() - started:.0f} s", flush=True)
+    for model in models:
+        check(model)
+    make_cases()
+    found: dict[str, dict[str, float]] = {}
+    for name, model in itertools.product(CASES, models):
+        tune(model, name, found)
+    if options.out:
+        options.out.write_text(json.dumps(found, indent=1))
+    print(f"{time.perf_counter() - started:.0f} s in all")
+
+
+if __name__ == "__main__":
+    main()

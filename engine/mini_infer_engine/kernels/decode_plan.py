@@ -1,0 +1,130 @@
+"""Who attends to what in a decode pass: its programs, given tokens in equal shares.
+
+Lengths live on the device and change from pass to pass, while a captured graph keeps its number of programs. So one
+small kernel a pass, not every program of every layer, divides: the smallest share for which the programs suffice.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+NO_WINDOW = 1 << 30
+FIELDS: tl.constexpr = tl.constexpr(8)
+"""Of a program: row or -1, slot, position of the new token, first token, end, part, parts of its row, unused."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeCut:
+    """How decode attention is cut into programs, and how each of them reads."""
+
+    block_tokens: int = 64
+    """Read at a time; shares are of whole blocks."""
+    warps: int = 4
+    stages: int = 3
+    target_programs: int = 396
+    """Three for each of an H200's 132 multiprocessors: as many as their shared memory holds at once."""
+    programs_a_row: float = 1.5
+    """At least, for each KV head: in a large batch long sequences are shared, or the last to begin would be late."""
+    least_blocks: int = 1
+    """Of a share: programs that share a sequence pay for adding up what they found."""
+
+
+@triton.jit(do_not_specialize=["rows", "programs", "window"], do_not_specialize_on_alignment=["slots", "positions"])
+def _plan_decode(
+    slots,
+    positions,
+    plan,
+    rows,
+    programs,
+    window,
+    ROWS_BLOCK: tl.constexpr,
+    PARTS_BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr,
+    LEAST: tl.constexpr,
+):
+    row = tl.arange(0, ROWS_BLOCK)
+    inside = row < rows
+    slot = tl.load(slots + row, mask=inside, other=0).to(tl.int32)
+    position = tl.load(positions + row, mask=inside, other=0).to(tl.int32)
+    first = tl.maximum(position + 1 - window, 0) // BLOCK * BLOCK
+    blocks = tl.where(inside, tl.maximum(tl.cdiv(position - first, BLOCK), 1), 0)
+
+    # Parts are at most all blocks over the share, and one more for each row.
+    share = tl.maximum(tl.cdiv(tl.sum(blocks), programs), LEAST)
+    enough = tl.minimum(tl.max(blocks), tl.cdiv(tl.sum(blocks), tl.maximum(programs - rows, 1)))
+    enough = tl.maximum(enough, share)
+    while share < enough:
+        middle = (share + enough) // 2
+        fits = tl.sum(tl.cdiv(blocks, middle)) <= programs
+        share = tl.where(fits, share, middle + 1)
+        enough = tl.where(fits, middle, enough)
+
+    parts = tl.cdiv(blocks, share)
+    tokens_of_part = tl.cdiv(blocks, tl.maximum(parts, 1)) * BLOCK
+    begins = tl.cumsum(parts) - parts
+    for start in range(0, tl.max(parts), PARTS_BLOCK):
+        part = start + tl.arange(0, PARTS_BLOCK)[None, :]
+        entry = plan + (begins[:, None] + part) * FIELDS
+        mine = part < parts[:, None]
+        begin = first[:, None] + part * tokens_of_part[:, None]
+        end = tl.minimum(begin + tokens_of_part[:, None], position[:, None])
+        none = tl.zeros((ROWS_BLOCK, PARTS_BLOCK), dtype=tl.int32)
+        tl.store(entry, none + row[:, None], mask=mine)
+        tl.store(entry + 1, none + slot[:, None], mask=mine)
+        tl.store(entry + 2, none + position[:, None], mask=mine)
+        tl.store(entry + 3, begin, mask=mine)
+        tl.store(entry + 4, end, mask=mine)
+        tl.store(entry + 5, none + part, mask=mine)
+        tl.store(entry + 6, none + parts[:, None], mask=mine)
+    for start in range(tl.sum(parts), programs, 128):
+        idle = start + tl.arange(0, 128)
+        tl.store(plan + idle * FIELDS, tl.full((128,), -1, dtype=tl.int32), mask=idle < programs)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodePlan:
+    """One pass's division, for all layers with the same window."""
+
+    entries: torch.Tensor  # [programs of a KV head, FIELDS] int32, device
+    sliding_window: int | None
+    cut: DecodeCut
+    splits: bool
+    """Whether there are more programs than rows, so that a row may have several."""
+
+
+def plan_decode(
+    slots: torch.Tensor,
+    positions: torch.Tensor,
+    kv_heads: int,
+    most_tokens: int,
+    sliding_window: int | None = None,
+    cut: DecodeCut | None = None,
+) -> DecodePlan:
+    """Divide rows whose new tokens stand at `positions` [rows], all below `most_tokens`.
+
+    slots [rows] are passed on to the programs. Every row has a part, and its last part has the new token.
+    """
+    cut = cut or DecodeCut()
+    rows = positions.shape[0]
+    wanted = max(cut.target_programs // kv_heads, int(rows * cut.programs_a_row))
+    most_blocks = triton.cdiv(min(most_tokens, sliding_window or most_tokens) + 1, cut.block_tokens)
+    programs = max(rows, min(wanted, rows * most_blocks))
+    entries = torch.empty((programs, FIELDS.value), dtype=torch.int32, device=positions.device)
+    if rows:
+        rows_block = triton.next_power_of_2(rows)
+        _plan_decode[(1,)](
+            slots,
+            positions,
+            entries,
+            rows,
+            programs,
+            sliding_window or NO_WINDOW,
+            ROWS_BLOCK=rows_block,
+            PARTS_BLOCK=max(1, 512 // rows_block),
+            BLOCK=cut.block_tokens,
+            LEAST=cut.least_blocks,
+            num_warps=4,
+        )
+    return DecodePlan(entries, sliding_window, cut, splits=programs > rows)

@@ -1,0 +1,63 @@
+"""The division of a decode pass: whole sequences, equal shares, no program too many."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
+
+from mini_infer_engine.kernels.decode_plan import DecodeCut, plan_decode
+from tests.gpu.device import DEVICE, KERNELS, cases
+
+pytestmark = KERNELS
+
+
+def needed(positions: list[int], window: int, block: int, share: int) -> int:
+    """Parts of all rows where none has more than `share` blocks."""
+    firsts = [max(position + 1 - window, 0) // block * block for position in positions]
+    blocks = [max(1, -(-(position - first) // block)) for position, first in zip(positions, firsts, strict=True)]
+    return sum(-(-count // share) for count in blocks)
+
+
+@pytest.mark.parametrize(
+    ("positions", "kv_heads", "window", "cut"),
+    cases(
+        [
+            ([0], 4, None, DecodeCut()),
+            ([639], 4, None, DecodeCut()),
+            ([16_383], 1, None, DecodeCut()),
+            ([0, 5, 64, 65, 1000], 2, None, DecodeCut(target_programs=24, block_tokens=32)),
+            ([900, 90, 9], 1, 1, DecodeCut(target_programs=9)),
+            ([900, 90, 9], 1, 128, DecodeCut(target_programs=9)),
+            ([4000, *[100] * 40], 8, None, DecodeCut()),
+            ([500] * 7, 8, None, DecodeCut(least_blocks=3)),
+            ([500] * 7, 8, None, DecodeCut(target_programs=1, programs_a_row=1.0)),
+        ],
+        [([37 * row % 2000 for row in range(512)], 8, None, DecodeCut())],
+    ),
+)
+def test_parts_cover_each_row_in_equal_shares(
+    positions: list[int], kv_heads: int, window: int | None, cut: DecodeCut
+) -> None:
+    block, seen = cut.block_tokens, window or 1 << 30
+    slots = torch.arange(len(positions), dtype=torch.int32, device=DEVICE) + 3
+    plan = plan_decode(slots, torch.tensor(positions, device=DEVICE), kv_heads, 1 << 14, window, cut)
+    entries = plan.entries.tolist()
+    used = [entry for entry in entries if entry[0] >= 0]
+    assert entries[: len(used)] == used, "programs without work come last"
+    assert plan.splits == (len(entries) > len(positions))
+
+    longest = 0
+    for row, position in enumerate(positions):
+        mine = [entry for entry in used if entry[0] == row]
+        first = max(position + 1 - seen, 0) // block * block
+        assert [entry[5] for entry in mine] == list(range(len(mine)))
+        for entry in mine:
+            assert entry[1:3] == [row + 3, position]
+            assert entry[6] == len(mine)
+        assert [entry[3] for entry in mine] == [first, *[entry[4] for entry in mine[:-1]]]
+        assert mine[-1][4] == position
+        shares = [-(-(entry[4] - entry[3]) // block) for entry in mine]
+        assert len(mine) == 1 or min(shares) >= 1
+        longest = max(longest, *shares)
+    if longest > max(1, cut.least_blocks):
+        assert needed(positions, seen, block, longest - 1) > len(entries), "a smaller share would do"
