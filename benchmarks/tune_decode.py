@@ -23,11 +23,6 @@ from mini_infer_engine.kernels.decode_attention import decode_attention
 from mini_infer_engine.kernels.decode_plan import DecodeCut, DecodePlan, plan_decode
 from mini_infer_engine.kernels.rope_kv import Rotation, rope_kv
 
-try:
-    import old_decode_attention as old
-except ImportError:  # the kernel before fusion, where it lies beside this file
-    old = None  # type: ignore[assignment]
-
 HEADS = {"7b": (28, 4, False), "1.5b": (12, 2, False), "0.6b": (16, 8, True)}  # q heads, kv heads, norm
 HEAD_DIM, PAGE_SIZE = 128, 128
 SCALE = HEAD_DIM**-0.5
@@ -99,8 +94,8 @@ class Setting:
         """Keys and values of all tokens of one layer."""
         return sum(self.lengths) * self.kv_heads * HEAD_DIM * 4
 
-    def plan(self, cut: DecodeCut) -> DecodePlan:
-        """As a pass makes it."""
+    def plan(self, cut: DecodeCut | None) -> DecodePlan:
+        """As a pass makes it; without a cut, by the one that serving takes."""
         return plan_decode(self.slots, self.positions, self.kv_heads, MOST_TOKENS, None, cut)
 
     def fused(self, pages: Tensor, plan: DecodePlan) -> Tensor:
@@ -110,12 +105,6 @@ class Setting:
     def rotate(self, pages: Tensor) -> Tensor:
         """The kernel that mixed passes use."""
         return rope_kv(self.qkv, self.rotation, self.positions, self.kv_index, pages)
-
-    def separate(self, pages: Tensor, rotate: bool = True) -> Tensor:
-        """Rotation and the attention kernel of before, as they served: splits by the longest sequence allowed."""
-        q = self.rotate(pages) if rotate else self.qkv[:, : self.q_heads * HEAD_DIM].unflatten(1, (-1, HEAD_DIM))
-        splits = old.splits_for(len(self.lengths), self.kv_heads, 1 << 14)
-        return old.decode_attention(q, pages, self.tables, self.slots, self.positions, scale=SCALE, splits=splits)
 
     def exact(self, pages: Tensor) -> Tensor:
         """Attention in fp32 of rotated q over pages that have the rotated k and v: [rows, q_heads * head_dim]."""
@@ -143,7 +132,7 @@ def compile_part(arguments: tuple[int, int, list[str]]) -> None:
     torch.cuda.synchronize()
 
 
-def cut_of(read: tuple[int, int, int], target: int = 396, programs_a_row: float = 1.5) -> DecodeCut:
+def cut_of(read: tuple[int, int, int], target: int = 264, programs_a_row: float = 1.5) -> DecodeCut:
     """A cut by its numbers."""
     return DecodeCut(*read, target_programs=target, programs_a_row=programs_a_row)
 
@@ -191,12 +180,9 @@ def tune(model: str, name: str, found: dict[str, dict[str, float]]) -> None:
             measure(cut_of(read, target, 1.0))
         for a_row in PROGRAMS_A_ROW:
             if len(setting.lengths) >= 32:
-                measure(cut_of(read, 396, a_row))
+                measure(cut_of(read, 264, a_row))
     row = {"bound us": setting.kv_bytes / 4.3e6}
-    if old is not None:
-        row["old alone"] = timed(setting, lambda pages: setting.separate(pages, rotate=False))
-        row["old + rope"] = timed(setting, setting.separate)
-    default = DecodeCut()
+    default = setting.plan(None).cut
     measure(default)
     row["default"] = results[default]
     row["plan"] = graph_microseconds([lambda: setting.plan(default)] * 20, 9)

@@ -29,7 +29,7 @@ def needed(positions: list[int], window: int, block: int, share: int) -> int:
             ([900, 90, 9], 1, 1, DecodeCut(target_programs=9)),
             ([900, 90, 9], 1, 128, DecodeCut(target_programs=9)),
             ([4000, *[100] * 40], 8, None, DecodeCut()),
-            ([500] * 7, 8, None, DecodeCut(least_blocks=3)),
+            ([16_383, 7], 1, None, DecodeCut(target_programs=1000)),
             ([500] * 7, 8, None, DecodeCut(target_programs=1, programs_a_row=1.0)),
         ],
         [([37 * row % 2000 for row in range(512)], 8, None, DecodeCut())],
@@ -59,5 +59,7 @@ def test_parts_cover_each_row_in_equal_shares(
         shares = [-(-(entry[4] - entry[3]) // block) for entry in mine]
         assert len(mine) == 1 or min(shares) >= 1
         longest = max(longest, *shares)
-    if longest > max(1, cut.least_blocks):
+    assert max(entry[6] for entry in used) <= 64
+    most_blocks = max(-(-(position - max(position + 1 - seen, 0) // block * block) // block) for position in positions)
+    if longest > max(1, -(-most_blocks // 64)):
         assert needed(positions, seen, block, longest - 1) > len(entries), "a smaller share would do"

@@ -61,7 +61,7 @@ def test_any_number_of_programs_shares_the_work(programs: int) -> None:
         check(3, 64, 96, SkinnyConfig(16, 32, programs, 4, 2), FP32, gated=gated)
 
 
-@pytest.mark.parametrize("rows", cases([2, 16], [17, 31, 32, 33, 63, 64, 65, 127, 128]))
+@pytest.mark.parametrize("rows", cases([2, 16], [17, 31, 32, 33, 63, 64]))
 def test_all_row_counts(rows: int) -> None:
     assert rows <= MAX_ROWS
     check(rows, 96, 128, SkinnyConfig(32, 32, 4, 4, 3), FP32, residual=True)
@@ -71,7 +71,7 @@ def test_all_row_counts(rows: int) -> None:
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize(
     ("rows", "width", "dtype"),
-    cases([(1, 96, FP32), (5, 50, FP32)], [(16, 1024, BF16), (3, 3584, BF16), (33, 1024, BF16), (128, 1536, BF16)]),
+    cases([(1, 96, FP32), (5, 50, FP32)], [(16, 1024, BF16), (3, 3584, BF16), (33, 1024, BF16), (64, 1536, BF16)]),
 )
 def test_a_norm_rides_along_with_two_products(rows: int, width: int, dtype: torch.dtype, gated: bool) -> None:
     """residual + x @ weight.T, whose norm is half done when the next product takes it over."""
@@ -106,7 +106,7 @@ def test_a_norm_rides_along_with_two_products(rows: int, width: int, dtype: torc
         [(1, 384, 256, False, FP32), (16, 768, 256, True, FP32), (7, 320, 256, False, FP32)],
         [
             (rows, columns, width, gated, BF16)
-            for rows in (1, 16, 32, 50, 128)
+            for rows in (1, 16, 32, 50, 64)
             for columns, width, gated in ((384, 264, False), (5632, 2048, True), (2560, 4096, False))
         ],
     ),

@@ -22,13 +22,19 @@ class DecodeCut:
     block_tokens: int = 64
     """Read at a time; shares are of whole blocks."""
     warps: int = 4
-    stages: int = 3
-    target_programs: int = 396
-    """Three for each of an H200's 132 multiprocessors: as many as their shared memory holds at once."""
+    stages: int = 2
+    target_programs: int = 264
+    """Two for each of an H200's 132 multiprocessors."""
     programs_a_row: float = 1.5
     """At least, for each KV head: in a large batch long sequences are shared, or the last to begin would be late."""
-    least_blocks: int = 1
-    """Of a share: programs that share a sequence pay for adding up what they found."""
+
+
+FEW = DecodeCut()
+MANY = DecodeCut(block_tokens=32, warps=2, stages=3, programs_a_row=1.25)
+MANY_LANES = 65
+"""Rows times KV heads from which small programs, several to a multiprocessor, read better."""
+MOST_PARTS: tl.constexpr = tl.constexpr(64)
+"""Of a sequence: whoever is last adds all parts up while the others wait."""
 
 
 @triton.jit(do_not_specialize=["rows", "programs", "window"], do_not_specialize_on_alignment=["slots", "positions"])
@@ -42,7 +48,6 @@ def _plan_decode(
     ROWS_BLOCK: tl.constexpr,
     PARTS_BLOCK: tl.constexpr,
     BLOCK: tl.constexpr,
-    LEAST: tl.constexpr,
 ):
     row = tl.arange(0, ROWS_BLOCK)
     inside = row < rows
@@ -52,7 +57,7 @@ def _plan_decode(
     blocks = tl.where(inside, tl.maximum(tl.cdiv(position - first, BLOCK), 1), 0)
 
     # Parts are at most all blocks over the share, and one more for each row.
-    share = tl.maximum(tl.cdiv(tl.sum(blocks), programs), LEAST)
+    share = tl.maximum(tl.cdiv(tl.sum(blocks), programs), tl.cdiv(tl.max(blocks), MOST_PARTS))
     enough = tl.minimum(tl.max(blocks), tl.cdiv(tl.sum(blocks), tl.maximum(programs - rows, 1)))
     enough = tl.maximum(enough, share)
     while share < enough:
@@ -106,8 +111,8 @@ def plan_decode(
 
     slots [rows] are passed on to the programs. Every row has a part, and its last part has the new token.
     """
-    cut = cut or DecodeCut()
     rows = positions.shape[0]
+    cut = cut or (FEW if rows * kv_heads < MANY_LANES else MANY)
     wanted = max(cut.target_programs // kv_heads, int(rows * cut.programs_a_row))
     most_blocks = triton.cdiv(min(most_tokens, sliding_window or most_tokens) + 1, cut.block_tokens)
     programs = max(rows, min(wanted, rows * most_blocks))
@@ -124,7 +129,6 @@ def plan_decode(
             ROWS_BLOCK=rows_block,
             PARTS_BLOCK=max(1, 512 // rows_block),
             BLOCK=cut.block_tokens,
-            LEAST=cut.least_blocks,
             num_warps=4,
         )
     return DecodePlan(entries, sliding_window, cut, splits=programs > rows)

@@ -19,9 +19,12 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from mini_infer_engine.kernels.few_rows_linear import few_rows_linear
 from mini_infer_engine.kernels.workspace import COUNTERS, Workspace
 
 MAX_ROWS = 64
+FEW_ROWS = 16
+"""Up to which another kernel is faster: few_rows_linear's."""
 
 
 @triton.jit
@@ -174,7 +177,8 @@ class SkinnyConfig:
     block_n: int
     block_k: int
     programs: int
-    """At most so many programs share the work equally; 0: one for each block of columns."""
+    """At most so many programs share the work equally; 0: one for each block of columns. With few rows, as many
+    programs share each block as make about this number together."""
     warps: int
     stages: int
 
@@ -221,6 +225,7 @@ def skinny_linear_then_norm(
 ) -> tuple[torch.Tensor, HalfNormed]:
     """`residual + x @ weight.T [+ bias]`, and that half normed for the product that comes next."""
     out, scaled, sums = _launch(x, weight, config, bias, residual, False, norm_weight)
+    assert sums is not None
     return out, HalfNormed(scaled, sums, eps)
 
 
@@ -232,59 +237,65 @@ def _launch(
     residual: torch.Tensor | None,
     gated: bool,
     next_norm: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     values, square_sums, eps = (x.values, x.square_sums, x.eps) if isinstance(x, HalfNormed) else (x, None, 0.0)
     rows, width = values.shape
     columns = weight.shape[0] // 2 if gated else weight.shape[0]
     row_block = row_block_of(rows)
     blocks, steps = triton.cdiv(columns, config.block_n), triton.cdiv(width, config.block_k)
-    share = triton.cdiv(blocks * steps, config.programs) if config.programs else steps
-    programs = triton.cdiv(blocks * steps, share)
-    split = share % steps != 0
-    assert not split or blocks <= COUNTERS
-    sums_of_block = row_block * config.block_n * (2 if gated else 1)
-    workspace = Workspace.of(values.device, partials=2 * programs * sums_of_block if split else 0)
     out = torch.empty((rows, columns), dtype=values.dtype, device=values.device)
-    scaled, sums = out, workspace.partials
+    scaled, sums = out, None
     if next_norm is not None:
         scaled = torch.empty_like(out)
         sums = torch.empty((blocks, row_block), dtype=torch.float32, device=out.device)
     parts = 0 if square_sums is None else square_sums.shape[0]
-    described = _describable(values) and _describable(weight)
-    if rows:
-        _skinny_linear[(programs,)](
-            _described(values, row_block, config.block_k) if described else values,
-            _described(weight, config.block_n, config.block_k) if described else weight,
-            bias,
-            residual,
-            square_sums,
-            next_norm,
-            out,
-            scaled,
-            sums,
-            workspace.partials,
-            workspace.counters,
-            rows,
-            columns,
-            width,
-            values.stride(0),
-            share,
-            parts,
-            eps,
-            BLOCK_M=row_block,
-            BLOCK_N=config.block_n,
-            BLOCK_K=config.block_k,
-            DESCRIBED=described,
-            SPLIT=split,
-            BIAS=bias is not None,
-            RESIDUAL=residual is not None,
-            GATED=gated,
-            PARTS=triton.next_power_of_2(parts) if parts else 0,
-            NEXT_NORM=next_norm is not None,
-            PRECISION="ieee" if values.dtype == torch.float32 else "tf32",
-            num_warps=config.warps,
-            num_stages=config.stages,
-        )
+    few = row_block == FEW_ROWS
+    grid: tuple[int, ...]
+    if few:
+        splits = 1 if gated else max(1, min(config.programs // blocks, steps))
+        grid, share, split = (blocks, splits), 0, splits > 1
+        num_partials = blocks * splits * row_block * config.block_n
+    else:
+        share = triton.cdiv(blocks * steps, config.programs) if config.programs else steps
+        grid, split = (triton.cdiv(blocks * steps, share),), share % steps != 0
+        num_partials = 2 * grid[0] * row_block * config.block_n * (2 if gated else 1)
+    assert not split or blocks <= COUNTERS
+    workspace = Workspace.of(values.device, partials=num_partials if split else 0)
+    described = not few and _describable(values) and _describable(weight)
+    tensors = (
+        _described(values, row_block, config.block_k) if described else values,
+        _described(weight, config.block_n, config.block_k) if described else weight,
+        bias,
+        residual,
+        square_sums,
+        next_norm,
+        out,
+        scaled,
+        sums,
+        workspace.partials,
+        workspace.counters,
+    )
+    options: dict[str, Any] = {
+        "BLOCK_M": row_block,
+        "BLOCK_N": config.block_n,
+        "BLOCK_K": config.block_k,
+        "BIAS": bias is not None,
+        "RESIDUAL": residual is not None,
+        "GATED": gated,
+        "PARTS": triton.next_power_of_2(parts) if parts else 0,
+        "NEXT_NORM": next_norm is not None,
+        "PRECISION": "ieee" if values.dtype == torch.float32 else "tf32",
+        "num_warps": config.warps,
+        "num_stages": config.stages,
+    }
+    sizes = (rows, columns, width, values.stride(0))
+    if not rows:
+        pass
+    elif few:
+        even = {"EVEN_N": columns % config.block_n == 0, "EVEN_K": width % config.block_k == 0}
+        few_rows_linear[grid](*tensors, *sizes, parts, eps, SPLIT_K=splits, **even, **options)
+    else:
+        _skinny_linear[grid](*tensors, *sizes, share, parts, eps, DESCRIBED=described, SPLIT=split, **options)
     return out, scaled, sums
 
 

@@ -2,52 +2,52 @@
 
 import torch
 
-from mini_infer_engine.kernels.skinny_linear import SkinnyConfig, row_block_of
+from mini_infer_engine.kernels.skinny_linear import FEW_ROWS, SkinnyConfig, row_block_of
 
 SKINNY: dict[tuple[int, int, bool, int], SkinnyConfig | None] = {
-    (1024, 2048, False, 16): SkinnyConfig(32, 128, 132, 4, 10),
+    (1024, 2048, False, 16): SkinnyConfig(32, 128, 128, 4, 4),
     (1024, 2048, False, 32): SkinnyConfig(16, 128, 264, 4, 9),
     (1024, 2048, False, 64): None,
-    (1024, 3072, False, 16): SkinnyConfig(16, 256, 264, 4, 7),
+    (1024, 3072, False, 16): SkinnyConfig(32, 128, 256, 4, 5),
     (1024, 3072, False, 32): SkinnyConfig(16, 256, 264, 4, 4),
     (1024, 3072, False, 64): SkinnyConfig(32, 256, 132, 4, 4),
-    (1536, 1536, False, 16): SkinnyConfig(16, 128, 528, 4, 6),
+    (1536, 1536, False, 16): SkinnyConfig(32, 128, 192, 4, 3),
     (1536, 1536, False, 32): SkinnyConfig(16, 256, 0, 4, 9),
     (1536, 1536, False, 64): SkinnyConfig(32, 256, 132, 4, 4),
-    (1536, 8960, False, 16): SkinnyConfig(32, 256, 264, 4, 4),
+    (1536, 8960, False, 16): SkinnyConfig(32, 128, 384, 4, 4),
     (1536, 8960, False, 32): SkinnyConfig(32, 256, 264, 4, 3),
     (1536, 8960, False, 64): None,
-    (2048, 1536, False, 16): SkinnyConfig(32, 128, 264, 4, 9),
+    (2048, 1536, False, 16): SkinnyConfig(16, 256, 0, 4, 5),
     (2048, 1536, False, 32): SkinnyConfig(16, 256, 264, 4, 4),
     (2048, 1536, False, 64): SkinnyConfig(32, 256, 132, 4, 4),
-    (3072, 1024, True, 16): SkinnyConfig(32, 256, 0, 4, 5),
+    (3072, 1024, True, 16): SkinnyConfig(32, 128, 0, 4, 5),
     (3072, 1024, True, 32): SkinnyConfig(16, 256, 0, 4, 3),
     (3072, 1024, True, 64): SkinnyConfig(32, 256, 0, 4, 3),
-    (3584, 3584, False, 16): SkinnyConfig(32, 256, 0, 4, 9),
+    (3584, 3584, False, 16): SkinnyConfig(32, 128, 448, 4, 3),
     (3584, 3584, False, 32): SkinnyConfig(32, 256, 0, 4, 7),
     (3584, 3584, False, 64): None,
-    (3584, 18944, False, 16): SkinnyConfig(32, 256, 0, 4, 9),
+    (3584, 18944, False, 16): SkinnyConfig(64, 256, 112, 8, 4),
     (3584, 18944, False, 32): SkinnyConfig(64, 256, 132, 4, 4),
     (3584, 18944, False, 64): SkinnyConfig(64, 256, 132, 4, 3),
-    (4096, 1024, False, 16): SkinnyConfig(16, 256, 0, 4, 4),
+    (4096, 1024, False, 16): SkinnyConfig(32, 128, 0, 4, 5),
     (4096, 1024, False, 32): SkinnyConfig(16, 256, 0, 4, 3),
     (4096, 1024, False, 64): SkinnyConfig(32, 256, 0, 4, 4),
     (4608, 3584, False, 16): SkinnyConfig(64, 256, 0, 4, 5),
     (4608, 3584, False, 32): SkinnyConfig(64, 256, 0, 4, 4),
     (4608, 3584, False, 64): SkinnyConfig(64, 128, 0, 4, 7),
-    (8960, 1536, True, 16): SkinnyConfig(64, 128, 0, 4, 3),
+    (8960, 1536, True, 16): SkinnyConfig(32, 128, 0, 4, 3),
     (8960, 1536, True, 32): SkinnyConfig(64, 64, 0, 4, 5),
     (8960, 1536, True, 64): SkinnyConfig(128, 64, 0, 8, 5),
-    (18944, 3584, True, 16): SkinnyConfig(64, 64, 0, 4, 3),
+    (18944, 3584, True, 16): SkinnyConfig(32, 128, 0, 4, 3),
     (18944, 3584, True, 32): SkinnyConfig(64, 64, 0, 4, 3),
     (18944, 3584, True, 64): SkinnyConfig(64, 64, 0, 4, 3),
     (151936, 1024, False, 16): SkinnyConfig(128, 128, 0, 4, 3),
     (151936, 1024, False, 32): SkinnyConfig(128, 64, 0, 4, 3),
     (151936, 1024, False, 64): SkinnyConfig(128, 64, 0, 4, 3),
-    (151936, 1536, False, 16): SkinnyConfig(64, 128, 0, 4, 5),
+    (151936, 1536, False, 16): SkinnyConfig(128, 128, 0, 4, 3),
     (151936, 1536, False, 32): SkinnyConfig(128, 64, 0, 4, 3),
     (151936, 1536, False, 64): SkinnyConfig(128, 64, 396, 4, 3),
-    (152064, 3584, False, 16): SkinnyConfig(128, 256, 0, 4, 3),
+    (152064, 3584, False, 16): SkinnyConfig(128, 128, 0, 4, 3),
     (152064, 3584, False, 32): SkinnyConfig(128, 64, 0, 4, 3),
     (152064, 3584, False, 64): SkinnyConfig(128, 64, 0, 4, 3),
 }
@@ -58,13 +58,15 @@ def skinny_config(rows: int, columns: int, width: int, dtype: torch.dtype, *, ga
     """The stored cut, or a guess that keeps every multiprocessor reading; None: leave it to cuBLAS."""
     row_block = row_block_of(rows)
     if dtype == torch.float32:  # without matrix units: larger tiles do not fit the registers
-        return SkinnyConfig(16, 32, programs=528, warps=4, stages=3) if row_block == 16 else None
+        return SkinnyConfig(16, 32, programs=528, warps=4, stages=3) if row_block == FEW_ROWS else None
     key = (columns, width, gated, row_block)
-    return SKINNY[key] if key in SKINNY else _guess(row_block, gated=gated)
+    return SKINNY[key] if key in SKINNY else _guess(row_block, columns, gated=gated)
 
 
-def _guess(row_block: int, *, gated: bool) -> SkinnyConfig:
+def _guess(row_block: int, columns: int, *, gated: bool) -> SkinnyConfig:
     """Two programs a multiprocessor of an H100 or H200; blocks about as tall as x or taller, since each reads all x."""
+    if row_block == FEW_ROWS:
+        return SkinnyConfig(32 if columns <= 16384 else 64, 128, programs=528, warps=4, stages=4)
     block_n = 64 if row_block <= 32 or gated else 128
     weight_rows = block_n * (2 if gated else 1)
     block_k = 128 if weight_rows + row_block <= 96 else 64
