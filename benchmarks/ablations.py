@@ -12,8 +12,9 @@ import importlib
 import random
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -25,7 +26,8 @@ from common.models import model_folder
 from common.report import integers, make_parser, print_table, save, say, words
 from common.targets import is_rate
 
-_RUNNER = "mini_infer_engine.graph_runner"
+_ENGINE = "mini_infer_engine"
+_RUNNER = f"{_ENGINE}.graph_runner"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +36,8 @@ class Variant:
 
     settings: dict[str, Any] = field(default_factory=dict)
     """Flags of the engine."""
-    replaced: dict[tuple[str, str], Any] = field(default_factory=dict)
-    """(module, name in it) and what stands there instead."""
+    replaced: dict[tuple[str, str], Callable[[Any], Any]] = field(default_factory=dict)
+    """(module, name in it) and what is made of what stands there."""
     on_cpu: bool = False
     """Whether a smoke run can show it."""
 
@@ -45,9 +47,16 @@ VARIANTS = {
     "no step ahead": Variant({"step_depth": 0}, on_cpu=True),
     "no prefix cache": Variant({"enable_prefix_caching": False}, on_cpu=True),
     "no CUDA graphs": Variant({"enforce_eager": True}),
-    "no graphs of prompts": Variant(replaced={(_RUNNER, "PREFILL_BUCKETS"): ()}),
-    "no skinny products and norms in them": Variant(replaced={("mini_infer_engine.fused", "MAX_ROWS"): 0}),
-    "no split of decode attention": Variant(replaced={(_RUNNER, "splits_for"): lambda rows, kv_heads, tokens: 1}),
+    "no graphs of prompts": Variant(replaced={(_RUNNER, "prefill_buckets"): lambda buckets: lambda *_: []}),
+    "prompts and decodes in one pass": Variant(replaced={(_RUNNER, "is_launch_bound"): lambda rule: lambda *_: False}),
+    "no skinny products and norms in them": Variant(replaced={(f"{_ENGINE}.fused", "MAX_ROWS"): lambda rows: 0}),
+    "no split of decode attention": Variant(
+        replaced={
+            (f"{_ENGINE}.kernels.decode_plan", "DecodeCut"): lambda cut: partial(
+                cut, target_programs=0, programs_a_row=1.0
+            )
+        }
+    ),
     "flash-attn for prompts": Variant({"attention_backend": "flash"}),
     "pages of 16": Variant({"page_size": 16}),
     "chunks of 512": Variant({"long_prefill_token_threshold": 512}),
@@ -60,10 +69,9 @@ def measure(
 ) -> Iterator[dict[str, Any]]:
     """Milliseconds a token by batch, and tokens a second of the trace; lengths are divided by `scale`."""
     variant = VARIANTS[name]
-    for (module_name, attribute), value in variant.replaced.items():
+    for (module_name, attribute), change in variant.replaced.items():
         module = importlib.import_module(module_name)
-        getattr(module, attribute)  # it must be there, or nothing would be switched off
-        setattr(module, attribute, value)
+        setattr(module, attribute, change(getattr(module, attribute)))
     engine = engines.load("ours", model, settings | variant.settings)
     vocabulary = 150_000 if scale == 1 else 4000
     dice = random.Random(0)
