@@ -1,40 +1,78 @@
 """Every mechanism off, one at a time: all-on and minus-one for batch 1, 32, 256 and a mixed trace.
 
-    python benchmarks/ablations.py --model qwen3-0.6b --out FILE
+    python benchmarks/ablations.py --model qwen2.5-1.5b --out FILE
 
-The trace: requests of four families that share a beginning, short and long, half of them sampled, all at once.
+The trace: requests of four families that share a beginning, short and long, half of them sampled, all at once. What has
+a flag of the engine is switched off by it; the rest, which no user should want off, at the line of code that uses it.
+Chunked prefill shows in interference.py; what is the server's mechanism (a process of its own, tokens in batches) in
+engine_serving.py.
 """
 
-import argparse
+import importlib
 import random
 import tempfile
 import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from common import engines
+from common.budget import Budget
 from common.isolation import isolated
 from common.models import model_folder
-from common.report import print_table, save, say
-from engine_offline import smoke_settings
+from common.report import integers, make_parser, print_table, save, say, words
+from common.targets import is_rate
 
-VARIANTS: dict[str, dict[str, Any]] = {
-    "all on": {},
-    "no CUDA graphs": {"enforce_eager": True},
-    "no step ahead": {"step_depth": 0},
-    "no prefix cache": {"enable_prefix_caching": False},
-    "prefill in chunks of 512": {"long_prefill_token_threshold": 512},
-    "flash-attn for prompts": {"attention_backend": "flash"},
-    "pages of 16": {"page_size": 16},
-    "no kernels (torch)": {"attention_backend": "torch"},
+_ENGINE = "mini_infer_engine"
+_RUNNER = f"{_ENGINE}.graph_runner"
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """What is off, and how."""
+
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Flags of the engine."""
+    replaced: dict[tuple[str, str], Callable[[Any], Any]] = field(default_factory=dict)
+    """(module, name in it) and what is made of what stands there."""
+    on_cpu: bool = False
+    """Whether a smoke run can show it."""
+
+
+VARIANTS = {
+    "all on": Variant(on_cpu=True),
+    "no step ahead": Variant({"step_depth": 0}, on_cpu=True),
+    "no prefix cache": Variant({"enable_prefix_caching": False}, on_cpu=True),
+    "no CUDA graphs": Variant({"enforce_eager": True}),
+    "no graphs of prompts": Variant(replaced={(_RUNNER, "prefill_buckets"): lambda buckets: lambda *_: []}),
+    "prompts and decodes in one pass": Variant(replaced={(_RUNNER, "is_launch_bound"): lambda rule: lambda *_: False}),
+    "no skinny products and norms in them": Variant(replaced={(f"{_ENGINE}.fused", "MAX_ROWS"): lambda rows: 0}),
+    "no split of decode attention": Variant(
+        replaced={
+            (f"{_ENGINE}.kernels.decode_plan", "DecodeCut"): lambda cut: partial(
+                cut, target_programs=0, programs_a_row=1.0
+            )
+        }
+    ),
+    "flash-attn for prompts": Variant({"attention_backend": "flash"}),
+    "pages of 16": Variant({"page_size": 16}),
+    "chunks of 512": Variant({"long_prefill_token_threshold": 512}),
+    "torch for kernels and graphs": Variant({"attention_backend": "torch"}),
 }
-ON_CPU = ("all on", "no step ahead")
 
 
-def measure(model: str, settings: dict[str, Any], batches: list[int], scale: int) -> dict[str, Any]:
-    """Milliseconds a token by batch, and seconds of the trace; lengths are divided by `scale`."""
-    engine = engines.load("ours", model, settings)
+def measure(
+    model: str, name: str, settings: dict[str, Any], batches: list[int], scale: int
+) -> Iterator[dict[str, Any]]:
+    """Milliseconds a token by batch, and tokens a second of the trace; lengths are divided by `scale`."""
+    variant = VARIANTS[name]
+    for (module_name, attribute), change in variant.replaced.items():
+        module = importlib.import_module(module_name)
+        setattr(module, attribute, change(getattr(module, attribute)))
+    engine = engines.load("ours", model, settings | variant.settings)
     vocabulary = 150_000 if scale == 1 else 4000
     dice = random.Random(0)
 
@@ -48,63 +86,71 @@ def measure(model: str, settings: dict[str, Any], batches: list[int], scale: int
         return time.perf_counter() - begin
 
     steps = 128 // scale
-    timed([prompt(100)] * 4, [8] * 4)
-    found: dict[str, Any] = {}
+    for temperature in (0.0, 0.8):
+        timed([prompt(100) for _ in range(4)], [8] * 4, temperature)
     for batch in batches:
-        first = timed([prompt(512) for _ in range(batch)], [1] * batch)
-        found[f"itl ms bs {batch}"] = (
-            (timed([prompt(512) for _ in range(batch)], [steps + 1] * batch) - first) / steps * 1e3
-        )
-        say(f"  batch {batch}: {found[f'itl ms bs {batch}']:.3f} ms a token")
+        first_s = timed([prompt(512) for _ in range(batch)], [1] * batch)
+        whole_s = timed([prompt(512) for _ in range(batch)], [steps + 1] * batch)
+        yield {f"itl ms bs {batch}": (whole_s - first_s) / steps * 1e3}
     families = [prompt(1024) for _ in range(4)]
     count = 256 // scale
     prompts = [dice.choice(families) + prompt(dice.randint(20, 400)) for _ in range(count)]
     limits = [max(1, dice.randint(16, 256) // scale) for _ in range(count)]
     halves = [(prompts[part::2], limits[part::2], temperature) for part, temperature in ((0, 0.0), (1, 0.8))]
-    took = sum(timed(*half) for half in halves)
-    found["trace tok_s"] = sum(limits) / took
-    say(f"  trace: {found['trace tok_s']:,.0f} tokens a second")
-    return found
+    yield {"trace tok_s": sum(limits) / sum(timed(*half) for half in halves)}
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="qwen3-0.6b")
-    parser.add_argument("--variants", default=",".join(VARIANTS), metavar="NAME,...")
-    parser.add_argument("--batches", default="1,32,256", metavar="N,...")
+    parser = make_parser(__doc__)
+    parser.add_argument("--model", default="qwen2.5-1.5b")
+    parser.add_argument("--variants", type=words, default=list(VARIANTS), metavar="NAME,...")
+    parser.add_argument("--batches", type=integers, default=[1, 32, 256], metavar="N,...")
     parser.add_argument("--repeats", type=int, default=1)
-    parser.add_argument("--out", type=Path, metavar="FILE")
-    parser.add_argument("--smoke", action="store_true", help="the demo model on a CPU, tiny loads: does it run?")
     options = parser.parse_args()
-    wanted = list(ON_CPU) if options.smoke else options.variants.split(",")
-    if unknown := [name for name in wanted if name not in VARIANTS]:
+    if unknown := [name for name in options.variants if name not in VARIANTS]:
         parser.error(f"unknown variants {unknown}: there are {list(VARIANTS)}")
-    batches = [1, 2] if options.smoke else [int(text) for text in options.batches.split(",")]
-    scale = 64 if options.smoke else 1
-    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in wanted}
-    result: dict[str, Any] = {"model": "demo" if options.smoke else options.model, "runs": runs}
+    model, batches, scale, settings = options.model, options.batches, 1, {"max_num_seqs": max(options.batches)}
+    if options.smoke:
+        model, batches, scale, settings = engines.SMOKE_MODEL, [1, 2], 64, engines.SMOKE_SETTINGS
+        options.variants = [name for name, variant in VARIANTS.items() if variant.on_cpu]
+    budget = Budget(options.time_limit_s)
+    runs: dict[str, dict[str, list[float]]] = {}
+    result: dict[str, Any] = {"model": model, "runs": runs, "errors": []}
     with tempfile.TemporaryDirectory() as root:
-        for _ in range(options.repeats):
-            for name in wanted:
-                say(name)
-                settings = smoke_settings() if options.smoke else {"max_num_seqs": max(batches)}
-                folder = model_folder(result["model"], Path(root))
-                runs[name].append(isolated(measure, folder, settings | VARIANTS[name], batches, scale))
+        folder = model_folder(model, Path(root))
+        for name in options.variants * options.repeats:
+            if not budget.allows("a variant"):
+                continue
+            say(name)
+
+            def note(part: dict[str, float]) -> None:
+                for figure, value in part.items():
+                    runs.setdefault(name, {}).setdefault(figure, []).append(value)
+                    say(f"  {figure} {value:,.2f}")
                 save(options.out, result)
-    good = {name: [run for run in found if "error" not in run] for name, found in runs.items()}
-    medians = {
-        name: {key: median(run[key] for run in found) for key in found[0]} for name, found in good.items() if found
-    }
-    all_on = medians.get("all on", {})
-    result["medians"] = medians
-    keys = list(all_on)
-    rows = [
-        [name, *(value for key in keys for value in (figures[key], figures[key] / all_on[key]))]
-        for name, figures in medians.items()
-    ]
-    print_table([result["model"], *(head for key in keys for head in (key, "x"))], rows)
+
+            with budget.spending("a variant"):
+                found = isolated(measure, folder, name, settings, batches, scale, timeout_s=budget.left_s, note=note)
+            if "error" in found:
+                result["errors"].append(f"{name}: {found['error']}")
+    result["medians"] = show(model, runs)
     save(options.out, result)
-    return int(any("error" in run for found in runs.values() for run in found))
+    return int(bool(result["errors"]))
+
+
+def show(model: str, runs: dict[str, dict[str, list[float]]]) -> dict[str, dict[str, float]]:
+    """Medians, and beside each by how much the mechanism helps: above 1 it does. Returns the medians."""
+    medians = {name: {key: median(values) for key, values in found.items()} for name, found in runs.items()}
+    all_on = medians.get("all on", {})
+    rows = []
+    for name, found in medians.items():
+        cells: list[Any] = [name]
+        for key in all_on:
+            gain = found[key] and (all_on[key] / found[key] if is_rate(key) else found[key] / all_on[key])
+            cells += [found.get(key), gain if key in found else None]
+        rows.append(cells)
+    print_table([model, *(head for key in all_on for head in (key, "helps"))], rows)
+    return medians
 
 
 if __name__ == "__main__":

@@ -5,19 +5,19 @@
 Decode by batch and context, prefill by new and cached tokens, for the heads of Qwen2.5-7B and Qwen3-0.6B. On a GPU
 every time is that of one call inside a CUDA graph, over as many layers as do not fit the L2 cache. Decode shows
 the read bandwidth, prefill the rate; both beside flash-attn's time where there is one, and the largest difference
-from torch.
+from torch, which is timed on a CPU only.
 """
 
-import argparse
 import itertools
 import math
 from collections.abc import Callable
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import torch
-from common.report import print_table, save, say
+from common.budget import Budget
+from common.report import make_parser, print_table, save, say
+from common.targets import Target, print_verdicts
 from common.timing import microseconds
 from torch import Tensor
 from torch.nn import functional
@@ -31,6 +31,10 @@ ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
 DTYPE = torch.bfloat16 if ON_GPU else torch.float32
 SCALE = HEAD_DIM**-0.5
+READ_TB_S = 4.31
+"""What an H200 was measured to read."""
+_FASTER = Target(1.0, at_least=True)
+_SHARE = Target(0.85, at_least=True)
 Call = Callable[[Tensor], Tensor]
 """One layer's pages to the attention over them."""
 
@@ -106,50 +110,67 @@ def prefill_calls(new: int, cached: int, q_heads: int, tables: Tensor) -> dict[s
     return calls
 
 
-def timed(calls: dict[str, Call], layers: list[Tensor], torch_too: bool) -> dict[str, float]:
+def timed(calls: dict[str, Call], layers: list[Tensor], is_checked: bool) -> dict[str, float]:
     """Microseconds by name, and how far each is from torch's result at most."""
-    expected = calls["torch"](layers[0]).float() if torch_too else None
     found: dict[str, float] = {}
+    by_reference = calls.pop("torch") if ON_GPU else calls["torch"]
+    expected = by_reference(layers[0]).float() if is_checked else None
     for name, call in calls.items():
-        if name == "torch" and not torch_too:
-            continue
-        if expected is not None and name != "torch":
+        if expected is not None:
             found[f"{name} error"] = (call(layers[0]).float() - expected).abs().max().item()
-        some = layers if name != "torch" else layers[:2]
-        found[f"{name} us"] = microseconds([lambda pages=pages, run=call: run(pages) for pages in some])
+        found[f"{name} us"] = microseconds([lambda pages=pages, run=call: run(pages) for pages in layers])
+    if "flash-attn us" in found:
+        found["flash-attn / ours"] = found["flash-attn us"] / found["ours us"]
+    return found
+
+
+def decode_case(heads: str, rows: int, tokens: int) -> dict[str, float]:
+    """Decode attention of `rows` sequences of `tokens` each."""
+    q_heads, kv_heads = HEADS[heads]
+    layers, tables = make_pages(rows, tokens, kv_heads)
+    found = timed(decode_calls(rows, tokens, q_heads, kv_heads, tables, layers), layers, rows * tokens <= 70_000)
+    if "ours us" in found:
+        found["TB/s"] = rows * tokens * kv_heads * HEAD_DIM * 2 * DTYPE.itemsize / found["ours us"] / 1e6
+    return found
+
+
+def prefill_case(heads: str, new: int, cached: int) -> dict[str, float]:
+    """Attention of `new` tokens of one prompt behind `cached` ones."""
+    q_heads, kv_heads = HEADS[heads]
+    layers, tables = make_pages(1, new + cached, kv_heads)
+    found = timed(prefill_calls(new, cached, q_heads, tables), layers[:8], new * (new + cached) <= 20_000_000)
+    if "ours us" in found:
+        found["TFLOP/s"] = 4 * q_heads * HEAD_DIM * (new * cached + new * new / 2) / found["ours us"] / 1e6
     return found
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, metavar="FILE")
-    parser.add_argument("--smoke", action="store_true", help="tiny shapes: does it run?")
-    options = parser.parse_args()
+    options = make_parser(__doc__).parse_args()
+    budget = Budget(options.time_limit_s)
     decodes = [pair for pair in itertools.product((1, 8, 32), (1024, 4096, 16384, 65536)) if math.prod(pair) <= 600_000]
     prefills = [(512, 0), (4096, 0), (8192, 0), (128, 4096), (512, 15_000)]
     if options.smoke:
         decodes, prefills = [(1, 300), (2, 40)], [(16, 0), (8, 280)]
     found: dict[str, dict[str, Any]] = {}
-    for heads, (q_heads, kv_heads) in HEADS.items():
-        for rows, tokens in decodes:
-            layers, tables = make_pages(rows, tokens, kv_heads)
-            row = timed(decode_calls(rows, tokens, q_heads, kv_heads, tables, layers), layers, rows * tokens <= 70_000)
-            if "ours us" in row:
-                row["TB/s"] = rows * tokens * kv_heads * HEAD_DIM * 2 * DTYPE.itemsize / row["ours us"] / 1e6
-            found[f"{heads} decode {rows} x {tokens}"] = row
-        for new, cached in prefills:
-            layers, tables = make_pages(1, new + cached, kv_heads)
-            row = timed(prefill_calls(new, cached, q_heads, tables), layers[:8], new * (new + cached) <= 20_000_000)
-            if "ours us" in row:
-                row["TFLOP/s"] = 4 * q_heads * HEAD_DIM * (new * cached + new * new / 2) / row["ours us"] / 1e6
-            found[f"{heads} prefill {new} after {cached}"] = row
+    speed: dict[str, float] = {}
+    for heads in HEADS:
+        cases: list[tuple[str, Callable[[str, int, int], dict[str, float]], int, int]]
+        cases = [(f"{heads} decode {rows} x {tokens}", decode_case, rows, tokens) for rows, tokens in decodes]
+        cases += [(f"{heads} prefill {new} after {cached}", prefill_case, new, cached) for new, cached in prefills]
+        for name, case, first, second in cases:
+            if not budget.allows("a case"):
+                continue
+            with budget.spending("a case"):
+                row = found[name] = case(heads, first, second)
+            if case is decode_case and first <= 8:
+                speed |= {f"{name}, {key}": row[key] for key in ("flash-attn / ours",) if key in row}
+                if second >= 65_536 and "TB/s" in row:
+                    speed[f"{name}, share of bandwidth"] = row["TB/s"] / READ_TB_S
         say(f"{heads} done")
-    for row in found.values():
-        if "flash-attn us" in row:
-            row["flash-attn / ours"] = row["flash-attn us"] / row["ours us"]
+        save(options.out, {"cases": found})
     names = list(dict.fromkeys(name for row in found.values() for name in row))
     print_table(["", *names], [[case, *(row.get(name) for name in names)] for case, row in found.items()])
-    save(options.out, {"cases": found})
+    print_verdicts("decode", speed, {name: _SHARE if name.endswith("bandwidth") else _FASTER for name in speed})
     return 0
 
 

@@ -1,65 +1,136 @@
 """Our engine beside others where they are installed, offline, with random weights: one JSON, one table, a plot.
 
-    python benchmarks/engine_offline.py --engines ours,vllm --models qwen2.5-7b,qwen3-0.6b --repeats 3 --out FILE
+    python benchmarks/engine_offline.py --engines ours,vllm,vllm-inproc --max-num-seqs 512,256 --repeats 3 --out FILE
 
-Engines run in turns, each in a process of its own; figures are medians over the repeats. Engines: ours, vllm,
-vllm-inproc (its core in the same process), nano-vllm, transformers (batch 1 only). PEER_SITE names a folder of
-packages that only peers see. The loads are in common/loads.py; bounds, in common/models.py, are an H200's.
+Engines start in turns, each in a process of its own, and run all loads `--rounds` times; figures are medians over
+rounds and starts. The first turn is every variant's of a peer; later ones are only of those within 2 % of the best in
+some figure. Ratios are to the best variant, figure by figure.
+
+Engines: ours, vllm, vllm-inproc (its core in the same process), nano-vllm, transformers (batch 1 only). PEER_SITE names
+a folder of packages that only peers see. The loads are in common/loads.py; bounds, in common/models.py, are an H200's.
 """
 
 import argparse
+import itertools
+import json
 import tempfile
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from common import engines, loads
+from common.budget import Budget
 from common.isolation import isolated
 from common.models import Bound, model_folder
-from common.report import print_table, save, say
+from common.report import boot_id, integers, make_parser, print_table, save, say, words
+from common.targets import Target, is_rate, print_verdicts, ratio_target, verdict_cells
+
+_NEAR = 1.02
+"""A variant this close to the best may be the best."""
+_OF_TRANSFORMERS = ("itl ms bs 1", "ttft")
+"""Figures that do not take minutes."""
+_OF_ONE_MODEL = {"qwen2.5-7b": {"itl bs 8 / bs 1": Target(1.14)}}
+
+Runs = dict[str, dict[str, list[float]]]
+"""Values by contender and figure, one a round and start."""
 
 
-def measure(engine: str, model: str, settings: dict[str, Any], smoke: bool) -> dict[str, Any]:
-    """One engine's figures; runs in a process of its own."""
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """An engine with its settings."""
+
+    engine: str
+    settings: dict[str, Any]
+
+    @property
+    def label(self) -> str:
+        """Ours is one column, a peer has one for each variant."""
+        return self.engine if self.engine == "ours" else f"{self.engine} {self.settings['max_num_seqs']}"
+
+
+def measure(
+    engine: str, model: str, settings: dict[str, Any], smoke: bool, rounds: int, *wanted: str
+) -> Iterator[dict[str, float]]:
+    """One engine's figures, those that begin with a word that is wanted, as they come; in a process of its own."""
+    if engine == "transformers":
+        wanted = _OF_TRANSFORMERS
+    sizes = loads.SMOKE if smoke else loads.FULL
     begin = time.perf_counter()
     loaded = engines.load(engine, model, settings)
-    start_s = time.perf_counter() - begin
-    sizes = loads.SMOKE if smoke else loads.FULL
-    return {"start s": start_s, **loads.run_loads(loaded, sizes, say, is_slow=engine == "transformers")}
+    yield {"start s": time.perf_counter() - begin}
+    for round_ in range(rounds):
+        for name, value in loads.run_loads(loaded, sizes, round_, lambda name: not wanted or name.startswith(wanted)):
+            say(f"  {name} {value:,.2f}")
+            yield {name: value}
 
 
-def is_rate(figure: str) -> bool:
-    """Whether more is better."""
-    return figure.endswith("tok_s")
+def medians_of(runs: Runs) -> dict[str, dict[str, float]]:
+    """By contender and figure, of those that have some."""
+    return {label: {name: median(values) for name, values in found.items()} for label, found in runs.items() if found}
 
 
-def show(model: str, found: dict[str, dict[str, float]], limits: dict[str, float]) -> dict[str, dict[str, float]]:
-    """Print medians, ours against the best peer, and our share of the bound; returns the two."""
-    ours = found.get("ours", {})
-    peers = {name: figures for name, figures in found.items() if name != "ours"}
-    names = list(dict.fromkeys(figure for figures in found.values() for figure in figures))
-    ratios: dict[str, dict[str, float]] = {"ours / best peer": {}, "share of the bound": {}}
+def best(figure: str, found: dict[str, dict[str, float]]) -> float | None:
+    """Of all contenders but ours."""
+    values = [figures[figure] for label, figures in found.items() if label != "ours" and figure in figures]
+    return None if not values else max(values) if is_rate(figure) else min(values)
+
+
+def worth_repeating(found: dict[str, dict[str, float]]) -> set[str]:
+    """The fewest peers' variants that hold, or come near to, the best of every figure. The start is no such figure."""
+    near: dict[str, set[str]] = {}
+    names = {name for figures in found.values() for name in figures} - {"start s"}
     for name in names:
-        theirs = [figures[name] for figures in peers.values() if name in figures]
-        if name in ours and theirs:
-            ratios["ours / best peer"][name] = ours[name] / (max(theirs) if is_rate(name) else min(theirs))
+        top = best(name, found)
+        for label, figures in found.items():
+            if top is not None and label != "ours" and name in figures:
+                behind = top / figures[name] if is_rate(name) else figures[name] / top
+                near.setdefault(label, set()).update({name} if behind <= _NEAR else ())
+    chosen: set[str] = set()
+    while near and (label := max(near, key=lambda label: len(near[label]))) and near[label]:
+        covered = near.pop(label)
+        chosen.add(label)
+        near = {other: left - covered for other, left in near.items()}
+    return chosen
+
+
+def show(model: str, runs: Runs) -> dict[str, Any]:
+    """Print medians, ours against the best peer, its target, and our share of the bound; returns them."""
+    found = medians_of(runs)
+    bound = Bound.of(model)
+    limits = {} if bound is None else loads.bounds(bound)
+    ours = found.get("ours", {})
+    names = list(dict.fromkeys(figure for figures in found.values() for figure in figures))
+    ratios: dict[str, float] = {}
+    rows = []
+    for name in names:
+        top = best(name, found)
+        share = None
+        if name in ours and top is not None:
+            ratios[name] = ours[name] / top
         if name in ours and name in limits:
-            share = ours[name] / limits[name]
-            ratios["share of the bound"][name] = share if is_rate(name) else 1 / share
-    head = [model, *found, *ratios]
-    print_table(head, [[name, *(column.get(name) for column in (*found.values(), *ratios.values()))] for name in names])
-    return ratios
+            share = ours[name] / limits[name] if is_rate(name) else limits[name] / ours[name]
+        columns = [figures.get(name) for figures in found.values()]
+        rows.append(
+            [name, *columns, ratios.get(name), *verdict_cells(ratio_target(model, name), ratios.get(name)), share]
+        )
+    print_table([model, *found, "ours / best", "target", "", "share of bound"], rows)
+    if {"itl ms bs 8", "itl ms bs 1"} <= ours.keys():
+        grown = {"itl bs 8 / bs 1": ours["itl ms bs 8"] / ours["itl ms bs 1"]}
+        print_verdicts(model, grown, _OF_ONE_MODEL.get(model, {}))
+    return {"medians": found, "bounds": limits, "ratios": ratios}
 
 
-def plot(path: Path, ratios: dict[str, dict[str, dict[str, float]]]) -> None:
+def plot(path: Path, shown: dict[str, dict[str, Any]]) -> None:
     """How many times as fast as the best peer, a bar a figure and model."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    columns = {model: found["ours / best peer"] for model, found in ratios.items()}
+    columns = {model: found["ratios"] for model, found in shown.items()}
     names = list(dict.fromkeys(name for column in columns.values() for name in column))
     figure, axes = pyplot.subplots(figsize=(10, 0.35 * len(names) * len(columns) + 1.5))
     for offset, (model, column) in enumerate(columns.items()):
@@ -75,70 +146,88 @@ def plot(path: Path, ratios: dict[str, dict[str, dict[str, float]]]) -> None:
     figure.savefig(path, dpi=120)
 
 
+def earlier_runs(path: Path | None) -> dict[str, Runs]:
+    """Of a result of this machine since it was started; figures of others are not to be mixed in."""
+    if path is None or not path.exists():
+        return {}
+    result = json.loads(path.read_text())
+    if result["boot"] != boot_id():
+        say(f"{path} is of another machine: not taken up")
+        return {}
+    runs: dict[str, Runs] = result["runs"]
+    return runs
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--engines", default="ours,vllm,vllm-inproc,nano-vllm", metavar="NAME,...")
-    parser.add_argument("--models", default="qwen2.5-7b,qwen2.5-1.5b,qwen3-0.6b", metavar="NAME,...")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--max-num-seqs", default="512", metavar="N,...", help="several: peers are measured with each")
-    parser.add_argument("--out", type=Path, metavar="FILE")
+    parser = make_parser(__doc__)
+    parser.add_argument("--engines", type=words, default=words("ours,vllm,vllm-inproc"), metavar="NAME,...")
+    parser.add_argument("--models", type=words, default=words("qwen2.5-7b,qwen2.5-1.5b,qwen3-0.6b"), metavar="NAME,...")
+    parser.add_argument("--repeats", type=int, default=3, help="starts of each engine")
+    parser.add_argument("--rounds", type=int, default=1, help="of all loads in one start")
+    parser.add_argument("--max-num-seqs", type=integers, default=[512], metavar="N,...", help="several: of the peers")
+    parser.add_argument("--max-num-batched-tokens", type=int, metavar="N", help="default: each engine's own")
+    parser.add_argument("--resume", type=Path, metavar="FILE", help="take up an earlier result of the same machine")
     parser.add_argument("--plot", type=Path, metavar="FILE")
-    parser.add_argument("--smoke", action="store_true", help="the demo model on a CPU, tiny loads: does it run?")
     options = parser.parse_args()
-    numbers = [int(text) for text in options.max_num_seqs.split(",")]
-    models = ["demo"] if options.smoke else options.models.split(",")
-    wanted = ["ours"] if options.smoke else options.engines.split(",")
-    present = [name for name in wanted if engines.is_present(name)]
-    for name in wanted:
-        if name not in present:
-            say(f"{name} is not installed here: left out")
-    contenders = [
-        (name if name == "ours" or len(numbers) == 1 else f"{name} {number}", name, number)
-        for name in present
-        for number in (numbers[:1] if name == "ours" else numbers)
-    ]
-    result: dict[str, Any] = {"runs": {}, "medians": {}, "bounds": {}, "ratios": {}}
-    failed = False
-    with tempfile.TemporaryDirectory() as root:
-        for model in models:
-            runs: dict[str, list[dict[str, Any]]] = {label: [] for label, _, _ in contenders}
-            result["runs"][model] = runs
-            for repeat in range(1 if options.smoke else options.repeats):
-                for label, name, number in contenders:
-                    say(f"{model}, {label}, repeat {repeat + 1}")
-                    settings: dict[str, Any] = {"max_num_seqs": number}
-                    if options.smoke:
-                        settings = smoke_settings()
-                    folder = model_folder(model, Path(root))
-                    runs[label].append(isolated(measure, name, folder, settings, options.smoke))
-                    failed |= "error" in runs[label][-1]
-                    save(options.out, result)
-            good = {label: [run for run in found if "error" not in run] for label, found in runs.items()}
-            medians = {
-                label: {name: median(run[name] for run in found) for name in found[0]}
-                for label, found in good.items()
-                if found
-            }
-            bound = Bound.of(model)
-            limits = {} if bound is None else loads.bounds(bound)
-            result["medians"][model], result["bounds"][model] = medians, limits
-            result["ratios"][model] = show(model, medians, limits)
-            save(options.out, result)
-    if options.plot and any(ratios["ours / best peer"] for ratios in result["ratios"].values()):
-        plot(options.plot, result["ratios"])
-    return int(failed)
-
-
-def smoke_settings() -> dict[str, Any]:
-    """The demo model on any machine's CPU."""
-    return {
-        "max_num_seqs": 8,
-        "device": "cpu",
-        "load_format": "auto",
-        "dtype": "float32",
-        "max_model_len": 512,
-        "kv_cache_memory": 100_000_000,
+    budget = Budget(options.time_limit_s)
+    models, repeats = ([engines.SMOKE_MODEL], 1) if options.smoke else (options.models, options.repeats)
+    contenders = list_contenders(options)
+    all_runs = earlier_runs(options.resume)
+    errors: list[str] = []
+    result: dict[str, Any] = {
+        "vllm's environment": engines.VLLM_ENVIRONMENT,
+        "settings": {contender.label: engines.vllm_keywords(contender.settings) for contender in contenders},
+        "runs": all_runs,
+        "errors": errors,
     }
+    with tempfile.TemporaryDirectory() as root:
+        for repeat, model in itertools.product(range(repeats), models):
+            folder, runs = model_folder(model, Path(root)), all_runs.setdefault(model, {})
+            for contender in still_of_interest(contenders, runs, is_first=repeat == 0):
+                label, kind = contender.label, f"{model}, {contender.engine}"
+                if not budget.allows(kind):
+                    continue
+                say(f"{model}, {label}, start {repeat + 1}")
+
+                def note(part: dict[str, Any]) -> None:
+                    for name, value in part.items():
+                        runs.setdefault(label, {}).setdefault(name, []).append(value)
+                    save(options.out, result)
+
+                arguments = (contender.engine, folder, contender.settings, options.smoke, options.rounds)
+                with budget.spending(kind):
+                    found = isolated(measure, *arguments, timeout_s=budget.left_s, note=note)
+                if "error" in found:
+                    errors.append(f"{model}, {label}: {found['error']}")
+    result["shown"] = {model: show(model, runs) for model, runs in all_runs.items()}
+    save(options.out, result)
+    if options.plot and any(found["ratios"] for found in result["shown"].values()):
+        plot(options.plot, result["shown"])
+    return int(bool(errors))
+
+
+def list_contenders(options: argparse.Namespace) -> list[Contender]:
+    """Ours once, a peer for each of the numbers of sequences; those that are installed."""
+    found = []
+    for engine in options.engines:
+        if not engines.is_present(engine):
+            say(f"{engine} is not installed here: left out")
+            continue
+        for number in options.max_num_seqs[:1] if engine == "ours" else options.max_num_seqs:
+            settings = {"max_num_seqs": number}
+            if options.max_num_batched_tokens:
+                settings["max_num_batched_tokens"] = options.max_num_batched_tokens
+            found.append(Contender(engine, engines.SMOKE_SETTINGS if options.smoke else settings))
+    return found
+
+
+def still_of_interest(contenders: list[Contender], runs: Runs, is_first: bool) -> list[Contender]:
+    """All who have not had their turn; then ours and the peers' variants that may be the best."""
+    new = [contender for contender in contenders if contender.label not in runs]
+    if is_first and new:
+        return new
+    chosen = worth_repeating(medians_of(runs)) | {"ours"}
+    return [contender for contender in contenders if contender.label in chosen]
 
 
 if __name__ == "__main__":

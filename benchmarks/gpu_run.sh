@@ -1,13 +1,16 @@
 #!/usr/bin/env bash
-# Everything that is to be shown on a GPU machine, in one call: unpacks what scripts/pack_gpu.sh packed, runs the GPU tests,
-# then the benchmarks beside the peer where it is present, and leaves JSON, logs and pytest's report in a folder.
-# usage: benchmarks/gpu_run.sh [STAGE...]      default: tests offline serving startup attention ablations interference memory
+# What is to be shown on a GPU machine, by stages: unpacks what scripts/pack_gpu.sh packed, runs the GPU tests, then the
+# benchmarks beside the peer where it is present. Leaves log.txt and a JSON of each stage in a folder, at most 8 files.
+# usage: benchmarks/gpu_run.sh [STAGE...]    default: tests offline serving interference memory ablations attention
+#   more stages: startup products; soak (starts ten gentle minutes in the background), soaked (fetches what it found)
 #   OUT=results          where results go
-#   MODELS=a,b REPEATS=3 SOAK_S=60 MNS=512     of the benchmarks; LIMIT_S=3000 the most seconds a stage may take
+#   LIMIT_S=570          the most seconds for all stages: each is told what is left, begins nothing that it cannot end, and
+#                        writes what it has
+#   MODELS=a,b ENGINES=ours,vllm,vllm-inproc MNS=512,256 REPEATS=3 ROUNDS=2 SOAK_S=30    of the benchmarks; FLAGS: more
 #   GPU_DIR=.gpu         what pack_gpu.sh made; not needed where all packages are installed
 #   PEER_SITE=DIR        a folder of the peer's packages, if it is not installed
-#   PEER_PARTS=DIR       or the parts of which unpack.sh there makes that folder
-#   SITE=/tmp/mini-infer-site   where things are unpacked, once
+#   PEER_PARTS=DIR       or parts p1, p2, p3 of which unpack.sh in p1 makes that folder; each may come in a call of its own
+#   SITE=/tmp/mini-infer-site   where things are unpacked, once; offline.json there is taken up by later calls
 # A stage that fails ends neither the run nor the others; the exit status is the number of them.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -17,17 +20,29 @@ site=${SITE:-/tmp/mini-infer-site}
 python=${PYTHON:-python3}
 models=${MODELS:-qwen2.5-7b,qwen2.5-1.5b,qwen3-0.6b}
 mns=${MNS:-512}
-stages=${*:-tests offline serving startup attention ablations interference memory}
-mkdir -p "$out"
+stages=${*:-tests offline serving interference memory ablations attention}
+mkdir -p "$out" "$site/parts"
 export PYTHONUNBUFFERED=1 TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-$site/triton}
 
-if [ -d "$directory/wheels" ] && [ ! -f "$site/ours/unpacked" ]; then
-  $python -m pip install --quiet --no-index --no-deps --no-compile --upgrade --target "$site/ours" "$directory"/wheels/*.whl || exit 100
-  for archive in "$directory"/flash_attn.tar.*; do
-    [ -f "$archive" ] || continue
-    mkdir -p "$site/flash" && tar -xf "$archive" -C "$site/flash" || exit 101
-  done
-  touch "$site/ours/unpacked"
+once() { # file command...: the file tells that it was done
+  [ -f "$1" ] || { "${@:2}" && touch "$1"; }
+}
+install_wheels() {
+  $python -m pip install --quiet --no-index --no-deps --no-compile --upgrade --target "$site/ours" "$directory"/wheels/*.whl &&
+    { $python -m compileall -qq -j 0 "$site/ours" contract engine || true; }
+}
+unpack_flash() { mkdir -p "$site/flash" && tar -xf "$(echo "$directory"/flash_attn.tar.*)" -C "$site/flash"; }
+unpack_peer() { # compiled here, or its first start would compile thousands of modules
+  sh "$site/parts/p1/unpack.sh" "$site/parts" "$site/peer" && rm -r "$site"/parts/p? &&
+    { $python -m compileall -qq -j 0 "$site/peer" || true; }
+}
+[ -d "$directory/wheels" ] && { once "$site/wheels-installed" install_wheels || exit 100; }
+compgen -G "$directory/flash_attn.tar.*" >/dev/null && { once "$site/flash-unpacked" unpack_flash || exit 101; }
+if [ -n "${PEER_PARTS:-}" ] && [ ! -f "$site/peer-unpacked" ]; then
+  for part in p1 p2 p3; do [ -d "$PEER_PARTS/$part" ] && cp -r "$PEER_PARTS/$part" "$site/parts/"; done
+  if [ -d "$site/parts/p1" ] && [ -d "$site/parts/p2" ] && [ -d "$site/parts/p3" ]; then
+    once "$site/peer-unpacked" unpack_peer || exit 102
+  fi
 fi
 flash=$(find "$site/flash" -maxdepth 3 -type d -name flash_attn 2>/dev/null | head -1)
 parts=("$PWD/contract" "$PWD/engine" "$PWD/gateway" "$PWD/operator")
@@ -36,33 +51,43 @@ parts=("$PWD/contract" "$PWD/engine" "$PWD/gateway" "$PWD/operator")
 [ -n "${PYTHONPATH:-}" ] && parts+=("$PYTHONPATH")
 PYTHONPATH=$(IFS=:; echo "${parts[*]}")
 export PYTHONPATH
-if [ -n "${PEER_PARTS:-}" ] && [ ! -f "$site/peer/unpacked" ]; then
-  unpack=$(find "$PEER_PARTS" -maxdepth 2 -name unpack.sh | head -1)
-  [ -n "$unpack" ] && sh "$unpack" "$PEER_PARTS" "$site/peer" && touch "$site/peer/unpacked"
-fi
-[ -z "${PEER_SITE:-}" ] && [ -f "$site/peer/unpacked" ] && export PEER_SITE=$site/peer
+[ -z "${PEER_SITE:-}" ] && [ -f "$site/peer-unpacked" ] && export PEER_SITE=$site/peer
 
 failed=0
+left() { echo $((${LIMIT_S:-570} - SECONDS)); }
 stage() { # name command...
   local name=$1 begin=$SECONDS status
   shift
-  echo "=== $name: $*"
-  timeout "${LIMIT_S:-3000}" "$@" 2>&1 | tee "$out/$name.log"
+  if [ "$(left)" -lt 30 ]; then
+    echo "=== $name: no time is left" | tee -a "$out/log.txt"
+    failed=$((failed + 1))
+    return
+  fi
+  echo "=== $name at $SECONDS s: $*" | tee -a "$out/log.txt"
+  timeout -s INT -k 10 "$(($(left) - 5))" "$@" 2>&1 | tee -a "$out/log.txt"
   status=${PIPESTATUS[0]}
-  echo "=== $name: exit $status after $((SECONDS - begin)) s"
+  echo "=== $name: exit $status after $((SECONDS - begin)) s" | tee -a "$out/log.txt"
   [ "$status" = 0 ] || failed=$((failed + 1))
+}
+benchmark() { # name flags...
+  stage "$1" "$python" "benchmarks/$1.py" --out "$out/${1#engine_}.json" --time-limit-s "$(($(left) - 20))" "${@:2}" ${FLAGS:-}
 }
 for name in $stages; do
   case $name in
-  tests) OMP_NUM_THREADS=2 stage tests "$python" -m pytest -n 6 --dist worksteal -m gpu tests/gpu -q -rfE --durations=15 --junitxml "$out/tests.xml" -p no:cacheprovider ;;
-  offline) stage offline "$python" benchmarks/engine_offline.py --models "$models" --repeats "${REPEATS:-3}" --max-num-seqs "$mns" --out "$out/offline.json" --plot "$out/offline.png" ;;
-  serving) stage serving "$python" benchmarks/engine_serving.py --models "$models" --max-num-seqs "${mns%%,*}" --out "$out/serving.json" ;;
-  startup) stage startup "$python" benchmarks/startup.py --models "$models" --out "$out/startup.json" ;;
-  attention) stage attention "$python" benchmarks/attention.py --out "$out/attention.json" ;;
-  products) stage products "$python" benchmarks/gpu_kernels.py --out "$out" ;;
-  ablations) stage ablations "$python" benchmarks/ablations.py --out "$out/ablations.json" ;;
-  interference) stage interference "$python" benchmarks/interference.py --out "$out/interference.json" ;;
-  memory) stage memory "$python" benchmarks/memory.py --soak-s "${SOAK_S:-60}" --out "$out/memory.json" ;;
+  tests) OMP_NUM_THREADS=2 stage tests "$python" -m pytest -n 6 --dist worksteal -m gpu tests/gpu -q -rfE --durations=15 -p no:cacheprovider ;;
+  offline)
+    benchmark engine_offline --models "$models" --engines "${ENGINES:-ours,vllm,vllm-inproc}" --max-num-seqs "$mns" --repeats "${REPEATS:-3}" \
+      --rounds "${ROUNDS:-2}" --resume "$site/offline.json" --plot "$out/offline.png"
+    cp "$out/offline.json" "$site/" ;;
+  serving) benchmark engine_serving --models "$models" --rounds "${ROUNDS:-2}" --repeats "${REPEATS:-1}" --offline "$site/offline.json" ;;
+  startup) benchmark startup --models "$models" --repeats "${REPEATS:-1}" ;;
+  attention | ablations | interference) benchmark "$name" ;;
+  memory) benchmark memory --soak-s "${SOAK_S:-30}" ;;
+  soak)
+    setsid nohup "$python" benchmarks/memory.py --models qwen3-0.6b --soak-s 600 --pause-ms 20 --max-num-seqs 32 --gpu-memory-utilization 0.08 \
+      --out "$site/soak.json" >"$site/soak.log" 2>&1 </dev/null & ;;
+  soaked) cp "$site/soak.json" "$out/" && tail -20 "$site/soak.log" | tee -a "$out/log.txt" ;;
+  products) stage products "$python" benchmarks/gpu_kernels.py --out "$out" --time-limit-s "$(($(left) - 20))" ;;
   *) echo "gpu_run.sh: there is no stage $name" >&2; failed=$((failed + 1)) ;;
   esac
 done

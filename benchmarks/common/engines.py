@@ -9,14 +9,25 @@ from typing import Any, Protocol
 MODULES = {"ours": "mini_infer_engine", "vllm": "vllm", "nano-vllm": "nanovllm", "transformers": "transformers"}
 CONTEXT_TOKENS = 16384
 MEMORY_SHARE = 0.88
-_VLLM_ENVIRONMENT = {
+SMOKE_MODEL = "tiny"
+SMOKE_SETTINGS = {
+    "device": "cpu",
+    "dtype": "float32",
+    "max_num_seqs": 8,
+    "max_model_len": 512,
+    "kv_cache_memory": 4_000_000,
+}
+"""Of our engine, for any machine."""
+VLLM_ENVIRONMENT = {
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
     "VLLM_USE_DEEP_GEMM": "0",
     "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "TQDM_DISABLE": "1",
     "DO_NOT_TRACK": "1",
     "HF_HUB_OFFLINE": "1",
-    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
 }
+"""It needs neither the network nor packages that a GPU machine may lack, and says little."""
 
 
 class Engine(Protocol):
@@ -32,10 +43,10 @@ def base_name(name: str) -> str:
 
 
 def peer_environment() -> dict[str, str]:
-    """The environment of a peer's processes. PEER_SITE names a folder of packages that only peers may see."""
-    environment = dict(os.environ) | _VLLM_ENVIRONMENT
+    """The environment of a peer's processes. PEER_SITE names a folder of packages that they see instead of ours."""
+    environment = os.environ | VLLM_ENVIRONMENT
     if site := os.environ.get("PEER_SITE"):
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (site, os.environ.get("PYTHONPATH"))))
+        environment["PYTHONPATH"] = site
     return environment
 
 
@@ -49,19 +60,28 @@ def is_present(name: str) -> bool:
 
 
 def load(name: str, model: str, settings: dict[str, Any]) -> Engine:
-    """Load an engine in this process. `settings` are EngineSettings' fields, of which peers take max_num_seqs."""
+    """Load an engine in this process, which it then has for itself. Peers take no more settings than vllm_keywords."""
     if name == "ours":
         return _Ours(model, settings)
-    os.environ.update(peer_environment())
-    if site := os.environ.get("PEER_SITE"):
-        sys.path.insert(0, site)
+    _leave_our_packages()
     if base_name(name) == "vllm":
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0" if name.endswith("-inproc") else "1"
-        return _VLLM(model, settings["max_num_seqs"])
-    return {"nano-vllm": _NanoVLLM, "transformers": _Transformers}[name](model, settings["max_num_seqs"])
+        return _VLLM(model, settings)
+    others: dict[str, Any] = {"nano-vllm": _NanoVLLM, "transformers": _Transformers}
+    engine: Engine = others[name](model, settings["max_num_seqs"])
+    return engine
 
 
-def _vllm_keywords(max_num_seqs: int) -> dict[str, Any]:
+def _leave_our_packages() -> None:
+    """From now on see what a peer's process sees, and let children see it."""
+    ours = {os.path.abspath(folder) for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep)}
+    os.environ.update(peer_environment())
+    if site := os.environ.get("PEER_SITE"):
+        sys.path[:] = [site, *(folder for folder in sys.path if folder not in ours)]
+
+
+def vllm_keywords(settings: dict[str, Any]) -> dict[str, Any]:
+    """What every engine with vLLM's API is given; max_num_seqs and the token budget, if any, are the measurement's."""
     return {
         "load_format": "dummy",
         "skip_tokenizer_init": True,
@@ -69,8 +89,7 @@ def _vllm_keywords(max_num_seqs: int) -> dict[str, Any]:
         "gpu_memory_utilization": MEMORY_SHARE,
         "dtype": "bfloat16",
         "enable_prefix_caching": True,
-        "max_num_seqs": max_num_seqs,
-    }
+    } | {name: settings[name] for name in ("max_num_seqs", "max_num_batched_tokens") if name in settings}
 
 
 class _Vocal:
@@ -94,14 +113,14 @@ class _Ours(_Vocal):
     def __init__(self, model: str, settings: dict[str, Any]) -> None:
         import mini_infer_engine
 
-        super().__init__(mini_infer_engine, model, _vllm_keywords(256) | settings)
+        super().__init__(mini_infer_engine, model, vllm_keywords(settings) | settings)
 
 
 class _VLLM(_Vocal):
-    def __init__(self, model: str, max_num_seqs: int) -> None:
+    def __init__(self, model: str, settings: dict[str, Any]) -> None:
         import vllm
 
-        super().__init__(vllm, model, _vllm_keywords(max_num_seqs))
+        super().__init__(vllm, model, vllm_keywords(settings))
 
 
 class _NanoVLLM:

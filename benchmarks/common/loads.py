@@ -1,18 +1,20 @@
 """The offline loads: what is asked of an engine, from fixed seeds, and what is taken as its figure.
 
-W1 a mixed batch, sampled; W2 equal requests, greedy; inter-token latency by batch; time to the first token by length,
-new and behind a cached prefix; one long context. All draw from one generator, in this order: prompts are the same for
-every engine.
+W1 a mixed batch, sampled; W2 equal requests, greedy; W3 time between tokens by batch; W4 time to the first token by
+length; W5 the same behind a cached prefix. All draw from one generator, in this order: prompts are the same for every
+engine.
 """
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from statistics import median
 
 from common.engines import Engine
 from common.models import Bound
+
+_ROUND_SHIFT = 7919
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,6 @@ class Sizes:
     first_token: tuple[int, ...] = (512, 4096, 8192)
     prefixes: tuple[int, ...] = (4096, 4000)
     suffix: int = 128
-    long_context: int = 15_000
     tries: int = 5
 
 
@@ -43,17 +44,26 @@ SMOKE = Sizes(
     first_token=(16,),
     prefixes=(48, 40),
     suffix=8,
-    long_context=100,
     tries=2,
 )
 
 
-def run_loads(engine: Engine, sizes: Sizes, say: Callable[[str], None], *, is_slow: bool = False) -> dict[str, float]:
-    """Every figure by name: tok_s higher is better, ms lower. A slow engine is spared the large batches."""
-    figures: dict[str, float] = {}
+def run_loads(
+    engine: Engine,
+    sizes: Sizes,
+    round_: int = 0,
+    is_wanted: Callable[[str], bool] = lambda name: True,
+) -> Iterator[tuple[str, float]]:
+    """Names and values of the figures that are wanted: tok_s higher is better, ms lower.
+
+    A later round asks for as many tokens with other ids, so that no round finds another's prompts in a cache.
+    """
+
+    def ids(count: int, dice: random.Random) -> list[int]:
+        return [(dice.randrange(sizes.vocabulary) + round_ * _ROUND_SHIFT) % sizes.vocabulary for _ in range(count)]
 
     def prompts(count: int, low: int, high: int, dice: random.Random) -> list[list[int]]:
-        return [[dice.randrange(sizes.vocabulary) for _ in range(dice.randint(low, high))] for _ in range(count)]
+        return [ids(dice.randint(low, high), dice) for _ in range(count)]
 
     def timed(asked: list[list[int]], limits: list[int], temperature: float = 0.0) -> float:
         begin = time.perf_counter()
@@ -62,41 +72,31 @@ def run_loads(engine: Engine, sizes: Sizes, say: Callable[[str], None], *, is_sl
         assert made == sum(limits), f"{made} tokens were made, {sum(limits)} asked for"
         return took
 
-    def note(name: str, value: float) -> None:
-        figures[name] = value
-        say(f"  {name} {value:,.2f}")
-
-    def latency_ms(batch: int, length: int, dice: random.Random) -> float:
-        first = timed(prompts(batch, length, length, dice), [1] * batch)
-        return (timed(prompts(batch, length, length, dice), [sizes.answer + 1] * batch) - first) / sizes.answer * 1e3
-
-    timed(
-        prompts(2 if is_slow else min(8, sizes.batch), 100, 200, random.Random(9)),
-        [16] * (2 if is_slow else min(8, sizes.batch)),
-    )
+    warm = prompts(min(8, sizes.batch), 100, 200, random.Random(9))
+    for temperature in (0.0, 0.6):
+        timed(warm, [16] * len(warm), temperature)
     dice = random.Random(0)
     asked = prompts(sizes.batch, *sizes.mixed, dice)
     limits = [dice.randint(*sizes.mixed) for _ in asked]
-    if not is_slow:
-        note("w1 tok_s", sum(limits) / timed(asked, limits, 0.6))
+    if is_wanted("w1 tok_s"):
+        yield "w1 tok_s", sum(limits) / timed(asked, limits, 0.6)
     asked = prompts(sizes.batch, sizes.prompt, sizes.prompt, dice)
-    if not is_slow:
-        note("w2 tok_s", sizes.batch * sizes.answer / timed(asked, [sizes.answer] * sizes.batch))
+    if is_wanted("w2 tok_s"):
+        yield "w2 tok_s", sizes.batch * sizes.answer / timed(asked, [sizes.answer] * sizes.batch)
     for batch in sizes.latency_batches:
-        if not is_slow or batch == 1:
-            note(f"itl ms bs {batch}", latency_ms(batch, sizes.prompt, dice))
+        short, long = (prompts(batch, sizes.prompt, sizes.prompt, dice) for _ in range(2))
+        if is_wanted(name := f"itl ms bs {batch}"):
+            first_s = timed(short, [1] * batch)
+            yield name, (timed(long, [sizes.answer + 1] * batch) - first_s) / sizes.answer * 1e3
     for length in sizes.first_token:
-        note(
-            f"ttft ms {length}", median(timed(prompts(1, length, length, dice), [1]) for _ in range(sizes.tries)) * 1e3
-        )
-    if is_slow:
-        return figures
-    for prefix_length in sizes.prefixes:
-        prefix = prompts(1, prefix_length, prefix_length, dice)[0]
-        times = [timed([prefix + prompts(1, sizes.suffix, sizes.suffix, dice)[0]], [1]) for _ in range(sizes.tries + 1)]
-        note(f"warm ms {prefix_length}+{sizes.suffix}", median(times[1:]) * 1e3)
-    note(f"itl ms bs 1 at {sizes.long_context}", latency_ms(1, sizes.long_context, dice))
-    return figures
+        singles = [prompts(1, length, length, dice) for _ in range(sizes.tries)]
+        if is_wanted(name := f"ttft ms {length}"):
+            yield name, median(timed(single, [1]) for single in singles) * 1e3
+    for length in sizes.prefixes:
+        prefix = ids(length, dice)
+        asked = [prefix + ids(sizes.suffix, dice) for _ in range(sizes.tries + 1)]
+        if is_wanted(name := f"warm ms {length}+{sizes.suffix}"):
+            yield name, median([timed([prompt], [1]) for prompt in asked][1:]) * 1e3
 
 
 def bounds(bound: Bound, sizes: Sizes = FULL) -> dict[str, float]:
@@ -116,5 +116,4 @@ def bounds(bound: Bound, sizes: Sizes = FULL) -> dict[str, float]:
         found[f"ttft ms {length}"] = bound.prefill_s(length) * 1e3
     for prefix in sizes.prefixes:
         found[f"warm ms {prefix}+{sizes.suffix}"] = bound.prefill_s(sizes.suffix, prefix) * 1e3
-    found[f"itl ms bs 1 at {sizes.long_context}"] = bound.decode_s(1, sizes.long_context + middle) * 1e3
     return found

@@ -1,5 +1,7 @@
 """The models that are measured: public shapes with random weights, and the least that a pass of theirs must do.
 
+"tiny" is for smoke runs.
+
 Bounds are for one NVIDIA H200: weights and KV read once at the measured bandwidth, products at the measured rate.
 """
 
@@ -58,6 +60,18 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "vocab_size": 151936,
         "tie_word_embeddings": True,
         "attention_bias": False,
+    },
+    "tiny": _QWEN2
+    | {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 4096,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "tie_word_embeddings": True,
     },
 }
 

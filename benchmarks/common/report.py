@@ -1,6 +1,8 @@
 """Results: where they were measured, as JSON, as a table."""
 
+import argparse
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -11,6 +13,26 @@ from pathlib import Path
 from typing import Any
 
 _PACKAGES = ("torch", "triton", "flash-attn", "vllm", "transformers")
+_BEGIN = float(os.environ.setdefault("BENCHMARK_BEGIN", str(time.monotonic())))  # processes of one script share it
+
+
+def make_parser(description: str | None) -> argparse.ArgumentParser:
+    """With the flags that every benchmark of the engine has."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, metavar="FILE", help="JSON, written again after every part")
+    parser.add_argument("--time-limit-s", type=float, default=86_400, metavar="S", help="begin nothing new after that")
+    parser.add_argument("--smoke", action="store_true", help="a tiny model on a CPU, tiny loads: does it run?")
+    return parser
+
+
+def words(text: str) -> list[str]:
+    """Of a flag: "a,b"."""
+    return [part for part in text.split(",") if part]
+
+
+def integers(text: str) -> list[int]:
+    """Of a flag: "1,2"."""
+    return [int(part) for part in words(text)]
 
 
 def percentile(values: Sequence[float], share: float) -> float:
@@ -20,8 +42,8 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def say(text: str) -> None:
-    """A line of progress, at once."""
-    print(text, file=sys.stderr, flush=True)
+    """A line of progress with the seconds since the script began, at once."""
+    print(f"{time.monotonic() - _BEGIN:6.1f} s  {text}", file=sys.stderr, flush=True)
 
 
 def surroundings() -> dict[str, Any]:
@@ -31,9 +53,16 @@ def surroundings() -> dict[str, Any]:
         "command": " ".join(sys.argv),
         "commit": _output("git", "rev-parse", "--short", "HEAD"),
         "machine": _output("nvidia-smi", "--query-gpu=name", "--format=csv,noheader") or platform.machine(),
+        "boot": boot_id(),
         "python": platform.python_version(),
         **{name: found for name in _PACKAGES if (found := _version(name))},
     }
+
+
+def boot_id() -> str:
+    """One machine's, between two boots: figures of different ones are not to be compared."""
+    path = Path("/proc/sys/kernel/random/boot_id")
+    return path.read_text().strip() if path.exists() else platform.node()
 
 
 def save(path: Path | None, result: dict[str, Any]) -> None:

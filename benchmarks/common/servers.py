@@ -1,6 +1,8 @@
-"""Servers under test: started with a free port, waited for, and ended with all their processes."""
+"""Servers under test: started with caches of their own, watched until the first token, ended with their children."""
 
 import contextlib
+import http.client
+import json
 import os
 import signal
 import socket
@@ -8,14 +10,14 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
-from common.engines import CONTEXT_TOKENS, MEMORY_SHARE, peer_environment
+from common.engines import CONTEXT_TOKENS, MEMORY_SHARE, SMOKE_SETTINGS, peer_environment
 
 _READY = {"ours": "/readyz", "vllm": "/health"}
+_MODULES = {"ours": "mini_infer_engine.server.cli", "vllm": "vllm.entrypoints.openai.api_server"}
 _CACHES = {  # whatever keeps compiled code between runs
     "TRITON_CACHE_DIR": "triton",
     "TORCHINDUCTOR_CACHE_DIR": "inductor",
@@ -24,39 +26,88 @@ _CACHES = {  # whatever keeps compiled code between runs
     "XDG_CACHE_HOME": "xdg",
     "FLASHINFER_WORKSPACE_BASE": "flashinfer",
 }
+_POLL_S = 0.01
 
 
-def cold_caches(folder: Path) -> dict[str, str]:
-    """Environment that points every cache of compiled code into `folder`."""
-    return {name: str(folder / part) for name, part in _CACHES.items()}
+class Server:
+    """One that runs."""
+
+    def __init__(self, kind: str, port: int, process: subprocess.Popen[bytes], begin_s: float) -> None:
+        self.url = f"http://127.0.0.1:{port}"
+        self._kind, self._port, self._process, self._begin_s = kind, port, process, begin_s
+
+    def first_token(self, limit_s: float) -> dict[str, float]:
+        """Seconds from exec until the port answered, it said that it is ready, a streamed request had a token.
+
+        Raises:
+            TimeoutError: there was none in time, or the process has ended.
+
+        """
+        found: dict[str, float] = {}
+        while "token s" not in found:
+            for name, path in (("open s", "/v1/models"), ("ready s", _READY[self._kind])):
+                if name not in found and self._answers("GET", path):
+                    found[name] = time.perf_counter() - self._begin_s
+            if "open s" in found and self._answers("POST", "/v1/completions"):
+                found["token s"] = time.perf_counter() - self._begin_s
+            if self._process.poll() is not None or time.perf_counter() - self._begin_s > limit_s:
+                raise TimeoutError(f"{self._kind}: no token after {time.perf_counter() - self._begin_s:.0f} s")
+            time.sleep(_POLL_S)
+        return {"ready s": found["token s"]} | found
+
+    def _answers(self, method: str, path: str) -> bool:
+        """Whether a GET is answered with 200, a POST with a first token."""
+        body = {"model": "measured", "prompt": [5, 6, 7, 8, 9, 10, 11, 12], "max_tokens": 4, "temperature": 0}
+        body |= {"ignore_eos": True, "stream": True}
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=5 if method == "GET" else 300)
+        try:
+            payload = json.dumps(body) if method == "POST" else None
+            connection.request(method, path, payload, {"content-type": "application/json"})
+            response = connection.getresponse()
+            return response.status == 200 and (method == "GET" or response.readline().startswith(b"data: {"))
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
 
 
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def command(kind: str, model: str, port: int, max_num_seqs: int, *flags: str) -> list[str]:
-    """How a server without tokenizer is started. A model that is no folder ("demo") keeps its own weights."""
-    module = {"ours": "mini_infer_engine.server.cli", "vllm": "vllm.entrypoints.openai.api_server"}[kind]
-    given = ["--model", model, "--served-model-name", "measured", "--port", str(port), "--host", "127.0.0.1"]
-    given += ["--skip-tokenizer-init", "--max-num-seqs", str(max_num_seqs)]
-    if os.path.isdir(model):
-        given += ["--load-format", "dummy", "--dtype", "bfloat16", "--max-model-len", str(CONTEXT_TOKENS)]
-        given += ["--gpu-memory-utilization", str(MEMORY_SHARE)]
-    return [sys.executable, "-m", module, *given, *flags]
+def command(kind: str, model: str, port: int, max_num_seqs: int, smoke: bool) -> list[str]:
+    """How a server without tokenizer is started: the same flags for both."""
+    flags = {
+        "model": model,
+        "served_model_name": "measured",
+        "host": "127.0.0.1",
+        "port": port,
+        "load_format": "dummy",
+        "dtype": "bfloat16",
+        "max_model_len": CONTEXT_TOKENS,
+        "gpu_memory_utilization": MEMORY_SHARE,
+        "max_num_seqs": max_num_seqs,
+    } | (SMOKE_SETTINGS if smoke else {})
+    given = [part for name, value in flags.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+    return [sys.executable, "-m", _MODULES[kind], *given, "--skip-tokenizer-init"]
 
 
 @contextlib.contextmanager
-def started(kind: str, arguments: list[str], extra_environment: dict[str, str] | None = None) -> Iterator[None]:
-    """Run a server; on leaving, its whole process group ends. Its output is shown only if it fails."""
-    environment = (dict(os.environ) if kind == "ours" else peer_environment()) | (extra_environment or {})
+def started(kind: str, model: str, max_num_seqs: int, caches: Path, smoke: bool = False) -> Iterator[Server]:
+    """Run a server that keeps compiled code in `caches`; on leaving, its process group ends.
+
+    Its output is shown only if something fails.
+    """
+    environment = os.environ if kind == "ours" else peer_environment()
+    environment = environment | {name: str(caches / part) for name, part in _CACHES.items()}
+    port = _free_port()
     with tempfile.TemporaryFile(mode="w+") as log:
-        process = subprocess.Popen(arguments, env=environment, stdout=log, stderr=log, start_new_session=True)
+        begin_s = time.perf_counter()
+        process = subprocess.Popen(
+            command(kind, model, port, max_num_seqs, smoke),
+            env=environment,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
         try:
-            yield
+            yield Server(kind, port, process, begin_s)
         except BaseException:
             log.seek(0)
             print(f"--- last words of {kind}:\n{log.read()[-3000:]}", file=sys.stderr, flush=True)
@@ -65,25 +116,28 @@ def started(kind: str, arguments: list[str], extra_environment: dict[str, str] |
             _end(process)
 
 
-def wait_ready(kind: str, url: str, limit_s: float = 600) -> None:
-    """Until it says that it is ready."""
-    end = time.monotonic() + limit_s
-    while True:
-        with (
-            contextlib.suppress(OSError, urllib.error.URLError),
-            urllib.request.urlopen(url + _READY[kind], timeout=5) as response,
-        ):
-            if response.status == 200:
-                return
-        if time.monotonic() > end:
-            raise TimeoutError(f"{kind} was not ready after {limit_s:.0f} s")
-        time.sleep(0.05)
+def read_packages() -> None:
+    """Read from disk, once, what servers import: the page cache is then as warm for the first as for the last."""
+    folders = [os.environ["PEER_SITE"]] if os.environ.get("PEER_SITE") else []
+    for package in ("torch", "triton", "nvidia", "vllm", "transformers"):
+        spec = find_spec(package)
+        folders += list(spec.submodule_search_locations or ()) if spec else []
+    for folder in folders:
+        for path in Path(folder).rglob("*"):
+            if path.suffix in (".so", ".py", ".pyc") or ".so." in path.name:
+                with contextlib.suppress(OSError), path.open("rb", buffering=0) as file:
+                    while file.read(1 << 24):
+                        pass
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    process.send_signal(signal.SIGINT)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(20)
-    with contextlib.suppress(ProcessLookupError):  # itself, or children that outlived it
+    """Killed with all its children: it has nothing to save, and the GPU's memory is wanted."""
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -1,9 +1,10 @@
-"""Every benchmark of the engine runs, on a CPU with the demo model and tiny loads, and writes what it says."""
+"""Every benchmark of the engine runs, on a CPU with a tiny model and tiny loads, and writes what it says."""
 
 import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,21 +13,17 @@ from tests.engine.server.dry_server import ROOT, environment
 SCRIPTS = {  # script: what its JSON must hold beside where it was measured
     "ablations.py": "medians",
     "attention.py": "cases",
-    "engine_offline.py": "medians",
-    "engine_serving.py": "demo",
     "interference.py": "chunks",
     "memory.py": "models",
-    "startup.py": "demo",
 }
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_smoke(script: str, tmp_path: Path) -> None:
-    out = tmp_path / "out.json"
+def run(script: str, out: Path, *flags: str, **variables: str) -> tuple[dict[str, Any], str]:
+    """What a smoke run writes and prints."""
     done = subprocess.run(
-        [sys.executable, f"benchmarks/{script}", "--smoke", "--out", str(out)],
+        [sys.executable, f"benchmarks/{script}", "--smoke", "--out", str(out), *flags],
         cwd=ROOT,
-        env=environment() | {"OMP_NUM_THREADS": "1"},
+        env=environment() | {"OMP_NUM_THREADS": "1"} | variables,
         capture_output=True,
         text=True,
         timeout=100,
@@ -34,6 +31,39 @@ def test_smoke(script: str, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     written = json.loads(out.read_text())
-    assert written[SCRIPTS[script]], written
     assert written["date"]
-    assert len(done.stdout.splitlines()) >= 2, "no table"
+    return written, done.stdout
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_ours_alone(script: str, tmp_path: Path) -> None:
+    written, table = run(script, tmp_path / "out.json")
+    assert written[SCRIPTS[script]]
+    assert len(table.splitlines()) >= 2
+
+
+def test_beside_a_peer(tmp_path: Path) -> None:
+    """The peer is our engine under its name, in processes that do not see our packages."""
+    peer = {"PEER_SITE": str(ROOT / "tests" / "benchmarks" / "peer")}
+    out, plot = tmp_path / "offline.json", tmp_path / "offline.png"
+    offline, table = run("engine_offline.py", out, "--rounds", "2", "--plot", str(plot), **peer)
+    runs = offline["runs"]["tiny"]
+    assert {len(values) for label in runs for name, values in runs[label].items() if name != "start s"} == {2}
+    assert list(runs) == ["ours", "vllm 8", "vllm-inproc 8"]
+    assert "ours / best" in table
+    assert plot.exists()
+    resumed, _ = run("engine_offline.py", tmp_path / "again.json", "--resume", str(out), **peer)
+    assert len(resumed["runs"]["tiny"]["ours"]["w1 tok_s"]) == 3
+
+    serving, table = run("engine_serving.py", tmp_path / "serving.json", "--offline", str(out), **peer)
+    assert serving["offline"]["tiny"]["w2 tok_s"] == offline["shown"]["tiny"]["medians"]["ours"]["w2 tok_s"]
+    assert serving["runs"]["tiny"]["ours"].keys() == serving["runs"]["tiny"]["vllm"].keys()
+    assert "start, cold, token s" in table
+
+    startup, _ = run("startup.py", tmp_path / "startup.json", "--states", "cold", **peer)
+    assert list(startup["runs"]) == ["tiny, ours, cold", "tiny, vllm, cold"]
+
+
+def test_after_its_time_a_script_begins_nothing_and_still_writes(tmp_path: Path) -> None:
+    written, _ = run("ablations.py", tmp_path / "out.json", "--time-limit-s", "0")
+    assert written["runs"] == {}
