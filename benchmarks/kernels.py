@@ -1,6 +1,6 @@
 """Tune and time the products of few rows on this GPU, against cuBLAS and the separate kernels that it needs.
 
-usage: python benchmarks/gpu_kernels.py --out DIR [--time-limit-s SECONDS]
+usage: python benchmarks/kernels.py --out DIR [--time-limit-s SECONDS]
 The fastest cuts are written to DIR/tuned.py, which replaces kernels/tuned.py; they are never searched at start.
 """
 

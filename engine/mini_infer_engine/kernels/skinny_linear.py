@@ -172,7 +172,7 @@ def _slot(program, begin, share):
 
 @dataclass(frozen=True, slots=True)
 class SkinnyConfig:
-    """How one shape is cut; the stored ones were measured by benchmarks/gpu_kernels.py."""
+    """How one shape is cut; the stored ones were measured by benchmarks/kernels.py."""
 
     block_n: int
     block_k: int

@@ -1,4 +1,4 @@
-"""How skinny products are cut, by shape: measured on an H200 by benchmarks/gpu_kernels.py, stored for a quick start."""
+"""How skinny products are cut, by shape: measured on an H200 by benchmarks/kernels.py, stored for a quick start."""
 
 import torch
 
