@@ -75,12 +75,13 @@ class GraphRunner(TorchRunner):
         started = time.perf_counter()
         largest = self._settings.max_num_seqs
         self._buckets = decode_buckets(largest)
-        self._is_launch_bound = is_launch_bound(self._weight_bytes)
+        weight_bytes = sum(parameter.numel() * parameter.itemsize for parameter in self.model.parameters())
+        self._is_launch_bound = is_launch_bound(weight_bytes)
         self.decode_slots = torch.full(
             (self._buckets[-1],), self.table.spare_slot, dtype=torch.int32, device=self.device
         )
         self.graph_memory = torch.cuda.graph_pool_handle()
-        prefills = prefill_buckets(self._weight_bytes, self._settings.max_num_batched_tokens or 1 << 30)
+        prefills = prefill_buckets(weight_bytes, self._settings.max_num_batched_tokens or 1 << 30)
         with (
             torch.inference_mode(),
             tqdm(
@@ -160,10 +161,6 @@ class GraphRunner(TorchRunner):
             if graph.num_tokens >= tokens and graph.num_sequences >= len(rows):
                 return graph
         return None
-
-    @property
-    def _weight_bytes(self) -> int:
-        return sum(parameter.numel() * parameter.itemsize for parameter in self.model.parameters())
 
     def _eager(self, batch: Batch) -> Tensor:
         """Any batch, kernel by kernel: the tokens of its sampling rows."""
