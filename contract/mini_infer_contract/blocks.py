@@ -16,7 +16,10 @@ BLOCK_SIZE_TOKENS = 16
 KEY_BYTES = 16
 
 _BLOCK_BYTES = 4 * BLOCK_SIZE_TOKENS
-_SPAN_BYTES = 16 * _BLOCK_BYTES
+SPAN_SIZE_TOKENS = 16 * BLOCK_SIZE_TOKENS
+"""Tokens whose keys are remembered together."""
+
+_SPAN_BYTES = 4 * SPAN_SIZE_TOKENS
 _REMEMBERED_SPANS = 4096
 """A million tokens, in about 9 MB."""
 

@@ -150,9 +150,9 @@ class LLM:
         try:
             for reply in replies:
                 self._engine.add(reply.request)
-            with tqdm(total=len(replies), desc="prompts", unit="prompt", disable=not use_tqdm) as progress:
-                for _ in self._finished(waiting):
-                    progress.update()
+            finished = self._finished(waiting)
+            for _ in tqdm(finished, "prompts", len(replies), unit="prompt") if use_tqdm else finished:
+                pass
         finally:
             for request_id in waiting:
                 self._engine.abort(request_id)  # after Ctrl-C or an error: the next call finds an idle engine

@@ -9,7 +9,7 @@ who runs; references are the pool's.
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import groupby, islice
+from itertools import groupby
 from typing import cast
 
 from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS
@@ -64,13 +64,16 @@ class PrefixCache:
 
     def match_length(self, sequence: Sequence) -> int:
         """Blocks of the longest cached prefix. The last known token is left out: it has to be computed for logits."""
-        blocks = self._blocks
+        blocks, keys = self._blocks, sequence.keys
         limit = (len(sequence.token_ids) - 1) // BLOCK_SIZE_TOKENS
         count = 0
-        for key in islice(sequence.known_keys(), limit):
-            if key not in blocks:
-                break
-            count += 1
+        while count < limit:
+            if count == len(keys):
+                sequence.add_keys()
+            for key in keys[count:limit]:
+                if key not in blocks:
+                    return count
+                count += 1
         return count
 
     def match(self, sequence: Sequence) -> Hit:

@@ -4,7 +4,7 @@ from array import array
 from dataclasses import dataclass, field
 from enum import Enum
 
-from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS, block_keys
+from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS, SPAN_SIZE_TOKENS, block_keys
 from mini_infer_engine.request import FinishReason, Request
 
 
@@ -58,17 +58,17 @@ class Sequence:
         self.token_ids = array("I", self.request.prompt_token_ids)
         self.num_prompt = len(self.token_ids)
 
-    def known_keys(self) -> list[bytes]:
-        """The keys of all blocks whose tokens are known."""
-        keys = self.keys
-        start = len(keys) * BLOCK_SIZE_TOKENS
-        if len(self.token_ids) - start >= BLOCK_SIZE_TOKENS:
-            keys += block_keys(self.token_ids[start:], keys[-1] if keys else self.root)
-        return keys
-
     def key(self, index: int) -> bytes:
         """The key of block `index`, all of whose tokens are known."""
-        return (self.keys if index < len(self.keys) else self.known_keys())[index]
+        while len(self.keys) <= index:
+            self.add_keys()
+        return self.keys[index]
+
+    def add_keys(self) -> None:
+        """The next keys, by the span: one by one they cost three times as much, all at once delays a first pass."""
+        start = len(self.keys) * BLOCK_SIZE_TOKENS
+        parent = self.keys[-1] if self.keys else self.root
+        self.keys += block_keys(self.token_ids[start : start + SPAN_SIZE_TOKENS], parent)
 
     def finish_reason(self, token: int) -> FinishReason | None:
         """Whether `token`, which has just been appended, ends the sequence."""
