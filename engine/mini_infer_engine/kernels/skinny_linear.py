@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from mini_infer_engine.kernels.sizes import cdiv, next_power_of_2
 from mini_infer_engine.kernels.workspace import COUNTERS, Workspace
 
 MAX_ROWS = 64
@@ -190,7 +191,7 @@ class HalfNormed:
 
 def row_block_of(rows: int) -> int:
     """Rows of the tile that computes `rows` of them: 16, 32 or 64."""
-    return max(16, triton.next_power_of_2(rows))
+    return max(16, next_power_of_2(rows))
 
 
 def skinny_linear(
@@ -237,9 +238,9 @@ def _launch(
     rows, width = values.shape
     columns = weight.shape[0] // 2 if gated else weight.shape[0]
     row_block = row_block_of(rows)
-    blocks, steps = triton.cdiv(columns, config.block_n), triton.cdiv(width, config.block_k)
-    share = triton.cdiv(blocks * steps, config.programs) if config.programs else steps
-    programs = triton.cdiv(blocks * steps, share)
+    blocks, steps = cdiv(columns, config.block_n), cdiv(width, config.block_k)
+    share = cdiv(blocks * steps, config.programs) if config.programs else steps
+    programs = cdiv(blocks * steps, share)
     split = share % steps != 0
     assert not split or blocks <= COUNTERS
     sums_of_block = row_block * config.block_n * (2 if gated else 1)
@@ -279,7 +280,7 @@ def _launch(
             BIAS=bias is not None,
             RESIDUAL=residual is not None,
             GATED=gated,
-            PARTS=triton.next_power_of_2(parts) if parts else 0,
+            PARTS=next_power_of_2(parts) if parts else 0,
             NEXT_NORM=next_norm is not None,
             PRECISION="ieee" if values.dtype == torch.float32 else "tf32",
             num_warps=config.warps,
