@@ -100,16 +100,21 @@ class GraphRunner(TorchRunner):
         log.info("captured %d CUDA graphs in %.1f s", progress.total, time.perf_counter() - started)
 
     def _compile_eager_kernels(self) -> None:
-        """The attention variants that only eager passes use, so that no request waits for a compiler."""
+        """What no graph contains, so that no request waits for a compiler: page updates, attention of eager passes."""
+        self.table.compile_updates()
+        if self._prefill_attention is not prefill_attention:
+            return  # flash-attn is compiled already
         config, device = self.config, self.device
-        q = torch.zeros((1, config.num_heads, config.head_dim), dtype=self.dtype, device=device)
+        token = torch.zeros((1, config.num_heads, config.head_dim), dtype=self.dtype, device=device)
         ends = torch.ones(1, dtype=torch.int32, device=device)
         starts = torch.tensor([0, 1], dtype=torch.int32, device=device)
-        for longest_query, longest_key in itertools.product((1, 1 << 14), (1 << 10, 1 << 14)):
+        # One token attends. It is told to be many where that decides the variant: whether programs share a sequence.
+        for tokens, longest_query, longest_key in itertools.product((1, 1 << 16), (1, 1 << 14), (1 << 10, 1 << 14)):
+            q, out = token.expand(tokens, -1, -1), torch.empty_like(token).flatten(1).expand(tokens, -1)
             rows = PrefillRows(self.table.page_tables[-1:], starts, starts, ends, longest_query, longest_key)
             for window in set(config.sliding_windows):
                 pages = self.fused.attention_layers[0].pages
-                self._prefill_attention(q, pages, rows, scale=1.0, sliding_window=window)
+                prefill_attention(q, pages, rows, scale=1.0, sliding_window=window, out=out)
 
     def launch(self, batch: Batch) -> PassHandle:
         """See `Runner.launch`."""

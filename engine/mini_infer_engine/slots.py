@@ -51,6 +51,12 @@ class SlotTable:
         """The same of one line that changes nothing: the spare slot as it is."""
         return _STATE.pack(self.spare_slot, 0, 0, 0, 0.0, 0, 1.0, 0.0, 0)
 
+    def compile_updates(self) -> None:
+        """Change nothing, so that no request waits for the compiler of `send_pages`' kernel."""
+        at = self.spare_slot * self.page_tables.shape[1]
+        page = int(self.page_tables[self.spare_slot, 0])
+        update_pages(torch.tensor([[at, page]], dtype=torch.int64, device=self.device), self.page_tables)
+
     def forget_pages(self, rows: list[Row]) -> None:
         """These slots prefill: what the device knows of their page tables is another sequence's."""
         for row in rows:
