@@ -65,10 +65,13 @@ class Sequence:
         return self.keys[index]
 
     def add_keys(self) -> None:
-        """The next keys, by the span: one by one they cost three times as much, all at once delays a first pass."""
+        """The next keys, first of a span, then of as many tokens again as have them.
+
+        One by one they cost three times as much; all at once they delay the first pass of a prompt that is not cached.
+        """
         start = len(self.keys) * BLOCK_SIZE_TOKENS
         parent = self.keys[-1] if self.keys else self.root
-        self.keys += block_keys(self.token_ids[start : start + SPAN_SIZE_TOKENS], parent)
+        self.keys += block_keys(self.token_ids[start : start + max(SPAN_SIZE_TOKENS, start)], parent)
 
     def finish_reason(self, token: int) -> FinishReason | None:
         """Whether `token`, which has just been appended, ends the sequence."""
