@@ -203,8 +203,9 @@ class GraphRunner(TorchRunner):
             ends = inputs.ends[decodes:].to(torch.int32)
             key_starts = functional.pad(ends.cumsum(0), (1, 0)).to(torch.int32)
             longest_key = max(start + count for start, count in zip(inputs.starts, inputs.counts, strict=True))
-            positions = inputs.positions[decodes:]
-            kv_index = (inputs.write_pages * self.page_size + inputs.write_offsets)[decodes:]
+            # 32 bits as in the graphs, whose kernel then serves here too and need not be compiled in a request's time.
+            positions = inputs.positions[decodes:].to(torch.int32)
+            kv_index = (inputs.write_pages * self.page_size + inputs.write_offsets)[decodes:].to(torch.int32)
 
             def attention(query_starts: Tensor, longest_query: int, chosen: Tensor | None = None) -> Attend:
                 starts = (query_starts[decodes:] - decodes).to(torch.int32)
