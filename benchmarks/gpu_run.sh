@@ -87,7 +87,7 @@ for name in $stages; do
     setsid nohup "$python" benchmarks/memory.py --models qwen3-0.6b --soak-s 600 --pause-ms 20 --max-num-seqs 32 --gpu-memory-utilization 0.08 \
       --out "$site/soak.json" >"$site/soak.log" 2>&1 </dev/null & ;;
   soaked) cp "$site/soak.json" "$out/" && tail -20 "$site/soak.log" | tee -a "$out/log.txt" ;;
-  products) stage products "$python" benchmarks/gpu_kernels.py --out "$out" --time-limit-s "$(($(left) - 20))" ;;
+  products) stage products "$python" benchmarks/kernels.py --out "$out" --time-limit-s "$(($(left) - 20))" ;;
   *) echo "gpu_run.sh: there is no stage $name" >&2; failed=$((failed + 1)) ;;
   esac
 done

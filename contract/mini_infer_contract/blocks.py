@@ -5,8 +5,10 @@ of pages, pods or events.
 """
 
 import hashlib
-import struct
+import sys
+from array import array
 from collections.abc import Sequence
+from functools import lru_cache
 
 BLOCK_SIZE_TOKENS = 16
 """Tokens a block: the grain at which prefixes are shared, whatever the page size of an engine."""
@@ -14,6 +16,12 @@ BLOCK_SIZE_TOKENS = 16
 KEY_BYTES = 16
 
 _BLOCK_BYTES = 4 * BLOCK_SIZE_TOKENS
+SPAN_SIZE_TOKENS = 16 * BLOCK_SIZE_TOKENS
+"""Tokens whose keys are remembered together."""
+
+_SPAN_BYTES = 4 * SPAN_SIZE_TOKENS
+_REMEMBERED_SPANS = 4096
+"""A million tokens, in about 9 MB."""
 
 
 def root_key(model_revision: str, adapter: str = "", salt: str = "") -> bytes:
@@ -28,10 +36,31 @@ def root_key(model_revision: str, adapter: str = "", salt: str = "") -> bytes:
 def block_keys(token_ids: Sequence[int], parent: bytes) -> list[bytes]:
     """The keys of all full blocks of `token_ids`, in order, chained from `parent`; a partial last block has none.
 
-    A block's key is sha256(parent[16] || 16 x u32 little-endian)[:16].
+    A block's key is sha256(parent[16] || 16 x u32 little-endian)[:16]. Of an `array("I")` no token is looked at one by
+    one. What many prompts begin with is hashed once: looking 256 tokens up costs a sixteenth of hashing them.
     """
-    full = len(token_ids) - len(token_ids) % BLOCK_SIZE_TOKENS
-    packed = struct.pack(f"<{full}I", *token_ids[:full])  # all at once: saves a quarter of the time
+    packed = _packed(token_ids[: len(token_ids) - len(token_ids) % BLOCK_SIZE_TOKENS])
+    whole_spans = len(packed) - len(packed) % _SPAN_BYTES
+    keys: list[bytes] = []
+    for start in range(0, whole_spans, _SPAN_BYTES):
+        keys += _keys_of_span(packed[start : start + _SPAN_BYTES], keys[-1] if keys else parent)
+    return keys + _chain(packed[whole_spans:], keys[-1] if keys else parent)
+
+
+def _packed(token_ids: Sequence[int]) -> bytes:
+    """Four bytes a token, little-endian. OverflowError: a token id does not fit."""
+    words = array("I", token_ids)
+    if sys.byteorder == "big":
+        words.byteswap()
+    return words.tobytes()
+
+
+@lru_cache(maxsize=_REMEMBERED_SPANS)
+def _keys_of_span(packed: bytes, parent: bytes) -> tuple[bytes, ...]:
+    return tuple(_chain(packed, parent))
+
+
+def _chain(packed: bytes, parent: bytes) -> list[bytes]:
     sha256 = hashlib.sha256
     keys = []
     for start in range(0, len(packed), _BLOCK_BYTES):

@@ -4,12 +4,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import msgspec
+
 from mini_infer_engine.request import SamplingParams
 
 
-@dataclass(slots=True)
-class Row:
-    """One sequence's share of a forward pass."""
+class Row(msgspec.Struct, gc=False):
+    """One sequence's share of a forward pass.
+
+    A batch has hundreds: without cycles they need no garbage collector, whose rounds cost more than their making.
+    """
 
     slot: int
     """Index of the sequence in the runner's per-sequence state, 0 <= slot < max_num_seqs; its own while it runs."""

@@ -30,22 +30,24 @@ class BuiltEngine:
     model: ModelInfo
 
 
-def build_engine(settings: EngineSettings, dry_run: DryRun | None = None) -> BuiltEngine:
+def build_engine(settings: EngineSettings, dry_run: DryRun | None = None, *, record_events: bool = True) -> BuiltEngine:
     """Load the model and make its engine. ValueError: the model or the settings are at fault, and why."""
-    return _build_dry(settings, dry_run) if dry_run is not None else _build_real(settings)
+    return _build_dry(settings, dry_run, record_events) if dry_run is not None else _build_real(settings, record_events)
 
 
-def _build_dry(settings: EngineSettings, dry_run: DryRun) -> BuiltEngine:
+def _build_dry(settings: EngineSettings, dry_run: DryRun, record_events: bool) -> BuiltEngine:
     page_size = settings.page_size or PAGE_SIZE_TOKENS
     pool_bytes = settings.kv_cache_memory or _DRY_KV_CACHE_BYTES
     num_pages = pool_bytes // (PRETENDED_BYTES_PER_TOKEN * page_size)
     runner = ScriptedRunner(num_pages, dry_run.step_ms / 1000, page_size)
     max_model_len = settings.max_model_len or dry_model.MAX_MODEL_LEN
-    engine = Engine(settings, runner, dry_model.EOS_TOKEN_IDS, max_model_len, dry_model.DRY_MODEL)
+    engine = Engine(
+        settings, runner, dry_model.EOS_TOKEN_IDS, max_model_len, dry_model.DRY_MODEL, record_events=record_events
+    )
     return BuiltEngine(engine, _model_info(runner, max_model_len, dry_model.VOCAB_SIZE))
 
 
-def _build_real(settings: EngineSettings) -> BuiltEngine:
+def _build_real(settings: EngineSettings, record_events: bool) -> BuiltEngine:
     from mini_infer_engine.runners import load_runner
 
     runner = load_runner(settings)
@@ -53,7 +55,7 @@ def _build_real(settings: EngineSettings) -> BuiltEngine:
     if settings.max_num_batched_tokens is None and runner.device.type == "cuda":
         settings = msgspec.structs.replace(settings, max_num_batched_tokens=_GPU_BATCHED_TOKENS)
     revision = f"{settings.model}@{settings.revision or ''}"
-    engine = Engine(settings, runner, config.eos_token_ids, runner.max_model_len, revision)
+    engine = Engine(settings, runner, config.eos_token_ids, runner.max_model_len, revision, record_events=record_events)
     return BuiltEngine(engine, _model_info(runner, runner.max_model_len, config.vocab_size))
 
 

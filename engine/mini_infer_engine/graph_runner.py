@@ -75,12 +75,13 @@ class GraphRunner(TorchRunner):
         started = time.perf_counter()
         largest = self._settings.max_num_seqs
         self._buckets = decode_buckets(largest)
-        self._is_launch_bound = is_launch_bound(self._weight_bytes)
+        weight_bytes = sum(parameter.numel() * parameter.itemsize for parameter in self.model.parameters())
+        self._is_launch_bound = is_launch_bound(weight_bytes)
         self.decode_slots = torch.full(
             (self._buckets[-1],), self.table.spare_slot, dtype=torch.int32, device=self.device
         )
         self.graph_memory = torch.cuda.graph_pool_handle()
-        prefills = prefill_buckets(self._weight_bytes, self._settings.max_num_batched_tokens or 1 << 30)
+        prefills = prefill_buckets(weight_bytes, self._settings.max_num_batched_tokens or 1 << 30)
         with (
             torch.inference_mode(),
             tqdm(
@@ -99,16 +100,21 @@ class GraphRunner(TorchRunner):
         log.info("captured %d CUDA graphs in %.1f s", progress.total, time.perf_counter() - started)
 
     def _compile_eager_kernels(self) -> None:
-        """The attention variants that only eager passes use, so that no request waits for a compiler."""
+        """What no graph contains, so that no request waits for a compiler: page updates, attention of eager passes."""
+        self.table.compile_updates()
+        if self._prefill_attention is not prefill_attention:
+            return  # flash-attn is compiled already
         config, device = self.config, self.device
-        q = torch.zeros((1, config.num_heads, config.head_dim), dtype=self.dtype, device=device)
+        token = torch.zeros((1, config.num_heads, config.head_dim), dtype=self.dtype, device=device)
         ends = torch.ones(1, dtype=torch.int32, device=device)
         starts = torch.tensor([0, 1], dtype=torch.int32, device=device)
-        for longest_query, longest_key in itertools.product((1, 1 << 14), (1 << 10, 1 << 14)):
+        # One token attends. It is told to be many where that decides the variant: whether programs share a sequence.
+        for tokens, longest_query, longest_key in itertools.product((1, 1 << 16), (1, 1 << 14), (1 << 10, 1 << 14)):
+            q, out = token.expand(tokens, -1, -1), torch.empty_like(token).flatten(1).expand(tokens, -1)
             rows = PrefillRows(self.table.page_tables[-1:], starts, starts, ends, longest_query, longest_key)
             for window in set(config.sliding_windows):
                 pages = self.fused.attention_layers[0].pages
-                self._prefill_attention(q, pages, rows, scale=1.0, sliding_window=window)
+                prefill_attention(q, pages, rows, scale=1.0, sliding_window=window, out=out)
 
     def launch(self, batch: Batch) -> PassHandle:
         """See `Runner.launch`."""
@@ -161,10 +167,6 @@ class GraphRunner(TorchRunner):
                 return graph
         return None
 
-    @property
-    def _weight_bytes(self) -> int:
-        return sum(parameter.numel() * parameter.itemsize for parameter in self.model.parameters())
-
     def _eager(self, batch: Batch) -> Tensor:
         """Any batch, kernel by kernel: the tokens of its sampling rows."""
         inputs = build_inputs(batch, self.page_size, self.pool.spare_page, self.device)
@@ -201,8 +203,9 @@ class GraphRunner(TorchRunner):
             ends = inputs.ends[decodes:].to(torch.int32)
             key_starts = functional.pad(ends.cumsum(0), (1, 0)).to(torch.int32)
             longest_key = max(start + count for start, count in zip(inputs.starts, inputs.counts, strict=True))
-            positions = inputs.positions[decodes:]
-            kv_index = (inputs.write_pages * self.page_size + inputs.write_offsets)[decodes:]
+            # 32 bits as in the graphs, whose kernel then serves here too and need not be compiled in a request's time.
+            positions = inputs.positions[decodes:].to(torch.int32)
+            kv_index = (inputs.write_pages * self.page_size + inputs.write_offsets)[decodes:].to(torch.int32)
 
             def attention(query_starts: Tensor, longest_query: int, chosen: Tensor | None = None) -> Attend:
                 starts = (query_starts[decodes:] - decodes).to(torch.int32)

@@ -16,6 +16,7 @@ from mini_infer_engine.fused import Wanted
 from mini_infer_engine.kernels.gather import gather_decode_inputs
 from mini_infer_engine.kernels.sample import sample
 from mini_infer_engine.kernels.slot_update import STATE_FIELDS, update_slots
+from mini_infer_engine.uploads import Upload
 
 if TYPE_CHECKING:
     from mini_infer_engine.graph_runner import GraphRunner
@@ -89,33 +90,47 @@ class PrefillGraph:
         sizes = [2 * STATE_FIELDS * sequences, *[tokens] * 3, *[sequences + 1] * 2, *[sequences] * 3]
         self._sizes = [*sizes, sequences * self._width]
         self._packed = torch.zeros(sum(self._sizes), dtype=torch.int32, device=runner.device)
+        self._blank = self._blank_array()
+        self._upload = Upload(self._packed)
+        self._host_parts = [self._split(array) for array in self._upload.arrays]
         self.load([])
         self.graph = torch.cuda.CUDAGraph()
         self._run()
         with torch.cuda.graph(self.graph, pool=runner.graph_memory):
             self._run()
 
-    def load(self, rows: list[Row]) -> None:
-        """Lay rows out for the next replay. Padded tokens write to the spare page; padded sequences have none."""
-        runner = self._runner
-        page_size, spare_page = runner.page_size, runner.pool.spare_page
-        packed = torch.zeros(self._packed.shape, dtype=torch.int32, pin_memory=True)
-        packet, token_ids, positions, kv_index, query_starts, key_starts, ends, sample_rows, slots, tables = np.split(
-            packed.numpy(), np.cumsum(self._sizes)[:-1]
-        )
-        beginning = [row for row in rows if row.sampling is not None]
-        runner.table.describe(beginning, packet.view(np.int64).reshape(self.num_sequences, STATE_FIELDS))
-        kv_index[:] = spare_page * page_size
-        slots[:] = runner.table.spare_slot
-        tables[:] = spare_page
+    def _split(self, packed: np.ndarray) -> list[np.ndarray]:
+        return np.split(packed, np.cumsum(self._sizes)[:-1])
+
+    def _blank_array(self) -> np.ndarray:
+        """Padding alone: tokens that are written to the spare page, and sequences that have none."""
+        table, spare_page = self._runner.table, self._runner.pool.spare_page
+        packed = np.zeros(sum(self._sizes), dtype=np.int32)
+        packet, _, _, kv_index, _, _, ends, _, slots, tables = self._split(packed)
+        packet[:] = np.frombuffer(table.describe_spare() * self.num_sequences, dtype=np.int32)
+        kv_index[:] = spare_page * self._runner.page_size
         ends[:] = 1  # the last layer attends from one token of each, a padded one too
+        slots[:] = table.spare_slot
+        tables[:] = spare_page
+        return packed
+
+    def load(self, rows: list[Row]) -> None:
+        """Lay rows out for the next replay, and describe the slots that begin."""
+        page_size = self._runner.page_size
+        turn = self._upload.begin()
+        self._upload.arrays[turn][:] = self._blank
+        packet, token_ids, positions, kv_index, query_starts, key_starts, ends, sample_rows, slots, tables = (
+            self._host_parts[turn]
+        )
+        begun = self._runner.table.describe([row for row in rows if row.sampling is not None])
+        packet[: len(begun) // packet.itemsize] = np.frombuffer(begun, dtype=np.int32)
         begin = 0
         for index, row in enumerate(rows):
             assert row.token_ids is not None
             stop, end = begin + row.count, row.start + row.count
             pages = np.array(row.page_table[: -(-end // page_size)], dtype=np.int32)
             places = np.arange(row.start, end, dtype=np.int32)
-            token_ids[begin:stop] = row.token_ids
+            token_ids[begin:stop] = np.asarray(row.token_ids)
             positions[begin:stop] = places
             kv_index[begin:stop] = pages[places // page_size] * page_size + places % page_size
             tables[index * self._width : index * self._width + len(pages)] = pages
@@ -126,7 +141,7 @@ class PrefillGraph:
             if row.sampling is not None:
                 slots[index] = row.slot
             begin = stop
-        self._packed.copy_(packed, non_blocking=True)
+        self._upload.send()
 
     def _run(self) -> None:
         runner = self._runner

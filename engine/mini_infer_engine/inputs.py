@@ -65,7 +65,7 @@ def build_inputs(batch: Batch, page_size: int, spare_page: int, device: torch.de
         if row.token_ids is None:
             pending.append(index)
         else:
-            token_ids[begin : begin + row.count] = row.token_ids
+            token_ids[begin : begin + row.count] = np.asarray(row.token_ids)
     sampling = [index for index, row in enumerate(rows) if row.sampling is not None]
 
     parts = [

@@ -1,6 +1,7 @@
 """The offline API, with vLLM's names: prompts in, finished texts out, the engine in this process. No HTTP, no ZMQ."""
 
 import itertools
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -57,7 +58,7 @@ class LLM:
         weights = self.settings.load_format != "dummy"
         directory = None if dry_run else resolve_model(model, self.settings.revision, weights=weights)
         self._text = TextModel.load((model,), directory, self.settings.skip_tokenizer_init)
-        built = build_engine(self.settings, dry_run)
+        built = build_engine(self.settings, dry_run, record_events=False)
         self._engine, self.model_info = built.engine, built.model
         self._ids = itertools.count()
 
@@ -138,23 +139,24 @@ class LLM:
         use_tqdm: bool,
     ) -> list[RequestOutput]:
         params = self._params_for(len(prompts), sampling_params)
-        for index, ((_, token_ids), chosen) in enumerate(zip(prompts, params, strict=True)):
+        packed = [_packed(token_ids) for _, token_ids in prompts]
+        for index, (token_ids, chosen) in enumerate(zip(packed, params, strict=True)):
             self._check(index, token_ids, chosen)
         replies = [
             Reply(_request(str(next(self._ids)), token_ids, chosen), self._text.decoder)
-            for (_, token_ids), chosen in zip(prompts, params, strict=True)
+            for token_ids, chosen in zip(packed, params, strict=True)
         ]
         waiting = {reply.request.request_id: reply for reply in replies}
         try:
             for reply in replies:
                 self._engine.add(reply.request)
-            with tqdm(total=len(replies), desc="prompts", unit="prompt", disable=not use_tqdm) as progress:
-                for _ in self._finished(waiting):
-                    progress.update()
+            finished = self._finished(waiting)
+            for _ in tqdm(finished, "prompts", len(replies), unit="prompt") if use_tqdm else finished:
+                pass
         finally:
             for request_id in waiting:
                 self._engine.abort(request_id)  # after Ctrl-C or an error: the next call finds an idle engine
-        return [_output(reply, text) for reply, (text, _) in zip(replies, prompts, strict=True)]
+        return [_output(reply, *prompt) for reply, prompt in zip(replies, prompts, strict=True)]
 
     def _finished(self, waiting: dict[str, Reply]) -> Iterator[Reply]:
         """Step until nobody waits; yields replies, and takes them out, as they finish."""
@@ -168,7 +170,6 @@ class LLM:
                     if reply.wants_abort:
                         self._engine.abort(output.request_id)
                     yield waiting.pop(output.request_id)
-            self._engine.take_events()
         while self._engine.has_work:
             self._engine.step()
 
@@ -183,7 +184,7 @@ class LLM:
             raise ValueError(f"there are {count} prompts and {len(sampling_params)} sampling params: give one for each")
         return list(sampling_params)
 
-    def _check(self, index: int, token_ids: list[int], params: SamplingParams) -> None:
+    def _check(self, index: int, token_ids: Sequence[int], params: SamplingParams) -> None:
         model = self.model_info
         try:
             check_prompt(token_ids, model.max_model_len, model.vocab_size)
@@ -203,16 +204,24 @@ def _settings(model: str, settings: dict[str, Any]) -> EngineSettings:
         raise ValueError(f"LLM({model!r}): {error}") from None
 
 
-def _request(request_id: str, token_ids: list[int], params: SamplingParams) -> Request:
+def _packed(token_ids: list[int]) -> Sequence[int]:
+    """Four bytes a token: checks, keys and copies to a device are memory copies from here on."""
+    try:
+        return array("I", token_ids)
+    except (OverflowError, TypeError):
+        return token_ids  # some are no token ids: the check names one
+
+
+def _request(request_id: str, token_ids: Sequence[int], params: SamplingParams) -> Request:
     if params.seed is None:
         return Request(request_id=request_id, prompt_token_ids=token_ids, sampling=params)
     return Request(request_id=request_id, prompt_token_ids=token_ids, sampling=params, noise_seed=params.seed % 2**63)
 
 
-def _output(reply: Reply, prompt: str | None) -> RequestOutput:
+def _output(reply: Reply, prompt: str | None, prompt_token_ids: list[int]) -> RequestOutput:
     if reply.finish_reason == "error":
         raise RuntimeError(f"request {reply.request.request_id}: {reply.error}")
     completion = CompletionOutput(0, reply.text, reply.token_ids, reply.finish_reason, reply.stop_reason)
     return RequestOutput(
-        reply.request.request_id, prompt, reply.request.prompt_token_ids, [completion], True, reply.num_cached_tokens
+        reply.request.request_id, prompt, prompt_token_ids, [completion], True, reply.num_cached_tokens
     )

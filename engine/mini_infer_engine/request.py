@@ -1,6 +1,7 @@
 """What the core is asked to do and what it answers: the messages between text side and token side. No torch here."""
 
 import secrets
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -8,7 +9,7 @@ import msgspec
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """How to choose the next tokens of one request; names and defaults are vLLM's."""
 
     temperature: float = 1.0
@@ -32,11 +33,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     detokenize: bool = True
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """One prompt for the core. It has been validated: 1 <= len(prompt_token_ids) < max_model_len."""
 
     request_id: str
-    prompt_token_ids: list[int]
+    prompt_token_ids: Sequence[int]
+    """A list, or packed: an `array("I")`."""
     sampling: SamplingParams
     priority: int = 0
     """Lower runs first; equals run in order of arrival."""
@@ -46,8 +48,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The seed in force: `sampling.seed`, or a random one drawn where the request was made."""
 
 
-class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What one committed step made for one request."""
+class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """What one committed step made for one request. Plain data without cycles, so the garbage collector is kept out."""
 
     request_id: str
     token_ids: list[int]

@@ -52,13 +52,18 @@ class Scheduler:
     @property
     def num_queued_tokens(self) -> int:
         """Known tokens that are not computed yet, less what waiting sequences should find in the cache."""
-        waiting = sum(len(sequence.token_ids) - sequence.num_expected_cached for sequence in self.waiting)
+        waiting = sum(len(sequence.token_ids) - self._expected_cached(sequence) for sequence in self.waiting)
         return waiting + sum(max(0, sequence.num_prefill - sequence.num_computed) for sequence in self.running)
+
+    def _expected_cached(self, sequence: Sequence) -> int:
+        """Known tokens that a waiting sequence should find in the cache; looked up once, and only if asked."""
+        if sequence.num_expected_cached is None:
+            num_blocks = 0 if self.cache is None else self.cache.match_length(sequence)
+            sequence.num_expected_cached = num_blocks * BLOCK_SIZE_TOKENS
+        return sequence.num_expected_cached
 
     def add(self, sequence: Sequence) -> None:
         """Put a new sequence in line."""
-        if self.cache is not None:
-            sequence.num_expected_cached = self.cache.match_length(sequence) * BLOCK_SIZE_TOKENS
         insort(self.waiting, sequence, key=_rank)
 
     def leave(self, sequence: Sequence, why: Leaving) -> None:

@@ -1,9 +1,10 @@
 """One request on its way through the scheduler: its tokens, its pages, how far it has been computed. No decisions."""
 
+from array import array
 from dataclasses import dataclass, field
 from enum import Enum
 
-from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS, block_keys
+from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS, SPAN_SIZE_TOKENS, block_keys
 from mini_infer_engine.request import FinishReason, Request
 
 
@@ -30,11 +31,11 @@ class Sequence:
     suppressed: tuple[int, ...]
     """Token ids that may not be chosen before min_tokens."""
 
-    token_ids: list[int] = field(init=False)
-    """Prompt and output so far, as far as committed."""
+    token_ids: "array[int]" = field(init=False)
+    """Prompt and output so far, as far as committed. Packed: slices, keys and device copies are memory copies."""
     num_prompt: int = field(init=False)
-    num_expected_cached: int = 0
-    """While it waits: prompt tokens that were in the prefix cache on arrival, for load reports only."""
+    num_expected_cached: int | None = None
+    """While it waits: tokens that were in the prefix cache when a load report first asked, which is all it is for."""
     num_cached: int | None = None
     """Set at first admission: prompt tokens found in the prefix cache."""
 
@@ -54,15 +55,23 @@ class Sequence:
     """Blocks of its own pages that the prefix cache knows, or that it took from there as whole pages."""
 
     def __post_init__(self) -> None:
-        self.token_ids = list(self.request.prompt_token_ids)
+        self.token_ids = array("I", self.request.prompt_token_ids)
         self.num_prompt = len(self.token_ids)
 
     def key(self, index: int) -> bytes:
         """The key of block `index`, all of whose tokens are known."""
-        keys = self.keys
-        if len(keys) <= index:  # all that are known by now: many at once cost a third of one by one
-            keys += block_keys(self.token_ids[len(keys) * BLOCK_SIZE_TOKENS :], keys[-1] if keys else self.root)
-        return keys[index]
+        while len(self.keys) <= index:
+            self.add_keys()
+        return self.keys[index]
+
+    def add_keys(self) -> None:
+        """The next keys, first of a span, then of as many tokens again as have them.
+
+        One by one they cost three times as much; all at once they delay the first pass of a prompt that is not cached.
+        """
+        start = len(self.keys) * BLOCK_SIZE_TOKENS
+        parent = self.keys[-1] if self.keys else self.root
+        self.keys += block_keys(self.token_ids[start : start + max(SPAN_SIZE_TOKENS, start)], parent)
 
     def finish_reason(self, token: int) -> FinishReason | None:
         """Whether `token`, which has just been appended, ends the sequence."""

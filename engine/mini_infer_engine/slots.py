@@ -3,6 +3,8 @@
 It decides nothing about batches; it keeps page tables and sampling parameters true for whoever launches.
 """
 
+import struct
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -13,6 +15,9 @@ from mini_infer_engine.kernels.sample import SUPPRESSED_WIDTH, SamplingState
 from mini_infer_engine.kernels.slot_update import STATE_FIELDS, update_pages, update_slots
 from mini_infer_engine.models.errors import ModelError
 from mini_infer_engine.sampler import GREEDY_TEMPERATURE, noise_base
+
+_STATE = struct.Struct("<4q d q 2d q")
+"""One slot in the packet of `update_slots`: see STATE_FIELDS."""
 
 
 class SlotTable:
@@ -29,31 +34,28 @@ class SlotTable:
     def begin(self, rows: list[Row]) -> None:
         """Rows whose sample is their slot's first: their sampling parameters and lengths go to the device."""
         if rows:
-            packet = np.empty((len(rows), STATE_FIELDS), dtype=np.int64)
-            self.describe(rows, packet)
-            update_slots(to_device(packet, self.device), self.state)
+            packet = np.frombuffer(bytearray(self.describe(rows)), dtype=np.int64)
+            update_slots(to_device(packet.reshape(-1, STATE_FIELDS), self.device), self.state)
 
-    def describe(self, rows: list[Row], packet: np.ndarray) -> None:
-        """What `update_slots` needs of rows that begin, into [rows or more, STATE_FIELDS] int64.
+    def describe(self, rows: list[Row]) -> bytes:
+        """What `update_slots` needs of rows that begin: [rows, STATE_FIELDS] int64.
 
-        The lines behind theirs become the spare slot's.
+        Tokens that they may not choose are rare, and go to the device at once.
         """
-        floats = packet.view(np.float64)
-        packet[len(rows) :] = 0
-        packet[len(rows) :, 0] = self.spare_slot
-        floats[len(rows) :, 6] = 1.0
-        for index, row in enumerate(rows):
-            asks = row.sampling
-            assert asks is not None
-            greedy = asks.temperature < GREEDY_TEMPERATURE
-            # Sampling adds one to the length: before it, the position of the row's last token.
-            packet[index, :4] = (row.slot, row.start + row.count - 1, row.output_index, noise_base(row.noise_seed))
-            packet[index, 5] = max(0, asks.top_k)
-            packet[index, 8] = asks.min_tokens if row.suppressed_token_ids else 0
-            floats[index, 4] = 0.0 if greedy else 1.0 / asks.temperature
-            floats[index, 6:8] = asks.top_p, asks.min_p
+        for row in rows:
             if row.suppressed_token_ids:
                 self._suppress(row)
+        return b"".join(map(_packed_state, rows))
+
+    def describe_spare(self) -> bytes:
+        """The same of one line that changes nothing: the spare slot as it is."""
+        return _STATE.pack(self.spare_slot, 0, 0, 0, 0.0, 0, 1.0, 0.0, 0)
+
+    def compile_updates(self) -> None:
+        """Change nothing, so that no request waits for the compiler of `send_pages`' kernel."""
+        at = self.spare_slot * self.page_tables.shape[1]
+        page = int(self.page_tables[self.spare_slot, 0])
+        update_pages(torch.tensor([[at, page]], dtype=torch.int64, device=self.device), self.page_tables)
 
     def forget_pages(self, rows: list[Row]) -> None:
         """These slots prefill: what the device knows of their page tables is another sequence's."""
@@ -84,6 +86,22 @@ class SlotTable:
         padded = np.full(SUPPRESSED_WIDTH, -1, dtype=np.int32)
         padded[: len(token_ids)] = token_ids
         self.state.suppressed[row.slot].copy_(to_device(padded, self.device))
+
+
+def _packed_state(row: Row) -> bytes:
+    asks = row.sampling
+    assert asks is not None
+    return _STATE.pack(
+        row.slot,
+        row.start + row.count - 1,  # sampling adds one to the length
+        row.output_index,
+        noise_base(row.noise_seed),
+        0.0 if asks.temperature < GREEDY_TEMPERATURE else 1.0 / asks.temperature,
+        max(0, asks.top_k),
+        asks.top_p,
+        asks.min_p,
+        asks.min_tokens if row.suppressed_token_ids else 0,
+    )
 
 
 def page_table_width(max_model_len: int, page_size: int) -> int:

@@ -1,6 +1,8 @@
 import hashlib
 import struct
+from array import array
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -8,6 +10,8 @@ from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS, KEY_BYTES, block_keys,
 from tests.contract.conversations import quick
 
 tokens = st.lists(st.integers(0, 2**32 - 1), max_size=100)
+repeated = st.lists(st.integers(0, 1), max_size=4).map(lambda bits: [bit for bit in bits for _ in range(250)])
+"""Long enough for spans that are remembered, and so few that they come again."""
 names = st.text(max_size=5)
 
 
@@ -20,9 +24,10 @@ def test_golden_vectors() -> None:
 
 
 @quick
-@given(tokens, st.binary(min_size=16, max_size=16))
+@given(tokens | repeated, st.binary(min_size=16, max_size=16) | st.just(b"p" * 16))
 def test_keys_follow_the_written_rule(token_ids: list[int], parent: bytes) -> None:
     keys = block_keys(token_ids, parent)
+    assert block_keys(array("I", token_ids), parent) == keys
     assert len(keys) == len(token_ids) // BLOCK_SIZE_TOKENS
     for index, key in enumerate(keys):
         block = token_ids[16 * index : 16 * index + 16]
@@ -51,3 +56,9 @@ def test_roots_differ_where_anything_differs(one: tuple[str, str, str], two: tup
 
 def test_a_partial_block_has_no_key() -> None:
     assert block_keys(list(range(15)), root_key("")) == []
+
+
+@pytest.mark.parametrize("wrong", [-1, 2**32])
+def test_what_is_no_token_id_is_no_key(wrong: int) -> None:
+    with pytest.raises(OverflowError):
+        block_keys([wrong] * 16, root_key(""))

@@ -90,6 +90,19 @@ def test_ends(depth: int) -> None:
 
 
 @pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("max_tokens", [1, 2, 5])
+def test_no_pass_is_launched_for_a_request_that_must_end(depth: int, max_tokens: int) -> None:
+    engine, runner = make_engine(16, 16, MAX_MODEL_LEN, step_depth=depth)
+    engine.add(make_request("r", [1] * 40, max_tokens=max_tokens, ignore_eos=True))
+    launches_at_token = []
+    while engine.has_work:
+        outputs = engine.step()
+        launches_at_token += [len(runner.batches)] * len(outputs)
+    assert len(runner.batches) == max_tokens, "a prefill, and a decode for each token but the last"
+    assert launches_at_token == [min(step + depth, max_tokens) for step in range(1, max_tokens + 1)]
+
+
+@pytest.mark.parametrize("depth", [0, 1])
 def test_an_abort_is_silent_and_frees_within_two_steps(depth: int) -> None:
     engine, _ = make_engine(16, 16, MAX_MODEL_LEN, step_depth=depth)
     engine.add(make_request("gone", [1] * 40, max_tokens=None, ignore_eos=True))

@@ -121,7 +121,7 @@ def test_only_full_blocks_of_known_and_launched_tokens_are_published() -> None:
         sequence.num_computed = num_computed
         cache.publish(sequence)
         assert sequence.num_published == num_published
-    sequence.token_ids += TEXT[40:60]
+    sequence.token_ids.extend(TEXT[40:60])
     sequence.num_computed = 47
     cache.publish(sequence)
     assert sequence.num_published == 2

@@ -9,6 +9,7 @@ import triton.language as tl
 
 from mini_infer_engine.kernels.decode_plan import FIELDS, NO_WINDOW, DecodePlan
 from mini_infer_engine.kernels.rope_kv import Rotation
+from mini_infer_engine.kernels.sizes import next_power_of_2
 from mini_infer_engine.kernels.workspace import COUNTERS, Workspace
 
 _MERGED_VALUES = 4096
@@ -210,8 +211,8 @@ def decode_attention(
     programs = plan.entries.shape[0]
     q_heads = qkv.shape[1] // head_dim - 2 * kv_heads
     group = q_heads // kv_heads
-    dim_block = triton.next_power_of_2(head_dim)
-    merge_rows = triton.next_power_of_2(group)
+    dim_block = next_power_of_2(head_dim)
+    merge_rows = next_power_of_2(group)
     if out is None:
         out = torch.empty((rows, q_heads * head_dim), dtype=qkv.dtype, device=qkv.device)
     partials = programs * kv_heads * group * (dim_block + 2) if plan.splits else 0
@@ -239,7 +240,7 @@ def decode_attention(
             scale,
             plan.sliding_window or NO_WINDOW,
             GROUP=group,
-            GROUP_BLOCK=max(16, triton.next_power_of_2(group)),
+            GROUP_BLOCK=max(16, next_power_of_2(group)),
             HEAD_DIM=head_dim,
             DIM_BLOCK=dim_block,
             KV_HEADS=kv_heads,

@@ -10,6 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
+from mini_infer_engine.kernels.sizes import cdiv, next_power_of_2
+
 NO_WINDOW = 1 << 30
 FIELDS: tl.constexpr = tl.constexpr(8)
 """Of a program: row or -1, slot, position of the new token, first token, end, part, parts of its row, unused."""
@@ -114,11 +116,11 @@ def plan_decode(
     rows = positions.shape[0]
     cut = cut or (FEW if rows * kv_heads < MANY_LANES else MANY)
     wanted = max(cut.target_programs // kv_heads, int(rows * cut.programs_a_row))
-    most_blocks = triton.cdiv(min(most_tokens, sliding_window or most_tokens) + 1, cut.block_tokens)
+    most_blocks = cdiv(min(most_tokens, sliding_window or most_tokens) + 1, cut.block_tokens)
     programs = max(rows, min(wanted, rows * most_blocks))
     entries = torch.empty((programs, FIELDS.value), dtype=torch.int32, device=positions.device)
     if rows:
-        rows_block = triton.next_power_of_2(rows)
+        rows_block = next_power_of_2(rows)
         _plan_decode[(1,)](
             slots,
             positions,

@@ -4,6 +4,8 @@ import torch
 import triton
 import triton.language as tl
 
+from mini_infer_engine.kernels.sizes import cdiv
+
 
 @triton.jit
 def _gather(
@@ -37,7 +39,7 @@ def gather_decode_inputs(
     rows, width = slots.shape[0], embedding.shape[1]
     hidden = torch.empty((rows, width), dtype=embedding.dtype, device=slots.device)
     positions = torch.empty(rows, dtype=torch.int64, device=slots.device)
-    _gather[(rows, triton.cdiv(width, 1024))](
+    _gather[(rows, cdiv(width, 1024))](
         slots, last_tokens, lengths, embedding, hidden, positions, width, BLOCK=1024, num_warps=4
     )
     return hidden, positions

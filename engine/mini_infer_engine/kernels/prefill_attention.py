@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from mini_infer_engine.attention.prefill_rows import PrefillRows
+from mini_infer_engine.kernels.sizes import cdiv, next_power_of_2
 from mini_infer_engine.kernels.workspace import COUNTERS, Workspace
 
 SHORT_TOKENS = 1024
@@ -245,10 +246,10 @@ def prefill_attention(
     wide = q.dtype == torch.float32
     short = rows.longest_key <= SHORT_TOKENS or rows.longest_query * group <= 64
     row_block, block = (32, 32) if wide else (64, 64) if short else (128, 128)
-    full_tiles = triton.cdiv(tokens * group, row_block)
+    full_tiles = cdiv(tokens * group, row_block)
     tiles = full_tiles + sequences  # at most: each sequence may end with a part of one
     splits = max(1, min(16, TARGET_PROGRAMS // (max(1, full_tiles) * kv_heads)))
-    dim_block = triton.next_power_of_2(head_dim)
+    dim_block = next_power_of_2(head_dim)
     lanes = tiles * kv_heads
     if splits > 1 and lanes > COUNTERS:
         splits = 1

@@ -4,6 +4,8 @@ import torch
 import triton
 import triton.language as tl
 
+from mini_infer_engine.kernels.sizes import next_power_of_2
+
 
 @triton.jit
 def _rms_norm(x, weight, out, x_stride, width, eps, BLOCK: tl.constexpr):
@@ -20,7 +22,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Each row of x [rows, width] over its root mean square, times weight [width]; statistics in fp32."""
     rows, width = x.shape
     out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
-    block = triton.next_power_of_2(width)
+    block = next_power_of_2(width)
     if rows:
         _rms_norm[(rows,)](
             x,

@@ -8,6 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
+from mini_infer_engine.kernels.sizes import cdiv, next_power_of_2
+
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
@@ -102,7 +104,7 @@ def rope_kv(
     q_heads = qkv.shape[1] // head_dim - 2 * kv_heads
     heads = 4 if tokens < 64 else 8
     if tokens:
-        _rope_kv[(tokens, triton.cdiv(q_heads + 2 * kv_heads, heads))](
+        _rope_kv[(tokens, cdiv(q_heads + 2 * kv_heads, heads))](
             qkv,
             positions,
             kv_index,
@@ -118,7 +120,7 @@ def rope_kv(
             Q_HEADS=q_heads,
             KV_HEADS=kv_heads,
             HEAD_DIM=head_dim,
-            HALF_BLOCK=triton.next_power_of_2(head_dim // 2),
+            HALF_BLOCK=next_power_of_2(head_dim // 2),
             PAGE_SIZE=page_size,
             HEADS=heads,
             NORM=rotation.q_norm is not None,

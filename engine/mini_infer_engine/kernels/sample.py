@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from mini_infer_engine.kernels.sizes import cdiv, next_power_of_2
 from mini_infer_engine.kernels.workspace import Workspace
 
 SUPPRESSED_WIDTH = 32
@@ -258,12 +259,12 @@ def sample(logits: torch.Tensor, slots: torch.Tensor, state: SamplingState) -> t
         thresholds,
         vocabulary,
         logits.stride(0),
-        BLOCK=min(8192, triton.next_power_of_2(vocabulary)),
+        BLOCK=min(8192, next_power_of_2(vocabulary)),
         WIDTH=SUPPRESSED_WIDTH,
         num_warps=16,
     )
-    block = min(2048, triton.next_power_of_2(vocabulary))
-    splits = min(64, triton.next_power_of_2(max(1, min(triton.cdiv(vocabulary, block), 1056 // rows))))
+    block = min(2048, next_power_of_2(vocabulary))
+    splits = min(64, next_power_of_2(max(1, min(cdiv(vocabulary, block), 1056 // rows))))
     partial_values = torch.empty((rows, splits), dtype=torch.float32, device=logits.device)
     partial_tokens = torch.empty((rows, splits), dtype=torch.int32, device=logits.device)
     _choose[(rows, splits)](

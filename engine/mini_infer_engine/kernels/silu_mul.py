@@ -4,6 +4,8 @@ import torch
 import triton
 import triton.language as tl
 
+from mini_infer_engine.kernels.sizes import cdiv
+
 
 @triton.jit
 def _silu_mul(packed, out, width, BLOCK: tl.constexpr):
@@ -20,5 +22,5 @@ def silu_mul(packed: torch.Tensor) -> torch.Tensor:
     rows, width = packed.shape[0], packed.shape[1] // 2
     out = torch.empty((rows, width), dtype=packed.dtype, device=packed.device)
     if rows:
-        _silu_mul[(rows, triton.cdiv(width, 1024))](packed, out, width, BLOCK=1024, num_warps=4)
+        _silu_mul[(rows, cdiv(width, 1024))](packed, out, width, BLOCK=1024, num_warps=4)
     return out

@@ -20,6 +20,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from mini_infer_engine.kernels.few_rows_linear import few_rows_linear
+from mini_infer_engine.kernels.sizes import cdiv, next_power_of_2
 from mini_infer_engine.kernels.workspace import COUNTERS, Workspace
 
 MAX_ROWS = 64
@@ -194,7 +195,7 @@ class HalfNormed:
 
 def row_block_of(rows: int) -> int:
     """Rows of the tile that computes `rows` of them: 16, 32 or 64."""
-    return max(16, triton.next_power_of_2(rows))
+    return max(16, next_power_of_2(rows))
 
 
 def skinny_linear(
@@ -242,7 +243,7 @@ def _launch(
     rows, width = values.shape
     columns = weight.shape[0] // 2 if gated else weight.shape[0]
     row_block = row_block_of(rows)
-    blocks, steps = triton.cdiv(columns, config.block_n), triton.cdiv(width, config.block_k)
+    blocks, steps = cdiv(columns, config.block_n), cdiv(width, config.block_k)
     out = torch.empty((rows, columns), dtype=values.dtype, device=values.device)
     scaled, sums = out, None
     if next_norm is not None:
@@ -256,8 +257,8 @@ def _launch(
         grid, share, split = (blocks, splits), 0, splits > 1
         num_partials = blocks * splits * row_block * config.block_n
     else:
-        share = triton.cdiv(blocks * steps, config.programs) if config.programs else steps
-        grid, split = (triton.cdiv(blocks * steps, share),), share % steps != 0
+        share = cdiv(blocks * steps, config.programs) if config.programs else steps
+        grid, split = (cdiv(blocks * steps, share),), share % steps != 0
         num_partials = 2 * grid[0] * row_block * config.block_n * (2 if gated else 1)
     assert not split or blocks <= COUNTERS
     workspace = Workspace.of(values.device, partials=num_partials if split else 0)
@@ -282,7 +283,7 @@ def _launch(
         "BIAS": bias is not None,
         "RESIDUAL": residual is not None,
         "GATED": gated,
-        "PARTS": triton.next_power_of_2(parts) if parts else 0,
+        "PARTS": next_power_of_2(parts) if parts else 0,
         "NEXT_NORM": next_norm is not None,
         "PRECISION": "ieee" if values.dtype == torch.float32 else "tf32",
         "num_warps": config.warps,

@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 
 from mini_infer_engine.kernels.sample import SamplingState
+from mini_infer_engine.kernels.sizes import cdiv
 
 STATE_FIELDS = 9
 """slot, length, output index, noise seed, 1/temperature, top_k, top_p, min_p, suppress_until; floats as fp64 bits."""
@@ -64,4 +65,4 @@ def update_slots(packet: torch.Tensor, state: SamplingState) -> None:
 def update_pages(packet: torch.Tensor, page_tables: torch.Tensor) -> None:
     """Packet [entries, 2] int64 on the device: flat index into page_tables [slots, width], page id."""
     count = packet.shape[0]
-    _update_pages[(triton.cdiv(count, 256),)](packet, page_tables, count, BLOCK=256, num_warps=2)
+    _update_pages[(cdiv(count, 256),)](packet, page_tables, count, BLOCK=256, num_warps=2)

@@ -5,6 +5,7 @@ do it sleeps in poll.
 """
 
 import ctypes
+import gc
 import logging
 import os
 import shutil
@@ -144,6 +145,8 @@ def serve(config: CoreConfig, folder: Path) -> None:
     try:
         publisher = EventPublisher(context, config.host, config.events_port, config.replay_port)
         built = build_engine(config.settings, config.dry_run)
+        gc.collect()
+        gc.freeze()  # what is here now stays: without, each full collection walks all of it while requests wait
         send(router, front, messages.Ready(built.model))
         CoreLoop(built.engine, router, publisher, config.parent_pid, {front}).run()
         publisher.close()

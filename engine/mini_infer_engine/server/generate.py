@@ -63,6 +63,9 @@ async def _prepare(
             )
         prompts = [await text.in_thread(chat_prompt_ids, text.encoder, body)]
         prompt_name = "messages"
+    elif text.encoder is None:
+        prompts = completion_prompt_ids(None, body)  # nothing to tokenise: the way through a thread takes longer
+        prompt_name = "prompt"
     else:
         prompts = await text.in_thread(completion_prompt_ids, text.encoder, body)
         prompt_name = "prompt"

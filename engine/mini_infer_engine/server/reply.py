@@ -3,15 +3,14 @@
 Stop strings are found here, so a reply may be finished while the core still works: `wants_abort` says so.
 """
 
-from dataclasses import dataclass
+import msgspec
 
 from mini_infer_engine.request import FinishReason, Output, Request
 from mini_infer_engine.server.detokenizer import Decoder, Detokenizer
 from mini_infer_engine.server.stop_strings import StopStrings
 
 
-@dataclass(slots=True)
-class Piece:
+class Piece(msgspec.Struct, gc=False):
     """What one step added to a reply."""
 
     text: str

@@ -1,0 +1,177 @@
+"""Where the time of one request goes between the host and the device, stage by stage, through `LLM.generate`.
+
+python benchmarks/host_request.py [--model DIR] [--rounds 200] [--profile CASE]
+
+With --model, random weights on a GPU. Without, no GPU is needed, only triton: the runner prepares each pass as on a GPU
+(page tables, packed inputs, slots) and runs nothing. Rows are medians in microseconds: from the call to the launch, the
+launch, what the host does while the device works, waiting for it, and from the first token to the return.
+"""
+
+import argparse
+import contextlib
+import cProfile
+import pstats
+import random
+import time
+from functools import partial
+from itertools import pairwise
+from statistics import median
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+
+from mini_infer_engine import LLM, SamplingParams, build, graph_runner, llm, slots
+from mini_infer_engine.batch import Batch
+from mini_infer_engine.engine import Engine
+from mini_infer_engine.graphs import PrefillGraph, decode_buckets, prefill_buckets
+from mini_infer_engine.runner import PassHandle
+from mini_infer_engine.server.messages import ModelInfo
+from mini_infer_engine.settings import EngineSettings
+
+VOCABULARY = 150_000
+SETTINGS: dict[str, Any] = {"max_model_len": 16_384, "max_num_seqs": 512, "skip_tokenizer_init": True}
+STAGES = ("before launch", "launch", "beside the device", "waiting", "after")
+
+
+def _nothing(*_: object) -> None:
+    pass
+
+
+class IdleRunner(graph_runner.GraphRunner):
+    """Prepares passes in main memory and answers token 0 at once."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        self._settings, self.device = settings, torch.device("cpu")
+        self.page_size, self.num_pages = 128, 30_000
+        self.pool = SimpleNamespace(spare_page=self.num_pages, copy=_nothing)
+        width = slots.page_table_width(SETTINGS["max_model_len"], self.page_size)
+        self.table = slots.SlotTable(settings.max_num_seqs, width, self.num_pages, self.device)
+        self._is_launch_bound = True
+        self._buckets = decode_buckets(settings.max_num_seqs)
+        self._loaded_slots = (0, [])
+        self.decode_slots = torch.zeros(self._buckets[-1], dtype=torch.int32)
+        self.decode_graphs = {size: SimpleNamespace(replay=partial(torch.zeros, size)) for size in self._buckets}
+        self.prefill_graphs = {size: PrefillGraph(self, size) for size in prefill_buckets(0, 8192)}
+        for graph in self.prefill_graphs.values():
+            graph.tokens, graph.graph = torch.zeros(graph.num_sequences), SimpleNamespace(replay=_nothing)
+
+    def _eager(self, batch: Batch) -> torch.Tensor:
+        inputs = graph_runner.build_inputs(batch, self.page_size, self.pool.spare_page, self.device)
+        return torch.zeros(len(inputs.sample_rows))
+
+    def _handle(self, rows: list[Any], tokens: torch.Tensor) -> PassHandle:
+        sampling = [index for index, row in enumerate(rows) if row.sampling is not None]
+        return PassHandle(sampling, len(rows), tokens.long(), None)
+
+
+def idle_llm(patches: contextlib.ExitStack) -> LLM:
+    """Around an IdleRunner; what touches a device does nothing from now on."""
+
+    def build_idle(settings: EngineSettings, *_: object, record_events: bool) -> build.BuiltEngine:
+        settings = llm.msgspec.structs.replace(settings, max_num_batched_tokens=8192)
+        runner = IdleRunner(settings)
+        info = ModelInfo(max_model_len=16_384, vocab_size=VOCABULARY, page_size=128, num_pages=runner.num_pages)
+        return build.BuiltEngine(Engine(settings, runner, (), 16_384, "idle", record_events=record_events), info)
+
+    def unpinned(chosen: list[int], length: int, spare_slot: int) -> torch.Tensor:
+        return torch.tensor([*chosen, *[spare_slot] * (length - len(chosen))], dtype=torch.int32)
+
+    for owner, name, instead in (
+        (slots, "update_slots", _nothing),
+        (slots, "update_pages", _nothing),
+        (graph_runner, "slot_tensor", unpinned),
+        (PrefillGraph, "_run", _nothing),
+        (torch.cuda, "graph", lambda *_, **__: contextlib.nullcontext()),
+        (torch.cuda, "CUDAGraph", mock.Mock),
+        (llm, "build_engine", build_idle),
+    ):
+        patches.enter_context(mock.patch.object(owner, name, instead))
+    patches.enter_context(mock.patch.object(IdleRunner, "graph_memory", None, create=True))
+    return LLM("dry", **SETTINGS)
+
+
+class Clock:
+    """When the first pass since `start` was launched and when the last was collected."""
+
+    def __init__(self, runner: Any) -> None:
+        self._launch, self._collect = runner.launch, runner.collect
+        self._marks: list[float] = []
+        self.passes = 0
+        runner.launch, runner.collect = self.launch, self.collect
+
+    def launch(self, batch: Batch) -> Any:
+        """The runner's, timed."""
+        self.passes += 1
+        self._marks.append(time.perf_counter())
+        handle = self._launch(batch)
+        self._marks.append(time.perf_counter())
+        return handle
+
+    def collect(self, handle: Any) -> Any:
+        """The runner's, timed."""
+        self._marks.append(time.perf_counter())
+        tokens = self._collect(handle)
+        self._marks.append(time.perf_counter())
+        return tokens
+
+    def stages_us(self, start: float, end: float) -> list[float]:
+        """Of the one pass that was run."""
+        marks, self._marks = [start, *self._marks, end], []
+        return [(after - before) * 1e6 for before, after in pairwise(marks)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="a folder with config.json")
+    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--profile", metavar="CASE", help="also show the functions of this case")
+    options = parser.parse_args()
+    with contextlib.ExitStack() as patches:
+        model = LLM(options.model, load_format="dummy", **SETTINGS) if options.model else idle_llm(patches)
+        measure(model, options.rounds, options.profile)
+
+
+def measure(model: LLM, rounds: int, profiled: str | None) -> None:
+    dice = random.Random(0)
+    clock = Clock(model._engine._runner)
+    profile = cProfile.Profile()
+
+    def ask(prompts: list[list[int]], max_tokens: int) -> list[float]:
+        asks = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, detokenize=False)
+        start = time.perf_counter()
+        model.generate([{"prompt_token_ids": prompt} for prompt in prompts], asks, use_tqdm=False)
+        return clock.stages_us(start, time.perf_counter())
+
+    def tokens(count: int) -> list[int]:
+        return [dice.randrange(VOCABULARY) for _ in range(count)]
+
+    print(f"{'us':12}", *(f"{stage:>18}" for stage in (*STAGES, "all")))
+    for name, cached, new in (("512", 0, 512), ("4096 + 128", 4096, 128), ("4000 + 128", 4000, 128), ("8192", 0, 8192)):
+        prefix = tokens(cached)
+        ask([prefix + tokens(new)], 1)
+        before, found = clock.passes, []
+        for _ in range(rounds):
+            prompt = prefix + tokens(new)
+            if name == profiled:
+                profile.enable()
+            found.append(ask([prompt], 1))
+            profile.disable()
+        assert clock.passes == before + rounds, "one pass a request"
+        middles = [median(stage) for stage in zip(*found, strict=True)]
+        print(f"{name:12}", *(f"{value:18.0f}" for value in (*middles, median(map(sum, found)))))
+    if profiled:
+        pstats.Stats(profile).sort_stats("tottime").print_stats(25)
+
+    elapsed = []
+    for max_tokens in (1, 257):
+        prompts = [tokens(64) for _ in range(256)]
+        start = time.perf_counter()
+        ask(prompts, max_tokens)
+        elapsed.append(time.perf_counter() - start)
+    print(f"256 sequences: {(elapsed[1] - elapsed[0]) / 256 * 1e6:.0f} us a decode step, all included")
+
+
+if __name__ == "__main__":
+    main()
