@@ -101,23 +101,16 @@ def test_more_suppressed_ids_than_a_slot_holds_are_refused() -> None:
         SlotTable(1, 4, 0, DEVICE).begin([Row(0, 0, 1, [0], [0], params, suppressed_token_ids=many)])
 
 
-@pytest.mark.parametrize("page_size", [16, 256])
 @pytest.mark.parametrize(("rows", "width", "dtype"), cases([(3, 70, FP32)], [(1, 1024, BF16), (64, 3584, BF16)]))
-def test_gather_reads_tokens_places_and_pages_of_slots(
-    rows: int, width: int, dtype: torch.dtype, page_size: int
-) -> None:
+def test_gather_reads_tokens_and_places_of_slots(rows: int, width: int, dtype: torch.dtype) -> None:
     slots = torch.randperm(rows + 5, generator=torch.Generator().manual_seed(1))[:rows].to(torch.int32).to(DEVICE)
     generator = torch.Generator().manual_seed(2)
     last_tokens = torch.randint(0, 50, (rows + 5,), generator=generator).to(DEVICE)
-    lengths = torch.randint(0, 6 * page_size, (rows + 5,), generator=generator).to(torch.int32).to(DEVICE)
-    tables = torch.randint(0, 1000, (rows + 5, 6), generator=generator).to(torch.int32).to(DEVICE)
+    lengths = torch.randint(0, 1000, (rows + 5,), generator=generator).to(torch.int32).to(DEVICE)
     embedding = normal(50, width, dtype=dtype)
-    hidden, positions, kv_index = gather_decode_inputs(slots, last_tokens, lengths, tables, embedding, page_size)
-    wanted = lengths[slots].long()
+    hidden, positions = gather_decode_inputs(slots, last_tokens, lengths, embedding)
     assert torch.equal(hidden, embedding[last_tokens[slots]])
-    assert torch.equal(positions, wanted)
-    pages = tables[slots].gather(1, (wanted // page_size)[:, None])[:, 0].long()
-    assert torch.equal(kv_index, pages * page_size + wanted % page_size)
+    assert torch.equal(positions, lengths[slots].long())
 
 
 @pytest.mark.parametrize("entries", cases([1, 300], [5000]))
