@@ -11,7 +11,7 @@ cd "$(dirname "$0")/.."
 directory=${GPU_DIR:-.gpu}
 archive=${1:-${FLASH_ATTN_ARCHIVE:-}}
 python_version=${GPU_PYTHON:-3.12}
-packages=${GPU_PACKAGES:-annotated-types fastapi httptools msgspec pydantic pydantic-core pyzmq starlette typing-inspection uvicorn}
+packages=${GPU_PACKAGES:-annotated-types fastapi httptools msgspec opentelemetry-api pydantic pydantic-core pyzmq starlette typing-inspection uvicorn}
 fail() { printf 'pack_gpu.sh: %s\n' "$*" >&2; exit 1; }
 
 mkdir -p "$directory"

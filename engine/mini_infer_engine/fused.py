@@ -31,6 +31,15 @@ Attend = Callable[..., Tensor]
 
 
 @dataclass(frozen=True, slots=True)
+class Wanted:
+    """The tokens whose stream is read after the last layer, which computes only keys and values of the others."""
+
+    rows: Tensor  # [wanted]
+    attend: Attend
+    """Attention of these tokens alone."""
+
+
+@dataclass(frozen=True, slots=True)
 class Stream:
     """The residual stream between two products."""
 
@@ -51,8 +60,13 @@ class FusedDecoder:
         self.layers: list[DecoderLayer] = list(model.model.layers)  # type: ignore[arg-type]  # ModuleList is untyped
         self.layer_pools = list(pool.pages.unbind(1))  # views [pages, 2, page_size, kv_heads, head_dim]
 
-    def forward(self, hidden: Tensor, positions: Tensor, kv_index: Tensor, attend: Attend) -> Stream:
-        """Embedded tokens [tokens, hidden] to the residual stream after the last layer, before the last norm."""
+    def forward(
+        self, hidden: Tensor, positions: Tensor, kv_index: Tensor, attend: Attend, wanted: Wanted | None = None
+    ) -> Stream:
+        """Embedded tokens [tokens, hidden] to the residual stream after the last layer, before the last norm.
+
+        Of all tokens, or of those that are wanted.
+        """
         assert self.model.rotary is not None
         table = self.model.rotary.table
         stream = Stream(hidden)
@@ -72,6 +86,10 @@ class FusedDecoder:
                 None if k_norm is None else k_norm.weight,
                 0.0 if q_norm is None else q_norm.eps,
             )
+            if wanted is not None and layer is self.layers[-1]:
+                q, stream, attend = q.index_select(0, wanted.rows), stream.select(wanted.rows), wanted.attend
+                if not wanted.rows.shape[0]:
+                    break
             mixed = attend(q, self.layer_pools[index], index)
             stream = _residual_product(mixed, attention.o_proj, stream, layer.post_attention_layernorm)
             norm, gate_up = layer.post_attention_layernorm, mlp.gate_up_proj
@@ -113,4 +131,6 @@ def _residual_product(x: Tensor, linear: Linear, stream: Stream, next_norm: RMSN
 def _skinny(x: Tensor, weight: Tensor, *, gated: bool = False) -> SkinnyConfig | None:
     """How our kernel cuts this product; None where there are too many rows, or cuBLAS was measured faster."""
     rows, (columns, width) = x.shape[0], weight.shape
-    return skinny_config(rows, columns // 2 if gated else columns, width, gated=gated) if rows <= MAX_ROWS else None
+    if rows > MAX_ROWS:
+        return None
+    return skinny_config(rows, columns // 2 if gated else columns, width, x.dtype, gated=gated)

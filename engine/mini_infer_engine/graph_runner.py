@@ -19,8 +19,8 @@ from tqdm import tqdm
 
 from mini_infer_engine.attention.prefill_rows import PrefillRows
 from mini_infer_engine.batch import Batch, Row
-from mini_infer_engine.fused import Attend, FusedDecoder, Stream
-from mini_infer_engine.graphs import PREFILL_BUCKETS, PREFILL_SEQUENCES, DecodeGraph, PrefillGraph, decode_buckets
+from mini_infer_engine.fused import Attend, FusedDecoder, Stream, Wanted
+from mini_infer_engine.graphs import DecodeGraph, PrefillGraph, decode_buckets, is_launch_bound, prefill_buckets
 from mini_infer_engine.inputs import PassInputs, build_inputs
 from mini_infer_engine.kernels.decode_attention import decode_attention, splits_for
 from mini_infer_engine.kernels.prefill_attention import prefill_attention
@@ -73,12 +73,12 @@ class GraphRunner(TorchRunner):
         started = time.perf_counter()
         largest = self._settings.max_num_seqs
         self._buckets = decode_buckets(largest)
+        self._is_launch_bound = is_launch_bound(self._weight_bytes)
         self.decode_slots = torch.full(
             (self._buckets[-1],), self.table.spare_slot, dtype=torch.int32, device=self.device
         )
         self.graph_memory = torch.cuda.graph_pool_handle()
-        budget = self._settings.max_num_batched_tokens or 1 << 30
-        prefills = [tokens for tokens in PREFILL_BUCKETS if tokens <= budget]
+        prefills = prefill_buckets(self._weight_bytes, self._settings.max_num_batched_tokens or 1 << 30)
         with (
             torch.inference_mode(),
             tqdm(
@@ -89,6 +89,7 @@ class GraphRunner(TorchRunner):
             for tokens in reversed(prefills):
                 self.prefill_graphs[tokens] = PrefillGraph(self, tokens)
                 progress.update()
+            self.prefill_graphs = dict(sorted(self.prefill_graphs.items()))
             for bucket in reversed(self._buckets):
                 self.decode_graphs[bucket] = DecodeGraph(self, bucket)
                 progress.update()
@@ -114,11 +115,10 @@ class GraphRunner(TorchRunner):
         with torch.inference_mode():
             self.pool.copy(batch.copies)
             self.table.forget_pages(prefills)
-            self.table.begin([row for row in prefills if row.sampling is not None])
             prefill_graph = self._prefill_graph(prefills) if prefills else None
             if not prefills and self.decode_graphs:
                 tokens = self._decode(rows)
-            elif prefill_graph is not None and (not decodes or self._replays_beat_one_pass):
+            elif prefill_graph is not None and (not decodes or self._is_launch_bound):
                 # All graphs share memory: the next may overwrite what one leaves behind, so decode's tokens are copied.
                 parts = [self._decode(rows[:decodes]).clone()] if decodes else []
                 prefill_graph.load(prefills)
@@ -128,6 +128,7 @@ class GraphRunner(TorchRunner):
                     chosen = chosen[wanted] if wanted else chosen[:0]
                 tokens = torch.cat([*parts, chosen]) if parts else chosen
             else:
+                self.table.begin([row for row in prefills if row.sampling is not None])
                 tokens = self._eager(batch)
             return self._handle(rows, tokens)
 
@@ -153,14 +154,10 @@ class GraphRunner(TorchRunner):
     def _prefill_graph(self, rows: list[Row]) -> PrefillGraph | None:
         """The smallest captured prefill that holds these rows."""
         tokens = sum(row.count for row in rows)
-        if len(rows) > PREFILL_SEQUENCES:
-            return None
-        return next((graph for size, graph in sorted(self.prefill_graphs.items()) if size >= tokens), None)
-
-    @property
-    def _replays_beat_one_pass(self) -> bool:
-        """Whether reading the weights twice takes less than launching one mixed pass kernel by kernel."""
-        return bool(self.decode_graphs) and self._weight_bytes < 6_000_000_000
+        for graph in self.prefill_graphs.values():
+            if graph.num_tokens >= tokens and graph.num_sequences >= len(rows):
+                return graph
+        return None
 
     @property
     def _weight_bytes(self) -> int:
@@ -168,26 +165,32 @@ class GraphRunner(TorchRunner):
 
     def _eager(self, batch: Batch) -> Tensor:
         """Any batch, kernel by kernel: the tokens of its sampling rows."""
-        inputs, stream = self._stream(batch)
+        inputs = build_inputs(batch, self.page_size, self.pool.spare_page, self.device)
+        wanted = Wanted(inputs.sample_rows, self._attention(inputs, inputs.sample_starts, longest_query=1))
+        stream = self._stream(inputs, wanted)
         if not inputs.sample_rows.shape[0]:
             return inputs.sample_rows
-        logits = self.fused.logits(stream.select(inputs.sample_rows))
-        return sample(logits, inputs.sample_slots.to(torch.int32), self.table.state)
+        return sample(self.fused.logits(stream), inputs.sample_slots.to(torch.int32), self.table.state)
 
     def logits(self, batch: Batch) -> Tensor:
         """See `TorchRunner.logits`."""
         with torch.inference_mode():
-            return self.fused.logits(self._stream(batch)[1])
+            inputs = build_inputs(batch, self.page_size, self.pool.spare_page, self.device)
+            return self.fused.logits(self._stream(inputs))
 
-    def _stream(self, batch: Batch) -> tuple[PassInputs, Stream]:
-        """Inputs on the device and the residual stream of all tokens after the last layer."""
-        inputs = build_inputs(batch, self.page_size, self.pool.spare_page, self.device)
+    def _stream(self, inputs: PassInputs, wanted: Wanted | None = None) -> Stream:
+        """The residual stream of all tokens, or of those wanted, after the last layer."""
         token_ids, state = inputs.token_ids, self.table.state
         if inputs.pending_slots.shape[0]:
             pending = state.last_tokens.index_select(0, inputs.pending_slots)
             token_ids = token_ids.index_copy(0, inputs.pending_tokens, pending)
         hidden = functional.embedding(token_ids, self.model.model.embed_tokens.weight)
         kv_index = inputs.write_pages * self.page_size + inputs.write_offsets
+        attend = self._attention(inputs, inputs.query_starts, max(inputs.counts))
+        return self.fused.forward(hidden, inputs.positions, kv_index, attend, wanted)
+
+    def _attention(self, inputs: PassInputs, query_starts: Tensor, longest_query: int) -> Attend:
+        """Attention of a mixed pass, one new token a decoding row first; `query_starts` [rows + 1] are the others'."""
         decodes = inputs.num_decodes
         tables = inputs.page_tables.to(torch.int32)
         passes: list[tuple[slice, Attend]] = []
@@ -195,15 +198,13 @@ class GraphRunner(TorchRunner):
             own_rows = torch.arange(decodes, dtype=torch.int32, device=self.device)
             attend = self.decode_attention_pass(tables, own_rows, inputs.positions[:decodes], decodes)
             passes.append((slice(0, decodes), attend))
-        if len(batch.rows) > decodes:
+        if len(inputs.counts) > decodes:
             ends = inputs.ends[decodes:].to(torch.int32)
-            query_starts = (inputs.query_starts[decodes:] - decodes).to(torch.int32)
+            starts = (query_starts[decodes:] - decodes).to(torch.int32)
             key_starts = functional.pad(ends.cumsum(0), (1, 0)).to(torch.int32)
-            counts, starts = inputs.counts[decodes:], inputs.starts[decodes:]
-            longest_key = max(start + count for start, count in zip(starts, counts, strict=True))
-            prefills = PrefillRows(tables[decodes:], query_starts, key_starts, ends, max(counts), longest_key)
-            attend = self.prefill_attention_pass(prefills)
-            passes.append((slice(decodes, None), attend))
+            longest_key = max(start + count for start, count in zip(inputs.starts, inputs.counts, strict=True))
+            prefills = PrefillRows(tables[decodes:], starts, key_starts, ends, longest_query, longest_key)
+            passes.append((slice(decodes, None), self.prefill_attention_pass(prefills)))
 
         def attend_all(q: Tensor, pages: Tensor, layer: int) -> Tensor:
             if len(passes) == 1:
@@ -213,7 +214,7 @@ class GraphRunner(TorchRunner):
                 attend(q[rows], pages, layer, mixed[rows])
             return mixed
 
-        return inputs, self.fused.forward(hidden, inputs.positions, kv_index, attend_all)
+        return attend_all
 
     def decode_attention_pass(self, tables: Tensor, slots: Tensor, positions: Tensor, rows: int) -> Attend:
         """Attention of one token a row; `tables` is read at row `slots`."""

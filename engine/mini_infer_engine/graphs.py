@@ -12,17 +12,32 @@ from torch.nn import functional
 
 from mini_infer_engine.attention.prefill_rows import PrefillRows
 from mini_infer_engine.batch import Row
-from mini_infer_engine.inputs import to_device
+from mini_infer_engine.fused import Wanted
 from mini_infer_engine.kernels.gather import gather_decode_inputs
 from mini_infer_engine.kernels.sample import sample
+from mini_infer_engine.kernels.slot_update import STATE_FIELDS, update_slots
 
 if TYPE_CHECKING:
     from mini_infer_engine.graph_runner import GraphRunner
 
-PREFILL_BUCKETS = (32, 64, 128, 256, 512, 1024, 2048)
-"""Prompt tokens of a captured prefill; above, the GPU takes longer than the host's launches anyway."""
-PREFILL_SEQUENCES = 8
-"""Prompts of a captured prefill."""
+_PREFILL_BUCKETS = (32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 2560, 3072, 3584, 4096)
+_LAUNCH_BOUND_BYTES = 6_000_000_000
+
+
+def is_launch_bound(weight_bytes: int) -> bool:
+    """Whether the GPU reads these weights twice in less time than the host takes to launch a pass kernel by kernel."""
+    return weight_bytes < _LAUNCH_BOUND_BYTES
+
+
+def prefill_buckets(weight_bytes: int, largest: int) -> list[int]:
+    """Prompt tokens of captured prefills; above, the GPU takes longer than the host's launches anyway."""
+    largest = min(largest, 4096 if is_launch_bound(weight_bytes) else 2048)
+    return [tokens for tokens in _PREFILL_BUCKETS if tokens <= largest]
+
+
+def prefill_sequences(tokens: int) -> int:
+    """Prompts of a captured prefill."""
+    return max(8, tokens // 64)
 
 
 def decode_buckets(largest: int) -> list[int]:
@@ -68,35 +83,34 @@ class PrefillGraph:
 
     def __init__(self, runner: "GraphRunner", tokens: int) -> None:
         self._runner = runner
-        self.tokens_of_bucket = tokens
+        self.num_tokens, self.num_sequences = tokens, prefill_sequences(tokens)
         self._width = runner.table.page_tables.shape[1]
-        parts = self._split(np.zeros(self._length(), dtype=np.int32))
-        self._packed = torch.zeros(self._length(), dtype=torch.int32, device=runner.device)
-        self._parts = self._packed.split([part.size for part in parts])  # type: ignore[no-untyped-call]  # torch's
+        sequences = self.num_sequences
+        # Slot packet (int64, hence first), token ids, positions, kv index, query starts, key starts, ends, sample rows,
+        # slots, page tables.
+        sizes = [2 * STATE_FIELDS * sequences, *[tokens] * 3, *[sequences + 1] * 2, *[sequences] * 3]
+        self._sizes = [*sizes, sequences * self._width]
+        self._packed = torch.zeros(sum(self._sizes), dtype=torch.int32, device=runner.device)
         self.load([])
         self.graph = torch.cuda.CUDAGraph()
         self._run()
         with torch.cuda.graph(self.graph, pool=runner.graph_memory):
             self._run()
 
-    def _length(self) -> int:
-        return 3 * self.tokens_of_bucket + 2 * (PREFILL_SEQUENCES + 1) + PREFILL_SEQUENCES * (3 + self._width)
-
-    def _split(self, packed: np.ndarray) -> list[np.ndarray]:
-        """Token ids, positions, kv index, query starts, key starts, ends, sample rows, slots, page tables."""
-        tokens, sequences = self.tokens_of_bucket, PREFILL_SEQUENCES
-        sizes = [tokens] * 3 + [sequences + 1] * 2 + [sequences] * 3 + [sequences * self._width]
-        return np.split(packed, np.cumsum(sizes)[:-1])
-
     def load(self, rows: list[Row]) -> None:
         """Lay rows out for the next replay. Padded tokens write to the spare page; padded sequences have none."""
         runner = self._runner
         page_size, spare_page = runner.page_size, runner.pool.spare_page
-        packed = np.zeros(self._length(), dtype=np.int32)
-        token_ids, positions, kv_index, query_starts, key_starts, ends, sample_rows, slots, tables = self._split(packed)
+        packed = torch.zeros(self._packed.shape, dtype=torch.int32, pin_memory=True)
+        packet, token_ids, positions, kv_index, query_starts, key_starts, ends, sample_rows, slots, tables = np.split(
+            packed.numpy(), np.cumsum(self._sizes)[:-1]
+        )
+        beginning = [row for row in rows if row.sampling is not None]
+        runner.table.describe(beginning, packet.view(np.int64).reshape(self.num_sequences, STATE_FIELDS))
         kv_index[:] = spare_page * page_size
         slots[:] = runner.table.spare_slot
         tables[:] = spare_page
+        ends[:] = 1  # the last layer attends from one token of each, a padded one too
         begin = 0
         for index, row in enumerate(rows):
             assert row.token_ids is not None
@@ -114,21 +128,24 @@ class PrefillGraph:
             if row.sampling is not None:
                 slots[index] = row.slot
             begin = stop
-        self._packed.copy_(to_device(packed, runner.device))
+        self._packed.copy_(packed, non_blocking=True)
 
     def _run(self) -> None:
         runner = self._runner
-        token_ids, positions, kv_index, query_starts, key_starts, ends, sample_rows, slots, tables = self._parts
+        parts = self._packed.split(self._sizes)  # type: ignore[no-untyped-call]  # torch's
+        packet, token_ids, positions, kv_index, query_starts, key_starts, ends, sample_rows, slots, tables = parts
+        update_slots(packet.view(torch.int64).view(-1, STATE_FIELDS), runner.table.state)
         hidden = functional.embedding(token_ids, runner.model.model.embed_tokens.weight)
-        page_tables = tables.view(PREFILL_SEQUENCES, self._width)
+        page_tables = tables.view(self.num_sequences, self._width)
         longest_key = self._width * runner.page_size
-        rows = PrefillRows(page_tables, query_starts, key_starts, ends, self.tokens_of_bucket, longest_key)
-        attend = runner.prefill_attention_pass(rows)
-        stream = runner.fused.forward(hidden, positions, kv_index, attend)
-        logits = runner.fused.logits(stream.select(sample_rows))
-        self.tokens = sample(logits, slots, runner.table.state)
+        rows = PrefillRows(page_tables, query_starts, key_starts, ends, self.num_tokens, longest_key)
+        one_each = torch.arange(self.num_sequences + 1, dtype=torch.int32, device=hidden.device)
+        last_tokens = PrefillRows(page_tables, one_each, key_starts, ends, 1, longest_key)
+        wanted = Wanted(sample_rows, runner.prefill_attention_pass(last_tokens))
+        stream = runner.fused.forward(hidden, positions, kv_index, runner.prefill_attention_pass(rows), wanted)
+        self.tokens = sample(runner.fused.logits(stream), slots, runner.table.state)
 
     def replay(self) -> Tensor:
-        """Run what was loaded; a token for each of PREFILL_SEQUENCES, of which those of real sampling rows count."""
+        """Run what was loaded; a token for each of `num_sequences`, of which those of real sampling rows count."""
         self.graph.replay()
         return self.tokens

@@ -30,6 +30,7 @@ class PassInputs:
     ends: Tensor  # [rows] start + count
     query_starts: Tensor  # [rows + 1] where each row's tokens begin
     sample_rows: Tensor  # [samples] index of each sampling row's last token
+    sample_starts: Tensor  # [rows + 1] samples before each row
     sample_slots: Tensor  # [samples]
     pending_tokens: Tensor  # [pending] tokens whose id only the device knows
     pending_slots: Tensor  # [pending] the slots that sampled them
@@ -76,14 +77,14 @@ def build_inputs(batch: Batch, page_size: int, spare_page: int, device: torch.de
         start_array + count_array,
         query_starts,
         query_starts[1:][sampling] - 1,
+        np.searchsorted(sampling, np.arange(num_rows + 1)),
         np.array([rows[index].slot for index in sampling], dtype=np.int64),
         query_starts[pending],
         np.array([rows[index].slot for index in pending], dtype=np.int64),
     ]
     columns = torch.split(to_device(np.concatenate(parts), device), [len(part) for part in parts])
-    ids, places, pages, offsets, flat_tables, totals, begins, sample_rows, sample_slots, pending_at, pending_slots = (
-        columns
-    )
+    ids, places, pages, offsets, flat_tables, totals, begins, sample_rows, sample_starts, *slots_and_pending = columns
+    sample_slots, pending_at, pending_slots = slots_and_pending
     return PassInputs(
         num_decodes=batch.num_decodes,
         slots=[row.slot for row in rows],
@@ -98,6 +99,7 @@ def build_inputs(batch: Batch, page_size: int, spare_page: int, device: torch.de
         ends=totals,
         query_starts=begins,
         sample_rows=sample_rows,
+        sample_starts=sample_starts,
         sample_slots=sample_slots,
         pending_tokens=pending_at,
         pending_slots=pending_slots,

@@ -28,10 +28,20 @@ class SlotTable:
 
     def begin(self, rows: list[Row]) -> None:
         """Rows whose sample is their slot's first: their sampling parameters and lengths go to the device."""
-        if not rows:
-            return
-        packet = np.empty((len(rows), STATE_FIELDS), dtype=np.int64)
+        if rows:
+            packet = np.empty((len(rows), STATE_FIELDS), dtype=np.int64)
+            self.describe(rows, packet)
+            update_slots(to_device(packet, self.device), self.state)
+
+    def describe(self, rows: list[Row], packet: np.ndarray) -> None:
+        """What `update_slots` needs of rows that begin, into [rows or more, STATE_FIELDS] int64.
+
+        The lines behind theirs become the spare slot's.
+        """
         floats = packet.view(np.float64)
+        packet[len(rows) :] = 0
+        packet[len(rows) :, 0] = self.spare_slot
+        floats[len(rows) :, 6] = 1.0
         for index, row in enumerate(rows):
             asks = row.sampling
             assert asks is not None
@@ -42,8 +52,6 @@ class SlotTable:
             packet[index, 8] = asks.min_tokens if row.suppressed_token_ids else 0
             floats[index, 4] = 0.0 if greedy else 1.0 / asks.temperature
             floats[index, 6:8] = asks.top_p, asks.min_p
-        update_slots(to_device(packet, self.device), self.state)
-        for row in rows:
             if row.suppressed_token_ids:
                 self._suppress(row)
 

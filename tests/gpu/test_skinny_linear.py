@@ -8,7 +8,7 @@ pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
 
 from mini_infer_engine.kernels.skinny_linear import MAX_ROWS, SkinnyConfig, skinny_linear, skinny_linear_then_norm
 from mini_infer_engine.kernels.tuned import SKINNY, skinny_config
-from tests.gpu.device import BF16, FP32, KERNELS, cases, error, normal
+from tests.gpu.device import BF16, FP32, KERNELS, ON_GPU, cases, error, normal
 
 pytestmark = KERNELS
 ROUNDING = {FP32: 32.0, BF16: 1.0}
@@ -49,31 +49,44 @@ def check(
     ("columns", "width", "dtype"), cases([(50, 96, FP32), (64, 40, FP32)], [(199, 64, BF16), (1001, 1032, BF16)])
 )
 def test_every_fused_part_at_odd_shapes(columns: int, width: int, dtype: torch.dtype, parts: dict[str, bool]) -> None:
-    splits = (1,) if "gated" in parts else (1, 3)
-    for split in splits:
+    for programs in (0, 3, 5):  # whole blocks of columns, then shares that end within a block
         for rows in (0, 1, 5, 16):
-            check(rows, columns, width, SkinnyConfig(16, 32, split, 4, 2), dtype, **parts)
+            check(rows, columns, width, SkinnyConfig(16, 32, programs, 4, 2), dtype, **parts)
 
 
-@pytest.mark.parametrize("rows", cases([2, 16], [17, 31, 32, 33, 63, 64]))
+@pytest.mark.parametrize("programs", [1, 2, 3, 4, 5, 6, 7, 12, 100])
+def test_any_number_of_programs_shares_the_work(programs: int) -> None:
+    """Four blocks of three steps: shares of one step, of less and of more than a block, and of several blocks."""
+    for gated in (False, True):
+        check(3, 64, 96, SkinnyConfig(16, 32, programs, 4, 2), FP32, gated=gated)
+
+
+@pytest.mark.parametrize("rows", cases([2, 16], [17, 31, 32, 33, 63, 64, 65, 127, 128]))
 def test_all_row_counts(rows: int) -> None:
     assert rows <= MAX_ROWS
-    check(rows, 96, 128, SkinnyConfig(32, 64, 2, 4, 3), FP32, residual=True)
+    check(rows, 96, 128, SkinnyConfig(32, 32, 4, 4, 3), FP32, residual=True)
+    check(rows, 96, 128, SkinnyConfig(64, 64, 3, 4, 3), BF16 if ON_GPU else FP32, residual=True)
 
 
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize(
     ("rows", "width", "dtype"),
-    cases([(1, 96, FP32), (5, 50, FP32)], [(16, 1024, BF16), (3, 3584, BF16), (33, 1024, BF16), (64, 1536, BF16)]),
+    cases([(1, 96, FP32), (5, 50, FP32)], [(16, 1024, BF16), (3, 3584, BF16), (33, 1024, BF16), (128, 1536, BF16)]),
 )
 def test_a_norm_rides_along_with_two_products(rows: int, width: int, dtype: torch.dtype, gated: bool) -> None:
     """residual + x @ weight.T, whose norm is half done when the next product takes it over."""
     x, residual = normal(rows, 64, dtype=dtype), normal(rows, width, dtype=dtype, seed=1)
     first, second = normal(width, 64, dtype=dtype, seed=2) / 8, normal(192, width, dtype=dtype, seed=3) * width**-0.5
     bias, norm_weight = normal(width, dtype=dtype, seed=4), normal(width, dtype=dtype, seed=5)
-    for split in (1, 2):
+    for programs in (0, 5):
         out, half_normed = skinny_linear_then_norm(
-            x, first, SkinnyConfig(16, 32, split, 4, 2), bias=bias, residual=residual, norm_weight=norm_weight, eps=1e-5
+            x,
+            first,
+            SkinnyConfig(16, 32, programs, 4, 2),
+            bias=bias,
+            residual=residual,
+            norm_weight=norm_weight,
+            eps=1e-5,
         )
         exact = residual.double() + functional.linear(x.double(), first.double(), bias.double())
         assert error(out, exact) <= ROUNDING[dtype]
@@ -82,16 +95,28 @@ def test_a_norm_rides_along_with_two_products(rows: int, width: int, dtype: torc
         if gated:
             gate, up = wanted.chunk(2, dim=-1)
             wanted = functional.silu(gate) * up
-        for next_split in (1,) if gated else (1, 3):
-            actual = skinny_linear(half_normed, second, SkinnyConfig(32, 64, next_split, 4, 2), gated=gated)
+        for next_programs in (0, 5):
+            actual = skinny_linear(half_normed, second, SkinnyConfig(32, 64, next_programs, 4, 2), gated=gated)
             assert error(actual, wanted) <= 3 * ROUNDING[dtype]  # the half normed rows were rounded, too
 
 
-def test_shapes_that_were_never_tuned_have_a_cut() -> None:
-    for rows, columns, width, gated in ((1, 384, 256, False), (16, 768, 256, True), (7, 320, 256, False)):
-        config = skinny_config(rows, columns, width, gated=gated)
-        assert config is not None
-        check(rows, columns, width, config, FP32, gated=gated)
+@pytest.mark.parametrize(
+    ("rows", "columns", "width", "gated", "dtype"),
+    cases(
+        [(1, 384, 256, False, FP32), (16, 768, 256, True, FP32), (7, 320, 256, False, FP32)],
+        [
+            (rows, columns, width, gated, BF16)
+            for rows in (1, 16, 32, 50, 128)
+            for columns, width, gated in ((384, 264, False), (5632, 2048, True), (2560, 4096, False))
+        ],
+    ),
+)
+def test_shapes_that_were_never_tuned_have_a_cut(
+    rows: int, columns: int, width: int, gated: bool, dtype: torch.dtype
+) -> None:
+    config = skinny_config(rows, columns, width, dtype, gated=gated)
+    assert config is not None
+    check(rows, columns, width, config, dtype, gated=gated)
 
 
 @pytest.mark.parametrize(

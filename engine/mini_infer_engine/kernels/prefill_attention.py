@@ -82,8 +82,31 @@ def _scan(
     return total, mass, top
 
 
+@triton.jit
+def _find_tile(query_starts, sequences, tile_of_all, GROUP: tl.constexpr, ROWS: tl.constexpr):
+    """Whose tile this is, and which of its own; -1 behind the last. A sequence begins with its last, the longest."""
+    lanes = tl.arange(0, 64)
+    sequence = 0
+    tile = -1
+    before = 0
+    for first in range(0, sequences, 64):
+        inside = first + lanes < sequences
+        begins = tl.load(query_starts + first + lanes, mask=inside, other=0)
+        ends = tl.load(query_starts + first + lanes + 1, mask=inside, other=0)
+        tiles = tl.cdiv((ends - begins) * GROUP, ROWS)
+        upto = before + tl.cumsum(tiles)
+        after = before + tl.sum(tiles)
+        if (before <= tile_of_all) & (tile_of_all < after):
+            lane = tl.sum((upto <= tile_of_all).to(tl.int32))
+            sequence = first + lane
+            tile = tl.sum(tl.where(lanes == lane, upto, 0)) - 1 - tile_of_all
+        before = after
+    return sequence, tile
+
+
 @triton.jit(
-    do_not_specialize=["splits", "table_stride"], do_not_specialize_on_alignment=["page_tables", "query_starts", "ends"]
+    do_not_specialize=["splits", "sequences", "table_stride"],
+    do_not_specialize_on_alignment=["page_tables", "query_starts", "ends"],
 )
 def _prefill_attention(
     q,
@@ -103,6 +126,7 @@ def _prefill_attention(
     scale,
     window,
     splits,
+    sequences,
     GROUP: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -113,16 +137,15 @@ def _prefill_attention(
     MERGE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Program (tile and split, KV head, sequence). The split that arrives last merges the others' sums."""
-    tiles = tl.num_programs(0) // splits
-    tile = tiles - 1 - tl.program_id(0) // splits  # the longest first
+    """Program (tile and split, KV head). The split that arrives last merges the others' sums."""
+    tile_of_all = tl.program_id(0) // splits
+    sequence, tile = _find_tile(query_starts, sequences, tile_of_all, GROUP, ROWS)
+    if tile < 0:
+        return
     split = tl.program_id(0) % splits
     kv_head = tl.program_id(1)
-    sequence = tl.program_id(2)
     begin = tl.load(query_starts + sequence).to(tl.int32)
     count = tl.load(query_starts + sequence + 1).to(tl.int32) - begin
-    if tile * ROWS >= count * GROUP:
-        return
     end = tl.load(ends + sequence).to(tl.int32)
     rows = tile * ROWS + tl.arange(0, ROWS)
     queries = rows // GROUP
@@ -168,7 +191,7 @@ def _prefill_attention(
     is_last = True
     if MERGE:
         # A partial result is [ROWS, DIM_BLOCK + 2]: the weighted sum, then its running maximum and mass.
-        lane = (sequence * tiles + tile) * KV_HEADS + kv_head
+        lane = tile_of_all * KV_HEADS + kv_head
         size: tl.constexpr = ROWS * (DIM_BLOCK + 2)
         own = tl.arange(0, ROWS)
         mine = partials + (lane.to(tl.int64) * splits + split) * size
@@ -222,15 +245,16 @@ def prefill_attention(
     wide = q.dtype == torch.float32
     short = rows.longest_key <= SHORT_TOKENS or rows.longest_query * group <= 64
     row_block, block = (32, 32) if wide else (64, 64) if short else (128, 128)
-    tiles = triton.cdiv(rows.longest_query * group, row_block)
-    splits = max(1, min(16, TARGET_PROGRAMS // (tiles * kv_heads)))
+    full_tiles = triton.cdiv(tokens * group, row_block)
+    tiles = full_tiles + sequences  # at most: each sequence may end with a part of one
+    splits = max(1, min(16, TARGET_PROGRAMS // (max(1, full_tiles) * kv_heads)))
     dim_block = triton.next_power_of_2(head_dim)
-    lanes = sequences * tiles * kv_heads
+    lanes = tiles * kv_heads
     if splits > 1 and lanes > COUNTERS:
         splits = 1
     workspace = Workspace.of(q.device, partials=lanes * splits * row_block * (dim_block + 2) if splits > 1 else 0)
     if tokens:
-        _prefill_attention[(tiles * splits, kv_heads, sequences)](
+        _prefill_attention[(tiles * splits, kv_heads)](
             q,
             pool,
             rows.page_tables,
@@ -248,6 +272,7 @@ def prefill_attention(
             scale * 1.4426950408889634,  # powers of two are what the hardware has
             sliding_window or (1 << 30),
             splits,
+            sequences,
             GROUP=group,
             KV_HEADS=kv_heads,
             HEAD_DIM=head_dim,
