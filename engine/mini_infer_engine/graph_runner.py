@@ -107,6 +107,8 @@ class GraphRunner(TorchRunner):
             for window in set(config.sliding_windows):
                 pages = self.fused.layer_pools[0]
                 self._prefill_attention(q, pages, rows, scale=1.0, sliding_window=window)
+        if self._prefill_attention is prefill_attention:
+            prefill_attention(q, self.fused.layer_pools[0], rows, scale=1.0, on_hopper=True)
 
     def launch(self, batch: Batch) -> PassHandle:
         """See `Runner.launch`."""
