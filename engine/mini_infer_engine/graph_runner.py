@@ -114,7 +114,8 @@ class GraphRunner(TorchRunner):
             rows = PrefillRows(self.table.page_tables[-1:], starts, starts, ends, longest_query, longest_key)
             for window in set(config.sliding_windows):
                 pages = self.fused.attention_layers[0].pages
-                prefill_attention(q, pages, rows, scale=1.0, sliding_window=window, out=out)
+                prefill_attention(q, pages, rows, scale=1.0, sliding_window=window, out=out, on_hopper=False)
+        prefill_attention(token, self.fused.attention_layers[0].pages, rows, scale=1.0, on_hopper=True)
 
     def launch(self, batch: Batch) -> PassHandle:
         """See `Runner.launch`."""

@@ -4,11 +4,15 @@ A tile is rows of (query, head) pairs that share a KV head, so that grouped head
 are few and the context long (a new tail behind a cached prefix), several programs share a tile's keys.
 """
 
+import functools
+from collections.abc import Callable
+
 import torch
 import triton
 import triton.language as tl
 
 from mini_infer_engine.attention.prefill_rows import PrefillRows
+from mini_infer_engine.kernels.prefill_choice import hopper_is_faster, hopper_knows
 from mini_infer_engine.kernels.sizes import cdiv, next_power_of_2
 from mini_infer_engine.kernels.workspace import COUNTERS, Workspace
 
@@ -222,6 +226,18 @@ def _prefill_attention(
         tl.store(out + query_rows * out_stride + columns, result, mask=inside)
 
 
+@functools.cache
+def _hopper_kernel(device: torch.device) -> Callable[..., None] | None:
+    """The kernel for Hopper, where the device is one and Triton has the Gluon that the kernel is written in."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
+        return None
+    if not triton.__version__.startswith(("3.6.", "3.7.")):
+        return None  # Gluon is experimental: every version has another
+    from mini_infer_engine.kernels.hopper_prefill_attention import hopper_prefill_attention
+
+    return hopper_prefill_attention
+
+
 def prefill_attention(
     q: torch.Tensor,
     pool: torch.Tensor,
@@ -230,12 +246,13 @@ def prefill_attention(
     scale: float,
     sliding_window: int | None = None,
     out: torch.Tensor | None = None,
+    on_hopper: bool | None = None,
 ) -> torch.Tensor:
     """Attend from each sequence's new tokens over all its tokens; their keys and values are in the pool already.
 
     q [tokens, q_heads, head_dim], its rows may be strided; pool: one layer's view
     [pages, 2, page_size, kv_heads, head_dim]. Returns [tokens, q_heads * head_dim], in `out` where
-    that is given.
+    that is given. `on_hopper`: take the kernel for Hopper wherever it can, or never; None: where it is faster.
     """
     tokens, q_heads, head_dim = q.shape
     _, _, page_size, kv_heads, _ = pool.shape
@@ -243,6 +260,12 @@ def prefill_attention(
     sequences = rows.ends.shape[0]
     if out is None:
         out = torch.empty((tokens, q_heads * head_dim), dtype=q.dtype, device=q.device)
+    if on_hopper is None:
+        on_hopper = hopper_is_faster(tokens, sequences, q_heads, rows.longest_key)
+    hopper = _hopper_kernel(q.device) if on_hopper and tokens else None
+    if hopper and hopper_knows(q.dtype, head_dim, page_size, sliding_window, rows.longest_key):
+        hopper(q, pool, rows, scale=scale, out=out)
+        return out
     wide = q.dtype == torch.float32
     short = rows.longest_key <= SHORT_TOKENS or rows.longest_query * group <= 64
     row_block, block = (32, 32) if wide else (64, 64) if short else (128, 128)

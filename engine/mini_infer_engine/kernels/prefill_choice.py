@@ -1,0 +1,26 @@
+"""Which of two kernels attends from the prompt chunks of a pass. It knows sizes, not devices."""
+
+import torch
+
+_TILE_ROWS = 128
+_LEAST_TILES = 100
+"""Tiles of one head that keep an H200's 132 multiprocessors busy: the kernel for Hopper shares none of them."""
+_LEAST_TOKENS_OF_SEQUENCE = 64
+"""Of a chunk, on average: the other kernel fills its tiles with several heads' queries, this one with one head's."""
+_SHORT_KEYS = 1024
+"""Up to this context the other kernel's small tiles hide each other's beginnings."""
+
+
+def hopper_knows(
+    dtype: torch.dtype, head_dim: int, page_size: int, sliding_window: int | None, longest_key: int
+) -> bool:
+    """Whether `hopper_prefill_attention` can compute this."""
+    cut = sliding_window is not None and sliding_window < longest_key
+    halves = dtype in (torch.bfloat16, torch.float16)
+    return halves and head_dim in (64, 128) and page_size % _TILE_ROWS == 0 and not cut
+
+
+def hopper_is_faster(tokens: int, sequences: int, q_heads: int, longest_key: int) -> bool:
+    """Whether it has the work that it needs. A captured pass counts padded tokens and sequences: it knows no others."""
+    enough = tokens * q_heads >= _LEAST_TILES * _TILE_ROWS and tokens >= _LEAST_TOKENS_OF_SEQUENCE * sequences
+    return enough and longest_key > _SHORT_KEYS

@@ -1,0 +1,43 @@
+"""Which kernel attends: what the one for Hopper can, and the loads that it is given."""
+
+import pytest
+import torch
+
+from mini_infer_engine.kernels.prefill_choice import hopper_is_faster, hopper_knows
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+
+
+@pytest.mark.parametrize(
+    ("dtype", "head_dim", "page_size", "window", "longest_key", "known"),
+    [
+        (BF16, 128, 128, None, 4096, True),
+        (FP16, 64, 256, None, 4096, True),
+        (FP32, 128, 128, None, 4096, False),
+        (BF16, 96, 128, None, 4096, False),
+        (BF16, 128, 64, None, 4096, False),
+        (BF16, 128, 128, 4096, 4096, True),  # a window that cuts nothing
+        (BF16, 128, 128, 4096, 4097, False),
+    ],
+)
+def test_what_the_kernel_for_hopper_knows(
+    dtype: torch.dtype, head_dim: int, page_size: int, window: int | None, longest_key: int, known: bool
+) -> None:
+    assert hopper_knows(dtype, head_dim, page_size, window, longest_key) is known
+
+
+@pytest.mark.parametrize(
+    ("tokens", "sequences", "q_heads", "longest_key", "faster"),
+    [
+        (8192, 1, 12, 8192, True),
+        (4096, 64, 28, 32768, True),  # a captured pass: padded sequences
+        (512, 1, 28, 15512, True),
+        (128, 1, 28, 4224, False),  # a short tail behind a cached prefix
+        (64, 64, 28, 4096, False),  # the last tokens only
+        (1024, 64, 28, 4096, False),  # many short tails
+        (1024, 1, 28, 1024, False),
+        (0, 0, 28, 4096, False),
+    ],
+)
+def test_which_loads_it_is_given(tokens: int, sequences: int, q_heads: int, longest_key: int, faster: bool) -> None:
+    assert hopper_is_faster(tokens, sequences, q_heads, longest_key) is faster
