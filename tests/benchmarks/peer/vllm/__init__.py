@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 PARTS = [str(Path(__file__).parents[4] / part) for part in ("contract", "engine", "gateway", "operator")]
-assert not set(PARTS) & set(sys.path), "a peer sees our packages"
+assert not set(PARTS) & set(os.environ["PYTHONPATH"].split(os.pathsep)), "a peer is shown our packages"
 sys.path += PARTS
 os.environ["PYTHONPATH"] = os.pathsep.join([os.environ["PYTHONPATH"], *PARTS])
 

@@ -1,0 +1,273 @@
+"""The tuner of products of few rows: see kernels.py."""
+
+import argparse
+import contextlib
+import dataclasses
+import functools
+import itertools
+import json
+import math
+import multiprocessing
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch.nn import functional
+
+from common.timing import graph_microseconds
+from mini_infer_engine.kernels import tuned
+from mini_infer_engine.kernels.rms_norm import rms_norm
+from mini_infer_engine.kernels.silu_mul import silu_mul
+from mini_infer_engine.kernels.skinny_linear import (
+    HalfNormed,
+    SkinnyConfig,
+    row_block_of,
+    skinny_linear,
+    skinny_linear_then_norm,
+)
+
+Product = Callable[[torch.Tensor, SkinnyConfig], object]
+
+PROCESSORS = 132
+SHARED_MEMORY_BYTES = 228 << 10
+"""Of one multiprocessor; each program loses 1 KB of it to the system."""
+REGISTERS = 1 << 16
+L2_BYTES = 50_000_000
+COMPILERS = 14
+TIMED_ROWS = {32: 32, 16: 8, 64: 64}
+"""Row block to rows that it is timed with, the most wanted first."""
+PARTS = 64
+"""Square sums of a row: as many as a residual stream of 4,096 cut by 64 has."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Shape:
+    """One product of a model: [rows, width] to [rows, columns]."""
+
+    columns: int
+    width: int
+    gated: bool = False
+    writes_residual: bool = False
+
+    @property
+    def weight_rows(self) -> int:
+        """Rows of the weight matrix: a gate has as many again."""
+        return self.columns * (2 if self.gated else 1)
+
+    @property
+    def byte_count(self) -> int:
+        """Of the weights, bf16."""
+        return self.weight_rows * self.width * 2
+
+
+SHAPES = {
+    "7b gate_up": Shape(18944, 3584, gated=True),
+    "7b down": Shape(3584, 18944, writes_residual=True),
+    "7b qkv": Shape(4608, 3584),
+    "7b o": Shape(3584, 3584, writes_residual=True),
+    "7b head": Shape(152064, 3584),
+    "1.5b gate_up": Shape(8960, 1536, gated=True),
+    "1.5b down": Shape(1536, 8960, writes_residual=True),
+    "1.5b qkv": Shape(2048, 1536),
+    "1.5b o": Shape(1536, 1536, writes_residual=True),
+    "1.5b head": Shape(151936, 1536),
+    "0.6b gate_up": Shape(3072, 1024, gated=True),
+    "0.6b down": Shape(1024, 3072, writes_residual=True),
+    "0.6b qkv": Shape(4096, 1024),
+    "0.6b o": Shape(1024, 2048, writes_residual=True),
+    "0.6b head": Shape(151936, 1024),
+}
+
+
+def candidates(shape: Shape, row_block: int) -> list[SkinnyConfig]:
+    """Cuts worth trying: as many stages as let one to four programs share a processor's memory and registers."""
+    found = []
+    for block_n, block_k, residents, warps in itertools.product(
+        (16, 32, 64, 128, 256), (64, 128, 256), (1, 2, 3, 4), (4, 8)
+    ):
+        tall = block_n * (2 if shape.gated else 1)
+        sums = tall * row_block
+        if not row_block // 2 <= tall <= 256 or (tall == 16 and shape.columns > 8192) or block_k > shape.width:
+            continue
+        stages = min(10, (SHARED_MEMORY_BYTES // residents - 2048) // ((tall + row_block) * block_k * 2))
+        crowded = residents * (sums + 72 * 32 * warps) > REGISTERS
+        if stages < 3 or crowded or (warps == 8 and sums < 8192) or (warps == 4 and sums > 16384):
+            continue
+        if residents * (stages - 1) * tall * block_k * 2 < 48_000:  # too little on its way to hide memory's latency
+            continue
+        blocks, steps = math.ceil(shape.columns / block_n), math.ceil(shape.width / block_k)
+        programs = residents * PROCESSORS
+        if blocks >= programs // 2:
+            found.append(SkinnyConfig(block_n, block_k, 0, warps, stages))
+        if blocks != programs and blocks * steps >= 2 * programs:
+            found.append(SkinnyConfig(block_n, block_k, programs, warps, stages))
+    return found
+
+
+def random(*shape: int) -> torch.Tensor:
+    """Standard normal values, bf16."""
+    return torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+
+
+def ours(shape: Shape, rows: int) -> Product:
+    """The product as fused.py runs it; one that writes the residual stream begins the next norm."""
+    x = random(rows, shape.width)
+    if shape.writes_residual:
+        residual, norm = random(rows, shape.columns), random(shape.columns)
+        return lambda weight, config: skinny_linear_then_norm(
+            x, weight, config, bias=None, residual=residual, norm_weight=norm, eps=1e-6
+        )
+    half_normed = HalfNormed(x, torch.ones(PARTS, row_block_of(rows), device="cuda"), 1e-6)
+    return lambda weight, config: skinny_linear(half_normed, weight, config, gated=shape.gated)
+
+
+def library(shape: Shape, rows: int) -> Callable[[torch.Tensor], object]:
+    """The same by cuBLAS. Beside our kernels, one product by cuBLAS costs a norm of its own, before it or after."""
+    x = random(rows, shape.width)
+    if shape.writes_residual:
+        residual, norm = random(rows, shape.columns), random(shape.columns)
+        return lambda weight: rms_norm(residual.addmm_(x, weight.t()), norm, 1e-6)
+    norm = random(shape.width)
+
+    def run(weight: torch.Tensor) -> torch.Tensor:
+        out = functional.linear(rms_norm(x, norm, 1e-6), weight)
+        return silu_mul(out) if shape.gated else out
+
+    return run
+
+
+def relative_error(shape: Shape, rows: int, config: SkinnyConfig, weight: torch.Tensor) -> float:
+    """Norm of the difference to fp32 over the norm of the fp32 result."""
+    x, residual = random(rows, shape.width), random(rows, shape.columns)
+    actual = skinny_linear(
+        x, weight, config, residual=residual if shape.writes_residual else None, gated=shape.gated
+    ).float()
+    exact = x.float() @ weight.float().t()
+    if shape.gated:
+        gate, up = exact.chunk(2, dim=-1)
+        exact = functional.silu(gate) * up
+    if shape.writes_residual:
+        exact += residual.float()
+    return float((actual - exact).norm() / exact.norm())
+
+
+def kernel_of(shape: Shape, row_block: int, config: SkinnyConfig) -> tuple[Shape, int, SkinnyConfig]:
+    """A small product that compiles to the same kernel: shapes are not compiled in, a share of a block is."""
+    blocks, steps = math.ceil(shape.columns / config.block_n), math.ceil(shape.width / config.block_k)
+    split = config.programs > 0 and math.ceil(blocks * steps / config.programs) % steps != 0
+    small = dataclasses.replace(shape, columns=4 * config.block_n, width=4 * config.block_k)
+    return small, row_block, dataclasses.replace(config, programs=3 if split else 0)
+
+
+def compile_kernels(kernels: list[tuple[Shape, int, SkinnyConfig]]) -> None:
+    """Compile into the shared cache."""
+    torch.set_num_threads(1)
+    for shape, row_block, config in kernels:
+        with contextlib.suppress(Exception):  # a cut that does not fit the chip is only not a candidate
+            ours(shape, row_block)(random(shape.weight_rows, shape.width), config)
+
+
+def compile_all() -> int:
+    """Every candidate's kernel, in several processes: how many there are."""
+    wanted = {
+        kernel_of(shape, row_block, config): None
+        for row_block in TIMED_ROWS
+        for shape in SHAPES.values()
+        for config in candidates(shape, row_block)
+    }
+    kernels = list(wanted)
+    with multiprocessing.get_context("spawn").Pool(COMPILERS) as pool:
+        pool.map(compile_kernels, [kernels[part::COMPILERS] for part in range(COMPILERS)])
+    return len(kernels)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Result:
+    """What was measured of one shape at one row block; times in microseconds."""
+
+    name: str
+    rows: int
+    us: float
+    tb_s: float
+    cublas_us: float
+    error: float
+    config: SkinnyConfig
+    runners_up: list[tuple[float, SkinnyConfig]]
+
+    def line(self) -> str:
+        """One row of the table."""
+        second_us, second = self.runners_up[0] if self.runners_up else (0.0, None)
+        cut = None if second is None else dataclasses.astuple(second)
+        return (
+            f"{self.name:12} {self.rows:4} {self.us:8.2f} {self.tb_s:5.2f} {self.cublas_us:8.2f} {self.error:.0e}  "
+            f"{dataclasses.astuple(self.config)!s:26} {second_us:8.2f} {cut}"
+        )
+
+
+def tune(name: str, row_block: int) -> Result:
+    """Time every candidate over more weights than the L2 cache holds, then the best few again and longer."""
+    shape, rows = SHAPES[name], TIMED_ROWS[row_block]
+    copies = max(2, math.ceil(5 * L2_BYTES / shape.byte_count))
+    weights = [random(shape.weight_rows, shape.width) * shape.width**-0.5 for _ in range(copies)]
+    product, by_library = ours(shape, rows), library(shape, rows)
+    cublas_us = graph_microseconds([functools.partial(by_library, weight) for weight in weights])
+
+    def microseconds(config: SkinnyConfig, replays: int) -> float:
+        return graph_microseconds([functools.partial(product, weight, config) for weight in weights], replays)
+
+    first = []
+    for config in candidates(shape, row_block):
+        with contextlib.suppress(Exception):  # as above
+            first.append((microseconds(config, 6), config))
+    first.sort(key=lambda pair: pair[0])
+    timed = sorted(((microseconds(config, 23), config) for _, config in first[:4]), key=lambda pair: pair[0])
+    (best_us, best), runners_up = timed[0], timed[1:] + first[4:]
+    error = relative_error(shape, rows, best, weights[0])
+    return Result(name, rows, best_us, shape.byte_count / best_us / 1e6, cublas_us, error, best, runners_up)
+
+
+def tuned_source(measured: dict[tuple[int, int, bool, int], SkinnyConfig | None]) -> str:
+    """kernels/tuned.py with these cuts; shapes that were not measured keep what they have."""
+    lines = []
+    for key, config in sorted({**tuned.SKINNY, **measured}.items()):
+        cut = None if config is None else f"SkinnyConfig{dataclasses.astuple(config)}"
+        lines.append(f"    {key}: {cut},\n")
+    source = Path(tuned.__file__).read_text()
+    begin = source.index("= {", source.index("SKINNY:")) + len("= {")
+    return f"{source[:begin]}\n{''.join(lines)}{source[source.index('}', begin) :]}"
+
+
+def tune_all(out: Path, deadline: float) -> None:
+    """Every product at each row block until the deadline; what has been measured is on disk at all times."""
+    measured: dict[tuple[int, int, bool, int], SkinnyConfig | None] = {}
+    results = []
+    print(
+        f"{'product':12} {'rows':>4} {'us':>8} {'TB/s':>5} {'cuBLAS':>8} error  cut, then the second best", flush=True
+    )
+    for row_block in TIMED_ROWS:
+        for name, shape in SHAPES.items():
+            if time.monotonic() > deadline:
+                print(f"out of time before {name}, {row_block} rows", flush=True)
+                return
+            result = tune(name, row_block)
+            print(result.line(), flush=True)
+            results.append(dataclasses.asdict(result))
+            wins = result.us < result.cublas_us and result.error < 1e-2
+            measured[shape.columns, shape.width, shape.gated, row_block] = result.config if wins else None
+            (out / "tuned.py").write_text(tuned_source(measured))
+            (out / "kernels.json").write_text(json.dumps(results, indent=1))
+
+
+def main(description: str | None) -> None:
+    """Compile, then tune."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--time-limit-s", type=float, default=240.0)
+    arguments = parser.parse_args()
+    started = time.monotonic()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    count = compile_all()
+    print(f"compiled {count} kernels in {time.monotonic() - started:.0f} s", flush=True)
+    tune_all(arguments.out, started + arguments.time_limit_s)
+    print(f"{time.monotonic() - started:.0f} s", flush=True)
