@@ -1,6 +1,8 @@
 """The offline API, with vLLM's names: prompts in, finished texts out, the engine in this process. No HTTP, no ZMQ."""
 
+import gc
 import itertools
+import weakref
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -61,6 +63,11 @@ class LLM:
         built = build_engine(self.settings, dry_run, record_events=False)
         self._engine, self.model_info = built.engine, built.model
         self._ids = itertools.count()
+        # What is here now stays: full collections, a tenth of a second each, need not walk it while requests run. When
+        # this object goes, they walk again, and find the cycles that hold the weights.
+        gc.collect()
+        gc.freeze()
+        weakref.finalize(self, gc.unfreeze)
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The model's own values where its generation_config.json has some."""

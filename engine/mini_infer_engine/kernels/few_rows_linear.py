@@ -53,6 +53,17 @@ def few_rows_linear(
     up_rows = weight_rows + columns.to(tl.int64) * width
     width_of_split = tl.cdiv(tl.cdiv(width, BLOCK_K), SPLIT_K) * BLOCK_K
     first = split * width_of_split
+    # What the end needs is asked for before the long wait for weights.
+    out_mask = m_inside[:, None] & n_inside[None, :]
+    out_at = m[:, None] * columns + n[None, :]
+    if PARTS > 0:
+        part = tl.arange(0, PARTS)
+        squares_at = square_sums + part[:, None] * BLOCK_M + m[None, :]
+        squares = tl.load(squares_at, mask=(part < parts)[:, None], other=0.0)
+    if BIAS:
+        added = tl.load(bias + n, mask=n_inside, other=0.0)
+    if RESIDUAL:
+        before = tl.load(residual + out_at, mask=out_mask, other=0.0)
     for start in range(first, tl.minimum(first + width_of_split, width), BLOCK_K):
         k = start + tl.arange(0, BLOCK_K)
         k_inside = k < width
@@ -79,28 +90,26 @@ def few_rows_linear(
         last = tl.atomic_add(counters + block, 1, sem="acq_rel") == SPLIT_K - 1
         if last:
             total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-            for other in range(SPLIT_K):  # in the same order whoever is last, so that results repeat bit for bit
+            # In the same order whoever is last, so that results repeat bit for bit.
+            for other in tl.static_range(SPLIT_K):
                 theirs = partials + (block * SPLIT_K + other) * BLOCK_M * BLOCK_N
                 total += tl.load(theirs + tile_of, cache_modifier=".cg")
             tl.store(counters + block, 0)
     if last:
         if PARTS > 0:
-            part = tl.arange(0, PARTS)
-            sums = tl.load(square_sums + part[:, None] * BLOCK_M + m[None, :], mask=(part < parts)[:, None], other=0.0)
-            scale = tl.rsqrt(tl.sum(sums, axis=0) / width + eps)[:, None]
+            scale = tl.rsqrt(tl.sum(squares, axis=0) / width + eps)[:, None]
             total = total * scale
             total_up = total_up * scale
         if BIAS:
-            total += tl.load(bias + n, mask=n_inside, other=0.0).to(tl.float32)[None, :]
+            total += added.to(tl.float32)[None, :]
         if GATED:
             total = total * tl.sigmoid(total) * total_up
-        out_mask = m_inside[:, None] & n_inside[None, :]
         if RESIDUAL:
-            total += tl.load(residual + m[:, None] * columns + n[None, :], mask=out_mask, other=0.0).to(tl.float32)
+            total += before.to(tl.float32)
         result = total.to(out.dtype.element_ty)
-        tl.store(out + m[:, None] * columns + n[None, :], result, mask=out_mask)
+        tl.store(out + out_at, result, mask=out_mask)
         if NEXT_NORM:
             rounded = tl.where(out_mask, result.to(tl.float32), 0.0)
             norms = tl.load(next_norm + n, mask=n_inside, other=0.0).to(tl.float32)[None, :]
-            tl.store(scaled + m[:, None] * columns + n[None, :], (rounded * norms).to(result.dtype), mask=out_mask)
+            tl.store(scaled + out_at, (rounded * norms).to(result.dtype), mask=out_mask)
             tl.store(next_square_sums + block * BLOCK_M + m, tl.sum(rounded * rounded, axis=1))

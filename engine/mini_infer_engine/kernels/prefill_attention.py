@@ -238,6 +238,16 @@ def _hopper_kernel(device: torch.device) -> Callable[..., None] | None:
     return hopper_prefill_attention
 
 
+def _cut(dtype: torch.dtype, rows: int, kv_heads: int, longest_key: int) -> tuple[int, int, int, int]:
+    """Rows and keys of a tile, warps, stages."""
+    if dtype == torch.float32:
+        return 32, 32, 4, 2
+    # Where large tiles would not fill the GPU, programs share a tile's keys, and whoever is last adds a tile up.
+    if longest_key <= SHORT_TOKENS or rows * kv_heads < 128 * TARGET_PROGRAMS:
+        return 64, 64, 4, 2
+    return 128, 128, 8, 3
+
+
 def prefill_attention(
     q: torch.Tensor,
     pool: torch.Tensor,
@@ -266,9 +276,7 @@ def prefill_attention(
     if hopper and hopper_knows(q.dtype, head_dim, page_size, sliding_window, rows.longest_key):
         hopper(q, pool, rows, scale=scale, out=out)
         return out
-    wide = q.dtype == torch.float32
-    short = rows.longest_key <= SHORT_TOKENS or rows.longest_query * group <= 64
-    row_block, block = (32, 32) if wide else (64, 64) if short else (128, 128)
+    row_block, block, warps, stages = _cut(q.dtype, tokens * group, kv_heads, rows.longest_key)
     full_tiles = cdiv(tokens * group, row_block)
     tiles = full_tiles + sequences  # at most: each sequence may end with a part of one
     splits = max(1, min(16, TARGET_PROGRAMS // (max(1, full_tiles) * kv_heads)))
@@ -305,8 +313,8 @@ def prefill_attention(
             ROWS=row_block,
             BLOCK=block,
             MERGE=splits > 1,
-            PRECISION="ieee" if wide else "tf32",
-            num_warps=4 if wide or short else 8,
-            num_stages=2 if wide or short else 3,
+            PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+            num_warps=warps,
+            num_stages=stages,
         )
     return out
