@@ -1,7 +1,8 @@
 """Causal attention of prompt chunks over their paged KV cache: FlashAttention-2 (Dao, arXiv:2307.08691) in Triton.
 
 A tile is rows of (query, head) pairs that share a KV head, so that grouped heads read keys and values once. Where tiles
-are few and the context long (a new tail behind a cached prefix), several programs share a tile's keys.
+are few and the context long (a new tail behind a cached prefix), several programs share a tile's keys, and a second
+kernel adds up what they found: one program that did it for a whole tile would take as long as the sharing saves.
 """
 
 import functools
@@ -14,12 +15,15 @@ import triton.language as tl
 from mini_infer_engine.attention.prefill_rows import PrefillRows
 from mini_infer_engine.kernels.prefill_choice import hopper_is_faster, hopper_knows
 from mini_infer_engine.kernels.sizes import cdiv, next_power_of_2
-from mini_infer_engine.kernels.workspace import COUNTERS, Workspace
+from mini_infer_engine.kernels.workspace import Workspace
 
 SHORT_TOKENS = 1024
 """Up to this context small tiles, several on a multiprocessor, hide each other's beginnings: up to twice as fast."""
 TARGET_PROGRAMS = 132
 """One program for each of an H200's 132 multiprocessors."""
+_MOST_SPLITS = 16
+_MERGED_ROWS = 4
+"""Of a program: all their splits' sums fit its registers."""
 
 
 @triton.jit
@@ -110,7 +114,7 @@ def _find_tile(query_starts, sequences, tile_of_all, GROUP: tl.constexpr, ROWS: 
 
 
 @triton.jit(
-    do_not_specialize=["splits", "sequences", "table_stride"],
+    do_not_specialize=["splits", "sequences", "tokens", "table_stride"],
     do_not_specialize_on_alignment=["page_tables", "query_starts", "ends"],
 )
 def _prefill_attention(
@@ -121,7 +125,6 @@ def _prefill_attention(
     ends,
     out,
     partials,
-    counters,
     q_stride,
     page_stride,
     kv_stride,
@@ -132,6 +135,7 @@ def _prefill_attention(
     window,
     splits,
     sequences,
+    tokens,
     GROUP: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -142,7 +146,7 @@ def _prefill_attention(
     MERGE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Program (tile and split, KV head). The split that arrives last merges the others' sums."""
+    """Program (tile and split, KV head)."""
     tile_of_all = tl.program_id(0) // splits
     sequence, tile = _find_tile(query_starts, sequences, tile_of_all, GROUP, ROWS)
     if tile < 0:
@@ -162,10 +166,7 @@ def _prefill_attention(
     first_key = tl.maximum(first_position - window + 1, 0) // BLOCK * BLOCK
     blocks = tl.cdiv(last_position + 1 - first_key, BLOCK)
     blocks_of_split = tl.cdiv(blocks, splits)
-    active = tl.cdiv(blocks, blocks_of_split)
-    if split >= active:
-        return
-    low = first_key + split * blocks_of_split * BLOCK
+    low = tl.minimum(first_key + split * blocks_of_split * BLOCK, first_key + blocks * BLOCK)
     high = tl.minimum(low + blocks_of_split * BLOCK, first_key + blocks * BLOCK)
     # Before `diagonal` every row sees every key, unless a window cuts.
     diagonal = (first_position + 1) // BLOCK * BLOCK
@@ -193,37 +194,55 @@ def _prefill_attention(
         scale, window, True, HEAD_DIM, DIM_BLOCK, PAGE_SIZE, BLOCK, PRECISION,
     )  # fmt: skip
 
-    is_last = True
-    if MERGE:
-        # A partial result is [ROWS, DIM_BLOCK + 2]: the weighted sum, then its running maximum and mass.
-        lane = tile_of_all * KV_HEADS + kv_head
-        size: tl.constexpr = ROWS * (DIM_BLOCK + 2)
-        own = tl.arange(0, ROWS)
-        mine = partials + (lane.to(tl.int64) * splits + split) * size
-        tl.store(mine + own[:, None] * DIM_BLOCK + dims[None, :], total)
-        tl.store(mine + ROWS * DIM_BLOCK + own, top)
-        tl.store(mine + ROWS * (DIM_BLOCK + 1) + own, mass)
-        tl.debug_barrier()
-        is_last = tl.atomic_add(counters + lane, 1, sem="acq_rel") == active - 1
-        if is_last:
-            top = tl.full((ROWS,), float("-inf"), dtype=tl.float32)
-            mass = tl.zeros((ROWS,), dtype=tl.float32)
-            total = tl.zeros((ROWS, DIM_BLOCK), dtype=tl.float32)
-            for other in range(active):
-                theirs = partials + (lane.to(tl.int64) * splits + other) * size
-                their_top = tl.load(theirs + ROWS * DIM_BLOCK + own, cache_modifier=".cg")
-                their_mass = tl.load(theirs + ROWS * (DIM_BLOCK + 1) + own, cache_modifier=".cg")
-                part = tl.load(theirs + own[:, None] * DIM_BLOCK + dims[None, :], cache_modifier=".cg")
-                new_top = tl.maximum(top, their_top)
-                shift = tl.where(new_top == float("-inf"), 0.0, new_top * scale)
-                ours, others = tl.exp2(top * scale - shift), tl.exp2(their_top * scale - shift)
-                total = total * ours[:, None] + part * others[:, None]
-                mass = mass * ours + their_mass * others
-                top = new_top
-            tl.store(counters + lane, 0)
-    if is_last:
+    if MERGE:  # a share without keys leaves a maximum of -inf: it counts for nothing
+        heads: tl.constexpr = GROUP * KV_HEADS
+        places = (split.to(tl.int64) * tokens + begin + queries) * heads + kv_head * GROUP + rows % GROUP
+        sums, tops, masses = _partials(partials, splits.to(tl.int64) * tokens * heads, DIM_BLOCK)
+        tl.store(sums + places[:, None] * DIM_BLOCK + dims[None, :], total, mask=(queries < count)[:, None])
+        tl.store(tops + places, top, mask=queries < count)
+        tl.store(masses + places, mass, mask=queries < count)
+    else:
         result = (total / mass[:, None]).to(out.dtype.element_ty)
         tl.store(out + query_rows * out_stride + columns, result, mask=inside)
+
+
+@triton.jit
+def _partials(partials, rows, DIM_BLOCK: tl.constexpr):
+    """Where the weighted sums [rows, DIM_BLOCK] begin, the maxima [rows] and the masses [rows]; rows by split first."""
+    return partials, partials + rows * DIM_BLOCK, partials + rows * (DIM_BLOCK + 1)
+
+
+@triton.jit(do_not_specialize=["splits", "tokens"])
+def _merge(
+    partials,
+    out,
+    out_stride,
+    scale,
+    splits,
+    tokens,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM_BLOCK: tl.constexpr,
+    SPLITS_BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """Program: `ROWS` (token, head) pairs, from all splits."""
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    split = tl.arange(0, SPLITS_BLOCK)
+    dims = tl.arange(0, DIM_BLOCK)
+    all_rows = tokens * HEADS
+    sums, tops, masses = _partials(partials, splits.to(tl.int64) * all_rows, DIM_BLOCK)
+    places = split.to(tl.int64)[:, None] * all_rows + rows[None, :]
+    inside = (split < splits)[:, None] & (rows < all_rows)[None, :]
+    top = tl.load(tops + places, mask=inside, other=float("-inf"))
+    mass = tl.load(masses + places, mask=inside, other=0.0)
+    part = tl.load(sums + places[:, :, None] * DIM_BLOCK + dims[None, None, :], mask=inside[:, :, None], other=0.0)
+    factor = tl.where(top == float("-inf"), 0.0, tl.exp2((top - tl.max(top, axis=0)[None, :]) * scale))
+    total = tl.sum(tl.where(factor[:, :, None] > 0, part * factor[:, :, None], 0.0), axis=0)
+    result = (total / tl.sum(mass * factor, axis=0)[:, None]).to(out.dtype.element_ty)
+    columns = ((rows % HEADS) * HEAD_DIM)[:, None] + dims[None, :]
+    out_inside = (rows < all_rows)[:, None] & (dims < HEAD_DIM)[None, :]
+    tl.store(out + (rows // HEADS).to(tl.int64)[:, None] * out_stride + columns, result, mask=out_inside)
 
 
 @functools.cache
@@ -279,12 +298,11 @@ def prefill_attention(
     row_block, block, warps, stages = _cut(q.dtype, tokens * group, kv_heads, rows.longest_key)
     full_tiles = cdiv(tokens * group, row_block)
     tiles = full_tiles + sequences  # at most: each sequence may end with a part of one
-    splits = max(1, min(16, TARGET_PROGRAMS // (max(1, full_tiles) * kv_heads)))
+    splits = max(1, min(_MOST_SPLITS, TARGET_PROGRAMS // (max(1, full_tiles) * kv_heads)))
     dim_block = next_power_of_2(head_dim)
-    lanes = tiles * kv_heads
-    if splits > 1 and lanes > COUNTERS:
-        splits = 1
-    workspace = Workspace.of(q.device, partials=lanes * splits * row_block * (dim_block + 2) if splits > 1 else 0)
+    partial_floats = splits * tokens * q_heads * (dim_block + 2) if splits > 1 else 0
+    partials = Workspace.of(q.device, partials=partial_floats).partials
+    base_two_scale = scale * 1.4426950408889634  # powers of two are what the hardware has
     if tokens:
         _prefill_attention[(tiles * splits, kv_heads)](
             q,
@@ -293,18 +311,18 @@ def prefill_attention(
             rows.query_starts,
             rows.ends,
             out,
-            workspace.partials,
-            workspace.counters,
+            partials,
             q.stride(0),
             pool.stride(0),
             pool.stride(1),
             pool.stride(2),
             rows.page_tables.stride(0),
             out.stride(0),
-            scale * 1.4426950408889634,  # powers of two are what the hardware has
+            base_two_scale,
             sliding_window or (1 << 30),
             splits,
             sequences,
+            tokens,
             GROUP=group,
             KV_HEADS=kv_heads,
             HEAD_DIM=head_dim,
@@ -316,5 +334,20 @@ def prefill_attention(
             PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
             num_warps=warps,
             num_stages=stages,
+        )
+    if tokens and splits > 1:
+        _merge[(cdiv(tokens * q_heads, _MERGED_ROWS),)](
+            partials,
+            out,
+            out.stride(0),
+            base_two_scale,
+            splits,
+            tokens,
+            HEADS=q_heads,
+            HEAD_DIM=head_dim,
+            DIM_BLOCK=dim_block,
+            SPLITS_BLOCK=_MOST_SPLITS,
+            ROWS=_MERGED_ROWS,
+            num_warps=4,
         )
     return out
