@@ -37,19 +37,26 @@ class PromptAssets(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_directory(cls, path: str | Path) -> Self:
-        """Reads a model folder in Hugging Face format. ValueError: it has no tokenizer.json."""
+        """Reads a model folder in Hugging Face format. ValueError: it has no tokenizer.json, or a file is no text."""
         folder = Path(path)
         names = [name for name in FILE_NAMES if (folder / name).is_file()]
         names += [f"{TEMPLATE_FOLDER}/{file.name}" for file in sorted((folder / TEMPLATE_FOLDER).glob("*.jinja"))]
         if "tokenizer.json" not in names:
-            raise ValueError(f"{folder} has no tokenizer.json: save_pretrained() one there")
-        return cls.from_files({name: (folder / name).read_text("utf-8") for name in names})
+            raise ValueError("there is no tokenizer.json: save_pretrained() a fast tokenizer there")
+        return cls.from_files({name: _text(folder / name) for name in names})
 
     @classmethod
     def from_files(cls, files: dict[str, str]) -> Self:
         """Names the files by their content."""
         digest = hashlib.sha256(msgspec.msgpack.encode(sorted(files.items()))).hexdigest()
         return cls(revision=digest, files=files)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path.name} is no UTF-8 text ({error.reason} at byte {error.start})") from error
 
 
 class PromptEncoder:

@@ -23,6 +23,13 @@ class LoadedTokenizer(NamedTuple):
 
 def load_tokenizer(files: Mapping[str, str]) -> LoadedTokenizer:
     """Reads the files by name. ValueError: one of them is broken, and which."""
+    try:
+        return _load(files)
+    except (AttributeError, KeyError, TypeError) as error:  # no field is checked one by one: there are too many forms
+        raise ValueError(f"the tokenizer's files hold something of an unknown form ({error!r})") from error
+
+
+def _load(files: Mapping[str, str]) -> LoadedTokenizer:
     config = _json(files, "tokenizer_config.json")
     if "added_tokens_decoder" not in config:  # older folders keep the special tokens in a file of their own
         config |= _json(files, "special_tokens_map.json")
@@ -101,7 +108,10 @@ def _extra_tokens(config: dict[str, Any]) -> list[AddedToken]:
 
 
 def _declared_tokens(config: dict[str, Any]) -> dict[int, AddedToken]:
-    return {int(index): _token(token) for index, token in config.get("added_tokens_decoder", {}).items()}
+    declared = config.get("added_tokens_decoder", {})
+    if not all(str(index).isdecimal() for index in declared):
+        raise ValueError("tokenizer_config.json: added_tokens_decoder has a key that is no token id")
+    return {int(index): _token(token) for index, token in declared.items()}
 
 
 def _add_tokens(

@@ -72,17 +72,17 @@ def _tensor_places(directory: Path) -> dict[str, Path]:
     index = directory / _INDEX
     if index.exists():
         try:
-            weight_map: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise ModelError(f"{index} cannot be read: {error!r}") from None
-        files = {directory / file for file in weight_map.values()}
-        if absent := sorted(file for file in files if not file.exists()):
-            raise ModelError(f"{absent[0]} is missing: {_INDEX} names it.")
-        return {name: directory / file for name, file in weight_map.items()}
+            weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            places = {name: directory / file for name, file in weight_map.items()}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ModelError(f"{index} cannot be read ({error!r}): download it again.") from None
+        if absent := sorted(file for file in set(places.values()) if not file.is_file()):
+            raise ModelError(f"{absent[0]} is missing, and {_INDEX} names it: download it.")
+        return places
     paths = sorted(directory.glob("*.safetensors"))
     if not paths:
         raise ModelError(f"{directory} has no safetensors file: convert other formats to model.safetensors first.")
-    places: dict[str, Path] = {}
+    places = {}
     for path in paths:
         with _open(path) as file:
             places |= dict.fromkeys(file.keys(), path)
@@ -100,6 +100,11 @@ def _fill(path: Path, names: list[str], wanted: dict[str, Tensor]) -> None:
                 raise ModelError(
                     f"{path}: tensor {name} has shape {list(tensor.shape)}, config.json asks for {list(target.shape)}."
                 )
+            if not tensor.is_floating_point():
+                raise ModelError(
+                    f"{path}: tensor {name} is {tensor.dtype}: quantised checkpoints are not supported; use the "
+                    "original weights."
+                )
             target.copy_(tensor)
 
 
@@ -107,7 +112,9 @@ def _open(path: Path) -> safe_open:
     try:
         return safe_open(path, framework="pt")
     except (OSError, SafetensorError) as error:
-        raise ModelError(f"{path} is no readable safetensors file: {error}") from None
+        raise ModelError(
+            f"{path} is no readable safetensors file ({error}): it may be cut short; download it again."
+        ) from None
 
 
 def _and_more(names: list[str]) -> str:

@@ -181,7 +181,15 @@ def _load_model(
 ) -> DecoderModel:
     with torch.device("meta"):
         model = MODELS[config.architecture](config)
-    model = model.to(dtype).to_empty(device=device).eval()
+    model = model.to(dtype)
+    try:
+        model = model.to_empty(device=device).eval()
+    except RuntimeError:  # torch.OutOfMemoryError is one, and so is what a CPU's allocator raises
+        weight_bytes = sum(parameter.numel() * parameter.itemsize for parameter in model.parameters())
+        raise ModelError(
+            f"the weights take {weight_bytes / 1e9:,.1f} GB as {dtype}, and {device} has less memory free: "
+            "choose a smaller model, a smaller dtype or another device."
+        ) from None
     with torch.inference_mode():
         if settings.load_format == "dummy":
             fill_randomly(model, settings.seed)
