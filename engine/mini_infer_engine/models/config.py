@@ -5,12 +5,15 @@ it knows neither torch nor which tensors a model has.
 """
 
 import json
+import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from mini_infer_engine.models.errors import ModelError
+
+logger = logging.getLogger(__name__)
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 """What `models.registry` can build."""
@@ -64,19 +67,39 @@ class ModelConfig:
     dtype: str
     """The checkpoint's: float32, bfloat16 or float16."""
     eos_token_ids: tuple[int, ...]
-    """From generation_config.json, else from config.json; may be empty."""
+    """From generation_config.json, else from config.json, else the tokenizer's; may be empty."""
     bos_token_id: int | None
 
     @staticmethod
     def from_directory(directory: Path) -> "ModelConfig":
-        """Read and check `config.json`, and the EOS ids of `generation_config.json` where it has them.
+        """Read and check `config.json`, and the EOS ids of `generation_config.json` or of the tokenizer where needed.
 
         Raises:
             ModelError: a file is missing, unreadable, or asks for what the engine cannot do.
 
         """
         generation = GenerationDefaults.from_directory(directory)
-        return parse_model_config(_Fields.read(directory / "config.json"), generation.eos_token_ids)
+        config = parse_model_config(_Fields.read(directory / "config.json"), generation.eos_token_ids)
+        if config.eos_token_ids:
+            return config
+        from_tokenizer = _tokenizer_eos(directory, config.vocab_size)
+        if not from_tokenizer:
+            logger.warning("%s: no file names an EOS token: texts end at stop strings or at their limit", directory)
+        return replace(config, eos_token_ids=from_tokenizer)
+
+
+def _tokenizer_eos(directory: Path, vocab_size: int) -> tuple[int, ...]:
+    """The tokenizer's EOS, where the folder has a tokenizer whose EOS the model can choose."""
+    # Imported here: tokenizing is the other process's work, and hardly any model needs this.
+    from mini_infer_contract.prompt import PromptAssets, PromptEncoder
+
+    if not (directory / "tokenizer.json").exists():
+        return ()
+    try:
+        token_id = PromptEncoder(PromptAssets.from_directory(directory)).special_token_id("eos_token")
+    except ValueError as error:
+        raise ModelError(f"{directory}: {error}; name eos_token_id in config.json, or repair the tokenizer.") from error
+    return () if token_id is None or token_id >= vocab_size else (token_id,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +111,17 @@ class GenerationDefaults:
     top_k: int | None = None
     min_p: float | None = None
     eos_token_ids: tuple[int, ...] = ()
+    ignored: Mapping[str, Any] = field(default_factory=dict)
+    """Fields that would change the text and have no counterpart here, with their values."""
+
+    def summary(self) -> str:
+        """Which fields of generation_config.json are the defaults of requests, and which cannot be; "" for none."""
+        names = ("temperature", "top_p", "top_k", "min_p")
+        taken = {name: value for name in names if (value := getattr(self, name)) is not None}
+        parts = [f"requests that say nothing else get {_listed(taken)}"] if taken else []
+        if self.ignored:
+            parts.append(f"not supported and ignored: {_listed(self.ignored)}")
+        return "; ".join(parts)
 
     @staticmethod
     def from_directory(directory: Path) -> "GenerationDefaults":
@@ -106,7 +140,44 @@ class GenerationDefaults:
             top_k = fields.optional_integer("top_k")
         else:
             sampling, top_k = {"temperature": 0.0}, None
-        return GenerationDefaults(**sampling, top_k=top_k, eos_token_ids=fields.token_ids("eos_token_id"))
+        ignored = {
+            name: value
+            for name, neutral in _UNSUPPORTED_GENERATION.items()
+            if (value := fields.values.get(name)) is not None and value not in neutral
+        }
+        return GenerationDefaults(
+            **sampling, top_k=top_k, eos_token_ids=fields.token_ids("eos_token_id"), ignored=ignored
+        )
+
+
+_UNSUPPORTED_GENERATION: dict[str, tuple[Any, ...]] = {
+    "repetition_penalty": (1,),
+    "no_repeat_ngram_size": (0,),
+    "encoder_repetition_penalty": (1,),
+    "typical_p": (1,),
+    "top_h": (1,),
+    "epsilon_cutoff": (0,),
+    "eta_cutoff": (0,),
+    "penalty_alpha": (0,),
+    "guidance_scale": (1,),
+    "num_beams": (1,),
+    "min_length": (0,),
+    "min_new_tokens": (0,),
+    "max_new_tokens": (),
+    "stop_strings": ([],),
+    "bad_words_ids": ([],),
+    "sequence_bias": ({}, []),
+    "suppress_tokens": ([],),
+    "begin_suppress_tokens": ([],),
+    "forced_bos_token_id": (),
+    "forced_eos_token_id": (),
+    "exponential_decay_length_penalty": (),
+}
+"""Fields of transformers' GenerationConfig that change what is chosen, and the values at which they do not."""
+
+
+def _listed(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} = {value!r}" for name, value in values.items())
 
 
 class _Fields:
@@ -121,9 +192,9 @@ class _Fields:
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise ModelError(f"{path} is missing: a model folder in Hugging Face format has it.") from None
+            raise ModelError(f"{path} is missing: name a model folder in Hugging Face format, which has it.") from None
         except (OSError, ValueError) as error:
-            raise ModelError(f"{path} cannot be read as JSON: {error}") from None
+            raise ModelError(f"{path} cannot be read as JSON ({error}): repair it or download it again.") from None
         if not isinstance(values, dict):
             raise ModelError(f"{path} holds a {type(values).__name__}, not a JSON object.")
         return _Fields(path, values)

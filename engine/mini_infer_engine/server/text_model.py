@@ -1,6 +1,7 @@
 """The text side of a model: names, tokenizer, template and sampling defaults. Weights and shapes are the core's."""
 
 import asyncio
+import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,7 +10,10 @@ from typing import ParamSpec, Self, TypeVar
 from mini_infer_contract.prompt import PromptAssets, PromptEncoder
 from mini_infer_engine import dry_model
 from mini_infer_engine.models.config import GenerationDefaults
+from mini_infer_engine.models.errors import ModelError
 from mini_infer_engine.server.detokenizer import Decoder
+
+logger = logging.getLogger(__name__)
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -44,5 +48,13 @@ class TextModel:
         """From a model folder, or of the dry run (None). ValueError, OSError: a file is missing or broken."""
         if directory is None:
             return cls(names, None if skip_tokenizer else dry_model.dry_assets(), GenerationDefaults())
-        assets = None if skip_tokenizer else PromptAssets.from_directory(directory)
-        return cls(names, assets, GenerationDefaults.from_directory(directory))
+        defaults = GenerationDefaults.from_directory(directory)
+        if summary := defaults.summary():
+            level = logging.WARNING if defaults.ignored else logging.INFO
+            logger.log(level, "%s: %s", directory / "generation_config.json", summary)
+        try:
+            return cls(names, None if skip_tokenizer else PromptAssets.from_directory(directory), defaults)
+        except ValueError as error:
+            raise ModelError(
+                f"{directory}: {error}. Replace the file; token ids alone need no tokenizer (skip_tokenizer_init)."
+            ) from None
