@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, Protocol
 
 import msgspec
@@ -22,7 +23,7 @@ class Row(msgspec.Struct, gc=False):
     count: int
     """New tokens computed by this pass; 1 for a decode."""
     token_ids: Sequence[int] | None
-    """The `count` new tokens, or None: the one token that the runner sampled last for this slot, never sent back."""
+    """The `count` new tokens, or None, in a decode row: the one that the runner sampled last for this slot, unseen."""
     page_table: Sequence[int]
     """Ids of the pages that hold tokens [0, start + count), in order; may be longer. Read during launch only."""
     sampling: SamplingParams | None
@@ -49,13 +50,28 @@ class Batch:
 
     rows: list[Row]
     num_decodes: int
-    """The first `num_decodes` rows have count 1 and sample."""
+    """The first `num_decodes` rows have count 1, sample, and go on in their slot where its last sample left off.
+
+    So their token_ids is None. A token that the host knows (after preemption, or a caller's own) comes as a prefill
+    chunk, be it of count 1: only chunks tell a runner that slot, page table and sampling parameters may be new. Passes
+    that are computed from their inputs alone take token_ids in decode rows too; those that read the device's state
+    refuse them (`continued_slots`).
+    """
     copies: list[PageCopy] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:
         """Tokens that go through the model in this pass."""
         return sum(row.count for row in self.rows)
+
+
+def continued_slots(rows: Sequence[Row]) -> list[int]:
+    """Slots of decode rows, for a pass that reads its tokens from the device: rows must not bring their own."""
+    assert not any(map(_BROUGHT_TOKENS, rows)), "a decode row brings token_ids: it must be a prefill chunk of count 1"
+    return [row.slot for row in rows]
+
+
+_BROUGHT_TOKENS = attrgetter("token_ids")  # no Python frame for each row: this is on the way of every decode step
 
 
 class Runner(Protocol):

@@ -19,7 +19,7 @@ from torch.nn import functional
 from tqdm import tqdm
 
 from mini_infer_engine.attention.prefill_rows import PrefillRows
-from mini_infer_engine.batch import Batch, Row
+from mini_infer_engine.batch import Batch, Row, continued_slots
 from mini_infer_engine.fused import Attend, AttentionLayer, FusedDecoder, Stream, Wanted
 from mini_infer_engine.graphs import DecodeGraph, PrefillGraph, decode_buckets, is_launch_bound, prefill_buckets
 from mini_infer_engine.inputs import PassInputs, build_inputs
@@ -175,9 +175,9 @@ class GraphRunner(TorchRunner):
 
     def _decode(self, rows: list[Row]) -> Tensor:
         """Decode rows by graph: tokens [rows]."""
+        slots = continued_slots(rows)
         bucket = self._buckets[bisect_left(self._buckets, len(rows))]
         self.table.send_pages(rows, self.page_size)
-        slots = [row.slot for row in rows]
         if (bucket, slots) != self._loaded_slots:
             pinned = slot_tensor(slots, bucket, self.table.spare_slot)
             self.decode_slots[:bucket].copy_(pinned, non_blocking=True)

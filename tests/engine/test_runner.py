@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from mini_infer_engine.batch import Batch, PageCopy, Row
+from mini_infer_engine.batch import Batch, PageCopy, Row, continued_slots
 from mini_infer_engine.kv_budget import fit_context
 from mini_infer_engine.models.errors import ModelError
 from mini_infer_engine.request import SamplingParams
@@ -197,3 +197,20 @@ def test_a_backend_that_cannot_run_here_is_refused_with_the_reason() -> None:
             runner_class(EngineSettings(model="x", attention_backend=name), "cpu")
     assert runner_class(EngineSettings(model="x"), "cpu") is TorchRunner
     assert runner_class(EngineSettings(model="x", attention_backend="torch"), "cuda") is TorchRunner
+
+
+def test_a_token_that_the_host_knows_is_used_in_a_chunk_of_one_and_in_a_decode_row(runner: TorchRunner) -> None:
+    table = PageDealer(runner).table(30)
+    expected = generate(runner, 0, GREEDY, 3, 0)
+    runner.collect(runner.launch(Batch([chunk(1, PROMPT, 0, 21, table)], 0)))
+    runner.last_tokens[1] = (expected[0] + 1) % 199  # what the slot's last sequence left behind
+    for num_decodes in (0, 1):
+        row = chunk(1, [*PROMPT, expected[0]], 21, 1, table, sampling=GREEDY, output_index=1)
+        assert runner.collect(runner.launch(Batch([row], num_decodes))) == expected[1:2]
+
+
+def test_passes_that_read_the_devices_tokens_refuse_rows_that_bring_their_own() -> None:
+    rows = [decode(3, 21, [0, 1], 1), decode(1, 5, [2], 1)]
+    assert continued_slots(rows) == [3, 1]
+    with pytest.raises(AssertionError, match="prefill chunk of count 1"):
+        continued_slots([*rows, chunk(2, PROMPT, 20, 1, [3, 4], sampling=GREEDY)])
