@@ -21,6 +21,7 @@ from mini_infer_engine.server.limits import ParameterError, check_prompt, check_
 from mini_infer_engine.server.reply import Reply
 from mini_infer_engine.server.text_model import TextModel
 from mini_infer_engine.settings import EngineSettings
+from mini_infer_engine.vllm_keywords import without_neutral
 
 Prompt = str | Mapping[str, Any]
 """A text, {"prompt": text} or {"prompt_token_ids": ids}."""
@@ -54,7 +55,10 @@ class LLM:
     """A model and its engine. Not thread-safe."""
 
     def __init__(self, model: str, **settings: Any) -> None:
-        """Load `model`; keywords are EngineSettings' fields. ValueError: model or settings are at fault, and why."""
+        """Load `model`; keywords are EngineSettings' fields, and vLLM's others at values that ask for nothing.
+
+        ValueError: model or settings are at fault, and why. TypeError: there is no such keyword.
+        """
         self.settings = _settings(model, settings)
         dry_run = DryRun() if model == DRY_MODEL else None
         weights = self.settings.load_format != "dummy"
@@ -202,6 +206,10 @@ class LLM:
 
 def _settings(model: str, settings: dict[str, Any]) -> EngineSettings:
     """The types that a command line checks are checked here too."""
+    try:
+        settings = without_neutral(settings)
+    except ValueError as error:
+        raise ValueError(f"LLM({model!r}): {error}") from None
     unknown = sorted(settings.keys() - set(EngineSettings.__struct_fields__))
     if unknown:
         raise TypeError(f"LLM does not know {', '.join(unknown)}: see EngineSettings for what there is")

@@ -99,6 +99,27 @@ def test_unknown_and_wrong_settings_are_named() -> None:
         LLM(model="/no/such/folder")
 
 
+def test_vllms_keywords_are_accepted_where_they_ask_for_nothing() -> None:
+    off: dict[str, object] = {"tensor_parallel_size": 1, "trust_remote_code": False, "disable_log_stats": True}
+    off |= {"swap_space": 4, "quantization": None, "kv_cache_dtype": "auto", "enable_chunked_prefill": True}
+    assert LLM(model="dry", max_model_len=64, **off).settings == LLM(model="dry", max_model_len=64).settings
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "remedy"),
+    [
+        ("tensor_parallel_size", 2, "1"),
+        ("trust_remote_code", True, "False"),
+        ("quantization", "fp8", "None"),
+        ("enable_chunked_prefill", False, "None or True"),
+        ("cpu_offload_gb", 4, "0"),
+    ],
+)
+def test_vllms_keywords_are_refused_where_they_ask_for_something(name: str, value: object, remedy: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} = {value!r} is not supported: leave it out, or at {remedy}$"):
+        LLM(model="dry", **{name: value})
+
+
 def test_without_a_tokenizer_ids_go_in_and_come_out() -> None:
     llm = LLM(model="dry", skip_tokenizer_init=True, max_model_len=512)
     output = llm.generate({"prompt_token_ids": [1, 2, 3]}, GREEDY, use_tqdm=False)[0].outputs[0]

@@ -1,0 +1,37 @@
+"""Keywords of vLLM's `LLM` that have nothing to switch here: accepted at the values that ask for nothing."""
+
+from collections.abc import Mapping
+from typing import Any
+
+_ANY_BOOLEAN = (False, True)
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "tensor_parallel_size": (1,),
+    "pipeline_parallel_size": (1,),
+    "data_parallel_size": (1,),
+    "distributed_executor_backend": (None,),
+    "disable_custom_all_reduce": _ANY_BOOLEAN,
+    "trust_remote_code": (False,),
+    "tokenizer": (None,),
+    "tokenizer_mode": ("auto",),
+    "tokenizer_revision": (None,),
+    "runner": ("auto", "generate"),
+    "quantization": (None,),
+    "kv_cache_dtype": ("auto",),
+    "cpu_offload_gb": (0,),
+    "swap_space": (0, 4),  # vLLM's old default; what is preempted here is computed again
+    "enable_lora": (False,),
+    "enable_chunked_prefill": (None, True),
+    "disable_log_stats": (True,),
+    "speculative_config": (None,),
+    "hf_overrides": (None, {}),
+    "limit_mm_per_prompt": (None, {}),
+}
+
+
+def without_neutral(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What is left for EngineSettings. ValueError: one of these keywords asks for something."""
+    for name, values in _NEUTRAL.items():
+        if name in settings and settings[name] not in values:
+            accepted = " or ".join(map(repr, values))
+            raise ValueError(f"{name} = {settings[name]!r} is not supported: leave it out, or at {accepted}")
+    return {name: value for name, value in settings.items() if name not in _NEUTRAL}
