@@ -144,35 +144,52 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _add_model_flags(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--model", metavar="DIR|HF-ID|demo", help=f'a folder, a hub id, or "{DEMO_MODEL}"')
+    group.add_argument("--model", metavar="DIR|HF-ID|demo", help=f'a folder, a hub id, or "{DEMO_MODEL}" (no default)')
     group.add_argument(
         "--served-model-name", nargs="+", default=(), metavar="NAME", help="what clients call it (default: as --model)"
     )
-    group.add_argument("--revision", help="branch, tag or commit on the hub")
+    group.add_argument("--revision", help="branch, tag or commit on the hub (default: its main one)")
     group.add_argument(
-        "--dtype", choices=("auto", "float32", "bfloat16"), default="auto", help="auto: the checkpoint's, fp32 on a CPU"
+        "--dtype",
+        choices=("auto", "float32", "bfloat16"),
+        default="auto",
+        help="auto: the checkpoint's, fp32 on a CPU (default: auto)",
     )
-    group.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    group.add_argument(
+        "--device",
+        choices=("auto", "cpu", "cuda"),
+        default="auto",
+        help="auto: a GPU where there is one (default: auto)",
+    )
     group.add_argument(
         "--max-model-len", type=_positive, metavar="TOKENS", help="prompt and output together (default: the model's)"
     )
     group.add_argument(
-        "--load-format", choices=("auto", "dummy"), default="auto", help="dummy: random weights, for benchmarks"
+        "--load-format",
+        choices=("auto", "dummy"),
+        default="auto",
+        help="dummy: random weights, for benchmarks (default: auto, from the files)",
     )
-    group.add_argument("--seed", type=int, default=0, help="of dummy weights")
+    group.add_argument("--seed", type=int, default=0, metavar="N", help="of dummy weights (default: 0)")
     group.add_argument(
         "--skip-tokenizer-init",
         action=argparse.BooleanOptionalAction,
         default=False,
-        help="token ids in, token ids out, no text",
+        help="token ids in, token ids out, no text (default: off)",
     )
     group.add_argument(
-        "--role", type=_role, default="unified", help="unified: prefill and decode in one (the only one yet)"
+        "--role",
+        type=_role,
+        default="unified",
+        metavar="ROLE",
+        help="unified: prefill and decode in one (the only one yet, and the default)",
     )
 
 
 def _add_batching_flags(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--max-num-seqs", type=_positive, default=256, metavar="N", help="sequences that run at once")
+    group.add_argument(
+        "--max-num-seqs", type=_positive, default=256, metavar="N", help="sequences that run at once (default: 256)"
+    )
     group.add_argument(
         "--max-num-batched-tokens",
         type=_positive,
@@ -184,54 +201,78 @@ def _add_batching_flags(group: argparse._ArgumentGroup) -> None:
         type=_natural,
         default=0,
         metavar="TOKENS",
-        help="largest prefill chunk; smaller ones make decoding smoother (default: only the budget cuts)",
+        help="largest prefill chunk; smaller ones make decoding smoother (default: 0, only the budget cuts)",
     )
     group.add_argument(
-        "--page-size", type=_positive, metavar="TOKENS", help="a multiple of 16 (default: the backend's)"
+        "--page-size", type=_positive, metavar="TOKENS", help="a multiple of 16 (default: 16 on a CPU, 128 on a GPU)"
     )
     group.add_argument(
-        "--kv-cache-memory", type=byte_size, metavar="SIZE", help="page pool, as 2GB or 512MiB (default on a CPU: 2GB)"
+        "--kv-cache-memory",
+        type=byte_size,
+        metavar="SIZE",
+        help="page pool, in bytes or as 512MiB (default: 2GB on a CPU, what --gpu-memory-utilization leaves on a GPU)",
     )
     group.add_argument(
         "--gpu-memory-utilization",
         type=_share,
         default=0.9,
         metavar="SHARE",
-        help="of a GPU's memory, weights included",
+        help="of a GPU's memory, weights included, 0.01 to 1 (default: 0.9)",
     )
     group.add_argument(
         "--enable-prefix-caching",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="prompts share the KV cache of equal beginnings",
+        help="prompts share the KV cache of equal beginnings (default: on)",
     )
     group.add_argument(
         "--attention-backend",
         choices=("auto", "torch", "flash", "triton"),
         default="auto",
-        help="auto: our kernels on a GPU; flash: flash-attn for prompts; torch: the slow reference",
+        help="auto: our kernels on a GPU; flash: flash-attn for prompts; torch: the slow reference (default: auto)",
     )
-    group.add_argument("--enforce-eager", action="store_true", help="no CUDA graphs on a GPU: slower, easier to debug")
     group.add_argument(
-        "--step-depth", type=int, choices=(0, 1), default=1, help="passes in flight while the host plans the next"
+        "--enforce-eager", action="store_true", help="no CUDA graphs on a GPU: slower, easier to debug (default: off)"
+    )
+    group.add_argument(
+        "--step-depth",
+        type=int,
+        choices=(0, 1),
+        default=1,
+        help="passes in flight while the host plans the next (default: 1)",
     )
 
 
 def _add_server_flags(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--host", default="127.0.0.1", help="0.0.0.0: reachable from other machines")
-    group.add_argument("--port", type=_port, default=HTTP_PORT, help=f"0: a free one (default: {HTTP_PORT})")
     group.add_argument(
-        "--events-port", type=_port, default=0, metavar="PORT", help="publish KV events and load over ZMQ (0: do not)"
+        "--host",
+        default="127.0.0.1",
+        metavar="ADDRESS",
+        help="0.0.0.0: reachable from other machines (default: 127.0.0.1)",
+    )
+    group.add_argument(
+        "--port", type=_port, default=HTTP_PORT, metavar="PORT", help=f"0: a free one (default: {HTTP_PORT})"
+    )
+    group.add_argument(
+        "--events-port",
+        type=_port,
+        default=0,
+        metavar="PORT",
+        help="publish KV events and load over ZMQ (default: 0, do not)",
     )
     group.add_argument(
         "--replay-port",
         type=_port,
         default=0,
         metavar="PORT",
-        help="let gateways ask for events that they missed (0: no)",
+        help="let gateways ask for events that they missed (default: 0, do not)",
     )
     group.add_argument(
-        "--max-body-size", type=byte_size, default=16 * 2**20, metavar="SIZE", help="of one request (default: 16MiB)"
+        "--max-body-size",
+        type=byte_size,
+        default=16 * 2**20,
+        metavar="SIZE",
+        help="of one request, in bytes or as 2MB (default: 16MiB)",
     )
     group.add_argument(
         "--drain-timeout",
@@ -240,12 +281,14 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
         metavar="SECONDS",
         help="after SIGTERM, for running requests to finish (default: 30)",
     )
-    group.add_argument("--log-level", choices=LEVELS, default="info")
+    group.add_argument("--log-level", choices=LEVELS, default="info", help="the least that is logged (default: info)")
 
 
 def _add_dry_run_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--dry-run", action="store_true", help='a model "dry" that repeats what it is asked; needs no torch'
+        "--dry-run",
+        action="store_true",
+        help='a model "dry" that repeats what it is asked; needs no torch (default: off)',
     )
     group.add_argument(
         "--dry-run-step-ms",

@@ -1,4 +1,5 @@
 import argparse
+import re
 import tomllib
 
 import pytest
@@ -12,6 +13,20 @@ from tests.engine.server.dry_server import ROOT
 def test_every_setting_has_a_flag_with_the_same_default() -> None:
     parsed = settings_from(make_parser().parse_args(["--model", "m"]))
     assert parsed == EngineSettings(model="m")
+
+
+def test_help_tells_meaning_unit_and_default_of_every_flag() -> None:
+    for action in make_parser()._actions:
+        if action.dest in ("help", "version"):
+            continue
+        name = action.option_strings[0]
+        assert action.help, name
+        assert "default" in action.help, name
+        assert action.type is None or action.metavar or action.choices, f"{name} has no unit"
+        if isinstance(action.default, (int, float)) and not isinstance(action.default, bool) and action.default < 10**6:
+            assert re.search(rf"\b{action.default:g}\b", action.help), f"{name}: its default is {action.default}"
+        elif isinstance(action.default, str):
+            assert action.default in action.help, f"{name}: its default is {action.default}"
 
 
 def test_flags_become_settings() -> None:
