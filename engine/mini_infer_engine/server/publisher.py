@@ -110,7 +110,7 @@ def _bind(
         return None
     socket = context.socket(kind)
     socket.set(zmq.IPV6, ":" in host)
-    socket.set(zmq.SNDHWM, RING_BATCHES)
+    socket.set(zmq.SNDHWM, RING_BATCHES + 1)  # a whole replay and its end marker: what is above is dropped
     address = f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
     try:
         socket.bind(address)

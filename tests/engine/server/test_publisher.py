@@ -63,6 +63,28 @@ def test_a_taken_port_is_named(context: zmq.Context[zmq.Socket[bytes]]) -> None:
     first.close()
 
 
+def test_a_full_replay_arrives_to_its_end_in_vllms_frames(
+    context: zmq.Context[zmq.Socket[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mini_infer_engine.server.publisher.RING_BATCHES", 100)
+    port = free_port()
+    publisher = EventPublisher(context, "127.0.0.1", 0, port)
+    for number in range(120):
+        publisher.publish_events([events.AllBlocksCleared()], float(number))
+    dealer = context.socket(zmq.DEALER)
+    dealer.set(zmq.RCVTIMEO, 5000)
+    dealer.connect(f"tcp://127.0.0.1:{port}")
+    dealer.send_multipart([b"", events.sequence_frame(0)])
+    assert publisher.replay is not None
+    assert publisher.replay.poll(5000)
+    publisher.answer_replays()
+    for number in range(20, 120):
+        payload = events.encode(events.KVEventBatch(ts=float(number), events=[events.AllBlocksCleared()]))
+        assert dealer.recv_multipart() == events.replay_frames(number, payload)
+    assert dealer.recv_multipart() == list(events.REPLAY_LAST_FRAMES)
+    publisher.close()
+
+
 def test_a_server_publishes_replays_and_snapshots_what_is_cached(
     server: DryServer, events_ports: tuple[int, int], context: zmq.Context[zmq.Socket[bytes]]
 ) -> None:
