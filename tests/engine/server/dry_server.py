@@ -1,4 +1,4 @@
-"""A `mini-infer-serve --dry-run` of the tests' own: a real process, real sockets."""
+"""A `mini-infer-serve` of the tests' own, mostly with `--dry-run`: a real process, real sockets."""
 
 import os
 import re
@@ -43,11 +43,11 @@ def wait_until(condition: Callable[[], bool], limit_s: float = 10.0) -> float:
     return time.monotonic() - start
 
 
-class DryServer:
+class EngineServer:
     def __init__(self, *flags: str) -> None:
         self.started_at = time.monotonic()
         self.process = subprocess.Popen(
-            serve_command("--dry-run", "--port", "0", *flags), stderr=subprocess.PIPE, text=True, env=environment()
+            serve_command("--port", "0", *flags), stderr=subprocess.PIPE, text=True, env=environment()
         )
         self.log: list[str] = []
         self._reader = threading.Thread(target=self._read_log, daemon=True)
@@ -103,3 +103,10 @@ class DryServer:
         self._reader.join(10)
         assert self.process.stderr is not None
         self.process.stderr.close()
+
+
+class DryServer(EngineServer):
+    """Without a model."""
+
+    def __init__(self, *flags: str) -> None:
+        super().__init__("--dry-run", *flags)

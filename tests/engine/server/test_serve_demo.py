@@ -1,0 +1,181 @@
+"""The demo model behind the server: what a client gets from real tokens, a real tokenizer and a real page pool."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from mini_infer_engine import LLM, SamplingParams
+from tests.engine.server.dry_server import EngineServer, wait_until
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+CONTEXT_TOKENS = 512
+FLAGS = ("--model", "demo", "--device", "cpu", "--dtype", "float32", "--kv-cache-memory", "64MB")
+MESSAGES = [{"role": "user", "content": "What does textwrap.dedent do?"}]
+GREEDY = {"temperature": 0, "max_tokens": 60}
+RANDOM = {"temperature": 2, "top_p": 1, "top_k": 0, "max_tokens": 30, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[EngineServer]:
+    with EngineServer(*FLAGS, "--max-model-len", str(CONTEXT_TOKENS), "--max-num-seqs", "8") as server:
+        yield server
+
+
+def post(server: EngineServer, path: str, **body: Any) -> httpx.Response:
+    return server.client.post(path, json=body)
+
+
+def chat(server: EngineServer, **fields: Any) -> dict[str, Any]:
+    response = post(server, CHAT, messages=MESSAGES, **fields)
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+def text_of(answer: dict[str, Any], index: int = 0) -> str:
+    text: str = answer["choices"][index]["message"]["content"]
+    return text
+
+
+def stream(server: EngineServer, **fields: Any) -> tuple[str, str, dict[str, Any] | None]:
+    """Text, finish reason and usage of a streamed chat."""
+    response = post(server, CHAT, messages=MESSAGES, stream=True, **fields)
+    assert response.status_code == 200, response.text
+    events = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
+    assert events.pop() == "[DONE]"
+    chunks = [json.loads(event) for event in events]
+    usage = chunks.pop()["usage"] if not chunks[-1]["choices"] else None
+    text = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
+    return text, chunks[-1]["choices"][0]["finish_reason"], usage
+
+
+@pytest.mark.parametrize("fields", [GREEDY, RANDOM | {"seed": 5}, GREEDY | {"max_tokens": 7}])
+def test_a_stream_has_the_text_the_reason_and_the_usage_of_the_whole(
+    demo: EngineServer, fields: dict[str, Any]
+) -> None:
+    chat(demo, **fields)  # from here on as many tokens are cached for one as for the other
+    whole = chat(demo, **fields)
+    text, reason, usage = stream(demo, **fields, stream_options={"include_usage": True})
+    assert text == text_of(whole)
+    assert text
+    assert reason == whole["choices"][0]["finish_reason"]
+    assert usage == whole["usage"]
+    assert stream(demo, **fields) == (text, reason, None)
+
+
+def test_the_server_says_what_the_offline_api_says(demo: EngineServer) -> None:
+    llm = LLM("demo", device="cpu", dtype="float32", kv_cache_memory=64_000_000, max_model_len=CONTEXT_TOKENS)
+    [offline] = llm.chat(MESSAGES, SamplingParams(temperature=0, max_tokens=60), use_tqdm=False)
+    online = chat(demo, **GREEDY)
+    assert text_of(online) == offline.outputs[0].text
+    assert online["usage"]["prompt_tokens"] == len(offline.prompt_token_ids)
+    assert online["usage"]["completion_tokens"] == len(offline.outputs[0].token_ids)
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_stop_string_ends_the_text_before_it(demo: EngineServer, streams: bool) -> None:
+    answer = chat(demo, **GREEDY)
+    text = text_of(answer)
+    stop = text[len(text) // 2 :][:5]
+    fields = GREEDY | {"stop": ["never said", stop]}
+    if streams:
+        cut, reason, usage = stream(demo, **fields, stream_options={"include_usage": True})
+    else:
+        stopped = chat(demo, **fields)
+        cut, reason, usage = text_of(stopped), stopped["choices"][0]["finish_reason"], stopped["usage"]
+    assert (cut, reason) == (text[: text.index(stop)], "stop")
+    assert usage is not None
+    assert usage["completion_tokens"] < answer["usage"]["completion_tokens"]
+
+
+def test_one_token_is_one_token(demo: EngineServer) -> None:
+    answer = chat(demo, temperature=0, max_tokens=1)
+    assert answer["usage"]["completion_tokens"] == 1
+    assert answer["choices"][0]["finish_reason"] == "length"
+    assert text_of(chat(demo, **GREEDY)).startswith(text_of(answer))
+
+
+def test_a_seed_repeats_and_choices_of_one_request_differ(demo: EngineServer) -> None:
+    first, again, other = (text_of(chat(demo, **RANDOM, seed=seed)) for seed in (11, 11, 12))
+    assert first == again != other
+    several = chat(demo, **RANDOM, seed=11, n=3)
+    texts = [text_of(several, index) for index in range(3)]
+    assert texts[0] == first
+    assert len(set(texts)) == 3
+    assert [choice["index"] for choice in several["choices"]] == [0, 1, 2]
+    assert several["usage"]["completion_tokens"] == 3 * RANDOM["max_tokens"]
+    assert text_of(chat(demo, **RANDOM)) != text_of(chat(demo, **RANDOM))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"logprobs": True},
+        {"top_logprobs": 2},
+        {"logit_bias": {"5": 1.0}},
+        {"presence_penalty": 0.5},
+        {"frequency_penalty": 0.5},
+        {"repetition_penalty": 1.1},
+        {"response_format": {"type": "json_object"}},
+        {"tool_choice": "required"},
+        {"n": 0},
+        {"n": 129},
+        {"temperature": 2.5},
+        {"top_p": 0},
+        {"max_tokens": 0},
+        {"no_such_field": 1},
+    ],
+)
+@pytest.mark.parametrize("streams", [False, True])
+def test_what_is_not_done_is_refused_in_openais_form(demo: EngineServer, fields: dict[str, Any], streams: bool) -> None:
+    response = post(demo, CHAT, messages=MESSAGES, stream=streams, **fields)
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert (error["type"], error["param"]) == ("invalid_request_error", next(iter(fields)))
+
+
+def test_a_prompt_longer_than_the_context_is_told_both_numbers(demo: EngineServer) -> None:
+    words = "word " * 2 * CONTEXT_TOKENS
+    count = post(demo, "/tokenize", prompt=words).json()["count"]
+    for path, body, length in (
+        (COMPLETIONS, {"prompt": words}, count),
+        (COMPLETIONS, {"prompt": [5] * CONTEXT_TOKENS}, CONTEXT_TOKENS),
+        (CHAT, {"messages": [{"role": "user", "content": words}]}, None),
+    ):
+        response = post(demo, path, **body)
+        error = response.json()["error"]
+        assert (response.status_code, error["code"]) == (400, "context_length_exceeded")
+        assert str(CONTEXT_TOKENS) in error["message"]
+        assert length is None or str(length) in error["message"]
+    longest = post(demo, COMPLETIONS, prompt=[5] * (CONTEXT_TOKENS - 1), ignore_eos=True).json()
+    assert longest["usage"]["completion_tokens"] == 1
+
+
+@pytest.mark.parametrize(
+    "prompt", [[4096], [5, -1], [2**40], [1.5], ["a", 5], [True], [[5], [4096]], [[5], []], 5, {"ids": [5]}]
+)
+def test_what_are_no_token_ids_is_refused(demo: EngineServer, prompt: object) -> None:
+    response = post(demo, COMPLETIONS, prompt=prompt)
+    error = response.json()["error"]
+    assert (response.status_code, error["type"]) == (400, "invalid_request_error"), error
+    assert error["param"].startswith("prompt")
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_client_that_leaves_gives_its_pages_back(demo: EngineServer, streams: bool) -> None:
+    body = {"prompt": [7] * 100, "ignore_eos": True, "max_tokens": 400, "n": 4, "stream": streams}
+    before = demo.metric("mini_infer_engine_generation_tokens_total")
+    with httpx.Client(base_url=demo.url) as client:
+        if streams:
+            with client.stream("POST", COMPLETIONS, json=body) as response:
+                next(response.iter_raw())
+                wait_until(lambda: demo.metric("vllm:kv_cache_usage_perc") > 0)
+        else:
+            with pytest.raises(httpx.ReadTimeout):
+                client.post(COMPLETIONS, json=body, timeout=0.3)
+    wait_until(lambda: demo.metric("vllm:num_requests_running") == demo.metric("vllm:kv_cache_usage_perc") == 0)
+    assert demo.metric("mini_infer_engine_generation_tokens_total") - before < 4 * 400
