@@ -10,7 +10,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "data_parallel_size": (1,),
     "distributed_executor_backend": (None,),
     "disable_custom_all_reduce": _ANY_BOOLEAN,
-    "trust_remote_code": (False,),
+    "trust_remote_code": _ANY_BOOLEAN,  # no code of a model's folder is ever run
     "tokenizer": (None,),
     "tokenizer_mode": ("auto",),
     "tokenizer_revision": (None,),
@@ -21,7 +21,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "swap_space": (0, 4),  # vLLM's old default; what is preempted here is computed again
     "enable_lora": (False,),
     "enable_chunked_prefill": (None, True),
-    "disable_log_stats": (True,),
+    "disable_log_stats": _ANY_BOOLEAN,
     "speculative_config": (None,),
     "hf_overrides": (None, {}),
     "limit_mm_per_prompt": (None, {}),
