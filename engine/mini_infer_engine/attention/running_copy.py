@@ -81,17 +81,16 @@ class CopiedDecodes:
         self.num_runs = self.count * shape.num_kv_heads
         self.scale = shape.head_dim**-0.5
         self.longest = max(inputs.starts[: self.count]) + 1
-        runs = torch.arange(shape.num_layers * 2 * self.num_runs).view(-1, self.count, shape.num_kv_heads)
-        rows = runs * copy.capacity + inputs.positions[: self.count, None]
-        self.write_rows = rows.flatten(1).unbind(0)  # of keys, then values, of each layer
+        runs = torch.arange(shape.num_layers * 2 * self.num_runs).view(-1, 2, self.count, shape.num_kv_heads)
+        rows = runs.transpose(1, 2) * copy.capacity + inputs.positions[: self.count, None, None]
+        self.write_rows = rows.flatten(1).unbind(0)  # of each layer: keys and values of the first sequence, of ...
         masks = decode_masks(inputs, self.longest, windows, shape.dtype)
         self.masks = {w: mask.repeat_interleave(shape.num_kv_heads, 0).unsqueeze(1) for w, mask in masks.items()}
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: int, window: int | None) -> Tensor:
+    def attend(self, q: Tensor, kv: Tensor, layer: int, window: int | None) -> Tensor:
         """Attend for the first `count` tokens of q, [count, heads * head_dim]; matrix products beat SDPA's kernel."""
         storage, (keys, values) = self.copy.storage, self.copy.layers[layer]
-        storage.index_copy_(0, self.write_rows[2 * layer], k[: self.count].flatten(0, 1))
-        storage.index_copy_(0, self.write_rows[2 * layer + 1], v[: self.count].flatten(0, 1))
+        storage.index_copy_(0, self.write_rows[layer], kv[: self.count].flatten(0, 2))
         grouped = q[: self.count].reshape(self.num_runs, -1, q.shape[-1])
         seen = keys[:, : self.longest].transpose(1, 2)
         scores = torch.baddbmm(self.masks[window], grouped, seen, alpha=self.scale)
