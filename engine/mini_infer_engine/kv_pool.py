@@ -48,8 +48,8 @@ class KVPool:
         self.spare_page = num_pages
         sizes = (num_pages + 1, shape.num_layers, 2, shape.page_size, shape.num_kv_heads, shape.head_dim)
         # [pages, layers, keys or values, page_size, kv_heads, head_dim]
-        self.pages = _zeros(sizes, shape.dtype, device)
-        self.token_rows = self.pages.view(-1, shape.row_width)
+        self.pages = zeros(sizes, shape.dtype, device)
+        self.tokens = self.pages.view(-1, shape.row_width)
         self.half_pages = self.pages.view((num_pages + 1) * shape.num_layers * 2, -1)
         self._scratch = self.half_pages[:0]
         self._halves = torch.arange(shape.num_layers * 2, device=device).view(-1, 1, 2)  # keys, values of each layer
@@ -59,8 +59,8 @@ class KVPool:
         for copy in copies:
             self.pages[copy.target, :, :, : copy.tokens].copy_(self.pages[copy.source, :, :, : copy.tokens])
 
-    def write_rows(self, pages: Tensor, offsets: Tensor) -> tuple[Tensor, ...]:
-        """For each layer, rows of `token_rows` for tokens at (page, offset): keys and values of the first, of ..."""
+    def token_rows_of(self, pages: Tensor, offsets: Tensor) -> tuple[Tensor, ...]:
+        """For each layer, rows of `tokens` for tokens at (page, offset): keys and values of the first, of ..."""
         tokens_in_page = self.shape.num_layers * 2 * self.shape.page_size
         rows = (pages * tokens_in_page + offsets).unsqueeze(1) + self._halves * self.shape.page_size
         return rows.flatten(1).unbind(0)
@@ -83,7 +83,7 @@ class KVPool:
         return keys, values
 
 
-def _zeros(sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def zeros(sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Zeros, because attention multiplies masked values by 0 and 0 * NaN is NaN."""
     if device.type != "cpu":
         return torch.zeros(sizes, dtype=dtype, device=device)

@@ -34,8 +34,8 @@ class TorchAttentionPass:
         self.windows, windows = config.sliding_windows, set(config.sliding_windows)
         self.pool = pool
         self.num_decodes = inputs.num_decodes
-        self.write_rows = pool.write_rows(inputs.write_pages, inputs.write_offsets)
-        copied = copy.follow(inputs, windows) if copy is not None else None
+        self.token_rows = pool.token_rows_of(inputs.write_pages, inputs.write_offsets)
+        copied = copy.follow(inputs) if copy is not None else None
         self.decodes: CopiedDecodes | _GatheredDecodes | None = copied
         if inputs.num_decodes and copied is None:
             self.decodes = _GatheredDecodes(pool, inputs, windows)
@@ -45,7 +45,7 @@ class TorchAttentionPass:
     def attend(self, q: Tensor, kv: Tensor, layer: int) -> Tensor:
         """See `AttentionPass.attend`."""
         kv = kv.contiguous()
-        self.pool.token_rows.index_copy_(0, self.write_rows[layer], kv.view(-1, self.pool.shape.row_width))
+        self.pool.tokens.index_copy_(0, self.token_rows[layer], kv.view(-1, self.pool.shape.row_width))
         window = self.windows[layer]
         outputs: list[Tensor] = []
         if self.decodes is not None:
