@@ -48,26 +48,27 @@ class KVPool:
         self.spare_page = num_pages
         sizes = (num_pages + 1, shape.num_layers, 2, shape.page_size, shape.num_kv_heads, shape.head_dim)
         # [pages, layers, keys or values, page_size, kv_heads, head_dim]
-        self.pages = _zeros(sizes, shape.dtype, device)
-        self.token_rows = self.pages.view(-1, shape.row_width)
+        self.pages = zeros(sizes, shape.dtype, device)
+        self.tokens = self.pages.view(-1, shape.row_width)
         self.half_pages = self.pages.view((num_pages + 1) * shape.num_layers * 2, -1)
         self._scratch = self.half_pages[:0]
-        self._halves = torch.arange(shape.num_layers * 2, device=device).unsqueeze(1)  # keys, values of each layer
+        self._halves = torch.arange(shape.num_layers * 2, device=device).view(-1, 1, 2)  # keys, values of each layer
 
     def copy(self, copies: list[PageCopy]) -> None:
         """Copy the first tokens of pages to other pages, all layers. One after the other: a target may be a source."""
         for copy in copies:
             self.pages[copy.target, :, :, : copy.tokens].copy_(self.pages[copy.source, :, :, : copy.tokens])
 
-    def write_rows(self, pages: Tensor, offsets: Tensor) -> tuple[Tensor, ...]:
-        """Rows of `token_rows` for tokens at (page, offset): keys then values of layer 0, of layer 1, ..., int64."""
+    def token_rows_of(self, pages: Tensor, offsets: Tensor) -> tuple[Tensor, ...]:
+        """For each layer, rows of `tokens` for tokens at (page, offset): keys and values of the first, of ..."""
         tokens_in_page = self.shape.num_layers * 2 * self.shape.page_size
-        return (pages * tokens_in_page + offsets + self._halves * self.shape.page_size).unbind(0)
+        rows = (pages * tokens_in_page + offsets).unsqueeze(1) + self._halves * self.shape.page_size
+        return rows.flatten(1).unbind(0)
 
     def gather_rows(self, page_tables: Tensor) -> tuple[Tensor, ...]:
         """Rows of `half_pages` for each layer, keys first, for page ids of any shape, flattened."""
-        rows = page_tables.reshape(-1) * (2 * self.shape.num_layers) + self._halves
-        return rows.view(self.shape.num_layers, -1).unbind(0)
+        rows = page_tables.reshape(-1) * (2 * self.shape.num_layers) + self._halves.mT
+        return rows.flatten(1).unbind(0)
 
     def gather(self, rows: Tensor, num_sequences: int) -> tuple[Tensor, Tensor]:
         """Keys and values of one layer for sequences of equally many pages, [sequences, tokens, kv_heads, head_dim].
@@ -82,7 +83,7 @@ class KVPool:
         return keys, values
 
 
-def _zeros(sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def zeros(sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Zeros, because attention multiplies masked values by 0 and 0 * NaN is NaN."""
     if device.type != "cpu":
         return torch.zeros(sizes, dtype=dtype, device=device)

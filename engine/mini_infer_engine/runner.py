@@ -68,11 +68,9 @@ class TorchRunner:
         """See `Runner.launch`."""
         sampling = [index for index, row in enumerate(batch.rows) if row.sampling is not None]
         with torch.inference_mode():
-            inputs, hidden = self._forward(batch)
+            inputs, hidden = self._forward(batch, every_token=False)
             if not sampling:
                 return PassHandle(sampling, len(batch.rows), None, None)
-            if len(sampling) < inputs.num_tokens:
-                hidden = hidden.index_select(0, inputs.sample_rows)
             rows = [batch.rows[index] for index in sampling]
             tokens = sample(self.model.logits(hidden), build_sampling(rows, self.config.vocab_size, self.device))
             self.last_tokens.index_copy_(0, inputs.sample_slots, tokens)
@@ -97,10 +95,10 @@ class TorchRunner:
     def logits(self, batch: Batch) -> Tensor:
         """Logits of every token of a pass, [tokens, vocab]: what `launch` computes, for tests and scoring."""
         with torch.inference_mode():
-            return self.model.logits(self._forward(batch)[1])
+            return self.model.logits(self._forward(batch, every_token=True)[1])
 
-    def _forward(self, batch: Batch) -> tuple[PassInputs, Tensor]:
-        """Page copies, then the model: the inputs on the device and the hidden states of all tokens."""
+    def _forward(self, batch: Batch, *, every_token: bool) -> tuple[PassInputs, Tensor]:
+        """Page copies, then the model: the inputs on the device, and hidden states of all tokens or those that sample."""
         self.pool.copy(batch.copies)
         inputs = build_inputs(batch, self.page_size, self.pool.spare_page, self.device)
         token_ids = inputs.token_ids
@@ -109,7 +107,8 @@ class TorchRunner:
         elif inputs.pending_slots.shape[0]:
             pending = self.last_tokens.index_select(0, inputs.pending_slots)
             token_ids = token_ids.index_copy(0, inputs.pending_tokens, pending)
-        return inputs, self.model(token_ids, inputs.positions, self.backend.prepare(inputs))
+        wanted = None if every_token or len(inputs.sample_rows) == inputs.num_tokens else inputs.sample_rows
+        return inputs, self.model(token_ids, inputs.positions, self.backend.prepare(inputs), wanted)
 
     def _use_pool(self, num_pages: int) -> None:
         shape = KVShape.of(self.config, self.page_size, self.dtype)

@@ -73,7 +73,7 @@ def test_torch_attention_equals_the_definition_and_writes_only_its_tokens(
     backend = TorchAttention(config(sliding_windows=(None, window)), pool)
     q, k, v = torch.randn(16, 4, 8), torch.randn(16, 2, 8), torch.randn(16, 2, 8)
     before = pool.pages.clone()
-    actual = backend.prepare(inputs).attend(q, k, v, 1)
+    actual = backend.prepare(inputs).attend(q, torch.stack((k, v), 1), 1)
 
     begin = 0
     for row, table in zip(rows, tables, strict=True):

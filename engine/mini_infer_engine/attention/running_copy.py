@@ -1,23 +1,23 @@
 """Keys and values of the decoding sequences side by side, kept from pass to pass: decode attention for fp32 on a CPU.
 
-Gathering a batch's pages in every layer of every pass costs a CPU as much as attending to them, and attending is faster
-where the tokens of a head lie together. The copy is a cache: the pool has every token too, and whenever the decode rows
-are not last pass's, one token on, it is gathered anew.
+Gathering a batch's pages in every layer of every pass costs a CPU as much as attending to them. All sequences end in the
+same column, however long they are: a pass adds one column, and what is hidden stays the same from pass to pass. The copy
+is a cache: the pool has every token too, and whenever the decode rows are not last pass's, one token on, it is gathered
+anew.
 """
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from mini_infer_engine.attention.masks import decode_masks
+from mini_infer_engine.attention.masks import additive
 from mini_infer_engine.inputs import PassInputs
-from mini_infer_engine.kv_pool import KVPool
+from mini_infer_engine.kv_pool import KVPool, zeros
 
 MOST_BYTES = 512 * 1024**2
 """Larger batches are gathered a layer at a time."""
 
-_ROOM_TOKENS = 32
-"""Space behind the longest sequence: the copy is made anew each time it is used up."""
+_ROOM_TOKENS = 64
+"""Space behind the newest column, or a little less: the copy is made anew each time it is used up."""
 
 
 class RunningCopy:
@@ -27,11 +27,15 @@ class RunningCopy:
         self.pool = pool
         self.slots: list[int] = []
         self.next_starts: list[int] = []
+        self.column = 0  # of this pass's tokens
         self.capacity = 0
-        self.storage = pool.pages.new_empty(0, pool.shape.head_dim)
-        self.layers: list[tuple[Tensor, Tensor]] = []  # keys and values, [rows * kv_heads, capacity, head_dim]
+        self.storage = pool.pages.new_empty(0)
+        # [rows * kv_heads, head_dim, capacity] and [rows * kv_heads, capacity, head_dim] of each layer: whatever a
+        # product of few queries sums over comes last but one, or it would jump from key to key in memory.
+        self.layers: list[tuple[Tensor, Tensor]] = []
+        self.mask = self.storage  # [rows * kv_heads, 1, capacity] hides what stands before a sequence
 
-    def follow(self, inputs: PassInputs, windows: set[int | None]) -> "CopiedDecodes | None":
+    def follow(self, inputs: PassInputs) -> "CopiedDecodes | None":
         """Make the copy hold this pass's decode rows; None: there are none, or they are too large for it.
 
         A row whose token only the device knows continues the sequence that sampled it in this slot, so that slot and
@@ -43,56 +47,56 @@ class RunningCopy:
             self.slots = []
         if not decodes:
             return None
-        is_next = slots == self.slots and starts == self.next_starts and max(starts) < self.capacity
-        if not is_next and not self._gather(inputs, max(starts) + 1):
+        self.column += 1
+        is_next = slots == self.slots and starts == self.next_starts and self.column < self.capacity
+        if not is_next and not self._gather(inputs, starts):
             self.slots = []
             return None
         self.slots, self.next_starts = slots, [start + 1 for start in starts]
-        return CopiedDecodes(self, inputs, windows)
+        return CopiedDecodes(self, decodes)
 
-    def _gather(self, inputs: PassInputs, longest: int) -> bool:
-        shape, decodes = self.pool.shape, inputs.num_decodes
-        num_pages = -(-(longest + _ROOM_TOKENS) // shape.page_size)
-        capacity = num_pages * shape.page_size
-        num_rows = shape.num_layers * 2 * decodes * shape.num_kv_heads * capacity
-        if num_rows * shape.head_dim * shape.dtype.itemsize > MOST_BYTES:
+    def _gather(self, inputs: PassInputs, starts: list[int]) -> bool:
+        shape, decodes, longest = self.pool.shape, len(starts), max(starts)
+        # An odd number of cache lines: the rows of keys would fall into few sets of the cache if it were a power of 2.
+        capacity = (longest + _ROOM_TOKENS) // 32 * 32 + 16
+        sizes = (shape.num_layers, 2, decodes, shape.num_kv_heads, capacity * shape.head_dim)
+        num_elements = torch.Size(sizes).numel()
+        if num_elements * shape.dtype.itemsize > MOST_BYTES:
             return False
-        if self.storage.shape[0] < num_rows:
-            self.storage = self.pool.pages.new_empty(num_rows * 5 // 4, shape.head_dim)
-        sizes = (shape.num_layers, 2, decodes, shape.num_kv_heads, capacity, shape.head_dim)
-        layers = self.storage[:num_rows].view(sizes)
-        tables = inputs.page_tables[:decodes, :num_pages]
-        tables = functional.pad(tables, (0, num_pages - tables.shape[1]), value=self.pool.spare_page)
-        for layer, rows in zip(layers, self.pool.gather_rows(tables), strict=True):
-            keys, values = self.pool.gather(rows, decodes)
-            layer[0].copy_(keys.transpose(1, 2))
-            layer[1].copy_(values.transpose(1, 2))
-        self.capacity = capacity
-        self.layers = [(keys, values) for keys, values in layers.flatten(2, 3).unbind(0)]
+        if len(self.storage) < num_elements:
+            self.storage = zeros((num_elements * 5 // 4,), shape.dtype, self.storage.device)
+        keys, values = self.storage[:num_elements].view(sizes).unbind(1)
+        keys, values = keys.unflatten(3, (shape.head_dim, capacity)), values.unflatten(3, (capacity, shape.head_dim))
+        padding = longest - torch.tensor(starts).unsqueeze(1)
+        positions = (torch.arange(longest) - padding).clamp_(min=0)
+        pages = inputs.page_tables[:decodes].gather(1, positions // shape.page_size)
+        scratch = self.storage.new_empty(2 * positions.numel(), shape.row_width)
+        for layer, rows in enumerate(self.pool.token_rows_of(pages.flatten(), (positions % shape.page_size).flatten())):
+            tokens = torch.index_select(self.pool.tokens, 0, rows, out=scratch)
+            tokens = tokens.view(decodes, longest, 2, shape.num_kv_heads, shape.head_dim)
+            keys[layer, ..., :longest].copy_(tokens[:, :, 0].permute(0, 2, 3, 1))
+            values[layer, :, :, :longest].copy_(tokens[:, :, 1].transpose(1, 2))
+        self.column, self.capacity = longest, capacity
+        self.layers = list(zip(keys.flatten(1, 2).unbind(0), values.flatten(1, 2).unbind(0), strict=True))
+        mask = additive(torch.arange(capacity) >= padding, shape.dtype)
+        self.mask = mask.repeat_interleave(shape.num_kv_heads, 0).unsqueeze(1)
         return True
 
 
 class CopiedDecodes:
-    """The decode rows of one pass."""
+    """The decode rows of one pass, to be attended to before the next one begins."""
 
-    def __init__(self, copy: RunningCopy, inputs: PassInputs, windows: set[int | None]) -> None:
-        shape, self.count = copy.pool.shape, inputs.num_decodes
-        self.copy = copy
-        self.num_runs = self.count * shape.num_kv_heads
-        self.scale = shape.head_dim**-0.5
-        self.longest = max(inputs.starts[: self.count]) + 1
-        runs = torch.arange(shape.num_layers * 2 * self.num_runs).view(-1, self.count, shape.num_kv_heads)
-        rows = runs * copy.capacity + inputs.positions[: self.count, None]
-        self.write_rows = rows.flatten(1).unbind(0)  # of keys, then values, of each layer
-        masks = decode_masks(inputs, self.longest, windows, shape.dtype)
-        self.masks = {w: mask.repeat_interleave(shape.num_kv_heads, 0).unsqueeze(1) for w, mask in masks.items()}
+    def __init__(self, copy: RunningCopy, count: int) -> None:
+        self.copy, self.count = copy, count
+        self.scale = copy.pool.shape.head_dim**-0.5
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: int, window: int | None) -> Tensor:
+    def attend(self, q: Tensor, kv: Tensor, layer: int, window: int | None) -> Tensor:
         """Attend for the first `count` tokens of q, [count, heads * head_dim]; matrix products beat SDPA's kernel."""
-        storage, (keys, values) = self.copy.storage, self.copy.layers[layer]
-        storage.index_copy_(0, self.write_rows[2 * layer], k[: self.count].flatten(0, 1))
-        storage.index_copy_(0, self.write_rows[2 * layer + 1], v[: self.count].flatten(0, 1))
-        grouped = q[: self.count].reshape(self.num_runs, -1, q.shape[-1])
-        seen = keys[:, : self.longest].transpose(1, 2)
-        scores = torch.baddbmm(self.masks[window], grouped, seen, alpha=self.scale)
-        return torch.bmm(scores.softmax(dim=-1), values[:, : self.longest]).view(self.count, -1)
+        column, (keys, values) = self.copy.column, self.copy.layers[layer]
+        new_keys, new_values = kv[: self.count].unbind(1)
+        keys.select(2, column).copy_(new_keys.flatten(0, 1))
+        values.select(1, column).copy_(new_values.flatten(0, 1))
+        seen = slice(0 if window is None else max(0, column + 1 - window), column + 1)
+        grouped = q[: self.count].reshape(len(keys), -1, q.shape[-1])
+        scores = torch.baddbmm(self.copy.mask[..., seen], grouped, keys[..., seen], alpha=self.scale)
+        return torch.bmm(scores.softmax(dim=-1), values[:, seen]).view(self.count, -1)

@@ -34,27 +34,26 @@ class TorchAttentionPass:
         self.windows, windows = config.sliding_windows, set(config.sliding_windows)
         self.pool = pool
         self.num_decodes = inputs.num_decodes
-        self.write_rows = pool.write_rows(inputs.write_pages, inputs.write_offsets)
-        copied = copy.follow(inputs, windows) if copy is not None else None
+        self.token_rows = pool.token_rows_of(inputs.write_pages, inputs.write_offsets)
+        copied = copy.follow(inputs) if copy is not None else None
         self.decodes: CopiedDecodes | _GatheredDecodes | None = copied
         if inputs.num_decodes and copied is None:
             self.decodes = _GatheredDecodes(pool, inputs, windows)
         rows = range(inputs.num_decodes, len(inputs.counts))
         self.prefills = [_PrefillRow(pool, inputs, row, windows) for row in rows]
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
+    def attend(self, q: Tensor, kv: Tensor, layer: int) -> Tensor:
         """See `AttentionPass.attend`."""
-        rows = self.pool.token_rows
-        rows.index_copy_(0, self.write_rows[2 * layer], k.flatten(1))
-        rows.index_copy_(0, self.write_rows[2 * layer + 1], v.flatten(1))
+        kv = kv.contiguous()
+        self.pool.tokens.index_copy_(0, self.token_rows[layer], kv.view(-1, self.pool.shape.row_width))
         window = self.windows[layer]
         outputs: list[Tensor] = []
         if self.decodes is not None:
-            outputs.append(self.decodes.attend(q, k, v, layer, window))
+            outputs.append(self.decodes.attend(q, kv, layer, window))
         begin = self.num_decodes
         for prefill in self.prefills:
             end = begin + prefill.count
-            outputs.append(prefill.attend(q[begin:end], k[begin:end], v[begin:end], layer, window))
+            outputs.append(prefill.attend(q[begin:end], kv[begin:end], layer, window))
             begin = end
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
@@ -71,7 +70,7 @@ class _GatheredDecodes:
         masks = decode_masks(inputs, self.longest, windows, pool.shape.dtype)
         self.masks = {window: mask[:, None, None] for window, mask in masks.items()}  # [rows, 1, 1, longest]
 
-    def attend(self, q: Tensor, _k: Tensor, _v: Tensor, layer: int, window: int | None) -> Tensor:
+    def attend(self, q: Tensor, _kv: Tensor, layer: int, window: int | None) -> Tensor:
         keys, values = self.pool.gather(self.gather_rows[layer], self.count)
         keys, values = keys[:, : self.longest].transpose(1, 2), values[:, : self.longest].transpose(1, 2)
         grouped = q[: self.count].reshape(self.count, keys.shape[1], -1, keys.shape[3])
@@ -101,7 +100,8 @@ class _PrefillRow:
                 visible &= key_positions > query_positions - window
             self.masks[window] = additive(visible, pool.shape.dtype)  # [count, end]
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: int, window: int | None) -> Tensor:
+    def attend(self, q: Tensor, kv: Tensor, layer: int, window: int | None) -> Tensor:
+        k, v = kv.unbind(1)
         if self.start:
             keys, values = self.pool.gather(self.gather_rows[layer], 1)
             k, v = keys[0, : self.end], values[0, : self.end]

@@ -2,12 +2,11 @@
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from mini_infer_engine.attention.base import AttentionPass
 from mini_infer_engine.layers.linear import Linear, PackedLinear
-from mini_infer_engine.layers.norm import RMSNorm
-from mini_infer_engine.layers.rotary import rotate
+from mini_infer_engine.layers.norm import RMSNorm, rms_norm
+from mini_infer_engine.layers.rotary import rotate_
 from mini_infer_engine.models.config import ModelConfig
 
 
@@ -33,12 +32,16 @@ class Attention(nn.Module):
             rows = (q_weight.expand(self.num_heads, -1), k_weight.expand(self.num_kv_heads, -1))
             self.qk_norm_weight = torch.cat(rows)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attention: AttentionPass) -> Tensor:
-        """[tokens, hidden] to [tokens, hidden]; the new keys and values are in the pool afterwards."""
+    def forward(
+        self, x: Tensor, cos: Tensor, sin: Tensor, attention: AttentionPass, wanted: Tensor | None = None
+    ) -> Tensor:
+        """[tokens, hidden] to [tokens or wanted, hidden]; the new keys and values of all are in the pool afterwards."""
         heads = self.qkv_proj(x).view(-1, self.num_heads + 2 * self.num_kv_heads, self.head_dim)
-        qk, v = torch.split(heads, [self.num_heads + self.num_kv_heads, self.num_kv_heads], dim=1)
+        qk = heads[:, : self.num_heads + self.num_kv_heads]
         if self.qk_norm_weight is not None and self.q_norm is not None:
-            qk = functional.rms_norm(qk, self.q_norm.size, None, self.q_norm.eps) * self.qk_norm_weight
-        q, k = torch.split(rotate(qk, cos, sin), [self.num_heads, self.num_kv_heads], dim=1)
-        mixed: Tensor = self.o_proj(attention.attend(q, k, v, self.layer))
-        return mixed
+            rms_norm(qk, self.qk_norm_weight, self.q_norm.eps, out=qk)
+        rotate_(qk, cos, sin)
+        q, kv = heads[:, : self.num_heads], heads[:, self.num_heads :].unflatten(1, (2, self.num_kv_heads))
+        mixed = attention.attend(q, kv, self.layer)
+        out: Tensor = self.o_proj(mixed if wanted is None else mixed.index_select(0, wanted))
+        return out

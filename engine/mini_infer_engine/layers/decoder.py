@@ -29,11 +29,15 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = GatedMLP(config)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attention: AttentionPass) -> Tensor:
-        """[tokens, hidden] to [tokens, hidden]."""
-        x = x + self.self_attn(self.input_layernorm(x), cos, sin, attention)
-        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
-        return out
+    def forward(
+        self, x: Tensor, cos: Tensor, sin: Tensor, attention: AttentionPass, wanted: Tensor | None = None
+    ) -> Tensor:
+        """The residual stream [tokens, hidden], changed in place; or its wanted rows in new memory."""
+        mixed = self.self_attn(self.input_layernorm(x), cos, sin, attention, wanted)
+        if wanted is not None:
+            x = x.index_select(0, wanted)
+        x.add_(mixed)
+        return x.add_(self.mlp(self.post_attention_layernorm(x)))
 
 
 class Decoder(nn.Module):
@@ -101,13 +105,20 @@ class DecoderModel(nn.Module):
         if self.lm_head is None:
             self.blocked_head = blocked_weight(weight)
 
-    def forward(self, token_ids: Tensor, positions: Tensor, attention: AttentionPass) -> Tensor:
-        """Hidden states after the last norm, [tokens, hidden], for [tokens] int64 ids and positions."""
+    def forward(
+        self, token_ids: Tensor, positions: Tensor, attention: AttentionPass, wanted: Tensor | None = None
+    ) -> Tensor:
+        """Hidden states after the last norm, [tokens, hidden], for [tokens] int64 ids and positions.
+
+        With `wanted`, token indices int64, only theirs: of the others the last layer makes but keys and values.
+        """
         assert self.rotary is not None
         cos, sin = self.rotary.lookup(positions)
         x = self.model.embed_tokens(token_ids)
-        for layer in self.model.layers:
+        *layers, last = self.model.layers
+        for layer in layers:
             x = layer(x, cos, sin, attention)
+        x = last(x, cos, sin, attention, wanted)
         hidden: Tensor = self.model.norm(x)
         return hidden
 

@@ -19,5 +19,5 @@ class GatedMLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[tokens, hidden] to [tokens, hidden]."""
         gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
-        out: Tensor = self.down_proj(functional.silu(gate) * up)
+        out: Tensor = self.down_proj(functional.silu(gate).mul_(up))
         return out

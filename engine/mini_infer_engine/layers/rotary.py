@@ -74,12 +74,12 @@ class Rotary:
         self.table = table.to(dtype).to(device)  # [max_positions, head_dim]: cos of each pair, then sin of each
 
     def lookup(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Multipliers for `rotate`, each [tokens, 1, head_dim]."""
+        """Multipliers for `rotate_`, each [tokens, 1, head_dim]."""
         cos, sin = self.table.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)
         return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
 
-def rotate(x: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
-    """Rotate each pair (i, i + head_dim / 2) of `x` [tokens, heads, head_dim]."""
+def rotate_(x: Tensor, cos: Tensor, signed_sin: Tensor) -> None:
+    """Rotate each pair (i, i + head_dim / 2) of `x` [tokens, heads, head_dim] in place."""
     swapped = x.roll(x.shape[-1] // 2, dims=-1)
-    return torch.addcmul(x * cos, swapped, signed_sin)
+    x.mul_(cos).addcmul_(swapped, signed_sin)
