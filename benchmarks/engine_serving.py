@@ -131,7 +131,7 @@ def main() -> int:
                 say(f"{model}, {kind}, {load}: {shown}")
                 save(options.out, result)
 
-            if budget.allows(kind):
+            if budget.allows(kind, options.peer_start_s if kind == "vllm" else 0.0):
                 try:
                     with budget.spending(kind):
                         visit(kind, folders[model], options, crowd, budget.left_s, note)
@@ -150,7 +150,7 @@ def main() -> int:
 
 def parse() -> argparse.Namespace:
     """Flags; --smoke makes everything small."""
-    parser = make_parser(__doc__)
+    parser = make_parser(__doc__, starts_peers=True)
     parser.add_argument("--servers", type=words, default=words("ours,vllm"), metavar="NAME,...")
     parser.add_argument("--models", type=words, default=words("qwen2.5-7b,qwen2.5-1.5b,qwen3-0.6b"), metavar="NAME,...")
     parser.add_argument("--url", help="a server that runs already, in place of --servers")

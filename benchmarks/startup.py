@@ -20,7 +20,7 @@ from common.targets import ratio_target, verdict_cells
 
 
 def main() -> int:
-    parser = make_parser(__doc__)
+    parser = make_parser(__doc__, starts_peers=True)
     parser.add_argument("--servers", type=words, default=words("ours,vllm"), metavar="NAME,...")
     parser.add_argument("--models", type=words, default=words("qwen2.5-7b,qwen2.5-1.5b,qwen3-0.6b"), metavar="NAME,...")
     parser.add_argument("--states", type=words, default=words("cold,warm"), metavar="STATE,...")
@@ -39,7 +39,7 @@ def main() -> int:
         for model, kind in [(model, kind) for _ in range(options.repeats) for model in models for kind in kinds]:
             with tempfile.TemporaryDirectory() as caches:
                 for state in options.states:
-                    if not budget.allows(kind):
+                    if not budget.allows(kind, options.peer_start_s if kind == "vllm" else 0.0):
                         break
                     folder, server = model_folder(model, Path(root)), f"{model}, {kind}, {state}"
                     try:

@@ -16,12 +16,19 @@ _PACKAGES = ("torch", "triton", "flash-attn", "vllm", "transformers")
 _BEGIN = float(os.environ.setdefault("BENCHMARK_BEGIN", str(time.monotonic())))  # processes of one script share it
 
 
-def make_parser(description: str | None) -> argparse.ArgumentParser:
-    """With the flags that every benchmark of the engine has."""
+_PEER_START_S = 180.0
+"""On a cold H200 machine vLLM was ready after 102 s; its loads come after that."""
+
+
+def make_parser(description: str | None, *, starts_peers: bool = False) -> argparse.ArgumentParser:
+    """With the flags that every benchmark of the engine has, or every one that starts peers."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, metavar="FILE", help="JSON, written again after every part")
     parser.add_argument("--time-limit-s", type=float, default=86_400, metavar="S", help="begin nothing new after that")
     parser.add_argument("--smoke", action="store_true", help="a tiny model on a CPU, tiny loads: does it run?")
+    if starts_peers:
+        said = f"with less left a peer is not started for the first time (default: {_PEER_START_S:.0f})"
+        parser.add_argument("--peer-start-s", type=float, default=_PEER_START_S, metavar="S", help=said)
     return parser
 
 
