@@ -19,13 +19,8 @@ from common.timing import graph_microseconds
 from mini_infer_engine.kernels import tuned
 from mini_infer_engine.kernels.rms_norm import rms_norm
 from mini_infer_engine.kernels.silu_mul import silu_mul
-from mini_infer_engine.kernels.skinny_linear import (
-    HalfNormed,
-    SkinnyConfig,
-    row_block_of,
-    skinny_linear,
-    skinny_linear_then_norm,
-)
+from mini_infer_engine.kernels.skinny_cut import HalfNormed, SkinnyConfig, row_block_of
+from mini_infer_engine.kernels.skinny_linear import skinny_linear, skinny_linear_then_norm
 
 Product = Callable[[torch.Tensor, SkinnyConfig], object]
 

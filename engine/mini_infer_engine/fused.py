@@ -13,13 +13,8 @@ from torch.nn import functional
 from mini_infer_engine.kernels.rms_norm import rms_norm
 from mini_infer_engine.kernels.rope_kv import Rotation
 from mini_infer_engine.kernels.silu_mul import silu_mul
-from mini_infer_engine.kernels.skinny_linear import (
-    MAX_ROWS,
-    HalfNormed,
-    SkinnyConfig,
-    skinny_linear,
-    skinny_linear_then_norm,
-)
+from mini_infer_engine.kernels.skinny_cut import MAX_ROWS, HalfNormed, SkinnyConfig
+from mini_infer_engine.kernels.skinny_linear import skinny_linear, skinny_linear_then_norm
 from mini_infer_engine.kernels.tuned import skinny_config
 from mini_infer_engine.kv_pool import KVPool
 from mini_infer_engine.layers.decoder import DecoderLayer, DecoderModel

@@ -2,7 +2,7 @@
 
 import torch
 
-from mini_infer_engine.kernels.skinny_linear import FEW_ROWS, SkinnyConfig, row_block_of
+from mini_infer_engine.kernels.skinny_cut import FEW_ROWS, SkinnyConfig, row_block_of
 
 SKINNY: dict[tuple[int, int, bool, int], SkinnyConfig | None] = {
     (1024, 2048, False, 16): SkinnyConfig(32, 128, 128, 4, 4),
