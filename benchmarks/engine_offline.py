@@ -19,14 +19,13 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from common import engines, loads
 from common.budget import Budget
 from common.isolation import isolated
-from common.models import Bound, model_folder
-from common.report import boot_id, integers, make_parser, print_table, save, say, words
+from common.models import MEASURED, Bound, model_folder
+from common.report import Runs, boot_id, collect, integers, make_parser, medians_of, print_table, save, say, words
 from common.targets import Target, is_rate, print_verdicts, ratio_target, verdict_cells
 
 _NEAR = 1.02
@@ -35,8 +34,6 @@ _OF_TRANSFORMERS = ("itl ms bs 1", "ttft")
 """Figures that do not take minutes."""
 _OF_ONE_MODEL = {"qwen2.5-7b": {"itl bs 8 / bs 1": Target(1.14)}}
 
-Runs = dict[str, dict[str, list[float]]]
-"""Values by contender and figure, one a round and start."""
 Finished = dict[str, int]
 """Starts by contender that ran all loads."""
 
@@ -68,11 +65,6 @@ def measure(
         for name, value in loads.run_loads(loaded, sizes, round_, lambda name: not wanted or name.startswith(wanted)):
             say(f"  {name} {value:,.2f}")
             yield {name: value}
-
-
-def medians_of(runs: Runs) -> dict[str, dict[str, float]]:
-    """By contender and figure, of those that have some."""
-    return {label: {name: median(values) for name, values in found.items()} for label, found in runs.items() if found}
 
 
 def best(figure: str, found: dict[str, dict[str, float]]) -> float | None:
@@ -164,7 +156,7 @@ def earlier(path: Path | None) -> dict[str, Any]:
 def main() -> int:
     parser = make_parser(__doc__, starts_peers=True)
     parser.add_argument("--engines", type=words, default=words("ours,vllm,vllm-inproc"), metavar="NAME,...")
-    parser.add_argument("--models", type=words, default=words("qwen2.5-7b,qwen2.5-1.5b,qwen3-0.6b"), metavar="NAME,...")
+    parser.add_argument("--models", type=words, default=MEASURED, metavar="NAME,...")
     parser.add_argument("--repeats", type=int, default=3, help="finished starts of each engine, resumed ones included")
     parser.add_argument("--rounds", type=int, default=1, help="of all loads in one start")
     parser.add_argument("--max-num-seqs", type=integers, default=[512], metavar="N,...", help="several: of the peers")
@@ -221,8 +213,7 @@ def start(
     say(f"{model}, {label}, start {finished.get(label, 0) + 1}")
 
     def note(part: dict[str, float]) -> None:
-        for name, value in part.items():
-            result["runs"][model].setdefault(label, {}).setdefault(name, []).append(value)
+        collect(result["runs"][model], label, part)
         save(options.out, result)
 
     arguments = (contender.engine, folder, contender.settings, options.smoke, options.rounds)
