@@ -109,8 +109,9 @@ def _normed_product(
     stream: Stream, norm: RMSNorm, weight: Tensor, bias: Tensor | None, *, gated: bool = False
 ) -> Tensor:
     """gate(norm(residual) @ weight.T + bias)."""
-    config = _skinny(stream.residual, weight, gated=gated and bias is None)
-    if config is not None and not (gated and bias is not None):
+    # A gated product of ours has no bias.
+    config = None if gated and bias is not None else _skinny(stream.residual, weight, gated=gated)
+    if config is not None:
         x = stream.half_normed or rms_norm(stream.residual, norm.weight, norm.eps)
         return skinny_linear(x, weight, config, bias=bias, gated=gated)
     out = functional.linear(rms_norm(stream.residual, norm.weight, norm.eps), weight, bias)

@@ -64,11 +64,12 @@ def skinny_config(rows: int, columns: int, width: int, dtype: torch.dtype, *, ga
 
 
 def _guess(row_block: int, columns: int, *, gated: bool) -> SkinnyConfig:
-    """Two programs a multiprocessor of an H100 or H200; blocks about as tall as x or taller, since each reads all x."""
+    """Two programs a multiprocessor of an H100 or H200, of few rows four; blocks about as tall as x or taller."""
     if row_block == FEW_ROWS:
         return SkinnyConfig(32 if columns <= 16384 else 64, 128, programs=528, warps=4, stages=4)
     block_n = 64 if row_block <= 32 or gated else 128
     weight_rows = block_n * (2 if gated else 1)
     block_k = 128 if weight_rows + row_block <= 96 else 64
+    # As much shared memory as lets two programs stay on a multiprocessor.
     stages = 112_000 // ((weight_rows + row_block) * block_k * 2)
     return SkinnyConfig(block_n, block_k, programs=264, warps=4, stages=stages)
