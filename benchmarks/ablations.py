@@ -16,14 +16,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from common import engines
 from common.budget import Budget
 from common.isolation import isolated
 from common.models import model_folder
-from common.report import integers, make_parser, print_table, save, say, words
+from common.report import Runs, collect, integers, make_parser, medians_of, print_table, save, say, words
 from common.targets import is_rate
 
 _ENGINE = "mini_infer_engine"
@@ -114,7 +113,7 @@ def main() -> int:
         model, batches, scale, settings = engines.SMOKE_MODEL, [1, 2], 64, engines.SMOKE_SETTINGS
         options.variants = [name for name, variant in VARIANTS.items() if variant.on_cpu]
     budget = Budget(options.time_limit_s)
-    runs: dict[str, dict[str, list[float]]] = {}
+    runs: Runs = {}
     result: dict[str, Any] = {"model": model, "runs": runs, "errors": []}
     with tempfile.TemporaryDirectory() as root:
         folder = model_folder(model, Path(root))
@@ -124,9 +123,8 @@ def main() -> int:
             say(name)
 
             def note(part: dict[str, float]) -> None:
-                for figure, value in part.items():
-                    runs.setdefault(name, {}).setdefault(figure, []).append(value)
-                    say(f"  {figure} {value:,.2f}")
+                collect(runs, name, part)
+                say("  " + ", ".join(f"{figure} {value:,.2f}" for figure, value in part.items()))
                 save(options.out, result)
 
             with budget.spending("a variant"):
@@ -138,9 +136,9 @@ def main() -> int:
     return int(bool(result["errors"]))
 
 
-def show(model: str, runs: dict[str, dict[str, list[float]]]) -> dict[str, dict[str, float]]:
+def show(model: str, runs: Runs) -> dict[str, dict[str, float]]:
     """Medians, and beside each by how much the mechanism helps: above 1 it does. Returns the medians."""
-    medians = {name: {key: median(values) for key, values in found.items()} for name, found in runs.items()}
+    medians = medians_of(runs)
     all_on = medians.get("all on", {})
     rows = []
     for name, found in medians.items():

@@ -100,8 +100,8 @@ def prefill_calls(new: int, cached: int, q_heads: int, tables: Tensor) -> dict[s
         return calls
     from mini_infer_engine.kernels.prefill_attention import prefill_attention
 
-    query_starts, key_starts = (torch.tensor([0, end], device=DEVICE, dtype=torch.int32) for end in (new, tokens))
-    rows = PrefillRows(tables, query_starts, key_starts, key_starts[1:], new, tokens)
+    query_starts, ends = (torch.tensor(counts, device=DEVICE, dtype=torch.int32) for counts in ([0, new], [tokens]))
+    rows = PrefillRows(tables, query_starts, ends, new, tokens)
     calls["ours"] = lambda pages: prefill_attention(q, pages, rows, scale=SCALE)
     if find_spec("flash_attn"):
         from mini_infer_engine.attention.flash import flash_prefill_attention

@@ -4,7 +4,8 @@
 
 Engines start in turns, each in a process of its own, and run all loads `--rounds` times; figures are medians over
 rounds and starts. The first turn is every variant's of a peer; later ones are only of those within 2 % of the best in
-some figure. Ratios are to the best variant, figure by figure.
+some figure. Ratios are to the best variant, figure by figure. A start that fails or is cut off keeps the loads that it
+has finished and does not count: with `--resume` it is made up for first, then turns go on up to `--repeats` in all.
 
 Engines: ours, vllm, vllm-inproc (its core in the same process), nano-vllm, transformers (batch 1 only). PEER_SITE names
 a folder of packages that only peers see. The loads are in common/loads.py; bounds, in common/models.py, are an H200's.
@@ -18,14 +19,13 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from common import engines, loads
 from common.budget import Budget
 from common.isolation import isolated
-from common.models import Bound, model_folder
-from common.report import boot_id, integers, make_parser, print_table, save, say, words
+from common.models import MEASURED, Bound, model_folder
+from common.report import Runs, boot_id, collect, integers, make_parser, medians_of, print_table, save, say, words
 from common.targets import Target, is_rate, print_verdicts, ratio_target, verdict_cells
 
 _NEAR = 1.02
@@ -34,8 +34,8 @@ _OF_TRANSFORMERS = ("itl ms bs 1", "ttft")
 """Figures that do not take minutes."""
 _OF_ONE_MODEL = {"qwen2.5-7b": {"itl bs 8 / bs 1": Target(1.14)}}
 
-Runs = dict[str, dict[str, list[float]]]
-"""Values by contender and figure, one a round and start."""
+Finished = dict[str, int]
+"""Starts by contender that ran all loads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +65,6 @@ def measure(
         for name, value in loads.run_loads(loaded, sizes, round_, lambda name: not wanted or name.startswith(wanted)):
             say(f"  {name} {value:,.2f}")
             yield {name: value}
-
-
-def medians_of(runs: Runs) -> dict[str, dict[str, float]]:
-    """By contender and figure, of those that have some."""
-    return {label: {name: median(values) for name, values in found.items()} for label, found in runs.items() if found}
 
 
 def best(figure: str, found: dict[str, dict[str, float]]) -> float | None:
@@ -146,23 +141,23 @@ def plot(path: Path, shown: dict[str, dict[str, Any]]) -> None:
     figure.savefig(path, dpi=120)
 
 
-def earlier_runs(path: Path | None) -> dict[str, Runs]:
-    """Of a result of this machine since it was started; figures of others are not to be mixed in."""
+def earlier(path: Path | None) -> dict[str, Any]:
+    """Runs and finished starts by model in a result of this machine since it was started: others are not mixed in."""
+    nothing: dict[str, Any] = {"runs": {}, "finished": {}}
     if path is None or not path.exists():
-        return {}
+        return nothing
     result = json.loads(path.read_text())
     if result["boot"] != boot_id():
         say(f"{path} is of another machine: not taken up")
-        return {}
-    runs: dict[str, Runs] = result["runs"]
-    return runs
+        return nothing
+    return {name: result[name] for name in nothing}
 
 
 def main() -> int:
-    parser = make_parser(__doc__)
+    parser = make_parser(__doc__, starts_peers=True)
     parser.add_argument("--engines", type=words, default=words("ours,vllm,vllm-inproc"), metavar="NAME,...")
-    parser.add_argument("--models", type=words, default=words("qwen2.5-7b,qwen2.5-1.5b,qwen3-0.6b"), metavar="NAME,...")
-    parser.add_argument("--repeats", type=int, default=3, help="starts of each engine")
+    parser.add_argument("--models", type=words, default=MEASURED, metavar="NAME,...")
+    parser.add_argument("--repeats", type=int, default=3, help="finished starts of each engine, resumed ones included")
     parser.add_argument("--rounds", type=int, default=1, help="of all loads in one start")
     parser.add_argument("--max-num-seqs", type=integers, default=[512], metavar="N,...", help="several: of the peers")
     parser.add_argument("--max-num-batched-tokens", type=int, metavar="N", help="default: each engine's own")
@@ -172,38 +167,27 @@ def main() -> int:
     budget = Budget(options.time_limit_s)
     models, repeats = ([engines.SMOKE_MODEL], 1) if options.smoke else (options.models, options.repeats)
     contenders = list_contenders(options)
-    all_runs = earlier_runs(options.resume)
-    errors: list[str] = []
     result: dict[str, Any] = {
         "vllm's environment": engines.VLLM_ENVIRONMENT,
         "settings": {contender.label: engines.vllm_keywords(contender.settings) for contender in contenders},
-        "runs": all_runs,
-        "errors": errors,
+        **earlier(options.resume),
+        "errors": [],
     }
+    all_runs: dict[str, Runs] = result["runs"]
     with tempfile.TemporaryDirectory() as root:
-        for repeat, model in itertools.product(range(repeats), models):
-            folder, runs = model_folder(model, Path(root)), all_runs.setdefault(model, {})
-            for contender in still_of_interest(contenders, runs, is_first=repeat == 0):
-                label, kind = contender.label, f"{model}, {contender.engine}"
-                if not budget.allows(kind):
-                    continue
-                say(f"{model}, {label}, start {repeat + 1}")
-
-                def note(part: dict[str, Any]) -> None:
-                    for name, value in part.items():
-                        runs.setdefault(label, {}).setdefault(name, []).append(value)
-                    save(options.out, result)
-
-                arguments = (contender.engine, folder, contender.settings, options.smoke, options.rounds)
-                with budget.spending(kind):
-                    found = isolated(measure, *arguments, timeout_s=budget.left_s, note=note)
-                if "error" in found:
-                    errors.append(f"{model}, {label}: {found['error']}")
+        for turn, model in itertools.product(range(repeats), models):
+            folder = model_folder(model, Path(root))
+            runs, finished = all_runs.setdefault(model, {}), result["finished"].setdefault(model, {})
+            for contender in due(turn, contenders, runs, finished):
+                kind, is_new = f"{model}, {contender.engine}", contender.label not in finished
+                if budget.allows(kind, options.peer_start_s if is_new and contender.engine != "ours" else 0.0):
+                    with budget.spending(kind):
+                        start(contender, model, folder, options, budget.left_s, result)
     result["shown"] = {model: show(model, runs) for model, runs in all_runs.items()}
     save(options.out, result)
     if options.plot and any(found["ratios"] for found in result["shown"].values()):
         plot(options.plot, result["shown"])
-    return int(bool(errors))
+    return int(bool(result["errors"]))
 
 
 def list_contenders(options: argparse.Namespace) -> list[Contender]:
@@ -221,13 +205,39 @@ def list_contenders(options: argparse.Namespace) -> list[Contender]:
     return found
 
 
-def still_of_interest(contenders: list[Contender], runs: Runs, is_first: bool) -> list[Contender]:
-    """All who have not had their turn; then ours and the peers' variants that may be the best."""
-    new = [contender for contender in contenders if contender.label not in runs]
-    if is_first and new:
-        return new
+def start(
+    contender: Contender, model: str, folder: str, options: argparse.Namespace, limit_s: float, result: dict[str, Any]
+) -> None:
+    """Start an engine and run all loads; what it finishes is in `result` at once, even if it is cut off."""
+    label, finished = contender.label, result["finished"][model]
+    say(f"{model}, {label}, start {finished.get(label, 0) + 1}")
+
+    def note(part: dict[str, float]) -> None:
+        collect(result["runs"][model], label, part)
+        save(options.out, result)
+
+    arguments = (contender.engine, folder, contender.settings, options.smoke, options.rounds)
+    found = isolated(measure, *arguments, timeout_s=limit_s, note=note)
+    if "error" in found:
+        result["errors"].append(f"{model}, {label}: {found['error']}")
+    else:
+        finished[label] = finished.get(label, 0) + 1
+    save(options.out, result)
+
+
+def due(turn: int, contenders: list[Contender], runs: Runs, finished: Finished) -> list[Contender]:
+    """Who starts in this turn: in the first, 0, all who have not finished one yet.
+
+    Later those with no more turns than this behind them: ours, and the peers' variants that may be the best.
+    """
+    if turn == 0:
+        return [contender for contender in contenders if not finished.get(contender.label)]
     chosen = worth_repeating(medians_of(runs)) | {"ours"}
-    return [contender for contender in contenders if contender.label in chosen]
+    return [
+        contender
+        for contender in contenders
+        if contender.label in chosen and 0 < finished.get(contender.label, 0) <= turn
+    ]
 
 
 if __name__ == "__main__":

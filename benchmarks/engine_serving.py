@@ -13,8 +13,8 @@ import argparse
 import json
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import engine_offline
@@ -22,19 +22,16 @@ from common import engines, servers
 from common.budget import Budget
 from common.http_load import Client, Crowd
 from common.isolation import isolated
-from common.models import model_folder
-from common.report import integers, make_parser, print_table, save, say, words
+from common.models import MEASURED, model_folder
+from common.report import Runs, collect, integers, make_parser, medians_of, print_table, save, say, words
 from common.targets import Target, print_verdicts, ratio_target, verdict_cells
 
-_COLUMNS = ("tok_s", "ttft_ms_p50", "ttft_ms_p99", "itl_ms_p50", "itl_ms_p99", "chunks_per_request", "client_cpu")
 _OURS = {
     "256 clients / offline W2, tok_s": Target(0.92, at_least=True),
     "one client - offline, ttft ms p50": Target(3.0),
 }
 _OFFLINE = ("w2 tok_s", "ttft ms 512")
 
-Runs = dict[str, dict[str, list[float]]]
-"""Values by server and figure."""
 Note = Callable[[str, dict[str, float]], None]
 
 
@@ -61,7 +58,7 @@ def visit(kind: str, folder: str, options: argparse.Namespace, crowd: Crowd, lim
         warm_up(crowd, client)
         for _ in range(options.rounds):
             for name, figures in measure(crowd, client, options):
-                note(name, {column: figures[column] for column in _COLUMNS if column in figures})
+                note(name, figures)
 
     if options.url:
         load(options.url, options.served_model_name)
@@ -82,20 +79,15 @@ def offline_figures(model: str, folder: str, options: argparse.Namespace, limit_
             return dict(medians["ours"])
     say(f"{model}, ours, offline")
     settings = engines.SMOKE_SETTINGS if options.smoke else {"max_num_seqs": options.max_num_seqs}
-    runs: dict[str, list[float]] = {}
-
-    def note(part: dict[str, float]) -> None:
-        for name, value in part.items():
-            runs.setdefault(name, []).append(value)
-
+    runs: Runs = {}
     arguments = ("ours", folder, settings, options.smoke, options.rounds, *_OFFLINE)
-    isolated(engine_offline.measure, *arguments, timeout_s=limit_s, note=note)
-    return {name: median(values) for name, values in runs.items()}
+    isolated(engine_offline.measure, *arguments, timeout_s=limit_s, note=partial(collect, runs, "ours"))
+    return medians_of(runs).get("ours", {})
 
 
 def show(model: str, runs: Runs, offline: dict[str, float]) -> None:
     """Medians, ours beside the peer's with its target, and what ours owes to its offline self."""
-    found = {kind: {name: median(values) for name, values in figures.items()} for kind, figures in runs.items()}
+    found = medians_of(runs)
     rows = []
     for name in dict.fromkeys(name for figures in found.values() for name in figures):
         values = {kind: figures[name] for kind, figures in found.items() if name in figures}
@@ -124,14 +116,12 @@ def main() -> int:
         for model, kind in [(model, kind) for _ in range(options.repeats) for model in models for kind in kinds]:
 
             def note(load: str, figures: dict[str, float]) -> None:
-                for name, value in figures.items():
-                    full_name = name if name == load else f"{load}, {name}"
-                    all_runs[model][kind].setdefault(full_name, []).append(value)
+                collect(all_runs[model], kind, {f"{load}, {name}": value for name, value in figures.items()})
                 shown = ", ".join(f"{name} {value:,.2f}" for name, value in figures.items())
                 say(f"{model}, {kind}, {load}: {shown}")
                 save(options.out, result)
 
-            if budget.allows(kind):
+            if budget.allows(kind, options.peer_start_s if kind == "vllm" else 0.0):
                 try:
                     with budget.spending(kind):
                         visit(kind, folders[model], options, crowd, budget.left_s, note)
@@ -150,9 +140,9 @@ def main() -> int:
 
 def parse() -> argparse.Namespace:
     """Flags; --smoke makes everything small."""
-    parser = make_parser(__doc__)
+    parser = make_parser(__doc__, starts_peers=True)
     parser.add_argument("--servers", type=words, default=words("ours,vllm"), metavar="NAME,...")
-    parser.add_argument("--models", type=words, default=words("qwen2.5-7b,qwen2.5-1.5b,qwen3-0.6b"), metavar="NAME,...")
+    parser.add_argument("--models", type=words, default=MEASURED, metavar="NAME,...")
     parser.add_argument("--url", help="a server that runs already, in place of --servers")
     parser.add_argument("--served-model-name", default="measured", help="with --url")
     parser.add_argument("--vocabulary", type=int, default=150_000)

@@ -7,10 +7,12 @@
 #   LIMIT_S=570          the most seconds for all stages: each is told what is left, begins nothing that it cannot end, and
 #                        writes what it has
 #   MODELS=a,b ENGINES=ours,vllm,vllm-inproc MNS=512,256 REPEATS=3 ROUNDS=2 SOAK_S=30    of the benchmarks; FLAGS: more
+#   PEER_START_S=180     with less left, no peer is started for the first time
 #   GPU_DIR=.gpu         what pack_gpu.sh made; not needed where all packages are installed
 #   PEER_SITE=DIR        a folder of the peer's packages, if it is not installed
 #   PEER_PARTS=DIR       or parts p1, p2, p3 of which unpack.sh in p1 makes that folder; each may come in a call of its own
-#   SITE=/tmp/mini-infer-site   where things are unpacked, once; offline.json there is taken up by later calls
+#   SITE=/tmp/mini-infer-site   where things are unpacked, once; a later call takes offline.json there up: what is
+#                        missing or was cut off is started first, and finished starts count towards REPEATS
 # A stage that fails ends neither the run nor the others; the exit status is the number of them.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -20,6 +22,7 @@ site=${SITE:-/tmp/mini-infer-site}
 python=${PYTHON:-python3}
 models=${MODELS:-qwen2.5-7b,qwen2.5-1.5b,qwen3-0.6b}
 mns=${MNS:-512}
+peers=(--peer-start-s "${PEER_START_S:-180}")
 stages=${*:-tests offline serving interference memory ablations attention}
 mkdir -p "$out" "$site/parts"
 export PYTHONUNBUFFERED=1 TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-$site/triton}
@@ -77,10 +80,10 @@ for name in $stages; do
   tests) OMP_NUM_THREADS=2 stage tests "$python" -m pytest -n 6 --dist worksteal -m gpu tests/gpu -q -rfE --durations=15 -p no:cacheprovider ;;
   offline)
     benchmark engine_offline --models "$models" --engines "${ENGINES:-ours,vllm,vllm-inproc}" --max-num-seqs "$mns" --repeats "${REPEATS:-3}" \
-      --rounds "${ROUNDS:-2}" --resume "$site/offline.json" --plot "$out/offline.png"
+      --rounds "${ROUNDS:-2}" --resume "$site/offline.json" --plot "$out/offline.png" "${peers[@]}"
     cp "$out/offline.json" "$site/" ;;
-  serving) benchmark engine_serving --models "$models" --rounds "${ROUNDS:-2}" --repeats "${REPEATS:-1}" --offline "$site/offline.json" ;;
-  startup) benchmark startup --models "$models" --repeats "${REPEATS:-1}" ;;
+  serving) benchmark engine_serving --models "$models" --rounds "${ROUNDS:-2}" --repeats "${REPEATS:-1}" --offline "$site/offline.json" "${peers[@]}" ;;
+  startup) benchmark startup --models "$models" --repeats "${REPEATS:-1}" "${peers[@]}" ;;
   attention | ablations | interference) benchmark "$name" ;;
   memory) benchmark memory --soak-s "${SOAK_S:-30}" ;;
   soak)

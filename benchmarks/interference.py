@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from common.budget import Budget
-from common.engines import CONTEXT_TOKENS, MEMORY_SHARE, SMOKE_MODEL, SMOKE_SETTINGS
+from common.engines import SETTINGS, SMOKE_MODEL, SMOKE_SETTINGS
 from common.isolation import isolated
 from common.models import model_folder
 from common.report import integers, make_parser, percentile, print_table, save, say, words
@@ -154,15 +154,13 @@ def main() -> int:
             if not budget.allows("a model"):
                 continue
             say(model)
-            settings: dict[str, Any] = {
+            settings: dict[str, Any] = SETTINGS | {
                 "model": model_folder(model, Path(root)),
-                "load_format": "dummy",
-                "max_model_len": CONTEXT_TOKENS,
-                "gpu_memory_utilization": MEMORY_SHARE,
                 "max_num_seqs": work.decoding + 1,
                 "max_num_batched_tokens": max(8192, work.long_prompt + work.decoding),
                 "enable_prefix_caching": False,
-            } | (SMOKE_SETTINGS if options.smoke else {})
+            }
+            settings |= SMOKE_SETTINGS if options.smoke else {}
             found = shown.setdefault(model, {})
 
             def note(part: dict[str, Any]) -> None:

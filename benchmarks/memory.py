@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from common.budget import Budget
-from common.engines import CONTEXT_TOKENS, MEMORY_SHARE, SMOKE_MODEL, SMOKE_SETTINGS
+from common.engines import MEMORY_SHARE, SETTINGS, SMOKE_MODEL, SMOKE_SETTINGS
 from common.isolation import isolated
 from common.models import model_folder
 from common.report import make_parser, print_table, save, say, words
@@ -132,14 +132,13 @@ def main() -> int:
             if not budget.allows("a model"):
                 continue
             say(model)
-            settings: dict[str, Any] = {
+            settings: dict[str, Any] = SETTINGS | {
                 "model": model_folder(model, Path(root)),
-                "load_format": "dummy",
-                "max_model_len": CONTEXT_TOKENS,
                 "max_num_batched_tokens": 8192,
                 "max_num_seqs": options.max_num_seqs,
                 "gpu_memory_utilization": options.gpu_memory_utilization,
-            } | (SMOKE_SETTINGS if options.smoke else {})
+            }
+            settings |= SMOKE_SETTINGS if options.smoke else {}
             load = (1.0, 0.0, 4000) if options.smoke else (options.soak_s, options.pause_ms / 1e3, 150_000)
 
             def note(part: dict[str, Any]) -> None:

@@ -9,20 +9,19 @@ and goes on with the server that it has started.
 
 import tempfile
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from common import engines, servers
 from common.budget import Budget
-from common.models import model_folder
-from common.report import make_parser, print_table, save, say, words
+from common.models import MEASURED, model_folder
+from common.report import Runs, collect, make_parser, medians_of, print_table, save, say, words
 from common.targets import ratio_target, verdict_cells
 
 
 def main() -> int:
-    parser = make_parser(__doc__)
+    parser = make_parser(__doc__, starts_peers=True)
     parser.add_argument("--servers", type=words, default=words("ours,vllm"), metavar="NAME,...")
-    parser.add_argument("--models", type=words, default=words("qwen2.5-7b,qwen2.5-1.5b,qwen3-0.6b"), metavar="NAME,...")
+    parser.add_argument("--models", type=words, default=MEASURED, metavar="NAME,...")
     parser.add_argument("--states", type=words, default=words("cold,warm"), metavar="STATE,...")
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--max-num-seqs", type=int, default=512)
@@ -33,13 +32,13 @@ def main() -> int:
     if not options.smoke:
         servers.read_packages()
         say("packages are read")
-    runs: dict[str, dict[str, list[float]]] = {}
+    runs: Runs = {}
     result: dict[str, Any] = {"runs": runs, "errors": []}
     with tempfile.TemporaryDirectory() as root:
         for model, kind in [(model, kind) for _ in range(options.repeats) for model in models for kind in kinds]:
             with tempfile.TemporaryDirectory() as caches:
                 for state in options.states:
-                    if not budget.allows(kind):
+                    if not budget.allows(kind, options.peer_start_s if kind == "vllm" else 0.0):
                         break
                     folder, server = model_folder(model, Path(root)), f"{model}, {kind}, {state}"
                     try:
@@ -52,16 +51,16 @@ def main() -> int:
                         say(f"{server}: {error}")
                         result["errors"].append(f"{server}: {error}")
                         break
-                    for name, value in found.items():
-                        runs.setdefault(server, {}).setdefault(name, []).append(value)
+                    collect(runs, server, found)
                     say(f"{server}: " + ", ".join(f"{name} {value:.2f}" for name, value in found.items()))
                     save(options.out, result)
     rows = []
-    for server, figures in runs.items():
+    medians = medians_of(runs)
+    for server, figures in medians.items():
         model, kind, state = server.split(", ")
-        values = [median(figures[name]) for name in ("open s", "ready s", "token s")]
-        peer = runs.get(f"{model}, vllm, {state}")
-        ratio = values[-1] / median(peer["token s"]) if peer and kind == "ours" else None
+        values = [figures[name] for name in ("open s", "ready s", "token s")]
+        peer = medians.get(f"{model}, vllm, {state}")
+        ratio = values[-1] / peer["token s"] if peer and kind == "ours" else None
         rows.append([server, *values, ratio, *verdict_cells(ratio_target(model, f"start, {state}, token s"), ratio)])
     print_table(["", "open s", "ready s", "token s", "/ vllm", "target", ""], rows)
     save(options.out, result)

@@ -1,6 +1,6 @@
 """Tune decode attention on this GPU: every cut worth trying, by model, batch and length.
 
-    python benchmarks/tune_decode.py --out FILE [--models 0.6b,7b] [--quick]
+    python benchmarks/tune_decode.py --out FILE [--models 0.6b,7b]
 
 Checks every cut against fp32 first. Times are those of one call inside a CUDA graph over as many layers as do not fit
 the L2 cache; the bound is reading each key and value once.
@@ -42,22 +42,24 @@ READS = [  # block, warps, stages
 ]
 TARGETS = (132, 264, 396, 528, 660, 1056)
 PROGRAMS_A_ROW = (1.0, 1.25, 1.5, 2.0, 3.0)
-CASES: dict[str, list[int]] = {}
+COMPILERS = 14
 
 
-def make_cases() -> None:
+def make_cases() -> dict[str, list[int]]:
     """Lengths of each batch by name."""
+    cases = {}
     generator = torch.Generator().manual_seed(0)
 
     def uniform(low: int, high: int, rows: int) -> Tensor:
         return torch.randint(low, high + 1, (rows,), generator=generator)
 
     for rows, tokens in ((1, 512), (1, 1100), (1, 16_384), (8, 640), (8, 65_536), (32, 640), (64, 800), (256, 800)):
-        CASES[f"{rows} x {tokens}"] = [tokens] * rows
-    CASES["256 x 512..1100"] = uniform(512, 1100, 256).tolist()
+        cases[f"{rows} x {tokens}"] = [tokens] * rows
+    cases["256 x 512..1100"] = uniform(512, 1100, 256).tolist()
     progress = torch.rand(256, generator=generator)
-    CASES["256 x W1"] = (uniform(100, 1024, 256) + progress * uniform(100, 1024, 256)).int().tolist()
-    CASES["8 x 300, one 16k"] = [300] * 7 + [16_384]
+    cases["256 x W1"] = (uniform(100, 1024, 256) + progress * uniform(100, 1024, 256)).int().tolist()
+    cases["8 x 300, one 16k"] = [300] * 7 + [16_384]
+    return cases
 
 
 class Setting:
@@ -102,16 +104,9 @@ class Setting:
         """One layer's attention."""
         return decode_attention(self.qkv, self.rotation, pages, self.tables, plan, scale=SCALE)
 
-    def rotate(self, pages: Tensor) -> Tensor:
-        """The kernel that mixed passes use."""
-        return rope_kv(self.qkv, self.rotation, self.positions, self.kv_index, pages)
-
     def exact(self, pages: Tensor) -> Tensor:
-        """Attention in fp32 of rotated q over pages that have the rotated k and v: [rows, q_heads * head_dim]."""
-        packed = self.qkv
-        self.qkv = packed.clone()
-        q = self.rotate(pages).float()
-        self.qkv = packed
+        """Attention in fp32 after the separate kernel's rotation, and write to `pages`: [rows, q_heads * head_dim]."""
+        q = rope_kv(self.qkv.clone(), self.rotation, self.positions, self.kv_index, pages).float()
         out = []
         for row, length in enumerate(self.lengths):
             own = pages[self.tables[row, : -(-length // PAGE_SIZE)].long()].float()
@@ -122,11 +117,10 @@ class Setting:
         return torch.stack(out)
 
 
-def compile_part(arguments: tuple[int, int, list[str]]) -> None:
+def compile_part(part: int, models: list[str]) -> None:
     """Compile one process's share of all cuts into the shared cache."""
-    part, parts, models = arguments
     jobs = list(itertools.product(models, READS, (False, True)))
-    for model, read, merge in jobs[part::parts]:
+    for model, read, merge in jobs[part::COMPILERS]:
         setting = Setting(model, [70, 9], 2)
         setting.fused(setting.layers[0], setting.plan(cut_of(read, 1 if not merge else 64, 1.0)))
     torch.cuda.synchronize()
@@ -162,9 +156,9 @@ def timed(setting: Setting, call: Callable[[Tensor], object]) -> float:
     return graph_microseconds([lambda pages=pages: call(pages) for pages in setting.layers], 9)
 
 
-def tune(model: str, name: str, found: dict[str, dict[str, float]]) -> None:
-    """All reads at the default division, then the best three at every division."""
-    setting = Setting(model, CASES[name])
+def tune(model: str, name: str, lengths: list[int]) -> dict[str, float]:
+    """All reads at the default division, then the best three at every division: microseconds by cut."""
+    setting = Setting(model, lengths)
     results: dict[DecodeCut, float] = {}
 
     def measure(cut: DecodeCut) -> None:
@@ -189,11 +183,11 @@ def tune(model: str, name: str, found: dict[str, dict[str, float]]) -> None:
     ranked = sorted(results, key=results.__getitem__)
     row["best"] = results[ranked[0]]
     row["TB/s"] = setting.kv_bytes / row["best"] / 1e6
-    found[f"{model} {name}"] = row | {brief(cut): results[cut] for cut in ranked}
     numbers = "  ".join(f"{key} {value:7.2f}" for key, value in row.items())
     print(
         f"{model:4} {name:17} {numbers} | " + ", ".join(f"{brief(c)} {results[c]:.1f}" for c in ranked[:4]), flush=True
     )
+    return row | {brief(cut): results[cut] for cut in ranked}
 
 
 def brief(cut: DecodeCut) -> str:
@@ -206,22 +200,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, metavar="FILE")
     parser.add_argument("--models", default="0.6b,7b,1.5b")
-    parser.add_argument("--quick", action="store_true", help="the default reads only")
-    parser.add_argument("--processes", type=int, default=14, help="that compile")
     options = parser.parse_args()
     models = options.models.split(",")
-    if options.quick:
-        del READS[3:]
     started = time.perf_counter()
-    with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
-        pool.map(compile_part, [(part, options.processes, models) for part in range(options.processes)])
+    with multiprocessing.get_context("spawn").Pool(COMPILERS) as pool:
+        pool.starmap(compile_part, [(part, models) for part in range(COMPILERS)])
     print(f"compiled in {time.perf_counter() - started:.0f} s", flush=True)
     for model in models:
         check(model)
-    make_cases()
-    found: dict[str, dict[str, float]] = {}
-    for name, model in itertools.product(CASES, models):
-        tune(model, name, found)
+    cases = make_cases()
+    found = {f"{model} {name}": tune(model, name, cases[name]) for name, model in itertools.product(cases, models)}
     if options.out:
         options.out.write_text(json.dumps(found, indent=1))
     print(f"{time.perf_counter() - started:.0f} s in all")

@@ -8,7 +8,7 @@ from common.report import say
 
 
 class Budget:
-    """Seconds for a whole script. A part is expected to take as long as the longest one of its kind, or of any."""
+    """Seconds for a whole script. A part is expected to take as long as the longest of its kind, or else of any."""
 
     def __init__(self, limit_s: float) -> None:
         self._end = time.monotonic() + limit_s
@@ -19,9 +19,9 @@ class Budget:
         """Seconds until the limit, at least one: a deadline for what begins now."""
         return max(1.0, self._end - time.monotonic())
 
-    def allows(self, kind: str) -> bool:
-        """Whether another part of this kind should end in time."""
-        needed_s = self._longest_s.get(kind, max(self._longest_s.values(), default=0.0))
+    def allows(self, kind: str, first_s: float = 0.0) -> bool:
+        """Whether another part of this kind should end in time; the first of a kind may take `first_s`, or longer."""
+        needed_s = self._longest_s.get(kind, max((first_s, *self._longest_s.values())))
         left_s = self._end - time.monotonic()
         if needed_s < left_s:
             return True

@@ -9,6 +9,13 @@ from typing import Any, Protocol
 MODULES = {"ours": "mini_infer_engine", "vllm": "vllm", "nano-vllm": "nanovllm", "transformers": "transformers"}
 CONTEXT_TOKENS = 16384
 MEMORY_SHARE = 0.88
+SETTINGS = {
+    "load_format": "dummy",
+    "dtype": "bfloat16",
+    "max_model_len": CONTEXT_TOKENS,
+    "gpu_memory_utilization": MEMORY_SHARE,
+}
+"""Of every engine and server with vLLM's flags."""
 SMOKE_MODEL = "tiny"
 SMOKE_SETTINGS = {
     "device": "cpu",
@@ -82,14 +89,8 @@ def _leave_our_packages() -> None:
 
 def vllm_keywords(settings: dict[str, Any]) -> dict[str, Any]:
     """What every engine with vLLM's API is given; max_num_seqs and the token budget, if any, are the measurement's."""
-    return {
-        "load_format": "dummy",
-        "skip_tokenizer_init": True,
-        "max_model_len": CONTEXT_TOKENS,
-        "gpu_memory_utilization": MEMORY_SHARE,
-        "dtype": "bfloat16",
-        "enable_prefix_caching": True,
-    } | {name: settings[name] for name in ("max_num_seqs", "max_num_batched_tokens") if name in settings}
+    own = {name: settings[name] for name in ("max_num_seqs", "max_num_batched_tokens") if name in settings}
+    return SETTINGS | {"skip_tokenizer_init": True, "enable_prefix_caching": True} | own
 
 
 class _Vocal:

@@ -76,6 +76,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
+MEASURED = [name for name in CONFIGS if name != "tiny"]
+
+
 def model_folder(name: str, root: Path) -> str:
     """A model that engines can load: a config written under `root`, or what was named if it is none of ours."""
     if name not in CONFIGS:

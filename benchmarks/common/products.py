@@ -19,13 +19,8 @@ from common.timing import graph_microseconds
 from mini_infer_engine.kernels import tuned
 from mini_infer_engine.kernels.rms_norm import rms_norm
 from mini_infer_engine.kernels.silu_mul import silu_mul
-from mini_infer_engine.kernels.skinny_linear import (
-    HalfNormed,
-    SkinnyConfig,
-    row_block_of,
-    skinny_linear,
-    skinny_linear_then_norm,
-)
+from mini_infer_engine.kernels.skinny_cut import FEW_ROWS, HalfNormed, SkinnyConfig, row_block_of
+from mini_infer_engine.kernels.skinny_linear import skinny_linear, skinny_linear_then_norm
 
 Product = Callable[[torch.Tensor, SkinnyConfig], object]
 
@@ -82,6 +77,8 @@ SHAPES = {
 
 def candidates(shape: Shape, row_block: int) -> list[SkinnyConfig]:
     """Cuts worth trying: as many stages as let one to four programs share a processor's memory and registers."""
+    if row_block == FEW_ROWS:
+        return few_rows_candidates(shape)
     found = []
     for block_n, block_k, residents, warps in itertools.product(
         (16, 32, 64, 128, 256), (64, 128, 256), (1, 2, 3, 4), (4, 8)
@@ -101,6 +98,26 @@ def candidates(shape: Shape, row_block: int) -> list[SkinnyConfig]:
         if blocks >= programs // 2:
             found.append(SkinnyConfig(block_n, block_k, 0, warps, stages))
         if blocks != programs and blocks * steps >= 2 * programs:
+            found.append(SkinnyConfig(block_n, block_k, programs, warps, stages))
+    return found
+
+
+def few_rows_candidates(shape: Shape) -> list[SkinnyConfig]:
+    """The same for up to sixteen rows: several programs share a block of columns where blocks do not fill the GPU."""
+    found = []
+    for block_n, block_k, stages, splits, warps in itertools.product(
+        (16, 32, 64, 128), (128, 256), (3, 4, 5), (1, 2, 4, 8), (4, 8)
+    ):
+        tall = block_n * (2 if shape.gated else 1)
+        blocks, steps = math.ceil(shape.columns / block_n), math.ceil(shape.width / block_k)
+        programs = blocks * splits
+        if (tall + FEW_ROWS) * block_k * 2 * stages > SHARED_MEMORY_BYTES - 2048:
+            continue
+        if programs < PROCESSORS // 2 or (tall == 16 and shape.columns > 8192) or (warps == 8 and tall < 64):
+            continue
+        if splits == 1:
+            found.append(SkinnyConfig(block_n, block_k, 0, warps, stages))
+        elif not shape.gated and splits <= steps and programs <= 4 * PROCESSORS:
             found.append(SkinnyConfig(block_n, block_k, programs, warps, stages))
     return found
 
@@ -153,8 +170,16 @@ def relative_error(shape: Shape, rows: int, config: SkinnyConfig, weight: torch.
 
 
 def kernel_of(shape: Shape, row_block: int, config: SkinnyConfig) -> tuple[Shape, int, SkinnyConfig]:
-    """A small product that compiles to the same kernel: shapes are not compiled in, a share of a block is."""
+    """A small product that compiles to the same kernel: shapes are not compiled in, a share of a block is.
+
+    With few rows, so is how many programs share a block, and whether blocks cover the weights evenly.
+    """
     blocks, steps = math.ceil(shape.columns / config.block_n), math.ceil(shape.width / config.block_k)
+    if row_block == FEW_ROWS:
+        splits = config.programs // blocks
+        columns = 4 * config.block_n + shape.columns % config.block_n
+        small = dataclasses.replace(shape, columns=columns, width=max(4, splits) * config.block_k)
+        return small, row_block, dataclasses.replace(config, programs=splits * math.ceil(columns / config.block_n))
     split = config.programs > 0 and math.ceil(blocks * steps / config.programs) % steps != 0
     small = dataclasses.replace(shape, columns=4 * config.block_n, width=4 * config.block_k)
     return small, row_block, dataclasses.replace(config, programs=3 if split else 0)

@@ -7,21 +7,31 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 _PACKAGES = ("torch", "triton", "flash-attn", "vllm", "transformers")
 _BEGIN = float(os.environ.setdefault("BENCHMARK_BEGIN", str(time.monotonic())))  # processes of one script share it
 
 
-def make_parser(description: str | None) -> argparse.ArgumentParser:
-    """With the flags that every benchmark of the engine has."""
+Runs = dict[str, dict[str, list[float]]]
+"""Values by contender and figure, one a round and start."""
+_PEER_START_S = 180.0
+"""On a cold H200 machine vLLM was ready after 102 s; its loads come after that."""
+
+
+def make_parser(description: str | None, *, starts_peers: bool = False) -> argparse.ArgumentParser:
+    """With the flags that every benchmark of the engine has, or every one that starts peers."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, metavar="FILE", help="JSON, written again after every part")
     parser.add_argument("--time-limit-s", type=float, default=86_400, metavar="S", help="begin nothing new after that")
     parser.add_argument("--smoke", action="store_true", help="a tiny model on a CPU, tiny loads: does it run?")
+    if starts_peers:
+        said = f"with less left a peer is not started for the first time (default: {_PEER_START_S:.0f})"
+        parser.add_argument("--peer-start-s", type=float, default=_PEER_START_S, metavar="S", help=said)
     return parser
 
 
@@ -33,6 +43,17 @@ def words(text: str) -> list[str]:
 def integers(text: str) -> list[int]:
     """Of a flag: "1,2"."""
     return [int(part) for part in words(text)]
+
+
+def collect(runs: Runs, label: str, part: Mapping[str, float]) -> None:
+    """Add what was measured to a contender's values."""
+    for name, value in part.items():
+        runs.setdefault(label, {}).setdefault(name, []).append(value)
+
+
+def medians_of(runs: Runs) -> dict[str, dict[str, float]]:
+    """By contender and figure, of those that have some."""
+    return {label: {name: median(values) for name, values in found.items()} for label, found in runs.items() if found}
 
 
 def percentile(values: Sequence[float], share: float) -> float:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-from common.engines import CONTEXT_TOKENS, MEMORY_SHARE, SMOKE_SETTINGS, peer_environment
+from common.engines import SETTINGS, SMOKE_SETTINGS, peer_environment
 
 _READY = {"ours": "/readyz", "vllm": "/health"}
 _MODULES = {"ours": "mini_infer_engine.server.cli", "vllm": "vllm.entrypoints.openai.api_server"}
@@ -73,17 +73,8 @@ class Server:
 
 def command(kind: str, model: str, port: int, max_num_seqs: int, smoke: bool) -> list[str]:
     """How a server without tokenizer is started: the same flags for both."""
-    flags = {
-        "model": model,
-        "served_model_name": "measured",
-        "host": "127.0.0.1",
-        "port": port,
-        "load_format": "dummy",
-        "dtype": "bfloat16",
-        "max_model_len": CONTEXT_TOKENS,
-        "gpu_memory_utilization": MEMORY_SHARE,
-        "max_num_seqs": max_num_seqs,
-    } | (SMOKE_SETTINGS if smoke else {})
+    flags = {"model": model, "served_model_name": "measured", "host": "127.0.0.1", "port": port}
+    flags |= SETTINGS | {"max_num_seqs": max_num_seqs} | (SMOKE_SETTINGS if smoke else {})
     given = [part for name, value in flags.items() for part in (f"--{name.replace('_', '-')}", str(value))]
     return [sys.executable, "-m", _MODULES[kind], *given, "--skip-tokenizer-init"]
 

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from common.models import MEASURED
 from common.report import print_table
 
-_MODELS = ("qwen2.5-7b", "qwen2.5-1.5b", "qwen3-0.6b")
 _WARM = ((0.60, 0.42), (0.40, 0.22), (0.40, 0.20))
 _START = ((0.40, 0.25),) * 3
-_RATIOS = {  # figure: (floor, aim) of ours / peer for each model
+_RATIOS = {  # figure: (floor, aim) of ours / peer for each of MEASURED
     "itl ms bs 1": ((0.90, 0.80), (0.70, 0.52), (0.65, 0.42)),
     "itl ms bs 32": ((0.93, 0.83), (0.80, 0.60), (0.80, 0.62)),
     "ttft ms 512": ((0.80, 0.65), (0.45, 0.27), (0.45, 0.30)),
@@ -54,9 +54,9 @@ def is_rate(figure: str) -> bool:
 
 def ratio_target(model: str, figure: str) -> Target | None:
     """The target of ours / peer; None where there is none."""
-    if model not in _MODELS or figure not in _RATIOS:
+    if model not in MEASURED or figure not in _RATIOS:
         return None
-    floor, aim = _RATIOS[figure][_MODELS.index(model)]
+    floor, aim = _RATIOS[figure][MEASURED.index(model)]
     return Target(floor, is_rate(figure), aim)
 
 

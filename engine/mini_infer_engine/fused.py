@@ -13,13 +13,8 @@ from torch.nn import functional
 from mini_infer_engine.kernels.rms_norm import rms_norm
 from mini_infer_engine.kernels.rope_kv import Rotation
 from mini_infer_engine.kernels.silu_mul import silu_mul
-from mini_infer_engine.kernels.skinny_linear import (
-    MAX_ROWS,
-    HalfNormed,
-    SkinnyConfig,
-    skinny_linear,
-    skinny_linear_then_norm,
-)
+from mini_infer_engine.kernels.skinny_cut import MAX_ROWS, HalfNormed, SkinnyConfig
+from mini_infer_engine.kernels.skinny_linear import skinny_linear, skinny_linear_then_norm
 from mini_infer_engine.kernels.tuned import skinny_config
 from mini_infer_engine.kv_pool import KVPool
 from mini_infer_engine.layers.decoder import DecoderLayer, DecoderModel
@@ -114,8 +109,9 @@ def _normed_product(
     stream: Stream, norm: RMSNorm, weight: Tensor, bias: Tensor | None, *, gated: bool = False
 ) -> Tensor:
     """gate(norm(residual) @ weight.T + bias)."""
-    config = _skinny(stream.residual, weight, gated=gated and bias is None)
-    if config is not None and not (gated and bias is not None):
+    # A gated product of ours has no bias.
+    config = None if gated and bias is not None else _skinny(stream.residual, weight, gated=gated)
+    if config is not None:
         x = stream.half_normed or rms_norm(stream.residual, norm.weight, norm.eps)
         return skinny_linear(x, weight, config, bias=bias, gated=gated)
     out = functional.linear(rms_norm(stream.residual, norm.weight, norm.eps), weight, bias)

@@ -135,7 +135,7 @@ class GraphRunner(TorchRunner):
         # One token attends. It is told to be many where that decides the variant: whether programs share a sequence.
         for tokens, longest_key in itertools.product((1, 1 << 16), (1 << 10, 1 << 14)):
             q, out = token.expand(tokens, -1, -1), torch.empty_like(token).flatten(1).expand(tokens, -1)
-            rows = PrefillRows(self.table.page_tables[-1:], starts, starts, ends, 1, longest_key)
+            rows = PrefillRows(self.table.page_tables[-1:], starts, ends, 1, longest_key)
             for window in set(config.sliding_windows):
                 pages = self.fused.attention_layers[0].pages
                 prefill_attention(q, pages, rows, scale=1.0, sliding_window=window, out=out, on_hopper=False)
@@ -226,7 +226,6 @@ class GraphRunner(TorchRunner):
             decode = self.decode_attention_pass(tables, own_rows, inputs.positions[:decodes])
         if len(inputs.counts) > decodes:
             ends = inputs.ends[decodes:].to(torch.int32)
-            key_starts = functional.pad(ends.cumsum(0), (1, 0)).to(torch.int32)
             longest_key = max(start + count for start, count in zip(inputs.starts, inputs.counts, strict=True))
             # 32 bits as in the graphs, whose kernel then serves here too and need not be compiled in a request's time.
             positions = inputs.positions[decodes:].to(torch.int32)
@@ -234,7 +233,7 @@ class GraphRunner(TorchRunner):
 
             def attention(query_starts: Tensor, longest_query: int, chosen: Tensor | None = None) -> Attend:
                 starts = (query_starts[decodes:] - decodes).to(torch.int32)
-                rows = PrefillRows(tables[decodes:], starts, key_starts, ends, longest_query, longest_key)
+                rows = PrefillRows(tables[decodes:], starts, ends, longest_query, longest_key)
                 return self.prefill_attention_pass(rows, positions, kv_index, chosen)
 
             prefill = attention(inputs.query_starts, max(inputs.counts))

@@ -85,9 +85,9 @@ class PrefillGraph:
         self.num_tokens, self.num_sequences = tokens, prefill_sequences(tokens)
         self._width = runner.table.page_tables.shape[1]
         sequences = self.num_sequences
-        # Slot packet (int64, hence first), token ids, positions, kv index, query starts, key starts, ends, sample rows,
-        # slots, page tables.
-        sizes = [2 * STATE_FIELDS * sequences, *[tokens] * 3, *[sequences + 1] * 2, *[sequences] * 3]
+        # Slot packet (int64, hence first), token ids, positions, kv index, query starts, ends, sample rows, slots, page
+        # tables.
+        sizes = [2 * STATE_FIELDS * sequences, *[tokens] * 3, sequences + 1, *[sequences] * 3]
         self._sizes = [*sizes, sequences * self._width]
         self._packed = torch.zeros(sum(self._sizes), dtype=torch.int32, device=runner.device)
         self._blank = self._blank_array()
@@ -106,7 +106,7 @@ class PrefillGraph:
         """Padding alone: tokens that are written to the spare page, and sequences that have none."""
         table, spare_page = self._runner.table, self._runner.pool.spare_page
         packed = np.zeros(sum(self._sizes), dtype=np.int32)
-        packet, _, _, kv_index, _, _, ends, _, slots, tables = self._split(packed)
+        packet, _, _, kv_index, _, ends, _, slots, tables = self._split(packed)
         packet[:] = np.frombuffer(table.describe_spare() * self.num_sequences, dtype=np.int32)
         kv_index[:] = spare_page * self._runner.page_size
         ends[:] = 1  # the last layer attends from one token of each, a padded one too
@@ -119,9 +119,7 @@ class PrefillGraph:
         page_size = self._runner.page_size
         turn = self._upload.begin()
         self._upload.arrays[turn][:] = self._blank
-        packet, token_ids, positions, kv_index, query_starts, key_starts, ends, sample_rows, slots, tables = (
-            self._host_parts[turn]
-        )
+        packet, token_ids, positions, kv_index, query_starts, ends, sample_rows, slots, tables = self._host_parts[turn]
         begun = self._runner.table.describe([row for row in rows if row.sampling is not None])
         packet[: len(begun) // packet.itemsize] = np.frombuffer(begun, dtype=np.int32)
         begin = 0
@@ -135,7 +133,6 @@ class PrefillGraph:
             kv_index[begin:stop] = pages[places // page_size] * page_size + places % page_size
             tables[index * self._width : index * self._width + len(pages)] = pages
             query_starts[index + 1 :] = stop
-            key_starts[index + 1 :] = key_starts[index] + end
             ends[index] = end
             sample_rows[index] = stop - 1
             if row.sampling is not None:
@@ -146,14 +143,14 @@ class PrefillGraph:
     def _run(self) -> None:
         runner = self._runner
         parts = self._packed.split(self._sizes)  # type: ignore[no-untyped-call]  # torch's
-        packet, token_ids, positions, kv_index, query_starts, key_starts, ends, sample_rows, slots, tables = parts
+        packet, token_ids, positions, kv_index, query_starts, ends, sample_rows, slots, tables = parts
         update_slots(packet.view(torch.int64).view(-1, STATE_FIELDS), runner.table.state)
         hidden = functional.embedding(token_ids, runner.model.model.embed_tokens.weight)
         page_tables = tables.view(self.num_sequences, self._width)
         longest_key = self._width * runner.page_size
-        rows = PrefillRows(page_tables, query_starts, key_starts, ends, self.num_tokens, longest_key)
+        rows = PrefillRows(page_tables, query_starts, ends, self.num_tokens, longest_key)
         one_each = torch.arange(self.num_sequences + 1, dtype=torch.int32, device=hidden.device)
-        last_tokens = PrefillRows(page_tables, one_each, key_starts, ends, 1, longest_key)
+        last_tokens = PrefillRows(page_tables, one_each, ends, 1, longest_key)
         attend = runner.prefill_attention_pass(rows, positions, kv_index)
         attend_sampled = runner.prefill_attention_pass(last_tokens, positions, kv_index, sample_rows)
         stream = runner.fused.forward(hidden, attend, Wanted(sample_rows, attend_sampled))

@@ -6,7 +6,8 @@ from torch.nn import functional
 
 pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
 
-from mini_infer_engine.kernels.skinny_linear import MAX_ROWS, SkinnyConfig, skinny_linear, skinny_linear_then_norm
+from mini_infer_engine.kernels.skinny_cut import MAX_ROWS, SkinnyConfig
+from mini_infer_engine.kernels.skinny_linear import skinny_linear, skinny_linear_then_norm
 from mini_infer_engine.kernels.tuned import SKINNY, skinny_config
 from tests.gpu.device import BF16, FP32, KERNELS, ON_GPU, cases, error, normal
 

@@ -1,18 +1,26 @@
 """The prompt chunks of one pass, as attention kernels want them."""
 
+import functools
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
+from torch.nn import functional
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots: a property is kept
 class PrefillRows:
     """Chunks side by side in one list of tokens. Integer tensors are int32 on the device."""
 
     page_tables: Tensor  # [sequences, width] pages of each sequence, in order
     query_starts: Tensor  # [sequences + 1] where each one's new tokens begin
-    key_starts: Tensor  # [sequences + 1] running sum of `ends`
     ends: Tensor  # [sequences] tokens of each with its new ones
     longest_query: int
-    """New tokens of the longest chunk, or more."""
+    """New tokens of the longest chunk, or more. Only flash-attn asks."""
     longest_key: int
+    """Tokens of the longest sequence with its new ones, or more: it decides how a tile is cut."""
+
+    @functools.cached_property
+    def key_starts(self) -> Tensor:
+        """[sequences + 1] running sum of `ends`. Only flash-attn asks, so no other pass launches what makes it."""
+        return functional.pad(self.ends.cumsum(0), (1, 0)).to(torch.int32)

@@ -215,43 +215,44 @@ def decode_attention(
     merge_rows = next_power_of_2(group)
     if out is None:
         out = torch.empty((rows, q_heads * head_dim), dtype=qkv.dtype, device=qkv.device)
+    if not rows:
+        return out
     partials = programs * kv_heads * group * (dim_block + 2) if plan.splits else 0
     workspace = Workspace.of(qkv.device, partials=partials)
     assert not plan.splits or rows * kv_heads <= COUNTERS
-    if rows:
-        _decode_attention[(kv_heads, programs)](
-            qkv,
-            rotation.cos_sin,
-            rotation.q_norm,
-            rotation.k_norm,
-            pool,
-            page_tables,
-            plan.entries,
-            out,
-            workspace.partials,
-            workspace.counters,
-            qkv.stride(0),
-            pool.stride(0),
-            pool.stride(1),
-            pool.stride(2),
-            page_tables.stride(0),
-            out.stride(0),
-            rotation.eps,
-            scale,
-            plan.sliding_window or NO_WINDOW,
-            GROUP=group,
-            GROUP_BLOCK=max(16, next_power_of_2(group)),
-            HEAD_DIM=head_dim,
-            DIM_BLOCK=dim_block,
-            KV_HEADS=kv_heads,
-            PAGE_SIZE=page_size,
-            BLOCK=plan.cut.block_tokens,
-            NORM=rotation.q_norm is not None,
-            MERGE=plan.splits,
-            MERGE_ROWS=merge_rows,
-            MERGE_PARTS=max(2, _MERGED_VALUES // (merge_rows * dim_block)),
-            PRECISION="ieee" if qkv.dtype == torch.float32 else "tf32",
-            num_warps=plan.cut.warps,
-            num_stages=plan.cut.stages if dim_block * qkv.itemsize <= 512 else 2,  # of wide heads no more would fit
-        )
+    _decode_attention[(kv_heads, programs)](
+        qkv,
+        rotation.cos_sin,
+        rotation.q_norm,
+        rotation.k_norm,
+        pool,
+        page_tables,
+        plan.entries,
+        out,
+        workspace.partials,
+        workspace.counters,
+        qkv.stride(0),
+        pool.stride(0),
+        pool.stride(1),
+        pool.stride(2),
+        page_tables.stride(0),
+        out.stride(0),
+        rotation.eps,
+        scale,
+        plan.sliding_window or NO_WINDOW,
+        GROUP=group,
+        GROUP_BLOCK=max(16, next_power_of_2(group)),
+        HEAD_DIM=head_dim,
+        DIM_BLOCK=dim_block,
+        KV_HEADS=kv_heads,
+        PAGE_SIZE=page_size,
+        BLOCK=plan.cut.block_tokens,
+        NORM=rotation.q_norm is not None,
+        MERGE=plan.splits,
+        MERGE_ROWS=merge_rows,
+        MERGE_PARTS=max(2, _MERGED_VALUES // (merge_rows * dim_block)),
+        PRECISION="ieee" if qkv.dtype == torch.float32 else "tf32",
+        num_warps=plan.cut.warps,
+        num_stages=plan.cut.stages if dim_block * qkv.itemsize <= 512 else 2,  # of wide heads no more would fit
+    )
     return out

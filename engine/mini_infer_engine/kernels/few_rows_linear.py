@@ -1,15 +1,22 @@
 """The product of at most sixteen rows: x is the left operand, which they fill, and weights come through registers.
 
 With so few rows a product lasts 5 to 12 us, and what counts is a short way from its begin to its end: no descriptors,
-no shares that cross blocks. (Qwen3-0.6B, a layer's four products, H200: 22.7 us, by skinny_linear's kernel 27.3.)
+no shares that cross blocks. (Qwen3-0.6B, a layer's four products, H200: 22.7 us, by even_shares_linear 27.3.)
 """
 
+from typing import Any
+
+import torch
 import triton
 import triton.language as tl
 
+from mini_infer_engine.kernels.sizes import cdiv
+from mini_infer_engine.kernels.skinny_cut import FEW_ROWS, SkinnyConfig
+from mini_infer_engine.kernels.workspace import COUNTERS, Workspace
+
 
 @triton.jit(do_not_specialize=["rows"])
-def few_rows_linear(
+def _few_rows_linear(
     x,
     weight,
     bias,
@@ -113,3 +120,37 @@ def few_rows_linear(
             norms = tl.load(next_norm + n, mask=n_inside, other=0.0).to(tl.float32)[None, :]
             tl.store(scaled + out_at, (rounded * norms).to(result.dtype), mask=out_mask)
             tl.store(next_square_sums + block * BLOCK_M + m, tl.sum(rounded * rounded, axis=1))
+
+
+def launch_few_rows(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    ends: tuple[torch.Tensor | None, ...],
+    sizes: tuple[int, int, int],
+    norm: tuple[int, float],
+    config: SkinnyConfig,
+    options: dict[str, Any],
+) -> None:
+    """As `launch_even_shares`, for rows <= FEW_ROWS. A gated product is not split: its sums would be twice as many."""
+    rows, columns, width = sizes
+    blocks, steps = cdiv(columns, config.block_n), cdiv(width, config.block_k)
+    splits = 1 if options["GATED"] else max(1, min(config.programs // blocks, steps))
+    assert splits == 1 or blocks <= COUNTERS
+    partials = blocks * splits * FEW_ROWS * config.block_n if splits > 1 else 0
+    workspace = Workspace.of(x.device, partials=partials)
+    _few_rows_linear[(blocks, splits)](
+        x,
+        weight,
+        *ends,
+        workspace.partials,
+        workspace.counters,
+        rows,
+        columns,
+        width,
+        x.stride(0),
+        *norm,
+        SPLIT_K=splits,
+        EVEN_N=columns % config.block_n == 0,
+        EVEN_K=width % config.block_k == 0,
+        **options,
+    )

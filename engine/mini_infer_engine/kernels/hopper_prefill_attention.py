@@ -19,8 +19,10 @@ from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_wait 
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from mini_infer_engine.attention.prefill_rows import PrefillRows
+from mini_infer_engine.kernels.sizes import LOG2_E, cdiv
 
 MULTIPROCESSORS = 132
+"""Of an H200: one program, which stays, for each."""
 HALF_ROWS = gl.constexpr(64)
 """Queries of a warpgroup: what one instruction of the tensor cores takes."""
 ROWS = gl.constexpr(128)
@@ -287,8 +289,8 @@ def hopper_prefill_attention(
         _descriptor(q.data_ptr(), q.dtype, tokens, q.stride(0), HALF_ROWS.value, head_dim),
         _descriptor(pool.data_ptr(), pool.dtype, kv_rows, token_pitch, BLOCK.value, head_dim),
         *(rows.page_tables, rows.query_starts, rows.ends, out, rows.page_tables.stride(0), sequences),
-        -(-items // programs),
-        scale * 1.4426950408889634,  # powers of two are what the hardware has
+        cdiv(items, programs),
+        scale * LOG2_E,
         *constants,
     )
     # To find the compiled kernel by its arguments takes Triton twice as long as the rest of a launch.

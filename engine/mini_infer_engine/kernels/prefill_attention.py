@@ -14,7 +14,7 @@ import triton.language as tl
 
 from mini_infer_engine.attention.prefill_rows import PrefillRows
 from mini_infer_engine.kernels.prefill_choice import hopper_is_faster, hopper_knows
-from mini_infer_engine.kernels.sizes import cdiv, next_power_of_2
+from mini_infer_engine.kernels.sizes import LOG2_E, cdiv, next_power_of_2
 from mini_infer_engine.kernels.workspace import Workspace
 
 SHORT_TOKENS = 1024
@@ -261,7 +261,7 @@ def _cut(dtype: torch.dtype, rows: int, kv_heads: int, longest_key: int) -> tupl
     """Rows and keys of a tile, warps, stages."""
     if dtype == torch.float32:
         return 32, 32, 4, 2
-    # Where large tiles would not fill the GPU, programs share a tile's keys, and whoever is last adds a tile up.
+    # The second: there would be fewer large tiles than multiprocessors.
     if longest_key <= SHORT_TOKENS or rows * kv_heads < 128 * TARGET_PROGRAMS:
         return 64, 64, 4, 2
     return 128, 128, 8, 3
@@ -289,53 +289,54 @@ def prefill_attention(
     sequences = rows.ends.shape[0]
     if out is None:
         out = torch.empty((tokens, q_heads * head_dim), dtype=q.dtype, device=q.device)
+    if not tokens:
+        return out
     if on_hopper is None:
         on_hopper = hopper_is_faster(tokens, sequences, q_heads)
-    hopper = _hopper_kernel(q.device) if on_hopper and tokens else None
+    hopper = _hopper_kernel(q.device) if on_hopper else None
     if hopper and hopper_knows(q.dtype, head_dim, page_size, sliding_window, rows.longest_key):
         hopper(q, pool, rows, scale=scale, out=out)
         return out
     row_block, block, warps, stages = _cut(q.dtype, tokens * group, kv_heads, rows.longest_key)
     full_tiles = cdiv(tokens * group, row_block)
     tiles = full_tiles + sequences  # at most: each sequence may end with a part of one
-    splits = max(1, min(_MOST_SPLITS, TARGET_PROGRAMS // (max(1, full_tiles) * kv_heads)))
+    splits = max(1, min(_MOST_SPLITS, TARGET_PROGRAMS // (full_tiles * kv_heads)))
     dim_block = next_power_of_2(head_dim)
     partial_floats = splits * tokens * q_heads * (dim_block + 2) if splits > 1 else 0
     partials = Workspace.of(q.device, partials=partial_floats).partials
-    base_two_scale = scale * 1.4426950408889634  # powers of two are what the hardware has
-    if tokens:
-        _prefill_attention[(tiles * splits, kv_heads)](
-            q,
-            pool,
-            rows.page_tables,
-            rows.query_starts,
-            rows.ends,
-            out,
-            partials,
-            q.stride(0),
-            pool.stride(0),
-            pool.stride(1),
-            pool.stride(2),
-            rows.page_tables.stride(0),
-            out.stride(0),
-            base_two_scale,
-            sliding_window or (1 << 30),
-            splits,
-            sequences,
-            tokens,
-            GROUP=group,
-            KV_HEADS=kv_heads,
-            HEAD_DIM=head_dim,
-            DIM_BLOCK=dim_block,
-            PAGE_SIZE=page_size,
-            ROWS=row_block,
-            BLOCK=block,
-            MERGE=splits > 1,
-            PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
-            num_warps=warps,
-            num_stages=stages,
-        )
-    if tokens and splits > 1:
+    base_two_scale = scale * LOG2_E
+    _prefill_attention[(tiles * splits, kv_heads)](
+        q,
+        pool,
+        rows.page_tables,
+        rows.query_starts,
+        rows.ends,
+        out,
+        partials,
+        q.stride(0),
+        pool.stride(0),
+        pool.stride(1),
+        pool.stride(2),
+        rows.page_tables.stride(0),
+        out.stride(0),
+        base_two_scale,
+        sliding_window or (1 << 30),
+        splits,
+        sequences,
+        tokens,
+        GROUP=group,
+        KV_HEADS=kv_heads,
+        HEAD_DIM=head_dim,
+        DIM_BLOCK=dim_block,
+        PAGE_SIZE=page_size,
+        ROWS=row_block,
+        BLOCK=block,
+        MERGE=splits > 1,
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        num_warps=warps,
+        num_stages=stages,
+    )
+    if splits > 1:
         _merge[(cdiv(tokens * q_heads, _MERGED_ROWS),)](
             partials,
             out,

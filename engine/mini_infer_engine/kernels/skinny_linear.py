@@ -3,199 +3,17 @@
 Bias, gated activation, residual sum and RMS norm ride along in the same kernel. The norm is split in two: who
 writes the residual stream also writes it times the norm's weights, and its sums of squares; the product that reads
 those scales its result. (Summing in the reading product breaks the pipeline of loads: 7B qkv on an H200, 28 us
-against 11.)
-
-Three things keep memory busy. Weights are the left operand: sixty-four of their rows at a time are multiplied
-straight from shared memory, whither the copy engine brings them. Blocks of weights are tall, since each reads all of
-x again. And every program works an equal share, even where a share ends in the middle of a block (as in stream-K,
-Osama et al., arXiv:2301.03598): then the program that arrives last adds the others' sums and finishes.
+against 11.) Which of two kernels computes it is a matter of its rows alone; each is launched in its own file.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
-from triton.tools.tensor_descriptor import TensorDescriptor
 
-from mini_infer_engine.kernels.few_rows_linear import few_rows_linear
+from mini_infer_engine.kernels.even_shares_linear import launch_even_shares
+from mini_infer_engine.kernels.few_rows_linear import launch_few_rows
 from mini_infer_engine.kernels.sizes import cdiv, next_power_of_2
-from mini_infer_engine.kernels.workspace import COUNTERS, Workspace
-
-MAX_ROWS = 64
-FEW_ROWS = 16
-"""Up to which another kernel is faster: few_rows_linear's."""
-
-
-@triton.jit
-def _tile(
-    matrix,
-    first_row,
-    first_k,
-    rows,
-    width,
-    stride,
-    BLOCK_R: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    DESCRIBED: tl.constexpr,
-):
-    """[BLOCK_R, BLOCK_K] of a matrix, zeros beyond its edges: by the copy engine where `matrix` is a descriptor."""
-    if DESCRIBED:
-        tile = matrix.load([first_row, first_k])
-    else:
-        row = first_row + tl.arange(0, BLOCK_R)
-        k = first_k + tl.arange(0, BLOCK_K)
-        places = matrix + row.to(tl.int64)[:, None] * stride + k[None, :]
-        tile = tl.load(places, mask=(row < rows)[:, None] & (k < width)[None, :], other=0.0)
-    return tile
-
-
-@triton.jit(do_not_specialize=["rows", "share", "parts"])
-def _skinny_linear(
-    x,
-    weight,
-    bias,
-    residual,
-    square_sums,
-    next_norm,
-    out,
-    scaled,
-    next_square_sums,
-    partials,
-    counters,
-    rows,
-    columns,
-    width,
-    x_stride,
-    share,
-    parts,
-    eps,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    DESCRIBED: tl.constexpr,
-    SPLIT: tl.constexpr,
-    BIAS: tl.constexpr,
-    RESIDUAL: tl.constexpr,
-    GATED: tl.constexpr,
-    PARTS: tl.constexpr,
-    NEXT_NORM: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """One program's share of the steps along the width, counted through all blocks of columns one after another."""
-    steps = tl.cdiv(width, BLOCK_K)
-    step = tl.program_id(0) * share
-    stop = tl.minimum(step + share, tl.cdiv(columns, BLOCK_N) * steps)
-    weight_rows = columns * 2 if GATED else columns
-    m = tl.arange(0, BLOCK_M)
-    m_inside = m < rows
-    # What the end needs is asked for before the long wait for weights, where it fits the registers.
-    early: tl.constexpr = BLOCK_M <= 32
-    while step < stop:
-        block = step // steps
-        begin = block * steps
-        end = tl.minimum(stop, begin + steps)
-        n = block * BLOCK_N + tl.arange(0, BLOCK_N)
-        total = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
-        total_up = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
-        n_inside = n < columns
-        out_mask = n_inside[:, None] & m_inside[None, :]
-        places = m[None, :] * columns + n[:, None]
-        if PARTS > 0:
-            part = tl.arange(0, PARTS)
-            squares_at = square_sums + part[:, None] * BLOCK_M + m[None, :]
-            if early:  # the second condition, always true, keeps the compiler from summing before the loads of weights
-                squares = tl.load(squares_at, mask=(part < parts)[:, None] & (step < stop), other=0.0)
-        if RESIDUAL and early:
-            before = tl.load(residual + places, mask=out_mask, other=0.0)
-        for k in range((step - begin) * BLOCK_K, (end - begin) * BLOCK_K, BLOCK_K):
-            values = tl.trans(_tile(x, 0, k, rows, width, x_stride, BLOCK_M, BLOCK_K, DESCRIBED))
-            tile = _tile(weight, block * BLOCK_N, k, weight_rows, width, width, BLOCK_N, BLOCK_K, DESCRIBED)
-            total = tl.dot(tile, values, total, input_precision=PRECISION)
-            if GATED:
-                up_row = columns + block * BLOCK_N
-                tile = _tile(weight, up_row, k, weight_rows, width, width, BLOCK_N, BLOCK_K, DESCRIBED)
-                total_up = tl.dot(tile, values, total_up, input_precision=PRECISION)
-
-        whole = step < stop  # a tensor that is true
-        if SPLIT:
-            first_program = begin // share
-            others = (begin + steps - 1) // share - first_program
-            if others > 0:
-                tile_of = tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + m[None, :]
-                sums = partials + (2 if GATED else 1) * BLOCK_M * BLOCK_N * _slot(tl.program_id(0), begin, share)
-                tl.store(sums + tile_of, total)
-                if GATED:
-                    tl.store(sums + BLOCK_M * BLOCK_N + tile_of, total_up)
-                tl.debug_barrier()
-                whole = tl.atomic_add(counters + block, 1, sem="acq_rel") == others
-                if whole:
-                    total = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
-                    total_up = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
-                    # In the same order whoever is last, so that results repeat bit for bit.
-                    for program in range(first_program, first_program + others + 1):
-                        sums = partials + (2 if GATED else 1) * BLOCK_M * BLOCK_N * _slot(program, begin, share)
-                        total += tl.load(sums + tile_of, cache_modifier=".cg")
-                        if GATED:
-                            total_up += tl.load(sums + BLOCK_M * BLOCK_N + tile_of, cache_modifier=".cg")
-                    tl.store(counters + block, 0)
-        if whole:
-            if PARTS > 0:
-                if not early:
-                    squares = tl.load(squares_at, mask=(part < parts)[:, None], other=0.0)
-                scale = tl.rsqrt(tl.sum(squares, axis=0) / width + eps)[None, :]
-                total = total * scale
-                total_up = total_up * scale
-            if BIAS:
-                total += tl.load(bias + n, mask=n_inside, other=0.0).to(tl.float32)[:, None]
-            if GATED:
-                total = total * tl.sigmoid(total) * total_up
-            if RESIDUAL:
-                if not early:
-                    before = tl.load(residual + places, mask=out_mask, other=0.0)
-                total += before.to(tl.float32)
-            result = total.to(out.dtype.element_ty)
-            tl.store(out + places, result, mask=out_mask)
-            if NEXT_NORM:
-                rounded = tl.where(out_mask, result.to(tl.float32), 0.0)
-                norms = tl.load(next_norm + n, mask=n_inside, other=0.0).to(tl.float32)[:, None]
-                tl.store(scaled + places, (rounded * norms).to(result.dtype), mask=out_mask)
-                tl.store(next_square_sums + block * BLOCK_M + m, tl.sum(rounded * rounded, axis=0))
-        step = begin + steps
-
-
-@triton.jit
-def _slot(program, begin, share):
-    """Where a program leaves its sums of the block whose steps start at `begin`: it may have begun the one before."""
-    return 2 * program + (program * share < begin).to(tl.int32)
-
-
-@dataclass(frozen=True, slots=True)
-class SkinnyConfig:
-    """How one shape is cut; the stored ones were measured by benchmarks/kernels.py."""
-
-    block_n: int
-    block_k: int
-    programs: int
-    """At most so many programs share the work equally; 0: one for each block of columns. With few rows, as many
-    programs share each block as make about this number together."""
-    warps: int
-    stages: int
-
-
-@dataclass(frozen=True, slots=True)
-class HalfNormed:
-    """Rows that still lack their division by the root mean square."""
-
-    values: torch.Tensor  # [rows, width], times the norm's weights
-    square_sums: torch.Tensor  # [parts, row block] fp32, sums of squares of the rows before the weights
-    eps: float
-
-
-def row_block_of(rows: int) -> int:
-    """Rows of the tile that computes `rows` of them: 16, 32 or 64."""
-    return max(16, next_power_of_2(rows))
+from mini_infer_engine.kernels.skinny_cut import FEW_ROWS, HalfNormed, SkinnyConfig, row_block_of
 
 
 def skinny_linear(
@@ -239,43 +57,17 @@ def _launch(
     gated: bool,
     next_norm: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Results, the same times the next norm's weights, their sums of squares (without a next norm: results, None)."""
     values, square_sums, eps = (x.values, x.square_sums, x.eps) if isinstance(x, HalfNormed) else (x, None, 0.0)
     rows, width = values.shape
     columns = weight.shape[0] // 2 if gated else weight.shape[0]
     row_block = row_block_of(rows)
-    blocks, steps = cdiv(columns, config.block_n), cdiv(width, config.block_k)
     out = torch.empty((rows, columns), dtype=values.dtype, device=values.device)
     scaled, sums = out, None
     if next_norm is not None:
         scaled = torch.empty_like(out)
-        sums = torch.empty((blocks, row_block), dtype=torch.float32, device=out.device)
+        sums = torch.empty((cdiv(columns, config.block_n), row_block), dtype=torch.float32, device=out.device)
     parts = 0 if square_sums is None else square_sums.shape[0]
-    few = row_block == FEW_ROWS
-    grid: tuple[int, ...]
-    if few:
-        splits = 1 if gated else max(1, min(config.programs // blocks, steps))
-        grid, share, split = (blocks, splits), 0, splits > 1
-        num_partials = blocks * splits * row_block * config.block_n
-    else:
-        share = cdiv(blocks * steps, config.programs) if config.programs else steps
-        grid, split = (cdiv(blocks * steps, share),), share % steps != 0
-        num_partials = 2 * grid[0] * row_block * config.block_n * (2 if gated else 1)
-    assert not split or blocks <= COUNTERS
-    workspace = Workspace.of(values.device, partials=num_partials if split else 0)
-    described = not few and _describable(values) and _describable(weight)
-    tensors = (
-        _described(values, row_block, config.block_k) if described else values,
-        _described(weight, config.block_n, config.block_k) if described else weight,
-        bias,
-        residual,
-        square_sums,
-        next_norm,
-        out,
-        scaled,
-        sums,
-        workspace.partials,
-        workspace.counters,
-    )
     options: dict[str, Any] = {
         "BLOCK_M": row_block,
         "BLOCK_N": config.block_n,
@@ -289,21 +81,8 @@ def _launch(
         "num_warps": config.warps,
         "num_stages": config.stages,
     }
-    sizes = (rows, columns, width, values.stride(0))
-    if not rows:
-        pass
-    elif few:
-        even = {"EVEN_N": columns % config.block_n == 0, "EVEN_K": width % config.block_k == 0}
-        few_rows_linear[grid](*tensors, *sizes, parts, eps, SPLIT_K=splits, **even, **options)
-    else:
-        _skinny_linear[grid](*tensors, *sizes, share, parts, eps, DESCRIBED=described, SPLIT=split, **options)
+    if rows:
+        launch = launch_few_rows if row_block == FEW_ROWS else launch_even_shares
+        ends = (bias, residual, square_sums, next_norm, out, scaled, sums)
+        launch(values, weight, ends, (rows, columns, width), (parts, eps), config, options)
     return out, scaled, sums
-
-
-def _describable(matrix: torch.Tensor) -> bool:
-    """Whether the copy engine can read it: rows start at multiples of 16 bytes."""
-    return matrix.data_ptr() % 16 == 0 and matrix.stride(0) * matrix.itemsize % 16 == 0
-
-
-def _described(matrix: torch.Tensor, block_rows: int, block_k: int) -> Any:
-    return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [block_rows, block_k])

@@ -2,7 +2,7 @@
 
 import torch
 
-from mini_infer_engine.kernels.skinny_linear import FEW_ROWS, SkinnyConfig, row_block_of
+from mini_infer_engine.kernels.skinny_cut import FEW_ROWS, SkinnyConfig, row_block_of
 
 SKINNY: dict[tuple[int, int, bool, int], SkinnyConfig | None] = {
     (1024, 2048, False, 16): SkinnyConfig(32, 128, 128, 4, 4),
@@ -64,11 +64,12 @@ def skinny_config(rows: int, columns: int, width: int, dtype: torch.dtype, *, ga
 
 
 def _guess(row_block: int, columns: int, *, gated: bool) -> SkinnyConfig:
-    """Two programs a multiprocessor of an H100 or H200; blocks about as tall as x or taller, since each reads all x."""
+    """Two programs a multiprocessor of an H100 or H200, of few rows four; blocks about as tall as x or taller."""
     if row_block == FEW_ROWS:
         return SkinnyConfig(32 if columns <= 16384 else 64, 128, programs=528, warps=4, stages=4)
     block_n = 64 if row_block <= 32 or gated else 128
     weight_rows = block_n * (2 if gated else 1)
     block_k = 128 if weight_rows + row_block <= 96 else 64
+    # As much shared memory as lets two programs stay on a multiprocessor.
     stages = 112_000 // ((weight_rows + row_block) * block_k * 2)
     return SkinnyConfig(block_n, block_k, programs=264, warps=4, stages=stages)
