@@ -28,7 +28,6 @@ HALF_ROWS = gl.constexpr(64)
 ROWS = gl.constexpr(128)
 BLOCK = gl.constexpr(128)
 STAGES = gl.constexpr(2)
-barrier = gl.thread_barrier if hasattr(gl, "thread_barrier") else gl.barrier  # its names in Triton 3.6 and 3.7
 
 
 class _Work(NamedTuple):
@@ -194,7 +193,7 @@ def _consume(out, scale, work, rings, OUT_PITCH: gl.constexpr, HALF: gl.constexp
                 block = values.blocks.index(stage)
                 block.store(gl.where((tokens < end)[:, None], block.load(row_layout), 0.0))
                 fence_async_shared()
-                barrier()
+                gl.thread_barrier()
 
             # Backwards: blocks that the diagonal crosses, then those that every row sees.
             masked = gl.maximum(1, blocks - (first_position + 1) // BLOCK)

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from mini_infer_engine.attention.prefill_rows import PrefillRows
+from mini_infer_engine.kernels.device import shared_memory_bytes
 from mini_infer_engine.kernels.prefill_choice import hopper_is_faster, hopper_knows
 from mini_infer_engine.kernels.sizes import LOG2_E, cdiv, next_power_of_2
 from mini_infer_engine.kernels.workspace import Workspace
@@ -250,21 +251,26 @@ def _hopper_kernel(device: torch.device) -> Callable[..., None] | None:
     """The kernel for Hopper, where the device is one and Triton has the Gluon that the kernel is written in."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
         return None
-    if not triton.__version__.startswith(("3.6.", "3.7.")):
-        return None  # Gluon is experimental: every version has another
+    if not triton.__version__.startswith("3.6."):
+        return None  # Gluon is experimental: every version has another, and a wrong barrier would hang
     from mini_infer_engine.kernels.hopper_prefill_attention import hopper_prefill_attention
 
     return hopper_prefill_attention
 
 
-def _cut(dtype: torch.dtype, rows: int, kv_heads: int, longest_key: int) -> tuple[int, int, int, int]:
-    """Rows and keys of a tile, warps, stages."""
-    if dtype == torch.float32:
-        return 32, 32, 4, 2
-    # The second: there would be fewer large tiles than multiprocessors.
-    if longest_key <= SHORT_TOKENS or rows * kv_heads < 128 * TARGET_PROGRAMS:
-        return 64, 64, 4, 2
-    return 128, 128, 8, 3
+_CUTS = ((128, 128, 8, 3), (64, 64, 4, 2), (32, 32, 4, 2), (16, 16, 4, 2))
+"""Rows and keys of a tile, warps, stages."""
+
+
+def _cut(q: torch.Tensor, rows: int, kv_heads: int, dim_block: int, longest_key: int) -> tuple[int, int, int, int]:
+    """The largest tiles that fit the device and are worth it; fp32 has no matrix units that would want large ones."""
+    fewer_than_multiprocessors = rows * kv_heads < 128 * TARGET_PROGRAMS
+    first = 2 if q.dtype == torch.float32 else 1 if longest_key <= SHORT_TOKENS or fewer_than_multiprocessors else 0
+    for cut in _CUTS[first:-1]:
+        row_block, block = cut[:2]
+        if (row_block + 4 * block) * dim_block * q.itemsize <= shared_memory_bytes(q.device):  # two keys', two values'
+            return cut
+    return _CUTS[-1]
 
 
 def prefill_attention(
@@ -297,11 +303,11 @@ def prefill_attention(
     if hopper and hopper_knows(q.dtype, head_dim, page_size, sliding_window, rows.longest_key):
         hopper(q, pool, rows, scale=scale, out=out)
         return out
-    row_block, block, warps, stages = _cut(q.dtype, tokens * group, kv_heads, rows.longest_key)
+    dim_block = next_power_of_2(head_dim)
+    row_block, block, warps, stages = _cut(q, tokens * group, kv_heads, dim_block, rows.longest_key)
     full_tiles = cdiv(tokens * group, row_block)
     tiles = full_tiles + sequences  # at most: each sequence may end with a part of one
     splits = max(1, min(_MOST_SPLITS, TARGET_PROGRAMS // (full_tiles * kv_heads)))
-    dim_block = next_power_of_2(head_dim)
     partial_floats = splits * tokens * q_heads * (dim_block + 2) if splits > 1 else 0
     partials = Workspace.of(q.device, partials=partial_floats).partials
     base_two_scale = scale * LOG2_E

@@ -54,6 +54,10 @@ SKINNY: dict[tuple[int, int, bool, int], SkinnyConfig | None] = {
 """(columns, width, gated, rows of a tile) to the fastest cut; None: cuBLAS is faster, a norm's own kernel included."""
 
 
+CUT_BYTES = 227 << 10
+"""Shared memory of the GPU that the cuts were measured on: some take all of it."""
+
+
 def skinny_config(rows: int, columns: int, width: int, dtype: torch.dtype, *, gated: bool) -> SkinnyConfig | None:
     """The stored cut, or a guess that keeps every multiprocessor reading; None: leave it to cuBLAS."""
     row_block = row_block_of(rows)
