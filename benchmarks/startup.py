@@ -54,6 +54,13 @@ def main() -> int:
                     collect(runs, server, found)
                     say(f"{server}: " + ", ".join(f"{name} {value:.2f}" for name, value in found.items()))
                     save(options.out, result)
+    show(runs)
+    save(options.out, result)
+    return int(bool(result["errors"]))
+
+
+def show(runs: Runs) -> None:
+    """Medians of each "model, server, state", ours beside the peer's."""
     rows = []
     medians = medians_of(runs)
     for server, figures in medians.items():
@@ -63,8 +70,6 @@ def main() -> int:
         ratio = values[-1] / peer["token s"] if peer and kind == "ours" else None
         rows.append([server, *values, ratio, *verdict_cells(ratio_target(model, f"start, {state}, token s"), ratio)])
     print_table(["", "open s", "ready s", "token s", "/ vllm", "target", ""], rows)
-    save(options.out, result)
-    return int(bool(result["errors"]))
 
 
 if __name__ == "__main__":

@@ -174,7 +174,7 @@ def launch_even_shares(
 
     x [rows, width]; sizes: rows, columns, width; norm: parts of the sums of squares, epsilon.
     """
-    rows, columns, width = sizes
+    _, columns, width = sizes
     blocks, steps = cdiv(columns, config.block_n), cdiv(width, config.block_k)
     share = cdiv(blocks * steps, config.programs) if config.programs else steps
     programs, split = cdiv(blocks * steps, share), share % steps != 0
@@ -188,9 +188,7 @@ def launch_even_shares(
         *ends,
         workspace.partials,
         workspace.counters,
-        rows,
-        columns,
-        width,
+        *sizes,
         x.stride(0),
         share,
         *norm,

@@ -132,7 +132,7 @@ def launch_few_rows(
     options: dict[str, Any],
 ) -> None:
     """As `launch_even_shares`, for rows <= FEW_ROWS. A gated product is not split: its sums would be twice as many."""
-    rows, columns, width = sizes
+    _, columns, width = sizes
     blocks, steps = cdiv(columns, config.block_n), cdiv(width, config.block_k)
     splits = 1 if options["GATED"] else max(1, min(config.programs // blocks, steps))
     assert splits == 1 or blocks <= COUNTERS
@@ -144,9 +144,7 @@ def launch_few_rows(
         *ends,
         workspace.partials,
         workspace.counters,
-        rows,
-        columns,
-        width,
+        *sizes,
         x.stride(0),
         *norm,
         SPLIT_K=splits,
