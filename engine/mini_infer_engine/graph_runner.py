@@ -104,6 +104,7 @@ class GraphRunner(TorchRunner):
         """Every kernel in its variants, several at a time: one by one they would be most of a cold start."""
         asks = SamplingParams()
         largest = min(self._settings.max_num_seqs, most_tokens)
+        # Where products, decode attention or sampling change their kernel with the number of rows.
         decodes = [size for size in (1, 17, 33, 65, 129, 257) if size <= largest]
         batches = [Batch([Row(slot, 0, 1, [0], [0], asks) for slot in range(rows)], rows) for rows in decodes]
         for tokens in {min(tokens, most_tokens) for tokens in (32, 512, 4096)}:
