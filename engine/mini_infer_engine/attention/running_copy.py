@@ -1,10 +1,12 @@
 """Keys and values of the decoding sequences side by side, kept from pass to pass: decode attention for fp32 on a CPU.
 
-Gathering a batch's pages in every layer of every pass costs a CPU as much as attending to them. All sequences end in the
-same column, however long they are: a pass adds one column, and what is hidden stays the same from pass to pass. The copy
-is a cache: the pool has every token too, and whenever the decode rows are not last pass's, one token on, it is gathered
-anew.
+Gathering a batch's pages in every layer of every pass costs a CPU as much as attending to them. All sequences end in
+the same column, however long they are: a pass adds one column, and what is hidden stays the same from pass to pass. The
+copy is a cache: the pool has every token too, and whenever the decode rows are not last pass's, one token on, it is
+gathered anew.
 """
+
+import math
 
 import torch
 from torch import Tensor
@@ -56,31 +58,44 @@ class RunningCopy:
         return CopiedDecodes(self, decodes, windows)
 
     def _gather(self, inputs: PassInputs, starts: list[int]) -> bool:
-        shape, decodes, longest = self.pool.shape, len(starts), max(starts)
+        longest = max(starts)
         # An odd number of cache lines: the rows of keys would fall into few sets of the cache if it were a power of 2.
         capacity = (longest + _ROOM_TOKENS) // 32 * 32 + 16
-        sizes = (shape.num_layers, 2, decodes, shape.num_kv_heads, capacity * shape.head_dim)
-        num_elements = torch.Size(sizes).numel()
+        if not self._make_room(len(starts), capacity):
+            return False
+        padding = longest - torch.tensor(starts).unsqueeze(1)
+        mask = additive(torch.arange(capacity) >= padding, self.storage.dtype)
+        self.mask = mask.repeat_interleave(self.pool.shape.num_kv_heads, 0).unsqueeze(1)
+        positions = (torch.arange(longest) - padding).clamp_(min=0)  # what is hidden must be finite, no more
+        self._fill(inputs.page_tables[: len(starts)], positions)
+        self.column = longest
+        return True
+
+    def _make_room(self, num_rows: int, capacity: int) -> bool:
+        shape = self.pool.shape
+        runs = (shape.num_layers, num_rows, shape.num_kv_heads)
+        num_elements = 2 * math.prod(runs) * capacity * shape.head_dim
         if num_elements * shape.dtype.itemsize > MOST_BYTES:
             return False
         if len(self.storage) < num_elements:
             self.storage = zeros((num_elements * 5 // 4,), shape.dtype, self.storage.device)
-        keys, values = self.storage[:num_elements].view(sizes).unbind(1)
-        self.keys = keys.unflatten(3, (shape.head_dim, capacity))
-        self.values = values.unflatten(3, (capacity, shape.head_dim))
-        padding = longest - torch.tensor(starts).unsqueeze(1)
-        positions = (torch.arange(longest) - padding).clamp_(min=0)
-        pages = inputs.page_tables[:decodes].gather(1, positions // shape.page_size)
-        scratch = self.storage.new_empty(2 * positions.numel(), shape.row_width)
-        for layer, rows in enumerate(self.pool.token_rows_of(pages.flatten(), (positions % shape.page_size).flatten())):
-            tokens = torch.index_select(self.pool.tokens, 0, rows, out=scratch)
-            tokens = tokens.view(decodes, longest, 2, shape.num_kv_heads, shape.head_dim)
-            self.keys[layer, ..., :longest].copy_(tokens[:, :, 0].permute(0, 2, 3, 1))
-            self.values[layer, :, :, :longest].copy_(tokens[:, :, 1].transpose(1, 2))
-        self.column, self.capacity = longest, capacity
-        mask = additive(torch.arange(capacity) >= padding, shape.dtype)
-        self.mask = mask.repeat_interleave(shape.num_kv_heads, 0).unsqueeze(1)
+        keys, values = self.storage[:num_elements].chunk(2)
+        self.keys = keys.view(*runs, shape.head_dim, capacity)
+        self.values = values.view(*runs, capacity, shape.head_dim)
+        self.capacity = capacity
         return True
+
+    def _fill(self, page_tables: Tensor, positions: Tensor) -> None:
+        """The first columns of each row: its tokens at `positions` [rows, columns]."""
+        shape, (num_rows, columns) = self.pool.shape, positions.shape
+        pages = page_tables.gather(1, positions // shape.page_size)
+        token_rows = self.pool.token_rows_of(pages.flatten(), (positions % shape.page_size).flatten())
+        scratch = self.storage.new_empty(2 * positions.numel(), shape.row_width)
+        for rows, keys, values in zip(token_rows, self.keys, self.values, strict=True):
+            tokens = torch.index_select(self.pool.tokens, 0, rows, out=scratch)
+            tokens = tokens.view(num_rows, columns, 2, shape.num_kv_heads, shape.head_dim)
+            keys[..., :columns].copy_(tokens[:, :, 0].permute(0, 2, 3, 1))
+            values[:, :, :columns].copy_(tokens[:, :, 1].transpose(1, 2))
 
 
 class CopiedDecodes:
