@@ -98,7 +98,7 @@ class TorchRunner:
             return self.model.logits(self._forward(batch, every_token=True)[1])
 
     def _forward(self, batch: Batch, *, every_token: bool) -> tuple[PassInputs, Tensor]:
-        """Page copies, then the model: the inputs on the device, and hidden states of all tokens or those that sample."""
+        """Page copies, then the model: inputs, and hidden states of all tokens or of those that sample."""
         self.pool.copy(batch.copies)
         inputs = build_inputs(batch, self.page_size, self.pool.spare_page, self.device)
         token_ids = inputs.token_ids

@@ -93,11 +93,11 @@ def sample(logits: Tensor, inputs: SamplingInputs) -> Tensor:
     if inputs.suppressed is not None:
         logits = logits.index_put(inputs.suppressed, logits.new_tensor(-math.inf))
     if inputs.random is None:
-        return logits.argmax(dim=-1)
+        return _argmax(logits)
     random = inputs.random
     if random.rows is None:
         return _draw(logits.float(), random)
-    return logits.argmax(dim=-1).index_copy_(0, random.rows, _draw(logits.index_select(0, random.rows).float(), random))
+    return _argmax(logits).index_copy_(0, random.rows, _draw(logits.index_select(0, random.rows).float(), random))
 
 
 def _draw(logits: Tensor, random: RandomInputs) -> Tensor:
@@ -110,7 +110,14 @@ def _draw(logits: Tensor, random: RandomInputs) -> Tensor:
             logits = _truncate(logits, cut)
         else:
             logits = logits.index_copy(0, cut.rows, _truncate(logits.index_select(0, cut.rows), cut))
-    return (logits - exponential_noise(random.keys, logits.shape[-1]).log()).argmax(dim=-1)
+    return _argmax(logits - exponential_noise(random.keys, logits.shape[-1]).log())
+
+
+def _argmax(logits: Tensor) -> Tensor:
+    """The first of the largest, [rows] int64; numpy's takes a CPU a tenth of the time of torch's."""
+    if logits.device.type == "cpu" and logits.dtype == torch.float32:
+        return torch.from_numpy(logits.numpy().argmax(axis=-1))
+    return logits.argmax(dim=-1)
 
 
 def _truncate(logits: Tensor, cut: TruncationInputs) -> Tensor:

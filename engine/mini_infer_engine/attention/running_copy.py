@@ -1,10 +1,12 @@
 """Keys and values of the decoding sequences side by side, kept from pass to pass: decode attention for fp32 on a CPU.
 
-Gathering a batch's pages in every layer of every pass costs a CPU as much as attending to them. All sequences end in the
-same column, however long they are: a pass adds one column, and what is hidden stays the same from pass to pass. The copy
-is a cache: the pool has every token too, and whenever the decode rows are not last pass's, one token on, it is gathered
-anew.
+Gathering a batch's pages in every layer of every pass costs a CPU as much as attending to them. All sequences end in
+the same column, however long they are: a pass adds one column, and what is hidden stays the same from pass to pass. The
+copy is a cache: the pool has every token too, and whenever the decode rows are not last pass's, one token on, it is
+gathered anew.
 """
+
+import math
 
 import torch
 from torch import Tensor
@@ -30,12 +32,12 @@ class RunningCopy:
         self.column = 0  # of this pass's tokens
         self.capacity = 0
         self.storage = pool.pages.new_empty(0)
-        # [rows * kv_heads, head_dim, capacity] and [rows * kv_heads, capacity, head_dim] of each layer: whatever a
-        # product of few queries sums over comes last but one, or it would jump from key to key in memory.
-        self.layers: list[tuple[Tensor, Tensor]] = []
+        # What a product of few queries sums over comes last but one, or it would jump from key to key in memory.
+        self.keys = self.storage  # [layers, rows, kv_heads, head_dim, capacity]
+        self.values = self.storage  # [layers, rows, kv_heads, capacity, head_dim]
         self.mask = self.storage  # [rows * kv_heads, 1, capacity] hides what stands before a sequence
 
-    def follow(self, inputs: PassInputs) -> "CopiedDecodes | None":
+    def follow(self, inputs: PassInputs, windows: set[int | None]) -> "CopiedDecodes | None":
         """Make the copy hold this pass's decode rows; None: there are none, or they are too large for it.
 
         A row whose token only the device knows continues the sequence that sampled it in this slot, so that slot and
@@ -53,50 +55,70 @@ class RunningCopy:
             self.slots = []
             return None
         self.slots, self.next_starts = slots, [start + 1 for start in starts]
-        return CopiedDecodes(self, decodes)
+        return CopiedDecodes(self, decodes, windows)
 
     def _gather(self, inputs: PassInputs, starts: list[int]) -> bool:
-        shape, decodes, longest = self.pool.shape, len(starts), max(starts)
+        longest = max(starts)
         # An odd number of cache lines: the rows of keys would fall into few sets of the cache if it were a power of 2.
         capacity = (longest + _ROOM_TOKENS) // 32 * 32 + 16
-        sizes = (shape.num_layers, 2, decodes, shape.num_kv_heads, capacity * shape.head_dim)
-        num_elements = torch.Size(sizes).numel()
+        if not self._make_room(len(starts), capacity):
+            return False
+        padding = longest - torch.tensor(starts).unsqueeze(1)
+        mask = additive(torch.arange(capacity) >= padding, self.storage.dtype)
+        self.mask = mask.repeat_interleave(self.pool.shape.num_kv_heads, 0).unsqueeze(1)
+        positions = (torch.arange(longest) - padding).clamp_(min=0)  # what is hidden must be finite, no more
+        self._fill(inputs.page_tables[: len(starts)], positions)
+        self.column = longest
+        return True
+
+    def _make_room(self, num_rows: int, capacity: int) -> bool:
+        shape = self.pool.shape
+        runs = (shape.num_layers, num_rows, shape.num_kv_heads)
+        num_elements = 2 * math.prod(runs) * capacity * shape.head_dim
         if num_elements * shape.dtype.itemsize > MOST_BYTES:
             return False
         if len(self.storage) < num_elements:
             self.storage = zeros((num_elements * 5 // 4,), shape.dtype, self.storage.device)
-        keys, values = self.storage[:num_elements].view(sizes).unbind(1)
-        keys, values = keys.unflatten(3, (shape.head_dim, capacity)), values.unflatten(3, (capacity, shape.head_dim))
-        padding = longest - torch.tensor(starts).unsqueeze(1)
-        positions = (torch.arange(longest) - padding).clamp_(min=0)
-        pages = inputs.page_tables[:decodes].gather(1, positions // shape.page_size)
-        scratch = self.storage.new_empty(2 * positions.numel(), shape.row_width)
-        for layer, rows in enumerate(self.pool.token_rows_of(pages.flatten(), (positions % shape.page_size).flatten())):
-            tokens = torch.index_select(self.pool.tokens, 0, rows, out=scratch)
-            tokens = tokens.view(decodes, longest, 2, shape.num_kv_heads, shape.head_dim)
-            keys[layer, ..., :longest].copy_(tokens[:, :, 0].permute(0, 2, 3, 1))
-            values[layer, :, :, :longest].copy_(tokens[:, :, 1].transpose(1, 2))
-        self.column, self.capacity = longest, capacity
-        self.layers = list(zip(keys.flatten(1, 2).unbind(0), values.flatten(1, 2).unbind(0), strict=True))
-        mask = additive(torch.arange(capacity) >= padding, shape.dtype)
-        self.mask = mask.repeat_interleave(shape.num_kv_heads, 0).unsqueeze(1)
+        keys, values = self.storage[:num_elements].chunk(2)
+        self.keys = keys.view(*runs, shape.head_dim, capacity)
+        self.values = values.view(*runs, capacity, shape.head_dim)
+        self.capacity = capacity
         return True
+
+    def _fill(self, page_tables: Tensor, positions: Tensor) -> None:
+        """The first columns of each row: its tokens at `positions` [rows, columns]."""
+        shape, (num_rows, columns) = self.pool.shape, positions.shape
+        pages = page_tables.gather(1, positions // shape.page_size)
+        token_rows = self.pool.token_rows_of(pages.flatten(), (positions % shape.page_size).flatten())
+        scratch = self.storage.new_empty(2 * positions.numel(), shape.row_width)
+        for rows, keys, values in zip(token_rows, self.keys, self.values, strict=True):
+            tokens = torch.index_select(self.pool.tokens, 0, rows, out=scratch)
+            tokens = tokens.view(num_rows, columns, 2, shape.num_kv_heads, shape.head_dim)
+            keys[..., :columns].copy_(tokens[:, :, 0].permute(0, 2, 3, 1))
+            values[:, :, :columns].copy_(tokens[:, :, 1].transpose(1, 2))
 
 
 class CopiedDecodes:
     """The decode rows of one pass, to be attended to before the next one begins."""
 
-    def __init__(self, copy: RunningCopy, count: int) -> None:
-        self.copy, self.count = copy, count
+    def __init__(self, copy: RunningCopy, count: int, windows: set[int | None]) -> None:
+        self.count = count
         self.scale = copy.pool.shape.head_dim**-0.5
+        self.new_keys = copy.keys.select(-1, copy.column).unbind(0)  # of each layer, [count, kv_heads, head_dim]
+        self.new_values = copy.values.select(-2, copy.column).unbind(0)
+        keys, values, end = copy.keys.flatten(1, 2), copy.values.flatten(1, 2), copy.column + 1
+        # Mask, keys of each layer, values of each layer: the columns in the window.
+        self.seen: dict[int | None, tuple[Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]] = {}
+        for window in windows:
+            columns = slice(0 if window is None else max(0, end - window), end)
+            self.seen[window] = copy.mask[..., columns], keys[..., columns].unbind(0), values[:, :, columns].unbind(0)
 
     def attend(self, q: Tensor, kv: Tensor, layer: int, window: int | None) -> Tensor:
         """Attend for the first `count` tokens of q, [count, heads * head_dim]; matrix products beat SDPA's kernel."""
-        column, (keys, values) = self.copy.column, self.copy.layers[layer]
-        new_keys, new_values = kv[: self.count].unbind(1)
-        keys.select(2, column).copy_(new_keys.flatten(0, 1))
-        values.select(1, column).copy_(new_values.flatten(0, 1))
-        seen = slice(0 if window is None else max(0, column + 1 - window), column + 1)
-        grouped = q[: self.count].reshape(len(keys), -1, q.shape[-1])
-        scores = torch.baddbmm(self.copy.mask[..., seen], grouped, keys[..., seen], alpha=self.scale)
-        return torch.bmm(scores.softmax(dim=-1), values[:, seen]).view(self.count, -1)
+        keys, values = kv[: self.count].unbind(1)
+        self.new_keys[layer].copy_(keys)
+        self.new_values[layer].copy_(values)
+        mask, seen_keys, seen_values = self.seen[window]
+        grouped = q[: self.count].reshape(len(mask), -1, q.shape[-1])
+        scores = torch.baddbmm(mask, grouped, seen_keys[layer], alpha=self.scale)
+        return torch.bmm(scores.softmax(dim=-1), seen_values[layer]).view(self.count, -1)

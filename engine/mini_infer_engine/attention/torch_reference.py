@@ -35,7 +35,7 @@ class TorchAttentionPass:
         self.pool = pool
         self.num_decodes = inputs.num_decodes
         self.token_rows = pool.token_rows_of(inputs.write_pages, inputs.write_offsets)
-        copied = copy.follow(inputs) if copy is not None else None
+        copied = copy.follow(inputs, windows) if copy is not None else None
         self.decodes: CopiedDecodes | _GatheredDecodes | None = copied
         if inputs.num_decodes and copied is None:
             self.decodes = _GatheredDecodes(pool, inputs, windows)
