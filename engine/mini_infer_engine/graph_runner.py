@@ -30,7 +30,7 @@ from mini_infer_engine.kernels.rope_kv import rope_kv
 from mini_infer_engine.kernels.sample import sample
 from mini_infer_engine.models.config import ModelConfig
 from mini_infer_engine.request import SamplingParams
-from mini_infer_engine.runner import PassHandle, TorchRunner
+from mini_infer_engine.runner import PassHandle, TorchRunner, weight_bytes
 from mini_infer_engine.settings import EngineSettings
 from mini_infer_engine.slots import SlotTable, page_table_width, slot_tensor
 
@@ -77,13 +77,13 @@ class GraphRunner(TorchRunner):
         started = time.perf_counter()
         largest = self._settings.max_num_seqs
         self._buckets = decode_buckets(largest)
-        weight_bytes = sum(parameter.numel() * parameter.itemsize for parameter in self.model.parameters())
-        self._is_launch_bound = is_launch_bound(weight_bytes)
+        size = weight_bytes(self.model)
+        self._is_launch_bound = is_launch_bound(size)
         self.decode_slots = torch.full(
             (self._buckets[-1],), self.table.spare_slot, dtype=torch.int32, device=self.device
         )
         self.graph_memory = torch.cuda.graph_pool_handle()
-        prefills = prefill_buckets(weight_bytes, self._settings.max_num_batched_tokens or 1 << 30)
+        prefills = prefill_buckets(size, self._settings.max_num_batched_tokens or 1 << 30)
         with (
             torch.inference_mode(),
             tqdm(

@@ -156,6 +156,11 @@ class TorchRunner:
         """Compile what passes need, with a pool that is thrown away and holds one sequence of `most_tokens`."""
 
 
+def weight_bytes(model: DecoderModel) -> int:
+    """Bytes of all weights."""
+    return sum(parameter.numel() * parameter.itemsize for parameter in model.parameters())
+
+
 def choose_device(settings: EngineSettings) -> torch.device:
     """The device that the settings name; auto: a GPU where torch sees one. ModelError: a GPU that is not there."""
     has_gpu = torch.cuda.is_available()
@@ -183,10 +188,11 @@ def _load_model(
     model = model.to(dtype)
     try:
         model = model.to_empty(device=device).eval()
-    except RuntimeError:  # torch.OutOfMemoryError is one, and so is what a CPU's allocator raises
-        weight_bytes = sum(parameter.numel() * parameter.itemsize for parameter in model.parameters())
+    except RuntimeError as error:  # what a CPU's allocator raises, and torch.OutOfMemoryError, which is one
+        if device.type != "cpu" and not isinstance(error, torch.OutOfMemoryError):
+            raise  # the GPU itself is at fault, not the weights
         raise ModelError(
-            f"the weights take {weight_bytes / 1e9:,.1f} GB as {dtype}, and {device} has less memory free: "
+            f"the weights take {weight_bytes(model) / 1e9:,.1f} GB as {dtype}, and {device} has less memory free: "
             "choose a smaller model, a smaller dtype or another device."
         ) from None
     with torch.inference_mode():
