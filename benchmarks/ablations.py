@@ -2,6 +2,8 @@
 
     python benchmarks/ablations.py --model qwen2.5-1.5b --out FILE
 
+Variants start several at a time, each in a process of its own, and then run the loads one after another.
+
 The trace: requests of four families that share a beginning, short and long, half of them sampled, all at once. What has
 a flag of the engine is switched off by it; the rest, which no user should want off, at the line of code that uses it.
 Chunked prefill shows in interference.py; what is the server's mechanism (a process of its own, tokens in batches) in
@@ -13,15 +15,18 @@ import random
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from common import engines
 from common.budget import Budget
-from common.isolation import isolated
-from common.models import model_folder
+from common.isolation import Isolated, IsolationError
+from common.models import kv_bytes_per_token, model_folder
+from common.quiet import measuring
 from common.report import Runs, collect, integers, make_parser, medians_of, print_table, save, say, words
 from common.targets import is_rate
 
@@ -41,6 +46,8 @@ class Variant:
     """Whether a smoke run can show it."""
 
 
+_KV_TOKENS = 180_000
+"""More than any load holds at a time."""
 VARIANTS = {
     "all on": Variant(on_cpu=True),
     "no step ahead": Variant({"step_depth": 0}, on_cpu=True),
@@ -66,12 +73,17 @@ VARIANTS = {
 def measure(
     model: str, name: str, settings: dict[str, Any], batches: list[int], scale: int
 ) -> Iterator[dict[str, Any]]:
-    """Milliseconds a token by batch, and tokens a second of the trace; lengths are divided by `scale`."""
+    """Seconds of its start, milliseconds a token by batch, tokens a second of the trace.
+
+    Lengths are divided by `scale`.
+    """
     variant = VARIANTS[name]
     for (module_name, attribute), change in variant.replaced.items():
         module = importlib.import_module(module_name)
         setattr(module, attribute, change(getattr(module, attribute)))
+    begin = time.perf_counter()
     engine = engines.load("ours", model, settings | variant.settings)
+    yield {"start s": time.perf_counter() - begin}
     vocabulary = 150_000 if scale == 1 else 4000
     dice = random.Random(0)
 
@@ -104,7 +116,7 @@ def main() -> int:
     parser.add_argument("--model", default="qwen2.5-1.5b")
     parser.add_argument("--variants", type=words, default=list(VARIANTS), metavar="NAME,...")
     parser.add_argument("--batches", type=integers, default=[1, 32, 256], metavar="N,...")
-    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--at-once", type=int, default=6, metavar="N", help="variants that hold the GPU together")
     options = parser.parse_args()
     if unknown := [name for name in options.variants if name not in VARIANTS]:
         parser.error(f"unknown variants {unknown}: there are {list(VARIANTS)}")
@@ -117,34 +129,57 @@ def main() -> int:
     result: dict[str, Any] = {"model": model, "runs": runs, "errors": []}
     with tempfile.TemporaryDirectory() as root:
         folder = model_folder(model, Path(root))
-        for name in options.variants * options.repeats:
-            if not budget.allows("a variant"):
-                continue
-            say(name)
-
-            def note(part: dict[str, float]) -> None:
-                collect(runs, name, part)
-                say("  " + ", ".join(f"{figure} {value:,.2f}" for figure, value in part.items()))
-                save(options.out, result)
-
-            with budget.spending("a variant"):
-                found = isolated(measure, folder, name, settings, batches, scale, timeout_s=budget.left_s, note=note)
-            if "error" in found:
-                result["errors"].append(f"{name}: {found['error']}")
+        if not options.smoke:
+            settings |= engines.share_of_gpu(_KV_TOKENS * kv_bytes_per_token(folder))
+        for first in range(0, len(options.variants), options.at_once):
+            if budget.allows("variants"):
+                names = options.variants[first : first + options.at_once]
+                with budget.spending("variants"):
+                    processes = {name: (folder, name, settings, batches, scale) for name in names}
+                    measure_in_turns(processes, budget, options.out, result)
     result["medians"] = show(model, runs)
     save(options.out, result)
     return int(bool(result["errors"]))
 
 
+def measure_in_turns(
+    arguments: dict[str, tuple[Any, ...]], budget: Budget, out: Path | None, result: dict[str, Any]
+) -> None:
+    """Start variants at once, let one at a time run the loads; what one has measured is kept at once."""
+
+    def goes_well(name: str, parts: Iterator[dict[str, Any]]) -> bool:
+        try:
+            for part in parts:
+                collect(result["runs"], name, part)
+                say("  " + ", ".join(f"{figure} {value:,.2f}" for figure, value in part.items()))
+                save(out, result)
+        except IsolationError as error:
+            say(f"{name} failed: {error}")
+            result["errors"].append(f"{name}: {error}")
+            return False
+        return True
+
+    with ExitStack() as stack:
+        processes = {name: stack.enter_context(Isolated(measure, *given)) for name, given in arguments.items()}
+        for process in processes.values():
+            process.ask()
+        starts = {name: islice(process.answers(budget.left_s), 1) for name, process in processes.items()}
+        ready = [name for name, start in starts.items() if goes_well(name, start)]
+        with measuring():
+            for name in ready:
+                say(name)
+                goes_well(name, processes[name].parts(budget.left_s))
+
+
 def show(model: str, runs: Runs) -> dict[str, dict[str, float]]:
     """Medians, and beside each by how much the mechanism helps: above 1 it does. Returns the medians."""
     medians = medians_of(runs)
-    all_on = medians.get("all on", {})
+    all_on = {key: value for key, value in medians.get("all on", {}).items() if key != "start s"}
     rows = []
     for name, found in medians.items():
         cells: list[Any] = [name]
         for key in all_on:
-            gain = found[key] and (all_on[key] / found[key] if is_rate(key) else found[key] / all_on[key])
+            gain = key in found and (all_on[key] / found[key] if is_rate(key) else found[key] / all_on[key])
             cells += [found.get(key), gain if key in found else None]
         rows.append(cells)
     print_table([model, *(head for key in all_on for head in (key, "helps"))], rows)

@@ -1,30 +1,35 @@
 """Our engine beside others where they are installed, offline, with random weights: one JSON, one table, a plot.
 
-    python benchmarks/engine_offline.py --engines ours,vllm,vllm-inproc --max-num-seqs 512,256 --repeats 3 --out FILE
+    python benchmarks/engine_offline.py --engines ours,vllm,vllm-inproc --max-num-seqs 512,256 --rounds 3 --out FILE
 
-Engines start in turns, each in a process of its own, and run all loads `--rounds` times; figures are medians over
-rounds and starts. The first turn is every variant's of a peer; later ones are only of those within 2 % of the best in
-some figure. Ratios are to the best variant, figure by figure. A start that fails or is cut off keeps the loads that it
-has finished and does not count: with `--resume` it is made up for first, then turns go on up to `--repeats` in all.
+All engines of a model hold the GPU together, each in a process of its own with a KV cache of the same size, which holds
+every load whole. One at a time runs all loads, the others wait; so `--rounds` times. The first round is every variant's
+of a peer; later ones are only of those within 2 % of the best in some figure. Figures are medians over rounds, ratios
+are to the best variant, figure by figure. The engines start at the same time: "start s" is not compared here, but in
+startup.py.
 
 Engines: ours, vllm, vllm-inproc (its core in the same process), nano-vllm, transformers (batch 1 only). PEER_SITE names
 a folder of packages that only peers see. The loads are in common/loads.py; bounds, in common/models.py, are an H200's.
 """
 
 import argparse
-import itertools
 import json
+import os
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import count, islice, takewhile
 from pathlib import Path
 from typing import Any
 
 from common import engines, loads
 from common.budget import Budget
-from common.isolation import isolated
-from common.models import MEASURED, Bound, model_folder
+from common.caches import cache_variables
+from common.isolation import Isolated, IsolationError
+from common.models import MEASURED, Bound, kv_bytes_per_token, model_folder
+from common.quiet import measuring
 from common.report import Runs, boot_id, collect, integers, make_parser, medians_of, print_table, save, say, words
 from common.targets import Target, is_rate, print_verdicts, ratio_target, verdict_cells
 
@@ -33,9 +38,8 @@ _NEAR = 1.02
 _OF_TRANSFORMERS = ("itl ms bs 1", "ttft")
 """Figures that do not take minutes."""
 _OF_ONE_MODEL = {"qwen2.5-7b": {"itl bs 8 / bs 1": Target(1.14)}}
-
-Finished = dict[str, int]
-"""Starts by contender that ran all loads."""
+_KV_TOKENS = 280_000
+"""More than any load holds at a time: W2's 196,608 are the most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,19 +56,25 @@ class Contender:
 
 
 def measure(
-    engine: str, model: str, settings: dict[str, Any], smoke: bool, rounds: int, *wanted: str
+    engine: str, model: str, settings: dict[str, Any], smoke: bool, caches: Path | None = None, *wanted: str
 ) -> Iterator[dict[str, float]]:
-    """One engine's figures, those that begin with a word that is wanted, as they come; in a process of its own."""
+    """One engine's figures, those that begin with a word that is wanted, as they come; in a process of its own.
+
+    First that of its start, then round after round; a part without figures ends each.
+    """
+    if caches is not None:
+        os.environ.update(cache_variables(caches))
     if engine == "transformers":
         wanted = _OF_TRANSFORMERS
     sizes = loads.SMOKE if smoke else loads.FULL
     begin = time.perf_counter()
     loaded = engines.load(engine, model, settings)
     yield {"start s": time.perf_counter() - begin}
-    for round_ in range(rounds):
+    for round_ in count():
         for name, value in loads.run_loads(loaded, sizes, round_, lambda name: not wanted or name.startswith(wanted)):
             say(f"  {name} {value:,.2f}")
             yield {name: value}
+        yield {}
 
 
 def best(figure: str, found: dict[str, dict[str, float]]) -> float | None:
@@ -141,53 +151,55 @@ def plot(path: Path, shown: dict[str, dict[str, Any]]) -> None:
     figure.savefig(path, dpi=120)
 
 
-def earlier(path: Path | None) -> dict[str, Any]:
-    """Runs and finished starts by model in a result of this machine since it was started: others are not mixed in."""
-    nothing: dict[str, Any] = {"runs": {}, "finished": {}}
+def earlier(path: Path | None) -> dict[str, Runs]:
+    """Runs by model in a result of this machine since it was started: others are not mixed in."""
     if path is None or not path.exists():
-        return nothing
+        return {}
     result = json.loads(path.read_text())
     if result["boot"] != boot_id():
         say(f"{path} is of another machine: not taken up")
-        return nothing
-    return {name: result[name] for name in nothing}
+        return {}
+    runs: dict[str, Runs] = result["runs"]
+    return runs
 
 
 def main() -> int:
-    parser = make_parser(__doc__, starts_peers=True)
-    parser.add_argument("--engines", type=words, default=words("ours,vllm,vllm-inproc"), metavar="NAME,...")
-    parser.add_argument("--models", type=words, default=MEASURED, metavar="NAME,...")
-    parser.add_argument("--repeats", type=int, default=3, help="finished starts of each engine, resumed ones included")
-    parser.add_argument("--rounds", type=int, default=1, help="of all loads in one start")
-    parser.add_argument("--max-num-seqs", type=integers, default=[512], metavar="N,...", help="several: of the peers")
-    parser.add_argument("--max-num-batched-tokens", type=int, metavar="N", help="default: each engine's own")
-    parser.add_argument("--resume", type=Path, metavar="FILE", help="take up an earlier result of the same machine")
-    parser.add_argument("--plot", type=Path, metavar="FILE")
-    options = parser.parse_args()
+    options = parse()
     budget = Budget(options.time_limit_s)
-    models, repeats = ([engines.SMOKE_MODEL], 1) if options.smoke else (options.models, options.repeats)
     contenders = list_contenders(options)
     result: dict[str, Any] = {
         "vllm's environment": engines.VLLM_ENVIRONMENT,
         "settings": {contender.label: engines.vllm_keywords(contender.settings) for contender in contenders},
-        **earlier(options.resume),
+        "runs": earlier(options.resume),
         "errors": [],
     }
-    all_runs: dict[str, Runs] = result["runs"]
+    peers = any(contender.engine != "ours" for contender in contenders)
     with tempfile.TemporaryDirectory() as root:
-        for turn, model in itertools.product(range(repeats), models):
-            folder = model_folder(model, Path(root))
-            runs, finished = all_runs.setdefault(model, {}), result["finished"].setdefault(model, {})
-            for contender in due(turn, contenders, runs, finished):
-                kind, is_new = f"{model}, {contender.engine}", contender.label not in finished
-                if budget.allows(kind, options.peer_start_s if is_new and contender.engine != "ours" else 0.0):
-                    with budget.spending(kind):
-                        start(contender, model, folder, options, budget.left_s, result)
-    result["shown"] = {model: show(model, runs) for model, runs in all_runs.items()}
+        for model in [engines.SMOKE_MODEL] if options.smoke else options.models:
+            if budget.allows("start", options.peer_start_s if peers else 0.0):
+                result["runs"][model] = {}
+                side_by_side(model, model_folder(model, Path(root)), contenders, options, budget, result)
+    result["shown"] = {model: show(model, runs) for model, runs in result["runs"].items()}
     save(options.out, result)
     if options.plot and any(found["ratios"] for found in result["shown"].values()):
         plot(options.plot, result["shown"])
     return int(bool(result["errors"]))
+
+
+def parse() -> argparse.Namespace:
+    """Flags."""
+    parser = make_parser(__doc__, starts_peers=True)
+    parser.add_argument("--engines", type=words, default=words("ours,vllm,vllm-inproc"), metavar="NAME,...")
+    parser.add_argument("--models", type=words, default=MEASURED, metavar="NAME,...")
+    parser.add_argument("--rounds", type=int, default=3, help="of all loads, the engines in turns")
+    parser.add_argument("--max-num-seqs", type=integers, default=[512], metavar="N,...", help="several: of the peers")
+    parser.add_argument("--max-num-batched-tokens", type=int, metavar="N", help="default: each engine's own")
+    parser.add_argument(
+        "--caches", type=Path, metavar="DIR", help="of compiled code, by model and engine: a quick start"
+    )
+    parser.add_argument("--resume", type=Path, metavar="FILE", help="keep other models' results of the same machine")
+    parser.add_argument("--plot", type=Path, metavar="FILE")
+    return parser.parse_args()
 
 
 def list_contenders(options: argparse.Namespace) -> list[Contender]:
@@ -205,39 +217,59 @@ def list_contenders(options: argparse.Namespace) -> list[Contender]:
     return found
 
 
-def start(
-    contender: Contender, model: str, folder: str, options: argparse.Namespace, limit_s: float, result: dict[str, Any]
+def side_by_side(
+    model: str,
+    folder: str,
+    contenders: list[Contender],
+    options: argparse.Namespace,
+    budget: Budget,
+    result: dict[str, Any],
 ) -> None:
-    """Start an engine and run all loads; what it finishes is in `result` at once, even if it is cut off."""
-    label, finished = contender.label, result["finished"][model]
-    say(f"{model}, {label}, start {finished.get(label, 0) + 1}")
+    """Start all engines of a model at once, then let one at a time run the loads; what is measured is kept at once."""
+    runs: Runs = result["runs"][model]
+    together = {} if options.smoke else engines.share_of_gpu(_KV_TOKENS * kv_bytes_per_token(folder))
 
-    def note(part: dict[str, float]) -> None:
-        collect(result["runs"][model], label, part)
-        save(options.out, result)
+    def goes_well(label: str, parts: Iterator[dict[str, float]]) -> bool:
+        try:
+            for part in parts:
+                collect(runs, label, part)
+                save(options.out, result)
+        except IsolationError as error:
+            say(f"  {label} failed: {error}")
+            result["errors"].append(f"{model}, {label}: {error}")
+            return False
+        return True
 
-    arguments = (contender.engine, folder, contender.settings, options.smoke, options.rounds)
-    found = isolated(measure, *arguments, timeout_s=limit_s, note=note)
-    if "error" in found:
-        result["errors"].append(f"{model}, {label}: {found['error']}")
-    else:
-        finished[label] = finished.get(label, 0) + 1
-    save(options.out, result)
+    with ExitStack() as stack:
+        processes: dict[str, Isolated] = {}
+        say(f"{model}: {', '.join(contender.label for contender in contenders)} start")
+        with budget.spending("start"):
+            for contender in contenders:
+                caches = options.caches and options.caches / model / engines.base_name(contender.engine)
+                arguments = (contender.engine, folder, contender.settings | together, options.smoke, caches)
+                processes[contender.label] = stack.enter_context(Isolated(measure, *arguments))
+                processes[contender.label].ask()
+            starts = {label: islice(process.answers(budget.left_s), 1) for label, process in processes.items()}
+            ready = [label for label, start in starts.items() if goes_well(label, start)]
+        stack.enter_context(measuring())
+        for round_ in range(options.rounds):
+            for label in turn(round_, ready, runs):
+                if budget.allows(f"{model}, {label}"):
+                    say(f"{model}, {label}, round {round_ + 1}")
+                    with budget.spending(f"{model}, {label}"):
+                        one_round = takewhile(bool, processes[label].parts(budget.left_s))
+                        if not goes_well(label, one_round):
+                            ready.remove(label)
 
 
-def due(turn: int, contenders: list[Contender], runs: Runs, finished: Finished) -> list[Contender]:
-    """Who starts in this turn: in the first, 0, all who have not finished one yet.
+def turn(round_: int, ready: list[str], runs: Runs) -> list[str]:
+    """Whose turn it is: in the first round, 0, everybody's; later ours and of the peers' variants the best.
 
-    Later those with no more turns than this behind them: ours, and the peers' variants that may be the best.
+    Every other round goes backwards, so that a drift of the machine hits all alike.
     """
-    if turn == 0:
-        return [contender for contender in contenders if not finished.get(contender.label)]
-    chosen = worth_repeating(medians_of(runs)) | {"ours"}
-    return [
-        contender
-        for contender in contenders
-        if contender.label in chosen and 0 < finished.get(contender.label, 0) <= turn
-    ]
+    chosen = set(ready) if round_ == 0 else worth_repeating(medians_of(runs)) | {"ours"}
+    order = [label for label in ready if label in chosen]
+    return order[::-1] if round_ % 2 else order
 
 
 if __name__ == "__main__":

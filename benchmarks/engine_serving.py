@@ -1,28 +1,33 @@
-"""Our server beside vLLM's: its start with cold caches, then rates against latency over HTTP, from one start each.
+"""Our server beside vLLM's: the start of each with cold caches, then rates against latency over HTTP, in turns.
 
     python benchmarks/engine_serving.py --servers ours,vllm --models qwen2.5-7b --rounds 3 --out FILE
     python benchmarks/engine_serving.py --url http://127.0.0.1:8080 --served-model-name NAME
 
-Real sockets, clients in processes of their own on the same machine, token-id prompts, streamed answers: one client
-alone (time to the first token, gaps), closed loops (all clients at once, one request each), then open ones (Poisson
-arrivals at each rate). Token counts are asserted from the server's usage. Servers run in turns, with the same flags;
-`--rounds` repeats the loads within a start. At the end our engine's offline rate, in the same run or from --offline.
+Servers of a model start one after another, alone on a quiet machine, with the same flags and equal shares of the GPU,
+and stay; then one at a time has all loads while the others wait, `--rounds` times. Real sockets, clients in processes
+of their own on the same machine, token-id prompts, streamed answers: one client alone (time to the first token, gaps),
+closed loops (all clients at once, one request each), then open ones (Poisson arrivals at each rate). Token counts are
+asserted from the server's usage. At the end our engine's offline rate, in the same run or from --offline.
 """
 
 import argparse
 import json
 import tempfile
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
+from contextlib import ExitStack
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import engine_offline
 from common import engines, servers
 from common.budget import Budget
+from common.engines import MEMORY_SHARE
 from common.http_load import Client, Crowd
-from common.isolation import isolated
+from common.isolation import Isolated, IsolationError
 from common.models import MEASURED, model_folder
+from common.quiet import measuring
 from common.report import Runs, collect, integers, make_parser, medians_of, print_table, save, say, words
 from common.targets import Target, print_verdicts, ratio_target, verdict_cells
 
@@ -31,8 +36,6 @@ _OURS = {
     "one client - offline, ttft ms p50": Target(3.0),
 }
 _OFFLINE = ("w2 tok_s", "ttft ms 512")
-
-Note = Callable[[str, dict[str, float]], None]
 
 
 def measure(crowd: Crowd, client: Client, options: argparse.Namespace) -> Iterator[tuple[str, dict[str, float]]]:
@@ -50,39 +53,59 @@ def warm_up(crowd: Crowd, client: Client) -> None:
     crowd.closed(Client(client.url, client.vocabulary, max(1, client.prompt_tokens // 4), 8, client.model), 8)
 
 
-def visit(kind: str, folder: str, options: argparse.Namespace, crowd: Crowd, limit_s: float, note: Note) -> None:
-    """Start a server, wait for its first token, load it."""
+def side_by_side(
+    model: str,
+    kinds: list[str],
+    folder: str,
+    options: argparse.Namespace,
+    crowd: Crowd,
+    budget: Budget,
+    result: dict[str, Any],
+) -> None:
+    """Start all servers of a model and load them in turns; what is measured is kept at once."""
 
-    def load(url: str, model: str) -> None:
-        client = Client(url, options.vocabulary, options.prompt, options.output, model)
-        warm_up(crowd, client)
-        for _ in range(options.rounds):
-            for name, figures in measure(crowd, client, options):
-                note(name, figures)
+    def note(kind: str, load: str, figures: dict[str, float]) -> None:
+        collect(result["runs"][model], kind, {f"{load}, {name}": value for name, value in figures.items()})
+        shown = ", ".join(f"{name} {value:,.2f}" for name, value in figures.items())
+        say(f"{model}, {kind}, {load}: {shown}")
+        save(options.out, result)
 
-    if options.url:
-        load(options.url, options.served_model_name)
-        return
-    with (
-        tempfile.TemporaryDirectory() as caches,
-        servers.started(kind, folder, options.max_num_seqs, Path(caches), options.smoke) as server,
-    ):
-        note("start, cold", server.first_token(limit_s))
-        load(server.url, "measured")
+    settings = {"max_num_seqs": options.max_num_seqs, "gpu_memory_utilization": MEMORY_SHARE / len(kinds)}
+    clients: dict[str, Client] = {}
+    with ExitStack() as stack:
+        caches = options.caches or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        for kind in kinds:
+            if not budget.allows(f"start of {kind}", options.peer_start_s if kind == "vllm" else 0.0):
+                continue
+            url, name = options.url, options.served_model_name
+            if not url:
+                say(f"{model}, {kind} starts")
+                started = servers.started(kind, folder, settings, caches / model / kind, options.smoke)
+                with budget.spending(f"start of {kind}"):
+                    server = stack.enter_context(started)
+                    note(kind, "start, cold", server.first_token(budget.left_s))
+                url, name = server.url, "measured"
+            clients[kind] = Client(url, options.vocabulary, options.prompt, options.output, name)
+            warm_up(crowd, clients[kind])
+        stack.enter_context(measuring())
+        for round_ in range(options.rounds):
+            for kind in list(clients)[:: -1 if round_ % 2 else 1]:
+                if budget.allows(f"{model}, {kind}"):
+                    with budget.spending(f"{model}, {kind}"):
+                        for load, figures in measure(crowd, clients[kind], options):
+                            note(kind, load, figures)
 
 
 def offline_figures(model: str, folder: str, options: argparse.Namespace, limit_s: float) -> dict[str, float]:
     """Our engine's rate and time to the first token without HTTP: of an earlier result, or measured."""
-    if options.offline and options.offline.exists():
-        medians = json.loads(options.offline.read_text())["shown"].get(model, {}).get("medians", {})
-        if "ours" in medians:
-            return dict(medians["ours"])
+    if options.offline:
+        shown = json.loads(options.offline.read_text())["shown"] if options.offline.exists() else {}
+        return dict(shown.get(model, {}).get("medians", {}).get("ours", {}))
     say(f"{model}, ours, offline")
     settings = engines.SMOKE_SETTINGS if options.smoke else {"max_num_seqs": options.max_num_seqs}
-    runs: Runs = {}
-    arguments = ("ours", folder, settings, options.smoke, options.rounds, *_OFFLINE)
-    isolated(engine_offline.measure, *arguments, timeout_s=limit_s, note=partial(collect, runs, "ours"))
-    return medians_of(runs).get("ours", {})
+    with Isolated(engine_offline.measure, "ours", folder, settings, options.smoke, None, *_OFFLINE) as process:
+        parts = takewhile(bool, process.parts(limit_s))  # of one round
+        return {name: value for part in parts for name, value in part.items()}
 
 
 def show(model: str, runs: Runs, offline: dict[str, float]) -> None:
@@ -112,26 +135,16 @@ def main() -> int:
         servers.read_packages()
         say("packages are read")
     with tempfile.TemporaryDirectory() as root, Crowd(options.client_processes) as crowd:
-        folders = {model: "" if options.url else model_folder(model, Path(root)) for model in models}
-        for model, kind in [(model, kind) for _ in range(options.repeats) for model in models for kind in kinds]:
-
-            def note(load: str, figures: dict[str, float]) -> None:
-                collect(all_runs[model], kind, {f"{load}, {name}": value for name, value in figures.items()})
-                shown = ", ".join(f"{name} {value:,.2f}" for name, value in figures.items())
-                say(f"{model}, {kind}, {load}: {shown}")
-                save(options.out, result)
-
-            if budget.allows(kind, options.peer_start_s if kind == "vllm" else 0.0):
-                try:
-                    with budget.spending(kind):
-                        visit(kind, folders[model], options, crowd, budget.left_s, note)
-                except Exception as error:
-                    say(f"{model}, {kind} failed: {type(error).__name__}: {error}")
-                    result["errors"].append(f"{model}, {kind}: {error}")
-        for model in models if "ours" in kinds and options.clients else ():
-            if budget.allows("offline"):
-                with budget.spending("offline"):
-                    result["offline"][model] = offline_figures(model, folders[model], options, budget.left_s)
+        for model in models:
+            folder = "" if options.url else model_folder(model, Path(root))
+            try:
+                side_by_side(model, kinds, folder, options, crowd, budget, result)
+                if "ours" in kinds and options.clients and budget.allows("offline"):
+                    with budget.spending("offline"):
+                        result["offline"][model] = offline_figures(model, folder, options, budget.left_s)
+            except (IsolationError, TimeoutError, RuntimeError, OSError, aiohttp.ClientError) as error:
+                say(f"{model} failed: {type(error).__name__}: {error}")
+                result["errors"].append(f"{model}: {error}")
     for model, runs in all_runs.items():
         show(model, runs, result["offline"].get(model, {}))
     save(options.out, result)
@@ -151,13 +164,13 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--clients", type=integers, default=[8, 64, 256], metavar="N,...")
     parser.add_argument("--rates", type=_numbers, default=[], metavar="PER_S,...")
     parser.add_argument("--seconds", type=float, default=15, help="of arrivals at each rate")
-    parser.add_argument("--tries", type=int, default=20, help="requests of one client")
+    parser.add_argument("--tries", type=int, default=15, help="requests of one client")
     parser.add_argument("--client-processes", type=int, default=4)
     parser.add_argument("--max-num-seqs", type=int, default=512)
-    parser.add_argument("--repeats", type=int, default=1, help="starts of each server")
-    parser.add_argument("--rounds", type=int, default=1, help="of all loads in one start")
+    parser.add_argument("--rounds", type=int, default=3, help="of all loads, the servers in turns")
+    parser.add_argument("--caches", type=Path, metavar="DIR", help="keep compiled code there, which must be empty")
     parser.add_argument(
-        "--offline", type=Path, metavar="FILE", help="of engine_offline.py, in place of measuring again"
+        "--offline", type=Path, metavar="FILE", help="of engine_offline.py, in place of measuring; it may lack models"
     )
     options = parser.parse_args()
     if options.smoke:

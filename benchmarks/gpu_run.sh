@@ -1,18 +1,20 @@
 #!/usr/bin/env bash
 # What is to be shown on a GPU machine, by stages: unpacks what scripts/pack_gpu.sh packed, runs the GPU tests, then the
 # benchmarks beside the peer where it is present. Leaves log.txt and a JSON of each stage in a folder, at most 8 files.
-# usage: benchmarks/gpu_run.sh [STAGE...]    default: tests offline serving interference memory ablations attention
-#   more stages: startup products; soak (starts ten gentle minutes in the background), soaked (fetches what it found)
+# usage: benchmarks/gpu_run.sh [STAGE...]    default: tests serving offline interference memory ablations attention
+#   more stages: startup products; soak (starts ten gentle minutes in the background, which wait while others measure),
+#   soaked (fetches what it found)
 #   OUT=results          where results go
 #   LIMIT_S=570          the most seconds for all stages: each is told what is left, begins nothing that it cannot end, and
 #                        writes what it has
-#   MODELS=a,b ENGINES=ours,vllm,vllm-inproc MNS=512,256 REPEATS=3 ROUNDS=2 SOAK_S=30    of the benchmarks; FLAGS: more
+#   MODELS=a,b ENGINES=ours,vllm,vllm-inproc MNS=512,256 ROUNDS=3 SOAK_S=30    of the benchmarks; FLAGS: more
 #   PEER_START_S=180     with less left, no peer is started for the first time
+#   COMMIT=abc1234       of what is measured, where this folder does not know
 #   GPU_DIR=.gpu         what pack_gpu.sh made; not needed where all packages are installed
 #   PEER_SITE=DIR        a folder of the peer's packages, if it is not installed
 #   PEER_PARTS=DIR       or parts p1, p2, p3 of which unpack.sh in p1 makes that folder; each may come in a call of its own
-#   SITE=/tmp/mini-infer-site   where things are unpacked, once; a later call takes offline.json there up: what is
-#                        missing or was cut off is started first, and finished starts count towards REPEATS
+#   SITE=/tmp/mini-infer-site   where things are unpacked, once; later calls add their models to offline.json there, and
+#                        offline engines start from what serving's servers have compiled
 # A stage that fails ends neither the run nor the others; the exit status is the number of them.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -23,9 +25,9 @@ python=${PYTHON:-python3}
 models=${MODELS:-qwen2.5-7b,qwen2.5-1.5b,qwen3-0.6b}
 mns=${MNS:-512}
 peers=(--peer-start-s "${PEER_START_S:-180}")
-stages=${*:-tests offline serving interference memory ablations attention}
+stages=${*:-tests serving offline interference memory ablations attention}
 mkdir -p "$out" "$site/parts"
-export PYTHONUNBUFFERED=1 TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-$site/triton}
+export PYTHONUNBUFFERED=1 QUIET_FILE=$site/quiet TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-$site/triton}
 
 once() { # file command...: the file tells that it was done
   [ -f "$1" ] || { "${@:2}" && touch "$1"; }
@@ -79,12 +81,13 @@ for name in $stages; do
   case $name in
   tests) OMP_NUM_THREADS=2 stage tests "$python" -m pytest -n 6 --dist worksteal -m gpu tests/gpu -q -rfE --durations=15 -p no:cacheprovider ;;
   offline)
-    benchmark engine_offline --models "$models" --engines "${ENGINES:-ours,vllm,vllm-inproc}" --max-num-seqs "$mns" --repeats "${REPEATS:-3}" \
-      --rounds "${ROUNDS:-2}" --resume "$site/offline.json" --plot "$out/offline.png" "${peers[@]}"
+    benchmark engine_offline --models "$models" --engines "${ENGINES:-ours,vllm,vllm-inproc}" --max-num-seqs "$mns" \
+      --rounds "${ROUNDS:-3}" --caches "$site/caches" --resume "$site/offline.json" --plot "$out/offline.png" "${peers[@]}"
     cp "$out/offline.json" "$site/" ;;
-  serving) benchmark engine_serving --models "$models" --rounds "${ROUNDS:-2}" --repeats "${REPEATS:-1}" --offline "$site/offline.json" "${peers[@]}" ;;
+  serving) benchmark engine_serving --models "$models" --rounds "${ROUNDS:-3}" --caches "$site/caches" --offline "$site/offline.json" "${peers[@]}" ;;
   startup) benchmark startup --models "$models" --repeats "${REPEATS:-1}" "${peers[@]}" ;;
-  attention | ablations | interference) benchmark "$name" ;;
+  ablations) benchmark ablations ;;
+  attention | interference) touch "$QUIET_FILE" && benchmark "$name"; rm -f "$QUIET_FILE" ;;
   memory) benchmark memory --soak-s "${SOAK_S:-30}" ;;
   soak)
     setsid nohup "$python" benchmarks/memory.py --models qwen3-0.6b --soak-s 600 --pause-ms 20 --max-num-seqs 32 --gpu-memory-utilization 0.08 \

@@ -5,7 +5,8 @@
 
 The share: bytes of the pool, of what the weights and the largest pass leave of the part of the GPU that the engine may
 use. Growth: the most in use in the second half of the soak, less that in the first. The second line soaks gently,
-beside other work on the same GPU. On a CPU the pool is what was asked for, and only resident memory is watched.
+beside other work on the same GPU; while that measures (common/quiet.py) it waits, which does not count. On a CPU the
+pool is what was asked for, and only resident memory is watched.
 """
 
 import random
@@ -19,6 +20,7 @@ from common.budget import Budget
 from common.engines import MEMORY_SHARE, SETTINGS, SMOKE_MODEL, SMOKE_SETTINGS
 from common.isolation import isolated
 from common.models import model_folder
+from common.quiet import wait_while_measuring
 from common.report import make_parser, print_table, save, say, words
 from common.targets import Target, print_verdicts
 
@@ -93,8 +95,8 @@ def measure(settings: dict[str, Any], soak_s: float, pause_s: float, vocabulary:
             "in use at most / allowed": (total - free) / allowed,
         }
     series: list[dict[str, float]] = []
-    begin = time.monotonic()
-    while (passed := time.monotonic() - begin) < soak_s:
+    passed, before_s = 0.0, time.monotonic()
+    while passed < soak_s:
         while len(live) < 2 * asked.max_num_seqs:
             add(dice.randint(1, longest // 8), dice.randint(1, 128))
         step()
@@ -105,6 +107,9 @@ def measure(settings: dict[str, Any], soak_s: float, pause_s: float, vocabulary:
             say(f"  {started} requests, " + ", ".join(f"{name} {value:,.0f} MB" for name, value in used().items()))
             yield {"soak requests": started, "soak s": passed, "series": series}
         time.sleep(pause_s)
+        passed += time.monotonic() - before_s
+        wait_while_measuring()
+        before_s = time.monotonic()
     while engine.has_work:
         step()
     half = len(series) // 2

@@ -41,10 +41,11 @@ def main() -> int:
                     if not budget.allows(kind, options.peer_start_s if kind == "vllm" else 0.0):
                         break
                     folder, server = model_folder(model, Path(root)), f"{model}, {kind}, {state}"
+                    settings = {"max_num_seqs": options.max_num_seqs}
                     try:
                         with (
                             budget.spending(kind),
-                            servers.started(kind, folder, options.max_num_seqs, Path(caches), options.smoke) as started,
+                            servers.started(kind, folder, settings, Path(caches), options.smoke) as started,
                         ):
                             found = started.first_token(budget.left_s)
                     except (TimeoutError, OSError) as error:

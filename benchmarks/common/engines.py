@@ -25,6 +25,9 @@ SMOKE_SETTINGS = {
     "kv_cache_memory": 4_000_000,
 }
 """Of our engine, for any machine."""
+_LEAST_SHARE = 0.1
+"""vLLM starts if so much of the GPU is free; with a KV cache of given size it asks no more."""
+_OF_MEASUREMENT = ("max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "kv_cache_memory_bytes")
 VLLM_ENVIRONMENT = {
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
     "VLLM_USE_DEEP_GEMM": "0",
@@ -88,9 +91,14 @@ def _leave_our_packages() -> None:
 
 
 def vllm_keywords(settings: dict[str, Any]) -> dict[str, Any]:
-    """What every engine with vLLM's API is given; max_num_seqs and the token budget, if any, are the measurement's."""
-    own = {name: settings[name] for name in ("max_num_seqs", "max_num_batched_tokens") if name in settings}
+    """What every engine with vLLM's API is given; some are the measurement's."""
+    own = {name: settings[name] for name in _OF_MEASUREMENT if name in settings}
     return SETTINGS | {"skip_tokenizer_init": True, "enable_prefix_caching": True} | own
+
+
+def share_of_gpu(kv_bytes: int) -> dict[str, Any]:
+    """Settings of an engine beside others on one GPU: a KV cache of so many bytes, and no claim to the rest."""
+    return {"kv_cache_memory_bytes": kv_bytes, "gpu_memory_utilization": _LEAST_SHARE}
 
 
 class _Vocal:

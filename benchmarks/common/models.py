@@ -90,6 +90,13 @@ def model_folder(name: str, root: Path) -> str:
     return str(folder)
 
 
+def kv_bytes_per_token(folder: str) -> int:
+    """Of a model's folder, in bf16."""
+    config = json.loads((Path(folder) / "config.json").read_text())
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    return int(2 * config["num_hidden_layers"] * config["num_key_value_heads"] * head_dim * 2)
+
+
 @dataclass(frozen=True, slots=True)
 class Bound:
     """The least time that a pass can take, in seconds."""

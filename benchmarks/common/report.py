@@ -72,7 +72,7 @@ def surroundings() -> dict[str, Any]:
     return {
         "date": time.strftime("%Y-%m-%d %H:%M:%S"),
         "command": " ".join(sys.argv),
-        "commit": _output("git", "rev-parse", "--short", "HEAD"),
+        "commit": os.environ.get("COMMIT") or _output("git", "rev-parse", "--short", "HEAD"),
         "machine": _output("nvidia-smi", "--query-gpu=name", "--format=csv,noheader") or platform.machine(),
         "boot": boot_id(),
         "python": platform.python_version(),

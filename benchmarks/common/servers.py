@@ -13,19 +13,13 @@ import time
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
+from common.caches import cache_variables
 from common.engines import SETTINGS, SMOKE_SETTINGS, peer_environment
 
 _READY = {"ours": "/readyz", "vllm": "/health"}
 _MODULES = {"ours": "mini_infer_engine.server.cli", "vllm": "vllm.entrypoints.openai.api_server"}
-_CACHES = {  # whatever keeps compiled code between runs
-    "TRITON_CACHE_DIR": "triton",
-    "TORCHINDUCTOR_CACHE_DIR": "inductor",
-    "CUDA_CACHE_PATH": "cuda",
-    "VLLM_CACHE_ROOT": "vllm",
-    "XDG_CACHE_HOME": "xdg",
-    "FLASHINFER_WORKSPACE_BASE": "flashinfer",
-}
 _POLL_S = 0.01
 
 
@@ -71,27 +65,27 @@ class Server:
             connection.close()
 
 
-def command(kind: str, model: str, port: int, max_num_seqs: int, smoke: bool) -> list[str]:
+def command(kind: str, model: str, port: int, settings: dict[str, Any], smoke: bool) -> list[str]:
     """How a server without tokenizer is started: the same flags for both."""
     flags = {"model": model, "served_model_name": "measured", "host": "127.0.0.1", "port": port}
-    flags |= SETTINGS | {"max_num_seqs": max_num_seqs} | (SMOKE_SETTINGS if smoke else {})
+    flags |= SETTINGS | settings | (SMOKE_SETTINGS if smoke else {})
     given = [part for name, value in flags.items() for part in (f"--{name.replace('_', '-')}", str(value))]
     return [sys.executable, "-m", _MODULES[kind], *given, "--skip-tokenizer-init"]
 
 
 @contextlib.contextmanager
-def started(kind: str, model: str, max_num_seqs: int, caches: Path, smoke: bool = False) -> Iterator[Server]:
+def started(kind: str, model: str, settings: dict[str, Any], caches: Path, smoke: bool = False) -> Iterator[Server]:
     """Run a server that keeps compiled code in `caches`; on leaving, its process group ends.
 
-    Its output is shown only if something fails.
+    Settings are flags of both servers, with underscores. Its output is shown only if something fails.
     """
     environment = os.environ if kind == "ours" else peer_environment()
-    environment = environment | {name: str(caches / part) for name, part in _CACHES.items()}
+    environment = environment | cache_variables(caches)
     port = _free_port()
     with tempfile.TemporaryFile(mode="w+") as log:
         begin_s = time.perf_counter()
         process = subprocess.Popen(
-            command(kind, model, port, max_num_seqs, smoke),
+            command(kind, model, port, settings, smoke),
             env=environment,
             stdout=log,
             stderr=log,

@@ -21,7 +21,7 @@ from mini_infer_engine.server.limits import ParameterError, check_prompt, check_
 from mini_infer_engine.server.reply import Reply
 from mini_infer_engine.server.text_model import TextModel
 from mini_infer_engine.settings import EngineSettings
-from mini_infer_engine.vllm_keywords import without_neutral
+from mini_infer_engine.vllm_keywords import to_own_names
 
 Prompt = str | Mapping[str, Any]
 """A text, {"prompt": text} or {"prompt_token_ids": ids}."""
@@ -207,7 +207,7 @@ class LLM:
 def _settings(model: str, settings: dict[str, Any]) -> EngineSettings:
     """The types that a command line checks are checked here too."""
     try:
-        settings = without_neutral(settings)
+        settings = to_own_names(settings)
     except ValueError as error:
         raise ValueError(f"LLM({model!r}): {error}") from None
     unknown = sorted(settings.keys() - set(EngineSettings.__struct_fields__))

@@ -55,9 +55,10 @@ class TorchRunner:
         self.page_size = settings.page_size or self.default_page_size
         if self.page_size % self.page_size_step:
             raise ModelError(f"page_size = {self.page_size}: it must be a multiple of {self.page_size_step}.")
+        free_bytes = torch.cuda.mem_get_info(self.device)[0] if self.device.type == "cuda" else 0
         self.model = _load_model(settings, config, directory, self.device, self.dtype)
         self.last_tokens = torch.zeros(settings.max_num_seqs, dtype=torch.int64, device=self.device)
-        self.num_pages = self._count_pages(settings)
+        self.num_pages = self._count_pages(settings, free_bytes)
         self.max_model_len = fit_context(
             settings.max_model_len, config.max_position_embeddings, self.num_pages * self.page_size
         )
@@ -119,7 +120,8 @@ class TorchRunner:
         """Let go of everything that holds the pool's memory."""
         del self.pool, self.backend
 
-    def _count_pages(self, settings: EngineSettings) -> int:
+    def _count_pages(self, settings: EngineSettings, free_bytes: int) -> int:
+        """Pages of the pool. `free_bytes`: of a GPU before this engine took any; others may hold the rest."""
         page_bytes = KVShape.of(self.config, self.page_size, self.dtype).page_bytes
         if self.device.type == "cpu":
             return pages_for(settings.kv_cache_memory or CPU_KV_BYTES, page_bytes, available_memory())
@@ -128,8 +130,8 @@ class TorchRunner:
         # What this process caches but does not use will be the pool's; `peak` is what a pass takes on top.
         unused = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
         available = free + unused - peak
-        reserve = int(total * (1 - settings.gpu_memory_utilization))
-        return pages_for(settings.kv_cache_memory or max(0, available - reserve), page_bytes, available)
+        share = int(total * settings.gpu_memory_utilization) - (free_bytes - free) + unused - peak
+        return pages_for(settings.kv_cache_memory or max(0, min(share, available)), page_bytes, available)
 
     def _measure_peak(self, settings: EngineSettings) -> int:
         """Bytes that the largest pass takes for a while, measured with a pool that is thrown away."""

@@ -36,6 +36,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_memory: int | None = None
     """Bytes for the page pool; None: 2 GB on a CPU, what gpu_memory_utilization leaves on a GPU."""
     gpu_memory_utilization: float = 0.9
+    """Share of a GPU's memory that this engine takes, whatever others on the same GPU hold."""
     enable_prefix_caching: bool = True
     step_depth: Literal[0, 1] = 1
     """Passes in flight while the host plans the next: 1 hides the host's work behind the device's."""

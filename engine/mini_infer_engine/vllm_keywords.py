@@ -1,4 +1,4 @@
-"""Keywords of vLLM's `LLM` that have nothing to switch here: accepted at the values that ask for nothing."""
+"""Keywords of vLLM's `LLM` that have another name here, or nothing to switch: those at values that ask for nothing."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -28,10 +28,13 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 
 
-def without_neutral(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What is left for EngineSettings. ValueError: one of these keywords asks for something."""
+_RENAMED = {"kv_cache_memory_bytes": "kv_cache_memory"}
+
+
+def to_own_names(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What is left for EngineSettings. ValueError: one of the neutral keywords asks for something."""
     for name, values in _NEUTRAL.items():
         if name in settings and settings[name] not in values:
             accepted = " or ".join(map(repr, values))
             raise ValueError(f"{name} = {settings[name]!r} is not supported: leave it out, or at {accepted}")
-    return {name: value for name, value in settings.items() if name not in _NEUTRAL}
+    return {_RENAMED.get(name, name): value for name, value in settings.items() if name not in _NEUTRAL}

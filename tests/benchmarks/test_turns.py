@@ -1,8 +1,10 @@
-"""Which engine starts when: what is missing or was cut off comes first, and nothing that was measured is lost."""
+"""Which engine's turn it is, and that nothing that was measured is lost."""
 
 import sys
 import time
 from collections.abc import Iterator
+from itertools import count, islice, takewhile
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,34 +14,25 @@ from tests.engine.server.dry_server import ROOT
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from common.budget import Budget
-from common.isolation import isolated
-from engine_offline import Contender, due
+from common.isolation import Isolated, IsolationError, isolated
+from common.quiet import measuring
+from engine_offline import turn
 
-OURS, FAST, SLOW = (Contender(engine, {"max_num_seqs": 8}) for engine in ("ours", "fast", "slow"))
-ALL = [OURS, FAST, SLOW]
-CUT_OFF = {"start s": [102.0]}
-LOADED = {"start s": [20.0], "w1 tok_s": [100.0]}
+BOTH = {"start s": [20.0], "w1 tok_s": [100.0]}
+RUNS = {"ours": BOTH, "fast 8": BOTH, "slow 8": BOTH | {"w1 tok_s": [50.0]}}
 
 
 @pytest.mark.parametrize(
-    ("turn", "finished", "wanted"),
+    ("round_", "ready", "wanted"),
     [
-        (0, {}, [OURS, FAST, SLOW]),
-        (0, {"ours": 1}, [FAST, SLOW]),  # measured before: not again while others are missing
-        (0, {"ours": 3, "fast 8": 2, "slow 8": 1}, []),
-        (1, {"ours": 1, "fast 8": 1, "slow 8": 1}, [OURS, FAST]),  # the slow one is best nowhere
-        (1, {"ours": 2, "fast 8": 1}, [FAST]),
-        (2, {"ours": 2, "fast 8": 3}, [OURS]),
+        (0, ["ours", "fast 8", "slow 8"], ["ours", "fast 8", "slow 8"]),
+        (1, ["ours", "fast 8", "slow 8"], ["fast 8", "ours"]),  # the slow one is best nowhere
+        (2, ["ours", "fast 8", "slow 8"], ["ours", "fast 8"]),
+        (2, ["ours", "slow 8"], ["ours"]),  # the fast one has died
     ],
 )
-def test_who_starts(turn: int, finished: dict[str, int], wanted: list[Contender]) -> None:
-    runs = {"ours": LOADED, "fast 8": LOADED, "slow 8": LOADED | {"w1 tok_s": [50.0]}}
-    assert due(turn, ALL, runs, finished) == wanted
-
-
-def test_a_start_that_was_cut_off_is_made_up_for_first() -> None:
-    runs = {"ours": LOADED, "fast 8": CUT_OFF}
-    assert due(0, [OURS, FAST], runs, {"ours": 1}) == [FAST]
+def test_whose_turn_it_is(round_: int, ready: list[str], wanted: list[str]) -> None:
+    assert turn(round_, ready, RUNS) == wanted
 
 
 def test_a_first_start_is_given_time_or_left_for_later() -> None:
@@ -58,8 +51,35 @@ def _some_then_none() -> Iterator[dict[str, Any]]:
     yield {"third": 3.0}
 
 
+def _rounds() -> Iterator[dict[str, Any]]:
+    for number in count():
+        if number == 3:
+            raise ValueError("no third round")
+        yield {"round": number}
+        yield {}
+
+
 def test_what_was_finished_before_the_limit_is_kept() -> None:
     noted: list[dict[str, Any]] = []
     found = isolated(_some_then_none, timeout_s=10.0, note=noted.append)
     assert noted == [{"first": 1.0}, {"second": 2.0}]
     assert "took longer than 10 s" in found["error"]
+
+
+def test_processes_work_only_when_they_are_asked() -> None:
+    with Isolated(_rounds) as one, Isolated(_rounds) as other:
+        one.ask()
+        assert list(islice(one.answers(30.0), 1)) == [{"round": 0}]
+        for process, number in ((other, 0), (other, 1), (other, 2)):
+            assert list(takewhile(bool, process.parts(30.0))) == [{"round": number}]
+        with pytest.raises(IsolationError, match="no third round"):
+            next(other.parts(30.0))
+        assert next(one.parts(30.0)) == {}
+
+
+def test_quiet_is_told_by_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "quiet"
+    monkeypatch.setenv("QUIET_FILE", str(file))
+    with measuring():
+        assert file.exists()
+    assert not file.exists()

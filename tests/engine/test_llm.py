@@ -48,7 +48,8 @@ def test_a_repeated_prompt_is_cached(llm: LLM) -> None:
 
 
 def test_more_prompts_than_pages_and_slots_all_come_true() -> None:
-    small = LLM(model="dry", max_model_len=256, max_num_seqs=4, kv_cache_memory=20 * 16 * 16_384)
+    small = LLM(model="dry", max_model_len=256, max_num_seqs=4, kv_cache_memory_bytes=20 * 16 * 16_384)
+    assert small.settings.kv_cache_memory == 20 * 16 * 16_384
     prompts = [f"{index % 3} " + "x" * (index * 7 % 120) for index in range(40)]
     outputs = small.generate(prompts, SamplingParams(temperature=0, max_tokens=120), use_tqdm=False)
     assert [output.outputs[0].text for output in outputs] == [prompt[:120] for prompt in prompts]

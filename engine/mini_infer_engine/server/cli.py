@@ -208,6 +208,7 @@ def _add_batching_flags(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--kv-cache-memory",
+        "--kv-cache-memory-bytes",
         type=byte_size,
         metavar="SIZE",
         help="page pool, in bytes or as 512MiB (default: 2GB on a CPU, what --gpu-memory-utilization leaves on a GPU)",
@@ -217,7 +218,7 @@ def _add_batching_flags(group: argparse._ArgumentGroup) -> None:
         type=_share,
         default=0.9,
         metavar="SHARE",
-        help="of a GPU's memory, weights included, 0.01 to 1 (default: 0.9)",
+        help="of a GPU's memory for this engine, weights included, 0.01 to 1 (default: 0.9)",
     )
     group.add_argument(
         "--enable-prefix-caching",
