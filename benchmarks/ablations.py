@@ -54,7 +54,9 @@ VARIANTS = {
     "no prefix cache": Variant({"enable_prefix_caching": False}, on_cpu=True),
     "no CUDA graphs": Variant({"enforce_eager": True}),
     "no graphs of prompts": Variant(replaced={(_RUNNER, "prefill_buckets"): lambda buckets: lambda *_: []}),
-    "prompts and decodes in one pass": Variant(replaced={(_RUNNER, "is_launch_bound"): lambda rule: lambda *_: False}),
+    "prompts and decodes in one graph": Variant(
+        replaced={(f"{_ENGINE}.graphs", "is_launch_bound"): lambda rule: lambda *_: False}
+    ),
     "no skinny products and norms in them": Variant(replaced={(f"{_ENGINE}.fused", "MAX_ROWS"): lambda rows: 0}),
     "no split of decode attention": Variant(
         replaced={

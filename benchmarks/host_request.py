@@ -53,7 +53,7 @@ class IdleRunner(graph_runner.GraphRunner):
         self._loaded_slots = (0, [])
         self.decode_slots = torch.zeros(self._buckets[-1], dtype=torch.int32)
         self.decode_graphs = {size: SimpleNamespace(replay=partial(torch.zeros, size)) for size in self._buckets}
-        self.prefill_graphs = {size: PrefillGraph(self, size) for size in prefill_buckets(0, 8192)}
+        self.prefill_graphs = {size: PrefillGraph(self, size, 0) for size in prefill_buckets(0, 8192)}
         for graph in self.prefill_graphs.values():
             graph.tokens, graph.graph = torch.zeros(graph.num_sequences), SimpleNamespace(replay=_nothing)
 

@@ -21,7 +21,14 @@ from tqdm import tqdm
 from mini_infer_engine.attention.prefill_rows import PrefillRows
 from mini_infer_engine.batch import Batch, Row, continued_slots
 from mini_infer_engine.fused import Attend, AttentionLayer, FusedDecoder, Stream, Wanted
-from mini_infer_engine.graphs import DecodeGraph, PrefillGraph, decode_buckets, is_launch_bound, prefill_buckets
+from mini_infer_engine.graphs import (
+    DecodeGraph,
+    PrefillGraph,
+    decode_buckets,
+    decodes_beside,
+    is_launch_bound,
+    prefill_buckets,
+)
 from mini_infer_engine.inputs import PassInputs, build_inputs
 from mini_infer_engine.kernels.decode_attention import decode_attention
 from mini_infer_engine.kernels.decode_plan import plan_decode
@@ -78,10 +85,10 @@ class GraphRunner(TorchRunner):
         largest = self._settings.max_num_seqs
         self._buckets = decode_buckets(largest)
         size = weight_bytes(self.model)
-        self._is_launch_bound = is_launch_bound(size)
         self.decode_slots = torch.full(
             (self._buckets[-1],), self.table.spare_slot, dtype=torch.int32, device=self.device
         )
+        self._is_launch_bound = is_launch_bound(size)
         self.graph_memory = torch.cuda.graph_pool_handle()
         prefills = prefill_buckets(size, self._settings.max_num_batched_tokens or 1 << 30)
         with (
@@ -91,7 +98,7 @@ class GraphRunner(TorchRunner):
             ) as progress,
         ):
             for tokens in reversed(prefills):
-                self.prefill_graphs[tokens] = PrefillGraph(self, tokens)
+                self.prefill_graphs[tokens] = PrefillGraph(self, tokens, decodes_beside(size, tokens, largest))
                 progress.update()
             self.prefill_graphs = dict(sorted(self.prefill_graphs.items()))
             for bucket in reversed(self._buckets):
@@ -149,18 +156,14 @@ class GraphRunner(TorchRunner):
         with torch.inference_mode():
             self.pool.copy(batch.copies)
             self.table.forget_pages(prefills)
-            prefill_graph = self._prefill_graph(prefills) if prefills else None
             if not prefills and self.decode_graphs:
                 tokens = self._decode(rows)
-            elif prefill_graph is not None and (not decodes or self._is_launch_bound):
+            elif graph := self._prefill_graph(decodes, prefills):
+                tokens = self._by_graph(graph, rows, decodes)
+            elif self.decode_graphs and self._is_launch_bound and (graph := self._prefill_graph(0, prefills)):
                 # All graphs share memory: the next may overwrite what one leaves behind, so decode's tokens are copied.
-                parts = [self._decode(rows[:decodes]).clone()] if decodes else []
-                prefill_graph.load(prefills)
-                chosen = prefill_graph.replay()[: len(prefills)]
-                wanted = [index for index, row in enumerate(prefills) if row.sampling is not None]
-                if len(wanted) < len(prefills):
-                    chosen = chosen[wanted] if wanted else chosen[:0]
-                tokens = torch.cat([*parts, chosen]) if parts else chosen
+                decoded = self._decode(rows[:decodes]).clone()
+                tokens = torch.cat((decoded, self._by_graph(graph, prefills, 0)))
             else:
                 self.table.begin([row for row in prefills if row.sampling is not None])
                 tokens = self._eager(batch)
@@ -185,13 +188,16 @@ class GraphRunner(TorchRunner):
             self._loaded_slots = (bucket, slots)
         return self.decode_graphs[bucket].replay()[: len(rows)]
 
-    def _prefill_graph(self, rows: list[Row]) -> PrefillGraph | None:
-        """The smallest captured prefill that holds these rows."""
-        tokens = sum(row.count for row in rows)
-        for graph in self.prefill_graphs.values():
-            if graph.num_tokens >= tokens and graph.num_sequences >= len(rows):
-                return graph
-        return None
+    def _prefill_graph(self, decodes: int, prefills: list[Row]) -> PrefillGraph | None:
+        """The smallest captured pass with room for so many decode rows and these prompts."""
+        return next((graph for graph in self.prefill_graphs.values() if graph.holds(decodes, prefills)), None)
+
+    def _by_graph(self, graph: PrefillGraph, rows: list[Row], decodes: int) -> Tensor:
+        """Decode rows, then prompts, by graph: the tokens of the sampling rows."""
+        graph.load(rows[:decodes], rows[decodes:])
+        chosen = graph.replay()[: len(rows)]
+        wanted = [index for index, row in enumerate(rows) if row.sampling is not None]
+        return chosen if len(wanted) == len(rows) else chosen[wanted] if wanted else chosen[:0]
 
     def _eager(self, batch: Batch) -> Tensor:
         """Any batch, kernel by kernel: the tokens of its sampling rows."""

@@ -31,6 +31,8 @@ def needed(positions: list[int], window: int, block: int, share: int) -> int:
             ([4000, *[100] * 40], 8, None, DecodeCut()),
             ([16_383, 7], 1, None, DecodeCut(target_programs=1000)),
             ([500] * 7, 8, None, DecodeCut(target_programs=1, programs_a_row=1.0)),
+            ([100, 700, -1, -1], 1, None, DecodeCut(target_programs=9)),  # the last are padding
+            ([-1, -1], 1, None, DecodeCut(target_programs=9)),
         ],
         [([37 * row % 2000 for row in range(512)], 8, None, DecodeCut())],
     ),
@@ -49,6 +51,9 @@ def test_parts_cover_each_row_in_equal_shares(
     longest = 0
     for row, position in enumerate(positions):
         mine = [entry for entry in used if entry[0] == row]
+        if position < 0:
+            assert not mine
+            continue
         first = max(position + 1 - seen, 0) // block * block
         assert [entry[5] for entry in mine] == list(range(len(mine)))
         for entry in mine:
@@ -59,7 +64,7 @@ def test_parts_cover_each_row_in_equal_shares(
         shares = [-(-(entry[4] - entry[3]) // block) for entry in mine]
         assert len(mine) == 1 or min(shares) >= 1
         longest = max(longest, *shares)
-    assert max(entry[6] for entry in used) <= 64
+    assert all(entry[6] <= 64 for entry in used)
     most_blocks = max(-(-(position - max(position + 1 - seen, 0) // block * block) // block) for position in positions)
     if longest > max(1, -(-most_blocks // 64)):
         assert needed(positions, seen, block, longest - 1) > len(entries), "a smaller share would do"

@@ -52,11 +52,11 @@ def test_passes_equal_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     runner.decode_slots = torch.full((2,), runner.table.spare_slot, dtype=torch.int32)
     pages, others = dealer.table(48), dealer.table(48)
     with torch.inference_mode():
-        graph = graphs.PrefillGraph(runner, 32)
-        graph.load([prompt(3, 0, 20, pages), prompt(5, 0, 7, others)])
+        graph = graphs.PrefillGraph(runner, 32, 0)
+        graph.load([], [prompt(3, 0, 20, pages), prompt(5, 0, 7, others)])
         graph._run()
         assert graph.tokens[:2].tolist() == [best[19], best[6]]
-        graph.load([prompt(3, 20, 10, pages)])
+        graph.load([], [prompt(3, 20, 10, pages)])
         graph._run()
         assert graph.tokens[0] == best[29]
 
@@ -71,3 +71,16 @@ def test_passes_equal_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         mixed = [Row(3, 31, 1, None, pages, GREEDY), prompt(5, 7, 5, others)]
         runner.table.begin(mixed[1:])
         assert runner._eager(Batch(mixed, 1)).tolist() == [best[31], best[11]]
+
+        runner.table.state.last_tokens[3], runner.table.state.last_tokens[5] = TOKENS[32], TOKENS[12]
+        decodes = [Row(3, 32, 1, None, pages, GREEDY), Row(5, 12, 1, None, others, GREEDY)]
+        runner.table.forget_pages(mixed[1:])
+        graph = graphs.PrefillGraph(runner, 48, 4)
+        third = dealer.table(48)
+        graph.load(decodes, [prompt(1, 0, 18, third), prompt(2, 0, 9, dealer.table(48))])
+        graph._run()
+        assert graph.tokens[:4].tolist() == [best[32], best[12], best[17], best[8]]
+        runner.table.state.last_tokens[5] = TOKENS[13]
+        graph.load([Row(5, 13, 1, None, others, GREEDY)], [prompt(1, 18, 20, third)])
+        graph._run()
+        assert graph.tokens[:2].tolist() == [best[13], best[37]]

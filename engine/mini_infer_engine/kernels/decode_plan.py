@@ -56,10 +56,10 @@ def _plan_decode(
     slot = tl.load(slots + row, mask=inside, other=0).to(tl.int32)
     position = tl.load(positions + row, mask=inside, other=0).to(tl.int32)
     first = tl.maximum(position + 1 - window, 0) // BLOCK * BLOCK
-    blocks = tl.where(inside, tl.maximum(tl.cdiv(position - first, BLOCK), 1), 0)
+    blocks = tl.where(inside & (position >= 0), tl.maximum(tl.cdiv(position - first, BLOCK), 1), 0)
 
     # Parts are at most all blocks over the share, and one more for each row.
-    share = tl.maximum(tl.cdiv(tl.sum(blocks), programs), tl.cdiv(tl.max(blocks), MOST_PARTS))
+    share = tl.maximum(tl.cdiv(tl.sum(blocks), programs), tl.maximum(tl.cdiv(tl.max(blocks), MOST_PARTS), 1))
     enough = tl.minimum(tl.max(blocks), tl.cdiv(tl.sum(blocks), tl.maximum(programs - rows, 1)))
     enough = tl.maximum(enough, share)
     while share < enough:
@@ -111,7 +111,8 @@ def plan_decode(
 ) -> DecodePlan:
     """Divide rows whose new tokens stand at `positions` [rows], all below `most_tokens`.
 
-    slots [rows] are passed on to the programs. Every row has a part, and its last part has the new token.
+    slots [rows] are passed on to the programs. Every row has a part, and its last part has the new token; a row at
+    position -1 is padding, of which no program knows.
     """
     rows = positions.shape[0]
     cut = cut or (FEW if rows * kv_heads < MANY_LANES else MANY)

@@ -73,10 +73,11 @@ def _rope_kv(
     rotated_first = tl.where(is_v[:, None], first, first * cos - second * sin).to(qkv.dtype.element_ty)
     rotated_second = tl.where(is_v[:, None], second, second * cos + first * sin).to(qkv.dtype.element_ty)
 
+    index = tl.load(kv_index + token).to(tl.int64)
+    inside = inside & (index >= 0)
     q_mask = inside & is_q[:, None]
     tl.store(source, rotated_first, mask=q_mask)
     tl.store(source + half, rotated_second, mask=q_mask)
-    index = tl.load(kv_index + token).to(tl.int64)
     kv_head = tl.where(is_v, heads - Q_HEADS - KV_HEADS, heads - Q_HEADS)
     target = (
         pool
@@ -96,8 +97,8 @@ def rope_kv(
 ) -> torch.Tensor:
     """Rotate q in place, write k and v to their pages, return q as a view [tokens, q_heads, head_dim].
 
-    qkv [tokens, (q_heads + 2 kv_heads) * head_dim]; positions, kv_index [tokens] (page * page_size + offset); pool: one
-    layer's view [pages, 2, page_size, kv_heads, head_dim].
+    qkv [tokens, (q_heads + 2 kv_heads) * head_dim]; positions, kv_index [tokens] (page * page_size + offset, or -1: this
+    token is left as it is); pool: one layer's view [pages, 2, page_size, kv_heads, head_dim].
     """
     tokens = qkv.shape[0]
     _, _, page_size, kv_heads, head_dim = pool.shape
