@@ -97,8 +97,8 @@ def rope_kv(
 ) -> torch.Tensor:
     """Rotate q in place, write k and v to their pages, return q as a view [tokens, q_heads, head_dim].
 
-    qkv [tokens, (q_heads + 2 kv_heads) * head_dim]; positions, kv_index [tokens] (page * page_size + offset, or -1: this
-    token is left as it is); pool: one layer's view [pages, 2, page_size, kv_heads, head_dim].
+    qkv [tokens, (q_heads + 2 kv_heads) * head_dim]; positions, kv_index [tokens] (page * page_size + offset, or -1:
+    this token is left as it is); pool: one layer's view [pages, 2, page_size, kv_heads, head_dim].
     """
     tokens = qkv.shape[0]
     _, _, page_size, kv_heads, head_dim = pool.shape
