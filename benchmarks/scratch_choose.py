@@ -1,3 +1,4 @@
+# ruff: noqa
 """Scratch: the old sampling kernels against the new, choices against the CPU's, and the gap between decode steps.
 
 python benchmarks/scratch_choose.py [--no-engine] [--programs 1056,2112] [--warps ...]   (about 40 s on a GPU)
