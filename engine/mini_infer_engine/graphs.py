@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.nn import functional
 
 from mini_infer_engine.attention.prefill_rows import PrefillRows
@@ -48,19 +47,21 @@ def decode_buckets(largest: int) -> list[int]:
 
 
 class DecodeGraph:
-    """Forward and sampling of one batch bucket; both read the slots and everything else by slot."""
+    """Forward and sampling of one batch bucket; all read the slots and everything else by slot."""
 
     def __init__(self, runner: "GraphRunner", bucket: int) -> None:
         self.slots = runner.decode_slots[:bucket]
         self._runner = runner
         self.forward = torch.cuda.CUDAGraph()
-        self.sampling = torch.cuda.CUDAGraph()
+        self.sampling = {filtered: torch.cuda.CUDAGraph() for filtered in (False, True)}
         self._run_forward()
-        self.tokens = sample(self.logits, self.slots, runner.table.state)  # compiles and sizes workspaces
+        for filtered in self.sampling:
+            sample(self.logits, self.slots, runner.table.state, filtered=filtered)  # compiles and sizes workspaces
         with torch.cuda.graph(self.forward, pool=runner.graph_memory):
             self._run_forward()
-        with torch.cuda.graph(self.sampling, pool=runner.graph_memory):
-            self.tokens = sample(self.logits, self.slots, runner.table.state)
+        for filtered, graph in self.sampling.items():
+            with torch.cuda.graph(graph, pool=runner.graph_memory):
+                sample(self.logits, self.slots, runner.table.state, filtered=filtered)
 
     def _run_forward(self) -> None:
         runner = self._runner
@@ -70,11 +71,10 @@ class DecodeGraph:
         attend = runner.decode_attention_pass(table.page_tables, self.slots, positions)
         self.logits = runner.fused.logits(runner.fused.forward(hidden, attend))
 
-    def replay(self) -> Tensor:
-        """Run both; the chosen tokens [bucket] stay valid until the next replay."""
+    def replay(self, *, filtered: bool) -> None:
+        """Run both. `filtered`: some row has logits that may not be chosen."""
         self.forward.replay()
-        self.sampling.replay()
-        return self.tokens
+        self.sampling[filtered].replay()
 
 
 class PrefillGraph:
@@ -154,9 +154,8 @@ class PrefillGraph:
         attend = runner.prefill_attention_pass(rows, positions, kv_index)
         attend_sampled = runner.prefill_attention_pass(last_tokens, positions, kv_index, sample_rows)
         stream = runner.fused.forward(hidden, attend, Wanted(sample_rows, attend_sampled))
-        self.tokens = sample(runner.fused.logits(stream), slots, runner.table.state)
+        sample(runner.fused.logits(stream), slots, runner.table.state)
 
-    def replay(self) -> Tensor:
-        """Run what was loaded; a token for each of `num_sequences`, of which those of real sampling rows count."""
+    def replay(self) -> None:
+        """Run what was loaded."""
         self.graph.replay()
-        return self.tokens
