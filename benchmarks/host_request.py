@@ -13,7 +13,6 @@ import cProfile
 import pstats
 import random
 import time
-from functools import partial
 from itertools import pairwise
 from statistics import median
 from types import SimpleNamespace
@@ -35,7 +34,7 @@ SETTINGS: dict[str, Any] = {"max_model_len": 16_384, "max_num_seqs": 512, "skip_
 STAGES = ("before launch", "launch", "beside the device", "waiting", "after")
 
 
-def _nothing(*_: object) -> None:
+def _nothing(*_: object, **__: object) -> None:
     pass
 
 
@@ -52,18 +51,16 @@ class IdleRunner(graph_runner.GraphRunner):
         self._buckets = decode_buckets(settings.max_num_seqs)
         self._loaded_slots = (0, [])
         self.decode_slots = torch.zeros(self._buckets[-1], dtype=torch.int32)
-        self.decode_graphs = {size: SimpleNamespace(replay=partial(torch.zeros, size)) for size in self._buckets}
+        self.decode_graphs = {size: SimpleNamespace(replay=_nothing) for size in self._buckets}
         self.prefill_graphs = {size: PrefillGraph(self, size, 0) for size in prefill_buckets(0, 8192)}
         for graph in self.prefill_graphs.values():
-            graph.tokens, graph.graph = torch.zeros(graph.num_sequences), SimpleNamespace(replay=_nothing)
+            graph.graph = SimpleNamespace(replay=_nothing)
 
-    def _eager(self, batch: Batch) -> torch.Tensor:
-        inputs = graph_runner.build_inputs(batch, self.page_size, self.pool.spare_page, self.device)
-        return torch.zeros(len(inputs.sample_rows))
+    def _eager(self, batch: Batch) -> None:
+        graph_runner.build_inputs(batch, self.page_size, self.pool.spare_page, self.device)
 
-    def _handle(self, rows: list[Any], tokens: torch.Tensor) -> PassHandle:
-        sampling = [index for index, row in enumerate(rows) if row.sampling is not None]
-        return PassHandle(sampling, len(rows), tokens.long(), None)
+    def _handle(self, rows: list[Any]) -> PassHandle:
+        return PassHandle(self.table.places_on_host(rows), len(rows), self.table.state.on_host, None)
 
 
 def idle_llm(patches: contextlib.ExitStack) -> LLM:

@@ -111,7 +111,7 @@ class GraphRunner(TorchRunner):
         """Every kernel in its variants, several at a time: one by one they would be most of a cold start."""
         asks = SamplingParams()
         largest = min(self._settings.max_num_seqs, most_tokens)
-        # Where products, decode attention or sampling change their kernel with the number of rows.
+        # Where products or decode attention change their kernel with the number of rows.
         decodes = [size for size in (1, 17, 33, 65, 129, 257) if size <= largest]
         batches = [Batch([Row(slot, 0, 1, [0], [0], asks) for slot in range(rows)], rows) for rows in decodes]
         for tokens in {min(tokens, most_tokens) for tokens in (32, 512, 4096)}:
@@ -131,9 +131,12 @@ class GraphRunner(TorchRunner):
                 future.result()
 
     def _compile_rare_kernels(self) -> None:
-        """Page updates, and attention of passes that no graph holds: no request waits for a compiler."""
+        """Page updates, plain sampling, attention of passes that no graph holds: no request waits for a compiler."""
         torch.cuda.set_device(self.device)
         self.table.compile_updates()
+        logits = torch.zeros((1, self.config.vocab_size), dtype=self.dtype, device=self.device)
+        spare = torch.full((1,), self.table.spare_slot, dtype=torch.int32, device=self.device)
+        sample(logits, spare, self.table.state, filtered=False)
         if self._prefill_attention is not prefill_attention:
             return  # flash-attn is compiled already
         config, device = self.config, self.device
@@ -157,28 +160,25 @@ class GraphRunner(TorchRunner):
             self.pool.copy(batch.copies)
             self.table.forget_pages(prefills)
             if not prefills and self.decode_graphs:
-                tokens = self._decode(rows)
+                self._decode(rows)
             elif graph := self._prefill_graph(decodes, prefills):
-                tokens = self._by_graph(graph, rows, decodes)
+                graph.replay(rows[:decodes], prefills)
             elif self.decode_graphs and self._is_launch_bound and (graph := self._prefill_graph(0, prefills)):
-                # All graphs share memory: the next may overwrite what one leaves behind, so decode's tokens are copied.
-                decoded = self._decode(rows[:decodes]).clone()
-                tokens = torch.cat((decoded, self._by_graph(graph, prefills, 0)))
+                self._decode(rows[:decodes])
+                graph.replay([], prefills)
             else:
                 self.table.begin([row for row in prefills if row.sampling is not None])
-                tokens = self._eager(batch)
-            return self._handle(rows, tokens)
+                self._eager(batch)
+            return self._handle(rows)
 
-    def _handle(self, rows: list[Row], tokens: Tensor) -> PassHandle:
-        sampling = [index for index, row in enumerate(rows) if row.sampling is not None]
-        on_host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
-        on_host.copy_(tokens, non_blocking=True)
+    def _handle(self, rows: list[Row]) -> PassHandle:
+        """The sampling kernel writes its tokens to the host: no copy stands between this pass and the next."""
         done = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's
         done.record()
-        return PassHandle(sampling, len(rows), on_host, done)
+        return PassHandle(self.table.places_on_host(rows), len(rows), self.table.state.on_host, done)
 
-    def _decode(self, rows: list[Row]) -> Tensor:
-        """Decode rows by graph: tokens [rows]."""
+    def _decode(self, rows: list[Row]) -> None:
+        """Decode rows by graph."""
         slots = continued_slots(rows)
         bucket = self._buckets[bisect_left(self._buckets, len(rows))]
         self.table.send_pages(rows, self.page_size)
@@ -186,27 +186,19 @@ class GraphRunner(TorchRunner):
             pinned = slot_tensor(slots, bucket, self.table.spare_slot)
             self.decode_slots[:bucket].copy_(pinned, non_blocking=True)
             self._loaded_slots = (bucket, slots)
-        return self.decode_graphs[bucket].replay()[: len(rows)]
+        self.decode_graphs[bucket].replay(filtered=self.table.has_filters(slots))
 
     def _prefill_graph(self, decodes: int, prefills: list[Row]) -> PrefillGraph | None:
         """The smallest captured pass with room for so many decode rows and these prompts."""
         return next((graph for graph in self.prefill_graphs.values() if graph.holds(decodes, prefills)), None)
 
-    def _by_graph(self, graph: PrefillGraph, rows: list[Row], decodes: int) -> Tensor:
-        """Decode rows, then prompts, by graph: the tokens of the sampling rows."""
-        graph.load(rows[:decodes], rows[decodes:])
-        chosen = graph.replay()[: len(rows)]
-        wanted = [index for index, row in enumerate(rows) if row.sampling is not None]
-        return chosen if len(wanted) == len(rows) else chosen[wanted] if wanted else chosen[:0]
-
-    def _eager(self, batch: Batch) -> Tensor:
-        """Any batch, kernel by kernel: the tokens of its sampling rows."""
+    def _eager(self, batch: Batch) -> None:
+        """Any batch, kernel by kernel."""
         inputs = build_inputs(batch, self.page_size, self.pool.spare_page, self.device)
         attend, attend_sampled = self._attention(inputs)
         stream = self._stream(inputs, attend, Wanted(inputs.sample_rows, attend_sampled))
-        if not inputs.sample_rows.shape[0]:
-            return inputs.sample_rows
-        return sample(self.fused.logits(stream), inputs.sample_slots.to(torch.int32), self.table.state)
+        if inputs.sample_rows.shape[0]:
+            sample(self.fused.logits(stream), inputs.sample_slots.to(torch.int32), self.table.state)
 
     def logits(self, batch: Batch) -> Tensor:
         """See `TorchRunner.logits`."""

@@ -57,19 +57,21 @@ def decode_buckets(largest: int) -> list[int]:
 
 
 class DecodeGraph:
-    """Forward and sampling of one batch bucket; both read the slots and everything else by slot."""
+    """Forward and sampling of one batch bucket; all read the slots and everything else by slot."""
 
     def __init__(self, runner: "GraphRunner", bucket: int) -> None:
         self.slots = runner.decode_slots[:bucket]
         self._runner = runner
         self.forward = torch.cuda.CUDAGraph()
-        self.sampling = torch.cuda.CUDAGraph()
+        self.sampling = {filtered: torch.cuda.CUDAGraph() for filtered in (False, True)}
         self._run_forward()
-        self.tokens = sample(self.logits, self.slots, runner.table.state)  # compiles and sizes workspaces
+        for filtered in self.sampling:
+            sample(self.logits, self.slots, runner.table.state, filtered=filtered)  # compiles and sizes workspaces
         with torch.cuda.graph(self.forward, pool=runner.graph_memory):
             self._run_forward()
-        with torch.cuda.graph(self.sampling, pool=runner.graph_memory):
-            self.tokens = sample(self.logits, self.slots, runner.table.state)
+        for filtered, graph in self.sampling.items():
+            with torch.cuda.graph(graph, pool=runner.graph_memory):
+                sample(self.logits, self.slots, runner.table.state, filtered=filtered)
 
     def _run_forward(self) -> None:
         runner = self._runner
@@ -79,11 +81,10 @@ class DecodeGraph:
         attend = runner.decode_attention_pass(table.page_tables, self.slots, positions)
         self.logits = runner.fused.logits(runner.fused.forward(hidden, attend))
 
-    def replay(self) -> Tensor:
-        """Run both; the chosen tokens [bucket] stay valid until the next replay."""
+    def replay(self, *, filtered: bool) -> None:
+        """Run both. `filtered`: some row has logits that may not be chosen."""
         self.forward.replay()
-        self.sampling.replay()
-        return self.tokens
+        self.sampling[filtered].replay()
 
 
 class PrefillGraph:
@@ -185,7 +186,7 @@ class PrefillGraph:
             )
         hidden = functional.embedding(token_ids, runner.model.model.embed_tokens.weight)
         stream = runner.fused.forward(hidden, attend, Wanted(sample_rows, attend_sampled))
-        self.tokens = sample(runner.fused.logits(stream), slots, runner.table.state)
+        sample(runner.fused.logits(stream), slots, runner.table.state)
 
     def _with_decodes(self, token_ids: Tensor, decode_slots: Tensor) -> Tensor:
         """The same [tokens], the first of them those that the decode rows' slots sampled last."""
@@ -193,10 +194,10 @@ class PrefillGraph:
         newest = table.state.last_tokens.index_select(0, decode_slots).to(token_ids.dtype)
         return torch.cat((torch.where(decode_slots == table.spare_slot, first, newest), token_ids[self.num_decodes :]))
 
-    def replay(self) -> Tensor:
-        """Run what was loaded; a token for each decode row, then for each chunk: those of sampling rows count."""
+    def replay(self, decodes: list[Row], prefills: list[Row]) -> None:
+        """Run the pass with these rows."""
+        self.load(decodes, prefills)
         self.graph.replay()
-        return self.tokens
 
 
 def _with_decode_rows(prefill: Attend, decode: Attend, num_decodes: int) -> Attend:

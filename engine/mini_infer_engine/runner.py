@@ -28,11 +28,12 @@ _BATCHED_TOKENS = {"cpu": 2048, "cuda": 8192}
 
 @dataclass(slots=True)
 class PassHandle:
-    """A launched pass: which rows sample, and their tokens once `done` has happened."""
+    """A launched pass: which rows sample, and where their tokens are once `done` has happened."""
 
-    sampling_rows: list[int]
+    places: list[tuple[int, int]]
+    """(row, index into the flat `tokens`)."""
     num_rows: int
-    tokens: Tensor | None  # [samples] int64, in main memory
+    tokens: Tensor | None  # int64, in main memory
     done: torch.cuda.Event | None
 
 
@@ -71,17 +72,18 @@ class TorchRunner:
         with torch.inference_mode():
             inputs, hidden = self._forward(batch, every_token=False)
             if not sampling:
-                return PassHandle(sampling, len(batch.rows), None, None)
+                return PassHandle([], len(batch.rows), None, None)
             rows = [batch.rows[index] for index in sampling]
             tokens = sample(self.model.logits(hidden), build_sampling(rows, self.config.vocab_size, self.device))
             self.last_tokens.index_copy_(0, inputs.sample_slots, tokens)
+            places = [(row, index) for index, row in enumerate(sampling)]
             if self.device.type == "cpu":
-                return PassHandle(sampling, len(batch.rows), tokens, None)
+                return PassHandle(places, len(batch.rows), tokens, None)
             on_host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
             on_host.copy_(tokens, non_blocking=True)
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
             done.record()
-            return PassHandle(sampling, len(batch.rows), on_host, done)
+            return PassHandle(places, len(batch.rows), on_host, done)
 
     def collect(self, handle: PassHandle) -> list[int | None]:
         """See `Runner.collect`."""
@@ -89,8 +91,9 @@ class TorchRunner:
         if handle.tokens is not None:
             if handle.done is not None:
                 handle.done.synchronize()
-            for row, token in zip(handle.sampling_rows, handle.tokens.tolist(), strict=True):
-                result[row] = token
+            tokens = handle.tokens.flatten().numpy().data
+            for row, place in handle.places:
+                result[row] = tokens[place]
         return result
 
     def logits(self, batch: Batch) -> Tensor:

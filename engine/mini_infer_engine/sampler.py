@@ -1,9 +1,11 @@
 """Logits to tokens: the meaning and order of the parameters are vLLM's (temperature, min-p, top-k, top-p).
 
-Randomness is a pure function of (noise seed, output index, token id), so that a choice depends on nothing but the
-request itself: neither on batch mates, place in the batch, chunking nor device. It knows no request and no text.
+Randomness is a pure function of (noise seed, output index, place in the vocabulary), so that a choice depends on
+nothing but the request itself: neither on batch mates, place in the batch, chunking nor device. It knows no request and
+no text.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,9 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from mini_infer_engine.batch import Row
 from mini_infer_engine.inputs import to_device
+from mini_infer_engine.token_groups import GROUPS_A_TILE, RUN, TOKENS_A_GROUP
 
 GREEDY_TEMPERATURE = 1e-5
 """Below this, dividing by the temperature would overflow; vLLM has the same border."""
@@ -21,6 +25,8 @@ GREEDY_TEMPERATURE = 1e-5
 # Constants of splitmix64 (Steele, Lea and Flood 2014, doi 10.1145/2714064.2660195).
 _GOLDEN, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _MASK_64 = (1 << 64) - 1
+# Tokens of one run of each group of a tile, and such stripes in a tile.
+_STRIPE, _STRIPES = GROUPS_A_TILE * RUN, TOKENS_A_GROUP // RUN
 
 
 @dataclass(slots=True)
@@ -101,7 +107,7 @@ def sample(logits: Tensor, inputs: SamplingInputs) -> Tensor:
 
 
 def _draw(logits: Tensor, random: RandomInputs) -> Tensor:
-    """Gumbel-max: the argmax of logits - log(exponential noise) is a draw from their softmax."""
+    """A draw from the softmax of what the filters leave."""
     logits = logits / random.temperature
     if random.log_min_p is not None:
         logits = logits.masked_fill(logits < logits.amax(dim=-1, keepdim=True) + random.log_min_p, -math.inf)
@@ -110,7 +116,38 @@ def _draw(logits: Tensor, random: RandomInputs) -> Tensor:
             logits = _truncate(logits, cut)
         else:
             logits = logits.index_copy(0, cut.rows, _truncate(logits.index_select(0, cut.rows), cut))
-    return _argmax(logits - exponential_noise(random.keys, logits.shape[-1]).log())
+    return _race(logits, random.keys)
+
+
+def _race(logits: Tensor, keys: Tensor) -> Tensor:
+    """Gumbel-max, as an exponential race: the largest weight / noise is a draw in proportion to the weights.
+
+    Here among groups by the sums of their weights, then among the tokens of the group that won: the same draw as among
+    all tokens, for a 64th of the noise.
+    """
+    weights = (logits - logits.amax(dim=-1, keepdim=True)).exp_()
+    rows, vocab_size = weights.shape
+    stripe = min(-(-vocab_size // RUN) * RUN, _STRIPE)
+    stripes = min(-(-vocab_size // stripe), _STRIPES)
+    if missing := -vocab_size % (stripe * stripes):
+        weights = functional.pad(weights, (0, missing))
+    masses = weights.view(rows, -1, stripes, stripe).sum(dim=2).view(rows, -1, RUN).sum(dim=-1)
+    groups = masses.shape[-1]
+    noise = exponential_noise(keys, TOKENS_A_GROUP + groups)
+    group = _argmax(masses.div_(noise[:, TOKENS_A_GROUP:]))
+    first_tokens, members = _group_layout(groups, stripes, logits.device)
+    tokens = first_tokens[group] + members
+    winner = _argmax(weights.gather(1, tokens).div_(noise[:, : stripes * RUN]))
+    return tokens.gather(1, winner[:, None]).flatten()
+
+
+@functools.lru_cache(maxsize=4)
+def _group_layout(groups: int, stripes: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The first token of each group, [groups, 1], and what to add for the others, [stripes * RUN]; int64."""
+    group = torch.arange(groups, device=device)[:, None]
+    place = torch.arange(stripes * RUN, device=device)
+    first = group // GROUPS_A_TILE * (_STRIPE * _STRIPES) + group % GROUPS_A_TILE * RUN
+    return first, place // RUN * _STRIPE + place % RUN
 
 
 def _argmax(logits: Tensor) -> Tensor:
@@ -145,15 +182,21 @@ def noise_base(noise_seed: int) -> int:
     return _as_signed(_splitmix64(noise_seed & _MASK_64))
 
 
-def exponential_noise(keys: Tensor, vocab_size: int) -> Tensor:
-    """Exp(1) noise, [rows, vocab] fp32, for [rows, 1] keys; each element depends on its key and token id only."""
-    bits = keys + torch.arange(vocab_size, device=keys.device) * _as_signed(_GOLDEN)
+def exponential_noise(keys: Tensor, count: int) -> Tensor:
+    """Exp(1) noise, [rows, count] fp32, for [rows, 1] keys; each element depends on its key and index only."""
+    bits = keys + _counters(count, keys.device)
     bits = (bits ^ _shift_right(bits, 30)) * _as_signed(_MIX_1)
     bits = (bits ^ _shift_right(bits, 27)) * _as_signed(_MIX_2)
     bits = bits ^ _shift_right(bits, 31)
-    # Small values decide, so they need the full resolution of a float near 0: -log1p(-u), not -log(u).
-    uniform = _shift_right(bits, 11).float() * 2.0**-53 + 2.0**-54
+    # Small values decide, so they need the full resolution of a float near 0: -log1p(-u), not -log(u). None may be
+    # infinite: the only candidate would lose.
+    uniform = (_shift_right(bits, 11).float() * 2.0**-53 + 2.0**-54).clamp_(max=1 - 2.0**-24)
     return -torch.log1p(-uniform)
+
+
+@functools.lru_cache(maxsize=4)
+def _counters(count: int, device: torch.device) -> Tensor:
+    return torch.arange(count, device=device) * _as_signed(_GOLDEN)
 
 
 def _shift_right(bits: Tensor, count: int) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mini_infer_engine.batch import Row
 from mini_infer_engine.inputs import to_device
-from mini_infer_engine.kernels.sample import SUPPRESSED_WIDTH, SamplingState
+from mini_infer_engine.kernels.sample import SUPPRESSED_WIDTH, TOKENS_KEPT, SamplingState
 from mini_infer_engine.kernels.slot_update import STATE_FIELDS, update_pages, update_slots
 from mini_infer_engine.models.errors import ModelError
 from mini_infer_engine.sampler import GREEDY_TEMPERATURE, noise_base
@@ -30,6 +30,7 @@ class SlotTable:
         # [slots + 1, pages of the longest sequence] int32
         self.page_tables = torch.full((num_slots + 1, table_width), spare_page, dtype=torch.int32, device=device)
         self._known_pages = [0] * num_slots
+        self._filtered_slots: set[int] = set()
 
     def begin(self, rows: list[Row]) -> None:
         """Rows whose sample is their slot's first: their sampling parameters and lengths go to the device."""
@@ -45,7 +46,20 @@ class SlotTable:
         for row in rows:
             if row.suppressed_token_ids:
                 self._suppress(row)
+            (self._filtered_slots.add if _is_filtered(row) else self._filtered_slots.discard)(row.slot)
         return b"".join(map(_packed_state, rows))
+
+    def has_filters(self, slots: list[int]) -> bool:
+        """Whether, of what runs in one of these slots, some logits may not be chosen."""
+        return bool(self._filtered_slots) and not self._filtered_slots.isdisjoint(slots)
+
+    def places_on_host(self, rows: list[Row]) -> list[tuple[int, int]]:
+        """(row, place in `state.on_host`) of the tokens that a pass of these rows samples."""
+        return [
+            (index, row.slot * TOKENS_KEPT + row.output_index % TOKENS_KEPT)
+            for index, row in enumerate(rows)
+            if row.sampling is not None
+        ]
 
     def describe_spare(self) -> bytes:
         """The same of one line that changes nothing: the spare slot as it is."""
@@ -86,6 +100,12 @@ class SlotTable:
         padded = np.full(SUPPRESSED_WIDTH, -1, dtype=np.int32)
         padded[: len(token_ids)] = token_ids
         self.state.suppressed[row.slot].copy_(to_device(padded, self.device))
+
+
+def _is_filtered(row: Row) -> bool:
+    asks = row.sampling
+    assert asks is not None
+    return bool(row.suppressed_token_ids) or asks.top_k > 0 or asks.top_p < 1 or asks.min_p > 0
 
 
 def _packed_state(row: Row) -> bytes:

@@ -84,8 +84,48 @@ def test_frequencies_are_the_softmax_by_chi_square() -> None:
         ):
             counts = torch.bincount(torch.tensor(choose(logits.expand(draws, -1), rows)), minlength=8).double()
             expected = (logits[0].double() / temperature).softmax(0) * draws
-            chi_square = ((counts - expected) ** 2 / expected).sum().item()
-            assert chi_square < 24.3, counts  # 99.9 % of the distribution with 7 degrees of freedom
+            assert chi_square(counts, expected) < 24.3, counts  # 99.9 % of the distribution with 7 degrees of freedom
+
+
+def test_draws_from_a_large_vocabulary_are_the_softmax_and_independent_by_chi_square() -> None:
+    """5000 tokens are many groups, the last cut short. Seeds and positions follow each other, as they do in service."""
+    vocabulary, draws = 5000, 20_000
+    logits = torch.randn(1, vocabulary, generator=torch.Generator().manual_seed(3)) * 2
+    probabilities = logits[0].double().softmax(0)
+    for varied in (lambda count: row(7, count), lambda count: row(count, 7)):
+        chosen = []
+        for first in range(0, draws, 2000):
+            chosen += choose(logits.expand(2000, -1), [varied(first + index) for index in range(2000)])
+        expected = probabilities * draws
+        single = expected >= 5
+        counts = torch.bincount(torch.tensor(chosen), minlength=vocabulary).double()
+        counts = torch.cat((counts[single], counts[~single].sum(0, keepdim=True)))
+        expected = torch.cat((expected[single], expected[~single].sum(0, keepdim=True)))
+        assert chi_square(counts, expected) < most_chi_square(len(counts) - 1)
+        # Neither the token's group nor its place there tells anything of those of the next draw.
+        for trait in ([token // 8 % 128 // 16 for token in chosen], [token % 8 for token in chosen]):
+            trait = torch.tensor(trait)
+            pairs = torch.bincount(trait[:-1] * 8 + trait[1:], minlength=64).double()
+            shares = torch.bincount(trait, minlength=8).double() / draws
+            assert chi_square(pairs, torch.outer(shares, shares).flatten() * (draws - 1)) < most_chi_square(49)
+
+
+def chi_square(counts: Tensor, expected: Tensor) -> float:
+    return ((counts - expected) ** 2 / expected).sum().item()
+
+
+def most_chi_square(degrees: int) -> float:
+    """Four standard deviations above the mean."""
+    return degrees + 4 * (2 * degrees) ** 0.5
+
+
+@pytest.mark.parametrize("vocabulary", [1, 8, 100, 1024, 1025, 8191, 8193, 20_000])
+def test_every_token_of_any_vocabulary_can_be_chosen(vocabulary: int) -> None:
+    """Each in turn is the only likely one: the groups leave none out and name none twice."""
+    tokens = sorted({0, vocabulary // 3, vocabulary // 2, vocabulary - 2, vocabulary - 1} - {-1})
+    logits = torch.full((len(tokens), vocabulary), -math.inf)
+    logits[range(len(tokens)), tokens] = 1.0
+    assert choose(logits, [row(seed) for seed in range(len(tokens))]) == tokens
 
 
 def test_noise_is_exponential_and_uncorrelated_between_neighbours() -> None:
@@ -102,6 +142,11 @@ def test_noise_bits_never_change() -> None:
     """Pinned: a seed that a client keeps must give the same text in the next release."""
     assert [noise_key(seed, index) for seed, index in ((0, 0), (1, 7), (2**63 - 1, 4096))] == NOISE_KEYS
     assert exponential_noise(torch.tensor([[NOISE_KEYS[1]]]), 3)[0].tolist() == pytest.approx(NOISE_VALUES, rel=1e-6)
+
+
+def test_the_largest_noise_is_finite() -> None:
+    """This key's first hash is all ones: its token must not lose to none at all."""
+    assert exponential_noise(torch.tensor([[-3487469807577879104]]), 1).item() == pytest.approx(24 * math.log(2))
 
 
 def test_a_choice_depends_on_nothing_but_its_own_row() -> None:

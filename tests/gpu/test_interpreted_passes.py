@@ -55,32 +55,35 @@ def test_passes_equal_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         graph = graphs.PrefillGraph(runner, 32, 0)
         graph.load([], [prompt(3, 0, 20, pages), prompt(5, 0, 7, others)])
         graph._run()
-        assert graph.tokens[:2].tolist() == [best[19], best[6]]
+        last_tokens = runner.table.state.last_tokens
+        assert last_tokens[[3, 5]].tolist() == [best[19], best[6]]
         graph.load([], [prompt(3, 20, 10, pages)])
         graph._run()
-        assert graph.tokens[0] == best[29]
+        assert last_tokens[3] == best[29]
 
         decode = graphs.DecodeGraph(runner, 2)
         runner.decode_slots[0] = 3
         runner.table.send_pages([Row(3, 30, 1, None, pages, GREEDY)], runner.page_size)
-        runner.table.state.last_tokens[3] = TOKENS[30]
+        last_tokens[3] = TOKENS[30]
         decode._run_forward()
-        assert sample(decode.logits, decode.slots, runner.table.state)[0] == best[30]
+        sample(decode.logits, decode.slots, runner.table.state)
+        assert last_tokens[3] == best[30]
 
-        runner.table.state.last_tokens[3] = TOKENS[31]
+        last_tokens[3] = TOKENS[31]
         mixed = [Row(3, 31, 1, None, pages, GREEDY), prompt(5, 7, 5, others)]
         runner.table.begin(mixed[1:])
-        assert runner._eager(Batch(mixed, 1)).tolist() == [best[31], best[11]]
+        runner._eager(Batch(mixed, 1))
+        assert last_tokens[[3, 5]].tolist() == [best[31], best[11]]
 
-        runner.table.state.last_tokens[3], runner.table.state.last_tokens[5] = TOKENS[32], TOKENS[12]
+        last_tokens[3], last_tokens[5] = TOKENS[32], TOKENS[12]
         decodes = [Row(3, 32, 1, None, pages, GREEDY), Row(5, 12, 1, None, others, GREEDY)]
         runner.table.forget_pages(mixed[1:])
         graph = graphs.PrefillGraph(runner, 48, 4)
         third = dealer.table(48)
         graph.load(decodes, [prompt(1, 0, 18, third), prompt(2, 0, 9, dealer.table(48))])
         graph._run()
-        assert graph.tokens[:4].tolist() == [best[32], best[12], best[17], best[8]]
-        runner.table.state.last_tokens[5] = TOKENS[13]
+        assert last_tokens[[3, 5, 1, 2]].tolist() == [best[32], best[12], best[17], best[8]]
+        last_tokens[5] = TOKENS[13]
         graph.load([Row(5, 13, 1, None, others, GREEDY)], [prompt(1, 18, 20, third)])
         graph._run()
-        assert graph.tokens[:2].tolist() == [best[13], best[37]]
+        assert last_tokens[[5, 1]].tolist() == [best[13], best[37]]

@@ -7,7 +7,7 @@ pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
 
 from mini_infer_engine.batch import Row
 from mini_infer_engine.kernels.gather import gather_decode_inputs
-from mini_infer_engine.kernels.sample import SUPPRESSED_WIDTH, sample
+from mini_infer_engine.kernels.sample import SUPPRESSED_WIDTH, TOKENS_KEPT, sample
 from mini_infer_engine.kernels.slot_update import update_pages
 from mini_infer_engine.models.errors import ModelError
 from mini_infer_engine.request import SamplingParams
@@ -61,25 +61,46 @@ def test_the_kernel_chooses_as_the_sampler_does(vocabulary: int, dtype: torch.dt
         rows = [asking_row(slot, params, step) for slot, params in zip(slots, kinds, strict=True)]
         on_host = logits[: len(slots)].float().cpu()
         expected = sample_by_torch(on_host, build_sampling(rows, vocabulary, torch.device("cpu")))
-        chosen = sample(logits, on_device, table.state)[: len(slots)].cpu()
+        sample(logits, on_device, table.state, filtered=table.has_filters(slots))
+        chosen = table.state.last_tokens.cpu()[slots]
         wrong = [kinds[index] for index in (chosen != expected).nonzero().flatten().tolist()]
         assert not wrong, (step, wrong)
         state = table.state
-        assert state.last_tokens[slots].tolist() == chosen.tolist()
+        assert state.on_host[slots, step % TOKENS_KEPT].tolist() == chosen.tolist()
         assert state.lengths[slots].tolist() == [10 + slot + step + 1 for slot in slots]
         assert state.output_indexes[slots].tolist() == [step + 1] * len(slots)
     assert (state.last_tokens[spare], state.lengths[spare], state.output_indexes[spare]) == (0, 0, 0)
 
 
+@pytest.mark.parametrize(("rows", "programs"), cases([(3, 1), (3, 6), (3, 1000)], [(1, 1000), (31, 1), (31, 1056)]))
+def test_parts_of_any_size_choose_as_the_sampler_does(
+    rows: int, programs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three tiles, in one part, in two and in three; the best logits are in all of them, and some are suppressed."""
+    monkeypatch.setattr("mini_infer_engine.kernels.sample._PROGRAMS", programs)
+    vocabulary, kinds = 20_003, [PARAMS[1], PARAMS[0], PARAMS[-1]]
+    table = SlotTable(rows, 4, 0, DEVICE)
+    asked = [asking_row(slot, kinds[slot % 3], 0) for slot in range(rows)]
+    table.begin(asked)
+    logits = normal(rows, vocabulary)
+    expected = sample_by_torch(logits.cpu(), build_sampling(asked, vocabulary, torch.device("cpu")))
+    slots = torch.arange(rows, dtype=torch.int32, device=DEVICE)
+    sample(logits, slots, table.state, filtered=table.has_filters(slots.tolist()))
+    assert table.state.last_tokens[:rows].tolist() == expected.tolist()
+
+
 @pytest.mark.parametrize("rows", cases([1], [2, 31, 256, 1100]))
 def test_greedy_takes_the_first_of_equals_for_any_number_of_rows(rows: int) -> None:
-    vocabulary = 151_936 if ON_GPU else 300
-    logits = normal(rows, vocabulary, dtype=BF16)
-    logits[:, [vocabulary - 1, vocabulary // 2, 5]] = logits.amax(dim=1, keepdim=True) + 1
-    table = SlotTable(rows, 4, 0, DEVICE)
-    table.begin([asking_row(slot, SamplingParams(temperature=0.0), 0) for slot in range(rows)])
-    slots = torch.arange(rows, dtype=torch.int32, device=DEVICE)
-    assert sample(logits, slots, table.state).tolist() == [5] * rows
+    """9000 comes before 9216, though the latter's group comes first."""
+    vocabulary = 151_936 if ON_GPU else 20_000
+    for first in (5, 1024, 8200, 9000):
+        logits = normal(rows, vocabulary, dtype=BF16)
+        logits[:, [vocabulary - 1, vocabulary // 2, 9216, first]] = logits.amax(dim=1, keepdim=True) + 1
+        table = SlotTable(rows, 4, 0, DEVICE)
+        table.begin([asking_row(slot, SamplingParams(temperature=0.0), 0) for slot in range(rows)])
+        slots = torch.arange(rows, dtype=torch.int32, device=DEVICE)
+        sample(logits, slots, table.state, filtered=False)
+        assert table.state.last_tokens[:rows].tolist() == [first] * rows
 
 
 def test_draws_follow_the_softmax() -> None:
@@ -89,7 +110,8 @@ def test_draws_follow_the_softmax() -> None:
     table = SlotTable(draws, 4, 0, DEVICE)
     table.begin([asking_row(slot, SamplingParams(temperature=1.0), 0) for slot in range(draws)])
     slots = torch.arange(draws, dtype=torch.int32, device=DEVICE)
-    chosen = sample(weights.log().repeat(draws, 1).to(DEVICE), slots, table.state).cpu()
+    sample(weights.log().repeat(draws, 1).to(DEVICE), slots, table.state)
+    chosen = table.state.last_tokens[:draws].cpu()
     shares = torch.bincount(chosen, minlength=5) / draws
     assert ((shares - weights).abs() <= 5 * (weights * (1 - weights) / draws).sqrt()).all(), shares
 

@@ -1,7 +1,8 @@
 """Choosing the next token of each row without a sort: greedy, or by Gumbel noise that only seed and position decide.
 
-Top-k, top-p and min-p are one threshold a row, found by bisection over its ordered bits; the choice is then the
-largest noisy logit above the threshold. The formulas are those of sampler.py, so that CPU and GPU choose alike.
+Top-k, top-p and min-p are one threshold a row, found by bisection over its ordered bits. What is left is read once:
+noise is drawn for groups of tokens, and for the tokens of a part's best group. The formulas are those of sampler.py, so
+that CPU and GPU choose alike.
 """
 
 from dataclasses import dataclass
@@ -12,9 +13,16 @@ import triton.language as tl
 
 from mini_infer_engine.kernels.sizes import cdiv, next_power_of_2
 from mini_infer_engine.kernels.workspace import Workspace
+from mini_infer_engine.token_groups import GROUPS_A_TILE, RUN, TOKENS_A_GROUP
 
 SUPPRESSED_WIDTH = 32
 """Token ids that one slot can suppress on the device (EOS and stop tokens before min_tokens)."""
+
+TOKENS_KEPT = 2
+"""Of each slot, for the host: it reads a pass's tokens before it launches the pass after the next."""
+
+_PROGRAMS = 1056
+"""To choose with: eight for each multiprocessor of an H100 or H200, of which five run at a time."""
 
 
 @dataclass(slots=True)
@@ -31,6 +39,7 @@ class SamplingState:
     min_ps: torch.Tensor  # [slots] fp32, 0: off
     suppress_until: torch.Tensor  # [slots] int32, output index from which all tokens are allowed
     suppressed: torch.Tensor  # [slots, SUPPRESSED_WIDTH] int32, -1: none
+    on_host: torch.Tensor  # [slots, TOKENS_KEPT] int64, pinned: the token of an output index, at its remainder
 
     @classmethod
     def zeros(cls, slots: int, device: torch.device) -> "SamplingState":
@@ -50,6 +59,7 @@ class SamplingState:
             min_ps=make(torch.float32),
             suppress_until=make(torch.int32),
             suppressed=make(torch.int32, SUPPRESSED_WIDTH) - 1,
+            on_host=torch.zeros((slots, TOKENS_KEPT), dtype=torch.int64, pin_memory=device.type == "cuda"),
         )
 
 
@@ -63,15 +73,6 @@ def _ordered(values):
 @triton.jit
 def _unordered(ordered):
     return tl.where(ordered < 0, ordered ^ 0x7FFFFFFF, ordered).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _allowed(values, columns, suppressed, slot, active, WIDTH: tl.constexpr):
-    if active:
-        for index in range(WIDTH):
-            banned = tl.load(suppressed + slot * WIDTH + index)
-            values = tl.where(columns == banned, float("-inf"), values)
-    return values
 
 
 @triton.jit
@@ -91,22 +92,25 @@ def _threshold(
     BLOCK: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """Program (row): the smallest logit that may be chosen, -inf where no filter is on."""
+    """Program (row): suppressed logits to -inf, in place; the smallest to choose from, -inf where no filter is on."""
     row = tl.program_id(0)
     slot = tl.load(slots + row).to(tl.int64)
+    source = logits + row.to(tl.int64) * logits_stride
+    if tl.load(output_indexes + slot) < tl.load(suppress_until + slot):
+        tokens = tl.load(suppressed + slot * WIDTH + tl.arange(0, WIDTH))
+        gone = tl.full((WIDTH,), float("-inf"), logits.dtype.element_ty)
+        tl.store(source + tokens, gone, mask=(tokens >= 0) & (tokens < vocabulary))
+        tl.debug_barrier()  # other threads read them
     inverse_temperature = tl.load(inverse_temperatures + slot)
     top_k = tl.load(top_ks + slot)
     top_p = tl.load(top_ps + slot)
     min_p = tl.load(min_ps + slot)
     threshold = float("-inf")
     if (inverse_temperature > 0) & ((top_k > 0) | (top_p < 1) | (min_p > 0)):
-        suppress = tl.load(output_indexes + slot) < tl.load(suppress_until + slot)
-        source = logits + row.to(tl.int64) * logits_stride
         top = float("-inf")
         for start in range(0, vocabulary, BLOCK):
             columns = start + tl.arange(0, BLOCK)
             values = tl.load(source + columns, mask=columns < vocabulary, other=float("-inf")).to(tl.float32)
-            values = _allowed(values, columns, suppressed, slot, suppress, WIDTH)
             top = tl.maximum(top, tl.max(values, axis=0))
         if min_p > 0:
             threshold = top + tl.log(min_p) / inverse_temperature
@@ -121,7 +125,6 @@ def _threshold(
                 for start in range(0, vocabulary, BLOCK):
                     columns = start + tl.arange(0, BLOCK)
                     values = tl.load(source + columns, mask=columns < vocabulary, other=float("-inf")).to(tl.float32)
-                    values = _allowed(values, columns, suppressed, slot, suppress, WIDTH)
                     count += tl.sum(((values >= value) & (columns < vocabulary)).to(tl.int32), axis=0)
                 if count >= top_k:
                     low = middle.to(tl.int32)
@@ -133,7 +136,6 @@ def _threshold(
             for start in range(0, vocabulary, BLOCK):
                 columns = start + tl.arange(0, BLOCK)
                 values = tl.load(source + columns, mask=columns < vocabulary, other=float("-inf")).to(tl.float32)
-                values = _allowed(values, columns, suppressed, slot, suppress, WIDTH)
                 kept = tl.where(values >= threshold, tl.exp((values - top) * inverse_temperature), 0.0)
                 mass += tl.sum(kept, axis=0)
             wanted = mass * top_p
@@ -146,7 +148,6 @@ def _threshold(
                 for start in range(0, vocabulary, BLOCK):
                     columns = start + tl.arange(0, BLOCK)
                     values = tl.load(source + columns, mask=columns < vocabulary, other=float("-inf")).to(tl.float32)
-                    values = _allowed(values, columns, suppressed, slot, suppress, WIDTH)
                     kept = tl.where(values >= value, tl.exp((values - top) * inverse_temperature), 0.0)
                     found += tl.sum(kept, axis=0)
                 if found >= wanted:
@@ -166,6 +167,26 @@ def _mix(bits):
 
 
 @triton.jit
+def _noise(key, counters):
+    """Exp(1) noise: sampler.exponential_noise."""
+    golden = tl.full((), 0x9E3779B97F4A7C15, tl.uint64)
+    bits = _mix(key + counters.to(tl.uint64) * golden)
+    uniform = (bits >> 11).to(tl.float32) * 1.1102230246251565e-16 + 5.551115123125783e-17
+    uniform = tl.minimum(uniform, 0.99999994)
+    series = uniform * (1.0 + uniform * (0.5 + uniform * (0.33333334 + uniform * 0.25)))
+    return tl.where(uniform < 0.03, series, -tl.log(1.0 - uniform))  # -log1p(-uniform)
+
+
+@triton.jit
+def _candidates(source, columns, vocabulary, threshold, FILTERED: tl.constexpr):
+    """Logits in fp32, -inf where they may not be chosen."""
+    values = tl.load(source + columns, mask=columns < vocabulary, other=float("-inf")).to(tl.float32)
+    if FILTERED:
+        values = tl.where(values >= threshold, values, float("-inf"))
+    return values
+
+
+@triton.jit(do_not_specialize=["tiles_a_part", "spare_slot"])
 def _choose(
     logits,
     slots,
@@ -175,99 +196,128 @@ def _choose(
     noise_seeds,
     output_indexes,
     inverse_temperatures,
-    suppress_until,
-    suppressed,
-    chosen,
+    on_host,
     partial_values,
     partial_tokens,
     counters,
     vocabulary,
     logits_stride,
+    tiles_a_part,
     spare_slot,
-    BLOCK: tl.constexpr,
-    WIDTH: tl.constexpr,
-    SPLITS: tl.constexpr,
+    GROUP: tl.constexpr,
+    RUN: tl.constexpr,
+    GROUPS: tl.constexpr,
+    FILTERED: tl.constexpr,
+    MOST_PARTS: tl.constexpr,
+    KEPT: tl.constexpr,
 ):
-    """Program (row, part of the vocabulary). The part that arrives last picks the best and advances the slot."""
+    """Program (row, part of the vocabulary). The part that arrives last picks the best and advances the slot.
+
+    The logits of a group are one thread's: nothing passes between threads before a part's end.
+    """
     row = tl.program_id(0)
     part = tl.program_id(1)
+    parts = tl.num_programs(1)
     slot = tl.load(slots + row).to(tl.int64)
     inverse_temperature = tl.load(inverse_temperatures + slot)
     output_index = tl.load(output_indexes + slot)
-    suppress = output_index < tl.load(suppress_until + slot)
-    threshold = tl.load(thresholds + row)
-    golden = tl.full((), 0x9E3779B97F4A7C15, tl.uint64)
     seed = tl.load(noise_seeds + slot).to(tl.uint64, bitcast=True)
-    key = _mix(seed + output_index.to(tl.uint64) + golden)
+    threshold = float("-inf")
+    if FILTERED:
+        threshold = tl.load(thresholds + row)
+    key = _mix(seed + output_index.to(tl.uint64) + tl.full((), 0x9E3779B97F4A7C15, tl.uint64))
     source = logits + row.to(tl.int64) * logits_stride
-    best = tl.full((), float("-inf"), tl.float32)
-    best_token = tl.full((), 0, tl.int32)
-    size = tl.cdiv(tl.cdiv(vocabulary, BLOCK), SPLITS) * BLOCK
-    for start in range(part * size, tl.minimum((part + 1) * size, vocabulary), BLOCK):
-        columns = start + tl.arange(0, BLOCK)
-        values = tl.load(source + columns, mask=columns < vocabulary, other=float("-inf")).to(tl.float32)
-        values = _allowed(values, columns, suppressed, slot, suppress, WIDTH)
+
+    # 1. The best group of each thread.
+    threads = tl.arange(0, GROUPS)
+    runs = tl.arange(0, GROUP // RUN) * (GROUPS * RUN)
+    within = threads[:, None, None] * RUN + runs[None, :, None] + tl.arange(0, RUN)[None, None, :]
+    first = part * tiles_a_part
+    best = tl.full((GROUPS,), float("-inf"), tl.float32)
+    best_tile = tl.zeros((GROUPS,), tl.int32) + first
+    for tile in range(first, tl.minimum(first + tiles_a_part, tl.cdiv(vocabulary, GROUP * GROUPS))):
+        columns = tile * (GROUP * GROUPS) + within
+        values = _candidates(source, columns, vocabulary, threshold, FILTERED)
+        score = tl.max(tl.max(values, axis=2), axis=1)
         if inverse_temperature > 0:
-            bits = _mix(key + columns.to(tl.uint64) * golden)
-            uniform = (bits >> 11).to(tl.float32) * 1.1102230246251565e-16 + 5.551115123125783e-17
-            series = uniform * (1.0 + uniform * (0.5 + uniform * (0.33333334 + uniform * 0.25)))
-            noise = tl.where(uniform < 0.03, series, -tl.log(1.0 - uniform))  # -log1p(-uniform)
-            noisy = values * inverse_temperature - tl.log(noise)
-            values = tl.where(values >= threshold, noisy, float("-inf"))
-        top, index = tl.max(values, axis=0, return_indices=True)
-        if top > best:
-            best = top
-            best_token = start + index
-    last = True
-    if SPLITS > 1:
-        tl.store(partial_values + row * SPLITS + part, best)
-        tl.store(partial_tokens + row * SPLITS + part, best_token)
-        tl.debug_barrier()
-        last = tl.atomic_add(counters + row, 1, sem="acq_rel") == SPLITS - 1
-        if last:
-            parts = tl.arange(0, SPLITS)
-            values = tl.load(partial_values + row * SPLITS + parts, cache_modifier=".cg")
-            top, index = tl.max(values, axis=0, return_indices=True)
-            best_token = tl.load(partial_tokens + row * SPLITS + index, cache_modifier=".cg")
-            tl.store(counters + row, 0)
-    if last:
-        tl.store(chosen + row, best_token.to(tl.int64))
+            top = tl.maximum(score, -1e30)  # finite: -inf - -inf is no number
+            weights = tl.exp2((values - top[:, None, None]) * (inverse_temperature * 1.4426950408889634))
+            mass = tl.sum(tl.sum(weights, axis=2), axis=1)
+            noise = _noise(key, GROUP + tile * GROUPS + threads)
+            score = top * inverse_temperature + tl.log(mass / noise)
+        better = score > best
+        best = tl.where(better, score, best)
+        best_tile = tl.where(better, tile, best_tile)
+
+    # 2. The token. Equals are settled as by a search from the first: in bf16 they are common.
+    top = tl.max(best, axis=0)
+    none = tl.full((), 0x7FFFFFFF, tl.int32)
+    if inverse_temperature > 0:
+        group = tl.min(tl.where(best == top, best_tile * GROUPS + threads, none), axis=0)
+        places = tl.arange(0, GROUP)
+        tokens = (group // GROUPS) * (GROUP * GROUPS) + (group % GROUPS) * RUN
+        tokens += (places // RUN) * (GROUPS * RUN) + places % RUN
+        members = _candidates(source, tokens, vocabulary, threshold, FILTERED)
+        noisy = members * inverse_temperature - tl.log(_noise(key, places))
+        token = tl.min(tl.where(noisy == tl.max(noisy, axis=0), tokens, none), axis=0)
+    else:
+        columns = tl.min(tl.where(best == top, best_tile, none), axis=0) * (GROUP * GROUPS) + within
+        values = _candidates(source, columns, vocabulary, threshold, False)
+        found = tl.where(values == top, columns, none)
+        token = tl.min(tl.min(tl.min(found, axis=2), axis=1), axis=0)
+    token = tl.minimum(token, vocabulary - 1)  # nothing equals NaN
+
+    # 3. The best of all parts.
+    tl.store(partial_values + row * MOST_PARTS + part, top)
+    tl.store(partial_tokens + row * MOST_PARTS + part, token)
+    tl.debug_barrier()
+    if tl.atomic_add(counters + row, 1, sem="acq_rel") == parts - 1:
+        others = tl.arange(0, MOST_PARTS)
+        values = tl.load(
+            partial_values + row * MOST_PARTS + others, mask=others < parts, other=float("-inf"), cache_modifier=".cg"
+        )
+        _, winner = tl.max(values, axis=0, return_indices=True)
+        chosen = tl.load(partial_tokens + row * MOST_PARTS + winner, cache_modifier=".cg").to(tl.int64)
+        tl.store(counters + row, 0)
         if slot != spare_slot:
-            tl.store(last_tokens + slot, best_token.to(tl.int64))
+            tl.store(on_host + slot * KEPT + output_index % KEPT, chosen)
+            tl.store(last_tokens + slot, chosen)
             tl.store(lengths + slot, tl.load(lengths + slot) + 1)
             tl.store(output_indexes + slot, output_index + 1)
 
 
-def sample(logits: torch.Tensor, slots: torch.Tensor, state: SamplingState) -> torch.Tensor:
-    """Choose [rows] int64 from logits [rows, vocabulary] and advance each slot: its last token, length, output index.
+def sample(logits: torch.Tensor, slots: torch.Tensor, state: SamplingState, *, filtered: bool = True) -> None:
+    """Choose a token for each row of logits [rows, vocabulary] and advance its slot: `state` has it, and the host.
 
-    The last slot of `state` is the padded rows': it never advances.
+    The last slot of `state` is the padded rows': it never advances. `filtered`: some row may have top-k, top-p or
+    min-p.
     """
     rows, vocabulary = logits.shape
-    chosen = torch.empty(rows, dtype=torch.int64, device=logits.device)
-    thresholds = torch.empty(rows, dtype=torch.float32, device=logits.device)
-    _threshold[(rows,)](
-        logits,
-        slots,
-        state.inverse_temperatures,
-        state.top_ks,
-        state.top_ps,
-        state.min_ps,
-        state.output_indexes,
-        state.suppress_until,
-        state.suppressed,
-        thresholds,
-        vocabulary,
-        logits.stride(0),
-        BLOCK=min(8192, next_power_of_2(vocabulary)),
-        WIDTH=SUPPRESSED_WIDTH,
-        num_warps=16,
-    )
-    block = min(2048, next_power_of_2(vocabulary))
-    splits = min(64, next_power_of_2(max(1, min(cdiv(vocabulary, block), 1056 // rows))))
-    partial_values = torch.empty((rows, splits), dtype=torch.float32, device=logits.device)
-    partial_tokens = torch.empty((rows, splits), dtype=torch.int32, device=logits.device)
-    _choose[(rows, splits)](
+    thresholds = torch.empty(rows if filtered else 0, dtype=torch.float32, device=logits.device)
+    if filtered:
+        _threshold[(rows,)](
+            logits,
+            slots,
+            state.inverse_temperatures,
+            state.top_ks,
+            state.top_ps,
+            state.min_ps,
+            state.output_indexes,
+            state.suppress_until,
+            state.suppressed,
+            thresholds,
+            vocabulary,
+            logits.stride(0),
+            BLOCK=min(8192, next_power_of_2(vocabulary)),
+            WIDTH=SUPPRESSED_WIDTH,
+            num_warps=16,
+        )
+    tiles = cdiv(vocabulary, TOKENS_A_GROUP * GROUPS_A_TILE)
+    tiles_a_part = cdiv(tiles, max(1, _PROGRAMS // rows))
+    most_parts = next_power_of_2(tiles)
+    partial_values = torch.empty((rows, most_parts), dtype=torch.float32, device=logits.device)
+    partial_tokens = torch.empty((rows, most_parts), dtype=torch.int32, device=logits.device)
+    _choose[(rows, cdiv(tiles, tiles_a_part))](
         logits,
         slots,
         thresholds,
@@ -276,18 +326,19 @@ def sample(logits: torch.Tensor, slots: torch.Tensor, state: SamplingState) -> t
         state.noise_seeds,
         state.output_indexes,
         state.inverse_temperatures,
-        state.suppress_until,
-        state.suppressed,
-        chosen,
+        state.on_host,
         partial_values,
         partial_tokens,
         Workspace.of(logits.device, partials=0).counters,
         vocabulary,
         logits.stride(0),
+        tiles_a_part,
         state.last_tokens.shape[0] - 1,
-        BLOCK=block,
-        WIDTH=SUPPRESSED_WIDTH,
-        SPLITS=splits,
+        GROUP=TOKENS_A_GROUP,
+        RUN=RUN,
+        GROUPS=GROUPS_A_TILE,
+        FILTERED=filtered,
+        MOST_PARTS=most_parts,
+        KEPT=TOKENS_KEPT,
         num_warps=4,
     )
-    return chosen
