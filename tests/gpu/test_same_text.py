@@ -8,6 +8,8 @@ import torch
 
 pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
 
+from mini_infer_engine import graph_runner, graphs
+from mini_infer_engine.graph_runner import GraphRunner
 from mini_infer_engine.request import Request
 from tests.gpu.device import GPU_ONLY
 from tests.gpu.runs import make_engine, make_runner, make_settings, mixed_requests, texts
@@ -116,6 +118,19 @@ def test_requests_that_come_and_go_at_any_step_keep_their_text(folder: Path, exp
             made[output.request_id] += output.token_ids
         step += 1
     check(list(made.values()), expected)
+
+
+@pytest.mark.parametrize("chunk", [0, 48])
+def test_large_models_have_prompts_and_decodes_in_one_graph(
+    folder: Path, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch, chunk: int
+) -> None:
+    for module in (graphs, graph_runner):
+        monkeypatch.setattr(module, "is_launch_bound", lambda weight_bytes: False)
+    settings = make_settings(folder, attention_backend="triton", long_prefill_token_threshold=chunk)
+    runner = make_runner(settings)
+    assert isinstance(runner, GraphRunner)
+    assert all(graph.num_decodes for graph in runner.prefill_graphs.values())
+    check(texts(make_engine(settings, runner), requests()), expected)
 
 
 def test_two_runners_in_one_process_do_not_disturb_each_other(folder: Path, expected: list[list[int]]) -> None:
