@@ -190,7 +190,9 @@ class GraphRunner(TorchRunner):
 
     def _prefill_graph(self, decodes: int, prefills: list[Row]) -> PrefillGraph | None:
         """The smallest captured pass with room for so many decode rows and these prompts."""
-        return next((graph for graph in self.prefill_graphs.values() if graph.holds(decodes, prefills)), None)
+        tokens = decodes + sum(row.count for row in prefills)
+        graphs = self.prefill_graphs.values()
+        return next((graph for graph in graphs if graph.holds(tokens, decodes, len(prefills))), None)
 
     def _eager(self, batch: Batch) -> None:
         """Any batch, kernel by kernel."""

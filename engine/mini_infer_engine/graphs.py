@@ -110,11 +110,9 @@ class PrefillGraph:
         with torch.cuda.graph(self.graph, pool=runner.graph_memory):
             self._run()
 
-    def holds(self, num_decodes: int, prefills: list[Row]) -> bool:
-        """Whether there is room for them."""
-        tokens = num_decodes + sum(row.count for row in prefills)
-        fits = tokens <= self.num_tokens and num_decodes <= self.num_decodes
-        return fits and len(prefills) <= self.num_sequences
+    def holds(self, tokens: int, decodes: int, prefills: int) -> bool:
+        """Whether there is room for `tokens` of so many decode rows and prompts."""
+        return tokens <= self.num_tokens and decodes <= self.num_decodes and prefills <= self.num_sequences
 
     def _split(self, packed: np.ndarray) -> list[np.ndarray]:
         return np.split(packed, np.cumsum(self._sizes)[:-1])
