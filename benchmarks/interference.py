@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from common.budget import Budget
 from common.engines import SETTINGS, SMOKE_MODEL, SMOKE_SETTINGS
 from common.isolation import isolated
+from common.kernel_times import show_kernel_times
 from common.models import model_folder
 from common.report import integers, make_parser, percentile, print_table, save, say, words
 from common.targets import Target, verdict_cells
@@ -52,7 +53,7 @@ SMOKE = Work(decoding=3, prompt=8, output=60, long_prompt=200, long_prompts=2, q
 Span = tuple[float, float]
 
 
-def measure(settings: dict[str, Any], work: Work, chunks: list[int]) -> Iterator[dict[str, Any]]:
+def measure(settings: dict[str, Any], work: Work, chunks: list[int], profiled: list[int]) -> Iterator[dict[str, Any]]:
     """Figures by chunk; one model for all, a new engine around it for each."""
     from mini_infer_engine.engine import Engine
     from mini_infer_engine.runners import load_runner
@@ -72,7 +73,34 @@ def measure(settings: dict[str, Any], work: Work, chunks: list[int]) -> Iterator
             found["long ttft / whole"] = found["long ttft ms"] / whole["long ttft ms"]
             found["throughput / whole"] = whole["all work s"] / found["all work s"]
         say(f"  chunks of {chunk or 'the whole prompt'}: overlap p99 {found['overlap p99 ms']:.2f} ms")
+        if chunk in profiled:
+            profile(engine, work, chunk, dice)
         yield {str(chunk): found}
+
+
+def profile(engine: "Engine", work: Work, chunk: int, dice: random.Random) -> None:
+    """Show the kernels of passes with chunks from the middle of a long prompt."""
+    for index in range(work.decoding):
+        add(engine, work, dice, f"decode{index}", work.prompt, work.output)
+    for _ in range(_WARM_UP_TOKENS):
+        engine.step()
+    add(engine, work, dice, "long", work.long_prompt, 1)
+    for _ in range(work.long_prompt // chunk // 2):
+        engine.step()
+    show_kernel_times(engine.step, passes=3)
+    for name in ("long", *(f"decode{index}" for index in range(work.decoding))):
+        engine.abort(name)
+    while engine.has_work:
+        engine.step()
+
+
+def add(engine: "Engine", work: Work, dice: random.Random, name: str, length: int, output: int) -> None:
+    """A request of random tokens."""
+    from mini_infer_engine.request import Request, SamplingParams
+
+    token_ids = [dice.randrange(work.vocabulary) for _ in range(length)]
+    sampling = SamplingParams(temperature=0, max_tokens=output, ignore_eos=True)
+    engine.add(Request(request_id=name, prompt_token_ids=token_ids, sampling=sampling))
 
 
 def run(engine: "Engine", work: Work, dice: random.Random) -> tuple[float, list[Span], list[Span]]:
@@ -80,20 +108,13 @@ def run(engine: "Engine", work: Work, dice: random.Random) -> tuple[float, list[
 
     The engine is stepped by hand, so that every token has its time.
     """
-    from mini_infer_engine.request import Request, SamplingParams
-
-    def add(name: str, length: int, output: int) -> None:
-        token_ids = [dice.randrange(work.vocabulary) for _ in range(length)]
-        sampling = SamplingParams(temperature=0, max_tokens=output, ignore_eos=True)
-        engine.add(Request(request_id=name, prompt_token_ids=token_ids, sampling=sampling))
-
     gaps: list[Span] = []
     long: list[Span] = []
     last: dict[str, float] = {}
     arrived, made, made_at_arrival = 0.0, 0, 0
     all_decode_since = float("inf")
     for index in range(work.decoding):
-        add(f"decode{index}", work.prompt, work.output)
+        add(engine, work, dice, f"decode{index}", work.prompt, work.output)
     begin = time.perf_counter()
     while engine.has_work:
         outputs = engine.step()
@@ -111,7 +132,7 @@ def run(engine: "Engine", work: Work, dice: random.Random) -> tuple[float, list[
             all_decode_since = min(all_decode_since, now)
         due = len(last) == work.decoding and made - made_at_arrival >= work.quiet_steps * work.decoding
         if due and not arrived and len(long) < work.long_prompts:
-            add("long", work.long_prompt, 1)
+            add(engine, work, dice, "long", work.long_prompt, 1)
             arrived = time.perf_counter()
     assert len(long) == work.long_prompts, f"{len(long)} long prompts found their place: give --output more"
     return time.perf_counter() - begin, gaps, long
@@ -138,7 +159,10 @@ def main() -> int:
     parser = make_parser(__doc__)
     parser.add_argument("--models", type=words, default=words("qwen2.5-7b,qwen3-0.6b"), metavar="NAME,...")
     parser.add_argument(
-        "--chunks", type=integers, default=[0, 256, 384, 512, 1024], metavar="TOKENS,...", help="0, the whole, first"
+        "--chunks", type=integers, default=[0, 224, 352, 480, 992], metavar="TOKENS,...", help="0, the whole, first"
+    )
+    parser.add_argument(
+        "--profile", type=integers, default=[], metavar="TOKENS,...", help="show the kernels of passes with such chunks"
     )
     for name, default in asdict(Work()).items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default)
@@ -168,7 +192,9 @@ def main() -> int:
                 save(options.out, result)
 
             with budget.spending("a model"):
-                failed |= "error" in isolated(measure, settings, work, chunks, timeout_s=budget.left_s, note=note)
+                failed |= "error" in isolated(
+                    measure, settings, work, chunks, options.profile, timeout_s=budget.left_s, note=note
+                )
             show(model, found)
     return int(failed)
 
