@@ -27,6 +27,28 @@ class SkinnyConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class AheadConfig:
+    """How one shape is cut for ahead_linear's kernel."""
+
+    block_w: int
+    """Rows of weights a program multiplies: 64 or 128; of a gated product half of them gate and half up."""
+    block_t: int
+    """Rows of x that are computed together."""
+    block_k: int
+    """Of the width, read at a time."""
+    splits: int
+    """Programs that share each block of columns."""
+    stages: int
+    warps: int = 4
+    ahead: bool = True
+    """Launched before the kernel before it has ended."""
+    warm: int = 1
+    """Whether the descriptor of x is fetched before x is there."""
+    at_once: bool = True
+    """Whether the next kernel may begin when this one does, or when the one before has ended."""
+
+
+@dataclass(frozen=True, slots=True)
 class HalfNormed:
     """Rows that still lack their division by the root mean square."""
 

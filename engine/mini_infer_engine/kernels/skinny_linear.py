@@ -10,16 +10,17 @@ from typing import Any
 
 import torch
 
+from mini_infer_engine.kernels.ahead_linear import launch_ahead
 from mini_infer_engine.kernels.even_shares_linear import launch_even_shares
 from mini_infer_engine.kernels.few_rows_linear import launch_few_rows
 from mini_infer_engine.kernels.sizes import cdiv, next_power_of_2
-from mini_infer_engine.kernels.skinny_cut import FEW_ROWS, HalfNormed, SkinnyConfig, row_block_of
+from mini_infer_engine.kernels.skinny_cut import FEW_ROWS, AheadConfig, HalfNormed, SkinnyConfig, row_block_of
 
 
 def skinny_linear(
     x: torch.Tensor | HalfNormed,
     weight: torch.Tensor,
-    config: SkinnyConfig,
+    config: SkinnyConfig | AheadConfig,
     *,
     bias: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
@@ -35,7 +36,7 @@ def skinny_linear(
 def skinny_linear_then_norm(
     x: torch.Tensor,
     weight: torch.Tensor,
-    config: SkinnyConfig,
+    config: SkinnyConfig | AheadConfig,
     *,
     bias: torch.Tensor | None,
     residual: torch.Tensor,
@@ -51,7 +52,7 @@ def skinny_linear_then_norm(
 def _launch(
     x: torch.Tensor | HalfNormed,
     weight: torch.Tensor,
-    config: SkinnyConfig,
+    config: SkinnyConfig | AheadConfig,
     bias: torch.Tensor | None,
     residual: torch.Tensor | None,
     gated: bool,
@@ -62,27 +63,35 @@ def _launch(
     rows, width = values.shape
     columns = weight.shape[0] // 2 if gated else weight.shape[0]
     row_block = row_block_of(rows)
+    if isinstance(config, AheadConfig):
+        row_block = max(row_block, cdiv(rows, config.block_t) * config.block_t)
     out = torch.empty((rows, columns), dtype=values.dtype, device=values.device)
     scaled, sums = out, None
     if next_norm is not None:
         scaled = torch.empty_like(out)
-        sums = torch.empty((cdiv(columns, config.block_n), row_block), dtype=torch.float32, device=out.device)
+        block_n = config.block_w if isinstance(config, AheadConfig) else config.block_n
+        sums = torch.empty((cdiv(columns, block_n), row_block), dtype=torch.float32, device=out.device)
     parts = 0 if square_sums is None else square_sums.shape[0]
     options: dict[str, Any] = {
-        "BLOCK_M": row_block,
-        "BLOCK_N": config.block_n,
-        "BLOCK_K": config.block_k,
         "BIAS": bias is not None,
         "RESIDUAL": residual is not None,
         "GATED": gated,
         "PARTS": next_power_of_2(parts) if parts else 0,
         "NEXT_NORM": next_norm is not None,
-        "PRECISION": "ieee" if values.dtype == torch.float32 else "tf32",
-        "num_warps": config.warps,
-        "num_stages": config.stages,
     }
-    if rows:
+    ends = (bias, residual, square_sums, next_norm, out, scaled, sums)
+    if rows and isinstance(config, AheadConfig):
+        options["PARTS"] = max(32, options["PARTS"]) if parts else 0
+        launch_ahead(values, weight, ends, (rows, columns, width), (parts, row_block, eps), config, options)
+    elif rows:
+        options |= {
+            "BLOCK_M": row_block,
+            "BLOCK_N": config.block_n,
+            "BLOCK_K": config.block_k,
+            "PRECISION": "ieee" if values.dtype == torch.float32 else "tf32",
+            "num_warps": config.warps,
+            "num_stages": config.stages,
+        }
         launch = launch_few_rows if row_block == FEW_ROWS else launch_even_shares
-        ends = (bias, residual, square_sums, next_norm, out, scaled, sums)
         launch(values, weight, ends, (rows, columns, width), (parts, eps), config, options)
     return out, scaled, sums
