@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn import functional
 
-from mini_infer_engine.kernels.device import shared_memory_bytes
+from mini_infer_engine.kernels.device import has_our_gluon, shared_memory_bytes
 from mini_infer_engine.kernels.rms_norm import rms_norm
 from mini_infer_engine.kernels.rope_kv import Rotation
 from mini_infer_engine.kernels.silu_mul import silu_mul
-from mini_infer_engine.kernels.skinny_cut import MAX_ROWS, HalfNormed, SkinnyConfig
+from mini_infer_engine.kernels.skinny_cut import MAX_ROWS, AheadConfig, HalfNormed, SkinnyConfig, suits_ahead
 from mini_infer_engine.kernels.skinny_linear import skinny_linear, skinny_linear_then_norm
-from mini_infer_engine.kernels.tuned import CUT_BYTES, skinny_config
+from mini_infer_engine.kernels.tuned import CUT_BYTES, ahead_config, skinny_config
 from mini_infer_engine.kv_pool import KVPool
 from mini_infer_engine.layers.decoder import DecoderLayer, DecoderModel
 from mini_infer_engine.layers.linear import Linear
@@ -132,9 +132,12 @@ def _residual_product(x: Tensor, linear: Linear, stream: Stream, next_norm: RMSN
     return Stream(out if bias is None else out.add_(bias))
 
 
-def _skinny(x: Tensor, weight: Tensor, *, gated: bool = False) -> SkinnyConfig | None:
+def _skinny(x: Tensor, weight: Tensor, *, gated: bool = False) -> SkinnyConfig | AheadConfig | None:
     """How our kernel cuts this product; None: too many rows, a GPU that the cuts do not fit, or cuBLAS is faster."""
     rows, (columns, width) = x.shape[0], weight.shape
     if rows > MAX_ROWS or shared_memory_bytes(x.device) < CUT_BYTES:
         return None
-    return skinny_config(rows, columns // 2 if gated else columns, width, x.dtype, gated=gated)
+    columns = columns // 2 if gated else columns
+    if has_our_gluon(x.device) and suits_ahead(x, weight):
+        return ahead_config(rows, columns, width, gated=gated)
+    return skinny_config(rows, columns, width, x.dtype, gated=gated)

@@ -9,6 +9,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from mini_infer_engine.kernels.decode_plan import FIELDS, NO_WINDOW, DecodePlan
+from mini_infer_engine.kernels.device import has_our_gluon
 from mini_infer_engine.kernels.rope_kv import Rotation
 from mini_infer_engine.kernels.sizes import next_power_of_2
 from mini_infer_engine.kernels.workspace import COUNTERS, Workspace
@@ -88,17 +89,14 @@ def _decode_attention(
     AHEAD: tl.constexpr,
 ):
     """Program (KV head, entry of the plan). The part of a row that arrives last merges the others' sums."""
-    if AHEAD > 0:
+    if AHEAD:  # see ahead_linear: the product that comes next may fetch its weights now
         gdc_launch_dependents()
-    if AHEAD == 1:
         gdc_wait()
     kv_head = tl.program_id(0)
     program = tl.program_id(1)
     entry = plan + program * FIELDS
     row = tl.load(entry).to(tl.int64)
     if row < 0:
-        if AHEAD >= 2:
-            gdc_wait()
         return
     table = page_tables + tl.load(entry + 1).to(tl.int64) * table_stride
     position = tl.load(entry + 2)
@@ -115,30 +113,6 @@ def _decode_attention(
     angle = cos_sin + position.to(tl.int64) * HEAD_DIM + tl.where(dims < half, dims, dims - half)[None, :]
     cos = tl.load(angle, mask=dim_inside, other=0.0).to(tl.float32)
     sin = tl.load(angle + half, mask=dim_inside, other=0.0).to(tl.float32)
-    if AHEAD == 3:
-        lines = tl.arange(0, DIM_BLOCK // 64)[None, :] * 64
-        early_pages = pages
-        for start in range(begin, end, BLOCK):
-            tokens = start + tl.arange(0, BLOCK)
-            if PAGE_SIZE % BLOCK == 0:
-                at = early_pages * page_stride + (start % PAGE_SIZE + tl.arange(0, BLOCK)) * token_stride
-            else:
-                at = early_pages * page_stride + (tokens % PAGE_SIZE) * token_stride
-            early_pages = _page_ids(table, start + BLOCK, position, PAGE_SIZE, BLOCK)
-            wanted = (pool + kv_head * HEAD_DIM + at[:, None] + lines).to(tl.int64)
-            tl.inline_asm_elementwise(
-                "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [wanted], dtype=tl.int32, is_pure=False, pack=1
-            )
-            tl.inline_asm_elementwise(
-                "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
-                "=r,l",
-                [wanted + kv_stride * 2],
-                dtype=tl.int32,
-                is_pure=False,
-                pack=1,
-            )
-    if AHEAD >= 2:  # what has been read until here was there before the first kernel that is launched ahead
-        gdc_wait()
     q_heads = qkv + row * qkv_stride + (kv_head * GROUP + heads)[:, None] * HEAD_DIM
     q_inside = (heads < GROUP)[:, None] & dim_inside
     queries = _rotated(q_heads, q_inside, q_norm, cos, sin, eps, HEAD_DIM, DIM_BLOCK, NORM).to(qkv.dtype.element_ty)
@@ -231,7 +205,6 @@ def decode_attention(
     *,
     scale: float,
     out: torch.Tensor | None = None,
-    ahead: int = 0,
 ) -> torch.Tensor:
     """Write the new token of each sequence into its page, and attend from it over all tokens up to it.
 
@@ -252,6 +225,7 @@ def decode_attention(
         return out
     partials = programs * kv_heads * group * (dim_block + 2) if plan.splits else 0
     workspace = Workspace.of(qkv.device, partials=partials)
+    ahead = plan.cut.ahead and has_our_gluon(qkv.device)
     assert not plan.splits or rows * kv_heads <= COUNTERS
     _decode_attention[(kv_heads, programs)](
         qkv,
@@ -286,7 +260,7 @@ def decode_attention(
         MERGE_PARTS=max(2, _MERGED_VALUES // (merge_rows * dim_block)),
         PRECISION="ieee" if qkv.dtype == torch.float32 else "tf32",
         AHEAD=ahead,
-        launch_pdl=ahead > 0,
+        launch_pdl=ahead,
         num_warps=plan.cut.warps,
         num_stages=plan.cut.stages if dim_block * qkv.itemsize <= 512 else 2,  # of wide heads no more would fit
     )

@@ -3,6 +3,7 @@
 import functools
 
 import torch
+import triton
 from triton.runtime import driver
 
 
@@ -14,3 +15,11 @@ def shared_memory_bytes(device: torch.device) -> int:
     index = torch.cuda.current_device() if device.index is None else device.index
     limit: int = driver.active.utils.get_device_properties(index)["max_shared_mem"]
     return limit
+
+
+@functools.cache
+def has_our_gluon(device: torch.device) -> bool:
+    """Whether it is Hopper, and Triton has the Gluon that our kernels for Hopper are written in."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
+        return False
+    return str(triton.__version__).startswith("3.6.")  # Gluon is experimental: a wrong barrier would hang

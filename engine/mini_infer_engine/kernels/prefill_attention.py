@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from mini_infer_engine.attention.prefill_rows import PrefillRows
-from mini_infer_engine.kernels.device import shared_memory_bytes
+from mini_infer_engine.kernels.device import has_our_gluon, shared_memory_bytes
 from mini_infer_engine.kernels.prefill_choice import hopper_is_faster, hopper_knows
 from mini_infer_engine.kernels.sizes import LOG2_E, cdiv, next_power_of_2
 from mini_infer_engine.kernels.workspace import Workspace
@@ -248,11 +248,9 @@ def _merge(
 
 @functools.cache
 def _hopper_kernel(device: torch.device) -> Callable[..., None] | None:
-    """The kernel for Hopper, where the device is one and Triton has the Gluon that the kernel is written in."""
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
+    """The kernel for Hopper, where it can run."""
+    if not has_our_gluon(device):
         return None
-    if not triton.__version__.startswith("3.6."):
-        return None  # Gluon is experimental: every version has another, and a wrong barrier would hang
     from mini_infer_engine.kernels.hopper_prefill_attention import hopper_prefill_attention
 
     return hopper_prefill_attention

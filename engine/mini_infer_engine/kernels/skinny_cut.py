@@ -28,24 +28,16 @@ class SkinnyConfig:
 
 @dataclass(frozen=True, slots=True)
 class AheadConfig:
-    """How one shape is cut for ahead_linear's kernel."""
+    """The same for ahead_linear's kernel."""
 
-    block_w: int
-    """Rows of weights a program multiplies: 64 or 128; of a gated product half of them gate and half up."""
-    block_t: int
-    """Rows of x that are computed together."""
+    block_n: int
+    """Columns that are computed together: 64 or 128, of a gated product half as many."""
     block_k: int
-    """Of the width, read at a time."""
+    """Of the width, fetched at a time: a multiple of 64."""
     splits: int
-    """Programs that share each block of columns."""
+    """Programs that share each block of columns, at most."""
     stages: int
-    warps: int = 4
-    ahead: bool = True
-    """Launched before the kernel before it has ended."""
-    warm: int = 1
-    """Whether the descriptor of x is fetched before x is there."""
-    at_once: bool = True
-    """Whether the next kernel may begin when this one does, or when the one before has ended."""
+    """Fetched ahead: at least 2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +45,22 @@ class HalfNormed:
     """Rows that still lack their division by the root mean square."""
 
     values: torch.Tensor  # [rows, width], times the norm's weights
-    square_sums: torch.Tensor  # [parts, row block] fp32, sums of squares of the rows before the weights
+    square_sums: torch.Tensor  # [parts, row_block_of(rows)] fp32, sums of squares of the rows before the weights
     eps: float
 
 
 def row_block_of(rows: int) -> int:
     """Rows of the tile that computes `rows` of them: 16, 32 or 64."""
     return max(FEW_ROWS, next_power_of_2(rows))
+
+
+def token_block_of(rows: int) -> int:
+    """The same of ahead_linear's kernel: 8, 16, 32 or 64."""
+    return max(8, next_power_of_2(rows))
+
+
+def suits_ahead(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether ahead_linear's kernel can compute `x @ weight.T`: what the copy engine and the matrix units ask for."""
+    halves = x.dtype in (torch.bfloat16, torch.float16)
+    aligned = all(tensor.data_ptr() % 16 == 0 and tensor.stride(0) % 8 == 0 for tensor in (x, weight))
+    return halves and aligned and weight.shape[1] % 64 == 0

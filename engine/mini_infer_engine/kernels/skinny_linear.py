@@ -3,14 +3,14 @@
 Bias, gated activation, residual sum and RMS norm ride along in the same kernel. The norm is split in two: who
 writes the residual stream also writes it times the norm's weights, and its sums of squares; the product that reads
 those scales its result. (Summing in the reading product breaks the pipeline of loads: 7B qkv on an H200, 28 us
-against 11.) Which of two kernels computes it is a matter of its rows alone; each is launched in its own file.
+against 11.) The cut says which of three kernels computes it: on Hopper ahead_linear's, elsewhere and of odd widths two
+that differ by their rows. Each is launched in its own file.
 """
 
 from typing import Any
 
 import torch
 
-from mini_infer_engine.kernels.ahead_linear import launch_ahead
 from mini_infer_engine.kernels.even_shares_linear import launch_even_shares
 from mini_infer_engine.kernels.few_rows_linear import launch_few_rows
 from mini_infer_engine.kernels.sizes import cdiv, next_power_of_2
@@ -63,14 +63,11 @@ def _launch(
     rows, width = values.shape
     columns = weight.shape[0] // 2 if gated else weight.shape[0]
     row_block = row_block_of(rows)
-    if isinstance(config, AheadConfig):
-        row_block = max(row_block, cdiv(rows, config.block_t) * config.block_t)
     out = torch.empty((rows, columns), dtype=values.dtype, device=values.device)
     scaled, sums = out, None
     if next_norm is not None:
         scaled = torch.empty_like(out)
-        block_n = config.block_w if isinstance(config, AheadConfig) else config.block_n
-        sums = torch.empty((cdiv(columns, block_n), row_block), dtype=torch.float32, device=out.device)
+        sums = torch.empty((cdiv(columns, config.block_n), row_block), dtype=torch.float32, device=out.device)
     parts = 0 if square_sums is None else square_sums.shape[0]
     options: dict[str, Any] = {
         "BIAS": bias is not None,
@@ -80,10 +77,12 @@ def _launch(
         "NEXT_NORM": next_norm is not None,
     }
     ends = (bias, residual, square_sums, next_norm, out, scaled, sums)
+    sizes, norm = (rows, columns, width), (parts, eps)
     if rows and isinstance(config, AheadConfig):
-        options["PARTS"] = max(32, options["PARTS"]) if parts else 0
-        launch_ahead(values, weight, ends, (rows, columns, width), (parts, row_block, eps), config, options)
-    elif rows:
+        from mini_infer_engine.kernels.ahead_linear import launch_ahead  # not every Triton has its Gluon
+
+        launch_ahead(values, weight, ends, sizes, norm, config, options)
+    elif rows and isinstance(config, SkinnyConfig):
         options |= {
             "BLOCK_M": row_block,
             "BLOCK_N": config.block_n,
@@ -93,5 +92,5 @@ def _launch(
             "num_stages": config.stages,
         }
         launch = launch_few_rows if row_block == FEW_ROWS else launch_even_shares
-        launch(values, weight, ends, (rows, columns, width), (parts, eps), config, options)
+        launch(values, weight, ends, sizes, norm, config, options)
     return out, scaled, sums

@@ -2,7 +2,28 @@
 
 import torch
 
-from mini_infer_engine.kernels.skinny_cut import FEW_ROWS, SkinnyConfig, row_block_of
+from mini_infer_engine.kernels.sizes import cdiv
+from mini_infer_engine.kernels.skinny_cut import FEW_ROWS, AheadConfig, SkinnyConfig, row_block_of, token_block_of
+
+AHEAD: dict[tuple[int, int, bool, int], AheadConfig | SkinnyConfig | None] = {
+    (1024, 2048, False, 8): AheadConfig(64, 256, 4, 2),
+    (1024, 2048, False, 32): AheadConfig(64, 128, 3, 4),
+    (1024, 3072, False, 8): AheadConfig(64, 256, 3, 4),
+    (1024, 3072, False, 32): AheadConfig(64, 128, 3, 4),
+    (1536, 1536, False, 8): AheadConfig(64, 256, 3, 2),
+    (1536, 1536, False, 32): AheadConfig(64, 128, 2, 6),
+    (1536, 8960, False, 8): AheadConfig(64, 256, 4, 5),
+    (1536, 8960, False, 32): AheadConfig(64, 128, 3, 8),
+    (2048, 1536, False, 8): AheadConfig(64, 256, 3, 2),
+    (2048, 1536, False, 32): AheadConfig(64, 256, 2, 3),
+    (3072, 1024, True, 8): AheadConfig(32, 256, 1, 4),
+    (3072, 1024, True, 32): AheadConfig(32, 256, 1, 4),
+    (4096, 1024, False, 8): AheadConfig(64, 128, 1, 5),
+    (4096, 1024, False, 32): AheadConfig(64, 128, 1, 4),
+    (8960, 1536, True, 8): AheadConfig(64, 128, 1, 3),
+    (8960, 1536, True, 32): AheadConfig(32, 128, 1, 2),
+}
+"""Where ahead_linear's kernel runs: (columns, width, gated, rows of a tile) to the fastest cut, its own or another's."""
 
 SKINNY: dict[tuple[int, int, bool, int], SkinnyConfig | None] = {
     (1024, 2048, False, 16): SkinnyConfig(32, 128, 128, 4, 4),
@@ -51,11 +72,31 @@ SKINNY: dict[tuple[int, int, bool, int], SkinnyConfig | None] = {
     (152064, 3584, False, 32): SkinnyConfig(128, 64, 0, 4, 3),
     (152064, 3584, False, 64): SkinnyConfig(128, 64, 0, 4, 3),
 }
-"""(columns, width, gated, rows of a tile) to the fastest cut; None: cuBLAS is faster, a norm's own kernel included."""
-
+"""The same elsewhere. None: cuBLAS is faster, a norm's own kernel included."""
 
 CUT_BYTES = 227 << 10
 """Shared memory of the GPU that the cuts were measured on: some take all of it."""
+MULTIPROCESSORS = 132
+
+
+def ahead_config(rows: int, columns: int, width: int, *, gated: bool) -> AheadConfig | SkinnyConfig | None:
+    """As `skinny_config`, where ahead_linear's kernel can compute it."""
+    token_block = token_block_of(rows)
+    key = (columns, width, gated, token_block)
+    return AHEAD[key] if key in AHEAD else _guess_ahead(token_block, columns, width, gated=gated)
+
+
+def _guess_ahead(token_block: int, columns: int, width: int, *, gated: bool) -> AheadConfig:
+    """A program a multiprocessor, whose ring holds as much of its share as fits; of wide products two."""
+    block_n = 32 if gated else 64
+    blocks = cdiv(columns, block_n)
+    one_each = blocks <= MULTIPROCESSORS
+    block_k = 256 if one_each and token_block <= 32 else 128
+    steps = cdiv(width, block_k)
+    splits = max(1, min(MULTIPROCESSORS // blocks, steps // 2, 4))
+    room = (CUT_BYTES - (16 << 10)) // (1 if one_each else 2)
+    stages = room // ((64 + token_block) * block_k * 2)
+    return AheadConfig(block_n, block_k, splits, max(2, min(stages, cdiv(steps, splits))))
 
 
 def skinny_config(rows: int, columns: int, width: int, dtype: torch.dtype, *, gated: bool) -> SkinnyConfig | None:
