@@ -19,19 +19,20 @@ from common.timing import graph_microseconds
 from mini_infer_engine.kernels import tuned
 from mini_infer_engine.kernels.rms_norm import rms_norm
 from mini_infer_engine.kernels.silu_mul import silu_mul
-from mini_infer_engine.kernels.skinny_cut import FEW_ROWS, HalfNormed, SkinnyConfig, row_block_of
+from mini_infer_engine.kernels.skinny_cut import AheadConfig, HalfNormed, SkinnyConfig, row_block_of
 from mini_infer_engine.kernels.skinny_linear import skinny_linear, skinny_linear_then_norm
 
-Product = Callable[[torch.Tensor, SkinnyConfig], object]
+Cut = AheadConfig | SkinnyConfig
+Product = Callable[[torch.Tensor, Cut], object]
+Key = tuple[int, int, bool, int]
 
 PROCESSORS = 132
 SHARED_MEMORY_BYTES = 228 << 10
 """Of one multiprocessor; each program loses 1 KB of it to the system."""
-REGISTERS = 1 << 16
 L2_BYTES = 50_000_000
-COMPILERS = 14
-TIMED_ROWS = {32: 32, 16: 8, 64: 64}
-"""Row block to rows that it is timed with, the most wanted first."""
+COMPILERS = 15
+TOKEN_BLOCKS = (8, 32, 16, 64)
+"""Rows that are timed, the most wanted first."""
 PARTS = 64
 """Square sums of a row: as many as a residual stream of 4,096 cut by 64 has."""
 
@@ -75,51 +76,31 @@ SHAPES = {
 }
 
 
-def candidates(shape: Shape, row_block: int) -> list[SkinnyConfig]:
-    """Cuts worth trying: as many stages as let one to four programs share a processor's memory and registers."""
-    if row_block == FEW_ROWS:
-        return few_rows_candidates(shape)
+def candidates(shape: Shape, token_block: int) -> list[AheadConfig]:
+    """Cuts worth trying: from a program for every third processor to two for each; rings of which one to three fit."""
     found = []
-    for block_n, block_k, residents, warps in itertools.product(
-        (16, 32, 64, 128, 256), (64, 128, 256), (1, 2, 3, 4), (4, 8)
-    ):
-        tall = block_n * (2 if shape.gated else 1)
-        sums = tall * row_block
-        if not row_block // 2 <= tall <= 256 or (tall == 16 and shape.columns > 8192) or block_k > shape.width:
-            continue
-        stages = min(10, (SHARED_MEMORY_BYTES // residents - 2048) // ((tall + row_block) * block_k * 2))
-        crowded = residents * (sums + 72 * 32 * warps) > REGISTERS
-        if stages < 3 or crowded or (warps == 8 and sums < 8192) or (warps == 4 and sums > 16384):
-            continue
-        if residents * (stages - 1) * tall * block_k * 2 < 48_000:  # too little on its way to hide memory's latency
-            continue
+    for tall, block_k, residents, splits in itertools.product((64, 128), (128, 256), (1, 2, 3), (1, 2, 3, 4, 6)):
+        block_n = tall // (2 if shape.gated else 1)
         blocks, steps = math.ceil(shape.columns / block_n), math.ceil(shape.width / block_k)
-        programs = residents * PROCESSORS
-        if blocks >= programs // 2:
-            found.append(SkinnyConfig(block_n, block_k, 0, warps, stages))
-        if blocks != programs and blocks * steps >= 2 * programs:
-            found.append(SkinnyConfig(block_n, block_k, programs, warps, stages))
-    return found
-
-
-def few_rows_candidates(shape: Shape) -> list[SkinnyConfig]:
-    """The same for up to sixteen rows: several programs share a block of columns where blocks do not fill the GPU."""
-    found = []
-    for block_n, block_k, stages, splits, warps in itertools.product(
-        (16, 32, 64, 128), (128, 256), (3, 4, 5), (1, 2, 4, 8), (4, 8)
-    ):
-        tall = block_n * (2 if shape.gated else 1)
-        blocks, steps = math.ceil(shape.columns / block_n), math.ceil(shape.width / block_k)
+        share = math.ceil(steps / splits)
+        room = SHARED_MEMORY_BYTES // residents - 4096
+        stages = min(room // ((tall + token_block) * block_k * 2), share)
         programs = blocks * splits
-        if (tall + FEW_ROWS) * block_k * 2 * stages > SHARED_MEMORY_BYTES - 2048:
+        if (tall == 128 and block_k == 256) or stages < 2 or math.ceil(steps / share) != splits:
             continue
-        if programs < PROCESSORS // 2 or (tall == 16 and shape.columns > 8192) or (warps == 8 and tall < 64):
-            continue
-        if splits == 1:
-            found.append(SkinnyConfig(block_n, block_k, 0, warps, stages))
-        elif not shape.gated and splits <= steps and programs <= 4 * PROCESSORS:
-            found.append(SkinnyConfig(block_n, block_k, programs, warps, stages))
-    return found
+        if programs >= PROCESSORS // 3 and (splits == 1 or programs <= 2 * PROCESSORS):
+            found.append(AheadConfig(block_n, block_k, splits, stages))
+    return list(dict.fromkeys(found))
+
+
+def key_of(shape: Shape, token_block: int) -> Key:
+    """Its place in the engine's table."""
+    return shape.columns, shape.width, shape.gated, token_block
+
+
+def plain_cut(shape: Shape, token_block: int) -> SkinnyConfig | None:
+    """What the engine takes where it cannot launch ahead, if not cuBLAS."""
+    return tuned.skinny_config(token_block, shape.columns, shape.width, torch.bfloat16, gated=shape.gated)
 
 
 def random(*shape: int) -> torch.Tensor:
@@ -154,7 +135,7 @@ def library(shape: Shape, rows: int) -> Callable[[torch.Tensor], object]:
     return run
 
 
-def relative_error(shape: Shape, rows: int, config: SkinnyConfig, weight: torch.Tensor) -> float:
+def relative_error(shape: Shape, rows: int, config: Cut, weight: torch.Tensor) -> float:
     """Norm of the difference to fp32 over the norm of the fp32 result."""
     x, residual = random(rows, shape.width), random(rows, shape.columns)
     actual = skinny_linear(
@@ -169,119 +150,110 @@ def relative_error(shape: Shape, rows: int, config: SkinnyConfig, weight: torch.
     return float((actual - exact).norm() / exact.norm())
 
 
-def kernel_of(shape: Shape, row_block: int, config: SkinnyConfig) -> tuple[Shape, int, SkinnyConfig]:
-    """A small product that compiles to the same kernel: shapes are not compiled in, a share of a block is.
-
-    With few rows, so is how many programs share a block, and whether blocks cover the weights evenly.
-    """
-    blocks, steps = math.ceil(shape.columns / config.block_n), math.ceil(shape.width / config.block_k)
-    if row_block == FEW_ROWS:
-        splits = config.programs // blocks
-        columns = 4 * config.block_n + shape.columns % config.block_n
-        small = dataclasses.replace(shape, columns=columns, width=max(4, splits) * config.block_k)
-        return small, row_block, dataclasses.replace(config, programs=splits * math.ceil(columns / config.block_n))
-    split = config.programs > 0 and math.ceil(blocks * steps / config.programs) % steps != 0
-    small = dataclasses.replace(shape, columns=4 * config.block_n, width=4 * config.block_k)
-    return small, row_block, dataclasses.replace(config, programs=3 if split else 0)
-
-
-def compile_kernels(kernels: list[tuple[Shape, int, SkinnyConfig]]) -> None:
+def compile_kernels(kernels: list[tuple[Shape, int, Cut]]) -> None:
     """Compile into the shared cache."""
     torch.set_num_threads(1)
-    for shape, row_block, config in kernels:
+    for shape, token_block, config in kernels:
         with contextlib.suppress(Exception):  # a cut that does not fit the chip is only not a candidate
-            ours(shape, row_block)(random(shape.weight_rows, shape.width), config)
+            weight = torch.empty((shape.weight_rows, shape.width), dtype=torch.bfloat16, device="cuda")
+            ours(shape, token_block)(weight, config)
 
 
 def compile_all() -> int:
     """Every candidate's kernel, in several processes: how many there are."""
-    wanted = {
-        kernel_of(shape, row_block, config): None
-        for row_block in TIMED_ROWS
-        for shape in SHAPES.values()
-        for config in candidates(shape, row_block)
-    }
-    kernels = list(wanted)
+    kernels: list[tuple[Shape, int, Cut]] = []
+    for token_block, shape in itertools.product(TOKEN_BLOCKS, SHAPES.values()):
+        plain = plain_cut(shape, token_block)
+        cuts = [*candidates(shape, token_block), *([plain] if plain else [])]
+        kernels += [(shape, token_block, cut) for cut in cuts]
     with multiprocessing.get_context("spawn").Pool(COMPILERS) as pool:
-        pool.map(compile_kernels, [kernels[part::COMPILERS] for part in range(COMPILERS)])
+        pool.map(compile_kernels, [kernels[part::COMPILERS] for part in range(COMPILERS)], chunksize=1)
     return len(kernels)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Result:
-    """What was measured of one shape at one row block; times in microseconds."""
+    """What was measured of one shape with so many rows; times in microseconds."""
 
     name: str
     rows: int
     us: float
     tb_s: float
+    plain_us: float
     cublas_us: float
     error: float
-    config: SkinnyConfig
-    runners_up: list[tuple[float, SkinnyConfig]]
+    config: Cut
+    runners_up: list[tuple[float, Cut]]
 
     def line(self) -> str:
         """One row of the table."""
         second_us, second = self.runners_up[0] if self.runners_up else (0.0, None)
         cut = None if second is None else dataclasses.astuple(second)
         return (
-            f"{self.name:12} {self.rows:4} {self.us:8.2f} {self.tb_s:5.2f} {self.cublas_us:8.2f} {self.error:.0e}  "
-            f"{dataclasses.astuple(self.config)!s:26} {second_us:8.2f} {cut}"
+            f"{self.name:12} {self.rows:4} {self.us:8.2f} {self.tb_s:5.2f} {self.plain_us:8.2f} {self.cublas_us:8.2f} "
+            f"{self.error:.0e}  {dataclasses.astuple(self.config)!s:18} {second_us:8.2f} {cut}"
         )
 
 
-def tune(name: str, row_block: int) -> Result:
-    """Time every candidate over more weights than the L2 cache holds, then the best few again and longer."""
-    shape, rows = SHAPES[name], TIMED_ROWS[row_block]
+def tune(name: str, rows: int) -> Result:
+    """Time every candidate over more weights than the L2 cache holds, then the best few again and longer.
+
+    Products follow each other at once, as in a decode step: what one does while the one before runs counts.
+    """
+    shape = SHAPES[name]
     copies = max(2, math.ceil(5 * L2_BYTES / shape.byte_count))
     weights = [random(shape.weight_rows, shape.width) * shape.width**-0.5 for _ in range(copies)]
     product, by_library = ours(shape, rows), library(shape, rows)
     cublas_us = graph_microseconds([functools.partial(by_library, weight) for weight in weights])
 
-    def microseconds(config: SkinnyConfig, replays: int) -> float:
+    def microseconds(config: Cut, replays: int) -> float:
         return graph_microseconds([functools.partial(product, weight, config) for weight in weights], replays)
 
-    first = []
-    for config in candidates(shape, row_block):
+    first: list[tuple[float, Cut]] = []
+    for config in candidates(shape, rows):
         with contextlib.suppress(Exception):  # as above
             first.append((microseconds(config, 6), config))
     first.sort(key=lambda pair: pair[0])
-    timed = sorted(((microseconds(config, 23), config) for _, config in first[:4]), key=lambda pair: pair[0])
+    plain = plain_cut(shape, rows)
+    plain_us = microseconds(plain, 15) if plain else math.inf
+    again: list[tuple[float, Cut]] = [(microseconds(config, 15), config) for _, config in first[:4]]
+    timed = sorted([*again, *([(plain_us, plain)] if plain else [])], key=lambda pair: pair[0])
     (best_us, best), runners_up = timed[0], timed[1:] + first[4:]
     error = relative_error(shape, rows, best, weights[0])
-    return Result(name, rows, best_us, shape.byte_count / best_us / 1e6, cublas_us, error, best, runners_up)
+    tb_s = shape.byte_count / best_us / 1e6
+    return Result(name, rows, best_us, tb_s, plain_us, cublas_us, error, best, runners_up)
 
 
-def tuned_source(measured: dict[tuple[int, int, bool, int], SkinnyConfig | None]) -> str:
+def tuned_source(measured: dict[Key, Cut | None]) -> str:
     """kernels/tuned.py with these cuts; shapes that were not measured keep what they have."""
     lines = []
-    for key, config in sorted({**tuned.SKINNY, **measured}.items()):
-        cut = None if config is None else f"SkinnyConfig{dataclasses.astuple(config)}"
+    for key, config in sorted({**tuned.AHEAD, **measured}.items()):
+        cut = None if config is None else f"{type(config).__name__}{dataclasses.astuple(config)}"
         lines.append(f"    {key}: {cut},\n")
     source = Path(tuned.__file__).read_text()
-    begin = source.index("= {", source.index("SKINNY:")) + len("= {")
+    begin = source.index("= {", source.index("AHEAD:")) + len("= {")
     return f"{source[:begin]}\n{''.join(lines)}{source[source.index('}', begin) :]}"
 
 
 def tune_all(out: Path, deadline: float) -> None:
-    """Every product at each row block until the deadline; what has been measured is on disk at all times."""
-    measured: dict[tuple[int, int, bool, int], SkinnyConfig | None] = {}
+    """Every product with each number of rows until the deadline; what has been measured is on disk at all times."""
+    measured: dict[Key, Cut | None] = {}
     results = []
     print(
-        f"{'product':12} {'rows':>4} {'us':>8} {'TB/s':>5} {'cuBLAS':>8} error  cut, then the second best", flush=True
+        f"{'product':12} {'rows':>4} {'us':>8} {'TB/s':>5} {'plain':>8} {'cuBLAS':>8} error  cut, then the second best",
+        flush=True,
     )
-    for row_block in TIMED_ROWS:
-        for name, shape in SHAPES.items():
-            if time.monotonic() > deadline:
-                print(f"out of time before {name}, {row_block} rows", flush=True)
-                return
-            result = tune(name, row_block)
-            print(result.line(), flush=True)
-            results.append(dataclasses.asdict(result))
-            wins = result.us < result.cublas_us and result.error < 1e-2
-            measured[shape.columns, shape.width, shape.gated, row_block] = result.config if wins else None
-            (out / "tuned.py").write_text(tuned_source(measured))
-            (out / "kernels.json").write_text(json.dumps(results, indent=1))
+    for rows, (name, shape) in itertools.product(TOKEN_BLOCKS, SHAPES.items()):
+        if time.monotonic() > deadline:
+            print(f"out of time before {name}, {rows} rows", flush=True)
+            return
+        result = tune(name, rows)
+        print(result.line(), flush=True)
+        results.append(dataclasses.asdict(result))
+        wins = result.us < result.cublas_us and result.error < 1e-2
+        measured[key_of(shape, rows)] = result.config if wins else None
+        (out / "tuned.py").write_text(tuned_source(measured))
+        (out / "kernels.json").write_text(json.dumps(results, indent=1))
 
 
 def main(description: str | None) -> None:

@@ -114,7 +114,7 @@ class GraphRunner(TorchRunner):
         # Where products or decode attention change their kernel with the number of rows.
         decodes = [size for size in (1, 9, 17, 33, 65, 129, 257) if size <= largest]
         batches = [Batch([Row(slot, 0, 1, [0], [0], asks) for slot in range(rows)], rows) for rows in decodes]
-        for tokens in {min(tokens, most_tokens) for tokens in (32, 512, 4096)}:
+        for tokens in {min(tokens, most_tokens) for tokens in (16, 32, 64, 512, 4096)}:
             pages = list(range(-(-tokens // self.page_size)))
             batches.append(Batch([Row(0, 0, tokens, [0] * tokens, pages, asks)], 0))
 

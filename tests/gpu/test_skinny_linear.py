@@ -6,20 +6,31 @@ from torch.nn import functional
 
 pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
 
-from mini_infer_engine.kernels.skinny_cut import MAX_ROWS, SkinnyConfig
+from mini_infer_engine.kernels.device import has_our_gluon
+from mini_infer_engine.kernels.skinny_cut import MAX_ROWS, AheadConfig, SkinnyConfig
 from mini_infer_engine.kernels.skinny_linear import skinny_linear, skinny_linear_then_norm
-from mini_infer_engine.kernels.tuned import SKINNY, skinny_config
-from tests.gpu.device import BF16, FP32, KERNELS, ON_GPU, cases, error, normal
+from mini_infer_engine.kernels.tuned import AHEAD, SKINNY, ahead_config, skinny_config
+from tests.gpu.device import BF16, DEVICE, FP32, KERNELS, ON_GPU, cases, error, normal
 
 pytestmark = KERNELS
-ROUNDING = {FP32: 32.0, BF16: 1.0}
+FP16 = torch.float16
+ROUNDING = {FP32: 32.0, BF16: 1.0, FP16: 1.0}
+GLUON = pytest.mark.skipif(not has_our_gluon(DEVICE), reason="needs an NVIDIA GPU of Hopper's kind")
+Cut = SkinnyConfig | AheadConfig
+PARTS: list[dict[str, bool]] = [
+    {},
+    {"bias": True},
+    {"residual": True},
+    {"gated": True},
+    {"bias": True, "residual": True},
+]
 
 
 def check(
     rows: int,
     columns: int,
     width: int,
-    config: SkinnyConfig,
+    config: Cut,
     dtype: torch.dtype,
     *,
     bias: bool = False,
@@ -30,7 +41,7 @@ def check(
     weight = normal(columns * (2 if gated else 1), width, dtype=dtype, seed=1) * width**-0.5
     bias_values = normal(columns, dtype=dtype, seed=2) if bias else None
     residual_values = normal(rows, columns, dtype=dtype, seed=3) if residual else None
-    exact = functional.linear(x.double(), weight.double())
+    exact = functional.linear(x.double(), weight.double())  # and weights, which are fetched early, are ready
     if bias_values is not None:
         exact = exact + bias_values.double()
     if gated:
@@ -43,9 +54,7 @@ def check(
     assert torch.equal(run[0], run[1]), "counters were not left at zero, or results depend on timing"
 
 
-@pytest.mark.parametrize(
-    "parts", [{}, {"bias": True}, {"residual": True}, {"gated": True}, {"bias": True, "residual": True}]
-)
+@pytest.mark.parametrize("parts", PARTS)
 @pytest.mark.parametrize(
     ("columns", "width", "dtype"), cases([(50, 96, FP32), (64, 40, FP32)], [(199, 64, BF16), (1001, 1032, BF16)])
 )
@@ -79,15 +88,18 @@ def test_a_norm_rides_along_with_two_products(rows: int, width: int, dtype: torc
     x, residual = normal(rows, 64, dtype=dtype), normal(rows, width, dtype=dtype, seed=1)
     first, second = normal(width, 64, dtype=dtype, seed=2) / 8, normal(192, width, dtype=dtype, seed=3) * width**-0.5
     bias, norm_weight = normal(width, dtype=dtype, seed=4), normal(width, dtype=dtype, seed=5)
-    for programs in (0, 5):
+    cuts: list[tuple[Cut, Cut]] = [
+        (SkinnyConfig(16, 32, first_programs, 4, 2), SkinnyConfig(32, 64, next_programs, 4, 2))
+        for first_programs in (0, 5)
+        for next_programs in (0, 5)
+    ]
+    if has_our_gluon(DEVICE) and dtype == BF16:  # launched ahead, then each kind before the other
+        ahead, next_ahead = AheadConfig(64, 64, 1, 2), AheadConfig(32 if gated else 64, 128, 3, 3)
+        cuts += [(ahead, next_ahead), (AheadConfig(128, 64, 1, 2), next_ahead), (cuts[0][0], next_ahead)]
+        cuts += [(ahead, cuts[0][1])]
+    for cut, next_cut in cuts:
         out, half_normed = skinny_linear_then_norm(
-            x,
-            first,
-            SkinnyConfig(16, 32, programs, 4, 2),
-            bias=bias,
-            residual=residual,
-            norm_weight=norm_weight,
-            eps=1e-5,
+            x, first, cut, bias=bias, residual=residual, norm_weight=norm_weight, eps=1e-5
         )
         exact = residual.double() + functional.linear(x.double(), first.double(), bias.double())
         assert error(out, exact) <= ROUNDING[dtype]
@@ -96,9 +108,8 @@ def test_a_norm_rides_along_with_two_products(rows: int, width: int, dtype: torc
         if gated:
             gate, up = wanted.chunk(2, dim=-1)
             wanted = functional.silu(gate) * up
-        for next_programs in (0, 5):
-            actual = skinny_linear(half_normed, second, SkinnyConfig(32, 64, next_programs, 4, 2), gated=gated)
-            assert error(actual, wanted) <= 3 * ROUNDING[dtype]  # the half normed rows were rounded, too
+        actual = skinny_linear(half_normed, second, next_cut, gated=gated)
+        assert error(actual, wanted) <= 3 * ROUNDING[dtype], (cut, next_cut)  # the half normed rows were rounded, too
 
 
 @pytest.mark.parametrize(
@@ -129,3 +140,35 @@ def test_stored_cuts(columns: int, width: int, gated: bool, row_block: int) -> N
     # The parts that the model's product of this shape has: o and down add the residual, qkv may have a bias.
     check(row_block, columns, width, config, BF16, gated=gated, residual=not gated and columns <= width)
     check(max(1, row_block - 3), columns, width, config, BF16, gated=gated, residual=not gated and columns <= width)
+
+
+@GLUON
+@pytest.mark.parametrize("parts", PARTS)
+@pytest.mark.parametrize("rows", [1, 3, 8, 9, 16, 17, 32, 33, 64])
+def test_launched_ahead_at_odd_shapes(rows: int, parts: dict[str, bool]) -> None:
+    """Fewer steps than stages, more splits than steps, blocks and splits that are not full."""
+    pieces = 2 if parts.get("gated") else 1
+    for columns, width in ((199, 64), (1001, 1088), (120, 4160)):
+        for tall, block_k, splits, stages in ((64, 128, 1, 3), (64, 256, 4, 2), (128, 64, 3, 4)):
+            check(rows, columns, width, AheadConfig(tall // pieces, block_k, splits, stages), BF16, **parts)
+    check(rows, 264, 512, AheadConfig(64 // pieces, 128, 2, 2), FP16, **parts)
+
+
+@GLUON
+@pytest.mark.parametrize("rows", [1, 16, 32, 50, 64])
+@pytest.mark.parametrize(
+    ("columns", "width", "gated"), [(384, 256, False), (5632, 2048, True), (2560, 4096, False), (18944, 3584, True)]
+)
+def test_every_shape_can_be_launched_ahead(rows: int, columns: int, width: int, gated: bool) -> None:
+    config = ahead_config(rows, columns, width, gated=gated)
+    assert config is not None
+    check(rows, columns, width, config, BF16, gated=gated)
+
+
+@GLUON
+@pytest.mark.parametrize(("columns", "width", "gated", "rows"), [key for key, config in AHEAD.items() if config])
+def test_stored_cuts_launched_ahead(columns: int, width: int, gated: bool, rows: int) -> None:
+    config = AHEAD[columns, width, gated, rows]
+    assert config is not None
+    check(rows, columns, width, config, BF16, gated=gated, residual=not gated and columns <= width)
+    check(max(1, rows // 2 + 1), columns, width, config, BF16, gated=gated)

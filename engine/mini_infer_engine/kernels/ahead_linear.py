@@ -1,10 +1,9 @@
 """The product of few rows on Hopper, in Gluon: its weights are on their way before the kernel before it has ended.
 
-Weights depend on nobody. So a program begins while the kernel before still runs (programmatic dependent launch: CUDA C++
-Programming Guide), has the copy engine fill a ring of shared memory with weights, and only then waits for what that
-kernel writes. Between two products memory stays busy, and a launch costs next to nothing. (Qwen3-0.6B, a decode step's
-products, H200: 486 us where they took 707. What is fetched to the L2 cache instead, or without a wait that late, gains
-nothing: docs/adr/0012.)
+Weights depend on nobody. So a program begins while the kernel before still runs (programmatic dependent launch: CUDA
+C++ Programming Guide), has the copy engine fill a ring of shared memory with weights, and only then waits for what
+that kernel writes. Memory stays busy between two products, and a launch costs next to nothing: docs/adr/0012.
+(Qwen3-0.6B, a decode step's products, H200: 486 us where they took 707.)
 
 Weights are the left operand, 64 or 128 of their rows; a gated product's tile is half gate, half up. Rows of x, at least
 eight, are the instruction's columns, so few of them cost little. Programs are (block of columns, split of the width).
@@ -89,7 +88,7 @@ def _leave_sums(total, sums, SUMS: gl.constexpr):
 @gluon.jit
 def _add_splits(sums, w, t, BLOCK_W: gl.constexpr, BLOCK_T: gl.constexpr, SPLITS: gl.constexpr, GATED: gl.constexpr,
                 LAYOUT: gl.constexpr):  # fmt: skip
-    """What all splits have left, as `_halves`: in the same order whoever is last, so that results repeat bit for bit."""
+    """What all splits have left, as of `_halves`; in one order whoever is last, so that results repeat bit for bit."""
     first = gl.zeros([w.shape[0], BLOCK_T], gl.float32, LAYOUT)
     second = gl.zeros([w.shape[0], BLOCK_T], gl.float32, LAYOUT)
     place = t[None, :] * BLOCK_W + w[:, None]
@@ -108,29 +107,29 @@ def _ahead_linear(weight, x, bias, residual, square_sums, next_norm, out, scaled
                   GATED: gl.constexpr, PARTS: gl.constexpr, NEXT_NORM: gl.constexpr):  # fmt: skip
     """Program (block of columns, split). The split that arrives last adds all sums and finishes."""
     _let_next_kernel_begin()
-    PANELS: gl.constexpr = weight.block_shape[0]
-    PIECES: gl.constexpr = weight.block_shape[1]
-    BLOCK_N: gl.constexpr = weight.block_shape[2]
-    BLOCK_W: gl.constexpr = PIECES * BLOCK_N
-    BLOCK_T: gl.constexpr = x.block_shape[1]
-    SQUARES_PITCH: gl.constexpr = BLOCK_T if BLOCK_T > 16 else 16  # row_block_of
-    STAGE_BYTES: gl.constexpr = (BLOCK_W + BLOCK_T) * PANELS * PANEL * 2
-    SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BLOCK_T, 16])
-    VECTOR: gl.constexpr = 8 if BLOCK_N * BLOCK_T >= 1024 else BLOCK_N * BLOCK_T // 128
-    LANES: gl.constexpr = BLOCK_N // VECTOR
-    LAYOUT: gl.constexpr = gl.BlockedLayout([VECTOR, 1], [LANES, 32 // LANES], [1, WARPS], [0, 1])
-    BOTH_LAYOUT: gl.constexpr = gl.BlockedLayout([VECTOR, 1, 2], [LANES, 32 // LANES, 1], [1, WARPS, 1], [2, 0, 1])
-    SQUARES: gl.constexpr = gl.BlockedLayout([1, 1], [4, 8], [1, WARPS], [1, 0])
-    MATRIX: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    panels: gl.constexpr = weight.block_shape[0]
+    pieces: gl.constexpr = weight.block_shape[1]
+    block_n: gl.constexpr = weight.block_shape[2]
+    block_w: gl.constexpr = pieces * block_n
+    block_t: gl.constexpr = x.block_shape[1]
+    squares_pitch: gl.constexpr = block_t if block_t > 16 else 16  # row_block_of
+    stage_bytes: gl.constexpr = (block_w + block_t) * panels * PANEL * 2
+    sums_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, block_t, 16])
+    vector: gl.constexpr = 8 if block_n * block_t >= 1024 else block_n * block_t // 128
+    lanes: gl.constexpr = block_n // vector
+    layout: gl.constexpr = gl.BlockedLayout([vector, 1], [lanes, 32 // lanes], [1, WARPS], [0, 1])
+    both_layout: gl.constexpr = gl.BlockedLayout([vector, 1, 2], [lanes, 32 // lanes, 1], [1, WARPS, 1], [2, 0, 1])
+    squares_layout: gl.constexpr = gl.BlockedLayout([1, 1], [4, 8], [1, WARPS], [1, 0])
+    matrix_layout: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
 
     block = gl.program_id(0)
     split = gl.program_id(1)
     begin = split * steps_of_split
     count = gl.minimum(steps - begin, steps_of_split)
-    weight_ring = gl.allocate_shared_memory(weight.dtype, [STAGES, PANELS, PIECES, BLOCK_N, PANEL], weight.layout)
-    x_ring = gl.allocate_shared_memory(x.dtype, [STAGES, PANELS, BLOCK_T, PANEL], x.layout)
-    weights = weight_ring._reinterpret(weight.dtype, [STAGES * PANELS, BLOCK_W, PANEL], MATRIX)
-    values = x_ring._reinterpret(x.dtype, [STAGES * PANELS, BLOCK_T, PANEL], MATRIX)
+    weight_ring = gl.allocate_shared_memory(weight.dtype, [STAGES, panels, pieces, block_n, PANEL], weight.layout)
+    x_ring = gl.allocate_shared_memory(x.dtype, [STAGES, panels, block_t, PANEL], x.layout)
+    weights = weight_ring._reinterpret(weight.dtype, [STAGES * panels, block_w, PANEL], matrix_layout)
+    values = x_ring._reinterpret(x.dtype, [STAGES * panels, block_t, PANEL], matrix_layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for early in gl.static_range(STAGES):
         mbarrier.init(full.index(early), count=1)
@@ -139,10 +138,10 @@ def _ahead_linear(weight, x, bias, residual, square_sums, next_norm, out, scaled
 
     # Before the wait: weights alone.
     for early in gl.static_range(STAGES):
-        _fetch_weights(weight, weight_ring, full, early, begin + early, block * BLOCK_N, early < count, STAGE_BYTES)
-    w = gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, LAYOUT))
-    n = block * BLOCK_N + w
-    t = gl.arange(0, BLOCK_T, layout=gl.SliceLayout(0, LAYOUT))
+        _fetch_weights(weight, weight_ring, full, early, begin + early, block * block_n, early < count, stage_bytes)
+    w = gl.arange(0, block_n, layout=gl.SliceLayout(1, layout))
+    n = block * block_n + w
+    t = gl.arange(0, block_t, layout=gl.SliceLayout(0, layout))
     inside = (n < columns)[:, None] & (t < rows)[None, :]
     added, norms, before, scale = n, n, n, t
     if BIAS:
@@ -154,44 +153,44 @@ def _ahead_linear(weight, x, bias, residual, square_sums, next_norm, out, scaled
     for early in gl.static_range(STAGES):
         _fetch_x(x, x_ring, full, early, begin + early, early < count)
     places = t[None, :] * columns + n[:, None]
-    if RESIDUAL and BLOCK_T <= 32:  # asked for before the wait for x, where it fits the registers
+    if RESIDUAL and block_t <= 32:  # asked for before the wait for x, where it fits the registers
         before = gl.load(residual + places, mask=inside, other=0.0)
     if PARTS > 0:
-        part = gl.arange(0, PARTS, layout=gl.SliceLayout(1, SQUARES))
-        token = gl.arange(0, BLOCK_T, layout=gl.SliceLayout(0, SQUARES))
-        squares_at = square_sums + part[:, None] * SQUARES_PITCH + token[None, :]
+        part = gl.arange(0, PARTS, layout=gl.SliceLayout(1, squares_layout))
+        token = gl.arange(0, block_t, layout=gl.SliceLayout(0, squares_layout))
+        squares_at = square_sums + part[:, None] * squares_pitch + token[None, :]
         squares = gl.load(squares_at, mask=(part < parts)[:, None], other=0.0)
         scale = gl.rsqrt(gl.sum(squares, axis=0) * inverse_width + eps)
-        scale = gl.convert_layout(scale, gl.SliceLayout(0, LAYOUT))
+        scale = gl.convert_layout(scale, gl.SliceLayout(0, layout))
 
-    total = gl.zeros([BLOCK_W, BLOCK_T], gl.float32, SUMS)
+    total = gl.zeros([block_w, block_t], gl.float32, sums_layout)
     for step in range(count):
         stage = step % STAGES
         mbarrier.wait(full.index(stage), step // STAGES & 1)
-        for panel in gl.static_range(PANELS):
-            at = stage * PANELS + panel
+        for panel in gl.static_range(panels):
+            at = stage * panels + panel
             total = warpgroup_mma(weights.index(at), values.index(at).permute((1, 0)), total, is_async=True)
-        total = mma_wait(PANELS, deps=[total])  # the steps before are done
+        total = mma_wait(panels, deps=[total])  # the steps before are done
         following = step - 1 + STAGES
         if (step > 0) & (following < count):
             emptied = (step - 1) % STAGES
             gl.thread_barrier()
-            _fetch_weights(weight, weight_ring, full, emptied, begin + following, block * BLOCK_N, True, STAGE_BYTES)
+            _fetch_weights(weight, weight_ring, full, emptied, begin + following, block * block_n, True, stage_bytes)
             _fetch_x(x, x_ring, full, emptied, begin + following, True)
     total = mma_wait(0, deps=[total])
 
     is_last = True
     if SPLITS == 1:
-        first, second = _halves(total, GATED, LAYOUT, BOTH_LAYOUT)
+        first, second = _halves(total, GATED, layout, both_layout)
     else:
-        sums = partials + block * (SPLITS * BLOCK_W * BLOCK_T)
-        _leave_sums(total, sums + split * (BLOCK_W * BLOCK_T), SUMS)
+        sums = partials + block * (SPLITS * block_w * block_t)
+        _leave_sums(total, sums + split * (block_w * block_t), sums_layout)
         gl.thread_barrier()
         is_last = gl.atomic_add(counters + block, 1, sem="acq_rel") == SPLITS - 1
-        first = gl.zeros([BLOCK_N, BLOCK_T], gl.float32, LAYOUT)
+        first = gl.zeros([block_n, block_t], gl.float32, layout)
         second = first
         if is_last:
-            first, second = _add_splits(sums, w, t, BLOCK_W, BLOCK_T, SPLITS, GATED, LAYOUT)
+            first, second = _add_splits(sums, w, t, block_w, block_t, SPLITS, GATED, layout)
             gl.store(counters + block, 0)
     if is_last:
         if PARTS > 0:
@@ -202,7 +201,7 @@ def _ahead_linear(weight, x, bias, residual, square_sums, next_norm, out, scaled
         if GATED:
             first = first / (1.0 + gl.exp(-first)) * second
         if RESIDUAL:
-            if BLOCK_T <= 32:
+            if block_t <= 32:
                 first += before.to(gl.float32)
             else:
                 first += gl.load(residual + places, mask=inside, other=0.0).to(gl.float32)
@@ -211,7 +210,7 @@ def _ahead_linear(weight, x, bias, residual, square_sums, next_norm, out, scaled
         if NEXT_NORM:
             rounded = gl.where(inside, result.to(gl.float32), 0.0)
             gl.store(scaled + places, (rounded * norms.to(gl.float32)[:, None]).to(out.dtype.element_ty), mask=inside)
-            gl.store(next_square_sums + block * SQUARES_PITCH + t, gl.sum(rounded * rounded, axis=0))
+            gl.store(next_square_sums + block * squares_pitch + t, gl.sum(rounded * rounded, axis=0))
 
 
 @functools.lru_cache(maxsize=4096)

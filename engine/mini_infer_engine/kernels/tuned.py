@@ -1,4 +1,4 @@
-"""How skinny products are cut, by shape: measured on an H200 by benchmarks/kernels.py, stored for a quick start."""
+"""How skinny products are cut, by shape: measured on an H200, stored for a quick start."""
 
 import torch
 
@@ -23,7 +23,7 @@ AHEAD: dict[tuple[int, int, bool, int], AheadConfig | SkinnyConfig | None] = {
     (8960, 1536, True, 8): AheadConfig(64, 128, 1, 3),
     (8960, 1536, True, 32): AheadConfig(32, 128, 1, 2),
 }
-"""Where ahead_linear's kernel runs: (columns, width, gated, rows of a tile) to the fastest cut, its own or another's."""
+"""Where ahead_linear's kernel can run: (columns, width, gated, rows of a tile) to the fastest cut, its or another's."""
 
 SKINNY: dict[tuple[int, int, bool, int], SkinnyConfig | None] = {
     (1024, 2048, False, 16): SkinnyConfig(32, 128, 128, 4, 4),
@@ -72,7 +72,7 @@ SKINNY: dict[tuple[int, int, bool, int], SkinnyConfig | None] = {
     (152064, 3584, False, 32): SkinnyConfig(128, 64, 0, 4, 3),
     (152064, 3584, False, 64): SkinnyConfig(128, 64, 0, 4, 3),
 }
-"""The same elsewhere. None: cuBLAS is faster, a norm's own kernel included."""
+"""The same elsewhere, for tiles of at least 16 rows. None: cuBLAS is faster, a norm's own kernel included."""
 
 CUT_BYTES = 227 << 10
 """Shared memory of the GPU that the cuts were measured on: some take all of it."""
