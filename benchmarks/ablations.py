@@ -58,6 +58,12 @@ VARIANTS = {
         replaced={(f"{_ENGINE}.graphs", "is_launch_bound"): lambda rule: lambda *_: False}
     ),
     "no skinny products and norms in them": Variant(replaced={(f"{_ENGINE}.fused", "MAX_ROWS"): lambda rows: 0}),
+    "no kernels launched ahead": Variant(
+        replaced={
+            (f"{_ENGINE}.fused", "has_our_gluon"): lambda rule: lambda device: False,
+            (f"{_ENGINE}.kernels.decode_attention", "has_our_gluon"): lambda rule: lambda device: False,
+        }
+    ),
     "no split of decode attention": Variant(
         replaced={
             (f"{_ENGINE}.kernels.decode_plan", "DecodeCut"): lambda cut: partial(
