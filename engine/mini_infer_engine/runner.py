@@ -133,7 +133,8 @@ class TorchRunner:
         # What this process caches but does not use will be the pool's; `peak` is what a pass takes on top.
         unused = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
         available = free + unused - peak
-        share = int(total * settings.gpu_memory_utilization) - (free_bytes - free) + unused - peak
+        taken = max(free_bytes - free, torch.cuda.memory_reserved(self.device))  # others may have given some back
+        share = int(total * settings.gpu_memory_utilization) - taken + unused - peak
         return pages_for(settings.kv_cache_memory or max(0, min(share, available)), page_bytes, available)
 
     def _measure_peak(self, settings: EngineSettings) -> int:

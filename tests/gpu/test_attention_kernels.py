@@ -39,7 +39,7 @@ SHAPES = cases(  # q_heads, kv_heads, head_dim, page_size, window, dtype
 LENGTHS = [1, 2, 15, 16, 17, 63, 64, 65, 128, 255, 257, 1000, 4097, 9001] if ON_GPU else [1, 17, 64, 70]
 CUTS = [
     DecodeCut(target_programs=1, programs_a_row=1.0),
-    DecodeCut(ahead=True),
+    DecodeCut(),
     DecodeCut(block_tokens=32, target_programs=1, programs_a_row=2.5, warps=2),
 ]
 CHUNKS = (  # (tokens before, new tokens); a padded sequence of a graph has none of both

@@ -29,12 +29,10 @@ class DecodeCut:
     """Two for each of an H200's 132 multiprocessors."""
     programs_a_row: float = 1.5
     """At least, for each KV head: in a large batch long sequences are shared, or the last to begin would be late."""
-    ahead: bool = False
-    """Whether the kernel begins while the one before runs, where the device has products that do so."""
 
 
-FEW = DecodeCut(ahead=True)
-MANY = DecodeCut(block_tokens=32, warps=2, stages=3, programs_a_row=1.25)  # ahead: 1.60 ms a step of 32 rows, not 1.35
+FEW = DecodeCut()
+MANY = DecodeCut(block_tokens=32, warps=2, stages=3, programs_a_row=1.25)
 MANY_LANES = 65
 """Rows times KV heads from which small programs, several to a multiprocessor, read better."""
 MOST_PARTS: tl.constexpr = tl.constexpr(64)
