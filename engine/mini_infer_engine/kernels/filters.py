@@ -113,14 +113,15 @@ def _begin(
     row = tl.program_id(0)
     slot = tl.load(slots + row).to(tl.int64)
     source = logits + row.to(tl.int64) * logits_stride
+    top_k = tl.load(top_ks + slot)
+    ranked = ((top_k > 0) & (top_k < vocabulary)) | (tl.load(top_ps + slot) < 1)
+    filtered = (tl.load(inverse_temperatures + slot) > 0) & (ranked | (tl.load(min_ps + slot) > 0))
     if tl.load(output_indexes + slot) < tl.load(suppress_until + slot):
         tokens = tl.load(suppressed + slot * WIDTH + tl.arange(0, WIDTH))
         gone = tl.full((WIDTH,), float("-inf"), logits.dtype.element_ty)
         tl.store(source + tokens, gone, mask=(tokens >= 0) & (tokens < vocabulary))
         tl.debug_barrier()  # other threads read them
-    top_k = tl.load(top_ks + slot)
-    ranked = ((top_k > 0) & (top_k < vocabulary)) | (tl.load(top_ps + slot) < 1)
-    if (tl.load(inverse_temperatures + slot) > 0) & (ranked | (tl.load(min_ps + slot) > 0)):
+    if filtered:
         low = float("inf")  # min-p needs the best logit only
         if ranked:
             low = float("-inf")
@@ -315,8 +316,8 @@ def _settle(
         masses = tl.load(results + 2 * MOST_PARTS, mask=parts < PARTS, other=0.0)
         above += (tl.sum(scales * masses, axis=0) * _ONE).to(tl.int64)
     places = tl.arange(0, GATHERED)
-    values = tl.load(gathered + row.to(tl.int64) * WIDTH + places, mask=places < count, other=float("-inf"))
-    values = values.to(tl.float32)
+    values = tl.load(gathered + row.to(tl.int64) * WIDTH + places).to(tl.float32)
+    values = tl.where(places < count, values, float("-inf"))
 
     # 2. The threshold.
     limited = (top_k > 0) & (top_k < vocabulary)
