@@ -453,5 +453,6 @@ def thresholds_of(logits: torch.Tensor, slots: torch.Tensor, state: SamplingStat
             SHIFT=16 if logits.dtype == torch.bfloat16 else 0,
             AGAIN=again == 1,
             num_warps=32 if again else 16,
+            maxnreg=64,  # without spills; two rows on a multiprocessor the first time
         )
     return thresholds
