@@ -209,8 +209,39 @@ def _gather(
 
 
 @triton.jit
-def _search_row(source, vocabulary, top, scale, top_k, top_p, threshold, BLOCK: tl.constexpr, SHIFT: tl.constexpr):
-    """The threshold, by bisection with a reading of the whole row a step. `threshold`: min-p's."""
+def _search(
+    logits,
+    slots,
+    inverse_temperatures,
+    top_ks,
+    top_ps,
+    min_ps,
+    thresholds,
+    counts,
+    vocabulary,
+    logits_stride,
+    BLOCK: tl.constexpr,
+    SHIFT: tl.constexpr,
+):
+    """Program (row): the threshold where nothing else has found it, with a reading of the whole row a step."""
+    row = tl.program_id(0)
+    if tl.load(counts + row) < 0:
+        return
+    slot = tl.load(slots + row).to(tl.int64)
+    inverse_temperature = tl.load(inverse_temperatures + slot)
+    scale = inverse_temperature * _LOG2_E
+    top_k = tl.load(top_ks + slot)
+    top_p = tl.load(top_ps + slot)
+    min_p = tl.load(min_ps + slot)
+    source = logits + row.to(tl.int64) * logits_stride
+    top = float("-inf")
+    for start in range(0, vocabulary, BLOCK):
+        columns = start + tl.arange(0, BLOCK)
+        values = tl.load(source + columns, mask=columns < vocabulary, other=float("-inf")).to(tl.float32)
+        top = tl.maximum(top, tl.max(values, axis=0))
+    threshold = float("-inf")
+    if min_p > 0:
+        threshold = top + tl.log(min_p) / inverse_temperature
     lowest = _ordered(tl.full((), float("-inf"), tl.float32), SHIFT)
     if (top_k > 0) & (top_k < vocabulary):
         low = lowest
@@ -229,26 +260,29 @@ def _search_row(source, vocabulary, top, scale, top_k, top_p, threshold, BLOCK: 
                 high = middle - 1
         threshold = tl.maximum(threshold, _unordered(low, SHIFT))
     if top_p < 1:
+        mass = _mass(source, vocabulary, threshold, top, scale, BLOCK)
         low = lowest
         high = _ordered(top, SHIFT)
-        middle = low  # first, the mass of all
-        wanted = tl.zeros((), tl.float32)
         while low < high:
+            middle = _middle(low, high)
             value = tl.maximum(_unordered(middle, SHIFT), threshold)
-            mass = tl.zeros((), tl.float32)
-            for start in range(0, vocabulary, BLOCK):
-                columns = start + tl.arange(0, BLOCK)
-                values = tl.load(source + columns, mask=columns < vocabulary, other=float("-inf")).to(tl.float32)
-                mass += tl.sum(tl.where(values >= value, _weights(values, top, scale), 0.0), axis=0)
-            if wanted == 0.0:
-                wanted = mass * top_p
-            elif mass >= wanted:
+            if _mass(source, vocabulary, value, top, scale, BLOCK) >= mass * top_p:
                 low = middle
             else:
                 high = middle - 1
-            middle = _middle(low, high)
         threshold = tl.maximum(threshold, _unordered(low, SHIFT))
-    return threshold
+    tl.store(thresholds + row, threshold)
+
+
+@triton.jit
+def _mass(source, vocabulary, value, top, scale, BLOCK: tl.constexpr):
+    """Of all weights of a row whose logits reach `value`."""
+    mass = tl.zeros((), tl.float32)
+    for start in range(0, vocabulary, BLOCK):
+        columns = start + tl.arange(0, BLOCK)
+        values = tl.load(source + columns, mask=columns < vocabulary, other=float("-inf")).to(tl.float32)
+        mass += tl.sum(tl.where(values >= value, _weights(values, top, scale), 0.0), axis=0)
+    return mass
 
 
 @triton.jit
@@ -348,11 +382,9 @@ def _settle(
             found = _last_to_reach(values, amounts, wanted, lowest, highest, SHIFT)
             threshold = tl.maximum(threshold, _unordered(found, SHIFT))
 
-    # 3. Where it is not known.
-    if known == 0:
-        if AGAIN:
-            threshold = _search_row(source, vocabulary, top, scale, top_k, top_p, floor, 8192, SHIFT)
-        else:
+    # 3. Where it is not known, the bracket of the second gathering; after that, it is searched.
+    if not AGAIN:
+        if known == 0:  # noqa: SIM102  # the outer one decides at compile time
             next_low = float("inf")
             next_high = float("inf")
             if (limited == 0) & (count <= GATHERED):
@@ -374,8 +406,7 @@ def _settle(
             tl.store(brackets + row * 3, next_low)
             tl.store(brackets + row * 3 + 1, next_high)
             tl.store(brackets + row * 3 + 2, floor)
-    if not AGAIN:
-        tl.store(counts + row, tl.where(known, -1, 0))
+    tl.store(counts + row, tl.where(known, -1, 0))
     tl.store(thresholds + row, threshold)
 
 
@@ -455,4 +486,19 @@ def thresholds_of(logits: torch.Tensor, slots: torch.Tensor, state: SamplingStat
             num_warps=32 if again else 16,
             maxnreg=64,  # without spills; two rows on a multiprocessor the first time
         )
+    _search[(rows,)](
+        logits,
+        slots,
+        state.inverse_temperatures,
+        state.top_ks,
+        state.top_ps,
+        state.min_ps,
+        thresholds,
+        counts,
+        vocabulary,
+        logits.stride(0),
+        BLOCK=8192,
+        SHIFT=16 if logits.dtype == torch.bfloat16 else 0,
+        num_warps=16,
+    )
     return thresholds
