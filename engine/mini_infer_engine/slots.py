@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mini_infer_engine.batch import Row
 from mini_infer_engine.inputs import to_device
-from mini_infer_engine.kernels.sample import SUPPRESSED_WIDTH, TOKENS_KEPT, SamplingState
+from mini_infer_engine.kernels.sampling_state import SUPPRESSED_WIDTH, TOKENS_KEPT, SamplingState
 from mini_infer_engine.kernels.slot_update import STATE_FIELDS, update_pages, update_slots
 from mini_infer_engine.models.errors import ModelError
 from mini_infer_engine.sampler import GREEDY_TEMPERATURE, noise_base

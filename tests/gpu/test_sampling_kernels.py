@@ -7,7 +7,8 @@ pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
 
 from mini_infer_engine.batch import Row
 from mini_infer_engine.kernels.gather import gather_decode_inputs
-from mini_infer_engine.kernels.sample import SUPPRESSED_WIDTH, TOKENS_KEPT, sample
+from mini_infer_engine.kernels.sample import sample
+from mini_infer_engine.kernels.sampling_state import SUPPRESSED_WIDTH, TOKENS_KEPT
 from mini_infer_engine.kernels.slot_update import update_pages
 from mini_infer_engine.models.errors import ModelError
 from mini_infer_engine.request import SamplingParams

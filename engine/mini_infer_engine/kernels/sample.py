@@ -1,161 +1,22 @@
 """Choosing the next token of each row without a sort: greedy, or by Gumbel noise that only seed and position decide.
 
-Top-k, top-p and min-p are one threshold a row, found by bisection over its ordered bits. What is left is read once:
-noise is drawn for groups of tokens, and for the tokens of a part's best group. The formulas are those of sampler.py, so
-that CPU and GPU choose alike.
+Top-k, top-p and min-p are one threshold a row (filters.py). What is left is read once: noise is drawn for groups of
+tokens, and for the tokens of a part's best group. The formulas are those of sampler.py, so that CPU and GPU choose
+alike.
 """
-
-from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 
+from mini_infer_engine.kernels.filters import thresholds_of
+from mini_infer_engine.kernels.sampling_state import TOKENS_KEPT, SamplingState
 from mini_infer_engine.kernels.sizes import cdiv, next_power_of_2
 from mini_infer_engine.kernels.workspace import Workspace
 from mini_infer_engine.token_groups import GROUPS_A_TILE, RUN, TOKENS_A_GROUP
 
-SUPPRESSED_WIDTH = 32
-"""Token ids that one slot can suppress on the device (EOS and stop tokens before min_tokens)."""
-
-TOKENS_KEPT = 2
-"""Of each slot, for the host: it reads a pass's tokens before it launches the pass after the next."""
-
 _PROGRAMS = 1056
 """To choose with: eight for each multiprocessor of an H100 or H200, of which five run at a time."""
-
-
-@dataclass(slots=True)
-class SamplingState:
-    """What sampling needs of every slot, on the device; the extra last slot is that of padded rows."""
-
-    last_tokens: torch.Tensor  # [slots] int64
-    lengths: torch.Tensor  # [slots] int32, tokens in the KV cache
-    noise_seeds: torch.Tensor  # [slots] int64, sampler.noise_base of the request's seed
-    output_indexes: torch.Tensor  # [slots] int32
-    inverse_temperatures: torch.Tensor  # [slots] fp32, 0: greedy
-    top_ks: torch.Tensor  # [slots] int32, 0: off
-    top_ps: torch.Tensor  # [slots] fp32, 1: off
-    min_ps: torch.Tensor  # [slots] fp32, 0: off
-    suppress_until: torch.Tensor  # [slots] int32, output index from which all tokens are allowed
-    suppressed: torch.Tensor  # [slots, SUPPRESSED_WIDTH] int32, -1: none
-    on_host: torch.Tensor  # [slots, TOKENS_KEPT] int64, pinned: the token of an output index, at its remainder
-
-    @classmethod
-    def zeros(cls, slots: int, device: torch.device) -> "SamplingState":
-        """Greedy rows of length 0."""
-
-        def make(dtype: torch.dtype, *shape: int) -> torch.Tensor:
-            return torch.zeros((slots, *shape), dtype=dtype, device=device)
-
-        return cls(
-            last_tokens=make(torch.int64),
-            lengths=make(torch.int32),
-            noise_seeds=make(torch.int64),
-            output_indexes=make(torch.int32),
-            inverse_temperatures=make(torch.float32),
-            top_ks=make(torch.int32),
-            top_ps=make(torch.float32) + 1,
-            min_ps=make(torch.float32),
-            suppress_until=make(torch.int32),
-            suppressed=make(torch.int32, SUPPRESSED_WIDTH) - 1,
-            on_host=torch.zeros((slots, TOKENS_KEPT), dtype=torch.int64, pin_memory=device.type == "cuda"),
-        )
-
-
-@triton.jit
-def _ordered(values):
-    """Integers that sort as these fp32 values do."""
-    bits = values.to(tl.int32, bitcast=True)
-    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-
-
-@triton.jit
-def _unordered(ordered):
-    return tl.where(ordered < 0, ordered ^ 0x7FFFFFFF, ordered).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _threshold(
-    logits,
-    slots,
-    inverse_temperatures,
-    top_ks,
-    top_ps,
-    min_ps,
-    output_indexes,
-    suppress_until,
-    suppressed,
-    thresholds,
-    vocabulary,
-    logits_stride,
-    BLOCK: tl.constexpr,
-    WIDTH: tl.constexpr,
-):
-    """Program (row): suppressed logits to -inf, in place; the smallest to choose from, -inf where no filter is on."""
-    row = tl.program_id(0)
-    slot = tl.load(slots + row).to(tl.int64)
-    source = logits + row.to(tl.int64) * logits_stride
-    if tl.load(output_indexes + slot) < tl.load(suppress_until + slot):
-        tokens = tl.load(suppressed + slot * WIDTH + tl.arange(0, WIDTH))
-        gone = tl.full((WIDTH,), float("-inf"), logits.dtype.element_ty)
-        tl.store(source + tokens, gone, mask=(tokens >= 0) & (tokens < vocabulary))
-        tl.debug_barrier()  # other threads read them
-    inverse_temperature = tl.load(inverse_temperatures + slot)
-    top_k = tl.load(top_ks + slot)
-    top_p = tl.load(top_ps + slot)
-    min_p = tl.load(min_ps + slot)
-    threshold = float("-inf")
-    if (inverse_temperature > 0) & ((top_k > 0) | (top_p < 1) | (min_p > 0)):
-        top = float("-inf")
-        for start in range(0, vocabulary, BLOCK):
-            columns = start + tl.arange(0, BLOCK)
-            values = tl.load(source + columns, mask=columns < vocabulary, other=float("-inf")).to(tl.float32)
-            top = tl.maximum(top, tl.max(values, axis=0))
-        if min_p > 0:
-            threshold = top + tl.log(min_p) / inverse_temperature
-        highest = _ordered(top)
-        if (top_k > 0) & (top_k < vocabulary):
-            low = tl.full((), -2139095041, tl.int32)  # the ordered bits of -inf
-            high = highest
-            while low < high:  # the largest value that at least top_k logits reach
-                middle = (low.to(tl.int64) + high.to(tl.int64) + 1) >> 1
-                value = _unordered(middle.to(tl.int32))
-                count = tl.zeros((), dtype=tl.int32)
-                for start in range(0, vocabulary, BLOCK):
-                    columns = start + tl.arange(0, BLOCK)
-                    values = tl.load(source + columns, mask=columns < vocabulary, other=float("-inf")).to(tl.float32)
-                    count += tl.sum(((values >= value) & (columns < vocabulary)).to(tl.int32), axis=0)
-                if count >= top_k:
-                    low = middle.to(tl.int32)
-                else:
-                    high = (middle - 1).to(tl.int32)
-            threshold = tl.maximum(threshold, _unordered(low))
-        if top_p < 1:
-            mass = tl.zeros((), dtype=tl.float32)
-            for start in range(0, vocabulary, BLOCK):
-                columns = start + tl.arange(0, BLOCK)
-                values = tl.load(source + columns, mask=columns < vocabulary, other=float("-inf")).to(tl.float32)
-                kept = tl.where(values >= threshold, tl.exp((values - top) * inverse_temperature), 0.0)
-                mass += tl.sum(kept, axis=0)
-            wanted = mass * top_p
-            low = tl.full((), -2139095041, tl.int32)
-            high = highest
-            while low < high:  # the largest value above which the wanted mass lies
-                middle = (low.to(tl.int64) + high.to(tl.int64) + 1) >> 1
-                value = tl.maximum(_unordered(middle.to(tl.int32)), threshold)
-                found = tl.zeros((), dtype=tl.float32)
-                for start in range(0, vocabulary, BLOCK):
-                    columns = start + tl.arange(0, BLOCK)
-                    values = tl.load(source + columns, mask=columns < vocabulary, other=float("-inf")).to(tl.float32)
-                    kept = tl.where(values >= value, tl.exp((values - top) * inverse_temperature), 0.0)
-                    found += tl.sum(kept, axis=0)
-                if found >= wanted:
-                    low = middle.to(tl.int32)
-                else:
-                    high = (middle - 1).to(tl.int32)
-            threshold = tl.maximum(threshold, _unordered(low))
-    tl.store(thresholds + row, threshold)
 
 
 @triton.jit
@@ -293,25 +154,8 @@ def sample(logits: torch.Tensor, slots: torch.Tensor, state: SamplingState, *, f
     min-p.
     """
     rows, vocabulary = logits.shape
-    thresholds = torch.empty(rows if filtered else 0, dtype=torch.float32, device=logits.device)
-    if filtered:
-        _threshold[(rows,)](
-            logits,
-            slots,
-            state.inverse_temperatures,
-            state.top_ks,
-            state.top_ps,
-            state.min_ps,
-            state.output_indexes,
-            state.suppress_until,
-            state.suppressed,
-            thresholds,
-            vocabulary,
-            logits.stride(0),
-            BLOCK=min(8192, next_power_of_2(vocabulary)),
-            WIDTH=SUPPRESSED_WIDTH,
-            num_warps=16,
-        )
+    unfiltered = torch.empty(0, dtype=torch.float32, device=logits.device)
+    thresholds = thresholds_of(logits, slots, state) if filtered else unfiltered
     tiles = cdiv(vocabulary, TOKENS_A_GROUP * GROUPS_A_TILE)
     tiles_a_part = cdiv(tiles, max(1, _PROGRAMS // rows))
     most_parts = next_power_of_2(tiles)

@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from mini_infer_engine.kernels.sample import SamplingState
+from mini_infer_engine.kernels.sampling_state import SamplingState
 from mini_infer_engine.kernels.sizes import cdiv
 
 STATE_FIELDS = 9
