@@ -56,10 +56,10 @@ class TorchRunner:
         self.page_size = settings.page_size or self.default_page_size
         if self.page_size % self.page_size_step:
             raise ModelError(f"page_size = {self.page_size}: it must be a multiple of {self.page_size_step}.")
-        free_bytes = torch.cuda.mem_get_info(self.device)[0] if self.device.type == "cuda" else 0
+        memory_before = _free_and_reserved(self.device)
         self.model = _load_model(settings, config, directory, self.device, self.dtype)
         self.last_tokens = torch.zeros(settings.max_num_seqs, dtype=torch.int64, device=self.device)
-        self.num_pages = self._count_pages(settings, free_bytes)
+        self.num_pages = self._count_pages(settings, *memory_before)
         self.max_model_len = fit_context(
             settings.max_model_len, config.max_position_embeddings, self.num_pages * self.page_size
         )
@@ -123,17 +123,18 @@ class TorchRunner:
         """Let go of everything that holds the pool's memory."""
         del self.pool, self.backend
 
-    def _count_pages(self, settings: EngineSettings, free_bytes: int) -> int:
-        """Pages of the pool. `free_bytes`: of a GPU before this engine took any; others may hold the rest."""
+    def _count_pages(self, settings: EngineSettings, free_before: int, reserved_before: int) -> int:
+        """Pages of the pool. Bytes of a GPU that were free and that torch had reserved before this engine took any."""
         page_bytes = KVShape.of(self.config, self.page_size, self.dtype).page_bytes
         if self.device.type == "cpu":
             return pages_for(settings.kv_cache_memory or CPU_KV_BYTES, page_bytes, available_memory())
         peak = self._measure_peak(settings)
-        free, total = torch.cuda.mem_get_info(self.device)
+        free, reserved = _free_and_reserved(self.device)
+        total = torch.cuda.mem_get_info(self.device)[1]
         # What this process caches but does not use will be the pool's; `peak` is what a pass takes on top.
-        unused = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        unused = reserved - torch.cuda.memory_allocated(self.device)
         available = free + unused - peak
-        taken = max(free_bytes - free, torch.cuda.memory_reserved(self.device))  # others may have given some back
+        taken = max(free_before - free, reserved - reserved_before)  # others may have given some back meanwhile
         share = int(total * settings.gpu_memory_utilization) - taken + unused - peak
         return pages_for(settings.kv_cache_memory or max(0, min(share, available)), page_bytes, available)
 
@@ -165,6 +166,13 @@ class TorchRunner:
 def weight_bytes(model: DecoderModel) -> int:
     """Bytes of all weights."""
     return sum(parameter.numel() * parameter.itemsize for parameter in model.parameters())
+
+
+def _free_and_reserved(device: torch.device) -> tuple[int, int]:
+    """Bytes of a GPU that nobody uses, and those that torch holds in this process."""
+    if device.type != "cuda":
+        return 0, 0
+    return torch.cuda.mem_get_info(device)[0], torch.cuda.memory_reserved(device)
 
 
 def choose_device(settings: EngineSettings) -> torch.device:

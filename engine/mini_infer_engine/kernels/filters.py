@@ -383,8 +383,8 @@ def _settle(
             threshold = tl.maximum(threshold, _unordered(found, SHIFT))
 
     # 3. Where it is not known, the bracket of the second gathering; after that, it is searched.
-    if not AGAIN:
-        if known == 0:  # noqa: SIM102  # the outer one decides at compile time
+    if not AGAIN:  # noqa: SIM102  # decided when it is compiled, the inner one for each row
+        if known == 0:
             next_low = float("inf")
             next_high = float("inf")
             if (limited == 0) & (count <= GATHERED):
