@@ -77,7 +77,7 @@ def decode_calls(
     positions = torch.full((rows,), tokens - 1, device=DEVICE)
     still = torch.cat((torch.ones(tokens, HEAD_DIM // 2), torch.zeros(tokens, HEAD_DIM // 2)), dim=1)
     rotation = Rotation(still.to(DEVICE, DTYPE))
-    plan = plan_decode(slots, positions, kv_heads, tokens)  # once a pass, for all layers
+    plan = plan_decode(slots, positions, kv_heads, tokens, group=q_heads // kv_heads)  # once a pass, for all layers
     calls["ours"] = lambda pages: decode_attention(qkv, rotation, pages, tables, plan, scale=SCALE)
     for pages in layers:
         calls["ours"](pages)  # the others find the new keys and values

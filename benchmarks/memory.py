@@ -105,19 +105,25 @@ def measure(settings: dict[str, Any], soak_s: float, pause_s: float, vocabulary:
         if passed >= len(series) * soak_s / _POINTS:
             series.append({"s": passed} | used())
             say(f"  {started} requests, " + ", ".join(f"{name} {value:,.0f} MB" for name, value in used().items()))
-            yield {"soak requests": started, "soak s": passed, "series": series}
+            yield {"soak requests": started, "soak s": passed, "series": series} | growth(series)
         time.sleep(pause_s)
         passed += time.monotonic() - before_s
         wait_while_measuring()
         before_s = time.monotonic()
     while engine.has_work:
         step()
+    yield {"pages in use afterwards": runner.num_pages - engine.scheduler.pool.num_free}
+
+
+def growth(series: list[dict[str, float]]) -> dict[str, float]:
+    """MB by which the most in use of the second half is above that of the first."""
     half = len(series) // 2
-    yield {
+    names = [name for name in series[0] if name != "s"] if half else []
+    return {
         f"growth of {name} MB": max(point[name] for point in series[half:])
         - max(point[name] for point in series[:half])
-        for name in used()
-    } | {"pages in use afterwards": runner.num_pages - engine.scheduler.pool.num_free}
+        for name in names
+    }
 
 
 def main() -> int:

@@ -245,9 +245,12 @@ class GraphRunner(TorchRunner):
     def decode_attention_pass(self, tables: Tensor, slots: Tensor, positions: Tensor) -> Attend:
         """Attention of one token a row; `tables` is read at row `slots`."""
         scale, kv_heads = self.config.head_dim**-0.5, self.config.num_kv_heads
+        group = self.config.num_heads // kv_heads
         most_tokens = self.table.page_tables.shape[1] * self.page_size  # not this pass's: no variant is compiled late
         windows = set(self.config.sliding_windows)
-        plans = {window: plan_decode(slots, positions, kv_heads, most_tokens, window) for window in windows}
+        plans = {
+            window: plan_decode(slots, positions, kv_heads, most_tokens, window, group=group) for window in windows
+        }
 
         def attend(qkv: Tensor, layer: AttentionLayer, out: Tensor | None = None) -> Tensor:
             plan = plans[layer.sliding_window]

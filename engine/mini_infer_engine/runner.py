@@ -5,6 +5,7 @@ It knows neither requests nor why a batch looks as it does.
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,6 +38,25 @@ class PassHandle:
     done: torch.cuda.Event | None
 
 
+class _MemoryInUse(NamedTuple):
+    """Bytes of a GPU: nobody's, and what torch holds and uses of it in this process."""
+
+    free: int = 0
+    reserved: int = 0
+    allocated: int = 0
+
+    @classmethod
+    def of(cls, device: torch.device) -> "_MemoryInUse":
+        """At this moment; of a CPU, nothing."""
+        if device.type != "cuda":
+            return cls()
+        return cls(
+            torch.cuda.mem_get_info(device)[0],
+            torch.cuda.memory_reserved(device),
+            torch.cuda.memory_allocated(device),
+        )
+
+
 class TorchRunner:
     """The `batch.Runner` that has a model."""
 
@@ -56,10 +76,10 @@ class TorchRunner:
         self.page_size = settings.page_size or self.default_page_size
         if self.page_size % self.page_size_step:
             raise ModelError(f"page_size = {self.page_size}: it must be a multiple of {self.page_size_step}.")
-        memory_before = _free_and_reserved(self.device)
+        memory_before = _MemoryInUse.of(self.device)
         self.model = _load_model(settings, config, directory, self.device, self.dtype)
         self.last_tokens = torch.zeros(settings.max_num_seqs, dtype=torch.int64, device=self.device)
-        self.num_pages = self._count_pages(settings, *memory_before)
+        self.num_pages = self._count_pages(settings, memory_before)
         self.max_model_len = fit_context(
             settings.max_model_len, config.max_position_embeddings, self.num_pages * self.page_size
         )
@@ -123,19 +143,20 @@ class TorchRunner:
         """Let go of everything that holds the pool's memory."""
         del self.pool, self.backend
 
-    def _count_pages(self, settings: EngineSettings, free_before: int, reserved_before: int) -> int:
-        """Pages of the pool. Bytes of a GPU that were free and that torch had reserved before this engine took any."""
+    def _count_pages(self, settings: EngineSettings, before: "_MemoryInUse") -> int:
+        """Pages of the pool, given the GPU's memory before this engine took any."""
         page_bytes = KVShape.of(self.config, self.page_size, self.dtype).page_bytes
         if self.device.type == "cpu":
             return pages_for(settings.kv_cache_memory or CPU_KV_BYTES, page_bytes, available_memory())
         peak = self._measure_peak(settings)
-        free, reserved = _free_and_reserved(self.device)
-        total = torch.cuda.mem_get_info(self.device)[1]
+        free, total = torch.cuda.mem_get_info(self.device)
         # What this process caches but does not use will be the pool's; `peak` is what a pass takes on top.
+        reserved = torch.cuda.memory_reserved(self.device)
         unused = reserved - torch.cuda.memory_allocated(self.device)
         available = free + unused - peak
-        taken = max(free_before - free, reserved - reserved_before)  # others may have given some back meanwhile
-        share = int(total * settings.gpu_memory_utilization) - taken + unused - peak
+        beside_torch = max(0, before.free - free - (reserved - before.reserved))  # others may have given some back
+        taken = torch.cuda.memory_allocated(self.device) - before.allocated + beside_torch
+        share = int(total * settings.gpu_memory_utilization) - taken - peak
         return pages_for(settings.kv_cache_memory or max(0, min(share, available)), page_bytes, available)
 
     def _measure_peak(self, settings: EngineSettings) -> int:
@@ -166,13 +187,6 @@ class TorchRunner:
 def weight_bytes(model: DecoderModel) -> int:
     """Bytes of all weights."""
     return sum(parameter.numel() * parameter.itemsize for parameter in model.parameters())
-
-
-def _free_and_reserved(device: torch.device) -> tuple[int, int]:
-    """Bytes of a GPU that nobody uses, and those that torch holds in this process."""
-    if device.type != "cuda":
-        return 0, 0
-    return torch.cuda.mem_get_info(device)[0], torch.cuda.memory_reserved(device)
 
 
 def choose_device(settings: EngineSettings) -> torch.device:

@@ -33,6 +33,8 @@ def test_what_the_kernel_for_hopper_knows(
         (4096, 64, 28, True),  # a captured pass: padded sequences
         (512, 1, 12, True),
         (512, 8, 28, True),
+        (384, 8, 28, True),  # a captured pass, in which eight are only the most
+        (384, 9, 28, False),
         (128, 1, 28, False),  # a short tail behind a cached prefix
         (64, 64, 28, False),  # the last tokens only
         (1024, 64, 28, False),  # many short tails

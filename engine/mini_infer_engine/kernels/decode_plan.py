@@ -37,6 +37,13 @@ MANY_LANES = 65
 """Rows times KV heads from which small programs, several to a multiprocessor, read better."""
 MOST_PARTS: tl.constexpr = tl.constexpr(64)
 """Of a sequence: whoever is last adds all parts up while the others wait."""
+_MERGED_HEADS = 32
+"""Query heads of parts that are added up at a time, which takes as long as reading 1.6 blocks."""
+
+
+def _blocks_worth_a_part(group: int) -> float:
+    """To read b blocks in n parts and add them up takes b / n + f * n: least for parts of sqrt(f * b). This is f."""
+    return 1.6 / max(2, _MERGED_HEADS // next_power_of_2(group))
 
 
 @triton.jit(do_not_specialize=["rows", "programs", "window"], do_not_specialize_on_alignment=["slots", "positions"])
@@ -47,6 +54,7 @@ def _plan_decode(
     rows,
     programs,
     window,
+    blocks_worth_a_part,
     ROWS_BLOCK: tl.constexpr,
     PARTS_BLOCK: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -59,7 +67,9 @@ def _plan_decode(
     blocks = tl.where(inside & (position >= 0), tl.maximum(tl.cdiv(position - first, BLOCK), 1), 0)
 
     # Parts are at most all blocks over the share, and one more for each row.
-    share = tl.maximum(tl.cdiv(tl.sum(blocks), programs), tl.maximum(tl.cdiv(tl.max(blocks), MOST_PARTS), 1))
+    most = tl.max(blocks)
+    share = tl.maximum(tl.cdiv(tl.sum(blocks), programs), tl.maximum(tl.cdiv(most, MOST_PARTS), 1))
+    share = tl.maximum(share, tl.sqrt(most.to(tl.float32) * blocks_worth_a_part).to(tl.int32))
     enough = tl.minimum(tl.max(blocks), tl.cdiv(tl.sum(blocks), tl.maximum(programs - rows, 1)))
     enough = tl.maximum(enough, share)
     while share < enough:
@@ -108,11 +118,13 @@ def plan_decode(
     most_tokens: int,
     sliding_window: int | None = None,
     cut: DecodeCut | None = None,
+    *,
+    group: int = 1,
 ) -> DecodePlan:
     """Divide rows whose new tokens stand at `positions` [rows], all below `most_tokens`.
 
     slots [rows] are passed on to the programs. Every row has a part, and its last part has the new token; a row at
-    position -1 is padding, of which no program knows.
+    position -1 is padding, of which no program knows. group: query heads of a KV head.
     """
     rows = positions.shape[0]
     cut = cut or (FEW if rows * kv_heads < MANY_LANES else MANY)
@@ -129,6 +141,7 @@ def plan_decode(
             rows,
             programs,
             sliding_window or NO_WINDOW,
+            _blocks_worth_a_part(group),
             ROWS_BLOCK=rows_block,
             PARTS_BLOCK=max(1, 512 // rows_block),
             BLOCK=cut.block_tokens,

@@ -7,6 +7,8 @@ _LEAST_TILES = 48
 """Tiles of one head: with fewer, the kernel for Hopper leaves multiprocessors idle, for it shares none of them."""
 _LEAST_TOKENS_OF_SEQUENCE = 64
 """Of a chunk, on average: the other kernel fills its tiles with several heads' queries, this one with one head's."""
+_FEW_SEQUENCES = 8
+"""As many as every captured pass has room for: it says nothing of how many there will be."""
 
 
 def hopper_knows(
@@ -20,4 +22,5 @@ def hopper_knows(
 
 def hopper_is_faster(tokens: int, sequences: int, q_heads: int) -> bool:
     """Whether it has the work that it needs. A captured pass counts padded tokens and sequences: it knows no others."""
-    return tokens * q_heads >= _LEAST_TILES * _TILE_ROWS and tokens >= _LEAST_TOKENS_OF_SEQUENCE * sequences
+    are_long = sequences <= _FEW_SEQUENCES or tokens >= _LEAST_TOKENS_OF_SEQUENCE * sequences
+    return tokens * q_heads >= _LEAST_TILES * _TILE_ROWS and are_long
