@@ -25,6 +25,8 @@ from mini_infer_engine.sampler import build_sampling, sample
 from mini_infer_engine.settings import EngineSettings
 
 _BATCHED_TOKENS = {"cpu": 2048, "cuda": 8192}
+_MOST_BESIDE_TORCH = 2 << 30
+"""Bytes of a GPU that kernels, libraries and the driver take while an engine loads; seen: less than one."""
 
 
 @dataclass(slots=True)
@@ -154,7 +156,8 @@ class TorchRunner:
         reserved = torch.cuda.memory_reserved(self.device)
         unused = reserved - torch.cuda.memory_allocated(self.device)
         available = free + unused - peak
-        beside_torch = max(0, before.free - free - (reserved - before.reserved))  # others may have given some back
+        beside_torch = before.free - free - (reserved - before.reserved)
+        beside_torch = min(max(0, beside_torch), _MOST_BESIDE_TORCH)  # others may have taken or given back meanwhile
         taken = torch.cuda.memory_allocated(self.device) - before.allocated + beside_torch
         share = int(total * settings.gpu_memory_utilization) - taken - peak
         return pages_for(settings.kv_cache_memory or max(0, min(share, available)), page_bytes, available)
