@@ -98,7 +98,8 @@ class Setting:
 
     def plan(self, cut: DecodeCut | None) -> DecodePlan:
         """As a pass makes it; without a cut, by the one that serving takes."""
-        return plan_decode(self.slots, self.positions, self.kv_heads, MOST_TOKENS, None, cut)
+        group = self.q_heads // self.kv_heads
+        return plan_decode(self.slots, self.positions, self.kv_heads, MOST_TOKENS, None, cut, group=group)
 
     def fused(self, pages: Tensor, plan: DecodePlan) -> Tensor:
         """One layer's attention."""

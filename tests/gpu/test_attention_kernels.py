@@ -8,7 +8,7 @@ pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
 from mini_infer_engine.attention.prefill_rows import PrefillRows
 from mini_infer_engine.kernels.decode_attention import decode_attention
 from mini_infer_engine.kernels.decode_plan import DecodeCut, plan_decode
-from mini_infer_engine.kernels.prefill_attention import prefill_attention
+from mini_infer_engine.kernels.prefill_attention import PrefillCut, prefill_attention
 from mini_infer_engine.kernels.prefill_choice import hopper_knows
 from mini_infer_engine.kernels.rope_kv import Rotation
 from tests.gpu.device import BF16, DEVICE, FP32, KERNELS, ON_GPU, cases, error, normal
@@ -114,7 +114,7 @@ def test_prefill_attention(
     paged = make_paged(lengths, page_size, kv_heads, head_dim, dtype)
     scale = head_dim**-0.5
 
-    def check(chosen: list[int], padding: int = 0) -> None:
+    def check(chosen: list[int], padding: int = 0, cut: PrefillCut | None = None) -> None:
         """`padding`: sequences without tokens, and tokens of no sequence, behind those chosen."""
         counts = [CHUNKS[index][1] for index in chosen]
         total = sum(counts)
@@ -128,7 +128,9 @@ def test_prefill_attention(
         ]
         rows = PrefillRows(tables, starts, ends, max(counts), max(lengths))
         run = [
-            prefill_attention(q, paged.pool, rows, scale=scale, sliding_window=window, on_hopper=on_hopper)[:total]
+            prefill_attention(q, paged.pool, rows, scale=scale, sliding_window=window, on_hopper=on_hopper, cut=cut)[
+                :total
+            ]
             for _ in range(2)
         ]
         for index, part, wanted in zip(chosen, run[0].split(counts), exact, strict=True):
@@ -140,3 +142,4 @@ def test_prefill_attention(
     check(everything, 64 - len(everything))  # as a graph has it
     for alone in (0, 1, 2, 3):
         check([alone])  # few tiles share the keys
+        check([alone], 7, PrefillCut(16, 32, 4, 2, programs=4000))

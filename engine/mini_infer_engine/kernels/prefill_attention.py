@@ -7,6 +7,7 @@ kernel adds up what they found: one program that did it for a whole tile would t
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -20,8 +21,8 @@ from mini_infer_engine.kernels.workspace import Workspace
 
 SHORT_TOKENS = 1024
 """Up to this context small tiles, several on a multiprocessor, hide each other's beginnings: up to twice as fast."""
-TARGET_PROGRAMS = 132
-"""One program for each of an H200's 132 multiprocessors."""
+MULTIPROCESSORS = 132
+"""Of an H200."""
 _MOST_SPLITS = 16
 _MERGED_ROWS = 4
 """Of a program: all their splits' sums fit its registers."""
@@ -256,17 +257,31 @@ def _hopper_kernel(device: torch.device) -> Callable[..., None] | None:
     return hopper_prefill_attention
 
 
-_CUTS = ((128, 128, 8, 3), (64, 64, 4, 2), (32, 32, 4, 2), (16, 16, 4, 2))
-"""Rows and keys of a tile, warps, stages."""
+@dataclass(frozen=True, slots=True)
+class PrefillCut:
+    """How it is cut into programs."""
+
+    rows: int
+    """Of a tile: pairs of query and head."""
+    keys: int
+    """Read at a time."""
+    warps: int
+    stages: int
+    programs: int = MULTIPROCESSORS
+    """Where tiles are fewer, so many programs share their keys."""
 
 
-def _cut(q: torch.Tensor, rows: int, kv_heads: int, dim_block: int, longest_key: int) -> tuple[int, int, int, int]:
+_CUTS = (PrefillCut(128, 128, 8, 3), PrefillCut(64, 64, 4, 2), PrefillCut(32, 32, 4, 2), PrefillCut(16, 16, 4, 2))
+
+
+def _choose_cut(q: torch.Tensor, rows: int, kv_heads: int, dim_block: int, longest_key: int) -> PrefillCut:
     """The largest tiles that fit the device and are worth it; fp32 has no matrix units that would want large ones."""
-    fewer_than_multiprocessors = rows * kv_heads < 128 * TARGET_PROGRAMS
+    fewer_than_multiprocessors = rows * kv_heads < 128 * MULTIPROCESSORS
     first = 2 if q.dtype == torch.float32 else 1 if longest_key <= SHORT_TOKENS or fewer_than_multiprocessors else 0
     for cut in _CUTS[first:-1]:
-        row_block, block = cut[:2]
-        if (row_block + 4 * block) * dim_block * q.itemsize <= shared_memory_bytes(q.device):  # two keys', two values'
+        if (cut.rows + 4 * cut.keys) * dim_block * q.itemsize <= shared_memory_bytes(
+            q.device
+        ):  # two keys', two values'
             return cut
     return _CUTS[-1]
 
@@ -280,12 +295,14 @@ def prefill_attention(
     sliding_window: int | None = None,
     out: torch.Tensor | None = None,
     on_hopper: bool | None = None,
+    cut: PrefillCut | None = None,
 ) -> torch.Tensor:
     """Attend from each sequence's new tokens over all its tokens; their keys and values are in the pool already.
 
     q [tokens, q_heads, head_dim], its rows may be strided; pool: one layer's view
     [pages, 2, page_size, kv_heads, head_dim]. Returns [tokens, q_heads * head_dim], in `out` where
-    that is given. `on_hopper`: take the kernel for Hopper wherever it can, or never; None: where it is faster.
+    that is given. `on_hopper`: take the kernel for Hopper wherever it can, or never; None: where it is faster. cut: of
+    the other; None: by sizes.
     """
     tokens, q_heads, head_dim = q.shape
     _, _, page_size, kv_heads, _ = pool.shape
@@ -302,10 +319,10 @@ def prefill_attention(
         hopper(q, pool, rows, scale=scale, out=out)
         return out
     dim_block = next_power_of_2(head_dim)
-    row_block, block, warps, stages = _cut(q, tokens * group, kv_heads, dim_block, rows.longest_key)
-    full_tiles = cdiv(tokens * group, row_block)
+    cut = cut or _choose_cut(q, tokens * group, kv_heads, dim_block, rows.longest_key)
+    full_tiles = cdiv(tokens * group, cut.rows)
     tiles = full_tiles + sequences  # at most: each sequence may end with a part of one
-    splits = max(1, min(_MOST_SPLITS, TARGET_PROGRAMS // (full_tiles * kv_heads)))
+    splits = max(1, min(_MOST_SPLITS, cut.programs // (full_tiles * kv_heads)))
     partial_floats = splits * tokens * q_heads * (dim_block + 2) if splits > 1 else 0
     partials = Workspace.of(q.device, partials=partial_floats).partials
     base_two_scale = scale * LOG2_E
@@ -333,12 +350,12 @@ def prefill_attention(
         HEAD_DIM=head_dim,
         DIM_BLOCK=dim_block,
         PAGE_SIZE=page_size,
-        ROWS=row_block,
-        BLOCK=block,
+        ROWS=cut.rows,
+        BLOCK=cut.keys,
         MERGE=splits > 1,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
-        num_warps=warps,
-        num_stages=stages,
+        num_warps=cut.warps,
+        num_stages=cut.stages,
     )
     if splits > 1:
         _merge[(cdiv(tokens * q_heads, _MERGED_ROWS),)](

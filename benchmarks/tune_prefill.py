@@ -1,0 +1,143 @@
+"""Tune attention of prompt chunks on this GPU: every cut worth trying, by model, new tokens and cached ones.
+
+    python benchmarks/tune_prefill.py --out FILE [--models 0.6b,7b]
+
+Chunks are those of captured passes: padded sequences, page tables as wide as the context. Checks every cut against
+torch in fp32 first. Times are those of one call inside a CUDA graph over layers that do not fit the L2 cache; beside
+them the cut that serving takes, the kernel for Hopper, and the bound: keys and values read once, or the products.
+"""
+
+import argparse
+import itertools
+import json
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+from common.models import BYTES_PER_S, FLOPS_PER_S
+from common.timing import graph_microseconds
+from torch import Tensor
+from torch.nn import functional
+
+from mini_infer_engine.attention.prefill_rows import PrefillRows
+from mini_infer_engine.kernels.prefill_attention import PrefillCut, prefill_attention
+
+HEADS = {"7b": (28, 4), "1.5b": (12, 2), "0.6b": (16, 8)}  # q heads, kv heads
+HEAD_DIM, PAGE_SIZE = 128, 128
+SCALE = HEAD_DIM**-0.5
+SEQUENCES, CONTEXT_PAGES = 8, 128
+CASES = [(128, 0), (256, 0), (16, 4096), (64, 4096), (128, 4096), (128, 16_000), (256, 2048), (352, 4096), (352, 8192)]
+"""(new tokens, cached ones) of one chunk."""
+TILES = [(128, 128, 8, 3), (128, 64, 8, 3), (64, 128, 4, 2), (64, 64, 4, 2), (64, 64, 4, 3), (32, 64, 4, 3)]
+PROGRAMS = (132, 264, 396, 528)
+COMPILERS = 14
+Call = Callable[[Tensor], Tensor]
+
+
+class Setting:
+    """Layers of pages, and one chunk in a captured pass."""
+
+    def __init__(self, model: str, new: int, cached: int, layers: int | None = None) -> None:
+        self.q_heads, self.kv_heads = HEADS[model]
+        self.new, self.tokens = new, new + cached
+        pages = -(-self.tokens // PAGE_SIZE)
+        layer_bytes = pages * PAGE_SIZE * self.kv_heads * HEAD_DIM * 4
+        count = layers or max(4, min(64, int(200e6 / layer_bytes)))
+        shape = (pages, count, 2, PAGE_SIZE, self.kv_heads, HEAD_DIM)
+        self.layers = list(torch.randn(shape, device="cuda", dtype=torch.bfloat16).unbind(1))
+        self.q = torch.randn(new, self.q_heads, HEAD_DIM, device="cuda", dtype=torch.bfloat16)
+        tables = torch.zeros(SEQUENCES, CONTEXT_PAGES, dtype=torch.int32)
+        tables[0, :pages] = torch.arange(pages)
+        starts = torch.full((SEQUENCES + 1,), new, dtype=torch.int32)
+        starts[0] = 0
+        ends = torch.ones(SEQUENCES, dtype=torch.int32)
+        ends[0] = self.tokens
+        self.rows = PrefillRows(tables.cuda(), starts.cuda(), ends.cuda(), new, CONTEXT_PAGES * PAGE_SIZE)
+
+    @property
+    def bound_us(self) -> float:
+        """The least that a call can take."""
+        read = self.tokens * self.kv_heads * HEAD_DIM * 4 / BYTES_PER_S
+        pairs = self.new * (self.tokens - self.new / 2)
+        return max(read, 4 * self.q_heads * HEAD_DIM * pairs / FLOPS_PER_S) * 1e6
+
+    def call(self, cut: PrefillCut | None = None, *, on_hopper: bool | None = None) -> Call:
+        """One layer's attention."""
+        return lambda pages: prefill_attention(self.q, pages, self.rows, scale=SCALE, on_hopper=on_hopper, cut=cut)
+
+    def exact(self, pages: Tensor) -> Tensor:
+        """[new, q_heads * head_dim] fp32."""
+        keys, values = (pages[:, half].flatten(0, 1)[: self.tokens].transpose(0, 1).float() for half in (0, 1))
+        places = torch.arange(self.tokens, device="cuda")
+        seen = places <= places[-self.new :, None]
+        q = self.q.transpose(0, 1).float()
+        out = functional.scaled_dot_product_attention(q, keys, values, attn_mask=seen, scale=SCALE, enable_gqa=True)
+        return out.transpose(0, 1).flatten(1)
+
+
+def all_cuts() -> list[PrefillCut]:
+    """Every tile with every number of programs."""
+    return [PrefillCut(*tile, programs) for tile, programs in itertools.product(TILES, PROGRAMS)]
+
+
+def compile_and_check(models: list[str]) -> None:
+    """Every cut against fp32; kernels are compiled several at a time."""
+    jobs = list(itertools.product(models, all_cuts()))
+
+    def error(job: tuple[str, PrefillCut]) -> float:
+        setting = Setting(job[0], 100, 1000, layers=1)
+        exact = setting.exact(setting.layers[0])
+        out = setting.call(job[1], on_hopper=False)(setting.layers[0]).float()
+        return ((out - exact).norm() / exact.norm()).item()
+
+    with ThreadPoolExecutor(COMPILERS) as threads:  # what they compute at the same time may be wrong: one workspace
+        list(threads.map(error, jobs))
+    errors = list(map(error, jobs))
+    wrong = [job for job, found in zip(jobs, errors, strict=True) if not found < 1e-2]
+    assert not wrong, wrong
+    print(f"{len(jobs)} are right, relative error at most {max(errors):.1e}", flush=True)
+
+
+def tune(model: str, new: int, cached: int) -> dict[str, float]:
+    """Microseconds by cut, the best first."""
+    setting = Setting(model, new, cached)
+
+    def microseconds(call: Call) -> float:
+        return graph_microseconds([lambda pages=pages: call(pages) for pages in setting.layers], 9)
+
+    found = {brief(cut): microseconds(setting.call(cut, on_hopper=False)) for cut in all_cuts()}
+    known = {"bound": setting.bound_us, "serving": microseconds(setting.call())}
+    known["hopper"] = microseconds(setting.call(on_hopper=True))
+    ranked = dict(sorted(found.items(), key=lambda item: item[1]))
+    numbers = "  ".join(f"{name} {value:6.1f}" for name, value in known.items())
+    best = ", ".join(f"{name} {value:.1f}" for name, value in list(ranked.items())[:4])
+    print(f"{model:4} {new:4} after {cached:6}  {numbers} | {best}", flush=True)
+    return known | ranked
+
+
+def brief(cut: PrefillCut) -> str:
+    """rows/keys/warps/stages, programs."""
+    return f"{cut.rows}/{cut.keys}/{cut.warps}/{cut.stages} p{cut.programs}"
+
+
+def main() -> None:
+    """Compile, check, time."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, metavar="FILE")
+    parser.add_argument("--models", default="7b,0.6b,1.5b")
+    options = parser.parse_args()
+    models = options.models.split(",")
+    started = time.perf_counter()
+    compile_and_check(models)
+    found = {
+        f"{model} {new} {cached}": tune(model, new, cached) for (new, cached), model in itertools.product(CASES, models)
+    }
+    if options.out:
+        options.out.write_text(json.dumps(found, indent=1))
+    print(f"{time.perf_counter() - started:.0f} s in all")
+
+
+if __name__ == "__main__":
+    main()
