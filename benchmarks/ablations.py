@@ -18,17 +18,16 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from common import engines
 from common.budget import Budget
-from common.isolation import Isolated, IsolationError
 from common.models import kv_bytes_per_token, model_folder
 from common.quiet import measuring
-from common.report import Runs, collect, integers, make_parser, medians_of, print_table, save, say, words
+from common.report import Runs, integers, make_parser, medians_of, print_table, save, say, words
 from common.targets import is_rate
+from common.turns import Turns
 
 _ENGINE = "mini_infer_engine"
 _RUNNER = f"{_ENGINE}.graph_runner"
@@ -154,29 +153,13 @@ def measure_in_turns(
     arguments: dict[str, tuple[Any, ...]], budget: Budget, out: Path | None, result: dict[str, Any]
 ) -> None:
     """Start variants at once, let one at a time run the loads; what one has measured is kept at once."""
-
-    def goes_well(name: str, parts: Iterator[dict[str, Any]]) -> bool:
-        try:
-            for part in parts:
-                collect(result["runs"], name, part)
-                say("  " + ", ".join(f"{figure} {value:,.2f}" for figure, value in part.items()))
-                save(out, result)
-        except IsolationError as error:
-            say(f"{name} failed: {error}")
-            result["errors"].append(f"{name}: {error}")
-            return False
-        return True
-
+    turns = Turns(result["runs"], result, out)
     with ExitStack() as stack:
-        processes = {name: stack.enter_context(Isolated(measure, *given)) for name, given in arguments.items()}
-        for process in processes.values():
-            process.ask()
-        starts = {name: islice(process.answers(budget.left_s), 1) for name, process in processes.items()}
-        ready = [name for name, start in starts.items() if goes_well(name, start)]
+        processes = turns.start(stack, {name: (measure, *given) for name, given in arguments.items()}, budget)
         with measuring():
-            for name in ready:
+            for name, process in processes.items():
                 say(name)
-                goes_well(name, processes[name].parts(budget.left_s))
+                turns.take(name, process.parts(budget.left_s))
 
 
 def show(model: str, runs: Runs) -> dict[str, dict[str, float]]:

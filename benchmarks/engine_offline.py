@@ -20,18 +20,18 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import count, islice, takewhile
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
 from common import engines, loads
 from common.budget import Budget
 from common.caches import cache_variables
-from common.isolation import Isolated, IsolationError
 from common.models import MEASURED, Bound, kv_bytes_per_token, model_folder
 from common.quiet import measuring
-from common.report import Runs, boot_id, collect, integers, make_parser, medians_of, print_table, save, say, words
+from common.report import Runs, boot_id, integers, make_parser, medians_of, print_table, save, say, words
 from common.targets import Target, is_rate, print_verdicts, ratio_target, verdict_cells
+from common.turns import Turns
 
 _NEAR = 1.02
 """A variant this close to the best may be the best."""
@@ -72,7 +72,6 @@ def measure(
     yield {"start s": time.perf_counter() - begin}
     for round_ in count():
         for name, value in loads.run_loads(loaded, sizes, round_, lambda name: not wanted or name.startswith(wanted)):
-            say(f"  {name} {value:,.2f}")
             yield {name: value}
         yield {}
 
@@ -229,37 +228,25 @@ def side_by_side(
     runs: Runs = result["runs"][model]
     together = {} if options.smoke else engines.share_of_gpu(_KV_TOKENS * kv_bytes_per_token(folder))
 
-    def goes_well(label: str, parts: Iterator[dict[str, float]]) -> bool:
-        try:
-            for part in parts:
-                collect(runs, label, part)
-                save(options.out, result)
-        except IsolationError as error:
-            say(f"  {label} failed: {error}")
-            result["errors"].append(f"{model}, {label}: {error}")
-            return False
-        return True
-
+    turns = Turns(runs, result, options.out, f"{model}, ")
     with ExitStack() as stack:
-        processes: dict[str, Isolated] = {}
         say(f"{model}: {', '.join(contender.label for contender in contenders)} start")
         with budget.spending("start"):
+            calls = {}
             for contender in contenders:
                 caches = options.caches and options.caches / model / engines.base_name(contender.engine)
-                arguments = (contender.engine, folder, contender.settings | together, options.smoke, caches)
-                processes[contender.label] = stack.enter_context(Isolated(measure, *arguments))
-                processes[contender.label].ask()
-            starts = {label: islice(process.answers(budget.left_s), 1) for label, process in processes.items()}
-            ready = [label for label, start in starts.items() if goes_well(label, start)]
+                settings = contender.settings | together
+                calls[contender.label] = (measure, contender.engine, folder, settings, options.smoke, caches)
+            processes = turns.start(stack, calls, budget)
         stack.enter_context(measuring())
         for round_ in range(options.rounds):
-            for label in turn(round_, ready, runs):
+            for label in turn(round_, list(processes), runs):
                 if budget.allows(f"{model}, {label}"):
                     say(f"{model}, {label}, round {round_ + 1}")
                     with budget.spending(f"{model}, {label}"):
                         one_round = takewhile(bool, processes[label].parts(budget.left_s))
-                        if not goes_well(label, one_round):
-                            ready.remove(label)
+                        if not turns.take(label, one_round):
+                            del processes[label]
 
 
 def turn(round_: int, ready: list[str], runs: Runs) -> list[str]:

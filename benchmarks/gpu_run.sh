@@ -7,7 +7,7 @@
 #   OUT=results          where results go
 #   LIMIT_S=570          the most seconds for all stages: each is told what is left, begins nothing that it cannot end, and
 #                        writes what it has
-#   MODELS=a,b ENGINES=ours,vllm,vllm-inproc MNS=512,256 ROUNDS=3 SOAK_S=30    of the benchmarks; FLAGS: more
+#   MODELS=a,b ENGINES=ours,vllm,vllm-inproc MNS=512,256 ROUNDS=3 REPEATS=1 (of startup) SOAK_S=30    of the benchmarks; FLAGS: more
 #   PEER_START_S=180     with less left, no peer is started for the first time
 #   COMMIT=abc1234       of what is measured, where this folder does not know
 #   GPU_DIR=.gpu         what pack_gpu.sh made; not needed where all packages are installed

@@ -47,7 +47,6 @@ class IdleRunner(graph_runner.GraphRunner):
         self.pool = SimpleNamespace(spare_page=self.num_pages, copy=_nothing)
         width = slots.page_table_width(SETTINGS["max_model_len"], self.page_size)
         self.table = slots.SlotTable(settings.max_num_seqs, width, self.num_pages, self.device)
-        self._is_launch_bound = True
         self._buckets = decode_buckets(settings.max_num_seqs)
         self._loaded_slots = (0, [])
         self.decode_slots = torch.zeros(self._buckets[-1], dtype=torch.int32)

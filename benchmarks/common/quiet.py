@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _SETTLE_S = 0.5
+"""For the step that is under way to end."""
 _POLL_S = 0.05
 
 

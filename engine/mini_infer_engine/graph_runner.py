@@ -26,7 +26,6 @@ from mini_infer_engine.graphs import (
     PrefillGraph,
     decode_buckets,
     decodes_beside,
-    is_launch_bound,
     prefill_buckets,
 )
 from mini_infer_engine.inputs import PassInputs, build_inputs
@@ -88,7 +87,6 @@ class GraphRunner(TorchRunner):
         self.decode_slots = torch.full(
             (self._buckets[-1],), self.table.spare_slot, dtype=torch.int32, device=self.device
         )
-        self._is_launch_bound = is_launch_bound(size)
         self.graph_memory = torch.cuda.graph_pool_handle()
         prefills = prefill_buckets(size, self._settings.max_num_batched_tokens or 1 << 30)
         with (
@@ -163,7 +161,7 @@ class GraphRunner(TorchRunner):
                 self._decode(rows)
             elif graph := self._prefill_graph(decodes, prefills):
                 graph.replay(rows[:decodes], prefills)
-            elif self.decode_graphs and self._is_launch_bound and (graph := self._prefill_graph(0, prefills)):
+            elif (graph := self._prefill_graph(0, prefills)) and not graph.num_decodes:
                 self._decode(rows[:decodes])
                 graph.replay([], prefills)
             else:

@@ -145,20 +145,18 @@ class TorchRunner:
         """Let go of everything that holds the pool's memory."""
         del self.pool, self.backend
 
-    def _count_pages(self, settings: EngineSettings, before: "_MemoryInUse") -> int:
+    def _count_pages(self, settings: EngineSettings, before: _MemoryInUse) -> int:
         """Pages of the pool, given the GPU's memory before this engine took any."""
         page_bytes = KVShape.of(self.config, self.page_size, self.dtype).page_bytes
         if self.device.type == "cpu":
             return pages_for(settings.kv_cache_memory or CPU_KV_BYTES, page_bytes, available_memory())
         peak = self._measure_peak(settings)
-        free, total = torch.cuda.mem_get_info(self.device)
+        now, total = _MemoryInUse.of(self.device), torch.cuda.mem_get_info(self.device)[1]
         # What this process caches but does not use will be the pool's; `peak` is what a pass takes on top.
-        reserved = torch.cuda.memory_reserved(self.device)
-        unused = reserved - torch.cuda.memory_allocated(self.device)
-        available = free + unused - peak
-        beside_torch = before.free - free - (reserved - before.reserved)
+        available = now.free + now.reserved - now.allocated - peak
+        beside_torch = before.free - now.free - (now.reserved - before.reserved)
         beside_torch = min(max(0, beside_torch), _MOST_BESIDE_TORCH)  # others may have taken or given back meanwhile
-        taken = torch.cuda.memory_allocated(self.device) - before.allocated + beside_torch
+        taken = now.allocated - before.allocated + beside_torch
         share = int(total * settings.gpu_memory_utilization) - taken - peak
         return pages_for(settings.kv_cache_memory or max(0, min(share, available)), page_bytes, available)
 

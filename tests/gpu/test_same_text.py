@@ -8,7 +8,7 @@ import torch
 
 pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
 
-from mini_infer_engine import graph_runner, graphs
+from mini_infer_engine import graphs
 from mini_infer_engine.graph_runner import GraphRunner
 from mini_infer_engine.request import Request
 from tests.gpu.device import GPU_ONLY
@@ -124,8 +124,7 @@ def test_requests_that_come_and_go_at_any_step_keep_their_text(folder: Path, exp
 def test_large_models_have_prompts_and_decodes_in_one_graph(
     folder: Path, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch, chunk: int
 ) -> None:
-    for module in (graphs, graph_runner):
-        monkeypatch.setattr(module, "is_launch_bound", lambda weight_bytes: False)
+    monkeypatch.setattr(graphs, "is_launch_bound", lambda weight_bytes: False)
     settings = make_settings(folder, attention_backend="triton", long_prefill_token_threshold=chunk)
     runner = make_runner(settings)
     assert isinstance(runner, GraphRunner)

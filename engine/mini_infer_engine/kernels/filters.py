@@ -421,13 +421,10 @@ def thresholds_of(logits: torch.Tensor, slots: torch.Tensor, state: SamplingStat
     brackets = torch.empty((rows, 3), dtype=torch.float32, device=logits.device)
     partials = torch.empty((rows, 3, most_parts), dtype=torch.float32, device=logits.device)
     gathered = torch.empty((rows, width), dtype=logits.dtype, device=logits.device)
+    asked = (logits, slots, state.inverse_temperatures, state.top_ks, state.top_ps, state.min_ps)
+    shift = 16 if logits.dtype == torch.bfloat16 else 0  # bits of an ordered value that are always 0
     _begin[(rows,)](
-        logits,
-        slots,
-        state.inverse_temperatures,
-        state.top_ks,
-        state.top_ps,
-        state.min_ps,
+        *asked,
         state.output_indexes,
         state.suppress_until,
         state.suppressed,
@@ -463,12 +460,7 @@ def thresholds_of(logits: torch.Tensor, slots: torch.Tensor, state: SamplingStat
             num_warps=_PART_WARPS,
         )
         _settle[(rows,)](
-            logits,
-            slots,
-            state.inverse_temperatures,
-            state.top_ks,
-            state.top_ps,
-            state.min_ps,
+            *asked,
             thresholds,
             counts,
             brackets,
@@ -481,24 +473,19 @@ def thresholds_of(logits: torch.Tensor, slots: torch.Tensor, state: SamplingStat
             GATHERED=room,
             WIDTH=width,
             SAMPLE=_SAMPLE,
-            SHIFT=16 if logits.dtype == torch.bfloat16 else 0,
+            SHIFT=shift,
             AGAIN=again == 1,
             num_warps=32 if again else 16,
             maxnreg=64,  # without spills; two rows on a multiprocessor the first time
         )
     _search[(rows,)](
-        logits,
-        slots,
-        state.inverse_temperatures,
-        state.top_ks,
-        state.top_ps,
-        state.min_ps,
+        *asked,
         thresholds,
         counts,
         vocabulary,
         logits.stride(0),
         BLOCK=8192,
-        SHIFT=16 if logits.dtype == torch.bfloat16 else 0,
+        SHIFT=shift,
         num_warps=16,
     )
     return thresholds

@@ -19,10 +19,8 @@ from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_wait 
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from mini_infer_engine.attention.prefill_rows import PrefillRows
-from mini_infer_engine.kernels.sizes import LOG2_E, cdiv
+from mini_infer_engine.kernels.sizes import LOG2_E, MULTIPROCESSORS, cdiv
 
-MULTIPROCESSORS = 132
-"""Of an H200: one program, which stays, for each."""
 HALF_ROWS = gl.constexpr(64)
 """Queries of a warpgroup: what one instruction of the tensor cores takes."""
 ROWS = gl.constexpr(128)
@@ -282,7 +280,7 @@ def hopper_prefill_attention(
     kv_rows = (pages - 1) * rows_of_page + 2 * page_size
     sequences = rows.ends.shape[0]
     items = (tokens // ROWS.value + sequences) * heads  # at most: each sequence may end with a part of a tile
-    programs = min(items, MULTIPROCESSORS)
+    programs = min(items, MULTIPROCESSORS)  # one, which stays, for each
     constants = (heads, heads // kv_heads, page_size, rows_of_page, out.stride(0))
     arguments = (
         _descriptor(q.data_ptr(), q.dtype, tokens, q.stride(0), HALF_ROWS.value, head_dim),

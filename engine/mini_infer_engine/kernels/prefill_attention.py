@@ -16,13 +16,11 @@ import triton.language as tl
 from mini_infer_engine.attention.prefill_rows import PrefillRows
 from mini_infer_engine.kernels.device import has_our_gluon, shared_memory_bytes
 from mini_infer_engine.kernels.prefill_choice import hopper_is_faster, hopper_knows
-from mini_infer_engine.kernels.sizes import LOG2_E, cdiv, next_power_of_2
+from mini_infer_engine.kernels.sizes import LOG2_E, MULTIPROCESSORS, cdiv, next_power_of_2
 from mini_infer_engine.kernels.workspace import Workspace
 
 SHORT_TOKENS = 1024
 """Up to this context small tiles, several on a multiprocessor, hide each other's beginnings: up to twice as fast."""
-MULTIPROCESSORS = 132
-"""Of an H200."""
 _MOST_SPLITS = 16
 _MERGED_ROWS = 4
 """Of a program: all their splits' sums fit its registers."""

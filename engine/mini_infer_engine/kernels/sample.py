@@ -150,8 +150,8 @@ def _choose(
 def sample(logits: torch.Tensor, slots: torch.Tensor, state: SamplingState, *, filtered: bool = True) -> None:
     """Choose a token for each row of logits [rows, vocabulary] and advance its slot: `state` has it, and the host.
 
-    The last slot of `state` is the padded rows': it never advances. `filtered`: some row may have top-k, top-p or
-    min-p.
+    The last slot of `state` is the padded rows': it never advances. `filtered`: some row may have top-k, top-p,
+    min-p or suppressed tokens.
     """
     rows, vocabulary = logits.shape
     unfiltered = torch.empty(0, dtype=torch.float32, device=logits.device)

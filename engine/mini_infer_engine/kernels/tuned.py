@@ -2,7 +2,7 @@
 
 import torch
 
-from mini_infer_engine.kernels.sizes import cdiv
+from mini_infer_engine.kernels.sizes import MULTIPROCESSORS, cdiv
 from mini_infer_engine.kernels.skinny_cut import FEW_ROWS, AheadConfig, SkinnyConfig, row_block_of, token_block_of
 
 AHEAD: dict[tuple[int, int, bool, int], AheadConfig | SkinnyConfig | None] = {
@@ -115,7 +115,6 @@ SKINNY: dict[tuple[int, int, bool, int], SkinnyConfig | None] = {
 
 CUT_BYTES = 227 << 10
 """Shared memory of the GPU that the cuts were measured on: some take all of it."""
-MULTIPROCESSORS = 132
 
 
 def ahead_config(rows: int, columns: int, width: int, *, gated: bool) -> AheadConfig | SkinnyConfig | None:
