@@ -25,6 +25,7 @@ from common.targets import Target, verdict_cells
 
 if TYPE_CHECKING:
     from mini_infer_engine.engine import Engine
+    from mini_infer_engine.request import Request
 
 _TARGETS = {
     "overlap p99 / quiet p99": Target(2.5),
@@ -61,7 +62,7 @@ def measure(settings: dict[str, Any], work: Work, chunks: list[int], profiled: l
 
     runner = load_runner(EngineSettings(**settings))
     dice = random.Random(0)
-    whole: dict[str, float] = {}
+    whole: dict[str, Any] = {}
     for chunk in chunks:
         asked = EngineSettings(**settings | {"long_prefill_token_threshold": chunk})
         engine = Engine(asked, runner, (), runner.max_model_len, "", record_events=False)
@@ -72,7 +73,8 @@ def measure(settings: dict[str, Any], work: Work, chunks: list[int], profiled: l
         if whole:
             found["long ttft / whole"] = found["long ttft ms"] / whole["long ttft ms"]
             found["throughput / whole"] = whole["all work s"] / found["all work s"]
-        say(f"  chunks of {chunk or 'the whole prompt'}: overlap p99 {found['overlap p99 ms']:.2f} ms")
+        gaps = " ".join(f"{gap:.1f}" for gap in found["last prompt's gaps ms"])
+        say(f"  chunks of {chunk or 'the whole'}: overlap p99 {found['overlap p99 ms']:.2f} ms, the last's: {gaps}")
         if chunk in profiled:
             profile(engine, work, chunk, dice)
         yield {str(chunk): found}
@@ -81,10 +83,10 @@ def measure(settings: dict[str, Any], work: Work, chunks: list[int], profiled: l
 def profile(engine: "Engine", work: Work, chunk: int, dice: random.Random) -> None:
     """Show the kernels of passes with chunks from the middle of a long prompt."""
     for index in range(work.decoding):
-        add(engine, work, dice, f"decode{index}", work.prompt, work.output)
+        engine.add(request(work, dice, f"decode{index}", work.prompt, work.output))
     for _ in range(_WARM_UP_TOKENS):
         engine.step()
-    add(engine, work, dice, "long", work.long_prompt, 1)
+    engine.add(request(work, dice, "long", work.long_prompt, 1))
     for _ in range(work.long_prompt // chunk // 2):
         engine.step()
     show_kernel_times(engine.step, passes=3)
@@ -94,13 +96,13 @@ def profile(engine: "Engine", work: Work, chunk: int, dice: random.Random) -> No
         engine.step()
 
 
-def add(engine: "Engine", work: Work, dice: random.Random, name: str, length: int, output: int) -> None:
-    """A request of random tokens."""
+def request(work: Work, dice: random.Random, name: str, length: int, output: int) -> "Request":
+    """Of random tokens. To draw a long prompt takes as long as a step: not while gaps are measured."""
     from mini_infer_engine.request import Request, SamplingParams
 
     token_ids = [dice.randrange(work.vocabulary) for _ in range(length)]
     sampling = SamplingParams(temperature=0, max_tokens=output, ignore_eos=True)
-    engine.add(Request(request_id=name, prompt_token_ids=token_ids, sampling=sampling))
+    return Request(request_id=name, prompt_token_ids=token_ids, sampling=sampling)
 
 
 def run(engine: "Engine", work: Work, dice: random.Random) -> tuple[float, list[Span], list[Span]]:
@@ -114,7 +116,8 @@ def run(engine: "Engine", work: Work, dice: random.Random) -> tuple[float, list[
     arrived, made, made_at_arrival = 0.0, 0, 0
     all_decode_since = float("inf")
     for index in range(work.decoding):
-        add(engine, work, dice, f"decode{index}", work.prompt, work.output)
+        engine.add(request(work, dice, f"decode{index}", work.prompt, work.output))
+    waiting = [request(work, dice, "long", work.long_prompt, 1) for _ in range(work.long_prompts)]
     begin = time.perf_counter()
     while engine.has_work:
         outputs = engine.step()
@@ -131,20 +134,21 @@ def run(engine: "Engine", work: Work, dice: random.Random) -> tuple[float, list[
         if len(last) == work.decoding:
             all_decode_since = min(all_decode_since, now)
         due = len(last) == work.decoding and made - made_at_arrival >= work.quiet_steps * work.decoding
-        if due and not arrived and len(long) < work.long_prompts:
-            add(engine, work, dice, "long", work.long_prompt, 1)
+        if due and not arrived and waiting:
             arrived = time.perf_counter()
+            engine.add(waiting.pop())
     assert len(long) == work.long_prompts, f"{len(long)} long prompts found their place: give --output more"
     return time.perf_counter() - begin, gaps, long
 
 
-def figures(took_s: float, gaps: list[Span], long: list[Span]) -> dict[str, float]:
-    """What is shown of one run."""
-    overlapping = [end - begin for begin, end in gaps if any(begin < done and end > came for came, done in long)]
-    quiet = [end - begin for begin, end in gaps if not any(begin < done and end > came for came, done in long)]
-    found = {
-        f"{name} p{share} ms": percentile(values, share / 100) * 1e3
-        for name, values in (("quiet", quiet), ("overlap", overlapping))
+def figures(took_s: float, gaps: list[Span], long: list[Span]) -> dict[str, Any]:
+    """What is shown of one run; the gaps around the last long prompt one by one, for all who decode have the same."""
+    during = overlapping(gaps, long)
+    quiet = set(gaps) - set(during)
+    spans = {"quiet": [gap for gap in gaps if gap in quiet], "overlap": during}
+    found: dict[str, Any] = {
+        f"{name} p{share} ms": percentile([end - begin for begin, end in of_name], share / 100) * 1e3
+        for name, of_name in spans.items()
         for share in (50, 99)
     }
     return found | {
@@ -152,7 +156,15 @@ def figures(took_s: float, gaps: list[Span], long: list[Span]) -> dict[str, floa
         "overlap p99 / quiet p50": found["overlap p99 ms"] / found["quiet p50 ms"],
         "long ttft ms": percentile([done - came for came, done in long], 0.5) * 1e3,
         "all work s": took_s,
+        "last prompt's gaps ms": [
+            round((end - begin) * 1e3, 2) for begin, end in sorted(set(overlapping(gaps, long[-1:])))
+        ],
     }
+
+
+def overlapping(gaps: list[Span], long: list[Span]) -> list[Span]:
+    """The gaps in which a long prompt waited or was computed."""
+    return [(begin, end) for begin, end in gaps if any(begin < done and end > came for came, done in long)]
 
 
 def main() -> int:
@@ -199,11 +211,13 @@ def main() -> int:
     return int(failed)
 
 
-def show(model: str, found: dict[str, dict[str, float]]) -> None:
+def show(model: str, found: dict[str, dict[str, Any]]) -> None:
     """A column for each chunk; under a figure with a target, whether it is kept."""
     rows: list[list[Any]] = []
     for name in next(iter(found.values()), {}):
         values = [figures.get(name) for figures in found.values()]
+        if isinstance(values[0], list):
+            continue
         target = _TARGETS.get(name)
         rows.append([name, *values, target and str(target)])
         if target:
