@@ -19,7 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_wait 
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from mini_infer_engine.attention.prefill_rows import PrefillRows
-from mini_infer_engine.kernels.sizes import LOG2_E, MULTIPROCESSORS, cdiv
+from mini_infer_engine.kernels.sizes import LOG2_E, MULTIPROCESSORS
 
 HALF_ROWS = gl.constexpr(64)
 """Queries of a warpgroup: what one instruction of the tensor cores takes."""
@@ -34,7 +34,6 @@ class _Work(NamedTuple):
     query_starts: Any
     ends: Any
     sequences: Any
-    turns: Any
     heads: Any
 
 
@@ -48,10 +47,11 @@ class _Ring(NamedTuple):
 
 @gluon.jit
 def _find_tile(turn, sequence, before, work):
-    """What this program does in its `turn`; no blocks: nothing. Searched from an earlier turn's `sequence` on.
+    """What this program does in its `turn`, and its next: -1 where all is done, and this has no blocks.
 
-    `before` are the tiles of the sequences before that. A sequence begins with its last tile, the longest. Every other
-    turn goes backwards, so that all programs have long and short tiles alike.
+    Searched from an earlier turn's `sequence` on; `before` are the tiles of the sequences before that. A sequence
+    begins with its last tile, the longest. Every other turn goes backwards, so that all programs have long and short
+    tiles alike.
     """
     place = gl.program_id(0)
     if turn % 2 == 1:
@@ -70,8 +70,10 @@ def _find_tile(turn, sequence, before, work):
     first_row = (before + tiles - 1 - item // work.heads) * ROWS
     end = gl.load(work.ends + sequence)
     first_position = end - (stop - begin) + first_row
-    blocks = gl.where(first_row >= 0, gl.cdiv(gl.minimum(first_position + ROWS, end), BLOCK), 0)
-    return sequence, before, item % work.heads, begin + first_row, stop, first_position, end, blocks
+    exists = first_row >= 0
+    blocks = gl.where(exists, gl.cdiv(gl.minimum(first_position + ROWS, end), BLOCK), 0)
+    turn = gl.where(exists, turn + 1, -1)
+    return turn, sequence, before, item % work.heads, begin + first_row, stop, first_position, end, blocks
 
 
 @gluon.jit
@@ -89,9 +91,9 @@ def _produce(q, pages, page_tables, table_stride, work, rings, GROUP: gl.constex
     """One warp: fetches what the others read, as far ahead as the rings allow."""
     queries, keys, values, _turns = rings
     head_dim: gl.constexpr = pages.block_shape[1]
-    tiles_done, number, sequence, before = 0, 0, 0, 0
-    for turn in range(work.turns):
-        sequence, before, head, query_row, _stop, _first, _end, blocks = _find_tile(turn, sequence, before, work)
+    turn, tiles_done, number, sequence, before = 0, 0, 0, 0, 0
+    while turn >= 0:
+        turn, sequence, before, head, query_row, _stop, _first, _end, blocks = _find_tile(turn, sequence, before, work)
         if blocks > 0:
             mbarrier.wait(queries.empty, tiles_done & 1 ^ 1)
             mbarrier.expect(queries.full, 2 * q.block_type.nbytes)
@@ -165,9 +167,11 @@ def _consume(out, scale, work, rings, OUT_PITCH: gl.constexpr, HALF: gl.constexp
     total_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, head_dim, 16])
     row_layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // head_dim, head_dim // 8], [4, 1], [1, 0])
     query = queries.blocks.index(HALF)
-    tiles_done, number, sequence, before = 0, 0, 0, 0
-    for turn in range(work.turns):
-        sequence, before, head, query_row, stop, first_position, end, blocks = _find_tile(turn, sequence, before, work)
+    turn, tiles_done, number, sequence, before = 0, 0, 0, 0, 0
+    while turn >= 0:
+        turn, sequence, before, head, query_row, stop, first_position, end, blocks = _find_tile(
+            turn, sequence, before, work
+        )
         if blocks > 0:
             query_row += HALF * HALF_ROWS
             first_position += HALF * HALF_ROWS
@@ -230,10 +234,10 @@ def _barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
 
 
 @gluon.jit(
-    do_not_specialize=["table_stride", "sequences", "turns"],
+    do_not_specialize=["table_stride", "sequences"],
     do_not_specialize_on_alignment=["page_tables", "query_starts", "ends"],
 )
-def _hopper_prefill_attention(q, pages, page_tables, query_starts, ends, out, table_stride, sequences, turns, scale,
+def _hopper_prefill_attention(q, pages, page_tables, query_starts, ends, out, table_stride, sequences, scale,
                               HEADS: gl.constexpr, GROUP: gl.constexpr, PAGE_SIZE: gl.constexpr,
                               ROWS_OF_PAGE: gl.constexpr, OUT_PITCH: gl.constexpr):  # fmt: skip
     """Programs take (tile, head) in turns."""
@@ -248,7 +252,7 @@ def _hopper_prefill_attention(q, pages, page_tables, query_starts, ends, out, ta
         (_barriers(1, 1).index(0), _barriers(1, 1).index(0)),  # apart: the compiler orders uses of one allocation
     )
     fence_async_shared()
-    work = _Work(query_starts, ends, sequences, turns, HEADS)
+    work = _Work(query_starts, ends, sequences, HEADS)
     gl.warp_specialize(
         [
             (_consume, (out, scale, work, rings, OUT_PITCH, 0)),
@@ -286,7 +290,6 @@ def hopper_prefill_attention(
         _descriptor(q.data_ptr(), q.dtype, tokens, q.stride(0), HALF_ROWS.value, head_dim),
         _descriptor(pool.data_ptr(), pool.dtype, kv_rows, token_pitch, BLOCK.value, head_dim),
         *(rows.page_tables, rows.query_starts, rows.ends, out, rows.page_tables.stride(0), sequences),
-        cdiv(items, programs),
         scale * LOG2_E,
         *constants,
     )

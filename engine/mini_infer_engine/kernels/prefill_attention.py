@@ -23,7 +23,9 @@ SHORT_TOKENS = 1024
 """Up to this context small tiles, several on a multiprocessor, hide each other's beginnings: up to twice as fast."""
 _MOST_SPLITS = 16
 _MERGED_ROWS = 4
-"""Of a program: all their splits' sums fit its registers."""
+"""Of a program: one for each warp."""
+_MERGED_SPLITS = 4
+"""That are read at a time."""
 
 
 @triton.jit
@@ -223,23 +225,31 @@ def _merge(
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     DIM_BLOCK: tl.constexpr,
-    SPLITS_BLOCK: tl.constexpr,
+    MERGED_SPLITS: tl.constexpr,
     ROWS: tl.constexpr,
 ):
     """Program: `ROWS` (token, head) pairs, from all splits."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    split = tl.arange(0, SPLITS_BLOCK)
     dims = tl.arange(0, DIM_BLOCK)
     all_rows = tokens * HEADS
     sums, tops, masses = _partials(partials, splits.to(tl.int64) * all_rows, DIM_BLOCK)
-    places = split.to(tl.int64)[:, None] * all_rows + rows[None, :]
-    inside = (split < splits)[:, None] & (rows < all_rows)[None, :]
-    top = tl.load(tops + places, mask=inside, other=float("-inf"))
-    mass = tl.load(masses + places, mask=inside, other=0.0)
-    part = tl.load(sums + places[:, :, None] * DIM_BLOCK + dims[None, None, :], mask=inside[:, :, None], other=0.0)
-    factor = tl.where(top == float("-inf"), 0.0, tl.exp2((top - tl.max(top, axis=0)[None, :]) * scale))
-    total = tl.sum(tl.where(factor[:, :, None] > 0, part * factor[:, :, None], 0.0), axis=0)
-    result = (total / tl.sum(mass * factor, axis=0)[:, None]).to(out.dtype.element_ty)
+    top = tl.full((ROWS,), float("-inf"), dtype=tl.float32)
+    mass = tl.zeros((ROWS,), dtype=tl.float32)
+    total = tl.zeros((ROWS, DIM_BLOCK), dtype=tl.float32)
+    for first in range(0, splits, MERGED_SPLITS):
+        for index in tl.static_range(MERGED_SPLITS):
+            split = first + index
+            places = split.to(tl.int64) * all_rows + rows
+            inside = (rows < all_rows) & (split < splits)
+            its_top = tl.load(tops + places, mask=inside, other=float("-inf"))
+            its_mass = tl.load(masses + places, mask=inside, other=0.0)
+            its_total = tl.load(sums + places[:, None] * DIM_BLOCK + dims[None, :], mask=inside[:, None], other=0.0)
+            new_top = tl.maximum(top, its_top)
+            shift = tl.where(new_top == float("-inf"), 0.0, new_top)
+            decay, factor = tl.exp2((top - shift) * scale), tl.exp2((its_top - shift) * scale)
+            top, mass = new_top, mass * decay + its_mass * factor
+            total = total * decay[:, None] + its_total * factor[:, None]
+    result = (total / mass[:, None]).to(out.dtype.element_ty)
     columns = ((rows % HEADS) * HEAD_DIM)[:, None] + dims[None, :]
     out_inside = (rows < all_rows)[:, None] & (dims < HEAD_DIM)[None, :]
     tl.store(out + (rows // HEADS).to(tl.int64)[:, None] * out_stride + columns, result, mask=out_inside)
@@ -366,7 +376,7 @@ def prefill_attention(
             HEADS=q_heads,
             HEAD_DIM=head_dim,
             DIM_BLOCK=dim_block,
-            SPLITS_BLOCK=_MOST_SPLITS,
+            MERGED_SPLITS=_MERGED_SPLITS,
             ROWS=_MERGED_ROWS,
             num_warps=4,
         )

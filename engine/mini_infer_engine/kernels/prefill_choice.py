@@ -3,7 +3,7 @@
 import torch
 
 _TILE_ROWS = 128
-_LEAST_TILES = 48
+_LEAST_TILES = 36
 """Tiles of one head: with fewer, the kernel for Hopper leaves multiprocessors idle, for it shares none of them."""
 _LEAST_TOKENS_OF_SEQUENCE = 64
 """Of a chunk, on average: the other kernel fills its tiles with several heads' queries, this one with one head's."""
