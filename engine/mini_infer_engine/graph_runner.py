@@ -11,12 +11,15 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 from tqdm import tqdm
+from triton import AsyncCompileMode
 
 from mini_infer_engine.attention.prefill_rows import PrefillRows
 from mini_infer_engine.batch import Batch, Row, continued_slots
@@ -41,6 +44,9 @@ from mini_infer_engine.settings import EngineSettings
 from mini_infer_engine.slots import SlotTable, page_table_width, slot_tensor
 
 log = logging.getLogger(__name__)
+
+_COMPILERS = 16
+"""At a time. Batches that want the same kernel wait for one of them: else each compiles it, 130 kernels for 39."""
 
 
 class GraphRunner(TorchRunner):
@@ -122,10 +128,14 @@ class GraphRunner(TorchRunner):
                 self.table.begin(batch.rows[batch.num_decodes :])
                 self._eager(batch)
 
-        # All on one stream: what kernels leave to each other in the workspace stays theirs.
-        with ThreadPoolExecutor(len(batches) + 1) as threads:
-            compiling = [threads.submit(self._compile_rare_kernels), *(threads.submit(run, batch) for batch in batches)]
-            for future in compiling:
+        works: list[Callable[[], None]] = [self._compile_rare_kernels, *(partial(run, batch) for batch in batches)]
+        with (
+            ThreadPoolExecutor(_COMPILERS) as compilers,
+            AsyncCompileMode(compilers),
+            ThreadPoolExecutor(len(works)) as threads,
+        ):
+            # All on one stream: what kernels leave to each other in the workspace stays theirs.
+            for future in [threads.submit(copy_context().run, work) for work in works]:
                 future.result()
 
     def _compile_rare_kernels(self) -> None:
