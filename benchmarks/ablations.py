@@ -47,6 +47,15 @@ class Variant:
 
 _KV_TOKENS = 180_000
 """More than any load holds at a time."""
+
+
+def _unsplit(plan: Callable[..., Any]) -> Callable[..., Any]:
+    """One program for each row and KV head."""
+    from mini_infer_engine.kernels.decode_plan import DecodeCut
+
+    return partial(plan, cut=DecodeCut(target_programs=0, programs_a_row=1.0))
+
+
 VARIANTS = {
     "all on": Variant(on_cpu=True),
     "no step ahead": Variant({"step_depth": 0}, on_cpu=True),
@@ -63,13 +72,7 @@ VARIANTS = {
             (f"{_ENGINE}.kernels.decode_attention", "has_our_gluon"): lambda rule: lambda device: False,
         }
     ),
-    "no split of decode attention": Variant(
-        replaced={
-            (f"{_ENGINE}.kernels.decode_plan", "DecodeCut"): lambda cut: partial(
-                cut, target_programs=0, programs_a_row=1.0
-            )
-        }
-    ),
+    "no split of decode attention": Variant(replaced={(_RUNNER, "plan_decode"): _unsplit}),
     "flash-attn for prompts": Variant({"attention_backend": "flash"}),
     "pages of 16": Variant({"page_size": 16}),
     "chunks of 512": Variant({"long_prefill_token_threshold": 512}),
