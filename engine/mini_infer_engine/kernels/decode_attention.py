@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from mini_infer_engine.kernels.decode_plan import FIELDS, MOST_PARTS, NO_WINDOW, DecodePlan
+from mini_infer_engine.kernels.decode_plan import FIELDS, MANY_LANES, NO_WINDOW, DecodePlan
 from mini_infer_engine.kernels.device import has_our_gluon
 from mini_infer_engine.kernels.rope_kv import Rotation
 from mini_infer_engine.kernels.sizes import next_power_of_2
@@ -17,12 +17,8 @@ from mini_infer_engine.kernels.workspace import COUNTERS, Workspace
 _MOST_ROWS_AHEAD = 16
 """A step of 8 rows is 3 to 5 % shorter where attention begins while the product before runs (H200, three models); of 32
 rows it is 4 to 23 % longer: its programs then take room that the product needs."""
-_MOST_LANES_AHEAD = 64
-"""Rows times KV heads, for the same reason."""
-_MERGED_VALUES = 64
-"""Of parts' sums that a thread asks for at a time: it keeps twice as many while it adds up."""
-_BESIDE_SUMS: tl.constexpr = tl.constexpr(4)
-"""Floats a head of a part: its maximum, its mass, and two unused, so that sums are read 16 bytes at a time."""
+_MERGED_VALUES = 4096
+"""Of several parts at once; twice as many take registers that the reading loop needs."""
 
 
 @triton.jit
@@ -58,45 +54,6 @@ def _page_ids(table, start, last, PAGE_SIZE: tl.constexpr, BLOCK: tl.constexpr):
     """Where the tokens of a block lie: one page, or one for each token. Tokens after `last` share its page."""
     tokens = start if PAGE_SIZE % BLOCK == 0 else start + tl.arange(0, BLOCK)
     return tl.load(table + tl.minimum(tokens, last) // PAGE_SIZE).to(tl.int64)
-
-
-@triton.jit
-def _merged(
-    first,
-    parts,
-    stride,
-    GROUP: tl.constexpr,
-    DIM_BLOCK: tl.constexpr,
-    MERGE_ROWS: tl.constexpr,
-    MERGE_PARTS: tl.constexpr,
-):
-    """What a row's parts come to, as _decode_attention leaves them, `stride` apart: [MERGE_ROWS, DIM_BLOCK] fp32.
-
-    MERGE_PARTS at a time are asked for before those before them are used, and the first of them before all maxima are
-    known; a thread adds what it reads to what it has, and threads put theirs together when all is read.
-    """
-    rows = tl.arange(0, MERGE_ROWS)[None, :]
-    in_group = rows < GROUP
-    tops_at = first + GROUP * DIM_BLOCK + rows
-    sums_at = (first + rows * DIM_BLOCK)[:, :, None] + tl.arange(0, DIM_BLOCK)[None, None, :]
-    some = tl.arange(0, MERGE_PARTS)[:, None]
-    inside = (some < parts) & in_group
-    sums = tl.load(sums_at + (some * stride)[:, :, None], mask=inside[:, :, None], other=0.0, cache_modifier=".cg")
-    some_tops = tl.load(tops_at + some * stride, mask=inside, other=float("-inf"), cache_modifier=".cg")
-    every = tl.arange(0, MOST_PARTS)[:, None]
-    there = (every < parts) & in_group
-    tops = tl.load(tops_at + every * stride, mask=there, other=float("-inf"), cache_modifier=".cg")
-    masses = tl.load(tops_at + every * stride + GROUP, mask=there, other=0.0, cache_modifier=".cg")
-    top = tl.where(in_group, tl.max(tops, axis=0)[None, :], 0.0)
-    mass = tl.where(in_group, tl.sum(masses * tl.exp2(tops - top), axis=0)[None, :], 1.0)
-    total = tl.zeros((MERGE_PARTS, MERGE_ROWS, DIM_BLOCK), dtype=tl.float32)
-    for start in range(MERGE_PARTS, parts + MERGE_PARTS, MERGE_PARTS):
-        total += sums * tl.exp2(some_tops - top)[:, :, None]
-        some = start + tl.arange(0, MERGE_PARTS)[:, None]
-        inside = (some < parts) & in_group
-        sums = tl.load(sums_at + (some * stride)[:, :, None], mask=inside[:, :, None], other=0.0, cache_modifier=".cg")
-        some_tops = tl.load(tops_at + some * stride, mask=inside, other=float("-inf"), cache_modifier=".cg")
-    return tl.sum(total, axis=0) / tl.trans(mass)
 
 
 @triton.jit(do_not_specialize=["table_stride"], do_not_specialize_on_alignment=["page_tables"])
@@ -206,8 +163,8 @@ def _decode_attention(
         result = (total / mass[:, None]).to(out.dtype.element_ty)
         tl.store(mixed + heads[:, None] * HEAD_DIM + dims[None, :], result, mask=q_inside)
     else:
-        # A partial result is [GROUP, DIM_BLOCK] weighted sums, then their maxima and masses, padded to 16 bytes.
-        size: tl.constexpr = GROUP * (DIM_BLOCK + _BESIDE_SUMS)
+        # A partial result is [GROUP, DIM_BLOCK + 2]: the weighted sums, then their running maxima and masses.
+        size: tl.constexpr = GROUP * (DIM_BLOCK + 2)
         lane = row * KV_HEADS + kv_head
         first = partials + (program - part).to(tl.int64) * KV_HEADS * size + kv_head * size
         mine = first + part.to(tl.int64) * KV_HEADS * size
@@ -217,10 +174,28 @@ def _decode_attention(
         tl.debug_barrier()
         if tl.atomic_add(counters + lane, 1, sem="acq_rel") == parts - 1:
             rows = tl.arange(0, MERGE_ROWS)
-            stride: tl.constexpr = KV_HEADS * size
-            result = _merged(first, parts, stride, GROUP, DIM_BLOCK, MERGE_ROWS, MERGE_PARTS)
-            inside = (rows < GROUP)[:, None] & dim_inside
-            tl.store(mixed + rows[:, None] * HEAD_DIM + dims[None, :], result.to(out.dtype.element_ty), mask=inside)
+            in_group = rows < GROUP
+            all_top = tl.full((MERGE_ROWS,), float("-inf"), dtype=tl.float32)
+            all_mass = tl.zeros((MERGE_ROWS,), dtype=tl.float32)
+            all_total = tl.zeros((MERGE_ROWS, DIM_BLOCK), dtype=tl.float32)
+            for start in range(0, parts, MERGE_PARTS):
+                other = start + tl.arange(0, MERGE_PARTS)
+                theirs = first + other.to(tl.int64)[:, None] * KV_HEADS * size + rows[None, :]
+                inside = (other < parts)[:, None] & in_group[None, :]
+                tops = tl.load(theirs + GROUP * DIM_BLOCK, mask=inside, other=float("-inf"), cache_modifier=".cg")
+                masses = tl.load(theirs + GROUP * (DIM_BLOCK + 1), mask=inside, other=0.0, cache_modifier=".cg")
+                sums_at = theirs + rows[None, :] * (DIM_BLOCK - 1)
+                sums = tl.load(
+                    sums_at[:, :, None] + dims[None, None, :], mask=inside[:, :, None], other=0.0, cache_modifier=".cg"
+                )
+                new_top = tl.maximum(all_top, tl.max(tops, axis=0))
+                factors = tl.exp2(tops - new_top[None, :])
+                decay = tl.exp2(all_top - new_top)
+                all_mass = all_mass * decay + tl.sum(masses * factors, axis=0)
+                all_total = all_total * decay[:, None] + tl.sum(sums * factors[:, :, None], axis=0)
+                all_top = new_top
+            result = (all_total / all_mass[:, None]).to(out.dtype.element_ty)
+            tl.store(mixed + rows[:, None] * HEAD_DIM + dims[None, :], result, mask=in_group[:, None] & dim_inside)
             tl.store(counters + lane, 0)
 
 
@@ -246,15 +221,14 @@ def decode_attention(
     q_heads = qkv.shape[1] // head_dim - 2 * kv_heads
     group = q_heads // kv_heads
     dim_block = next_power_of_2(head_dim)
-    merge_rows, cut = next_power_of_2(group), plan.cut
-    merged = min(MOST_PARTS.value, max(1, _MERGED_VALUES * 32 * cut.warps // (merge_rows * dim_block)))
+    merge_rows = next_power_of_2(group)
     if out is None:
         out = torch.empty((rows, q_heads * head_dim), dtype=qkv.dtype, device=qkv.device)
     if not rows:
         return out
-    partials = programs * kv_heads * group * (dim_block + _BESIDE_SUMS.value) if plan.splits else 0
+    partials = programs * kv_heads * group * (dim_block + 2) if plan.splits else 0
     workspace = Workspace.of(qkv.device, partials=partials)
-    ahead = rows <= _MOST_ROWS_AHEAD and rows * kv_heads <= _MOST_LANES_AHEAD and has_our_gluon(qkv.device)
+    ahead = rows <= _MOST_ROWS_AHEAD and rows * kv_heads < MANY_LANES and has_our_gluon(qkv.device)
     assert not plan.splits or rows * kv_heads <= COUNTERS
     _decode_attention[(kv_heads, programs)](
         qkv,
@@ -282,15 +256,15 @@ def decode_attention(
         DIM_BLOCK=dim_block,
         KV_HEADS=kv_heads,
         PAGE_SIZE=page_size,
-        BLOCK=cut.block_tokens,
+        BLOCK=plan.cut.block_tokens,
         NORM=rotation.q_norm is not None,
         MERGE=plan.splits,
         MERGE_ROWS=merge_rows,
-        MERGE_PARTS=merged,
+        MERGE_PARTS=max(2, _MERGED_VALUES // (merge_rows * dim_block)),
         PRECISION="ieee" if qkv.dtype == torch.float32 else "tf32",
         AHEAD=ahead,
         launch_pdl=ahead,
-        num_warps=cut.warps,
-        num_stages=cut.stages if dim_block * qkv.itemsize <= 512 else 2,  # of wide heads no more would fit
+        num_warps=plan.cut.warps,
+        num_stages=plan.cut.stages if dim_block * qkv.itemsize <= 512 else 2,  # of wide heads no more would fit
     )
     return out

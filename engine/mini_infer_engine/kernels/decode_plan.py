@@ -21,27 +21,29 @@ FIELDS: tl.constexpr = tl.constexpr(8)
 class DecodeCut:
     """How decode attention is cut into programs, and how each of them reads."""
 
-    block_tokens: int = 32
+    block_tokens: int = 64
     """Read at a time; shares are of whole blocks."""
-    warps: int = 2
-    stages: int = 3
+    warps: int = 4
+    stages: int = 2
     target_programs: int = 264
     """Two for each of an H200's 132 multiprocessors."""
-    programs_a_row: float = 1.25
+    programs_a_row: float = 1.5
     """At least, for each KV head: in a large batch long sequences are shared, or the last to begin would be late."""
 
 
-ALONE = DecodeCut(block_tokens=64, warps=4, stages=2)
-"""For one row: half as many parts to add up, read by twice as many warps. A step of 0.6B is 5 % shorter."""
+FEW = DecodeCut()
+MANY = DecodeCut(block_tokens=32, warps=2, stages=3, programs_a_row=1.25)
+MANY_LANES = 65
+"""Rows times KV heads from which small programs, several to a multiprocessor, read better."""
 MOST_PARTS: tl.constexpr = tl.constexpr(64)
 """Of a sequence: whoever is last adds all parts up while the others wait."""
-_BLOCKS_WORTH_A_HEAD = 0.0065
-"""Of the blocks of a row's longest part: reading them takes as long as adding up one query head of one part."""
+_MERGED_HEADS = 32
+"""Query heads of parts that are added up at a time, which takes as long as reading 1.6 blocks."""
 
 
 def _blocks_worth_a_part(group: int) -> float:
     """To read b blocks in n parts and add them up takes b / n + f * n: least for parts of sqrt(f * b). This is f."""
-    return _BLOCKS_WORTH_A_HEAD * next_power_of_2(group)
+    return 1.6 / max(2, _MERGED_HEADS // next_power_of_2(group))
 
 
 @triton.jit(do_not_specialize=["rows", "programs", "window"], do_not_specialize_on_alignment=["slots", "positions"])
@@ -67,7 +69,7 @@ def _plan_decode(
     # Parts are at most all blocks over the share, and one more for each row.
     most = tl.max(blocks)
     share = tl.maximum(tl.cdiv(tl.sum(blocks), programs), tl.maximum(tl.cdiv(most, MOST_PARTS), 1))
-    share = tl.maximum(share, (tl.sqrt(most.to(tl.float32) * blocks_worth_a_part) + 0.5).to(tl.int32))
+    share = tl.maximum(share, tl.sqrt(most.to(tl.float32) * blocks_worth_a_part).to(tl.int32))
     enough = tl.minimum(tl.max(blocks), tl.cdiv(tl.sum(blocks), tl.maximum(programs - rows, 1)))
     enough = tl.maximum(enough, share)
     while share < enough:
@@ -125,7 +127,7 @@ def plan_decode(
     position -1 is padding, of which no program knows. group: query heads of a KV head.
     """
     rows = positions.shape[0]
-    cut = cut or (ALONE if rows == 1 else DecodeCut())
+    cut = cut or (FEW if rows * kv_heads < MANY_LANES else MANY)
     wanted = max(cut.target_programs // kv_heads, int(rows * cut.programs_a_row))
     most_blocks = cdiv(min(most_tokens, sliding_window or most_tokens) + 1, cut.block_tokens)
     programs = max(rows, min(wanted, rows * most_blocks))
