@@ -2,7 +2,9 @@
 
     python benchmarks/ablations.py --model qwen2.5-1.5b --out FILE
 
-Variants start several at a time, each in a process of its own, and then run the loads one after another.
+Variants start several at a time, each in a process of its own; one at a time then runs all loads, the others wait; so
+`--rounds` times, for two processes of the same engine differ by up to 4 %. Figures are medians over rounds. What is
+twice as slow as all-on is not measured again.
 
 The trace: requests of four families that share a beginning, short and long, half of them sampled, all at once. What has
 a flag of the engine is switched off by it; the rest, which no user should want off, at the line of code that uses it.
@@ -18,6 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +86,7 @@ VARIANTS = {
 def measure(
     model: str, name: str, settings: dict[str, Any], batches: list[int], scale: int
 ) -> Iterator[dict[str, Any]]:
-    """Seconds of its start, milliseconds a token by batch, tokens a second of the trace.
+    """Seconds of its start; then again and again milliseconds a token by batch, tokens a second of the trace, {}.
 
     Lengths are divided by `scale`.
     """
@@ -109,16 +112,18 @@ def measure(
     steps = 128 // scale
     for temperature in (0.0, 0.8):
         timed([prompt(100) for _ in range(4)], [8] * 4, temperature)
-    for batch in batches:
-        first_s = timed([prompt(512) for _ in range(batch)], [1] * batch)
-        whole_s = timed([prompt(512) for _ in range(batch)], [steps + 1] * batch)
-        yield {f"itl ms bs {batch}": (whole_s - first_s) / steps * 1e3}
-    families = [prompt(1024) for _ in range(4)]
-    count = 256 // scale
-    prompts = [dice.choice(families) + prompt(dice.randint(20, 400)) for _ in range(count)]
-    limits = [max(1, dice.randint(16, 256) // scale) for _ in range(count)]
-    halves = [(prompts[part::2], limits[part::2], temperature) for part, temperature in ((0, 0.0), (1, 0.8))]
-    yield {"trace tok_s": sum(limits) / sum(timed(*half) for half in halves)}
+    while True:
+        for batch in batches:
+            first_s = timed([prompt(512) for _ in range(batch)], [1] * batch)
+            whole_s = timed([prompt(512) for _ in range(batch)], [steps + 1] * batch)
+            yield {f"itl ms bs {batch}": (whole_s - first_s) / steps * 1e3}
+        families = [prompt(1024) for _ in range(4)]
+        count = 256 // scale
+        prompts = [dice.choice(families) + prompt(dice.randint(20, 400)) for _ in range(count)]
+        limits = [max(1, dice.randint(16, 256) // scale) for _ in range(count)]
+        halves = [(prompts[part::2], limits[part::2], temperature) for part, temperature in ((0, 0.0), (1, 0.8))]
+        yield {"trace tok_s": sum(limits) / sum(timed(*half) for half in halves)}
+        yield {}
 
 
 def main() -> int:
@@ -126,6 +131,7 @@ def main() -> int:
     parser.add_argument("--model", default="qwen2.5-1.5b")
     parser.add_argument("--variants", type=words, default=list(VARIANTS), metavar="NAME,...")
     parser.add_argument("--batches", type=integers, default=[1, 32, 256], metavar="N,...")
+    parser.add_argument("--rounds", type=int, default=3, help="of all loads, the variants in turns")
     parser.add_argument("--at-once", type=int, default=6, metavar="N", help="variants that hold the GPU together")
     options = parser.parse_args()
     if unknown := [name for name in options.variants if name not in VARIANTS]:
@@ -146,23 +152,35 @@ def main() -> int:
                 names = options.variants[first : first + options.at_once]
                 with budget.spending("variants"):
                     processes = {name: (folder, name, settings, batches, scale) for name in names}
-                    measure_in_turns(processes, budget, options.out, result)
+                    measure_in_turns(processes, options.rounds, budget, options.out, result)
     result["medians"] = show(model, runs)
     save(options.out, result)
     return int(bool(result["errors"]))
 
 
 def measure_in_turns(
-    arguments: dict[str, tuple[Any, ...]], budget: Budget, out: Path | None, result: dict[str, Any]
+    arguments: dict[str, tuple[Any, ...]], rounds: int, budget: Budget, out: Path | None, result: dict[str, Any]
 ) -> None:
     """Start variants at once, let one at a time run the loads; what one has measured is kept at once."""
-    turns = Turns(result["runs"], result, out)
+    runs: Runs = result["runs"]
+    turns = Turns(runs, result, out)
     with ExitStack() as stack:
         processes = turns.start(stack, {name: (measure, *given) for name, given in arguments.items()}, budget)
-        with measuring():
-            for name, process in processes.items():
-                say(name)
-                turns.take(name, process.parts(budget.left_s))
+        stack.enter_context(measuring())
+        for round_ in range(rounds):
+            for name, process in list(processes.items())[:: -1 if round_ % 2 else 1]:
+                say(f"{name}, round {round_ + 1}")
+                one_round = takewhile(bool, process.parts(budget.left_s))
+                if not turns.take(name, one_round) or is_hopeless(name, runs):
+                    del processes[name]
+
+
+def is_hopeless(name: str, runs: Runs) -> bool:
+    """Whether it is so much slower than all-on that one round tells."""
+    medians = medians_of(runs)
+    all_on = medians.get("all on", {})
+    ratios = [value / all_on[figure] for figure, value in medians[name].items() if figure in all_on and "itl" in figure]
+    return max(ratios, default=0.0) > 2
 
 
 def show(model: str, runs: Runs) -> dict[str, dict[str, float]]:
