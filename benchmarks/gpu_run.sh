@@ -2,8 +2,8 @@
 # What is to be shown on a GPU machine, by stages: unpacks what scripts/pack_gpu.sh packed, runs the GPU tests, then the
 # benchmarks beside the peer where it is present. Leaves log.txt and a JSON of each stage in a folder, at most 8 files.
 # usage: benchmarks/gpu_run.sh [STAGE...]    default: tests serving offline interference memory ablations attention
-#   more stages: startup products; soak (starts ten gentle minutes in the background, which wait while others measure),
-#   soaked (fetches what it found)
+#   more stages: startup products; soak (starts ten gentle minutes in the background, which wait while others measure; each
+#   later call fetches what it has found), soaked (stays until it ends)
 #   OUT=results          where results go
 #   LIMIT_S=570          the most seconds for all stages: each is told what is left, begins nothing that it cannot end, and
 #                        writes what it has
@@ -58,6 +58,7 @@ PYTHONPATH=$(IFS=:; echo "${parts[*]}")
 export PYTHONPATH
 [ -z "${PEER_SITE:-}" ] && [ -f "$site/peer-unpacked" ] && export PEER_SITE=$site/peer
 
+fetch_soak() { if [ -f "$site/soak.json" ]; then cp "$site/soak.json" "$site/soak.log" "$out/"; fi; }
 failed=0
 left() { echo $((${LIMIT_S:-570} - SECONDS)); }
 stage() { # name command...
@@ -91,10 +92,17 @@ for name in $stages; do
   memory) benchmark memory --soak-s "${SOAK_S:-30}" ;;
   soak)
     setsid nohup "$python" benchmarks/memory.py --models qwen3-0.6b --soak-s 600 --pause-ms 20 --max-num-seqs 32 --gpu-memory-utilization 0.08 \
-      --out "$site/soak.json" >"$site/soak.log" 2>&1 </dev/null & ;;
-  soaked) cp "$site/soak.json" "$out/" && tail -20 "$site/soak.log" | tee -a "$out/log.txt" ;;
+      --out "$site/soak.json" >"$site/soak.log" 2>&1 </dev/null &
+    echo $! >"$site/soak.pid" ;;
+  soaked)
+    while kill -0 "$(cat "$site/soak.pid")" 2>/dev/null && [ "$(left)" -gt 10 ]; do
+      fetch_soak
+      sleep 5
+    done
+    tail -25 "$site/soak.log" | tee -a "$out/log.txt" ;;
   products) stage products "$python" benchmarks/kernels.py --out "$out" --time-limit-s "$(($(left) - 20))" ;;
   *) echo "gpu_run.sh: there is no stage $name" >&2; failed=$((failed + 1)) ;;
   esac
 done
+fetch_soak
 exit "$failed"
