@@ -2,9 +2,9 @@
 
     python benchmarks/ablations.py --model qwen2.5-1.5b --out FILE
 
-Variants start several at a time, each in a process of its own; one at a time then runs all loads, the others wait; so
-`--rounds` times, for two processes of the same engine differ by up to 4 %. Figures are medians over rounds. What is
-twice as slow as all-on is not measured again.
+The variants' engines live in one process and run all loads in turns, the same prompts for each, `--rounds` times;
+figures are medians. So two engines alike differ by 0.4 % (in processes of their own by 4 %). What is twice as slow as
+all-on is not measured again.
 
 The trace: requests of four families that share a beginning, short and long, half of them sampled, all at once. What has
 a flag of the engine is switched off by it; the rest, which no user should want off, at the line of code that uses it.
@@ -17,20 +17,19 @@ import random
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from common import engines
 from common.budget import Budget
+from common.isolation import Isolated, IsolationError
 from common.models import kv_bytes_per_token, model_folder
 from common.quiet import measuring
-from common.report import Runs, integers, make_parser, medians_of, print_table, save, say, words
+from common.report import Runs, collect, integers, make_parser, medians_of, print_table, save, say, words
 from common.targets import is_rate
-from common.turns import Turns
 
 _ENGINE = "mini_infer_engine"
 _RUNNER = f"{_ENGINE}.graph_runner"
@@ -47,6 +46,19 @@ class Variant:
     on_cpu: bool = False
     """Whether a smoke run can show it."""
 
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """What is replaced is, inside."""
+        places = [(importlib.import_module(module), name, change) for (module, name), change in self.replaced.items()]
+        kept = [getattr(module, name) for module, name, _ in places]
+        for (module, name, change), value in zip(places, kept, strict=True):
+            setattr(module, name, change(value))
+        try:
+            yield
+        finally:
+            for (module, name, _), value in zip(places, kept, strict=True):
+                setattr(module, name, value)
+
 
 _KV_TOKENS = 180_000
 """More than any load holds at a time."""
@@ -59,8 +71,9 @@ def _unsplit(plan: Callable[..., Any]) -> Callable[..., Any]:
     return partial(plan, cut=DecodeCut(target_programs=0, programs_a_row=1.0))
 
 
+ALL_ON = "all on"
 VARIANTS = {
-    "all on": Variant(on_cpu=True),
+    ALL_ON: Variant(on_cpu=True),
     "no step ahead": Variant({"step_depth": 0}, on_cpu=True),
     "no prefix cache": Variant({"enable_prefix_caching": False}, on_cpu=True),
     "no CUDA graphs": Variant({"enforce_eager": True}),
@@ -84,21 +97,50 @@ VARIANTS = {
 
 
 def measure(
-    model: str, name: str, settings: dict[str, Any], batches: list[int], scale: int
+    model: str, names: list[str], settings: dict[str, Any], batches: list[int], rounds: int, scale: int
 ) -> Iterator[dict[str, Any]]:
-    """Seconds of its start; then again and again milliseconds a token by batch, tokens a second of the trace, {}.
+    """A variant's name and some of its figures, or the error that it ended with: of its start, then round by round.
 
     Lengths are divided by `scale`.
     """
-    variant = VARIANTS[name]
-    for (module_name, attribute), change in variant.replaced.items():
-        module = importlib.import_module(module_name)
-        setattr(module, attribute, change(getattr(module, attribute)))
-    begin = time.perf_counter()
-    engine = engines.load("ours", model, settings | variant.settings)
-    yield {"start s": time.perf_counter() - begin}
+    running: dict[str, engines.Engine] = {}
+    all_on: dict[str, float] = {}
+
+    def try_out(name: str, work: Callable[[], Iterator[dict[str, float]]]) -> Iterator[dict[str, Any]]:
+        try:
+            with VARIANTS[name].applied():
+                yield from ({"name": name, "figures": figures} for figures in work())
+        except Exception as error:
+            running.pop(name, None)
+            yield {"name": name, "error": f"{type(error).__name__}: {error}"[:500]}
+
+    def start(name: str) -> Iterator[dict[str, float]]:
+        begin = time.perf_counter()
+        running[name] = engines.load("ours", model, settings | VARIANTS[name].settings)
+        for _ in loads(running[name], [2], 16 * scale, seed=0):  # what compiles late has done so
+            pass
+        yield {"start s": time.perf_counter() - begin}
+
+    for name in names:
+        yield from try_out(name, partial(start, name))
+    for round_ in range(rounds):
+        for name in list(running)[:: -1 if round_ % 2 else 1]:
+            found: dict[str, float] = {}
+            for part in try_out(name, partial(loads, running[name], batches, scale, seed=round_)):
+                found |= part.get("figures", {})
+                yield part
+            if name == ALL_ON:
+                all_on = found
+            elif any(
+                found[figure] > 2 * value for figure, value in all_on.items() if "itl" in figure and figure in found
+            ):
+                running.pop(name, None)
+
+
+def loads(engine: engines.Engine, batches: list[int], scale: int, seed: int) -> Iterator[dict[str, float]]:
+    """Milliseconds a token by batch, tokens a second of the trace."""
     vocabulary = 150_000 if scale == 1 else 4000
-    dice = random.Random(0)
+    dice = random.Random(seed)
 
     def prompt(length: int) -> list[int]:
         return [dice.randrange(vocabulary) for _ in range(max(1, length // scale))]
@@ -109,21 +151,17 @@ def measure(
         assert made == sum(limits)
         return time.perf_counter() - begin
 
-    steps = 128 // scale
-    for temperature in (0.0, 0.8):
-        timed([prompt(100) for _ in range(4)], [8] * 4, temperature)
-    while True:
-        for batch in batches:
-            first_s = timed([prompt(512) for _ in range(batch)], [1] * batch)
-            whole_s = timed([prompt(512) for _ in range(batch)], [steps + 1] * batch)
-            yield {f"itl ms bs {batch}": (whole_s - first_s) / steps * 1e3}
-        families = [prompt(1024) for _ in range(4)]
-        count = 256 // scale
-        prompts = [dice.choice(families) + prompt(dice.randint(20, 400)) for _ in range(count)]
-        limits = [max(1, dice.randint(16, 256) // scale) for _ in range(count)]
-        halves = [(prompts[part::2], limits[part::2], temperature) for part, temperature in ((0, 0.0), (1, 0.8))]
-        yield {"trace tok_s": sum(limits) / sum(timed(*half) for half in halves)}
-        yield {}
+    steps = max(2, 128 // scale)
+    for batch in batches:
+        first_s = timed([prompt(512) for _ in range(batch)], [1] * batch)
+        whole_s = timed([prompt(512) for _ in range(batch)], [steps + 1] * batch)
+        yield {f"itl ms bs {batch}": (whole_s - first_s) / steps * 1e3}
+    families = [prompt(1024) for _ in range(4)]
+    count = max(2, 256 // scale)
+    prompts = [dice.choice(families) + prompt(dice.randint(20, 400)) for _ in range(count)]
+    limits = [max(1, dice.randint(16, 256) // scale) for _ in range(count)]
+    halves = [(prompts[part::2], limits[part::2], temperature) for part, temperature in ((0, 0.0), (1, 0.8))]
+    yield {"trace tok_s": sum(limits) / sum(timed(*half) for half in halves)}
 
 
 def main() -> int:
@@ -132,7 +170,7 @@ def main() -> int:
     parser.add_argument("--variants", type=words, default=list(VARIANTS), metavar="NAME,...")
     parser.add_argument("--batches", type=integers, default=[1, 32, 256], metavar="N,...")
     parser.add_argument("--rounds", type=int, default=3, help="of all loads, the variants in turns")
-    parser.add_argument("--at-once", type=int, default=6, metavar="N", help="variants that hold the GPU together")
+    parser.add_argument("--at-once", type=int, default=13, metavar="N", help="engines that the GPU has room for")
     options = parser.parse_args()
     if unknown := [name for name in options.variants if name not in VARIANTS]:
         parser.error(f"unknown variants {unknown}: there are {list(VARIANTS)}")
@@ -140,6 +178,8 @@ def main() -> int:
     if options.smoke:
         model, batches, scale, settings = engines.SMOKE_MODEL, [1, 2], 64, engines.SMOKE_SETTINGS
         options.variants = [name for name, variant in VARIANTS.items() if variant.on_cpu]
+    others = [name for name in options.variants if name != ALL_ON]
+    together = max(1, options.at_once - 1)
     budget = Budget(options.time_limit_s)
     runs: Runs = {}
     result: dict[str, Any] = {"model": model, "runs": runs, "errors": []}
@@ -147,46 +187,43 @@ def main() -> int:
         folder = model_folder(model, Path(root))
         if not options.smoke:
             settings |= engines.share_of_gpu(_KV_TOKENS * kv_bytes_per_token(folder))
-        for first in range(0, len(options.variants), options.at_once):
-            if budget.allows("variants"):
-                names = options.variants[first : first + options.at_once]
-                with budget.spending("variants"):
-                    processes = {name: (folder, name, settings, batches, scale) for name in names}
-                    measure_in_turns(processes, options.rounds, budget, options.out, result)
+        for first in range(0, len(others) or 1, together):
+            names = [ALL_ON, *others[first : first + together]]
+            take((folder, names, settings, batches, options.rounds, scale), budget, options.out, result)
     result["medians"] = show(model, runs)
     save(options.out, result)
     return int(bool(result["errors"]))
 
 
-def measure_in_turns(
-    arguments: dict[str, tuple[Any, ...]], rounds: int, budget: Budget, out: Path | None, result: dict[str, Any]
-) -> None:
-    """Start variants at once, let one at a time run the loads; what one has measured is kept at once."""
-    runs: Runs = result["runs"]
-    turns = Turns(runs, result, out)
+def take(arguments: tuple[Any, ...], budget: Budget, out: Path | None, result: dict[str, Any]) -> None:
+    """Measure variants that hold the GPU together; what one has measured is kept at once."""
+    starting = len(arguments[1])
     with ExitStack() as stack:
-        processes = turns.start(stack, {name: (measure, *given) for name, given in arguments.items()}, budget)
-        stack.enter_context(measuring())
-        for round_ in range(rounds):
-            for name, process in list(processes.items())[:: -1 if round_ % 2 else 1]:
-                say(f"{name}, round {round_ + 1}")
-                one_round = takewhile(bool, process.parts(budget.left_s))
-                if not turns.take(name, one_round) or is_hopeless(name, runs):
-                    del processes[name]
-
-
-def is_hopeless(name: str, runs: Runs) -> bool:
-    """Whether it is so much slower than all-on that one round tells."""
-    medians = medians_of(runs)
-    all_on = medians.get("all on", {})
-    ratios = [value / all_on[figure] for figure, value in medians[name].items() if figure in all_on and "itl" in figure]
-    return max(ratios, default=0.0) > 2
+        process = stack.enter_context(Isolated(measure, *arguments))
+        parts = process.parts(budget.left_s)
+        while budget.allows("a load"):
+            try:
+                with budget.spending("a load"):
+                    part = next(parts, None)
+            except IsolationError as error:
+                part = {"name": "measuring", "error": str(error)}
+            if part is None:
+                return
+            if "error" in part:
+                say(f"{part['name']} failed: {part['error']}")
+                result["errors"].append(f"{part['name']}: {part['error']}")
+            else:
+                collect(result["runs"], part["name"], part["figures"])
+                say(f"{part['name']}: " + ", ".join(f"{name} {value:,.2f}" for name, value in part["figures"].items()))
+            save(out, result)
+            if starting and not (starting := starting - 1):
+                stack.enter_context(measuring())
 
 
 def show(model: str, runs: Runs) -> dict[str, dict[str, float]]:
     """Medians, and beside each by how much the mechanism helps: above 1 it does. Returns the medians."""
     medians = medians_of(runs)
-    all_on = {key: value for key, value in medians.get("all on", {}).items() if key != "start s"}
+    all_on = {key: value for key, value in medians.get(ALL_ON, {}).items() if key != "start s"}
     rows = []
     for name, found in medians.items():
         cells: list[Any] = [name]
