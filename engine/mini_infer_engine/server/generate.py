@@ -63,7 +63,7 @@ async def _prepare(
             )
         prompts = [await text.in_thread(chat_prompt_ids, text.encoder, body)]
         prompt_name = "messages"
-    elif text.encoder is None:
+    elif text.encoder is None or _is_one_list_of_ids(request.prompt):
         prompts = completion_prompt_ids(None, body)  # nothing to tokenise: the way through a thread takes longer
         prompt_name = "prompt"
     else:
@@ -96,6 +96,10 @@ async def _prepare(
         streams,
         request.include_usage,
     )
+
+
+def _is_one_list_of_ids(prompt: object) -> bool:
+    return isinstance(prompt, list) and bool(prompt) and type(prompt[0]) is int
 
 
 class GenerationResponse(Response):
