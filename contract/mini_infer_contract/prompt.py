@@ -172,9 +172,14 @@ def completion_prompt_ids(encoder: PromptEncoder | None, body: dict[str, Any]) -
     """
     prompt = body.get("prompt")
     add_special_tokens = _flag(body, "add_special_tokens", True)
-    if isinstance(prompt, list) and prompt and not _is_token_id(prompt[0]):
+    if isinstance(prompt, list) and prompt and not is_token_ids(prompt):
         return [_prompt(encoder, item, f"prompt[{index}]", add_special_tokens) for index, item in enumerate(prompt)]
     return [_prompt(encoder, prompt, "prompt", add_special_tokens)]
+
+
+def is_token_ids(prompt: object) -> bool:
+    """Whether a `prompt` is one of token ids, by its first: it needs no tokenizer, and is still to be checked."""
+    return isinstance(prompt, list) and bool(prompt) and _is_token_id(prompt[0])
 
 
 _MAX_TOKEN_ID = 2**32 - 1

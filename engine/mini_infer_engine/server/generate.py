@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from mini_infer_contract.api_errors import ApiError, read_json_object
-from mini_infer_contract.prompt import chat_prompt_ids, completion_prompt_ids
+from mini_infer_contract.prompt import chat_prompt_ids, completion_prompt_ids, is_token_ids
 from mini_infer_engine.server.front import Front
 from mini_infer_engine.server.generation import Generation
 from mini_infer_engine.server.http import error_response, json_response, read_body, request_id
@@ -63,7 +63,7 @@ async def _prepare(
             )
         prompts = [await text.in_thread(chat_prompt_ids, text.encoder, body)]
         prompt_name = "messages"
-    elif text.encoder is None or _is_one_list_of_ids(request.prompt):
+    elif text.encoder is None or is_token_ids(request.prompt):
         prompts = completion_prompt_ids(None, body)  # nothing to tokenise: the way through a thread takes longer
         prompt_name = "prompt"
     else:
@@ -96,10 +96,6 @@ async def _prepare(
         streams,
         request.include_usage,
     )
-
-
-def _is_one_list_of_ids(prompt: object) -> bool:
-    return isinstance(prompt, list) and bool(prompt) and type(prompt[0]) is int
 
 
 class GenerationResponse(Response):
