@@ -70,7 +70,7 @@ def _plan_decode(
     most = tl.max(blocks)
     share = tl.maximum(tl.cdiv(tl.sum(blocks), programs), tl.maximum(tl.cdiv(most, MOST_PARTS), 1))
     share = tl.maximum(share, tl.sqrt(most.to(tl.float32) * blocks_worth_a_part).to(tl.int32))
-    enough = tl.minimum(tl.max(blocks), tl.cdiv(tl.sum(blocks), tl.maximum(programs - rows, 1)))
+    enough = tl.minimum(most, tl.cdiv(tl.sum(blocks), tl.maximum(programs - rows, 1)))
     enough = tl.maximum(enough, share)
     while share < enough:
         middle = (share + enough) // 2

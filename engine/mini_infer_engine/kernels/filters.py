@@ -85,6 +85,28 @@ def _sampled(source, vocabulary, SAMPLE: tl.constexpr):
 
 
 @triton.jit
+def _asked(slots, inverse_temperatures, top_ks, top_ps, min_ps, row):
+    """A row's slot, inverse temperature, top-k, top-p and min-p."""
+    slot = tl.load(slots + row).to(tl.int64)
+    return (
+        slot,
+        tl.load(inverse_temperatures + slot),
+        tl.load(top_ks + slot),
+        tl.load(top_ps + slot),
+        tl.load(min_ps + slot),
+    )
+
+
+@triton.jit
+def _floor(top, min_p, inverse_temperature):
+    """Min-p's threshold; -inf without one."""
+    floor = float("-inf")
+    if min_p > 0:
+        floor = top + tl.log(min_p) / inverse_temperature
+    return floor
+
+
+@triton.jit
 def _begin(
     logits,
     slots,
@@ -111,11 +133,10 @@ def _begin(
     logit to gather, the smallest above those, and min-p's threshold.
     """
     row = tl.program_id(0)
-    slot = tl.load(slots + row).to(tl.int64)
+    slot, inverse_temperature, top_k, top_p, min_p = _asked(slots, inverse_temperatures, top_ks, top_ps, min_ps, row)
     source = logits + row.to(tl.int64) * logits_stride
-    top_k = tl.load(top_ks + slot)
-    ranked = ((top_k > 0) & (top_k < vocabulary)) | (tl.load(top_ps + slot) < 1)
-    filtered = (tl.load(inverse_temperatures + slot) > 0) & (ranked | (tl.load(min_ps + slot) > 0))
+    ranked = ((top_k > 0) & (top_k < vocabulary)) | (top_p < 1)
+    filtered = (inverse_temperature > 0) & (ranked | (min_p > 0))
     if tl.load(output_indexes + slot) < tl.load(suppress_until + slot):
         tokens = tl.load(suppressed + slot * WIDTH + tl.arange(0, WIDTH))
         gone = tl.full((WIDTH,), float("-inf"), logits.dtype.element_ty)
@@ -227,21 +248,15 @@ def _search(
     row = tl.program_id(0)
     if tl.load(counts + row) < 0:
         return
-    slot = tl.load(slots + row).to(tl.int64)
-    inverse_temperature = tl.load(inverse_temperatures + slot)
+    _slot, inverse_temperature, top_k, top_p, min_p = _asked(slots, inverse_temperatures, top_ks, top_ps, min_ps, row)
     scale = inverse_temperature * _LOG2_E
-    top_k = tl.load(top_ks + slot)
-    top_p = tl.load(top_ps + slot)
-    min_p = tl.load(min_ps + slot)
     source = logits + row.to(tl.int64) * logits_stride
     top = float("-inf")
     for start in range(0, vocabulary, BLOCK):
         columns = start + tl.arange(0, BLOCK)
         values = tl.load(source + columns, mask=columns < vocabulary, other=float("-inf")).to(tl.float32)
         top = tl.maximum(top, tl.max(values, axis=0))
-    threshold = float("-inf")
-    if min_p > 0:
-        threshold = top + tl.log(min_p) / inverse_temperature
+    threshold = _floor(top, min_p, inverse_temperature)
     lowest = _ordered(tl.full((), float("-inf"), tl.float32), SHIFT)
     if (top_k > 0) & (top_k < vocabulary):
         low = lowest
@@ -323,12 +338,8 @@ def _settle(
     count = tl.load(counts + row)
     if count < 0:
         return
-    slot = tl.load(slots + row).to(tl.int64)
-    inverse_temperature = tl.load(inverse_temperatures + slot)
+    _slot, inverse_temperature, top_k, top_p, min_p = _asked(slots, inverse_temperatures, top_ks, top_ps, min_ps, row)
     scale = inverse_temperature * _LOG2_E
-    top_k = tl.load(top_ks + slot)
-    top_p = tl.load(top_ps + slot)
-    min_p = tl.load(min_ps + slot)
     source = logits + row.to(tl.int64) * logits_stride
 
     # 1. What the parts found.
@@ -339,9 +350,7 @@ def _settle(
     exponents = tl.where(parts < PARTS, tops * scale, _LEAST)  # rounded before they are subtracted, as in _weights
     scales = tl.exp2(exponents - tl.max(exponents, axis=0))
     mass = tl.sum(scales * tl.load(results + MOST_PARTS, mask=parts < PARTS, other=0.0), axis=0)
-    floor = float("-inf")
-    if min_p > 0:
-        floor = top + tl.log(min_p) / inverse_temperature
+    floor = _floor(top, min_p, inverse_temperature)
     low = tl.load(brackets + row * 3)
     highest = _ordered(top, SHIFT)
     above = tl.zeros((), tl.int64)

@@ -287,9 +287,8 @@ def _choose_cut(q: torch.Tensor, rows: int, kv_heads: int, dim_block: int, longe
     fewer_than_multiprocessors = rows * kv_heads < 128 * MULTIPROCESSORS
     first = 2 if q.dtype == torch.float32 else 1 if longest_key <= SHORT_TOKENS or fewer_than_multiprocessors else 0
     for cut in _CUTS[first:-1]:
-        if (cut.rows + 4 * cut.keys) * dim_block * q.itemsize <= shared_memory_bytes(
-            q.device
-        ):  # two keys', two values'
+        tiles_rows = cut.rows + 4 * cut.keys  # queries', two keys', two values'
+        if tiles_rows * dim_block * q.itemsize <= shared_memory_bytes(q.device):
             return cut
     return _CUTS[-1]
 
