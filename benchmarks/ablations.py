@@ -17,9 +17,10 @@ import random
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,8 @@ from common.budget import Budget
 from common.isolation import Isolated, IsolationError
 from common.models import kv_bytes_per_token, model_folder
 from common.quiet import measuring
-from common.report import Runs, collect, integers, make_parser, medians_of, print_table, save, say, words
+from common.record import Record
+from common.report import Runs, integers, make_parser, medians_of, print_table, save, words
 from common.targets import is_rate
 
 _ENGINE = "mini_infer_engine"
@@ -189,35 +191,35 @@ def main() -> int:
             settings |= engines.share_of_gpu(_KV_TOKENS * kv_bytes_per_token(folder))
         for first in range(0, len(others) or 1, together):
             names = [ALL_ON, *others[first : first + together]]
-            take((folder, names, settings, batches, options.rounds, scale), budget, options.out, result)
+            arguments = (folder, names, settings, batches, options.rounds, scale)
+            take(arguments, len(names), budget, Record(runs, result, options.out))
     result["medians"] = show(model, runs)
     save(options.out, result)
     return int(bool(result["errors"]))
 
 
-def take(arguments: tuple[Any, ...], budget: Budget, out: Path | None, result: dict[str, Any]) -> None:
-    """Measure variants that hold the GPU together; what one has measured is kept at once."""
-    starting = len(arguments[1])
-    with ExitStack() as stack:
-        process = stack.enter_context(Isolated(measure, *arguments))
-        parts = process.parts(budget.left_s)
-        while budget.allows("a load"):
-            try:
-                with budget.spending("a load"):
-                    part = next(parts, None)
-            except IsolationError as error:
-                part = {"name": "measuring", "error": str(error)}
+def take(arguments: tuple[Any, ...], starts: int, budget: Budget, record: Record) -> None:
+    """Measure variants that hold the GPU together; the first parts are of their `starts`."""
+
+    def keep(parts: Iterator[dict[str, Any]], kind: str) -> None:
+        while budget.allows(kind):
+            with budget.spending(kind):
+                part = next(parts, None)
             if part is None:
                 return
             if "error" in part:
-                say(f"{part['name']} failed: {part['error']}")
-                result["errors"].append(f"{part['name']}: {part['error']}")
+                record.fail(part["name"], part["error"])
             else:
-                collect(result["runs"], part["name"], part["figures"])
-                say(f"{part['name']}: " + ", ".join(f"{name} {value:,.2f}" for name, value in part["figures"].items()))
-            save(out, result)
-            if starting and not (starting := starting - 1):
-                stack.enter_context(measuring())
+                record.keep(part["name"], part["figures"])
+
+    with Isolated(measure, *arguments) as process:
+        parts = process.parts(budget.left_s)
+        try:
+            keep(islice(parts, starts), "a start")
+            with measuring():
+                keep(parts, "a load")
+        except IsolationError as error:
+            record.fail("measuring", error)
 
 
 def show(model: str, runs: Runs) -> dict[str, dict[str, float]]:

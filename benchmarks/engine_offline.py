@@ -20,18 +20,19 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import count, takewhile
+from itertools import count, islice, takewhile
 from pathlib import Path
 from typing import Any
 
 from common import engines, loads
 from common.budget import Budget
 from common.caches import cache_variables
+from common.isolation import Isolated, IsolationError
 from common.models import MEASURED, Bound, kv_bytes_per_token, model_folder
 from common.quiet import measuring
+from common.record import Record
 from common.report import Runs, boot_id, integers, make_parser, medians_of, print_table, save, say, words
 from common.targets import Target, is_rate, print_verdicts, ratio_target, verdict_cells
-from common.turns import Turns
 
 _NEAR = 1.02
 """A variant this close to the best may be the best."""
@@ -228,25 +229,37 @@ def side_by_side(
     runs: Runs = result["runs"][model]
     together = {} if options.smoke else engines.share_of_gpu(_KV_TOKENS * kv_bytes_per_token(folder))
 
-    turns = Turns(runs, result, options.out, f"{model}, ")
+    record = Record(runs, result, options.out, f"{model}, ")
+
+    def goes_well(label: str, parts: Iterator[dict[str, float]]) -> bool:
+        try:
+            for part in parts:
+                record.keep(label, part)
+        except IsolationError as error:
+            record.fail(label, error)
+            return False
+        return True
+
     with ExitStack() as stack:
         say(f"{model}: {', '.join(contender.label for contender in contenders)} start")
         with budget.spending("start"):
-            calls = {}
+            processes: dict[str, Isolated] = {}
             for contender in contenders:
                 caches = options.caches and options.caches / model / engines.base_name(contender.engine)
-                settings = contender.settings | together
-                calls[contender.label] = (measure, contender.engine, folder, settings, options.smoke, caches)
-            processes = turns.start(stack, calls, budget)
+                arguments = (contender.engine, folder, contender.settings | together, options.smoke, caches)
+                processes[contender.label] = stack.enter_context(Isolated(measure, *arguments))
+                processes[contender.label].ask()
+            starts = {label: islice(process.answers(budget.left_s), 1) for label, process in processes.items()}
+            ready = [label for label, start in starts.items() if goes_well(label, start)]
         stack.enter_context(measuring())
         for round_ in range(options.rounds):
-            for label in turn(round_, list(processes), runs):
+            for label in turn(round_, ready, runs):
                 if budget.allows(f"{model}, {label}"):
                     say(f"{model}, {label}, round {round_ + 1}")
                     with budget.spending(f"{model}, {label}"):
                         one_round = takewhile(bool, processes[label].parts(budget.left_s))
-                        if not turns.take(label, one_round):
-                            del processes[label]
+                        if not goes_well(label, one_round):
+                            ready.remove(label)
 
 
 def turn(round_: int, ready: list[str], runs: Runs) -> list[str]:

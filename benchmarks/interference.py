@@ -143,9 +143,11 @@ def run(engine: "Engine", work: Work, dice: random.Random) -> tuple[float, list[
 
 def figures(took_s: float, gaps: list[Span], long: list[Span]) -> dict[str, Any]:
     """What is shown of one run; the gaps around the last long prompt one by one, for all who decode have the same."""
-    during = overlapping(gaps, long)
-    quiet = set(gaps) - set(during)
-    spans = {"quiet": [gap for gap in gaps if gap in quiet], "overlap": during}
+    during = set(overlapping(gaps, long))
+    spans = {
+        "quiet": [gap for gap in gaps if gap not in during],
+        "overlap": [gap for gap in gaps if gap in during],
+    }
     found: dict[str, Any] = {
         f"{name} p{share} ms": percentile([end - begin for begin, end in of_name], share / 100) * 1e3
         for name, of_name in spans.items()
