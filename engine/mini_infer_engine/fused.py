@@ -11,11 +11,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from mini_infer_engine.kernels.device import has_our_gluon, shared_memory_bytes
-from mini_infer_engine.kernels.rms_norm import rms_norm
+from mini_infer_engine.kernels.rms_norm import add_rms_norm, rms_norm
 from mini_infer_engine.kernels.rope_kv import Rotation
 from mini_infer_engine.kernels.silu_mul import silu_mul
 from mini_infer_engine.kernels.skinny_cut import MAX_ROWS, AheadConfig, HalfNormed, SkinnyConfig, suits_ahead
 from mini_infer_engine.kernels.skinny_linear import skinny_linear, skinny_linear_then_norm
+from mini_infer_engine.kernels.split_k_linear import k_splits, split_k_linear
 from mini_infer_engine.kernels.tuned import CUT_BYTES, ahead_config, skinny_config
 from mini_infer_engine.kv_pool import KVPool
 from mini_infer_engine.layers.decoder import DecoderLayer, DecoderModel
@@ -53,11 +54,11 @@ class Stream:
     """The residual stream between two products."""
 
     residual: Tensor  # [rows, hidden]
-    half_normed: HalfNormed | None = None
-    """What the next norm makes of it, where the last product has begun that."""
+    normed: Tensor | HalfNormed | None = None
+    """What the next norm makes of it, where the last product has done that or begun it."""
 
     def select(self, rows: Tensor) -> "Stream":
-        """Some of its rows."""
+        """Some of its rows, before the next norm."""
         return Stream(self.residual.index_select(0, rows))
 
 
@@ -112,10 +113,13 @@ def _normed_product(
     """gate(norm(residual) @ weight.T + bias)."""
     # A gated product of ours has no bias.
     config = None if gated and bias is not None else _skinny(stream.residual, weight, gated=gated)
+    x = stream.normed
     if config is not None:
-        x = stream.half_normed or rms_norm(stream.residual, norm.weight, norm.eps)
+        x = rms_norm(stream.residual, norm.weight, norm.eps) if x is None else x
         return skinny_linear(x, weight, config, bias=bias, gated=gated)
-    out = functional.linear(rms_norm(stream.residual, norm.weight, norm.eps), weight, bias)
+    if not isinstance(x, Tensor):
+        x = rms_norm(stream.residual, norm.weight, norm.eps)
+    out = functional.linear(x, weight, bias)
     return silu_mul(out) if gated else out
 
 
@@ -128,6 +132,12 @@ def _residual_product(x: Tensor, linear: Linear, stream: Stream, next_norm: RMSN
             x, weight, config, bias=bias, residual=residual, norm_weight=next_norm.weight, eps=next_norm.eps
         )
         return Stream(out, half_normed)
+    splits = k_splits(x.shape[0], *weight.shape)
+    if splits > 1:
+        summands = split_k_linear(x, weight, splits)
+        if bias is not None:
+            summands[0].add_(bias)
+        return Stream(residual, add_rms_norm(residual, summands, next_norm.weight, next_norm.eps))
     out = residual.addmm_(x, weight.t())  # in place: cuBLAS would copy the residual first
     return Stream(out if bias is None else out.add_(bias))
 

@@ -35,8 +35,10 @@ from mini_infer_engine.inputs import PassInputs, build_inputs
 from mini_infer_engine.kernels.decode_attention import decode_attention
 from mini_infer_engine.kernels.decode_plan import plan_decode
 from mini_infer_engine.kernels.prefill_attention import prefill_attention
+from mini_infer_engine.kernels.rms_norm import add_rms_norm
 from mini_infer_engine.kernels.rope_kv import rope_kv
 from mini_infer_engine.kernels.sample import sample
+from mini_infer_engine.kernels.split_k_linear import SPLITS
 from mini_infer_engine.models.config import ModelConfig
 from mini_infer_engine.request import SamplingParams
 from mini_infer_engine.runner import PassHandle, TorchRunner, weight_bytes
@@ -139,15 +141,21 @@ class GraphRunner(TorchRunner):
                 future.result()
 
     def _compile_rare_kernels(self) -> None:
-        """Page updates, plain sampling, attention of passes that no graph holds: no request waits for a compiler."""
+        """Page updates, plain sampling, sums of products, attention of passes that no graph holds.
+
+        No request waits for a compiler.
+        """
         torch.cuda.set_device(self.device)
         self.table.compile_updates()
         logits = torch.zeros((1, self.config.vocab_size), dtype=self.dtype, device=self.device)
         spare = torch.full((1,), self.table.spare_slot, dtype=torch.int32, device=self.device)
         sample(logits, spare, self.table.state, filtered=False)
+        config, device = self.config, self.device
+        summands = torch.zeros((max(SPLITS), 1, config.hidden_size), dtype=self.dtype, device=device)
+        for splits in SPLITS:
+            add_rms_norm(summands[0].clone(), summands[:splits], self.model.model.norm.weight, config.rms_norm_eps)
         if self._prefill_attention is not prefill_attention:
             return  # flash-attn is compiled already
-        config, device = self.config, self.device
         token = torch.zeros((1, config.num_heads, config.head_dim), dtype=self.dtype, device=device)
         ends = torch.ones(1, dtype=torch.int32, device=device)
         starts = torch.tensor([0, 1], dtype=torch.int32, device=device)

@@ -36,6 +36,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-biased": ("qwen3", {"attention_bias": True, "num_key_value_heads": 4}),
     "llama": ("llama", {"head_dim": 96}),
     "llama-biased": ("llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    # Wide enough that products of many rows are computed in shares.
+    "qwen3-wide": ("qwen3", {"intermediate_size": 2048}),
+    "llama-wide-biased": ("llama", {"intermediate_size": 1024, "mlp_bias": True}),
     "mistral-window": ("mistral", {"sliding_window": 24, "head_dim": 64}),
 }
 

@@ -5,7 +5,7 @@ import torch
 
 pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
 
-from mini_infer_engine.kernels.rms_norm import rms_norm
+from mini_infer_engine.kernels.rms_norm import add_rms_norm, rms_norm
 from mini_infer_engine.kernels.rope_kv import Rotation, rope_kv
 from mini_infer_engine.kernels.silu_mul import silu_mul
 from tests.gpu.device import BF16, DEVICE, FP32, KERNELS, cases, error, normal
@@ -21,6 +21,18 @@ def test_rms_norm(rows: int, width: int, dtype: torch.dtype) -> None:
     packed = normal(rows, width + 32, dtype=dtype)
     x, weight = packed[:, :width], normal(width, dtype=dtype)  # rows of x are strided
     assert error(rms_norm(x, weight, 1e-6), exact_norm(x, weight, 1e-6)) <= ROUNDING[dtype]
+
+
+@pytest.mark.parametrize("dtype", [FP32, BF16])
+@pytest.mark.parametrize(("rows", "width"), cases([(0, 64), (3, 70)], [(257, 1024), (66, 3584)]))
+@pytest.mark.parametrize("summands", [1, 2, 4])
+def test_add_rms_norm(summands: int, rows: int, width: int, dtype: torch.dtype) -> None:
+    x, added = normal(rows, width, dtype=dtype), normal(summands, rows, width, dtype=dtype, seed=1)
+    weight = normal(width, dtype=dtype, seed=2)
+    exact = x.double() + added.double().sum(0)
+    normed = add_rms_norm(x, added, weight, 1e-6)
+    assert error(x, exact) <= ROUNDING[dtype]
+    assert error(normed, exact_norm(x, weight, 1e-6)) <= ROUNDING[dtype]
 
 
 @pytest.mark.parametrize("dtype", [FP32, BF16])

@@ -1,4 +1,4 @@
-"""RMSNorm of many rows, one read and one write each (Zhang and Sennrich, arXiv:1910.07467)."""
+"""RMSNorm of many rows, one read and one write each (Zhang and Sennrich, arXiv:1910.07467), with or without a sum."""
 
 import torch
 import triton
@@ -8,29 +8,59 @@ from mini_infer_engine.kernels.sizes import next_power_of_2
 
 
 @triton.jit
-def _rms_norm(x, weight, out, x_stride, width, eps, BLOCK: tl.constexpr):
+def _rms_norm(
+    x,
+    summands,
+    weight,
+    out,
+    x_stride,
+    summand_stride,
+    width,
+    eps,
+    SUMMANDS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < width
     values = tl.load(x + row * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
-    scale = tl.rsqrt(tl.sum(values * values, axis=0) / width + eps)
     weights = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    if SUMMANDS:
+        for index in tl.static_range(SUMMANDS):
+            place = summands + index * summand_stride + row * width + columns
+            values += tl.load(place, mask=inside, other=0.0).to(tl.float32)
+        rounded = values.to(x.dtype.element_ty)
+        tl.store(x + row * x_stride + columns, rounded, mask=inside)
+        values = rounded.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(values * values, axis=0) / width + eps)
     tl.store(out + row * width + columns, (values * scale * weights).to(out.dtype.element_ty), mask=inside)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Each row of x [rows, width] over its root mean square, times weight [width]; statistics in fp32."""
+    return _run(x, None, weight, eps)
+
+
+def add_rms_norm(x: torch.Tensor, summands: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Add all summands [n, rows, width] to x [rows, width] in place, in fp32, and return the `rms_norm` of that."""
+    return _run(x, summands, weight, eps)
+
+
+def _run(x: torch.Tensor, summands: torch.Tensor | None, weight: torch.Tensor, eps: float) -> torch.Tensor:
     rows, width = x.shape
     out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
     block = next_power_of_2(width)
     if rows:
         _rms_norm[(rows,)](
             x,
+            x if summands is None else summands,
             weight,
             out,
             x.stride(0),
+            rows * width,
             width,
             eps,
+            SUMMANDS=0 if summands is None else summands.shape[0],
             BLOCK=block,
             num_warps=4 if block <= 2048 else 8,
         )
