@@ -35,8 +35,9 @@ def test_what_the_kernel_for_hopper_knows(
         (512, 8, 28, True),
         (384, 8, 28, True),  # a captured pass, in which eight are only the most
         (384, 9, 28, False),
-        (384, 8, 12, True),
+        (384, 8, 16, False),
         (256, 8, 16, False),
+        (256, 8, 28, True),
         (128, 1, 28, False),  # a short tail behind a cached prefix
         (64, 64, 28, False),  # the last tokens only
         (1024, 64, 28, False),  # many short tails

@@ -26,6 +26,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_wait as mma_wait
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from mini_infer_engine.kernels.launched_ahead import let_next_kernel_begin, wait_for_kernel_before
 from mini_infer_engine.kernels.sizes import cdiv
 from mini_infer_engine.kernels.skinny_cut import AheadConfig, token_block_of
 from mini_infer_engine.kernels.workspace import COUNTERS, Workspace
@@ -33,18 +34,6 @@ from mini_infer_engine.kernels.workspace import COUNTERS, Workspace
 PANEL = gl.constexpr(64)
 """Of the width: 128 bytes, a row of shared memory as the copy engine lays it out for the matrix units."""
 WARPS = gl.constexpr(4)
-
-
-@gluon.jit
-def _let_next_kernel_begin():
-    gl.inline_asm_elementwise(
-        "griddepcontrol.launch_dependents; // dummy $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
-    )
-
-
-@gluon.jit
-def _wait_for_kernel_before():
-    gl.inline_asm_elementwise("griddepcontrol.wait; // dummy $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
@@ -106,7 +95,7 @@ def _ahead_linear(weight, x, bias, residual, square_sums, next_norm, out, scaled
                   STAGES: gl.constexpr, SPLITS: gl.constexpr, BIAS: gl.constexpr, RESIDUAL: gl.constexpr,
                   GATED: gl.constexpr, PARTS: gl.constexpr, NEXT_NORM: gl.constexpr):  # fmt: skip
     """Program (block of columns, split). The split that arrives last adds all sums and finishes."""
-    _let_next_kernel_begin()
+    let_next_kernel_begin()
     panels: gl.constexpr = weight.block_shape[0]
     pieces: gl.constexpr = weight.block_shape[1]
     block_n: gl.constexpr = weight.block_shape[2]
@@ -149,7 +138,7 @@ def _ahead_linear(weight, x, bias, residual, square_sums, next_norm, out, scaled
     if NEXT_NORM:
         norms = gl.load(next_norm + n, mask=n < columns, other=0.0)
 
-    _wait_for_kernel_before()
+    wait_for_kernel_before()
     for early in gl.static_range(STAGES):
         _fetch_x(x, x_ring, full, early, begin + early, early < count)
     places = t[None, :] * columns + n[:, None]

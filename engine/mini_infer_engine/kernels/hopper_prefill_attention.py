@@ -19,6 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_wait 
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from mini_infer_engine.attention.prefill_rows import PrefillRows
+from mini_infer_engine.kernels.launched_ahead import wait_for_kernel_before
 from mini_infer_engine.kernels.sizes import LOG2_E, MULTIPROCESSORS
 
 HALF_ROWS = gl.constexpr(64)
@@ -94,6 +95,8 @@ def _produce(q, pages, page_tables, table_stride, work, rings, GROUP: gl.constex
     turn, tiles_done, number, sequence, before = 0, 0, 0, 0, 0
     while turn >= 0:
         turn, sequence, before, head, query_row, _stop, _first, _end, blocks = _find_tile(turn, sequence, before, work)
+        # Launched ahead: what says which tiles there are is older than the kernel before, which writes what they read.
+        wait_for_kernel_before()
         if blocks > 0:
             mbarrier.wait(queries.empty, tiles_done & 1 ^ 1)
             mbarrier.expect(queries.full, 2 * q.block_type.nbytes)
@@ -298,7 +301,7 @@ def hopper_prefill_attention(
     if variant in _COMPILED:
         _COMPILED[variant][(programs, 1, 1)](*arguments)
     else:
-        _COMPILED[variant] = _hopper_prefill_attention[(programs,)](*arguments, num_warps=4)
+        _COMPILED[variant] = _hopper_prefill_attention[(programs,)](*arguments, num_warps=4, launch_pdl=True)
 
 
 _COMPILED: dict[tuple[Any, ...], Any] = {}

@@ -22,6 +22,8 @@ from mini_infer_engine.kernels.workspace import Workspace
 SHORT_TOKENS = 1024
 """Up to this context small tiles, several on a multiprocessor, hide each other's beginnings: up to twice as fast."""
 _MOST_SPLITS = 16
+_LEAST_KEYS = 256
+"""Of a share: reading fewer takes less than adding up."""
 _MERGED_ROWS = 4
 """Of a program: one for each warp."""
 _MERGED_SPLITS = 4
@@ -146,6 +148,7 @@ def _prefill_attention(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     MERGE: tl.constexpr,
+    LEAST_BLOCKS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Program (tile and split, KV head)."""
@@ -167,9 +170,16 @@ def _prefill_attention(
     # Keys that some row sees, in whole blocks, and this split's share of them.
     first_key = tl.maximum(first_position - window + 1, 0) // BLOCK * BLOCK
     blocks = tl.cdiv(last_position + 1 - first_key, BLOCK)
-    blocks_of_split = tl.cdiv(blocks, splits)
+    blocks_of_split = tl.maximum(tl.cdiv(blocks, splits), LEAST_BLOCKS)
     low = tl.minimum(first_key + split * blocks_of_split * BLOCK, first_key + blocks * BLOCK)
     high = tl.minimum(low + blocks_of_split * BLOCK, first_key + blocks * BLOCK)
+    if MERGE:
+        heads: tl.constexpr = GROUP * KV_HEADS
+        places = (split.to(tl.int64) * tokens + begin + queries) * heads + kv_head * GROUP + rows % GROUP
+        sums, tops, masses = _partials(partials, splits.to(tl.int64) * tokens * heads, DIM_BLOCK)
+        if low >= high:
+            tl.store(tops + places, tl.full((ROWS,), float("-inf"), dtype=tl.float32), mask=queries < count)
+            return
     # Before `diagonal` every row sees every key, unless a window cuts.
     diagonal = (first_position + 1) // BLOCK * BLOCK
     if last_position - window >= 0:
@@ -196,21 +206,23 @@ def _prefill_attention(
         scale, window, True, HEAD_DIM, DIM_BLOCK, PAGE_SIZE, BLOCK, PRECISION,
     )  # fmt: skip
 
-    if MERGE:  # a share without keys leaves a maximum of -inf: it counts for nothing
-        heads: tl.constexpr = GROUP * KV_HEADS
-        places = (split.to(tl.int64) * tokens + begin + queries) * heads + kv_head * GROUP + rows % GROUP
-        sums, tops, masses = _partials(partials, splits.to(tl.int64) * tokens * heads, DIM_BLOCK)
-        tl.store(sums + places[:, None] * DIM_BLOCK + dims[None, :], total, mask=(queries < count)[:, None])
-        tl.store(tops + places, top, mask=queries < count)
-        tl.store(masses + places, mass, mask=queries < count)
-    else:
+    has_all = blocks_of_split >= blocks
+    if MERGE:
+        tl.store(tops + places, tl.where(has_all, float("-inf"), top), mask=queries < count)
+        if not has_all:
+            tl.store(sums + places[:, None] * DIM_BLOCK + dims[None, :], total, mask=(queries < count)[:, None])
+            tl.store(masses + places, mass, mask=queries < count)
+    if has_all:
         result = (total / mass[:, None]).to(out.dtype.element_ty)
         tl.store(out + query_rows * out_stride + columns, result, mask=inside)
 
 
 @triton.jit
 def _partials(partials, rows, DIM_BLOCK: tl.constexpr):
-    """Where the weighted sums [rows, DIM_BLOCK] begin, the maxima [rows] and the masses [rows]; rows by split first."""
+    """Where the weighted sums [rows, DIM_BLOCK] begin, the maxima [rows] and the masses [rows]; rows by split first.
+
+    A maximum of -inf: the share has no keys, or has all of them and no need of others. What else it has is not written.
+    """
     return partials, partials + rows * DIM_BLOCK, partials + rows * (DIM_BLOCK + 1)
 
 
@@ -225,33 +237,37 @@ def _merge(
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     DIM_BLOCK: tl.constexpr,
+    MOST_SPLITS: tl.constexpr,
     MERGED_SPLITS: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Program: `ROWS` (token, head) pairs, from all splits."""
+    """Program: `ROWS` (token, head) pairs, from all splits that have a part of their keys."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     dims = tl.arange(0, DIM_BLOCK)
     all_rows = tokens * HEADS
     sums, tops, masses = _partials(partials, splits.to(tl.int64) * all_rows, DIM_BLOCK)
-    top = tl.full((ROWS,), float("-inf"), dtype=tl.float32)
-    mass = tl.zeros((ROWS,), dtype=tl.float32)
+    every = tl.arange(0, MOST_SPLITS)[None, :]
+    places = every.to(tl.int64) * all_rows + rows[:, None]
+    inside = (rows < all_rows)[:, None] & (every < splits)
+    its_tops = tl.load(tops + places, mask=inside, other=float("-inf"))
+    its_masses = tl.load(masses + places, mask=inside, other=0.0)
+    top = tl.max(its_tops, axis=1)
+    shift = tl.where(top == float("-inf"), 0.0, top)
+    has_keys = its_tops > float("-inf")
+    factors = tl.exp2((its_tops - shift[:, None]) * scale)
+    mass = tl.sum(tl.where(has_keys, its_masses * factors, 0.0), axis=1)
     total = tl.zeros((ROWS, DIM_BLOCK), dtype=tl.float32)
-    for first in range(0, splits, MERGED_SPLITS):
+    for first in range(0, tl.max(tl.where(has_keys, every + 1, 0)), MERGED_SPLITS):
         for index in tl.static_range(MERGED_SPLITS):
             split = first + index
-            places = split.to(tl.int64) * all_rows + rows
-            inside = (rows < all_rows) & (split < splits)
-            its_top = tl.load(tops + places, mask=inside, other=float("-inf"))
-            its_mass = tl.load(masses + places, mask=inside, other=0.0)
-            its_total = tl.load(sums + places[:, None] * DIM_BLOCK + dims[None, :], mask=inside[:, None], other=0.0)
-            new_top = tl.maximum(top, its_top)
-            shift = tl.where(new_top == float("-inf"), 0.0, new_top)
-            decay, factor = tl.exp2((top - shift) * scale), tl.exp2((its_top - shift) * scale)
-            top, mass = new_top, mass * decay + its_mass * factor
-            total = total * decay[:, None] + its_total * factor[:, None]
+            place = split.to(tl.int64) * all_rows + rows
+            its_top = tl.load(tops + place, mask=(rows < all_rows) & (split < splits), other=float("-inf"))
+            its_place = sums + place[:, None] * DIM_BLOCK + dims[None, :]
+            its_sum = tl.load(its_place, mask=(its_top > float("-inf"))[:, None], other=0.0)
+            total += its_sum * tl.exp2((its_top - shift) * scale)[:, None]
     result = (total / mass[:, None]).to(out.dtype.element_ty)
     columns = ((rows % HEADS) * HEAD_DIM)[:, None] + dims[None, :]
-    out_inside = (rows < all_rows)[:, None] & (dims < HEAD_DIM)[None, :]
+    out_inside = (top > float("-inf"))[:, None] & (dims < HEAD_DIM)[None, :]
     tl.store(out + (rows // HEADS).to(tl.int64)[:, None] * out_stride + columns, result, mask=out_inside)
 
 
@@ -279,7 +295,12 @@ class PrefillCut:
     """Where tiles are fewer, so many programs share their keys."""
 
 
-_CUTS = (PrefillCut(128, 128, 8, 3), PrefillCut(64, 64, 4, 2), PrefillCut(32, 32, 4, 2), PrefillCut(16, 16, 4, 2))
+_CUTS = (
+    PrefillCut(128, 128, 8, 3),
+    PrefillCut(64, 64, 4, 3, programs=2 * MULTIPROCESSORS),
+    PrefillCut(32, 32, 4, 2),
+    PrefillCut(16, 16, 4, 2),
+)
 
 
 def _choose_cut(q: torch.Tensor, rows: int, kv_heads: int, dim_block: int, longest_key: int) -> PrefillCut:
@@ -287,7 +308,7 @@ def _choose_cut(q: torch.Tensor, rows: int, kv_heads: int, dim_block: int, longe
     fewer_than_multiprocessors = rows * kv_heads < 128 * MULTIPROCESSORS
     first = 2 if q.dtype == torch.float32 else 1 if longest_key <= SHORT_TOKENS or fewer_than_multiprocessors else 0
     for cut in _CUTS[first:-1]:
-        tiles_rows = cut.rows + 4 * cut.keys  # queries', two keys', two values'
+        tiles_rows = cut.rows + 2 * (cut.stages - 1) * cut.keys  # queries', keys', values'
         if tiles_rows * dim_block * q.itemsize <= shared_memory_bytes(q.device):
             return cut
     return _CUTS[-1]
@@ -360,6 +381,7 @@ def prefill_attention(
         ROWS=cut.rows,
         BLOCK=cut.keys,
         MERGE=splits > 1,
+        LEAST_BLOCKS=cdiv(_LEAST_KEYS, cut.keys),
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         num_warps=cut.warps,
         num_stages=cut.stages,
@@ -375,6 +397,7 @@ def prefill_attention(
             HEADS=q_heads,
             HEAD_DIM=head_dim,
             DIM_BLOCK=dim_block,
+            MOST_SPLITS=_MOST_SPLITS,
             MERGED_SPLITS=_MERGED_SPLITS,
             ROWS=_MERGED_ROWS,
             num_warps=4,

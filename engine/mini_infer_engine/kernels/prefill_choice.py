@@ -3,8 +3,10 @@
 import torch
 
 _TILE_ROWS = 128
-_LEAST_TILES = 36
+_LEAST_TILES = 50
 """Tiles of one head: with fewer, the kernel for Hopper leaves multiprocessors idle, for it shares none of them."""
+_MANY_TOKENS = 512
+"""Of a first prompt, for which it is faster with fewer tiles, too. Behind a long context the two are equal then."""
 _LEAST_TOKENS_OF_SEQUENCE = 64
 """Of a chunk, on average: the other kernel fills its tiles with several heads' queries, this one with one head's."""
 _FEW_SEQUENCES = 8
@@ -23,4 +25,4 @@ def hopper_knows(
 def hopper_is_faster(tokens: int, sequences: int, q_heads: int) -> bool:
     """Whether it has the work that it needs. A captured pass counts padded tokens and sequences: it knows no others."""
     are_long = sequences <= _FEW_SEQUENCES or tokens >= _LEAST_TOKENS_OF_SEQUENCE * sequences
-    return tokens * q_heads >= _LEAST_TILES * _TILE_ROWS and are_long
+    return are_long and (tokens >= _MANY_TOKENS or tokens * q_heads >= _LEAST_TILES * _TILE_ROWS)
