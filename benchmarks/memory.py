@@ -112,7 +112,8 @@ def measure(settings: dict[str, Any], soak_s: float, pause_s: float, vocabulary:
         before_s = time.monotonic()
     while engine.has_work:
         step()
-    yield {"pages in use afterwards": runner.num_pages - engine.scheduler.pool.num_free}
+    afterwards = {"pages in use afterwards": runner.num_pages - engine.scheduler.pool.num_free}
+    yield {"soak requests": started, "soak s": passed} | afterwards
 
 
 def growth(series: list[dict[str, float]]) -> dict[str, float]:
