@@ -25,6 +25,7 @@ from mini_infer_engine import LLM, SamplingParams, build, graph_runner, llm, slo
 from mini_infer_engine.batch import Batch
 from mini_infer_engine.engine import Engine
 from mini_infer_engine.graphs import PrefillGraph, decode_buckets, prefill_buckets
+from mini_infer_engine.penalties import Penalties
 from mini_infer_engine.runner import PassHandle
 from mini_infer_engine.server.messages import ModelInfo
 from mini_infer_engine.settings import EngineSettings
@@ -50,7 +51,10 @@ class IdleRunner(graph_runner.GraphRunner):
         self._buckets = decode_buckets(settings.max_num_seqs)
         self._loaded_slots = (0, [])
         self.decode_slots = torch.zeros(self._buckets[-1], dtype=torch.int32)
-        self.decode_graphs = {size: SimpleNamespace(replay=_nothing) for size in self._buckets}
+        idle = SimpleNamespace(replay=_nothing)
+        graph = SimpleNamespace(forward=idle, sampling={False: idle, True: idle})
+        self.decode_graphs = dict.fromkeys(self._buckets, graph)
+        self.penalties = Penalties(1, 1, self.device)
         self.prefill_graphs = {size: PrefillGraph(self, size, 0) for size in prefill_buckets(0, 8192)}
         for graph in self.prefill_graphs.values():
             graph.graph = SimpleNamespace(replay=_nothing)

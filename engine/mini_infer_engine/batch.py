@@ -33,6 +33,8 @@ class Row(msgspec.Struct, gc=False):
     """Output tokens made before this one: with noise_seed it fixes the random choice, whoever shares the batch."""
     suppressed_token_ids: Sequence[int] = ()
     """Tokens that may not be chosen now (EOS before min_tokens)."""
+    known_token_ids: Sequence[int] = ()
+    """Prompt and output so far, where the first sample of a slot asks for penalties. Read during launch only."""
 
 
 @dataclass(slots=True, frozen=True)

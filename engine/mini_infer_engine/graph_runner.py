@@ -34,6 +34,7 @@ from mini_infer_engine.graphs import (
 from mini_infer_engine.inputs import PassInputs, build_inputs
 from mini_infer_engine.kernels.decode_attention import decode_attention
 from mini_infer_engine.kernels.decode_plan import plan_decode
+from mini_infer_engine.kernels.penalise import count_sampled, penalised
 from mini_infer_engine.kernels.prefill_attention import prefill_attention
 from mini_infer_engine.kernels.rms_norm import add_rms_norm
 from mini_infer_engine.kernels.rope_kv import rope_kv
@@ -127,7 +128,6 @@ class GraphRunner(TorchRunner):
         def run(batch: Batch) -> None:
             torch.cuda.set_device(self.device)
             with torch.inference_mode():
-                self.table.begin(batch.rows[batch.num_decodes :])
                 self._eager(batch)
 
         works: list[Callable[[], None]] = [self._compile_rare_kernels, *(partial(run, batch) for batch in batches)]
@@ -150,6 +150,7 @@ class GraphRunner(TorchRunner):
         logits = torch.zeros((1, self.config.vocab_size), dtype=self.dtype, device=self.device)
         spare = torch.full((1,), self.table.spare_slot, dtype=torch.int32, device=self.device)
         sample(logits, spare, self.table.state, filtered=False)
+        self._sample_penalised(logits, spare)
         config, device = self.config, self.device
         summands = torch.zeros((max(SPLITS), 1, config.hidden_size), dtype=self.dtype, device=device)
         for splits in SPLITS:
@@ -175,17 +176,35 @@ class GraphRunner(TorchRunner):
         with torch.inference_mode():
             self.pool.copy(batch.copies)
             self.table.forget_pages(prefills)
+            for row in prefills:
+                if row.sampling is not None:
+                    self.penalties.begin(row)
             if not prefills and self.decode_graphs:
                 self._decode(rows)
-            elif graph := self._prefill_graph(decodes, prefills):
+            elif not self._are_penalised(rows) and (graph := self._prefill_graph(decodes, prefills)):
                 graph.replay(rows[:decodes], prefills)
             elif (graph := self._prefill_graph(0, prefills)) and not graph.num_decodes:
-                self._decode(rows[:decodes])
+                if decodes:
+                    self._decode(rows[:decodes])
                 graph.replay([], prefills)
+                self._choose_again(graph, prefills)
             else:
-                self.table.begin([row for row in prefills if row.sampling is not None])
                 self._eager(batch)
             return self._handle(rows)
+
+    def _are_penalised(self, rows: list[Row]) -> bool:
+        """Whether some of these rows' samples ask for penalties."""
+        return self.penalties.concern(row.slot for row in rows if row.sampling is not None)
+
+    def _choose_again(self, graph: PrefillGraph, prefills: list[Row]) -> None:
+        """For penalised rows of a pass that `graph` has just run: it chooses without penalties."""
+        rows = [row for row in prefills if self._are_penalised([row])]
+        if rows:
+            self.table.begin(rows)  # as if it had not chosen
+            spare, again = self.table.spare_slot, {row.slot for row in rows}
+            slots = [row.slot if row.slot in again else spare for row in prefills]
+            on_device = slot_tensor(slots, graph.num_sequences, spare).to(self.device, non_blocking=True)
+            self._sample_penalised(graph.logits, on_device)
 
     def _handle(self, rows: list[Row]) -> PassHandle:
         """The sampling kernel writes its tokens to the host: no copy stands between this pass and the next."""
@@ -202,7 +221,17 @@ class GraphRunner(TorchRunner):
             pinned = slot_tensor(slots, bucket, self.table.spare_slot)
             self.decode_slots[:bucket].copy_(pinned, non_blocking=True)
             self._loaded_slots = (bucket, slots)
-        self.decode_graphs[bucket].replay(filtered=self.table.has_filters(slots))
+        graph = self.decode_graphs[bucket]
+        graph.forward.replay()
+        if self.penalties.concern(slots):
+            self._sample_penalised(graph.logits, graph.slots)
+        else:
+            graph.sampling[self.table.has_filters(slots)].replay()
+
+    def _sample_penalised(self, logits: Tensor, slots: Tensor) -> None:
+        """As `sample`, kernel by kernel: the logits that it makes in fp32 would be memory that every graph keeps."""
+        sample(penalised(logits, slots, self.penalties), slots, self.table.state)
+        count_sampled(slots, self.table.state, self.penalties)
 
     def _prefill_graph(self, decodes: int, prefills: list[Row]) -> PrefillGraph | None:
         """The smallest captured pass with room for so many decode rows and these prompts."""
@@ -212,11 +241,17 @@ class GraphRunner(TorchRunner):
 
     def _eager(self, batch: Batch) -> None:
         """Any batch, kernel by kernel."""
+        self.table.begin([row for row in batch.rows[batch.num_decodes :] if row.sampling is not None])
         inputs = build_inputs(batch, self.page_size, self.pool.spare_page, self.device)
         attend, attend_sampled = self._attention(inputs)
         stream = self._stream(inputs, attend, Wanted(inputs.sample_rows, attend_sampled))
-        if inputs.sample_rows.shape[0]:
-            sample(self.fused.logits(stream), inputs.sample_slots.to(torch.int32), self.table.state)
+        if not inputs.sample_rows.shape[0]:
+            return
+        logits, slots = self.fused.logits(stream), inputs.sample_slots.to(torch.int32)
+        if self._are_penalised(batch.rows):
+            self._sample_penalised(logits, slots)
+        else:
+            sample(logits, slots, self.table.state)
 
     def logits(self, batch: Batch) -> Tensor:
         """See `TorchRunner.logits`."""

@@ -57,7 +57,10 @@ def decode_buckets(largest: int) -> list[int]:
 
 
 class DecodeGraph:
-    """Forward and sampling of one batch bucket; all read the slots and everything else by slot."""
+    """Forward and sampling of one batch bucket; all read the slots and everything else by slot.
+
+    `sampling` by whether some row has logits that may not be chosen.
+    """
 
     def __init__(self, runner: "GraphRunner", bucket: int) -> None:
         self.slots = runner.decode_slots[:bucket]
@@ -80,11 +83,6 @@ class DecodeGraph:
         hidden, positions = gather_decode_inputs(self.slots, state.last_tokens, state.lengths, embedding)
         attend = runner.decode_attention_pass(table.page_tables, self.slots, positions)
         self.logits = runner.fused.logits(runner.fused.forward(hidden, attend))
-
-    def replay(self, *, filtered: bool) -> None:
-        """Run both. `filtered`: some row has logits that may not be chosen."""
-        self.forward.replay()
-        self.sampling[filtered].replay()
 
 
 class PrefillGraph:
@@ -184,7 +182,10 @@ class PrefillGraph:
             )
         hidden = functional.embedding(token_ids, runner.model.model.embed_tokens.weight)
         stream = runner.fused.forward(hidden, attend, Wanted(sample_rows, attend_sampled))
-        sample(runner.fused.logits(stream), slots, runner.table.state)
+        logits = runner.fused.logits(stream)
+        if not self.num_decodes:
+            self.logits = logits  # stays: penalised rows choose again. With decode rows that would be a gigabyte in all
+        sample(logits, slots, runner.table.state)
 
     def _with_decodes(self, token_ids: Tensor, decode_slots: Tensor) -> Tensor:
         """The same [tokens], the first of them those that the decode rows' slots sampled last."""

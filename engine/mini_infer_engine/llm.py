@@ -77,7 +77,7 @@ class LLM:
         """The model's own values where its generation_config.json has some."""
         chosen = {
             name: value
-            for name in ("temperature", "top_p", "top_k", "min_p")
+            for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
             if (value := getattr(self._text.defaults, name)) is not None
         }
         return SamplingParams(**chosen)

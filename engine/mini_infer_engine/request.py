@@ -18,6 +18,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     top_k: int = 0
     """0 or -1: all tokens."""
     min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    """Divides the positive logits of tokens that prompt or output have already, and multiplies the negative ones."""
+    presence_penalty: float = 0.0
+    """Subtracted from the logits of tokens that the output has already."""
+    frequency_penalty: float = 0.0
+    """The same, for each time that it has them."""
     seed: int | None = None
     """None: a fresh one for each request. Equal seeds give equal text, whatever else is in the batch."""
     max_tokens: int | None = 16
@@ -31,6 +37,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     detokenize: bool = True
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether the tokens so far change what is chosen next."""
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):

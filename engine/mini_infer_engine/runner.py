@@ -20,6 +20,7 @@ from mini_infer_engine.loader import fill_randomly, load_weights
 from mini_infer_engine.models.config import ModelConfig
 from mini_infer_engine.models.errors import ModelError
 from mini_infer_engine.models.registry import MODELS
+from mini_infer_engine.penalties import Penalties
 from mini_infer_engine.request import SamplingParams
 from mini_infer_engine.sampler import build_sampling, sample
 from mini_infer_engine.settings import EngineSettings
@@ -81,6 +82,8 @@ class TorchRunner:
         memory_before = _MemoryInUse.of(self.device)
         self.model = _load_model(settings, config, directory, self.device, self.dtype)
         self.last_tokens = torch.zeros(settings.max_num_seqs, dtype=torch.int64, device=self.device)
+        # One slot more for the padded rows of graphs, which ask for nothing.
+        self.penalties = Penalties(settings.max_num_seqs + 1, config.vocab_size, self.device)
         self.num_pages = self._count_pages(settings, memory_before)
         self.max_model_len = fit_context(
             settings.max_model_len, config.max_position_embeddings, self.num_pages * self.page_size
@@ -96,7 +99,13 @@ class TorchRunner:
             if not sampling:
                 return PassHandle([], len(batch.rows), None, None)
             rows = [batch.rows[index] for index in sampling]
-            tokens = sample(self.model.logits(hidden), build_sampling(rows, self.config.vocab_size, self.device))
+            slots = [row.slot for row in rows]
+            for row in rows:
+                if row.token_ids is not None:
+                    self.penalties.begin(row)
+            logits = self.penalties.applied(self.model.logits(hidden), slots)
+            tokens = sample(logits, build_sampling(rows, self.config.vocab_size, self.device))
+            self.penalties.count(slots, tokens)
             self.last_tokens.index_copy_(0, inputs.sample_slots, tokens)
             places = [(row, index) for index, row in enumerate(sampling)]
             if self.device.type == "cpu":
@@ -172,7 +181,9 @@ class TorchRunner:
         num_rows = min(settings.max_num_seqs, tokens)
         rows = [Row(slot, 0, 1, [0], [0], asks) for slot in range(num_rows - 1)]
         count = min(length, tokens - len(rows))
-        rows.append(Row(num_rows - 1, 0, count, [0] * count, list(range(pages)), asks))
+        # Penalties, of one, have the logits of all in fp32.
+        last = SamplingParams(top_k=20, top_p=0.9, repetition_penalty=1.1)
+        rows.append(Row(num_rows - 1, 0, count, [0] * count, list(range(pages)), last, known_token_ids=[0]))
         before = torch.cuda.memory_allocated(self.device)
         torch.cuda.reset_peak_memory_stats(self.device)
         self.collect(self.launch(Batch(rows, num_rows - 1)))

@@ -190,6 +190,7 @@ class Scheduler:
                 noise_seed=request.noise_seed,
                 output_index=output_index,
                 suppressed_token_ids=sequence.suppressed if output_index < sampling.min_tokens else (),
+                known_token_ids=sequence.token_ids if is_last and sampling.has_penalties else (),
             )
         )
         step.sequences.append(sequence)

@@ -184,5 +184,5 @@ def test_one_line_tells_which_generation_defaults_are_taken_and_which_ignored(
     [record] = caplog.records
     assert record.levelname == "WARNING"
     taken, ignored = record.getMessage().split("; ")
-    assert taken.endswith("requests that say nothing else get temperature = 0.7, top_k = 20")
-    assert ignored == "not supported and ignored: repetition_penalty = 1.05, no_repeat_ngram_size = 3"
+    assert taken.endswith("requests that say nothing else get temperature = 0.7, top_k = 20, repetition_penalty = 1.05")
+    assert ignored == "not supported and ignored: no_repeat_ngram_size = 3"

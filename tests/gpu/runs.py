@@ -50,6 +50,8 @@ ASKED = [
     SamplingParams(temperature=1.0, min_p=0.05, min_tokens=3, stop_token_ids=[5, 6, 7, 8, 9, 10]),
     SamplingParams(temperature=0.0, min_tokens=2, stop_token_ids=list(range(20, 40))),
     SamplingParams(temperature=1.5, top_k=50, top_p=0.9, min_p=0.01),
+    SamplingParams(temperature=0.0, repetition_penalty=1.2, frequency_penalty=0.1),
+    SamplingParams(temperature=0.9, top_p=0.9, presence_penalty=0.8, frequency_penalty=-0.2),
 ]
 
 

@@ -110,13 +110,14 @@ class GenerationDefaults:
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
+    repetition_penalty: float | None = None
     eos_token_ids: tuple[int, ...] = ()
     ignored: Mapping[str, Any] = field(default_factory=dict)
     """Fields that would change the text and have no counterpart here, with their values."""
 
     def summary(self) -> str:
         """Which fields of generation_config.json are the defaults of requests, and which cannot be; "" for none."""
-        names = ("temperature", "top_p", "top_k", "min_p")
+        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
         taken = {name: value for name in names if (value := getattr(self, name)) is not None}
         parts = [f"requests that say nothing else get {_listed(taken)}"] if taken else []
         if self.ignored:
@@ -146,12 +147,15 @@ class GenerationDefaults:
             if (value := fields.values.get(name)) is not None and value not in neutral
         }
         return GenerationDefaults(
-            **sampling, top_k=top_k, eos_token_ids=fields.token_ids("eos_token_id"), ignored=ignored
+            **sampling,
+            top_k=top_k,
+            repetition_penalty=fields.optional_number("repetition_penalty"),
+            eos_token_ids=fields.token_ids("eos_token_id"),
+            ignored=ignored,
         )
 
 
 _UNSUPPORTED_GENERATION: dict[str, tuple[Any, ...]] = {
-    "repetition_penalty": (1,),
     "no_repeat_ngram_size": (0,),
     "encoder_repetition_penalty": (1,),
     "typical_p": (1,),

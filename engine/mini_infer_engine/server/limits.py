@@ -1,5 +1,6 @@
 """What a prompt and its sampling parameters may be, for HTTP and for `LLM`. Knows neither of them."""
 
+import math
 from array import array
 from collections.abc import Sequence
 
@@ -27,6 +28,12 @@ def check_sampling(
     _check_range("min_p", params.min_p, 0, 1)
     if not 0 < params.top_p <= 1:
         raise ParameterError("top_p", f"top_p is {params.top_p}; it must be above 0 and at most 1")
+    if not 0 < params.repetition_penalty < math.inf:
+        raise ParameterError(
+            "repetition_penalty", f"repetition_penalty is {params.repetition_penalty}; it must be above 0"
+        )
+    _check_range("presence_penalty", params.presence_penalty, -2, 2)
+    _check_range("frequency_penalty", params.frequency_penalty, -2, 2)
     _check_range("top_k", params.top_k, -1, _MAX_TOP_K)
     if params.seed is not None:
         _check_range("seed", params.seed, -(2**63), 2**63 - 1)

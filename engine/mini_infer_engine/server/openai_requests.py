@@ -44,12 +44,12 @@ class _GenerationRequest(_Body):
     stop: str | list[str] | None = None
     user: str | None = None
     metadata: dict[str, str] | None = None
-    # Known, and refused unless they ask for what is done anyway (see _NEUTRAL).
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
+    # Known, and refused unless it asks for what is done anyway (see neutral_only).
     logit_bias: dict[str, float] | None = None
     # vLLM's.
+    repetition_penalty: float | None = None
     top_k: int | None = None
     min_p: float | None = None
     min_tokens: int | None = None
@@ -64,12 +64,7 @@ class _GenerationRequest(_Body):
 
     def neutral_only(self) -> dict[str, Callable[[Any], bool]]:
         """Field name to whether a value asks for nothing that is not done."""
-        return {
-            "presence_penalty": lambda value: value == 0,
-            "frequency_penalty": lambda value: value == 0,
-            "repetition_penalty": lambda value: value == 1,
-            "logit_bias": lambda value: not value,
-        }
+        return {"logit_bias": lambda value: not value}
 
     @property
     def include_usage(self) -> bool:
@@ -84,6 +79,9 @@ class _GenerationRequest(_Body):
             "top_k": _first(self.top_k, defaults.top_k, 0),
             "min_p": _first(self.min_p, defaults.min_p, 0.0),
             "min_tokens": _first(self.min_tokens, 0),
+            "repetition_penalty": _first(self.repetition_penalty, defaults.repetition_penalty, 1.0),
+            "presence_penalty": _first(self.presence_penalty, 0.0),
+            "frequency_penalty": _first(self.frequency_penalty, 0.0),
         }
         return SamplingParams(
             **chosen,

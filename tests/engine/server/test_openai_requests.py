@@ -26,9 +26,6 @@ def test_every_field_of_openais_is_known() -> None:
 
 
 NEUTRAL: list[tuple[str, object, object]] = [
-    ("presence_penalty", 0, 0.5),
-    ("frequency_penalty", 0.0, -1),
-    ("repetition_penalty", 1.0, 1.1),
     ("logit_bias", {}, {"5": 1}),
     ("logprobs", False, True),
     ("top_logprobs", 0, 3),
@@ -88,14 +85,18 @@ def test_unknown_and_wrong_typed_fields_are_named(name: str, value: object, para
 
 
 def test_sampling_is_the_requests_then_the_models_then_openais() -> None:
-    defaults = GenerationDefaults(temperature=0.6, top_k=20)
+    defaults = GenerationDefaults(temperature=0.6, top_k=20, repetition_penalty=1.05)
     silent = parse_body({"messages": MESSAGES}, ChatRequest)
     assert silent.sampling(GenerationDefaults(), None).temperature == 1
     chosen = silent.sampling(defaults, None)
     assert (chosen.temperature, chosen.top_k, chosen.top_p, chosen.max_tokens) == (0.6, 20, 1, None)
+    assert (chosen.repetition_penalty, chosen.presence_penalty, chosen.frequency_penalty) == (1.05, 0, 0)
     loud = parse_body({"messages": MESSAGES, "temperature": 0, "top_k": 0, "stop": "x"}, ChatRequest)
     chosen = loud.sampling(defaults, 5)
     assert (chosen.temperature, chosen.top_k, chosen.stop, chosen.max_tokens) == (0, 0, ["x"], 5)
+    penalties = {"repetition_penalty": 1.0, "presence_penalty": -1, "frequency_penalty": 0.5}
+    chosen = parse_body({"messages": MESSAGES} | penalties, ChatRequest).sampling(defaults, None)
+    assert (chosen.repetition_penalty, chosen.presence_penalty, chosen.frequency_penalty) == (1.0, -1, 0.5)
 
 
 def test_output_limits_have_their_names_and_defaults() -> None:

@@ -66,10 +66,12 @@ def test_a_stream_has_the_text_the_reason_and_the_usage_of_the_whole(
     assert stream(demo, **fields) == (text, reason, None)
 
 
-def test_the_server_says_what_the_offline_api_says(demo: EngineServer) -> None:
+@pytest.mark.parametrize("penalties", [{}, {"repetition_penalty": 3, "presence_penalty": 2, "frequency_penalty": 2}])
+def test_the_server_says_what_the_offline_api_says(demo: EngineServer, penalties: dict[str, float]) -> None:
     llm = LLM("demo", device="cpu", dtype="float32", kv_cache_memory=64_000_000, max_model_len=CONTEXT_TOKENS)
-    [offline] = llm.chat(MESSAGES, SamplingParams(temperature=0, max_tokens=60), use_tqdm=False)
-    online = chat(demo, **GREEDY)
+    [offline] = llm.chat(MESSAGES, SamplingParams(temperature=0, max_tokens=60, **penalties), use_tqdm=False)
+    online = chat(demo, **GREEDY, **penalties)
+    assert (text_of(online) == text_of(chat(demo, **GREEDY))) == (not penalties)
     assert text_of(online) == offline.outputs[0].text
     assert online["usage"]["prompt_tokens"] == len(offline.prompt_token_ids)
     assert online["usage"]["completion_tokens"] == len(offline.outputs[0].token_ids)
@@ -116,9 +118,9 @@ def test_a_seed_repeats_and_choices_of_one_request_differ(demo: EngineServer) ->
         {"logprobs": True},
         {"top_logprobs": 2},
         {"logit_bias": {"5": 1.0}},
-        {"presence_penalty": 0.5},
-        {"frequency_penalty": 0.5},
-        {"repetition_penalty": 1.1},
+        {"presence_penalty": 2.5},
+        {"frequency_penalty": -2.1},
+        {"repetition_penalty": 0},
         {"response_format": {"type": "json_object"}},
         {"tool_choice": "required"},
         {"n": 0},

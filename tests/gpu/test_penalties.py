@@ -1,0 +1,56 @@
+"""Penalties on the device against those in torch, which tests/engine/test_penalties.py holds to their definition."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
+
+from mini_infer_engine.batch import Row
+from mini_infer_engine.kernels.penalise import count_sampled, penalised
+from mini_infer_engine.kernels.sampling_state import SamplingState
+from mini_infer_engine.penalties import MOST_COUNTED, Penalties
+from mini_infer_engine.request import SamplingParams
+from tests.gpu.device import BF16, DEVICE, FP32, KERNELS, cases, normal
+
+pytestmark = KERNELS
+ASKED = [
+    SamplingParams(),
+    SamplingParams(repetition_penalty=1.3),
+    SamplingParams(presence_penalty=-1.5, frequency_penalty=0.3),
+    SamplingParams(repetition_penalty=0.7, frequency_penalty=-0.4),
+]
+SLOTS = [3, 0, 1, 2]
+
+
+def begun(vocabulary: int) -> Penalties:
+    """A slot for each kind, and one for padded rows."""
+    penalties = Penalties(len(ASKED) + 1, vocabulary, DEVICE)
+    for slot, asks in enumerate(ASKED):
+        known = [(place * 7 + slot) % (vocabulary // 2) for place in range(60)]
+        penalties.begin(Row(slot, 0, 60, known, [0], asks, output_index=25, known_token_ids=known))
+    return penalties
+
+
+@pytest.mark.parametrize(("vocabulary", "dtype"), cases([(199, FP32), (2500, FP32)], [(151_936, BF16), (5000, BF16)]))
+def test_logits_after_penalties(vocabulary: int, dtype: torch.dtype) -> None:
+    penalties = begun(vocabulary)
+    logits = 4 * normal(len(SLOTS) + 2, vocabulary, dtype=dtype)
+    slots = [*SLOTS, len(ASKED), len(ASKED)]
+    actual = penalised(logits, torch.tensor(slots, dtype=torch.int32, device=DEVICE), penalties)
+    assert actual.dtype == torch.float32
+    torch.testing.assert_close(actual, penalties.applied(logits, slots), rtol=1e-6, atol=1e-6)
+    assert torch.equal(actual[-2:], logits[-2:].float())
+
+
+def test_what_was_chosen_is_counted() -> None:
+    vocabulary = 300
+    penalties, expected = begun(vocabulary), begun(vocabulary)
+    for each in (penalties, expected):
+        each.counts[1, 9] = MOST_COUNTED
+    state = SamplingState.zeros(len(ASKED) + 1, DEVICE)
+    slots = torch.tensor(SLOTS, dtype=torch.int32, device=DEVICE)
+    for token in (9, 9, 250):
+        state.last_tokens.fill_(token)
+        count_sampled(slots, state, penalties)
+        expected.count(SLOTS, torch.full((len(SLOTS),), token, device=DEVICE))
+    assert torch.equal(penalties.counts[: len(ASKED)], expected.counts[: len(ASKED)])
