@@ -147,13 +147,14 @@ def _decode_attention(
         pages = _page_ids(table, start + BLOCK, position, PAGE_SIZE, BLOCK)  # of the next: keys do not wait for it
         seen = (tokens < end) & (tokens > position - window)
         kv_mask = seen[:, None] & dim_inside
-        keys = tl.load(head_pool + at[:, None] + dims[None, :], mask=kv_mask, other=0.0)
+        keys = tl.load(head_pool + at[:, None] + dims[None, :], mask=kv_mask, other=0.0).to(queries.dtype)
         scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * (scale * log2e)
         scores = tl.where(seen[None, :], scores, float("-inf"))
         new_top = tl.maximum(top, tl.max(scores, axis=1))
         weights = tl.exp2(scores - new_top[:, None])
         decay = tl.exp2(top - new_top)
         values = tl.load(head_pool + kv_stride + at[:, None] + dims[None, :], mask=kv_mask, other=0.0)
+        values = values.to(queries.dtype)
         mass = mass * decay + tl.sum(weights, axis=1)
         total = tl.dot(weights.to(values.dtype), values, total * decay[:, None], input_precision=PRECISION)
         top = new_top
@@ -212,8 +213,8 @@ def decode_attention(
     """Write the new token of each sequence into its page, and attend from it over all tokens up to it.
 
     qkv [rows, (q_heads + 2 kv_heads) * head_dim] before norm and rotation (rows may be strided; not changed); pool: one
-    layer's view [pages, 2, page_size, kv_heads, head_dim]; page_tables [slots, width] int32, read at the plan's slots.
-    The plan is of the same rows. Returns [rows, q_heads * head_dim], in `out` where that is given.
+    layer's view [pages, 2, page_size, kv_heads, head_dim], of qkv's dtype or fp8; page_tables [slots, width] int32,
+    read at the plan's slots. The plan is of the same rows. Returns [rows, q_heads * head_dim], in `out` where given.
     """
     rows = qkv.shape[0]
     _, _, page_size, kv_heads, head_dim = pool.shape

@@ -279,7 +279,10 @@ def _descriptor(address: int, dtype: torch.dtype, rows: int, pitch: int, block_r
 def hopper_prefill_attention(
     q: torch.Tensor, pool: torch.Tensor, rows: PrefillRows, *, scale: float, out: torch.Tensor
 ) -> None:
-    """As `prefill_attention.prefill_attention`, of what `prefill_choice.hopper_knows` lets through."""
+    """As `prefill_attention.prefill_attention`, of what `prefill_choice.hopper_knows` lets through.
+
+    It is launched ahead, and reads `rows` at once: the kernel right before it must not have written them.
+    """
     tokens, heads, head_dim = q.shape
     pages, _, page_size, kv_heads, _ = pool.shape
     page_pitch, _, token_pitch, _, _ = pool.stride()

@@ -73,7 +73,7 @@ def _scan(
             keys = tl.load(head_pool + address)
         else:
             keys = tl.load(head_pool + address, mask=dim_inside[None, :], other=0.0)
-        scores = tl.dot(query, tl.trans(keys), input_precision=PRECISION)
+        scores = tl.dot(query, tl.trans(keys.to(query.dtype)), input_precision=PRECISION)
         if MASKED:
             seen = (tokens[None, :] <= positions[:, None]) & (tokens[None, :] > positions[:, None] - window)
             scores = tl.where(seen, scores, float("-inf"))
@@ -90,7 +90,8 @@ def _scan(
             values = tl.load(head_pool + kv_stride + address)
         else:
             values = tl.load(head_pool + kv_stride + address, mask=dim_inside[None, :], other=0.0)
-        total = tl.dot(weights.to(values.dtype), values, total * decay[:, None], input_precision=PRECISION)
+        values = values.to(query.dtype)
+        total = tl.dot(weights.to(query.dtype), values, total * decay[:, None], input_precision=PRECISION)
         top = new_top
     return total, mass, top
 
@@ -328,7 +329,7 @@ def prefill_attention(
     """Attend from each sequence's new tokens over all its tokens; their keys and values are in the pool already.
 
     q [tokens, q_heads, head_dim], its rows may be strided; pool: one layer's view
-    [pages, 2, page_size, kv_heads, head_dim]. Returns [tokens, q_heads * head_dim], in `out` where
+    [pages, 2, page_size, kv_heads, head_dim], of q's dtype or fp8. Returns [tokens, q_heads * head_dim], in `out` where
     that is given. `on_hopper`: take the kernel for Hopper wherever it can, or never; None: where it is faster. cut: of
     the other; None: by sizes.
     """
@@ -343,7 +344,11 @@ def prefill_attention(
     if on_hopper is None:
         on_hopper = hopper_is_faster(tokens, sequences, q_heads)
     hopper = _hopper_kernel(q.device) if on_hopper else None
-    if hopper and hopper_knows(q.dtype, head_dim, page_size, sliding_window, rows.longest_key):
+    if (
+        hopper
+        and pool.dtype == q.dtype
+        and hopper_knows(q.dtype, head_dim, page_size, sliding_window, rows.longest_key)
+    ):
         hopper(q, pool, rows, scale=scale, out=out)
         return out
     dim_block = next_power_of_2(head_dim)
