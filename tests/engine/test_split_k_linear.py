@@ -10,6 +10,8 @@ from mini_infer_engine.kernels.split_k_linear import k_splits, split_k_linear
     ("rows", "columns", "width", "splits"),
     [
         (128, 1024, 3072, 4),
+        (65, 1024, 3072, 4),
+        (64, 1024, 3072, 1),  # products of few rows are our own
         (512, 1536, 8960, 2),
         (384, 1536, 8960, 4),
         (384, 3584, 18944, 2),

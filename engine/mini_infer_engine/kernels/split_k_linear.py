@@ -3,6 +3,7 @@
 import torch
 
 from mini_infer_engine.kernels.sizes import MULTIPROCESSORS, cdiv
+from mini_infer_engine.kernels.skinny_cut import MAX_ROWS
 
 SPLITS = (4, 2)
 """Beside 1."""
@@ -14,6 +15,8 @@ _LEAST_SHARE = 512
 
 def k_splits(rows: int, columns: int, width: int) -> int:
     """In how many shares of the width a product is computed fastest, by what an H200 took; 1: as a whole."""
+    if rows <= MAX_ROWS:
+        return 1  # only where our own products cannot run, and nothing was measured there
     tiles = cdiv(rows, _TILE) * cdiv(columns, _TILE)
     turns_and_a_half = MULTIPROCESSORS < tiles <= 1.5 * MULTIPROCESSORS  # which would take two
     for splits, suit in zip(SPLITS, (tiles <= 40, tiles <= 84 or turns_and_a_half), strict=True):
