@@ -75,13 +75,9 @@ def idle_llm(patches: contextlib.ExitStack) -> LLM:
         info = ModelInfo(max_model_len=16_384, vocab_size=VOCABULARY, page_size=128, num_pages=runner.num_pages)
         return build.BuiltEngine(Engine(settings, runner, (), 16_384, "idle", record_events=record_events), info)
 
-    def unpinned(chosen: list[int], length: int, spare_slot: int) -> torch.Tensor:
-        return torch.tensor([*chosen, *[spare_slot] * (length - len(chosen))], dtype=torch.int32)
-
     for owner, name, instead in (
         (slots, "update_slots", _nothing),
         (slots, "update_pages", _nothing),
-        (graph_runner, "slot_tensor", unpinned),
         (PrefillGraph, "_run", _nothing),
         (torch.cuda, "graph", lambda *_, **__: contextlib.nullcontext()),
         (torch.cuda, "CUDAGraph", mock.Mock),

@@ -44,7 +44,7 @@ from mini_infer_engine.models.config import ModelConfig
 from mini_infer_engine.request import SamplingParams
 from mini_infer_engine.runner import PassHandle, TorchRunner, weight_bytes
 from mini_infer_engine.settings import EngineSettings
-from mini_infer_engine.slots import SlotTable, page_table_width, slot_tensor
+from mini_infer_engine.slots import SlotTable, page_table_width
 
 log = logging.getLogger(__name__)
 
@@ -177,8 +177,7 @@ class GraphRunner(TorchRunner):
             self.pool.copy(batch.copies)
             self.table.forget_pages(prefills)
             for row in prefills:
-                if row.sampling is not None:
-                    self.penalties.begin(row)
+                self.penalties.begin(row)
             if not prefills and self.decode_graphs:
                 self._decode(rows)
             elif not self._are_penalised(rows) and (graph := self._prefill_graph(decodes, prefills)):
@@ -203,7 +202,7 @@ class GraphRunner(TorchRunner):
             self.table.begin(rows)  # as if it had not chosen
             spare, again = self.table.spare_slot, {row.slot for row in rows}
             slots = [row.slot if row.slot in again else spare for row in prefills]
-            on_device = slot_tensor(slots, graph.num_sequences, spare).to(self.device, non_blocking=True)
+            on_device = self.table.padded(slots, graph.num_sequences).to(self.device, non_blocking=True)
             self._sample_penalised(graph.logits, on_device)
 
     def _handle(self, rows: list[Row]) -> PassHandle:
@@ -218,8 +217,7 @@ class GraphRunner(TorchRunner):
         bucket = self._buckets[bisect_left(self._buckets, len(rows))]
         self.table.send_pages(rows, self.page_size)
         if (bucket, slots) != self._loaded_slots:
-            pinned = slot_tensor(slots, bucket, self.table.spare_slot)
-            self.decode_slots[:bucket].copy_(pinned, non_blocking=True)
+            self.decode_slots[:bucket].copy_(self.table.padded(slots, bucket), non_blocking=True)
             self._loaded_slots = (bucket, slots)
         graph = self.decode_graphs[bucket]
         graph.forward.replay()

@@ -1,7 +1,7 @@
 """Penalties for repeated tokens: what is remembered of every slot, and what they make of logits.
 
 Meaning and order are vLLM's: the repetition penalty looks at prompt and output (Keskar et al., arXiv:1909.05858),
-presence and frequency at the output alone (OpenAI). Slots that ask for none cost nothing.
+presence and frequency at the output alone (OpenAI). Slots that ask for none cost no time.
 """
 
 from collections.abc import Iterable, Sequence

@@ -49,6 +49,12 @@ class SlotTable:
             (self._filtered_slots.add if _is_filtered(row) else self._filtered_slots.discard)(row.slot)
         return b"".join(map(_packed_state, rows))
 
+    def padded(self, slots: list[int], length: int) -> Tensor:
+        """Slots as int32, and the spare one up to `length`, in memory from where a copy to a GPU is only queued."""
+        tensor = torch.full((length,), self.spare_slot, dtype=torch.int32, pin_memory=self.device.type == "cuda")
+        tensor[: len(slots)] = torch.tensor(slots, dtype=torch.int32)
+        return tensor
+
     def has_filters(self, slots: list[int]) -> bool:
         """Whether, of what runs in one of these slots, some logits may not be chosen."""
         return bool(self._filtered_slots) and not self._filtered_slots.isdisjoint(slots)
@@ -127,10 +133,3 @@ def _packed_state(row: Row) -> bytes:
 def page_table_width(max_model_len: int, page_size: int) -> int:
     """Pages of the longest sequence."""
     return -(-max_model_len // page_size)
-
-
-def slot_tensor(slots: list[int], length: int, spare_slot: int) -> Tensor:
-    """Slots as int32 in pinned memory, padded to `length`."""
-    tensor = torch.full((length,), spare_slot, dtype=torch.int32, pin_memory=True)
-    tensor[: len(slots)] = torch.tensor(slots, dtype=torch.int32)
-    return tensor

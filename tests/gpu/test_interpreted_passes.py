@@ -14,7 +14,7 @@ import torch
 
 pytest.importorskip("triton", reason="needs triton, and TRITON_INTERPRET=1")
 
-from mini_infer_engine import graph_runner, graphs
+from mini_infer_engine import graphs
 from mini_infer_engine.batch import Batch, Row
 from mini_infer_engine.graph_runner import GraphRunner
 from mini_infer_engine.kernels.sample import sample
@@ -26,12 +26,6 @@ from tests.gpu.runs import make_runner, make_settings
 from tests.support.tiny_models import GREEDY, PageDealer, chunk, reference_logits, run_chunks, save_tiny_model
 
 pytestmark = pytest.mark.skipif(not INTERPRETED, reason="runs under TRITON_INTERPRET=1 without a GPU only")
-
-
-def unpinned_slots(slots: list[int], length: int, spare_slot: int) -> torch.Tensor:
-    return torch.tensor([*slots, *[spare_slot] * (length - len(slots))], dtype=torch.int32)
-
-
 TOKENS = [(position * 37 + 11) % 190 + 5 for position in range(40)]
 
 
@@ -111,7 +105,6 @@ def test_penalised_rows_choose_as_in_torch(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(torch.cuda, "graph", lambda *_, **__: contextlib.nullcontext())
     runner = make_runner(msgspec.structs.replace(settings, attention_backend="triton"))
     if by_graph:
-        monkeypatch.setattr(graph_runner, "slot_tensor", unpinned_slots)
         runner.graph_memory, runner._buckets, runner._loaded_slots = None, [2], (0, [])
         runner.decode_slots = torch.full((2,), runner.table.spare_slot, dtype=torch.int32)
         prefill, decode = graphs.PrefillGraph(runner, 32, 0), graphs.DecodeGraph(runner, 2)

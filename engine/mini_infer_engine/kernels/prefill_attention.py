@@ -344,11 +344,7 @@ def prefill_attention(
     if on_hopper is None:
         on_hopper = hopper_is_faster(tokens, sequences, q_heads)
     hopper = _hopper_kernel(q.device) if on_hopper else None
-    if (
-        hopper
-        and pool.dtype == q.dtype
-        and hopper_knows(q.dtype, head_dim, page_size, sliding_window, rows.longest_key)
-    ):
+    if hopper and hopper_knows(pool.dtype, head_dim, page_size, sliding_window, rows.longest_key):
         hopper(q, pool, rows, scale=scale, out=out)
         return out
     dim_block = next_power_of_2(head_dim)

@@ -30,7 +30,7 @@ def check_sampling(
         raise ParameterError("top_p", f"top_p is {params.top_p}; it must be above 0 and at most 1")
     if not 0 < params.repetition_penalty < math.inf:
         raise ParameterError(
-            "repetition_penalty", f"repetition_penalty is {params.repetition_penalty}; it must be above 0"
+            "repetition_penalty", f"repetition_penalty is {params.repetition_penalty}; it must be finite and above 0"
         )
     _check_range("presence_penalty", params.presence_penalty, -2, 2)
     _check_range("frequency_penalty", params.frequency_penalty, -2, 2)
