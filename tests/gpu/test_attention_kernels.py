@@ -41,6 +41,7 @@ CUTS = [
     DecodeCut(target_programs=1, programs_a_row=1.0),
     DecodeCut(),
     DecodeCut(block_tokens=32, target_programs=1, programs_a_row=2.5, warps=2),
+    DecodeCut(block_tokens=16, target_programs=1000),
 ]
 CHUNKS = (  # (tokens before, new tokens); a padded sequence of a graph has none of both
     [(0, 1), (0, 37), (4000, 128), (131, 77), (0, 1025), (513, 1), (5, 0), (70, 64), (0, 0)]
@@ -86,9 +87,8 @@ def test_decode_attention(
         exact.append(exact_attention(q[row : row + 1], keys, values, LENGTHS[slot] - 1, head_dim**-0.5, window))
 
     for cut in CUTS:
-        plan = plan_decode(
-            torch.tensor(slots, dtype=torch.int32, device=DEVICE), positions, kv_heads, max(LENGTHS), window, cut
-        )
+        slot_tensor, group = torch.tensor(slots, dtype=torch.int32, device=DEVICE), q_heads // kv_heads
+        plan = plan_decode(slot_tensor, positions, kv_heads, max(LENGTHS), window, cut, group=group)
         run = [decode_attention(qkv, rotation, paged.pool, paged.tables, plan, scale=head_dim**-0.5) for _ in range(2)]
         assert error(run[0][:rows], torch.cat(exact)) <= ROUNDING[dtype], cut
         assert torch.equal(run[0][:rows], run[1][:rows]), "counters were not left at zero, or results depend on timing"
@@ -101,6 +101,24 @@ def test_decode_attention(
     empty = plan_decode(torch.zeros(0, dtype=torch.int32, device=DEVICE), positions[:0], kv_heads, 9, window)
     mixed = decode_attention(qkv[:0], rotation, paged.pool, paged.tables, empty, scale=1.0)
     assert mixed.shape == (0, q_heads * head_dim)
+
+
+@pytest.mark.parametrize(("length", "most_parts"), [(700, 11), (1000, 32)])
+def test_a_long_sequence_in_more_parts_than_turns_would_suit(length: int, most_parts: int) -> None:
+    q_heads, head_dim = 7, 128
+    paged = make_paged([length], 64, 1, head_dim, FP32)
+    slots, positions = (torch.tensor([value], device=DEVICE) for value in (0, length - 1))
+    cut = DecodeCut(block_tokens=16, target_programs=100)
+    plan = plan_decode(slots.int(), positions, 1, 1024, cut=cut, group=q_heads)
+    assert plan.may_be_many
+    assert int((plan.entries[:, 0] >= 0).sum()) == most_parts
+    qkv = normal(1, (q_heads + 2) * head_dim)
+    table = torch.cat((torch.ones(1024, 64, device=DEVICE), torch.zeros(1024, 64, device=DEVICE)), dim=-1)
+    keys, values = paged.keys[0], paged.values[0]
+    keys[-1], values[-1] = qkv.view(-1, head_dim)[-2:, None].double()
+    exact = exact_attention(qkv[:, : q_heads * head_dim].view(1, q_heads, -1), keys, values, length - 1, 0.1, None)
+    mixed = decode_attention(qkv, Rotation(table), paged.pool, paged.tables, plan, scale=0.1)
+    assert error(mixed, exact) <= ROUNDING[FP32]
 
 
 @pytest.mark.parametrize("on_hopper", [False, True])

@@ -70,9 +70,8 @@ def test_parts_cover_each_row_in_equal_shares(
         assert needed(positions, seen, block, longest - 1) > len(entries), "a smaller share would do"
 
 
-def test_a_lone_sequence_has_fewer_parts_where_many_heads_are_added_up() -> None:
-    slots, positions = torch.zeros(1, dtype=torch.int32, device=DEVICE), torch.tensor([4095], device=DEVICE)
-    parts = [
-        int((plan_decode(slots, positions, 1, 1 << 14, group=group).entries[:, 0] >= 0).sum()) for group in (1, 2, 7)
-    ]
-    assert parts == [64, 32, 13]
+@pytest.mark.parametrize(("position", "parts"), [(3000, [47, 24, 12]), (4095, [64, 32, 32]), (65_535, [64, 64, 64])])
+def test_parts_of_a_lone_sequence_by_query_heads_that_are_added_up(position: int, parts: list[int]) -> None:
+    slots, positions = torch.zeros(1, dtype=torch.int32, device=DEVICE), torch.tensor([position], device=DEVICE)
+    plans = [plan_decode(slots, positions, 1, 1 << 17, group=group) for group in (1, 2, 7)]
+    assert [int((plan.entries[:, 0] >= 0).sum()) for plan in plans] == parts

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from mini_infer_engine.kernels.decode_plan import FIELDS, MANY_LANES, NO_WINDOW, DecodePlan
+from mini_infer_engine.kernels.decode_plan import FIELDS, MANY_LANES, MOST_PARTS, MOST_TURNS, NO_WINDOW, DecodePlan
 from mini_infer_engine.kernels.device import has_our_gluon
 from mini_infer_engine.kernels.rope_kv import Rotation
 from mini_infer_engine.kernels.sizes import next_power_of_2
@@ -18,7 +18,9 @@ _MOST_ROWS_AHEAD = 16
 """A step of 8 rows is 3 to 5 % shorter where attention begins while the product before runs (H200, three models); of 32
 rows it is 4 to 23 % longer: its programs then take room that the product needs."""
 _MERGED_VALUES = 4096
-"""Of several parts at once; twice as many take registers that the reading loop needs."""
+"""Of several parts in a turn; twice as many take registers that the reading loop needs."""
+_VALUES_OF_MANY = 64
+"""Of parts' sums that a thread asks for at a time, where there are many: it keeps twice as many while it adds up."""
 
 
 @triton.jit
@@ -56,6 +58,78 @@ def _page_ids(table, start, last, PAGE_SIZE: tl.constexpr, BLOCK: tl.constexpr):
     return tl.load(table + tl.minimum(tokens, last) // PAGE_SIZE).to(tl.int64)
 
 
+@triton.jit
+def _merged(
+    first,
+    parts,
+    stride,
+    GROUP: tl.constexpr,
+    DIM_BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    PARTS: tl.constexpr,
+):
+    """What a row's parts come to, as _decode_attention leaves them, `stride` apart: [ROWS, DIM_BLOCK] fp32.
+
+    PARTS at a time, each turn after the one before.
+    """
+    rows = tl.arange(0, ROWS)[None, :]
+    top = tl.full((ROWS,), float("-inf"), dtype=tl.float32)
+    mass = tl.zeros((ROWS,), dtype=tl.float32)
+    total = tl.zeros((ROWS, DIM_BLOCK), dtype=tl.float32)
+    for start in range(0, parts, PARTS):
+        some = start + tl.arange(0, PARTS)[:, None]
+        inside = (some < parts) & (rows < GROUP)
+        part_at = first + some * stride + rows
+        tops_at = part_at + GROUP * DIM_BLOCK
+        sums_at = (part_at + rows * (DIM_BLOCK - 1))[:, :, None] + tl.arange(0, DIM_BLOCK)[None, None, :]
+        tops = tl.load(tops_at, mask=inside, other=float("-inf"), cache_modifier=".cg")
+        masses = tl.load(tops_at + GROUP, mask=inside, other=0.0, cache_modifier=".cg")
+        sums = tl.load(sums_at, mask=inside[:, :, None], other=0.0, cache_modifier=".cg")
+        new_top = tl.maximum(top, tl.max(tops, axis=0))
+        factors, decay = tl.exp2(tops - new_top[None, :]), tl.exp2(top - new_top)
+        mass = mass * decay + tl.sum(masses * factors, axis=0)
+        total = total * decay[:, None] + tl.sum(sums * factors[:, :, None], axis=0)
+        top = new_top
+    return total / mass[:, None]
+
+
+@triton.jit
+def _merged_many(
+    first,
+    parts,
+    stride,
+    GROUP: tl.constexpr,
+    DIM_BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    PARTS: tl.constexpr,
+):
+    """As _merged, knowing all maxima before it adds anything up. PARTS at a time are asked for before those before them
+    are used; a thread adds what it reads to what it has, and threads put theirs together when all is read.
+    """
+    rows = tl.arange(0, ROWS)[None, :]
+    in_group = rows < GROUP
+    tops_at = first + GROUP * DIM_BLOCK + rows
+    sums_at = (first + rows + rows * (DIM_BLOCK - 1))[:, :, None] + tl.arange(0, DIM_BLOCK)[None, None, :]
+    some = tl.arange(0, PARTS)[:, None]
+    inside = (some < parts) & in_group
+    sums = tl.load(sums_at + (some * stride)[:, :, None], mask=inside[:, :, None], other=0.0, cache_modifier=".cg")
+    some_tops = tl.load(tops_at + some * stride, mask=inside, other=float("-inf"), cache_modifier=".cg")
+    every = tl.arange(0, MOST_PARTS)[:, None]
+    there = (every < parts) & in_group
+    tops = tl.load(tops_at + every * stride, mask=there, other=float("-inf"), cache_modifier=".cg")
+    masses = tl.load(tops_at + every * stride + GROUP, mask=there, other=0.0, cache_modifier=".cg")
+    top = tl.where(in_group, tl.max(tops, axis=0)[None, :], 0.0)
+    mass = tl.where(in_group, tl.sum(masses * tl.exp2(tops - top), axis=0)[None, :], 1.0)
+    total = tl.zeros((PARTS, ROWS, DIM_BLOCK), dtype=tl.float32)
+    for start in range(PARTS, parts + PARTS, PARTS):
+        total += sums * tl.exp2(some_tops - top)[:, :, None]
+        some = start + tl.arange(0, PARTS)[:, None]
+        inside = (some < parts) & in_group
+        sums = tl.load(sums_at + (some * stride)[:, :, None], mask=inside[:, :, None], other=0.0, cache_modifier=".cg")
+        some_tops = tl.load(tops_at + some * stride, mask=inside, other=float("-inf"), cache_modifier=".cg")
+    return tl.sum(total, axis=0) / tl.trans(mass)
+
+
 @triton.jit(do_not_specialize=["table_stride"], do_not_specialize_on_alignment=["page_tables"])
 def _decode_attention(
     qkv,
@@ -88,6 +162,8 @@ def _decode_attention(
     MERGE: tl.constexpr,
     MERGE_ROWS: tl.constexpr,
     MERGE_PARTS: tl.constexpr,
+    MANY_PARTS: tl.constexpr,
+    MOST_TURNS: tl.constexpr,
     PRECISION: tl.constexpr,
     AHEAD: tl.constexpr,
 ):
@@ -164,39 +240,26 @@ def _decode_attention(
         result = (total / mass[:, None]).to(out.dtype.element_ty)
         tl.store(mixed + heads[:, None] * HEAD_DIM + dims[None, :], result, mask=q_inside)
     else:
-        # A partial result is [GROUP, DIM_BLOCK + 2]: the weighted sums, then their running maxima and masses.
+        # A partial result is [GROUP, DIM_BLOCK] weighted sums, then their maxima and masses.
         size: tl.constexpr = GROUP * (DIM_BLOCK + 2)
+        stride: tl.constexpr = KV_HEADS * size
         lane = row * KV_HEADS + kv_head
-        first = partials + (program - part).to(tl.int64) * KV_HEADS * size + kv_head * size
-        mine = first + part.to(tl.int64) * KV_HEADS * size
+        first = partials + (program - part).to(tl.int64) * stride + kv_head * size
+        mine = first + part.to(tl.int64) * stride
         tl.store(mine + heads[:, None] * DIM_BLOCK + dims[None, :], total, mask=(heads < GROUP)[:, None])
         tl.store(mine + GROUP * DIM_BLOCK + heads, top, mask=heads < GROUP)
         tl.store(mine + GROUP * (DIM_BLOCK + 1) + heads, mass, mask=heads < GROUP)
         tl.debug_barrier()
         if tl.atomic_add(counters + lane, 1, sem="acq_rel") == parts - 1:
             rows = tl.arange(0, MERGE_ROWS)
-            in_group = rows < GROUP
-            all_top = tl.full((MERGE_ROWS,), float("-inf"), dtype=tl.float32)
-            all_mass = tl.zeros((MERGE_ROWS,), dtype=tl.float32)
-            all_total = tl.zeros((MERGE_ROWS, DIM_BLOCK), dtype=tl.float32)
-            for start in range(0, parts, MERGE_PARTS):
-                other = start + tl.arange(0, MERGE_PARTS)
-                theirs = first + other.to(tl.int64)[:, None] * KV_HEADS * size + rows[None, :]
-                inside = (other < parts)[:, None] & in_group[None, :]
-                tops = tl.load(theirs + GROUP * DIM_BLOCK, mask=inside, other=float("-inf"), cache_modifier=".cg")
-                masses = tl.load(theirs + GROUP * (DIM_BLOCK + 1), mask=inside, other=0.0, cache_modifier=".cg")
-                sums_at = theirs + rows[None, :] * (DIM_BLOCK - 1)
-                sums = tl.load(
-                    sums_at[:, :, None] + dims[None, None, :], mask=inside[:, :, None], other=0.0, cache_modifier=".cg"
-                )
-                new_top = tl.maximum(all_top, tl.max(tops, axis=0))
-                factors = tl.exp2(tops - new_top[None, :])
-                decay = tl.exp2(all_top - new_top)
-                all_mass = all_mass * decay + tl.sum(masses * factors, axis=0)
-                all_total = all_total * decay[:, None] + tl.sum(sums * factors[:, :, None], axis=0)
-                all_top = new_top
-            result = (all_total / all_mass[:, None]).to(out.dtype.element_ty)
-            tl.store(mixed + rows[:, None] * HEAD_DIM + dims[None, :], result, mask=in_group[:, None] & dim_inside)
+            place = mixed + rows[:, None] * HEAD_DIM + dims[None, :]
+            inside = (rows < GROUP)[:, None] & dim_inside
+            if MANY_PARTS == 0 or parts <= MOST_TURNS * MERGE_PARTS:
+                result = _merged(first, parts, stride, GROUP, DIM_BLOCK, MERGE_ROWS, MERGE_PARTS)
+                tl.store(place, result.to(out.dtype.element_ty), mask=inside)
+            else:
+                result_of_many = _merged_many(first, parts, stride, GROUP, DIM_BLOCK, MERGE_ROWS, MANY_PARTS)
+                tl.store(place, result_of_many.to(out.dtype.element_ty), mask=inside)
             tl.store(counters + lane, 0)
 
 
@@ -227,6 +290,7 @@ def decode_attention(
         out = torch.empty((rows, q_heads * head_dim), dtype=qkv.dtype, device=qkv.device)
     if not rows:
         return out
+    many_parts = _VALUES_OF_MANY * 32 * plan.cut.warps // (merge_rows * dim_block)
     partials = programs * kv_heads * group * (dim_block + 2) if plan.splits else 0
     workspace = Workspace.of(qkv.device, partials=partials)
     ahead = rows <= _MOST_ROWS_AHEAD and rows * kv_heads < MANY_LANES and has_our_gluon(qkv.device)
@@ -262,6 +326,8 @@ def decode_attention(
         MERGE=plan.splits,
         MERGE_ROWS=merge_rows,
         MERGE_PARTS=max(2, _MERGED_VALUES // (merge_rows * dim_block)),
+        MANY_PARTS=max(1, min(many_parts, MOST_PARTS.value)) if plan.may_be_many else 0,
+        MOST_TURNS=MOST_TURNS,
         PRECISION="ieee" if qkv.dtype == torch.float32 else "tf32",
         AHEAD=ahead,
         launch_pdl=ahead,

@@ -37,13 +37,21 @@ MANY_LANES = 65
 """Rows times KV heads from which small programs, several to a multiprocessor, read better."""
 MOST_PARTS: tl.constexpr = tl.constexpr(64)
 """Of a sequence: whoever is last adds all parts up while the others wait."""
+MOST_TURNS = 5
+"""In which parts are added up, each after the one before. More of them are added up in a way that begins later."""
 _MERGED_HEADS = 32
-"""Query heads of parts that are added up at a time, which takes as long as reading 1.6 blocks."""
+"""Query heads of parts that are added up in a turn, which takes as long as reading 1.6 blocks."""
+_MANY_BLOCKS = 56
+"""Of the longest row, from which it is worth many parts."""
 
 
-def _blocks_worth_a_part(group: int) -> float:
+def _parts_of_a_turn(group: int) -> int:
+    return max(2, _MERGED_HEADS // next_power_of_2(group))
+
+
+def _blocks_worth_a_part(group: int, *, of_many: bool) -> float:
     """To read b blocks in n parts and add them up takes b / n + f * n: least for parts of sqrt(f * b). This is f."""
-    return 1.6 / max(2, _MERGED_HEADS // next_power_of_2(group))
+    return 0.008 * next_power_of_2(group) if of_many else 1.6 / _parts_of_a_turn(group)
 
 
 @triton.jit(do_not_specialize=["rows", "programs", "window"], do_not_specialize_on_alignment=["slots", "positions"])
@@ -55,6 +63,8 @@ def _plan_decode(
     programs,
     window,
     blocks_worth_a_part,
+    blocks_worth_one_of_many,
+    MANY_BLOCKS: tl.constexpr,
     ROWS_BLOCK: tl.constexpr,
     PARTS_BLOCK: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -69,7 +79,8 @@ def _plan_decode(
     # Parts are at most all blocks over the share, and one more for each row.
     most = tl.max(blocks)
     share = tl.maximum(tl.cdiv(tl.sum(blocks), programs), tl.maximum(tl.cdiv(most, MOST_PARTS), 1))
-    share = tl.maximum(share, tl.sqrt(most.to(tl.float32) * blocks_worth_a_part).to(tl.int32))
+    worth = tl.where(most >= MANY_BLOCKS, blocks_worth_one_of_many, blocks_worth_a_part)
+    share = tl.maximum(share, tl.sqrt(most.to(tl.float32) * worth).to(tl.int32))
     enough = tl.minimum(most, tl.cdiv(tl.sum(blocks), tl.maximum(programs - rows, 1)))
     enough = tl.maximum(enough, share)
     while share < enough:
@@ -109,6 +120,8 @@ class DecodePlan:
     cut: DecodeCut
     splits: bool
     """Whether there are more programs than rows, so that a row may have several."""
+    may_be_many: bool
+    """Parts of a row, so that they are added up in more than MOST_TURNS, or in another way."""
 
 
 def plan_decode(
@@ -127,7 +140,9 @@ def plan_decode(
     position -1 is padding, of which no program knows. group: query heads of a KV head.
     """
     rows = positions.shape[0]
-    cut = cut or (FEW if rows * kv_heads < MANY_LANES else MANY)
+    are_few = rows * kv_heads < MANY_LANES
+    cut = cut or (FEW if are_few else MANY)
+    may_be_many = are_few and MOST_TURNS * _parts_of_a_turn(group) < MOST_PARTS.value
     wanted = max(cut.target_programs // kv_heads, int(rows * cut.programs_a_row))
     most_blocks = cdiv(min(most_tokens, sliding_window or most_tokens) + 1, cut.block_tokens)
     programs = max(rows, min(wanted, rows * most_blocks))
@@ -141,10 +156,12 @@ def plan_decode(
             rows,
             programs,
             sliding_window or NO_WINDOW,
-            _blocks_worth_a_part(group),
+            _blocks_worth_a_part(group, of_many=False),
+            _blocks_worth_a_part(group, of_many=may_be_many),
+            MANY_BLOCKS=_MANY_BLOCKS,
             ROWS_BLOCK=rows_block,
             PARTS_BLOCK=max(1, 512 // rows_block),
             BLOCK=cut.block_tokens,
             num_warps=4,
         )
-    return DecodePlan(entries, sliding_window, cut, splits=programs > rows)
+    return DecodePlan(entries, sliding_window, cut, splits=programs > rows, may_be_many=may_be_many)
