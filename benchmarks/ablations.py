@@ -142,7 +142,7 @@ def measure(
 
 def loads(engine: engines.Engine, batches: list[int], scale: int, seed: int) -> Iterator[dict[str, float]]:
     """Milliseconds a token by batch, tokens a second of the trace."""
-    vocabulary = 150_000 if scale == 1 else 4000
+    vocabulary = 128_000 if scale == 1 else 4000
     dice = random.Random(seed)
 
     def prompt(length: int) -> list[int]:
@@ -173,7 +173,7 @@ def main() -> int:
     parser.add_argument("--variants", type=words, default=list(VARIANTS), metavar="NAME,...")
     parser.add_argument("--batches", type=integers, default=[1, 32, 256], metavar="N,...")
     parser.add_argument("--rounds", type=int, default=3, help="of all loads, the variants in turns")
-    parser.add_argument("--at-once", type=int, default=13, metavar="N", help="engines that the GPU has room for")
+    parser.add_argument("--at-once", type=int, default=8, metavar="N", help="engines that the GPU has room for")
     options = parser.parse_args()
     if unknown := [name for name in options.variants if name not in VARIANTS]:
         parser.error(f"unknown variants {unknown}: there are {list(VARIANTS)}")
