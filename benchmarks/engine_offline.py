@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count, islice, takewhile
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from common import engines, loads
 from common.budget import Budget
 from common.caches import cache_variables
 from common.isolation import Isolated, IsolationError
-from common.models import MEASURED, Bound, kv_bytes_per_token, model_folder
+from common.models import MEASURED, Bound, kv_bytes_per_token, model_folder, vocabulary
 from common.quiet import measuring
 from common.record import Record
 from common.report import Runs, boot_id, integers, make_parser, medians_of, print_table, save, say, words
@@ -68,6 +68,7 @@ def measure(
     if engine == "transformers":
         wanted = _OF_TRANSFORMERS
     sizes = loads.SMOKE if smoke else loads.FULL
+    sizes = replace(sizes, vocabulary=min(sizes.vocabulary, vocabulary(model)))
     begin = time.perf_counter()
     loaded = engines.load(engine, model, settings)
     yield {"start s": time.perf_counter() - begin}

@@ -21,7 +21,7 @@ _ROUND_SHIFT = 7919
 class Sizes:
     """How large the loads are."""
 
-    vocabulary: int = 128_000
+    vocabulary: int = 150_000
     batch: int = 256
     mixed: tuple[int, int] = (100, 1024)
     prompt: int = 512

@@ -166,6 +166,11 @@ def kv_bytes_per_token(folder: str) -> int:
     return int(2 * config["num_hidden_layers"] * config["num_key_value_heads"] * head_dim * 2)
 
 
+def vocabulary(folder: str) -> int:
+    """Of a model's folder: ids below it are known."""
+    return int(json.loads((Path(folder) / "config.json").read_text())["vocab_size"])
+
+
 @dataclass(frozen=True, slots=True)
 class Bound:
     """The least time that a pass can take, in seconds."""

@@ -3,6 +3,7 @@
 It knows neither requests nor why a batch looks as it does.
 """
 
+import gc
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -79,6 +80,8 @@ class TorchRunner:
         self.page_size = settings.page_size or self.default_page_size
         if self.page_size % self.page_size_step:
             raise ModelError(f"page_size = {self.page_size}: it must be a multiple of {self.page_size_step}.")
+        if self.device.type == "cuda" and torch.cuda.memory_allocated(self.device):
+            gc.collect()  # an engine that is garbage gives its memory back now, not while this one counts its own
         memory_before = _MemoryInUse.of(self.device)
         self.model = _load_model(settings, config, directory, self.device, self.dtype)
         self.last_tokens = torch.zeros(settings.max_num_seqs, dtype=torch.int64, device=self.device)
