@@ -70,7 +70,7 @@ def test_parts_cover_each_row_in_equal_shares(
         assert needed(positions, seen, block, longest - 1) > len(entries), "a smaller share would do"
 
 
-@pytest.mark.parametrize(("position", "parts"), [(3000, [47, 24, 12]), (4095, [64, 32, 32]), (65_535, [64, 64, 64])])
+@pytest.mark.parametrize(("position", "parts"), [(3000, [47, 24, 12]), (4095, [64, 64, 32]), (65_535, [64, 64, 64])])
 def test_parts_of_a_lone_sequence_by_query_heads_that_are_added_up(position: int, parts: list[int]) -> None:
     slots, positions = torch.zeros(1, dtype=torch.int32, device=DEVICE), torch.tensor([position], device=DEVICE)
     plans = [plan_decode(slots, positions, 1, 1 << 17, group=group) for group in (1, 2, 7)]

@@ -290,10 +290,14 @@ def decode_attention(
         out = torch.empty((rows, q_heads * head_dim), dtype=qkv.dtype, device=qkv.device)
     if not rows:
         return out
-    many_parts = _VALUES_OF_MANY * 32 * plan.cut.warps // (merge_rows * dim_block)
     partials = programs * kv_heads * group * (dim_block + 2) if plan.splits else 0
     workspace = Workspace.of(qkv.device, partials=partials)
-    ahead = rows <= _MOST_ROWS_AHEAD and rows * kv_heads < MANY_LANES and has_our_gluon(qkv.device)
+    are_few = rows * kv_heads < MANY_LANES
+    ahead = are_few and rows <= _MOST_ROWS_AHEAD and has_our_gluon(qkv.device)
+    # To add many parts up takes registers, so that no third program fits a multiprocessor. That helps narrow groups as
+    # well, which never have so many: launched ahead, three would crowd each multiprocessor that the product before has
+    # left, and one stay on the others (8 x 4,096 tokens of 0.6B: 9 % of a step).
+    many_parts = _VALUES_OF_MANY * 32 * plan.cut.warps // (merge_rows * dim_block)
     assert not plan.splits or rows * kv_heads <= COUNTERS
     _decode_attention[(kv_heads, programs)](
         qkv,
@@ -326,7 +330,7 @@ def decode_attention(
         MERGE=plan.splits,
         MERGE_ROWS=merge_rows,
         MERGE_PARTS=max(2, _MERGED_VALUES // (merge_rows * dim_block)),
-        MANY_PARTS=max(1, min(many_parts, MOST_PARTS.value)) if plan.may_be_many else 0,
+        MANY_PARTS=max(1, min(many_parts, MOST_PARTS.value)) if are_few else 0,
         MOST_TURNS=MOST_TURNS,
         PRECISION="ieee" if qkv.dtype == torch.float32 else "tf32",
         AHEAD=ahead,

@@ -45,13 +45,9 @@ _MANY_BLOCKS = 56
 """Of the longest row, from which it is worth many parts."""
 
 
-def _parts_of_a_turn(group: int) -> int:
-    return max(2, _MERGED_HEADS // next_power_of_2(group))
-
-
 def _blocks_worth_a_part(group: int, *, of_many: bool) -> float:
     """To read b blocks in n parts and add them up takes b / n + f * n: least for parts of sqrt(f * b). This is f."""
-    return 0.008 * next_power_of_2(group) if of_many else 1.6 / _parts_of_a_turn(group)
+    return 0.008 * next_power_of_2(group) if of_many else 1.6 / max(2, _MERGED_HEADS // next_power_of_2(group))
 
 
 @triton.jit(do_not_specialize=["rows", "programs", "window"], do_not_specialize_on_alignment=["slots", "positions"])
@@ -120,8 +116,6 @@ class DecodePlan:
     cut: DecodeCut
     splits: bool
     """Whether there are more programs than rows, so that a row may have several."""
-    may_be_many: bool
-    """Parts of a row, so that they are added up in more than MOST_TURNS, or in another way."""
 
 
 def plan_decode(
@@ -142,7 +136,6 @@ def plan_decode(
     rows = positions.shape[0]
     are_few = rows * kv_heads < MANY_LANES
     cut = cut or (FEW if are_few else MANY)
-    may_be_many = are_few and MOST_TURNS * _parts_of_a_turn(group) < MOST_PARTS.value
     wanted = max(cut.target_programs // kv_heads, int(rows * cut.programs_a_row))
     most_blocks = cdiv(min(most_tokens, sliding_window or most_tokens) + 1, cut.block_tokens)
     programs = max(rows, min(wanted, rows * most_blocks))
@@ -157,11 +150,11 @@ def plan_decode(
             programs,
             sliding_window or NO_WINDOW,
             _blocks_worth_a_part(group, of_many=False),
-            _blocks_worth_a_part(group, of_many=may_be_many),
+            _blocks_worth_a_part(group, of_many=are_few),
             MANY_BLOCKS=_MANY_BLOCKS,
             ROWS_BLOCK=rows_block,
             PARTS_BLOCK=max(1, 512 // rows_block),
             BLOCK=cut.block_tokens,
             num_warps=4,
         )
-    return DecodePlan(entries, sliding_window, cut, splits=programs > rows, may_be_many=may_be_many)
+    return DecodePlan(entries, sliding_window, cut, splits=programs > rows)
