@@ -128,7 +128,7 @@ def ahead_config(rows: int, columns: int, width: int, *, gated: bool) -> AheadCo
 
 
 def _guess_ahead(token_block: int, columns: int, width: int, *, gated: bool) -> AheadConfig:
-    """As many programs a multiprocessor as there are, up to three, which share its memory for their rings.
+    """As many programs a multiprocessor as there are, up to three, which share its memory for rings; of more, two.
 
     Blocks for a third of the multiprocessors read as fast as all can; only fewer are worth splits. (31 products of
     eight models, 8 and 32 rows, on an H200: 1.3 % slower than the fastest of all cuts on average, 9 at most.)
