@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from mini_infer_engine.kernels.decode_plan import FIELDS, MANY_LANES, MOST_PARTS, MOST_TURNS, NO_WINDOW, DecodePlan
+from mini_infer_engine.kernels.decode_plan import FIELDS, MANY_LANES, MOST_PARTS, NO_WINDOW, DecodePlan
 from mini_infer_engine.kernels.device import has_our_gluon
 from mini_infer_engine.kernels.rope_kv import Rotation
 from mini_infer_engine.kernels.sizes import next_power_of_2
@@ -17,6 +17,8 @@ from mini_infer_engine.kernels.workspace import COUNTERS, Workspace
 _MOST_ROWS_AHEAD = 16
 """A step of 8 rows is 3 to 5 % shorter where attention begins while the product before runs (H200, three models); of 32
 rows it is 4 to 23 % longer: its programs then take room that the product needs."""
+_MOST_TURNS: tl.constexpr = tl.constexpr(5)
+"""In which parts are added up, each after the one before. More of them are added up in a way that begins later."""
 _MERGED_VALUES = 4096
 """Of several parts in a turn; twice as many take registers that the reading loop needs."""
 _VALUES_OF_MANY = 64
@@ -59,32 +61,40 @@ def _page_ids(table, start, last, PAGE_SIZE: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _merged(
-    first,
-    parts,
-    stride,
-    GROUP: tl.constexpr,
-    DIM_BLOCK: tl.constexpr,
-    ROWS: tl.constexpr,
-    PARTS: tl.constexpr,
-):
-    """What a row's parts come to, as _decode_attention leaves them, `stride` apart: [ROWS, DIM_BLOCK] fp32.
-
-    PARTS at a time, each turn after the one before.
-    """
+def _tops_and_masses(first, start, parts, stride, GROUP: tl.constexpr, DIM_BLOCK: tl.constexpr, ROWS: tl.constexpr,
+                     COUNT: tl.constexpr):  # fmt: skip
+    """Of COUNT parts from `start` on, as _decode_attention leaves them, `stride` apart: [COUNT, ROWS] each."""
     rows = tl.arange(0, ROWS)[None, :]
+    part = start + tl.arange(0, COUNT)[:, None]
+    inside = (part < parts) & (rows < GROUP)
+    places = first + GROUP * DIM_BLOCK + rows + part * stride
+    tops = tl.load(places, mask=inside, other=float("-inf"), cache_modifier=".cg")
+    return tops, tl.load(places + GROUP, mask=inside, other=0.0, cache_modifier=".cg")
+
+
+@triton.jit
+def _sums(first, start, parts, stride, GROUP: tl.constexpr, DIM_BLOCK: tl.constexpr, ROWS: tl.constexpr,
+          COUNT: tl.constexpr):  # fmt: skip
+    """The same parts' weighted sums: [COUNT, ROWS, DIM_BLOCK]."""
+    # Not rows * DIM_BLOCK: Triton would see that they are aligned, read 16 bytes at a time, and with that lay a head's
+    # parts out over several warps, so that each sum crosses shared memory.
+    rows = tl.arange(0, ROWS)[None, :]
+    part = start + tl.arange(0, COUNT)[:, None]
+    inside = (part < parts) & (rows < GROUP)
+    places = (first + rows + rows * (DIM_BLOCK - 1))[:, :, None] + tl.arange(0, DIM_BLOCK)[None, None, :]
+    return tl.load(places + (part * stride)[:, :, None], mask=inside[:, :, None], other=0.0, cache_modifier=".cg")
+
+
+@triton.jit
+def _merged(first, parts, stride, GROUP: tl.constexpr, DIM_BLOCK: tl.constexpr, ROWS: tl.constexpr,
+            PARTS: tl.constexpr):  # fmt: skip
+    """What a row's parts come to: [ROWS, DIM_BLOCK] fp32. PARTS at a time, each turn after the one before."""
     top = tl.full((ROWS,), float("-inf"), dtype=tl.float32)
     mass = tl.zeros((ROWS,), dtype=tl.float32)
     total = tl.zeros((ROWS, DIM_BLOCK), dtype=tl.float32)
     for start in range(0, parts, PARTS):
-        some = start + tl.arange(0, PARTS)[:, None]
-        inside = (some < parts) & (rows < GROUP)
-        part_at = first + some * stride + rows
-        tops_at = part_at + GROUP * DIM_BLOCK
-        sums_at = (part_at + rows * (DIM_BLOCK - 1))[:, :, None] + tl.arange(0, DIM_BLOCK)[None, None, :]
-        tops = tl.load(tops_at, mask=inside, other=float("-inf"), cache_modifier=".cg")
-        masses = tl.load(tops_at + GROUP, mask=inside, other=0.0, cache_modifier=".cg")
-        sums = tl.load(sums_at, mask=inside[:, :, None], other=0.0, cache_modifier=".cg")
+        tops, masses = _tops_and_masses(first, start, parts, stride, GROUP, DIM_BLOCK, ROWS, PARTS)
+        sums = _sums(first, start, parts, stride, GROUP, DIM_BLOCK, ROWS, PARTS)
         new_top = tl.maximum(top, tl.max(tops, axis=0))
         factors, decay = tl.exp2(tops - new_top[None, :]), tl.exp2(top - new_top)
         mass = mass * decay + tl.sum(masses * factors, axis=0)
@@ -94,39 +104,22 @@ def _merged(
 
 
 @triton.jit
-def _merged_many(
-    first,
-    parts,
-    stride,
-    GROUP: tl.constexpr,
-    DIM_BLOCK: tl.constexpr,
-    ROWS: tl.constexpr,
-    PARTS: tl.constexpr,
-):
+def _merged_many(first, parts, stride, GROUP: tl.constexpr, DIM_BLOCK: tl.constexpr, ROWS: tl.constexpr,
+                 PARTS: tl.constexpr):  # fmt: skip
     """As _merged, knowing all maxima before it adds anything up. PARTS at a time are asked for before those before them
     are used; a thread adds what it reads to what it has, and threads put theirs together when all is read.
     """
-    rows = tl.arange(0, ROWS)[None, :]
-    in_group = rows < GROUP
-    tops_at = first + GROUP * DIM_BLOCK + rows
-    sums_at = (first + rows + rows * (DIM_BLOCK - 1))[:, :, None] + tl.arange(0, DIM_BLOCK)[None, None, :]
-    some = tl.arange(0, PARTS)[:, None]
-    inside = (some < parts) & in_group
-    sums = tl.load(sums_at + (some * stride)[:, :, None], mask=inside[:, :, None], other=0.0, cache_modifier=".cg")
-    some_tops = tl.load(tops_at + some * stride, mask=inside, other=float("-inf"), cache_modifier=".cg")
-    every = tl.arange(0, MOST_PARTS)[:, None]
-    there = (every < parts) & in_group
-    tops = tl.load(tops_at + every * stride, mask=there, other=float("-inf"), cache_modifier=".cg")
-    masses = tl.load(tops_at + every * stride + GROUP, mask=there, other=0.0, cache_modifier=".cg")
-    top = tl.where(in_group, tl.max(tops, axis=0)[None, :], 0.0)
-    mass = tl.where(in_group, tl.sum(masses * tl.exp2(tops - top), axis=0)[None, :], 1.0)
+    in_group = tl.arange(0, ROWS)[None, :] < GROUP
+    sums = _sums(first, 0, parts, stride, GROUP, DIM_BLOCK, ROWS, PARTS)
+    tops, _masses = _tops_and_masses(first, 0, parts, stride, GROUP, DIM_BLOCK, ROWS, PARTS)
+    all_tops, masses = _tops_and_masses(first, 0, parts, stride, GROUP, DIM_BLOCK, ROWS, MOST_PARTS)
+    top = tl.where(in_group, tl.max(all_tops, axis=0)[None, :], 0.0)
+    mass = tl.where(in_group, tl.sum(masses * tl.exp2(all_tops - top), axis=0)[None, :], 1.0)
     total = tl.zeros((PARTS, ROWS, DIM_BLOCK), dtype=tl.float32)
     for start in range(PARTS, parts + PARTS, PARTS):
-        total += sums * tl.exp2(some_tops - top)[:, :, None]
-        some = start + tl.arange(0, PARTS)[:, None]
-        inside = (some < parts) & in_group
-        sums = tl.load(sums_at + (some * stride)[:, :, None], mask=inside[:, :, None], other=0.0, cache_modifier=".cg")
-        some_tops = tl.load(tops_at + some * stride, mask=inside, other=float("-inf"), cache_modifier=".cg")
+        total += sums * tl.exp2(tops - top)[:, :, None]
+        sums = _sums(first, start, parts, stride, GROUP, DIM_BLOCK, ROWS, PARTS)
+        tops, _masses = _tops_and_masses(first, start, parts, stride, GROUP, DIM_BLOCK, ROWS, PARTS)
     return tl.sum(total, axis=0) / tl.trans(mass)
 
 
@@ -163,7 +156,6 @@ def _decode_attention(
     MERGE_ROWS: tl.constexpr,
     MERGE_PARTS: tl.constexpr,
     MANY_PARTS: tl.constexpr,
-    MOST_TURNS: tl.constexpr,
     PRECISION: tl.constexpr,
     AHEAD: tl.constexpr,
 ):
@@ -254,7 +246,7 @@ def _decode_attention(
             rows = tl.arange(0, MERGE_ROWS)
             place = mixed + rows[:, None] * HEAD_DIM + dims[None, :]
             inside = (rows < GROUP)[:, None] & dim_inside
-            if MANY_PARTS == 0 or parts <= MOST_TURNS * MERGE_PARTS:
+            if MANY_PARTS == 0 or parts <= _MOST_TURNS * MERGE_PARTS:
                 result = _merged(first, parts, stride, GROUP, DIM_BLOCK, MERGE_ROWS, MERGE_PARTS)
                 tl.store(place, result.to(out.dtype.element_ty), mask=inside)
             else:
@@ -331,7 +323,6 @@ def decode_attention(
         MERGE_ROWS=merge_rows,
         MERGE_PARTS=max(2, _MERGED_VALUES // (merge_rows * dim_block)),
         MANY_PARTS=max(1, min(many_parts, MOST_PARTS.value)) if are_few else 0,
-        MOST_TURNS=MOST_TURNS,
         PRECISION="ieee" if qkv.dtype == torch.float32 else "tf32",
         AHEAD=ahead,
         launch_pdl=ahead,

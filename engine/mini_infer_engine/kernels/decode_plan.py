@@ -37,11 +37,9 @@ MANY_LANES = 65
 """Rows times KV heads from which small programs, several to a multiprocessor, read better."""
 MOST_PARTS: tl.constexpr = tl.constexpr(64)
 """Of a sequence: whoever is last adds all parts up while the others wait."""
-MOST_TURNS = 5
-"""In which parts are added up, each after the one before. More of them are added up in a way that begins later."""
 _MERGED_HEADS = 32
 """Query heads of parts that are added up in a turn, which takes as long as reading 1.6 blocks."""
-_MANY_BLOCKS = 56
+_MANY_BLOCKS: tl.constexpr = tl.constexpr(56)
 """Of the longest row, from which it is worth many parts."""
 
 
@@ -60,7 +58,6 @@ def _plan_decode(
     window,
     blocks_worth_a_part,
     blocks_worth_one_of_many,
-    MANY_BLOCKS: tl.constexpr,
     ROWS_BLOCK: tl.constexpr,
     PARTS_BLOCK: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -75,7 +72,7 @@ def _plan_decode(
     # Parts are at most all blocks over the share, and one more for each row.
     most = tl.max(blocks)
     share = tl.maximum(tl.cdiv(tl.sum(blocks), programs), tl.maximum(tl.cdiv(most, MOST_PARTS), 1))
-    worth = tl.where(most >= MANY_BLOCKS, blocks_worth_one_of_many, blocks_worth_a_part)
+    worth = tl.where(most >= _MANY_BLOCKS, blocks_worth_one_of_many, blocks_worth_a_part)
     share = tl.maximum(share, tl.sqrt(most.to(tl.float32) * worth).to(tl.int32))
     enough = tl.minimum(most, tl.cdiv(tl.sum(blocks), tl.maximum(programs - rows, 1)))
     enough = tl.maximum(enough, share)
@@ -151,7 +148,6 @@ def plan_decode(
             sliding_window or NO_WINDOW,
             _blocks_worth_a_part(group, of_many=False),
             _blocks_worth_a_part(group, of_many=are_few),
-            MANY_BLOCKS=_MANY_BLOCKS,
             ROWS_BLOCK=rows_block,
             PARTS_BLOCK=max(1, 512 // rows_block),
             BLOCK=cut.block_tokens,
