@@ -19,6 +19,7 @@ from common.timing import graph_microseconds
 from mini_infer_engine.kernels import tuned
 from mini_infer_engine.kernels.rms_norm import rms_norm
 from mini_infer_engine.kernels.silu_mul import silu_mul
+from mini_infer_engine.kernels.sizes import MULTIPROCESSORS
 from mini_infer_engine.kernels.skinny_cut import AheadConfig, HalfNormed, SkinnyConfig, row_block_of
 from mini_infer_engine.kernels.skinny_linear import skinny_linear, skinny_linear_then_norm
 
@@ -26,9 +27,6 @@ Cut = AheadConfig | SkinnyConfig
 Product = Callable[[torch.Tensor, Cut], object]
 Key = tuple[int, int, bool, int]
 
-PROCESSORS = 132
-SHARED_MEMORY_BYTES = 228 << 10
-"""Of one multiprocessor; each program loses 1 KB of it to the system."""
 L2_BYTES = 50_000_000
 COMPILERS = 15
 TOKEN_BLOCKS = (8, 32, 16, 64)
@@ -83,12 +81,11 @@ def candidates(shape: Shape, token_block: int) -> list[AheadConfig]:
         block_n = tall // (2 if shape.gated else 1)
         blocks, steps = math.ceil(shape.columns / block_n), math.ceil(shape.width / block_k)
         share = math.ceil(steps / splits)
-        room = SHARED_MEMORY_BYTES // residents - 4096
-        stages = min(room // ((tall + token_block) * block_k * 2), share)
+        stages = min(tuned.stages_of(residents, tall + token_block, block_k), share)
         programs = blocks * splits
         if (tall == 128 and block_k == 256) or stages < 2 or math.ceil(steps / share) != splits:
             continue
-        if programs >= PROCESSORS // 3 and (splits == 1 or programs <= 2 * PROCESSORS):
+        if programs >= MULTIPROCESSORS // 3 and (splits == 1 or programs <= 2 * MULTIPROCESSORS):
             found.append(AheadConfig(block_n, block_k, splits, stages))
     return list(dict.fromkeys(found))
 

@@ -141,8 +141,12 @@ def _guess_ahead(token_block: int, columns: int, width: int, *, gated: bool) -> 
     steps = cdiv(width, block_k)
     splits = 1 if blocks >= MULTIPROCESSORS // 3 else min(MULTIPROCESSORS // blocks, max(2, cdiv(steps, 4)), 4, steps)
     share = cdiv(steps, splits)
-    stages = (_MULTIPROCESSOR_BYTES // residents - _BESIDE_RING_BYTES) // ((64 + token_block) * block_k * 2)
-    return AheadConfig(block_n, block_k, splits, max(2, min(stages, share)))
+    return AheadConfig(block_n, block_k, splits, max(2, min(stages_of(residents, 64 + token_block, block_k), share)))
+
+
+def stages_of(residents: int, tile_rows: int, block_k: int) -> int:
+    """Of a ring of weights and x, 16 bits a value, of which `residents` share a multiprocessor's memory."""
+    return (_MULTIPROCESSOR_BYTES // residents - _BESIDE_RING_BYTES) // (tile_rows * block_k * 2)
 
 
 def skinny_config(rows: int, columns: int, width: int, dtype: torch.dtype, *, gated: bool) -> SkinnyConfig | None:
