@@ -27,7 +27,7 @@ from typing import Any
 from common import engines
 from common.budget import Budget
 from common.isolation import Isolated, IsolationError
-from common.models import kv_bytes_per_token, model_folder
+from common.models import kv_bytes_per_token, model_folder, vocabulary
 from common.quiet import measuring
 from common.record import Record
 from common.report import Runs, integers, make_parser, medians_of, print_table, save, words
@@ -106,6 +106,7 @@ def measure(
 
     Lengths are divided by `scale`.
     """
+    run_loads = partial(loads, known_ids=vocabulary(model), scale=scale)
     running: dict[str, engines.Engine] = {}
     all_on: dict[str, float] = {}
     too_slow: set[str] = set()
@@ -121,7 +122,7 @@ def measure(
     def start(name: str) -> Iterator[dict[str, float]]:
         begin = time.perf_counter()
         running[name] = engines.load("ours", model, settings | VARIANTS[name].settings)
-        for _ in loads(running[name], [2], 16 * scale, seed=0):  # what compiles late has done so
+        for _ in run_loads(running[name], [2], scale=16 * scale, seed=0):  # what compiles late has done so
             pass
         yield {"start s": time.perf_counter() - begin}
 
@@ -132,7 +133,7 @@ def measure(
             if name in too_slow:
                 continue
             found: dict[str, float] = {}
-            for part in try_out(name, partial(loads, running[name], batches, scale, seed=round_)):
+            for part in try_out(name, partial(run_loads, running[name], batches, seed=round_)):
                 found |= part.get("figures", {})
                 yield part
             if name == ALL_ON:
@@ -143,13 +144,14 @@ def measure(
                 too_slow.add(name)  # it stays: to take an engine down makes the others' full collections long again
 
 
-def loads(engine: engines.Engine, batches: list[int], scale: int, seed: int) -> Iterator[dict[str, float]]:
+def loads(
+    engine: engines.Engine, batches: list[int], *, known_ids: int, scale: int, seed: int
+) -> Iterator[dict[str, float]]:
     """Milliseconds a token by batch, tokens a second of the trace."""
-    vocabulary = 128_000 if scale == 1 else 4000
     dice = random.Random(seed)
 
     def prompt(length: int) -> list[int]:
-        return [dice.randrange(vocabulary) for _ in range(max(1, length // scale))]
+        return [dice.randrange(known_ids) for _ in range(max(1, length // scale))]
 
     def timed(prompts: list[list[int]], limits: list[int], temperature: float = 0.0) -> float:
         begin = time.perf_counter()

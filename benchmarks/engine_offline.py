@@ -68,7 +68,7 @@ def measure(
     if engine == "transformers":
         wanted = _OF_TRANSFORMERS
     sizes = loads.SMOKE if smoke else loads.FULL
-    sizes = replace(sizes, vocabulary=min(sizes.vocabulary, vocabulary(model)))
+    sizes = replace(sizes, vocabulary=vocabulary(model, sizes.vocabulary))
     begin = time.perf_counter()
     loaded = engines.load(engine, model, settings)
     yield {"start s": time.perf_counter() - begin}

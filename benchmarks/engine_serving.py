@@ -26,7 +26,7 @@ from common.budget import Budget
 from common.engines import MEMORY_SHARE
 from common.http_load import Client, Crowd
 from common.isolation import Isolated, IsolationError
-from common.models import MEASURED, model_folder
+from common.models import MEASURED, model_folder, vocabulary
 from common.quiet import measuring
 from common.report import Runs, collect, integers, make_parser, medians_of, print_table, save, say, words
 from common.targets import Target, print_verdicts, ratio_target, verdict_cells
@@ -71,6 +71,7 @@ def side_by_side(
         save(options.out, result)
 
     settings = {"max_num_seqs": options.max_num_seqs, "gpu_memory_utilization": MEMORY_SHARE / len(kinds)}
+    known_ids = vocabulary(folder, options.vocabulary) if folder else options.vocabulary
     clients: dict[str, Client] = {}
     with ExitStack() as stack:
         caches = options.caches or Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -85,7 +86,7 @@ def side_by_side(
                     server = stack.enter_context(started)
                     note(kind, "start, cold", server.first_token(budget.left_s))
                 url, name = server.url, "measured"
-            clients[kind] = Client(url, options.vocabulary, options.prompt, options.output, name)
+            clients[kind] = Client(url, known_ids, options.prompt, options.output, name)
             warm_up(crowd, clients[kind])
         stack.enter_context(measuring())
         for round_ in range(options.rounds):

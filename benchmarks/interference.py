@@ -19,7 +19,7 @@ from common.budget import Budget
 from common.engines import SETTINGS, SMOKE_MODEL, SMOKE_SETTINGS
 from common.isolation import isolated
 from common.kernel_times import show_kernel_times
-from common.models import model_folder
+from common.models import model_folder, vocabulary
 from common.report import integers, make_parser, percentile, print_table, save, say, words
 from common.targets import Target, verdict_cells
 
@@ -192,8 +192,10 @@ def main() -> int:
             if not budget.allows("a model"):
                 continue
             say(model)
+            folder = model_folder(model, Path(root))
+            known = replace(work, vocabulary=vocabulary(folder, work.vocabulary))
             settings: dict[str, Any] = SETTINGS | {
-                "model": model_folder(model, Path(root)),
+                "model": folder,
                 "max_num_seqs": work.decoding + 1,
                 "max_num_batched_tokens": max(8192, work.long_prompt + work.decoding),
                 "enable_prefix_caching": False,
@@ -207,7 +209,7 @@ def main() -> int:
 
             with budget.spending("a model"):
                 failed |= "error" in isolated(
-                    measure, settings, work, chunks, options.profile, timeout_s=budget.left_s, note=note
+                    measure, settings, known, chunks, options.profile, timeout_s=budget.left_s, note=note
                 )
             show(model, found)
     return int(failed)

@@ -19,7 +19,7 @@ from typing import Any
 from common.budget import Budget
 from common.engines import MEMORY_SHARE, SETTINGS, SMOKE_MODEL, SMOKE_SETTINGS
 from common.isolation import isolated
-from common.models import model_folder
+from common.models import model_folder, vocabulary
 from common.quiet import wait_while_measuring
 from common.report import make_parser, print_table, save, say, words
 from common.targets import Target, print_verdicts
@@ -35,7 +35,7 @@ _POINTS = 40
 """Of the soak's series."""
 
 
-def measure(settings: dict[str, Any], soak_s: float, pause_s: float, vocabulary: int) -> Iterator[dict[str, Any]]:
+def measure(settings: dict[str, Any], soak_s: float, pause_s: float, known_ids: int) -> Iterator[dict[str, Any]]:
     """Load, look, soak, look again."""
     import torch
 
@@ -58,7 +58,7 @@ def measure(settings: dict[str, Any], soak_s: float, pause_s: float, vocabulary:
 
     def add(prompt_tokens: int, output: int) -> None:
         nonlocal started
-        ids = [dice.randrange(vocabulary) for _ in range(prompt_tokens)]
+        ids = [dice.randrange(known_ids) for _ in range(prompt_tokens)]
         sampling = SamplingParams(temperature=dice.choice((0.0, 0.8)), top_p=0.9, max_tokens=output, ignore_eos=True)
         started += 1
         live.append(str(started))
@@ -144,14 +144,16 @@ def main() -> int:
             if not budget.allows("a model"):
                 continue
             say(model)
+            folder = model_folder(model, Path(root))
             settings: dict[str, Any] = SETTINGS | {
-                "model": model_folder(model, Path(root)),
+                "model": folder,
                 "max_num_batched_tokens": 8192,
                 "max_num_seqs": options.max_num_seqs,
                 "gpu_memory_utilization": options.gpu_memory_utilization,
             }
             settings |= SMOKE_SETTINGS if options.smoke else {}
-            load = (1.0, 0.0, 4000) if options.smoke else (options.soak_s, options.pause_ms / 1e3, 150_000)
+            soak_s, pause_s = (1.0, 0.0) if options.smoke else (options.soak_s, options.pause_ms / 1e3)
+            load = (soak_s, pause_s, vocabulary(folder))
 
             def note(part: dict[str, Any]) -> None:
                 found.setdefault(model, {}).update(part)

@@ -161,14 +161,19 @@ def model_folder(name: str, root: Path) -> str:
 
 def kv_bytes_per_token(folder: str) -> int:
     """Of a model's folder, in bf16."""
-    config = json.loads((Path(folder) / "config.json").read_text())
+    config = _config_of(folder)
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     return int(2 * config["num_hidden_layers"] * config["num_key_value_heads"] * head_dim * 2)
 
 
-def vocabulary(folder: str) -> int:
-    """Of a model's folder: ids below it are known."""
-    return int(json.loads((Path(folder) / "config.json").read_text())["vocab_size"])
+def vocabulary(folder: str, wanted: int = 150_000) -> int:
+    """Ids below it are drawn for prompts: so many as are wanted, if the model of this folder knows them."""
+    return min(wanted, int(_config_of(folder)["vocab_size"]))
+
+
+def _config_of(folder: str) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads((Path(folder) / "config.json").read_text())
+    return config
 
 
 @dataclass(frozen=True, slots=True)
