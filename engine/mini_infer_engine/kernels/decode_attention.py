@@ -61,40 +61,25 @@ def _page_ids(table, start, last, PAGE_SIZE: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _tops_and_masses(first, start, parts, stride, GROUP: tl.constexpr, DIM_BLOCK: tl.constexpr, ROWS: tl.constexpr,
-                     COUNT: tl.constexpr):  # fmt: skip
-    """Of COUNT parts from `start` on, as _decode_attention leaves them, `stride` apart: [COUNT, ROWS] each."""
-    rows = tl.arange(0, ROWS)[None, :]
-    part = start + tl.arange(0, COUNT)[:, None]
-    inside = (part < parts) & (rows < GROUP)
-    places = first + GROUP * DIM_BLOCK + rows + part * stride
-    tops = tl.load(places, mask=inside, other=float("-inf"), cache_modifier=".cg")
-    return tops, tl.load(places + GROUP, mask=inside, other=0.0, cache_modifier=".cg")
-
-
-@triton.jit
-def _sums(first, start, parts, stride, GROUP: tl.constexpr, DIM_BLOCK: tl.constexpr, ROWS: tl.constexpr,
-          COUNT: tl.constexpr):  # fmt: skip
-    """The same parts' weighted sums: [COUNT, ROWS, DIM_BLOCK]."""
-    # Not rows * DIM_BLOCK: Triton would see that they are aligned, read 16 bytes at a time, and with that lay a head's
-    # parts out over several warps, so that each sum crosses shared memory.
-    rows = tl.arange(0, ROWS)[None, :]
-    part = start + tl.arange(0, COUNT)[:, None]
-    inside = (part < parts) & (rows < GROUP)
-    places = (first + rows + rows * (DIM_BLOCK - 1))[:, :, None] + tl.arange(0, DIM_BLOCK)[None, None, :]
-    return tl.load(places + (part * stride)[:, :, None], mask=inside[:, :, None], other=0.0, cache_modifier=".cg")
-
-
-@triton.jit
 def _merged(first, parts, stride, GROUP: tl.constexpr, DIM_BLOCK: tl.constexpr, ROWS: tl.constexpr,
             PARTS: tl.constexpr):  # fmt: skip
-    """What a row's parts come to: [ROWS, DIM_BLOCK] fp32. PARTS at a time, each turn after the one before."""
+    """What a row's parts come to, as _decode_attention leaves them, `stride` apart: [ROWS, DIM_BLOCK] fp32.
+
+    PARTS at a time, each turn after the one before.
+    """
+    rows = tl.arange(0, ROWS)[None, :]
     top = tl.full((ROWS,), float("-inf"), dtype=tl.float32)
     mass = tl.zeros((ROWS,), dtype=tl.float32)
     total = tl.zeros((ROWS, DIM_BLOCK), dtype=tl.float32)
     for start in range(0, parts, PARTS):
-        tops, masses = _tops_and_masses(first, start, parts, stride, GROUP, DIM_BLOCK, ROWS, PARTS)
-        sums = _sums(first, start, parts, stride, GROUP, DIM_BLOCK, ROWS, PARTS)
+        some = start + tl.arange(0, PARTS)[:, None]
+        inside = (some < parts) & (rows < GROUP)
+        part_at = first + some * stride + rows
+        tops_at = part_at + GROUP * DIM_BLOCK
+        sums_at = (part_at + rows * (DIM_BLOCK - 1))[:, :, None] + tl.arange(0, DIM_BLOCK)[None, None, :]
+        tops = tl.load(tops_at, mask=inside, other=float("-inf"), cache_modifier=".cg")
+        masses = tl.load(tops_at + GROUP, mask=inside, other=0.0, cache_modifier=".cg")
+        sums = tl.load(sums_at, mask=inside[:, :, None], other=0.0, cache_modifier=".cg")
         new_top = tl.maximum(top, tl.max(tops, axis=0))
         factors, decay = tl.exp2(tops - new_top[None, :]), tl.exp2(top - new_top)
         mass = mass * decay + tl.sum(masses * factors, axis=0)
@@ -104,22 +89,37 @@ def _merged(first, parts, stride, GROUP: tl.constexpr, DIM_BLOCK: tl.constexpr, 
 
 
 @triton.jit
+def _some(sums_at, tops_at, start, parts, stride, in_group, COUNT: tl.constexpr):
+    """Weighted sums [COUNT, ROWS, DIM_BLOCK] and maxima [COUNT, ROWS] of parts from `start` on."""
+    some = start + tl.arange(0, COUNT)[:, None]
+    inside = (some < parts) & in_group
+    sums = tl.load(sums_at + (some * stride)[:, :, None], mask=inside[:, :, None], other=0.0, cache_modifier=".cg")
+    return sums, tl.load(tops_at + some * stride, mask=inside, other=float("-inf"), cache_modifier=".cg")
+
+
+@triton.jit
 def _merged_many(first, parts, stride, GROUP: tl.constexpr, DIM_BLOCK: tl.constexpr, ROWS: tl.constexpr,
                  PARTS: tl.constexpr):  # fmt: skip
     """As _merged, knowing all maxima before it adds anything up. PARTS at a time are asked for before those before them
     are used; a thread adds what it reads to what it has, and threads put theirs together when all is read.
     """
-    in_group = tl.arange(0, ROWS)[None, :] < GROUP
-    sums = _sums(first, 0, parts, stride, GROUP, DIM_BLOCK, ROWS, PARTS)
-    tops, _masses = _tops_and_masses(first, 0, parts, stride, GROUP, DIM_BLOCK, ROWS, PARTS)
-    all_tops, masses = _tops_and_masses(first, 0, parts, stride, GROUP, DIM_BLOCK, ROWS, MOST_PARTS)
+    rows = tl.arange(0, ROWS)[None, :]
+    in_group = rows < GROUP
+    tops_at = first + GROUP * DIM_BLOCK + rows
+    # Not rows * DIM_BLOCK: Triton would see that they are aligned, read 16 bytes at a time, and with that lay a head's
+    # parts out over several warps, so that each sum crosses shared memory.
+    sums_at = (first + rows + rows * (DIM_BLOCK - 1))[:, :, None] + tl.arange(0, DIM_BLOCK)[None, None, :]
+    sums, tops = _some(sums_at, tops_at, 0, parts, stride, in_group, PARTS)
+    every = tl.arange(0, MOST_PARTS)[:, None]
+    there = (every < parts) & in_group
+    all_tops = tl.load(tops_at + every * stride, mask=there, other=float("-inf"), cache_modifier=".cg")
+    masses = tl.load(tops_at + every * stride + GROUP, mask=there, other=0.0, cache_modifier=".cg")
     top = tl.where(in_group, tl.max(all_tops, axis=0)[None, :], 0.0)
     mass = tl.where(in_group, tl.sum(masses * tl.exp2(all_tops - top), axis=0)[None, :], 1.0)
     total = tl.zeros((PARTS, ROWS, DIM_BLOCK), dtype=tl.float32)
     for start in range(PARTS, parts + PARTS, PARTS):
         total += sums * tl.exp2(tops - top)[:, :, None]
-        sums = _sums(first, start, parts, stride, GROUP, DIM_BLOCK, ROWS, PARTS)
-        tops, _masses = _tops_and_masses(first, start, parts, stride, GROUP, DIM_BLOCK, ROWS, PARTS)
+        sums, tops = _some(sums_at, tops_at, start, parts, stride, in_group, PARTS)
     return tl.sum(total, axis=0) / tl.trans(mass)
 
 
