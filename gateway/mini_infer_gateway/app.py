@@ -13,17 +13,17 @@ from urllib.parse import unquote
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.launch import HEALTH_PATH, METRICS_PATH, READY_PATH
 from mini_infer_gateway.api import operations
-from mini_infer_gateway.api.asgi import Receive, Scope, Send, send_bytes, send_error, send_json
-from mini_infer_gateway.api.generate import TEXT_PATHS, Generate
 from mini_infer_gateway.endpoints.base import EndpointSource
-from mini_infer_gateway.fleet import Fleet
-from mini_infer_gateway.load import LoadLedger
+from mini_infer_gateway.fleet.load import LoadLedger
+from mini_infer_gateway.fleet.registry import Fleet
+from mini_infer_gateway.http.asgi import Receive, Scope, Send, send_bytes, send_error, send_json
+from mini_infer_gateway.http.upstream import Upstream
+from mini_infer_gateway.index.prefix_index import PrefixIndex
 from mini_infer_gateway.metrics import Metrics, StateCollector
-from mini_infer_gateway.prefix_index import PrefixIndex
-from mini_infer_gateway.prompts import CHAT_PATH, COMPLETIONS_PATH, Prompts
+from mini_infer_gateway.pipeline.generate import TEXT_PATHS, Generate
 from mini_infer_gateway.routing.policies import build_router
 from mini_infer_gateway.settings import GatewaySettings
-from mini_infer_gateway.upstream import Upstream
+from mini_infer_gateway.tokenizers import CHAT_PATH, COMPLETIONS_PATH, Tokenizers
 
 ENGINE_PATHS = TEXT_PATHS | {CHAT_PATH, COMPLETIONS_PATH}
 MODELS_PATH = "/v1/models"
@@ -43,15 +43,15 @@ class Gateway:
         self.ledger = LoadLedger()
         self.metrics = Metrics()
         self.upstream = Upstream(settings.connect_timeout_s)
-        self.prompts = Prompts(self.upstream)
+        self.tokenizers = Tokenizers(self.upstream)
         self.router = build_router(settings.routing, self.index, self.ledger, Random(settings.seed))
-        self.fleet = Fleet(settings, self.index, self.ledger, self.prompts, self.upstream, self.metrics, self._clock)
+        self.fleet = Fleet(settings, self.index, self.ledger, self.tokenizers, self.upstream, self.metrics, self._clock)
         self.metrics.registry.register(StateCollector(self._states, self._plugins))
         self._generate = Generate(
             settings,
             self.fleet,
             self.router,
-            self.prompts,
+            self.tokenizers,
             self.index,
             self.ledger,
             self.upstream,
@@ -87,7 +87,7 @@ class Gateway:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.fleet.close()
-        self.prompts.close()
+        self.tokenizers.close()
         self.upstream.close()
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -139,8 +139,8 @@ class Gateway:
     def _states(self) -> list[tuple[str, str, int]]:
         now_s = self._clock()
         return [
-            (member.endpoint.model, operations.member_state(member, now_s), self.ledger.in_flight(name))
-            for name, member in self.fleet.members.items()
+            (state.endpoint.model, operations.phase(state, now_s), self.ledger.in_flight(name))
+            for name, state in self.fleet.endpoints.items()
         ]
 
     def _plugins(self) -> list[tuple[str, int, float]]:

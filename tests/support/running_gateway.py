@@ -45,8 +45,8 @@ class RunningGateway:
 
     async def settled(self, index: str = "exact") -> None:
         """Waits until every endpoint's cache is known in this way."""
-        members = self.app.fleet.members
-        await until(lambda: bool(members) and all(member.index_kind == index for member in members.values()))
+        states = self.app.fleet.endpoints
+        await until(lambda: bool(states) and all(state.index_kind == index for state in states.values()))
 
 
 @asynccontextmanager

@@ -1,1 +1,1 @@
-"""What the gateway answers: relayed requests in generate, questions about itself in operations."""
+"""What the gateway answers: questions about the gateway itself; requests to engines are the pipeline's."""

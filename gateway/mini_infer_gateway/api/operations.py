@@ -3,9 +3,9 @@
 from typing import Any
 
 from mini_infer_contract.api_errors import ApiError
-from mini_infer_gateway.fleet import Fleet, Member
-from mini_infer_gateway.load import LoadLedger
-from mini_infer_gateway.prefix_index import PrefixIndex
+from mini_infer_gateway.fleet.load import LoadLedger
+from mini_infer_gateway.fleet.registry import EndpointState, Fleet
+from mini_infer_gateway.index.prefix_index import PrefixIndex
 
 
 def models(fleet: Fleet) -> dict[str, Any]:
@@ -21,34 +21,34 @@ def model(fleet: Fleet, name: str) -> dict[str, Any]:
 
 
 def _model(fleet: Fleet, name: str) -> dict[str, Any]:
-    services = {fleet.members[member].endpoint.service for member in fleet.catalog.by_name[name]}
+    services = {fleet.endpoints[state].endpoint.service for state in fleet.catalog.by_name[name]}
     return {"id": name, "object": "model", "created": 0, "owned_by": min(services) or "mini-infer"}
 
 
-def member_state(member: Member, now_s: float) -> str:
+def phase(state: EndpointState, now_s: float) -> str:
     """One word for where an endpoint stands."""
-    if member.endpoint.draining or now_s < member.draining_until_s:
+    if state.endpoint.draining or now_s < state.draining_until_s:
         return "draining"
-    if not member.ready:
+    if not state.ready:
         return "starting"
-    return "ready" if member.breaker.closed else "broken"
+    return "ready" if state.breaker.closed else "broken"
 
 
 def endpoints(fleet: Fleet, index: PrefixIndex, ledger: LoadLedger, now_s: float) -> dict[str, Any]:
     """The body of GET /debug/endpoints."""
     rows = []
-    for name, member in sorted(fleet.members.items()):
+    for name, state in sorted(fleet.endpoints.items()):
         load = ledger.load(name)
         rows.append(
             {
                 "name": name,
-                "url": member.endpoint.url,
-                "model": member.endpoint.model,
-                "service": member.endpoint.service,
-                "role": member.endpoint.role,
-                "revision": member.endpoint.revision,
-                "state": member_state(member, now_s),
-                "index": member.index_kind,
+                "url": state.endpoint.url,
+                "model": state.endpoint.model,
+                "service": state.endpoint.service,
+                "role": state.endpoint.role,
+                "revision": state.endpoint.revision,
+                "state": phase(state, now_s),
+                "index": state.index_kind,
                 "held_blocks": index.held_blocks(name),
                 "in_flight": ledger.in_flight(name),
                 "running": load.running,

@@ -50,7 +50,7 @@ class RoutingRequest:
     """Exact where the prompt was tokenised, an estimate where it was not."""
     prompts: Mapping[str, PromptKeys] = field(default_factory=dict)
     """By revision of the prompt assets: pods of one model may differ while a rollout changes its tokenizer."""
-    tried: frozenset[str] = frozenset()
+    attempted: frozenset[str] = frozenset()
     """Names of the endpoints that have failed this request."""
 
 
@@ -61,7 +61,7 @@ class Candidate:
     endpoint: Endpoint
     ready: bool = True
     """Its source says that it serves, and it does not drain."""
-    broken: bool = False
+    circuit_open: bool = False
     """Its breaker is open."""
     index: IndexKind = "none"
     assets_revision: str = ""

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from random import Random
 from typing import Literal, get_args
 
-from mini_infer_gateway.load import LoadLedger
-from mini_infer_gateway.prefix_index import PrefixIndex
+from mini_infer_gateway.fleet.load import LoadLedger
+from mini_infer_gateway.index.prefix_index import PrefixIndex
 from mini_infer_gateway.routing.base import Picker, Scorer
+from mini_infer_gateway.routing.filters.circuit_closed import CircuitClosed
+from mini_infer_gateway.routing.filters.not_attempted import NotAttempted
 from mini_infer_gateway.routing.filters.ready import Ready
 from mini_infer_gateway.routing.filters.role import Role
-from mini_infer_gateway.routing.filters.unbroken import Unbroken
-from mini_infer_gateway.routing.filters.untried import Untried
 from mini_infer_gateway.routing.pickers.highest_score import HighestScore
 from mini_infer_gateway.routing.pickers.round_robin import RoundRobin
 from mini_infer_gateway.routing.producers.load import EndpointLoad
@@ -35,7 +35,7 @@ def build_router(policy: Policy, index: PrefixIndex, ledger: LoadLedger, random:
     elif policy == "load":
         scorers = ((Saturation(), 1.0), (LeastLoaded(), 1.0))
     return Router(
-        filters=(Ready(), Role(), Untried(), Unbroken()),
+        filters=(Ready(), Role(), NotAttempted(), CircuitClosed()),
         producers=(PrefixHits(index), EndpointLoad(ledger)),
         scorers=scorers,
         picker=picker,

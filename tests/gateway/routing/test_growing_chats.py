@@ -10,8 +10,8 @@ import pytest
 from mini_infer_contract.blocks import block_keys
 from mini_infer_contract.events import block_removed, block_stored
 from mini_infer_contract.launch import Endpoint
-from mini_infer_gateway.load import LoadLedger
-from mini_infer_gateway.prefix_index import PrefixIndex, prompt_root
+from mini_infer_gateway.fleet.load import LoadLedger
+from mini_infer_gateway.index.prefix_index import PrefixIndex, prompt_root
 from mini_infer_gateway.routing.base import Candidate, PromptKeys, RoutingRequest
 from mini_infer_gateway.routing.policies import Policy, build_router
 from tests.support.fake_cache import FakeCache
@@ -39,7 +39,7 @@ def simulate(policy: Policy, system_tokens: int, at_once: int, seed: int) -> flo
     order = [chat for chat in range(CHATS) for _ in range(TURNS)]
     random.shuffle(order)
     hit_blocks = best_blocks = 0
-    tickets = []
+    flights = []
     for number, chat in enumerate(order):
         chats[chat] += turns[chat].pop()
         keys = block_keys(chats[chat], prompt_root())
@@ -56,9 +56,9 @@ def simulate(policy: Policy, system_tokens: int, at_once: int, seed: int) -> flo
             index.apply(name, [block_stored(stored, keys[hit - 1] if hit else None, tokens)])
         if evicted:
             index.apply(name, [block_removed(evicted)])
-        tickets.append(ledger.start(name, str(number), (len(keys) - hit) * BLOCK))
-        if len(tickets) >= at_once:
-            ledger.finish(tickets.pop(random.randrange(len(tickets))))
+        flights.append(ledger.start(name, str(number), (len(keys) - hit) * BLOCK))
+        if len(flights) >= at_once:
+            ledger.finish(flights.pop(random.randrange(len(flights))))
     return hit_blocks / best_blocks
 
 

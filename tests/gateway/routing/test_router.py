@@ -7,8 +7,8 @@ import pytest
 
 from mini_infer_contract.events import LoadReport
 from mini_infer_contract.launch import Endpoint
-from mini_infer_gateway.load import LoadLedger
-from mini_infer_gateway.prefix_index import PrefixIndex
+from mini_infer_gateway.fleet.load import LoadLedger
+from mini_infer_gateway.index.prefix_index import PrefixIndex
 from mini_infer_gateway.routing.base import Candidate, Facts, PromptKeys, RoutingRequest
 from mini_infer_gateway.routing.pickers.highest_score import HighestScore
 from mini_infer_gateway.routing.policies import POLICIES, Policy, build_router
@@ -81,17 +81,17 @@ def test_the_blueprints_table(
     ("candidates", "eligible"),
     [
         ([candidate("a", ready=False), candidate("b")], ["b"]),
-        ([candidate("a", broken=True), candidate("b")], ["b"]),
-        ([candidate("a", broken=True)], ["a"]),
-        ([candidate("a", broken=True), candidate("b", ready=False)], ["a"]),
+        ([candidate("a", circuit_open=True), candidate("b")], ["b"]),
+        ([candidate("a", circuit_open=True)], ["a"]),
+        ([candidate("a", circuit_open=True), candidate("b", ready=False)], ["a"]),
         ([candidate("a", role="prefill"), candidate("b", role="decode")], ["b"]),
-        ([candidate("tried"), candidate("b", broken=True)], ["b"]),
+        ([candidate("tried"), candidate("b", circuit_open=True)], ["b"]),
         ([candidate("tried")], []),
         ([], []),
     ],
 )
 def test_filters(candidates: list[Candidate], eligible: list[str]) -> None:
-    request = RoutingRequest("m", 10, tried=frozenset({"tried"}))
+    request = RoutingRequest("m", 10, attempted=frozenset({"tried"}))
     kept = router({}).eligible(request, candidates)
     assert [candidate.endpoint.name for candidate in kept] == eligible
     decision = router({}).route(request, candidates, 0.0)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from mini_infer_gateway.load import LoadLedger
+from mini_infer_gateway.fleet.load import LoadLedger
 from mini_infer_gateway.routing.base import QUEUED_TOKENS, RUNNING, WAITING, Candidate, Facts, RoutingRequest
 
 

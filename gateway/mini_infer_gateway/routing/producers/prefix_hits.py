@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS
-from mini_infer_gateway.prefix_index import NO_HIT, Hit, PrefixIndex
+from mini_infer_gateway.index.prefix_index import NO_HIT, Hit, PrefixIndex
 from mini_infer_gateway.routing.base import (
     CACHED_TOKENS,
     HELD_TOKENS,

@@ -15,9 +15,9 @@ from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.blocks import block_keys
 from mini_infer_contract.launch import PROMPT_ASSETS_PATH
 from mini_infer_contract.prompt import PromptAssets, PromptEncoder, chat_prompt_ids, completion_prompt_ids
-from mini_infer_gateway.prefix_index import prompt_root
+from mini_infer_gateway.http.upstream import Upstream
+from mini_infer_gateway.index.prefix_index import prompt_root
 from mini_infer_gateway.routing.base import PromptKeys
-from mini_infer_gateway.upstream import Upstream
 
 INLINE_BYTES = 16 << 10
 """A body up to this size is tokenised on the event loop (about a millisecond); a longer one in a thread."""
@@ -52,7 +52,7 @@ class _Tokenizer:
         self._pending -= 1
 
 
-class Prompts:
+class Tokenizers:
     """The tokenizers of all endpoints, by revision of their files."""
 
     def __init__(self, upstream: Upstream) -> None:

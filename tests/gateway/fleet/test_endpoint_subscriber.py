@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 
 from mini_infer_contract.blocks import block_keys
-from mini_infer_gateway.prefix_index import prompt_root
+from mini_infer_gateway.index.prefix_index import prompt_root
 from tests.support.fake_engine import FakeEngine
 from tests.support.running_gateway import RunningGateway, running_gateway, until
 
@@ -88,7 +88,7 @@ async def test_an_engine_that_restarts_is_known_anew_and_meanwhile_nothing_is_cl
         port, events_port = engine.port, engine.events_port
         await engine.stop()
         await until(lambda: held(gateway, engine, 1) == 0)
-        assert gateway.app.fleet.members["a"].index_kind == "approximate"
+        assert gateway.app.fleet.endpoints["a"].index_kind == "approximate"
         engine.cache.parents.clear()
         engine.sent.clear()
         engine.sequence = 0
@@ -107,7 +107,7 @@ async def test_an_endpoint_that_goes_leaves_nothing() -> None:
         gateway.source.publish([])
         assert held(gateway, engine, 1) == 0
         assert gateway.app.index.held_blocks("a") == 0
-        assert gateway.app.prompts._tokenizers == {}
+        assert gateway.app.tokenizers._tokenizers == {}
 
 
 async def test_a_batch_that_makes_no_sense_starts_the_following_anew() -> None:

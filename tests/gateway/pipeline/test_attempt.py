@@ -119,7 +119,7 @@ async def test_a_client_that_goes_stops_its_endpoint_within_a_second(stream: boo
                     await response.read()
             await until(lambda: engine.cancelled == 1, timeout_s=1.0)
             await until(lambda: gateway.app.ledger.in_flight("a") == 0, timeout_s=1.0)
-            assert gateway.app.fleet.members["a"].breaker.closed
+            assert gateway.app.fleet.endpoints["a"].breaker.closed
 
 
 async def test_no_endpoint_is_503_for_a_known_model_and_404_for_an_unknown_one() -> None:
@@ -177,7 +177,7 @@ async def test_a_connection_that_the_endpoint_closed_while_idle_is_no_failure() 
             for connection in list(engine.connections):
                 assert connection.transport is not None
                 connection.transport.close()
-        assert gateway.app.fleet.members["a"].breaker.closed
+        assert gateway.app.fleet.endpoints["a"].breaker.closed
 
 
 async def test_the_gateways_own_pages() -> None:
@@ -220,12 +220,12 @@ async def test_a_broken_endpoint_is_left_alone_and_comes_back() -> None:
                     assert response.status == 200
             assert len(bad.bodies) == 3
             bad.status = 200
-            gateway.app.fleet.members["bad"].breaker.retry_at_s = 0.0
+            gateway.app.fleet.endpoints["bad"].breaker.retry_at_s = 0.0
             for _ in range(4):
                 async with gateway.chat("hi") as response:
                     assert response.status == 200
             assert len(bad.bodies) > 3
-            assert gateway.app.fleet.members["bad"].breaker.closed
+            assert gateway.app.fleet.endpoints["bad"].breaker.closed
 
 
 async def test_many_at_once() -> None:

@@ -7,17 +7,17 @@ from dataclasses import dataclass, field
 
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.launch import Endpoint
-from mini_infer_gateway.breaker import Breaker
-from mini_infer_gateway.catalog import Catalog
 from mini_infer_gateway.endpoints.base import Listed
-from mini_infer_gateway.follower import Follower
-from mini_infer_gateway.load import LoadLedger
+from mini_infer_gateway.fleet.breaker import Breaker
+from mini_infer_gateway.fleet.catalog import Catalog
+from mini_infer_gateway.fleet.endpoint_subscriber import EndpointSubscriber
+from mini_infer_gateway.fleet.load import LoadLedger
+from mini_infer_gateway.http.upstream import Upstream
+from mini_infer_gateway.index.prefix_index import PrefixIndex
 from mini_infer_gateway.metrics import Metrics
-from mini_infer_gateway.prefix_index import PrefixIndex
-from mini_infer_gateway.prompts import Prompts
 from mini_infer_gateway.routing.base import Candidate, IndexKind
 from mini_infer_gateway.settings import GatewaySettings
-from mini_infer_gateway.upstream import Upstream
+from mini_infer_gateway.tokenizers import Tokenizers
 
 DRAIN_PAUSE_S = 2.0
 """An endpoint that said it drains is left alone this long, until its source says so too."""
@@ -26,12 +26,12 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Member:
+class EndpointState:
     """One endpoint."""
 
     endpoint: Endpoint
     ready: bool
-    follower: Follower
+    subscriber: EndpointSubscriber
     task: asyncio.Task[None]
     breaker: Breaker = field(default_factory=Breaker)
     draining_until_s: float = 0.0
@@ -39,18 +39,18 @@ class Member:
     @property
     def index_kind(self) -> IndexKind:
         """How its cache is known."""
-        if not self.follower.assets_revision:
+        if not self.subscriber.assets_revision:
             return "none"
-        return "exact" if self.follower.live else "approximate"
+        return "exact" if self.subscriber.live else "approximate"
 
     def candidate(self, now_s: float) -> Candidate:
         """As routing sees it."""
         return Candidate(
             endpoint=self.endpoint,
             ready=self.ready and now_s >= self.draining_until_s,
-            broken=self.breaker.refuses(now_s),
+            circuit_open=self.breaker.is_open(now_s),
             index=self.index_kind,
-            assets_revision=self.follower.assets_revision,
+            assets_revision=self.subscriber.assets_revision,
         )
 
 
@@ -62,35 +62,35 @@ class Fleet:
         settings: GatewaySettings,
         index: PrefixIndex,
         ledger: LoadLedger,
-        prompts: Prompts,
+        tokenizers: Tokenizers,
         upstream: Upstream,
         metrics: Metrics,
         clock: Callable[[], float],
     ) -> None:
         self._settings, self._clock = settings, clock
-        self._index, self._ledger, self._prompts = index, ledger, prompts
+        self._index, self._ledger, self._tokenizers = index, ledger, tokenizers
         self._upstream, self._metrics = upstream, metrics
         self._seen_s: dict[str, float] = {}
-        self.members: dict[str, Member] = {}
+        self.endpoints: dict[str, EndpointState] = {}
         self.catalog = Catalog()
         self.synced = False
 
     def update(self, listed: Sequence[Listed]) -> None:
         """The source's whole list: starts to follow what is new, stops what is gone."""
         wanted = {entry.endpoint.name: entry for entry in listed}
-        for name, member in list(self.members.items()):
+        for name, state in list(self.endpoints.items()):
             entry = wanted.get(name)
-            if entry is None or _place(entry.endpoint) != _place(member.endpoint):
+            if entry is None or _place(entry.endpoint) != _place(state.endpoint):
                 self._remove(name)
         for name, entry in wanted.items():
-            if known := self.members.get(name):
+            if known := self.endpoints.get(name):
                 known.endpoint, known.ready = entry.endpoint, entry.ready
             else:
                 self._add(entry)
         now_s = self._clock()
         self._seen_s |= dict.fromkeys(self.catalog.by_name, now_s)
-        self.catalog = Catalog.of(member.endpoint for member in self.members.values())
-        self._prompts.keep(member.follower.assets_revision for member in self.members.values())
+        self.catalog = Catalog.of(state.endpoint for state in self.endpoints.values())
+        self._tokenizers.keep(state.subscriber.assets_revision for state in self.endpoints.values())
         self.synced = True
 
     def resolve(self, model: str) -> Sequence[str]:
@@ -106,48 +106,50 @@ class Fleet:
 
     def candidates(self, names: Sequence[str], now_s: float) -> list[Candidate]:
         """These endpoints as they stand."""
-        return [self.members[name].candidate(now_s) for name in names if name in self.members]
+        return [self.endpoints[name].candidate(now_s) for name in names if name in self.endpoints]
 
     def say_draining(self, name: str) -> None:
         """It answered that it drains."""
-        if member := self.members.get(name):
-            member.breaker.ended()
-            member.draining_until_s = self._clock() + DRAIN_PAUSE_S
+        if state := self.endpoints.get(name):
+            state.breaker.ended()
+            state.draining_until_s = self._clock() + DRAIN_PAUSE_S
 
     def say_failed(self, name: str, unreachable: bool = False) -> None:
         """It failed a request; `unreachable`: not even a connection could be had."""
-        if member := self.members.get(name):
-            was_closed = member.breaker.closed
-            member.breaker.failed(self._clock())
+        if state := self.endpoints.get(name):
+            was_closed = state.breaker.closed
+            state.breaker.failed(self._clock())
             if unreachable:
-                member.follower.suspect()
-            if was_closed and not member.breaker.closed:
-                log.warning("endpoint %s failed %d times in a row, leaving it alone", name, member.breaker.failures)
+                state.subscriber.suspect()
+            if was_closed and not state.breaker.closed:
+                log.warning("endpoint %s failed %d times in a row, leaving it alone", name, state.breaker.failures)
 
     def say_succeeded(self, name: str) -> None:
         """It answered."""
-        if member := self.members.get(name):
-            if not member.breaker.closed:
+        if state := self.endpoints.get(name):
+            if not state.breaker.closed:
                 log.info("endpoint %s answers again", name)
-            member.breaker.succeeded()
+            state.breaker.succeeded()
 
     async def close(self) -> None:
-        """Ends all followers."""
-        tasks = [member.task for member in self.members.values()]
-        for name in list(self.members):
+        """Ends all subscribers."""
+        tasks = [state.task for state in self.endpoints.values()]
+        for name in list(self.endpoints):
             self._remove(name)
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _add(self, entry: Listed) -> None:
         endpoint = entry.endpoint
-        follower = Follower(endpoint, self._index, self._ledger, self._prompts, self._upstream, self._metrics.event_gap)
-        task = asyncio.create_task(follower.run(), name=f"follow {endpoint.name}")
+        subscriber = EndpointSubscriber(
+            endpoint, self._index, self._ledger, self._tokenizers, self._upstream, self._metrics.event_gap
+        )
+        task = asyncio.create_task(subscriber.run(), name=f"follow {endpoint.name}")
         task.add_done_callback(_complain)
-        self.members[endpoint.name] = Member(endpoint, entry.ready, follower, task)
+        self.endpoints[endpoint.name] = EndpointState(endpoint, entry.ready, subscriber, task)
         log.info("endpoint %s at %s serves %s", endpoint.name, endpoint.url, endpoint.model)
 
     def _remove(self, name: str) -> None:
-        self.members.pop(name).task.cancel()
+        self.endpoints.pop(name).task.cancel()
         self._index.clear(name)
         self._ledger.forget(name)
         log.info("endpoint %s is gone", name)

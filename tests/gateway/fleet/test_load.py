@@ -1,7 +1,7 @@
 """The ledger: an endpoint's own report plus exactly those of our requests that it cannot contain."""
 
 from mini_infer_contract.events import LoadReport
-from mini_infer_gateway.load import LoadLedger
+from mini_infer_gateway.fleet.load import LoadLedger
 
 
 def report(running: int, queued: int, *accepted: str) -> LoadReport:
@@ -40,9 +40,9 @@ def test_an_id_that_a_client_uses_twice_is_not_lost_with_its_first_end() -> None
 
 def test_a_ticket_outlives_its_endpoint() -> None:
     ledger = LoadLedger()
-    ticket = ledger.start("e", "1", 10)
+    flight = ledger.start("e", "1", 10)
     ledger.forget("e")
-    ledger.finish(ticket)
+    ledger.finish(flight)
     assert ledger.in_flight("e") == 0
 
 

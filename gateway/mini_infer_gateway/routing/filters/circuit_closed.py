@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from mini_infer_gateway.routing.base import Candidate, RoutingRequest
 
 
-class Unbroken:
+class CircuitClosed:
     """Drops open breakers where something else is left."""
 
-    name = "unbroken"
+    name = "circuit_closed"
 
     def keep(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
         """See base.Filter."""
-        whole = [candidate for candidate in candidates if not candidate.broken]
+        whole = [candidate for candidate in candidates if not candidate.circuit_open]
         return whole or candidates

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from mini_infer_gateway.upstream import BrokenConnectionError, ConnectError, Upstream, UpstreamTimeoutError
+from mini_infer_gateway.http.upstream import BrokenConnectionError, ConnectError, Upstream, UpstreamTimeoutError
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 

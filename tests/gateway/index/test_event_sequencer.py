@@ -2,7 +2,7 @@
 
 import pytest
 
-from mini_infer_gateway.sequence import Sequencer, Verdict
+from mini_infer_gateway.index.event_sequencer import Sequencer, Verdict
 
 N, K, G, R = Verdict.NEXT, Verdict.KNOWN, Verdict.GAP, Verdict.RESTARTED
 

@@ -2,7 +2,7 @@
 
 Bytes are relayed as they come and untouched. After the first byte nothing is retried: an endpoint that dies in the
 middle of an event stream ends it with an error event in OpenAI's shape. Which endpoint, and what next, is decided in
-api/generate.
+pipeline/generate.
 """
 
 import json
@@ -11,9 +11,9 @@ from enum import Enum
 
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.launch import DRAINING_HEADER, Endpoint
-from mini_infer_gateway.api.asgi import ClientGoneError, Headers, Send
+from mini_infer_gateway.http.asgi import ClientGoneError, Headers, Send
+from mini_infer_gateway.http.upstream import ConnectError, Response, Upstream, UpstreamError, UpstreamTimeoutError
 from mini_infer_gateway.settings import GatewaySettings
-from mini_infer_gateway.upstream import ConnectError, Response, Upstream, UpstreamError, UpstreamTimeoutError
 
 WHOLE_BYTES = 1 << 20
 """A response of known length up to this is read whole before it is sent on, so that until then it can be retried."""

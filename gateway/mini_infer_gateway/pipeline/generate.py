@@ -1,6 +1,6 @@
 """The requests that go on to an engine: read, resolve the model, tokenise, route, relay, and try again elsewhere.
 
-Stages of one request stand in `Generate.__call__` and `Generate._serve`; what an attempt does is in proxy.
+Stages of one request stand in `Generate.__call__` and `Generate._serve`; what one attempt does is in attempt.
 """
 
 import asyncio
@@ -14,8 +14,9 @@ import msgspec
 
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.launch import REQUEST_ID_HEADER
-from mini_infer_gateway.alias import with_model
-from mini_infer_gateway.api.asgi import (
+from mini_infer_gateway.fleet.load import LoadLedger
+from mini_infer_gateway.fleet.registry import Fleet, no_endpoint
+from mini_infer_gateway.http.asgi import (
     ClientGoneError,
     Headers,
     Receive,
@@ -25,16 +26,15 @@ from mini_infer_gateway.api.asgi import (
     read_body,
     send_error,
 )
-from mini_infer_gateway.fleet import Fleet, no_endpoint
-from mini_infer_gateway.load import LoadLedger
+from mini_infer_gateway.http.upstream import Upstream, UpstreamError
+from mini_infer_gateway.index.prefix_index import PrefixIndex
 from mini_infer_gateway.metrics import Metrics
-from mini_infer_gateway.prefix_index import PrefixIndex
-from mini_infer_gateway.prompts import Prompts
-from mini_infer_gateway.proxy import AttemptError, Exchange, Failure
+from mini_infer_gateway.pipeline.attempt import AttemptError, Exchange, Failure
+from mini_infer_gateway.pipeline.rewrite_model import with_model
 from mini_infer_gateway.routing.base import Decision, RoutingRequest
 from mini_infer_gateway.routing.router import Router
 from mini_infer_gateway.settings import GatewaySettings
-from mini_infer_gateway.upstream import Upstream, UpstreamError
+from mini_infer_gateway.tokenizers import Tokenizers
 
 TEXT_PATHS = frozenset(("/tokenize", "/detokenize"))
 """Here the model may be left out while there is only one."""
@@ -72,14 +72,14 @@ class Generate:
         settings: GatewaySettings,
         fleet: Fleet,
         router: Router,
-        prompts: Prompts,
+        tokenizers: Tokenizers,
         index: PrefixIndex,
         ledger: LoadLedger,
         upstream: Upstream,
         metrics: Metrics,
         clock: Callable[[], float],
     ) -> None:
-        self._settings, self._fleet, self._router, self._prompts = settings, fleet, router, prompts
+        self._settings, self._fleet, self._router, self._tokenizers = settings, fleet, router, tokenizers
         self._index, self._ledger, self._upstream = index, ledger, upstream
         self._metrics, self._clock = metrics, clock
 
@@ -152,9 +152,9 @@ class Generate:
                 raise ClientGoneError
             if decision is None:
                 raise no_endpoint(call.model)
-            tried = request.tried | {decision.decode.name}
-            others = self._router.eligible(replace(request, tried=tried), candidates)
-            last = not others or len(tried) >= self._settings.max_attempts
+            attempted = request.attempted | {decision.decode.name}
+            others = self._router.eligible(replace(request, attempted=attempted), candidates)
+            last = not others or len(attempted) >= self._settings.max_attempts
             try:
                 await self._attempt(call, request, decision, last, now_s)
                 return
@@ -164,11 +164,11 @@ class Generate:
                 if last:
                     raise _given_up(call.model, failed) from failed
                 self._metrics.retried(failed.failure.value)
-                request = replace(request, tried=tried)
+                request = replace(request, attempted=attempted)
 
     async def _routing_request(self, call: _Call, names: Sequence[str]) -> RoutingRequest:
         revisions = {candidate.assets_revision for candidate in self._fleet.candidates(names, call.arrived_s)}
-        prompts = await self._prompts.keys(call.path, call.fields, len(call.client_body), revisions)
+        prompts = await self._tokenizers.keys(call.path, call.fields, len(call.client_body), revisions)
         tokens = max((prompt.tokens for prompt in prompts.values()), default=len(call.client_body) // BYTES_PER_TOKEN)
         return RoutingRequest(call.model, tokens, prompts)
 
@@ -177,17 +177,17 @@ class Generate:
     ) -> None:
         """One endpoint: counted as load and guessed as cached before it can say so itself."""
         endpoint = decision.decode
-        member = self._fleet.members[endpoint.name]
-        prompt = request.prompts.get(member.follower.assets_revision)
+        state = self._fleet.endpoints[endpoint.name]
+        prompt = request.prompts.get(state.subscriber.assets_revision)
         if prompt:
             exact = decision.index == "exact"
             ttl_s = self._settings.guess_ttl_s if exact else self._settings.approximate_ttl_s
             for chain in prompt.chains:
                 self._index.guess(endpoint.name, chain, now_s + ttl_s)
         prompt_tokens = prompt.tokens if prompt else 0
-        ticket = self._ledger.start(endpoint.name, call.request_id, max(0, request.prompt_tokens - decision.hit_tokens))
+        flight = self._ledger.start(endpoint.name, call.request_id, max(0, request.prompt_tokens - decision.hit_tokens))
         self._metrics.decided(decision.reason)
-        if not request.tried:
+        if not request.attempted:
             self._metrics.overhead(self._clock() - call.arrived_s)
         call.exchange.body = (
             call.client_body
@@ -196,10 +196,10 @@ class Generate:
         )
 
         def first_byte() -> None:
-            ticket.answered = True
+            flight.answered = True
             self._metrics.first_byte(call.model, self._clock() - call.arrived_s, prompt_tokens, decision.hit_tokens)
 
-        member.breaker.started()
+        state.breaker.started()
         try:
             await call.exchange.attempt(
                 self._upstream,
@@ -215,7 +215,7 @@ class Generate:
         except AttemptError:
             raise
         except BaseException:
-            member.breaker.ended()
+            state.breaker.ended()
             raise
         else:
             if call.exchange.status >= 500:
@@ -223,7 +223,7 @@ class Generate:
             else:
                 self._fleet.say_succeeded(endpoint.name)
         finally:
-            self._ledger.finish(ticket)
+            self._ledger.finish(flight)
 
     def _judge(self, name: str, failure: Failure) -> None:
         if failure is Failure.DRAINING:

@@ -1,6 +1,6 @@
 """The breaker as a story in time."""
 
-from mini_infer_gateway.breaker import FAILURES_TO_OPEN, FIRST_PAUSE_S, LONGEST_PAUSE_S, Breaker
+from mini_infer_gateway.fleet.breaker import FAILURES_TO_OPEN, FIRST_PAUSE_S, LONGEST_PAUSE_S, Breaker
 
 
 def opened() -> Breaker:
@@ -16,16 +16,16 @@ def test_opens_only_on_failures_in_a_row() -> None:
         for _ in range(FAILURES_TO_OPEN - 1):
             breaker.failed(0.0)
         breaker.succeeded()
-    assert not breaker.refuses(0.0)
-    assert opened().refuses(0.0)
+    assert not breaker.is_open(0.0)
+    assert opened().is_open(0.0)
 
 
 def test_lets_one_request_try_after_the_pause() -> None:
     breaker = opened()
-    assert breaker.refuses(FIRST_PAUSE_S - 0.01)
-    assert not breaker.refuses(FIRST_PAUSE_S)
+    assert breaker.is_open(FIRST_PAUSE_S - 0.01)
+    assert not breaker.is_open(FIRST_PAUSE_S)
     breaker.started()
-    assert breaker.refuses(FIRST_PAUSE_S)
+    assert breaker.is_open(FIRST_PAUSE_S)
     breaker.succeeded()
     assert breaker.closed
 
@@ -34,7 +34,7 @@ def test_a_try_without_a_verdict_lets_another_try() -> None:
     breaker = opened()
     breaker.started()
     breaker.ended()
-    assert not breaker.refuses(FIRST_PAUSE_S)
+    assert not breaker.is_open(FIRST_PAUSE_S)
 
 
 def test_each_failed_try_doubles_the_pause_up_to_a_limit() -> None:

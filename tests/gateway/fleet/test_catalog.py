@@ -5,7 +5,7 @@ from itertools import permutations
 import pytest
 
 from mini_infer_contract.launch import Endpoint
-from mini_infer_gateway.catalog import Catalog
+from mini_infer_gateway.fleet.catalog import Catalog
 
 
 def endpoint(name: str, model: str, service: str = "", created: str = "") -> Endpoint:

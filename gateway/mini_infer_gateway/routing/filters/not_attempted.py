@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from mini_infer_gateway.routing.base import Candidate, RoutingRequest
 
 
-class Untried:
-    """Drops the names in `request.tried`."""
+class NotAttempted:
+    """Drops the names in `request.attempted`."""
 
-    name = "untried"
+    name = "not_attempted"
 
     def keep(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
         """See base.Filter."""
-        if not request.tried:
+        if not request.attempted:
             return candidates
-        return [candidate for candidate in candidates if candidate.endpoint.name not in request.tried]
+        return [candidate for candidate in candidates if candidate.endpoint.name not in request.attempted]

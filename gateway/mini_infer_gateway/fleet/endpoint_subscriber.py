@@ -27,11 +27,11 @@ from mini_infer_contract.events import (
     sequence_frame,
 )
 from mini_infer_contract.launch import KV_SNAPSHOT_PATH, Endpoint
-from mini_infer_gateway.load import LoadLedger
-from mini_infer_gateway.prefix_index import PrefixIndex
-from mini_infer_gateway.prompts import NoPromptAssetsError, Prompts
-from mini_infer_gateway.sequence import Sequencer, Verdict
-from mini_infer_gateway.upstream import Upstream, UpstreamError
+from mini_infer_gateway.fleet.load import LoadLedger
+from mini_infer_gateway.http.upstream import Upstream, UpstreamError
+from mini_infer_gateway.index.event_sequencer import Sequencer, Verdict
+from mini_infer_gateway.index.prefix_index import PrefixIndex
+from mini_infer_gateway.tokenizers import NoPromptAssetsError, Tokenizers
 
 FIRST_BACKOFF_S = 0.2
 LONGEST_BACKOFF_S = 10.0
@@ -48,7 +48,7 @@ SNAPSHOT_SLICE = 64
 log = logging.getLogger(__name__)
 
 
-class Follower:
+class EndpointSubscriber:
     """One endpoint's."""
 
     def __init__(
@@ -56,12 +56,12 @@ class Follower:
         endpoint: Endpoint,
         index: PrefixIndex,
         ledger: LoadLedger,
-        prompts: Prompts,
+        tokenizers: Tokenizers,
         upstream: Upstream,
         count_gap: Callable[[str], None],
     ) -> None:
         self._endpoint = endpoint
-        self._index, self._ledger, self._prompts, self._upstream = index, ledger, prompts, upstream
+        self._index, self._ledger, self._tokenizers, self._upstream = index, ledger, tokenizers, upstream
         self._count_gap = count_gap
         self._sequencer = Sequencer()
         self._assets_due = asyncio.Event()
@@ -88,7 +88,7 @@ class Follower:
             self._assets_due.clear()
             pause_s: float | None = None
             try:
-                self.assets_revision = await self._prompts.fetch(self._endpoint.url, self.assets_revision)
+                self.assets_revision = await self._tokenizers.fetch(self._endpoint.url, self.assets_revision)
                 backoff_s = FIRST_BACKOFF_S
             except NoPromptAssetsError as error:
                 log.info("%s is routed by load only: %s", self._endpoint.name, error)

@@ -20,7 +20,7 @@ class Load:
 
 
 @dataclass(slots=True, eq=False)
-class Ticket:
+class InFlight:
     """One request that we sent: give it back with `finish`."""
 
     endpoint: str
@@ -31,27 +31,27 @@ class Ticket:
 
 
 class LoadLedger:
-    """Reports and tickets of all endpoints."""
+    """Reports and requests in flight of all endpoints."""
 
     def __init__(self) -> None:
         self._reports: dict[str, LoadReport] = {}
-        self._in_flight: dict[str, set[Ticket]] = {}
-        self._unreported: dict[str, dict[str, Ticket]] = {}
+        self._in_flight: dict[str, set[InFlight]] = {}
+        self._unreported: dict[str, dict[str, InFlight]] = {}
 
-    def start(self, endpoint: str, request_id: str, uncached_tokens: int) -> Ticket:
+    def start(self, endpoint: str, request_id: str, uncached_tokens: int) -> InFlight:
         """Counts a request from the decision on, before the endpoint can know of it."""
-        ticket = Ticket(endpoint, request_id, uncached_tokens)
-        self._in_flight.setdefault(endpoint, set()).add(ticket)
-        self._unreported.setdefault(endpoint, {})[request_id] = ticket
-        return ticket
+        flight = InFlight(endpoint, request_id, uncached_tokens)
+        self._in_flight.setdefault(endpoint, set()).add(flight)
+        self._unreported.setdefault(endpoint, {})[request_id] = flight
+        return flight
 
-    def finish(self, ticket: Ticket) -> None:
+    def finish(self, flight: InFlight) -> None:
         """Forgets a request that ended, however it ended."""
-        self._in_flight.get(ticket.endpoint, set()).discard(ticket)
-        unreported = self._unreported.get(ticket.endpoint, {})
-        # Clients may send one id twice: the second request's ticket must survive the first one's end.
-        if unreported.get(ticket.request_id) is ticket:
-            del unreported[ticket.request_id]
+        self._in_flight.get(flight.endpoint, set()).discard(flight)
+        unreported = self._unreported.get(flight.endpoint, {})
+        # Clients may send one id twice: the second request must survive the first one's end.
+        if unreported.get(flight.request_id) is flight:
+            del unreported[flight.request_id]
 
     def report(self, endpoint: str, report: LoadReport) -> None:
         """Takes an endpoint's own word."""
@@ -79,13 +79,13 @@ class LoadLedger:
         """What is known now."""
         report = self._reports.get(endpoint)
         if report is None:
-            tickets = self._in_flight.get(endpoint, set())
-            queued = sum(ticket.uncached_tokens for ticket in tickets if not ticket.answered)
-            return Load(running=len(tickets), waiting=0, queued_tokens=queued, kv_usage=0.0)
+            flights = self._in_flight.get(endpoint, set())
+            queued = sum(flight.uncached_tokens for flight in flights if not flight.answered)
+            return Load(running=len(flights), waiting=0, queued_tokens=queued, kv_usage=0.0)
         unreported = self._unreported.get(endpoint, {})
         return Load(
             running=report.running + len(unreported),
             waiting=report.waiting,
-            queued_tokens=report.queued_tokens + sum(ticket.uncached_tokens for ticket in unreported.values()),
+            queued_tokens=report.queued_tokens + sum(flight.uncached_tokens for flight in unreported.values()),
             kv_usage=report.kv_usage,
         )

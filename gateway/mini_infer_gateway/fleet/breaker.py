@@ -27,7 +27,7 @@ class Breaker:
         """Nothing speaks against it."""
         return self.opened_times == 0
 
-    def refuses(self, now_s: float) -> bool:
+    def is_open(self, now_s: float) -> bool:
         """Open, and neither due for a try nor untried."""
         return not self.closed and (self.probing or now_s < self.retry_at_s)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mini_infer_contract.blocks import block_keys
 from mini_infer_contract.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
-from mini_infer_gateway.prefix_index import PrefixIndex, prompt_root
+from mini_infer_gateway.index.prefix_index import PrefixIndex, prompt_root
 
 BLOCK = 16
 NEVER = 1e9
