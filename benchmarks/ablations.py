@@ -34,7 +34,7 @@ from common.report import Runs, integers, make_parser, medians_of, print_table, 
 from common.targets import is_rate
 
 _ENGINE = "mini_infer_engine"
-_RUNNER = f"{_ENGINE}.graph_runner"
+_RUNNER = f"{_ENGINE}.runtime.graph_runner"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +68,9 @@ _KV_TOKENS = 220_000
 
 def _unsplit(plan: Callable[..., Any]) -> Callable[..., Any]:
     """One program for each row and KV head."""
-    from mini_infer_engine.kernels.decode_plan import DecodeCut
+    from mini_infer_engine.kernels.attention.decode_plan import DecodeConfig
 
-    return partial(plan, cut=DecodeCut(target_programs=0, programs_a_row=1.0))
+    return partial(plan, cut=DecodeConfig(target_programs=0, programs_a_row=1.0))
 
 
 ALL_ON = "all on"
@@ -81,14 +81,14 @@ VARIANTS = {
     "no CUDA graphs": Variant({"enforce_eager": True}),
     "no graphs of prompts": Variant(replaced={(_RUNNER, "prefill_buckets"): lambda buckets: lambda *_: []}),
     "prompts and decodes in one graph": Variant(
-        replaced={(f"{_ENGINE}.graphs", "is_launch_bound"): lambda rule: lambda *_: False}
+        replaced={(f"{_ENGINE}.runtime.cuda_graphs", "is_launch_bound"): lambda rule: lambda *_: False}
     ),
-    "no skinny products and norms in them": Variant(replaced={(f"{_ENGINE}.fused", "MAX_ROWS"): lambda rows: 0}),
-    "no products in shares": Variant(replaced={(f"{_ENGINE}.fused", "k_splits"): lambda rule: lambda *_: 1}),
+    "no skinny products and norms in them": Variant(replaced={(f"{_ENGINE}.ops.triton_ops", "MAX_M"): lambda rows: 0}),
+    "no products in shares": Variant(replaced={(f"{_ENGINE}.ops.triton_ops", "k_splits"): lambda rule: lambda *_: 1}),
     "no kernels launched ahead": Variant(
         replaced={
-            (f"{_ENGINE}.fused", "has_our_gluon"): lambda rule: lambda device: False,
-            (f"{_ENGINE}.kernels.decode_attention", "has_our_gluon"): lambda rule: lambda device: False,
+            (f"{_ENGINE}.ops.triton_ops", "supports_gluon"): lambda rule: lambda device: False,
+            (f"{_ENGINE}.kernels.attention.decode_attention", "supports_gluon"): lambda rule: lambda device: False,
         }
     ),
     "no split of decode attention": Variant(replaced={(_RUNNER, "plan_decode"): _unsplit}),

@@ -22,7 +22,7 @@ from common.timing import microseconds
 from torch import Tensor
 from torch.nn import functional
 
-from mini_infer_engine.attention.prefill_rows import PrefillRows
+from mini_infer_engine.kernels.attention.prefill_rows import PrefillRows
 
 PAGE_SIZE = 256
 HEAD_DIM = 128
@@ -69,9 +69,9 @@ def decode_calls(
     calls: dict[str, Call] = {"torch": lambda pages: by_torch(q[:, :, None], pages, tables, tokens).flatten(1)}
     if not ON_GPU:
         return calls
-    from mini_infer_engine.kernels.decode_attention import decode_attention
-    from mini_infer_engine.kernels.decode_plan import plan_decode
-    from mini_infer_engine.kernels.rope_kv import Rotation
+    from mini_infer_engine.kernels.attention.decode_attention import decode_attention
+    from mini_infer_engine.kernels.attention.decode_plan import plan_decode
+    from mini_infer_engine.kernels.attention.rope_kv import Rotation
 
     slots = torch.arange(rows, device=DEVICE, dtype=torch.int32)
     positions = torch.full((rows,), tokens - 1, device=DEVICE)
@@ -98,7 +98,7 @@ def prefill_calls(new: int, cached: int, q_heads: int, tables: Tensor) -> dict[s
     calls: dict[str, Call] = {"torch": lambda pages: by_torch(q.transpose(0, 1)[None], pages, tables, tokens)[0]}
     if not ON_GPU:
         return calls
-    from mini_infer_engine.kernels.prefill_attention import prefill_attention
+    from mini_infer_engine.kernels.attention.prefill_attention import prefill_attention
 
     query_starts, ends = (torch.tensor(counts, device=DEVICE, dtype=torch.int32) for counts in ([0, new], [tokens]))
     rows = PrefillRows(tables, query_starts, ends, new, tokens)

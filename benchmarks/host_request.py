@@ -21,14 +21,17 @@ from unittest import mock
 
 import torch
 
-from mini_infer_engine import LLM, SamplingParams, build, graph_runner, llm, slots
-from mini_infer_engine.batch import Batch
-from mini_infer_engine.engine import Engine
-from mini_infer_engine.graphs import PrefillGraph, decode_buckets, prefill_buckets
-from mini_infer_engine.penalties import Penalties
-from mini_infer_engine.runner import PassHandle
-from mini_infer_engine.server.messages import ModelInfo
-from mini_infer_engine.settings import EngineSettings
+from mini_infer_engine import LLM, SamplingParams, llm
+from mini_infer_engine.config.settings import EngineSettings
+from mini_infer_engine.core.batch import Batch
+from mini_infer_engine.core.engine import Engine
+from mini_infer_engine.core_process import build
+from mini_infer_engine.core_process.messages import ModelInfo
+from mini_infer_engine.runtime import device_state as slots
+from mini_infer_engine.runtime import graph_runner
+from mini_infer_engine.runtime.cuda_graphs import PrefillGraph, decode_buckets, prefill_buckets
+from mini_infer_engine.runtime.runner import PassHandle
+from mini_infer_engine.sampling.penalties import Penalties
 
 VOCABULARY = 150_000
 SETTINGS: dict[str, Any] = {"max_model_len": 16_384, "max_num_seqs": 512, "skip_tokenizer_init": True}
@@ -45,9 +48,9 @@ class IdleRunner(graph_runner.GraphRunner):
     def __init__(self, settings: EngineSettings) -> None:
         self._settings, self.device = settings, torch.device("cpu")
         self.page_size, self.num_pages = 128, 30_000
-        self.pool = SimpleNamespace(spare_page=self.num_pages, copy=_nothing)
+        self.pool = SimpleNamespace(null_page=self.num_pages, copy=_nothing)
         width = slots.page_table_width(SETTINGS["max_model_len"], self.page_size)
-        self.table = slots.SlotTable(settings.max_num_seqs, width, self.num_pages, self.device)
+        self.table = slots.DeviceBatchState(settings.max_num_seqs, width, self.num_pages, self.device)
         self._buckets = decode_buckets(settings.max_num_seqs)
         self._loaded_slots = (0, [])
         self.decode_slots = torch.zeros(self._buckets[-1], dtype=torch.int32)
@@ -60,7 +63,7 @@ class IdleRunner(graph_runner.GraphRunner):
             graph.graph = SimpleNamespace(replay=_nothing)
 
     def _eager(self, batch: Batch) -> None:
-        graph_runner.build_inputs(batch, self.page_size, self.pool.spare_page, self.device)
+        graph_runner.build_inputs(batch, self.page_size, self.pool.null_page, self.device)
 
     def _handle(self, rows: list[Any]) -> PassHandle:
         return PassHandle(self.table.places_on_host(rows), len(rows), self.table.state.on_host, None)

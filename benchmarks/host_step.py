@@ -6,10 +6,10 @@ python benchmarks/host_step.py [--sequences 256] [--steps 2000]
 import argparse
 import time
 
-from mini_infer_engine.batch import Batch
-from mini_infer_engine.engine import Engine
-from mini_infer_engine.request import Request, SamplingParams
-from mini_infer_engine.settings import EngineSettings
+from mini_infer_engine.config.settings import EngineSettings
+from mini_infer_engine.core.batch import Batch
+from mini_infer_engine.core.engine import Engine
+from mini_infer_engine.core.request import Request, SamplingParams
 
 
 class NullRunner:

@@ -24,8 +24,8 @@ from common.report import integers, make_parser, percentile, print_table, save, 
 from common.targets import Target, verdict_cells
 
 if TYPE_CHECKING:
-    from mini_infer_engine.engine import Engine
-    from mini_infer_engine.request import Request
+    from mini_infer_engine.core.engine import Engine
+    from mini_infer_engine.core.request import Request
 
 _TARGETS = {
     "overlap p99 / quiet p99": Target(2.5),
@@ -56,9 +56,9 @@ Span = tuple[float, float]
 
 def measure(settings: dict[str, Any], work: Work, chunks: list[int], profiled: list[int]) -> Iterator[dict[str, Any]]:
     """Figures by chunk; one model for all, a new engine around it for each."""
-    from mini_infer_engine.engine import Engine
-    from mini_infer_engine.runners import load_runner
-    from mini_infer_engine.settings import EngineSettings
+    from mini_infer_engine.config.settings import EngineSettings
+    from mini_infer_engine.core.engine import Engine
+    from mini_infer_engine.runtime.runners import load_runner
 
     runner = load_runner(EngineSettings(**settings))
     dice = random.Random(0)
@@ -98,7 +98,7 @@ def profile(engine: "Engine", work: Work, chunk: int, dice: random.Random) -> No
 
 def request(work: Work, dice: random.Random, name: str, length: int, output: int) -> "Request":
     """Of random tokens. To draw a long prompt takes as long as a step: not while gaps are measured."""
-    from mini_infer_engine.request import Request, SamplingParams
+    from mini_infer_engine.core.request import Request, SamplingParams
 
     token_ids = [dice.randrange(work.vocabulary) for _ in range(length)]
     sampling = SamplingParams(temperature=0, max_tokens=output, ignore_eos=True)

@@ -39,10 +39,10 @@ def measure(settings: dict[str, Any], soak_s: float, pause_s: float, known_ids: 
     """Load, look, soak, look again."""
     import torch
 
-    from mini_infer_engine.engine import Engine
-    from mini_infer_engine.request import Request, SamplingParams
-    from mini_infer_engine.runners import load_runner
-    from mini_infer_engine.settings import EngineSettings
+    from mini_infer_engine.config.settings import EngineSettings
+    from mini_infer_engine.core.engine import Engine
+    from mini_infer_engine.core.request import Request, SamplingParams
+    from mini_infer_engine.runtime.runners import load_runner
 
     asked = EngineSettings(**settings)
     runner = load_runner(asked)

@@ -19,9 +19,9 @@ import torch
 from common.timing import graph_microseconds
 from torch import Tensor
 
-from mini_infer_engine.kernels.decode_attention import decode_attention
-from mini_infer_engine.kernels.decode_plan import DecodeCut, DecodePlan, plan_decode
-from mini_infer_engine.kernels.rope_kv import Rotation, rope_kv
+from mini_infer_engine.kernels.attention.decode_attention import decode_attention
+from mini_infer_engine.kernels.attention.decode_plan import DecodeConfig, DecodePlan, plan_decode
+from mini_infer_engine.kernels.attention.rope_kv import Rotation, rope_kv
 
 HEADS = {"7b": (28, 4, False), "1.5b": (12, 2, False), "0.6b": (16, 8, True)}  # q heads, kv heads, norm
 HEAD_DIM, PAGE_SIZE = 128, 128
@@ -103,7 +103,7 @@ class Setting:
         """Keys and values of all tokens of one layer."""
         return sum(self.lengths) * self.kv_heads * HEAD_DIM * 4
 
-    def plan(self, cut: DecodeCut | None) -> DecodePlan:
+    def plan(self, cut: DecodeConfig | None) -> DecodePlan:
         """As a pass makes it; without a cut, by the one that serving takes."""
         group = self.q_heads // self.kv_heads
         return plan_decode(self.slots, self.positions, self.kv_heads, MOST_TOKENS, None, cut, group=group)
@@ -134,9 +134,9 @@ def compile_part(part: int, models: list[str]) -> None:
     torch.cuda.synchronize()
 
 
-def cut_of(read: tuple[int, int, int], target: int = 264, programs_a_row: float = 1.5) -> DecodeCut:
+def cut_of(read: tuple[int, int, int], target: int = 264, programs_a_row: float = 1.5) -> DecodeConfig:
     """A cut by its numbers."""
-    return DecodeCut(*read, target_programs=target, programs_a_row=programs_a_row)
+    return DecodeConfig(*read, target_programs=target, programs_a_row=programs_a_row)
 
 
 def check(model: str) -> None:
@@ -168,9 +168,9 @@ def timed(setting: Setting, call: Callable[[Tensor], object]) -> float:
 def tune(model: str, name: str, lengths: list[int]) -> dict[str, float]:
     """All reads at the default division, then the best three at every division: microseconds by cut."""
     setting = Setting(model, lengths)
-    results: dict[DecodeCut, float] = {}
+    results: dict[DecodeConfig, float] = {}
 
-    def measure(cut: DecodeCut) -> None:
+    def measure(cut: DecodeConfig) -> None:
         if cut not in results:
             plan = setting.plan(cut)
             results[cut] = timed(setting, lambda pages: setting.fused(pages, plan))
@@ -199,7 +199,7 @@ def tune(model: str, name: str, lengths: list[int]) -> dict[str, float]:
     return row | {brief(cut): results[cut] for cut in ranked}
 
 
-def brief(cut: DecodeCut) -> str:
+def brief(cut: DecodeConfig) -> str:
     """block/warps/stages, target programs, programs a row."""
     return f"{cut.block_tokens}/{cut.warps}/{cut.stages} t{cut.target_programs} r{cut.programs_a_row:g}"
 

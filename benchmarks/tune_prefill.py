@@ -21,8 +21,8 @@ from common.timing import graph_microseconds
 from torch import Tensor
 from torch.nn import functional
 
-from mini_infer_engine.attention.prefill_rows import PrefillRows
-from mini_infer_engine.kernels.prefill_attention import PrefillCut, prefill_attention
+from mini_infer_engine.kernels.attention.prefill_attention import PrefillConfig, prefill_attention
+from mini_infer_engine.kernels.attention.prefill_rows import PrefillRows
 
 HEADS = {"7b": (28, 4), "1.5b": (12, 2), "0.6b": (16, 8)}  # q heads, kv heads
 HEAD_DIM, PAGE_SIZE = 128, 128
@@ -63,7 +63,7 @@ class Setting:
         pairs = self.new * (self.tokens - self.new / 2)
         return max(read, 4 * self.q_heads * HEAD_DIM * pairs / FLOPS_PER_S) * 1e6
 
-    def call(self, cut: PrefillCut | None = None, *, on_hopper: bool | None = None) -> Call:
+    def call(self, cut: PrefillConfig | None = None, *, on_hopper: bool | None = None) -> Call:
         """One layer's attention."""
         return lambda pages: prefill_attention(self.q, pages, self.rows, scale=SCALE, on_hopper=on_hopper, cut=cut)
 
@@ -77,16 +77,16 @@ class Setting:
         return out.transpose(0, 1).flatten(1)
 
 
-def all_cuts() -> list[PrefillCut]:
+def all_cuts() -> list[PrefillConfig]:
     """Every tile with every number of programs."""
-    return [PrefillCut(*tile, programs) for tile, programs in itertools.product(TILES, PROGRAMS)]
+    return [PrefillConfig(*tile, programs) for tile, programs in itertools.product(TILES, PROGRAMS)]
 
 
 def compile_and_check(models: list[str]) -> None:
     """Every cut against fp32; kernels are compiled several at a time."""
     jobs = list(itertools.product(models, all_cuts()))
 
-    def error(job: tuple[str, PrefillCut]) -> float:
+    def error(job: tuple[str, PrefillConfig]) -> float:
         setting = Setting(job[0], 100, 1000, layers=1)
         exact = setting.exact(setting.layers[0])
         out = setting.call(job[1], on_hopper=False)(setting.layers[0]).float()
@@ -117,7 +117,7 @@ def tune(model: str, new: int, cached: int) -> dict[str, float]:
     return known | ranked
 
 
-def brief(cut: PrefillCut) -> str:
+def brief(cut: PrefillConfig) -> str:
     """rows/keys/warps/stages, programs."""
     return f"{cut.rows}/{cut.keys}/{cut.warps}/{cut.stages} p{cut.programs}"
 

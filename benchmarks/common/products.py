@@ -16,14 +16,14 @@ import torch
 from torch.nn import functional
 
 from common.timing import graph_microseconds
-from mini_infer_engine.kernels import tuned
-from mini_infer_engine.kernels.rms_norm import rms_norm
-from mini_infer_engine.kernels.silu_mul import silu_mul
+from mini_infer_engine.kernels.gemm import tuned_configs as tuned
+from mini_infer_engine.kernels.gemm.gemm_config import DeferredRMSNorm, PdlGemmConfig, SmallMConfig, row_block_of
+from mini_infer_engine.kernels.gemm.gemm_dispatch import small_m_linear, small_m_linear_add_norm
+from mini_infer_engine.kernels.norm.rms_norm import rms_norm
+from mini_infer_engine.kernels.norm.silu_mul import silu_mul
 from mini_infer_engine.kernels.sizes import MULTIPROCESSORS
-from mini_infer_engine.kernels.skinny_cut import AheadConfig, HalfNormed, SkinnyConfig, row_block_of
-from mini_infer_engine.kernels.skinny_linear import skinny_linear, skinny_linear_then_norm
 
-Cut = AheadConfig | SkinnyConfig
+Cut = PdlGemmConfig | SmallMConfig
 Product = Callable[[torch.Tensor, Cut], object]
 Key = tuple[int, int, bool, int]
 
@@ -74,7 +74,7 @@ SHAPES = {
 }
 
 
-def candidates(shape: Shape, token_block: int) -> list[AheadConfig]:
+def candidates(shape: Shape, token_block: int) -> list[PdlGemmConfig]:
     """Cuts worth trying: from a program for every third processor to two for each; rings of which one to three fit."""
     found = []
     for tall, block_k, residents, splits in itertools.product((64, 128), (128, 256), (1, 2, 3), (1, 2, 3, 4, 6)):
@@ -86,7 +86,7 @@ def candidates(shape: Shape, token_block: int) -> list[AheadConfig]:
         if (tall == 128 and block_k == 256) or stages < 2 or math.ceil(steps / share) != splits:
             continue
         if programs >= MULTIPROCESSORS // 3 and (splits == 1 or programs <= 2 * MULTIPROCESSORS):
-            found.append(AheadConfig(block_n, block_k, splits, stages))
+            found.append(PdlGemmConfig(block_n, block_k, splits, stages))
     return list(dict.fromkeys(found))
 
 
@@ -95,9 +95,9 @@ def key_of(shape: Shape, token_block: int) -> Key:
     return shape.columns, shape.width, shape.gated, token_block
 
 
-def plain_cut(shape: Shape, token_block: int) -> SkinnyConfig | None:
+def plain_cut(shape: Shape, token_block: int) -> SmallMConfig | None:
     """What the engine takes where it cannot launch ahead, if not cuBLAS."""
-    return tuned.skinny_config(token_block, shape.columns, shape.width, torch.bfloat16, gated=shape.gated)
+    return tuned.small_m_config(token_block, shape.columns, shape.width, torch.bfloat16, gated=shape.gated)
 
 
 def random(*shape: int) -> torch.Tensor:
@@ -110,11 +110,11 @@ def ours(shape: Shape, rows: int) -> Product:
     x = random(rows, shape.width)
     if shape.writes_residual:
         residual, norm = random(rows, shape.columns), random(shape.columns)
-        return lambda weight, config: skinny_linear_then_norm(
+        return lambda weight, config: small_m_linear_add_norm(
             x, weight, config, bias=None, residual=residual, norm_weight=norm, eps=1e-6
         )
-    half_normed = HalfNormed(x, torch.ones(PARTS, row_block_of(rows), device="cuda"), 1e-6)
-    return lambda weight, config: skinny_linear(half_normed, weight, config, gated=shape.gated)
+    deferred_norm = DeferredRMSNorm(x, torch.ones(PARTS, row_block_of(rows), device="cuda"), 1e-6)
+    return lambda weight, config: small_m_linear(deferred_norm, weight, config, gated=shape.gated)
 
 
 def library(shape: Shape, rows: int) -> Callable[[torch.Tensor], object]:
@@ -135,7 +135,7 @@ def library(shape: Shape, rows: int) -> Callable[[torch.Tensor], object]:
 def relative_error(shape: Shape, rows: int, config: Cut, weight: torch.Tensor) -> float:
     """Norm of the difference to fp32 over the norm of the fp32 result."""
     x, residual = random(rows, shape.width), random(rows, shape.columns)
-    actual = skinny_linear(
+    actual = small_m_linear(
         x, weight, config, residual=residual if shape.writes_residual else None, gated=shape.gated
     ).float()
     exact = x.float() @ weight.float().t()
@@ -224,11 +224,11 @@ def tune(name: str, rows: int) -> Result:
 def tuned_source(measured: dict[Key, Cut | None]) -> str:
     """kernels/tuned.py with these cuts; shapes that were not measured keep what they have."""
     lines = []
-    for key, config in sorted({**tuned.AHEAD, **measured}.items()):
+    for key, config in sorted({**tuned.PDL_GEMM, **measured}.items()):
         cut = None if config is None else f"{type(config).__name__}{dataclasses.astuple(config)}"
         lines.append(f"    {key}: {cut},\n")
     source = Path(tuned.__file__).read_text()
-    begin = source.index("= {", source.index("AHEAD:")) + len("= {")
+    begin = source.index("= {", source.index("PDL_GEMM:")) + len("= {")
     return f"{source[:begin]}\n{''.join(lines)}{source[source.index('}', begin) :]}"
 
 

@@ -3,8 +3,8 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mini_infer_engine.core.request import SamplingParams
     from mini_infer_engine.llm import LLM, RequestOutput
-    from mini_infer_engine.request import SamplingParams
 
 __version__ = "0.1.0"
 
@@ -18,7 +18,7 @@ def __getattr__(name: str) -> Any:
 
         return getattr(llm, name)
     if name == "SamplingParams":
-        from mini_infer_engine.request import SamplingParams
+        from mini_infer_engine.core.request import SamplingParams
 
         return SamplingParams
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -13,14 +13,14 @@ from tqdm import tqdm
 
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.prompt import chat_prompt_ids
-from mini_infer_engine.build import DryRun, build_engine
-from mini_infer_engine.dry_model import DRY_MODEL
-from mini_infer_engine.model_path import resolve_model
-from mini_infer_engine.request import Request, SamplingParams
-from mini_infer_engine.server.limits import ParameterError, check_prompt, check_sampling
-from mini_infer_engine.server.reply import Reply
-from mini_infer_engine.server.text_model import TextModel
-from mini_infer_engine.settings import EngineSettings
+from mini_infer_engine.config.model_path import resolve_model
+from mini_infer_engine.config.settings import EngineSettings
+from mini_infer_engine.core.request import Request, SamplingParams
+from mini_infer_engine.core_process.build import DryRun, build_engine
+from mini_infer_engine.dry.vocabulary import DRY_MODEL
+from mini_infer_engine.text.output_text import OutputText
+from mini_infer_engine.text.text_model import TextModel
+from mini_infer_engine.text.validation import ParameterError, check_prompt, check_sampling
 from mini_infer_engine.vllm_keywords import to_own_names
 
 Prompt = str | Mapping[str, Any]
@@ -154,7 +154,7 @@ class LLM:
         for index, (token_ids, chosen) in enumerate(zip(packed, params, strict=True)):
             self._check(index, token_ids, chosen)
         replies = [
-            Reply(_request(str(next(self._ids)), token_ids, chosen), self._text.decoder)
+            OutputText(_request(str(next(self._ids)), token_ids, chosen), self._text.decoder)
             for token_ids, chosen in zip(packed, params, strict=True)
         ]
         waiting = {reply.request.request_id: reply for reply in replies}
@@ -169,7 +169,7 @@ class LLM:
                 self._engine.abort(request_id)  # after Ctrl-C or an error: the next call finds an idle engine
         return [_output(reply, *prompt) for reply, prompt in zip(replies, prompts, strict=True)]
 
-    def _finished(self, waiting: dict[str, Reply]) -> Iterator[Reply]:
+    def _finished(self, waiting: dict[str, OutputText]) -> Iterator[OutputText]:
         """Step until nobody waits; yields replies, and takes them out, as they finish."""
         while waiting:
             for output in self._engine.step():
@@ -233,7 +233,7 @@ def _request(request_id: str, token_ids: Sequence[int], params: SamplingParams) 
     return Request(request_id=request_id, prompt_token_ids=token_ids, sampling=params, noise_seed=params.seed % 2**63)
 
 
-def _output(reply: Reply, prompt: str | None, prompt_token_ids: list[int]) -> RequestOutput:
+def _output(reply: OutputText, prompt: str | None, prompt_token_ids: list[int]) -> RequestOutput:
     if reply.finish_reason == "error":
         raise RuntimeError(f"request {reply.request.request_id}: {reply.error}")
     completion = CompletionOutput(0, reply.text, reply.token_ids, reply.finish_reason, reply.stop_reason)

@@ -2,7 +2,7 @@
 
 import torch
 
-from mini_infer_engine.kernels.rope_kv import Rotation
+from mini_infer_engine.kernels.attention.rope_kv import Rotation
 
 
 def exact_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mini_infer_engine.engine import Engine
-from mini_infer_engine.graph_runner import GraphRunner
-from mini_infer_engine.models.config import ModelConfig
-from mini_infer_engine.request import Request, SamplingParams
-from mini_infer_engine.runner import TorchRunner
-from mini_infer_engine.settings import EngineSettings
+from mini_infer_engine.config.model_config import ModelConfig
+from mini_infer_engine.config.settings import EngineSettings
+from mini_infer_engine.core.engine import Engine
+from mini_infer_engine.core.request import Request, SamplingParams
+from mini_infer_engine.runtime.graph_runner import GraphRunner
+from mini_infer_engine.runtime.runner import TorchRunner
 
 DEFAULTS: dict[str, Any] = {"dtype": "float32", "max_num_seqs": 16, "kv_cache_memory": 1 << 28, "max_model_len": 512}
 

@@ -5,12 +5,12 @@ import torch
 
 pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
 
-from mini_infer_engine.attention.prefill_rows import PrefillRows
-from mini_infer_engine.kernels.decode_attention import decode_attention
-from mini_infer_engine.kernels.decode_plan import DecodeCut, plan_decode
-from mini_infer_engine.kernels.prefill_attention import PrefillCut, prefill_attention
-from mini_infer_engine.kernels.prefill_choice import hopper_knows
-from mini_infer_engine.kernels.rope_kv import Rotation
+from mini_infer_engine.kernels.attention.attention_dispatch import supports_hopper_fa3
+from mini_infer_engine.kernels.attention.decode_attention import decode_attention
+from mini_infer_engine.kernels.attention.decode_plan import DecodeConfig, plan_decode
+from mini_infer_engine.kernels.attention.prefill_attention import PrefillConfig, prefill_attention
+from mini_infer_engine.kernels.attention.prefill_rows import PrefillRows
+from mini_infer_engine.kernels.attention.rope_kv import Rotation
 from tests.gpu.device import BF16, DEVICE, FP32, KERNELS, ON_GPU, cases, error, normal
 from tests.gpu.exact import exact_rotated
 from tests.gpu.paged import exact_attention, make_paged, strided_queries
@@ -38,10 +38,10 @@ SHAPES = cases(  # q_heads, kv_heads, head_dim, page_size, window, dtype
 )
 LENGTHS = [1, 2, 15, 16, 17, 63, 64, 65, 128, 255, 257, 1000, 4097, 9001] if ON_GPU else [1, 17, 64, 70]
 CUTS = [
-    DecodeCut(target_programs=1, programs_a_row=1.0),
-    DecodeCut(),
-    DecodeCut(block_tokens=32, target_programs=1, programs_a_row=2.5, warps=2),
-    DecodeCut(block_tokens=16, target_programs=1000),
+    DecodeConfig(target_programs=1, programs_a_row=1.0),
+    DecodeConfig(),
+    DecodeConfig(block_tokens=32, target_programs=1, programs_a_row=2.5, warps=2),
+    DecodeConfig(block_tokens=16, target_programs=1000),
 ]
 CHUNKS = (  # (tokens before, new tokens); a padded sequence of a graph has none of both
     [(0, 1), (0, 37), (4000, 128), (131, 77), (0, 1025), (513, 1), (5, 0), (70, 64), (0, 0)]
@@ -108,7 +108,7 @@ def test_a_long_sequence_in_more_parts_than_turns_would_suit(length: int, most_p
     q_heads, head_dim = 7, 128
     paged = make_paged([length], 64, 1, head_dim, FP32)
     slots, positions = (torch.tensor([value], device=DEVICE) for value in (0, length - 1))
-    cut = DecodeCut(block_tokens=16, target_programs=100)
+    cut = DecodeConfig(block_tokens=16, target_programs=100)
     plan = plan_decode(slots.int(), positions, 1, 1024, cut=cut, group=q_heads)
     assert int((plan.entries[:, 0] >= 0).sum()) == most_parts
     qkv = normal(1, (q_heads + 2) * head_dim)
@@ -126,12 +126,12 @@ def test_prefill_attention(
     q_heads: int, kv_heads: int, head_dim: int, page_size: int, window: int | None, dtype: torch.dtype, on_hopper: bool
 ) -> None:
     lengths = [before + new for before, new in CHUNKS]
-    if on_hopper and not (ON_HOPPER and hopper_knows(dtype, head_dim, page_size, window, max(lengths))):
+    if on_hopper and not (ON_HOPPER and supports_hopper_fa3(dtype, head_dim, page_size, window, max(lengths))):
         pytest.skip("the kernel for Hopper does not know this device or shape")
     paged = make_paged(lengths, page_size, kv_heads, head_dim, dtype)
     scale = head_dim**-0.5
 
-    def check(chosen: list[int], padding: int = 0, cut: PrefillCut | None = None) -> None:
+    def check(chosen: list[int], padding: int = 0, cut: PrefillConfig | None = None) -> None:
         """`padding`: sequences without tokens, and tokens of no sequence, behind those chosen."""
         counts = [CHUNKS[index][1] for index in chosen]
         total = sum(counts)
@@ -159,7 +159,7 @@ def test_prefill_attention(
     check(everything, 64 - len(everything))  # as a graph has it
     for alone in (0, 1, 2, 3):
         check([alone])  # few tiles share the keys
-        check([alone], 7, PrefillCut(16, 32, 4, 2, programs=4000))
+        check([alone], 7, PrefillConfig(16, 32, 4, 2, programs=4000))
 
 
 @pytest.mark.parametrize(

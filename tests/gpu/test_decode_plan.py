@@ -5,7 +5,7 @@ import torch
 
 pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
 
-from mini_infer_engine.kernels.decode_plan import DecodeCut, plan_decode
+from mini_infer_engine.kernels.attention.decode_plan import DecodeConfig, plan_decode
 from tests.gpu.device import DEVICE, KERNELS, cases
 
 pytestmark = KERNELS
@@ -22,23 +22,23 @@ def needed(positions: list[int], window: int, block: int, share: int) -> int:
     ("positions", "kv_heads", "window", "cut"),
     cases(
         [
-            ([0], 4, None, DecodeCut()),
-            ([639], 4, None, DecodeCut()),
-            ([16_383], 1, None, DecodeCut()),
-            ([0, 5, 64, 65, 1000], 2, None, DecodeCut(target_programs=24, block_tokens=32)),
-            ([900, 90, 9], 1, 1, DecodeCut(target_programs=9)),
-            ([900, 90, 9], 1, 128, DecodeCut(target_programs=9)),
-            ([4000, *[100] * 40], 8, None, DecodeCut()),
-            ([16_383, 7], 1, None, DecodeCut(target_programs=1000)),
-            ([500] * 7, 8, None, DecodeCut(target_programs=1, programs_a_row=1.0)),
-            ([100, 700, -1, -1], 1, None, DecodeCut(target_programs=9)),  # the last are padding
-            ([-1, -1], 1, None, DecodeCut(target_programs=9)),
+            ([0], 4, None, DecodeConfig()),
+            ([639], 4, None, DecodeConfig()),
+            ([16_383], 1, None, DecodeConfig()),
+            ([0, 5, 64, 65, 1000], 2, None, DecodeConfig(target_programs=24, block_tokens=32)),
+            ([900, 90, 9], 1, 1, DecodeConfig(target_programs=9)),
+            ([900, 90, 9], 1, 128, DecodeConfig(target_programs=9)),
+            ([4000, *[100] * 40], 8, None, DecodeConfig()),
+            ([16_383, 7], 1, None, DecodeConfig(target_programs=1000)),
+            ([500] * 7, 8, None, DecodeConfig(target_programs=1, programs_a_row=1.0)),
+            ([100, 700, -1, -1], 1, None, DecodeConfig(target_programs=9)),  # the last are padding
+            ([-1, -1], 1, None, DecodeConfig(target_programs=9)),
         ],
-        [([37 * row % 2000 for row in range(512)], 8, None, DecodeCut())],
+        [([37 * row % 2000 for row in range(512)], 8, None, DecodeConfig())],
     ),
 )
 def test_parts_cover_each_row_in_equal_shares(
-    positions: list[int], kv_heads: int, window: int | None, cut: DecodeCut
+    positions: list[int], kv_heads: int, window: int | None, cut: DecodeConfig
 ) -> None:
     block, seen = cut.block_tokens, window or 1 << 30
     slots = torch.arange(len(positions), dtype=torch.int32, device=DEVICE) + 3

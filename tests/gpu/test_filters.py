@@ -8,9 +8,9 @@ import torch
 
 pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
 
-from mini_infer_engine.kernels import filters
-from mini_infer_engine.kernels.filters import thresholds_of
-from mini_infer_engine.kernels.sampling_state import SamplingState
+from mini_infer_engine.kernels.sampling import topk_topp as filters
+from mini_infer_engine.kernels.sampling.sampling_state import SamplingState
+from mini_infer_engine.kernels.sampling.topk_topp import topk_topp_thresholds
 from tests.gpu.device import BF16, DEVICE, FP32, KERNELS, ON_GPU, cases, normal
 
 pytestmark = KERNELS
@@ -127,7 +127,7 @@ def complaints(logits: torch.Tensor, asks: list[Ask], state: SamplingState, thre
 def test_thresholds_leave_what_a_sort_leaves(shape: str, vocabulary: int, dtype: torch.dtype) -> None:
     logits = make(shape, len(ASKS), vocabulary).to(dtype)
     state = state_of(ASKS)
-    assert complaints(logits, ASKS, state, thresholds_of(logits, slots_of(ASKS), state)) == []
+    assert complaints(logits, ASKS, state, topk_topp_thresholds(logits, slots_of(ASKS), state)) == []
 
 
 SEARCHED = (Ask(top_k=3), Ask(top_k=400, top_p=0.5), Ask(top_p=0.7), Ask(top_p=0.9, min_p=0.6))
@@ -144,7 +144,7 @@ def test_a_small_first_gathering_leads_to_a_second_and_to_a_search(
     asks = list(SEARCHED) if not ON_GPU else ASKS
     logits = make(shape, len(asks), 5000).to(dtype)
     state = state_of(asks)
-    assert complaints(logits, asks, state, thresholds_of(logits, slots_of(asks), state)) == []
+    assert complaints(logits, asks, state, topk_topp_thresholds(logits, slots_of(asks), state)) == []
 
 
 @pytest.mark.parametrize(("vocabulary", "dtype"), cases([(5003, FP32)], [(151_936, BF16), (151_936, FP32)]))
@@ -152,9 +152,11 @@ def test_a_row_has_the_same_threshold_in_any_batch(vocabulary: int, dtype: torch
     asks = ASKS[::6] if not ON_GPU else ASKS
     state, slots = state_of(asks), slots_of(asks)
     logits = make("normal", len(asks), vocabulary).to(dtype) / 3
-    together = thresholds_of(logits, slots, state)
-    backwards = thresholds_of(logits.flip(0), slots.flip(0), state).flip(0)
-    alone = torch.cat([thresholds_of(logits[row : row + 1], slots[row : row + 1], state) for row in range(len(asks))])
+    together = topk_topp_thresholds(logits, slots, state)
+    backwards = topk_topp_thresholds(logits.flip(0), slots.flip(0), state).flip(0)
+    alone = torch.cat(
+        [topk_topp_thresholds(logits[row : row + 1], slots[row : row + 1], state) for row in range(len(asks))]
+    )
     assert torch.equal(together, backwards)
     assert torch.equal(together, alone)
 
@@ -163,6 +165,6 @@ def test_rows_without_filters_keep_all_tokens() -> None:
     state = state_of([Ask(), Ask(top_k=5), Ask(top_k=5, top_p=0.5, min_p=0.1)])
     state.inverse_temperatures[2] = 0  # greedy
     logits = normal(3, 300)
-    thresholds = thresholds_of(logits, slots_of([Ask()] * 3), state)
+    thresholds = topk_topp_thresholds(logits, slots_of([Ask()] * 3), state)
     assert thresholds[[0, 2]].tolist() == [-math.inf, -math.inf]
     assert thresholds[1] == logits[1].topk(5).values[-1]

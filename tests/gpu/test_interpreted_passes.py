@@ -14,13 +14,13 @@ import torch
 
 pytest.importorskip("triton", reason="needs triton, and TRITON_INTERPRET=1")
 
-from mini_infer_engine import graphs
-from mini_infer_engine.batch import Batch, Row
-from mini_infer_engine.graph_runner import GraphRunner
-from mini_infer_engine.kernels.sample import sample
+from mini_infer_engine.core.batch import Batch, Row
+from mini_infer_engine.core.request import SamplingParams
+from mini_infer_engine.kernels.sampling.sample import sample
 from mini_infer_engine.layers import decoder, linear
-from mini_infer_engine.request import SamplingParams
-from mini_infer_engine.runner import TorchRunner
+from mini_infer_engine.runtime import cuda_graphs as graphs
+from mini_infer_engine.runtime.graph_runner import GraphRunner
+from mini_infer_engine.runtime.runner import TorchRunner
 from tests.gpu.device import INTERPRETED
 from tests.gpu.runs import make_runner, make_settings
 from tests.support.tiny_models import GREEDY, PageDealer, chunk, reference_logits, run_chunks, save_tiny_model
@@ -53,7 +53,7 @@ def test_passes_equal_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert (actual - expected).abs().max() <= 3e-4
 
     runner.graph_memory = None
-    runner.decode_slots = torch.full((2,), runner.table.spare_slot, dtype=torch.int32)
+    runner.decode_slots = torch.full((2,), runner.table.padding_slot, dtype=torch.int32)
     pages, others = dealer.table(48), dealer.table(48)
     with torch.inference_mode():
         graph = graphs.PrefillGraph(runner, 32, 0)
@@ -106,7 +106,7 @@ def test_penalised_rows_choose_as_in_torch(tmp_path: Path, monkeypatch: pytest.M
     runner = make_runner(msgspec.structs.replace(settings, attention_backend="triton"))
     if by_graph:
         runner.graph_memory, runner._buckets, runner._loaded_slots = None, [2], (0, [])
-        runner.decode_slots = torch.full((2,), runner.table.spare_slot, dtype=torch.int32)
+        runner.decode_slots = torch.full((2,), runner.table.padding_slot, dtype=torch.int32)
         prefill, decode = graphs.PrefillGraph(runner, 32, 0), graphs.DecodeGraph(runner, 2)
         prefill.graph.replay, decode.forward.replay = prefill._run, decode._run_forward
         runner.prefill_graphs, runner.decode_graphs = {32: prefill}, {2: decode}

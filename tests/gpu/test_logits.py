@@ -12,8 +12,8 @@ import torch
 
 pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
 
-from mini_infer_engine.batch import Batch, Row
-from mini_infer_engine.graph_runner import GraphRunner
+from mini_infer_engine.core.batch import Batch, Row
+from mini_infer_engine.runtime.graph_runner import GraphRunner
 from tests.gpu.device import DEVICE, GPU_ONLY
 from tests.gpu.runs import make_runner, make_settings
 from tests.support.tiny_models import GREEDY, PageDealer, chunk, reference_logits, run_chunks, save_tiny_model

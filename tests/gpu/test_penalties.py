@@ -1,15 +1,15 @@
-"""Penalties on the device against those in torch, which tests/engine/test_penalties.py holds to their definition."""
+"""Penalties on the device against those in torch; tests/engine/sampling/test_penalties.py holds those to their definition."""
 
 import pytest
 import torch
 
 pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
 
-from mini_infer_engine.batch import Row
-from mini_infer_engine.kernels.penalise import count_sampled, penalised
-from mini_infer_engine.kernels.sampling_state import SamplingState
-from mini_infer_engine.penalties import MOST_COUNTED, Penalties
-from mini_infer_engine.request import SamplingParams
+from mini_infer_engine.core.batch import Row
+from mini_infer_engine.core.request import SamplingParams
+from mini_infer_engine.kernels.sampling.penalise import count_sampled, penalised
+from mini_infer_engine.kernels.sampling.sampling_state import SamplingState
+from mini_infer_engine.sampling.penalties import MOST_COUNTED, Penalties
 from tests.gpu.device import BF16, DEVICE, FP32, KERNELS, cases, normal
 
 pytestmark = KERNELS

@@ -5,9 +5,9 @@ import torch
 
 pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
 
-from mini_infer_engine.kernels.rms_norm import add_rms_norm, rms_norm
-from mini_infer_engine.kernels.rope_kv import Rotation, rope_kv
-from mini_infer_engine.kernels.silu_mul import silu_mul
+from mini_infer_engine.kernels.attention.rope_kv import Rotation, rope_kv
+from mini_infer_engine.kernels.norm.rms_norm import add_rms_norm, rms_norm
+from mini_infer_engine.kernels.norm.silu_mul import silu_mul
 from tests.gpu.device import BF16, DEVICE, FP32, KERNELS, cases, error, normal
 from tests.gpu.exact import exact_norm, exact_rotated
 

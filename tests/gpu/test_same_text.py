@@ -8,9 +8,9 @@ import torch
 
 pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
 
-from mini_infer_engine import graphs
-from mini_infer_engine.graph_runner import GraphRunner
-from mini_infer_engine.request import Request
+from mini_infer_engine.core.request import Request
+from mini_infer_engine.runtime import cuda_graphs as graphs
+from mini_infer_engine.runtime.graph_runner import GraphRunner
 from tests.gpu.device import GPU_ONLY
 from tests.gpu.runs import make_engine, make_runner, make_settings, mixed_requests, texts
 from tests.support.tiny_models import save_tiny_model

@@ -5,16 +5,16 @@ import torch
 
 pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
 
-from mini_infer_engine.batch import Row
-from mini_infer_engine.kernels.gather import gather_decode_inputs
-from mini_infer_engine.kernels.sample import sample
-from mini_infer_engine.kernels.sampling_state import SUPPRESSED_WIDTH, TOKENS_KEPT
-from mini_infer_engine.kernels.slot_update import update_pages
-from mini_infer_engine.models.errors import ModelError
-from mini_infer_engine.request import SamplingParams
-from mini_infer_engine.sampler import build_sampling
-from mini_infer_engine.sampler import sample as sample_by_torch
-from mini_infer_engine.slots import SlotTable
+from mini_infer_engine.config.errors import ModelError
+from mini_infer_engine.core.batch import Row
+from mini_infer_engine.core.request import SamplingParams
+from mini_infer_engine.kernels.embed_decode import gather_decode_inputs
+from mini_infer_engine.kernels.sampling.sample import sample
+from mini_infer_engine.kernels.sampling.sampling_state import HOST_RING_DEPTH, SUPPRESSED_WIDTH
+from mini_infer_engine.kernels.sampling.state_update import update_pages
+from mini_infer_engine.runtime.device_state import DeviceBatchState
+from mini_infer_engine.sampling.reference import build_sampling
+from mini_infer_engine.sampling.reference import sample as sample_by_torch
 from tests.gpu.device import BF16, DEVICE, FP32, KERNELS, ON_GPU, cases, normal
 
 pytestmark = KERNELS
@@ -52,9 +52,9 @@ def test_the_kernel_chooses_as_the_sampler_does(vocabulary: int, dtype: torch.dt
     # A row's ties at the edge of top-k weigh differently in the two, so bf16 logits, which have ties, use one filter.
     kinds = [params for params in PARAMS if dtype == FP32 or not (params.top_k and params.top_p < 1)] * rounds
     slots = torch.randperm(len(kinds), generator=torch.Generator().manual_seed(4)).tolist()
-    table = SlotTable(len(kinds), 4, 0, DEVICE)
+    table = DeviceBatchState(len(kinds), 4, 0, DEVICE)
     table.begin([asking_row(slot, params, 0) for slot, params in zip(slots, kinds, strict=True)])
-    spare = table.spare_slot
+    spare = table.padding_slot
     on_device = torch.tensor([*slots, spare, spare], dtype=torch.int32, device=DEVICE)
     for step in range(4 if ON_GPU else 3):
         logits = normal(len(slots) + 2, vocabulary, dtype=dtype, seed=step) * 3
@@ -67,7 +67,7 @@ def test_the_kernel_chooses_as_the_sampler_does(vocabulary: int, dtype: torch.dt
         wrong = [kinds[index] for index in (chosen != expected).nonzero().flatten().tolist()]
         assert not wrong, (step, wrong)
         state = table.state
-        assert state.on_host[slots, step % TOKENS_KEPT].tolist() == chosen.tolist()
+        assert state.on_host[slots, step % HOST_RING_DEPTH].tolist() == chosen.tolist()
         assert state.lengths[slots].tolist() == [10 + slot + step + 1 for slot in slots]
         assert state.output_indexes[slots].tolist() == [step + 1] * len(slots)
     assert (state.last_tokens[spare], state.lengths[spare], state.output_indexes[spare]) == (0, 0, 0)
@@ -78,9 +78,9 @@ def test_parts_of_any_size_choose_as_the_sampler_does(
     rows: int, programs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three tiles, in one part, in two and in three; the best logits are in all of them, and some are suppressed."""
-    monkeypatch.setattr("mini_infer_engine.kernels.sample._PROGRAMS", programs)
+    monkeypatch.setattr("mini_infer_engine.kernels.sampling.sample._PROGRAMS", programs)
     vocabulary, kinds = 20_003, [PARAMS[1], PARAMS[0], PARAMS[-1]]
-    table = SlotTable(rows, 4, 0, DEVICE)
+    table = DeviceBatchState(rows, 4, 0, DEVICE)
     asked = [asking_row(slot, kinds[slot % 3], 0) for slot in range(rows)]
     table.begin(asked)
     logits = normal(rows, vocabulary)
@@ -97,7 +97,7 @@ def test_greedy_takes_the_first_of_equals_for_any_number_of_rows(rows: int) -> N
     for first in (5, 1024, 8200, 9000):
         logits = normal(rows, vocabulary, dtype=BF16)
         logits[:, [vocabulary - 1, vocabulary // 2, 9216, first]] = logits.amax(dim=1, keepdim=True) + 1
-        table = SlotTable(rows, 4, 0, DEVICE)
+        table = DeviceBatchState(rows, 4, 0, DEVICE)
         table.begin([asking_row(slot, SamplingParams(temperature=0.0), 0) for slot in range(rows)])
         slots = torch.arange(rows, dtype=torch.int32, device=DEVICE)
         sample(logits, slots, table.state, filtered=False)
@@ -108,7 +108,7 @@ def test_draws_follow_the_softmax() -> None:
     """20,000 draws (in the interpreter 200) of one distribution, each by another seed: shares within five sigma."""
     draws = 20_000 if ON_GPU else 200
     weights = torch.tensor([0.5, 0.25, 0.125, 0.0625, 0.0625])
-    table = SlotTable(draws, 4, 0, DEVICE)
+    table = DeviceBatchState(draws, 4, 0, DEVICE)
     table.begin([asking_row(slot, SamplingParams(temperature=1.0), 0) for slot in range(draws)])
     slots = torch.arange(draws, dtype=torch.int32, device=DEVICE)
     sample(weights.log().repeat(draws, 1).to(DEVICE), slots, table.state)
@@ -121,7 +121,7 @@ def test_more_suppressed_ids_than_a_slot_holds_are_refused() -> None:
     many = tuple(range(SUPPRESSED_WIDTH + 1))
     params = SamplingParams(min_tokens=2, stop_token_ids=list(many))
     with pytest.raises(ModelError, match=f"{SUPPRESSED_WIDTH + 1} stop token ids"):
-        SlotTable(1, 4, 0, DEVICE).begin([Row(0, 0, 1, [0], [0], params, suppressed_token_ids=many)])
+        DeviceBatchState(1, 4, 0, DEVICE).begin([Row(0, 0, 1, [0], [0], params, suppressed_token_ids=many)])
 
 
 @pytest.mark.parametrize(("rows", "width", "dtype"), cases([(3, 70, FP32)], [(1, 1024, BF16), (64, 3584, BF16)]))

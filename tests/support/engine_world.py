@@ -4,9 +4,9 @@ import random
 from dataclasses import dataclass, field
 
 from mini_infer_contract.events import BlockRemoved, BlockStored
-from mini_infer_engine.engine import Engine
-from mini_infer_engine.request import Output, Request, SamplingParams
-from mini_infer_engine.settings import EngineSettings
+from mini_infer_engine.config.settings import EngineSettings
+from mini_infer_engine.core.engine import Engine
+from mini_infer_engine.core.request import Output, Request, SamplingParams
 from tests.support.fake_runner import EOS, VOCABULARY, FakeRunner, expected_tokens
 
 
@@ -123,7 +123,7 @@ class World:
         assert len(set(slots)) == len(slots)
         assert all(not sequence.pages and sequence.slot < 0 for sequence in scheduler.waiting)
         for ranked in (scheduler.running, scheduler.waiting):
-            assert [sequence.rank for sequence in ranked] == sorted(sequence.rank for sequence in ranked)
+            assert [sequence.order for sequence in ranked] == sorted(sequence.order for sequence in ranked)
         self._check_events()
 
     def _check_events(self) -> None:

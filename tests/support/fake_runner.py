@@ -7,8 +7,8 @@ a wrong page table, copy, start or slot, or a page given away too early, shows a
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mini_infer_engine.batch import Batch, Row
-from mini_infer_engine.request import Request, SamplingParams
+from mini_infer_engine.core.batch import Batch, Row
+from mini_infer_engine.core.request import Request, SamplingParams
 
 VOCABULARY = 40
 EOS = 0

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 import transformers
 
-from mini_infer_engine.batch import Batch, Row
-from mini_infer_engine.models.config import ModelConfig
-from mini_infer_engine.request import SamplingParams
-from mini_infer_engine.runner import TorchRunner
-from mini_infer_engine.settings import EngineSettings
+from mini_infer_engine.config.model_config import ModelConfig
+from mini_infer_engine.config.settings import EngineSettings
+from mini_infer_engine.core.batch import Batch, Row
+from mini_infer_engine.core.request import SamplingParams
+from mini_infer_engine.runtime.runner import TorchRunner
 
 GREEDY = SamplingParams(temperature=0.0)
 

@@ -3,7 +3,7 @@
 from flash_attn import flash_attn_varlen_func
 from torch import Tensor
 
-from mini_infer_engine.attention.prefill_rows import PrefillRows
+from mini_infer_engine.kernels.attention.prefill_rows import PrefillRows
 
 PAGE_SIZE_STEP = 256
 

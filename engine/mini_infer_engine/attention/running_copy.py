@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from mini_infer_engine.attention.masks import additive
-from mini_infer_engine.inputs import PassInputs
-from mini_infer_engine.kv_pool import KVPool, zeros
+from mini_infer_engine.runtime.inputs import PassInputs
+from mini_infer_engine.runtime.kv_pool import KVPool, zeros
 
 MOST_BYTES = 512 * 1024**2
 """Larger batches are gathered a layer at a time."""

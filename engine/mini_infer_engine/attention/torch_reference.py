@@ -9,9 +9,9 @@ from torch.nn import functional
 
 from mini_infer_engine.attention.masks import additive, decode_masks
 from mini_infer_engine.attention.running_copy import CopiedDecodes, RunningCopy
-from mini_infer_engine.inputs import PassInputs
-from mini_infer_engine.kv_pool import KVPool
-from mini_infer_engine.models.config import ModelConfig
+from mini_infer_engine.config.model_config import ModelConfig
+from mini_infer_engine.runtime.inputs import PassInputs
+from mini_infer_engine.runtime.kv_pool import KVPool
 
 
 class TorchAttention:

@@ -18,7 +18,7 @@ def shared_memory_bytes(device: torch.device) -> int:
 
 
 @functools.cache
-def has_our_gluon(device: torch.device) -> bool:
+def supports_gluon(device: torch.device) -> bool:
     """Whether it is Hopper, and Triton has the Gluon that our kernels for Hopper are written in."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
         return False

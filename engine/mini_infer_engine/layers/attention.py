@@ -4,10 +4,10 @@ import torch
 from torch import Tensor, nn
 
 from mini_infer_engine.attention.base import AttentionPass
+from mini_infer_engine.config.model_config import ModelConfig
 from mini_infer_engine.layers.linear import Linear, PackedLinear
 from mini_infer_engine.layers.norm import RMSNorm, rms_norm
 from mini_infer_engine.layers.rotary import rotate_
-from mini_infer_engine.models.config import ModelConfig
 
 
 class Attention(nn.Module):

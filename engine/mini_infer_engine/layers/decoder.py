@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mini_infer_engine.attention.base import AttentionPass
+from mini_infer_engine.config.model_config import ModelConfig
 from mini_infer_engine.layers.attention import Attention
 from mini_infer_engine.layers.linear import Linear, blocked_linear, blocked_weight
 from mini_infer_engine.layers.mlp import GatedMLP
 from mini_infer_engine.layers.norm import RMSNorm
 from mini_infer_engine.layers.rotary import Rotary
-from mini_infer_engine.models.config import ModelConfig
 
 
 class DecoderLayer(nn.Module):

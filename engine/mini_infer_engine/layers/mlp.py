@@ -3,8 +3,8 @@
 from torch import Tensor, nn
 from torch.nn import functional
 
+from mini_infer_engine.config.model_config import ModelConfig
 from mini_infer_engine.layers.linear import Linear, PackedLinear
-from mini_infer_engine.models.config import ModelConfig
 
 
 class GatedMLP(nn.Module):

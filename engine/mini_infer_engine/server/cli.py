@@ -11,13 +11,13 @@ from pathlib import Path
 
 from mini_infer_contract.launch import DEMO_MODEL, HTTP_PORT
 from mini_infer_engine import __version__
-from mini_infer_engine.build import DryRun
-from mini_infer_engine.dry_model import DRY_MODEL
-from mini_infer_engine.model_path import resolve_model
-from mini_infer_engine.server.core_config import CoreConfig
-from mini_infer_engine.server.core_process import CoreProcess
+from mini_infer_engine.config.model_path import resolve_model
+from mini_infer_engine.config.settings import EngineSettings
+from mini_infer_engine.core_process.build import DryRun
+from mini_infer_engine.core_process.core_config import CoreConfig
+from mini_infer_engine.dry.vocabulary import DRY_MODEL
+from mini_infer_engine.server.child_process import CoreProcess
 from mini_infer_engine.server.log import LEVELS, configure_logging
-from mini_infer_engine.settings import EngineSettings
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
     with CoreProcess(config) as core:
         # Imported while the core starts: the web framework takes most of a second.
         from mini_infer_engine.server.serve import ServeOptions, serve
-        from mini_infer_engine.server.text_model import TextModel
+        from mini_infer_engine.text.text_model import TextModel
 
         names = settings.served_model_name or (settings.model,)
         try:

@@ -13,13 +13,13 @@ import uvicorn
 from fastapi import FastAPI
 
 from mini_infer_contract.api_errors import ApiError
-from mini_infer_engine.server.app import make_app
+from mini_infer_engine.api.app import make_app
+from mini_infer_engine.server.api_server_state import ApiServerState
+from mini_infer_engine.server.child_process import CoreProcess
 from mini_infer_engine.server.core_client import CoreClient, CoreFailedError
-from mini_infer_engine.server.core_process import CoreProcess
-from mini_infer_engine.server.front import Front
 from mini_infer_engine.server.metrics import ServerMetrics
-from mini_infer_engine.server.text_model import TextModel
 from mini_infer_engine.server.throughput import Throughput
+from mini_infer_engine.text.text_model import TextModel
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class _Server:
     async def run(self) -> int:
         metrics = ServerMetrics(self._text.names[0])
         client = CoreClient(self._core.address, metrics)
-        self._front = Front(self._text, client, metrics, self._options.max_body_bytes)
+        self._front = ApiServerState(self._text, client, metrics, self._options.max_body_bytes)
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self._on_terminate)
         loop.add_signal_handler(signal.SIGINT, self._leaving.set)

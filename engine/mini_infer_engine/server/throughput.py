@@ -1,6 +1,6 @@
 """The line of throughput in the log: differences between two moments as text."""
 
-from mini_infer_engine.stats import EngineStats
+from mini_infer_engine.core.stats import EngineStats
 
 
 class Throughput:

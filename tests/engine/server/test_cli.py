@@ -5,8 +5,8 @@ import tomllib
 import pytest
 
 import mini_infer_engine
+from mini_infer_engine.config.settings import EngineSettings
 from mini_infer_engine.server.cli import byte_size, main, make_parser, settings_from
-from mini_infer_engine.settings import EngineSettings
 from tests.engine.server.dry_server import ROOT
 
 

@@ -1,8 +1,8 @@
 from prometheus_client.parser import text_string_to_metric_families
 
+from mini_infer_engine.core.stats import EngineStats
 from mini_infer_engine.server.metrics import Histogram, ServerMetrics
 from mini_infer_engine.server.throughput import Throughput
-from mini_infer_engine.stats import EngineStats
 
 
 def values(metrics: ServerMetrics) -> dict[str, float]:

@@ -1,0 +1,155 @@
+"""The routes of the HTTP process. What they do is in the modules they call."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from fastapi import FastAPI, Request
+from starlette.responses import Response
+
+from mini_infer_contract import launch
+from mini_infer_contract.api_errors import ApiError, read_json_object
+from mini_infer_contract.prompt import chat_prompt_ids
+from mini_infer_engine import __version__
+from mini_infer_engine.api.generate import answer
+from mini_infer_engine.api.http import RequestIds, install_error_handlers, json_response, read_body
+from mini_infer_engine.api.openai_requests import DetokenizeRequest, TokenizeRequest, parse_body
+from mini_infer_engine.server.api_server_state import ApiServerState
+
+_CREATED = 0
+"""`created` of a model: OpenAI's field, which says nothing here."""
+
+
+def make_app(front: ApiServerState) -> FastAPI:
+    """The application on one front."""
+    app = FastAPI(title="mini-infer", version=__version__, openapi_url=None, redirect_slashes=False)
+    app.add_middleware(RequestIds)
+    install_error_handlers(app)
+    for path, method, handler in (
+        ("/v1/chat/completions", "POST", lambda request: answer(front, request, "chat")),
+        ("/v1/completions", "POST", lambda request: answer(front, request, "completion")),
+        ("/v1/models", "GET", lambda request: _models(front)),
+        ("/v1/models/{name:path}", "GET", lambda request: _model(front, request)),
+        ("/tokenize", "POST", lambda request: _tokenize(front, request)),
+        ("/detokenize", "POST", lambda request: _detokenize(front, request)),
+        (launch.HEALTH_PATH, "GET", lambda request: _health(front)),
+        (launch.READY_PATH, "GET", lambda request: _ready(front)),
+        (launch.METRICS_PATH, "GET", lambda request: _metrics(front)),
+        (launch.DRAIN_PATH, "POST", lambda request: _start_drain(front)),
+        (launch.DRAIN_PATH, "GET", lambda request: _drain_state(front)),
+        (launch.PROMPT_ASSETS_PATH, "GET", lambda request: _prompt_assets(front, request)),
+        (launch.KV_SNAPSHOT_PATH, "GET", lambda request: _kv_snapshot(front)),
+    ):
+        _route(app, path, method, handler)
+    return app
+
+
+def _route(app: FastAPI, path: str, method: str, handler: Callable[[Request], Awaitable[Response]]) -> None:
+    async def endpoint(request: Request) -> Response:
+        return await handler(request)
+
+    app.add_route(path, endpoint, methods=[method])
+
+
+async def _health(front: ApiServerState) -> Response:
+    """Live: the process answers and its core runs, or is still starting."""
+    content = {
+        "status": "ok",
+        "model": front.text.names[0],
+        "version": __version__,
+        "ready": front.core.model is not None,
+    }
+    if front.core.failure is not None:
+        return json_response(content | {"status": "core failed", "reason": front.core.failure.message}, 503)
+    return json_response(content)
+
+
+async def _ready(front: ApiServerState) -> Response:
+    if front.core.failure is not None:
+        return json_response({"status": "core failed"}, 503)
+    if front.core.model is None:
+        return json_response({"status": "loading"}, 503)
+    if front.draining:
+        return json_response({"status": "draining"}, 503, {launch.DRAINING_HEADER: "true"})
+    return json_response({"status": "ready"})
+
+
+async def _metrics(front: ApiServerState) -> Response:
+    return Response(front.metrics.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+async def _models(front: ApiServerState) -> Response:
+    return json_response({"object": "list", "data": [_describe(front, name) for name in front.text.names]})
+
+
+async def _model(front: ApiServerState, request: Request) -> Response:
+    name = request.path_params["name"]
+    front.check_model(name)
+    return json_response(_describe(front, name))
+
+
+def _describe(front: ApiServerState, name: str) -> dict[str, Any]:
+    max_model_len = front.core.model.max_model_len if front.core.model else None
+    model = {"id": name, "object": "model", "created": _CREATED, "owned_by": "mini-infer"}
+    return model | {"root": front.text.names[0], "max_model_len": max_model_len}
+
+
+async def _start_drain(front: ApiServerState) -> Response:
+    front.start_drain()
+    return await _drain_state(front)
+
+
+async def _drain_state(front: ApiServerState) -> Response:
+    return json_response({"draining": front.draining, "running": front.in_flight})
+
+
+async def _prompt_assets(front: ApiServerState, request: Request) -> Response:
+    assets = front.text.assets
+    if assets is None:
+        raise ApiError(404, "this server runs without a tokenizer (--skip-tokenizer-init)", code="no_tokenizer")
+    etag = f'"{assets.revision}"'
+    if etag in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers={"etag": etag})
+    return json_response(assets, headers={"etag": etag})
+
+
+async def _kv_snapshot(front: ApiServerState) -> Response:
+    if front.core.model is None:
+        raise ApiError(503, "the model is still loading", code="loading")
+    return Response(await front.core.snapshot(), media_type="application/msgpack")
+
+
+async def _tokenize(front: ApiServerState, http_request: Request) -> Response:
+    body = read_json_object(await read_body(http_request, front.max_body_bytes))
+    request = parse_body(body, TokenizeRequest)
+    front.check_model(request.model)
+    encoder = front.text.encoder
+    if encoder is None:
+        raise ApiError(400, "this server runs without a tokenizer (--skip-tokenizer-init)", code="no_tokenizer")
+    if (request.prompt is None) == (request.messages is None):
+        raise ApiError(400, "send either prompt or messages", param="prompt")
+
+    def tokenize() -> dict[str, Any]:
+        if request.prompt is not None:
+            ids = encoder.encode(request.prompt, request.add_special_tokens is not False)
+        else:
+            ids = chat_prompt_ids(encoder, body)
+        strings = [encoder.tokenizer.id_to_token(token_id) for token_id in ids] if request.return_token_strs else None
+        return {"count": len(ids), "tokens": ids, "token_strs": strings}
+
+    max_model_len = front.core.model.max_model_len if front.core.model else None
+    return json_response(await front.text.in_thread(tokenize) | {"max_model_len": max_model_len})
+
+
+async def _detokenize(front: ApiServerState, http_request: Request) -> Response:
+    request = parse_body(read_json_object(await read_body(http_request, front.max_body_bytes)), DetokenizeRequest)
+    front.check_model(request.model)
+    encoder = front.text.encoder
+    if encoder is None:
+        raise ApiError(400, "this server runs without a tokenizer (--skip-tokenizer-init)", code="no_tokenizer")
+    size = encoder.tokenizer.get_vocab_size(with_added_tokens=True)
+    wrong = next((token_id for token_id in request.tokens if not 0 <= token_id < size), None)
+    if wrong is not None:
+        raise ApiError(400, f"tokens holds {wrong}; ids are from 0 to {size - 1}", param="tokens")
+    # vLLM shows special tokens here.
+    text = await front.text.in_thread(encoder.decode, request.tokens, False)
+    return json_response({"prompt": text})

@@ -1,0 +1,100 @@
+"""One HTTP request in progress: its replies, what is new in them, and whoever waits for that. Knows no HTTP."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+from mini_infer_contract.api_errors import ApiError
+from mini_infer_engine.core.request import Output, Request
+from mini_infer_engine.server.metrics import ServerMetrics
+from mini_infer_engine.text.detokenizer import Decoder
+from mini_infer_engine.text.output_text import OutputText, TextDelta
+
+
+class Generation:
+    """The choices of one request. The client of the core pushes, one task waits."""
+
+    def __init__(
+        self,
+        requests: Sequence[Request],
+        decoder: Decoder | None,
+        metrics: ServerMetrics,
+        *,
+        streams: bool,
+        tells_tokens: bool = False,
+    ) -> None:
+        self.replies = [OutputText(request, decoder) for request in requests]
+        self.error: ApiError | None = None
+        """Why it cannot go on."""
+        self.cancelled = False
+        """Its client is gone."""
+        self._streams = streams
+        self._tells_all = tells_tokens or decoder is None
+        """Steps without text are news too."""
+        self._news: list[tuple[int, TextDelta]] = []
+        self._unfinished = len(self.replies)
+        self._waiter: asyncio.Future[None] | None = None
+        self._metrics = metrics
+        self._arrived_at = time.perf_counter()
+        self._last_token_at = [0.0] * len(self.replies)
+
+    @property
+    def is_over(self) -> bool:
+        """No more news will come."""
+        return self._unfinished == 0 or self.error is not None or self.cancelled
+
+    def push(self, index: int, output: Output, now: float) -> bool:
+        """Take what a step made for choice `index`; True: the core should stop working on it."""
+        reply = self.replies[index]
+        piece = reply.push(output)
+        self._measure(index, len(piece.token_ids), now)
+        if reply.finish_reason is not None:
+            self._unfinished -= 1
+            self._metrics.count_finished(reply.finish_reason, now - self._arrived_at)
+            if reply.finish_reason == "error":
+                self.fail(ApiError(500, reply.error, code="engine_error"))
+        if self._streams and (piece.text or reply.finish_reason is not None or self._tells_all):
+            self._news.append((index, piece))
+            self._wake()
+        elif self.is_over:
+            self._wake()
+        return reply.wants_abort
+
+    def _measure(self, index: int, num_tokens: int, now: float) -> None:
+        if not num_tokens:
+            return
+        last = self._last_token_at[index]
+        if last:
+            self._metrics.inter_token_latency.observe((now - last) / num_tokens, num_tokens)
+        else:
+            self._metrics.time_to_first_token.observe(now - self._arrived_at)
+        self._last_token_at[index] = now
+        self._metrics.generation_tokens += num_tokens
+
+    def fail(self, error: ApiError) -> None:
+        """End it: the core cannot go on."""
+        self.error = self.error or error
+        self._wake()
+
+    def cancel(self) -> None:
+        """End it: nobody listens any more."""
+        self.cancelled = True
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def news(self) -> list[tuple[int, TextDelta]]:
+        """What came since the last call, in order; waits while there is nothing. Empty: it is over."""
+        while not self._news and not self.is_over:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        news, self._news = self._news, []
+        return news
+
+    async def finished(self) -> None:
+        """Wait for the end, whatever it is."""
+        while not self.is_over:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter

@@ -1,0 +1,111 @@
+"""HTTP around the routes: request ids, body limit, and every error in OpenAI's shape. Knows nothing of models."""
+
+import secrets
+import string
+
+from fastapi import FastAPI
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from mini_infer_contract.api_errors import ApiError
+from mini_infer_contract.launch import REQUEST_ID_HEADER
+from mini_infer_engine.api.openai_replies import encode_json
+
+_MAX_REQUEST_ID_LENGTH = 200
+_REQUEST_ID_CHARACTERS = frozenset(string.ascii_letters + string.digits + string.punctuation)
+
+
+def json_response(content: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """A JSON answer; bytes are JSON already."""
+    body = content if isinstance(content, bytes) else encode_json(content)
+    return Response(body, status, headers, "application/json")
+
+
+def error_response(error: ApiError) -> Response:
+    """An error in OpenAI's shape."""
+    return json_response(error.body(), error.status, error.headers)
+
+
+async def read_body(request: Request, max_bytes: int) -> bytes:
+    """The whole body. ApiError: it is larger than allowed, which its length tells before it is read."""
+    too_large = ApiError(
+        413, f"the body has more than {max_bytes} bytes, this server's limit (--max-body-size)", code="body_too_large"
+    )
+    announced = request.headers.get("content-length", "")
+    if announced.isdigit() and int(announced) > max_bytes:
+        raise too_large
+    parts, length = [], 0
+    try:
+        async for part in request.stream():
+            length += len(part)
+            if length > max_bytes:
+                raise too_large
+            parts.append(part)
+    except ClientDisconnect:
+        raise ApiError(499, "the client left before its request was complete") from None
+    return b"".join(parts)
+
+
+def request_id(request: Request) -> str:
+    """The id in force, see RequestIds."""
+    chosen: str = request.scope["request_id"]
+    return chosen
+
+
+class RequestIds:
+    """Takes the client's x-request-id, or makes one, and echoes it on every answer."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        sent = Headers(scope=scope).get(REQUEST_ID_HEADER, "")
+        usable = 0 < len(sent) <= _MAX_REQUEST_ID_LENGTH and _REQUEST_ID_CHARACTERS.issuperset(sent)
+        chosen = scope["request_id"] = sent if usable else secrets.token_hex(16)
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)[REQUEST_ID_HEADER] = chosen
+            await send(message)
+
+        if sent and not usable:
+            error = ApiError(
+                400,
+                f"the header {REQUEST_ID_HEADER} must be 1 to {_MAX_REQUEST_ID_LENGTH} printable ASCII characters "
+                "without spaces",
+                param=REQUEST_ID_HEADER,
+            )
+            await error_response(error)(scope, receive, send_with_id)
+            return
+        await self._app(scope, receive, send_with_id)
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """All errors, the framework's own too, become bodies in OpenAI's shape."""
+
+    @app.exception_handler(ApiError)
+    async def api_error(request: Request, error: ApiError) -> Response:
+        return error_response(error)
+
+    @app.exception_handler(HTTPException)
+    async def http_error(request: Request, error: HTTPException) -> Response:
+        path = f"{request.method} {request.url.path}"
+        if error.status_code == 404:
+            return error_response(ApiError(404, f"{path}: there is no such path", code="unknown_path"))
+        if error.status_code == 405:
+            allowed = (error.headers or {}).get("Allow", "another method")
+            message = f"{path}: this path takes {allowed}"
+            return error_response(ApiError(405, message, code="method_not_allowed", headers=dict(error.headers or {})))
+        return error_response(ApiError(error.status_code, str(error.detail)))
+
+    @app.exception_handler(Exception)
+    async def bug(request: Request, error: Exception) -> Response:
+        # Starlette raises it again for the server, which logs it.
+        return error_response(ApiError(500, "the server failed at this request; its log says why", code="internal"))

@@ -1,0 +1,91 @@
+"""One forward pass as plain data: the only thing that crosses from the scheduler to a runner. No torch here."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any, Protocol
+
+import msgspec
+
+from mini_infer_engine.core.request import SamplingParams
+
+
+class Row(msgspec.Struct, gc=False):
+    """One sequence's share of a forward pass.
+
+    A batch has hundreds: without cycles they need no garbage collector, whose rounds cost more than their making.
+    """
+
+    slot: int
+    """Index of the sequence in the runner's per-sequence state, 0 <= slot < max_num_seqs; its own while it runs."""
+    start: int
+    """Tokens of this sequence that are in the KV cache before the pass: the position of the first new token."""
+    count: int
+    """New tokens computed by this pass; 1 for a decode."""
+    token_ids: Sequence[int] | None
+    """The `count` new tokens, or None, in a decode row: the one that the runner sampled last for this slot, unseen."""
+    page_table: Sequence[int]
+    """Ids of the pages that hold tokens [0, start + count), in order; may be longer. Read during launch only."""
+    sampling: SamplingParams | None
+    """None: a prefill chunk that is not the last, nothing is sampled."""
+    noise_seed: int = 0
+    output_index: int = 0
+    """Output tokens made before this one: with noise_seed it fixes the random choice, whoever shares the batch."""
+    suppressed_token_ids: Sequence[int] = ()
+    """Tokens that may not be chosen now (EOS before min_tokens)."""
+    known_token_ids: Sequence[int] = ()
+    """Prompt and output so far, where the first sample of a slot asks for penalties. Read during launch only."""
+
+
+@dataclass(slots=True, frozen=True)
+class PageCopy:
+    """Copy the first `tokens` tokens of page `source` to page `target`, all layers, before the pass."""
+
+    source: int
+    target: int
+    tokens: int
+
+
+@dataclass(slots=True)
+class Batch:
+    """Decode rows first, then prefill chunks."""
+
+    rows: list[Row]
+    num_decodes: int
+    """The first `num_decodes` rows have count 1, sample, and go on in their slot where its last sample left off.
+
+    So their token_ids is None. A token that the host knows (after preemption, or a caller's own) comes as a prefill
+    chunk, be it of count 1: only chunks tell a runner that slot, page table and sampling parameters may be new. Passes
+    that are computed from their inputs alone take token_ids in decode rows too; those that read the device's state
+    refuse them (`continued_slots`).
+    """
+    copies: list[PageCopy] = field(default_factory=list)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that go through the model in this pass."""
+        return sum(row.count for row in self.rows)
+
+
+def continued_slots(rows: Sequence[Row]) -> list[int]:
+    """Slots of decode rows, for a pass that reads its tokens from the device: rows must not bring their own."""
+    assert not any(map(_BROUGHT_TOKENS, rows)), "a decode row brings token_ids: it must be a prefill chunk of count 1"
+    return [row.slot for row in rows]
+
+
+_BROUGHT_TOKENS = attrgetter("token_ids")  # no Python frame for each row: this is on the way of every decode step
+
+
+class Runner(Protocol):
+    """Executes batches in the order of their launch. The real one has the model and the page pool on a device."""
+
+    page_size: int
+    """Tokens a page, a multiple of 16."""
+    num_pages: int
+    """Pages that the scheduler may hand out, ids 0 .. num_pages - 1; spare pages of the runner's own come on top."""
+
+    def launch(self, batch: Batch) -> Any:
+        """Start the pass and return a handle without waiting for the device."""
+
+    def collect(self, handle: Any) -> list[int | None]:
+        """Wait for a launched pass: the token sampled for each row, None where `sampling` is None."""

@@ -1,0 +1,184 @@
+"""Continuous batching over any `Runner`: requests in, tokens out, one step at a time. No torch, no text, no sockets.
+
+With `step_depth` 1 the host plans and launches a pass before it knows the tokens of the one before; with 0 it waits.
+Both make the same tokens.
+"""
+
+import time
+from collections import deque
+from dataclasses import replace
+from typing import Any
+
+from mini_infer_contract.blocks import root_key
+from mini_infer_contract.events import BlockStored, KVEvent, LoadReport
+from mini_infer_engine.config.settings import EngineSettings
+from mini_infer_engine.core.batch import Runner
+from mini_infer_engine.core.page_allocator import PageAllocator
+from mini_infer_engine.core.prefix_cache import PrefixCache
+from mini_infer_engine.core.request import Output, Request
+from mini_infer_engine.core.scheduler import Scheduler, Step
+from mini_infer_engine.core.sequence import Leaving, Sequence
+from mini_infer_engine.core.stats import EngineStats
+
+DEFAULT_TOKEN_BUDGET = 2048
+"""For `max_num_batched_tokens` None; whoever makes a runner for a GPU sets what suits it."""
+
+
+class Engine:
+    """One runner, its page pool and all requests. Not thread-safe: one owner calls everything.
+
+    Who never calls `take_events` says so with `record_events=False`, or they pile up.
+    """
+
+    def __init__(
+        self,
+        settings: EngineSettings,
+        runner: Runner,
+        eos_token_ids: tuple[int, ...],
+        max_model_len: int,
+        model_revision: str,
+        *,
+        record_events: bool = True,
+    ) -> None:
+        cache = None
+        if settings.enable_prefix_caching:
+            cache = PrefixCache(runner.num_pages, runner.page_size, record_events=record_events)
+        pool = PageAllocator(runner.num_pages, runner.page_size) if cache is None else cache.pool
+        pool.check_fits(max_model_len)
+        token_budget = settings.max_num_batched_tokens or DEFAULT_TOKEN_BUDGET
+        self.scheduler = Scheduler(
+            pool,
+            cache,
+            max_num_seqs=settings.max_num_seqs,
+            token_budget=token_budget,
+            chunk_limit=settings.long_prefill_token_threshold or token_budget,
+        )
+        self._runner = runner
+        self._depth = settings.step_depth
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._max_model_len = max_model_len
+        self._model_revision = model_revision
+        self._sequences: dict[str, Sequence] = {}
+        self._in_flight: deque[tuple[Any, Step]] = deque()
+        self._arrivals = 0
+        self._accepted: list[str] = []
+        self._stats = EngineStats()
+
+    def add(self, request: Request) -> None:
+        """Put a request in line. ValueError: its id is in use, or it is longer than the model allows."""
+        num_prompt = len(request.prompt_token_ids)
+        if request.request_id in self._sequences:
+            raise ValueError(f"request id {request.request_id!r} is in use: choose another")
+        if not 1 <= num_prompt < self._max_model_len:
+            raise ValueError(
+                f"request {request.request_id!r} has {num_prompt} prompt tokens: there must be at least one, and "
+                f"fewer than the {self._max_model_len} of the model's context"
+            )
+        sampling = request.sampling
+        max_tokens = self._max_model_len if sampling.max_tokens is None else sampling.max_tokens
+        if max_tokens < 1:
+            raise ValueError(f"request {request.request_id!r} has max_tokens {max_tokens}: ask for at least 1")
+        stops = frozenset(sampling.stop_token_ids)
+        if not sampling.ignore_eos:
+            stops |= self._eos_token_ids
+        sequence = Sequence(
+            request,
+            order=(request.priority, self._arrivals),
+            arrival_s=time.monotonic(),
+            root=root_key(self._model_revision, salt=request.cache_salt),
+            last_position=min(num_prompt + max_tokens, self._max_model_len) - 2,
+            stops=stops,
+            suppressed=tuple(sorted(stops)) if sampling.min_tokens else (),
+        )
+        self._arrivals += 1
+        self._sequences[request.request_id] = sequence
+        self._accepted.append(request.request_id)
+        self.scheduler.add(sequence)
+
+    def abort(self, request_id: str) -> None:
+        """Forget a request, within two steps; no output tells of it. An unknown id has ended already: no error."""
+        sequence = self._sequences.pop(request_id, None)
+        if sequence is not None:
+            self.scheduler.leave(sequence, Leaving.FINISHED)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` has something to do."""
+        return bool(self._sequences or self._in_flight)
+
+    def step(self) -> list[Output]:
+        """Launch the next pass, then commit the one before it (depth 1) or the same one (depth 0)."""
+        planned = self.scheduler.plan()
+        if planned.batch.rows:
+            self._launch(planned)
+        if len(self._in_flight) > self._depth or (self._in_flight and not planned.batch.rows):
+            return self._commit(*self._in_flight.popleft())
+        assert self._in_flight or not self._sequences, "requests are left and none can run: pages or slots leaked"
+        return []
+
+    def _launch(self, step: Step) -> None:
+        self._in_flight.append((self._runner.launch(step.batch), step))
+        self.scheduler.launched(step)
+        self._stats.count_launch(step, time.monotonic())
+
+    def _commit(self, handle: Any, step: Step) -> list[Output]:
+        tokens = self._runner.collect(handle)
+        self.scheduler.unpin(step)
+        outputs = []
+        for sequence, token in zip(step.sequences, tokens, strict=True):
+            sequence.in_flight -= 1
+            if token is not None and sequence.leaving is not Leaving.FINISHED:  # else thrown away: it had ended
+                outputs.append(self._accept(sequence, token))
+            if sequence.leaving and not sequence.in_flight:
+                self.scheduler.release(sequence)
+        self._stats.generation_tokens += len(outputs)
+        return outputs
+
+    def _accept(self, sequence: Sequence, token: int) -> Output:
+        """Append a sampled token, and end the sequence if the token does."""
+        self.scheduler.append(sequence, token)
+        request_id, num_cached = sequence.request.request_id, sequence.num_cached or 0
+        reason = sequence.finish_reason(token)
+        if reason is None:
+            return Output(request_id=request_id, token_ids=[token], num_cached_tokens=num_cached)
+        del self._sequences[request_id]
+        self.scheduler.leave(sequence, Leaving.FINISHED)
+        return Output(
+            request_id=request_id,
+            token_ids=[token],
+            finish_reason=reason,
+            stop_reason=sequence.stop_reason(token) if reason == "stop" else None,
+            num_cached_tokens=num_cached,
+        )
+
+    def take_events(self) -> list[KVEvent]:
+        """What changed in the prefix cache since the last call, in order."""
+        return self.scheduler.cache.take_events() if self.scheduler.cache is not None else []
+
+    def snapshot(self) -> list[BlockStored]:
+        """All cached blocks, parents first: the state after the events taken so far and those still to take."""
+        return self.scheduler.cache.snapshot() if self.scheduler.cache is not None else []
+
+    def load(self) -> LoadReport:
+        """What there is to do, for gateways. `accepted` are the request ids added since the last call."""
+        scheduler = self.scheduler
+        accepted, self._accepted = self._accepted, []
+        return LoadReport(
+            ts=time.time(),
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            queued_tokens=scheduler.num_queued_tokens,
+            kv_usage=scheduler.pool.usage,
+            accepted=accepted,
+        )
+
+    def stats(self) -> EngineStats:
+        """Counters since the start, and gauges of this moment."""
+        scheduler = self.scheduler
+        return replace(
+            self._stats,
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            kv_usage=scheduler.pool.usage,
+            preemptions=scheduler.num_preemptions,
+        )

@@ -1,0 +1,171 @@
+"""Which blocks of sixteen tokens are in which pages: hits for new prompts, and the events that tell others.
+
+A key names a block and everything before it, so it fixes the block's offset in a page too. It is registered once for
+each page that holds it (a copy): Stored is told when the first copy appears, Removed when the last goes. A page holds
+its blocks in order and without gaps, so whoever has a page's later block has its earlier ones. Nothing here decides
+who runs; references are the pool's.
+"""
+
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import cast
+
+from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS
+from mini_infer_contract.events import BlockStored, KVEvent, block_removed, block_stored
+from mini_infer_engine.core.page_allocator import PageAllocator
+from mini_infer_engine.core.sequence import Sequence
+
+
+@dataclass(slots=True, eq=False)
+class Block:
+    """A cached block and where it is."""
+
+    key: bytes
+    parent: bytes | None
+    packed_tokens: bytes
+    """Four bytes a token, as `array("I")` holds them: a fifth of the memory of a tuple."""
+    salt: str
+    pages: list[int] = field(default_factory=list)
+    """Every page that holds it, first copy first."""
+
+
+@dataclass(slots=True, frozen=True)
+class Hit:
+    """The longest cached prefix of a sequence."""
+
+    num_tokens: int
+    pages: list[int]
+    """Whole pages that can be shared."""
+    tail_page: int | None
+    """The page that begins with the num_tokens % page_size tokens after them."""
+
+    def without_tail(self, page_size: int) -> "Hit":
+        """The whole pages alone."""
+        return Hit(len(self.pages) * page_size, self.pages, None)
+
+
+MISS = Hit(0, [], None)
+
+
+class PrefixCache:
+    """Blocks by key and by page. It is the pool's `Contents`: what a page holds is forgotten when it is given away."""
+
+    def __init__(self, num_pages: int, page_size: int, *, record_events: bool = True) -> None:
+        if page_size % BLOCK_SIZE_TOKENS:
+            raise ValueError(f"page_size is {page_size} tokens: choose a multiple of {BLOCK_SIZE_TOKENS}")
+        self.pool = PageAllocator(num_pages, page_size, self)
+        self._blocks_per_page = page_size // BLOCK_SIZE_TOKENS
+        self._blocks: dict[bytes, Block] = {}
+        self._in_page: list[list[Block]] = [[] for _ in range(num_pages)]
+        self._record_events = record_events
+        self._changes: list[Block | list[bytes]] = []  # blocks that were stored, or keys that were removed together
+
+    def match_length(self, sequence: Sequence) -> int:
+        """Blocks of the longest cached prefix. The last known token is left out: it has to be computed for logits."""
+        blocks, keys = self._blocks, sequence.keys
+        limit = (len(sequence.token_ids) - 1) // BLOCK_SIZE_TOKENS
+        count = 0
+        while count < limit:
+            if count == len(keys):
+                sequence.add_keys()
+            for key in keys[count:limit]:
+                if key not in blocks:
+                    return count
+                count += 1
+        return count
+
+    def match(self, sequence: Sequence) -> Hit:
+        """The longest cached prefix and the pages that hold it; nothing is acquired.
+
+        A tail inside a page is worth a copy from one block on: moving 16 tokens is a few microseconds of memory
+        traffic on a device, computing them again is a pass through the model's layers.
+        """
+        count = self.match_length(sequence)
+        step, blocks, keys = self._blocks_per_page, self._blocks, sequence.keys
+        pages = [blocks[key].pages[0] for key in keys[step - 1 : count : step]]  # the first copy of each
+        tail_page = blocks[keys[count - 1]].pages[0] if count % step else None
+        return Hit(count * BLOCK_SIZE_TOKENS, pages, tail_page)
+
+    def publish(self, sequence: Sequence) -> None:
+        """Register the blocks that launched passes fill and whose tokens are known.
+
+        Whoever hits them is launched later, so it runs after the pass that writes them, whatever becomes of the writer.
+        """
+        end = min(sequence.num_computed, len(sequence.token_ids)) // BLOCK_SIZE_TOKENS
+        for index in range(sequence.num_published, end):
+            page = sequence.pages[index // self._blocks_per_page]
+            key = sequence.key(index)
+            block = self._blocks.get(key)
+            if block is None:
+                start = index * BLOCK_SIZE_TOKENS
+                tokens = sequence.token_ids[start : start + BLOCK_SIZE_TOKENS].tobytes()
+                parent = sequence.keys[index - 1] if index else None
+                block = self._blocks[key] = Block(key, parent, tokens, sequence.request.cache_salt)
+                if self._record_events:
+                    self._changes.append(block)
+            block.pages.append(page)
+            self._in_page[page].append(block)
+            sequence.num_published = index + 1
+
+    def wants(self, page: int) -> bool:
+        """Contents, for the pool: a page nobody uses is kept unless another page holds the same.
+
+        The other one counts as used now, so that it outlives the blocks that continue this one.
+        """
+        blocks = self._in_page[page]
+        if not blocks:
+            return False
+        copies = blocks[-1].pages
+        if len(copies) == 1:
+            return True
+        self.forget(page)
+        self.pool.touch(copies[0])
+        return False
+
+    def forget(self, page: int) -> None:
+        """Contents, for the pool: the page is about to get new contents."""
+        gone = []
+        for block in self._in_page[page]:
+            block.pages.remove(page)
+            if not block.pages:
+                del self._blocks[block.key]
+                gone.append(block.key)
+        self._in_page[page] = []
+        if gone and self._record_events:
+            self._changes.append(gone)
+
+    def take_events(self) -> list[KVEvent]:
+        """What changed since the last call, in order."""
+        changes, self._changes = self._changes, []
+        events: list[KVEvent] = []
+        for are_stored, group in groupby(changes, lambda change: isinstance(change, Block)):
+            if are_stored:
+                events += chains(cast("Iterable[Block]", group))
+            else:
+                events += [block_removed(keys) for keys in cast("Iterable[list[bytes]]", group)]
+        return events
+
+    def snapshot(self) -> list[BlockStored]:
+        """All that is cached now, parents before children (a parent always outlives its children)."""
+        return chains(self._blocks.values())
+
+
+def chains(blocks: Iterable[Block]) -> list[BlockStored]:
+    """One event for each run of blocks that continue each other."""
+    runs: list[list[Block]] = []
+    for block in blocks:
+        if runs and block.parent == runs[-1][-1].key:
+            runs[-1].append(block)
+        else:
+            runs.append([block])
+    return [
+        block_stored(
+            [block.key for block in run],
+            run[0].parent,
+            array("I", b"".join(block.packed_tokens for block in run)).tolist(),
+            run[0].salt,
+        )
+        for run in runs
+    ]

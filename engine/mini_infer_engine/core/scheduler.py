@@ -1,0 +1,272 @@
+"""What runs in the next pass: decodes first, then prefill chunks, under one token budget; who waits, who is preempted.
+
+It plans on upper bounds: rows of launched passes count as computed though their tokens are not known yet. Pages of a
+sequence are given up only when no launched pass has a row of it. The scheduler knows no tokens' meaning and no runner.
+"""
+
+from bisect import bisect_left, insort
+from dataclasses import dataclass, field
+from operator import attrgetter
+
+from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS
+from mini_infer_engine.core.batch import Batch, PageCopy, Row
+from mini_infer_engine.core.page_allocator import PageAllocator
+from mini_infer_engine.core.prefix_cache import MISS, Hit, PrefixCache
+from mini_infer_engine.core.sequence import Leaving, Sequence
+
+HELD_BACK_LIMIT = 8
+"""Waiting sequences that one plan passes over because a running one is computing what they need: bounds the search."""
+
+_order = attrgetter("order")
+
+
+@dataclass(slots=True)
+class Step:
+    """A planned pass and what its commit needs."""
+
+    batch: Batch
+    sequences: list[Sequence] = field(default_factory=list)
+    """Of the batch's rows, in their order."""
+    pinned_pages: list[int] = field(default_factory=list)
+    """Sources of the batch's copies, held until commit."""
+    admitted: list[Sequence] = field(default_factory=list)
+    """Sequences that run for the first time."""
+
+
+class Scheduler:
+    """Waiting and running sequences, both by `order`. The cache, where there is one, is that of the pool."""
+
+    def __init__(
+        self, pool: PageAllocator, cache: PrefixCache | None, *, max_num_seqs: int, token_budget: int, chunk_limit: int
+    ) -> None:
+        self.pool = pool
+        self.cache = cache
+        self.waiting: list[Sequence] = []
+        self.running: list[Sequence] = []
+        self.num_preemptions = 0
+        self._free_slots = list(range(max_num_seqs - 1, -1, -1))
+        self._token_budget = token_budget
+        self._chunk_limit = chunk_limit
+        self._refused: tuple[Sequence, int, int] | None = None
+
+    @property
+    def num_queued_tokens(self) -> int:
+        """Known tokens that are not computed yet, less what waiting sequences should find in the cache."""
+        waiting = sum(len(sequence.token_ids) - self._expected_cached(sequence) for sequence in self.waiting)
+        return waiting + sum(max(0, sequence.num_prefill - sequence.num_computed) for sequence in self.running)
+
+    def _expected_cached(self, sequence: Sequence) -> int:
+        """Known tokens that a waiting sequence should find in the cache; looked up once, and only if asked."""
+        if sequence.num_expected_cached is None:
+            num_blocks = 0 if self.cache is None else self.cache.match_length(sequence)
+            sequence.num_expected_cached = num_blocks * BLOCK_SIZE_TOKENS
+        return sequence.num_expected_cached
+
+    def add(self, sequence: Sequence) -> None:
+        """Put a new sequence in line."""
+        insort(self.waiting, sequence, key=_order)
+
+    def leave(self, sequence: Sequence, why: Leaving) -> None:
+        """Give a sequence no more rows, and take its pages as soon as no launched pass uses them."""
+        if sequence.slot < 0:
+            _remove(self.waiting, sequence)
+            return
+        sequence.leaving = why
+        if not sequence.in_flight:
+            self.release(sequence)
+
+    def release(self, sequence: Sequence) -> None:
+        """Take slot and pages from a leaving sequence; a preempted one goes back in line, by its old order."""
+        _remove(self.running, sequence)
+        self._free_slots.append(sequence.slot)
+        for page in reversed(sequence.pages):  # the end of a prefix is the first to be evicted
+            self.pool.release(page)
+        sequence.slot = -1
+        sequence.pages = []
+        sequence.num_published = 0
+        why, sequence.leaving = sequence.leaving, None
+        if why is Leaving.PREEMPTED:
+            self.num_preemptions += 1
+            sequence.num_expected_cached = sequence.num_computed if self.cache is not None else 0
+            insort(self.waiting, sequence, key=_order)
+
+    def plan(self) -> Step:
+        """The next pass; without rows if nothing can run before a launched pass is committed."""
+        step = Step(Batch([], 0))
+        budget, prefills = self._plan_decodes(step)
+        computing: set[bytes] = set()
+        for sequence in prefills:
+            if budget:
+                budget -= self._plan_chunk(step, sequence, budget, computing)
+        self._plan_admissions(step, budget, computing)
+        return step
+
+    def launched(self, step: Step) -> None:
+        """The pass is on its way: what its prefill chunks compute can be hit by later passes."""
+        if self.cache is not None:
+            for sequence in step.sequences[step.batch.num_decodes :]:
+                self.cache.publish(sequence)
+
+    def append(self, sequence: Sequence, token: int) -> None:
+        """A sampled token is known: the block that is full by it can be hit as soon as a launched pass computes it."""
+        sequence.token_ids.append(token)
+        if self.cache is not None and sequence.num_computed >= (sequence.num_published + 1) * BLOCK_SIZE_TOKENS:
+            self.cache.publish(sequence)
+
+    def unpin(self, step: Step) -> None:
+        """The pass is done: the sources of its copies may be given away.
+
+        Before any of its sequences leaves: the pages before a source, which those hold, are to be evicted after it.
+        """
+        for page in step.pinned_pages:
+            self.pool.release(page)
+
+    def _plan_decodes(self, step: Step) -> tuple[int, list[Sequence]]:
+        """One row for each sequence that decodes. Returns the budget left and the sequences that still prefill."""
+        rows, sequences, prefills = step.batch.rows, step.sequences, []
+        budget, page_size = self._token_budget, self.pool.page_size
+        for sequence in self.running:  # a row may preempt itself or the last in order, so no row planned before it
+            start = sequence.num_computed
+            if sequence.leaving or start > sequence.last_position:
+                continue
+            if start < sequence.num_prefill:
+                prefills.append(sequence)
+                continue
+            if not budget:
+                break
+            if start == len(sequence.pages) * page_size and not self._grow(sequence):
+                continue
+            output_index = start + 1 - sequence.num_prompt
+            sampling = sequence.request.sampling
+            suppressed = sequence.suppressed if output_index < sampling.min_tokens else ()
+            rows.append(
+                Row(
+                    sequence.slot,
+                    start,
+                    1,
+                    None,
+                    sequence.pages,
+                    sampling,
+                    sequence.request.noise_seed,
+                    output_index,
+                    suppressed,
+                )
+            )
+            sequences.append(sequence)
+            sequence.num_computed = start + 1
+            sequence.in_flight += 1
+            budget -= 1
+        step.batch.num_decodes = len(rows)
+        return budget, prefills
+
+    def _grow(self, sequence: Sequence) -> bool:
+        """One more page, by preempting the last in order if there is none; False: the sequence sits this pass out."""
+        while not self.pool.num_free:
+            if any(other.leaving for other in self.running):
+                return False  # pages come with the next commit
+            victim = self.running[-1]
+            self.leave(victim, Leaving.PREEMPTED)
+            if sequence.leaving or sequence.slot < 0:
+                return False
+        sequence.pages.append(self.pool.allocate())
+        return True
+
+    def _plan_chunk(self, step: Step, sequence: Sequence, budget: int, computing: set[bytes]) -> int:
+        """The next chunk of a prefill. Returns its tokens, notes in `computing` the block that it fills first."""
+        start = sequence.num_computed
+        count = min(sequence.num_prefill - start, budget, self._chunk_limit)
+        end = start + count
+        is_last = end == sequence.num_prefill
+        request, sampling = sequence.request, sequence.request.sampling
+        output_index = sequence.num_prefill - sequence.num_prompt
+        step.batch.rows.append(
+            Row(
+                slot=sequence.slot,
+                start=start,
+                count=count,
+                token_ids=sequence.token_ids[start:end],
+                page_table=sequence.pages,
+                sampling=sampling if is_last else None,
+                noise_seed=request.noise_seed,
+                output_index=output_index,
+                suppressed_token_ids=sequence.suppressed if output_index < sampling.min_tokens else (),
+                known_token_ids=sequence.token_ids if is_last and sampling.has_penalties else (),
+            )
+        )
+        step.sequences.append(sequence)
+        sequence.num_computed = end
+        sequence.in_flight += 1
+        block = start // BLOCK_SIZE_TOKENS
+        if self.cache is not None and (block + 1) * BLOCK_SIZE_TOKENS <= sequence.num_prefill:
+            computing.add(sequence.key(block))
+        return count
+
+    def _plan_admissions(self, step: Step, budget: int, computing: set[bytes]) -> None:
+        """Let waiting sequences in, in order; none overtakes one that lacks pages, or the long ones would starve."""
+        index = 0
+        while budget and self._free_slots and index < len(self.waiting) and index < HELD_BACK_LIMIT:
+            sequence = self.waiting[index]
+            if self._was_refused(sequence):
+                return
+            hit = self.cache.match(sequence) if self.cache is not None else MISS
+            if self._is_being_computed(sequence, hit, computing):
+                index += 1
+            elif self._place(step, sequence, hit):
+                del self.waiting[index]
+                budget -= self._plan_chunk(step, sequence, budget, computing)
+            else:
+                self._refused = (sequence, self.pool.num_free, len(self.running))
+                return
+
+    def _was_refused(self, sequence: Sequence) -> bool:
+        """Whether it lacked pages before and nothing got better: saves the search for its prefix in every step."""
+        if self._refused is None:
+            return False
+        refused, num_free, num_running = self._refused
+        return refused is sequence and self.pool.num_free <= num_free and len(self.running) == num_running
+
+    def _is_being_computed(self, sequence: Sequence, hit: Hit, computing: set[bytes]) -> bool:
+        """Whether a row of this very pass computes the block that the sequence lacks first: one pass later it hits."""
+        block = hit.num_tokens // BLOCK_SIZE_TOKENS
+        if not computing or (block + 1) * BLOCK_SIZE_TOKENS >= len(sequence.token_ids):
+            return False
+        return sequence.key(block) in computing
+
+    def _place(self, step: Step, sequence: Sequence, hit: Hit) -> bool:
+        """Slot and pages for all known tokens and the next one; False: there are not enough free pages."""
+        pool = self.pool
+        num_new = pool.pages_for(len(sequence.token_ids) + 1) - len(hit.pages)
+        num_needed = num_new + sum(1 for page in hit.pages if not pool.references[page]) + self._headroom()
+        if hit.tail_page is not None and num_needed + (not pool.references[hit.tail_page]) > pool.num_free:
+            hit = hit.without_tail(pool.page_size)  # its source, pinned, could be the page that is missing
+        if num_needed > pool.num_free:
+            return False
+        for page in hit.pages:
+            pool.acquire(page)
+        if hit.tail_page is not None:
+            pool.acquire(hit.tail_page)
+            step.pinned_pages.append(hit.tail_page)
+        sequence.pages = hit.pages + [pool.allocate() for _ in range(num_new)]
+        if hit.tail_page is not None:
+            target = sequence.pages[len(hit.pages)]
+            step.batch.copies.append(PageCopy(hit.tail_page, target, hit.num_tokens % pool.page_size))
+        sequence.slot = self._free_slots.pop()
+        sequence.num_prefill = len(sequence.token_ids)
+        sequence.num_computed = hit.num_tokens
+        sequence.num_published = len(hit.pages) * pool.page_size // BLOCK_SIZE_TOKENS
+        if sequence.num_cached is None:
+            sequence.num_cached = hit.num_tokens
+            step.admitted.append(sequence)
+        insort(self.running, sequence, key=_order)
+        return True
+
+    def _headroom(self) -> int:
+        """Free pages that an admission must leave: sixteen more tokens for each running sequence.
+
+        Without it the newcomer would be preempted a few steps later, and its prefill would have been for nothing.
+        """
+        return self.pool.pages_for(len(self.running) * BLOCK_SIZE_TOKENS)
+
+
+def _remove(ordered: list[Sequence], sequence: Sequence) -> None:
+    del ordered[bisect_left(ordered, sequence.order, key=_order)]

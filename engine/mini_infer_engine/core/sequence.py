@@ -1,0 +1,84 @@
+"""One request on its way through the scheduler: its tokens, its pages, how far it has been computed. No decisions."""
+
+from array import array
+from dataclasses import dataclass, field
+from enum import Enum
+
+from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS, SPAN_SIZE_TOKENS, block_keys
+from mini_infer_engine.core.request import FinishReason, Request
+
+
+class Leaving(Enum):
+    """Why a sequence gets no more rows and loses its pages as soon as no launched pass uses them."""
+
+    FINISHED = "finished"
+    PREEMPTED = "preempted"
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """A request and its state. `num_computed` counts what has been launched; the rest counts what is known."""
+
+    request: Request
+    order: tuple[int, int]
+    """(priority, arrival): the lower runs first, the highest is preempted first."""
+    arrival_s: float
+    root: bytes
+    """The parent key of the first block: differs by salt."""
+    last_position: int
+    """Position of the last token that may have to be computed: the token after it ends the sequence at the latest."""
+    stops: frozenset[int]
+    suppressed: tuple[int, ...]
+    """Token ids that may not be chosen before min_tokens."""
+
+    token_ids: "array[int]" = field(init=False)
+    """Prompt and output so far, as far as committed. Packed: slices, keys and device copies are memory copies."""
+    num_prompt: int = field(init=False)
+    num_expected_cached: int | None = None
+    """While it waits: tokens that were in the prefix cache when a load report first asked, which is all it is for."""
+    num_cached: int | None = None
+    """Set at first admission: prompt tokens found in the prefix cache."""
+
+    slot: int = -1
+    """Set while it runs."""
+    pages: list[int] = field(default_factory=list)
+    num_prefill: int = 0
+    """Set at admission: tokens known then; they are computed in chunks, and what follows is decoding."""
+    num_computed: int = 0
+    """Tokens that are in the KV cache once all launched passes have run."""
+    in_flight: int = 0
+    """Rows in passes that are launched and not yet committed."""
+    leaving: Leaving | None = None
+    keys: list[bytes] = field(default_factory=list)
+    """Keys of the first blocks, as far as anybody asked."""
+    num_published: int = 0
+    """Blocks of its own pages that the prefix cache knows, or that it took from there as whole pages."""
+
+    def __post_init__(self) -> None:
+        self.token_ids = array("I", self.request.prompt_token_ids)
+        self.num_prompt = len(self.token_ids)
+
+    def key(self, index: int) -> bytes:
+        """The key of block `index`, all of whose tokens are known."""
+        while len(self.keys) <= index:
+            self.add_keys()
+        return self.keys[index]
+
+    def add_keys(self) -> None:
+        """The next keys, first of a span, then of as many tokens again as have them.
+
+        One by one they cost three times as much; all at once they delay the first pass of a prompt that is not cached.
+        """
+        start = len(self.keys) * BLOCK_SIZE_TOKENS
+        parent = self.keys[-1] if self.keys else self.root
+        self.keys += block_keys(self.token_ids[start : start + max(SPAN_SIZE_TOKENS, start)], parent)
+
+    def finish_reason(self, token: int) -> FinishReason | None:
+        """Whether `token`, which has just been appended, ends the sequence."""
+        if token in self.stops:
+            return "stop"
+        return "length" if len(self.token_ids) > self.last_position + 1 else None
+
+    def stop_reason(self, token: int) -> int | None:
+        """The token that ended it, if it was one of the request's own and not EOS."""
+        return token if token in self.request.sampling.stop_token_ids else None

@@ -1,0 +1,49 @@
+"""Plain counters of an engine, for whoever exports metrics; no metric names here."""
+
+from dataclasses import dataclass
+
+from mini_infer_engine.core.scheduler import Step
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """Gauges hold now; all else counts since the start, so rates are differences."""
+
+    running: int = 0
+    waiting: int = 0
+    kv_usage: float = 0.0
+    """Share of the pages in use, 0 to 1; free pages that are still cached do not count."""
+    preemptions: int = 0
+    steps: int = 0
+    """Passes launched."""
+    prefill_tokens: int = 0
+    """Tokens computed in prefill chunks, recomputed ones too."""
+    decode_tokens: int = 0
+    """Decode rows launched, those thrown away too."""
+    generation_tokens: int = 0
+    """Tokens given out."""
+    last_step_prefill_tokens: int = 0
+    last_step_decode_tokens: int = 0
+    prompt_tokens: int = 0
+    """Of admitted requests: the tokens looked up in the prefix cache."""
+    cached_prompt_tokens: int = 0
+    """Of those, the ones that were found."""
+    admissions: int = 0
+    """First admissions."""
+    queue_time_s: float = 0.0
+    """Summed over first admissions, from arrival to admission."""
+
+    def count_launch(self, step: Step, now_s: float) -> None:
+        """Count a launched pass."""
+        decodes = step.batch.num_decodes
+        prefill = sum(row.count for row in step.batch.rows[decodes:])
+        self.steps += 1
+        self.prefill_tokens += prefill
+        self.decode_tokens += decodes
+        self.last_step_prefill_tokens = prefill
+        self.last_step_decode_tokens = decodes
+        for sequence in step.admitted:
+            self.admissions += 1
+            self.queue_time_s += now_s - sequence.arrival_s
+            self.prompt_tokens += sequence.num_prompt
+            self.cached_prompt_tokens += sequence.num_cached or 0

@@ -1,0 +1,65 @@
+"""From settings to an engine with its runner: the one place where a process decides whether it needs torch."""
+
+from dataclasses import dataclass
+
+import msgspec
+
+from mini_infer_engine.config.settings import EngineSettings
+from mini_infer_engine.core.batch import Runner
+from mini_infer_engine.core.engine import Engine
+from mini_infer_engine.core_process.messages import ModelInfo
+from mini_infer_engine.dry import vocabulary as dry_model
+from mini_infer_engine.dry.scripted_runner import PAGE_SIZE_TOKENS, PRETENDED_BYTES_PER_TOKEN, ScriptedRunner
+
+_DRY_KV_CACHE_BYTES = 2 * 10**9
+_GPU_BATCHED_TOKENS = 8192
+
+
+class DryRun(msgspec.Struct, frozen=True, kw_only=True):
+    """A pretended model instead of a real one."""
+
+    step_ms: float = 0.0
+    """How long a forward pass pretends to take."""
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltEngine:
+    """An engine that is ready to run, and what its text side must know."""
+
+    engine: Engine
+    model: ModelInfo
+
+
+def build_engine(settings: EngineSettings, dry_run: DryRun | None = None, *, record_events: bool = True) -> BuiltEngine:
+    """Load the model and make its engine. ValueError: the model or the settings are at fault, and why."""
+    return _build_dry(settings, dry_run, record_events) if dry_run is not None else _build_real(settings, record_events)
+
+
+def _build_dry(settings: EngineSettings, dry_run: DryRun, record_events: bool) -> BuiltEngine:
+    page_size = settings.page_size or PAGE_SIZE_TOKENS
+    pool_bytes = settings.kv_cache_memory or _DRY_KV_CACHE_BYTES
+    num_pages = pool_bytes // (PRETENDED_BYTES_PER_TOKEN * page_size)
+    runner = ScriptedRunner(num_pages, dry_run.step_ms / 1000, page_size)
+    max_model_len = settings.max_model_len or dry_model.MAX_MODEL_LEN
+    engine = Engine(
+        settings, runner, dry_model.EOS_TOKEN_IDS, max_model_len, dry_model.DRY_MODEL, record_events=record_events
+    )
+    return BuiltEngine(engine, _model_info(runner, max_model_len, dry_model.VOCAB_SIZE))
+
+
+def _build_real(settings: EngineSettings, record_events: bool) -> BuiltEngine:
+    from mini_infer_engine.runtime.runners import load_runner
+
+    runner = load_runner(settings)
+    config = runner.config
+    if settings.max_num_batched_tokens is None and runner.device.type == "cuda":
+        settings = msgspec.structs.replace(settings, max_num_batched_tokens=_GPU_BATCHED_TOKENS)
+    revision = f"{settings.model}@{settings.revision or ''}"
+    engine = Engine(settings, runner, config.eos_token_ids, runner.max_model_len, revision, record_events=record_events)
+    return BuiltEngine(engine, _model_info(runner, runner.max_model_len, config.vocab_size))
+
+
+def _model_info(runner: Runner, max_model_len: int, vocab_size: int) -> ModelInfo:
+    return ModelInfo(
+        max_model_len=max_model_len, vocab_size=vocab_size, page_size=runner.page_size, num_pages=runner.num_pages
+    )

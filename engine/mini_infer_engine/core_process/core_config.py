@@ -1,0 +1,20 @@
+"""All that the front tells the core before they can talk; written to a file that the core reads when it starts."""
+
+import msgspec
+
+from mini_infer_engine.config.settings import EngineSettings
+from mini_infer_engine.core_process.build import DryRun
+
+
+class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """All that the front tells the core before they can talk."""
+
+    settings: EngineSettings
+    dry_run: DryRun | None
+    host: str
+    events_port: int
+    replay_port: int
+    log_level: str
+    address: str = ""
+    """Of the core's ROUTER socket; this and the next are core_process.py's to fill."""
+    parent_pid: int = 0

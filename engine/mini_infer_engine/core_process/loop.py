@@ -1,0 +1,178 @@
+"""The core process: schedule, run, commit, publish, again and again. It knows no HTTP and no text.
+
+The engine is its own, made by build.py. Between steps it takes what the front sent without waiting; with nothing to
+do it sleeps in poll.
+"""
+
+import ctypes
+import gc
+import logging
+import os
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from mini_infer_contract.events import Snapshot
+from mini_infer_contract.events import encode as encode_event
+from mini_infer_engine.core.engine import Engine
+from mini_infer_engine.core.request import Output
+from mini_infer_engine.core.stats import EngineStats
+from mini_infer_engine.core_process import messages
+from mini_infer_engine.core_process.build import build_engine
+from mini_infer_engine.core_process.core_config import CoreConfig
+from mini_infer_engine.core_process.publisher import EventPublisher
+from mini_infer_engine.server.log import configure_logging
+
+logger = logging.getLogger(__name__)
+
+_PARENT_CHECK_S = 1.0
+_LINGER_MS = 500
+"""For the last words to the front."""
+_PR_SET_PDEATHSIG = 1
+"""<sys/prctl.h>: the signal that the kernel sends when the parent dies."""
+
+
+class CoreLoop:
+    """Between the sockets and the engine."""
+
+    def __init__(
+        self, engine: Engine, router: zmq.Socket[bytes], publisher: EventPublisher, parent_pid: int, fronts: set[bytes]
+    ) -> None:
+        self._engine = engine
+        self._router = router
+        self._publisher = publisher
+        self._parent_pid = parent_pid
+        self._poller = zmq.Poller()
+        self._poller.register(router, zmq.POLLIN)
+        if publisher.replay is not None:
+            self._poller.register(publisher.replay, zmq.POLLIN)
+        self._owners: dict[str, bytes] = {}
+        """Request id to the front that waits for it."""
+        self._refused: list[Output] = []
+        self._stopping = False
+        self._fronts = fronts
+        self._sent_stats = EngineStats()
+
+    def run(self) -> None:
+        """Until a front says stop or the parent is gone."""
+        while not self._stopping:
+            self._receive()
+            outputs = self._engine.step() if self._engine.has_work else []
+            if self._refused:
+                outputs, self._refused = [*self._refused, *outputs], []
+            self._send(outputs)
+            now = time.time()
+            self._publisher.publish_events(self._engine.take_events(), now)
+            if self._publisher.load_is_due(now):
+                load = self._engine.load()
+                accepted = messages.client_ids(load.accepted)
+                self._publisher.publish_load(msgspec.structs.replace(load, accepted=accepted), now)
+
+    def _receive(self) -> None:
+        if not self._engine.has_work:
+            wait_s = min(_PARENT_CHECK_S, self._publisher.load_wait_s(time.time()))
+            self._poller.poll(max(1, int(wait_s * 1000)))
+        if os.getppid() != self._parent_pid:
+            self._stopping = True
+        while True:
+            try:
+                front, payload = self._router.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            self._handle(front, messages.decode_from_front(payload))
+        self._publisher.answer_replays()
+
+    def _handle(self, front: bytes, message: messages.FrontMessage) -> None:
+        match message:
+            case messages.Add(request):
+                self._owners[request.request_id] = front
+                try:
+                    self._engine.add(request)
+                except ValueError as error:
+                    refusal = Output(
+                        request_id=request.request_id, token_ids=[], finish_reason="error", error=str(error)
+                    )
+                    self._refused.append(refusal)
+            case messages.Abort(request_ids):
+                for request_id in request_ids:
+                    self._owners.pop(request_id, None)
+                    self._engine.abort(request_id)
+            case messages.SnapshotWanted(ticket):
+                self._publisher.publish_events(self._engine.take_events(), time.time())
+                snapshot = Snapshot(self._publisher.last_sequence, self._engine.snapshot())
+                send(self._router, front, messages.SnapshotTaken(ticket, encode_event(snapshot)))
+            case messages.Stop():
+                self._stopping = True
+            case messages.Hello():
+                self._fronts.add(front)
+
+    def _send(self, outputs: list[Output]) -> None:
+        """All outputs for one front in one message; the numbers go with them, or alone where they have changed."""
+        stats = self._engine.stats()
+        if not outputs and stats == self._sent_stats:
+            return
+        self._sent_stats = stats
+        by_front: dict[bytes, list[Output]] = {front: [] for front in self._fronts}
+        for output in outputs:
+            front = self._owners.get(output.request_id)
+            if output.finish_reason is not None:
+                self._owners.pop(output.request_id, None)
+            if front is not None:
+                by_front.setdefault(front, []).append(output)
+        for front, own in by_front.items():
+            send(self._router, front, messages.StepOutputs(own, stats))
+
+
+def send(router: zmq.Socket[bytes], front: bytes, message: messages.CoreMessage) -> None:
+    """Hand a message to ZMQ, which drops it if the front is gone."""
+    router.send_multipart([front, messages.encode(message)])
+
+
+def serve(config: CoreConfig, folder: Path) -> None:
+    """Build the engine while the front waits, then run it. What goes wrong is told to the front before it is raised."""
+    context = zmq.Context()
+    router = context.socket(zmq.ROUTER)
+    router.set(zmq.SNDHWM, 0)
+    router.set(zmq.RCVHWM, 0)
+    router.bind(config.address)
+    front, _ = router.recv_multipart()  # its Hello
+    shutil.rmtree(folder, ignore_errors=True)  # they are connected: nothing is left behind, however they end
+    try:
+        publisher = EventPublisher(context, config.host, config.events_port, config.replay_port)
+        built = build_engine(config.settings, config.dry_run)
+        gc.collect()
+        gc.freeze()  # what is here now stays: without, each full collection walks all of it while requests wait
+        send(router, front, messages.Ready(built.model))
+        CoreLoop(built.engine, router, publisher, config.parent_pid, {front}).run()
+        publisher.close()
+    except Exception as error:
+        expected = isinstance(error, ValueError | OSError)
+        send(router, front, messages.Failed(str(error) if expected else f"{type(error).__name__}: {error}"))
+        if not expected:
+            logger.exception("the core process fails")
+        raise SystemExit(1) from None
+    finally:
+        context.destroy(linger=_LINGER_MS)
+
+
+def main() -> None:
+    """Run as `python -m mini_infer_engine.core_process.loop CONFIG`; started by core_process.py alone."""
+    config_path = Path(sys.argv[1])
+    config = msgspec.json.decode(config_path.read_bytes(), type=CoreConfig)
+    configure_logging(config.log_level)
+    # The front decides when to leave, also when the terminal or a supervisor signals the whole process group.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() == config.parent_pid:
+        serve(config, config_path.parent)
+
+
+if __name__ == "__main__":
+    main()

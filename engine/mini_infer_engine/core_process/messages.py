@@ -1,0 +1,97 @@
+"""What the HTTP process and the core process say to each other, as msgpack over ZMQ. No torch, no text, no sockets.
+
+The front's DEALER sends one `FrontMessage` a ZMQ message, the core's ROUTER one `CoreMessage`; all outputs of a step
+for one front travel together, so that the front wakes once a step.
+"""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from mini_infer_engine.core.request import Output, Request
+from mini_infer_engine.core.stats import EngineStats
+
+
+def core_id(client_id: str, serial: int) -> str:
+    """The core's name for one choice of a client's request.
+
+    Clients repeat their ids, above all when they try again; outputs that are still on their way must not find the
+    second request.
+    """
+    return f"{client_id}#{serial}"
+
+
+def client_ids(core_ids: Iterable[str]) -> list[str]:
+    """The clients' ids behind these, once each."""
+    return list(dict.fromkeys(name.rpartition("#")[0] for name in core_ids))
+
+
+class Add(msgspec.Struct, frozen=True, tag=True):
+    """Serve this request."""
+
+    request: Request
+
+
+class Abort(msgspec.Struct, frozen=True, tag=True):
+    """Nobody waits for these any more. Unknown ids are ignored: they may have finished meanwhile."""
+
+    request_ids: list[str]
+
+
+class SnapshotWanted(msgspec.Struct, frozen=True, tag=True):
+    """Send a `SnapshotTaken` with this ticket."""
+
+    ticket: int
+
+
+class Stop(msgspec.Struct, frozen=True, tag=True):
+    """Leave, whatever is running."""
+
+
+class Hello(msgspec.Struct, frozen=True, tag=True):
+    """A front is there: answer `Ready`. The first message of a front."""
+
+
+class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What the text side must know of the model that the core runs."""
+
+    max_model_len: int
+    """Tokens of prompt and output together."""
+    vocab_size: int
+    page_size: int
+    """Tokens a page."""
+    num_pages: int
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """Requests are welcome."""
+
+    model: ModelInfo
+
+
+class StepOutputs(msgspec.Struct, frozen=True, tag=True):
+    """What one step made for the requests of one front; also sent without outputs when the stats have changed."""
+
+    outputs: list[Output]
+    stats: EngineStats
+
+
+class SnapshotTaken(msgspec.Struct, frozen=True, tag=True):
+    """An encoded contract.events.Snapshot."""
+
+    ticket: int
+    payload: bytes
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """The core cannot start or go on, and leaves; the reason is for people."""
+
+    reason: str
+
+
+FrontMessage = Add | Abort | SnapshotWanted | Stop | Hello
+CoreMessage = Ready | StepOutputs | SnapshotTaken | Failed
+
+encode = msgspec.msgpack.Encoder().encode
+decode_from_front = msgspec.msgpack.Decoder(FrontMessage).decode
+decode_from_core = msgspec.msgpack.Decoder(CoreMessage).decode

@@ -1,0 +1,100 @@
+"""The runner of `--dry-run`: a pretended model that repeats what it was asked. No torch, no weights.
+
+Its KV cache is real: a page holds the token ids that were computed into it, and the reply is read from there alone, so
+that a wrong page table, a wrong cache hit or a page reused too early changes the text.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mini_infer_engine.core.batch import Batch, PageCopy, Row
+from mini_infer_engine.dry.vocabulary import END_ID, TURN_END_ID, TURN_START_ID
+
+PAGE_SIZE_TOKENS = 16
+PRETENDED_BYTES_PER_TOKEN = 16_384
+"""So that `--kv-cache-memory` means something: about what a model of 0.5 B parameters needs."""
+
+_USER_TURN = [TURN_START_ID, *b"user\n"]
+_GREETING = list(b"You said: ")
+_SPACE = 0x20
+
+
+@dataclass(slots=True)
+class _Launched:
+    sampled: list[int | None]
+    ready_at: float
+
+
+class ScriptedRunner:
+    """Answers a chat with its last user message, a plain prompt with itself, and then ends."""
+
+    def __init__(self, num_pages: int, step_s: float = 0.0, page_size: int = PAGE_SIZE_TOKENS) -> None:
+        self.page_size = page_size
+        self.num_pages = num_pages
+        self._step_s = step_s
+        """How long a pass pretends to take."""
+        self._pages: dict[int, list[int]] = {}
+        self._replies: dict[int, list[int]] = {}
+        """Slot to the reply that its sequence is being given."""
+        self._last_sampled: dict[int, int] = {}
+        self._busy_until = 0.0
+
+    def launch(self, batch: Batch) -> _Launched:
+        """Compute the pass at once; its result is ready when the pretended device has done its earlier passes."""
+        for copy in batch.copies:
+            self._copy(copy)
+        for row in batch.rows:
+            self._write(row)
+        sampled = [self._sample(row) for row in batch.rows]
+        self._busy_until = max(time.monotonic(), self._busy_until) + self._step_s
+        return _Launched(sampled, self._busy_until)
+
+    def collect(self, handle: _Launched) -> list[int | None]:
+        """Wait as long as a device would."""
+        time.sleep(max(0.0, handle.ready_at - time.monotonic()))
+        return handle.sampled
+
+    def _page(self, page_id: int) -> list[int]:
+        page = self._pages.get(page_id)
+        if page is None:
+            page = self._pages[page_id] = [END_ID] * self.page_size
+        return page
+
+    def _copy(self, copy: PageCopy) -> None:
+        self._page(copy.target)[: copy.tokens] = self._page(copy.source)[: copy.tokens]
+
+    def _write(self, row: Row) -> None:
+        token_ids = [self._last_sampled[row.slot]] if row.token_ids is None else row.token_ids
+        for position, token_id in enumerate(token_ids, row.start):
+            page_index, offset = divmod(position, self.page_size)
+            self._page(row.page_table[page_index])[offset] = token_id
+
+    def _read(self, page_table: Sequence[int], count: int) -> list[int]:
+        tokens: list[int] = []
+        for page_id in page_table[: -(-count // self.page_size)]:
+            tokens += self._page(page_id)
+        return tokens[:count]
+
+    def _sample(self, row: Row) -> int | None:
+        if row.sampling is None:
+            return None
+        if row.token_ids is not None or row.slot not in self._replies:
+            prompt_length = row.start + row.count - row.output_index
+            self._replies[row.slot] = reply_to(self._read(row.page_table, prompt_length))
+        reply = self._replies[row.slot]
+        token_id = reply[row.output_index % len(reply)]
+        if token_id in row.suppressed_token_ids:
+            token_id = _SPACE
+        self._last_sampled[row.slot] = token_id
+        return token_id
+
+
+def reply_to(prompt_token_ids: list[int]) -> list[int]:
+    """The tokens of the scripted reply, its end token last."""
+    for start in range(len(prompt_token_ids) - len(_USER_TURN), -1, -1):
+        if prompt_token_ids[start : start + len(_USER_TURN)] == _USER_TURN:
+            message = prompt_token_ids[start + len(_USER_TURN) :]
+            end = message.index(TURN_END_ID) if TURN_END_ID in message else len(message)
+            return [*_GREETING, *message[:end], TURN_END_ID]
+    return [*prompt_token_ids, END_ID]

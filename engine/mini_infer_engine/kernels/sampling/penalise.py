@@ -1,0 +1,64 @@
+"""Penalties on the device, by slot: logits as they are afterwards, and the count of what was chosen (penalties.py)."""
+
+import torch
+import triton
+import triton.language as tl
+
+from mini_infer_engine.kernels.sampling.sampling_state import SamplingState
+from mini_infer_engine.kernels.sizes import cdiv
+from mini_infer_engine.sampling.penalties import MOST_COUNTED, Penalties
+
+_BLOCK = 2048
+
+
+@triton.jit
+def _penalise(logits, slots, counts, strengths, out, vocabulary, logits_stride, BLOCK: tl.constexpr):
+    """Program (row, block of the vocabulary)."""
+    row = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots + row).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < vocabulary
+    values = tl.load(logits + row * logits_stride + columns, mask=inside, other=0.0).to(tl.float32)
+    repetition = tl.load(strengths + slot * 3)
+    presence = tl.load(strengths + slot * 3 + 1)
+    frequency = tl.load(strengths + slot * 3 + 2)
+    if (repetition != 1.0) | (presence != 0.0) | (frequency != 0.0):
+        count = tl.load(counts + slot * vocabulary + columns, mask=inside, other=0).to(tl.int32)
+        repeated = tl.where(values > 0, tl.div_rn(values, tl.zeros_like(values) + repetition), values * repetition)
+        made = (count >> 1).to(tl.float32)
+        values = tl.where(count > 0, repeated, values) - (presence * (made > 0).to(tl.float32) + frequency * made)
+    tl.store(out + row * vocabulary + columns, values, mask=inside)
+
+
+@triton.jit
+def _count(slots, last_tokens, counts, vocabulary, MOST: tl.constexpr):
+    """Program (row). Of a slot without penalties nobody reads the counts, and nobody counts at the same time."""
+    slot = tl.load(slots + tl.program_id(0)).to(tl.int64)
+    place = counts + slot * vocabulary + tl.load(last_tokens + slot)
+    count = tl.load(place)
+    tl.store(place, tl.where(count < MOST, count + 2, count))
+
+
+def penalised(logits: torch.Tensor, slots: torch.Tensor, penalties: Penalties) -> torch.Tensor:
+    """`Penalties.applied` for logits [rows, vocabulary] of slots [rows] int32 on the device: always fp32."""
+    rows, vocabulary = logits.shape
+    out = torch.empty((rows, vocabulary), dtype=torch.float32, device=logits.device)
+    _penalise[(rows, cdiv(vocabulary, _BLOCK))](
+        logits,
+        slots,
+        penalties.counts,
+        penalties.strengths,
+        out,
+        vocabulary,
+        logits.stride(0),
+        BLOCK=_BLOCK,
+        num_warps=4,
+    )
+    return out
+
+
+def count_sampled(slots: torch.Tensor, state: SamplingState, penalties: Penalties) -> None:
+    """`Penalties.count` of what `sample` has just chosen for slots [rows] int32 on the device."""
+    _count[(slots.shape[0],)](
+        slots, state.last_tokens, penalties.counts, penalties.counts.shape[1], MOST=MOST_COUNTED, num_warps=1
+    )

@@ -1,0 +1,188 @@
+"""Choosing the next token of each row without a sort: greedy, or by Gumbel noise that only seed and position decide.
+
+Top-k, top-p and min-p are one threshold a row (filters.py). What is left is read once: noise is drawn for groups of
+tokens, and for the tokens of a part's best group. The formulas are those of sampler.py, so that CPU and GPU choose
+alike.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from mini_infer_engine.kernels.sampling.sampling_state import HOST_RING_DEPTH, SamplingState
+from mini_infer_engine.kernels.sampling.topk_topp import topk_topp_thresholds
+from mini_infer_engine.kernels.sizes import cdiv, next_power_of_2
+from mini_infer_engine.kernels.workspace import Workspace
+from mini_infer_engine.sampling.token_groups import GROUPS_A_TILE, RUN, TOKENS_A_GROUP
+
+_PROGRAMS = 1056
+"""To choose with: eight for each multiprocessor of an H100 or H200, of which five run at a time."""
+
+
+@triton.jit
+def _mix(bits):
+    """The finaliser of splitmix64."""
+    bits = (bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9
+    bits = (bits ^ (bits >> 27)) * 0x94D049BB133111EB
+    return bits ^ (bits >> 31)
+
+
+@triton.jit
+def _noise(key, counters):
+    """Exp(1) noise: sampler.exponential_noise."""
+    golden = tl.full((), 0x9E3779B97F4A7C15, tl.uint64)
+    bits = _mix(key + counters.to(tl.uint64) * golden)
+    uniform = (bits >> 11).to(tl.float32) * 1.1102230246251565e-16 + 5.551115123125783e-17
+    uniform = tl.minimum(uniform, 0.99999994)
+    series = uniform * (1.0 + uniform * (0.5 + uniform * (0.33333334 + uniform * 0.25)))
+    return tl.where(uniform < 0.03, series, -tl.log(1.0 - uniform))  # -log1p(-uniform)
+
+
+@triton.jit
+def _candidates(source, columns, vocabulary, threshold, FILTERED: tl.constexpr):
+    """Logits in fp32, -inf where they may not be chosen."""
+    values = tl.load(source + columns, mask=columns < vocabulary, other=float("-inf")).to(tl.float32)
+    if FILTERED:
+        values = tl.where(values >= threshold, values, float("-inf"))
+    return values
+
+
+@triton.jit(do_not_specialize=["tiles_a_part", "padding_slot"])
+def _choose(
+    logits,
+    slots,
+    thresholds,
+    last_tokens,
+    lengths,
+    noise_seeds,
+    output_indexes,
+    inverse_temperatures,
+    on_host,
+    partial_values,
+    partial_tokens,
+    counters,
+    vocabulary,
+    logits_stride,
+    tiles_a_part,
+    padding_slot,
+    GROUP: tl.constexpr,
+    RUN: tl.constexpr,
+    GROUPS: tl.constexpr,
+    FILTERED: tl.constexpr,
+    MOST_PARTS: tl.constexpr,
+    KEPT: tl.constexpr,
+):
+    """Program (row, part of the vocabulary). The part that arrives last picks the best and advances the slot.
+
+    The logits of a group are one thread's: nothing passes between threads before a part's end.
+    """
+    row = tl.program_id(0)
+    part = tl.program_id(1)
+    parts = tl.num_programs(1)
+    slot = tl.load(slots + row).to(tl.int64)
+    inverse_temperature = tl.load(inverse_temperatures + slot)
+    output_index = tl.load(output_indexes + slot)
+    seed = tl.load(noise_seeds + slot).to(tl.uint64, bitcast=True)
+    threshold = float("-inf")
+    if FILTERED:
+        threshold = tl.load(thresholds + row)
+    key = _mix(seed + output_index.to(tl.uint64) + tl.full((), 0x9E3779B97F4A7C15, tl.uint64))
+    source = logits + row.to(tl.int64) * logits_stride
+
+    # 1. The best group of each thread.
+    threads = tl.arange(0, GROUPS)
+    runs = tl.arange(0, GROUP // RUN) * (GROUPS * RUN)
+    within = threads[:, None, None] * RUN + runs[None, :, None] + tl.arange(0, RUN)[None, None, :]
+    first = part * tiles_a_part
+    best = tl.full((GROUPS,), float("-inf"), tl.float32)
+    best_tile = tl.zeros((GROUPS,), tl.int32) + first
+    for tile in range(first, tl.minimum(first + tiles_a_part, tl.cdiv(vocabulary, GROUP * GROUPS))):
+        columns = tile * (GROUP * GROUPS) + within
+        values = _candidates(source, columns, vocabulary, threshold, FILTERED)
+        score = tl.max(tl.max(values, axis=2), axis=1)
+        if inverse_temperature > 0:
+            top = tl.maximum(score, -1e30)  # finite: -inf - -inf is no number
+            weights = tl.exp2((values - top[:, None, None]) * (inverse_temperature * 1.4426950408889634))
+            mass = tl.sum(tl.sum(weights, axis=2), axis=1)
+            noise = _noise(key, GROUP + tile * GROUPS + threads)
+            score = top * inverse_temperature + tl.log(mass / noise)
+        better = score > best
+        best = tl.where(better, score, best)
+        best_tile = tl.where(better, tile, best_tile)
+
+    # 2. The token. Equals are settled as by a search from the first: in bf16 they are common.
+    top = tl.max(best, axis=0)
+    none = tl.full((), 0x7FFFFFFF, tl.int32)
+    if inverse_temperature > 0:
+        group = tl.min(tl.where(best == top, best_tile * GROUPS + threads, none), axis=0)
+        places = tl.arange(0, GROUP)
+        tokens = (group // GROUPS) * (GROUP * GROUPS) + (group % GROUPS) * RUN
+        tokens += (places // RUN) * (GROUPS * RUN) + places % RUN
+        members = _candidates(source, tokens, vocabulary, threshold, FILTERED)
+        noisy = members * inverse_temperature - tl.log(_noise(key, places))
+        token = tl.min(tl.where(noisy == tl.max(noisy, axis=0), tokens, none), axis=0)
+    else:
+        columns = tl.min(tl.where(best == top, best_tile, none), axis=0) * (GROUP * GROUPS) + within
+        values = _candidates(source, columns, vocabulary, threshold, False)
+        found = tl.where(values == top, columns, none)
+        token = tl.min(tl.min(tl.min(found, axis=2), axis=1), axis=0)
+    token = tl.minimum(token, vocabulary - 1)  # nothing equals NaN
+
+    # 3. The best of all parts.
+    tl.store(partial_values + row * MOST_PARTS + part, top)
+    tl.store(partial_tokens + row * MOST_PARTS + part, token)
+    tl.debug_barrier()
+    if tl.atomic_add(counters + row, 1, sem="acq_rel") == parts - 1:
+        others = tl.arange(0, MOST_PARTS)
+        values = tl.load(
+            partial_values + row * MOST_PARTS + others, mask=others < parts, other=float("-inf"), cache_modifier=".cg"
+        )
+        _, winner = tl.max(values, axis=0, return_indices=True)
+        chosen = tl.load(partial_tokens + row * MOST_PARTS + winner, cache_modifier=".cg").to(tl.int64)
+        tl.store(counters + row, 0)
+        if slot != padding_slot:
+            tl.store(on_host + slot * KEPT + output_index % KEPT, chosen)
+            tl.store(last_tokens + slot, chosen)
+            tl.store(lengths + slot, tl.load(lengths + slot) + 1)
+            tl.store(output_indexes + slot, output_index + 1)
+
+
+def sample(logits: torch.Tensor, slots: torch.Tensor, state: SamplingState, *, filtered: bool = True) -> None:
+    """Choose a token for each row of logits [rows, vocabulary] and advance its slot: `state` has it, and the host.
+
+    The last slot of `state` is the padded rows': it never advances. `filtered`: some row may have top-k, top-p,
+    min-p or suppressed tokens.
+    """
+    rows, vocabulary = logits.shape
+    unfiltered = torch.empty(0, dtype=torch.float32, device=logits.device)
+    thresholds = topk_topp_thresholds(logits, slots, state) if filtered else unfiltered
+    tiles = cdiv(vocabulary, TOKENS_A_GROUP * GROUPS_A_TILE)
+    tiles_a_part = cdiv(tiles, max(1, _PROGRAMS // rows))
+    most_parts = next_power_of_2(tiles)
+    partial_values = torch.empty((rows, most_parts), dtype=torch.float32, device=logits.device)
+    partial_tokens = torch.empty((rows, most_parts), dtype=torch.int32, device=logits.device)
+    _choose[(rows, cdiv(tiles, tiles_a_part))](
+        logits,
+        slots,
+        thresholds,
+        state.last_tokens,
+        state.lengths,
+        state.noise_seeds,
+        state.output_indexes,
+        state.inverse_temperatures,
+        state.on_host,
+        partial_values,
+        partial_tokens,
+        Workspace.of(logits.device, partials=0).counters,
+        vocabulary,
+        logits.stride(0),
+        tiles_a_part,
+        state.last_tokens.shape[0] - 1,
+        GROUP=TOKENS_A_GROUP,
+        RUN=RUN,
+        GROUPS=GROUPS_A_TILE,
+        FILTERED=filtered,
+        MOST_PARTS=most_parts,
+        KEPT=HOST_RING_DEPTH,
+        num_warps=4,
+    )

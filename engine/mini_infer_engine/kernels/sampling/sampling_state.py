@@ -1,0 +1,49 @@
+"""What sampling keeps of every slot on the device: parameters that rarely change, and where each slot is."""
+
+from dataclasses import dataclass
+
+import torch
+
+SUPPRESSED_WIDTH = 32
+"""Token ids that one slot can suppress on the device (EOS and stop tokens before min_tokens)."""
+
+HOST_RING_DEPTH = 2
+"""Of each slot, for the host: it reads a pass's tokens before it launches the pass after the next."""
+
+
+@dataclass(slots=True)
+class SamplingState:
+    """What sampling needs of every slot, on the device; the extra last slot is that of padded rows."""
+
+    last_tokens: torch.Tensor  # [slots] int64
+    lengths: torch.Tensor  # [slots] int32, tokens in the KV cache
+    noise_seeds: torch.Tensor  # [slots] int64, sampler.noise_base of the request's seed
+    output_indexes: torch.Tensor  # [slots] int32
+    inverse_temperatures: torch.Tensor  # [slots] fp32, 0: greedy
+    top_ks: torch.Tensor  # [slots] int32, 0: off
+    top_ps: torch.Tensor  # [slots] fp32, 1: off
+    min_ps: torch.Tensor  # [slots] fp32, 0: off
+    suppress_until: torch.Tensor  # [slots] int32, output index from which all tokens are allowed
+    suppressed: torch.Tensor  # [slots, SUPPRESSED_WIDTH] int32, -1: none
+    on_host: torch.Tensor  # [slots, HOST_RING_DEPTH] int64, pinned: the token of an output index, at its remainder
+
+    @classmethod
+    def zeros(cls, slots: int, device: torch.device) -> "SamplingState":
+        """Greedy rows of length 0."""
+
+        def make(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+            return torch.zeros((slots, *shape), dtype=dtype, device=device)
+
+        return cls(
+            last_tokens=make(torch.int64),
+            lengths=make(torch.int32),
+            noise_seeds=make(torch.int64),
+            output_indexes=make(torch.int32),
+            inverse_temperatures=make(torch.float32),
+            top_ks=make(torch.int32),
+            top_ps=make(torch.float32) + 1,
+            min_ps=make(torch.float32),
+            suppress_until=make(torch.int32),
+            suppressed=make(torch.int32, SUPPRESSED_WIDTH) - 1,
+            on_host=torch.zeros((slots, HOST_RING_DEPTH), dtype=torch.int64, pin_memory=device.type == "cuda"),
+        )

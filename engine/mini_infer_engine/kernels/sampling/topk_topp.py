@@ -1,0 +1,500 @@
+"""The smallest logit that min-p, top-k and top-p leave to each row, without a sort; in this order, as sampler.py does.
+
+What the filters leave is nearly always among a few thousand tokens. 1. An evenly spaced sample of a row says which
+logit about RANK tokens reach. 2. One reading gathers what reaches it, and sums the row's weights. 3. Among what was
+gathered, the threshold is found by bisection. Where the mass that top-p wants lies deeper, the sample says between
+which logits, and 2. and 3. are done once more for those. What even that misses is searched in the row itself, slowly.
+
+The same logits give the same threshold bit by bit: parts of a row are of one size, and what is gathered comes in any
+order but is summed in integers.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from mini_infer_engine.kernels.sampling.sampling_state import SUPPRESSED_WIDTH, SamplingState
+from mini_infer_engine.kernels.sizes import LOG2_E, cdiv, next_power_of_2
+
+_GATHERED = (4096, 16384)
+"""Tokens of a row that the first and the second gathering have room for. Smaller vocabularies need no sample."""
+_RANK = 2048
+"""Tokens to gather first: few, and so many that neither a top-k in use nor most nuclei need more."""
+_SAMPLE = 8192
+"""Tokens: their count at _RANK is off by a tenth, and by no more than a half."""
+_PART = 4096
+"""Tokens of a row that one program reads."""
+_PART_WARPS = 8
+_RUN = 8
+"""Tokens that a thread reads at once."""
+
+_LOG2_E: tl.constexpr = tl.constexpr(LOG2_E)
+_ONE: tl.constexpr = tl.constexpr(float(1 << 44))
+"""The weight of the best token, as an integer: sums of 2^18 fit, and what is lost is less than fp32 sums lose."""
+_DEVIATIONS: tl.constexpr = tl.constexpr(5.0)
+"""Of what the sample estimates, for the logits between which the threshold must be: a row in a million lies outside."""
+_ALL: tl.constexpr = tl.constexpr(-3e38)
+"""What reaches this is all that may be chosen at all."""
+_LEAST: tl.constexpr = tl.constexpr(-1e30)
+"""In place of -inf where a maximum is subtracted."""
+
+
+@triton.jit
+def _ordered(value, SHIFT: tl.constexpr):
+    """Integers that sort as these fp32 values do, less their last SHIFT bits."""
+    bits = value.to(tl.int32, bitcast=True)
+    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits) >> SHIFT
+
+
+@triton.jit
+def _unordered(ordered, SHIFT: tl.constexpr):
+    """The fp32 values of these integers, whose last SHIFT bits are 0."""
+    bits = ordered << SHIFT
+    return tl.where(bits < 0, (bits | ((1 << SHIFT) - 1)) ^ 0x7FFFFFFF, bits).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _middle(low, high):
+    return ((low.to(tl.int64) + high.to(tl.int64) + 1) >> 1).to(tl.int32)
+
+
+@triton.jit
+def _last_to_reach(values, amounts, wanted, low, high, SHIFT: tl.constexpr):
+    """The largest in (low, high], ordered, such that what is no smaller amounts to `wanted`; `low` where none does."""
+    while low < high:
+        middle = _middle(low, high)
+        if tl.sum(tl.where(values >= _unordered(middle, SHIFT), amounts, 0), axis=0) >= wanted:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+@triton.jit
+def _weights(values, top, scale):
+    """exp2 of what is missing to the top; rounded alike for any values, so that weights compare."""
+    return tl.exp2(tl.fma(values, scale, -top * scale))
+
+
+@triton.jit
+def _sampled(source, vocabulary, SAMPLE: tl.constexpr):
+    """Runs of 8 logits, evenly spaced: what a thread reads at once."""
+    places = tl.arange(0, SAMPLE)
+    columns = (places // 8) * (vocabulary // 8) // (SAMPLE // 8) * 8 + places % 8
+    return tl.load(source + columns, mask=columns < vocabulary, other=float("-inf")).to(tl.float32)
+
+
+@triton.jit
+def _asked(slots, inverse_temperatures, top_ks, top_ps, min_ps, row):
+    """A row's slot, inverse temperature, top-k, top-p and min-p."""
+    slot = tl.load(slots + row).to(tl.int64)
+    return (
+        slot,
+        tl.load(inverse_temperatures + slot),
+        tl.load(top_ks + slot),
+        tl.load(top_ps + slot),
+        tl.load(min_ps + slot),
+    )
+
+
+@triton.jit
+def _floor(top, min_p, inverse_temperature):
+    """Min-p's threshold; -inf without one."""
+    floor = float("-inf")
+    if min_p > 0:
+        floor = top + tl.log(min_p) / inverse_temperature
+    return floor
+
+
+@triton.jit
+def _begin(
+    logits,
+    slots,
+    inverse_temperatures,
+    top_ks,
+    top_ps,
+    min_ps,
+    output_indexes,
+    suppress_until,
+    suppressed,
+    thresholds,
+    counts,
+    brackets,
+    vocabulary,
+    logits_stride,
+    WIDTH: tl.constexpr,
+    SAMPLE: tl.constexpr,
+    RANK: tl.constexpr,
+    GATHERED: tl.constexpr,
+):
+    """Program (row): suppressed logits to -inf, in place; from which logit on tokens are gathered, if any filter is on.
+
+    `counts`, [rows] int32: tokens gathered, -1 where the threshold is known. `brackets`, [rows, 3] fp32: the smallest
+    logit to gather, the smallest above those, and min-p's threshold.
+    """
+    row = tl.program_id(0)
+    slot, inverse_temperature, top_k, top_p, min_p = _asked(slots, inverse_temperatures, top_ks, top_ps, min_ps, row)
+    source = logits + row.to(tl.int64) * logits_stride
+    ranked = ((top_k > 0) & (top_k < vocabulary)) | (top_p < 1)
+    filtered = (inverse_temperature > 0) & (ranked | (min_p > 0))
+    if tl.load(output_indexes + slot) < tl.load(suppress_until + slot):
+        tokens = tl.load(suppressed + slot * WIDTH + tl.arange(0, WIDTH))
+        gone = tl.full((WIDTH,), float("-inf"), logits.dtype.element_ty)
+        tl.store(source + tokens, gone, mask=(tokens >= 0) & (tokens < vocabulary))
+        tl.debug_barrier()  # other threads read them
+    if filtered:
+        low = float("inf")  # min-p needs the best logit only
+        if ranked:
+            low = float("-inf")
+            if vocabulary > GATHERED:
+                values = _sampled(source, vocabulary, SAMPLE)
+                most = (SAMPLE * RANK) // vocabulary
+                lowest = _ordered(tl.full((), float("-inf"), tl.float32), 16)
+                highest = _ordered(tl.max(values, axis=0), 16)
+                ones = tl.full((SAMPLE,), 1, tl.int32)
+                low = _unordered(_last_to_reach(values, ones, most + 1, lowest, highest, 16) + 1, 16)
+        tl.store(brackets + row * 3, low)
+        tl.store(counts + row, 0)
+    else:
+        tl.store(counts + row, -1)
+        tl.store(thresholds + row, float("-inf"))
+
+
+@triton.jit
+def _total(values):
+    return tl.sum(tl.sum(tl.sum(values, axis=2), axis=1), axis=0)
+
+
+@triton.jit
+def _largest(values):
+    return tl.max(tl.max(tl.max(values, axis=2), axis=1), axis=0)
+
+
+@triton.jit
+def _gather(
+    logits,
+    slots,
+    inverse_temperatures,
+    counts,
+    brackets,
+    partials,
+    gathered,
+    vocabulary,
+    logits_stride,
+    PART: tl.constexpr,
+    MOST_PARTS: tl.constexpr,
+    GATHERED: tl.constexpr,
+    WIDTH: tl.constexpr,
+    AGAIN: tl.constexpr,
+    RUN: tl.constexpr,
+    RUNS: tl.constexpr,
+):
+    """Program (row, part): logits inside the bracket to `gathered`, in any order; sums of weights to `partials`.
+
+    `partials`, [rows, 3, parts] fp32: the part's best logit, the weights relative to it that reach min-p's threshold,
+    and those above the bracket; the first time, no logit is below the one or above the other.
+    """
+    row = tl.program_id(0)
+    part = tl.program_id(1)
+    if tl.load(counts + row) < 0:
+        return
+    scale = tl.load(inverse_temperatures + tl.load(slots + row).to(tl.int64)) * _LOG2_E
+    threads = tl.arange(0, PART // (RUN * RUNS))
+    within = threads[:, None, None] * RUN + tl.arange(0, RUN)[None, None, :]
+    within += tl.arange(0, RUNS)[None, :, None] * (PART // RUNS)
+    columns = part * PART + within
+    source = logits + row.to(tl.int64) * logits_stride
+    loaded = tl.load(source + columns, mask=columns < vocabulary, other=float("-inf"))
+    values = loaded.to(tl.float32)
+    top = tl.maximum(_largest(values), _LEAST)
+    weights = _weights(values, top, scale)
+    results = partials + row.to(tl.int64) * 3 * MOST_PARTS + part
+    inside = values >= tl.load(brackets + row * 3)
+    if AGAIN:
+        high = tl.load(brackets + row * 3 + 1)
+        inside = inside & (values < high)
+        tl.store(results + 2 * MOST_PARTS, _total(tl.where(values >= high, weights, 0.0)))
+        weights = tl.where(values >= tl.load(brackets + row * 3 + 2), weights, 0.0)
+    tl.store(results, top)
+    tl.store(results + MOST_PARTS, _total(weights))
+    ranks = tl.cumsum(inside.to(tl.int32), axis=2)
+    in_runs = tl.sum(inside.to(tl.int32), axis=2)
+    in_threads = tl.sum(in_runs, axis=1)
+    count = tl.sum(in_threads, axis=0)
+    if count > 0:
+        start = tl.atomic_add(counts + row, count, sem="relaxed")
+        if start + count <= GATHERED:
+            firsts = start + tl.cumsum(in_threads, axis=0) - in_threads - 1
+            places = (firsts[:, None] + tl.cumsum(in_runs, axis=1) - in_runs)[:, :, None] + ranks
+            tl.store(gathered + row.to(tl.int64) * WIDTH + places, loaded, mask=inside)
+
+
+@triton.jit
+def _search(
+    logits,
+    slots,
+    inverse_temperatures,
+    top_ks,
+    top_ps,
+    min_ps,
+    thresholds,
+    counts,
+    vocabulary,
+    logits_stride,
+    BLOCK: tl.constexpr,
+    SHIFT: tl.constexpr,
+):
+    """Program (row): the threshold where nothing else has found it, with a reading of the whole row a step."""
+    row = tl.program_id(0)
+    if tl.load(counts + row) < 0:
+        return
+    _slot, inverse_temperature, top_k, top_p, min_p = _asked(slots, inverse_temperatures, top_ks, top_ps, min_ps, row)
+    scale = inverse_temperature * _LOG2_E
+    source = logits + row.to(tl.int64) * logits_stride
+    top = float("-inf")
+    for start in range(0, vocabulary, BLOCK):
+        columns = start + tl.arange(0, BLOCK)
+        values = tl.load(source + columns, mask=columns < vocabulary, other=float("-inf")).to(tl.float32)
+        top = tl.maximum(top, tl.max(values, axis=0))
+    threshold = _floor(top, min_p, inverse_temperature)
+    lowest = _ordered(tl.full((), float("-inf"), tl.float32), SHIFT)
+    if (top_k > 0) & (top_k < vocabulary):
+        low = lowest
+        high = _ordered(top, SHIFT)
+        while low < high:
+            middle = _middle(low, high)
+            value = _unordered(middle, SHIFT)
+            count = tl.zeros((), tl.int32)
+            for start in range(0, vocabulary, BLOCK):
+                columns = start + tl.arange(0, BLOCK)
+                values = tl.load(source + columns, mask=columns < vocabulary, other=float("-inf")).to(tl.float32)
+                count += tl.sum((values >= value).to(tl.int32), axis=0)
+            if count >= top_k:
+                low = middle
+            else:
+                high = middle - 1
+        threshold = tl.maximum(threshold, _unordered(low, SHIFT))
+    if top_p < 1:
+        mass = _mass(source, vocabulary, threshold, top, scale, BLOCK)
+        low = lowest
+        high = _ordered(top, SHIFT)
+        while low < high:
+            middle = _middle(low, high)
+            value = tl.maximum(_unordered(middle, SHIFT), threshold)
+            if _mass(source, vocabulary, value, top, scale, BLOCK) >= mass * top_p:
+                low = middle
+            else:
+                high = middle - 1
+        threshold = tl.maximum(threshold, _unordered(low, SHIFT))
+    tl.store(thresholds + row, threshold)
+
+
+@triton.jit
+def _mass(source, vocabulary, value, top, scale, BLOCK: tl.constexpr):
+    """Of all weights of a row whose logits reach `value`."""
+    mass = tl.zeros((), tl.float32)
+    for start in range(0, vocabulary, BLOCK):
+        columns = start + tl.arange(0, BLOCK)
+        values = tl.load(source + columns, mask=columns < vocabulary, other=float("-inf")).to(tl.float32)
+        mass += tl.sum(tl.where(values >= value, _weights(values, top, scale), 0.0), axis=0)
+    return mass
+
+
+@triton.jit
+def _error(sample, weights, value, weight):
+    """By how much the mass of what reaches `value` may be off: that of a ratio of sums, and of a few single tokens."""
+    reaching = tl.where(sample >= value, weights, 0.0)
+    below = weights - reaching
+    share = tl.sum(reaching, axis=0) / tl.maximum(tl.sum(weights, axis=0), 1e-30)
+    above = (1 - share) * (1 - share) * tl.sum(reaching * reaching, axis=0)
+    return _DEVIATIONS * (tl.sqrt(above + share * share * tl.sum(below * below, axis=0)) + weight)
+
+
+@triton.jit
+def _resolve(
+    logits,
+    slots,
+    inverse_temperatures,
+    top_ks,
+    top_ps,
+    min_ps,
+    thresholds,
+    counts,
+    brackets,
+    partials,
+    gathered,
+    vocabulary,
+    logits_stride,
+    PARTS: tl.constexpr,
+    MOST_PARTS: tl.constexpr,
+    GATHERED: tl.constexpr,
+    WIDTH: tl.constexpr,
+    SAMPLE: tl.constexpr,
+    SHIFT: tl.constexpr,
+    AGAIN: tl.constexpr,
+):
+    """Program (row): the threshold, from what was gathered; the first time, else the bracket of the second."""
+    row = tl.program_id(0)
+    count = tl.load(counts + row)
+    if count < 0:
+        return
+    _slot, inverse_temperature, top_k, top_p, min_p = _asked(slots, inverse_temperatures, top_ks, top_ps, min_ps, row)
+    scale = inverse_temperature * _LOG2_E
+    source = logits + row.to(tl.int64) * logits_stride
+
+    # 1. What the parts found.
+    parts = tl.arange(0, MOST_PARTS)
+    results = partials + row.to(tl.int64) * 3 * MOST_PARTS + parts
+    tops = tl.load(results, mask=parts < PARTS, other=_LEAST)
+    top = tl.max(tops, axis=0)
+    exponents = tl.where(parts < PARTS, tops * scale, _LEAST)  # rounded before they are subtracted, as in _weights
+    scales = tl.exp2(exponents - tl.max(exponents, axis=0))
+    mass = tl.sum(scales * tl.load(results + MOST_PARTS, mask=parts < PARTS, other=0.0), axis=0)
+    floor = _floor(top, min_p, inverse_temperature)
+    low = tl.load(brackets + row * 3)
+    highest = _ordered(top, SHIFT)
+    above = tl.zeros((), tl.int64)
+    if AGAIN:
+        highest = tl.minimum(highest, _ordered(tl.load(brackets + row * 3 + 1), SHIFT))
+        masses = tl.load(results + 2 * MOST_PARTS, mask=parts < PARTS, other=0.0)
+        above += (tl.sum(scales * masses, axis=0) * _ONE).to(tl.int64)
+    places = tl.arange(0, GATHERED)
+    values = tl.load(gathered + row.to(tl.int64) * WIDTH + places).to(tl.float32)
+    values = tl.where(places < count, values, float("-inf"))
+
+    # 2. The threshold.
+    limited = (top_k > 0) & (top_k < vocabulary)
+    known = count <= GATHERED
+    threshold = floor
+    held = tl.zeros((), tl.int64)
+    if limited:
+        known = known & ((count >= top_k) | (low < _ALL))
+        ones = tl.full((GATHERED,), 1, tl.int32)
+        lowest = _ordered(low, SHIFT)
+        found = _last_to_reach(values, ones, top_k, lowest, highest, SHIFT)
+        threshold = tl.maximum(threshold, _unordered(found, SHIFT))
+    if top_p < 1:
+        weights = tl.where(values >= threshold, _weights(values, top, scale), 0.0)
+        amounts = (weights * _ONE + 0.5).to(tl.int64)
+        held += tl.sum(amounts, axis=0)
+        all_held = (threshold >= low) | (low < _ALL)
+        if AGAIN:
+            known = known & (limited == 0)
+        else:
+            all_held = all_held | limited
+            known = known & (all_held | (min_p <= 0))  # else what min-p leaves is not known
+            mass = tl.where(all_held, held.to(tl.float32) * (1.0 / _ONE), mass)
+        wanted = tl.maximum((mass * top_p * _ONE).to(tl.int64), 1) - above
+        known = known & (wanted > 0) & (all_held | (held >= wanted))
+        if known:
+            lowest = _ordered(low, SHIFT)
+            found = _last_to_reach(values, amounts, wanted, lowest, highest, SHIFT)
+            threshold = tl.maximum(threshold, _unordered(found, SHIFT))
+
+    # 3. Where it is not known, the bracket of the second gathering; after that, it is searched.
+    if not AGAIN:  # noqa: SIM102  # decided when it is compiled, the inner one for each row
+        if known == 0:
+            next_low = float("inf")
+            next_high = float("inf")
+            if (limited == 0) & (count <= GATHERED):
+                sample = _sampled(source, vocabulary, SAMPLE)
+                weights = tl.where(sample < low, _weights(sample, top, scale), 0.0)
+                mass_held = held.to(tl.float32) * (1.0 / _ONE)
+                ratio = (mass - mass_held) / tl.maximum(tl.sum(weights, axis=0), 1e-30)  # of the row to the sample
+                weights = tl.where(sample >= floor, weights, 0.0)
+                wanted_left = top_p * tl.sum(weights, axis=0) - (1 - top_p) * mass_held / ratio
+                lowest = _ordered(tl.full((), float("-inf"), tl.float32), 16)
+                highest = _ordered(low, 16)
+                near = _unordered(_last_to_reach(sample, weights, wanted_left, lowest, highest, 16), 16)
+                error = _error(sample, weights, near, _weights(tl.maximum(near, _LEAST), top, scale))
+                found = _last_to_reach(sample, weights, wanted_left + error, lowest, highest, 16)
+                next_low = tl.maximum(_unordered(found, 16), floor)
+                if wanted_left > error:
+                    found = _last_to_reach(sample, weights, wanted_left - error, lowest, highest, 16)
+                    next_high = _unordered(found + 1, 16)
+            tl.store(brackets + row * 3, next_low)
+            tl.store(brackets + row * 3 + 1, next_high)
+            tl.store(brackets + row * 3 + 2, floor)
+    tl.store(counts + row, tl.where(known, -1, 0))
+    tl.store(thresholds + row, threshold)
+
+
+def topk_topp_thresholds(logits: torch.Tensor, slots: torch.Tensor, state: SamplingState) -> torch.Tensor:
+    """[rows] fp32, -inf where no filter is on, of logits [rows, vocabulary], whose suppressed tokens become -inf."""
+    rows, vocabulary = logits.shape
+    parts = cdiv(vocabulary, _PART)
+    most_parts = next_power_of_2(parts)
+    width = _GATHERED[-1]
+    thresholds = torch.empty(rows, dtype=torch.float32, device=logits.device)
+    counts = torch.empty(rows, dtype=torch.int32, device=logits.device)
+    brackets = torch.empty((rows, 3), dtype=torch.float32, device=logits.device)
+    partials = torch.empty((rows, 3, most_parts), dtype=torch.float32, device=logits.device)
+    gathered = torch.empty((rows, width), dtype=logits.dtype, device=logits.device)
+    asked = (logits, slots, state.inverse_temperatures, state.top_ks, state.top_ps, state.min_ps)
+    shift = 16 if logits.dtype == torch.bfloat16 else 0  # bits of an ordered value that are always 0
+    _begin[(rows,)](
+        *asked,
+        state.output_indexes,
+        state.suppress_until,
+        state.suppressed,
+        thresholds,
+        counts,
+        brackets,
+        vocabulary,
+        logits.stride(0),
+        WIDTH=SUPPRESSED_WIDTH,
+        SAMPLE=_SAMPLE,
+        RANK=_RANK,
+        GATHERED=_GATHERED[0],
+        num_warps=16,
+    )
+    for again, room in enumerate(_GATHERED):
+        _gather[(rows, parts)](
+            logits,
+            slots,
+            state.inverse_temperatures,
+            counts,
+            brackets,
+            partials,
+            gathered,
+            vocabulary,
+            logits.stride(0),
+            PART=_PART,
+            MOST_PARTS=most_parts,
+            GATHERED=room,
+            WIDTH=width,
+            AGAIN=again == 1,
+            RUN=_RUN,
+            RUNS=_PART // (_PART_WARPS * 32 * _RUN),
+            num_warps=_PART_WARPS,
+        )
+        _resolve[(rows,)](
+            *asked,
+            thresholds,
+            counts,
+            brackets,
+            partials,
+            gathered,
+            vocabulary,
+            logits.stride(0),
+            PARTS=parts,
+            MOST_PARTS=most_parts,
+            GATHERED=room,
+            WIDTH=width,
+            SAMPLE=_SAMPLE,
+            SHIFT=shift,
+            AGAIN=again == 1,
+            num_warps=32 if again else 16,
+            maxnreg=64,  # without spills; two rows on a multiprocessor the first time
+        )
+    _search[(rows,)](
+        *asked,
+        thresholds,
+        counts,
+        vocabulary,
+        logits.stride(0),
+        BLOCK=8192,
+        SHIFT=shift,
+        num_warps=16,
+    )
+    return thresholds

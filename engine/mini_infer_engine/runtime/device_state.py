@@ -1,0 +1,135 @@
+"""The device's picture of every slot, and the host's memory of what the device already knows: only differences travel.
+
+It decides nothing about batches; it keeps page tables and sampling parameters true for whoever launches.
+"""
+
+import struct
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mini_infer_engine.config.errors import ModelError
+from mini_infer_engine.core.batch import Row
+from mini_infer_engine.kernels.sampling.sampling_state import HOST_RING_DEPTH, SUPPRESSED_WIDTH, SamplingState
+from mini_infer_engine.kernels.sampling.state_update import STATE_FIELDS, update_pages, update_slots
+from mini_infer_engine.runtime.inputs import to_device
+from mini_infer_engine.sampling.reference import GREEDY_TEMPERATURE, noise_base
+
+_STATE = struct.Struct("<4q d q 2d q")
+"""One slot in the packet of `update_slots`: see STATE_FIELDS."""
+
+
+class DeviceBatchState:
+    """One row for each slot and a spare one, which padded rows of a graph use and which never changes."""
+
+    def __init__(self, num_slots: int, table_width: int, null_page: int, device: torch.device) -> None:
+        self.padding_slot = num_slots
+        self.device = device
+        self.state = SamplingState.zeros(num_slots + 1, device)
+        # [slots + 1, pages of the longest sequence] int32
+        self.page_tables = torch.full((num_slots + 1, table_width), null_page, dtype=torch.int32, device=device)
+        self._known_pages = [0] * num_slots
+        self._filtered_slots: set[int] = set()
+
+    def begin(self, rows: list[Row]) -> None:
+        """Rows whose sample is their slot's first: their sampling parameters and lengths go to the device."""
+        if rows:
+            packet = np.frombuffer(bytearray(self.pack_updates(rows)), dtype=np.int64)
+            update_slots(to_device(packet.reshape(-1, STATE_FIELDS), self.device), self.state)
+
+    def pack_updates(self, rows: list[Row]) -> bytes:
+        """What `update_slots` needs of rows that begin: [rows, STATE_FIELDS] int64.
+
+        Tokens that they may not choose are rare, and go to the device at once.
+        """
+        for row in rows:
+            if row.suppressed_token_ids:
+                self._suppress(row)
+            (self._filtered_slots.add if _is_filtered(row) else self._filtered_slots.discard)(row.slot)
+        return b"".join(map(_packed_state, rows))
+
+    def padded(self, slots: list[int], length: int) -> Tensor:
+        """Slots as int32, and the spare one up to `length`, in memory from where a copy to a GPU is only queued."""
+        tensor = torch.full((length,), self.padding_slot, dtype=torch.int32, pin_memory=self.device.type == "cuda")
+        tensor[: len(slots)] = torch.tensor(slots, dtype=torch.int32)
+        return tensor
+
+    def has_filters(self, slots: list[int]) -> bool:
+        """Whether, of what runs in one of these slots, some logits may not be chosen."""
+        return bool(self._filtered_slots) and not self._filtered_slots.isdisjoint(slots)
+
+    def places_on_host(self, rows: list[Row]) -> list[tuple[int, int]]:
+        """(row, place in `state.on_host`) of the tokens that a pass of these rows samples."""
+        return [
+            (index, row.slot * HOST_RING_DEPTH + row.output_index % HOST_RING_DEPTH)
+            for index, row in enumerate(rows)
+            if row.sampling is not None
+        ]
+
+    def pack_null_update(self) -> bytes:
+        """The same of one line that changes nothing: the spare slot as it is."""
+        return _STATE.pack(self.padding_slot, 0, 0, 0, 0.0, 0, 1.0, 0.0, 0)
+
+    def compile_updates(self) -> None:
+        """Change nothing, so that no request waits for the compiler of `send_pages`' kernel."""
+        at = self.padding_slot * self.page_tables.shape[1]
+        page = int(self.page_tables[self.padding_slot, 0])
+        update_pages(torch.tensor([[at, page]], dtype=torch.int64, device=self.device), self.page_tables)
+
+    def forget_pages(self, rows: list[Row]) -> None:
+        """These slots prefill: what the device knows of their page tables is another sequence's."""
+        for row in rows:
+            self._known_pages[row.slot] = 0
+
+    def send_pages(self, rows: list[Row], page_size: int) -> None:
+        """Bring the page tables of decoding rows up to date."""
+        known = self._known_pages
+        changes: list[int] = []
+        for row in rows:
+            slot, needed = row.slot, row.start // page_size + 1
+            if known[slot] < needed:
+                at = slot * self.page_tables.shape[1]
+                for index in range(known[slot], needed):
+                    changes += (at + index, row.page_table[index])
+                known[slot] = needed
+        if changes:
+            update_pages(to_device(np.array(changes, dtype=np.int64).reshape(-1, 2), self.device), self.page_tables)
+
+    def _suppress(self, row: Row) -> None:
+        token_ids = list(row.suppressed_token_ids)
+        if len(token_ids) > SUPPRESSED_WIDTH:
+            raise ModelError(
+                f"{len(token_ids)} stop token ids with min_tokens: at most {SUPPRESSED_WIDTH} can be held back; "
+                "ask for fewer stop_token_ids or for min_tokens = 0."
+            )
+        padded = np.full(SUPPRESSED_WIDTH, -1, dtype=np.int32)
+        padded[: len(token_ids)] = token_ids
+        self.state.suppressed[row.slot].copy_(to_device(padded, self.device))
+
+
+def _is_filtered(row: Row) -> bool:
+    asks = row.sampling
+    assert asks is not None
+    return bool(row.suppressed_token_ids) or asks.top_k > 0 or asks.top_p < 1 or asks.min_p > 0
+
+
+def _packed_state(row: Row) -> bytes:
+    asks = row.sampling
+    assert asks is not None
+    return _STATE.pack(
+        row.slot,
+        row.start + row.count - 1,  # sampling adds one to the length
+        row.output_index,
+        noise_base(row.noise_seed),
+        0.0 if asks.temperature < GREEDY_TEMPERATURE else 1.0 / asks.temperature,
+        max(0, asks.top_k),
+        asks.top_p,
+        asks.min_p,
+        asks.min_tokens if row.suppressed_token_ids else 0,
+    )
+
+
+def page_table_width(max_model_len: int, page_size: int) -> int:
+    """Pages of the longest sequence."""
+    return -(-max_model_len // page_size)

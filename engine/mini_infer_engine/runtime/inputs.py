@@ -1,0 +1,113 @@
+"""A `Batch` as tensors: one array filled on the host, one copy to the device, views into it.
+
+It knows the layout of a pass, not what is computed from it.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mini_infer_engine.core.batch import Batch
+
+
+@dataclass(slots=True)
+class PassInputs:
+    """One pass. Tensors are int64 on the device; lists are the host's copy of what a backend must branch on."""
+
+    num_decodes: int
+    slots: list[int]
+    changed_slots: set[int]
+    """Slots of rows that came with their tokens: the sequence there may be another than in the pass before."""
+    starts: list[int]
+    counts: list[int]
+    token_ids: Tensor  # [tokens]
+    positions: Tensor  # [tokens]
+    write_pages: Tensor  # [tokens] page of each new token
+    write_offsets: Tensor  # [tokens] its place in that page
+    page_tables: Tensor  # [rows, most pages of a row], padded with the spare page
+    ends: Tensor  # [rows] start + count
+    query_starts: Tensor  # [rows + 1] where each row's tokens begin
+    sample_rows: Tensor  # [samples] index of each sampling row's last token
+    sample_starts: Tensor  # [rows + 1] samples before each row
+    sample_slots: Tensor  # [samples]
+    pending_tokens: Tensor  # [pending] tokens whose id only the device knows
+    pending_slots: Tensor  # [pending] the slots that sampled them
+    all_pending: bool
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of this pass."""
+        return self.token_ids.shape[0]
+
+
+def build_inputs(batch: Batch, page_size: int, null_page: int, device: torch.device) -> PassInputs:
+    """Lay a batch out for the device without waiting for it."""
+    rows = batch.rows
+    num_rows = len(rows)
+    starts, counts = [row.start for row in rows], [row.count for row in rows]
+    ends = [row.start + row.count for row in rows]
+    pages_needed = [-(-end // page_size) for end in ends]
+    tables = np.full((num_rows, max(pages_needed)), null_page, dtype=np.int64)
+    for index, (row, needed) in enumerate(zip(rows, pages_needed, strict=True)):
+        tables[index, :needed] = row.page_table[:needed]
+
+    start_array, count_array = np.array(starts, dtype=np.int64), np.array(counts, dtype=np.int64)
+    query_starts = np.zeros(num_rows + 1, dtype=np.int64)
+    np.cumsum(count_array, out=query_starts[1:])
+    row_of_token = np.repeat(np.arange(num_rows), count_array)
+    positions = np.arange(query_starts[-1]) - np.repeat(query_starts[:-1] - start_array, count_array)
+    token_ids = np.zeros(query_starts[-1], dtype=np.int64)
+    pending: list[int] = []
+    for index, row in enumerate(rows):
+        begin = query_starts[index]
+        if row.token_ids is None:
+            pending.append(index)
+        else:
+            token_ids[begin : begin + row.count] = np.asarray(row.token_ids)
+    sampling = [index for index, row in enumerate(rows) if row.sampling is not None]
+
+    parts = [
+        token_ids,
+        positions,
+        tables[row_of_token, positions // page_size],
+        positions % page_size,
+        tables.reshape(-1),
+        start_array + count_array,
+        query_starts,
+        query_starts[1:][sampling] - 1,
+        np.searchsorted(sampling, np.arange(num_rows + 1)),
+        np.array([rows[index].slot for index in sampling], dtype=np.int64),
+        query_starts[pending],
+        np.array([rows[index].slot for index in pending], dtype=np.int64),
+    ]
+    columns = torch.split(to_device(np.concatenate(parts), device), [len(part) for part in parts])
+    ids, places, pages, offsets, flat_tables, totals, begins, sample_rows, sample_starts, *slots_and_pending = columns
+    sample_slots, pending_at, pending_slots = slots_and_pending
+    return PassInputs(
+        num_decodes=batch.num_decodes,
+        slots=[row.slot for row in rows],
+        changed_slots={row.slot for row in rows if row.token_ids is not None},
+        starts=starts,
+        counts=counts,
+        token_ids=ids,
+        positions=places,
+        write_pages=pages,
+        write_offsets=offsets,
+        page_tables=flat_tables.view(num_rows, -1),
+        ends=totals,
+        query_starts=begins,
+        sample_rows=sample_rows,
+        sample_starts=sample_starts,
+        sample_slots=sample_slots,
+        pending_tokens=pending_at,
+        pending_slots=pending_slots,
+        all_pending=len(pending) == len(token_ids),
+    )
+
+
+def to_device(array: np.ndarray, device: torch.device) -> Tensor:
+    """A host array on the device; through pinned memory, so that a copy to a GPU is only queued."""
+    tensor = torch.from_numpy(array)
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)

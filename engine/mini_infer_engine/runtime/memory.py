@@ -1,0 +1,77 @@
+"""How many pages the pool gets: from the user's number, from what a GPU has left, and never more than there is."""
+
+import logging
+from pathlib import Path
+
+from mini_infer_engine.config.errors import ModelError
+
+log = logging.getLogger(__name__)
+
+CPU_KV_BYTES = 2 * 1000**3
+"""Default on a CPU: enough for a demo and small models, small enough for a laptop."""
+
+
+def pages_for(kv_bytes: int, page_bytes: int, available_bytes: int) -> int:
+    """Whole pages, one of them spare, in `kv_bytes`.
+
+    Raises:
+        ModelError: the bytes are more than there are, or too few for two pages.
+
+    """
+    if kv_bytes > available_bytes:
+        raise ModelError(
+            f"kv_cache_memory = {kv_bytes:,} bytes, but only {available_bytes:,} are available: set a smaller one."
+        )
+    pages = kv_bytes // page_bytes - 1
+    if pages < 1:
+        raise ModelError(f"the KV cache gets {kv_bytes:,} bytes; at least {2 * page_bytes:,} are needed for two pages.")
+    return pages
+
+
+def fit_context(max_model_len: int | None, model_len: int, pool_tokens: int) -> int:
+    """The context in force: what was asked for, or the model's own, cut to the pool if nothing was asked.
+
+    Raises:
+        ModelError: the length asked for exceeds the model's or the pool's.
+
+    """
+    if max_model_len is None:
+        if pool_tokens < model_len:
+            log.warning("context cut from %d to the %d tokens of the KV cache", model_len, pool_tokens)
+        return min(model_len, pool_tokens)
+    if max_model_len > model_len:
+        raise ModelError(
+            f"max_model_len = {max_model_len}, but config.json says max_position_embeddings = {model_len}."
+        )
+    if max_model_len > pool_tokens:
+        raise ModelError(
+            f"max_model_len = {max_model_len}, but the KV cache holds {pool_tokens} tokens: "
+            "give kv_cache_memory more or max_model_len less."
+        )
+    return max_model_len
+
+
+def available_memory() -> int:
+    """Bytes of main memory that can still be used, in this container where it has a limit."""
+    return min(_machine_available(), _container_available(Path("/sys/fs/cgroup")))
+
+
+def _machine_available() -> int:
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return 1 << 62  # not Linux: nothing to check against
+
+
+def _container_available(cgroup: Path) -> int:
+    try:
+        limit = (cgroup / "memory.max").read_text().strip()
+        used = int((cgroup / "memory.current").read_text())
+        statistics = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
+    except OSError:
+        return 1 << 62
+    # File pages count as used but give way.
+    return 1 << 62 if limit == "max" else int(limit) - used + int(statistics.get("file", 0))

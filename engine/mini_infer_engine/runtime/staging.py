@@ -1,0 +1,30 @@
+"""Arrays of one size on their way to one device tensor, pass after pass. It knows nothing of what they hold."""
+
+import torch
+from torch import Tensor
+
+
+class PinnedStaging:
+    """Two buffers in pinned memory take turns: to pin a fresh one for each pass costs the host more than the copy."""
+
+    def __init__(self, target: Tensor) -> None:
+        """`target`, dense, is what the device reads; `buffers` are filled by the host, through `arrays`."""
+        on_gpu = target.is_cuda
+        self._target = target
+        self._buffers = [torch.zeros(target.shape, dtype=target.dtype, pin_memory=on_gpu) for _ in range(2)]
+        self._copied = [torch.cuda.Event() for _ in self._buffers] if on_gpu else []  # type: ignore[no-untyped-call]  # torch's
+        self.arrays = [buffer.numpy() for buffer in self._buffers]
+        self._turn = 0
+
+    def begin(self) -> int:
+        """Which of `arrays` to fill now: waits, should the copy before the last not have been made yet."""
+        self._turn ^= 1
+        if self._copied:
+            self._copied[self._turn].synchronize()
+        return self._turn
+
+    def send(self) -> None:
+        """Queue the copy of the array that `begin` named."""
+        self._target.copy_(self._buffers[self._turn], non_blocking=True)
+        if self._copied:
+            self._copied[self._turn].record()

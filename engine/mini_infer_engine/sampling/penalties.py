@@ -1,0 +1,70 @@
+"""Penalties for repeated tokens: what is remembered of every slot, and what they make of logits.
+
+Meaning and order are vLLM's: the repetition penalty looks at prompt and output (Keskar et al., arXiv:1909.05858),
+presence and frequency at the output alone (OpenAI). Slots that ask for none cost no time.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mini_infer_engine.core.batch import Row
+from mini_infer_engine.runtime.inputs import to_device
+
+NEUTRAL = (1.0, 0.0, 0.0)
+MOST_COUNTED = (1 << 15) - 3
+"""From this count on a token's is no longer raised: 16,382 times in one output."""
+
+
+class Penalties:
+    """Tokens of each slot, and how strongly it is penalised for them. Passes call `begin`, `applied`, then `count`."""
+
+    def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
+        # [slots, vocab] int16: twice the times that the output has the token, and one more if the prompt has it
+        self.counts = torch.zeros((num_slots, vocab_size), dtype=torch.int16, device=device)
+        # [slots, 3] fp32: repetition, presence, frequency
+        self.strengths = torch.tensor([NEUTRAL] * num_slots, dtype=torch.float32, device=device)
+        self._slots: set[int] = set()
+
+    def begin(self, row: Row) -> None:
+        """What runs in the row's slot from now on asks for this, and has these tokens so far."""
+        asks = row.sampling
+        if asks is not None and asks.has_penalties:
+            known = np.asarray(row.known_token_ids, dtype=np.int64)
+            prompt = len(known) - row.output_index
+            counts = np.zeros(self.counts.shape[1], dtype=np.int16)
+            counts[known[:prompt]] = 1
+            np.add.at(counts, known[prompt:], 2)
+            self.counts[row.slot].copy_(to_device(counts, self.counts.device))
+            self._set_strengths(row.slot, (asks.repetition_penalty, asks.presence_penalty, asks.frequency_penalty))
+            self._slots.add(row.slot)
+        elif row.slot in self._slots:
+            self._set_strengths(row.slot, NEUTRAL)
+            self._slots.remove(row.slot)
+
+    def concern(self, slots: Iterable[int]) -> bool:
+        """Whether what runs in one of these slots asks for any."""
+        return bool(self._slots) and not self._slots.isdisjoint(slots)
+
+    def applied(self, logits: Tensor, slots: Sequence[int]) -> Tensor:
+        """Logits [rows, vocab] of these slots after penalties: in fp32, or the same where nobody asks for any."""
+        if not self.concern(slots):
+            return logits
+        chosen = to_device(np.array(slots, dtype=np.int64), logits.device)
+        logits, counts = logits.float(), self.counts.index_select(0, chosen)
+        repetition, presence, frequency = self.strengths.index_select(0, chosen)[:, :, None].unbind(1)
+        repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
+        made = (counts >> 1).float()
+        return torch.where(counts > 0, repeated, logits) - (presence * (made > 0) + frequency * made)
+
+    def count(self, slots: Sequence[int], tokens: Tensor) -> None:
+        """These tokens [rows] int64 were sampled in these slots."""
+        if self.concern(slots):
+            places = (to_device(np.array(slots, dtype=np.int64), tokens.device), tokens)
+            counts = self.counts[places]
+            self.counts[places] = torch.where(counts < MOST_COUNTED, counts + 2, counts)
+
+    def _set_strengths(self, slot: int, strengths: tuple[float, ...]) -> None:
+        self.strengths[slot].copy_(to_device(np.array(strengths, dtype=np.float32), self.strengths.device))

@@ -1,0 +1,107 @@
+"""What all requests of the HTTP process share: text model, line to the core, drain, counts. Knows no routes."""
+
+import asyncio
+import itertools
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from mini_infer_contract.api_errors import ApiError
+from mini_infer_contract.launch import DRAINING_HEADER
+from mini_infer_engine.core.request import Request, SamplingParams
+from mini_infer_engine.core_process.messages import ModelInfo, core_id
+from mini_infer_engine.server.core_client import CoreClient
+from mini_infer_engine.server.metrics import ServerMetrics
+from mini_infer_engine.text.text_model import TextModel
+
+_RETRY_HEADERS = {"retry-after": "1"}
+
+
+@dataclass(slots=True)
+class ApiServerState:
+    """One per process."""
+
+    text: TextModel
+    core: CoreClient
+    metrics: ServerMetrics
+    max_body_bytes: int
+    in_flight: int = field(default=0, init=False)
+    """Requests for text that are not answered completely."""
+    idle: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    """Set while none is."""
+
+    _serials: Iterator[int] = field(default_factory=itertools.count, init=False)
+
+    def __post_init__(self) -> None:
+        self.idle.set()
+
+    @property
+    def draining(self) -> bool:
+        """Whether new requests are sent away."""
+        return self.metrics.draining
+
+    def start_drain(self) -> None:
+        """From now on only what runs is finished."""
+        self.metrics.draining = True
+
+    def admit(self, model: str | None) -> ModelInfo:
+        """The core's model. ApiError: the server takes no requests now, or has no model of that name."""
+        if self.core.failure is not None:
+            raise self.core.failure
+        if self.draining:
+            headers = {DRAINING_HEADER: "true"} | _RETRY_HEADERS
+            raise ApiError(
+                503, "this server is draining: send the request to another", code="draining", headers=headers
+            )
+        if self.core.model is None:
+            raise ApiError(503, "the model is still loading", code="loading", headers=_RETRY_HEADERS)
+        self.check_model(model)
+        return self.core.model
+
+    def check_model(self, model: str | None) -> None:
+        """ApiError: there is no such model here. A request that names none means the one there is."""
+        if model is not None and model not in self.text.names:
+            served = ", ".join(repr(name) for name in self.text.names)
+            raise ApiError(
+                404,
+                f"the model {model!r} does not exist: served here is {served}",
+                param="model",
+                code="model_not_found",
+            )
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """A request is in flight."""
+        self.in_flight += 1
+        self.idle.clear()
+        try:
+            yield
+        finally:
+            self.in_flight -= 1
+            if not self.in_flight:
+                self.idle.set()
+
+    def make_requests(
+        self,
+        request_id: str,
+        prompts: list[list[int]],
+        copies: int,
+        sampling: SamplingParams,
+        priority: int,
+        cache_salt: str,
+    ) -> list[Request]:
+        """One request for each choice, those of one prompt next to each other; copies differ in seed."""
+        seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
+        choices = [(prompt, copy) for prompt in prompts for copy in range(copies)]
+        return [
+            Request(
+                request_id=core_id(request_id, next(self._serials)),
+                prompt_token_ids=prompt,
+                sampling=sampling,
+                priority=priority,
+                cache_salt=cache_salt,
+                noise_seed=(seed + copy) % 2**63,
+            )
+            for prompt, copy in choices
+        ]

@@ -1,0 +1,65 @@
+"""The core process as its parent sees it: started, watched, ended. Knows nothing of what is said to it."""
+
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from mini_infer_engine.core_process.core_config import CoreConfig
+
+_KILL_AFTER_S = 3.0
+
+
+class CoreProcess:
+    """A child that never outlives this process: it dies by the kernel's hand, or sees that its parent is gone."""
+
+    def __init__(self, config: CoreConfig) -> None:
+        """Starts it. The socket and its settings lie in a folder of its own that only this user can enter."""
+        self._folder = Path(tempfile.mkdtemp(prefix="mini-infer-"))
+        self.address = f"ipc://{self._folder}/core"
+        config_path = self._folder / "config.json"
+        config = msgspec.structs.replace(config, address=self.address, parent_pid=os.getpid())
+        config_path.write_bytes(msgspec.json.encode(config))
+        command = [sys.executable, "-m", "mini_infer_engine.core_process.loop", str(config_path)]
+        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def watch(self) -> "asyncio.Future[int]":
+        """Its exit status, once it has ended."""
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[int] = loop.create_future()
+
+        def tell(status: int) -> None:
+            if not ended.done():
+                ended.set_result(status)
+
+        def wait() -> None:
+            status = self._process.wait()
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(tell, status)
+
+        threading.Thread(target=wait, name="core-watch", daemon=True).start()
+        return ended
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
+        """After a normal end it has been told to leave and gets a moment; after an error it is killed."""
+        try:
+            self._process.wait(_KILL_AFTER_S if error_type is None else 0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)

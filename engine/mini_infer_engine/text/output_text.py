@@ -1,0 +1,84 @@
+"""One sequence on the text side: outputs of the core in, pieces of text and the end out. Knows neither HTTP nor ZMQ.
+
+Stop strings are found here, so a reply may be finished while the core still works: `wants_abort` says so.
+"""
+
+import msgspec
+
+from mini_infer_engine.core.request import FinishReason, Output, Request
+from mini_infer_engine.text.detokenizer import Decoder, Detokenizer
+from mini_infer_engine.text.stop_strings import StopStrings
+
+
+class TextDelta(msgspec.Struct, gc=False):
+    """What one step added to a reply."""
+
+    text: str
+    token_ids: list[int]
+    is_last: bool = False
+
+
+class OutputText:
+    """Text, tokens and end of one sequence as they are known so far."""
+
+    def __init__(self, request: Request, decoder: Decoder | None) -> None:
+        sampling = request.sampling
+        self.request = request
+        self.token_ids: list[int] = []
+        """Those that count: none after the one that completed a stop string."""
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | str | None = None
+        """The stop token id or the stop string that ended it; None for EOS and length."""
+        self.error = ""
+        self.num_cached_tokens = 0
+        self.wants_abort = False
+        self._pieces: list[str] = []
+        self._detokenizer = (
+            Detokenizer(decoder, sampling.skip_special_tokens) if decoder is not None and sampling.detokenize else None
+        )
+        self._stops = StopStrings(sampling.stop, sampling.include_stop_str_in_output)
+
+    @property
+    def text(self) -> str:
+        """All text so far."""
+        return "".join(self._pieces)
+
+    def push(self, output: Output) -> TextDelta:
+        """Take what a step made. Outputs after the end are dropped."""
+        if self.finish_reason is not None:
+            return TextDelta("", [])
+        if output.num_cached_tokens:
+            self.num_cached_tokens = output.num_cached_tokens
+        piece = self._push_tokens(output)
+        if self.finish_reason is None and output.finish_reason is not None:
+            self.finish_reason, self.stop_reason, self.error = output.finish_reason, output.stop_reason, output.error
+        if piece.text:
+            self._pieces.append(piece.text)
+        self.token_ids += piece.token_ids
+        piece.is_last = self.finish_reason is not None
+        return piece
+
+    def _push_tokens(self, output: Output) -> TextDelta:
+        detokenizer, sampling = self._detokenizer, self.request.sampling
+        if detokenizer is None:
+            return TextDelta("", output.token_ids)
+        text = ""
+        shown = output.token_ids
+        if output.finish_reason == "stop" and not sampling.include_stop_str_in_output:
+            shown = shown[:-1]
+        for index, token_id in enumerate(shown):
+            fresh = detokenizer.push(token_id)
+            # Text of the first min_tokens tokens can be no part of a stop string.
+            text += fresh if len(self.token_ids) + index < sampling.min_tokens else self._stops.push(fresh)
+            if self._stops.matched is not None:
+                self._end_at_stop_string(abort=output.finish_reason is None or index + 1 < len(output.token_ids))
+                return TextDelta(text, output.token_ids[: index + 1])
+        if output.finish_reason is not None:
+            text += self._stops.push(detokenizer.flush())
+            if self._stops.matched is not None:
+                self._end_at_stop_string(abort=False)
+            text += self._stops.flush()
+        return TextDelta(text, output.token_ids)
+
+    def _end_at_stop_string(self, abort: bool) -> None:
+        self.finish_reason, self.stop_reason, self.wants_abort = "stop", self._stops.matched, abort

@@ -1,0 +1,109 @@
+"""What a prompt and its sampling parameters may be, for HTTP and for `LLM`. Knows neither of them."""
+
+import math
+from array import array
+from collections.abc import Sequence
+
+from mini_infer_engine.core.request import SamplingParams
+
+_MAX_STOP_STRINGS = 64
+_MAX_STOP_STRING_LENGTH = 1024
+_MAX_TOP_K = 2**31 - 1
+
+
+class ParameterError(ValueError):
+    """A value that cannot be served; `param` is its name."""
+
+    def __init__(self, param: str, message: str, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+
+
+def check_sampling(
+    params: SamplingParams, vocab_size: int, has_text: bool, max_tokens_name: str = "max_tokens"
+) -> None:
+    """ParameterError: a value is out of its range, or asks for text where the engine has no tokenizer."""
+    _check_range("temperature", params.temperature, 0, 2)
+    _check_range("min_p", params.min_p, 0, 1)
+    if not 0 < params.top_p <= 1:
+        raise ParameterError("top_p", f"top_p is {params.top_p}; it must be above 0 and at most 1")
+    if not 0 < params.repetition_penalty < math.inf:
+        raise ParameterError(
+            "repetition_penalty", f"repetition_penalty is {params.repetition_penalty}; it must be finite and above 0"
+        )
+    _check_range("presence_penalty", params.presence_penalty, -2, 2)
+    _check_range("frequency_penalty", params.frequency_penalty, -2, 2)
+    _check_range("top_k", params.top_k, -1, _MAX_TOP_K)
+    if params.seed is not None:
+        _check_range("seed", params.seed, -(2**63), 2**63 - 1)
+    if params.max_tokens is not None and params.max_tokens < 1:
+        raise ParameterError(max_tokens_name, f"{max_tokens_name} is {params.max_tokens}; it must be at least 1")
+    if params.min_tokens < 0 or (params.max_tokens is not None and params.min_tokens > params.max_tokens):
+        raise ParameterError(
+            "min_tokens", f"min_tokens is {params.min_tokens}; it must be from 0 to max_tokens ({params.max_tokens})"
+        )
+    for token_id in params.stop_token_ids:
+        if not 0 <= token_id < vocab_size:
+            raise ParameterError(
+                "stop_token_ids", f"stop_token_ids holds {token_id}; ids are from 0 to {vocab_size - 1}"
+            )
+    _check_stop_strings(params, has_text)
+
+
+def _check_stop_strings(params: SamplingParams, has_text: bool) -> None:
+    if not params.stop:
+        return
+    if not has_text:
+        raise ParameterError("stop", "stop strings need a tokenizer, and this engine runs without: use stop_token_ids")
+    if not params.detokenize:
+        raise ParameterError("stop", "stop strings need text: leave detokenize on, or use stop_token_ids")
+    if len(params.stop) > _MAX_STOP_STRINGS:
+        raise ParameterError("stop", f"stop has {len(params.stop)} strings; at most {_MAX_STOP_STRINGS} are allowed")
+    for stop in params.stop:
+        if not 1 <= len(stop) <= _MAX_STOP_STRING_LENGTH:
+            raise ParameterError(
+                "stop", f"stop holds a string of {len(stop)} characters; allowed are 1 to {_MAX_STOP_STRING_LENGTH}"
+            )
+
+
+def check_prompt(token_ids: Sequence[int], max_model_len: int, vocab_size: int, param: str = "prompt") -> None:
+    """ParameterError: the prompt is empty, leaves no room for a token of output, or has ids that the model has not."""
+    if not token_ids:
+        raise ParameterError(param, f"{param} has no tokens; at least one is needed")
+    if len(token_ids) >= max_model_len:
+        raise ParameterError(
+            param,
+            f"{param} has {len(token_ids)} tokens, and the context of {max_model_len} tokens (max_model_len) must also "
+            "hold the output: send a shorter one",
+            code="context_length_exceeded",
+        )
+    if not _are_below(token_ids, vocab_size):
+        wrong = next(token_id for token_id in token_ids if not 0 <= token_id < vocab_size)
+        raise ParameterError(param, f"{param} holds the token id {wrong}; ids are from 0 to {vocab_size - 1}")
+
+
+def _are_below(token_ids: Sequence[int], limit: int) -> bool:
+    """Whether all are from 0 to `limit` - 1."""
+    if isinstance(token_ids, array) and token_ids.typecode == "I":
+        import numpy  # only here: a process that speaks HTTP has lists, and starts sooner without
+
+        return bool(numpy.frombuffer(token_ids, dtype=numpy.uint32).max() < limit)
+    return min(token_ids) >= 0 and max(token_ids) < limit
+
+
+def check_output_fits(prompt_tokens: int, max_tokens: int, max_model_len: int, param: str = "max_tokens") -> None:
+    """ParameterError: prompt and the output that was asked for are together longer than the context."""
+    if prompt_tokens + max_tokens > max_model_len:
+        raise ParameterError(
+            param,
+            f"{param} is {max_tokens} and the prompt has {prompt_tokens} tokens, together "
+            f"{prompt_tokens + max_tokens}, but the context is {max_model_len} tokens (max_model_len): ask for at most "
+            f"{max_model_len - prompt_tokens}",
+            code="context_length_exceeded",
+        )
+
+
+def _check_range(name: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:
+        raise ParameterError(name, f"{name} is {value}; it must be from {low} to {high}")

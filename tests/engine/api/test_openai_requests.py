@@ -1,0 +1,106 @@
+from typing import Any
+
+import pytest
+from openai.types.chat import completion_create_params as chat_params
+from openai.types.completion_create_params import CompletionCreateParamsBase
+
+from mini_infer_contract.api_errors import ApiError
+from mini_infer_engine.api.openai_requests import ChatRequest, CompletionRequest, parse_body
+from mini_infer_engine.config.model_config import GenerationDefaults
+
+MESSAGES = [{"role": "user", "content": "x"}]
+
+
+def refusal(body: dict[str, Any], chat: bool = True) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        parse_body(body, ChatRequest if chat else CompletionRequest)
+    assert caught.value.status == 400
+    return caught.value
+
+
+def test_every_field_of_openais_is_known() -> None:
+    chat = set(chat_params.CompletionCreateParamsBase.__annotations__) | {"stream"}
+    assert chat <= set(ChatRequest.model_fields)
+    completion = set(CompletionCreateParamsBase.__annotations__) | {"stream"}
+    assert completion <= set(CompletionRequest.model_fields)
+
+
+NEUTRAL: list[tuple[str, object, object]] = [
+    ("logit_bias", {}, {"5": 1}),
+    ("logprobs", False, True),
+    ("top_logprobs", 0, 3),
+    ("response_format", {"type": "text"}, {"type": "json_object"}),
+    ("tool_choice", "auto", "required"),
+    ("tool_choice", "none", {"type": "function", "function": {"name": "f"}}),
+    ("store", False, True),
+    ("service_tier", "auto", "flex"),
+    ("modalities", ["text"], ["text", "audio"]),
+    ("function_call", "none", {"name": "f"}),
+    ("functions", [], [{"name": "f"}]),
+    ("audio", None, {"voice": "x"}),
+    ("prediction", None, {"type": "content", "content": "x"}),
+    ("web_search_options", None, {}),
+    ("verbosity", "medium", "high"),
+]
+
+
+@pytest.mark.parametrize(("name", "neutral", "other"), NEUTRAL)
+def test_what_is_not_supported_is_taken_at_its_neutral_value_only(name: str, neutral: object, other: object) -> None:
+    for harmless in (neutral, None):
+        parse_body({"messages": MESSAGES, name: harmless}, ChatRequest)
+    error = refusal({"messages": MESSAGES, name: other})
+    assert (error.param, error.code) == (name, "unsupported_value")
+
+
+@pytest.mark.parametrize(("name", "value"), [("echo", True), ("logprobs", 0), ("suffix", "x"), ("best_of", 3)])
+def test_completions_refuse_what_they_cannot_do(name: str, value: object) -> None:
+    assert refusal({"prompt": "x", name: value}, chat=False).param == name
+
+
+WRONG: list[tuple[str, object, str]] = [
+    ("temperature", "hot", "temperature"),
+    ("temperature", True, "temperature"),
+    ("max_tokens", 1.5, "max_tokens"),
+    ("stream", "yes", "stream"),
+    ("stream", 1, "stream"),
+    ("stop", [1], "stop"),
+    ("stop", 5, "stop"),
+    ("n", 0, "n"),
+    ("n", 1000, "n"),
+    ("messages", "hi", "messages"),
+    ("messages", ["hi"], "messages.0"),
+    ("stream_options", {"include": True}, "stream_options.include"),
+    ("metadata", {"a": 1}, "metadata.a"),
+    ("tools", {}, "tools"),
+    ("seed", 2.5, "seed"),
+    ("nonsense", None, "nonsense"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "param"), WRONG)
+def test_unknown_and_wrong_typed_fields_are_named(name: str, value: object, param: str) -> None:
+    error = refusal({"messages": MESSAGES, name: value})
+    assert error.param == param
+    assert param in error.message
+
+
+def test_sampling_is_the_requests_then_the_models_then_openais() -> None:
+    defaults = GenerationDefaults(temperature=0.6, top_k=20, repetition_penalty=1.05)
+    silent = parse_body({"messages": MESSAGES}, ChatRequest)
+    assert silent.sampling(GenerationDefaults(), None).temperature == 1
+    chosen = silent.sampling(defaults, None)
+    assert (chosen.temperature, chosen.top_k, chosen.top_p, chosen.max_tokens) == (0.6, 20, 1, None)
+    assert (chosen.repetition_penalty, chosen.presence_penalty, chosen.frequency_penalty) == (1.05, 0, 0)
+    loud = parse_body({"messages": MESSAGES, "temperature": 0, "top_k": 0, "stop": "x"}, ChatRequest)
+    chosen = loud.sampling(defaults, 5)
+    assert (chosen.temperature, chosen.top_k, chosen.stop, chosen.max_tokens) == (0, 0, ["x"], 5)
+    penalties = {"repetition_penalty": 1.0, "presence_penalty": -1, "frequency_penalty": 0.5}
+    chosen = parse_body({"messages": MESSAGES} | penalties, ChatRequest).sampling(defaults, None)
+    assert (chosen.repetition_penalty, chosen.presence_penalty, chosen.frequency_penalty) == (1.0, -1, 0.5)
+
+
+def test_output_limits_have_their_names_and_defaults() -> None:
+    both = parse_body({"messages": MESSAGES, "max_tokens": 3, "max_completion_tokens": 4}, ChatRequest)
+    assert both.output_limit == ("max_completion_tokens", 4)
+    assert parse_body({"messages": MESSAGES}, ChatRequest).output_limit == ("max_tokens", None)
+    assert parse_body({"prompt": "x"}, CompletionRequest).output_limit == ("max_tokens", 16)

@@ -1,0 +1,168 @@
+"""The engine end to end on the fake runner: tokens, ends, aborts, what it tells others."""
+
+import pytest
+
+from mini_infer_engine.core.engine import Engine
+from mini_infer_engine.core.page_allocator import PoolTooSmallError
+from mini_infer_engine.core.request import Output, Request, SamplingParams
+from tests.support.engine_world import make_engine
+from tests.support.fake_runner import EOS, VOCABULARY, expected_tokens
+
+MAX_MODEL_LEN = 128
+LAST = VOCABULARY - 1
+
+
+def make_request(name: str, prompt: list[int], salt: str = "", priority: int = 0, **sampling: object) -> Request:
+    return Request(
+        request_id=name,
+        prompt_token_ids=prompt,
+        sampling=SamplingParams(temperature=0, **sampling),  # type: ignore[arg-type]
+        cache_salt=salt,
+        priority=priority,
+    )
+
+
+def drain(engine: Engine, max_steps: int = 2_000) -> dict[str, list[Output]]:
+    outputs: dict[str, list[Output]] = {}
+    for _ in range(max_steps):
+        if not engine.has_work:
+            return outputs
+        for output in engine.step():
+            outputs.setdefault(output.request_id, []).append(output)
+    raise AssertionError(f"still at work after {max_steps} steps")
+
+
+def run_alone(engine: Engine, request: Request) -> tuple[list[int], Output]:
+    """All its tokens, and the last output."""
+    engine.add(request)
+    outputs = drain(engine)[request.request_id]
+    assert all(output.finish_reason is None for output in outputs[:-1])
+    return [token for output in outputs for token in output.token_ids], outputs[-1]
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("chunk", [0, 16, 64])
+@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize(("num_pages", "page_size"), [(200, 16), (9, 16), (2, 256), (1, 128)])
+def test_nothing_but_the_request_decides_its_tokens(
+    depth: int, chunk: int, caching: bool, num_pages: int, page_size: int
+) -> None:
+    engine, _ = make_engine(
+        num_pages,
+        page_size,
+        MAX_MODEL_LEN,
+        step_depth=depth,
+        long_prefill_token_threshold=chunk,
+        max_num_batched_tokens=100,
+        enable_prefix_caching=caching,
+    )
+    requests = [make_request(f"r{n}", [n % 3] * (n * 9 + 1), max_tokens=30, ignore_eos=n % 2 == 0) for n in range(12)]
+    for request in requests:
+        engine.add(request)
+    outputs = drain(engine)
+    for request in requests:
+        tokens = [token for output in outputs[request.request_id] for token in output.token_ids]
+        assert tokens == expected_tokens(request, MAX_MODEL_LEN)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_ends(depth: int) -> None:
+    engine, _ = make_engine(16, 16, MAX_MODEL_LEN, step_depth=depth)
+    free = expected_tokens(make_request("", [5, 6], max_tokens=None, ignore_eos=True), MAX_MODEL_LEN)
+    assert len(free) == MAX_MODEL_LEN - 2
+    first_eos = free.index(EOS)
+    stop = next(token for token in free if token != EOS)
+
+    tokens, last = run_alone(engine, make_request("context", [5, 6], max_tokens=None, ignore_eos=True))
+    assert (tokens, last.finish_reason) == (free, "length")
+    tokens, last = run_alone(engine, make_request("max_tokens", [5, 6], max_tokens=3, ignore_eos=True))
+    assert (tokens, last.finish_reason) == (free[:3], "length")
+    tokens, last = run_alone(engine, make_request("eos", [5, 6], max_tokens=None))
+    assert (tokens, last.finish_reason, last.stop_reason) == (free[: first_eos + 1], "stop", None)
+    tokens, last = run_alone(engine, make_request("stop", [5, 6], max_tokens=9, ignore_eos=True, stop_token_ids=[stop]))
+    assert (tokens[-1], last.finish_reason, last.stop_reason) == (stop, "stop", stop)
+    every_other = list(range(LAST))
+    tokens, last = run_alone(
+        engine, make_request("min_tokens", [5, 6], max_tokens=9, min_tokens=4, stop_token_ids=every_other)
+    )
+    assert tokens[:4] == [LAST] * 4
+    assert len(tokens) > 4
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("max_tokens", [1, 2, 5])
+def test_no_pass_is_launched_for_a_request_that_must_end(depth: int, max_tokens: int) -> None:
+    engine, runner = make_engine(16, 16, MAX_MODEL_LEN, step_depth=depth)
+    engine.add(make_request("r", [1] * 40, max_tokens=max_tokens, ignore_eos=True))
+    launches_at_token = []
+    while engine.has_work:
+        outputs = engine.step()
+        launches_at_token += [len(runner.batches)] * len(outputs)
+    assert len(runner.batches) == max_tokens, "a prefill, and a decode for each token but the last"
+    assert launches_at_token == [min(step + depth, max_tokens) for step in range(1, max_tokens + 1)]
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_an_abort_is_silent_and_frees_within_two_steps(depth: int) -> None:
+    engine, _ = make_engine(16, 16, MAX_MODEL_LEN, step_depth=depth)
+    engine.add(make_request("gone", [1] * 40, max_tokens=None, ignore_eos=True))
+    engine.add(make_request("stays", [2] * 40, max_tokens=None, ignore_eos=True))
+    for _ in range(5):
+        engine.step()
+    engine.abort("gone")
+    engine.abort("never seen")
+    outputs = engine.step() + engine.step()
+    assert {output.request_id for output in outputs} == {"stays"}
+    assert engine.load().running == 1
+    assert engine.scheduler.pool.num_free == 16 - len(engine.scheduler.running[0].pages)
+
+
+def test_the_next_turn_of_a_chat_finds_prompt_and_answer_in_the_cache() -> None:
+    engine, _ = make_engine(32, 16, MAX_MODEL_LEN)
+    answer, first = run_alone(engine, make_request("one", [1] * 40, max_tokens=30, ignore_eos=True))
+    assert first.num_cached_tokens == 0
+    _, second = run_alone(engine, make_request("two", [1] * 40 + answer + [3] * 9, max_tokens=1))
+    assert second.num_cached_tokens == 64  # 40 + 30 - the last, which was never computed, in whole blocks
+    _, salted = run_alone(engine, make_request("three", [1] * 40 + answer, salt="tenant", max_tokens=1))
+    assert salted.num_cached_tokens == 0
+
+
+def test_load_and_stats_say_what_there_is_to_do() -> None:
+    engine, _ = make_engine(64, 16, MAX_MODEL_LEN, max_num_seqs=1, max_num_batched_tokens=16, step_depth=0)
+    run_alone(engine, make_request("warm", [1] * 33, max_tokens=1))
+    assert engine.load().accepted == ["warm"]
+    engine.add(make_request("a", [1] * 48, max_tokens=4, ignore_eos=True))
+    engine.add(make_request("b", [2] * 50, max_tokens=4, ignore_eos=True))
+    load = engine.load()
+    assert (load.running, load.waiting, load.queued_tokens, load.accepted) == (0, 2, 48 - 32 + 50, ["a", "b"])
+    engine.step()
+    load = engine.load()
+    assert (load.running, load.waiting, load.queued_tokens, load.accepted) == (1, 1, 50, [])
+    assert load.kv_usage == pytest.approx(4 / 64)
+    drain(engine)
+    stats = engine.stats()
+    assert (stats.admissions, stats.prompt_tokens, stats.cached_prompt_tokens) == (3, 131, 32)
+    assert (stats.generation_tokens, stats.decode_tokens, stats.prefill_tokens) == (9, 6, 131 - 32)
+    assert stats.queue_time_s > 0
+
+
+def test_refusals_name_the_thing_and_the_remedy() -> None:
+    with pytest.raises(PoolTooSmallError, match=r"holds 112 tokens \(7 pages of 16\).*128.*--kv-cache-memory"):
+        make_engine(7, 16, MAX_MODEL_LEN)
+    with pytest.raises(ValueError, match="page_size is 24 tokens: choose a multiple of 16"):
+        make_engine(7, 24, MAX_MODEL_LEN)
+    engine, _ = make_engine(8, 16, MAX_MODEL_LEN)
+    engine.add(make_request("twice", [1]))
+    with pytest.raises(ValueError, match="'twice' is in use"):
+        engine.add(make_request("twice", [1]))
+    for prompt in ([], [1] * 128):
+        with pytest.raises(ValueError, match=f"has {len(prompt)} prompt tokens.*128"):
+            engine.add(make_request("length", prompt))
+    with pytest.raises(ValueError, match="max_tokens 0"):
+        engine.add(make_request("none", [1], max_tokens=0))
+
+
+def test_without_events_nothing_piles_up() -> None:
+    engine, _ = make_engine(8, 16, MAX_MODEL_LEN, enable_prefix_caching=False)
+    run_alone(engine, make_request("r", [1] * 40, max_tokens=30))
+    assert (engine.take_events(), engine.snapshot()) == ([], [])

@@ -1,0 +1,44 @@
+"""The page pool: counts, and the order in which pages are given away."""
+
+from mini_infer_engine.core.page_allocator import PageAllocator
+
+
+class Remembered:
+    """Contents that wants some pages and notes which were forgotten."""
+
+    def __init__(self, wanted: set[int]) -> None:
+        self.wanted = wanted
+        self.forgotten: list[int] = []
+
+    def wants(self, page: int) -> bool:
+        return page in self.wanted
+
+    def forget(self, page: int) -> None:
+        self.forgotten.append(page)
+
+
+def test_blank_pages_go_first_then_the_least_recently_used() -> None:
+    contents = Remembered({0, 1, 2, 3})
+    pool = PageAllocator(6, 16, contents)
+    for page in [pool.allocate() for _ in range(6)]:
+        assert pool.references[page] == 1
+    for page in (2, 5, 0, 3, 4, 1):
+        pool.release(page)
+    assert (pool.num_free, pool.num_cached) == (6, 4)
+    pool.touch(2)
+    pool.acquire(0)
+    pool.release(0)
+    assert {pool.allocate(), pool.allocate()} == {4, 5}
+    assert contents.forgotten == []
+    assert [pool.allocate() for _ in range(4)] == contents.forgotten == [3, 1, 2, 0]
+    assert (pool.num_free, pool.usage) == (0, 1.0)
+
+
+def test_a_page_is_free_when_its_last_user_leaves() -> None:
+    pool = PageAllocator(2, 16)
+    page = pool.allocate()
+    pool.acquire(page)
+    pool.release(page)
+    assert (pool.references[page], pool.num_free) == (1, 1)
+    pool.release(page)
+    assert (pool.references[page], pool.num_free, pool.num_cached) == (0, 2, 0)

@@ -1,0 +1,246 @@
+"""What the scheduler decides, as tables: who gets rows in which pass, in what order, and who has to give way."""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import pytest
+
+from mini_infer_contract.blocks import root_key
+from mini_infer_engine.core.batch import PageCopy
+from mini_infer_engine.core.page_allocator import PageAllocator
+from mini_infer_engine.core.prefix_cache import PrefixCache
+from mini_infer_engine.core.request import Request, SamplingParams
+from mini_infer_engine.core.scheduler import Scheduler, Step
+from mini_infer_engine.core.sequence import Leaving, Sequence
+
+
+@dataclass
+class Bench:
+    """A scheduler whose passes are committed by hand; every sampled token is 7."""
+
+    num_pages: int = 100
+    page_size: int = 16
+    max_num_seqs: int = 8
+    token_budget: int = 100
+    chunk_limit: int = 100
+    caching: bool = False
+    in_flight: deque[Step] = field(default_factory=deque)
+
+    def __post_init__(self) -> None:
+        cache = PrefixCache(self.num_pages, self.page_size) if self.caching else None
+        self.scheduler = Scheduler(
+            cache.pool if cache else PageAllocator(self.num_pages, self.page_size),
+            cache,
+            max_num_seqs=self.max_num_seqs,
+            token_budget=self.token_budget,
+            chunk_limit=self.chunk_limit,
+        )
+        self.sequences: dict[str, Sequence] = {}
+
+    def add(self, name: str, num_prompt: int, priority: int = 0, token: int = 1) -> Sequence:
+        sequence = self.sequences[name] = Sequence(
+            Request(request_id=name, prompt_token_ids=[token] * num_prompt, sampling=SamplingParams()),
+            order=(priority, len(self.sequences)),
+            arrival_s=0,
+            root=root_key("revision"),
+            last_position=1_000,
+            stops=frozenset(),
+            suppressed=(),
+        )
+        self.scheduler.add(sequence)
+        return sequence
+
+    def launch(self) -> str:
+        """Plan and launch a pass, and say what is in it: `name start+count`, decodes before the bar."""
+        step = self.scheduler.plan()
+        self.scheduler.launched(step)
+        self.in_flight.append(step)
+        rows = [
+            f"{sequence.request.request_id} {row.start}+{row.count}"
+            for sequence, row in zip(step.sequences, step.batch.rows, strict=True)
+        ]
+        decodes = step.batch.num_decodes
+        return ", ".join(rows[:decodes]) + " | " + ", ".join(rows[decodes:])
+
+    def commit(self) -> None:
+        step = self.in_flight.popleft()
+        self.scheduler.unpin(step)
+        for sequence, row in zip(step.sequences, step.batch.rows, strict=True):
+            sequence.in_flight -= 1
+            if row.sampling:
+                self.scheduler.append(sequence, 7)
+            if sequence.leaving and not sequence.in_flight:
+                self.scheduler.release(sequence)
+
+    def step(self) -> str:
+        row = self.launch()
+        self.commit()
+        return row
+
+    @property
+    def waiting(self) -> list[str]:
+        return [sequence.request.request_id for sequence in self.scheduler.waiting]
+
+
+@pytest.mark.parametrize(
+    ("setup", "prompts", "passes"),
+    [
+        pytest.param({}, {"a": 40, "b": 30}, [" | a 0+40, b 0+30", "a 40+1, b 30+1 | "], id="all at once"),
+        pytest.param(
+            {"token_budget": 50},
+            {"a": 40, "b": 30},
+            [" | a 0+40, b 0+10", "a 40+1 | b 10+20", "a 41+1, b 30+1 | "],
+            id="the budget cuts the last chunk, then decodes come first",
+        ),
+        pytest.param(
+            {"chunk_limit": 16},
+            {"a": 40, "b": 8},
+            [" | a 0+16, b 0+8", "b 8+1 | a 16+16", "b 9+1 | a 32+8", "a 40+1, b 10+1 | "],
+            id="long prompts leave room",
+        ),
+        pytest.param(
+            {"max_num_seqs": 1}, {"a": 4, "b": 4}, [" | a 0+4", "a 4+1 | "], id="no slot, no admission, budget or not"
+        ),
+        pytest.param(
+            {"token_budget": 3},
+            {"a": 1, "b": 1, "c": 1, "d": 9},
+            [" | a 0+1, b 0+1, c 0+1", "a 1+1, b 1+1, c 1+1 | "],
+            id="decodes may take the whole budget",
+        ),
+        pytest.param(
+            {"num_pages": 7},
+            {"a": 40, "b": 60, "c": 4},
+            [" | a 0+40", "a 40+1 | "],
+            id="one that lacks pages is not overtaken: b needs 4 of the 4 that are left, and room for a to grow",
+        ),
+        pytest.param(
+            {"num_pages": 8}, {"a": 40, "b": 60, "c": 4}, [" | a 0+40, b 0+60"], id="with one page more it is let in"
+        ),
+    ],
+)
+def test_passes(setup: dict[str, int], prompts: dict[str, int], passes: list[str]) -> None:
+    bench = Bench(**setup)
+    for name, num_prompt in prompts.items():
+        bench.add(name, num_prompt)
+    assert [bench.step() for _ in passes] == passes
+
+
+def test_one_step_ahead_decodes_are_planned_before_their_token_is_known() -> None:
+    bench = Bench()
+    bench.add("a", 10)
+    assert [bench.launch(), bench.launch(), bench.launch()] == [" | a 0+10", "a 10+1 | ", "a 11+1 | "]
+    rows = [step.batch.rows[0] for step in bench.in_flight]
+    assert [row.token_ids and list(row.token_ids) for row in rows] == [[1] * 10, None, None]
+    assert [row.output_index for row in rows] == [0, 1, 2]
+
+
+def test_priority_before_arrival() -> None:
+    bench = Bench(token_budget=16)
+    bench.add("late", 16, priority=1)
+    bench.add("first", 16)
+    bench.add("second", 16)
+    assert bench.step() == " | first 0+16"
+    bench.add("urgent", 20, priority=-1)
+    assert bench.step() == "first 16+1 | urgent 0+15"
+    assert bench.step() == "first 17+1 | urgent 15+5, second 0+10"
+    assert bench.waiting == ["late"]
+
+
+def test_the_lowest_in_rank_is_preempted_and_returns_to_the_front_of_its_priority() -> None:
+    bench = Bench(num_pages=6, max_num_seqs=3)
+    for name, num_prompt, priority in (("low", 15, 1), ("a", 15, 0), ("b", 15, 0)):
+        bench.add(name, num_prompt, priority)
+    assert bench.step() == " | a 0+15, b 0+15, low 0+15"
+    bench.add("next", 60)
+    bench.add("low, later", 15, 1)
+    assert bench.step() == "a 15+1, b 15+1, low 15+1 | "
+    assert bench.step() == "a 16+1, b 16+1, low 16+1 | "
+    for _ in range(15):
+        bench.step()
+    assert bench.step() == "a 32+1, b 32+1 | "
+    assert bench.scheduler.num_preemptions == 1
+    assert bench.waiting == ["next", "low", "low, later"]
+    for _ in range(15):
+        bench.step()
+    assert bench.step() == "a 48+1 | "  # b is the lowest now, and gives way itself
+    assert bench.waiting == ["b", "next", "low", "low, later"]
+
+
+def test_a_victim_keeps_its_pages_until_its_launched_pass_is_committed() -> None:
+    bench = Bench(num_pages=2)
+    a, b = bench.add("a", 15), bench.add("b", 15)
+    assert [bench.launch(), bench.launch()] == [" | a 0+15", "a 15+1 | "]  # b waits for headroom
+    bench.commit()
+    bench.scheduler.leave(a, Leaving.FINISHED)
+    assert (len(a.pages), bench.launch()) == (1, " | ")
+    bench.commit()
+    assert a.pages == []
+    bench.commit()
+    assert bench.step() == " | b 0+15"
+    assert b.slot == 0
+
+
+def test_preemption_one_step_ahead_costs_the_winner_two_passes() -> None:
+    bench = Bench(num_pages=5)
+    bench.add("a", 31)
+    bench.add("b", 15)
+    assert bench.launch() == " | a 0+31, b 0+15"
+    assert bench.launch() == "a 31+1, b 15+1 | "
+    bench.commit()
+    assert bench.launch() == "a 32+1, b 16+1 | "  # with the last two pages
+    bench.commit()
+    for _ in range(15):
+        bench.launch()
+        bench.commit()
+    assert bench.launch() == " | "  # a lacks a page; b, whose last pass is in flight, gets no more rows
+    bench.commit()
+    assert bench.waiting == ["b"]
+    bench.commit()
+    assert bench.launch() == "a 48+1 | "
+
+
+def test_a_prompt_that_another_is_computing_waits_for_it_and_hits() -> None:
+    bench = Bench(caching=True, token_budget=64)
+    bench.add("a", 100)
+    bench.add("same", 100)
+    bench.add("other", 20, token=5)
+    assert bench.step() == " | a 0+64"
+    assert bench.step() == " | a 64+36, other 0+20"
+    assert bench.step() == "a 100+1, other 20+1 | same 96+4"
+    assert bench.sequences["same"].pages[:6] == bench.sequences["a"].pages[:6]
+    assert bench.sequences["same"].num_cached == 96
+
+
+def test_a_tail_is_copied_with_its_source_pinned_until_commit() -> None:
+    bench = Bench(caching=True, page_size=64, num_pages=8)
+    owner = bench.add("a", 120)
+    bench.step()
+    bench.add("b", 104)
+    assert bench.launch() == " | a 100+20, b 96+8"  # a goes on in the page that b copies from
+    (step,) = bench.in_flight
+    target = bench.sequences["b"].pages[1]
+    assert step.batch.copies == [PageCopy(source=owner.pages[1], target=target, tokens=32)]
+    references = bench.scheduler.pool.references
+    assert [references[page] for page in (*owner.pages, target)] == [2, 2, 1]
+    bench.commit()
+    assert [references[page] for page in (*owner.pages, target)] == [2, 1, 1]
+
+
+def test_a_tail_is_recomputed_when_its_source_is_the_page_that_is_missing() -> None:
+    bench = Bench(caching=True, page_size=64, num_pages=2)
+    owner = bench.add("a", 120)
+    bench.step()
+    bench.scheduler.leave(owner, Leaving.FINISHED)
+    bench.add("b", 104)
+    assert bench.step() == " | b 64+40"
+
+
+def test_the_recompute_of_a_preempted_sequence_is_mostly_a_hit() -> None:
+    bench = Bench(caching=True)
+    sequence = bench.add("a", 60)
+    for _ in range(10):
+        bench.step()
+    bench.scheduler.leave(sequence, Leaving.PREEMPTED)
+    assert bench.step() == " | a 64+6"
+    assert bench.step() == "a 70+1 | "
+    assert (sequence.num_cached, sequence.token_ids[60:].tolist()) == (0, [7] * 12)

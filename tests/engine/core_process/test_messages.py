@@ -1,0 +1,39 @@
+import pytest
+
+from mini_infer_engine.core.request import Output, Request, SamplingParams
+from mini_infer_engine.core.stats import EngineStats
+from mini_infer_engine.core_process import messages
+
+FROM_FRONT = [
+    messages.Add(
+        Request(request_id="a", prompt_token_ids=[1], sampling=SamplingParams(stop=["x"]), noise_seed=2**63 - 1)
+    ),
+    messages.Abort(["a", "b"]),
+    messages.SnapshotWanted(3),
+    messages.Stop(),
+    messages.Hello(),
+]
+FROM_CORE = [
+    messages.Ready(messages.ModelInfo(max_model_len=1, vocab_size=2, page_size=16, num_pages=4)),
+    messages.StepOutputs(
+        [Output(request_id="a", token_ids=[1], finish_reason="stop", stop_reason=1)], EngineStats(kv_usage=0.5)
+    ),
+    messages.SnapshotTaken(3, b"payload"),
+    messages.Failed("why"),
+]
+
+
+@pytest.mark.parametrize("message", FROM_FRONT)
+def test_what_the_front_says_arrives(message: messages.FrontMessage) -> None:
+    assert messages.decode_from_front(messages.encode(message)) == message
+
+
+@pytest.mark.parametrize("message", FROM_CORE)
+def test_what_the_core_says_arrives(message: messages.CoreMessage) -> None:
+    assert messages.decode_from_core(messages.encode(message)) == message
+
+
+def test_a_clients_id_is_found_again_whatever_it_holds() -> None:
+    names = [messages.core_id("a#b", 1), messages.core_id("a#b", 2), messages.core_id("c", 3)]
+    assert len(set(names)) == 3
+    assert messages.client_ids(names) == ["a#b", "c"]

@@ -1,0 +1,41 @@
+from mini_infer_engine.core.batch import Batch, PageCopy, Row
+from mini_infer_engine.core.request import SamplingParams
+from mini_infer_engine.dry.scripted_runner import ScriptedRunner
+from mini_infer_engine.dry.vocabulary import END_ID
+
+PROMPT = list(b"sixteen letters!and a tail")
+ASKS = SamplingParams()
+
+
+def prefill(runner: ScriptedRunner, pages: list[int], start: int = 0, copies: tuple[PageCopy, ...] = ()) -> int | None:
+    row = Row(0, start, len(PROMPT) - start, PROMPT[start:], pages, ASKS)
+    return runner.collect(runner.launch(Batch([row], 0, list(copies))))[0]
+
+
+def decode(runner: ScriptedRunner, pages: list[int], count: int) -> list[int | None]:
+    tokens = []
+    for index in range(1, count + 1):
+        row = Row(0, len(PROMPT) + index - 1, 1, None, pages, ASKS, output_index=index)
+        tokens += runner.collect(runner.launch(Batch([row], 1)))
+    return tokens
+
+
+def test_it_repeats_the_prompt_and_ends() -> None:
+    runner = ScriptedRunner(num_pages=8)
+    tokens = [prefill(runner, [3, 1, 2, 5]), *decode(runner, [3, 1, 2, 5], len(PROMPT))]
+    assert tokens == [*PROMPT, END_ID]
+
+
+def test_what_it_says_is_read_from_its_pages() -> None:
+    runner = ScriptedRunner(num_pages=8)
+    prefill(runner, [3, 1])
+    assert prefill(runner, [3, 2], start=16) == PROMPT[0]  # a hit: the first page was computed before
+    assert prefill(runner, [4, 2], start=16) == END_ID  # a page that nobody computed
+    assert prefill(runner, [6, 2], start=16, copies=(PageCopy(3, 6, 16),)) == PROMPT[0]
+
+
+def test_suppressed_tokens_are_not_said() -> None:
+    runner = ScriptedRunner(num_pages=8)
+    prefill(runner, [0, 1, 2])
+    row = Row(0, len(PROMPT), 1, None, [0, 1, 2], ASKS, 0, len(PROMPT), (END_ID,))
+    assert runner.collect(runner.launch(Batch([row], 1))) != [END_ID]

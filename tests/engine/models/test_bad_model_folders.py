@@ -1,0 +1,188 @@
+"""Broken model folders end `mini-infer-serve` and `LLM` with one line that names the file and says what to do."""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from mini_infer_engine import LLM
+from mini_infer_engine.config.model_config import ModelConfig
+from mini_infer_engine.config.model_path import DEMO_DIRECTORY
+from mini_infer_engine.text.text_model import TextModel
+from tests.engine.server.dry_server import environment, serve_command
+from tests.support.tiny_models import save_tiny_model
+
+WEIGHTS = "model.safetensors"
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A whole model and one in shards, both with a tokenizer."""
+    folders = {}
+    for kind, shard_size in (("whole", "1GB"), ("sharded", "60KB")):
+        folders[kind] = tmp_path_factory.mktemp(kind)
+        save_tiny_model(folders[kind], "qwen3", shard_size=shard_size)
+        for name in TOKENIZER_FILES:
+            shutil.copy(DEMO_DIRECTORY / name, folders[kind])
+    return folders
+
+
+def edit_json(folder: Path, name: str, **changes: Any) -> None:
+    values = json.loads((folder / name).read_text()) if (folder / name).exists() else {}
+    values = {key: value for key, value in (values | changes).items() if value is not ...}
+    (folder / name).write_text(json.dumps(values))
+
+
+def cut_weights(folder: Path) -> None:
+    (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:100_000])
+
+
+def replace_tensor(tensor: torch.Tensor) -> Callable[[Path], object]:
+    name = "model.layers.0.self_attn.k_proj.weight"
+    return lambda folder: save_file(load_file(folder / WEIGHTS) | {name: tensor}, folder / WEIGHTS)
+
+
+def remove_shard(folder: Path) -> None:
+    sorted(folder.glob("*.safetensors"))[1].unlink()
+
+
+def writing(name: str, content: bytes) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_bytes(content)
+
+
+def editing(name: str, **changes: Any) -> Callable[[Path], object]:
+    return lambda folder: edit_json(folder, name, **changes)
+
+
+def removing(name: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).unlink()
+
+
+INDEX = "model.safetensors.index.json"
+CASES: dict[str, tuple[str, Callable[[Path], object], list[str]]] = {
+    "no config": ("whole", removing("config.json"), ["config.json is missing", "Hugging Face"]),
+    "config is no JSON": ("whole", writing("config.json", b"<html>"), ["config.json", "Replace the file"]),
+    "architecture": ("whole", editing("config.json", architectures=["GPT2LMHeadModel"]), ["GPT2", "Qwen3ForCausalLM"]),
+    "cut weights": ("whole", cut_weights, [WEIGHTS, "cut short", "download it again"]),
+    "git-lfs pointer": ("whole", writing(WEIGHTS, b"version https://git-lfs.github.com/spec/v1\n"), ["download it"]),
+    "shape": ("whole", replace_tensor(torch.ones(7, 64)), ["k_proj.weight", "[7, 64]", "asks for [48, 64]"]),
+    "integers": ("whole", replace_tensor(torch.ones(48, 64, dtype=torch.int8)), ["int8", "original weights"]),
+    "too large": ("whole", editing("config.json", vocab_size=10**12), ["GB", "choose a smaller model"]),
+    "no weights": ("whole", removing(WEIGHTS), ["no safetensors file", "convert"]),
+    "no shard": ("sharded", remove_shard, ["model-00002-of-", "is missing", "download it"]),
+    "index of another form": ("sharded", writing(INDEX, b'{"weight_map": []}'), [INDEX, "download it again"]),
+    "index names no files": ("sharded", writing(INDEX, b'{"weight_map": {"a": 1}}'), [INDEX, "download it again"]),
+    "no tokenizer": ("whole", removing("tokenizer.json"), ["no tokenizer.json", "save_pretrained"]),
+    "tokenizer is no JSON": ("whole", writing("tokenizer.json", b"{"), ["tokenizer.json", "Replace the file"]),
+    "tokenizer is no text": ("whole", writing("tokenizer.json", b"\xff"), ["tokenizer.json is no UTF-8 text"]),
+    "tokenizer settings": ("whole", editing("tokenizer_config.json", added_tokens_decoder=[1]), ["Replace the file"]),
+    "token ids that are none": (
+        "whole",
+        editing("tokenizer_config.json", added_tokens_decoder={"x": "y"}),
+        ["tokenizer_config.json", "added_tokens_decoder"],
+    ),
+    "template": ("whole", writing("chat_template.jinja", b"{% if %}"), ["chat template, line 1", "Replace the file"]),
+    "generation config": ("whole", writing("generation_config.json", b"{"), ["generation_config.json", "repair it"]),
+}  # fmt: skip
+
+
+SERVED_CASES = [
+    "no config",
+    "config is no JSON",
+    "architecture",
+    "cut weights",
+    "shape",
+    "no shard",
+    "index of another form",
+    "no tokenizer",
+]
+"""Some for each place where the server may notice; a process each takes a second or two."""
+
+
+def break_folder(case: str, good: dict[str, Path], folder: Path) -> list[str]:
+    """Make the folder of a case; the words that its error must have."""
+    kind, change, words = CASES[case]
+    shutil.copytree(good[kind], folder)
+    change(folder)
+    return words
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_llm_raises_one_line(case: str, good: dict[str, Path], tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    words = break_folder(case, good, folder)
+    with pytest.raises(ValueError) as raised:  # noqa: PT011  # the words are checked below
+        LLM(str(folder), device="cpu", kv_cache_memory=2**22)
+    for word in words:
+        assert word in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("case", SERVED_CASES)
+def test_the_server_ends_with_one_line(case: str, good: dict[str, Path], tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    words = break_folder(case, good, folder)
+    flags = ("--model", str(folder), "--device", "cpu", "--port", "0", "--log-level", "warning")
+    done = subprocess.run(
+        serve_command(*flags), capture_output=True, text=True, timeout=60, env=environment(), check=False
+    )
+    assert done.returncode == 1
+    for word in words:
+        assert word in done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("generation", "config", "tokenizer", "expected"),
+    [
+        ({"eos_token_id": 7}, {"eos_token_id": 8}, {}, (7,)),
+        ({}, {"eos_token_id": 8}, {}, (8,)),
+        ({}, {}, {}, (2,)),
+        ({}, {}, {"eos_token": {"content": "<|im_end|>"}}, (2,)),
+        ({}, {}, {"eos_token": ...}, ()),
+        ({}, {}, {"eos_token": "<|not in the vocabulary|>"}, ()),
+    ],
+)
+def test_eos_is_the_tokenizers_where_no_other_file_names_one(
+    generation: dict[str, Any],
+    config: dict[str, Any],
+    tokenizer: dict[str, Any],
+    expected: tuple[int, ...],
+    good: dict[str, Path],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(good["whole"], folder)
+    edit_json(folder, "generation_config.json", **{"eos_token_id": ...} | generation)
+    edit_json(folder, "config.json", **{"eos_token_id": ...} | config)
+    edit_json(folder, "tokenizer_config.json", **tokenizer)
+    assert ModelConfig.from_directory(folder).eos_token_ids == expected
+    assert ("no file names an EOS token" in caplog.text) == (not expected)
+
+
+def test_one_line_tells_which_generation_defaults_are_taken_and_which_ignored(
+    good: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(good["whole"], folder)
+    edit_json(folder, "generation_config.json", repetition_penalty=1.0, no_repeat_ngram_size=0)
+    caplog.set_level("WARNING")
+    TextModel.load(("m",), folder)
+    assert caplog.text == ""
+    edit_json(
+        folder, "generation_config.json", repetition_penalty=1.05, no_repeat_ngram_size=3, temperature=0.7, top_k=20
+    )
+    TextModel.load(("m",), folder)
+    [record] = caplog.records
+    assert record.levelname == "WARNING"
+    taken, ignored = record.getMessage().split("; ")
+    assert taken.endswith("requests that say nothing else get temperature = 0.7, top_k = 20, repetition_penalty = 1.05")
+    assert ignored == "not supported and ignored: no_repeat_ngram_size = 3"

@@ -1,0 +1,113 @@
+"""Weights from disk: all of them, each in its place, or an error that says which one."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from mini_infer_engine.config.errors import ModelError
+from mini_infer_engine.config.model_path import DEMO_DIRECTORY, resolve_model
+from tests.support.tiny_models import PageDealer, reference_logits, run_chunks, save_tiny_model, tiny_runner
+
+TOKENS = list(range(5, 40))
+
+
+def edit(directory: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
+    tensors = load_file(directory / "model.safetensors")
+    change(tensors)
+    save_file(tensors, directory / "model.safetensors")
+
+
+def test_sharded_checkpoints_load_by_their_index(tmp_path: Path) -> None:
+    model = save_tiny_model(tmp_path, "qwen2", shard_size="60KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 3
+    runner = tiny_runner(tmp_path)
+    actual = run_chunks(runner, TOKENS, PageDealer(runner).table(35), [35])
+    assert (actual - reference_logits(model, TOKENS)).abs().max() <= 1e-4
+    shard = sorted(tmp_path.glob("*.safetensors"))[1]
+    shard.unlink()
+    with pytest.raises(ModelError, match=f"{shard.name} is missing"):
+        tiny_runner(tmp_path)
+
+
+def test_an_index_that_lies_is_named(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path, "qwen2", shard_size="60KB")
+    index = tmp_path / "model.safetensors.index.json"
+    content = json.loads(index.read_text())
+    shards = sorted(set(content["weight_map"].values()))
+    name = next(name for name, file in content["weight_map"].items() if file == shards[0])
+    content["weight_map"][name] = shards[1]
+    index.write_text(json.dumps(content))
+    with pytest.raises(ModelError, match=f"{shards[1]}: tensor {name} is not in this file"):
+        tiny_runner(tmp_path)
+    index.write_text("{}")
+    with pytest.raises(ModelError, match=r"index\.json cannot be read"):
+        tiny_runner(tmp_path)
+
+
+def test_every_parameter_must_be_filled_and_every_tensor_used(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path, "qwen3")
+    edit(tmp_path, lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.weight"))
+    with pytest.raises(ModelError, match=r"tensor model\.layers\.1\.mlp\.up_proj\.weight is in no safetensors file"):
+        tiny_runner(tmp_path)
+    save_tiny_model(tmp_path, "qwen3")
+    edit(tmp_path, lambda tensors: tensors.update({"model.extra": torch.ones(1)}))
+    with pytest.raises(ModelError, match=r"model\.safetensors: tensor model\.extra has no place in Qwen3ForCausalLM"):
+        tiny_runner(tmp_path)
+
+
+def test_a_wrong_shape_names_tensor_file_and_both_shapes(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path, "qwen3")
+    edit(tmp_path, lambda tensors: tensors.update({"model.layers.0.self_attn.k_proj.weight": torch.ones(7, 64)}))
+    with pytest.raises(
+        ModelError, match=r"model\.safetensors: tensor .*k_proj\.weight has shape \[7, 64\].*\[48, 64\]"
+    ):
+        tiny_runner(tmp_path)
+
+
+def test_what_old_checkpoints_carry_along_is_left_out(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path, "llama", tie_word_embeddings=True)
+    extra = {"lm_head.weight": torch.ones(199, 64), "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(12)}
+    edit(tmp_path, lambda tensors: tensors.update(extra))
+    assert tiny_runner(tmp_path).model.lm_head is None
+
+
+def test_a_folder_without_or_with_broken_weights_is_named(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path, "qwen3")
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100])
+    with pytest.raises(ModelError, match=r"model\.safetensors is no readable safetensors file"):
+        tiny_runner(tmp_path)
+    weights.unlink()
+    with pytest.raises(ModelError, match="has no safetensors file"):
+        tiny_runner(tmp_path)
+
+
+def test_dummy_weights_need_no_file_and_repeat(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path, "qwen3")
+    (tmp_path / "model.safetensors").unlink()
+    first, again, other = (tiny_runner(tmp_path, load_format="dummy", seed=seed) for seed in (1, 1, 2))
+    logits = [run_chunks(runner, TOKENS, PageDealer(runner).table(35), [35]) for runner in (first, again, other)]
+    assert torch.isfinite(logits[0]).all()
+    assert torch.equal(logits[0], logits[1])
+    assert not torch.allclose(logits[0], logits[2])
+
+
+def test_models_are_found_or_the_reason_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert resolve_model(str(tmp_path)) == tmp_path
+    assert resolve_model("demo") == DEMO_DIRECTORY
+    with pytest.raises(ModelError, match="no such folder"):
+        resolve_model(str(tmp_path / "absent"))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ModelError, match="is a file"):
+        resolve_model(str(tmp_path / "file"))
+    with pytest.raises(ModelError, match="neither a folder nor a hub id"):
+        resolve_model("no good id")
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(ModelError, match=r"someone/some-model.*the hub cannot be reached"):
+        resolve_model("someone/some-model")

@@ -1,0 +1,201 @@
+"""Every architecture and every option that changes the numbers: logits equal transformers'."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mini_infer_engine.config.errors import ModelError
+from mini_infer_engine.config.model_config import ARCHITECTURES, GenerationDefaults, ModelConfig
+from mini_infer_engine.core.batch import Batch
+from mini_infer_engine.models.registry import MODELS
+from tests.support.tiny_models import (
+    GREEDY,
+    PageDealer,
+    chunk,
+    reference_logits,
+    run_chunks,
+    save_tiny_model,
+    tiny_runner,
+)
+
+TOLERANCE = 1e-4
+TOKENS = [(position * 37 + 11) % 190 + 5 for position in range(70)]
+
+ROPES: dict[str, dict[str, Any]] = {
+    "linear": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0},
+    "llama3": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32,
+        "rope_theta": 5000.0,
+    },
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 10000.0},
+    "yarn-mscale": {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 32,
+        "rope_theta": 10000.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 0.5,
+        "beta_fast": 16,
+        "truncate": False,
+    },
+}
+
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen2": ("qwen2", {}),
+    "qwen2-tied": ("qwen2", {"tie_word_embeddings": True}),
+    "qwen2-window": ("qwen2", {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}),
+    "qwen3": ("qwen3", {}),
+    "qwen3-tied": ("qwen3", {"tie_word_embeddings": True}),
+    "qwen3-biased": ("qwen3", {"attention_bias": True, "num_key_value_heads": 4}),
+    "qwen3-window": (
+        "qwen3",
+        {
+            "use_sliding_window": True,
+            "sliding_window": 17,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "llama": ("llama", {}),
+    "llama-biased": ("llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    "mistral": ("mistral", {"sliding_window": None}),
+    "mistral-window": ("mistral", {"sliding_window": 24}),
+    **{f"llama-{name}": ("llama", {"rope_parameters": rope}) for name, rope in ROPES.items()},
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_logits_equal_transformers_whole_chunked_and_token_by_token(variant: str, tmp_path: Path) -> None:
+    architecture, changes = VARIANTS[variant]
+    expected = reference_logits(save_tiny_model(tmp_path, architecture, **changes), TOKENS)
+    runner = tiny_runner(tmp_path)
+    dealer = PageDealer(runner)
+    for sizes in ([70], [33, 1, 36], [16, 16, 16, 22], [5] + [1] * 65):
+        actual = run_chunks(runner, TOKENS, dealer.table(70), sizes)
+        assert (actual - expected).abs().max() <= TOLERANCE, sizes
+
+
+@pytest.mark.parametrize("page_size", [16, 32, 256])
+def test_a_mixed_batch_equals_each_sequence_alone(page_size: int, tmp_path: Path) -> None:
+    model = save_tiny_model(tmp_path, "mistral", sliding_window=24)
+    runner = tiny_runner(tmp_path, page_size=page_size)
+    dealer = PageDealer(runner)
+    lengths = [70, 9, 41, 30]
+    sequences = [TOKENS[shift : shift + length] for shift, length in zip([0, 3, 7, 1], lengths, strict=True)]
+    tables = [dealer.table(length) for length in lengths]
+    for slot in (0, 1, 2):
+        before = lengths[slot] - (1 if slot < 2 else 25)
+        runner.logits(Batch([chunk(slot, sequences[slot], 0, before, tables[slot])], 0))
+    rows = [
+        chunk(0, sequences[0], 69, 1, tables[0], sampling=GREEDY),
+        chunk(1, sequences[1], 8, 1, tables[1], sampling=GREEDY),
+        chunk(2, sequences[2], 16, 25, tables[2], sampling=GREEDY),
+        chunk(3, sequences[3], 0, 30, tables[3]),
+    ]
+    actual = runner.logits(Batch(rows, 2)).split([row.count for row in rows])
+    for row, sequence, logits in zip(rows, sequences, actual, strict=True):
+        expected = reference_logits(model, sequence)[row.start : row.start + row.count]
+        assert (logits - expected).abs().max() <= TOLERANCE
+
+
+def test_bfloat16_stays_near_float32(tmp_path: Path) -> None:
+    expected = reference_logits(save_tiny_model(tmp_path, "qwen3"), TOKENS)
+    runner = tiny_runner(tmp_path, dtype="bfloat16")
+    actual = run_chunks(runner, TOKENS, PageDealer(runner).table(70), [60] + [1] * 10).float()
+    assert torch.nn.functional.cosine_similarity(actual, expected).min() > 0.99
+
+
+def test_the_registry_builds_exactly_what_the_config_accepts() -> None:
+    assert tuple(sorted(MODELS)) == ARCHITECTURES
+
+
+def _config(directory: Path, **changes: Any) -> ModelConfig:
+    values: dict[str, Any] = {
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": 100,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 128,
+    }
+    values = {key: value for key, value in (values | changes).items() if value is not ...}
+    (directory / "config.json").write_text(json.dumps(values))
+    return ModelConfig.from_directory(directory)
+
+
+def test_old_and_new_rope_forms_read_the_same(tmp_path: Path) -> None:
+    scaling = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+    new = _config(tmp_path, rope_parameters={"rope_type": "llama3", "rope_theta": 5e5, **scaling})
+    old = _config(tmp_path, rope_theta=5e5, rope_scaling={"type": "llama3", **scaling})
+    assert old == new
+    assert new.rope.theta == 5e5
+    assert _config(tmp_path, rope_theta=5e5, rope_scaling=None).rope.type == "default"
+
+
+def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
+    config = _config(tmp_path)
+    assert (config.num_kv_heads, config.head_dim, config.rope.theta) == (4, 16, 10000.0)
+    assert _config(tmp_path, architectures=["MistralForCausalLM"]).sliding_windows == (4096, 4096)
+    assert _config(tmp_path, architectures=["MistralForCausalLM"], sliding_window=None).sliding_windows == (None, None)
+    assert _config(tmp_path, architectures=["Qwen2ForCausalLM"], sliding_window=8).sliding_windows == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, ["architectures", "GPT2LMHeadModel", "Qwen3ForCausalLM"]),
+        ({"architectures": ...}, ["architectures", "supported"]),
+        ({"hidden_size": ...}, ["hidden_size", "missing"]),
+        ({"hidden_size": "64"}, ["hidden_size", "'64'", "integer"]),
+        ({"num_hidden_layers": 0}, ["num_hidden_layers", "0"]),
+        ({"num_attention_heads": True}, ["num_attention_heads", "True"]),
+        ({"num_key_value_heads": 3}, ["num_key_value_heads", "3"]),
+        ({"hidden_act": "gelu"}, ["hidden_act", "gelu", "silu"]),
+        ({"quantization_config": {"bits": 4}}, ["quantization_config"]),
+        ({"torch_dtype": "float64"}, ["torch_dtype", "float64", "bfloat16"]),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, ["rope_scaling", "dynamic", "yarn"]),
+        ({"rope_scaling": {"rope_type": "linear"}}, ["factor", "missing"]),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, ["rope_parameters", "layers"]),
+        ({"partial_rotary_factor": 0.5}, ["partial_rotary_factor", "0.5"]),
+        ({"eos_token_id": ["a"]}, ["eos_token_id", "'a'"]),
+        (
+            {"architectures": ["Qwen3ForCausalLM"], "use_sliding_window": True, "layer_types": ["chunked"]},
+            ["layer_types", "chunked"],
+        ),
+    ],
+)
+def test_what_cannot_be_served_is_refused_by_name(changes: dict[str, Any], words: list[str], tmp_path: Path) -> None:
+    with pytest.raises(ModelError) as raised:
+        _config(tmp_path, **changes)
+    for word in ["config.json", *words]:
+        assert word in str(raised.value)
+
+
+def test_a_missing_or_broken_config_names_its_file(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"config\.json is missing"):
+        ModelConfig.from_directory(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ModelError, match=r"config\.json cannot be read"):
+        ModelConfig.from_directory(tmp_path)
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(ModelError, match=r"config\.json holds a list"):
+        ModelConfig.from_directory(tmp_path)
+
+
+def test_generation_config_gives_eos_ids_and_sampling_defaults(tmp_path: Path) -> None:
+    assert GenerationDefaults.from_directory(tmp_path) == GenerationDefaults()
+    assert _config(tmp_path, eos_token_id=9).eos_token_ids == (9,)
+    path = tmp_path / "generation_config.json"
+    path.write_text(json.dumps({"eos_token_id": [3, 4], "do_sample": True, "temperature": 0.6, "top_k": 20}))
+    assert GenerationDefaults.from_directory(tmp_path) == GenerationDefaults(0.6, top_k=20, eos_token_ids=(3, 4))
+    assert _config(tmp_path, eos_token_id=9).eos_token_ids == (3, 4)
+    path.write_text(json.dumps({"temperature": "warm"}))
+    with pytest.raises(ModelError, match=r"generation_config\.json: temperature = 'warm'"):
+        GenerationDefaults.from_directory(tmp_path)

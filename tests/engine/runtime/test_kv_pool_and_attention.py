@@ -1,0 +1,107 @@
+"""The page pool's addresses, the page copies, and which backend is chosen."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from mini_infer_engine.attention.torch_reference import TorchAttention
+from mini_infer_engine.config.model_config import ModelConfig, RopeParameters
+from mini_infer_engine.core.batch import Batch, PageCopy, Row
+from mini_infer_engine.runtime.inputs import build_inputs
+from mini_infer_engine.runtime.kv_pool import KVPool, KVShape
+from tests.support.tiny_models import GREEDY
+
+CPU = torch.device("cpu")
+SHAPE = KVShape(num_layers=2, page_size=16, num_kv_heads=2, head_dim=8, dtype=torch.float32)
+
+
+def config(**changes: Any) -> ModelConfig:
+    values: dict[str, Any] = {
+        "architecture": "LlamaForCausalLM",
+        "vocab_size": 10,
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_layers": 2,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "head_dim": 8,
+        "rms_norm_eps": 1e-6,
+        "rope": RopeParameters(),
+        "max_position_embeddings": 128,
+        "tie_word_embeddings": False,
+        "qkv_bias": False,
+        "output_bias": False,
+        "mlp_bias": False,
+        "sliding_windows": (None, None),
+        "dtype": "float32",
+        "eos_token_ids": (),
+        "bos_token_id": None,
+    }
+    return ModelConfig(**(values | changes))
+
+
+def naive(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, start: int, window: int | None) -> torch.Tensor:
+    """One sequence, one query token and head at a time; q [count, heads, dim], keys and values [end, kv_heads, dim]."""
+    group = q.shape[1] // keys.shape[1]
+    out = torch.empty_like(q)
+    for token in range(q.shape[0]):
+        end = start + token + 1
+        first = 0 if window is None else max(0, end - window)
+        for head in range(q.shape[1]):
+            scores = keys[first:end, head // group] @ q[token, head] / q.shape[2] ** 0.5
+            out[token, head] = scores.softmax(0) @ values[first:end, head // group]
+    return out.flatten(1)
+
+
+@pytest.mark.parametrize("most_bytes", [0, 10**9], ids=["gathered", "copied"])
+@pytest.mark.parametrize("window", [None, 5, 40])
+def test_torch_attention_equals_the_definition_and_writes_only_its_tokens(
+    window: int | None, most_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mini_infer_engine.attention.running_copy.MOST_BYTES", most_bytes)
+    torch.manual_seed(0)
+    pool = KVPool(SHAPE, 12, CPU)
+    pool.pages.normal_()
+    tables = [[7, 2, 0], [9], [1, 11, 4]]
+    rows = [
+        Row(0, 34, 1, None, tables[0], GREEDY),
+        Row(1, 3, 1, [0], tables[1], GREEDY),
+        Row(2, 20, 14, [0] * 14, tables[2], None),
+    ]
+    inputs = build_inputs(Batch(rows, 2), 16, pool.null_page, CPU)
+    backend = TorchAttention(config(sliding_windows=(None, window)), pool)
+    q, k, v = torch.randn(16, 4, 8), torch.randn(16, 2, 8), torch.randn(16, 2, 8)
+    before = pool.pages.clone()
+    actual = backend.prepare(inputs).attend(q, torch.stack((k, v), 1), 1)
+
+    begin = 0
+    for row, table in zip(rows, tables, strict=True):
+        tokens = slice(begin, begin + row.count)
+        end = row.start + row.count
+        stored = before[table, 1].transpose(0, 1).flatten(1, 2)  # [2, tokens of the pages, kv_heads, head_dim]
+        stored[0, row.start : end], stored[1, row.start : end] = k[tokens], v[tokens]
+        expected = naive(q[tokens], stored[0, :end], stored[1, :end], row.start, window)
+        assert torch.allclose(actual[tokens], expected, atol=1e-5)
+        before[table, 1] = stored.unflatten(1, (len(table), 16)).transpose(0, 1)
+        begin += row.count
+    assert torch.equal(pool.pages, before)
+
+
+def test_a_page_copy_takes_the_first_tokens_of_all_layers_and_nothing_else() -> None:
+    pool = KVPool(SHAPE, 4, CPU)
+    pool.pages.normal_()
+    before = pool.pages.clone()
+    pool.copy([PageCopy(0, 2, 5), PageCopy(2, 3, 3)])
+    before[2, :, :, :5] = before[0, :, :, :5]
+    before[3, :, :, :3] = before[0, :, :, :3]
+    assert torch.equal(pool.pages, before)
+
+
+def test_a_new_pool_is_zero_and_one_page_larger_than_promised() -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        pool = KVPool(KVShape(2, 32, 2, 8, dtype), 5, CPU)
+        assert pool.pages.shape == (6, 2, 2, 32, 2, 8)
+        assert pool.pages.nbytes == 6 * pool.shape.page_bytes
+        assert not pool.pages.any()
+        assert pool.null_page == 5

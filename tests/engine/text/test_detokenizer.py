@@ -1,0 +1,86 @@
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from mini_infer_engine.dry.vocabulary import VOCAB_SIZE, dry_assets
+from mini_infer_engine.text.detokenizer import Detokenizer
+
+BYTE_LEVEL = Tokenizer.from_str(dry_assets().files["tokenizer.json"])
+texts = st.text(st.sampled_from("ab é€😀\N{REPLACEMENT CHARACTER}中文"), max_size=40)
+
+
+def llama_like() -> Tokenizer:
+    """Metaspace with byte fallback, as Llama 2 and the first Mistral have it."""
+    pieces = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "b", "▁a", "▁b", "ab", "é", "中"]
+    return Tokenizer.from_str(
+        json.dumps(
+            {
+                "version": "1.0",
+                "added_tokens": [],
+                "normalizer": {
+                    "type": "Sequence",
+                    "normalizers": [
+                        {"type": "Prepend", "prepend": "▁"},
+                        {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
+                    ],
+                },
+                "decoder": {
+                    "type": "Sequence",
+                    "decoders": [
+                        {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+                        {"type": "ByteFallback"},
+                        {"type": "Fuse"},
+                        {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+                    ],
+                },
+                "model": {
+                    "type": "BPE",
+                    "vocab": {piece: index for index, piece in enumerate(pieces)},
+                    "merges": [["▁", "a"], ["▁", "b"], ["a", "b"]],
+                    "byte_fallback": True,
+                    "unk_token": "<unk>",
+                },
+            }
+        )
+    )
+
+
+LLAMA_LIKE = llama_like()
+
+
+def stream(tokenizer: Tokenizer, ids: list[int], skip_special_tokens: bool = True) -> list[str]:
+    detokenizer = Detokenizer(tokenizer, skip_special_tokens)
+    return [*(detokenizer.push(token_id) for token_id in ids), detokenizer.flush()]
+
+
+@given(st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=40), st.booleans())
+def test_any_bytes_stream_as_the_whole_text(ids: list[int], skip: bool) -> None:
+    assert "".join(stream(BYTE_LEVEL, ids, skip)) == BYTE_LEVEL.decode(ids, skip_special_tokens=skip)
+
+
+@pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, LLAMA_LIKE], ids=["byte-level", "metaspace with byte fallback"])
+@given(text=texts)
+def test_text_streams_as_the_whole_text(tokenizer: Tokenizer, text: str) -> None:
+    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    pieces = stream(tokenizer, ids)
+    assert "".join(pieces) == tokenizer.decode(ids)
+    shown = ""
+    for piece in pieces:
+        shown += piece
+        assert text.startswith(shown) or not text, "an unfinished character was shown"
+
+
+@given(st.lists(st.sampled_from([*range(1, 257), *range(257, 265)]), max_size=60))
+def test_broken_bytes_of_a_byte_fallback_neither_fail_nor_lose_the_text_after_them(ids: list[int]) -> None:
+    marker = LLAMA_LIKE.encode("abab", add_special_tokens=False).ids
+    assert "".join(stream(LLAMA_LIKE, [*ids, *marker])).endswith("abab")
+
+
+def test_a_long_run_of_special_tokens_or_broken_bytes_keeps_the_window_short() -> None:
+    detokenizer = Detokenizer(BYTE_LEVEL)
+    for token_id in [0x61, *[256] * 500, *[0xFF] * 500]:
+        detokenizer.push(token_id)
+        assert len(detokenizer._window) < 50

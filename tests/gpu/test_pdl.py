@@ -1,0 +1,107 @@
+"""Kernels that begin before the one before has ended: a whole chain of them gives what it gives one by one."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
+
+from mini_infer_engine.kernels.attention.decode_attention import decode_attention
+from mini_infer_engine.kernels.attention.decode_plan import plan_decode
+from mini_infer_engine.kernels.attention.rope_kv import Rotation
+from mini_infer_engine.kernels.device import supports_gluon
+from mini_infer_engine.kernels.gemm.gemm_config import DeferredRMSNorm, PdlGemmConfig
+from mini_infer_engine.kernels.gemm.gemm_dispatch import small_m_linear, small_m_linear_add_norm
+from mini_infer_engine.kernels.gemm.tuned_configs import pdl_gemm_config
+from mini_infer_engine.kernels.norm.rms_norm import rms_norm
+from tests.gpu.device import BF16, DEVICE, normal
+from tests.gpu.paged import make_paged
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not supports_gluon(DEVICE), reason="needs an NVIDIA GPU of Hopper's kind"),
+]
+HIDDEN, HEADS, KV_HEADS, HEAD_DIM, MIDDLE = 512, 8, 2, 128, 1536
+LENGTH, PAGE_SIZE = 300, 128
+
+
+@dataclass
+class Layer:
+    """Weights of one, all [columns, width]."""
+
+    qkv: torch.Tensor
+    o: torch.Tensor
+    gate_up: torch.Tensor
+    down: torch.Tensor
+
+
+def weight(columns: int, width: int, seed: int) -> torch.Tensor:
+    return normal(columns, width, dtype=BF16, seed=seed) * width**-0.5
+
+
+def cut(rows: int, matrix: torch.Tensor, *, gated: bool = False) -> PdlGemmConfig:
+    columns, width = matrix.shape
+    config = pdl_gemm_config(rows, columns // 2 if gated else columns, width, gated=gated)
+    assert isinstance(config, PdlGemmConfig)
+    return config
+
+
+@pytest.mark.parametrize("rows", [1, 8, 12, 32, 50])
+def test_replays_equal_kernels_one_by_one(rows: int) -> None:
+    layers = [
+        Layer(
+            weight((HEADS + 2 * KV_HEADS) * HEAD_DIM, HIDDEN, seed),
+            weight(HIDDEN, HEADS * HEAD_DIM, seed + 1),
+            weight(2 * MIDDLE, HIDDEN, seed + 2),
+            weight(HIDDEN, MIDDLE, seed + 3),
+        )
+        for seed in range(0, 40, 4)
+    ]
+    paged = make_paged([LENGTH] * rows, PAGE_SIZE, KV_HEADS, HEAD_DIM, BF16)
+    slots = torch.arange(rows, dtype=torch.int32, device=DEVICE)
+    positions = torch.full((rows,), LENGTH - 1, device=DEVICE)
+    rotation = Rotation(normal(LENGTH, HEAD_DIM, dtype=BF16, seed=1))
+    hidden, norm = normal(rows, HIDDEN, dtype=BF16, seed=2), normal(HIDDEN, dtype=BF16, seed=3)
+
+    def step(settle: Callable[[], None]) -> torch.Tensor:
+        """A decode step, `settle` called behind each kernel that may begin early."""
+        plan = plan_decode(slots, positions, KV_HEADS, 1024)
+        stream, x = hidden, rms_norm(hidden, norm, 1e-6)
+
+        def then_norm(values: torch.Tensor, matrix: torch.Tensor) -> tuple[torch.Tensor, DeferredRMSNorm]:
+            config = cut(rows, matrix)
+            made = small_m_linear_add_norm(
+                values, matrix, config, bias=None, residual=stream, norm_weight=norm, eps=1e-6
+            )
+            settle()
+            return made
+
+        for layer in layers:
+            qkv = small_m_linear(x, layer.qkv, cut(rows, layer.qkv))
+            settle()
+            mixed = decode_attention(qkv, rotation, paged.pool, paged.tables, plan, scale=HEAD_DIM**-0.5)
+            settle()
+            stream, x = then_norm(mixed, layer.o)
+            gated = small_m_linear(x, layer.gate_up, cut(rows, layer.gate_up, gated=True), gated=True)
+            settle()
+            stream, x = then_norm(gated, layer.down)
+        return stream
+
+    expected = step(torch.cuda.synchronize)
+    assert expected.isfinite().all()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        actual = step(lambda: None)
+    different = torch.zeros((), dtype=torch.int64, device=DEVICE)
+    for replay in range(200):
+        graph.replay()
+        if replay % 3 == 0:  # at times one begins right behind another
+            different += (actual != expected).any()
+            actual.zero_()
+    graph.replay()
+    assert torch.equal(actual, expected)
+    assert not different, "results depend on timing"
+    for _ in range(20):
+        assert torch.equal(step(lambda: None), expected)
