@@ -1,4 +1,4 @@
-"""Penalties on the device against those in torch; tests/engine/sampling/test_penalties.py holds those to their definition."""
+"""Penalties on the device against those in torch, which tests/engine/sampling holds to their definition."""
 
 import pytest
 import torch
