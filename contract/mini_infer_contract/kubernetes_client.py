@@ -1,0 +1,93 @@
+"""Requests to a Kubernetes API server over aiohttp: paths in, JSON out, errors with the server's own sentence.
+
+The one module through which gateway and operator speak to it (kopf's watches have their own client). It knows no kinds
+and no retries. The engine never imports it, so aiohttp is a requirement of the extras `gateway` and `operator` alone.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import aiohttp
+
+from mini_infer_contract.kubernetes_access import ClusterAccess
+
+REQUEST_TIMEOUT_S = 30.0
+
+Object = dict[str, Any]
+
+
+class ApiError(Exception):
+    """The API server answered with an error status."""
+
+    def __init__(self, status: int, reason: str, message: str) -> None:
+        super().__init__(f"{status} {reason}: {message}" if reason else f"{status}: {message}")
+        self.status = status
+        self.reason = reason
+        """metav1.Status.reason, such as Forbidden, AlreadyExists or Expired; "" where the answer has none."""
+        self.message = message
+        """metav1.Status.message: the server's sentence, without the HTTP around it."""
+
+
+class KubernetesClient:
+    """A pool of connections to one API server. Network errors are aiohttp's (`ClientError`, `TimeoutError`)."""
+
+    def __init__(self, access: ClusterAccess) -> None:
+        """Must be called while an event loop runs."""
+        self._access = access
+        connector = aiohttp.TCPConnector(ssl=access.tls if access.tls is not None else True)
+        self._session = aiohttp.ClientSession(connector=connector, trust_env=False)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._session.close()
+
+    async def open(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Any = None,
+        content_type: str = "application/json",
+        timeouts: aiohttp.ClientTimeout | None = None,
+    ) -> aiohttp.ClientResponse:
+        """The response with its body unread, for watches; who calls releases it. ApiError for a status from 400.
+
+        `path` is absolute, such as /api/v1/pods. The default, REQUEST_TIMEOUT_S, covers the body too.
+        """
+        headers = {"Accept": "application/json"}
+        authorization = self._access.authorization()
+        if authorization:
+            headers["Authorization"] = authorization
+        data = None
+        if body is not None:
+            headers["Content-Type"] = content_type
+            data = json.dumps(body).encode()
+        response = await self._session.request(
+            method,
+            self._access.server + path,
+            params=query,
+            data=data,
+            headers=headers,
+            allow_redirects=False,
+            timeout=timeouts or aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S),
+        )
+        if response.status >= 400:
+            async with response:
+                raise _error_of(response, await response.read())
+        return response
+
+    async def request(self, method: str, path: str, **options: Any) -> Object:
+        """The same with the answer read as JSON."""
+        async with await self.open(method, path, **options) as response:
+            return dict(json.loads(await response.read()))
+
+
+def _error_of(response: aiohttp.ClientResponse, body: bytes) -> ApiError:
+    try:
+        status = json.loads(body)
+        return ApiError(response.status, str(status.get("reason", "")), str(status["message"]))
+    except (ValueError, KeyError, AttributeError, TypeError):
+        text = body[:300].decode(errors="replace").strip()
+        return ApiError(response.status, "", text or response.reason or "no explanation")
