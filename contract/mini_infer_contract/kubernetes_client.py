@@ -6,7 +6,7 @@ and no retries. The engine never imports it, so aiohttp is a requirement of the 
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import aiohttp
 
@@ -41,6 +41,12 @@ class KubernetesClient:
     async def close(self) -> None:
         """Close the connections."""
         await self._session.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
     async def open(
         self,

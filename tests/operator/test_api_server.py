@@ -4,10 +4,10 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from kubernetes.aio import client, config
-from kubernetes.aio.client.exceptions import ApiException
 
-from mini_infer_operator.objects.api import KubernetesApi, path_of
+from mini_infer_contract.kubernetes_access import find_access
+from mini_infer_contract.kubernetes_client import ApiError, KubernetesClient
+from mini_infer_operator.objects.api import path_of
 from tests.support.control_plane import ControlPlane
 from tests.support.services import VALID, changed, failing_examples
 
@@ -16,34 +16,26 @@ EXAMPLES = failing_examples()
 
 
 @pytest.fixture
-async def api(control_plane: ControlPlane) -> AsyncIterator[KubernetesApi]:
-    await config.load_kube_config(str(control_plane.kubeconfig))
-    api = KubernetesApi(client.ApiClient())
-    yield api
-    await api.close()
+async def api(control_plane: ControlPlane) -> AsyncIterator[KubernetesClient]:
+    async with KubernetesClient(find_access(str(control_plane.kubeconfig))) as api:
+        yield api
 
 
-async def create(api: KubernetesApi, document: dict[str, Any]) -> None:
+async def create(api: KubernetesClient, document: dict[str, Any]) -> None:
     """As kubectl does it: unknown fields are errors. Nothing is stored."""
-    await api._dynamic.request(
-        "post",
-        path_of("InferenceService", "default"),
-        body=document,
-        dry_run="All",
-        query_params=[("fieldValidation", "Strict")],
-        serialize=False,
-    )
+    query = {"dryRun": "All", "fieldValidation": "Strict"}
+    await api.request("POST", path_of("InferenceService", "default"), body=document, query=query)
 
 
-async def test_a_valid_service_is_taken(api: KubernetesApi) -> None:
+async def test_a_valid_service_is_taken(api: KubernetesClient) -> None:
     await create(api, VALID)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=[str(example["change"])[:100] for example in EXAMPLES])
-async def test_a_broken_rule_is_refused(api: KubernetesApi, example: dict[str, Any]) -> None:
-    with pytest.raises(ApiException) as caught:
+async def test_a_broken_rule_is_refused(api: KubernetesClient, example: dict[str, Any]) -> None:
+    with pytest.raises(ApiError) as caught:
         await create(api, changed(example["change"]))
-    answer = (caught.value.body or "").replace("\\u003c", "<").replace('\\"', '"')
+    answer = caught.value.message
     assert caught.value.status in {400, 422}
     assert example["path"] in answer
     assert example.get("message", "") in answer

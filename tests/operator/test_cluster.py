@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 import yaml
-from kubernetes.aio import client, config
 
+from mini_infer_contract.kubernetes_access import find_access
+from mini_infer_contract.kubernetes_client import KubernetesClient
 from mini_infer_operator.local.ports import free_ports
 from mini_infer_operator.objects.api import KubernetesApi
 from mini_infer_operator.objects.cluster import ClusterPlace
@@ -167,8 +168,7 @@ async def test_an_operator_that_renders_differently_rolls_nothing(cluster: Clust
     cluster.apply("upgrade")
     wait(lambda: cluster.ready("upgrade").get("status") == "True")
     (before,) = cluster.children("upgrade", "deployments")
-    await config.load_kube_config(str(cluster.plane.kubeconfig))
-    api = KubernetesApi(client.ApiClient())
+    api = KubernetesApi(KubernetesClient(find_access(str(cluster.plane.kubeconfig))))
     newer = OperatorSettings(engine_image="engine:1", engine_image_pull_policy="Always")
     try:
         await reconcile(ClusterPlace(api, newer, "default", "upgrade"))

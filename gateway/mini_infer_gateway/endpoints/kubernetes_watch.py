@@ -12,8 +12,9 @@ from typing import Any
 
 import aiohttp
 import msgspec
-from kubernetes.aio import client, config
 
+from mini_infer_contract.kubernetes_access import find_access
+from mini_infer_contract.kubernetes_client import ApiError, KubernetesClient
 from mini_infer_contract.resources import LABEL_SERVICE
 from mini_infer_gateway.endpoints.base import Listed, Publish
 from mini_infer_gateway.endpoints.pods import Pod, PodList, WatchEvent, listed_from_pod
@@ -31,14 +32,6 @@ _list_decoder = msgspec.json.Decoder(PodList)
 _event_decoder = msgspec.json.Decoder(WatchEvent)
 
 
-class WatchError(Exception):
-    """The API server ended a list or a watch with an error; trying again helps."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(f"{status}: {message}")
-        self.status = status
-
-
 class KubernetesWatch:
     """See base.EndpointSource."""
 
@@ -50,9 +43,7 @@ class KubernetesWatch:
     async def run(self, publish: Publish) -> None:
         """Lists and watches until cancelled; errors only delay."""
         backoff_s = FIRST_BACKOFF_S
-        configuration = await self._configuration()
-        async with client.ApiClient(configuration) as api_client:
-            api = client.CoreV1Api(api_client)
+        async with KubernetesClient(find_access(self._kubeconfig)) as api:
             while True:
                 try:
                     version = await self._list(api)
@@ -60,14 +51,7 @@ class KubernetesWatch:
                     while True:
                         version = await self._watch(api, version, publish)
                         backoff_s = FIRST_BACKOFF_S
-                except (
-                    WatchError,
-                    client.ApiException,
-                    aiohttp.ClientError,
-                    TimeoutError,
-                    OSError,
-                    msgspec.MsgspecError,
-                ) as error:
+                except (ApiError, aiohttp.ClientError, TimeoutError, OSError, msgspec.MsgspecError) as error:
                     if getattr(error, "status", None) == GONE and backoff_s == FIRST_BACKOFF_S:
                         log.info("the pod watch is too old, listing anew")
                     else:
@@ -75,45 +59,29 @@ class KubernetesWatch:
                         await asyncio.sleep(backoff_s * random.uniform(0.8, 1.2))
                     backoff_s = min(LONGEST_BACKOFF_S, 2 * backoff_s)
 
-    async def _configuration(self) -> client.Configuration:
-        configuration = client.Configuration()
-        if self._kubeconfig is None:
-            try:
-                config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
-            except config.ConfigException:
-                await config.load_kube_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
-        else:
-            await config.load_kube_config(self._kubeconfig, client_configuration=configuration)  # type: ignore[no-untyped-call]
-        return configuration
+    async def _open(self, api: KubernetesClient, timeout_s: float, **query: str) -> aiohttp.ClientResponse:
+        path = f"/api/v1/namespaces/{self._namespace}/pods" if self._namespace else "/api/v1/pods"
+        timeouts = aiohttp.ClientTimeout(total=timeout_s)
+        return await api.open("GET", path, query={"labelSelector": LABEL_SERVICE, **query}, timeouts=timeouts)
 
-    async def _request(self, api: client.CoreV1Api, timeout_s: float, **arguments: Any) -> aiohttp.ClientResponse:
-        arguments |= {"label_selector": LABEL_SERVICE, "_request_timeout": timeout_s}
-        if self._namespace is None:
-            response = await api.list_pod_for_all_namespaces_without_preload_content(**arguments)
-        else:
-            response = await api.list_namespaced_pod_without_preload_content(self._namespace, **arguments)
-        if response.status >= 400:
-            async with response:
-                raise WatchError(response.status, (await response.text())[:300])
-        return response
-
-    async def _list(self, api: client.CoreV1Api) -> str:
-        async with await self._request(api, LIST_TIMEOUT_S) as response:
+    async def _list(self, api: KubernetesClient) -> str:
+        async with await self._open(api, LIST_TIMEOUT_S) as response:
             pods = _list_decoder.decode(await response.read())
         self._pods = {}
         for pod in pods.items:
             self._keep(pod)
         return pods.metadata.resource_version
 
-    async def _watch(self, api: client.CoreV1Api, version: str, publish: Publish) -> str:
+    async def _watch(self, api: KubernetesClient, version: str, publish: Publish) -> str:
         """One watch until the server ends it; returns the version to go on from."""
-        arguments = {"watch": True, "resource_version": version, "allow_watch_bookmarks": True}
-        async with await self._request(api, SILENCE_S, timeout_seconds=WATCH_S, **arguments) as response:
+        query = {"watch": "true", "resourceVersion": version, "allowWatchBookmarks": "true"}
+        async with await self._open(api, SILENCE_S, timeoutSeconds=str(WATCH_S), **query) as response:
             async for line in _lines(response):
                 event = _event_decoder.decode(line)
                 if event.type == "ERROR":
                     status = msgspec.convert(event.object, dict[str, Any])
-                    raise WatchError(status.get("code", 500), str(status.get("message", "")))
+                    code, reason, message = status.get("code", 500), status.get("reason", ""), status.get("message", "")
+                    raise ApiError(code, reason, message)
                 pod = msgspec.convert(event.object, Pod)
                 version = pod.metadata.resource_version
                 if event.type == "BOOKMARK":

@@ -8,11 +8,13 @@ import subprocess
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from aiohttp import web
 
+from mini_infer_contract.kubernetes_access import find_access
+from mini_infer_contract.kubernetes_client import KubernetesClient
 from mini_infer_contract.resources import GROUP
 from mini_infer_gateway.endpoints import kubernetes_watch
 from mini_infer_gateway.endpoints.base import Listed
@@ -201,29 +203,28 @@ def api_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.mark.cluster
 async def test_pods_of_a_real_api_server(api_server: str) -> None:
-    from kubernetes.aio import client, config
-
-    configuration = client.Configuration()
-    await config.load_kube_config(api_server, client_configuration=configuration)  # type: ignore[no-untyped-call]
-    async with client.ApiClient(configuration) as api_client, watching(api_server, "gw") as seen:
+    async with KubernetesClient(find_access(api_server)) as api, watching(api_server, "gw") as seen:
         # The watch begins before the server does: it has to wait for it.
         await until(lambda: bool(seen.lists), timeout_s=60)
-        api = client.CoreV1Api(api_client)
-        await api.create_namespace(client.V1Namespace(metadata=client.V1ObjectMeta(name="gw")))
+        await api.request("POST", "/api/v1/namespaces", body={"metadata": {"name": "gw"}})
+        pods = "/api/v1/namespaces/gw/pods"
+
+        async def patch(path: str, body: dict[str, Any]) -> None:
+            await api.request("PATCH", path, body=body, content_type="application/merge-patch+json")
 
         async def create(name: str, labels: dict[str, str]) -> None:
             body = pod(name, namespace="gw", labels=labels)
             del body["metadata"]["resourceVersion"]
-            await api.create_namespaced_pod("gw", cast("Any", body))
-            await api.patch_namespaced_pod_status(name, "gw", {"status": body["status"]})
+            await api.request("POST", pods, body=body)
+            await patch(f"{pods}/{name}/status", {"status": body["status"]})
 
         await create("a", {})
         await until(lambda: seen.names() == {"gw/a": True})
         await create("b", {f"{GROUP}/draining": "true"})
         await until(lambda: seen.names() == {"gw/a": True, "gw/b": False})
-        await api.patch_namespaced_pod("b", "gw", {"metadata": {"labels": {f"{GROUP}/draining": None}}})
+        await patch(f"{pods}/b", {"metadata": {"labels": {f"{GROUP}/draining": None}}})
         await until(lambda: seen.names() == {"gw/a": True, "gw/b": True})
-        await api.patch_namespaced_pod("b", "gw", {"metadata": {"labels": {f"{GROUP}/service": None}}})
+        await patch(f"{pods}/b", {"metadata": {"labels": {f"{GROUP}/service": None}}})
         await until(lambda: seen.names() == {"gw/a": True})
-        await api.delete_namespaced_pod("a", "gw", grace_period_seconds=0)
+        await api.request("DELETE", f"{pods}/a", query={"gracePeriodSeconds": "0"})
         await until(lambda: seen.names() == {})

@@ -4,9 +4,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 from aiohttp import web
-from kubernetes.aio import client
-from kubernetes.aio.client.exceptions import ApiException
 
+from mini_infer_contract.kubernetes_access import ClusterAccess
+from mini_infer_contract.kubernetes_client import ApiError, KubernetesClient
 from mini_infer_operator.objects.api import KubernetesApi, RefusedError, path_of
 
 MANIFEST = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "s", "namespace": "n"}}
@@ -28,8 +28,8 @@ async def answers() -> AsyncIterator[tuple[KubernetesApi, list[web.Response], li
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
-    configuration = client.Configuration(host=f"http://127.0.0.1:{runner.addresses[0][1]}")
-    api = KubernetesApi(client.ApiClient(configuration))
+    access = ClusterAccess(f"http://127.0.0.1:{runner.addresses[0][1]}", lambda: None, None)
+    api = KubernetesApi(KubernetesClient(access))
     yield api, responses, requests
     await api.close()
     await runner.cleanup()
@@ -50,7 +50,7 @@ async def test_refusals_carry_the_servers_words(answers: Answers, status: int) -
 async def test_what_passes_is_raised_as_it_came(answers: Answers, status: int) -> None:
     api, responses, _ = answers
     responses.append(web.json_response({"message": "later"}, status=status))
-    with pytest.raises(ApiException) as caught:
+    with pytest.raises(ApiError) as caught:
         await api.apply(MANIFEST)
     assert caught.value.status == status
 
@@ -77,5 +77,5 @@ async def test_writes_are_forced_applies_with_a_manager(answers: Answers) -> Non
 
 
 def test_paths() -> None:
-    assert path_of("Deployment", "n", "d") == "apis/apps/v1/namespaces/n/deployments/d"
-    assert path_of("InferenceService", None) == "apis/serving.mini-infer.io/v1alpha1/inferenceservices"
+    assert path_of("Deployment", "n", "d") == "/apis/apps/v1/namespaces/n/deployments/d"
+    assert path_of("InferenceService", None) == "/apis/serving.mini-infer.io/v1alpha1/inferenceservices"
