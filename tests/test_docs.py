@@ -18,7 +18,7 @@ MODULES = {
     "mini-infer": "mini_infer_operator.cli",
     "mini-infer-serve": "mini_infer_engine.server.cli",
     "mini-infer-gateway": "mini_infer_gateway.cli",
-    "mini-infer-operator": "mini_infer_operator.settings",
+    "mini-infer-operator": "mini_infer_operator.controller.settings",
 }
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 CODE = re.compile(r"```.*?```|`[^`\n]+`", re.DOTALL)

@@ -132,10 +132,10 @@ def launch_of(service: InferenceService, role: str, default_image: str) -> Launc
     )
 
 
-def revision_of(service: InferenceService, role: str, default_image: str) -> str:
-    """Hash over what the user wrote that changes pods, and the image; not over what this version renders from it.
+def template_hash(service: InferenceService, role: str, default_image: str) -> str:
+    """Hash over what the user wrote that changes pods of `role`, and the image; not over what is rendered from it.
 
-    Replicas are left out, so scaling keeps the revision; so are fields at their defaults, so a new optional field of
+    Replicas are left out, so scaling keeps the hash; so are fields at their defaults, so a new optional field of
     a newer operator rolls nothing.
     """
     parts: dict[str, Any] = {
@@ -145,5 +145,19 @@ def revision_of(service: InferenceService, role: str, default_image: str) -> str
         "model": service.spec.model.model_dump(mode="json", exclude_defaults=True, exclude={"name"}),
         "spec": service.roles[role].model_dump(mode="json", exclude_defaults=True, exclude={"replicas", "scaling"}),
     }
-    text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
+    return _digest(json.dumps(parts, sort_keys=True, separators=(",", ":")))
+
+
+def service_revision(service: InferenceService, default_image: str) -> str:
+    """The revision of the whole service: engines of all its roles that work together have the same one.
+
+    With one role it is that role's template hash, as it was before there were several, so nothing that runs is renamed.
+    """
+    hashes = {role: template_hash(service, role, default_image) for role in service.roles}
+    if len(hashes) == 1:
+        return next(iter(hashes.values()))
+    return _digest(json.dumps(hashes, sort_keys=True, separators=(",", ":")))
+
+
+def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:REVISION_DIGITS]

@@ -6,14 +6,15 @@ from datetime import datetime
 from typing import Any
 
 from mini_infer_contract.resources import Condition, InferenceService, InferenceServiceStatus, Reason
-from mini_infer_operator.plan import Observed, Plan
+from mini_infer_operator.observe import Observed
+from mini_infer_operator.plan.plan import Plan
 
 Verdict = tuple[bool, str, str]
 """Status, reason, message."""
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class PermanentFailure:
     """Something that stands until a user changes something: trying again sooner does not help."""
 
     reason: str
@@ -24,7 +25,7 @@ def service_status(
     service: InferenceService,
     observed: Observed,
     plan: Plan,
-    problem: Problem | None,
+    failure: PermanentFailure | None,
     *,
     url: str | None,
     previous: Mapping[str, Any],
@@ -39,9 +40,9 @@ def service_status(
     existing = sum(w.replicas for w in observed.workloads)
     settled = existing == new_ready == wanted and len(observed.workloads) == len(current)
     verdicts = {
-        "Ready": _ready(problem, observed, settled=settled, wanted=wanted, ready=new_ready, old=ready - new_ready),
+        "Ready": _ready(failure, observed, settled=settled, wanted=wanted, ready=new_ready, old=ready - new_ready),
         "Available": _available(ready),
-        "Progressing": _progressing(problem, settled=settled, old=ready - new_ready),
+        "Progressing": _progressing(failure, settled=settled, old=ready - new_ready),
     }
     status = InferenceServiceStatus(
         observed_generation=service.metadata.generation,
@@ -65,9 +66,11 @@ def invalid_status(generation: int, message: str, *, previous: Mapping[str, Any]
     return {**kept, "observedGeneration": generation, "conditions": [*dumped, *others]}
 
 
-def _ready(problem: Problem | None, observed: Observed, *, settled: bool, wanted: int, ready: int, old: int) -> Verdict:
-    if problem is not None:
-        return False, problem.reason, problem.message
+def _ready(
+    failure: PermanentFailure | None, observed: Observed, *, settled: bool, wanted: int, ready: int, old: int
+) -> Verdict:
+    if failure is not None:
+        return False, failure.reason, failure.message
     if settled and not wanted:
         return False, Reason.SCALED_TO_ZERO, "0 replicas are asked for"
     if settled:
@@ -86,9 +89,9 @@ def _available(ready: int) -> Verdict:
     return False, Reason.NONE_AVAILABLE, "no engine can answer"
 
 
-def _progressing(problem: Problem | None, *, settled: bool, old: int) -> Verdict:
-    if problem is not None:
-        return False, problem.reason, problem.message
+def _progressing(failure: PermanentFailure | None, *, settled: bool, old: int) -> Verdict:
+    if failure is not None:
+        return False, failure.reason, failure.message
     if settled:
         return False, Reason.COMPLETE, "nothing is left to do"
     return True, Reason.ROLLING_OUT if old else Reason.STARTING, "engines are being started or stopped"

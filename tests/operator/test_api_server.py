@@ -7,7 +7,7 @@ import pytest
 
 from mini_infer_contract.kubernetes_access import find_access
 from mini_infer_contract.kubernetes_client import ApiError, KubernetesClient
-from mini_infer_operator.objects.api import path_of
+from mini_infer_operator.objects.kinds import path_of
 from tests.support.control_plane import ControlPlane
 from tests.support.services import VALID, changed, failing_examples
 

@@ -14,12 +14,12 @@ import yaml
 
 from mini_infer_contract.kubernetes_access import find_access
 from mini_infer_contract.kubernetes_client import KubernetesClient
+from mini_infer_operator.controller.settings import OperatorSettings
 from mini_infer_operator.local.ports import free_ports
 from mini_infer_operator.objects.api import KubernetesApi
-from mini_infer_operator.objects.cluster import ClusterPlace
+from mini_infer_operator.objects.backend import ClusterBackend
 from mini_infer_operator.permissions import RULES
 from mini_infer_operator.reconcile import reconcile
-from mini_infer_operator.settings import OperatorSettings
 from tests.support.control_plane import ControlPlane
 from tests.support.services import changed
 
@@ -95,7 +95,7 @@ def cluster(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactor
         pytest.skip("needs kube-controller-manager, kube-scheduler and kwok in the folder named by KUBEBUILDER_ASSETS")
     folder = tmp_path_factory.mktemp("operator")
     log = folder / "log"
-    command = [sys.executable, "-m", "mini_infer_operator.run", "--engine-image=engine:1"]
+    command = [sys.executable, "-m", "mini_infer_operator.controller.run", "--engine-image=engine:1"]
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(sys.path),
@@ -171,7 +171,7 @@ async def test_an_operator_that_renders_differently_rolls_nothing(cluster: Clust
     api = KubernetesApi(KubernetesClient(find_access(str(cluster.plane.kubeconfig))))
     newer = OperatorSettings(engine_image="engine:1", engine_image_pull_policy="Always")
     try:
-        await reconcile(ClusterPlace(api, newer, "default", "upgrade"))
+        await reconcile(ClusterBackend(api, newer, "default", "upgrade"))
     finally:
         await api.close()
     (after,) = cluster.children("upgrade", "deployments")

@@ -1,4 +1,4 @@
-"""The story function over a place in memory."""
+"""The story function over a backend in memory."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,21 +7,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mini_infer_contract.resources import InferenceService
-from mini_infer_operator.plan import Observed, ObservedWorkload, Plan
+from mini_infer_operator.observe import Observed, ObservedWorkload
+from mini_infer_operator.plan.plan import Plan
 from mini_infer_operator.reconcile import UNSETTLED_S, reconcile
-from mini_infer_operator.status import Problem
+from mini_infer_operator.status import PermanentFailure
 from tests.support.services import changed
 
 
-class MemoryPlace:
+class MemoryBackend:
     """Carries out plans at once; engines become available when `start` is called."""
-
-    default_image = "engine:1"
 
     def __init__(self, stored: dict[str, Any] | None) -> None:
         self.stored = stored
         self.workloads: list[ObservedWorkload] = []
-        self.problem: Problem | None = None
+        self.failure: PermanentFailure | None = None
         self.reports = 0
 
     async def read(self) -> Mapping[str, Any] | None:
@@ -30,14 +29,14 @@ class MemoryPlace:
     async def observe(self, service: InferenceService) -> Observed:
         return Observed(self.workloads)
 
-    async def apply(self, service: InferenceService, plan: Plan) -> Problem | None:
-        if self.problem is None:
+    async def apply(self, service: InferenceService, plan: Plan) -> PermanentFailure | None:
+        if self.failure is None:
             ready = {w.revision: w.available for w in self.workloads}
             self.workloads = [
                 ObservedWorkload(w.role, w.revision, w.replicas, min(w.replicas, ready.get(w.revision, 0)))
                 for w in plan.workloads
             ]
-        return self.problem
+        return self.failure
 
     def url(self, service: InferenceService) -> str:
         return "http://gateway"
@@ -57,49 +56,49 @@ class MemoryPlace:
         return condition["status"], condition["reason"]
 
 
-async def settle(place: MemoryPlace) -> None:
+async def settle(backend: MemoryBackend) -> None:
     for _ in range(40):
-        if await reconcile(place) == float("inf"):
+        if await reconcile(backend) == float("inf"):
             return
-        place.start()
+        backend.start()
     raise AssertionError("it does not settle")
 
 
 async def test_a_service_that_is_gone_needs_nothing() -> None:
-    assert await reconcile(MemoryPlace(None)) is None
+    assert await reconcile(MemoryBackend(None)) is None
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.sampled_from(["a", "b", "c"])), min_size=1, max_size=5))
 async def test_it_settles_and_then_says_nothing_new(edits: list[tuple[int, str]]) -> None:
-    place = MemoryPlace(changed({}))
+    backend = MemoryBackend(changed({}))
     for replicas, image in edits:
-        status = (place.stored or {}).get("status")
-        place.stored = changed({"spec": {"image": image, "unified": {"replicas": replicas}}})
-        place.stored["status"] = status
-        await settle(place)
-        assert place.ready() == (("True", "AllReplicasReady") if replicas else ("False", "ScaledToZero"))
-        assert [w.replicas for w in place.workloads] == [replicas]
-    reports = place.reports
-    assert await reconcile(place) == float("inf")
-    assert place.reports == reports
+        status = (backend.stored or {}).get("status")
+        backend.stored = changed({"spec": {"image": image, "unified": {"replicas": replicas}}})
+        backend.stored["status"] = status
+        await settle(backend)
+        assert backend.ready() == (("True", "AllReplicasReady") if replicas else ("False", "ScaledToZero"))
+        assert [w.replicas for w in backend.workloads] == [replicas]
+    reports = backend.reports
+    assert await reconcile(backend) == float("inf")
+    assert backend.reports == reports
 
 
 async def test_an_invalid_spec_is_told_and_what_runs_is_left_alone() -> None:
-    place = MemoryPlace(changed({}))
-    await settle(place)
-    running, status = place.workloads, (place.stored or {})["status"]
-    place.stored = changed({"spec": {"unified": {"replicas": "two"}}}) | {"status": status}
-    assert await reconcile(place) == float("inf")
-    assert place.ready() == ("False", "InvalidSpec")
-    assert "spec.unified.replicas" in place.stored["status"]["conditions"][0]["message"]
-    assert place.workloads == running
+    backend = MemoryBackend(changed({}))
+    await settle(backend)
+    running, status = backend.workloads, (backend.stored or {})["status"]
+    backend.stored = changed({"spec": {"unified": {"replicas": "two"}}}) | {"status": status}
+    assert await reconcile(backend) == float("inf")
+    assert backend.ready() == ("False", "InvalidSpec")
+    assert "spec.unified.replicas" in backend.stored["status"]["conditions"][0]["message"]
+    assert backend.workloads == running
 
 
-async def test_a_problem_is_told_and_tried_again_soon() -> None:
-    place = MemoryPlace(changed({}))
-    place.problem = Problem("Refused", "Deployment demo: exceeded quota")
-    assert await reconcile(place) == UNSETTLED_S
-    assert place.ready() == ("False", "Refused")
-    place.problem = None
-    await settle(place)
-    assert place.ready() == ("True", "AllReplicasReady")
+async def test_a_permanent_failure_is_told_and_tried_again_soon() -> None:
+    backend = MemoryBackend(changed({}))
+    backend.failure = PermanentFailure("Refused", "Deployment demo: exceeded quota")
+    assert await reconcile(backend) == UNSETTLED_S
+    assert backend.ready() == ("False", "Refused")
+    backend.failure = None
+    await settle(backend)
+    assert backend.ready() == ("True", "AllReplicasReady")

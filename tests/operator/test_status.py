@@ -4,9 +4,10 @@ from typing import Any
 import pytest
 
 from mini_infer_contract.resources import REASONS, InferenceServiceStatus
+from mini_infer_operator.observe import Observed, ObservedWorkload
 from mini_infer_operator.parse import parse_service
-from mini_infer_operator.plan import Observed, ObservedWorkload, make_plan
-from mini_infer_operator.status import Problem, invalid_status, service_status
+from mini_infer_operator.plan.plan import make_plan
+from mini_infer_operator.status import PermanentFailure, invalid_status, service_status
 from tests.support.services import changed
 
 NOON = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)
@@ -17,7 +18,7 @@ def status(
     *seen: tuple[str, int, int],
     replicas: int = 2,
     failures: tuple[str, ...] = (),
-    problem: Problem | None = None,
+    problem: PermanentFailure | None = None,
     previous: dict[str, Any] | None = None,
     now: datetime = NOON,
 ) -> dict[str, Any]:
@@ -60,7 +61,7 @@ def test_failures_are_quoted() -> None:
 
 
 def test_a_problem_is_not_progress() -> None:
-    value = status(("new", 2, 2), problem=Problem("Refused", "Deployment x: no"))
+    value = status(("new", 2, 2), problem=PermanentFailure("Refused", "Deployment x: no"))
     assert conditions(value)["Ready"] == conditions(value)["Progressing"] == ("False", "Refused")
     assert conditions(value)["Available"] == ("True", "Available")
 

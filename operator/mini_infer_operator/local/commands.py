@@ -8,7 +8,7 @@ from pathlib import Path
 from mini_infer_contract.launch import HEALTH_PATH, READY_PATH
 from mini_infer_operator.launch import Addresses, Launch, grace_s, serve_arguments
 from mini_infer_operator.local.ports import HOST
-from mini_infer_operator.local.process import Command
+from mini_infer_operator.local.supervise import Command
 
 ENGINE = "mini_infer_engine.server.cli"
 GATEWAY = "mini_infer_gateway.cli"

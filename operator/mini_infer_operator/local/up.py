@@ -14,12 +14,12 @@ from pathlib import Path
 import aiohttp
 
 from mini_infer_contract.resources import InferenceService
+from mini_infer_operator.controller.queue import WorkQueue
+from mini_infer_operator.local.backend import LocalBackend, file_version, gpu_count, notices, refuse_elsewhere
 from mini_infer_operator.local.commands import ENGINE, GATEWAY, gateway_command, reachable
-from mini_infer_operator.local.place import LocalPlace, file_version, gpu_count, notices, refuse_elsewhere
 from mini_infer_operator.local.ports import why_busy
-from mini_infer_operator.local.process import Keeper, Kept, keep, stop
+from mini_infer_operator.local.supervise import OrphanReaper, SupervisedProcess, stop, supervise
 from mini_infer_operator.parse import InvalidServiceError, parse_service, read_file
-from mini_infer_operator.queue import WorkQueue
 from mini_infer_operator.reconcile import reconcile
 
 QUESTION = "What does textwrap.dedent do?"
@@ -65,27 +65,29 @@ async def _run(path: Path, service: InferenceService, folder: Path, host: str, p
     for line in notices(service, gpus):
         _say(f"note: {line}")
     url = f"http://{reachable(host)}:{port}"
-    keeper = await Keeper.start(sys.executable)
+    reaper = await OrphanReaper.start(sys.executable)
     async with aiohttp.ClientSession(trust_env=False) as session:
         queue: WorkQueue[str]
 
         async def work(_: str) -> float | None:
-            return await reconcile(place)
+            return await reconcile(backend)
 
         def changed() -> None:
             queue.add("service")
 
         queue = WorkQueue(work, resync_s=5.0)
-        place = LocalPlace(path, folder, keeper, session, gpus, _say, changed, url)
-        place.endpoints_path.write_text('{"endpoints": []}')
-        gateway = Kept("gateway", folder / "gateway.log", lambda: gateway_command(host, port, place.endpoints_path))
+        backend = LocalBackend(path, folder, reaper, session, gpus, _say, changed, url)
+        backend.endpoints_path.write_text('{"endpoints": []}')
+        gateway = SupervisedProcess(
+            "gateway", folder / "gateway.log", lambda: gateway_command(host, port, backend.endpoints_path)
+        )
         tasks = [
             asyncio.create_task(_follow_file(path, changed), name="follow the file"),
-            asyncio.create_task(_greet(place, gateway, url, folder), name="greet"),
+            asyncio.create_task(_greet(backend, gateway, url, folder), name="greet"),
         ]
         if verbose:
             tasks.append(asyncio.create_task(_follow_logs(folder), name="follow the logs"))
-        gateway.task = asyncio.create_task(keep(gateway, keeper, session, _say), name="keep the gateway")
+        gateway.task = asyncio.create_task(supervise(gateway, reaper, session, _say), name="supervise the gateway")
         changed()
         await ended.wait()
         _say("ending: engines finish what they run; Ctrl-C again to end at once")
@@ -93,31 +95,31 @@ async def _run(path: Path, service: InferenceService, folder: Path, host: str, p
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await queue.close()
-        closing = asyncio.create_task(_close(place, gateway), name="close")
+        closing = asyncio.create_task(_close(backend, gateway), name="close")
         second = asyncio.create_task(signals.get(), name="second signal")
         await asyncio.wait([closing, second], return_when=asyncio.FIRST_COMPLETED)
         if not closing.done():
             closing.cancel()
         second.cancel()
         await asyncio.gather(closing, second, return_exceptions=True)
-        await keeper.close()  # kills whatever is left
+        await reaper.close()  # kills whatever is left
     _say("everything has ended")
     return 0
 
 
-async def _close(place: LocalPlace, gateway: Kept) -> None:
-    await place.close(END_GRACE_S)
+async def _close(backend: LocalBackend, gateway: SupervisedProcess) -> None:
+    await backend.close(END_GRACE_S)
     await stop(gateway, grace_s=5.0)
 
 
-async def _greet(place: LocalPlace, gateway: Kept, url: str, folder: Path) -> None:
+async def _greet(backend: LocalBackend, gateway: SupervisedProcess, url: str, folder: Path) -> None:
     """Once everything is ready, say how to use it."""
     while True:
-        ready = {c["type"]: c["status"] for c in place.status.get("conditions", ())}.get("Ready") == "True"
+        ready = {c["type"]: c["status"] for c in backend.status.get("conditions", ())}.get("Ready") == "True"
         if ready and gateway.ready:
             break
         await asyncio.sleep(0.1)
-    model = place.status["model"]
+    model = backend.status["model"]
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": QUESTION}]})
     curl = f"curl {url}/v1/chat/completions -H 'content-type: application/json' -d {shlex.quote(body)}"
     _say(

@@ -1,33 +1,18 @@
-"""The few requests that the operator makes of the API server, on plain dictionaries. Knows paths, no policy."""
+"""The few requests that the operator makes of the API server, on plain dictionaries. Knows no policy."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from mini_infer_contract.kubernetes_access import find_access
 from mini_infer_contract.kubernetes_client import ApiError, KubernetesClient
-from mini_infer_contract.resources import FIELD_MANAGER, GROUP, PLURAL, STATUS_FIELD_MANAGER, VERSION
-
-SERVICES_PATH = f"apis/{GROUP}/{VERSION}"
-_PATHS = {
-    "Service": ("api/v1", "services"),
-    "Pod": ("api/v1", "pods"),
-    "Deployment": ("apis/apps/v1", "deployments"),
-    "ControllerRevision": ("apis/apps/v1", "controllerrevisions"),
-    "InferenceService": (SERVICES_PATH, PLURAL),
-}
+from mini_infer_contract.resources import FIELD_MANAGER, STATUS_FIELD_MANAGER
+from mini_infer_operator.objects.kinds import path_of
 
 Object = dict[str, Any]
 
 
 class RefusedError(Exception):
     """The API server understood and said no (400, 403, 422): the same request will be refused again."""
-
-
-def path_of(kind: str, namespace: str | None, name: str | None = None, subresource: str | None = None) -> str:
-    """The path of an object, or of a list; without a namespace: of the list over all namespaces."""
-    prefix, plural = _PATHS[kind]
-    parts = [prefix, *(("namespaces", namespace) if namespace else ()), plural]
-    return "/" + "/".join([*parts, *(part for part in (name, subresource) if part)])
 
 
 class KubernetesApi:

@@ -7,7 +7,8 @@ from aiohttp import web
 
 from mini_infer_contract.kubernetes_access import ClusterAccess
 from mini_infer_contract.kubernetes_client import ApiError, KubernetesClient
-from mini_infer_operator.objects.api import KubernetesApi, RefusedError, path_of
+from mini_infer_operator.objects.api import KubernetesApi, RefusedError
+from mini_infer_operator.objects.kinds import path_of
 
 MANIFEST = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "s", "namespace": "n"}}
 

@@ -1,5 +1,6 @@
 """Services in, manifests out: files in ../data, which `python -m tests.operator.objects.test_render` writes."""
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -7,10 +8,12 @@ import pytest
 import yaml
 
 from mini_infer_operator.objects.render import render
+from mini_infer_operator.observe import Observed, ObservedWorkload
 from mini_infer_operator.parse import parse_service
-from mini_infer_operator.plan import Observed, ObservedWorkload, make_plan
+from mini_infer_operator.plan.plan import make_plan
 from tests.support.services import changed
 
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
 DATA = Path(__file__).parents[1] / "data"
 INPUTS = sorted(DATA.glob("*.in.yaml"))
 STORED = {"metadata": {"uid": "uid-1", "creationTimestamp": "2026-01-01T00:00:00Z"}}
@@ -18,7 +21,7 @@ STORED = {"metadata": {"uid": "uid-1", "creationTimestamp": "2026-01-01T00:00:00
 
 def rendered(source: Path) -> list[dict[str, Any]]:
     service = parse_service(changed(STORED, yaml.safe_load(source.read_text())))
-    manifests = render(service, make_plan(service, Observed(), "engine:1"), {}, "IfNotPresent")
+    manifests = render(service, make_plan(service, Observed(default_image="engine:1"), NOW), {}, "IfNotPresent")
     revision, deployment = manifests[1], manifests[2]
     assert revision["data"]["template"] == deployment["spec"]["template"]
     del revision["data"]["template"]  # shown once is enough
@@ -33,8 +36,10 @@ def test_manifests(source: Path) -> None:
 
 def test_a_frozen_template_is_used_as_it_is() -> None:
     service = parse_service(changed(STORED))
-    seen = Observed([ObservedWorkload("unified", "old", 2, 2), ObservedWorkload("unified", "lost", 1, 1)])
-    plan = make_plan(service, seen, "engine:1")
+    seen = Observed(
+        [ObservedWorkload("unified", "old", 2, 2), ObservedWorkload("unified", "lost", 1, 1)], default_image="engine:1"
+    )
+    plan = make_plan(service, seen, NOW)
     current = plan.workloads[-1].revision
     frozen = {("unified", "old"): {"by": "an old operator"}, ("unified", current): {"by": "the last operator"}}
     deployments = [m for m in render(service, plan, frozen, None) if m["kind"] == "Deployment"]

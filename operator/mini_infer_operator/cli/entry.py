@@ -68,10 +68,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         return up(given.file, given.host, given.port, verbose=given.verbose)
     if given.command == "plan":
-        from mini_infer_operator.show import show_plan
+        from mini_infer_operator.cli.plan_command import show_plan
 
         return show_plan(given.file, given.output, given.engine_image)
-    from mini_infer_operator.chat import chat
+    from mini_infer_operator.cli.chat import chat
 
     return chat(given.url, given.model)
 

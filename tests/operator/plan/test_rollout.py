@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mini_infer_operator.rollout import SURGE, Count, roll
+from mini_infer_operator.plan.rollout import SURGE, Count, next_replicas
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ from mini_infer_operator.rollout import SURGE, Count, roll
     ],
 )
 def test_table(wanted: int, seen: dict[str, Count], expected: dict[str, int]) -> None:
-    assert roll(wanted, "new", seen) == expected
+    assert next_replicas(wanted, "new", seen) == expected
 
 
 steps = st.lists(st.tuples(st.sampled_from(["edit", "scale", "ready", "crash"]), st.integers(0, 5)), max_size=40)
@@ -46,7 +46,7 @@ def test_what_can_answer_never_drops_by_our_doing(events: list[tuple[str, int]])
             seen = {name: Count(c.replicas, min(c.replicas, c.available + value)) for name, c in seen.items()}
         else:
             seen = {name: Count(c.replicas, max(0, c.available - value)) for name, c in seen.items()}
-        asked = roll(wanted, revision, seen)
+        asked = next_replicas(wanted, revision, seen)
         before = sum(count.available for count in seen.values())
         # A Deployment that shrinks removes engines that cannot answer first.
         seen = {name: Count(n, min(n, seen.get(name, Count(0, 0)).available)) for name, n in asked.items()}
@@ -60,6 +60,6 @@ def test_what_can_answer_never_drops_by_our_doing(events: list[tuple[str, int]])
 def test_it_settles(wanted: int, old: int) -> None:
     seen = {"old": Count(old, old)}
     for _ in range(2 * wanted + 3):
-        seen = {name: Count(n, n) for name, n in roll(wanted, "new", seen).items()}
+        seen = {name: Count(n, n) for name, n in next_replicas(wanted, "new", seen).items()}
     assert seen == {"new": Count(wanted, wanted)}
-    assert roll(wanted, "new", seen) == {"new": wanted}
+    assert next_replicas(wanted, "new", seen) == {"new": wanted}

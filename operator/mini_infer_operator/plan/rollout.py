@@ -15,7 +15,7 @@ class Count:
     available: int
 
 
-def roll(wanted: int, revision: str, seen: Mapping[str, Count]) -> dict[str, int]:
+def next_replicas(wanted: int, revision: str, seen: Mapping[str, Count]) -> dict[str, int]:
     """Replicas for each revision that should exist now; called again whenever `seen` changes, until it settles.
 
     An old engine goes only when a new one can answer for it, so what can answer never drops below `wanted` by our

@@ -1,23 +1,24 @@
-"""A service's place in a cluster: reads its objects, writes those that differ, deletes those that are over."""
+"""A service's backend in a cluster: reads its objects, writes those that differ, deletes those that are over."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from mini_infer_contract.launch import HTTP_PORT
 from mini_infer_contract.resources import GROUP, KIND, LABEL_SERVICE, VERSION, InferenceService, Reason
+from mini_infer_operator.controller.settings import OperatorSettings
 from mini_infer_operator.objects.api import KubernetesApi, RefusedError
-from mini_infer_operator.objects.live import contains, frozen_templates, is_owned, observed_of
+from mini_infer_operator.objects.kinds import CHILD_KINDS
 from mini_infer_operator.objects.names import engines_service_name
+from mini_infer_operator.objects.observed_objects import contains, frozen_templates, is_owned, observed_of
 from mini_infer_operator.objects.render import render
-from mini_infer_operator.plan import Observed, Plan
-from mini_infer_operator.settings import OperatorSettings
-from mini_infer_operator.status import Problem
+from mini_infer_operator.observe import Observed
+from mini_infer_operator.plan.plan import Plan
+from mini_infer_operator.status import PermanentFailure
 
-CHILD_KINDS = ("Service", "ControllerRevision", "Deployment")
 Object = dict[str, Any]
 
 
-class ClusterPlace:
+class ClusterBackend:
     """One InferenceService of a cluster, for one run of `reconcile`: what is read stands for the whole run."""
 
     def __init__(self, api: KubernetesApi, settings: OperatorSettings, namespace: str, name: str) -> None:
@@ -26,7 +27,6 @@ class ClusterPlace:
         self._namespace = namespace
         self._name = name
         self._children: dict[str, dict[str, Object]] = {}  # kind -> name -> object, filled by observe
-        self.default_image = settings.engine_image
 
     async def read(self) -> Mapping[str, Any] | None:
         """The service as stored; None once it is gone or being deleted."""
@@ -37,27 +37,27 @@ class ClusterPlace:
         """Read the children; counts from the Deployments, reasons for failure from the pods."""
         selector = f"{LABEL_SERVICE}={self._name}"
         for kind in CHILD_KINDS:
-            found = await self._api.list(kind, self._namespace, selector)
-            self._children[kind] = {child["metadata"]["name"]: child for child in found}
+            found = await self._api.list(kind.name, self._namespace, selector)
+            self._children[kind.name] = {child["metadata"]["name"]: child for child in found}
         owned = [child for child in self._children["Deployment"].values() if is_owned(child, service.metadata.uid)]
         waiting = any(d["spec"].get("replicas", 1) > d.get("status", {}).get("availableReplicas", 0) for d in owned)
         pods = await self._api.list("Pod", self._namespace, selector) if waiting else []
-        return observed_of(owned, pods)
+        return observed_of(owned, pods, self._settings.engine_image)
 
-    async def apply(self, service: InferenceService, plan: Plan) -> Problem | None:
-        """Write what differs, then delete what is over. At a refusal it stops: no old engine goes without its heir."""
+    async def apply(self, service: InferenceService, plan: Plan) -> PermanentFailure | None:
+        """Write what differs, then delete what is over. A refusal stops it: old engines go only after their successors."""
         frozen = frozen_templates(self._owned("Deployment", service), self._owned("ControllerRevision", service))
         manifests = render(service, plan, frozen, self._settings.engine_image_pull_policy)
         for manifest in manifests:
-            problem = await self._write(service, manifest)
-            if problem is not None:
-                return problem
+            failure = await self._write(service, manifest)
+            if failure is not None:
+                return failure
         kept = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in manifests}
         for kind in reversed(CHILD_KINDS):
-            for child in self._owned(kind, service):
+            for child in self._owned(kind.name, service):
                 name = child["metadata"]["name"]
-                if (kind, name) not in kept and "deletionTimestamp" not in child["metadata"]:
-                    await self._api.delete(kind, child)
+                if (kind.name, name) not in kept and "deletionTimestamp" not in child["metadata"]:
+                    await self._api.delete(kind.name, child)
         return None
 
     def url(self, service: InferenceService) -> str:
@@ -77,13 +77,13 @@ class ClusterPlace:
     def _owned(self, kind: str, service: InferenceService) -> list[Object]:
         return [child for child in self._children[kind].values() if is_owned(child, service.metadata.uid)]
 
-    async def _write(self, service: InferenceService, manifest: Object) -> Problem | None:
+    async def _write(self, service: InferenceService, manifest: Object) -> PermanentFailure | None:
         kind, name = manifest["kind"], manifest["metadata"]["name"]
         live = self._children[kind].get(name)
         if live is None:  # it may exist without our labels: then it is somebody else's
             live = await self._api.get(kind, self._namespace, name)
         if live is not None and not is_owned(live, service.metadata.uid):
-            return Problem(
+            return PermanentFailure(
                 Reason.NAME_TAKEN,
                 f"{kind} {name} exists and does not belong to this service: delete it, or rename the service",
             )
@@ -92,5 +92,5 @@ class ClusterPlace:
         try:
             await self._api.apply(manifest)
         except RefusedError as error:
-            return Problem(Reason.REFUSED, f"{kind} {name}: {error}")
+            return PermanentFailure(Reason.REFUSED, f"{kind} {name}: {error}")
         return None

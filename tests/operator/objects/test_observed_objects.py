@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from mini_infer_operator.objects.live import contains, frozen_templates, observed_of, pod_failure
+from mini_infer_operator.objects.observed_objects import contains, frozen_templates, observed_of, pod_failure
 
 LABELS = {"serving.mini-infer.io/role": "unified", "serving.mini-infer.io/revision": "r1"}
 
@@ -40,7 +40,7 @@ def deployment(**changes: Any) -> dict[str, Any]:
 
 def test_observed_counts_what_is_not_going() -> None:
     going = deployment(metadata={"labels": LABELS, "deletionTimestamp": "now"})
-    (seen,) = observed_of([deployment(status={"availableReplicas": 2}), going], []).workloads
+    (seen,) = observed_of([deployment(status={"availableReplicas": 2}), going], [], "engine:1").workloads
     assert (seen.role, seen.revision, seen.replicas, seen.available) == ("unified", "r1", 3, 2)
 
 

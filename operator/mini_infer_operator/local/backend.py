@@ -1,4 +1,4 @@
-"""A service's place on this machine: the same plan, with processes for pods and an endpoints file for the watch."""
+"""A service's backend on this machine: the same plan, with processes for pods and an endpoints file for the watch."""
 
 import asyncio
 import os
@@ -16,10 +16,11 @@ from mini_infer_contract.resources import InferenceService, parse_quantity
 from mini_infer_operator.launch import Launch, grace_s
 from mini_infer_operator.local.commands import engine_command
 from mini_infer_operator.local.ports import HOST, free_ports
-from mini_infer_operator.local.process import Keeper, Kept, keep, stop
+from mini_infer_operator.local.supervise import OrphanReaper, SupervisedProcess, stop, supervise
+from mini_infer_operator.observe import Observed, ObservedWorkload
 from mini_infer_operator.parse import InvalidServiceError, parse_service, read_file
-from mini_infer_operator.plan import Observed, ObservedWorkload, Plan, Workload
-from mini_infer_operator.status import Problem
+from mini_infer_operator.plan.plan import Plan, Workload
+from mini_infer_operator.status import PermanentFailure
 
 UNROUTE_S = 1.0
 """Between taking an engine out of the endpoints file and SIGTERM: the gateway has read the file by then."""
@@ -33,21 +34,19 @@ class Engine:
     revision: str
     index: int
     launch: Launch
-    kept: Kept
+    process: SupervisedProcess
     ports: tuple[int, int, int] = (0, 0, 0)
     """HTTP, events, replay; new ones at every start."""
 
 
-class LocalPlace:
+class LocalBackend:
     """The one service of `mini-infer up`. Owns its processes; `close` ends them."""
-
-    default_image = "local"
 
     def __init__(
         self,
         path: Path,
         folder: Path,
-        keeper: Keeper,
+        reaper: OrphanReaper,
         session: aiohttp.ClientSession,
         gpus: int,
         say: Callable[[str], None],
@@ -56,7 +55,7 @@ class LocalPlace:
     ) -> None:
         self._path = path
         self._folder = folder
-        self._keeper = keeper
+        self._reaper = reaper
         self._session = session
         self._gpus = gpus
         self._say = say
@@ -91,25 +90,25 @@ class LocalPlace:
 
     async def observe(self, service: InferenceService) -> Observed:
         """Count the processes."""
-        running = [engine for engine in self._engines if not engine.kept.stopping]
+        running = [engine for engine in self._engines if not engine.process.stopping]
         workloads = []
         for role, revision in sorted({(engine.role, engine.revision) for engine in running}):
             mine = [engine for engine in running if (engine.role, engine.revision) == (role, revision)]
-            workloads.append(ObservedWorkload(role, revision, len(mine), sum(e.kept.ready for e in mine)))
+            workloads.append(ObservedWorkload(role, revision, len(mine), sum(e.process.ready for e in mine)))
         return Observed(workloads)  # why one ended was said when it did
 
-    async def apply(self, service: InferenceService, plan: Plan) -> Problem | None:
+    async def apply(self, service: InferenceService, plan: Plan) -> PermanentFailure | None:
         """Start what lacks, write the endpoints file, then end what is over."""
         wanted = {(workload.role, workload.revision): workload for workload in plan.workloads}
         surplus: list[Engine] = []
         for workload in plan.workloads:
             surplus += self._fill(service, workload, sum(w.replicas for w in plan.workloads))
-        surplus += [e for e in self._engines if (e.role, e.revision) not in wanted and not e.kept.stopping]
+        surplus += [e for e in self._engines if (e.role, e.revision) not in wanted and not e.process.stopping]
         for engine in surplus:
-            engine.kept.stopping = True
+            engine.process.stopping = True
         self._write_endpoints(service)
         for engine in surplus:
-            task = asyncio.create_task(self._retire(engine), name=f"stop {engine.kept.name}")
+            task = asyncio.create_task(self._retire(engine), name=f"stop {engine.process.name}")
             self._stops.add(task)
             task.add_done_callback(self._stops.discard)
         return None
@@ -130,14 +129,14 @@ class LocalPlace:
         for task in list(self._stops):
             task.cancel()
         await asyncio.gather(*self._stops, return_exceptions=True)
-        await asyncio.gather(*(stop(engine.kept, limit_s) for engine in self._engines))
+        await asyncio.gather(*(stop(engine.process, limit_s) for engine in self._engines))
 
     def _fill(self, service: InferenceService, workload: Workload, total: int) -> list[Engine]:
         """Start engines until there are enough of `workload`; returns those that are too many."""
         key = (workload.role, workload.revision)
-        mine = [e for e in self._engines if (e.role, e.revision) == key and not e.kept.stopping]
+        mine = [e for e in self._engines if (e.role, e.revision) == key and not e.process.stopping]
         if len(mine) > workload.replicas:
-            mine.sort(key=lambda engine: (not engine.kept.ready, engine.index))
+            mine.sort(key=lambda engine: (not engine.process.ready, engine.index))
             return mine[workload.replicas :]
         if workload.launch is not None:
             free = (i for i in range(10_000) if i not in {engine.index for engine in mine})
@@ -159,23 +158,25 @@ class LocalPlace:
             self._say(line)
             self._changed()
 
-        kept = Kept(name, self._folder / f"{name}.log", make_command)
-        engine = Engine(workload.role, workload.revision, index, launch, kept)
-        kept.task = asyncio.create_task(keep(kept, self._keeper, self._session, changed), name=f"keep {name}")
+        process = SupervisedProcess(name, self._folder / f"{name}.log", make_command)
+        engine = Engine(workload.role, workload.revision, index, launch, process)
+        process.task = asyncio.create_task(
+            supervise(process, self._reaper, self._session, changed), name=f"supervise {name}"
+        )
         self._engines.append(engine)
         self._say(f"{name}: loading model {launch.model_name}")
 
     async def _retire(self, engine: Engine) -> None:
         await asyncio.sleep(UNROUTE_S)
-        await stop(engine.kept, grace_s(engine.launch))
+        await stop(engine.process, grace_s(engine.launch))
         self._engines.remove(engine)
-        self._say(f"{engine.kept.name} has ended")
+        self._say(f"{engine.process.name} has ended")
 
     def _write_endpoints(self, service: InferenceService) -> None:
         metadata = service.metadata
         endpoints = [
             Endpoint(
-                name=engine.kept.name,
+                name=engine.process.name,
                 url=f"http://{HOST}:{engine.ports[0]}",
                 model=engine.launch.model_name,
                 service=f"{metadata.namespace}/{metadata.name}",
@@ -184,10 +185,10 @@ class LocalPlace:
                 revision=engine.revision,
                 events=f"tcp://{HOST}:{engine.ports[1]}",
                 replay=f"tcp://{HOST}:{engine.ports[2]}",
-                draining=engine.kept.stopping,
+                draining=engine.process.stopping,
             )
             for engine in self._engines
-            if engine.kept.ready
+            if engine.process.ready
         ]
         write_atomically(self.endpoints_path, msgspec.json.encode(EndpointsFile(endpoints=endpoints)))
 

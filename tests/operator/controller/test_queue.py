@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from mini_infer_operator import queue as queue_module
-from mini_infer_operator.queue import WorkQueue
+from mini_infer_operator.controller import queue as queue_module
+from mini_infer_operator.controller.queue import WorkQueue
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-from mini_infer_operator.health import DEAF_AFTER_S, WatchHealth
+from mini_infer_operator.controller.health import DEAF_AFTER_S, WatchHealth
 
 
 class Clock:

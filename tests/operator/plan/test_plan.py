@@ -1,19 +1,23 @@
 import os
 import subprocess
 import sys
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from mini_infer_contract.resources import RESERVED_ENGINE_FLAGS, EngineSpec
-from mini_infer_operator.launch import ModelSource, engine_arguments, launch_of, model_source, revision_of
+from mini_infer_operator.launch import ModelSource, engine_arguments, launch_of, model_source, service_revision
+from mini_infer_operator.observe import Observed, ObservedWorkload
 from mini_infer_operator.parse import parse_service
-from mini_infer_operator.plan import Observed, ObservedWorkload, make_plan
+from mini_infer_operator.plan.plan import make_plan
 from tests.support.services import changed
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def revision(change: dict[str, Any], image: str = "engine:1") -> str:
-    return revision_of(parse_service(changed(change)), "unified", image)
+    return service_revision(parse_service(changed(change)), image)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +121,7 @@ def test_every_flag_is_one_of_the_engines() -> None:
 
 def test_plan_starts_what_is_asked_for() -> None:
     service = parse_service(changed({}))
-    (workload,) = make_plan(service, Observed(), "engine:1").workloads
+    (workload,) = make_plan(service, Observed(default_image="engine:1"), NOW).workloads
     assert (workload.role, workload.replicas, workload.revision) == ("unified", 2, revision({}))
     assert workload.launch is not None
     assert (workload.launch.image, workload.launch.model_name) == ("engine:1", "demo")
@@ -125,7 +129,9 @@ def test_plan_starts_what_is_asked_for() -> None:
 
 def test_plan_keeps_old_revisions_as_they_are() -> None:
     service = parse_service(changed({}))
-    seen = Observed([ObservedWorkload("unified", "old", 2, 2), ObservedWorkload("decode", "stray", 1, 1)])
-    old, new = make_plan(service, seen, "engine:1").workloads
+    seen = Observed(
+        [ObservedWorkload("unified", "old", 2, 2), ObservedWorkload("decode", "stray", 1, 1)], default_image="engine:1"
+    )
+    old, new = make_plan(service, seen, NOW).workloads
     assert (new.revision, new.replicas) == (revision({}), 1)
     assert (old.revision, old.replicas, old.launch) == ("old", 2, None)

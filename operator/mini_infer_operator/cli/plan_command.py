@@ -2,12 +2,14 @@
 
 import json
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from mini_infer_operator.objects.render import render
+from mini_infer_operator.observe import Observed
 from mini_infer_operator.parse import InvalidServiceError, parse_service, read_file
-from mini_infer_operator.plan import Observed, make_plan
+from mini_infer_operator.plan.plan import make_plan
 from mini_infer_operator.yaml_output import to_yaml
 
 
@@ -20,7 +22,7 @@ def show_plan(path: Path, form: str, image: str) -> int:
         return 2
     manifests: list[dict[str, Any]] = []
     for service in services:
-        plan = make_plan(service, Observed(), image)
+        plan = make_plan(service, Observed(default_image=image), datetime.now(UTC))
         manifests += render(service, plan, {}, None)
         for workload in plan.workloads:
             assert workload.launch is not None

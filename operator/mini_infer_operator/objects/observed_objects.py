@@ -4,14 +4,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mini_infer_contract.resources import LABEL_REVISION, LABEL_ROLE, parse_quantity
-from mini_infer_operator.plan import Observed, ObservedWorkload
+from mini_infer_operator.observe import Observed, ObservedWorkload
 
 Object = Mapping[str, Any]
 HARMLESS_WAITS = {"ContainerCreating", "PodInitializing"}
 _QUANTITY_MAPS = {"requests", "limits"}
 
 
-def observed_of(deployments: Iterable[Object], pods: Iterable[Object]) -> Observed:
+def observed_of(deployments: Iterable[Object], pods: Iterable[Object], default_image: str) -> Observed:
     """Counts from the Deployments, failures from the pods."""
     workloads = [
         ObservedWorkload(
@@ -24,7 +24,7 @@ def observed_of(deployments: Iterable[Object], pods: Iterable[Object]) -> Observ
         if "deletionTimestamp" not in deployment["metadata"]
     ]
     failures = [f"{pod['metadata']['name']}: {why}" for pod in pods if (why := pod_failure(pod))]
-    return Observed(workloads, sorted(failures)[:3])
+    return Observed(workloads, sorted(failures)[:3], default_image)
 
 
 def frozen_templates(deployments: Iterable[Object], revisions: Iterable[Object]) -> dict[tuple[str, str], Object]:

@@ -10,12 +10,13 @@ from typing import Any
 import kopf
 
 from mini_infer_contract.resources import GROUP, LABEL_SERVICE, PLURAL, VERSION
-from mini_infer_operator.health import WatchHealth, serve_health
+from mini_infer_operator.controller.health import WatchHealth, serve_health
+from mini_infer_operator.controller.queue import WorkQueue
+from mini_infer_operator.controller.settings import OperatorSettings, parse_settings
 from mini_infer_operator.objects.api import KubernetesApi
-from mini_infer_operator.objects.cluster import ClusterPlace
-from mini_infer_operator.queue import WorkQueue
+from mini_infer_operator.objects.backend import ClusterBackend
+from mini_infer_operator.objects.kinds import CHILD_KINDS
 from mini_infer_operator.reconcile import reconcile
-from mini_infer_operator.settings import OperatorSettings, parse_settings
 
 log = logging.getLogger(__name__)
 
@@ -47,9 +48,8 @@ def build_registry(queue: WorkQueue[ServiceKey], health: WatchHealth) -> kopf.Op
         queue.add((str(body.metadata.namespace), body.metadata.labels[LABEL_SERVICE]))
 
     labelled = {LABEL_SERVICE: kopf.PRESENT}
-    kopf.on.event("apps", "v1", "deployments", labels=labelled, registry=registry)(child_changed)
-    kopf.on.event("apps", "v1", "controllerrevisions", labels=labelled, registry=registry)(child_changed)
-    kopf.on.event("", "v1", "services", labels=labelled, registry=registry)(child_changed)
+    for kind in CHILD_KINDS:
+        kopf.on.event(kind.group, kind.version, kind.plural, labels=labelled, registry=registry)(child_changed)
     return registry
 
 
@@ -59,9 +59,8 @@ def kopf_settings() -> kopf.OperatorSettings:
     settings.watching.server_timeout = 300
     settings.watching.client_timeout = 330
     settings.watching.connect_timeout = 10
-    settings.watching.label_selectors["apps", "v1", "deployments"] = LABEL_SERVICE
-    settings.watching.label_selectors["apps", "v1", "controllerrevisions"] = LABEL_SERVICE
-    settings.watching.label_selectors["", "v1", "services"] = LABEL_SERVICE
+    for kind in CHILD_KINDS:
+        settings.watching.label_selectors[kind.group, kind.version, kind.plural] = LABEL_SERVICE
     settings.networking.request_timeout = 30
     settings.networking.error_backoffs = _Endless()
     settings.posting.enabled = False
@@ -114,7 +113,7 @@ async def run_operator(settings: OperatorSettings) -> None:
     health = WatchHealth()
 
     async def work(key: ServiceKey) -> float | None:
-        return await reconcile(ClusterPlace(api, settings, *key))
+        return await reconcile(ClusterBackend(api, settings, *key))
 
     queue = WorkQueue(work, resync_s=settings.resync_s)
 

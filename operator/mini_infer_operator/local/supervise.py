@@ -32,8 +32,8 @@ class Command:
 
 
 @dataclass(slots=True)
-class Kept:
-    """A process that `keep` looks after. Fields are written by `keep` only."""
+class SupervisedProcess:
+    """A process that `supervise` looks after. Fields are written by `supervise` only."""
 
     name: str
     log: Path
@@ -47,16 +47,16 @@ class Kept:
     task: "asyncio.Task[None] | None" = field(default=None, repr=False)
 
 
-class Keeper:
-    """Tells the keeper process (keeper.py) which groups are ours."""
+class OrphanReaper:
+    """Tells the reaper process (reaper.py) which groups are ours."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
 
     @classmethod
-    async def start(cls, python: str) -> "Keeper":
+    async def start(cls, python: str) -> "OrphanReaper":
         """Start it in a session of its own, so that Ctrl-C does not reach it."""
-        script = Path(__file__).with_name("keeper.py")
+        script = Path(__file__).with_name("reaper.py")
         process = await asyncio.create_subprocess_exec(
             python, "-I", "-S", str(script), stdin=asyncio.subprocess.PIPE, start_new_session=True
         )
@@ -81,56 +81,58 @@ class Keeper:
         self._process.stdin.write(line.encode())
 
 
-async def keep(kept: Kept, keeper: Keeper, session: aiohttp.ClientSession, changed: Callable[[str], None]) -> None:
-    """Run `kept` until it is told to stop; `changed` is called with a line for people whenever its state changes."""
+async def supervise(
+    supervised: SupervisedProcess, reaper: OrphanReaper, session: aiohttp.ClientSession, changed: Callable[[str], None]
+) -> None:
+    """Run it until it is told to stop; `changed` is called with a line for people whenever its state changes."""
     failures = 0
-    while not kept.stopping:
-        kept.command = kept.make_command()
+    while not supervised.stopping:
+        supervised.command = supervised.make_command()
         started = time.monotonic()
-        with kept.log.open("ab") as log:
+        with supervised.log.open("ab") as log:
             process = await asyncio.create_subprocess_exec(
-                *kept.command.arguments,
-                env=dict(kept.command.environment),
+                *supervised.command.arguments,
+                env=dict(supervised.command.environment),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
-        kept.pid = process.pid
-        keeper.add(process.pid)
-        poll = asyncio.create_task(_poll_ready(kept, session, changed), name=f"poll {kept.name}")
+        supervised.pid = process.pid
+        reaper.add(process.pid)
+        poll = asyncio.create_task(_poll_ready(supervised, session, changed), name=f"poll {supervised.name}")
         try:
             code = await process.wait()
         finally:
             poll.cancel()
             await asyncio.gather(poll, return_exceptions=True)
             signal_group(process.pid, signal.SIGKILL)  # whatever it started itself and left behind
-            keeper.remove(process.pid)
-        kept.ready, kept.pid = False, 0
-        if kept.stopping:
+            reaper.remove(process.pid)
+        supervised.ready, supervised.pid = False, 0
+        if supervised.stopping:
             break
         failures = 0 if time.monotonic() - started > STEADY_S else failures + 1
         backoff_s = min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2 ** max(0, failures - 1))
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        words = f"{how}: {_last_line(kept.log)}"
-        changed(f"{kept.name} {words}\n  starting it again in {backoff_s:g} s; its log: {kept.log}")
+        words = f"{how}: {_last_line(supervised.log)}"
+        changed(f"{supervised.name} {words}\n  starting it again in {backoff_s:g} s; its log: {supervised.log}")
         await asyncio.sleep(backoff_s)
 
 
-async def stop(kept: Kept, grace_s: float) -> None:
+async def stop(supervised: SupervisedProcess, grace_s: float) -> None:
     """SIGTERM, and SIGKILL to its whole group after `grace_s`. Returns when it is gone."""
-    kept.stopping = True
-    if kept.task is None:
+    supervised.stopping = True
+    if supervised.task is None:
         return
-    if kept.pid:
+    if supervised.pid:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(kept.pid, signal.SIGTERM)  # not the group: a server tells its own children when they may go
+            os.kill(supervised.pid, signal.SIGTERM)  # not the group: a server tells its own children when they may go
     else:
-        kept.task.cancel()
-    _, running = await asyncio.wait([kept.task], timeout=grace_s)
-    if running and kept.pid:
-        signal_group(kept.pid, signal.SIGKILL)
-    await asyncio.wait([kept.task])
+        supervised.task.cancel()
+    _, running = await asyncio.wait([supervised.task], timeout=grace_s)
+    if running and supervised.pid:
+        signal_group(supervised.pid, signal.SIGKILL)
+    await asyncio.wait([supervised.task])
 
 
 def signal_group(group: int, number: signal.Signals) -> None:
@@ -139,20 +141,22 @@ def signal_group(group: int, number: signal.Signals) -> None:
         os.killpg(group, number)
 
 
-async def _poll_ready(kept: Kept, session: aiohttp.ClientSession, changed: Callable[[str], None]) -> None:
-    assert kept.command is not None
+async def _poll_ready(
+    supervised: SupervisedProcess, session: aiohttp.ClientSession, changed: Callable[[str], None]
+) -> None:
+    assert supervised.command is not None
     started, misses = time.monotonic(), 0
     while True:
-        answer = await _ask(kept.command.ready_url, session)
+        answer = await _ask(supervised.command.ready_url, session)
         misses = misses + 1 if answer is None else 0
-        ready = kept.ready and misses < MISSES if answer is None else answer
-        if ready != kept.ready:
-            kept.ready = ready
+        ready = supervised.ready and misses < MISSES if answer is None else answer
+        if ready != supervised.ready:
+            supervised.ready = ready
             took_s = time.monotonic() - started
             if ready:
-                changed(f"{kept.name} is ready after {took_s:.1f} s")
+                changed(f"{supervised.name} is ready after {took_s:.1f} s")
             else:
-                changed(f"{kept.name} is {'draining' if kept.stopping else 'not ready any more'}")
+                changed(f"{supervised.name} is {'draining' if supervised.stopping else 'not ready any more'}")
         await asyncio.sleep(READY_POLL_S if ready else STARTING_POLL_S)
 
 

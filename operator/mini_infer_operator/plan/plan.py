@@ -2,31 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 from mini_infer_contract.resources import InferenceService
-from mini_infer_operator.launch import Launch, launch_of, revision_of
-from mini_infer_operator.rollout import Count, roll
-
-
-@dataclass(frozen=True, slots=True)
-class ObservedWorkload:
-    """The engines of one role and revision, as seen."""
-
-    role: str
-    revision: str
-    replicas: int
-    """Asked for."""
-    available: int
-    """Able to answer."""
-
-
-@dataclass(frozen=True, slots=True)
-class Observed:
-    """All that planning and status need to know of the world."""
-
-    workloads: Sequence[ObservedWorkload] = ()
-    failures: Sequence[str] = ()
-    """Why engines do not come up, one sentence each, in Kubernetes' own words where there are some."""
+from mini_infer_operator.launch import Launch, launch_of, service_revision
+from mini_infer_operator.observe import Observed
+from mini_infer_operator.plan.rollout import Count, next_replicas
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +28,13 @@ class Plan:
     workloads: Sequence[Workload]
 
 
-def make_plan(service: InferenceService, observed: Observed, default_image: str) -> Plan:
+def make_plan(service: InferenceService, observed: Observed, now: datetime) -> Plan:
     """The next state to bring about. Calling it again with what came of it leads, step by step, to what was asked."""
     workloads: list[Workload] = []
+    current = service_revision(service, observed.default_image)
     for role, spec in service.roles.items():
-        current = revision_of(service, role, default_image)
         seen = {w.revision: Count(w.replicas, w.available) for w in observed.workloads if w.role == role}
-        for revision, replicas in roll(spec.replicas, current, seen).items():
-            launch = launch_of(service, role, default_image) if revision == current else None
+        for revision, replicas in next_replicas(spec.replicas, current, seen).items():
+            launch = launch_of(service, role, observed.default_image) if revision == current else None
             workloads.append(Workload(role, revision, replicas, launch))
     return Plan(workloads)

@@ -1,0 +1,7 @@
+"""`python -m mini_infer_operator.cli` is `mini-infer`."""
+
+import sys
+
+from mini_infer_operator.cli.entry import main
+
+sys.exit(main())

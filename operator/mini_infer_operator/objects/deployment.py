@@ -1,0 +1,26 @@
+"""The Deployment that runs the engines of one role and revision; it is scaled, and never rolled in place."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from mini_infer_contract.resources import InferenceService
+from mini_infer_operator.objects.metadata import Manifest, child_metadata
+from mini_infer_operator.objects.names import selector, workload_name
+from mini_infer_operator.plan.plan import Workload
+
+
+def deployment(service: InferenceService, workload: Workload, template: Mapping[str, Any]) -> Manifest:
+    """For one role and revision."""
+    labels = selector(service, workload.role, workload.revision)
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": child_metadata(
+            service, workload_name(service.metadata.name, workload.role, workload.revision), labels
+        ),
+        "spec": {
+            "replicas": workload.replicas,
+            "selector": {"matchLabels": labels},
+            "template": template,
+        },
+    }
