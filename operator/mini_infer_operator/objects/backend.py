@@ -45,7 +45,7 @@ class ClusterBackend:
         return observed_of(owned, pods, self._settings.engine_image)
 
     async def apply(self, service: InferenceService, plan: Plan) -> PermanentFailure | None:
-        """Write what differs, then delete what is over. A refusal stops it: old engines go only after their successors."""
+        """Write what differs, then delete what is over. A refusal stops it: no old engine goes without a successor."""
         frozen = frozen_templates(self._owned("Deployment", service), self._owned("ControllerRevision", service))
         manifests = render(service, plan, frozen, self._settings.engine_image_pull_policy)
         for manifest in manifests:
