@@ -7,7 +7,6 @@ import msgspec
 from mini_infer_contract.launch import EVENTS_PORT, HTTP_PORT, REPLAY_PORT, Endpoint
 from mini_infer_contract.resources import (
     ANNOTATION_MODEL,
-    ANNOTATION_SERVICE_CREATED,
     LABEL_DRAINING,
     LABEL_REVISION,
     LABEL_ROLE,
@@ -19,11 +18,10 @@ DEFAULT_PORTS = {"http": HTTP_PORT, "events": EVENTS_PORT, "replay": REPLAY_PORT
 
 
 class Metadata(msgspec.Struct, rename="camel"):
-    """Of a pod, or of a list."""
+    """What is read of the metadata."""
 
     name: str = ""
     namespace: str = ""
-    resource_version: str = ""
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
     deletion_timestamp: str | None = None
@@ -71,22 +69,16 @@ class Pod(msgspec.Struct):
     status: PodStatus = msgspec.field(default_factory=PodStatus)
 
 
-class PodList(msgspec.Struct):
-    """The answer to a list request."""
-
-    metadata: Metadata
-    items: list[Pod] = []
-
-
-class WatchEvent(msgspec.Struct):
-    """One line of a watch."""
-
-    type: str
-    object: dict[str, Any]
+def listed_from_manifest(manifest: dict[str, Any]) -> Listed | None:
+    """The endpoint of a pod as the API server sends it. msgspec.ValidationError where it is no pod."""
+    return listed_from_pod(msgspec.convert(manifest, Pod))
 
 
 def listed_from_pod(pod: Pod) -> Listed | None:
-    """The pod's endpoint; None where it has none: no address yet, finished, or no model annotation."""
+    """The pod's endpoint; None where it has none: no address yet, finished, or no model annotation.
+
+    How old its service is, and so which names it may answer to, is not the pod's to say.
+    """
     labels, annotations = pod.metadata.labels, pod.metadata.annotations
     model = annotations.get(ANNOTATION_MODEL, "")
     if not pod.status.pod_ip or pod.status.phase in ("Succeeded", "Failed") or not model:
@@ -102,7 +94,6 @@ def listed_from_pod(pod: Pod) -> Listed | None:
         url=f"http://{host}:{ports['http']}",
         model=model,
         service=f"{pod.metadata.namespace}/{labels[LABEL_SERVICE]}" if LABEL_SERVICE in labels else "",
-        service_created=annotations.get(ANNOTATION_SERVICE_CREATED, ""),
         role=labels.get(LABEL_ROLE, "unified"),
         revision=labels.get(LABEL_REVISION, ""),
         events=f"tcp://{host}:{ports['events']}" if "events" in ports else "",

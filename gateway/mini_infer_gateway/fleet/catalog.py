@@ -1,9 +1,13 @@
 """Which endpoints a client means by a model name. Pure; the rule for users is in docs/model-names.md."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mini_infer_contract.launch import Endpoint
+from mini_infer_gateway.endpoints.base import Service
+
+Members = Mapping[str, Sequence[Endpoint]]
+"""A service's namespace/name -> its endpoints; "" for those without a service."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,42 +15,68 @@ class Catalog:
     """Names as clients may write them, and who answers to each."""
 
     by_name: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Every name that works -> names of its endpoints."""
+    """Every name that works -> names of its endpoints; none of them while a known service has no pod."""
     listed: tuple[str, ...] = ()
     """Those that /v1/models shows: served names, and namespace/name where the served name is another service's."""
 
     @classmethod
-    def of(cls, endpoints: Iterable[Endpoint]) -> "Catalog":
-        """The catalog of these endpoints, ready or not: a service that restarts keeps its name."""
-        services: dict[str, list[Endpoint]] = {}
+    def of(cls, endpoints: Iterable[Endpoint], services: Sequence[Service] | None = None) -> "Catalog":
+        """The catalog of these endpoints, ready or not: a service that restarts keeps its name.
+
+        With `services` a bare name goes to the oldest service whose own spec claims it, whatever pods say of
+        themselves; without (None) each endpoint's word on its service is trusted.
+        """
+        members: dict[str, list[Endpoint]] = {}
         for endpoint in endpoints:
-            services.setdefault(endpoint.service, []).append(endpoint)
-        by_name: dict[str, list[str]] = {}
-        listed: list[str] = []
-        for service in sorted(services, key=lambda service: _age(service, services[service])):
-            owns = False
-            for model, names in _models(services[service]).items():
-                if model not in by_name:
-                    by_name[model], owns = names, True
-                    listed.append(model)
-            if service and not owns:
-                listed.append(service)
-        # Last, so that nobody takes over another's namespace/name by serving a model of that name.
-        for service, members in services.items():
-            if service:
-                by_name[service] = [endpoint.name for endpoint in members]
-        return cls({name: tuple(names) for name, names in by_name.items()}, tuple(sorted(listed)))
+            members.setdefault(endpoint.service, []).append(endpoint)
+        known = members.keys() | {service.name for service in services or ()}
+        owners = _owners(_described(members) if services is None else _claimed(services, members), known)
+        by_name = {model: _serving(members.get(service, ()), model) for model, service in owners.items()}
+        listed = [model for model, names in by_name.items() if names]
+        named = {owners[model] for model in listed}
+        listed += [service for service in members if service and service not in named]
+        for service in known - {""}:
+            by_name[service] = tuple(endpoint.name for endpoint in members.get(service, ()))
+        return cls(by_name, tuple(sorted(listed)))
 
 
-def _age(service: str, members: list[Endpoint]) -> tuple[bool, str, str]:
+def _owners(claims: Iterable[tuple[str, str]], services: Iterable[str]) -> dict[str, str]:
+    """Bare name -> service: the first claim counts, and nobody claims another's namespace/name."""
+    taken = set(services)
+    owners: dict[str, str] = {}
+    for model, service in claims:
+        if model not in taken:
+            owners.setdefault(model, service)
+    return owners
+
+
+def _claimed(services: Sequence[Service], members: Members) -> Iterator[tuple[str, str]]:
+    """(name, service) by what the services' specs say, the oldest first.
+
+    Names that only pods still serve come last: a rollout that changes the served name keeps the old one alive, unless
+    another service's spec claims it.
+    """
+    ranked = sorted(services, key=lambda service: _rank(service.created, service.name))
+    yield from ((service.model, service.name) for service in ranked)
+    for service in ranked:
+        yield from ((endpoint.model, service.name) for endpoint in members.get(service.name, ()))
+
+
+def _described(members: Members) -> Iterator[tuple[str, str]]:
+    """(name, service) by what the endpoints say, the oldest service first."""
+    ages = {
+        service: min((endpoint.service_created for endpoint in endpoints if endpoint.service_created), default="")
+        for service, endpoints in members.items()
+    }
+    for service in sorted(members, key=lambda service: _rank(ages[service], service)):
+        yield from ((endpoint.model, service) for endpoint in members[service])
+
+
+def _rank(created: str, name: str) -> tuple[bool, str, str]:
     """The oldest first; those of unknown age last; equals by namespace/name."""
-    created = min((endpoint.service_created for endpoint in members if endpoint.service_created), default="")
-    return not created, created, service
+    return not created, created, name
 
 
-def _models(members: list[Endpoint]) -> dict[str, list[str]]:
-    """Several only while a rollout changes the served name."""
-    models: dict[str, list[str]] = {}
-    for endpoint in members:
-        models.setdefault(endpoint.model, []).append(endpoint.name)
-    return models
+def _serving(endpoints: Iterable[Endpoint], model: str) -> tuple[str, ...]:
+    """Several models in one service only while a rollout changes the served name."""
+    return tuple(endpoint.name for endpoint in endpoints if endpoint.model == model)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.launch import Endpoint
-from mini_infer_gateway.endpoints.base import Listed
+from mini_infer_gateway.endpoints.base import Listed, Service
 from mini_infer_gateway.fleet.breaker import Breaker
 from mini_infer_gateway.fleet.catalog import Catalog
 from mini_infer_gateway.fleet.endpoint_subscriber import EndpointSubscriber
@@ -75,7 +75,7 @@ class Fleet:
         self.catalog = Catalog()
         self.synced = False
 
-    def update(self, listed: Sequence[Listed]) -> None:
+    def update(self, listed: Sequence[Listed], services: Sequence[Service] | None = None) -> None:
         """The source's whole list: starts to follow what is new, stops what is gone."""
         wanted = {entry.endpoint.name: entry for entry in listed}
         for name, state in list(self.endpoints.items()):
@@ -89,7 +89,8 @@ class Fleet:
                 self._add(entry)
         now_s = self._clock()
         self._seen_s |= dict.fromkeys(self.catalog.by_name, now_s)
-        self.catalog = Catalog.of(state.endpoint for state in self.endpoints.values())
+        self._seen_s = {name: seen_s for name, seen_s in self._seen_s.items() if not self._forgotten(seen_s)}
+        self.catalog = Catalog.of((state.endpoint for state in self.endpoints.values()), services)
         self._tokenizers.keep(state.subscriber.assets_revision for state in self.endpoints.values())
         self.synced = True
 
@@ -98,11 +99,14 @@ class Fleet:
         names = self.catalog.by_name.get(model)
         if names is not None:
             return names
-        if self._clock() - self._seen_s.get(model, float("-inf")) < self._settings.forget_model_s:
+        if not self._forgotten(self._seen_s.get(model, float("-inf"))):
             raise no_endpoint(model)
         known = ", ".join(self.catalog.listed) or "none yet"
         message = f"model {model!r} does not exist; models here: {known}"
         raise ApiError(404, message, param="model", code="model_not_found")
+
+    def _forgotten(self, seen_s: float) -> bool:
+        return self._clock() - seen_s >= self._settings.forget_model_s
 
     def candidates(self, names: Sequence[str], now_s: float) -> list[Candidate]:
         """These endpoints as they stand."""

@@ -16,8 +16,8 @@ from aiohttp import web
 from mini_infer_contract.kubernetes_access import find_access
 from mini_infer_contract.kubernetes_client import KubernetesClient
 from mini_infer_contract.resources import GROUP
-from mini_infer_gateway.endpoints import kubernetes_watch
-from mini_infer_gateway.endpoints.base import Listed
+from mini_infer_gateway.endpoints import list_watch
+from mini_infer_gateway.endpoints.base import Listed, Service
 from mini_infer_gateway.endpoints.kubernetes_watch import KubernetesWatch
 from tests.support.running_gateway import until
 
@@ -45,7 +45,7 @@ def pod(name: str, version: str = "1", **metadata: Any) -> dict[str, Any]:
             "namespace": "ns",
             "resourceVersion": version,
             "labels": {f"{GROUP}/service": "svc", **metadata.pop("labels", {})},
-            "annotations": {f"{GROUP}/model": "m"},
+            "annotations": metadata.pop("annotations", {f"{GROUP}/model": "m"}),
             **metadata,
         },
         "spec": {"containers": [{"name": "engine", "image": "x"}]},
@@ -53,11 +53,34 @@ def pod(name: str, version: str = "1", **metadata: Any) -> dict[str, Any]:
     }
 
 
+REAL_POD_BOOKMARKS = (
+    b'{"type":"BOOKMARK","object":{"kind":"Pod","apiVersion":"v1","metadata":{"resourceVersion":"213","annotations":'
+    b'{"k8s.io/initial-events-end":"true"}},"spec":{"containers":null},"status":{}}}\n'
+    b'{"type":"BOOKMARK","object":{"kind":"Pod","apiVersion":"v1","metadata":{"resourceVersion":"239"},'
+    b'"spec":{"containers":null},"status":{}}}\n'
+)
+"""As kube-apiserver 1.36.4 sent them."""
+
+
+def service(name: str, model: str | None = "m", created: str = "2026-01-01T00:00:00Z") -> dict[str, Any]:
+    return {
+        "apiVersion": f"{GROUP}/v1alpha1",
+        "kind": "InferenceService",
+        "metadata": {"name": name, "namespace": "ns", "resourceVersion": "1", "creationTimestamp": created},
+        "spec": {"model": {"uri": "demo"} | ({"name": model} if model else {})},
+    }
+
+
 class Watching:
-    """A running watch and the last list that it published."""
+    """A running watch and the last lists that it published."""
 
     def __init__(self) -> None:
         self.lists: list[Sequence[Listed]] = []
+        self.services: Sequence[Service] | None = None
+
+    def publish(self, listed: Sequence[Listed], services: Sequence[Service] | None = None) -> None:
+        self.lists.append(listed)
+        self.services = services
 
     def names(self) -> dict[str, bool]:
         return {listed.endpoint.name: listed.ready for listed in self.lists[-1]} if self.lists else {}
@@ -66,7 +89,7 @@ class Watching:
 @asynccontextmanager
 async def watching(config: str, namespace: str | None = None) -> AsyncIterator[Watching]:
     seen = Watching()
-    task = asyncio.create_task(KubernetesWatch(namespace, config).run(seen.lists.append))
+    task = asyncio.create_task(KubernetesWatch(namespace, config).run(seen.publish))
     try:
         yield seen
     finally:
@@ -79,10 +102,23 @@ class FalseServer:
 
     def __init__(self) -> None:
         self.pods: list[dict[str, Any]] = []
-        self.events: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+        self.services: list[dict[str, Any]] | None = []
+        self.events: asyncio.Queue[dict[str, Any] | bytes | None] = asyncio.Queue()
+        self.service_events: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         self.watched_from: list[str] = []
         self.lists = 0
         self.fail_lists = 0
+
+    async def handle_services(self, request: web.Request) -> web.StreamResponse:
+        if self.services is None:
+            return web.json_response({"kind": "Status", "code": 404}, status=404)
+        if "watch" not in request.query:
+            return web.json_response({"metadata": {"resourceVersion": "10"}, "items": self.services})
+        response = web.StreamResponse()
+        await response.prepare(request)
+        while event := await self.service_events.get():
+            await response.write(json.dumps(event).encode() + b"\n")
+        return response
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         assert request.query["labelSelector"] == f"{GROUP}/service"
@@ -93,13 +129,15 @@ class FalseServer:
                 return web.json_response({"kind": "Status", "code": 500}, status=500)
             return web.json_response({"kind": "PodList", "metadata": {"resourceVersion": "10"}, "items": self.pods})
         self.watched_from.append(request.query["resourceVersion"])
-        assert int(request.query["timeoutSeconds"]) == kubernetes_watch.WATCH_S
+        assert int(request.query["timeoutSeconds"]) == list_watch.WATCH_S
         response = web.StreamResponse()
         await response.prepare(request)
         while event := await self.events.get():
-            line = json.dumps(event).encode() + b"\n"
+            line = event if isinstance(event, bytes) else json.dumps(event).encode() + b"\n"
             await response.write(line[:7])
             await response.write(line[7:])
+            if isinstance(event, dict) and event["type"] == "ERROR":
+                break
         return response
 
 
@@ -108,6 +146,7 @@ async def false_server(folder: Path) -> AsyncIterator[tuple[FalseServer, str]]:
     server = FalseServer()
     app = web.Application()
     app.router.add_get("/api/v1/pods", server.handle)
+    app.router.add_get(f"/apis/{GROUP}/v1alpha1/inferenceservices", server.handle_services)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -115,12 +154,13 @@ async def false_server(folder: Path) -> AsyncIterator[tuple[FalseServer, str]]:
         yield server, kubeconfig(folder, f"http://127.0.0.1:{runner.addresses[0][1]}")
     finally:
         server.events.put_nowait(None)
+        server.service_events.put_nowait(None)
         await runner.cleanup()
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kubernetes_watch, "FIRST_BACKOFF_S", 0.02)
+    monkeypatch.setattr(list_watch, "FIRST_BACKOFF_S", 0.02)
 
 
 async def test_list_watch_bookmark_and_going_on_from_there(tmp_path: Path) -> None:
@@ -135,10 +175,67 @@ async def test_list_watch_bookmark_and_going_on_from_there(tmp_path: Path) -> No
             await until(lambda: seen.names() == {"ns/a": True, "ns/b": False})
             server.events.put_nowait({"type": "DELETED", "object": pod("a", "13")})
             await until(lambda: seen.names() == {"ns/b": False})
-            server.events.put_nowait({"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "20"}}})
+            server.events.put_nowait(REAL_POD_BOOKMARKS)
             server.events.put_nowait(None)
-            await until(lambda: server.watched_from == ["10", "20"])
+            await until(lambda: server.watched_from == ["10", "239"])
             assert server.lists == 1
+
+
+async def test_a_pod_that_cannot_be_read_stays_as_it_was_and_harms_no_other(tmp_path: Path) -> None:
+    async with false_server(tmp_path) as (server, config):
+        odd = pod("odd") | {"spec": {"containers": "none"}}
+        server.pods = [pod("a"), odd, pod("b")]
+        async with watching(config) as seen:
+            await until(lambda: seen.names() == {"ns/a": True, "ns/b": True})
+            server.events.put_nowait({"type": "MODIFIED", "object": pod("a", "11") | {"status": 7}})
+            server.events.put_nowait({"type": "DELETED", "object": pod("b", "12")})
+            await until(lambda: seen.names() == {"ns/a": True})
+            assert len(server.watched_from) == 1
+
+
+async def test_a_good_list_ends_the_back_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    real_sleep = asyncio.sleep
+
+    async def sleep(pause_s: float) -> None:
+        pauses.append(pause_s)
+        await real_sleep(0)
+
+    monkeypatch.setattr(list_watch.asyncio, "sleep", sleep)
+    async with false_server(tmp_path) as (server, config):
+        server.fail_lists = 6
+        async with watching(config) as seen:
+            while not seen.lists:
+                await real_sleep(0.005)
+            assert max(pauses) > 16 * list_watch.FIRST_BACKOFF_S
+            pauses.clear()
+            server.events.put_nowait({"type": "ERROR", "object": {"kind": "Status", "code": 500, "message": "etcd"}})
+            while not pauses:
+                await real_sleep(0.005)
+            assert pauses[0] < 1.3 * list_watch.FIRST_BACKOFF_S
+
+
+async def test_services_come_from_their_own_list_and_a_pods_word_on_its_age_is_not_taken(tmp_path: Path) -> None:
+    async with false_server(tmp_path) as (server, config):
+        server.pods = [
+            pod("a", annotations={f"{GROUP}/model": "m", f"{GROUP}/service-created": "1970-01-01T00:00:00Z"})
+        ]
+        server.services = [service("svc"), service("unnamed", None)]
+        async with watching(config) as seen:
+            await until(lambda: seen.names() == {"ns/a": True})
+            created = "2026-01-01T00:00:00Z"
+            assert seen.services == [Service("ns/svc", created, "m"), Service("ns/unnamed", created, "unnamed")]
+            assert seen.lists[-1][0].endpoint.service_created == ""
+            server.service_events.put_nowait({"type": "DELETED", "object": service("svc")})
+            await until(lambda: seen.services == [Service("ns/unnamed", created, "unnamed")])
+
+
+async def test_a_cluster_without_inference_services_has_none_of_them(tmp_path: Path) -> None:
+    async with false_server(tmp_path) as (server, config):
+        server.pods, server.services = [pod("a")], None
+        async with watching(config) as seen:
+            await until(lambda: seen.names() == {"ns/a": True})
+            assert seen.services == []
 
 
 async def test_a_watch_that_is_too_old_is_listed_anew_and_what_is_gone_goes(tmp_path: Path) -> None:
@@ -158,9 +255,10 @@ async def test_a_server_that_fails_keeps_the_last_list(tmp_path: Path) -> None:
             await until(lambda: seen.names() == {"ns/a": True})
             server.pods, server.fail_lists = [], 3
             server.events.put_nowait({"type": "ERROR", "object": {"kind": "Status", "code": 500, "message": "etcd"}})
+            server.events.put_nowait({"type": "ERROR", "object": {"kind": "Status", "code": 500, "message": "etcd"}})
             await until(lambda: server.fail_lists == 0)
             await until(lambda: seen.names() == {})
-            assert len(seen.lists) == 2
+            assert {len(listed) for listed in seen.lists} == {0, 1}
 
 
 @pytest.fixture(scope="module")

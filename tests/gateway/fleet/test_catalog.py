@@ -5,6 +5,7 @@ from itertools import permutations
 import pytest
 
 from mini_infer_contract.launch import Endpoint
+from mini_infer_gateway.endpoints.base import Service
 from mini_infer_gateway.fleet.catalog import Catalog
 
 
@@ -42,9 +43,42 @@ def test_unknown_age_is_the_youngest() -> None:
 def test_nobody_takes_over_anothers_namespaced_name() -> None:
     catalog = Catalog.of([endpoint("evil", "team/svc", "x/evil", OLD), endpoint("good", "m", "team/svc", NEW)])
     assert catalog.by_name["team/svc"] == ("good",)
+    assert catalog.listed == ("m", "x/evil")
 
 
 def test_endpoints_without_a_service_share_a_model() -> None:
     catalog = Catalog.of([endpoint("1", "m"), endpoint("2", "m"), endpoint("3", "n")])
     assert dict(catalog.by_name) == {"m": ("1", "2"), "n": ("3",)}
     assert catalog.listed == ("m", "n")
+
+
+EVIL = endpoint("evil-0", "qwen", "evil/pod", "1970-01-01T00:00:00Z")
+
+
+def test_a_pods_word_does_not_take_over_a_name_that_a_service_claims() -> None:
+    services = [Service("b/llm", OLD, "qwen"), Service("a/llm", NEW, "qwen")]
+    catalog = Catalog.of([EVIL, *TWO], services)
+    assert set(catalog.by_name["qwen"]) == {"b-0", "b-1"}
+    assert catalog.by_name["evil/pod"] == ("evil-0",)
+    assert catalog.listed == ("a/llm", "evil/pod", "qwen")
+
+
+def test_an_old_service_does_not_take_over_a_name_by_what_its_pods_say() -> None:
+    services = [Service("evil/pod", "2020-01-01T00:00:00Z", "other"), Service("b/llm", OLD, "qwen")]
+    catalog = Catalog.of([EVIL, *TWO[:2]], services)
+    assert set(catalog.by_name["qwen"]) == {"b-0", "b-1"}
+
+
+def test_a_service_keeps_its_names_without_pods_and_during_a_rollout_that_changes_them() -> None:
+    services = [Service("b/llm", OLD, "qwen-new"), Service("a/llm", NEW, "qwen-new")]
+    catalog = Catalog.of(TWO, services)
+    assert catalog.by_name["qwen-new"] == ()
+    assert set(catalog.by_name["qwen"]) == {"b-0", "b-1"}
+    empty = Catalog.of([], services)
+    assert dict(empty.by_name) == {"qwen-new": (), "b/llm": (), "a/llm": ()}
+    assert empty.listed == ()
+
+
+def test_pods_without_a_service_object_are_reached_by_namespace_and_name_only() -> None:
+    catalog = Catalog.of([EVIL], [])
+    assert dict(catalog.by_name) == {"evil/pod": ("evil-0",)}

@@ -1,0 +1,171 @@
+"""One kind of Kubernetes objects kept up to date: list, then watch from there, for ever: client-go's reflector.
+
+Does not know what the objects mean. Both sides time out: the server ends a watch after WATCH_S, and a connection that
+stays silent longer than that is dead. What was seen last stays while the API server is away.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncIterator, Callable
+from typing import Generic, TypeVar
+
+import aiohttp
+import msgspec
+
+from mini_infer_contract.kubernetes_client import ApiError, KubernetesClient, Object
+
+WATCH_S = 60
+SILENCE_S = WATCH_S + 10
+LIST_TIMEOUT_S = 30
+FIRST_BACKOFF_S = 0.5
+LONGEST_BACKOFF_S = 30.0
+RELIST_AFTER = 2
+"""Failures of a watch in a row before the version to go on from is given up."""
+GONE = 410
+NO_SUCH_KIND = 404
+"""A cluster without the custom resource has no objects of it, until it is installed."""
+
+log = logging.getLogger(__name__)
+
+Stored = TypeVar("Stored")
+
+
+class _Metadata(msgspec.Struct, rename="camel"):
+    name: str = ""
+    namespace: str = ""
+    resource_version: str = ""
+
+
+class _Partial(msgspec.Struct):
+    """What any object, list and bookmark has; a bookmark of pods has `"containers": null` beside it."""
+
+    metadata: _Metadata
+
+
+class _List(msgspec.Struct):
+    metadata: _Metadata
+    items: list[Object] | None = None
+
+
+class _Event(msgspec.Struct):
+    """One line of a watch."""
+
+    type: str
+    object: Object
+
+
+_FAILURES = (ApiError, aiohttp.ClientError, TimeoutError, OSError, msgspec.MsgspecError)
+
+_list_decoder = msgspec.json.Decoder(_List)
+_event_decoder = msgspec.json.Decoder(_Event)
+
+
+class ListWatch(Generic[Stored]):
+    """The objects under `path`, by namespace/name, each as `convert` reads it (None: not of interest)."""
+
+    def __init__(
+        self,
+        api: KubernetesClient,
+        path: str,
+        convert: Callable[[Object], Stored | None],
+        changed: Callable[[], None],
+        label_selector: str = "",
+    ) -> None:
+        self._api, self._path, self._convert, self._changed = api, path, convert, changed
+        self._label_selector = label_selector
+        self._version = ""
+        """Where the next watch begins; "": list first."""
+        self._failures = 0
+        """Since something went well: a whole list, or an event of a watch."""
+        self.objects: dict[str, Stored] = {}
+        self.synced = False
+
+    async def run(self) -> None:
+        """Lists and watches until cancelled; errors only delay."""
+        while True:
+            try:
+                if not self._version:
+                    await self._list()
+                await self._watch()
+                self._failures = 0
+            except _FAILURES as error:
+                await self._recover(error)
+
+    async def _recover(self, error: Exception) -> None:
+        """Chooses how long to wait and whether the version still serves."""
+        self._failures += 1
+        gone = getattr(error, "status", None) == GONE
+        if gone or isinstance(error, msgspec.MsgspecError) or self._failures >= RELIST_AFTER:
+            self._version = ""
+        if getattr(error, "status", None) == NO_SUCH_KIND and not self.synced:
+            self.synced = True
+            self._changed()
+        pause_s = min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** min(self._failures - 1, 16))
+        level = logging.INFO if gone else logging.WARNING
+        reason = str(error) or type(error).__name__
+        log.log(level, "watch of %s: %s; trying again in %.1f s", self._path, reason, pause_s)
+        await asyncio.sleep(pause_s * random.uniform(0.8, 1.2))
+
+    async def _list(self) -> None:
+        async with await self._open(LIST_TIMEOUT_S) as response:
+            listed = _list_decoder.decode(await response.read())
+        known, self.objects = self.objects, {}
+        for item in listed.items or ():
+            self._keep(item, known)
+        self._version = listed.metadata.resource_version
+        self._failures = 0
+        self.synced = True
+        self._changed()
+
+    async def _watch(self) -> None:
+        """One watch until the server ends it; leaves the version to go on from."""
+        query = {
+            "watch": "true",
+            "resourceVersion": self._version,
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(WATCH_S),
+        }
+        async with await self._open(SILENCE_S, **query) as response:
+            async for line in _lines(response):
+                event = _event_decoder.decode(line)
+                if event.type == "ERROR":
+                    status = event.object
+                    raise ApiError(status.get("code", 500), status.get("reason", ""), status.get("message", ""))
+                metadata = msgspec.convert(event.object, _Partial).metadata
+                if event.type == "DELETED":
+                    self.objects.pop(f"{metadata.namespace}/{metadata.name}", None)
+                elif event.type != "BOOKMARK":
+                    self._keep(event.object, self.objects)
+                self._version, self._failures = metadata.resource_version, 0
+                if event.type != "BOOKMARK":
+                    self._changed()
+
+    def _keep(self, item: Object, known: dict[str, Stored]) -> None:
+        """Stores an object; one that cannot be read stays as it was `known` and harms no other."""
+        metadata = msgspec.convert(item, _Partial).metadata
+        name = f"{metadata.namespace}/{metadata.name}"
+        try:
+            stored = self._convert(item)
+        except msgspec.ValidationError as error:
+            log.warning("%s %s cannot be read, it stays as it was: %s", self._path, name, error)
+            stored = known.get(name)
+        if stored is None:
+            self.objects.pop(name, None)
+        else:
+            self.objects[name] = stored
+
+    async def _open(self, timeout_s: float, **query: str) -> aiohttp.ClientResponse:
+        if self._label_selector:
+            query["labelSelector"] = self._label_selector
+        return await self._api.open("GET", self._path, query=query, timeouts=aiohttp.ClientTimeout(total=timeout_s))
+
+
+async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    """Lines of any length: an object may be longer than the stream reader's line limit."""
+    buffer = b""
+    async for piece in response.content.iter_any():
+        *lines, buffer = (buffer + piece).split(b"\n")
+        for line in lines:
+            if line:
+                yield line
