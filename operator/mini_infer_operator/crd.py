@@ -9,7 +9,7 @@ from typing import Any
 from mini_infer_contract.resources import GROUP, KIND, PLURAL, VERSION, InferenceService
 from mini_infer_operator.yaml_output import to_yaml
 
-_HEADER = "# Made from contract/mini_infer_contract/resources.py by `python -m mini_infer_operator.crd`; do not edit.\n"
+_HEADER = "# Made from contract/mini_infer_contract/resources by `python -m mini_infer_operator.crd`; do not edit.\n"
 _READY = '.status.conditions[?(@.type=="Ready")]'
 _COLUMNS = [
     {"name": "Ready", "type": "string", "jsonPath": f"{_READY}.status"},
@@ -25,7 +25,11 @@ def custom_resource_definition() -> dict[str, Any]:
     """The CustomResourceDefinition of InferenceService."""
     schema = InferenceService.model_json_schema(by_alias=True)
     root = _structural(schema, schema.get("$defs", {}))
-    root["properties"] |= {"apiVersion": {"type": "string"}, "kind": {"type": "string"}, "metadata": {"type": "object"}}
+    root["properties"] |= {
+        "apiVersion": {"type": "string", "description": f"{GROUP}/{VERSION}."},
+        "kind": {"type": "string", "description": f"{KIND}."},
+        "metadata": {"type": "object"},  # described by the API server itself
+    }
     root["required"] = ["spec"]
     version = {
         "name": VERSION,
@@ -78,6 +82,7 @@ def _structural(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str
         result["properties"] = {name: _structural(item, definitions) for name, item in result["properties"].items()}
     if "items" in result:
         result["items"] = _structural(result["items"], definitions)
+        result["items"].pop("description", None)  # `kubectl explain` shows the list's own
     additional = result.pop("additionalProperties", False)
     if additional is True:
         result["x-kubernetes-preserve-unknown-fields"] = True
@@ -88,7 +93,7 @@ def _structural(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str
 
 def main() -> None:
     """Print the file."""
-    sys.stdout.write(_HEADER + to_yaml([custom_resource_definition()]))
+    sys.stdout.write(_HEADER + to_yaml([custom_resource_definition()], compact=True))
 
 
 if __name__ == "__main__":

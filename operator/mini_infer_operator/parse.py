@@ -1,6 +1,7 @@
 """From bytes a user wrote to a checked InferenceService; every error names the field's path."""
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ class InvalidServiceError(ValueError):
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML as kubectl reads it: times stay text, and a key that stands twice is an error."""
+    """YAML as kubectl reads it: times stay text, y and n are booleans, and a key that stands twice is an error."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """Refuse a key that stands twice, as kubectl does."""
@@ -31,6 +32,8 @@ _Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
+_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("^[yYnN]$"), list("yYnN"))
+_Loader.bool_values = yaml.SafeLoader.bool_values | {"y": True, "n": False}
 
 
 def read_file(path: Path) -> list[dict[str, Any]]:

@@ -14,8 +14,8 @@ from mini_infer_contract.launch import (
 from mini_infer_contract.resources import (
     ANNOTATION_MODEL,
     ANNOTATION_SERVICE_CREATED,
+    EnvironmentVariable,
     InferenceService,
-    NamedItem,
 )
 from mini_infer_operator.launch import Addresses, Launch, grace_s, serve_arguments
 from mini_infer_operator.objects.names import selector, service_labels
@@ -124,7 +124,7 @@ def _container(launch: Launch, pull_policy: str | None) -> dict[str, Any]:
     return container
 
 
-def _environment(launch: Launch, users: Sequence[NamedItem]) -> list[dict[str, Any]]:
+def _environment(launch: Launch, users: Sequence[EnvironmentVariable]) -> list[dict[str, Any]]:
     ours: list[dict[str, Any]] = [
         {"name": "HOME", "value": "/tmp"},  # the only place to write on a read-only root
         {"name": "PYTHONUNBUFFERED", "value": "1"},

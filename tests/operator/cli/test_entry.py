@@ -29,6 +29,10 @@ def test_plan_prints_manifests_and_a_summary(capsys: pytest.CaptureFixture[str])
         ("", "holds no InferenceService (it is empty)"),
         ("kind: InferenceService\nkind: Other\n", "key 'kind' stands twice"),
         ("kind: InferenceService\nspec: {model: {uri: demo}}\n", "metadata: is missing"),
+        (
+            "kind: InferenceService\nspec: {unified: {template: {metadata: {labels: {a: y}}}}}\n",
+            "spec.unified.template.metadata.labels.a: Input should be a valid string, not true",
+        ),
         ("kind: InferenceService\nmetadata: {name: a}\nspec: {modell: 1}\n", "spec.modell: there is no such field"),
     ],
 )

@@ -1,0 +1,81 @@
+"""The InferenceService as the API server stores it: names, and typed models from which `crds/` is made.
+
+Every static rule stands here once, as CEL for the API server and as Python for `mini-infer plan` and `mini-infer up`;
+tests hold the two to the same answers. Nothing here knows how a service becomes pods or processes.
+"""
+
+from mini_infer_contract.resources.environment import EnvironmentVariable
+from mini_infer_contract.resources.names import (
+    ANNOTATION_MODEL,
+    ANNOTATION_SERVICE_CREATED,
+    FIELD_MANAGER,
+    GROUP,
+    KIND,
+    LABEL_DRAINING,
+    LABEL_REVISION,
+    LABEL_ROLE,
+    LABEL_SERVICE,
+    PLURAL,
+    RESERVED_ENGINE_FLAGS,
+    STATUS_FIELD_MANAGER,
+    VERSION,
+)
+from mini_infer_contract.resources.quantity import QUANTITY_PATTERN, Quantity, parse_quantity
+from mini_infer_contract.resources.rules import ApiModel, KubernetesType, Rule
+from mini_infer_contract.resources.service import InferenceService, Metadata
+from mini_infer_contract.resources.spec import (
+    EngineSpec,
+    InferenceServiceSpec,
+    ModelSpec,
+    Parallelism,
+    PodTemplate,
+    ResourceRequirements,
+    RoleSpec,
+    Scaling,
+    SecretKey,
+    TemplateContainer,
+    TemplateMetadata,
+    TemplateSpec,
+)
+from mini_infer_contract.resources.status import REASONS, Condition, InferenceServiceStatus, Reason
+
+__all__ = [
+    "ANNOTATION_MODEL",
+    "ANNOTATION_SERVICE_CREATED",
+    "FIELD_MANAGER",
+    "GROUP",
+    "KIND",
+    "LABEL_DRAINING",
+    "LABEL_REVISION",
+    "LABEL_ROLE",
+    "LABEL_SERVICE",
+    "PLURAL",
+    "QUANTITY_PATTERN",
+    "REASONS",
+    "RESERVED_ENGINE_FLAGS",
+    "STATUS_FIELD_MANAGER",
+    "VERSION",
+    "ApiModel",
+    "Condition",
+    "EngineSpec",
+    "EnvironmentVariable",
+    "InferenceService",
+    "InferenceServiceSpec",
+    "InferenceServiceStatus",
+    "KubernetesType",
+    "Metadata",
+    "ModelSpec",
+    "Parallelism",
+    "PodTemplate",
+    "Quantity",
+    "Reason",
+    "ResourceRequirements",
+    "RoleSpec",
+    "Rule",
+    "Scaling",
+    "SecretKey",
+    "TemplateContainer",
+    "TemplateMetadata",
+    "TemplateSpec",
+    "parse_quantity",
+]

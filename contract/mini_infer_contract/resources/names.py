@@ -1,0 +1,39 @@
+"""Names that operator, gateway and users' tools agree on: the kind, labels and annotations. No models here."""
+
+GROUP = "serving.mini-infer.io"
+VERSION = "v1alpha1"
+KIND = "InferenceService"
+PLURAL = "inferenceservices"
+FIELD_MANAGER = "mini-infer-operator"
+STATUS_FIELD_MANAGER = "mini-infer-operator-status"
+
+# Labels on every child object, and on the pods that the gateway watches.
+LABEL_SERVICE = f"{GROUP}/service"
+"""metadata.name of the InferenceService."""
+LABEL_ROLE = f"{GROUP}/role"
+LABEL_REVISION = f"{GROUP}/revision"
+LABEL_DRAINING = f"{GROUP}/draining"
+""" "true" on a pod that is chosen to go: gateways send it nothing new."""
+
+# Annotations on the pods: what the gateway must know of an engine beside its address.
+ANNOTATION_MODEL = f"{GROUP}/model"
+"""The served model name."""
+ANNOTATION_SERVICE_CREATED = f"{GROUP}/service-created"
+"""RFC 3339: the oldest service owns a bare model name that several claim."""
+
+RESERVED_ENGINE_FLAGS = (
+    "--model",
+    "--revision",
+    "--served-model-name",
+    "--host",
+    "--port",
+    "--events-port",
+    "--replay-port",
+    "--drain-timeout",
+)
+"""Flags that the operator writes itself; `engine.extraArgs` must not repeat them."""
+RESERVED_VOLUME_PREFIX = "mini-infer-"
+RESERVED_MOUNT_PATHS = ("/tmp", "/model")
+"""Where the operator mounts its own volumes in an engine's container."""
+LONGEST_NAME = 40
+"""Characters of metadata.name: role, revision and the pods' suffixes must still fit into 63."""

@@ -1,0 +1,58 @@
+"""The InferenceService as a whole: metadata, spec and status."""
+
+import re
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+from pydantic.alias_generators import to_camel
+
+from mini_infer_contract.resources.names import LONGEST_NAME
+from mini_infer_contract.resources.rules import ApiModel, Rule
+from mini_infer_contract.resources.spec import InferenceServiceSpec, RoleSpec
+from mini_infer_contract.resources.status import InferenceServiceStatus
+
+
+class Metadata(BaseModel):
+    """The part of an object's metadata that the operator reads."""
+
+    model_config = ConfigDict(alias_generator=to_camel, extra="ignore", frozen=True, validate_by_name=True)
+    name: str
+    namespace: str = "default"
+    uid: str = ""
+    generation: int = 0
+    creation_timestamp: str = ""
+
+
+class InferenceService(ApiModel):
+    """One model served by engines of one or more roles."""
+
+    rules = (
+        Rule(
+            f"self.metadata.name.size() <= {LONGEST_NAME} && "
+            "self.metadata.name.matches(r'^[a-z]([-a-z0-9]*[a-z0-9])?$')",
+            f"metadata.name must start with a letter, hold only a-z, 0-9 and -, and have at most {LONGEST_NAME} "
+            "characters, such as qwen3-8b (the names of its Service and pods are made from it)",
+            lambda s: (
+                len(s.metadata.name) <= LONGEST_NAME
+                and re.match(r"^[a-z]([-a-z0-9]*[a-z0-9])?$", s.metadata.name) is not None
+            ),
+        ),
+    )
+    api_version: Literal["serving.mini-infer.io/v1alpha1"]
+    kind: Literal["InferenceService"]
+    metadata: Metadata
+    spec: InferenceServiceSpec
+    """What is wanted."""
+    status: InferenceServiceStatus | None = None
+    """What is so; written by the operator."""
+
+    @property
+    def model_name(self) -> str:
+        """What clients write as `model`."""
+        return self.spec.model.name or self.metadata.name
+
+    @property
+    def roles(self) -> dict[str, RoleSpec]:
+        """The roles that the spec asks for, by name."""
+        named = {"unified": self.spec.unified, "prefill": self.spec.prefill, "decode": self.spec.decode}
+        return {name: role for name, role in named.items() if role is not None}

@@ -1,0 +1,383 @@
+"""What a user writes: `spec` of an InferenceService, as typed models with their rules. Knows no status."""
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import Field, WithJsonSchema
+
+from mini_infer_contract.resources.environment import EnvironmentFrom, EnvironmentVariable, ObjectReference
+from mini_infer_contract.resources.names import GROUP, RESERVED_ENGINE_FLAGS, RESERVED_VOLUME_PREFIX
+from mini_infer_contract.resources.quantity import (
+    LABEL_KEY_PATTERN,
+    LabelValue,
+    ObjectName,
+    Quantity,
+    parse_quantity,
+)
+from mini_infer_contract.resources.rules import ApiModel, Rule, keyed_by
+from mini_infer_contract.resources.scheduling import Affinity, Toleration, TopologySpreadConstraint
+from mini_infer_contract.resources.security import PodSecurityContext, SecurityContext
+from mini_infer_contract.resources.volumes import Volume, VolumeMount
+
+MODEL_URI_PATTERN = (
+    r"^(demo|file:///.+|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/.*)?"
+    r"|hf://[A-Za-z0-9][-\w.]*/[A-Za-z0-9][-\w.]*(@[-\w./]+)?)$"
+)
+MODEL_NAME_PATTERN = r"^[A-Za-z0-9]([-\w.:/]*[A-Za-z0-9])?$"
+_IMAGE_PART = "[a-z0-9]+(([.]|_|__|-+)[a-z0-9]+)*"
+IMAGE_PATTERN = (
+    rf"^([A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?(:[0-9]+)?/)?{_IMAGE_PART}(/{_IMAGE_PART})*"
+    r"(:[A-Za-z0-9_][-A-Za-z0-9_.]{0,127})?(@sha256:[0-9a-f]{64})?$"
+)
+"""https://pkg.go.dev/github.com/distribution/reference"""
+LEAST_KV_CACHE = "1Mi"
+
+_BY_NAME = keyed_by("name")
+_BY_MOUNT_PATH = keyed_by("mount_path")
+
+
+class SecretKey(ApiModel):
+    """One key of a Secret in the service's namespace."""
+
+    name: str = Field(min_length=1, max_length=253)
+    """Name of the Secret."""
+    key: str = Field(default="token", min_length=1, max_length=253)
+    """Key inside it."""
+
+
+class ModelSpec(ApiModel):
+    """Which weights to serve, and under which name."""
+
+    rules = (
+        Rule(
+            f"self.uri.matches(r'{MODEL_URI_PATTERN}') && !self.uri.contains('/../') && !self.uri.endsWith('/..')",
+            "uri must be demo, file:///absolute/path, pvc://claim/path or hf://organisation/name[@revision], "
+            "without '..'",
+            lambda m: (
+                re.match(MODEL_URI_PATTERN, m.uri, re.ASCII) is not None
+                and "/../" not in m.uri
+                and not m.uri.endswith("/..")
+            ),
+        ),
+        Rule(
+            f"!has(self.name) || self.name.matches(r'{MODEL_NAME_PATTERN}')",
+            "name is what clients write as model: letters, digits and . _ - : / only, with a letter or digit at both "
+            "ends, such as qwen3-8b or Qwen/Qwen3-8B",
+            lambda m: m.name is None or re.match(MODEL_NAME_PATTERN, m.name, re.ASCII) is not None,
+        ),
+        Rule(
+            "!has(self.tokenSecret) || self.uri.startsWith('hf://')",
+            "tokenSecret is used for hf:// models only: remove it, or write uri: hf://organisation/name",
+            lambda m: m.token_secret is None or m.uri.startswith("hf://"),
+        ),
+    )
+    uri: str = Field(min_length=1, max_length=1024)
+    """Where the weights are: `demo` (ships with the engine), `file:///path` (a folder where the engine runs: in its
+    image, on a volume of the template, or on this machine with `mini-infer up`), `pvc://claim/path` (mounted
+    read-only) or `hf://organisation/name[@revision]`."""
+    name: str | None = Field(default=None, min_length=1, max_length=128)
+    """What clients write as `model`; metadata.name if left out."""
+    token_secret: SecretKey | None = None
+    """Where the token for a gated hf:// model is."""
+
+
+def _is_extended(resource: str) -> bool:
+    """Whether whole pieces of it are given out, such as nvidia.com/gpu."""
+    return "/" in resource and "kubernetes.io/" not in resource
+
+
+_EXTENDED = "k.contains('/') && !k.contains('kubernetes.io/')"
+
+
+class ResourceRequirements(ApiModel):
+    """As in a container of a pod."""
+
+    rules = (
+        Rule(
+            "(!has(self.requests) || "
+            "self.requests.all(k, !quantity(string(self.requests[k])).isLessThan(quantity('0')))) && "
+            "(!has(self.limits) || self.limits.all(k, !quantity(string(self.limits[k])).isLessThan(quantity('0'))))",
+            "requests and limits must not be negative",
+            lambda r: all(parse_quantity(value) >= 0 for value in [*r.wanted.values(), *r.allowed.values()]),
+        ),
+        Rule(
+            "!has(self.requests) || !has(self.limits) || self.requests.all(k, !(k in self.limits) || "
+            "quantity(string(self.requests[k])).compareTo(quantity(string(self.limits[k]))) <= 0)",
+            "a request must not be above its limit: raise the limit, or lower the request",
+            lambda r: all(
+                parse_quantity(value) <= parse_quantity(r.allowed.get(k, value)) for k, value in r.wanted.items()
+            ),
+        ),
+        Rule(
+            f"!has(self.limits) || self.limits.all(k, !({_EXTENDED}) || quantity(string(self.limits[k])).isInteger())",
+            "devices such as nvidia.com/gpu are given out whole: write 1, 2, ...",
+            lambda r: all(parse_quantity(v).is_integer() for k, v in r.allowed.items() if _is_extended(k)),
+        ),
+        Rule(
+            f"!has(self.requests) || self.requests.all(k, !({_EXTENDED}) || (has(self.limits) && k in self.limits && "
+            "quantity(string(self.requests[k])).compareTo(quantity(string(self.limits[k]))) == 0))",
+            "devices such as nvidia.com/gpu need a limit, and a request for them must equal it: write the limit alone",
+            lambda r: all(
+                k in r.allowed and parse_quantity(v) == parse_quantity(r.allowed[k])
+                for k, v in r.wanted.items()
+                if _is_extended(k)
+            ),
+        ),
+    )
+    requests: dict[str, Quantity] | None = Field(default=None, max_length=32)
+    """What a node must have free, such as {cpu: 4, memory: 32Gi}."""
+    limits: dict[str, Quantity] | None = Field(default=None, max_length=32)
+    """What the container may use at most, and its devices, such as {nvidia.com/gpu: 1}."""
+
+    @property
+    def wanted(self) -> dict[str, Quantity]:
+        """The requests; empty if there are none."""
+        return self.requests or {}
+
+    @property
+    def allowed(self) -> dict[str, Quantity]:
+        """The limits; empty if there are none."""
+        return self.limits or {}
+
+
+class EngineSpec(ApiModel):
+    """Options of the engine; what is left out is the engine's default (`mini-infer-serve --help`)."""
+
+    rules = (
+        Rule(
+            "!has(self.pageSize) || self.pageSize % 16 == 0",
+            "pageSize must be a multiple of 16, such as 16 or 256",
+            lambda e: e.page_size is None or e.page_size % 16 == 0,
+        ),
+        Rule(
+            "!(has(self.kvCacheMemory) && has(self.gpuMemoryUtilization))",
+            "kvCacheMemory and gpuMemoryUtilization both size the page pool: leave one out",
+            lambda e: e.kv_cache_memory is None or e.gpu_memory_utilization is None,
+        ),
+        Rule(
+            "!has(self.kvCacheMemory) || "
+            f"quantity(string(self.kvCacheMemory)).compareTo(quantity('{LEAST_KV_CACHE}')) >= 0",
+            f"kvCacheMemory must be at least {LEAST_KV_CACHE}, such as 256Mi or 40Gi",
+            lambda e: e.kv_cache_memory is None or parse_quantity(e.kv_cache_memory) >= parse_quantity(LEAST_KV_CACHE),
+        ),
+        Rule(
+            f"!has(self.extraArgs) || self.extraArgs.all(a, !(a.split('=')[0] in {list(RESERVED_ENGINE_FLAGS)}))",
+            "extraArgs must not hold --model, --revision, --served-model-name (write spec.model), --drain-timeout "
+            "(write template.spec.terminationGracePeriodSeconds) nor --host, --port, --events-port, --replay-port "
+            "(the operator sets them)",
+            lambda e: not any(a.split("=")[0] in RESERVED_ENGINE_FLAGS for a in e.extra_args or ()),
+        ),
+    )
+    dtype: Literal["auto", "float32", "bfloat16"] | None = None
+    """Of weights and activations; auto: bfloat16 on a GPU, else float32."""
+    load_format: Literal["auto", "dummy"] | None = None
+    """auto: the model's weights. dummy: random ones, for benchmarks."""
+    attention_backend: Literal["auto", "torch", "flash", "triton"] | None = None
+    """Which kernels compute attention; auto: the fastest that works here."""
+    max_model_len: int | None = Field(default=None, ge=1, le=16777216)
+    """Tokens of prompt and output together."""
+    max_num_seqs: int | None = Field(default=None, ge=1, le=65536)
+    """Sequences that run at once."""
+    max_num_batched_tokens: int | None = Field(default=None, ge=1, le=16777216)
+    """Tokens of one forward pass."""
+    long_prefill_token_threshold: int | None = Field(default=None, ge=0, le=16777216)
+    """Largest prefill chunk in tokens; 0: only the budget of a pass cuts."""
+    page_size: int | None = Field(default=None, ge=16, le=4096)
+    """Tokens of a KV page."""
+    kv_cache_memory: Quantity | None = None
+    """Size of the page pool, such as 256Mi or 40Gi."""
+    gpu_memory_utilization: float | None = Field(default=None, gt=0, le=1)
+    """Share of a GPU's memory for weights, activations and the page pool."""
+    enable_prefix_caching: bool | None = None
+    """Whether KV pages of earlier prompts are used again."""
+    extra_args: list[Annotated[str, Field(min_length=1, max_length=512)]] | None = Field(default=None, max_length=32)
+    """More flags of `mini-infer-serve`, each as `--flag=value`."""
+
+
+class TemplateMetadata(ApiModel):
+    """Labels and annotations that every pod of the role gets."""
+
+    rules = (
+        Rule(
+            f"!has(self.labels) || self.labels.all(k, !k.startsWith('{GROUP}/'))",
+            f"labels under {GROUP}/ are written by the operator: choose another prefix",
+            lambda t: not any(key.startswith(f"{GROUP}/") for key in t.labels or ()),
+        ),
+        Rule(
+            f"!has(self.annotations) || self.annotations.all(k, !k.startsWith('{GROUP}/'))",
+            f"annotations under {GROUP}/ are written by the operator: choose another prefix",
+            lambda t: not any(key.startswith(f"{GROUP}/") for key in t.annotations or ()),
+        ),
+        Rule(
+            f"(!has(self.labels) || self.labels.all(k, k.matches(r'{LABEL_KEY_PATTERN}'))) && "
+            f"(!has(self.annotations) || self.annotations.all(k, k.matches(r'{LABEL_KEY_PATTERN}')))",
+            "a key of labels and annotations is a name of at most 63 letters, digits and - _ . with an optional "
+            "prefix, such as example.org/team",
+            lambda t: all(re.match(LABEL_KEY_PATTERN, key) for key in [*(t.labels or ()), *(t.annotations or ())]),
+        ),
+    )
+    labels: dict[str, LabelValue] | None = Field(default=None, max_length=64)
+    """Texts: numbers, and words such as yes or true, need quotes."""
+    annotations: dict[str, Annotated[str, Field(max_length=16384)]] | None = Field(default=None, max_length=64)
+    """Texts: numbers, and words such as yes or true, need quotes."""
+
+
+class TemplateSpec(ApiModel):
+    """The fields of a pod's spec that a user may set."""
+
+    rules = (
+        Rule(
+            f"!has(self.volumes) || self.volumes.all(v, !v.name.startsWith('{RESERVED_VOLUME_PREFIX}'))",
+            f"volume names that start with {RESERVED_VOLUME_PREFIX} are the operator's: choose another",
+            lambda t: not any(volume.name.startswith(RESERVED_VOLUME_PREFIX) for volume in t.volumes or ()),
+        ),
+    )
+    node_selector: dict[str, LabelValue] | None = Field(default=None, max_length=64)
+    """Labels that a node must have."""
+    tolerations: list[Toleration] | None = Field(default=None, max_length=64)
+    """Taints of nodes that the pods tolerate."""
+    affinity: Affinity | None = None
+    """Near which nodes and pods to run."""
+    topology_spread_constraints: list[TopologySpreadConstraint] | None = Field(default=None, max_length=16)
+    """How evenly the pods are spread over nodes or zones."""
+    scheduler_name: ObjectName | None = None
+    """Which scheduler places the pods."""
+    priority_class_name: ObjectName | None = None
+    """Which PriorityClass the pods have."""
+    service_account_name: ObjectName | None = None
+    """Which ServiceAccount the pods have; its token is not mounted."""
+    runtime_class_name: ObjectName | None = None
+    """Which RuntimeClass runs the containers, such as nvidia."""
+    image_pull_secrets: Annotated[list[ObjectReference], _BY_NAME[0]] | None = Field(
+        default=None, max_length=16, json_schema_extra=_BY_NAME[1]
+    )
+    """Secrets with which the image is pulled."""
+    security_context: PodSecurityContext | None = None
+    """Merged over the operator's: runAsNonRoot, seccomp RuntimeDefault."""
+    termination_grace_period_seconds: int | None = Field(default=None, ge=10, le=86400)
+    """How long a draining engine may take to finish its requests; 300 if left out."""
+    volumes: Annotated[list[Volume], _BY_NAME[0]] | None = Field(
+        default=None, max_length=32, json_schema_extra=_BY_NAME[1]
+    )
+    """Volumes beside the operator's own."""
+
+
+class TemplateContainer(ApiModel):
+    """The fields of the engine's container that a user may set."""
+
+    env: Annotated[list[EnvironmentVariable], _BY_NAME[0]] | None = Field(
+        default=None, max_length=128, json_schema_extra=_BY_NAME[1]
+    )
+    """Wins over the operator's variables of the same name."""
+    env_from: list[EnvironmentFrom] | None = Field(default=None, max_length=32)
+    """ConfigMaps and Secrets of which every key becomes a variable."""
+    volume_mounts: Annotated[list[VolumeMount], _BY_MOUNT_PATH[0]] | None = Field(
+        default=None, max_length=32, json_schema_extra=_BY_MOUNT_PATH[1]
+    )
+    """Where the template's volumes are mounted."""
+    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = None
+    """When the image is pulled; what Kubernetes chooses by the tag if left out."""
+    security_context: SecurityContext | None = None
+    """Merged over the operator's: no capabilities, no privilege escalation, read-only root file system."""
+
+
+class PodTemplate(ApiModel):
+    """What a user may add to or change in the pods that the operator makes."""
+
+    metadata: TemplateMetadata | None = None
+    """Labels and annotations of the pods."""
+    spec: TemplateSpec | None = None
+    """Fields of the pods."""
+    container: TemplateContainer | None = None
+    """Fields of the engine's container."""
+
+
+class Parallelism(ApiModel):
+    """How one engine is spread over GPUs and nodes. Refused above 1 until the engine can."""
+
+    rules = (
+        Rule(
+            "(!has(self.tensor) || self.tensor == 1) && (!has(self.nodes) || self.nodes == 1)",
+            "parallelism above 1 does not work yet: leave it out, and set replicas to use more GPUs",
+            lambda p: (p.tensor or 1) == 1 and (p.nodes or 1) == 1,
+        ),
+    )
+    tensor: int | None = Field(default=None, ge=1, le=64)
+    """GPUs that share every layer of one engine."""
+    nodes: int | None = Field(default=None, ge=1, le=64)
+    """Nodes that one engine spans."""
+
+
+class Scaling(ApiModel):
+    """Bounds for an autoscaler. Refused until it works."""
+
+    min_replicas: int | None = Field(default=None, ge=0, le=1000)
+    """Never fewer engines."""
+    max_replicas: int | None = Field(default=None, ge=1, le=1000)
+    """Never more engines."""
+
+
+class RoleSpec(ApiModel):
+    """The engines of one role: how many, how large, with which options."""
+
+    rules = (
+        Rule(
+            "!has(self.scaling)",
+            "scaling does not work yet: leave it out and write replicas",
+            lambda r: r.scaling is None,
+        ),
+    )
+    replicas: int = Field(default=1, ge=0, le=1000)
+    """Engines to run; changing it restarts none."""
+    resources: ResourceRequirements | None = None
+    """Of the engine's container."""
+    engine: EngineSpec | None = None
+    """Options of the engine."""
+    template: PodTemplate | None = None
+    """What the pods have beside what the operator gives them."""
+    parallelism: Parallelism | None = None
+    """How one engine is spread over GPUs and nodes."""
+    scaling: Scaling | None = None
+    """Bounds for an autoscaler."""
+
+
+RefusedRole = Annotated[RoleSpec, WithJsonSchema({"type": "object", "x-kubernetes-preserve-unknown-fields": True})]
+"""A role that a rule refuses whatever it holds: its fields would only make the CRD three times as large."""
+
+
+class InferenceServiceSpec(ApiModel):
+    """What the user wants served."""
+
+    rules = (
+        Rule(
+            "has(self.unified)",
+            "unified is missing: write `unified: {replicas: 1}`",
+            lambda s: s.unified is not None,
+        ),
+        Rule(
+            "!has(self.prefill)",
+            "prefill does not work yet: write unified, whose engines do prefill and decode",
+            lambda s: s.prefill is None,
+        ),
+        Rule(
+            "!has(self.decode)",
+            "decode does not work yet: write unified, whose engines do prefill and decode",
+            lambda s: s.decode is None,
+        ),
+        Rule(
+            f"!has(self.image) || self.image.matches(r'{IMAGE_PATTERN}')",
+            "image must be [registry/]name[:tag][@digest] in lower case (a tag may have capitals), such as "
+            "example.org/mini-infer-engine:0.1.0",
+            lambda s: s.image is None or re.match(IMAGE_PATTERN, s.image) is not None,
+        ),
+    )
+    model: ModelSpec
+    """Which weights to serve, and under which name."""
+    image: str | None = Field(default=None, min_length=1, max_length=1024)
+    """The engine's image; the operator's `--engine-image` if left out."""
+    unified: RoleSpec | None = None
+    """Engines that do prefill and decode."""
+    prefill: RefusedRole | None = None
+    """Engines that compute prompts only. Refused until it works."""
+    decode: RefusedRole | None = None
+    """Engines that generate only. Refused until it works."""

@@ -1,0 +1,69 @@
+"""What users are told: `status` of an InferenceService, its conditions, and the closed set of their reasons."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from mini_infer_contract.resources.rules import ApiModel
+
+
+class Reason:
+    """Every `reason` that a condition can have."""
+
+    ALL_REPLICAS_READY = "AllReplicasReady"
+    STARTING = "Starting"
+    ROLLING_OUT = "RollingOut"
+    SCALED_TO_ZERO = "ScaledToZero"
+    PODS_FAILING = "PodsFailing"
+    """A pod cannot start or keeps dying; the message quotes Kubernetes."""
+    INVALID_SPEC = "InvalidSpec"
+    """The stored spec breaks a rule (older than the rule, or written past it)."""
+    REFUSED = "Refused"
+    """The API server refused a child object; the message is its own."""
+    NAME_TAKEN = "NameTaken"
+    """A child's name belongs to an object that this service does not own."""
+    AVAILABLE = "Available"
+    NONE_AVAILABLE = "NoneAvailable"
+    COMPLETE = "Complete"
+
+
+REASONS = frozenset(value for name, value in vars(Reason).items() if name.isupper())
+
+
+class Condition(ApiModel):
+    """As metav1.Condition."""
+
+    type: Literal["Ready", "Available", "Progressing"]
+    """Ready: what the spec asks for runs, all of it. Available: some engine can answer. Progressing: work goes on."""
+    status: Literal["True", "False", "Unknown"]
+    """Whether it holds."""
+    reason: str = Field(min_length=1, max_length=1024)
+    """One word for why, out of a closed set."""
+    message: str = Field(default="", max_length=32768)
+    """A sentence for people, with Kubernetes' or the engine's own words where there are some."""
+    last_transition_time: str
+    """When status last became what it is."""
+    observed_generation: int = Field(default=0, ge=0)
+    """metadata.generation of the service that this speaks of."""
+
+
+class InferenceServiceStatus(ApiModel):
+    """What the operator saw last."""
+
+    observed_generation: int = Field(default=0, ge=0)
+    """metadata.generation that the status speaks of."""
+    conditions: list[Condition] = Field(
+        default=[],
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
+    )
+    """Ready, Available and Progressing, each with its reason."""
+    model: str | None = None
+    """The name that clients ask for."""
+    revision: str | None = None
+    """The revision that the spec asks for."""
+    replicas: int = Field(default=0, ge=0)
+    """Engines that exist, of all revisions."""
+    ready_replicas: int = Field(default=0, ge=0)
+    """Engines that can answer, of all revisions."""
+    url: str | None = None
+    """Where an OpenAI client finds the model: the gateway where the operator knows one, else the engines' Service."""
