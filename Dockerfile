@@ -1,46 +1,129 @@
-# The three images: docker build --target gateway|operator|engine-cpu .
-# Packages are layers below the code, so that a change of code rebuilds seconds' worth; gateway and operator share all layers.
-# Bytecode is made for what runs and not for the thousands of modules that nothing imports; the root file system is
-# read-only in the cluster, so what is not made here is never kept.
+# The images: docker build --target gateway|operator|engine-cpu|engine-cuda .
+# Packages are layers below the code, so that a change of code rebuilds seconds' worth; gateway and operator share all
+# layers. Packages are installed in stages of their own, into a virtual environment that is copied from there, so that pip
+# and compilers stay behind. Bytecode is made for what runs and not for the thousands of modules that nothing imports; the
+# root file system is read-only in the cluster, so what is not made here is never kept.
+
+# engine-cuda starts from this: any glibc image with apt, such as one with the drivers' user-space parts of your cloud.
+# torch's wheels bring the CUDA libraries that it was built with, so NVIDIA's larger `runtime` images would hold them twice.
+ARG CUDA_BASE=nvidia/cuda:13.0.2-base-ubuntu24.04
 
 FROM python:3.11-slim-bookworm AS base
-ENV PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1 PIP_COMPILE=0 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore HOME=/tmp
-ENV SITE=/usr/local/lib/python3.11/site-packages
-# A name for the number: libraries that ask who they are fail without one.
+ENV PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/tmp PATH=/opt/mini-infer/bin:$PATH
+# A name for the number: libraries that ask who they are fail without one. Packages of the base that nothing here runs go.
 RUN echo 'mini-infer:x:65532:65532::/tmp:/usr/sbin/nologin' >>/etc/passwd && echo 'mini-infer:x:65532:' >>/etc/group
-COPY constraints.txt scripts/install_torch.sh /build/
 
-FROM base AS code
+FROM base AS build
+ENV PIP_NO_CACHE_DIR=1 PIP_COMPILE=0 PIP_DISABLE_PIP_VERSION_CHECK=1
+RUN python -m venv /opt/mini-infer
+COPY constraints.txt scripts/install_torch.sh pyproject.toml scripts/requirements.py /build/
+
+# Our own code, to be laid over an environment that has the packages.
+FROM build AS code
 WORKDIR /src
 COPY . .
-RUN pip install --quiet --no-deps --compile --prefix /code .
+RUN pip install --quiet --no-deps --compile --prefix /code . \
+    && cp -a /code /control-plane \
+    && rm -r /control-plane/lib/python3.11/site-packages/mini_infer_engine /control-plane/bin/mini-infer-serve
 
-FROM base AS control-plane
-COPY pyproject.toml scripts/requirements.py /build/
+FROM build AS control-plane-packages
+# hf_xet downloads weights: tokenizers asks for it by way of huggingface_hub, and neither gateway nor operator downloads any.
 RUN python /build/requirements.py /build/pyproject.toml gateway operator >/build/requirements.txt \
     && pip install --quiet -c /build/constraints.txt -r /build/requirements.txt \
-    && python -m compileall -q -j 0 "$SITE"
-COPY --from=code /code /usr/local
+    && pip uninstall --quiet --yes hf_xet setuptools pip \
+    && python -m compileall -q -j 0 /opt/mini-infer/lib
+
+FROM base AS control-plane
+COPY --from=control-plane-packages /opt/mini-infer /opt/mini-infer
+COPY --from=code /control-plane /opt/mini-infer
+RUN rm -rf /usr/local/lib/python3.11/site-packages/* /usr/local/lib/python3.11/ensurepip /usr/local/bin/pip*
 USER 65532:65532
 WORKDIR /tmp
+ARG VERSION=0.1.0
+ARG REVISION=unknown
+LABEL org.opencontainers.image.vendor="mini-infer" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="$VERSION" \
+      org.opencontainers.image.revision="$REVISION"
 
 FROM control-plane AS gateway
+LABEL org.opencontainers.image.title="mini-infer-gateway" \
+      org.opencontainers.image.description="Sends OpenAI requests to the engine that holds their prompt's KV cache"
 EXPOSE 8080
 ENTRYPOINT ["mini-infer-gateway"]
 
 FROM control-plane AS operator
+LABEL org.opencontainers.image.title="mini-infer-operator" \
+      org.opencontainers.image.description="Turns InferenceServices into engine pods"
+EXPOSE 8081
 ENTRYPOINT ["mini-infer-operator"]
 
-FROM base AS engine-cpu
+FROM build AS engine-cpu-packages
 # Headers, link libraries and torch's own tests are for building on torch, not for running it.
 RUN bash /build/install_torch.sh python /build/constraints.txt && python -c 'import torch' 2>/dev/null \
-    && cd "$SITE/torch" && rm -rf include share test lib/*.a && find bin -type f ! -name torch_shm_manager -delete
-COPY pyproject.toml scripts/requirements.py /build/
+    && cd /opt/mini-infer/lib/python3.11/site-packages/torch \
+    && rm -rf include share test lib/*.a && find bin -type f ! -name torch_shm_manager -delete
 RUN python /build/requirements.py /build/pyproject.toml engine >/build/requirements.txt \
     && pip install --quiet -c /build/constraints.txt -r /build/requirements.txt \
-    && python -m compileall -q -j 0 -x '/(torch|sympy|networkx)/' "$SITE"
-COPY --from=code /code /usr/local
+    && pip uninstall --quiet --yes pip \
+    && python -m compileall -q -j 0 -x '/(torch|sympy|networkx)/' /opt/mini-infer/lib
+
+FROM base AS engine-cpu
+COPY --from=engine-cpu-packages /opt/mini-infer /opt/mini-infer
+COPY --from=code /code /opt/mini-infer
+RUN rm -rf /usr/local/lib/python3.11/site-packages/* /usr/local/lib/python3.11/ensurepip /usr/local/bin/pip*
 USER 65532:65532
 WORKDIR /tmp
+ARG VERSION=0.1.0
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="mini-infer-engine-cpu" \
+      org.opencontainers.image.description="The inference engine, for CPUs" \
+      org.opencontainers.image.vendor="mini-infer" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="$VERSION" \
+      org.opencontainers.image.revision="$REVISION"
+EXPOSE 8000 5557 5558
+ENTRYPOINT ["mini-infer-serve"]
+
+# Triton compiles a launcher in C for each kernel when it first meets a GPU: a compiler and Python's headers stay in.
+FROM ${CUDA_BASE} AS cuda-base
+ENV PYTHONUNBUFFERED=1 HOME=/tmp PATH=/opt/mini-infer/bin:$PATH
+RUN apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends gcc libc6-dev \
+    && { command -v python3 || DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+         python3 python3-venv python3-dev; } \
+    && rm -rf /var/lib/apt/lists/* \
+    && echo 'mini-infer:x:65532:65532::/tmp:/usr/sbin/nologin' >>/etc/passwd && echo 'mini-infer:x:65532:' >>/etc/group
+
+FROM cuda-base AS engine-cuda-packages
+ENV PIP_NO_CACHE_DIR=1 PIP_COMPILE=0 PIP_DISABLE_PIP_VERSION_CHECK=1
+COPY constraints.txt constraints-gpu.txt pyproject.toml scripts/requirements.py /build/
+# The pair of torch and Triton that was measured comes first and is not to change; the other packages follow.
+RUN python3 -m venv /opt/mini-infer && python -m pip install --quiet $(grep -oE '^(torch|triton)==[^ ;]+' /build/constraints-gpu.txt) \
+    && python -c 'import torch, triton; assert torch.version.cuda, "this torch is a build for CPUs"'
+RUN python /build/requirements.py /build/pyproject.toml engine >/build/requirements.txt \
+    && grep -vE '^(torch|triton|nvidia-|cuda-)' /build/constraints.txt >/build/others.txt \
+    && python -m pip install --quiet -c /build/others.txt -c /build/constraints-gpu.txt -r /build/requirements.txt
+WORKDIR /src
+COPY . .
+RUN python -m pip install --quiet --no-deps --compile . && python -m pip uninstall --quiet --yes pip \
+    && cd /opt/mini-infer/lib/python3*/site-packages && rm -rf torch/include torch/share torch/test torch/lib/*.a \
+    && python -m compileall -q -j 0 -x '/(sympy|networkx)/' /opt/mini-infer/lib
+
+FROM cuda-base AS engine-cuda
+# What the NVIDIA container toolkit mounts: the driver's libraries and nvidia-smi. NVIDIA's own images say the same.
+ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
+# Compiled kernels are kept here: mount a volume there, and the second start of a pod compiles nothing.
+ENV TRITON_CACHE_DIR=/tmp/triton
+COPY --from=engine-cuda-packages /opt/mini-infer /opt/mini-infer
+USER 65532:65532
+WORKDIR /tmp
+ARG VERSION=0.1.0
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="mini-infer-engine-cuda" \
+      org.opencontainers.image.description="The inference engine, for NVIDIA GPUs" \
+      org.opencontainers.image.vendor="mini-infer" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="$VERSION" \
+      org.opencontainers.image.revision="$REVISION"
 EXPOSE 8000 5557 5558
 ENTRYPOINT ["mini-infer-serve"]
