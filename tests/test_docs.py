@@ -14,6 +14,7 @@ from tests.engine.server.dry_server import DryServer, environment
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").glob("*.md")]
+DOCUMENTS += (ROOT / "charts").rglob("*.md")
 MODULES = {
     "mini-infer": "mini_infer_operator.cli",
     "mini-infer-serve": "mini_infer_engine.server.cli",

@@ -1,0 +1,232 @@
+"""What each value of the chart becomes, and that every flag of the programs can be set through it."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.chart.test_chart import CHART, helm, needs_helm, of_kind
+from tests.engine.server.dry_server import environment
+
+pytestmark = [pytest.mark.cluster, needs_helm]
+
+FULL = Path(__file__).with_name("full.values.yaml")
+"""Every value set to something other than its default."""
+SET_BY_THE_CHART = {
+    "mini_infer_gateway.cli": {
+        "host",
+        "port",
+        "endpoints",
+        "kubernetes",
+        "namespace",
+        "kubeconfig",
+        "shutdown-timeout",
+    },
+    "mini_infer_operator.controller.settings": {
+        *("engine-image", "engine-image-pull-policy", "gateway-url", "namespaces"),
+        *("health-port", "resync-seconds", "log-level"),
+    },
+}
+MAIN = {"mini_infer_gateway.cli": "main", "mini_infer_operator.controller.settings": "parse_settings"}
+
+
+def rendered(*arguments: str) -> list[dict[str, Any]]:
+    done = helm("template", "mini-infer", str(CHART), "--namespace=here", *arguments)
+    assert done.returncode == 0, done.stderr
+    return [item for item in yaml.safe_load_all(done.stdout) if item]
+
+
+@pytest.fixture(scope="module")
+def full() -> list[dict[str, Any]]:
+    return rendered(f"--values={FULL}")
+
+
+def container(items: list[dict[str, Any]], component: str) -> dict[str, Any]:
+    pod = of_kind(items, "Deployment")[f"mini-infer-{component}"]["spec"]["template"]["spec"]
+    return dict(pod["containers"][0])
+
+
+def schema_of(path: str) -> dict[str, Any]:
+    node = json.loads((CHART / "values.schema.json").read_text())
+    for name in path.split("."):
+        node = node["properties"][name]
+    return dict(node["properties"])
+
+
+def camel(flag: str) -> str:
+    first, *rest = flag.split("-")
+    return first + "".join(part.capitalize() for part in rest)
+
+
+@pytest.mark.parametrize(
+    ("module", "path"),
+    [
+        ("mini_infer_gateway.cli", "gateway.options"),
+        ("mini_infer_operator.controller.settings", "operator.options"),
+    ],
+)
+def test_every_flag_is_a_value(module: str, path: str) -> None:
+    call = f"from {module} import {MAIN[module]} as run; run(['--help'])"
+    help_text = subprocess.run(
+        [sys.executable, "-c", call], capture_output=True, text=True, env=environment(), check=True
+    ).stdout
+    flags = set(re.findall(r"^  --([a-z][a-z-]*)", help_text, re.MULTILINE)) - {"help"}
+    assert {camel(flag) for flag in flags - SET_BY_THE_CHART[module]} == set(schema_of(path)), (
+        f"{path} in values.schema.json must name every flag that the chart does not set itself"
+    )
+    for name, described in schema_of(path).items():
+        if "enum" in described:
+            flag = re.sub(r"([A-Z])", lambda match: "-" + match[1].lower(), name)
+            assert f"--{flag} {{{','.join(described['enum'])}}}" in " ".join(help_text.split())
+
+
+def test_options_become_flags(full: list[dict[str, Any]]) -> None:
+    arguments = container(full, "gateway")["args"]
+    assert {"--routing=round-robin", "--max-body-bytes=33554432", "--idle-timeout=2.5", "--seed=3"} <= set(arguments)
+    assert "--shutdown-timeout=105" in arguments  # of 120 s, 10 before and 5 after
+    assert not any("routing" in argument for argument in container(rendered(), "gateway")["args"])
+
+
+def test_every_value_is_in_the_full_example() -> None:
+    given, default = yaml.safe_load(FULL.read_text()), yaml.safe_load((CHART / "values.yaml").read_text())
+
+    def missing(given: Any, default: Any, path: str) -> list[str]:
+        if given is None:
+            return [f"{path} is missing"]
+        if not isinstance(default, dict) or not default or path.endswith((".resources", ".labels")):
+            return [f"{path} has its default"] if given == default and not path.endswith(".options") else []
+        return [problem for key in default for problem in missing(given.get(key), default[key], f"{path}.{key}")]
+
+    assert missing(given, default, "") == []
+
+
+def test_pods_get_what_is_asked_for_them(full: list[dict[str, Any]]) -> None:
+    for component in ("gateway", "operator"):
+        deployment = of_kind(full, "Deployment")[f"mini-infer-{component}"]
+        template = deployment["spec"]["template"]
+        assert template["metadata"]["labels"]["team"] == component
+        assert template["metadata"]["annotations"]["note"] == component
+        assert deployment["spec"]["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+        pod = template["spec"]
+        assert pod["priorityClassName"] == "high"
+        assert pod["imagePullSecrets"] == [{"name": "pull"}]
+        assert (pod["nodeSelector"], pod["tolerations"][0]["key"]) == ({"pool": "system"}, "system")
+        assert "nodeAffinity" in pod["affinity"]
+        described = container(full, component)
+        assert {"name": "HTTPS_PROXY", "value": "http://proxy:3128"} in described["env"]
+        assert described["envFrom"] == [{"secretRef": {"name": "extra"}}]
+        account = of_kind(full, "ServiceAccount")[f"mini-infer-{component}"]
+        assert account["metadata"]["annotations"] == {"iam": component}
+
+
+def test_gateways_are_spread_kept_and_scaled(full: list[dict[str, Any]]) -> None:
+    plain = rendered()
+    pod = of_kind(plain, "Deployment")["mini-infer-gateway"]["spec"]["template"]["spec"]
+    assert [c["topologyKey"] for c in pod["topologySpreadConstraints"]] == [
+        "kubernetes.io/hostname",
+        "topology.kubernetes.io/zone",
+    ]
+    labels = of_kind(plain, "Deployment")["mini-infer-gateway"]["spec"]["selector"]["matchLabels"]
+    budget = of_kind(plain, "PodDisruptionBudget")["mini-infer-gateway"]["spec"]
+    assert (budget["selector"]["matchLabels"], budget["maxUnavailable"]) == (labels, 1)
+    assert not of_kind(plain, "HorizontalPodAutoscaler")
+
+    deployment = of_kind(full, "Deployment")["mini-infer-gateway"]["spec"]
+    assert "replicas" not in deployment, "it would fight with the autoscaler at every upgrade"
+    autoscaler = of_kind(full, "HorizontalPodAutoscaler")["mini-infer-gateway"]["spec"]
+    assert (autoscaler["minReplicas"], autoscaler["maxReplicas"]) == (3, 5)
+    assert [metric["type"] for metric in autoscaler["metrics"]] == ["Resource", "Pods"]
+    assert container(full, "gateway")["lifecycle"]["preStop"]["sleep"]["seconds"] == 10
+
+
+def test_ways_in(full: list[dict[str, Any]]) -> None:
+    ingress = of_kind(full, "Ingress")["mini-infer-gateway"]["spec"]
+    assert ingress["tls"] == [{"secretName": "llm-tls", "hosts": ["llm.example.com"]}]
+    (rule,) = ingress["rules"]
+    assert [path["path"] for path in rule["http"]["paths"]] == ["/v1", "/tokenize"], "never /metrics or /debug"
+    route = of_kind(full, "HTTPRoute")["mini-infer-gateway"]["spec"]
+    assert route["parentRefs"] == [{"name": "public", "namespace": "infra"}]
+    assert route["rules"][0]["backendRefs"] == [{"name": "mini-infer-gateway", "port": 8080}]
+    assert route["rules"][0]["timeouts"] == {"request": "600s"}
+    assert not of_kind(rendered(), "Ingress")
+    assert "--gateway-url=https://llm.example.com" in container(full, "operator")["args"]
+
+
+def test_a_route_without_a_gateway_is_refused() -> None:
+    done = helm("template", "mini-infer", str(CHART), "--set=gateway.httpRoute.enabled=true")
+    assert done.returncode != 0
+    assert "gateway.httpRoute.parentRefs: name the Gateway" in done.stderr
+
+
+def test_an_ingress_for_any_host() -> None:
+    items = rendered("--set=gateway.ingress.enabled=true")
+    (rule,) = of_kind(items, "Ingress")["mini-infer-gateway"]["spec"]["rules"]
+    assert list(rule) == ["http"]
+
+
+def annotations(items: list[dict[str, Any]], component: str) -> dict[str, str]:
+    metadata = of_kind(items, "Deployment")[f"mini-infer-{component}"]["spec"]["template"]["metadata"]
+    return dict(metadata.get("annotations", {}))
+
+
+def test_monitors_where_the_cluster_has_their_api_annotations_otherwise() -> None:
+    plain, monitored = rendered(), rendered("--api-versions=monitoring.coreos.com/v1")
+    off = rendered("--set=monitoring.annotations=false")
+    for component, port in (("gateway", "http"), ("operator", "health")):
+        found = annotations(plain, component)
+        ports = {p["name"]: str(p["containerPort"]) for p in container(plain, component)["ports"]}
+        assert (found["prometheus.io/scrape"], found["prometheus.io/port"]) == ("true", ports[port])
+        assert annotations(monitored, component) == annotations(off, component) == {}
+        monitor = of_kind(monitored, "PodMonitor")[f"mini-infer-{component}"]["spec"]
+        labels = of_kind(monitored, "Deployment")[f"mini-infer-{component}"]["spec"]["template"]["metadata"]["labels"]
+        assert monitor["selector"]["matchLabels"].items() <= labels.items()
+        assert monitor["podMetricsEndpoints"][0]["port"] == port
+    assert not of_kind(plain, "PodMonitor")
+    engines = of_kind(monitored, "PodMonitor")["mini-infer-engine"]["spec"]
+    assert engines["namespaceSelector"] == {"any": True}
+    named = rendered("--set=monitoring.monitors=true,namespace=team")
+    assert of_kind(named, "PodMonitor")["mini-infer-engine"]["spec"]["namespaceSelector"] == {"matchNames": ["team"]}
+
+
+def test_people_get_rights_with_kubernetes_own_roles() -> None:
+    roles = of_kind(rendered(), "ClusterRole")
+    view, edit = roles["mini-infer-view"], roles["mini-infer-edit"]
+    assert view["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-view"] == "true"
+    assert edit["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-admin"] == "true"
+    assert {verb for rule in view["rules"] for verb in rule["verbs"]} == {"get", "list", "watch"}
+    assert not of_kind(rendered("--set=rbac.aggregate=false"), "ClusterRole").keys() & {view["metadata"]["name"]}
+
+
+def test_policies_let_in_whom_they_name(full: list[dict[str, Any]]) -> None:
+    policies = of_kind(full, "NetworkPolicy")
+    clients, monitoring = {"namespaceSelector": {}}, {"podSelector": {"matchLabels": {"app": "prometheus"}}}
+    (gateway,) = policies["mini-infer-gateway"]["spec"]["ingress"]
+    assert gateway["from"] == [clients, monitoring]
+    (operator,) = policies["mini-infer-operator"]["spec"]["ingress"]
+    assert operator["from"] == [monitoring]
+    closed = of_kind(rendered("--set=networkPolicy.enabled=true"), "NetworkPolicy")
+    assert closed["mini-infer-operator"]["spec"]["ingress"] == []
+    assert "from" not in closed["mini-infer-gateway"]["spec"]["ingress"][0], "an empty list of clients is everybody"
+
+
+@pytest.mark.parametrize(
+    ("setting", "named"),
+    [
+        ("gateway.options.maxAttempt=3", "maxAttempt"),
+        ("gateway.options.routing=random-walk", "routing"),
+        ("gateway.ingress.paths={v1}", "paths"),
+        ("gateway.podDisruptionBudget.maxUnavailable=0", "maxUnavailable"),
+        ("monitoring.interval=15", "interval"),
+        ("monitoring.monitors=maybe", "monitors"),
+        ("gateway.url=llm.example.com", "url"),
+    ],
+)
+def test_a_wrong_option_is_refused_by_name(setting: str, named: str) -> None:
+    done = helm("template", "mini-infer", str(CHART), f"--set={setting}")
+    assert done.returncode != 0
+    assert named in done.stderr
