@@ -7,8 +7,9 @@ from typing import Any, Protocol
 from mini_infer_contract.resources import InferenceService
 from mini_infer_operator.observe import Observed
 from mini_infer_operator.parse import InvalidServiceError, parse_service
+from mini_infer_operator.plan.decisions import decisions
 from mini_infer_operator.plan.plan import Plan, make_plan
-from mini_infer_operator.status import PermanentFailure, invalid_status, service_status
+from mini_infer_operator.status import EventType, PermanentFailure, invalid_status, ready_turn, service_status
 
 UNSETTLED_S = 5.0
 """Look again this soon while engines come and go: why a pod does not start is read here, not watched."""
@@ -32,6 +33,11 @@ class Backend(Protocol):
     async def report(self, stored: Mapping[str, Any], status: dict[str, Any]) -> None:
         """Tell the user, if it is news."""
 
+    def record_event(
+        self, about: Mapping[str, Any], reason: str, message: str, event_type: EventType = "Normal"
+    ) -> None:
+        """Tell of a decision about an object, once; returns at once and never fails."""
+
 
 async def reconcile(backend: Backend) -> float | None:
     """Bring one service one step closer to its spec, whatever happened before. Seconds until the next look, at most.
@@ -46,13 +52,20 @@ async def reconcile(backend: Backend) -> float | None:
         service = parse_service(stored)
     except InvalidServiceError as error:
         generation = stored["metadata"].get("generation", 0)
-        await backend.report(stored, invalid_status(generation, str(error), previous=previous, now=now))
+        status = invalid_status(generation, str(error), previous=previous, now=now)
+        await backend.report(stored, status)
+        if (turn := ready_turn(previous, status)) is not None:
+            backend.record_event(stored, *turn)
         return float("inf")
 
     observed = await backend.observe(service)
     plan = make_plan(service, observed, now)
     failure = await backend.apply(service, plan)
+    for decision in decisions(observed, plan) if failure is None else ():
+        backend.record_event(stored, decision.reason, decision.message)
     status = service_status(service, observed, plan, failure, url=backend.url(service), previous=previous, now=now)
     await backend.report(stored, status)
+    if (turn := ready_turn(previous, status)) is not None:
+        backend.record_event(stored, *turn)
     progressing = next(condition for condition in status["conditions"] if condition["type"] == "Progressing")
     return UNSETTLED_S if failure or progressing["status"] == "True" else float("inf")

@@ -3,12 +3,14 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 from mini_infer_contract.resources import Condition, InferenceService, InferenceServiceStatus, Reason
 from mini_infer_operator.observe import Observed
 from mini_infer_operator.plan.plan import Plan
 
+EventType = Literal["Normal", "Warning"]
+_HARMLESS = {Reason.STARTING, Reason.ROLLING_OUT, Reason.SCALED_TO_ZERO}
 Verdict = tuple[bool, str, str]
 """Status, reason, message."""
 
@@ -64,6 +66,15 @@ def invalid_status(generation: int, message: str, *, previous: Mapping[str, Any]
     others = [c for c in previous.get("conditions", ()) if c["type"] == "Available"]
     dumped = [condition.model_dump(by_alias=True) for condition in conditions]
     return {**kept, "observedGeneration": generation, "conditions": [*dumped, *others]}
+
+
+def ready_turn(previous: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[str, str, EventType] | None:
+    """Reason, message and type of an Event where the Ready condition took another reason; None where it did not."""
+    before, after = ({c["type"]: c for c in told.get("conditions", ())}.get("Ready", {}) for told in (previous, status))
+    if before.get("reason") == after["reason"]:
+        return None
+    harmless = after["status"] == "True" or after["reason"] in _HARMLESS
+    return after["reason"], after["message"], "Normal" if harmless else "Warning"
 
 
 def _ready(

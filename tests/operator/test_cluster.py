@@ -233,6 +233,23 @@ def test_a_changed_child_is_put_right(cluster: Cluster) -> None:
     wait(lambda: cluster.children("drift", "deployments")[0]["spec"]["replicas"] == 2, limit_s=5)
 
 
+def test_decisions_are_events_that_describe_shows(cluster: Cluster) -> None:
+    cluster.apply("told")
+    wait(lambda: cluster.ready("told").get("status") == "True")
+    cluster.apply("told", unified={"replicas": 1})
+    wait(lambda: cluster.status("told").get("readyReplicas") == 1)
+    revision = cluster.status("told")["revision"]
+
+    def described() -> str:
+        return cluster.plane.kubectl("describe", "infsvc", "told").stdout.partition("\nEvents:")[2]
+
+    wait(lambda: "goes from 2 to 1 engine" in described())
+    lines = described()
+    assert f"unified revision {revision} starts with 2 engines, image engine:1" in lines
+    assert "Normal  AllReplicasReady" in " ".join(lines.split("\n")).replace("   ", "  ")
+    assert lines.count("RevisionStarted") == lines.count("ScaledDown") == 1
+
+
 def test_deletion_leaves_nothing(cluster: Cluster) -> None:
     cluster.apply("gone")
     wait(lambda: cluster.ready("gone").get("status") == "True")
@@ -249,9 +266,9 @@ def test_why_a_pod_does_not_start_is_told(cluster: Cluster) -> None:
 
 
 def test_a_refused_child_is_told_in_the_api_servers_words(cluster: Cluster) -> None:
-    cluster.apply("refused", unified={"template": {"spec": {"tolerations": [{"operator": "Sometimes"}]}}})
+    cluster.apply("refused", unified={"template": {"spec": {"tolerations": [{"key": "a b", "operator": "Exists"}]}}})
     ready = wait(lambda: (r := cluster.ready("refused")).get("reason") == "Refused" and r)
-    assert "tolerations[0].operator" in ready["message"]
+    assert "tolerations[0].key" in ready["message"]
     cluster.apply("refused")
     assert cluster.plane.kubectl("delete", "infsvc", "refused").returncode == 0
 

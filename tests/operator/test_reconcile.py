@@ -10,7 +10,7 @@ from mini_infer_contract.resources import InferenceService
 from mini_infer_operator.observe import Observed, ObservedWorkload
 from mini_infer_operator.plan.plan import Plan
 from mini_infer_operator.reconcile import UNSETTLED_S, reconcile
-from mini_infer_operator.status import PermanentFailure
+from mini_infer_operator.status import EventType, PermanentFailure
 from tests.support.services import changed
 
 
@@ -22,6 +22,13 @@ class MemoryBackend:
         self.workloads: list[ObservedWorkload] = []
         self.failure: PermanentFailure | None = None
         self.reports = 0
+        self.events: list[tuple[str, str, str]] = []
+
+    def record_event(
+        self, about: Mapping[str, Any], reason: str, message: str, event_type: EventType = "Normal"
+    ) -> None:
+        assert about["metadata"]["name"] == "demo"
+        self.events.append((event_type, reason, message))
 
     async def read(self) -> Mapping[str, Any] | None:
         return self.stored
@@ -81,6 +88,24 @@ async def test_it_settles_and_then_says_nothing_new(edits: list[tuple[int, str]]
     reports = backend.reports
     assert await reconcile(backend) == float("inf")
     assert backend.reports == reports
+
+
+async def test_decisions_and_turns_of_the_status_are_events_and_rest_is_silent() -> None:
+    backend = MemoryBackend(changed({}))
+    await settle(backend)
+    (revision,) = {w.revision for w in backend.workloads}
+    assert backend.events == [
+        ("Normal", "RevisionStarted", f"unified revision {revision} starts with 2 engines, image local"),
+        ("Normal", "Starting", "0 of 2 engines are ready"),
+        ("Normal", "AllReplicasReady", "2 of 2 engines are ready"),
+    ]
+    backend.events.clear()
+    await reconcile(backend)
+    assert backend.events == []
+    backend.failure = PermanentFailure("Refused", "Deployment demo: exceeded quota")
+    await reconcile(backend)
+    await reconcile(backend)
+    assert backend.events == [("Warning", "Refused", "Deployment demo: exceeded quota")]
 
 
 async def test_an_invalid_spec_is_told_and_what_runs_is_left_alone() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import kopf
 
 from mini_infer_contract.resources import GROUP, LABEL_SERVICE, PLURAL, VERSION
+from mini_infer_operator.controller.events import EventRecorder
 from mini_infer_operator.controller.health import WatchHealth, serve_health
 from mini_infer_operator.controller.queue import WorkQueue
 from mini_infer_operator.controller.settings import OperatorSettings, parse_settings
@@ -110,10 +111,10 @@ async def run_operator(settings: OperatorSettings) -> None:
     """Run until SIGINT or SIGTERM. Owns every task that it starts."""
     stop = asyncio.Event()
     api = await KubernetesApi.connect()
-    health = WatchHealth()
+    health, events = WatchHealth(), EventRecorder(api)
 
     async def work(key: ServiceKey) -> float | None:
-        return await reconcile(ClusterBackend(api, settings, *key))
+        return await reconcile(ClusterBackend(api, settings, *key, events))
 
     queue = WorkQueue(work, resync_s=settings.resync_s)
 
@@ -134,14 +135,15 @@ async def run_operator(settings: OperatorSettings) -> None:
 
     runner = await serve_health(health, settings.health_port)
     lister = asyncio.create_task(list_services(), name="list services")
+    poster = asyncio.create_task(events.run(), name="post events")
     try:
         while not stop.is_set():
             await watch(settings, queue, health, stop)
     finally:
-        lister.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await lister
         await queue.close()
+        lister.cancel()
+        poster.cancel()
+        await asyncio.gather(lister, poster, return_exceptions=True)
         await runner.cleanup()
         await api.close()
 

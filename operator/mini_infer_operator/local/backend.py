@@ -20,7 +20,7 @@ from mini_infer_operator.local.supervise import OrphanReaper, SupervisedProcess,
 from mini_infer_operator.observe import Observed, ObservedWorkload
 from mini_infer_operator.parse import InvalidServiceError, parse_service, read_file
 from mini_infer_operator.plan.plan import Plan, Workload
-from mini_infer_operator.status import PermanentFailure
+from mini_infer_operator.status import EventType, PermanentFailure
 
 UNROUTE_S = 1.0
 """Between taking an engine out of the endpoints file and SIGTERM: the gateway has read the file by then."""
@@ -123,6 +123,11 @@ class LocalBackend:
         self.status = status
         if before != after:
             self._say(f"{stored['metadata']['name']}: {after}")
+
+    def record_event(
+        self, about: Mapping[str, Any], reason: str, message: str, event_type: EventType = "Normal"
+    ) -> None:
+        """Nothing: the lines on the terminal tell each start, end and change of the status already."""
 
     async def close(self, limit_s: float) -> None:
         """End every engine and wait for it."""

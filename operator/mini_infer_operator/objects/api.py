@@ -40,6 +40,16 @@ class KubernetesApi:
         answer = await self._request("GET", path_of(kind, namespace), query=query) or {}
         return list(answer["items"])
 
+    async def create(self, manifest: Object) -> Object:
+        """Make a new object; a conflict (409) if there is one of this name."""
+        path = path_of(manifest["kind"], manifest["metadata"]["namespace"])
+        return await self._request("POST", path, body=manifest) or {}
+
+    async def merge(self, kind: str, namespace: str, name: str, change: Object) -> Object | None:
+        """Merge `change` over the object (RFC 7396); None if there is none."""
+        path, content_type = path_of(kind, namespace, name), "application/merge-patch+json"
+        return await self._request("PATCH", path, body=change, content_type=content_type, missing_ok=True)
+
     async def apply(self, manifest: Object) -> Object:
         """Server-side apply: create the object, or make the fields in `manifest` so."""
         metadata = manifest["metadata"]

@@ -5,6 +5,7 @@ from typing import Any
 
 from mini_infer_contract.launch import HTTP_PORT
 from mini_infer_contract.resources import GROUP, KIND, LABEL_SERVICE, VERSION, InferenceService, Reason
+from mini_infer_operator.controller.events import EventRecorder
 from mini_infer_operator.controller.settings import OperatorSettings
 from mini_infer_operator.objects.api import KubernetesApi, RefusedError
 from mini_infer_operator.objects.kinds import CHILD_KINDS
@@ -13,7 +14,7 @@ from mini_infer_operator.objects.observed_objects import contains, frozen_templa
 from mini_infer_operator.objects.render import render
 from mini_infer_operator.observe import Observed
 from mini_infer_operator.plan.plan import Plan
-from mini_infer_operator.status import PermanentFailure
+from mini_infer_operator.status import EventType, PermanentFailure
 
 Object = dict[str, Any]
 
@@ -21,8 +22,16 @@ Object = dict[str, Any]
 class ClusterBackend:
     """One InferenceService of a cluster, for one run of `reconcile`: what is read stands for the whole run."""
 
-    def __init__(self, api: KubernetesApi, settings: OperatorSettings, namespace: str, name: str) -> None:
+    def __init__(
+        self,
+        api: KubernetesApi,
+        settings: OperatorSettings,
+        namespace: str,
+        name: str,
+        events: EventRecorder | None = None,
+    ) -> None:
         self._api = api
+        self._events = events or EventRecorder(api)
         self._settings = settings
         self._namespace = namespace
         self._name = name
@@ -73,6 +82,12 @@ class ClusterBackend:
         await self._api.apply_status(
             {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "metadata": identity, "status": status}
         )
+
+    def record_event(
+        self, about: Mapping[str, Any], reason: str, message: str, event_type: EventType = "Normal"
+    ) -> None:
+        """By the operator's recorder."""
+        self._events.record_event(about, reason, message, event_type)
 
     def _owned(self, kind: str, service: InferenceService) -> list[Object]:
         return [child for child in self._children[kind].values() if is_owned(child, service.metadata.uid)]

@@ -39,6 +39,7 @@ KINDS: tuple[Kind, ...] = (
     Kind("ControllerRevision", "apps", "v1", "controllerrevisions", _OWNED, child=True),
     Kind("Deployment", "apps", "v1", "deployments", _OWNED, child=True),
     Kind("Pod", "", "v1", "pods", ("list",)),
+    Kind("Event", "", "v1", "events", ("create", "patch")),
 )
 """In the order in which children are written; they are deleted in the reverse order."""
 CHILD_KINDS: tuple[Kind, ...] = tuple(kind for kind in KINDS if kind.child)
