@@ -36,7 +36,7 @@ e2e: install ## chart, operator, gateway and engine on a cluster that runs conta
 	@$(BIN)/python -m pytest -s -m e2e tests/e2e $(PYTEST_ARGS)
 
 test-gpu: install ## the tests that need an NVIDIA GPU
-	@OMP_NUM_THREADS=2 $(BIN)/python -m pytest -n 6 --dist worksteal -m gpu tests/gpu $(PYTEST_ARGS)
+	@OMP_NUM_THREADS=2 $(BIN)/python -m pytest -n 6 --dist worksteal -m gpu tests/gpu tests/engine/runtime $(PYTEST_ARGS)
 
 crds: install ## writes crds/ from the models, and the chart's copy
 	@$(BIN)/python -m mini_infer_operator.crd >crds/inferenceservices.yaml

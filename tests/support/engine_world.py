@@ -80,6 +80,11 @@ class World:
             self.aborted[request_id] = 0
             self.engine.abort(request_id)
 
+    def break_next(self, what: str) -> None:
+        """The next launch or collect of the runner fails."""
+        self.engine._failed_passes = 0  # a device that never works again is another test's
+        setattr(self.runner, f"{what}_error", RuntimeError(f"this {what} was told to fail"))
+
     def step(self) -> None:
         for output in self.engine.step():
             self._take(output)
@@ -96,6 +101,11 @@ class World:
         made = self.made[output.request_id]
         made += output.token_ids
         if output.finish_reason is None:
+            return
+        if output.finish_reason == "error":
+            assert "told to fail" in output.error
+            assert made == expected_tokens(request, self.max_model_len)[: len(made)]
+            del self.live[output.request_id]
             return
         expected = expected_tokens(request, self.max_model_len)
         assert made == expected, f"{request} made {made}, alone it makes {expected}"

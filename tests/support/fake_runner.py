@@ -5,7 +5,7 @@ a wrong page table, copy, start or slot, or a page given away too early, shows a
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mini_infer_engine.core.batch import Batch, Row
 from mini_infer_engine.core.request import Request, SamplingParams
@@ -52,12 +52,15 @@ def expected_tokens(request: Request, max_model_len: int, eos_token_ids: Sequenc
 class Handle:
     tokens: list[int | None]
     sources: list[int]
+    written: list[tuple[int, int]] = field(default_factory=list)
+    """(page, offset) of what the pass computed."""
 
 
 class FakeRunner:
     """Runs each batch at launch, as a device with one queue would, and shows the tokens only when they are collected.
 
-    With `references` (the pool's) it also checks that a page it writes belongs to one sequence alone.
+    With `references` (the pool's) it also checks that a page it writes belongs to one sequence alone. It fails when
+    told to: in the middle of a launch, or at a collect, after which nothing that uncollected passes wrote may be read.
     """
 
     def __init__(self, num_pages: int, page_size: int, max_num_seqs: int = 256) -> None:
@@ -65,6 +68,10 @@ class FakeRunner:
         self.page_size = page_size
         self.references: list[int] | None = None
         self.batches: list[Batch] = []
+        self.launch_error: Exception | None = None
+        """Raised once, by the next launch."""
+        self.collect_error: Exception | None = None
+        """Raised once, by the next collect."""
         self._cells: list[list[int | None]] = [[None] * page_size for _ in range(num_pages)]
         self._last_token: list[int | None] = [None] * max_num_seqs
         self._in_flight: list[Handle] = []
@@ -74,21 +81,36 @@ class FakeRunner:
         assert len({row.slot for row in batch.rows}) == len(batch.rows), "two rows of one slot"
         handle = Handle([], [copy.source for copy in batch.copies])
         self._in_flight.append(handle)
-        self.batches.append(batch)
         self._check_pages(batch)
         for copy in batch.copies:
             self._cells[copy.target] = self._cells[copy.source][: copy.tokens] + [None] * (self.page_size - copy.tokens)
         for index, row in enumerate(batch.rows):
-            self._write(row, is_decode=index < batch.num_decodes)
+            if self.launch_error is not None and index == len(batch.rows) // 2:
+                self._in_flight.pop()
+                error, self.launch_error = self.launch_error, None
+                raise error
+            handle.written += self._write(row, is_decode=index < batch.num_decodes)
+        self.batches.append(batch)
         handle.tokens = [self._sample(row) for row in batch.rows]
         return handle
 
     def collect(self, handle: Handle) -> list[int | None]:
         assert self._in_flight[0] is handle, "collected out of order"
+        if self.collect_error is not None:
+            error, self.collect_error = self.collect_error, None
+            for page, offset in [cell for unknown in self._in_flight for cell in unknown.written]:
+                self._cells[page][offset] = None
+            self._in_flight.pop(0)
+            raise error
         self._in_flight.pop(0)
         return handle.tokens
 
-    def _write(self, row: Row, is_decode: bool) -> None:
+    def refuses(self, request: Request) -> str | None:
+        too_many = request.sampling.min_tokens and len(request.sampling.stop_token_ids) > VOCABULARY - 1
+        return "min_tokens with so many stop_token_ids: no token is left" if too_many else None
+
+    def _write(self, row: Row, is_decode: bool) -> list[tuple[int, int]]:
+        """Which cells it wrote."""
         if is_decode:
             assert row.count == 1
             assert row.token_ids is None
@@ -102,9 +124,13 @@ class FakeRunner:
             self._last_token[row.slot] = None
         assert len(token_ids) == row.count >= 1
         before = self._read(row, row.start - 1) if row.start else 0
+        written = []
         for position, token in enumerate(token_ids, start=row.start):
             before = cell(before, token)
-            self._cells[row.page_table[position // self.page_size]][position % self.page_size] = before
+            page, offset = row.page_table[position // self.page_size], position % self.page_size
+            self._cells[page][offset] = before
+            written.append((page, offset))
+        return written
 
     def _read(self, row: Row, position: int) -> int:
         value = self._cells[row.page_table[position // self.page_size]][position % self.page_size]

@@ -52,7 +52,7 @@ class Generation:
             self._unfinished -= 1
             self._metrics.count_finished(reply.finish_reason, now - self._arrived_at)
             if reply.finish_reason == "error":
-                self.fail(ApiError(500, reply.error, code="engine_error"))
+                self.fail(_error_of(reply))
         if self._streams and (piece.text or reply.finish_reason is not None or self._tells_all):
             self._news.append((index, piece))
             self._wake()
@@ -98,3 +98,10 @@ class Generation:
         while not self.is_over:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
+
+
+def _error_of(reply: OutputText) -> ApiError:
+    """The engine's word to the client: a refusal names the parameter, anything else is the engine's own fault."""
+    if reply.is_refused:
+        return ApiError(400, reply.error, param=reply.error.split(" ", 1)[0], code="unsupported_value")
+    return ApiError(500, reply.error, code="engine_error")

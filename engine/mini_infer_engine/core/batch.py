@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from mini_infer_engine.core.request import SamplingParams
+from mini_infer_engine.core.request import Request, SamplingParams
 
 
 class Row(msgspec.Struct, gc=False):
@@ -84,8 +84,17 @@ class Runner(Protocol):
     num_pages: int
     """Pages that the scheduler may hand out, ids 0 .. num_pages - 1; spare pages of the runner's own come on top."""
 
+    def refuses(self, request: Request) -> str | None:
+        """Why no batch may ever hold this request, for its client; None: it can be served.
+
+        Begins with the parameter's name and says what would work. Asked once for each request, before it waits.
+        """
+
     def launch(self, batch: Batch) -> Any:
-        """Start the pass and return a handle without waiting for the device."""
+        """Start the pass and return a handle without waiting for the device.
+
+        An exception fails the batch's requests and nothing else: state of other slots is as it was before.
+        """
 
     def collect(self, handle: Any) -> list[int | None]:
         """Wait for a launched pass: the token sampled for each row, None where `sampling` is None."""

@@ -4,8 +4,11 @@ With `step_depth` 1 the host plans and launches a pass before it knows the token
 Both make the same tokens.
 """
 
+import logging
 import time
 from collections import deque
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +25,15 @@ from mini_infer_engine.core.stats import EngineStats
 
 DEFAULT_TOKEN_BUDGET = 2048
 """For `max_num_batched_tokens` None; whoever makes a runner for a GPU sets what suits it."""
+
+MAX_FAILED_PASSES = 10
+"""Passes that fail one after the other before the device counts as broken, and the engine as lost."""
+
+logger = logging.getLogger(__name__)
+
+
+class RunnerFailedError(RuntimeError):
+    """No pass succeeds any more: only a new process, perhaps another device, can help."""
 
 
 class Engine:
@@ -62,10 +74,15 @@ class Engine:
         self._in_flight: deque[tuple[Any, Step]] = deque()
         self._arrivals = 0
         self._accepted: list[str] = []
+        self._failed_passes = 0
+        """Since the last one that was committed."""
         self._stats = EngineStats()
 
     def add(self, request: Request) -> None:
-        """Put a request in line. ValueError: its id is in use, or it is longer than the model allows."""
+        """Put a request in line.
+
+        ValueError: its id is in use, it is longer than the model allows, or the runner cannot do what it asks for.
+        """
         num_prompt = len(request.prompt_token_ids)
         if request.request_id in self._sequences:
             raise ValueError(f"request id {request.request_id!r} is in use: choose another")
@@ -78,6 +95,8 @@ class Engine:
         max_tokens = self._max_model_len if sampling.max_tokens is None else sampling.max_tokens
         if max_tokens < 1:
             raise ValueError(f"request {request.request_id!r} has max_tokens {max_tokens}: ask for at least 1")
+        if refusal := self._runner.refuses(request):
+            raise ValueError(refusal)
         stops = frozenset(sampling.stop_token_ids)
         if not sampling.ignore_eos:
             stops |= self._eos_token_ids
@@ -109,20 +128,31 @@ class Engine:
     def step(self) -> list[Output]:
         """Launch the next pass, then commit the one before it (depth 1) or the same one (depth 0)."""
         planned = self.scheduler.plan()
-        if planned.batch.rows:
-            self._launch(planned)
+        failed = self._launch(planned) if planned.batch.rows else []
         if len(self._in_flight) > self._depth or (self._in_flight and not planned.batch.rows):
-            return self._commit(*self._in_flight.popleft())
-        assert self._in_flight or not self._sequences, "requests are left and none can run: pages or slots leaked"
-        return []
+            return failed + self._commit(*self._in_flight.popleft())
+        idle = not self._in_flight and not failed
+        assert not (idle and self._sequences), "requests are left and none can run: pages or slots leaked"
+        return failed
 
-    def _launch(self, step: Step) -> None:
-        self._in_flight.append((self._runner.launch(step.batch), step))
+    def _launch(self, step: Step) -> list[Output]:
+        """Launch a pass. Where that fails, its rows end with an error, which is returned; all else goes on."""
+        try:
+            handle = self._runner.launch(step.batch)
+        except Exception as error:
+            self._unwind(step)
+            return self._fail(step.sequences, error)
+        self._in_flight.append((handle, step))
         self.scheduler.launched(step)
         self._stats.count_launch(step, time.monotonic())
+        return []
 
     def _commit(self, handle: Any, step: Step) -> list[Output]:
-        tokens = self._runner.collect(handle)
+        try:
+            tokens = self._runner.collect(handle)
+        except Exception as error:
+            return self._fail_all_running(step, error)
+        self._failed_passes = 0
         self.scheduler.unpin(step)
         outputs = []
         for sequence, token in zip(step.sequences, tokens, strict=True):
@@ -132,6 +162,46 @@ class Engine:
             if sequence.leaving and not sequence.in_flight:
                 self.scheduler.release(sequence)
         self._stats.generation_tokens += len(outputs)
+        return outputs
+
+    def _fail_all_running(self, step: Step, error: Exception) -> list[Output]:
+        """What a pass computed is unknown when its result cannot be had, and so is all that later passes made of it.
+
+        Nothing that is cached may be hit any more. What still waits, or was preempted, has lost nothing.
+        """
+        self._unwind(step)
+        while self._in_flight:
+            handle, later = self._in_flight.popleft()
+            with suppress(Exception):
+                self._runner.collect(handle)
+            self._unwind(later)
+        outputs = self._fail(list(self.scheduler.running), error)
+        if self.scheduler.cache is not None:
+            self.scheduler.cache.forget_all()
+        return outputs
+
+    def _unwind(self, step: Step) -> None:
+        """The pass will not be committed: let go of what it holds."""
+        self.scheduler.unpin(step)
+        for sequence in step.sequences:
+            sequence.in_flight -= 1
+            if sequence.leaving and not sequence.in_flight:
+                self.scheduler.release(sequence)
+
+    def _fail(self, sequences: Iterable[Sequence], error: Exception) -> list[Output]:
+        """End these with an error, those that have ended already in silence."""
+        self._failed_passes += 1
+        self._stats.failed_passes += 1
+        logger.error("a forward pass fails, and the requests in it with it", exc_info=error)
+        reason = f"the forward pass failed ({type(error).__name__}: {error})"
+        outputs = []
+        for sequence in sequences:
+            request_id = sequence.request.request_id
+            if sequence.leaving is not Leaving.FINISHED and self._sequences.pop(request_id, None) is not None:
+                self.scheduler.leave(sequence, Leaving.FINISHED)
+                outputs.append(Output(request_id=request_id, token_ids=[], finish_reason="error", error=reason))
+        if self._failed_passes >= MAX_FAILED_PASSES:
+            raise RunnerFailedError(f"{MAX_FAILED_PASSES} passes in a row have failed, the last: {reason}") from error
         return outputs
 
     def _accept(self, sequence: Sequence, token: int) -> Output:

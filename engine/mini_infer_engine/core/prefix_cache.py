@@ -136,6 +136,11 @@ class PrefixCache:
         if gone and self._record_events:
             self._changes.append(gone)
 
+    def forget_all(self) -> None:
+        """No page's contents can be relied on any more. Nothing may be running: who runs still counts on its blocks."""
+        for page in range(self.pool.num_pages):
+            self.forget(page)
+
     def take_events(self) -> list[KVEvent]:
         """What changed since the last call, in order."""
         changes, self._changes = self._changes, []

@@ -72,3 +72,5 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
     """Prompt tokens that were found in the prefix cache at first admission."""
     error: str = ""
     """With finish_reason "error": what went wrong, for people."""
+    is_refusal: bool = False
+    """With finish_reason "error": the request asks for what this engine cannot do, and was never taken."""

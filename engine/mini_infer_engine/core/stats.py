@@ -16,6 +16,8 @@ class EngineStats:
     preemptions: int = 0
     steps: int = 0
     """Passes launched."""
+    failed_passes: int = 0
+    """Passes that could not be launched, or whose result could not be had."""
     prefill_tokens: int = 0
     """Tokens computed in prefill chunks, recomputed ones too."""
     decode_tokens: int = 0

@@ -94,10 +94,7 @@ class CoreLoop:
                 try:
                     self._engine.add(request)
                 except ValueError as error:
-                    refusal = Output(
-                        request_id=request.request_id, token_ids=[], finish_reason="error", error=str(error)
-                    )
-                    self._refused.append(refusal)
+                    self._refused.append(_refusal(request.request_id, str(error)))
             case messages.Abort(request_ids):
                 for request_id in request_ids:
                     self._owners.pop(request_id, None)
@@ -126,6 +123,10 @@ class CoreLoop:
                 by_front.setdefault(front, []).append(output)
         for front, own in by_front.items():
             send(self._router, front, messages.StepOutputs(own, stats))
+
+
+def _refusal(request_id: str, reason: str) -> Output:
+    return Output(request_id=request_id, token_ids=[], finish_reason="error", error=reason, is_refusal=True)
 
 
 def send(router: zmq.Socket[bytes], front: bytes, message: messages.CoreMessage) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mini_infer_engine.core.batch import Batch, PageCopy, Row
+from mini_infer_engine.core.request import Request
 from mini_infer_engine.dry.vocabulary import END_ID, TURN_END_ID, TURN_START_ID
 
 PAGE_SIZE_TOKENS = 16
@@ -18,6 +19,7 @@ PRETENDED_BYTES_PER_TOKEN = 16_384
 _USER_TURN = [TURN_START_ID, *b"user\n"]
 _GREETING = list(b"You said: ")
 _SPACE = 0x20
+_NUM_BYTES = 256
 
 
 @dataclass(slots=True)
@@ -39,6 +41,15 @@ class ScriptedRunner:
         """Slot to the reply that its sequence is being given."""
         self._last_sampled: dict[int, int] = {}
         self._busy_until = 0.0
+
+    def refuses(self, request: Request) -> str | None:
+        """See `Runner.refuses`."""
+        asks = request.sampling
+        if asks.min_tokens and len(set(asks.stop_token_ids)) >= _NUM_BYTES:
+            return (
+                f"min_tokens = {asks.min_tokens} with {len(asks.stop_token_ids)} stop_token_ids: none is left to say."
+            )
+        return None
 
     def launch(self, batch: Batch) -> _Launched:
         """Compute the pass at once; its result is ready when the pretended device has done its earlier passes."""
@@ -85,7 +96,8 @@ class ScriptedRunner:
         reply = self._replies[row.slot]
         token_id = reply[row.output_index % len(reply)]
         if token_id in row.suppressed_token_ids:
-            token_id = _SPACE
+            others = (_SPACE, *range(_NUM_BYTES))
+            token_id = next(other for other in others if other not in row.suppressed_token_ids)
         self._last_sampled[row.slot] = token_id
         return token_id
 

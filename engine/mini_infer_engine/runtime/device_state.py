@@ -4,13 +4,14 @@ It decides nothing about batches; it keeps page tables and sampling parameters t
 """
 
 import struct
+from collections.abc import Iterable
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.core.batch import Row
+from mini_infer_engine.core.request import SamplingParams
 from mini_infer_engine.kernels.sampling.sampling_state import HOST_RING_DEPTH, SUPPRESSED_WIDTH, SamplingState
 from mini_infer_engine.kernels.sampling.state_update import STATE_FIELDS, update_pages, update_slots
 from mini_infer_engine.runtime.inputs import to_device
@@ -98,14 +99,21 @@ class DeviceBatchState:
 
     def _suppress(self, row: Row) -> None:
         token_ids = list(row.suppressed_token_ids)
-        if len(token_ids) > SUPPRESSED_WIDTH:
-            raise ModelError(
-                f"{len(token_ids)} stop token ids with min_tokens: at most {SUPPRESSED_WIDTH} can be held back; "
-                "ask for fewer stop_token_ids or for min_tokens = 0."
-            )
+        assert len(token_ids) <= SUPPRESSED_WIDTH, "refuses_suppressed was not asked"
         padded = np.full(SUPPRESSED_WIDTH, -1, dtype=np.int32)
         padded[: len(token_ids)] = token_ids
         self.state.suppressed[row.slot].copy_(to_device(padded, self.device))
+
+
+def refuses_suppressed(asks: SamplingParams, eos_token_ids: Iterable[int]) -> str | None:
+    """Why these parameters hold back more tokens than a slot has room for on the device; None: they do not."""
+    held_back = {*asks.stop_token_ids, *(() if asks.ignore_eos else eos_token_ids)}
+    if not asks.min_tokens or len(held_back) <= SUPPRESSED_WIDTH:
+        return None
+    return (
+        f"min_tokens = {asks.min_tokens} with {len(held_back)} stop tokens (stop_token_ids and the model's own): "
+        f"at most {SUPPRESSED_WIDTH} can be held back on this engine; send fewer stop_token_ids, or no min_tokens."
+    )
 
 
 def _is_filtered(row: Row) -> bool:

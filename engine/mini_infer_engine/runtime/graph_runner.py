@@ -24,7 +24,7 @@ from triton import AsyncCompileMode
 from mini_infer_engine.config.model_config import ModelConfig
 from mini_infer_engine.config.settings import EngineSettings
 from mini_infer_engine.core.batch import Batch, Row, continued_slots
-from mini_infer_engine.core.request import SamplingParams
+from mini_infer_engine.core.request import Request, SamplingParams
 from mini_infer_engine.kernels.attention.decode_attention import decode_attention
 from mini_infer_engine.kernels.attention.decode_plan import plan_decode
 from mini_infer_engine.kernels.attention.prefill_attention import prefill_attention
@@ -42,7 +42,7 @@ from mini_infer_engine.runtime.cuda_graphs import (
     decodes_beside,
     prefill_buckets,
 )
-from mini_infer_engine.runtime.device_state import DeviceBatchState, page_table_width
+from mini_infer_engine.runtime.device_state import DeviceBatchState, page_table_width, refuses_suppressed
 from mini_infer_engine.runtime.inputs import PassInputs, build_inputs
 from mini_infer_engine.runtime.runner import PassHandle, TorchRunner, weight_bytes
 
@@ -168,6 +168,10 @@ class GraphRunner(TorchRunner):
                 pages = self.fused.attention_layers[0].pages
                 prefill_attention(q, pages, rows, scale=1.0, sliding_window=window, out=out, on_hopper=False)
         prefill_attention(token, self.fused.attention_layers[0].pages, rows, scale=1.0, on_hopper=True)
+
+    def refuses(self, request: Request) -> str | None:
+        """See `Runner.refuses`."""
+        return refuses_suppressed(request.sampling, self.config.eos_token_ids)
 
     def launch(self, batch: Batch) -> PassHandle:
         """See `Runner.launch`."""

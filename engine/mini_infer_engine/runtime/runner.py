@@ -16,7 +16,7 @@ from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.config.model_config import ModelConfig
 from mini_infer_engine.config.settings import EngineSettings
 from mini_infer_engine.core.batch import Batch, Row
-from mini_infer_engine.core.request import SamplingParams
+from mini_infer_engine.core.request import Request, SamplingParams
 from mini_infer_engine.layers.decoder import DecoderModel
 from mini_infer_engine.models.registry import MODELS
 from mini_infer_engine.models.weights.loader import fill_randomly, load_weights
@@ -93,6 +93,10 @@ class TorchRunner:
         )
         self.model.finish_loading(self.max_model_len)
         self._use_pool(self.num_pages)
+
+    def refuses(self, request: Request) -> str | None:
+        """See `Runner.refuses`."""
+        return None
 
     def launch(self, batch: Batch) -> PassHandle:
         """See `Runner.launch`."""

@@ -30,6 +30,8 @@ class OutputText:
         self.stop_reason: int | str | None = None
         """The stop token id or the stop string that ended it; None for EOS and length."""
         self.error = ""
+        self.is_refused = False
+        """It ended with an error because of what the request asks for."""
         self.num_cached_tokens = 0
         self.wants_abort = False
         self._pieces: list[str] = []
@@ -52,6 +54,7 @@ class OutputText:
         piece = self._push_tokens(output)
         if self.finish_reason is None and output.finish_reason is not None:
             self.finish_reason, self.stop_reason, self.error = output.finish_reason, output.stop_reason, output.error
+            self.is_refused = output.is_refusal
         if piece.text:
             self._pieces.append(piece.text)
         self.token_ids += piece.token_ids

@@ -260,6 +260,7 @@ REFUSED: list[tuple[str, object, int, str | None]] = [
     (COMPLETIONS, {"model": "dry", "prompt": [1, 99_999]}, 400, "prompt"),
     (COMPLETIONS, {"model": "dry", "prompt": "x", "stop_token_ids": [999]}, 400, "stop_token_ids"),
     (COMPLETIONS, {"model": "dry", "prompt": ["x"] * 100, "n": 2}, 400, "n"),
+    (COMPLETIONS, {"prompt": "x", "min_tokens": 1, "stop_token_ids": list(range(256))}, 400, "min_tokens"),
     (COMPLETIONS, [], 400, None),
 ]
 

@@ -1,8 +1,11 @@
 """The engine end to end on the fake runner: tokens, ends, aborts, what it tells others."""
 
+from typing import NoReturn
+
 import pytest
 
-from mini_infer_engine.core.engine import Engine
+from mini_infer_contract.events import BlockRemoved
+from mini_infer_engine.core.engine import MAX_FAILED_PASSES, Engine, RunnerFailedError
 from mini_infer_engine.core.page_allocator import PoolTooSmallError
 from mini_infer_engine.core.request import Output, Request, SamplingParams
 from tests.support.engine_world import make_engine
@@ -166,3 +169,65 @@ def test_without_events_nothing_piles_up() -> None:
     engine, _ = make_engine(8, 16, MAX_MODEL_LEN, enable_prefix_caching=False)
     run_alone(engine, make_request("r", [1] * 40, max_tokens=30))
     assert (engine.take_events(), engine.snapshot()) == ([], [])
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("what", ["launch_error", "collect_error"])
+def test_a_failing_pass_ends_its_requests_with_an_error_and_the_engine_goes_on(depth: int, what: str) -> None:
+    engine, runner = make_engine(32, 16, MAX_MODEL_LEN, step_depth=depth, max_num_seqs=2)
+    asked = [
+        make_request(name, [index] * 40, max_tokens=20, ignore_eos=True)
+        for index, name in enumerate(("a", "b", "waits"))
+    ]
+    for request in asked:
+        engine.add(request)
+    for _ in range(3):
+        engine.step()
+    setattr(runner, what, RuntimeError("out of luck"))
+    outputs = drain(engine)
+    for name in ("a", "b"):
+        last = outputs[name][-1]
+        assert (last.finish_reason, last.token_ids) == ("error", [])
+        assert "RuntimeError: out of luck" in last.error
+    waited = [token for output in outputs["waits"] for token in output.token_ids]
+    assert waited == expected_tokens(asked[2], MAX_MODEL_LEN)
+    pool = engine.scheduler.pool
+    assert pool.num_free == pool.num_pages
+    assert run_alone(engine, make_request("a", [0] * 40, max_tokens=20, ignore_eos=True))[0] == expected_tokens(
+        asked[0], MAX_MODEL_LEN
+    )
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_nothing_that_an_uncollected_pass_computed_is_hit_later(depth: int) -> None:
+    engine, runner = make_engine(32, 16, MAX_MODEL_LEN, step_depth=depth)
+    engine.add(make_request("a", [1] * 40, max_tokens=20))
+    runner.collect_error = RuntimeError("lost")
+    drain(engine)
+    again = make_request("again", [1] * 40, max_tokens=20)
+    tokens, last = run_alone(engine, again)
+    assert (tokens, last.num_cached_tokens) == (expected_tokens(again, MAX_MODEL_LEN), 0)
+    stored = {key for event in engine.take_events() if isinstance(event, BlockRemoved) for key in event.block_hashes}
+    assert stored, "gateways are told that the blocks are gone"
+
+
+def test_a_device_that_fails_again_and_again_ends_the_engine() -> None:
+    engine, runner = make_engine(32, 16, MAX_MODEL_LEN)
+
+    def fail(_: object) -> NoReturn:
+        raise RuntimeError("no device")
+
+    runner.launch = fail  # type: ignore[method-assign]
+    for number in range(MAX_FAILED_PASSES - 1):
+        engine.add(make_request(f"r{number}", [1] * 40))
+        assert drain(engine)[f"r{number}"][-1].finish_reason == "error"
+    engine.add(make_request("last", [1] * 40))
+    with pytest.raises(RunnerFailedError, match=f"{MAX_FAILED_PASSES} passes in a row.*no device"):
+        engine.step()
+
+
+def test_what_the_runner_refuses_is_refused_before_it_waits() -> None:
+    engine, _ = make_engine(8, 16, MAX_MODEL_LEN)
+    with pytest.raises(ValueError, match="no token is left"):
+        engine.add(make_request("r", [1], min_tokens=1, stop_token_ids=list(range(VOCABULARY))))
+    assert not engine.has_work

@@ -43,6 +43,10 @@ class EngineMachine(RuleBasedStateMachine):
     def abort(self) -> None:
         self.world.abort()
 
+    @rule(what=st.sampled_from(("launch", "collect")))
+    def break_next(self, what: str) -> None:
+        self.world.break_next(what)
+
     @rule(count=st.integers(1, 8))
     def step(self, count: int) -> None:
         for _ in range(count):
