@@ -72,13 +72,15 @@ def decode_calls(
     from mini_infer_engine.kernels.attention.decode_attention import decode_attention
     from mini_infer_engine.kernels.attention.decode_plan import plan_decode
     from mini_infer_engine.kernels.attention.rope_kv import Rotation
+    from mini_infer_engine.kernels.workspace import Workspace
 
     slots = torch.arange(rows, device=DEVICE, dtype=torch.int32)
     positions = torch.full((rows,), tokens - 1, device=DEVICE)
     still = torch.cat((torch.ones(tokens, HEAD_DIM // 2), torch.zeros(tokens, HEAD_DIM // 2)), dim=1)
     rotation = Rotation(still.to(DEVICE, DTYPE))
     plan = plan_decode(slots, positions, kv_heads, tokens, group=q_heads // kv_heads)  # once a pass, for all layers
-    calls["ours"] = lambda pages: decode_attention(qkv, rotation, pages, tables, plan, scale=SCALE)
+    workspace = Workspace(torch.device(DEVICE))
+    calls["ours"] = lambda pages: decode_attention(qkv, rotation, pages, tables, plan, scale=SCALE, workspace=workspace)
     for pages in layers:
         calls["ours"](pages)  # the others find the new keys and values
     if find_spec("flash_attn"):
@@ -99,10 +101,12 @@ def prefill_calls(new: int, cached: int, q_heads: int, tables: Tensor) -> dict[s
     if not ON_GPU:
         return calls
     from mini_infer_engine.kernels.attention.prefill_attention import prefill_attention
+    from mini_infer_engine.kernels.workspace import Workspace
 
     query_starts, ends = (torch.tensor(counts, device=DEVICE, dtype=torch.int32) for counts in ([0, new], [tokens]))
     rows = PrefillRows(tables, query_starts, ends, new, tokens)
-    calls["ours"] = lambda pages: prefill_attention(q, pages, rows, scale=SCALE)
+    workspace = Workspace(torch.device(DEVICE))
+    calls["ours"] = lambda pages: prefill_attention(q, pages, rows, scale=SCALE, workspace=workspace)
     if find_spec("flash_attn"):
         from mini_infer_engine.attention.flash import flash_prefill_attention
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from mini_infer_engine.kernels.attention.decode_attention import decode_attention
 from mini_infer_engine.kernels.attention.decode_plan import DecodeConfig, DecodePlan, plan_decode
 from mini_infer_engine.kernels.attention.rope_kv import Rotation, rope_kv
+from mini_infer_engine.kernels.workspace import Workspace
 
 HEADS = {"7b": (28, 4, False), "1.5b": (12, 2, False), "0.6b": (16, 8, True)}  # q heads, kv heads, norm
 HEAD_DIM, PAGE_SIZE = 128, 128
@@ -88,6 +89,7 @@ class Setting:
         for row, count in enumerate(needed):
             self.tables[row, :count] = order[begins[row] : begins[row] + count]
         self.tables = self.tables.cuda()
+        self.workspace = Workspace(torch.device("cuda"))
         self.slots = torch.arange(rows, dtype=torch.int32, device="cuda")
         self.positions = torch.tensor(lengths, device="cuda") - 1
         self.qkv = torch.randn(rows, (self.q_heads + 2 * self.kv_heads) * HEAD_DIM, device="cuda", dtype=torch.bfloat16)
@@ -110,7 +112,9 @@ class Setting:
 
     def fused(self, pages: Tensor, plan: DecodePlan) -> Tensor:
         """One layer's attention."""
-        return decode_attention(self.qkv, self.rotation, pages, self.tables, plan, scale=SCALE)
+        return decode_attention(
+            self.qkv, self.rotation, pages, self.tables, plan, scale=SCALE, workspace=self.workspace
+        )
 
     def exact(self, pages: Tensor) -> Tensor:
         """Attention in fp32 after the separate kernel's rotation, and write to `pages`: [rows, q_heads * head_dim]."""

@@ -23,6 +23,7 @@ from torch.nn import functional
 
 from mini_infer_engine.kernels.attention.prefill_attention import PrefillConfig, prefill_attention
 from mini_infer_engine.kernels.attention.prefill_rows import PrefillRows
+from mini_infer_engine.kernels.workspace import Workspace
 
 HEADS = {"7b": (28, 4), "1.5b": (12, 2), "0.6b": (16, 8)}  # q heads, kv heads
 HEAD_DIM, PAGE_SIZE = 128, 128
@@ -47,6 +48,7 @@ class Setting:
         count = layers or max(4, min(64, int(200e6 / layer_bytes)))
         shape = (pages, count, 2, PAGE_SIZE, self.kv_heads, HEAD_DIM)
         self.layers = list(torch.randn(shape, device="cuda", dtype=torch.bfloat16).unbind(1))
+        self.workspace = Workspace(torch.device("cuda"))
         self.q = torch.randn(new, self.q_heads, HEAD_DIM, device="cuda", dtype=torch.bfloat16)
         tables = torch.zeros(SEQUENCES, CONTEXT_PAGES, dtype=torch.int32)
         tables[0, :pages] = torch.arange(pages)
@@ -65,7 +67,9 @@ class Setting:
 
     def call(self, cut: PrefillConfig | None = None, *, on_hopper: bool | None = None) -> Call:
         """One layer's attention."""
-        return lambda pages: prefill_attention(self.q, pages, self.rows, scale=SCALE, on_hopper=on_hopper, cut=cut)
+        return lambda pages: prefill_attention(
+            self.q, pages, self.rows, scale=SCALE, workspace=self.workspace, on_hopper=on_hopper, cut=cut
+        )
 
     def exact(self, pages: Tensor) -> Tensor:
         """[new, q_heads * head_dim] fp32."""

@@ -22,6 +22,7 @@ from mini_infer_engine.kernels.gemm.gemm_dispatch import small_m_linear, small_m
 from mini_infer_engine.kernels.norm.rms_norm import rms_norm
 from mini_infer_engine.kernels.norm.silu_mul import silu_mul
 from mini_infer_engine.kernels.sizes import MULTIPROCESSORS
+from mini_infer_engine.kernels.workspace import Workspace
 
 Cut = PdlGemmConfig | SmallMConfig
 Product = Callable[[torch.Tensor, Cut], object]
@@ -100,6 +101,12 @@ def plain_cut(shape: Shape, token_block: int) -> SmallMConfig | None:
     return tuned.small_m_config(token_block, shape.columns, shape.width, torch.bfloat16, gated=shape.gated)
 
 
+@functools.cache
+def workspace() -> Workspace:
+    """Of all kernels that are timed, which run one after another."""
+    return Workspace(torch.device("cuda"))
+
+
 def random(*shape: int) -> torch.Tensor:
     """Standard normal values, bf16."""
     return torch.randn(shape, device="cuda", dtype=torch.bfloat16)
@@ -111,10 +118,12 @@ def ours(shape: Shape, rows: int) -> Product:
     if shape.writes_residual:
         residual, norm = random(rows, shape.columns), random(shape.columns)
         return lambda weight, config: small_m_linear_add_norm(
-            x, weight, config, bias=None, residual=residual, norm_weight=norm, eps=1e-6
+            x, weight, config, workspace=workspace(), bias=None, residual=residual, norm_weight=norm, eps=1e-6
         )
     deferred_norm = DeferredRMSNorm(x, torch.ones(PARTS, row_block_of(rows), device="cuda"), 1e-6)
-    return lambda weight, config: small_m_linear(deferred_norm, weight, config, gated=shape.gated)
+    return lambda weight, config: small_m_linear(
+        deferred_norm, weight, config, workspace=workspace(), gated=shape.gated
+    )
 
 
 def library(shape: Shape, rows: int) -> Callable[[torch.Tensor], object]:
@@ -136,7 +145,12 @@ def relative_error(shape: Shape, rows: int, config: Cut, weight: torch.Tensor) -
     """Norm of the difference to fp32 over the norm of the fp32 result."""
     x, residual = random(rows, shape.width), random(rows, shape.columns)
     actual = small_m_linear(
-        x, weight, config, residual=residual if shape.writes_residual else None, gated=shape.gated
+        x,
+        weight,
+        config,
+        workspace=workspace(),
+        residual=residual if shape.writes_residual else None,
+        gated=shape.gated,
     ).float()
     exact = x.float() @ weight.float().t()
     if shape.gated:

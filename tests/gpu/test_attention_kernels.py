@@ -11,7 +11,7 @@ from mini_infer_engine.kernels.attention.decode_plan import DecodeConfig, plan_d
 from mini_infer_engine.kernels.attention.prefill_attention import PrefillConfig, prefill_attention
 from mini_infer_engine.kernels.attention.prefill_rows import PrefillRows
 from mini_infer_engine.kernels.attention.rope_kv import Rotation
-from tests.gpu.device import BF16, DEVICE, FP32, KERNELS, ON_GPU, cases, error, normal
+from tests.gpu.device import BF16, DEVICE, FP32, KERNELS, ON_GPU, WORKSPACE, cases, error, normal
 from tests.gpu.exact import exact_rotated
 from tests.gpu.paged import exact_attention, make_paged, strided_queries
 
@@ -89,7 +89,10 @@ def test_decode_attention(
     for cut in CUTS:
         slot_tensor, group = torch.tensor(slots, dtype=torch.int32, device=DEVICE), q_heads // kv_heads
         plan = plan_decode(slot_tensor, positions, kv_heads, max(LENGTHS), window, cut, group=group)
-        run = [decode_attention(qkv, rotation, paged.pool, paged.tables, plan, scale=head_dim**-0.5) for _ in range(2)]
+        run = [
+            decode_attention(qkv, rotation, paged.pool, paged.tables, plan, scale=head_dim**-0.5, workspace=WORKSPACE)
+            for _ in range(2)
+        ]
         assert error(run[0][:rows], torch.cat(exact)) <= ROUNDING[dtype], cut
         assert torch.equal(run[0][:rows], run[1][:rows]), "counters were not left at zero, or results depend on timing"
         written = paged.pool[pages, :, positions % page_size]
@@ -99,7 +102,7 @@ def test_decode_attention(
         after[pages, :, positions % page_size] = 0
         assert torch.equal(after.nan_to_num(7.0), before.nan_to_num(7.0)), "another token's place was written"
     empty = plan_decode(torch.zeros(0, dtype=torch.int32, device=DEVICE), positions[:0], kv_heads, 9, window)
-    mixed = decode_attention(qkv[:0], rotation, paged.pool, paged.tables, empty, scale=1.0)
+    mixed = decode_attention(qkv[:0], rotation, paged.pool, paged.tables, empty, scale=1.0, workspace=WORKSPACE)
     assert mixed.shape == (0, q_heads * head_dim)
 
 
@@ -116,7 +119,7 @@ def test_a_long_sequence_in_more_parts_than_turns_would_suit(length: int, most_p
     keys, values = paged.keys[0], paged.values[0]
     keys[-1], values[-1] = qkv.view(-1, head_dim)[-2:, None].double()
     exact = exact_attention(qkv[:, : q_heads * head_dim].view(1, q_heads, -1), keys, values, length - 1, 0.1, None)
-    mixed = decode_attention(qkv, Rotation(table), paged.pool, paged.tables, plan, scale=0.1)
+    mixed = decode_attention(qkv, Rotation(table), paged.pool, paged.tables, plan, scale=0.1, workspace=WORKSPACE)
     assert error(mixed, exact) <= ROUNDING[FP32]
 
 
@@ -145,9 +148,16 @@ def test_prefill_attention(
         ]
         rows = PrefillRows(tables, starts, ends, max(counts), max(lengths))
         run = [
-            prefill_attention(q, paged.pool, rows, scale=scale, sliding_window=window, on_hopper=on_hopper, cut=cut)[
-                :total
-            ]
+            prefill_attention(
+                q,
+                paged.pool,
+                rows,
+                scale=scale,
+                workspace=WORKSPACE,
+                sliding_window=window,
+                on_hopper=on_hopper,
+                cut=cut,
+            )[:total]
             for _ in range(2)
         ]
         for index, part, wanted in zip(chosen, run[0].split(counts), exact, strict=True):
@@ -180,7 +190,9 @@ def test_pages_may_be_in_fp8(q_heads: int, kv_heads: int, head_dim: int, page_si
         exact_attention(q[row : row + 1], rounded[0][row], rounded[1][row], LENGTHS[row] - 1, scale, None)
         for row in range(rows)
     ]
-    mixed = prefill_attention(q, pool, PrefillRows(tables, starts, ends, 1, max(LENGTHS)), scale=scale)
+    mixed = prefill_attention(
+        q, pool, PrefillRows(tables, starts, ends, 1, max(LENGTHS)), scale=scale, workspace=WORKSPACE
+    )
     assert error(mixed, torch.cat(exact)) <= ROUNDING[dtype]
 
     qkv = normal(rows, (q_heads + 2 * kv_heads) * head_dim, dtype=dtype, seed=99)
@@ -194,7 +206,7 @@ def test_pages_may_be_in_fp8(q_heads: int, kv_heads: int, head_dim: int, page_si
         exact.append(exact_attention(heads[row : row + 1, :q_heads], keys, values, length - 1, scale, None))
     slots, positions = torch.arange(rows, dtype=torch.int32, device=DEVICE), ends.long() - 1
     plan = plan_decode(slots, positions, kv_heads, max(LENGTHS), group=q_heads // kv_heads)
-    mixed = decode_attention(qkv, Rotation(unturned), pool, tables, plan, scale=scale)
+    mixed = decode_attention(qkv, Rotation(unturned), pool, tables, plan, scale=scale, workspace=WORKSPACE)
     assert error(mixed, torch.cat(exact)) <= ROUNDING[dtype]
     pages = tables.gather(1, positions[:, None] // page_size)[:, 0].long()
     written = pool.float()[pages, :, positions % page_size]

@@ -16,7 +16,7 @@ from mini_infer_engine.kernels.gemm.gemm_config import DeferredRMSNorm, PdlGemmC
 from mini_infer_engine.kernels.gemm.gemm_dispatch import small_m_linear, small_m_linear_add_norm
 from mini_infer_engine.kernels.gemm.tuned_configs import pdl_gemm_config
 from mini_infer_engine.kernels.norm.rms_norm import rms_norm
-from tests.gpu.device import BF16, DEVICE, normal
+from tests.gpu.device import BF16, DEVICE, WORKSPACE, normal
 from tests.gpu.paged import make_paged
 
 pytestmark = [
@@ -73,18 +73,22 @@ def test_replays_equal_kernels_one_by_one(rows: int) -> None:
         def then_norm(values: torch.Tensor, matrix: torch.Tensor) -> tuple[torch.Tensor, DeferredRMSNorm]:
             config = cut(rows, matrix)
             made = small_m_linear_add_norm(
-                values, matrix, config, bias=None, residual=stream, norm_weight=norm, eps=1e-6
+                values, matrix, config, workspace=WORKSPACE, bias=None, residual=stream, norm_weight=norm, eps=1e-6
             )
             settle()
             return made
 
         for layer in layers:
-            qkv = small_m_linear(x, layer.qkv, cut(rows, layer.qkv))
+            qkv = small_m_linear(x, layer.qkv, cut(rows, layer.qkv), workspace=WORKSPACE)
             settle()
-            mixed = decode_attention(qkv, rotation, paged.pool, paged.tables, plan, scale=HEAD_DIM**-0.5)
+            mixed = decode_attention(
+                qkv, rotation, paged.pool, paged.tables, plan, scale=HEAD_DIM**-0.5, workspace=WORKSPACE
+            )
             settle()
             stream, x = then_norm(mixed, layer.o)
-            gated = small_m_linear(x, layer.gate_up, cut(rows, layer.gate_up, gated=True), gated=True)
+            gated = small_m_linear(
+                x, layer.gate_up, cut(rows, layer.gate_up, gated=True), workspace=WORKSPACE, gated=True
+            )
             settle()
             stream, x = then_norm(gated, layer.down)
         return stream

@@ -15,7 +15,7 @@ from mini_infer_engine.kernels.sampling.state_update import update_pages
 from mini_infer_engine.runtime.device_state import DeviceBatchState
 from mini_infer_engine.sampling.reference import build_sampling
 from mini_infer_engine.sampling.reference import sample as sample_by_torch
-from tests.gpu.device import BF16, DEVICE, FP32, KERNELS, ON_GPU, cases, normal
+from tests.gpu.device import BF16, DEVICE, FP32, KERNELS, ON_GPU, WORKSPACE, cases, normal
 
 pytestmark = KERNELS
 STOPS = [3, 7]
@@ -62,7 +62,7 @@ def test_the_kernel_chooses_as_the_sampler_does(vocabulary: int, dtype: torch.dt
         rows = [asking_row(slot, params, step) for slot, params in zip(slots, kinds, strict=True)]
         on_host = logits[: len(slots)].float().cpu()
         expected = sample_by_torch(on_host, build_sampling(rows, vocabulary, torch.device("cpu")))
-        sample(logits, on_device, table.state, filtered=table.has_filters(slots))
+        sample(logits, on_device, table.state, workspace=WORKSPACE, filtered=table.has_filters(slots))
         chosen = table.state.last_tokens.cpu()[slots]
         wrong = [kinds[index] for index in (chosen != expected).nonzero().flatten().tolist()]
         assert not wrong, (step, wrong)
@@ -86,7 +86,7 @@ def test_parts_of_any_size_choose_as_the_sampler_does(
     logits = normal(rows, vocabulary)
     expected = sample_by_torch(logits.cpu(), build_sampling(asked, vocabulary, torch.device("cpu")))
     slots = torch.arange(rows, dtype=torch.int32, device=DEVICE)
-    sample(logits, slots, table.state, filtered=table.has_filters(slots.tolist()))
+    sample(logits, slots, table.state, workspace=WORKSPACE, filtered=table.has_filters(slots.tolist()))
     assert table.state.last_tokens[:rows].tolist() == expected.tolist()
 
 
@@ -100,7 +100,7 @@ def test_greedy_takes_the_first_of_equals_for_any_number_of_rows(rows: int) -> N
         table = DeviceBatchState(rows, 4, 0, DEVICE)
         table.begin([asking_row(slot, SamplingParams(temperature=0.0), 0) for slot in range(rows)])
         slots = torch.arange(rows, dtype=torch.int32, device=DEVICE)
-        sample(logits, slots, table.state, filtered=False)
+        sample(logits, slots, table.state, workspace=WORKSPACE, filtered=False)
         assert table.state.last_tokens[:rows].tolist() == [first] * rows
 
 
@@ -111,7 +111,7 @@ def test_draws_follow_the_softmax() -> None:
     table = DeviceBatchState(draws, 4, 0, DEVICE)
     table.begin([asking_row(slot, SamplingParams(temperature=1.0), 0) for slot in range(draws)])
     slots = torch.arange(draws, dtype=torch.int32, device=DEVICE)
-    sample(weights.log().repeat(draws, 1).to(DEVICE), slots, table.state)
+    sample(weights.log().repeat(draws, 1).to(DEVICE), slots, table.state, workspace=WORKSPACE)
     chosen = table.state.last_tokens[:draws].cpu()
     shares = torch.bincount(chosen, minlength=5) / draws
     assert ((shares - weights).abs() <= 5 * (weights * (1 - weights) / draws).sqrt()).all(), shares

@@ -10,7 +10,8 @@ from mini_infer_engine.kernels.device import supports_gluon
 from mini_infer_engine.kernels.gemm.gemm_config import MAX_M, PdlGemmConfig, SmallMConfig
 from mini_infer_engine.kernels.gemm.gemm_dispatch import small_m_linear, small_m_linear_add_norm
 from mini_infer_engine.kernels.gemm.tuned_configs import PDL_GEMM, SMALL_M_GEMM, pdl_gemm_config, small_m_config
-from tests.gpu.device import BF16, DEVICE, FP32, KERNELS, ON_GPU, cases, error, normal
+from mini_infer_engine.kernels.workspace import Workspace
+from tests.gpu.device import BF16, DEVICE, FP32, KERNELS, ON_GPU, WORKSPACE, cases, error, normal
 
 pytestmark = KERNELS
 FP16 = torch.float16
@@ -49,7 +50,10 @@ def check(
         exact = functional.silu(gate) * up
     if residual_values is not None:
         exact = exact + residual_values.double()
-    run = [small_m_linear(x, weight, config, bias=bias_values, residual=residual_values, gated=gated) for _ in range(2)]
+    run = [
+        small_m_linear(x, weight, config, workspace=WORKSPACE, bias=bias_values, residual=residual_values, gated=gated)
+        for _ in range(2)
+    ]
     assert error(run[0], exact) <= ROUNDING[dtype], (rows, config)
     assert torch.equal(run[0], run[1]), "counters were not left at zero, or results depend on timing"
 
@@ -99,7 +103,7 @@ def test_a_norm_rides_along_with_two_products(rows: int, width: int, dtype: torc
         cuts += [(ahead, cuts[0][1])]
     for cut, next_cut in cuts:
         out, deferred_norm = small_m_linear_add_norm(
-            x, first, cut, bias=bias, residual=residual, norm_weight=norm_weight, eps=1e-5
+            x, first, cut, workspace=WORKSPACE, bias=bias, residual=residual, norm_weight=norm_weight, eps=1e-5
         )
         exact = residual.double() + functional.linear(x.double(), first.double(), bias.double())
         assert error(out, exact) <= ROUNDING[dtype]
@@ -108,7 +112,7 @@ def test_a_norm_rides_along_with_two_products(rows: int, width: int, dtype: torc
         if gated:
             gate, up = wanted.chunk(2, dim=-1)
             wanted = functional.silu(gate) * up
-        actual = small_m_linear(deferred_norm, second, next_cut, gated=gated)
+        actual = small_m_linear(deferred_norm, second, next_cut, workspace=WORKSPACE, gated=gated)
         assert error(actual, wanted) <= 3 * ROUNDING[dtype], (cut, next_cut)  # the half normed rows were rounded, too
 
 
@@ -173,3 +177,17 @@ def test_stored_cuts_launched_ahead(columns: int, width: int, gated: bool, rows:
     assert config is not None
     check(rows, columns, width, config, BF16, gated=gated, residual=not gated and columns <= width)
     check(max(1, rows // 2 + 1), columns, width, config, BF16, gated=gated)
+
+
+@pytest.mark.parametrize("rows", cases([5], [40]))
+def test_another_runners_unfinished_sums_change_nothing(rows: int) -> None:
+    """Two engines in one process may run at the same time: one is in the middle of a split product here."""
+    busy, own = Workspace(DEVICE), Workspace(DEVICE)
+    busy.counters.fill_(1)
+    busy.partials().fill_(float("nan"))
+    x, weight = normal(rows, 96), normal(64, 96, seed=1)
+    actual = small_m_linear(x, weight, SmallMConfig(16, 32, 12, 4, 2), workspace=own)
+    assert error(actual, functional.linear(x.double(), weight.double())) <= ROUNDING[FP32]
+    assert not own.counters.any()
+    assert bool((busy.counters == 1).all())
+    assert bool(busy.partials().isnan().all())

@@ -1,36 +1,33 @@
-"""Scratch memory for kernels whose programs finish each other's work: partial sums and arrival counters.
+"""Scratch memory of split kernels, whose programs finish each other's work: partial sums and arrival counters.
 
-One a device, shared by all kernels of one stream, which run one after another. Counters are zero between kernels.
+One workspace belongs to one runner, whose kernels run one after another on one stream. Kernels of two runners may run
+at the same time, so they never share one. Does not depend on any kernel.
 """
 
-from dataclasses import dataclass
+import threading
 
 import torch
 
 COUNTERS = 1 << 16
+"""Arrival counters: output tiles or (row, head) pairs that one kernel may split."""
+_LEAST_PARTIALS = 1 << 22
+"""Floats of partial sums to begin with: what decode steps of common models need."""
 
 
-@dataclass(slots=True)
 class Workspace:
-    """Grows before graphs are captured; a captured graph keeps the tensors that it was captured with alive."""
+    """Partial sums, which grow before graphs are captured, and counters, which are zero between two kernels."""
 
-    partials: torch.Tensor  # [floats] fp32, device
-    counters: torch.Tensor  # [COUNTERS] int32, device
-    outgrown: list[torch.Tensor]
-    """Earlier `partials` that captured graphs still write to."""
+    def __init__(self, device: torch.device) -> None:
+        self.counters = torch.zeros(COUNTERS, dtype=torch.int32, device=device)  # [COUNTERS] int32, device
+        self._partials = torch.empty(_LEAST_PARTIALS, device=device)
+        self._outgrown: list[torch.Tensor] = []
+        """Earlier partial sums, which captured graphs and launches under way still write to."""
+        self._growing = threading.Lock()
 
-    @classmethod
-    def of(cls, device: torch.device, partials: int) -> "Workspace":
-        """The device's workspace with room for `partials` floats."""
-        found = _WORKSPACES.get(device)
-        if found is None:
-            counters = torch.zeros(COUNTERS, dtype=torch.int32, device=device)
-            floats = torch.empty(max(partials, 1 << 22), device=device)
-            found = _WORKSPACES.setdefault(device, cls(floats, counters, []))
-        if found.partials.numel() < partials:
-            found.outgrown.append(found.partials)
-            found.partials = torch.empty(partials, device=device)
-        return found
-
-
-_WORKSPACES: dict[torch.device, Workspace] = {}
+    def partials(self, floats: int = 0) -> torch.Tensor:
+        """At least so many floats of fp32 memory; several threads may ask at the same time."""
+        with self._growing:
+            if self._partials.numel() < floats:
+                self._outgrown.append(self._partials)
+                self._partials = torch.empty(floats, device=self._partials.device)
+            return self._partials

@@ -24,6 +24,7 @@ from mini_infer_engine.kernels.gemm.split_k_gemm import k_splits, split_k_gemm
 from mini_infer_engine.kernels.gemm.tuned_configs import CONFIG_SHARED_MEMORY_BYTES, pdl_gemm_config, small_m_config
 from mini_infer_engine.kernels.norm.rms_norm import add_rms_norm, rms_norm
 from mini_infer_engine.kernels.norm.silu_mul import silu_mul
+from mini_infer_engine.kernels.workspace import Workspace
 from mini_infer_engine.layers.decoder import DecoderLayer, DecoderModel
 from mini_infer_engine.layers.linear import Linear
 from mini_infer_engine.layers.norm import RMSNorm
@@ -71,8 +72,9 @@ class ResidualState:
 class FusedDecoder:
     """Borrows a loaded model's weights; `forward` equals the model's own up to rounding."""
 
-    def __init__(self, model: DecoderModel, pool: KVPool) -> None:
+    def __init__(self, model: DecoderModel, pool: KVPool, workspace: Workspace) -> None:
         self.model = model
+        self.workspace = workspace
         self.layers: list[DecoderLayer] = list(model.model.layers)  # type: ignore[arg-type]  # ModuleList is untyped
         pools = pool.pages.unbind(1)
         self.attention_layers = [self._attention_layer(index, pages) for index, pages in enumerate(pools)]
@@ -95,57 +97,62 @@ class FusedDecoder:
         next_norms = [layer.input_layernorm for layer in self.layers[1:]] + [self.model.model.norm]
         for layer, attention_layer, next_norm in zip(self.layers, self.attention_layers, next_norms, strict=True):
             attention, mlp = layer.self_attn, layer.mlp
-            qkv = _norm_linear(stream, layer.input_layernorm, attention.qkv_proj.weight, attention.qkv_proj.bias)
+            qkv = self._norm_linear(stream, layer.input_layernorm, attention.qkv_proj.weight, attention.qkv_proj.bias)
             if wanted is not None and layer is self.layers[-1]:
                 stream, attend = stream.select(wanted.rows), wanted.attend
             mixed = attend(qkv, attention_layer)
             if not mixed.shape[0]:
                 break
-            stream = _linear_add_norm(mixed, attention.o_proj, stream, layer.post_attention_layernorm)
+            stream = self._linear_add_norm(mixed, attention.o_proj, stream, layer.post_attention_layernorm)
             norm, gate_up = layer.post_attention_layernorm, mlp.gate_up_proj
-            gated = _norm_linear(stream, norm, gate_up.weight, gate_up.bias, gated=True)
-            stream = _linear_add_norm(gated, mlp.down_proj, stream, next_norm)
+            gated = self._norm_linear(stream, norm, gate_up.weight, gate_up.bias, gated=True)
+            stream = self._linear_add_norm(gated, mlp.down_proj, stream, next_norm)
         return stream
 
     def logits(self, stream: ResidualState) -> Tensor:
         """The last norm and the head: [rows, vocab]."""
         head = self.model.model.embed_tokens if self.model.lm_head is None else self.model.lm_head
-        return _norm_linear(stream, self.model.model.norm, head.weight, None)
+        return self._norm_linear(stream, self.model.model.norm, head.weight, None)
 
+    def _norm_linear(
+        self, stream: ResidualState, norm: RMSNorm, weight: Tensor, bias: Tensor | None, *, gated: bool = False
+    ) -> Tensor:
+        """gate(norm(residual) @ weight.T + bias)."""
+        # A gated product of ours has no bias.
+        config = None if gated and bias is not None else _small_m_config(stream.residual, weight, gated=gated)
+        x = stream.normed
+        if config is not None:
+            x = rms_norm(stream.residual, norm.weight, norm.eps) if x is None else x
+            return small_m_linear(x, weight, config, workspace=self.workspace, bias=bias, gated=gated)
+        if not isinstance(x, Tensor):
+            x = rms_norm(stream.residual, norm.weight, norm.eps)
+        out = functional.linear(x, weight, bias)
+        return silu_mul(out) if gated else out
 
-def _norm_linear(
-    stream: ResidualState, norm: RMSNorm, weight: Tensor, bias: Tensor | None, *, gated: bool = False
-) -> Tensor:
-    """gate(norm(residual) @ weight.T + bias)."""
-    # A gated product of ours has no bias.
-    config = None if gated and bias is not None else _small_m_config(stream.residual, weight, gated=gated)
-    x = stream.normed
-    if config is not None:
-        x = rms_norm(stream.residual, norm.weight, norm.eps) if x is None else x
-        return small_m_linear(x, weight, config, bias=bias, gated=gated)
-    if not isinstance(x, Tensor):
-        x = rms_norm(stream.residual, norm.weight, norm.eps)
-    out = functional.linear(x, weight, bias)
-    return silu_mul(out) if gated else out
-
-
-def _linear_add_norm(x: Tensor, linear: Linear, stream: ResidualState, next_norm: RMSNorm) -> ResidualState:
-    """Residual + linear(x), prepared for the norm that comes next where that costs nothing."""
-    weight, bias, residual = linear.weight, linear.bias, stream.residual
-    config = _small_m_config(x, weight)
-    if config is not None:
-        out, deferred_norm = small_m_linear_add_norm(
-            x, weight, config, bias=bias, residual=residual, norm_weight=next_norm.weight, eps=next_norm.eps
-        )
-        return ResidualState(out, deferred_norm)
-    splits = k_splits(x.shape[0], *weight.shape)
-    if splits > 1:
-        summands = split_k_gemm(x, weight, splits)
-        if bias is not None:
-            summands[0].add_(bias)
-        return ResidualState(residual, add_rms_norm(residual, summands, next_norm.weight, next_norm.eps))
-    out = residual.addmm_(x, weight.t())  # in place: cuBLAS would copy the residual first
-    return ResidualState(out if bias is None else out.add_(bias))
+    def _linear_add_norm(self, x: Tensor, linear: Linear, stream: ResidualState, next_norm: RMSNorm) -> ResidualState:
+        """Residual + linear(x), prepared for the norm that comes next where that costs nothing."""
+        weight, bias, residual = linear.weight, linear.bias, stream.residual
+        config = _small_m_config(x, weight)
+        if config is not None:
+            out, deferred_norm = small_m_linear_add_norm(
+                x,
+                weight,
+                config,
+                workspace=self.workspace,
+                bias=bias,
+                residual=residual,
+                norm_weight=next_norm.weight,
+                eps=next_norm.eps,
+            )
+            return ResidualState(out, deferred_norm)
+        splits = k_splits(x.shape[0], *weight.shape)
+        if splits > 1:
+            summands = split_k_gemm(x, weight, splits)
+            if bias is not None:
+                summands[0].add_(bias)
+            return ResidualState(residual, add_rms_norm(residual, summands, next_norm.weight, next_norm.eps))
+        out = residual.addmm_(x, weight.t())  # in place: cuBLAS would copy the residual first
+        return ResidualState(out if bias is None else out.add_(bias))
 
 
 def _small_m_config(x: Tensor, weight: Tensor, *, gated: bool = False) -> SmallMConfig | PdlGemmConfig | None:

@@ -69,12 +69,14 @@ class DecodeGraph:
         self.sampling = {filtered: torch.cuda.CUDAGraph() for filtered in (False, True)}
         self._run_forward()
         for filtered in self.sampling:
-            sample(self.logits, self.slots, runner.table.state, filtered=filtered)  # compiles and sizes workspaces
+            sample(
+                self.logits, self.slots, runner.table.state, workspace=runner.workspace, filtered=filtered
+            )  # compiles and sizes workspaces
         with torch.cuda.graph(self.forward, pool=runner.graph_memory):
             self._run_forward()
         for filtered, graph in self.sampling.items():
             with torch.cuda.graph(graph, pool=runner.graph_memory):
-                sample(self.logits, self.slots, runner.table.state, filtered=filtered)
+                sample(self.logits, self.slots, runner.table.state, workspace=runner.workspace, filtered=filtered)
 
     def _run_forward(self) -> None:
         runner = self._runner
@@ -185,7 +187,7 @@ class PrefillGraph:
         logits = runner.fused.logits(stream)
         if not self.num_decodes:
             self.logits = logits  # stays: penalised rows choose again. With decode rows that would be a gigabyte in all
-        sample(logits, slots, runner.table.state)
+        sample(logits, slots, runner.table.state, workspace=runner.workspace)
 
     def _with_decodes(self, token_ids: Tensor, decode_slots: Tensor) -> Tensor:
         """The same [tokens], the first of them those that the decode rows' slots sampled last."""

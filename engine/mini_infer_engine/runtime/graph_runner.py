@@ -12,8 +12,9 @@ from bisect import bisect_left
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,6 +35,7 @@ from mini_infer_engine.kernels.gemm.split_k_gemm import SPLITS
 from mini_infer_engine.kernels.norm.rms_norm import add_rms_norm
 from mini_infer_engine.kernels.sampling.penalise import count_sampled, penalised
 from mini_infer_engine.kernels.sampling.sample import sample
+from mini_infer_engine.kernels.workspace import Workspace
 from mini_infer_engine.ops.triton_ops import Attend, AttentionLayer, FusedDecoder, LogitsSelection, ResidualState
 from mini_infer_engine.runtime.cuda_graphs import (
     DecodeGraph,
@@ -60,7 +62,7 @@ class GraphRunner(TorchRunner):
     def __init__(self, settings: EngineSettings, config: ModelConfig, directory: Path | None = None) -> None:
         """As `TorchRunner`; then captures the graphs, largest first, so that all share the largest one's memory."""
         self._settings = settings
-        self._prefill_attention: Callable[..., Tensor] = prefill_attention
+        self._prefill_attention: Callable[..., Tensor] = self._paged_prefill_attention
         if settings.attention_backend == "flash":
             from mini_infer_engine.attention import flash
 
@@ -73,10 +75,18 @@ class GraphRunner(TorchRunner):
         if not settings.enforce_eager:
             self._capture()
 
+    @cached_property
+    def workspace(self) -> Workspace:
+        """Scratch memory of this runner's kernels; first asked for before threads compile kernels."""
+        return Workspace(self.device)
+
+    def _paged_prefill_attention(self, q: Tensor, pages: Tensor, rows: PrefillRows, **options: Any) -> Tensor:
+        return prefill_attention(q, pages, rows, workspace=self.workspace, **options)
+
     def _use_pool(self, num_pages: int) -> None:
         super()._use_pool(num_pages)
         longest = self._settings.max_model_len or self.config.max_position_embeddings
-        self.fused = FusedDecoder(self.model, self.pool)
+        self.fused = FusedDecoder(self.model, self.pool, self.workspace)
         self.table = DeviceBatchState(
             self._settings.max_num_seqs,
             page_table_width(longest, self.page_size),
@@ -149,13 +159,13 @@ class GraphRunner(TorchRunner):
         self.table.compile_updates()
         logits = torch.zeros((1, self.config.vocab_size), dtype=self.dtype, device=self.device)
         spare = torch.full((1,), self.table.padding_slot, dtype=torch.int32, device=self.device)
-        sample(logits, spare, self.table.state, filtered=False)
+        sample(logits, spare, self.table.state, workspace=self.workspace, filtered=False)
         self._sample_penalised(logits, spare)
         config, device = self.config, self.device
         summands = torch.zeros((max(SPLITS), 1, config.hidden_size), dtype=self.dtype, device=device)
         for splits in SPLITS:
             add_rms_norm(summands[0].clone(), summands[:splits], self.model.model.norm.weight, config.rms_norm_eps)
-        if self._prefill_attention is not prefill_attention:
+        if self._prefill_attention != self._paged_prefill_attention:
             return  # flash-attn is compiled already
         token = torch.zeros((1, config.num_heads, config.head_dim), dtype=self.dtype, device=device)
         ends = torch.ones(1, dtype=torch.int32, device=device)
@@ -166,8 +176,10 @@ class GraphRunner(TorchRunner):
             rows = PrefillRows(self.table.page_tables[-1:], starts, ends, 1, longest_key)
             for window in set(config.sliding_windows):
                 pages = self.fused.attention_layers[0].pages
-                prefill_attention(q, pages, rows, scale=1.0, sliding_window=window, out=out, on_hopper=False)
-        prefill_attention(token, self.fused.attention_layers[0].pages, rows, scale=1.0, on_hopper=True)
+                self._paged_prefill_attention(
+                    q, pages, rows, scale=1.0, sliding_window=window, out=out, on_hopper=False
+                )
+        self._paged_prefill_attention(token, self.fused.attention_layers[0].pages, rows, scale=1.0, on_hopper=True)
 
     def refuses(self, request: Request) -> str | None:
         """See `Runner.refuses`."""
@@ -232,7 +244,7 @@ class GraphRunner(TorchRunner):
 
     def _sample_penalised(self, logits: Tensor, slots: Tensor) -> None:
         """As `sample`, kernel by kernel: the logits that it makes in fp32 would be memory that every graph keeps."""
-        sample(penalised(logits, slots, self.penalties), slots, self.table.state)
+        sample(penalised(logits, slots, self.penalties), slots, self.table.state, workspace=self.workspace)
         count_sampled(slots, self.table.state, self.penalties)
 
     def _prefill_graph(self, decodes: int, prefills: list[Row]) -> PrefillGraph | None:
@@ -253,7 +265,7 @@ class GraphRunner(TorchRunner):
         if self._are_penalised(batch.rows):
             self._sample_penalised(logits, slots)
         else:
-            sample(logits, slots, self.table.state)
+            sample(logits, slots, self.table.state, workspace=self.workspace)
 
     def logits(self, batch: Batch) -> Tensor:
         """See `TorchRunner.logits`."""
@@ -307,7 +319,9 @@ class GraphRunner(TorchRunner):
 
         def attend(qkv: Tensor, layer: AttentionLayer, out: Tensor | None = None) -> Tensor:
             plan = plans[layer.sliding_window]
-            return decode_attention(qkv, layer.rotation, layer.pages, tables, plan, scale=scale, out=out)
+            return decode_attention(
+                qkv, layer.rotation, layer.pages, tables, plan, scale=scale, workspace=self.workspace, out=out
+            )
 
         return attend
 

@@ -263,6 +263,7 @@ def decode_attention(
     plan: DecodePlan,
     *,
     scale: float,
+    workspace: Workspace,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Write the new token of each sequence into its page, and attend from it over all tokens up to it.
@@ -282,8 +283,7 @@ def decode_attention(
         out = torch.empty((rows, q_heads * head_dim), dtype=qkv.dtype, device=qkv.device)
     if not rows:
         return out
-    partials = programs * kv_heads * group * (dim_block + 2) if plan.splits else 0
-    workspace = Workspace.of(qkv.device, partials=partials)
+    partial_floats = programs * kv_heads * group * (dim_block + 2) if plan.splits else 0
     are_few = rows * kv_heads < MANY_LANES
     ahead = are_few and rows <= _MOST_ROWS_AHEAD and supports_gluon(qkv.device)
     # To add many parts up takes registers, so that no third program fits a multiprocessor. That helps narrow groups as
@@ -300,7 +300,7 @@ def decode_attention(
         page_tables,
         plan.entries,
         out,
-        workspace.partials,
+        workspace.partials(partial_floats),
         workspace.counters,
         qkv.stride(0),
         pool.stride(0),

@@ -321,6 +321,7 @@ def prefill_attention(
     rows: PrefillRows,
     *,
     scale: float,
+    workspace: Workspace,
     sliding_window: int | None = None,
     out: torch.Tensor | None = None,
     on_hopper: bool | None = None,
@@ -353,7 +354,7 @@ def prefill_attention(
     tiles = full_tiles + sequences  # at most: each sequence may end with a part of one
     splits = max(1, min(_MOST_SPLITS, cut.programs // (full_tiles * kv_heads)))
     partial_floats = splits * tokens * q_heads * (dim_block + 2) if splits > 1 else 0
-    partials = Workspace.of(q.device, partials=partial_floats).partials
+    partials = workspace.partials(partial_floats)
     base_two_scale = scale * LOG2_E
     _prefill_attention[(tiles * splits, kv_heads)](
         q,

@@ -21,6 +21,7 @@ from mini_infer_engine.kernels.gemm.gemm_config import (
 from mini_infer_engine.kernels.gemm.small_m_gemm import launch_small_m_gemm
 from mini_infer_engine.kernels.gemm.stream_k_gemm import launch_stream_k_gemm
 from mini_infer_engine.kernels.sizes import cdiv, next_power_of_2
+from mini_infer_engine.kernels.workspace import Workspace
 
 
 def small_m_linear(
@@ -28,6 +29,7 @@ def small_m_linear(
     weight: torch.Tensor,
     config: SmallMConfig | PdlGemmConfig,
     *,
+    workspace: Workspace,
     bias: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
     gated: bool = False,
@@ -36,7 +38,7 @@ def small_m_linear(
 
     gated: weight is [2 * columns, width], gate first, and the result silu(gate) * up [rows, columns].
     """
-    return _launch(x, weight, config, bias, residual, gated, None)[0]
+    return _launch(x, weight, config, bias, residual, gated, None, workspace)[0]
 
 
 def small_m_linear_add_norm(
@@ -44,13 +46,14 @@ def small_m_linear_add_norm(
     weight: torch.Tensor,
     config: SmallMConfig | PdlGemmConfig,
     *,
+    workspace: Workspace,
     bias: torch.Tensor | None,
     residual: torch.Tensor,
     norm_weight: torch.Tensor,
     eps: float,
 ) -> tuple[torch.Tensor, DeferredRMSNorm]:
     """`residual + x @ weight.T [+ bias]`, and that half normed for the product that comes next."""
-    out, scaled, sums = _launch(x, weight, config, bias, residual, False, norm_weight)
+    out, scaled, sums = _launch(x, weight, config, bias, residual, False, norm_weight, workspace)
     assert sums is not None
     return out, DeferredRMSNorm(scaled, sums, eps)
 
@@ -63,6 +66,7 @@ def _launch(
     residual: torch.Tensor | None,
     gated: bool,
     next_norm: torch.Tensor | None,
+    workspace: Workspace,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Results, the same times the next norm's weights, their sums of squares (without a next norm: results, None)."""
     values, square_sums, eps = (x.values, x.square_sums, x.eps) if isinstance(x, DeferredRMSNorm) else (x, None, 0.0)
@@ -87,7 +91,7 @@ def _launch(
     if rows and isinstance(config, PdlGemmConfig):
         from mini_infer_engine.kernels.gemm.pdl_gemm import launch_pdl_gemm  # not every Triton has its Gluon
 
-        launch_pdl_gemm(values, weight, ends, sizes, norm, config, options)
+        launch_pdl_gemm(values, weight, ends, sizes, norm, config, options, workspace)
     elif rows and isinstance(config, SmallMConfig):
         options |= {
             "BLOCK_M": row_block,
@@ -98,5 +102,5 @@ def _launch(
             "num_stages": config.stages,
         }
         launch = launch_small_m_gemm if row_block == SMALL_M else launch_stream_k_gemm
-        launch(values, weight, ends, sizes, norm, config, options)
+        launch(values, weight, ends, sizes, norm, config, options, workspace)
     return out, scaled, sums

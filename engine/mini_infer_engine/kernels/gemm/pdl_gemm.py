@@ -220,6 +220,7 @@ def launch_pdl_gemm(
     norm: tuple[int, float],
     config: PdlGemmConfig,
     options: dict[str, Any],
+    workspace: Workspace,
 ) -> None:
     """As `launch_stream_k_gemm`, for what `supports_pdl_gemm` accepts, on a device with `supports_gluon`."""
     rows, columns, width = sizes
@@ -230,8 +231,7 @@ def launch_pdl_gemm(
     steps_of_split = cdiv(steps, min(config.splits, steps))
     splits = cdiv(steps, steps_of_split)
     assert splits == 1 or blocks <= COUNTERS
-    partials = blocks * splits * pieces * config.block_n * block_t if splits > 1 else 0
-    workspace = Workspace.of(x.device, partials=partials)
+    partial_floats = blocks * splits * pieces * config.block_n * block_t if splits > 1 else 0
     weight_block = (panels_a_step, pieces, config.block_n, PANEL.value)
     weight_strides = (PANEL.value, columns * pitch, pitch, 1)
     x_block = (panels_a_step, block_t, PANEL.value)
@@ -241,7 +241,7 @@ def launch_pdl_gemm(
         ),
         _descriptor(x.data_ptr(), x.dtype, (panels, rows, PANEL.value), (PANEL.value, x.stride(0), 1), x_block),
         *ends,
-        workspace.partials,
+        workspace.partials(partial_floats),
         workspace.counters,
         rows,
         columns,

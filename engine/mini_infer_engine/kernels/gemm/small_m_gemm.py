@@ -130,19 +130,19 @@ def launch_small_m_gemm(
     norm: tuple[int, float],
     config: SmallMConfig,
     options: dict[str, Any],
+    workspace: Workspace,
 ) -> None:
     """As `launch_stream_k_gemm`, for rows <= SMALL_M. A gated product is not split: its sums would be twice as many."""
     _, columns, width = sizes
     blocks, steps = cdiv(columns, config.block_n), cdiv(width, config.block_k)
     splits = 1 if options["GATED"] else max(1, min(config.programs // blocks, steps))
     assert splits == 1 or blocks <= COUNTERS
-    partials = blocks * splits * SMALL_M * config.block_n if splits > 1 else 0
-    workspace = Workspace.of(x.device, partials=partials)
+    partial_floats = blocks * splits * SMALL_M * config.block_n if splits > 1 else 0
     _few_rows_linear[(blocks, splits)](
         x,
         weight,
         *ends,
-        workspace.partials,
+        workspace.partials(partial_floats),
         workspace.counters,
         *sizes,
         x.stride(0),

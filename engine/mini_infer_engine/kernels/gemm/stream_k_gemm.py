@@ -169,6 +169,7 @@ def launch_stream_k_gemm(
     norm: tuple[int, float],
     config: SmallMConfig,
     options: dict[str, Any],
+    workspace: Workspace,
 ) -> None:
     """Launch it for small_m_linear, from which it takes the kernel's tensors after `weight` and options as they are.
 
@@ -180,13 +181,12 @@ def launch_stream_k_gemm(
     programs, split = cdiv(blocks * steps, share), share % steps != 0
     assert not split or blocks <= COUNTERS
     tile_floats = options["BLOCK_M"] * config.block_n * (2 if options["GATED"] else 1)
-    workspace = Workspace.of(x.device, partials=2 * programs * tile_floats if split else 0)
     described = _describable(x) and _describable(weight)
     _even_shares_linear[(programs,)](
         _described(x, options["BLOCK_M"], config.block_k) if described else x,
         _described(weight, config.block_n, config.block_k) if described else weight,
         *ends,
-        workspace.partials,
+        workspace.partials(2 * programs * tile_floats if split else 0),
         workspace.counters,
         *sizes,
         x.stride(0),

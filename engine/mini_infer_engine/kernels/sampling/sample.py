@@ -147,7 +147,9 @@ def _choose(
             tl.store(output_indexes + slot, output_index + 1)
 
 
-def sample(logits: torch.Tensor, slots: torch.Tensor, state: SamplingState, *, filtered: bool = True) -> None:
+def sample(
+    logits: torch.Tensor, slots: torch.Tensor, state: SamplingState, *, workspace: Workspace, filtered: bool = True
+) -> None:
     """Choose a token for each row of logits [rows, vocabulary] and advance its slot: `state` has it, and the host.
 
     The last slot of `state` is the padded rows': it never advances. `filtered`: some row may have top-k, top-p,
@@ -173,7 +175,7 @@ def sample(logits: torch.Tensor, slots: torch.Tensor, state: SamplingState, *, f
         state.on_host,
         partial_values,
         partial_tokens,
-        Workspace.of(logits.device, partials=0).counters,
+        workspace.counters,
         vocabulary,
         logits.stride(0),
         tiles_a_part,
