@@ -5,9 +5,9 @@ An engine serves its tokenizer files under a content hash (`PromptAssets`); engi
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import msgspec
 from tokenizers import Tokenizer
@@ -15,7 +15,8 @@ from tokenizers import Tokenizer
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.chat_template import ChatTemplate
 from mini_infer_contract.messages import template_messages, template_tools
-from mini_infer_contract.segments import SegmentEncoder
+from mini_infer_contract.segments import Piece, SegmentEncoder, encode_whole
+from mini_infer_contract.text_slices import parts_of
 from mini_infer_contract.tokenizer_files import TEMPLATE_FOLDER, load_tokenizer
 
 FILE_NAMES = (
@@ -52,11 +53,38 @@ class PromptAssets(msgspec.Struct, frozen=True, kw_only=True):
         return cls(revision=digest, files=files)
 
 
+def _check_surrogates(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ApiError(400, f"the text holds half of a surrogate pair at character {error.start}") from error
+
+
+def _tokens_around(tokenizer: Tokenizer) -> tuple[list[int], list[int]] | None:
+    """What the post-processor puts before and after every text; None: it may do something else."""
+    known = {"TemplateProcessing", "ByteLevel", "BertProcessing", "RobertaProcessing"}
+    if not all(part["type"] in known for part in parts_of(tokenizer.post_processor)):
+        return None
+    probe, whole = (encode_whole(tokenizer, "a", add_special_tokens=flag) for flag in (False, True))
+    for at in range(len(whole) - len(probe) + 1):
+        if probe and whole[at : at + len(probe)] == probe:
+            return whole[:at], whole[at + len(probe) :]
+    return None
+
+
 def _text(path: Path) -> str:
     try:
         return path.read_text("utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path.name} is no UTF-8 text ({error.reason} at byte {error.start})") from error
+
+
+class PromptText(NamedTuple):
+    """A prompt before it is tokenised."""
+
+    text: str
+    add_special_tokens: bool
+    """BOS and such around it, where the tokenizer has them."""
 
 
 class PromptEncoder:
@@ -72,6 +100,7 @@ class PromptEncoder:
         self.segments = SegmentEncoder(loaded.tokenizer)
         self._templates = {name: ChatTemplate(source) for name, source in loaded.chat_templates.items()}
         self._adds_special_tokens = loaded.tokenizer.num_special_tokens_to_add(False) > 0
+        self._around = _tokens_around(loaded.tokenizer) if self._adds_special_tokens else ([], [])
 
     def special_token_id(self, name: str) -> int | None:
         """The id of a special token by its name ("eos_token", "bos_token", ...), None where the model has none."""
@@ -112,14 +141,30 @@ class PromptEncoder:
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """Token ids of a text, with special tokens that stand in it; `add_special_tokens`: BOS and such around it."""
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise ApiError(400, f"the text holds half of a surrogate pair at character {error.start}") from error
-        if add_special_tokens and self._adds_special_tokens:
-            ids: list[int] = self.tokenizer.encode_batch_fast([text])[0].ids
-            return ids
-        return self.segments.encode(text)
+        ids: list[int] = []
+        for piece in self.pieces(PromptText(text, add_special_tokens)):
+            ids.extend(piece.ids)
+        return ids
+
+    def pieces(self, prompt: PromptText, start: int = 0) -> Iterator[Piece]:
+        """The ids of a text from `start` on, a few milliseconds of work at a time: see `SegmentEncoder.pieces`.
+
+        ApiError 400: the text cannot be tokenised.
+        """
+        text = prompt.text
+        if not text.isascii():
+            _check_surrogates(text)
+        if not (prompt.add_special_tokens and self._adds_special_tokens):
+            yield from self.segments.pieces(text, start)
+        elif self._around is None:
+            yield Piece(encode_whole(self.tokenizer, text, add_special_tokens=True), len(text), False)
+        else:
+            before, after = self._around
+            if before and start == 0:
+                yield Piece(before, 0, True)
+            yield from self.segments.pieces(text, start)
+            if after:
+                yield Piece(after, len(text), False)
 
     def encode_chat(
         self,
@@ -140,7 +185,15 @@ class PromptEncoder:
 
 
 def chat_prompt_ids(encoder: PromptEncoder, body: dict[str, Any]) -> list[int]:
-    """Token ids of a /v1/chat/completions body. ApiError 400 names the field at fault.
+    """Token ids of a /v1/chat/completions body. ApiError 400 names the field at fault; see `chat_prompt_text`."""
+    ids = encoder.encode(*chat_prompt_text(encoder, body))
+    if not ids:
+        raise ApiError(400, "the messages render to an empty prompt", param="messages")
+    return ids
+
+
+def chat_prompt_text(encoder: PromptEncoder, body: dict[str, Any]) -> PromptText:
+    """The text of a /v1/chat/completions body. ApiError 400 names the field at fault.
 
     Reads messages, tools, documents, add_generation_prompt, continue_final_message, chat_template_kwargs,
     reasoning_effort and add_special_tokens, with vLLM's defaults and meaning.
@@ -159,22 +212,36 @@ def chat_prompt_ids(encoder: PromptEncoder, body: dict[str, Any]) -> list[int]:
         continue_final_message=_flag(body, "continue_final_message", False),
         template_kwargs=_template_kwargs(body),
     )
-    ids = encoder.encode(text, add_special_tokens=_flag(body, "add_special_tokens", False))
-    if not ids:
-        raise ApiError(400, "the messages render to an empty prompt", param="messages")
-    return ids
+    return PromptText(text, _flag(body, "add_special_tokens", False))
 
 
 def completion_prompt_ids(encoder: PromptEncoder | None, body: dict[str, Any]) -> list[list[int]]:
-    """Token ids of each prompt of a /v1/completions body: a string, token ids, or a list of either.
+    """Token ids of each prompt of a /v1/completions body; see `completion_prompts`."""
+    prompts = []
+    for index, prompt in enumerate(completion_prompts(body)):
+        where = _where(body, index)
+        if isinstance(prompt, PromptText):
+            if encoder is None:
+                raise ApiError(400, f"{where} is text, but this server has no tokenizer: send token ids", param=where)
+            prompt = encoder.encode(*prompt)
+        if not prompt:
+            raise ApiError(400, f"{where} is empty: send at least one token", param=where)
+        prompts.append(prompt)
+    return prompts
 
-    `encoder` None: this side has no tokenizer, and only token ids are understood. ApiError 400 names the field.
-    """
+
+def completion_prompts(body: dict[str, Any]) -> list[PromptText | list[int]]:
+    """Each prompt of a /v1/completions body: a string, token ids, or a list of either. ApiError 400 names the field."""
     prompt = body.get("prompt")
     add_special_tokens = _flag(body, "add_special_tokens", True)
     if isinstance(prompt, list) and prompt and not is_token_ids(prompt):
-        return [_prompt(encoder, item, f"prompt[{index}]", add_special_tokens) for index, item in enumerate(prompt)]
-    return [_prompt(encoder, prompt, "prompt", add_special_tokens)]
+        return [_prompt(item, _where(body, index), add_special_tokens) for index, item in enumerate(prompt)]
+    return [_prompt(prompt, "prompt", add_special_tokens)]
+
+
+def _where(body: dict[str, Any], index: int) -> str:
+    prompt = body.get("prompt")
+    return f"prompt[{index}]" if isinstance(prompt, list) and prompt and not is_token_ids(prompt) else "prompt"
 
 
 def is_token_ids(prompt: object) -> bool:
@@ -196,18 +263,12 @@ _RESERVED_KWARGS = {
 }
 
 
-def _prompt(encoder: PromptEncoder | None, prompt: object, where: str, add_special_tokens: bool) -> list[int]:
+def _prompt(prompt: object, where: str, add_special_tokens: bool) -> PromptText | list[int]:
     if isinstance(prompt, str):
-        if encoder is None:
-            raise ApiError(400, f"{where} is text, but this server has no tokenizer: send token ids", param=where)
-        ids = encoder.encode(prompt, add_special_tokens)
-    elif isinstance(prompt, list) and all(map(_is_token_id, prompt)):
-        ids = prompt
-    else:
-        raise ApiError(400, f"{where} must be a string or a list of token ids", param=where)
-    if not ids:
-        raise ApiError(400, f"{where} is empty: send at least one token", param=where)
-    return ids
+        return PromptText(prompt, add_special_tokens)
+    if isinstance(prompt, list) and all(map(_is_token_id, prompt)):
+        return prompt
+    raise ApiError(400, f"{where} must be a string or a list of token ids", param=where)
 
 
 def _is_token_id(value: object) -> bool:

@@ -1,23 +1,40 @@
-"""Text to token ids piece by piece between special tokens, so that a growing chat is tokenised only at its end.
+"""Text to token ids in pieces between special tokens, so that a growing chat is tokenised only at its end.
 
-The pieces are those that the `tokenizers` library itself cuts first, so the ids equal those of the whole text; where a
-tokenizer has a part for which that does not hold, or that is not known here, the whole text is encoded.
+The pieces are those that the `tokenizers` library itself cuts first, long ones cut further where that changes no id
+(text_slices), so the ids equal those of the whole text; where a tokenizer has a part for which that does not hold, or
+that is not known here, the whole text is encoded.
 """
 
-import json
 import re
 import threading
 from array import array
 from collections import OrderedDict
-from typing import Any
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from tokenizers import Tokenizer
 
+from mini_infer_contract.api_errors import ApiError
+from mini_infer_contract.text_slices import can_be_cut, next_cut, parts_of
+
 MAX_CACHED_BYTES = 64_000_000
 """Of all pieces kept and their ids: ASCII text takes about two bytes a character, so some 8 million tokens."""
+MAX_WHOLE_CHARACTERS = 2 << 20
+"""Of a piece that cannot be cut: tokenising takes about a hundred bytes of memory a character meanwhile."""
 
 _ENTRY_BYTES = 300
 """What a piece costs beside its characters and ids: without it, a flood of tiny pieces would have no bound."""
+_SEARCH_CHARACTERS = 1 << 18
+"""Searched for added tokens at once, in a millisecond or less: the search does not let other threads run."""
+
+
+class Piece(NamedTuple):
+    """Token ids of a part of a text, and where that part ends."""
+
+    ids: "array[int] | list[int]"
+    end: int
+    closed: bool
+    """An added token ends there: whatever follows, the ids up to here stay."""
 
 
 class SegmentEncoder:
@@ -25,7 +42,8 @@ class SegmentEncoder:
 
     def __init__(self, tokenizer: Tokenizer, max_cached_bytes: int = MAX_CACHED_BYTES) -> None:
         self._tokenizer = tokenizer
-        self._splitter = _splitter(tokenizer)
+        self._added = _AddedTokens.of(tokenizer)
+        self._cuts = self._added is not None and can_be_cut(tokenizer)
         self._cached: OrderedDict[str, array[int]] = OrderedDict()  # piece -> ids, least recently used first
         self._cached_bytes = 0
         self._max_cached_bytes = max_cached_bytes
@@ -35,22 +53,44 @@ class SegmentEncoder:
 
     @property
     def splits(self) -> bool:
-        """Whether this tokenizer allows pieces."""
-        return self._splitter is not None
+        """Whether this tokenizer allows pieces between added tokens."""
+        return self._added is not None and bool(self._added.ids)
 
     def encode(self, text: str) -> list[int]:
-        """The ids of `text`, equal to those of the tokenizer without a cache."""
-        if self._splitter is None:
-            return self._encode(text)
-        pattern, token_ids = self._splitter
+        """The ids of `text`, equal to those of the tokenizer without a cache. ApiError 400: it cannot be tokenised."""
         ids: list[int] = []
-        # With one group in the pattern, pieces and added tokens alternate.
-        for index, piece in enumerate(pattern.split(text)):
-            if index % 2:
-                ids.append(token_ids[piece])
-            elif piece:
-                ids.extend(self._piece(piece))
+        for piece in self.pieces(text):
+            ids.extend(piece.ids)
         return ids
+
+    def pieces(self, text: str, start: int = 0) -> Iterator[Piece]:
+        """The ids of `text` from `start` on, a few milliseconds of work at a time; none of an empty text.
+
+        `start` is 0 or the end of a closed piece of a text that began with the same characters. ApiError 400: it
+        cannot be tokenised.
+        """
+        if self._added is None:
+            if text:
+                yield Piece(self._encode(text), len(text), False)
+            return
+        while start < len(text):
+            found = self._added.search(text, start)
+            begin, end = found or (len(text), len(text))
+            while start < begin:
+                stop = self._next_cut(text, start, begin)
+                yield Piece(self._piece(text[start:stop]), stop, False)
+                start = stop
+            if found:
+                yield Piece([self._added.ids[text[begin:end]]], end, True)
+                start = end
+
+    def _next_cut(self, text: str, start: int, end: int) -> int:
+        if not self._cuts:
+            return end
+        try:
+            return next_cut(text, start, end)
+        except ValueError as error:
+            raise ApiError(400, str(error), code="prompt_not_text") from error
 
     def _piece(self, piece: str) -> "array[int]":
         with self._lock:
@@ -71,13 +111,76 @@ class SegmentEncoder:
 
     def _encode(self, text: str) -> list[int]:
         self.encoded_characters += len(text)
+        return encode_whole(self._tokenizer, text, add_special_tokens=False)
+
+
+def encode_whole(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
+    """The ids of `text`, from the library at once. ApiError 400: it is too long, or the library gives up."""
+    if len(text) > MAX_WHOLE_CHARACTERS:
+        raise ApiError(
+            400,
+            f"this model's tokenizer takes {len(text)} characters as one piece, which is more than "
+            f"{MAX_WHOLE_CHARACTERS}: send a shorter text or token ids",
+            code="prompt_too_long",
+        )
+    try:
         # The batch call is the one that can leave out character offsets, which nobody needs here.
-        ids: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
-        return ids
+        ids: list[int] = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+    except BaseException as error:
+        # A panic of the library (its regular expressions give up on some millions of blanks) is no Exception.
+        if type(error).__name__ != "PanicException":
+            raise
+        message = f"the tokenizer gives up on this text of {len(text)} characters: send less of it at once"
+        raise ApiError(400, message, code="prompt_not_text") from error
+    return ids
 
 
 def _bytes(piece: str, ids: "array[int]") -> int:
     return _ENTRY_BYTES + len(piece.encode()) + ids.itemsize * len(ids)
+
+
+class _AddedTokens:
+    """Finds added tokens in a text as the tokenizer does.
+
+    The tokenizer first cuts the raw text at the added tokens that are not `normalized`, leftmost and longest first
+    (tokenizers, added_vocabulary.rs), and all that follows sees one piece at a time.
+    """
+
+    def __init__(self, ids: dict[str, int]) -> None:
+        self.ids = ids
+        self._pattern = re.compile(_any_of(list(ids))) if ids else None
+        self._longest = max(map(len, ids), default=0)
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> "_AddedTokens | None":
+        """Of a tokenizer; None: pieces are unsafe, or too little is known of it."""
+        decoder = tokenizer.get_added_tokens_decoder()
+        added = [token for token in decoder.values() if not token.normalized]
+        if tokenizer.encode_special_tokens or any(t.lstrip or t.rstrip or t.single_word for t in added):
+            return None
+        if max((len(token.content) for token in added), default=0) > _MAX_WORD_CHARACTERS:
+            return None
+        parts = [*parts_of(tokenizer.normalizer), *parts_of(tokenizer.pre_tokenizer)]
+        if not all(part["type"] in _LOCAL_PARTS and part.get("prepend_scheme") != "first" for part in parts):
+            return None
+        if getattr(tokenizer.model, "dropout", None):
+            return None
+        return cls(
+            {token.content: number for number, token in decoder.items() if token.content and not token.normalized}
+        )
+
+    def search(self, text: str, start: int) -> tuple[int, int] | None:
+        """Where the first one at or after `start` begins and ends."""
+        if self._pattern is None:
+            return None
+        while start < len(text):
+            # A match that begins before the window's end has all its characters in sight.
+            window = start + _SEARCH_CHARACTERS
+            found = self._pattern.search(text, start, window + self._longest)
+            if found and found.start() < window:
+                return found.span()
+            start = window
+        return None
 
 
 _LOCAL_PARTS = {
@@ -110,41 +213,6 @@ _LOCAL_PARTS = {
 
 _MAX_WORD_CHARACTERS = 100
 """Longer added tokens would nest the pattern too deep; no model has any."""
-
-
-def _splitter(tokenizer: Tokenizer) -> tuple[re.Pattern[str], dict[str, int]] | None:
-    """A pattern with one group that finds added tokens as the tokenizer does, and their ids; None: pieces are unsafe.
-
-    The tokenizer first cuts the raw text at the added tokens that are not `normalized`, leftmost and longest first
-    (tokenizers, added_vocabulary.rs), and all that follows sees one piece at a time.
-    """
-    added = [token for token in tokenizer.get_added_tokens_decoder().values() if not token.normalized]
-    if not added or tokenizer.encode_special_tokens or any(t.lstrip or t.rstrip or t.single_word for t in added):
-        return None
-    if max(len(token.content) for token in added) > _MAX_WORD_CHARACTERS:
-        return None
-    parts = [*_parts(_description(tokenizer.normalizer)), *_parts(_description(tokenizer.pre_tokenizer))]
-    if not all(part["type"] in _LOCAL_PARTS and part.get("prepend_scheme") != "first" for part in parts):
-        return None
-    if getattr(tokenizer.model, "dropout", None):
-        return None
-    return re.compile(f"({_any_of([token.content for token in added])})"), {
-        token.content: token_id for token_id, token in tokenizer.get_added_tokens_decoder().items()
-    }
-
-
-def _description(part: Any) -> dict[str, Any] | None:
-    """A normalizer or pre-tokenizer as JSON: what the library pickles."""
-    return None if part is None else json.loads(part.__getstate__())
-
-
-def _parts(part: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """A normalizer or pre-tokenizer and all that it is made of."""
-    if part is None:
-        return []
-    if part["type"] != "Sequence":
-        return [part]
-    return [leaf for child in part.get("normalizers") or part.get("pretokenizers") or [] for leaf in _parts(child)]
 
 
 def _any_of(words: list[str]) -> str:

@@ -1,14 +1,20 @@
 import re
+from itertools import pairwise
+from unittest.mock import patch
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
+from mini_infer_contract import segments, text_slices
+from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.segments import SegmentEncoder, _any_of
 from tests.contract import conversations
 from tests.contract.conversations import quick
 from tests.contract.folders import TOKENIZERS, byte_level
+from tests.contract.test_text_slices import NASTY
+from tests.contract.test_text_slices import tokenizer as words_tokenizer
 
 
 def chat(turns: int) -> str:
@@ -48,6 +54,48 @@ def test_pieces_give_the_ids_of_the_whole(texts: list[str], cached_bytes: int, n
     for end in range(1, len(texts) + 1):
         text = "".join(texts[:end])
         assert encoder.encode(text) == tokenizer.encode(text, add_special_tokens=False).ids
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(NASTY | st.sampled_from(["<s>", "</s>", "<s"]), max_size=6).map("".join), st.integers(1, 8))
+def test_slices_and_windows_give_the_ids_of_the_whole(text: str, size: int) -> None:
+    tokenizer = Tokenizer.from_str(words_tokenizer("qwen2").to_str())
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    expected = tokenizer.encode(text, add_special_tokens=False).ids
+    with (
+        patch.object(text_slices, "SLICE_CHARACTERS", size),
+        patch.object(segments, "_SEARCH_CHARACTERS", size),
+    ):
+        encoder = SegmentEncoder(tokenizer)
+        pieces = list(encoder.pieces(text))
+        assert [token for piece in pieces for token in piece.ids] == expected
+        assert [piece.end for piece in pieces] == sorted({piece.end for piece in pieces})
+        for number, piece in enumerate(pieces):
+            if piece.closed:  # whatever follows a closed piece: from there on the same ids
+                rest = [token for later in encoder.pieces(text + " more", piece.end) for token in later.ids]
+                before = [token for earlier in pieces[: number + 1] for token in earlier.ids]
+                assert before + rest == tokenizer.encode(text + " more", add_special_tokens=False).ids
+
+
+def test_a_long_text_is_encoded_in_short_pieces() -> None:
+    text = "some words in a line, and another 1234.\n" * 5_000
+    pieces = list(SegmentEncoder(words_tokenizer("llama3")).pieces(text))
+    starts = [0, *(piece.end for piece in pieces)]
+    assert max(end - start for start, end in pairwise(starts)) < text_slices.SLICE_CHARACTERS + 100
+
+
+def refused(encoder: SegmentEncoder, text: str, words: str) -> bool:
+    with pytest.raises(ApiError, match=words) as raised:
+        encoder.encode(text)
+    return raised.value.status == 400
+
+
+def test_what_the_tokenizer_cannot_take_is_the_requests_fault() -> None:
+    whole = Tokenizer(models.BPE(vocab={"a": 0, " ": 1}, merges=[]))
+    assert refused(SegmentEncoder(whole), "a" * (segments.MAX_WHOLE_CHARACTERS + 1), "as one piece")
+    whole.pre_tokenizer = pre_tokenizers.Split(Regex("(?:a|a)*b"), "isolated")  # the library panics after 10M tries
+    assert refused(SegmentEncoder(whole), "a" * 50 + " b", "gives up")
+    assert refused(SegmentEncoder(words_tokenizer("qwen2")), "a" * 1_000_000, "put spaces")
 
 
 _tokenizers = {name: make() for name, make in TOKENIZERS.items()}
