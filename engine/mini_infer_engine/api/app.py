@@ -10,8 +10,9 @@ from mini_infer_contract import launch
 from mini_infer_contract.api_errors import ApiError, read_json_object
 from mini_infer_contract.prompt import chat_prompt_ids
 from mini_infer_engine import __version__
-from mini_infer_engine.api.generate import answer
+from mini_infer_engine.api.generate import GenerationResponse
 from mini_infer_engine.api.http import RequestIds, install_error_handlers, json_response, read_body
+from mini_infer_engine.api.openai_replies import Kind
 from mini_infer_engine.api.openai_requests import DetokenizeRequest, TokenizeRequest, parse_body
 from mini_infer_engine.server.api_server_state import ApiServerState
 
@@ -25,8 +26,8 @@ def make_app(front: ApiServerState) -> FastAPI:
     app.add_middleware(RequestIds)
     install_error_handlers(app)
     for path, method, handler in (
-        ("/v1/chat/completions", "POST", lambda request: answer(front, request, "chat")),
-        ("/v1/completions", "POST", lambda request: answer(front, request, "completion")),
+        ("/v1/chat/completions", "POST", lambda request: _generate(front, request, "chat")),
+        ("/v1/completions", "POST", lambda request: _generate(front, request, "completion")),
         ("/v1/models", "GET", lambda request: _models(front)),
         ("/v1/models/{name:path}", "GET", lambda request: _model(front, request)),
         ("/tokenize", "POST", lambda request: _tokenize(front, request)),
@@ -50,21 +51,25 @@ def _route(app: FastAPI, path: str, method: str, handler: Callable[[Request], Aw
     app.add_route(path, endpoint, methods=[method])
 
 
+async def _generate(front: ApiServerState, request: Request, kind: Kind) -> Response:
+    return GenerationResponse(front, request, kind)
+
+
 async def _health(front: ApiServerState) -> Response:
-    """Live: the process answers and its core runs, or is still starting."""
+    """Live: the process answers, and its core makes progress, or still starts."""
     content = {
         "status": "ok",
         "model": front.text.names[0],
         "version": __version__,
         "ready": front.core.model is not None,
     }
-    if front.core.failure is not None:
-        return json_response(content | {"status": "core failed", "reason": front.core.failure.message}, 503)
+    if (problem := front.core_problem) is not None:
+        return json_response(content | {"status": "core failed", "reason": problem}, 503)
     return json_response(content)
 
 
 async def _ready(front: ApiServerState) -> Response:
-    if front.core.failure is not None:
+    if front.core_problem is not None:
         return json_response({"status": "core failed"}, 503)
     if front.core.model is None:
         return json_response({"status": "loading"}, 503)
@@ -119,7 +124,7 @@ async def _kv_snapshot(front: ApiServerState) -> Response:
 
 
 async def _tokenize(front: ApiServerState, http_request: Request) -> Response:
-    body = read_json_object(await read_body(http_request, front.max_body_bytes))
+    body = read_json_object(await read_body(http_request, front.options.max_body_bytes))
     request = parse_body(body, TokenizeRequest)
     front.check_model(request.model)
     encoder = front.text.encoder
@@ -141,7 +146,9 @@ async def _tokenize(front: ApiServerState, http_request: Request) -> Response:
 
 
 async def _detokenize(front: ApiServerState, http_request: Request) -> Response:
-    request = parse_body(read_json_object(await read_body(http_request, front.max_body_bytes)), DetokenizeRequest)
+    request = parse_body(
+        read_json_object(await read_body(http_request, front.options.max_body_bytes)), DetokenizeRequest
+    )
     front.check_model(request.model)
     encoder = front.text.encoder
     if encoder is None:

@@ -42,15 +42,6 @@ class Work:
     include_usage: bool
 
 
-async def answer(front: ApiServerState, http_request: HttpRequest, kind: Kind) -> Response:
-    """Handle one request; the returned response is already running, or complete."""
-    body = read_json_object(await read_body(http_request, front.max_body_bytes))
-    request: ChatRequest | CompletionRequest
-    request = parse_body(body, ChatRequest) if kind == "chat" else parse_body(body, CompletionRequest)
-    model = front.admit(request.model)
-    return GenerationResponse(front, await _prepare(front, model, request, body, request_id(http_request)))
-
-
 async def _prepare(
     front: ApiServerState,
     model: ModelInfo,
@@ -103,66 +94,87 @@ async def _prepare(
 
 
 class GenerationResponse(Response):
-    """Runs a generation for as long as its client listens, and answers whole or in events."""
+    """Reads a request, runs it for as long as its client listens, and answers whole or in events."""
 
-    def __init__(self, front: ApiServerState, work: Work) -> None:
+    def __init__(self, front: ApiServerState, http_request: HttpRequest, kind: Kind) -> None:
         self.background = None
         self.status_code = 200
         self._front = front
-        self._work = work
+        self._request = http_request
+        self._kind: Kind = kind
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI."""
-        core, generation = self._front.core, self._work.generation
+        """ASGI. The request counts from here on, its body not read yet: a drain waits for all that have begun."""
         with self._front.counted():
-            watcher = asyncio.create_task(_cancel_on_disconnect(receive, generation))
             try:
-                core.submit(generation)
-                if self._work.streams:
-                    await self._stream(scope, receive, send)
-                else:
-                    await self._whole(scope, receive, send)
-            except OSError:
-                pass  # the client left while something was being sent
-            finally:
-                core.leave(generation)
-                watcher.cancel()
+                work = await self._accept()
+            except ApiError as error:
+                await error_response(error)(scope, receive, send)
+            else:
+                await self._run(work, scope, receive, send)
 
-    async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
-        generation = self._work.generation
-        await generation.finished()
-        if generation.error is not None:
-            await error_response(generation.error)(scope, receive, send)
-        elif not generation.cancelled:
-            await json_response(self._work.shape.whole(generation.replies))(scope, receive, send)
+    async def _accept(self) -> Work:
+        """ApiError: the request cannot be served."""
+        body = read_json_object(await read_body(self._request, self._front.options.max_body_bytes))
+        request: ChatRequest | CompletionRequest
+        request = parse_body(body, ChatRequest) if self._kind == "chat" else parse_body(body, CompletionRequest)
+        model = self._front.admit(request.model)
+        return await _prepare(self._front, model, request, body, request_id(self._request))
 
-    async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
-        generation = self._work.generation
-        # Nothing is sent before the first token: until then an error still has its own status, and can be retried.
+    async def _run(self, work: Work, scope: Scope, receive: Receive, send: Send) -> None:
+        core, generation = self._front.core, work.generation
+        watcher = asyncio.create_task(_cancel_on_disconnect(receive, generation))
+        try:
+            core.submit(generation)
+            if work.streams:
+                await _stream(work, scope, receive, send)
+            else:
+                await _whole(work, scope, receive, send)
+        except OSError:
+            pass  # the client left while something was being sent
+        finally:
+            core.leave(generation)
+            watcher.cancel()
+
+
+async def _whole(work: Work, scope: Scope, receive: Receive, send: Send) -> None:
+    generation = work.generation
+    await generation.finished()
+    if generation.error is not None:
+        await error_response(generation.error)(scope, receive, send)
+    elif not generation.cancelled:
+        await json_response(work.shape.whole(generation.replies))(scope, receive, send)
+
+
+async def _stream(work: Work, scope: Scope, receive: Receive, send: Send) -> None:
+    generation = work.generation
+    # Nothing is sent before the first token: until then an error still has its own status, and can be retried.
+    news = await generation.news()
+    if generation.error is not None and not news:
+        await error_response(generation.error)(scope, receive, send)
+        return
+    await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+    data = b"".join(work.shape.first_chunk(index) for index in range(len(generation.replies)))
+    while news:
+        data += b"".join([_chunk(work, index, piece) for index, piece in news])
+        await send({"type": "http.response.body", "body": data, "more_body": True})
+        data = b""
         news = await generation.news()
-        if generation.error is not None and not news:
-            await error_response(generation.error)(scope, receive, send)
-            return
-        await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
-        data = b"".join(self._work.shape.first_chunk(index) for index in range(len(generation.replies)))
-        while news:
-            data += b"".join([self._chunk(index, piece) for index, piece in news])
-            await send({"type": "http.response.body", "body": data, "more_body": True})
-            data = b""
-            news = await generation.news()
-        await send({"type": "http.response.body", "body": self._end()})
+    await send({"type": "http.response.body", "body": _end(work)})
 
-    def _chunk(self, index: int, piece: TextDelta) -> bytes:
-        shape = self._work.shape
-        if piece.is_last:
-            return shape.last_chunk(index, self._work.generation.replies[index], piece)
-        return shape.chunk(index, piece)
 
-    def _end(self) -> bytes:
-        generation = self._work.generation
-        if generation.error is not None:
-            return error_event(generation.error.body())
-        return (self._work.shape.usage_chunk(generation.replies) if self._work.include_usage else b"") + DONE
+def _chunk(work: Work, index: int, piece: TextDelta) -> bytes:
+    shape = work.shape
+    if piece.is_last:
+        return shape.last_chunk(index, work.generation.replies[index], piece)
+    return shape.chunk(index, piece)
+
+
+def _end(work: Work) -> bytes:
+    generation = work.generation
+    if generation.error is not None:
+        return error_event(generation.error.body())
+    return (work.shape.usage_chunk(generation.replies) if work.include_usage else b"") + DONE
 
 
 async def _cancel_on_disconnect(receive: Receive, generation: Generation) -> None:

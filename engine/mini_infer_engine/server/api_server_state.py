@@ -3,9 +3,12 @@
 import asyncio
 import itertools
 import secrets
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+
+import msgspec
 
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.launch import DRAINING_HEADER
@@ -18,6 +21,16 @@ from mini_infer_engine.text.text_model import TextModel
 _RETRY_HEADERS = {"retry-after": "1"}
 
 
+class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What the HTTP process needs beside the engine's settings."""
+
+    max_body_bytes: int
+    drain_timeout_s: float
+    """From SIGTERM on: how long running requests may take to finish."""
+    health_timeout_s: float
+    """How long the core may work without a sign of life before the server calls itself dead; 0: for ever."""
+
+
 @dataclass(slots=True)
 class ApiServerState:
     """One per process."""
@@ -25,9 +38,9 @@ class ApiServerState:
     text: TextModel
     core: CoreClient
     metrics: ServerMetrics
-    max_body_bytes: int
+    options: ServeOptions
     in_flight: int = field(default=0, init=False)
-    """Requests for text that are not answered completely."""
+    """Requests for text, from the first byte of their header to the last of their answer."""
     idle: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     """Set while none is."""
 
@@ -40,6 +53,19 @@ class ApiServerState:
     def draining(self) -> bool:
         """Whether new requests are sent away."""
         return self.metrics.draining
+
+    @property
+    def core_problem(self) -> str | None:
+        """Why this process should be replaced: its core is gone, or hangs. None: it works, or still loads."""
+        if self.core.failure is not None:
+            return self.core.failure.message
+        silent_s, limit_s = self.core.silent_s(time.monotonic()), self.options.health_timeout_s
+        if not limit_s or silent_s < limit_s:
+            return None
+        return (
+            f"the core has work and has finished no step for {silent_s:.0f} s: it hangs, or one step takes longer than "
+            f"--health-timeout ({limit_s:g} s)"
+        )
 
     def start_drain(self) -> None:
         """From now on only what runs is finished."""

@@ -74,7 +74,8 @@ def run(options: argparse.Namespace) -> int:
     )
     with CoreProcess(config) as core:
         # Imported while the core starts: the web framework takes most of a second.
-        from mini_infer_engine.server.serve import ServeOptions, serve
+        from mini_infer_engine.server.api_server_state import ServeOptions
+        from mini_infer_engine.server.serve import serve
         from mini_infer_engine.text.text_model import TextModel
 
         names = settings.served_model_name or (settings.model,)
@@ -85,7 +86,11 @@ def run(options: argparse.Namespace) -> int:
         host, port = listening.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         logger.info("mini-infer %s serves %s at http://%s:%d", __version__, ", ".join(names), shown, port)
-        limits = ServeOptions(max_body_bytes=options.max_body_size, drain_timeout_s=options.drain_timeout)
+        limits = ServeOptions(
+            max_body_bytes=options.max_body_size,
+            drain_timeout_s=options.drain_timeout,
+            health_timeout_s=options.health_timeout,
+        )
         return serve(listening, text, core, limits)
 
 
@@ -281,6 +286,14 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
         default=30.0,
         metavar="SECONDS",
         help="after SIGTERM, for running requests to finish (default: 30)",
+    )
+    group.add_argument(
+        "--health-timeout",
+        type=_seconds,
+        default=120.0,
+        metavar="SECONDS",
+        help="/healthz answers 503 when the core has work and has finished no step for so long; above what the largest "
+        "step takes, which on a CPU can be a minute; 0: never (default: 120)",
     )
     group.add_argument("--log-level", choices=LEVELS, default="info", help="the least that is logged (default: info)")
 

@@ -38,6 +38,8 @@ class CoreClient:
         """None until the core is ready."""
         self.failure: ApiError | None = None
         """Why the core takes no requests any more."""
+        self._heard_at_s = time.monotonic()
+        """When the core last said something, or had nothing to do."""
         self._send(messages.Hello())
 
     def submit(self, generation: Generation) -> None:
@@ -45,9 +47,21 @@ class CoreClient:
         if self.failure is not None:
             generation.fail(self.failure)
             return
+        if not self._owes_work:
+            self._heard_at_s = time.monotonic()
         for index, reply in enumerate(generation.replies):
             self._waiting[reply.request.request_id] = generation, index
             self._send(messages.Add(reply.request))
+
+    @property
+    def _owes_work(self) -> bool:
+        """Whether a step must come: somebody waits, or the core said that it has something to do."""
+        stats = self._metrics.stats
+        return bool(self._waiting or stats.running or stats.waiting)
+
+    def silent_s(self, now_s: float) -> float:
+        """For how long the core has said nothing while it has work; 0 while it has none, or still loads."""
+        return now_s - self._heard_at_s if self.model is not None and self._owes_work else 0.0
 
     def leave(self, generation: Generation) -> None:
         """The request is over for its client; what the core still makes for it is stopped."""
@@ -74,6 +88,7 @@ class CoreClient:
         """Take messages until cancelled. CoreFailedError: the core said that it fails."""
         while True:
             message = messages.decode_from_core(await self._socket.recv())
+            self._heard_at_s = time.monotonic()
             match message:
                 case messages.StepOutputs(outputs, stats):
                     self._metrics.take_stats(stats)

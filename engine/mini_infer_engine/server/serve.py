@@ -8,13 +8,13 @@ import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import msgspec
 import uvicorn
 from fastapi import FastAPI
 
 from mini_infer_contract.api_errors import ApiError
+from mini_infer_contract.launch import DRAINING_HEADER
 from mini_infer_engine.api.app import make_app
-from mini_infer_engine.server.api_server_state import ApiServerState
+from mini_infer_engine.server.api_server_state import ApiServerState, ServeOptions
 from mini_infer_engine.server.child_process import CoreProcess
 from mini_infer_engine.server.core_client import CoreClient, CoreFailedError
 from mini_infer_engine.server.metrics import ServerMetrics
@@ -28,14 +28,6 @@ _DEAD_CORE_LINGER_S = 1.5
 """How long /healthz tells of a dead core before the process follows it: probes and clients learn the reason."""
 _KEEP_ALIVE_S = 75
 """Longer than clients and gateways keep an idle connection: the side that closes first should not be the server."""
-
-
-class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the HTTP process needs beside the engine's settings."""
-
-    max_body_bytes: int
-    drain_timeout_s: float
-    """From SIGTERM on: how long running requests may take to finish."""
 
 
 def serve(listening: socket.socket, text: TextModel, core: CoreProcess, options: ServeOptions) -> int:
@@ -74,7 +66,7 @@ class _Server:
     async def run(self) -> int:
         metrics = ServerMetrics(self._text.names[0])
         client = CoreClient(self._core.address, metrics)
-        self._front = ApiServerState(self._text, client, metrics, self._options.max_body_bytes)
+        self._front = ApiServerState(self._text, client, metrics, self._options)
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self._on_terminate)
         loop.add_signal_handler(signal.SIGINT, self._leaving.set)
@@ -89,7 +81,7 @@ class _Server:
             task.cancel()
         client.stop()
         if client.failure is None:
-            client.fail(ApiError(503, "the server is stopping", code="stopping"))
+            client.fail(ApiError(503, "the server is stopping", code="stopping", headers={DRAINING_HEADER: "true"}))
         server.should_exit = True
         await serving
         client.close()

@@ -30,7 +30,7 @@ UNROUTE_S = 5
 EXIT_S = 3
 """Left of the grace period for the process to end after its drain."""
 START_LIMIT_S = 3600
-"""A start longer than this (weights from a hub) counts as hung."""
+"""A start longer than this (weights from a hub, then into memory) counts as hung."""
 
 
 def pod_template(
@@ -106,7 +106,7 @@ def _container(launch: Launch, pull_policy: str | None) -> dict[str, Any]:
             {"name": "events", "containerPort": EVENTS_PORT},
             {"name": "replay", "containerPort": REPLAY_PORT},
         ],
-        "startupProbe": _probe(HEALTH_PATH, period_s=1, failures=START_LIMIT_S),
+        "startupProbe": _probe(READY_PATH, period_s=1, failures=START_LIMIT_S),
         "livenessProbe": _probe(HEALTH_PATH, period_s=5, failures=3),
         "readinessProbe": _probe(READY_PATH, period_s=2, failures=3),
         "lifecycle": {"preStop": {"sleep": {"seconds": UNROUTE_S}}},

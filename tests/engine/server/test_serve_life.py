@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -76,6 +77,47 @@ def test_draining_finishes_what_runs_and_sends_the_rest_away() -> None:
             assert server.metric("mini_infer_engine_draining") == 1
         assert all(request.text.endswith("data: [DONE]\n\n") for request in requests)
         assert server.client.get("/drain").json() == {"draining": True, "running": 0}
+
+
+def test_a_request_counts_for_a_drain_before_its_body_has_come() -> None:
+    with DryServer() as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        payload = json.dumps(body(3)).encode()
+        with socket.create_connection((host, int(port)), timeout=30) as slow:
+            slow.sendall(
+                b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+                b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(payload)
+            )
+            wait_until(lambda: server.client.get("/drain").json()["running"] == 1)
+            server.process.send_signal(signal.SIGTERM)
+            wait_until(lambda: server.client.get("/readyz").status_code == 503)
+            slow.sendall(payload)
+            answer = b""
+            while part := slow.recv(65536):
+                answer += part
+        assert answer.startswith(b"HTTP/1.1 503")
+        assert b"x-mini-infer-draining: true" in answer
+        assert server.wait() == 0
+
+
+def test_a_core_that_hangs_makes_the_server_unhealthy_until_it_goes_on() -> None:
+    with DryServer(*SLOW, "--health-timeout", "0.5") as server:
+        core = server.core_pid
+        os.kill(core, signal.SIGSTOP)
+        try:
+            time.sleep(0.7)  # a core without work may be silent for as long as it likes
+            assert server.client.get("/healthz").status_code == 200
+            request = RunningRequest(server, max_tokens=50)
+            took = wait_until(lambda: server.client.get("/healthz").status_code == 503)
+            assert took >= 0.3
+            assert server.client.get("/readyz").status_code == 503
+            assert "no step for" in server.client.get("/healthz").json()["reason"]
+        finally:
+            os.kill(core, signal.SIGCONT)
+        request.join()
+        assert request.text.endswith("data: [DONE]\n\n")
+        assert server.client.get("/healthz").status_code == 200
+        assert server.client.get("/readyz").status_code == 200
 
 
 def test_sigterm_lets_requests_finish_and_then_leaves() -> None:
