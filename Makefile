@@ -7,7 +7,7 @@ CR ?= examples/demo.yaml
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install up test check format e2e test-gpu crds lock clean
+.PHONY: help install up test check format e2e test-gpu crds dashboards lock clean
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -41,6 +41,9 @@ test-gpu: install ## the tests that need an NVIDIA GPU
 crds: install ## writes crds/ from the models, and the chart's copy
 	@$(BIN)/python -m mini_infer_operator.crd >crds/inferenceservices.yaml
 	@cp crds/inferenceservices.yaml charts/mini-infer/crds/
+
+dashboards: install ## writes the chart's Grafana dashboards from scripts/dashboards.py
+	@$(BIN)/python scripts/dashboards.py
 
 lock: install ## writes constraints.txt again; UPGRADE=1 takes newer versions
 	@bash scripts/lock.sh
