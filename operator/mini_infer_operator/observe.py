@@ -21,11 +21,21 @@ class ObservedWorkload:
 
 
 @dataclass(frozen=True, slots=True)
+class Failure:
+    """Why some engines do not get ready."""
+
+    reason: str
+    """Out of the closed set (contract)."""
+    message: str
+    """Who fails, and Kubernetes' or the engine's own words."""
+
+
+@dataclass(frozen=True, slots=True)
 class Observed:
     """All that planning and status need to know of the world."""
 
     workloads: Sequence[ObservedWorkload] = ()
-    failures: Sequence[str] = ()
-    """Why engines do not come up, one sentence each, in Kubernetes' own words where there are some."""
+    failures: Sequence[Failure] = ()
+    """Why engines do not come up, the most telling first."""
     default_image: str = "local"
     """The engine's image of services that name none."""

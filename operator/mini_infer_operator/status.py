@@ -1,16 +1,16 @@
 """What a user is told: status out of spec, observation and plan. Pure; reasons are a closed set (contract)."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
 from mini_infer_contract.resources import Condition, InferenceService, InferenceServiceStatus, Reason
-from mini_infer_operator.observe import Observed
+from mini_infer_operator.observe import Failure, Observed
 from mini_infer_operator.plan.plan import Plan
 
 EventType = Literal["Normal", "Warning"]
-_HARMLESS = {Reason.STARTING, Reason.ROLLING_OUT, Reason.SCALED_TO_ZERO}
+_HARMLESS = {Reason.STARTING, Reason.ROLLING_OUT}
 Verdict = tuple[bool, str, str]
 """Status, reason, message."""
 
@@ -35,24 +35,15 @@ def service_status(
 ) -> dict[str, Any]:
     """The status of a valid service; `previous` is the stored one: its transition times stay where nothing flips."""
     launched = [workload for workload in plan.workloads if workload.launch is not None]
-    current = {(workload.role, workload.revision) for workload in launched}
-    wanted = sum(role.replicas for role in service.roles.values())
-    new_ready = sum(w.available for w in observed.workloads if (w.role, w.revision) in current)
-    ready = sum(w.available for w in observed.workloads)
-    existing = sum(w.replicas for w in observed.workloads)
-    settled = existing == new_ready == wanted and len(observed.workloads) == len(current)
-    verdicts = {
-        "Ready": _ready(failure, observed, settled=settled, wanted=wanted, ready=new_ready, old=ready - new_ready),
-        "Available": _available(ready),
-        "Progressing": _progressing(failure, settled=settled, old=ready - new_ready),
-    }
+    look = _look(service, observed, {(workload.role, workload.revision) for workload in launched}, previous)
+    verdicts = {"Ready": _ready(failure, look), "Available": _available(look.ready), **_progress(failure, look)}
     status = InferenceServiceStatus(
         observed_generation=service.metadata.generation,
         conditions=_conditions(verdicts, service.metadata.generation, previous, now),
         model=service.model_name,
         revision=launched[0].revision if launched else None,
-        replicas=existing,
-        ready_replicas=ready,
+        replicas=look.existing,
+        ready_replicas=look.ready,
         url=url,
     )
     return status.model_dump(by_alias=True, exclude_none=True)
@@ -61,7 +52,9 @@ def service_status(
 def invalid_status(generation: int, message: str, *, previous: Mapping[str, Any], now: datetime) -> dict[str, Any]:
     """The status of a stored spec that breaks a rule: what ran before goes on, untouched."""
     verdict = (False, Reason.INVALID_SPEC, message)
-    conditions = _conditions({"Ready": verdict, "Progressing": verdict}, generation, previous, now)
+    stalled = (True, Reason.INVALID_SPEC, message)
+    verdicts = {"Ready": verdict, "Progressing": verdict, "Stalled": stalled}
+    conditions = _conditions(verdicts, generation, previous, now)
     kept = {key: value for key, value in previous.items() if key not in {"conditions", "observedGeneration"}}
     others = [c for c in previous.get("conditions", ()) if c["type"] == "Available"]
     dumped = [condition.model_dump(by_alias=True) for condition in conditions]
@@ -77,35 +70,103 @@ def ready_turn(previous: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[
     return after["reason"], after["message"], "Normal" if harmless else "Warning"
 
 
-def _ready(
-    failure: PermanentFailure | None, observed: Observed, *, settled: bool, wanted: int, ready: int, old: int
-) -> Verdict:
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What is counted of a service's engines."""
+
+    wanted: int
+    current: int
+    """Existing engines of the wanted revision."""
+    current_ready: int
+    existing: int
+    """Of all revisions."""
+    ready: int
+    has_older: bool
+    """Whether there are older revisions."""
+    settled: bool
+    was_ready: bool
+    """Everything was ready once since the spec was edited."""
+    failures: Sequence[Failure]
+
+    @property
+    def old_ready(self) -> int:
+        """Engines of older revisions that answer."""
+        return self.ready - self.current_ready
+
+
+def _look(
+    service: InferenceService, observed: Observed, current: set[tuple[str, str]], previous: Mapping[str, Any]
+) -> _Look:
+    wanted = sum(role.replicas for role in service.roles.values())
+    of_current = [w for w in observed.workloads if (w.role, w.revision) in current]
+    current_ready, existing = sum(w.available for w in of_current), sum(w.replicas for w in observed.workloads)
+    before = {c["type"]: c for c in previous.get("conditions", ())}.get("Ready", {})
+    same_spec = before.get("observedGeneration") == service.metadata.generation
+    was_ready = before.get("status") == "True" or before.get("reason") == Reason.REPLACING_ENGINES
+    return _Look(
+        wanted=wanted,
+        current=sum(w.replicas for w in of_current),
+        current_ready=current_ready,
+        existing=existing,
+        ready=sum(w.available for w in observed.workloads),
+        has_older=any((w.role, w.revision) not in current for w in observed.workloads),
+        settled=existing == current_ready == wanted and len(observed.workloads) == len(current),
+        was_ready=same_spec and was_ready,
+        failures=observed.failures,
+    )
+
+
+def _ready(failure: PermanentFailure | None, look: _Look) -> Verdict:
     if failure is not None:
         return False, failure.reason, failure.message
-    if settled and not wanted:
-        return False, Reason.SCALED_TO_ZERO, "0 replicas are asked for"
-    if settled:
-        return True, Reason.ALL_REPLICAS_READY, f"{ready} of {wanted} engines are ready"
-    message = f"{ready} of {wanted} engines are ready"
-    if observed.failures:
-        return False, Reason.PODS_FAILING, f"{message}; {'; '.join(observed.failures)}"
-    if old:
-        return False, Reason.ROLLING_OUT, f"{message}; {old} of older revisions still answer"
-    return False, Reason.STARTING, message
+    if look.settled and not look.wanted:
+        return True, Reason.SCALED_TO_ZERO, "0 replicas are asked for, and none runs"
+    message = f"{min(look.current_ready, look.wanted)} of {look.wanted} engines are ready"
+    if look.settled:
+        return True, Reason.ALL_REPLICAS_READY, message
+    reason, more = _unsettled(look)
+    if reason == Reason.SCALING_DOWN:
+        return True, reason, f"{message}; {more}"
+    if look.failures:
+        told = "; ".join(failure.message for failure in look.failures)
+        return False, look.failures[0].reason, f"{message}; {told}"
+    return False, reason, f"{message}; {more}" if more else message
+
+
+def _unsettled(look: _Look) -> tuple[str, str]:
+    """What goes on, as a reason and the rest of a sentence."""
+    if look.has_older:
+        return Reason.ROLLING_OUT, f"{look.old_ready} of older revisions still answer" if look.old_ready else ""
+    if look.current_ready >= look.wanted:
+        more = max(look.current, look.current_ready) - look.wanted
+        return Reason.SCALING_DOWN, f"{more} more {'is' if more == 1 else 'are'} being stopped"
+    if look.was_ready and look.current == look.wanted:
+        lost = look.wanted - look.current_ready
+        return Reason.REPLACING_ENGINES, f"{lost} {'was' if lost == 1 else 'were'} lost and {_is_are(lost)} replaced"
+    return Reason.STARTING, ""
+
+
+def _is_are(count: int) -> str:
+    return "is being" if count == 1 else "are being"
 
 
 def _available(ready: int) -> Verdict:
     if ready:
-        return True, Reason.AVAILABLE, f"{ready} engines can answer"
+        return True, Reason.AVAILABLE, f"{ready} {'engine' if ready == 1 else 'engines'} can answer"
     return False, Reason.NONE_AVAILABLE, "no engine can answer"
 
 
-def _progressing(failure: PermanentFailure | None, *, settled: bool, old: int) -> Verdict:
+def _progress(failure: PermanentFailure | None, look: _Look) -> dict[str, Verdict]:
+    """Progressing, and what tools that wait by kstatus' rules read: Reconciling and Stalled, only while they hold."""
     if failure is not None:
-        return False, failure.reason, failure.message
-    if settled:
-        return False, Reason.COMPLETE, "nothing is left to do"
-    return True, Reason.ROLLING_OUT if old else Reason.STARTING, "engines are being started or stopped"
+        return {
+            "Progressing": (False, failure.reason, failure.message),
+            "Stalled": (True, failure.reason, failure.message),
+        }
+    if look.settled:
+        return {"Progressing": (False, Reason.COMPLETE, "nothing is left to do")}
+    going = (True, _unsettled(look)[0], "engines are being started or stopped")
+    return {"Progressing": going, "Reconciling": going}
 
 
 def _conditions(

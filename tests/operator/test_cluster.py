@@ -259,7 +259,7 @@ def test_deletion_leaves_nothing(cluster: Cluster) -> None:
 
 def test_why_a_pod_does_not_start_is_told(cluster: Cluster) -> None:
     cluster.apply("broken", image="engine:broken")
-    ready = wait(lambda: (r := cluster.ready("broken")).get("reason") == "PodsFailing" and r)
+    ready = wait(lambda: (r := cluster.ready("broken")).get("reason") == "ImagePullFailed" and r)
     assert "ImagePullBackOff: there is no such image" in ready["message"]
     cluster.apply("broken", image="engine:2")
     wait(lambda: cluster.ready("broken").get("status") == "True")

@@ -83,7 +83,7 @@ async def test_it_settles_and_then_says_nothing_new(edits: list[tuple[int, str]]
         backend.stored = changed({"spec": {"image": image, "unified": {"replicas": replicas}}})
         backend.stored["status"] = status
         await settle(backend)
-        assert backend.ready() == (("True", "AllReplicasReady") if replicas else ("False", "ScaledToZero"))
+        assert backend.ready() == ("True", "AllReplicasReady" if replicas else "ScaledToZero")
         assert [w.replicas for w in backend.workloads] == [replicas]
     reports = backend.reports
     assert await reconcile(backend) == float("inf")

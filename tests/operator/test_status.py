@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from mini_infer_contract.resources import REASONS, InferenceServiceStatus
-from mini_infer_operator.observe import Observed, ObservedWorkload
+from mini_infer_operator.observe import Failure, Observed, ObservedWorkload
 from mini_infer_operator.parse import parse_service
 from mini_infer_operator.plan.plan import make_plan
 from mini_infer_operator.status import PermanentFailure, invalid_status, service_status
@@ -17,22 +17,25 @@ LATER = datetime(2026, 1, 1, 12, 30, tzinfo=UTC)
 def status(
     *seen: tuple[str, int, int],
     replicas: int = 2,
-    failures: tuple[str, ...] = (),
-    problem: PermanentFailure | None = None,
+    failures: tuple[Failure, ...] = (),
+    failure: PermanentFailure | None = None,
     previous: dict[str, Any] | None = None,
     now: datetime = NOON,
 ) -> dict[str, Any]:
     """Of the demo service; `seen` is (revision, replicas, available), "new" stands for the current one."""
     service = parse_service(changed({"metadata": {"generation": 3}, "spec": {"unified": {"replicas": replicas}}}))
-    current = make_plan(service, Observed(), "i").workloads[0].revision
+    current = make_plan(service, Observed(), NOON).workloads[0].revision
     workloads = [ObservedWorkload("unified", current if r == "new" else r, n, a) for r, n, a in seen]
     observed = Observed(workloads, failures)
-    plan = make_plan(service, observed, "i")
-    return service_status(service, observed, plan, problem, url="http://x", previous=previous or {}, now=now)
+    plan = make_plan(service, observed, now)
+    return service_status(service, observed, plan, failure, url="http://x", previous=previous or {}, now=now)
 
 
 def conditions(value: dict[str, Any]) -> dict[str, tuple[str, str]]:
     return {c["type"]: (c["status"], c["reason"]) for c in value["conditions"]}
+
+
+OLD_AND_NEW = (("old", 2, 2), ("new", 1, 0))
 
 
 @pytest.mark.parametrize(
@@ -41,29 +44,65 @@ def conditions(value: dict[str, Any]) -> dict[str, tuple[str, str]]:
         ((), 2, ("False", "Starting"), ("False", "NoneAvailable"), ("True", "Starting")),
         ((("new", 2, 1),), 2, ("False", "Starting"), ("True", "Available"), ("True", "Starting")),
         ((("new", 2, 2),), 2, ("True", "AllReplicasReady"), ("True", "Available"), ("False", "Complete")),
-        ((("new", 3, 3),), 2, ("False", "Starting"), ("True", "Available"), ("True", "Starting")),
-        ((("old", 2, 2), ("new", 1, 0)), 2, ("False", "RollingOut"), ("True", "Available"), ("True", "RollingOut")),
+        ((("new", 3, 3),), 2, ("True", "ScalingDown"), ("True", "Available"), ("True", "ScalingDown")),
+        ((("new", 2, 3),), 2, ("True", "ScalingDown"), ("True", "Available"), ("True", "ScalingDown")),
+        ((("new", 2, 2),), 0, ("True", "ScalingDown"), ("True", "Available"), ("True", "ScalingDown")),
+        (OLD_AND_NEW, 2, ("False", "RollingOut"), ("True", "Available"), ("True", "RollingOut")),
         ((("old", 1, 1), ("new", 2, 2)), 2, ("False", "RollingOut"), ("True", "Available"), ("True", "RollingOut")),
-        ((("new", 0, 0),), 0, ("False", "ScaledToZero"), ("False", "NoneAvailable"), ("False", "Complete")),
+        ((("old", 0, 0), ("new", 2, 2)), 2, ("False", "RollingOut"), ("True", "Available"), ("True", "RollingOut")),
+        ((("new", 0, 0),), 0, ("True", "ScaledToZero"), ("False", "NoneAvailable"), ("False", "Complete")),
     ],
 )
 def test_table(seen: Any, replicas: int, ready: Any, available: Any, progressing: Any) -> None:
     value = status(*seen, replicas=replicas)
-    assert conditions(value) == {"Ready": ready, "Available": available, "Progressing": progressing}
+    expected = {"Ready": ready, "Available": available, "Progressing": progressing}
+    if progressing[0] == "True":
+        expected["Reconciling"] = progressing
+    assert conditions(value) == expected
     assert (value["observedGeneration"], value["model"], value["url"]) == (3, "demo", "http://x")
     assert value["readyReplicas"] == sum(available for _, _, available in seen)
 
 
-def test_failures_are_quoted() -> None:
-    value = status(("new", 2, 0), failures=("pod-1: ImagePullBackOff: no such image",))
-    assert conditions(value)["Ready"] == ("False", "PodsFailing")
-    assert "pod-1: ImagePullBackOff: no such image" in value["conditions"][0]["message"]
+@pytest.mark.parametrize(
+    ("seen", "replicas", "message"),
+    [
+        ((("new", 1, 1),), 2, "1 of 2 engines are ready"),
+        ((("new", 2, 2),), 1, "1 of 1 engines are ready; 1 more is being stopped"),
+        ((("new", 3, 3),), 0, "0 of 0 engines are ready; 3 more are being stopped"),
+        (OLD_AND_NEW, 2, "0 of 2 engines are ready; 2 of older revisions still answer"),
+    ],
+)
+def test_messages_never_count_more_ready_than_wanted(seen: Any, replicas: int, message: str) -> None:
+    assert status(*seen, replicas=replicas)["conditions"][0]["message"] == message
 
 
-def test_a_problem_is_not_progress() -> None:
-    value = status(("new", 2, 2), problem=PermanentFailure("Refused", "Deployment x: no"))
+def test_a_lost_engine_is_told_from_one_that_never_came() -> None:
+    whole = status(("new", 2, 2))
+    lost = status(("new", 2, 1), previous=whole)
+    assert conditions(lost)["Ready"] == ("False", "ReplacingEngines")
+    assert lost["conditions"][0]["message"] == "1 of 2 engines are ready; 1 was lost and is being replaced"
+    assert conditions(status(("new", 2, 0), previous=lost))["Ready"] == ("False", "ReplacingEngines")
+    edited = {**whole, "conditions": [{**c, "observedGeneration": 2} for c in whole["conditions"]]}
+    assert conditions(status(("new", 2, 1), previous=edited))["Ready"] == ("False", "Starting")
+
+
+def test_failures_are_quoted_and_the_first_is_the_reason() -> None:
+    failures = (
+        Failure("ImagePullFailed", "pod-1: ImagePullBackOff: no such image"),
+        Failure("Unschedulable", "pod-2: no GPU"),
+    )
+    value = status(("new", 2, 0), failures=failures)
+    assert conditions(value)["Ready"] == ("False", "ImagePullFailed")
+    message = value["conditions"][0]["message"]
+    assert message == "0 of 2 engines are ready; pod-1: ImagePullBackOff: no such image; pod-2: no GPU"
+
+
+def test_a_failure_that_stands_is_not_progress_and_stalls() -> None:
+    value = status(("new", 2, 2), failure=PermanentFailure("Refused", "Deployment x: no"))
     assert conditions(value)["Ready"] == conditions(value)["Progressing"] == ("False", "Refused")
+    assert conditions(value)["Stalled"] == ("True", "Refused")
     assert conditions(value)["Available"] == ("True", "Available")
+    assert "Reconciling" not in conditions(value)
 
 
 def test_transition_times_change_on_a_flip_only() -> None:
@@ -82,6 +121,7 @@ def test_an_invalid_spec_keeps_what_is_known_of_the_engines() -> None:
     before = status(("new", 2, 2))
     after = invalid_status(4, "spec.x: there is no such field", previous=before, now=LATER)
     assert conditions(after)["Ready"] == conditions(after)["Progressing"] == ("False", "InvalidSpec")
+    assert conditions(after)["Stalled"] == ("True", "InvalidSpec")
     assert conditions(after)["Available"] == ("True", "Available")
     assert (after["observedGeneration"], after["readyReplicas"]) == (4, 2)
     assert invalid_status(4, "spec.x: there is no such field", previous=after, now=NOON) == after

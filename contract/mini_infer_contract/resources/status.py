@@ -8,23 +8,45 @@ from mini_infer_contract.resources.rules import ApiModel
 
 
 class Reason:
-    """Every `reason` that a condition can have."""
+    """Every `reason` that a condition can have; docs/troubleshooting.md says what to do about each."""
 
     ALL_REPLICAS_READY = "AllReplicasReady"
     STARTING = "Starting"
     ROLLING_OUT = "RollingOut"
+    SCALING_DOWN = "ScalingDown"
     SCALED_TO_ZERO = "ScaledToZero"
-    PODS_FAILING = "PodsFailing"
-    """A pod cannot start or keeps dying; the message quotes Kubernetes."""
+    REPLACING_ENGINES = "ReplacingEngines"
+    """All engines were ready; one was lost since, and another takes its place."""
+    AVAILABLE = "Available"
+    NONE_AVAILABLE = "NoneAvailable"
+    COMPLETE = "Complete"
+
+    # The API server or a rule says no.
     INVALID_SPEC = "InvalidSpec"
     """The stored spec breaks a rule (older than the rule, or written past it)."""
     REFUSED = "Refused"
     """The API server refused a child object; the message is its own."""
     NAME_TAKEN = "NameTaken"
     """A child's name belongs to an object that this service does not own."""
-    AVAILABLE = "Available"
-    NONE_AVAILABLE = "NoneAvailable"
-    COMPLETE = "Complete"
+    API_ERROR = "ApiError"
+    """Requests of the operator fail again and again; the message is the API server's, or the network's."""
+    PODS_REFUSED = "PodsRefused"
+    """The API server refuses the pods: quota, Pod Security, a missing ServiceAccount or PriorityClass."""
+
+    # Pods exist and do not get ready; the message quotes Kubernetes or the engine.
+    UNSCHEDULABLE = "Unschedulable"
+    IMAGE_PULL_FAILED = "ImagePullFailed"
+    CONTAINER_START_FAILED = "ContainerStartFailed"
+    """The container cannot be made: a missing Secret or ConfigMap, a wrong mount, no such program in the image."""
+    ENGINE_CRASHING = "EngineCrashing"
+    """The engine ends again and again; the message has its last line."""
+    OUT_OF_MEMORY = "OutOfMemory"
+    NODE_LOST = "NodeLost"
+    """A node does not report: nobody knows how its engines are."""
+    ENGINE_NOT_READY = "EngineNotReady"
+    """An engine that ran says that it cannot answer: drained by hand, overloaded, or hung."""
+    POD_FAILED = "PodFailed"
+    """A node refused or evicted a pod."""
 
 
 REASONS = frozenset(value for name, value in vars(Reason).items() if name.isupper())
@@ -33,8 +55,9 @@ REASONS = frozenset(value for name, value in vars(Reason).items() if name.isuppe
 class Condition(ApiModel):
     """As metav1.Condition."""
 
-    type: Literal["Ready", "Available", "Progressing"]
-    """Ready: what the spec asks for runs, all of it. Available: some engine can answer. Progressing: work goes on."""
+    type: Literal["Ready", "Available", "Progressing", "Reconciling", "Stalled"]
+    """Ready: what the spec asks for runs, all of it. Available: some engine can answer. Progressing: work goes on.
+    Reconciling, Stalled: there only while True, for tools that wait (kstatus): work goes on; it cannot go on."""
     status: Literal["True", "False", "Unknown"]
     """Whether it holds."""
     reason: str = Field(min_length=1, max_length=1024)

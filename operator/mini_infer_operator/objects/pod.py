@@ -110,6 +110,7 @@ def _container(launch: Launch, pull_policy: str | None) -> dict[str, Any]:
         "livenessProbe": _probe(HEALTH_PATH, period_s=5, failures=3),
         "readinessProbe": _probe(READY_PATH, period_s=2, failures=3),
         "lifecycle": {"preStop": {"sleep": {"seconds": UNROUTE_S}}},
+        "terminationMessagePolicy": "FallbackToLogsOnError",  # the last line of a crash is told in the status
         "volumeMounts": mounts + overrides.get("volumeMounts", []),
         "securityContext": {**security, **overrides.get("securityContext", {})},
     }

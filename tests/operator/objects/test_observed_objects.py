@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from mini_infer_operator.objects.observed_objects import contains, frozen_templates, observed_of, pod_failure
+from mini_infer_operator.objects.observed_objects import contains, frozen_templates, observed_of
 
 LABELS = {"serving.mini-infer.io/role": "unified", "serving.mini-infer.io/revision": "r1"}
 
@@ -48,33 +48,3 @@ def test_a_lost_revision_is_taken_from_its_deployment() -> None:
     revision = {"metadata": {"labels": LABELS}, "data": {"template": {"t": "frozen"}}}
     assert frozen_templates([deployment()], [revision]) == {("unified", "r1"): {"t": "frozen"}}
     assert frozen_templates([deployment()], []) == {("unified", "r1"): {"t": "live"}}
-
-
-def waiting(reason: str, **more: Any) -> dict[str, Any]:
-    return {"containerStatuses": [{"state": {"waiting": {"reason": reason, "message": "m"}}, **more}]}
-
-
-@pytest.mark.parametrize(
-    ("status", "why"),
-    [
-        ({}, None),
-        (waiting("ContainerCreating"), None),
-        (waiting("ImagePullBackOff"), "ImagePullBackOff: m"),
-        (
-            waiting("CrashLoopBackOff", lastState={"terminated": {"exitCode": 2, "reason": "Error"}}),
-            "CrashLoopBackOff: m (it ended with exit code 2, Error)",
-        ),
-        (
-            {
-                "conditions": [
-                    {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no GPU"}
-                ]
-            },
-            "Unschedulable: no GPU",
-        ),
-        ({"phase": "Failed", "reason": "Evicted", "message": "disk"}, "Evicted: disk"),
-    ],
-)
-def test_pod_failures(status: dict[str, Any], why: str | None) -> None:
-    assert pod_failure({"metadata": {"name": "p"}, "status": status}) == why
-    assert pod_failure({"metadata": {"name": "p", "deletionTimestamp": "now"}, "status": status}) is None

@@ -1,0 +1,164 @@
+"""What is said of pods as a kubelet, the scheduler and the node controller write them."""
+
+from typing import Any
+
+import pytest
+
+from mini_infer_operator.objects.failures import LONGEST_QUOTE, MOST_TOLD, failures_of
+
+LABELS = {"serving.mini-infer.io/role": "unified", "serving.mini-infer.io/revision": "r1"}
+TEMPLATE = {"containers": [{"name": "engine", "resources": {"limits": {"memory": "2Gi"}}}]}
+
+
+def deployment(message: str | None = None, **template: Any) -> dict[str, Any]:
+    conditions = [{"type": "ReplicaFailure", "status": "True", "message": message}] if message else []
+    return {
+        "metadata": {"name": "demo-unified-r1", "labels": LABELS},
+        "spec": {"template": {"spec": {**TEMPLATE, **template}}},
+        "status": {"conditions": conditions},
+    }
+
+
+def pod(status: dict[str, Any], name: str = "p", **metadata: Any) -> dict[str, Any]:
+    return {"metadata": {"name": name, "labels": LABELS, **metadata}, "spec": {"nodeName": "n1"}, "status": status}
+
+
+def container(state: str = "running", *, ready: bool = False, **more: Any) -> dict[str, Any]:
+    return {"name": "engine", "ready": ready, "started": ready, "state": {state: more.pop("detail", {})}, **more}
+
+
+def waiting(reason: str, message: str = "m", **more: Any) -> dict[str, Any]:
+    return {"phase": "Pending", "containerStatuses": [container("waiting", **_detail(reason, message), **more)]}
+
+
+def _detail(reason: str, message: str) -> dict[str, Any]:
+    return {"detail": {"reason": reason, "message": message}}
+
+
+def ended(code: int, message: str = "", reason: str = "Error") -> dict[str, Any]:
+    return {"terminated": {"exitCode": code, "reason": reason, "message": message}}
+
+
+def running(*containers: dict[str, Any], ready: str = "False", **conditions: str) -> dict[str, Any]:
+    others = [{"type": kind.replace("__", "/"), "status": value} for kind, value in conditions.items()]
+    return {
+        "phase": "Running",
+        "conditions": [{"type": "Ready", "status": ready}, *others],
+        "containerStatuses": list(containers),
+    }
+
+
+TRACEBACK = "Traceback (most recent call last):\n  File x\nValueError: model '/no': there is no such folder\n\n"
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "words"),
+    [
+        (waiting("ErrImagePull", "not found"), "ImagePullFailed", "p: ErrImagePull: not found"),
+        (waiting("ErrImageNeverPull"), "ImagePullFailed", "p: ErrImageNeverPull: m"),
+        (
+            waiting("CreateContainerConfigError", 'secret "hub" not found'),
+            "ContainerStartFailed",
+            'p: CreateContainerConfigError: secret "hub" not found',
+        ),
+        (waiting("RunContainerError", "no such file"), "ContainerStartFailed", "p: RunContainerError: no such file"),
+        (
+            waiting("CrashLoopBackOff", "back-off 40s", restartCount=4, lastState=ended(2, TRACEBACK)),
+            "EngineCrashing",
+            "p: the engine ended 4 times, last with exit code 2: ValueError: model '/no': there is no such folder",
+        ),
+        (
+            waiting("CrashLoopBackOff", "back-off 40s", restartCount=4, lastState=ended(1)),
+            "EngineCrashing",
+            "p: the engine ended 4 times, last with exit code 1; kubectl logs --previous shows why",
+        ),
+        (
+            running(container("terminated", detail=ended(3, "no GPU")["terminated"])),
+            "EngineCrashing",
+            "p: the engine ended with exit code 3: no GPU",
+        ),
+        (
+            running(container(restartCount=1, lastState=ended(3, "no GPU"))),
+            "EngineCrashing",
+            "p: the engine ended with exit code 3: no GPU",
+        ),
+        (
+            waiting("CrashLoopBackOff", restartCount=2, lastState=ended(137, reason="OOMKilled")),
+            "OutOfMemory",
+            "p: the container ended 2 times, last killed for memory (OOMKilled): raise resources.limits.memory "
+            "(now 2Gi)",
+        ),
+        (
+            {"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "False", "message": "0/1 nodes"}]},
+            "Unschedulable",
+            "p: 0/1 nodes",
+        ),
+        ({"phase": "Failed", "reason": "Evicted", "message": "disk"}, "PodFailed", "p: Evicted: disk"),
+        (running(container(ready=True)), "NodeLost", "p: node n1 does not report: kubectl describe node n1"),
+        (
+            running(container(ready=True), example__gate="False"),
+            "EngineNotReady",
+            "p: its engine is ready, but its readiness gate example/gate is not",
+        ),
+        (
+            running({**container(), "started": True}),
+            "EngineNotReady",
+            "p: it runs, and its readiness probe says that it cannot answer: was it drained by hand, or is it hung? "
+            "kubectl logs shows it; deleting the pod starts another",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_pod(status: dict[str, Any], reason: str, words: str) -> None:
+    (failure,) = failures_of([deployment()], [pod(status)])
+    assert (failure.reason, failure.message) == (reason, words)
+    assert failures_of([deployment()], [pod(status, deletionTimestamp="now")]) == []
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        {},
+        {"phase": "Pending"},
+        waiting("ContainerCreating"),
+        waiting("PodInitializing"),
+        running(container()),  # loading: not started yet
+        running(container(ready=True), ready="True"),
+        running(container(ready=True, restartCount=3, lastState=ended(1)), ready="True"),  # it has recovered
+    ],
+)
+def test_what_starts_or_runs_is_no_failure(status: dict[str, Any]) -> None:
+    assert failures_of([deployment()], [pod(status)]) == []
+
+
+def test_pods_that_cannot_be_made() -> None:
+    (failure,) = failures_of([deployment("pods is forbidden: exceeded quota: q")], [])
+    assert failure.reason == "PodsRefused"
+    assert failure.message == "demo-unified-r1: pods is forbidden: exceeded quota: q"
+
+
+def test_a_scheduler_that_does_not_exist_is_named() -> None:
+    (failure,) = failures_of([deployment(schedulerName="mine")], [pod({"phase": "Pending"})])
+    assert failure.reason == "Unschedulable"
+    assert "schedulerName mine" in failure.message
+
+
+def test_a_container_before_the_engine_fails() -> None:
+    status = {"phase": "Pending", "initContainerStatuses": [{**container("waiting", **_detail("ErrImagePull", "x"))}]}
+    (failure,) = failures_of([deployment()], [pod(status)])
+    assert failure.reason == "ImagePullFailed"
+
+
+def test_equal_faults_are_told_once_and_the_most_telling_first() -> None:
+    unscheduled = {"conditions": [{"type": "PodScheduled", "status": "False", "message": "no GPU"}]}
+    pods = [pod(unscheduled, f"p{n}") for n in range(5)] + [pod(waiting("ErrImagePull"), "q")]
+    first, second = failures_of([deployment()], pods)
+    assert first.message == "q: ErrImagePull: m"
+    assert second.message == "p0, p1 and 3 more: no GPU"
+    many = [pod(waiting("ErrImagePull", f"image {n}"), f"p{n}") for n in range(9)]
+    assert len(failures_of([deployment()], many)) == MOST_TOLD
+
+
+def test_a_long_quotation_is_cut() -> None:
+    (failure,) = failures_of([deployment("x" * 5000)], [])
+    assert len(failure.message) <= LONGEST_QUOTE + 30
+    assert failure.message.endswith("...")
