@@ -77,6 +77,7 @@ class Gateway:
         """Begins to look for endpoints."""
         self._tasks = [
             asyncio.create_task(self._source.run(self.fleet.update), name="endpoint source"),
+            asyncio.create_task(self.fleet.watch(), name="watchdog"),
             asyncio.create_task(self._expire(), name="expire guesses"),
         ]
         self._tasks[0].add_done_callback(self._source_ended)
@@ -139,7 +140,7 @@ class Gateway:
     def _states(self) -> list[tuple[str, str, int]]:
         now_s = self._clock()
         return [
-            (state.endpoint.model, operations.phase(state, now_s), self.ledger.in_flight(name))
+            (state.endpoint.model, state.phase(now_s), self.ledger.in_flight(name))
             for name, state in self.fleet.endpoints.items()
         ]
 

@@ -36,6 +36,11 @@ def parse(arguments: Sequence[str] | None = None) -> GatewaySettings:
     parser.add_argument("--namespace", help="only pods of this namespace (default: all)")
     parser.add_argument("--kubeconfig", metavar="FILE", help="(default: in the cluster, else the usual places)")
     parser.add_argument("--routing", choices=POLICIES, default=defaults.routing, help="(default: %(default)s)")
+    parser.add_argument(
+        "--forward-authorization",
+        action="store_true",
+        help="send clients' Authorization header on to engines, for servers that check API keys of their own",
+    )
     parser.add_argument("--seed", type=int, help="makes ties repeatable")
     parser.add_argument("--log-level", choices=LOG_LEVELS, default=defaults.log_level, help="(default: %(default)s)")
     for name, help_text in {
@@ -49,7 +54,8 @@ def parse(arguments: Sequence[str] | None = None) -> GatewaySettings:
         )
     for name, help_text in {
         "connect-timeout": "for a connection to an engine",
-        "head-timeout": "for a response to begin",
+        "head-timeout": "for a response to begin, on one endpoint",
+        "request-deadline": "from a request's arrival until its answer begins, over all endpoints tried",
         "idle-timeout": "between two pieces of a stream",
         "shutdown-timeout": "for requests in flight at the end",
     }.items():
@@ -61,7 +67,7 @@ def parse(arguments: Sequence[str] | None = None) -> GatewaySettings:
     if not given["kubernetes"] and (given["namespace"] or given["kubeconfig"]):
         parser.error("--namespace and --kubeconfig need --kubernetes")
     given["endpoints_file"] = given.pop("endpoints")
-    for name in ("connect_timeout", "head_timeout", "idle_timeout", "shutdown_timeout"):
+    for name in ("connect_timeout", "head_timeout", "request_deadline", "idle_timeout", "shutdown_timeout"):
         given[f"{name}_s"] = given.pop(name)
     return GatewaySettings(**given)
 

@@ -32,6 +32,10 @@ class GatewaySettings:
     """Between two pieces of a stream."""
     max_attempts: int = 3
     """Endpoints that one request may be tried on."""
+    request_deadline_s: float = 600.0
+    """From a request's arrival until its answer begins, over all attempts."""
+    forward_authorization: bool = False
+    """Send clients' Authorization header on to endpoints, for servers with API keys of their own."""
     shutdown_timeout_s: float = 30.0
     """For requests in flight when the gateway is told to stop."""
 

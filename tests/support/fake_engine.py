@@ -57,6 +57,10 @@ class FakeEngine:
         self.chunk_delay_s = 0.0
         self.status = 200
         self.draining = False
+        self.says_ready: bool | None = True
+        """Its answer to /readyz; None: it has no such page."""
+        self.error_body: dict[str, Any] | None = None
+        self.answer_headers: dict[str, str] = {}
         self.hang = False
         self.die_after: int | None = None
         self.bodies: list[bytes] = []
@@ -86,6 +90,8 @@ class FakeEngine:
         app.router.add_post("/tokenize", self._tokenize)
         app.router.add_get("/prompt_assets", self._assets)
         app.router.add_get("/kv_snapshot", self._snapshot)
+        if self.says_ready is not None:
+            app.router.add_get("/readyz", self._ready)
         self.runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
         await self.runner.setup()
         await web.TCPSite(self.runner, "127.0.0.1", port).start()
@@ -166,7 +172,8 @@ class FakeEngine:
         if self.draining:
             return web.json_response({"error": {}}, status=503, headers={DRAINING_HEADER: "true"})
         if self.status != 200:
-            return web.json_response({"error": {"message": f"status {self.status}"}}, status=self.status)
+            error = self.error_body or {"error": {"message": f"status {self.status}"}}
+            return web.json_response(error, status=self.status, headers=self.answer_headers)
         try:
             return await self._answer(request, raw)
         except (asyncio.CancelledError, ConnectionResetError):
@@ -182,7 +189,8 @@ class FakeEngine:
         for ids in prompts:
             self.hit_tokens += await self.prefill(ids)
         if not body.get("stream"):
-            return web.json_response({"model": body["model"], "served_by": self.name})
+            answer = {"model": body["model"], "served_by": self.name}
+            return web.json_response(answer, headers=self.answer_headers)
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await response.prepare(request)
         for number, chunk in enumerate(self.chunks):
@@ -197,6 +205,11 @@ class FakeEngine:
     async def _tokenize(self, request: web.Request) -> web.Response:
         body = await request.json()
         return web.json_response({"tokens": self.encoder.encode(body["prompt"], False)})
+
+    async def _ready(self, request: web.Request) -> web.Response:
+        if self.hang:
+            await asyncio.sleep(60)
+        return web.json_response({}, status=200 if self.says_ready else 503)
 
     async def _assets(self, request: web.Request) -> web.Response:
         if not self.serves_assets:

@@ -4,12 +4,13 @@ import asyncio
 import contextlib
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
 import aiohttp
+import msgspec
 import uvicorn
 
 from mini_infer_contract.launch import Endpoint
@@ -24,6 +25,16 @@ class HandSource:
     def __init__(self, endpoints: Sequence[Endpoint]) -> None:
         self._listed = [Listed(endpoint) for endpoint in endpoints]
         self.publish: Publish
+
+    def publish_endpoints(self, *endpoints: Endpoint, draining: Collection[str] = ()) -> None:
+        self.publish(
+            [
+                Listed(msgspec.structs.replace(endpoint, draining=True), ready=False)
+                if endpoint.name in draining
+                else Listed(endpoint)
+                for endpoint in endpoints
+            ]
+        )
 
     async def run(self, publish: Publish) -> None:
         self.publish = publish

@@ -4,7 +4,7 @@ from typing import Any
 
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_gateway.fleet.load import LoadLedger
-from mini_infer_gateway.fleet.registry import EndpointState, Fleet
+from mini_infer_gateway.fleet.registry import Fleet
 from mini_infer_gateway.index.prefix_index import PrefixIndex
 
 
@@ -25,15 +25,6 @@ def _model(fleet: Fleet, name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": 0, "owned_by": min(services) or "mini-infer"}
 
 
-def phase(state: EndpointState, now_s: float) -> str:
-    """One word for where an endpoint stands."""
-    if state.endpoint.draining or now_s < state.draining_until_s:
-        return "draining"
-    if not state.ready:
-        return "starting"
-    return "ready" if state.breaker.closed else "broken"
-
-
 def endpoints(fleet: Fleet, index: PrefixIndex, ledger: LoadLedger, now_s: float) -> dict[str, Any]:
     """The body of GET /debug/endpoints."""
     rows = []
@@ -47,7 +38,7 @@ def endpoints(fleet: Fleet, index: PrefixIndex, ledger: LoadLedger, now_s: float
                 "service": state.endpoint.service,
                 "role": state.endpoint.role,
                 "revision": state.endpoint.revision,
-                "state": phase(state, now_s),
+                "state": state.phase(now_s),
                 "index": state.index_kind,
                 "held_blocks": index.held_blocks(name),
                 "in_flight": ledger.in_flight(name),

@@ -27,6 +27,7 @@ from mini_infer_contract.events import (
     sequence_frame,
 )
 from mini_infer_contract.launch import KV_SNAPSHOT_PATH, Endpoint
+from mini_infer_gateway.fleet.breaker import Evidence
 from mini_infer_gateway.fleet.load import LoadLedger
 from mini_infer_gateway.http.upstream import Upstream, UpstreamError
 from mini_infer_gateway.index.event_sequencer import Sequencer, Verdict
@@ -59,14 +60,18 @@ class EndpointSubscriber:
         tokenizers: Tokenizers,
         upstream: Upstream,
         count_gap: Callable[[str], None],
+        learned: Callable[[Evidence], bool],
+        clock: Callable[[], float],
     ) -> None:
         self._endpoint = endpoint
         self._index, self._ledger, self._tokenizers, self._upstream = index, ledger, tokenizers, upstream
-        self._count_gap = count_gap
+        self._count_gap, self._learned, self._clock = count_gap, learned, clock
         self._sequencer = Sequencer()
         self._assets_due = asyncio.Event()
         self.live = False
         """Events arrive and the index knows what was before them."""
+        self.report_s: float | None = None
+        """When the last load report came over the socket that is open now; None: none has."""
         self.assets_revision = ""
 
     async def run(self) -> None:
@@ -106,7 +111,7 @@ class EndpointSubscriber:
                 log.info("the event socket of %s closed", self._endpoint.name)
             except Exception as error:  # Whatever an endpoint sends, it must not end the following of it.
                 log.warning("events of %s: %s: %s; starting anew", self._endpoint.name, type(error).__name__, error)
-            self.live = False
+            self.live, self.report_s = False, None
             self._index.clear(self._endpoint.name)
             self._ledger.silence(self._endpoint.name)
             await asyncio.sleep(RECONNECT_PAUSE_S)
@@ -139,6 +144,7 @@ class EndpointSubscriber:
             socket.close(0)
 
     async def _read(self, socket: zmq.asyncio.Socket) -> None:
+        self._learn(Evidence.SOCKET)
         self._assets_due.set()
         self._sequencer = Sequencer()
         await self._resync()
@@ -147,6 +153,8 @@ class EndpointSubscriber:
             topic, frame, payload = await socket.recv_multipart()
             if topic == LOAD_TOPIC:
                 self._ledger.report(self._endpoint.name, decode_load(payload))
+                self.report_s = self._clock()
+                self._learn(Evidence.REPORT)
                 continue
             sequence, batch = read_sequence(frame), decode_batch(payload)
             match self._sequencer.observe(sequence):
@@ -161,6 +169,10 @@ class EndpointSubscriber:
                     self._index.clear(self._endpoint.name)
                     await self._resync()
                     self._apply_if_new(sequence, batch)
+
+    def _learn(self, evidence: Evidence) -> None:
+        if self._learned(evidence):
+            log.info("endpoint %s is back: %s", self._endpoint.name, evidence.value)
 
     def _apply(self, sequence: int, batch: KVEventBatch) -> None:
         self._sequencer.applied(sequence)

@@ -3,59 +3,29 @@
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.launch import Endpoint
 from mini_infer_gateway.endpoints.base import Listed, Service
-from mini_infer_gateway.fleet.breaker import Breaker
+from mini_infer_gateway.fleet.attempt_record import AttemptRecord
+from mini_infer_gateway.fleet.breaker import Breaker, Evidence
 from mini_infer_gateway.fleet.catalog import Catalog
+from mini_infer_gateway.fleet.endpoint_state import EndpointState, Waiting
 from mini_infer_gateway.fleet.endpoint_subscriber import EndpointSubscriber
 from mini_infer_gateway.fleet.load import LoadLedger
+from mini_infer_gateway.fleet.watchdog import Watchdog
 from mini_infer_gateway.http.upstream import Upstream
 from mini_infer_gateway.index.prefix_index import PrefixIndex
 from mini_infer_gateway.metrics import Metrics
-from mini_infer_gateway.routing.base import Candidate, IndexKind
+from mini_infer_gateway.routing.base import Candidate
 from mini_infer_gateway.settings import GatewaySettings
 from mini_infer_gateway.tokenizers import Tokenizers
-
-DRAIN_PAUSE_S = 2.0
-"""An endpoint that said it drains is left alone this long, until its source says so too."""
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class EndpointState:
-    """One endpoint."""
-
-    endpoint: Endpoint
-    ready: bool
-    subscriber: EndpointSubscriber
-    task: asyncio.Task[None]
-    breaker: Breaker = field(default_factory=Breaker)
-    draining_until_s: float = 0.0
-
-    @property
-    def index_kind(self) -> IndexKind:
-        """How its cache is known."""
-        if not self.subscriber.assets_revision:
-            return "none"
-        return "exact" if self.subscriber.live else "approximate"
-
-    def candidate(self, now_s: float) -> Candidate:
-        """As routing sees it."""
-        return Candidate(
-            endpoint=self.endpoint,
-            ready=self.ready and now_s >= self.draining_until_s,
-            circuit_open=self.breaker.is_open(now_s),
-            index=self.index_kind,
-            assets_revision=self.subscriber.assets_revision,
-        )
-
-
 class Fleet:
-    """Members by name, and the catalog of the names that clients use."""
+    """Endpoints by name, and the catalog of the names that clients use."""
 
     def __init__(
         self,
@@ -84,6 +54,8 @@ class Fleet:
                 self._remove(name)
         for name, entry in wanted.items():
             if known := self.endpoints.get(name):
+                if entry.ready and not known.ready:
+                    known.breaker.learned(Evidence.READY_AGAIN)
                 known.endpoint, known.ready = entry.endpoint, entry.ready
             else:
                 self._add(entry)
@@ -112,50 +84,51 @@ class Fleet:
         """These endpoints as they stand."""
         return [self.endpoints[name].candidate(now_s) for name in names if name in self.endpoints]
 
-    def say_draining(self, name: str) -> None:
-        """It answered that it drains."""
-        if state := self.endpoints.get(name):
-            state.breaker.ended()
-            state.draining_until_s = self._clock() + DRAIN_PAUSE_S
+    def begin(self, name: str, request: Waiting) -> AttemptRecord:
+        """`request` goes out to this endpoint. KeyError: it has gone since it was chosen."""
+        return AttemptRecord(self.endpoints[name], request, self._clock)
 
-    def say_failed(self, name: str, unreachable: bool = False) -> None:
-        """It failed a request; `unreachable`: not even a connection could be had."""
-        if state := self.endpoints.get(name):
-            was_closed = state.breaker.closed
-            state.breaker.failed(self._clock())
-            if unreachable:
-                state.subscriber.suspect()
-            if was_closed and not state.breaker.closed:
-                log.warning("endpoint %s failed %d times in a row, leaving it alone", name, state.breaker.failures)
-
-    def say_succeeded(self, name: str) -> None:
-        """It answered."""
-        if state := self.endpoints.get(name):
-            if not state.breaker.closed:
-                log.info("endpoint %s answers again", name)
-            state.breaker.succeeded()
+    async def watch(self) -> None:
+        """Ejects what stopped working, until cancelled."""
+        await Watchdog(self.endpoints, self._upstream, self._clock).run()
 
     async def close(self) -> None:
         """Ends all subscribers."""
-        tasks = [state.task for state in self.endpoints.values()]
-        for name in list(self.endpoints):
-            self._remove(name)
+        states = list(self.endpoints.values())
+        tasks = [task for state in states for task in (state.task, state.probe) if task]
+        for state in states:
+            self._remove(state.endpoint.name)
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _add(self, entry: Listed) -> None:
         endpoint = entry.endpoint
+        breaker = Breaker()
         subscriber = EndpointSubscriber(
-            endpoint, self._index, self._ledger, self._tokenizers, self._upstream, self._metrics.event_gap
+            endpoint,
+            self._index,
+            self._ledger,
+            self._tokenizers,
+            self._upstream,
+            self._metrics.event_gap,
+            breaker.learned,
+            self._clock,
         )
         task = asyncio.create_task(subscriber.run(), name=f"follow {endpoint.name}")
         task.add_done_callback(_complain)
-        self.endpoints[endpoint.name] = EndpointState(endpoint, entry.ready, subscriber, task)
+        self.endpoints[endpoint.name] = EndpointState(endpoint, entry.ready, subscriber, task, breaker)
         log.info("endpoint %s at %s serves %s", endpoint.name, endpoint.url, endpoint.model)
 
     def _remove(self, name: str) -> None:
-        self.endpoints.pop(name).task.cancel()
+        state = self.endpoints.pop(name)
+        state.task.cancel()
+        if state.probe:
+            state.probe.cancel()
         self._index.clear(name)
         self._ledger.forget(name)
+        # One that drains is trusted to finish what it has; any other that goes may be a node that was lost.
+        if not state.endpoint.draining:
+            for request in list(state.waiting):
+                request.move("removed")
         log.info("endpoint %s is gone", name)
 
 

@@ -2,67 +2,50 @@
 
 Bytes are relayed as they come and untouched. After the first byte nothing is retried: an endpoint that dies in the
 middle of an event stream ends it with an error event in OpenAI's shape. Which endpoint, and what next, is decided in
-pipeline/generate.
+generate; whether a failure may be tried elsewhere, in retries.
 """
 
 import json
 from collections.abc import Callable
-from enum import Enum
 
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.launch import DRAINING_HEADER, Endpoint
+from mini_infer_gateway.fleet.attempt_record import AttemptRecord
 from mini_infer_gateway.http.asgi import ClientGoneError, Headers, Send
+from mini_infer_gateway.http.headers import retry_after_s, to_client
 from mini_infer_gateway.http.upstream import ConnectError, Response, Upstream, UpstreamError, UpstreamTimeoutError
+from mini_infer_gateway.pipeline.retries import CAUSE, Failure
 from mini_infer_gateway.settings import GatewaySettings
 
 WHOLE_BYTES = 1 << 20
 """A response of known length up to this is read whole before it is sent on, so that until then it can be retried."""
 
 _DRAINING = DRAINING_HEADER.encode()
-_RETRYABLE = frozenset((502, 503, 504))
-_HOP_BY_HOP = frozenset(
-    (
-        b"connection",
-        b"keep-alive",
-        b"proxy-authenticate",
-        b"proxy-authorization",
-        b"proxy-connection",
-        b"te",
-        b"trailer",
-        b"transfer-encoding",
-        b"upgrade",
-    )
-)
-_REQUEST_OWN = _HOP_BY_HOP | {b"host", b"content-length", b"expect"}
-
-
-class Failure(Enum):
-    """Why an attempt failed before its first byte; the value is the metric's label."""
-
-    CONNECT = "connect"
-    BROKE = "broke"
-    TIMEOUT = "timeout"
-    DRAINING = "draining"
-    STATUS = "status"
+_ENGINE_DEAD = b'"engine_dead"'
+_SERVER_ERRORS = frozenset((500, 502, 503, 504))
+_OVERLOADED = 429
 
 
 class AttemptError(Exception):
-    """Nothing was sent to the client yet: another endpoint may be tried."""
+    """Nothing was sent to the client. `again`: another endpoint is to be tried; else there is none to try."""
 
-    def __init__(self, failure: Failure, detail: str) -> None:
+    def __init__(self, failure: Failure, detail: str, again: bool) -> None:
         super().__init__(detail)
-        self.failure = failure
+        self.failure, self.again = failure, again
 
 
 class Exchange:
     """One client's request across its attempts: who the client is, and whether it is still there."""
 
     def __init__(self, method: str, path: bytes, headers: Headers, body: bytes, send: Send) -> None:
-        self.method, self.path, self.body, self.send = method, path, body, send
-        self.headers = [(name, value) for name, value in headers if name not in _REQUEST_OWN]
+        """`headers` as an endpoint gets them."""
+        self.method, self.path, self.headers, self.body, self.send = method, path, headers, body, send
         self.gone = False
         self.status = 0
         """Of the response that went to the client; 0: none did."""
+        self.retry: Callable[[Failure], bool] = lambda _: False
+        """Whether to try again after this failure: set for each attempt, asked once for each failure."""
+        self._moved: Failure | None = None
         self._response: Response | None = None
 
     def abandon(self) -> None:
@@ -71,28 +54,43 @@ class Exchange:
         if self._response:
             self._response.cut()
 
+    def move(self, reason: str) -> None:
+        """See endpoint_state.Waiting; `reason` is a Failure's value."""
+        failure = Failure(reason)
+        if not self.status and not self.gone and self._moved is None and self.retry(failure):
+            self._moved = failure
+            if self._response:
+                self._response.cut()
+
     async def attempt(
         self,
         upstream: Upstream,
         endpoint: Endpoint,
         extra_headers: Headers,
         settings: GatewaySettings,
-        last: bool,
-        on_first_byte: Callable[[], None],
+        head_timeout_s: float,
+        record: AttemptRecord,
+        on_first_byte: Callable[[int], None],
     ) -> None:
         """Sends the request to `endpoint` and relays what it answers.
 
         Raises AttemptError while the client has seen nothing, UpstreamError when the endpoint failed later on (the
-        client has been told), ClientGoneError. `last`: there is no other endpoint, so relay even a 503.
+        client has been told), ClientGoneError. Where no retry is left the client gets even a 503. `on_first_byte` gets
+        the status.
         """
+        self._moved = None
         try:
-            response = await self._open(upstream, endpoint, settings)
+            response = await upstream.request(
+                endpoint.url,
+                self.method,
+                self.path,
+                self.headers,
+                self.body,
+                head_timeout_s,
+                on_connection=self._remember,
+            )
             try:
-                if not last and response.status in _RETRYABLE:
-                    draining = bool(response.header(_DRAINING))
-                    failure = Failure.DRAINING if draining else Failure.STATUS
-                    raise AttemptError(failure, f"{endpoint.name} answered {response.status}")
-                await self._relay(response, extra_headers, settings, on_first_byte)
+                await self._relay(response, endpoint, extra_headers, settings, record, on_first_byte)
             finally:
                 self._response = None
                 response.close()
@@ -100,48 +98,73 @@ class Exchange:
             if self.gone:
                 raise ClientGoneError from None
             if self.status:
+                record.failed(CAUSE[_failure(error)])
                 raise
-            raise AttemptError(_failure(error), f"{endpoint.name}: {error}") from error
+            raise self._failed(record, endpoint, error) from error
 
-    async def _open(self, upstream: Upstream, endpoint: Endpoint, settings: GatewaySettings) -> Response:
-        return await upstream.request(
-            endpoint.url,
-            self.method,
-            self.path,
-            self.headers,
-            self.body,
-            settings.head_timeout_s,
-            on_connection=self._remember,
-        )
+    def _failed(self, record: AttemptRecord, endpoint: Endpoint, error: UpstreamError) -> AttemptError:
+        """What becomes of an error before the first byte."""
+        failure = self._moved or _failure(error)
+        if failure in CAUSE:
+            record.failed(CAUSE[failure])
+        again = self._moved is not None or self.retry(failure)
+        detail = f"moved away from it ({failure.value})" if self._moved else str(error)
+        return AttemptError(failure, f"{endpoint.name}: {detail}", again)
 
     def _remember(self, response: Response) -> None:
         self._response = response
-        if self.gone:
+        if self.gone or self._moved:
             response.cut()
 
     async def _relay(
-        self, response: Response, extra_headers: Headers, settings: GatewaySettings, on_first_byte: Callable[[], None]
+        self,
+        response: Response,
+        endpoint: Endpoint,
+        extra_headers: Headers,
+        settings: GatewaySettings,
+        record: AttemptRecord,
+        on_first_byte: Callable[[int], None],
     ) -> None:
-        replaced = _HOP_BY_HOP.union(name for name, _ in extra_headers)
-        headers = [header for header in response.headers if header[0] not in replaced] + extra_headers
-        length = response.header(b"content-length")
-        if length.isdigit() and int(length) <= WHOLE_BYTES:
-            pieces = []
-            while piece := await response.read(settings.idle_timeout_s):
-                pieces.append(piece)
-            on_first_byte()
-            await self._start(response.status, headers)
-            await self.send({"type": "http.response.body", "body": b"".join(pieces)})
-            return
+        status = response.status
         # A stream's head goes out with its first piece, so that an endpoint that dies in between can be retried.
+        body, complete = await self._beginning(response, settings, record)
+        failure = _judged(response, body)
+        if failure:
+            self._say(record, failure, response)
+            if self.retry(failure):
+                raise AttemptError(failure, f"{endpoint.name} answered {status}", again=True)
+        record.first_byte(status)
+        on_first_byte(status)
+        await self._start(status, to_client(response.headers, extra_headers))
+        if complete:
+            await self.send({"type": "http.response.body", "body": body})
+        else:
+            await self._stream(response, body, settings, record)
+        if not failure:
+            record.succeeded()
+
+    async def _beginning(
+        self, response: Response, settings: GatewaySettings, record: AttemptRecord
+    ) -> tuple[bytes, bool]:
+        """What is sent with the head, and whether it is all: a whole small body, or a stream's first piece."""
+        length = response.header(b"content-length")
         piece = await response.read(settings.idle_timeout_s)
-        on_first_byte()
-        await self._start(response.status, headers)
+        if not (length.isdigit() and int(length) <= WHOLE_BYTES):
+            return piece, not piece
+        pieces = []
+        while piece:
+            record.byte()
+            pieces.append(piece)
+            piece = await response.read(settings.idle_timeout_s)
+        return b"".join(pieces), True
+
+    async def _stream(self, response: Response, piece: bytes, settings: GatewaySettings, record: AttemptRecord) -> None:
         try:
             while piece:
                 await self.send({"type": "http.response.body", "body": piece, "more_body": True})
                 tail = piece
                 piece = await response.read(settings.idle_timeout_s)
+                record.byte()
         except UpstreamError as error:
             if not self.gone and response.header(b"content-type").startswith(b"text/event-stream"):
                 await self.send({"type": "http.response.body", "body": _error_event(tail, error)})
@@ -151,6 +174,25 @@ class Exchange:
     async def _start(self, status: int, headers: Headers) -> None:
         self.status = status
         await self.send({"type": "http.response.start", "status": status, "headers": headers})
+
+    def _say(self, record: AttemptRecord, failure: Failure, response: Response) -> None:
+        if failure is Failure.OVERLOADED:
+            record.overloaded(retry_after_s(response.header(b"retry-after")))
+        elif failure is Failure.DRAINING:
+            record.draining()
+        else:
+            record.failed(CAUSE[failure])
+
+
+def _judged(response: Response, body: bytes) -> Failure | None:
+    """What an answer says of its endpoint; None: nothing is wrong with it."""
+    if response.status == _OVERLOADED:
+        return Failure.OVERLOADED
+    if response.status not in _SERVER_ERRORS:
+        return None
+    if response.header(_DRAINING):
+        return Failure.DRAINING
+    return Failure.DIED if _ENGINE_DEAD in body else Failure.STATUS
 
 
 def _failure(error: UpstreamError) -> Failure:

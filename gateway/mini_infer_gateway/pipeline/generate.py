@@ -7,6 +7,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -26,10 +27,12 @@ from mini_infer_gateway.http.asgi import (
     read_body,
     send_error,
 )
+from mini_infer_gateway.http.headers import to_endpoint
 from mini_infer_gateway.http.upstream import Upstream, UpstreamError
 from mini_infer_gateway.index.prefix_index import PrefixIndex
 from mini_infer_gateway.metrics import Metrics
-from mini_infer_gateway.pipeline.attempt import AttemptError, Exchange, Failure
+from mini_infer_gateway.pipeline.attempt import AttemptError, Exchange
+from mini_infer_gateway.pipeline.retries import KILLS_LIMIT, Attempts, Failure, RetryBudget
 from mini_infer_gateway.pipeline.rewrite_model import with_model
 from mini_infer_gateway.routing.base import Decision, RoutingRequest
 from mini_infer_gateway.routing.router import Router
@@ -58,6 +61,7 @@ class _Call:
     request_id: str
     arrived_s: float
     exchange: Exchange
+    attempts: Attempts
     fields: dict[str, Any]
     model: str
     """As the client wrote it: a name of the catalog."""
@@ -82,15 +86,14 @@ class Generate:
         self._settings, self._fleet, self._router, self._tokenizers = settings, fleet, router, tokenizers
         self._index, self._ledger, self._upstream = index, ledger, upstream
         self._metrics, self._clock = metrics, clock
+        self._budget = RetryBudget(refilled_s=clock())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request, from its first byte to the metrics."""
         arrived_s = self._clock()
         request_id = next((value for name, value in scope["headers"] if name == _REQUEST_ID), b"")
-        headers: Headers = scope["headers"]
         if not request_id:
             request_id = uuid4().hex.encode()
-            headers = [*headers, (_REQUEST_ID, request_id)]
         model, status = "", CLIENT_CLOSED_REQUEST
         exchange: Exchange | None = None
         try:
@@ -99,9 +102,8 @@ class Generate:
             asked = self._model(scope["path"], fields)
             names = self._fleet.resolve(asked)
             model = asked
-            target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
-            exchange = Exchange(scope["method"], target, headers, body, send)
-            call = _Call(scope["path"], request_id.decode("latin-1"), arrived_s, exchange, fields, model, body)
+            call = self._call(scope, request_id, arrived_s, fields, model, body, send)
+            exchange = call.exchange
             await self._watched(call, names, receive)
             status = exchange.status
         except ApiError as error:
@@ -114,6 +116,25 @@ class Generate:
             pass
         finally:
             self._metrics.answered(model, status)
+
+    def _call(
+        self,
+        scope: Scope,
+        request_id: bytes,
+        arrived_s: float,
+        fields: dict[str, Any],
+        model: str,
+        body: bytes,
+        send: Send,
+    ) -> _Call:
+        settings = self._settings
+        headers = [(name, value) for name, value in scope["headers"] if name != _REQUEST_ID]
+        headers = [*to_endpoint(headers, settings.forward_authorization), (_REQUEST_ID, request_id)]
+        target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
+        exchange = Exchange(scope["method"], target, headers, body, send)
+        self._budget.earn(arrived_s)
+        attempts = Attempts(self._budget, settings.max_attempts, arrived_s + settings.request_deadline_s)
+        return _Call(scope["path"], request_id.decode("latin-1"), arrived_s, exchange, attempts, fields, model, body)
 
     def _model(self, path: str, fields: dict[str, Any]) -> str:
         model = fields.get("model")
@@ -146,25 +167,36 @@ class Generate:
         request = await self._routing_request(call, names)
         while True:
             now_s = self._clock()
-            candidates = self._fleet.candidates(names, now_s)
-            decision = self._router.route(request, candidates, now_s)
+            decision = self._router.route(request, self._fleet.candidates(names, now_s), now_s)
             if call.exchange.gone:
                 raise ClientGoneError
             if decision is None:
                 raise no_endpoint(call.model)
-            attempted = request.attempted | {decision.decode.name}
-            others = self._router.eligible(replace(request, attempted=attempted), candidates)
-            last = not others or len(attempted) >= self._settings.max_attempts
+            others = replace(request, attempted=request.attempted | {decision.decode.name})
+            call.attempts.count += 1
+            call.exchange.retry = partial(self._may_retry, call, others, names)
             try:
-                await self._attempt(call, request, decision, last, now_s)
+                await self._attempt(call, request, decision, now_s)
                 return
             except AttemptError as failed:
-                self._judge(decision.decode.name, failed.failure)
                 log.info("request %s: %s", call.request_id, failed)
-                if last:
-                    raise _given_up(call.model, failed) from failed
+                if not failed.again:
+                    raise _given_up(call, failed) from failed
                 self._metrics.retried(failed.failure.value)
-                request = replace(request, attempted=attempted)
+                request = others
+
+    def _may_retry(self, call: _Call, others: RoutingRequest, names: Sequence[str], failure: Failure) -> bool:
+        """Whether to try again after this failure; what is left to try is looked up at the last moment."""
+        now_s = self._clock()
+
+        def others_left(failure: Failure) -> bool:
+            left = self._router.eligible(others, self._fleet.candidates(names, now_s))
+            if failure is Failure.OVERLOADED:
+                # A client that can be told to come back later is not sent to an endpoint that is known to be broken.
+                return any(not candidate.circuit_open for candidate in left)
+            return bool(left)
+
+        return call.attempts.retry(failure, others_left, now_s)
 
     async def _routing_request(self, call: _Call, names: Sequence[str]) -> RoutingRequest:
         revisions = {candidate.assets_revision for candidate in self._fleet.candidates(names, call.arrived_s)}
@@ -172,20 +204,12 @@ class Generate:
         tokens = max((prompt.tokens for prompt in prompts.values()), default=len(call.client_body) // BYTES_PER_TOKEN)
         return RoutingRequest(call.model, tokens, prompts)
 
-    async def _attempt(
-        self, call: _Call, request: RoutingRequest, decision: Decision, last: bool, now_s: float
-    ) -> None:
+    async def _attempt(self, call: _Call, request: RoutingRequest, decision: Decision, now_s: float) -> None:
         """One endpoint: counted as load and guessed as cached before it can say so itself."""
         endpoint = decision.decode
-        state = self._fleet.endpoints[endpoint.name]
-        prompt = request.prompts.get(state.subscriber.assets_revision)
-        if prompt:
-            exact = decision.index == "exact"
-            ttl_s = self._settings.guess_ttl_s if exact else self._settings.approximate_ttl_s
-            for chain in prompt.chains:
-                self._index.guess(endpoint.name, chain, now_s + ttl_s)
-        prompt_tokens = prompt.tokens if prompt else 0
-        flight = self._ledger.start(endpoint.name, call.request_id, max(0, request.prompt_tokens - decision.hit_tokens))
+        prompt_tokens = self._guess(request, decision, now_s)
+        uncached_tokens = max(0, request.prompt_tokens - decision.hit_tokens)
+        flight = self._ledger.start(endpoint.name, call.request_id, uncached_tokens)
         self._metrics.decided(decision.reason)
         if not request.attempted:
             self._metrics.overhead(self._clock() - call.arrived_s)
@@ -195,41 +219,37 @@ class Generate:
             else with_model(call.client_body, endpoint.model)
         )
 
-        def first_byte() -> None:
+        def first_byte(status: int) -> None:
             flight.answered = True
-            self._metrics.first_byte(call.model, self._clock() - call.arrived_s, prompt_tokens, decision.hit_tokens)
+            if status < 300:
+                took_s = self._clock() - call.arrived_s
+                self._metrics.first_byte(call.model, took_s, prompt_tokens, decision.hit_tokens)
 
-        state.breaker.started()
+        record = self._fleet.begin(endpoint.name, call.exchange)
         try:
             await call.exchange.attempt(
                 self._upstream,
                 endpoint,
                 _decision_headers(call, decision, prompt_tokens),
                 self._settings,
-                last,
+                min(self._settings.head_timeout_s, max(0.0, call.attempts.deadline_s - now_s)),
+                record,
                 first_byte,
             )
-        except UpstreamError:
-            self._fleet.say_failed(endpoint.name)
-            raise
-        except AttemptError:
-            raise
-        except BaseException:
-            state.breaker.ended()
-            raise
-        else:
-            if call.exchange.status >= 500:
-                self._fleet.say_failed(endpoint.name)
-            else:
-                self._fleet.say_succeeded(endpoint.name)
         finally:
+            record.close()
             self._ledger.finish(flight)
 
-    def _judge(self, name: str, failure: Failure) -> None:
-        if failure is Failure.DRAINING:
-            self._fleet.say_draining(name)
-        else:
-            self._fleet.say_failed(name, unreachable=failure in (Failure.CONNECT, Failure.BROKE))
+    def _guess(self, request: RoutingRequest, decision: Decision, now_s: float) -> int:
+        """Counts the prompt as cached at the endpoint from now on; returns its tokens."""
+        name = decision.decode.name
+        prompt = request.prompts.get(self._fleet.endpoints[name].subscriber.assets_revision)
+        if prompt is None:
+            return 0
+        ttl_s = self._settings.guess_ttl_s if decision.index == "exact" else self._settings.approximate_ttl_s
+        for chain in prompt.chains:
+            self._index.guess(name, chain, now_s + ttl_s)
+        return prompt.tokens
 
 
 def _fields(body: bytes) -> dict[str, Any]:
@@ -253,9 +273,12 @@ def _decision_headers(call: _Call, decision: Decision, prompt_tokens: int) -> He
     ]
 
 
-def _given_up(model: str, failed: AttemptError) -> ApiError:
+def _given_up(call: _Call, failed: AttemptError) -> ApiError:
+    """The error of a request whose last attempt failed before its first byte."""
     if failed.failure is Failure.TIMEOUT:
-        return ApiError(
-            504, f"an endpoint of model {model!r} did not answer in time: {failed}", code="endpoint_timeout"
-        )
-    return no_endpoint(model, str(failed))
+        message = f"an endpoint of model {call.model!r} did not answer in time: {failed}"
+        return ApiError(504, message, code="endpoint_timeout")
+    if call.attempts.kills >= KILLS_LIMIT:
+        message = f"{call.attempts.kills} endpoints of model {call.model!r} ended while they had this request"
+        return ApiError(502, f"{message}, so it is not tried on another ({failed})", code="endpoints_ended")
+    return no_endpoint(call.model, str(failed))

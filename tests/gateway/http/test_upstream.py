@@ -1,6 +1,7 @@
 """The HTTP client against servers that frame, split and break responses in every way that HTTP/1.1 allows."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -94,6 +95,17 @@ async def test_silence_is_a_timeout_and_a_closed_port_a_connect_error() -> None:
     await asyncio.sleep(0)
     with pytest.raises(ConnectError):
         await Upstream(1.0).fetch(url, "/", 1.0)
+
+
+async def test_a_lost_host_is_noticed_by_the_kernel() -> None:
+    async with serving(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi") as (url, _):
+        response = await Upstream(1.0).request(url, "GET", b"/", [], b"", 1.0)
+        assert response._transport is not None
+        connection = response._transport.get_extra_info("socket")
+        assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 5
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 10_000
+        response.cut()
 
 
 async def test_an_unread_body_stops_its_sender() -> None:

@@ -38,7 +38,6 @@ async def test_the_clients_bytes_and_request_id_go_on_unchanged() -> None:
             assert (await response.json())["served_by"] == "a"
         assert engine.bodies == [body]
         assert engine.headers[0]["x-request-id"] == response.headers["x-request-id"] == "mine"
-        assert engine.headers[0]["authorization"] == "Bearer k"
 
 
 async def test_an_alias_changes_the_model_and_nothing_else() -> None:
@@ -66,7 +65,7 @@ async def test_decision_headers() -> None:
             assert response.headers["x-mini-infer-hit-tokens"] == "112"
 
 
-@pytest.mark.parametrize("fault", ["refused", "draining", 502, 503, 504])
+@pytest.mark.parametrize("fault", ["refused", "draining", 429, 500, 502, 503, 504])
 async def test_another_endpoint_is_tried_before_the_first_byte(fault: str | int) -> None:
     async with FakeEngine("bad") as bad, FakeEngine("good") as good:
         if fault == "draining":
@@ -89,7 +88,7 @@ async def test_other_statuses_are_the_clients_to_see(status: int) -> None:
         async with running_gateway(a.endpoint, b.endpoint) as gateway, gateway.chat("hi") as response:
             assert response.status == status
             assert (await response.json())["error"]["message"] == f"status {status}"
-        assert len(a.bodies) + len(b.bodies) == 1
+        assert len(a.bodies) + len(b.bodies) == (2 if status in (429, 500) else 1)
 
 
 async def test_an_endpoint_that_dies_before_its_first_byte_is_replaced_and_after_it_is_not() -> None:

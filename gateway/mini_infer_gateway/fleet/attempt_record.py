@@ -1,0 +1,76 @@
+"""What one attempt at one endpoint teaches about it: who waits, first bytes, failures, room. Knows no HTTP.
+
+An endpoint that was removed in between keeps its record to itself: nobody looks at it any more.
+"""
+
+import logging
+from collections.abc import Callable
+
+from mini_infer_gateway.fleet.breaker import Cause
+from mini_infer_gateway.fleet.endpoint_state import EndpointState, Waiting
+
+DRAIN_PAUSE_S = 2.0
+"""An endpoint that said it drains is left alone this long, until its source says so too."""
+
+log = logging.getLogger(__name__)
+
+
+class AttemptRecord:
+    """Made when a request goes out; one of the verdicts, or `close` alone, ends it."""
+
+    def __init__(self, state: EndpointState, request: Waiting, clock: Callable[[], float]) -> None:
+        self._state, self._request, self._clock = state, request, clock
+        self._generation = state.breaker.started()
+        self.started_s = clock()
+        self.judged = False
+        state.waiting[request] = self.started_s
+
+    def byte(self) -> None:
+        """Something of the answer came."""
+        self._state.byte_s = self._clock()
+
+    def first_byte(self, status: int) -> None:
+        """The answer begins."""
+        now_s = self._clock()
+        self._state.waiting.pop(self._request, None)
+        self._state.byte_s = now_s
+        if status < 400:
+            self._state.answers(now_s, now_s - self.started_s)
+        if status < 500:
+            self._unless_closed("answers again", lambda: self._state.breaker.first_byte(self._generation))
+
+    def succeeded(self) -> None:
+        """The answer is whole, and no server error."""
+        self.judged = True
+        self._unless_closed("answers again", lambda: self._state.breaker.succeeded(self._generation))
+
+    def failed(self, cause: Cause) -> None:
+        """A connect error, a 5xx, a time-out or a stream that broke."""
+        self.judged = True
+        state = self._state
+        was_closed = state.breaker.closed
+        state.breaker.failed(self._generation, self._clock(), cause)
+        if cause is Cause.UNREACHABLE:
+            state.subscriber.suspect()
+        if was_closed and not state.breaker.closed:
+            log.warning("endpoint %s failed several times (%s), leaving it alone", state.endpoint.name, cause.value)
+
+    def draining(self) -> None:
+        """It answered that it drains."""
+        self._state.draining_until_s = self._clock() + DRAIN_PAUSE_S
+
+    def overloaded(self, retry_after_s: float | None) -> None:
+        """It answered 429."""
+        self._state.overloaded(self._clock(), retry_after_s)
+
+    def close(self) -> None:
+        """The attempt is over."""
+        self._state.waiting.pop(self._request, None)
+        if not self.judged:
+            self._state.breaker.ended(self._generation)
+
+    def _unless_closed(self, said: str, verdict: Callable[[], None]) -> None:
+        was_closed = self._state.breaker.closed
+        verdict()
+        if not was_closed and self._state.breaker.closed:
+            log.info("endpoint %s %s", self._state.endpoint.name, said)

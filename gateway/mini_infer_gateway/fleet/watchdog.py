@@ -1,0 +1,87 @@
+"""Looks at all endpoints twice a second: ejects those that stopped working, and asks those in doubt if they are ready.
+
+What counts as stopped is liveness', what ends an ejection is the breaker's; here are the clock and the questions.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+
+from mini_infer_contract.launch import READY_PATH
+from mini_infer_gateway.fleet import liveness
+from mini_infer_gateway.fleet.breaker import Evidence
+from mini_infer_gateway.fleet.endpoint_state import EndpointState
+from mini_infer_gateway.http.upstream import Upstream, UpstreamError
+
+TICK_S = 0.5
+LATE_S = 1.0
+"""A tick this late says that the gateway itself stood still: what did not arrive says nothing of endpoints."""
+PROBE_TIMEOUT_S = 1.0
+FOREIGN_READY_PATH = "/health"
+"""vLLM's and SGLang's."""
+
+log = logging.getLogger(__name__)
+
+
+class Watchdog:
+    """Of one fleet; `states` is the registry's own table."""
+
+    def __init__(self, states: Mapping[str, EndpointState], upstream: Upstream, clock: Callable[[], float]) -> None:
+        self._states, self._upstream, self._clock = states, upstream, clock
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            due_s = self._clock() + TICK_S
+            await asyncio.sleep(TICK_S)
+            now_s = self._clock()
+            if now_s - due_s < LATE_S:
+                self.look(now_s)
+
+    def look(self, now_s: float) -> None:
+        """Judges every endpoint once."""
+        for state in list(self._states.values()):
+            signs = state.signs
+            cause = liveness.verdict(signs, self._peers_first_bytes_s(state, now_s), now_s)
+            if cause and state.breaker.closed:
+                log.warning("endpoint %s is %s: leaving it alone", state.endpoint.name, cause.value)
+                state.breaker.trip(now_s, cause)
+            if not state.breaker.closed or liveness.is_suspect(signs, now_s):
+                self._ask(state)
+            if cause and liveness.is_confirmed(signs, now_s):
+                for request in list(state.waiting):
+                    request.move("hung")
+
+    def _peers_first_bytes_s(self, state: EndpointState, now_s: float) -> Iterable[float]:
+        peers = (peer for peer in self._states.values() if peer is not state)
+        return (
+            took_s
+            for peer in peers
+            if (peer.endpoint.service, peer.endpoint.model) == (state.endpoint.service, state.endpoint.model)
+            for took_s in peer.recent_first_bytes_s(now_s)
+        )
+
+    def _ask(self, state: EndpointState) -> None:
+        if state.probe is None or state.probe.done():
+            state.probe = asyncio.create_task(self._probe(state), name=f"probe {state.endpoint.name}")
+
+    async def _probe(self, state: EndpointState) -> None:
+        ready = await self._is_ready(state.endpoint.url)
+        if ready is None:
+            return
+        evidence = Evidence.READY_AGAIN if state.unready else Evidence.READY
+        state.unready = not ready
+        if ready and state.breaker.learned(evidence):
+            log.info("endpoint %s is ready again", state.endpoint.name)
+
+    async def _is_ready(self, url: str) -> bool | None:
+        """None: it has no page that would tell."""
+        for path in (READY_PATH, FOREIGN_READY_PATH):
+            try:
+                async with asyncio.timeout(PROBE_TIMEOUT_S):
+                    status, _ = await self._upstream.fetch(url, path, PROBE_TIMEOUT_S)
+            except (UpstreamError, TimeoutError):
+                return False
+            if status != 404:
+                return status == 200
+        return None

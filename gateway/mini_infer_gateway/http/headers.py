@@ -1,0 +1,52 @@
+"""Which headers go on, in either direction. Pure; names are in lower case, as ASGI and our client give them."""
+
+from collections.abc import Iterable
+
+Headers = list[tuple[bytes, bytes]]
+
+PRIVATE_PREFIX = b"x-mini-infer-"
+"""Words between gateway and engines: neither side of a client's."""
+
+_HOP_BY_HOP = frozenset(
+    (
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    )
+)
+_REQUEST_OWN = frozenset((b"host", b"content-length", b"expect"))
+"""Written anew for the connection to the endpoint."""
+_CREDENTIALS = frozenset((b"authorization", b"cookie"))
+"""A client's proof towards the gateway, not towards every pod that a namespace may start."""
+_RESPONSE_PRIVATE = frozenset((b"set-cookie", b"location", b"server"))
+"""An endpoint's own address and sessions mean nothing to a client of the gateway."""
+
+
+def to_endpoint(headers: Headers, forward_authorization: bool = False) -> Headers:
+    """A client's headers as an endpoint gets them."""
+    credentials = _CREDENTIALS - {b"authorization"} if forward_authorization else _CREDENTIALS
+    return _without(headers, _REQUEST_OWN | credentials)
+
+
+def to_client(headers: Headers, own: Headers) -> Headers:
+    """An endpoint's headers as the client gets them: `own` replace those of the same name."""
+    return _without(headers, _RESPONSE_PRIVATE.union(name for name, _ in own)) + own
+
+
+def _without(headers: Headers, dropped: Iterable[bytes]) -> Headers:
+    unwanted = _HOP_BY_HOP.union(dropped)
+    for name, value in headers:
+        if name == b"connection":
+            unwanted |= {word.strip().lower() for word in value.split(b",")}
+    return [header for header in headers if header[0] not in unwanted and not header[0].startswith(PRIVATE_PREFIX)]
+
+
+def retry_after_s(value: bytes) -> float | None:
+    """The seconds in a Retry-After header; None where it is empty or a date."""
+    return float(value) if value.isdigit() and len(value) < 10 else None

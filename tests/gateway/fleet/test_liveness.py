@@ -1,0 +1,58 @@
+"""Signs of life and verdicts, as tables; the time is 100 s."""
+
+import pytest
+
+from mini_infer_gateway.fleet.breaker import Cause
+from mini_infer_gateway.fleet.liveness import Signs, is_confirmed, is_suspect, verdict
+
+NOW_S = 100.0
+
+
+@pytest.mark.parametrize(
+    ("signs", "peers", "wanted"),
+    [
+        (Signs(), [], None),
+        (Signs(report_s=98.0), [], None),
+        (Signs(report_s=96.4), [], Cause.SILENT),
+        # A core that reports is believed, however long a prompt takes, as long as its HTTP server answers.
+        (Signs(report_s=99.5, waiting_since_s=10.0), [0.1], None),
+        (Signs(report_s=99.5, waiting_since_s=97.0, unready=True), [], Cause.SLOW),
+        (Signs(report_s=99.5, waiting_since_s=99.0, unready=True), [], None),
+        # Others are judged by their peers.
+        (Signs(waiting_since_s=95.9), [0.1, 0.5], Cause.SLOW),
+        (Signs(waiting_since_s=96.1), [0.1, 0.5], None),
+        (Signs(waiting_since_s=50.0, byte_s=97.0), [0.1], None),
+        (Signs(waiting_since_s=95.0), [2.0], None),
+        (Signs(waiting_since_s=93.9), [2.0], Cause.SLOW),
+        (Signs(waiting_since_s=1.0), [], None),
+        (Signs(waiting_since_s=97.0, unready=True), [], Cause.SLOW),
+    ],
+)
+def test_verdicts(signs: Signs, peers: list[float], wanted: Cause | None) -> None:
+    assert verdict(signs, peers, NOW_S) is wanted
+
+
+@pytest.mark.parametrize(
+    ("signs", "wanted"),
+    [
+        (Signs(), False),
+        (Signs(waiting_since_s=97.4), True),
+        (Signs(waiting_since_s=97.6), False),
+        (Signs(waiting_since_s=50.0, byte_s=99.0), False),
+    ],
+)
+def test_who_is_asked_whether_it_is_ready(signs: Signs, wanted: bool) -> None:
+    assert is_suspect(signs, NOW_S) == wanted
+
+
+@pytest.mark.parametrize(
+    ("signs", "wanted"),
+    [
+        (Signs(report_s=96.0), False),
+        (Signs(report_s=96.0, unready=True), True),
+        (Signs(report_s=89.9), True),
+        (Signs(waiting_since_s=90.0), True),
+    ],
+)
+def test_when_requests_are_moved(signs: Signs, wanted: bool) -> None:
+    assert is_confirmed(signs, NOW_S) == wanted

@@ -1,0 +1,60 @@
+"""Which headers pass, in either direction."""
+
+import pytest
+
+from mini_infer_gateway.http.headers import Headers, retry_after_s, to_client, to_endpoint
+
+PLAIN: Headers = [(b"content-type", b"application/json"), (b"traceparent", b"00-1"), (b"user-agent", b"x")]
+
+
+@pytest.mark.parametrize(
+    "dropped",
+    [
+        (b"connection", b"keep-alive"),
+        (b"transfer-encoding", b"chunked"),
+        (b"te", b"trailers"),
+        (b"host", b"gateway"),
+        (b"content-length", b"3"),
+        (b"expect", b"100-continue"),
+        (b"cookie", b"session=1"),
+        (b"authorization", b"Bearer k"),
+        (b"x-mini-infer-draining", b"true"),
+    ],
+)
+def test_what_an_endpoint_does_not_get(dropped: tuple[bytes, bytes]) -> None:
+    assert to_endpoint([dropped, *PLAIN]) == PLAIN
+
+
+@pytest.mark.parametrize(
+    "dropped",
+    [
+        (b"keep-alive", b"timeout=5"),
+        (b"set-cookie", b"a=b"),
+        (b"location", b"http://10.0.0.7:8000/"),
+        (b"server", b"uvicorn"),
+        (b"x-mini-infer-role", b"decode"),
+        (b"x-request-id", b"another"),
+    ],
+)
+def test_what_a_client_does_not_get(dropped: tuple[bytes, bytes]) -> None:
+    own = [(b"x-request-id", b"mine"), (b"x-mini-infer-pod", b"a")]
+    assert to_client([dropped, *PLAIN], own) == PLAIN + own
+
+
+@pytest.mark.parametrize("to", [to_endpoint, lambda headers: to_client(headers, [])])
+def test_headers_that_connection_names_are_dropped(to: object) -> None:
+    assert callable(to)
+    headers = [(b"x-a", b"1"), (b"connection", b"close, X-A"), (b"x-b", b"2"), (b"connection", b"x-b"), *PLAIN]
+    assert to(headers) == PLAIN
+
+
+def test_authorization_goes_on_where_that_is_asked_for() -> None:
+    secret = [(b"authorization", b"Bearer k")]
+    assert to_endpoint(secret + PLAIN, forward_authorization=True) == secret + PLAIN
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"), [(b"7", 7.0), (b"", None), (b"-1", None), (b"Wed, 21 Oct 2015 07:28:00 GMT", None)]
+)
+def test_retry_after(value: bytes, seconds: float | None) -> None:
+    assert retry_after_s(value) == seconds

@@ -1,0 +1,202 @@
+"""One bad pod beside a good one: what clients see, what the bad one still gets, and when it is used again."""
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import pytest
+
+from mini_infer_gateway.fleet import liveness, watchdog
+from tests.support.fake_engine import FakeEngine
+from tests.support.running_gateway import RunningGateway, running_gateway, until
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The watchdog's times, a tenth as long."""
+    for module, names in {
+        liveness: ("SILENT_S", "SUSPECT_S", "STUCK_S", "CONFIRMED_S"),
+        watchdog: ("TICK_S", "PROBE_TIMEOUT_S"),
+    }.items():
+        for name in names:
+            monkeypatch.setattr(module, name, getattr(module, name) / 10)
+
+
+async def statuses(gateway: RunningGateway, count: int) -> list[int]:
+    found = []
+    for number in range(count):
+        async with gateway.chat(f"question {number}") as response:
+            await response.read()
+            found.append(response.status)
+    return found
+
+
+async def kill(engine: FakeEngine) -> None:
+    """Ends it as SIGKILL does: every connection breaks at once, nothing listens."""
+    for connection in list(engine.connections):
+        if connection.transport is not None:
+            connection.transport.abort()
+    await engine.stop()
+
+
+async def test_a_pod_without_room_fails_nobody_and_gets_little() -> None:
+    async with FakeEngine("full") as full, FakeEngine("idle") as idle:
+        full.status = 429
+        async with running_gateway(full.endpoint, idle.endpoint, routing="load") as gateway:
+            assert set(await statuses(gateway, 200)) == {200}
+            assert len(full.bodies) < 10
+            assert gateway.app.fleet.endpoints["full"].breaker.closed, "busy is not broken"
+
+
+async def test_a_429_is_relayed_where_nobody_has_room_and_its_retry_after_is_kept_to() -> None:
+    async with FakeEngine("a") as a, FakeEngine("b") as b:
+        a.status = b.status = 429
+        a.answer_headers = b.answer_headers = {"retry-after": "7"}
+        async with running_gateway(a.endpoint, b.endpoint) as gateway:
+            async with gateway.chat("hi") as response:
+                assert response.status == 429
+                assert response.headers["retry-after"] == "7"
+            for state in gateway.app.fleet.endpoints.values():
+                assert state.phase(gateway.app._clock() + 6.0) == "overloaded"
+                assert state.phase(gateway.app._clock() + 8.0) == "ready"
+
+
+@pytest.mark.parametrize("fault", ["broke", "engine_dead"])
+async def test_a_body_that_has_ended_two_engines_goes_to_no_third(fault: str) -> None:
+    async with AsyncExitStack() as stack:
+        engines = [await stack.enter_async_context(FakeEngine(name)) for name in "abcd"]
+        for engine in engines:
+            engine.die_after = 0
+            if fault == "engine_dead":
+                engine.status, engine.error_body = 503, {"error": {"code": "engine_dead"}}
+        endpoints = [engine.endpoint for engine in engines]
+        gateway = await stack.enter_async_context(running_gateway(*endpoints, max_attempts=4))
+        async with gateway.chat("poison", stream=True) as response:
+            assert response.status == (503 if fault == "engine_dead" else 502)
+            code = (await response.json())["error"]["code"]
+        assert code == ("engine_dead" if fault == "engine_dead" else "endpoints_ended")
+        assert sum(len(engine.bodies) for engine in engines) == 2
+
+
+async def test_a_deadline_holds_over_all_attempts() -> None:
+    async with FakeEngine("a") as a, FakeEngine("b") as b:
+        a.hang = b.hang = True
+        async with running_gateway(a.endpoint, b.endpoint, request_deadline_s=0.3) as gateway:
+            async with asyncio.timeout(3.0), gateway.chat("hi") as response:
+                assert response.status == 504
+            assert len(a.bodies) + len(b.bodies) == 1
+
+
+async def test_thousands_of_failures_are_503_and_never_500() -> None:
+    async with FakeEngine("a") as engine:
+        engine.status = 503
+        async with running_gateway(engine.endpoint) as gateway:
+            state = gateway.app.fleet.endpoints["a"]
+            state.breaker.openings = 5_000
+            assert set(await statuses(gateway, 20)) == {503}
+
+
+@pytest.mark.parametrize("events", [True, False])
+async def test_a_pod_that_died_with_requests_in_flight_is_used_again_when_it_is_ready(
+    events: bool, quick: None
+) -> None:
+    async with (
+        FakeEngine("dying", events=events) as dying,
+        FakeEngine("good") as good,
+        running_gateway(dying.endpoint, good.endpoint, routing="round-robin") as gateway,
+    ):
+        dying.hang = True
+        hanging = asyncio.gather(*(statuses(gateway, 1) for _ in range(24)))
+        await until(lambda: len(dying.bodies) >= 12)
+        port, events_port = dying.port, dying.events_port
+        await kill(dying)
+        assert {status for found in await hanging for status in found} == {200}
+        await statuses(gateway, 6)
+        state = gateway.app.fleet.endpoints["dying"]
+        assert not state.breaker.closed
+        dying.hang = False
+        await dying.start(port, events_port)
+        # Nobody sends anything meanwhile; 2 s is what is promised, a busy machine included.
+        await until(lambda: state.breaker.closed, timeout_s=2.0)
+        before = len(dying.bodies)
+        await statuses(gateway, 2)
+        assert len(dying.bodies) == before + 1
+
+
+async def test_a_pod_that_is_ready_and_answers_500_is_not_readmitted_by_its_word(quick: None) -> None:
+    async with FakeEngine("bad") as bad, FakeEngine("good") as good:
+        bad.status = 500
+        async with running_gateway(bad.endpoint, good.endpoint, routing="round-robin") as gateway:
+            assert set(await statuses(gateway, 20)) == {200}
+            await asyncio.sleep(0.3)
+            assert not gateway.app.fleet.endpoints["bad"].breaker.closed
+            assert len(bad.bodies) == 3
+
+
+async def test_a_hung_pod_loses_its_place_and_what_waits_on_it_is_answered_elsewhere(quick: None) -> None:
+    async with (
+        FakeEngine("hung") as hung,
+        FakeEngine("good") as good,
+        running_gateway(hung.endpoint, good.endpoint, routing="round-robin") as gateway,
+    ):
+        await gateway.settled()
+        await hung.report()
+        await until(lambda: gateway.app.fleet.endpoints["hung"].subscriber.report_s is not None)
+        hung.hang = True
+        async with asyncio.timeout(5.0):
+            found = await asyncio.gather(*(statuses(gateway, 1) for _ in range(10)))
+        assert {status for one in found for status in one} == {200}
+        state = gateway.app.fleet.endpoints["hung"]
+        assert not state.breaker.closed
+        assert hung.cancelled == 5, "the hung pod is told that nobody waits any more"
+        assert set(await statuses(gateway, 4)) == {200}
+        assert len(hung.bodies) == 5
+        hung.hang = False
+        await hung.report()
+        await until(lambda: state.breaker.closed)
+
+
+async def test_a_hung_pod_without_events_is_known_by_its_peers(quick: None) -> None:
+    async with FakeEngine("hung", events=False) as hung, FakeEngine("good", events=False) as good:
+        hung.says_ready = None
+        async with running_gateway(hung.endpoint, good.endpoint, routing="round-robin") as gateway:
+            await statuses(gateway, 4)
+            hung.hang = True
+            async with asyncio.timeout(5.0):
+                assert set(await statuses(gateway, 4)) == {200}
+            assert not gateway.app.fleet.endpoints["hung"].breaker.closed
+
+
+async def test_with_nobody_else_a_silent_pod_keeps_its_requests(quick: None) -> None:
+    async with FakeEngine("only") as only, running_gateway(only.endpoint) as gateway:
+        await gateway.settled()
+        await only.report()
+        await until(lambda: gateway.app.fleet.endpoints["only"].subscriber.report_s is not None)
+        only.hang = True
+        asking = asyncio.create_task(statuses(gateway, 1))
+        await until(lambda: not gateway.app.fleet.endpoints["only"].breaker.closed)
+        await asyncio.sleep(0.3)
+        assert not asking.done()
+        assert only.cancelled == 0
+        asking.cancel()
+
+
+@pytest.mark.parametrize("draining", [False, True])
+async def test_what_waits_on_a_pod_that_its_source_removed_is_tried_elsewhere(draining: bool) -> None:
+    async with (
+        FakeEngine("lost") as lost,
+        FakeEngine("good") as good,
+        running_gateway(lost.endpoint, good.endpoint, routing="round-robin") as gateway,
+    ):
+        good.hang = lost.hang = True
+        asking = asyncio.gather(*(statuses(gateway, 1) for _ in range(2)))
+        await until(lambda: len(lost.bodies) == len(good.bodies) == 1)
+        good.hang = False
+        gateway.source.publish_endpoints(lost.endpoint, good.endpoint, draining={"lost"} if draining else set())
+        gateway.source.publish_endpoints(good.endpoint)
+        if draining:
+            await asyncio.sleep(0.1)
+            assert len(good.bodies) == 1, "a pod that drains finishes what it has"
+        else:
+            await until(lambda: len(good.bodies) == 2)
+            await until(lambda: lost.cancelled == 1)
+        asking.cancel()
