@@ -20,6 +20,13 @@ _COLUMNS = [
     {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
 ]
 
+_SCALE = {
+    "specReplicasPath": ".spec.unified.replicas",
+    "statusReplicasPath": ".status.replicas",
+    "labelSelectorPath": ".status.selector",
+}
+"""What `kubectl scale`, HorizontalPodAutoscalers and KEDA read and write."""
+
 
 def custom_resource_definition() -> dict[str, Any]:
     """The CustomResourceDefinition of InferenceService."""
@@ -35,7 +42,7 @@ def custom_resource_definition() -> dict[str, Any]:
         "name": VERSION,
         "served": True,
         "storage": True,
-        "subresources": {"status": {}},
+        "subresources": {"status": {}, "scale": _SCALE},
         "additionalPrinterColumns": _COLUMNS,
         "schema": {"openAPIV3Schema": root},
     }

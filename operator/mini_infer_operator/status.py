@@ -5,7 +5,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
-from mini_infer_contract.resources import Condition, InferenceService, InferenceServiceStatus, Reason
+from mini_infer_contract.resources import (
+    LABEL_ROLE,
+    LABEL_SERVICE,
+    Condition,
+    InferenceService,
+    InferenceServiceStatus,
+    Reason,
+)
 from mini_infer_operator.observe import Failure, Observed
 from mini_infer_operator.plan.plan import Plan
 
@@ -44,6 +51,7 @@ def service_status(
         revision=launched[0].revision if launched else None,
         replicas=look.existing,
         ready_replicas=look.ready,
+        selector=f"{LABEL_SERVICE}={service.metadata.name},{LABEL_ROLE}=unified",
         url=url,
     )
     return status.model_dump(by_alias=True, exclude_none=True)

@@ -12,10 +12,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from scripts.dashboards import DASHBOARDS, text
 from tests.chart.loaded_platform import loaded_platform
 from tests.chart.promql import Reads, reads
-from tests.chart.test_chart import CHART, needs_helm, of_kind
+from tests.chart.test_chart import CHART, ROOT, needs_helm, of_kind
 from tests.chart.test_options import rendered
 
 RULES = CHART / "rules/mini-infer.yaml"
+AUTOSCALING = ROOT / "examples/autoscaling"
 TARGET_LABELS = {"namespace", "pod"}
 """Added by every scrape of pods: PodMonitors do so by themselves, scrapes by annotation with the usual relabelling."""
 NOT_SEEN_HERE = {"mini_infer_gateway_event_gaps_total": {"healed"}}
@@ -44,6 +45,20 @@ def expressions() -> Iterator[tuple[str, str]]:
             if variable["type"] == "query":
                 metric, label = re.fullmatch(r"label_values\((.*), (\w+)\)", variable["query"]["query"]).groups()  # type: ignore[union-attr]
                 yield f"{path.stem}: ${variable['name']}", f"count by ({label}) ({metric})"
+    for series, query in adapter_rules():
+        yield f"adapter: {series}", query
+    for trigger in yaml.safe_load((AUTOSCALING / "keda.yaml").read_text())["spec"]["triggers"]:
+        yield f"keda: {trigger['metadata']['query']}", trigger["metadata"]["query"]
+
+
+def adapter_rules() -> Iterator[tuple[str, str]]:
+    """What the Prometheus adapter asks: its series, and its query for one of them."""
+    for rule in yaml.safe_load((AUTOSCALING / "prometheus-adapter.yaml").read_text())["rules"]["custom"]:
+        series = rule["seriesQuery"]
+        yield series, series
+        name, matchers = re.fullmatch(r"([\w:]+)\{(.*)\}", series).groups()  # type: ignore[union-attr]  # it has both
+        query = rule["metricsQuery"].replace("<<.GroupBy>>", "pod").replace("<<.Series>>", name)
+        yield f"{series}, asked", query.replace("<<.LabelMatchers>>", matchers)
 
 
 EXPRESSIONS = dict(expressions())

@@ -88,5 +88,7 @@ class InferenceServiceStatus(ApiModel):
     """Engines that exist, of all revisions."""
     ready_replicas: int = Field(default=0, ge=0)
     """Engines that can answer, of all revisions."""
+    selector: str | None = None
+    """Label selector of the engines that `spec.unified.replicas` counts, for autoscalers."""
     url: str | None = None
     """Where an OpenAI client finds the model: the gateway where the operator knows one, else the engines' Service."""
