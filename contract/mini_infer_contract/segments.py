@@ -44,6 +44,8 @@ class SegmentEncoder:
         self._tokenizer = tokenizer
         self._added = _AddedTokens.of(tokenizer)
         self._cuts = self._added is not None and can_be_cut(tokenizer)
+        self.longest_token_characters = _longest_token(tokenizer) if self._cuts else 0
+        """No token stands for more characters of a text, so a text has a least number of tokens; 0: not known."""
         self._cached: OrderedDict[str, array[int]] = OrderedDict()  # piece -> ids, least recently used first
         self._cached_bytes = 0
         self._max_cached_bytes = max_cached_bytes
@@ -137,6 +139,12 @@ def encode_whole(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> l
 
 def _bytes(piece: str, ids: "array[int]") -> int:
     return _ENTRY_BYTES + len(piece.encode()) + ids.itemsize * len(ids)
+
+
+def _longest_token(tokenizer: Tokenizer) -> int:
+    # Byte-level tokens have at least one character of theirs a character of text. A normal form joins three at most.
+    longest = max(map(len, tokenizer.get_vocab()), default=0)
+    return longest if tokenizer.normalizer is None else 3 * longest
 
 
 class _AddedTokens:

@@ -11,7 +11,7 @@ from random import Random
 from urllib.parse import unquote
 
 from mini_infer_contract.api_errors import ApiError
-from mini_infer_contract.launch import HEALTH_PATH, METRICS_PATH, READY_PATH
+from mini_infer_contract.launch import HEALTH_PATH, METRICS_PATH, MODELS_PATH, READY_PATH
 from mini_infer_gateway.api import operations
 from mini_infer_gateway.endpoints.base import EndpointSource
 from mini_infer_gateway.fleet.load import LoadLedger
@@ -21,12 +21,12 @@ from mini_infer_gateway.http.upstream import Upstream
 from mini_infer_gateway.index.prefix_index import PrefixIndex
 from mini_infer_gateway.metrics import Metrics, StateCollector
 from mini_infer_gateway.pipeline.generate import TEXT_PATHS, Generate
+from mini_infer_gateway.prompts.prompt_keys import CHAT_PATH, COMPLETIONS_PATH
+from mini_infer_gateway.prompts.tokenizers import Tokenizers
 from mini_infer_gateway.routing.policies import build_router
 from mini_infer_gateway.settings import GatewaySettings
-from mini_infer_gateway.tokenizers import CHAT_PATH, COMPLETIONS_PATH, Tokenizers
 
 ENGINE_PATHS = TEXT_PATHS | {CHAT_PATH, COMPLETIONS_PATH}
-MODELS_PATH = "/v1/models"
 EXPIRE_EVERY_S = 5.0
 
 log = logging.getLogger(__name__)

@@ -62,6 +62,7 @@ class FakeEngine:
         self.error_body: dict[str, Any] | None = None
         self.answer_headers: dict[str, str] = {}
         self.hang = False
+        self.max_model_len: int | None = None
         self.die_after: int | None = None
         self.bodies: list[bytes] = []
         self.headers: list[dict[str, str]] = []
@@ -84,10 +85,11 @@ class FakeEngine:
 
     async def start(self, port: int = 0, events_port: int = 0) -> None:
         """Listens on loopback."""
-        app = web.Application()
+        app = web.Application(client_max_size=64 << 20)
         app.router.add_post("/v1/chat/completions", self._generate)
         app.router.add_post("/v1/completions", self._generate)
         app.router.add_post("/tokenize", self._tokenize)
+        app.router.add_get("/v1/models", self._models)
         app.router.add_get("/prompt_assets", self._assets)
         app.router.add_get("/kv_snapshot", self._snapshot)
         if self.says_ready is not None:
@@ -210,6 +212,9 @@ class FakeEngine:
         if self.hang:
             await asyncio.sleep(60)
         return web.json_response({}, status=200 if self.says_ready else 503)
+
+    async def _models(self, request: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": self.model, "max_model_len": self.max_model_len}]})
 
     async def _assets(self, request: web.Request) -> web.Response:
         if not self.serves_assets:

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import msgspec
 import zmq
 import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
@@ -26,13 +27,13 @@ from mini_infer_contract.events import (
     read_sequence,
     sequence_frame,
 )
-from mini_infer_contract.launch import KV_SNAPSHOT_PATH, Endpoint
+from mini_infer_contract.launch import KV_SNAPSHOT_PATH, MODELS_PATH, Endpoint
 from mini_infer_gateway.fleet.breaker import Evidence
 from mini_infer_gateway.fleet.load import LoadLedger
 from mini_infer_gateway.http.upstream import Upstream, UpstreamError
 from mini_infer_gateway.index.event_sequencer import Sequencer, Verdict
 from mini_infer_gateway.index.prefix_index import PrefixIndex
-from mini_infer_gateway.tokenizers import NoPromptAssetsError, Tokenizers
+from mini_infer_gateway.prompts.tokenizers import NoPromptAssetsError, Tokenizers
 
 FIRST_BACKOFF_S = 0.2
 LONGEST_BACKOFF_S = 10.0
@@ -73,6 +74,8 @@ class EndpointSubscriber:
         self.report_s: float | None = None
         """When the last load report came over the socket that is open now; None: none has."""
         self.assets_revision = ""
+        self.max_model_len: int | None = None
+        """Tokens that its model's context holds, as it says; None: it does not say."""
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -93,8 +96,10 @@ class EndpointSubscriber:
             self._assets_due.clear()
             pause_s: float | None = None
             try:
+                self.max_model_len = await self._fetch_max_model_len()
                 self.assets_revision = await self._tokenizers.fetch(self._endpoint.url, self.assets_revision)
                 backoff_s = FIRST_BACKOFF_S
+                pause_s = FOREIGN_BACKOFF_S if self.max_model_len is None else None
             except NoPromptAssetsError as error:
                 log.info("%s is routed by load only: %s", self._endpoint.name, error)
                 pause_s = FOREIGN_BACKOFF_S
@@ -103,6 +108,13 @@ class EndpointSubscriber:
                 backoff_s = min(LONGEST_BACKOFF_S, 2 * backoff_s)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._assets_due.wait(), pause_s)
+
+    async def _fetch_max_model_len(self) -> int | None:
+        """From the list of models, where vLLM's servers and ours tell it."""
+        with contextlib.suppress(UpstreamError):
+            status, body = await self._upstream.fetch(self._endpoint.url, MODELS_PATH, SNAPSHOT_TIMEOUT_S)
+            return read_max_model_len(body, self._endpoint.model) if status == 200 else None
+        return None
 
     async def _follow_events(self) -> None:
         while True:
@@ -243,3 +255,21 @@ class EndpointSubscriber:
 async def _connection_changed(monitor: zmq.asyncio.Socket) -> None:
     reply: Awaitable[object] = recv_monitor_message(monitor)
     await reply
+
+
+class _Model(msgspec.Struct):
+    id: str = ""
+    max_model_len: int | None = None
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model] = []
+
+
+def read_max_model_len(body: bytes, model: str) -> int | None:
+    """The context of `model` in the answer of MODELS_PATH; None: it is not told there."""
+    try:
+        models = msgspec.json.decode(body, type=_Models).data
+    except msgspec.DecodeError:
+        return None
+    return next((entry.max_model_len for entry in models if entry.id == model), None)

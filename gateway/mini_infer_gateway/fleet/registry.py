@@ -17,9 +17,9 @@ from mini_infer_gateway.fleet.watchdog import Watchdog
 from mini_infer_gateway.http.upstream import Upstream
 from mini_infer_gateway.index.prefix_index import PrefixIndex
 from mini_infer_gateway.metrics import Metrics
+from mini_infer_gateway.prompts.tokenizers import Tokenizers
 from mini_infer_gateway.routing.base import Candidate
 from mini_infer_gateway.settings import GatewaySettings
-from mini_infer_gateway.tokenizers import Tokenizers
 
 log = logging.getLogger(__name__)
 
@@ -83,6 +83,11 @@ class Fleet:
     def candidates(self, names: Sequence[str], now_s: float) -> list[Candidate]:
         """These endpoints as they stand."""
         return [self.endpoints[name].candidate(now_s) for name in names if name in self.endpoints]
+
+    def max_prompt_tokens(self, names: Sequence[str]) -> int | None:
+        """What the roomiest of these endpoints takes; None: of one of them it is not known."""
+        lengths = [self.endpoints[name].subscriber.max_model_len for name in names if name in self.endpoints]
+        return None if None in lengths else max((length for length in lengths if length), default=None)
 
     def begin(self, name: str, request: Waiting) -> AttemptRecord:
         """`request` goes out to this endpoint. KeyError: it has gone since it was chosen."""

@@ -34,10 +34,10 @@ from mini_infer_gateway.metrics import Metrics
 from mini_infer_gateway.pipeline.attempt import AttemptError, Exchange
 from mini_infer_gateway.pipeline.retries import KILLS_LIMIT, Attempts, Failure, RetryBudget
 from mini_infer_gateway.pipeline.rewrite_model import with_model
+from mini_infer_gateway.prompts.tokenizers import Tokenizers
 from mini_infer_gateway.routing.base import Decision, RoutingRequest
 from mini_infer_gateway.routing.router import Router
 from mini_infer_gateway.settings import GatewaySettings
-from mini_infer_gateway.tokenizers import Tokenizers
 
 TEXT_PATHS = frozenset(("/tokenize", "/detokenize"))
 """Here the model may be left out while there is only one."""
@@ -200,7 +200,14 @@ class Generate:
 
     async def _routing_request(self, call: _Call, names: Sequence[str]) -> RoutingRequest:
         revisions = {candidate.assets_revision for candidate in self._fleet.candidates(names, call.arrived_s)}
-        prompts = await self._tokenizers.keys(call.path, call.fields, len(call.client_body), revisions)
+        prompts = await self._tokenizers.keys(
+            call.path,
+            call.fields,
+            len(call.client_body),
+            revisions,
+            self._fleet.max_prompt_tokens(names),
+            abandoned=lambda: call.exchange.gone,
+        )
         tokens = max((prompt.tokens for prompt in prompts.values()), default=len(call.client_body) // BYTES_PER_TOKEN)
         return RoutingRequest(call.model, tokens, prompts)
 

@@ -37,7 +37,7 @@ class PromptKeys:
     """A request's prompts as one tokenizer sees them."""
 
     tokens: int
-    chains: tuple[list[bytes], ...]
+    chains: tuple[Sequence[bytes], ...]
     """The block keys of each prompt (completions may bring several)."""
 
 

@@ -1,0 +1,116 @@
+"""The block keys of a body's prompts, worked out in steps of a few milliseconds, with what is remembered of others.
+
+Token ids are exactly the engine's: the text is rendered whole each time, and what is taken over from before was
+tokenised from the same characters. Knows no threads and no sockets.
+"""
+
+from collections.abc import Generator, Sequence
+from typing import Any
+
+from mini_infer_contract.api_errors import ApiError
+from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS, KEY_BYTES, block_keys
+from mini_infer_contract.prompt import PromptEncoder, PromptText, chat_prompt_text, completion_prompts
+from mini_infer_gateway.index.key_chain import KeyChain
+from mini_infer_gateway.index.prefix_index import prompt_root
+from mini_infer_gateway.prompts.remembered import MAX_MARKS, MIN_CHARACTERS, Mark, Remembered, RememberedPrompts
+from mini_infer_gateway.routing.base import PromptKeys
+
+CHAT_PATH = "/v1/chat/completions"
+COMPLETIONS_PATH = "/v1/completions"
+
+STEP_CHARACTERS = 16 << 10
+"""Tokenised in a step at most, but for what the tokenizer cannot take in parts."""
+
+Steps = Generator[int, None, PromptKeys | None]
+"""Yields how many characters are still to be tokenised; returns the keys, None where the body has no prompt."""
+
+
+def key_steps(
+    encoder: PromptEncoder, remembered: RememberedPrompts, path: str, body: dict[str, Any], max_tokens: int | None
+) -> Steps:
+    """The keys of a body's prompts. ApiError 400: see contract.prompt, or a prompt has more than `max_tokens`."""
+    if path == CHAT_PATH:
+        prompts: list[PromptText | list[int]] = [chat_prompt_text(encoder, body)]
+    elif path == COMPLETIONS_PATH:
+        prompts = completion_prompts(body)
+    else:
+        return None
+    salt = body.get("cache_salt")
+    root = prompt_root(salt=salt if isinstance(salt, str) else "")
+    tokens, chains = 0, []
+    for prompt in prompts:
+        if isinstance(prompt, PromptText):
+            _check_length(encoder, prompt.text, max_tokens)
+            count, chain = yield from _text_steps(encoder, remembered, prompt, root, max_tokens)
+        else:
+            _check_tokens(len(prompt), max_tokens)
+            count, chain = len(prompt), block_keys(prompt, root)
+        tokens += count
+        chains.append(chain)
+    return PromptKeys(tokens, tuple(chains))
+
+
+def _text_steps(
+    encoder: PromptEncoder, remembered: RememberedPrompts, prompt: PromptText, root: bytes, max_tokens: int | None
+) -> Generator[int, None, tuple[int, Sequence[bytes]]]:
+    text = prompt.text
+    kind = (root, prompt.add_special_tokens)
+    found = remembered.find(kind, text)
+    packed, mark = (found[0].packed_keys, found[1]) if found else (b"", Mark(0, 0, ()))
+    first_block = mark.tokens // BLOCK_SIZE_TOKENS
+    ids, closed, stepped = [*mark.rest], [], mark.end
+    if len(text) - mark.end > STEP_CHARACTERS:
+        yield len(text) - mark.end
+    keys: list[bytes] = []
+    parent = packed[(first_block - 1) * KEY_BYTES : first_block * KEY_BYTES] if first_block else root
+    for piece in encoder.pieces(prompt, mark.end):
+        ids += piece.ids
+        if piece.closed and piece.end:
+            closed.append((piece.end, len(ids)))
+        if piece.end - stepped >= STEP_CHARACTERS:
+            _check_tokens(first_block * BLOCK_SIZE_TOKENS + len(ids), max_tokens)
+            keys += block_keys(ids[len(keys) * BLOCK_SIZE_TOKENS :], keys[-1] if keys else parent)
+            stepped = piece.end
+            yield len(text) - stepped
+    tokens = first_block * BLOCK_SIZE_TOKENS + len(ids)
+    _check_tokens(tokens, max_tokens)
+    keys += block_keys(ids[len(keys) * BLOCK_SIZE_TOKENS :], keys[-1] if keys else parent)
+    if len(text) < MIN_CHARACTERS:
+        return tokens, keys
+    chain = KeyChain(packed[: first_block * KEY_BYTES] + b"".join(keys))
+    marks = [*_marks_before(found)] + [_mark(end, count, ids, first_block) for end, count in closed[-MAX_MARKS:]]
+    if marks and marks[-1].end >= MIN_CHARACTERS:
+        end = marks[-1]
+        known = chain.packed[: end.tokens // BLOCK_SIZE_TOKENS * KEY_BYTES]
+        remembered.remember(Remembered(kind, text[: end.end], known, tuple(marks[-MAX_MARKS:])), instead_of=found)
+    return tokens, chain
+
+
+def _marks_before(found: tuple[Remembered, Mark] | None) -> list[Mark]:
+    return [mark for mark in found[0].marks if mark.end <= found[1].end] if found else []
+
+
+def _mark(end: int, count: int, ids: list[int], first_block: int) -> Mark:
+    """After `count` of `ids`, which begin with block `first_block`."""
+    rest = ids[count - count % BLOCK_SIZE_TOKENS : count]
+    return Mark(end, first_block * BLOCK_SIZE_TOKENS + count, tuple(rest))
+
+
+def _check_length(encoder: PromptEncoder, text: str, max_tokens: int | None) -> None:
+    longest = encoder.segments.longest_token_characters
+    if max_tokens is not None and longest and len(text) > max_tokens * longest:
+        raise too_long(f"at least {len(text) // longest}", max_tokens)
+
+
+def _check_tokens(tokens: int, max_tokens: int | None) -> None:
+    if max_tokens is not None and tokens > max_tokens:
+        raise too_long(f"{tokens} tokens or more", max_tokens)
+
+
+def too_long(tokens: str, max_tokens: int) -> ApiError:
+    """The 400 of a prompt that no endpoint of its model can take."""
+    return ApiError(
+        400,
+        f"the prompt has {tokens} tokens, and the model's context is {max_tokens} tokens (max_model_len): shorten it",
+        code="context_length_exceeded",
+    )

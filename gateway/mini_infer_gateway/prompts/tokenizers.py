@@ -1,0 +1,146 @@
+"""The tokenizers of all endpoints: fetched from them, kept by revision, applied to bodies here or on a thread.
+
+A body that cannot be rendered here has no keys and is routed by load: the engine knows best how to refuse it. One that
+no endpoint could take is refused before it is tokenised.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+
+from mini_infer_contract.api_errors import ApiError
+from mini_infer_contract.launch import PROMPT_ASSETS_PATH
+from mini_infer_contract.prompt import PromptAssets, PromptEncoder
+from mini_infer_gateway.http.upstream import Upstream
+from mini_infer_gateway.prompts.prompt_keys import Steps, key_steps
+from mini_infer_gateway.prompts.remembered import RememberedPrompts
+from mini_infer_gateway.prompts.worker_threads import AbandonedError, WorkerThreads
+from mini_infer_gateway.routing.base import PromptKeys
+
+INLINE_CHARACTERS = 8 << 10
+"""Up to this many are tokenised on the event loop, in three milliseconds at most; more on a thread."""
+INLINE_BYTES = 1 << 20
+"""A body up to this size is rendered on the event loop, so that a long chat of which little is new needs no thread."""
+INLINE_MESSAGES = 256
+FETCH_TIMEOUT_S = 30.0
+REMEMBERED_BYTES = 64 << 20
+
+REFUSED = frozenset(("context_length_exceeded", "prompt_not_text", "prompt_too_long"))
+"""Codes of errors that every endpoint would answer too, after more work."""
+
+log = logging.getLogger(__name__)
+
+
+class NoPromptAssetsError(Exception):
+    """The server does not tell how it tokenises: it is another maker's, or it serves token ids only."""
+
+
+class _Tokenizer:
+    """One encoder and the prompts that it has seen."""
+
+    def __init__(self, encoder: PromptEncoder, remembered: RememberedPrompts) -> None:
+        self._encoder, self._remembered = encoder, remembered
+
+    def steps(self, path: str, body: dict[str, Any], max_tokens: int | None) -> Steps:
+        return key_steps(self._encoder, self._remembered, path, body, max_tokens)
+
+
+class Tokenizers:
+    """By revision of their files."""
+
+    def __init__(self, upstream: Upstream, threads: int = 1, remembered_bytes: int = REMEMBERED_BYTES) -> None:
+        self._upstream = upstream
+        self._remembered_bytes = remembered_bytes
+        self._threads = WorkerThreads(threads)
+        self._tokenizers: dict[str, _Tokenizer] = {}
+
+    async def fetch(self, url: str, known_revision: str) -> str:
+        """Makes the tokenizer of the server at `url` known; returns its revision.
+
+        Raises NoPromptAssetsError, or UpstreamError where trying again helps.
+        """
+        headers = [(b"if-none-match", f'"{known_revision}"'.encode())] if known_revision in self._tokenizers else []
+        status, body = await self._upstream.fetch(url, PROMPT_ASSETS_PATH, FETCH_TIMEOUT_S, headers)
+        if status == 304:
+            return known_revision
+        if status != 200:
+            raise NoPromptAssetsError(f"{PROMPT_ASSETS_PATH} answered {status}")
+        try:
+            # A large vocabulary takes a second to build.
+            encoder = await asyncio.to_thread(_build_encoder, body)
+        except Exception as error:  # The files are foreign input: any library below may refuse them in its own way.
+            raise NoPromptAssetsError(f"{PROMPT_ASSETS_PATH} cannot be used: {error}") from error
+        if encoder.revision not in self._tokenizers:
+            self._tokenizers[encoder.revision] = _Tokenizer(encoder, RememberedPrompts(self._remembered_bytes))
+        return encoder.revision
+
+    def keep(self, revisions: Iterable[str]) -> None:
+        """Forgets all tokenizers but these."""
+        for revision in self._tokenizers.keys() - set(revisions):
+            del self._tokenizers[revision]
+
+    async def keys(
+        self,
+        path: str,
+        body: dict[str, Any],
+        size_bytes: int,
+        revisions: Iterable[str],
+        max_tokens: int | None,
+        abandoned: Callable[[], bool],
+    ) -> dict[str, PromptKeys]:
+        """The prompt's keys under each of these revisions that is known and can make sense of the body.
+
+        `max_tokens`: what the roomiest endpoint takes, None where that is not known. ApiError 400: no endpoint can
+        take the prompt. Less is returned where `abandoned`, which threads ask now and then, turned true.
+        """
+        found = {}
+        for revision in revisions:
+            if tokenizer := self._tokenizers.get(revision):
+                steps = tokenizer.steps(path, body, max_tokens)
+                keys = await self._finish(steps, _is_light(body, size_bytes), abandoned)
+                if keys:
+                    found[revision] = keys
+        return found
+
+    @property
+    def queued(self) -> int:
+        """Long prompts that wait for a thread."""
+        return self._threads.queued
+
+    def close(self) -> None:
+        """Ends the threads."""
+        self._threads.close()
+
+    async def _finish(self, steps: Steps, light: bool, abandoned: Callable[[], bool]) -> PromptKeys | None:
+        try:
+            while light:
+                if next(steps) > INLINE_CHARACTERS:
+                    light = False
+            return await self._threads.run(steps, abandoned)
+        except StopIteration as end:
+            keys: PromptKeys | None = end.value
+            return keys
+        except AbandonedError:
+            return None
+        except ApiError as error:
+            if error.code in REFUSED:
+                raise
+            return None
+        except Exception as error:  # Templates and token ids come from outside and fail in ways of their own.
+            log.info("a prompt could not be tokenised, routing it by load: %s: %s", type(error).__name__, error)
+            return None
+
+
+def _is_light(body: dict[str, Any], size_bytes: int) -> bool:
+    """Whether rendering the body takes a few milliseconds at most."""
+    if size_bytes > INLINE_BYTES:
+        return False
+    messages = body.get("messages")
+    return not isinstance(messages, list) or len(messages) <= INLINE_MESSAGES
+
+
+def _build_encoder(body: bytes) -> PromptEncoder:
+    return PromptEncoder(msgspec.json.decode(body, type=PromptAssets))

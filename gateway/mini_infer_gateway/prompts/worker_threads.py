@@ -1,0 +1,109 @@
+"""Threads that share long work fairly: each job has a short turn, then the next; those nobody waits for are dropped.
+
+A job is a generator that yields every few milliseconds. So a prompt of a million tokens holds up another prompt of the
+queue by one turn, not by a second. The threads run at a lower priority than the event loop. Knows no prompts.
+"""
+
+import asyncio
+import contextlib
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator
+from typing import Any, Generic, TypeVar
+
+Result = TypeVar("Result")
+
+TURN_S = 0.01
+"""After this long a job goes to the end of the queue."""
+NICENESS = 10
+"""Added to the process's: the event loop comes first where cores are few."""
+
+
+class AbandonedError(Exception):
+    """Nobody waits for this job any more."""
+
+
+class _Job(Generic[Result]):
+    def __init__(self, steps: Generator[Any, None, Result], abandoned: Callable[[], bool]) -> None:
+        self._steps, self._abandoned = steps, abandoned
+        self._loop = asyncio.get_running_loop()
+        self.done: asyncio.Future[Result] = self._loop.create_future()
+
+    def turn(self, until_s: float) -> bool:
+        """Works until then; False: it ended. Called on a thread."""
+        try:
+            while not self._abandoned():
+                next(self._steps)
+                if time.monotonic() >= until_s:
+                    return True
+            self._steps.close()
+            self._tell(error=AbandonedError())
+        except StopIteration as end:
+            self._tell(result=end.value)
+        except Exception as error:
+            self._tell(error=error)
+        return False
+
+    def _tell(self, result: Any = None, error: Exception | None = None) -> None:
+        with contextlib.suppress(RuntimeError):  # The loop was closed meanwhile.
+            self._loop.call_soon_threadsafe(self._end, result, error)
+
+    def _end(self, result: Any, error: Exception | None) -> None:
+        if self.done.done():
+            return
+        if error:
+            self.done.set_exception(error)
+        else:
+            self.done.set_result(result)
+
+
+class WorkerThreads:
+    """Started with the first job, ended by `close`."""
+
+    def __init__(self, threads: int) -> None:
+        self._count = threads
+        self._threads: list[threading.Thread] = []
+        self._queue: deque[_Job[Any]] = deque()
+        self._changed = threading.Condition()
+        self._closed = False
+
+    @property
+    def queued(self) -> int:
+        """Jobs that wait for their turn."""
+        return len(self._queue)
+
+    async def run(self, steps: Generator[Any, None, Result], abandoned: Callable[[], bool]) -> Result:
+        """What `steps` returns. AbandonedError: `abandoned`, which is asked on a thread between steps, was true."""
+        job = _Job(steps, abandoned)
+        with self._changed:
+            if len(self._threads) < self._count:
+                thread = threading.Thread(target=self._work, name=f"tokenize-{len(self._threads)}", daemon=True)
+                self._threads.append(thread)
+                thread.start()
+            self._queue.append(job)
+            self._changed.notify()
+        return await job.done
+
+    def close(self) -> None:
+        """Lets the threads end after their turns; what is queued is not done."""
+        with self._changed:
+            self._closed = True
+            self._queue.clear()
+            self._changed.notify_all()
+
+    def _work(self) -> None:
+        with contextlib.suppress(OSError, AttributeError):  # Linux alone has a priority for each thread.
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        while job := self._next():
+            if job.turn(time.monotonic() + TURN_S):
+                with self._changed:
+                    self._queue.append(job)
+                    # The next loop of this thread takes a job: no other thread need be woken.
+
+    def _next(self) -> "_Job[Any] | None":
+        with self._changed:
+            while not self._queue and not self._closed:
+                self._changed.wait()
+            return None if self._closed else self._queue.popleft()

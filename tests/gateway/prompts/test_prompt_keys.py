@@ -1,0 +1,176 @@
+"""Keys with what is remembered, against keys of the whole prompt's ids: the same, and cheap where little is new."""
+
+import functools
+import tempfile
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mini_infer_contract import text_slices
+from mini_infer_contract.api_errors import ApiError
+from mini_infer_contract.blocks import block_keys
+from mini_infer_contract.prompt import PromptAssets, PromptEncoder, chat_prompt_ids, completion_prompt_ids
+from mini_infer_gateway.index.prefix_index import prompt_root
+from mini_infer_gateway.prompts import prompt_keys, remembered
+from mini_infer_gateway.prompts.prompt_keys import CHAT_PATH, COMPLETIONS_PATH, key_steps
+from mini_infer_gateway.prompts.remembered import RememberedPrompts
+from mini_infer_gateway.routing.base import PromptKeys
+from tests.contract import conversations
+from tests.contract.folders import TOKENIZERS, write_folder
+from tests.contract.templates import STYLES
+
+Body = dict[str, Any]
+
+
+@functools.cache
+def encoder_of(tokenizer: str, style: str) -> PromptEncoder:
+    with tempfile.TemporaryDirectory() as name:
+        folder = write_folder(Path(name), TOKENIZERS[tokenizer](), chat_template=STYLES[style])
+        return PromptEncoder(PromptAssets.from_directory(folder))
+
+
+def keys(encoder: PromptEncoder, known: RememberedPrompts, body: Body, limit: int | None = None) -> PromptKeys | None:
+    path = CHAT_PATH if "messages" in body else COMPLETIONS_PATH
+    steps = key_steps(encoder, known, path, body, limit)
+    try:
+        while True:
+            next(steps)
+    except StopIteration as end:
+        result: PromptKeys | None = end.value
+        return result
+
+
+def expected(encoder: PromptEncoder, body: Body) -> tuple[int, list[list[bytes]]]:
+    prompts = [chat_prompt_ids(encoder, body)] if "messages" in body else completion_prompt_ids(encoder, body)
+    root = prompt_root(salt=body.get("cache_salt", ""))
+    return sum(map(len, prompts)), [block_keys(prompt, root) for prompt in prompts]
+
+
+def check(encoder: PromptEncoder, known: RememberedPrompts, body: Body) -> None:
+    found = keys(encoder, known, body)
+    assert found is not None
+    assert (found.tokens, [list(chain) for chain in found.chains]) == expected(encoder, body)
+
+
+@pytest.mark.parametrize("tokenizer", ["byte_level", "byte_level_llama3", "prepend_normalizer", "normalized_tokens"])
+@pytest.mark.parametrize("style", ["qwen_thinking", "llama3", "mistral_tools", "chatml"])
+@settings(max_examples=15, deadline=None)
+@given(
+    messages=st.lists(conversations.users | conversations.assistants, min_size=1, max_size=8),
+    bodies=st.lists(
+        st.tuples(st.integers(1, 8), st.booleans(), st.sampled_from(["", "salt"]), st.integers(0, 7)), max_size=6
+    ),
+    budget=st.sampled_from([0, 20_000, 1 << 20]),
+)
+def test_keys_equal_those_of_the_whole_prompt(
+    tokenizer: str,
+    style: str,
+    messages: list[Body],
+    bodies: list[tuple[int, bool, str, int]],
+    budget: int,
+) -> None:
+    """Growing, regenerated, edited, salted and shrunk chats, through one memory."""
+    encoder, known = encoder_of(tokenizer, style), RememberedPrompts(budget)
+    with (
+        patch.object(remembered, "MIN_CHARACTERS", 8),
+        patch.object(prompt_keys, "MIN_CHARACTERS", 8),
+        patch.object(prompt_keys, "STEP_CHARACTERS", 5),
+        patch.object(text_slices, "SLICE_CHARACTERS", 3),
+    ):
+        for count, special, salt, edited in [(8, False, "", 7), *bodies, (8, True, "", 0)]:
+            chat = [dict(message) for message in messages[:count]]
+            if edited < len(chat):
+                chat[edited]["content"] = f"edited {count} {special}"
+            body = {"messages": chat, "add_special_tokens": special, "cache_salt": salt}
+            try:
+                expected(encoder, body)
+            except ApiError:
+                continue
+            check(encoder, known, body)
+            text = "".join(str(message["content"]) + "<|im_end|>" for message in chat)
+            check(encoder, known, {"prompt": [text, [1, 2, 3] * 20, text + "<|im_end|> more"]})
+
+
+def chat(turns: int, words: int = 300, last: str = "") -> Body:
+    messages = []
+    for turn in range(turns):
+        role = "user" if turn % 2 == 0 else "assistant"
+        messages.append({"role": role, "content": f"turn {turn}: " + "and so on " * words})
+    return {"messages": [*messages, {"role": "user", "content": last or f"the last of {turns}"}]}
+
+
+def encoded(encoder: PromptEncoder, known: RememberedPrompts, body: Body) -> int:
+    """Characters that went through the pieces, cached there or not."""
+    with patch.object(
+        type(encoder.segments), "pieces", autospec=True, side_effect=type(encoder.segments).pieces
+    ) as spy:
+        check_only = keys(encoder, known, body)
+        assert check_only
+        (call,) = spy.call_args_list
+        return len(call.args[1]) - call.args[2]
+
+
+def test_a_growing_chat_and_a_new_last_message_cost_what_is_new() -> None:
+    encoder, known = encoder_of("byte_level", "qwen_thinking"), RememberedPrompts(1 << 20)
+    whole = encoded(encoder, known, chat(10))
+    assert whole > 30_000
+    for turns in (12, 14):
+        assert encoded(encoder, known, chat(turns)) < 2 * 3_200
+    for last in ("another", "a third", "x" * 3000, "the fifth"):
+        assert encoded(encoder, known, chat(14, last=last)) < len(last) + 3_200
+    check(encoder, known, chat(14, last="the sixth"))
+    other = chat(14, last="of another tenant") | {"cache_salt": "tenant"}
+    assert encoded(encoder, known, other) > 30_000, "other keys"
+
+
+def test_chats_with_one_beginning_do_not_drive_each_other_out() -> None:
+    encoder, known = encoder_of("byte_level", "qwen_thinking"), RememberedPrompts(4 << 20)
+    system = {"role": "system", "content": "be kind " * 2_000}
+    bodies = [
+        {"messages": [system, {"role": "user", "content": f"chat {number}: " + "well, " * 2_000}]}
+        for number in range(20)
+    ]
+    first = [encoded(encoder, known, body) for body in bodies]
+    assert max(first[1:]) < 13_000 < 28_000 < first[0]
+    assert max(encoded(encoder, known, body) for body in bodies) < 100
+
+
+def test_a_template_that_changes_what_is_behind_is_noticed() -> None:
+    """This one shows an assistant's reasoning until the next question comes."""
+    encoder, known = encoder_of("byte_level", "qwen_thinking"), RememberedPrompts(1 << 20)
+    body = chat(6)
+    body["messages"][-1] = {"role": "assistant", "content": "answer", "reasoning_content": "let me think"}
+    body["messages"][3]["reasoning_content"] = "hidden " * 500
+    check(encoder, known, body)
+    body["messages"].append({"role": "user", "content": "and now?"})
+    check(encoder, known, body)
+    body["messages"][2:4] = []
+    check(encoder, known, body)
+
+
+def test_memory_is_bounded() -> None:
+    encoder, known = encoder_of("byte_level", "chatml"), RememberedPrompts(300_000)
+    for number in range(40):
+        check(encoder, known, chat(3, words=400, last=f"{number} " * 3_000))
+        assert known._bytes == sum(entry.size_bytes() for entry in known._all) <= 300_000
+    assert len(known._all) > 3
+    assert {id(entry) for entries in known._by_beginning.values() for entry in entries} == set(map(id, known._all))
+
+
+def test_a_prompt_that_no_context_holds_is_refused_before_it_is_tokenised() -> None:
+    encoder, known = encoder_of("byte_level", "chatml"), RememberedPrompts(0)
+    for body in (
+        {"messages": [{"role": "user", "content": "word " * 40_000}]},
+        {"prompt": "word " * 40_000},
+        {"prompt": ["short", [7] * 2_000]},
+    ):
+        before = encoder.segments.encoded_characters
+        with pytest.raises(ApiError, match=r"context is 1000 tokens \(max_model_len\)") as raised:
+            keys(encoder, known, body, limit=1_000)
+        assert (raised.value.status, raised.value.code) == (400, "context_length_exceeded")
+        assert encoder.segments.encoded_characters - before < 40_000
+    assert keys(encoder, known, {"prompt": [7] * 1_000}, limit=1_000)
