@@ -6,6 +6,7 @@ so an operator that was just started plans as one that runs for days.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,8 +17,20 @@ class ObservedWorkload:
     revision: str
     replicas: int
     """Asked for."""
+    ready: int
+    """Able to answer now."""
     available: int
-    """Able to answer."""
+    """Able to answer, and so for at least the service's minReadySeconds."""
+    worked: bool = True
+    """Whether one of them was ever available."""
+    unready_since: datetime | None = None
+    """Since when nothing has changed for those that are not ready: the youngest of them. None: all are ready."""
+    progressed_at: datetime | None = None
+    """When the last of them was created or became ready."""
+    available_at: datetime | None = None
+    """When the next of those that are ready becomes available; None where somebody else tells."""
+    unschedulable_since: datetime | None = None
+    """Since when one of them finds no node with room for it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from mini_infer_operator.plan.decisions import decisions
 from mini_infer_operator.plan.plan import Plan, make_plan
 from mini_infer_operator.status import EventType, PermanentFailure, invalid_status, ready_turn, service_status
 
-UNSETTLED_S = 5.0
-"""Look again this soon while engines come and go: why a pod does not start is read here, not watched."""
+RETRY_S = 60.0
+"""Try again this soon what the API server refused: only a user can end that, in ways that cause no event."""
 
 
 class Backend(Protocol):
@@ -67,5 +67,4 @@ async def reconcile(backend: Backend) -> float | None:
     await backend.report(stored, status)
     if (turn := ready_turn(previous, status)) is not None:
         backend.record_event(stored, *turn)
-    progressing = next(condition for condition in status["conditions"] if condition["type"] == "Progressing")
-    return UNSETTLED_S if failure or progressing["status"] == "True" else float("inf")
+    return min(plan.look_again_s, RETRY_S if failure else float("inf"))

@@ -43,7 +43,7 @@ def service_status(
     """The status of a valid service; `previous` is the stored one: its transition times stay where nothing flips."""
     launched = [workload for workload in plan.workloads if workload.launch is not None]
     look = _look(service, observed, {(workload.role, workload.revision) for workload in launched}, previous)
-    verdicts = {"Ready": _ready(failure, look), "Available": _available(look.ready), **_progress(failure, look)}
+    verdicts = {"Ready": _ready(failure, look), "Available": _available(look.ready), **_progress(failure, look, plan)}
     status = InferenceServiceStatus(
         observed_generation=service.metadata.generation,
         conditions=_conditions(verdicts, service.metadata.generation, previous, now),
@@ -107,7 +107,7 @@ def _look(
 ) -> _Look:
     wanted = sum(role.replicas for role in service.roles.values())
     of_current = [w for w in observed.workloads if (w.role, w.revision) in current]
-    current_ready, existing = sum(w.available for w in of_current), sum(w.replicas for w in observed.workloads)
+    current_ready, existing = sum(w.ready for w in of_current), sum(w.replicas for w in observed.workloads)
     before = {c["type"]: c for c in previous.get("conditions", ())}.get("Ready", {})
     same_spec = before.get("observedGeneration") == service.metadata.generation
     was_ready = before.get("status") == "True" or before.get("reason") == Reason.REPLACING_ENGINES
@@ -116,7 +116,7 @@ def _look(
         current=sum(w.replicas for w in of_current),
         current_ready=current_ready,
         existing=existing,
-        ready=sum(w.available for w in observed.workloads),
+        ready=sum(w.ready for w in observed.workloads),
         has_older=any((w.role, w.revision) not in current for w in observed.workloads),
         settled=existing == current_ready == wanted and len(observed.workloads) == len(current),
         was_ready=same_spec and was_ready,
@@ -164,7 +164,7 @@ def _available(ready: int) -> Verdict:
     return False, Reason.NONE_AVAILABLE, "no engine can answer"
 
 
-def _progress(failure: PermanentFailure | None, look: _Look) -> dict[str, Verdict]:
+def _progress(failure: PermanentFailure | None, look: _Look, plan: Plan) -> dict[str, Verdict]:
     """Progressing, and what tools that wait by kstatus' rules read: Reconciling and Stalled, only while they hold."""
     if failure is not None:
         return {
@@ -173,6 +173,11 @@ def _progress(failure: PermanentFailure | None, look: _Look) -> dict[str, Verdic
         }
     if look.settled:
         return {"Progressing": (False, Reason.COMPLETE, "nothing is left to do")}
+    if plan.overdue:
+        told = "; ".join(["", *(failure.message for failure in look.failures)])
+        message = f"no engine got ready for {plan.times.deadline.total_seconds():.0f} s, what serves is kept{told}"
+        late = (False, Reason.PROGRESS_DEADLINE_EXCEEDED, message)
+        return {"Progressing": late, "Stalled": (True, *late[1:])}
     going = (True, _unsettled(look)[0], "engines are being started or stopped")
     return {"Progressing": going, "Reconciling": going}
 

@@ -9,9 +9,13 @@ from hypothesis import strategies as st
 from mini_infer_contract.resources import InferenceService
 from mini_infer_operator.observe import Observed, ObservedWorkload
 from mini_infer_operator.plan.plan import Plan
-from mini_infer_operator.reconcile import UNSETTLED_S, reconcile
+from mini_infer_operator.reconcile import RETRY_S, reconcile
 from mini_infer_operator.status import EventType, PermanentFailure
 from tests.support.services import changed
+
+
+def workload(role: str, revision: str, replicas: int, ready: int) -> ObservedWorkload:
+    return ObservedWorkload(role, revision, replicas, ready, ready)
 
 
 class MemoryBackend:
@@ -38,9 +42,9 @@ class MemoryBackend:
 
     async def apply(self, service: InferenceService, plan: Plan) -> PermanentFailure | None:
         if self.failure is None:
-            ready = {w.revision: w.available for w in self.workloads}
+            ready = {w.revision: w.ready for w in self.workloads}
             self.workloads = [
-                ObservedWorkload(w.role, w.revision, w.replicas, min(w.replicas, ready.get(w.revision, 0)))
+                workload(w.role, w.revision, w.replicas, min(w.replicas, ready.get(w.revision, 0)))
                 for w in plan.workloads
             ]
         return self.failure
@@ -55,7 +59,7 @@ class MemoryBackend:
             self.reports += 1
 
     def start(self) -> None:
-        self.workloads = [ObservedWorkload(w.role, w.revision, w.replicas, w.replicas) for w in self.workloads]
+        self.workloads = [workload(w.role, w.revision, w.replicas, w.replicas) for w in self.workloads]
 
     def ready(self) -> tuple[str, str]:
         assert self.stored is not None
@@ -65,7 +69,9 @@ class MemoryBackend:
 
 async def settle(backend: MemoryBackend) -> None:
     for _ in range(40):
-        if await reconcile(backend) == float("inf"):
+        before, reports = backend.workloads, backend.reports
+        assert await reconcile(backend) == float("inf")
+        if (backend.workloads, backend.reports) == (before, reports):
             return
         backend.start()
     raise AssertionError("it does not settle")
@@ -122,7 +128,7 @@ async def test_an_invalid_spec_is_told_and_what_runs_is_left_alone() -> None:
 async def test_a_permanent_failure_is_told_and_tried_again_soon() -> None:
     backend = MemoryBackend(changed({}))
     backend.failure = PermanentFailure("Refused", "Deployment demo: exceeded quota")
-    assert await reconcile(backend) == UNSETTLED_S
+    assert await reconcile(backend) == RETRY_S
     assert backend.ready() == ("False", "Refused")
     backend.failure = None
     await settle(backend)

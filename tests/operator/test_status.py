@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from mini_infer_contract.resources import REASONS, InferenceServiceStatus
+from mini_infer_contract.resources import REASONS, InferenceServiceStatus, Reason
 from mini_infer_operator.observe import Failure, Observed, ObservedWorkload
 from mini_infer_operator.parse import parse_service
 from mini_infer_operator.plan.plan import make_plan
@@ -25,7 +25,7 @@ def status(
     """Of the demo service; `seen` is (revision, replicas, available), "new" stands for the current one."""
     service = parse_service(changed({"metadata": {"generation": 3}, "spec": {"unified": {"replicas": replicas}}}))
     current = make_plan(service, Observed(), NOON).workloads[0].revision
-    workloads = [ObservedWorkload("unified", current if r == "new" else r, n, a) for r, n, a in seen]
+    workloads = [ObservedWorkload("unified", current if r == "new" else r, n, a, a) for r, n, a in seen]
     observed = Observed(workloads, failures)
     plan = make_plan(service, observed, now)
     return service_status(service, observed, plan, failure, url="http://x", previous=previous or {}, now=now)
@@ -132,3 +132,20 @@ def test_reasons_are_a_closed_set() -> None:
     seen = {c["reason"] for value in (status(), status(("new", 2, 2))) for c in value["conditions"]}
     assert seen <= REASONS
     assert all(reason.isidentifier() for reason in REASONS)
+
+
+def test_a_deadline_without_progress_is_told_and_what_serves_stays() -> None:
+    service = parse_service(changed({"spec": {"rollout": {"progressDeadlineSeconds": 60}}}))
+    current = make_plan(service, Observed(), NOON).workloads[0].revision
+    workloads = [
+        ObservedWorkload("unified", "old", 2, 2, 2),
+        ObservedWorkload("unified", current, 1, 0, 0, worked=False, progressed_at=NOON),
+    ]
+    observed = Observed(workloads, [Failure(Reason.IMAGE_PULL_FAILED, "pod-1: no such image")])
+    plan = make_plan(service, observed, LATER)
+    assert {w.revision: w.replicas for w in plan.workloads} == {"old": 2, current: 1}
+    value = service_status(service, observed, plan, None, url=None, previous={}, now=LATER)
+    (progressing,) = [c for c in value["conditions"] if c["type"] == "Progressing"]
+    assert (progressing["status"], progressing["reason"]) == ("False", "ProgressDeadlineExceeded")
+    assert "60 s" in progressing["message"]
+    assert "no such image" in progressing["message"]

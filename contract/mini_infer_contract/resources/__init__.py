@@ -21,6 +21,7 @@ from mini_infer_contract.resources.names import (
     VERSION,
 )
 from mini_infer_contract.resources.quantity import QUANTITY_PATTERN, Quantity, parse_quantity
+from mini_infer_contract.resources.rollout import Rollout
 from mini_infer_contract.resources.rules import ApiModel, KubernetesType, Rule
 from mini_infer_contract.resources.service import InferenceService, Metadata
 from mini_infer_contract.resources.spec import (
@@ -71,6 +72,7 @@ __all__ = [
     "Reason",
     "ResourceRequirements",
     "RoleSpec",
+    "Rollout",
     "Rule",
     "Scaling",
     "SecretKey",

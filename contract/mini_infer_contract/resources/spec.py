@@ -14,6 +14,7 @@ from mini_infer_contract.resources.quantity import (
     Quantity,
     parse_quantity,
 )
+from mini_infer_contract.resources.rollout import Rollout
 from mini_infer_contract.resources.rules import ApiModel, Rule, keyed_by
 from mini_infer_contract.resources.scheduling import Affinity, Toleration, TopologySpreadConstraint
 from mini_infer_contract.resources.security import PodSecurityContext, SecurityContext
@@ -375,6 +376,8 @@ class InferenceServiceSpec(ApiModel):
     """Which weights to serve, and under which name."""
     image: str | None = Field(default=None, min_length=1, max_length=1024)
     """The engine's image; the operator's `--engine-image` if left out."""
+    rollout: Rollout | None = None
+    """How an edit is brought about."""
     unified: RoleSpec | None = None
     """Engines that do prefill and decode."""
     prefill: RefusedRole | None = None

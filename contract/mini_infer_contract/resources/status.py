@@ -20,6 +20,8 @@ class Reason:
     AVAILABLE = "Available"
     NONE_AVAILABLE = "NoneAvailable"
     COMPLETE = "Complete"
+    PROGRESS_DEADLINE_EXCEEDED = "ProgressDeadlineExceeded"
+    """New engines do not become available; what served before goes on serving. Edit the spec, or edit it back."""
 
     # The API server or a rule says no.
     INVALID_SPEC = "InvalidSpec"

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import random
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Generic, TypeVar
 
@@ -16,6 +17,8 @@ FIRST_BACKOFF_S = 0.5
 LONGEST_BACKOFF_S = 60.0
 WORK_LIMIT_S = 120.0
 """One run that takes longer has lost an answer: it is cancelled and tried again."""
+JITTER = 0.2
+"""Resyncs are spread over this share of their period, so that many keys do not run in one burst."""
 CONCURRENCY = 8
 
 
@@ -23,7 +26,7 @@ class WorkQueue(Generic[Key]):
     """Runs `work(key)` after every `add(key)`, never twice at once for a key, and again when its answer says so.
 
     `work` returns the seconds after which it wants to run again, or None when the key is done with. An exception is
-    logged and tried again after a growing pause, which new events do not cut short.
+    logged and tried again after a growing pause; a new event cuts it short, but not below the first pause.
     """
 
     def __init__(self, work: Callable[[Key], Awaitable[float | None]], *, resync_s: float) -> None:
@@ -63,11 +66,16 @@ class WorkQueue(Generic[Key]):
                 summary = str(error).split("\n", 1)[0]
                 log.log(level, "%s: %s: %s; again in %g s", key, type(error).__name__, summary, pause_s)
                 log.debug("traceback", exc_info=error)
-                await asyncio.sleep(pause_s)
+                await asyncio.sleep(min(pause_s, FIRST_BACKOFF_S))
+                await self._wait(wake, pause_s - FIRST_BACKOFF_S)
                 continue
             if pause_s is None and not wake.is_set():
                 del self._tasks[key], self._wakes[key]  # no await since the check: nobody can have added meanwhile
                 return
-            with contextlib.suppress(TimeoutError):  # not wait_for: Python 3.11's can lose a cancellation
-                async with asyncio.timeout(min(pause_s or 0.0, self._resync_s)):
-                    await wake.wait()
+            await self._wait(wake, min(pause_s or 0.0, self._resync_s * random.uniform(1 - JITTER, 1)))
+
+    @staticmethod
+    async def _wait(wake: asyncio.Event, limit_s: float) -> None:
+        with contextlib.suppress(TimeoutError):  # not wait_for: Python 3.11's can lose a cancellation
+            async with asyncio.timeout(max(0.0, limit_s)):
+                await wake.wait()

@@ -2,9 +2,9 @@
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from mini_infer_operator.local.ports import HOST, free_ports
 from mini_infer_operator.local.supervise import OrphanReaper, SupervisedProcess, stop, supervise
 from mini_infer_operator.observe import Observed, ObservedWorkload
 from mini_infer_operator.parse import InvalidServiceError, parse_service, read_file
+from mini_infer_operator.plan.limits import times_of
 from mini_infer_operator.plan.plan import Plan, Workload
 from mini_infer_operator.status import EventType, PermanentFailure
 
@@ -90,12 +91,13 @@ class LocalBackend:
 
     async def observe(self, service: InferenceService) -> Observed:
         """Count the processes."""
-        running = [engine for engine in self._engines if not engine.process.stopping]
-        workloads = []
-        for role, revision in sorted({(engine.role, engine.revision) for engine in running}):
-            mine = [engine for engine in running if (engine.role, engine.revision) == (role, revision)]
-            workloads.append(ObservedWorkload(role, revision, len(mine), sum(e.process.ready for e in mine)))
-        return Observed(workloads)  # why one ended was said when it did
+        running: dict[tuple[str, str], list[SupervisedProcess]] = {}
+        for engine in self._engines:
+            if not engine.process.stopping:
+                running.setdefault((engine.role, engine.revision), []).append(engine.process)
+        now, min_ready = datetime.now(UTC), times_of(service).min_ready
+        # why one ended was said when it did
+        return Observed([observed_processes(*key, running[key], min_ready, now) for key in sorted(running)])
 
     async def apply(self, service: InferenceService, plan: Plan) -> PermanentFailure | None:
         """Start what lacks, write the endpoints file, then end what is over."""
@@ -196,6 +198,25 @@ class LocalBackend:
             if engine.process.ready
         ]
         write_atomically(self.endpoints_path, msgspec.json.encode(EndpointsFile(endpoints=endpoints)))
+
+
+def observed_processes(
+    role: str, revision: str, processes: Sequence[SupervisedProcess], min_ready: timedelta, now: datetime
+) -> ObservedWorkload:
+    """The engines of one revision, as planning sees them."""
+    ready = [process.changed_at for process in processes if process.ready]
+    unready = [process.changed_at for process in processes if not process.ready]
+    return ObservedWorkload(
+        role=role,
+        revision=revision,
+        replicas=len(processes),
+        ready=len(ready),
+        available=sum(since + min_ready <= now for since in ready),
+        worked=any(process.worked for process in processes),
+        unready_since=max(unready, default=None),
+        progressed_at=max((process.changed_at for process in processes), default=None),
+        available_at=min((since + min_ready for since in ready if since + min_ready > now), default=None),
+    )
 
 
 def refuse_elsewhere(service: InferenceService) -> None:

@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
 import aiohttp
@@ -41,6 +42,10 @@ class SupervisedProcess:
     """Called before every start, so that a restart can take new ports."""
     command: Command | None = None
     ready: bool = False
+    changed_at: datetime = field(default_factory=lambda: datetime.now(UTC))
+    """When `ready` last became what it is."""
+    worked: bool = False
+    """Whether it was ever ready."""
     stopping: bool = False
     """Set by who wants it to end; it is not started again."""
     pid: int = 0
@@ -108,7 +113,8 @@ async def supervise(
             await asyncio.gather(poll, return_exceptions=True)
             signal_group(process.pid, signal.SIGKILL)  # whatever it started itself and left behind
             reaper.remove(process.pid)
-        supervised.ready, supervised.pid = False, 0
+        _set_ready(supervised, ready=False)
+        supervised.pid = 0
         if supervised.stopping:
             break
         failures = 0 if time.monotonic() - started > STEADY_S else failures + 1
@@ -151,13 +157,19 @@ async def _poll_ready(
         misses = misses + 1 if answer is None else 0
         ready = supervised.ready and misses < MISSES if answer is None else answer
         if ready != supervised.ready:
-            supervised.ready = ready
+            _set_ready(supervised, ready=ready)
             took_s = time.monotonic() - started
             if ready:
                 changed(f"{supervised.name} is ready after {took_s:.1f} s")
             else:
                 changed(f"{supervised.name} is {'draining' if supervised.stopping else 'not ready any more'}")
         await asyncio.sleep(READY_POLL_S if ready else STARTING_POLL_S)
+
+
+def _set_ready(supervised: SupervisedProcess, *, ready: bool) -> None:
+    if ready != supervised.ready:
+        supervised.ready, supervised.changed_at = ready, datetime.now(UTC)
+        supervised.worked |= ready
 
 
 async def _ask(url: str, session: aiohttp.ClientSession) -> bool | None:

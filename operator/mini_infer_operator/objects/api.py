@@ -43,7 +43,7 @@ class KubernetesApi:
     async def create(self, manifest: Object) -> Object:
         """Make a new object; a conflict (409) if there is one of this name."""
         path = path_of(manifest["kind"], manifest["metadata"]["namespace"])
-        return await self._request("POST", path, body=manifest) or {}
+        return await self._request("POST", path, query={"fieldManager": FIELD_MANAGER}, body=manifest) or {}
 
     async def merge(self, kind: str, namespace: str, name: str, change: Object) -> Object | None:
         """Merge `change` over the object (RFC 7396); None if there is none."""

@@ -3,20 +3,27 @@
 from collections.abc import Mapping
 from typing import Any
 
+from mini_infer_contract.kubernetes_client import ApiError
 from mini_infer_contract.launch import HTTP_PORT
-from mini_infer_contract.resources import GROUP, KIND, LABEL_SERVICE, VERSION, InferenceService, Reason
+from mini_infer_contract.resources import GROUP, KIND, VERSION, InferenceService, Reason
 from mini_infer_operator.controller.events import EventRecorder
 from mini_infer_operator.controller.settings import OperatorSettings
 from mini_infer_operator.objects.api import KubernetesApi, RefusedError
+from mini_infer_operator.objects.cache import ObjectCache
 from mini_infer_operator.objects.kinds import CHILD_KINDS
 from mini_infer_operator.objects.names import engines_service_name
-from mini_infer_operator.objects.observed_objects import contains, frozen_templates, is_owned, observed_of
+from mini_infer_operator.objects.observed_objects import frozen_templates, is_applied, observed_of
+from mini_infer_operator.objects.ownership import belongs
 from mini_infer_operator.objects.render import render
 from mini_infer_operator.observe import Observed
 from mini_infer_operator.plan.plan import Plan
 from mini_infer_operator.status import EventType, PermanentFailure
 
 Object = dict[str, Any]
+
+_APPLIED_TO_CREATE = {"ControllerRevision"}
+"""Created by server-side apply: a POST stores `data` with its keys as they come, and every later write, which sorts
+them, is then refused as a change of an immutable field. Nobody else has objects of such names."""
 
 
 class ClusterBackend:
@@ -25,12 +32,14 @@ class ClusterBackend:
     def __init__(
         self,
         api: KubernetesApi,
+        cache: ObjectCache,
         settings: OperatorSettings,
         namespace: str,
         name: str,
         events: EventRecorder | None = None,
     ) -> None:
         self._api = api
+        self._cache = cache
         self._events = events or EventRecorder(api)
         self._settings = settings
         self._namespace = namespace
@@ -39,23 +48,20 @@ class ClusterBackend:
 
     async def read(self) -> Mapping[str, Any] | None:
         """The service as stored; None once it is gone or being deleted."""
-        stored = await self._api.get(KIND, self._namespace, self._name)
+        stored = self._cache.get(KIND, self._namespace, self._name)
         return None if stored is None or "deletionTimestamp" in stored["metadata"] else stored
 
     async def observe(self, service: InferenceService) -> Observed:
-        """Read the children; counts from the Deployments, reasons for failure from the pods."""
-        selector = f"{LABEL_SERVICE}={self._name}"
+        """Counts and times from the Deployments and pods, reasons for failure from the pods."""
         for kind in CHILD_KINDS:
-            found = await self._api.list(kind.name, self._namespace, selector)
+            found = self._cache.of_service(kind.name, self._namespace, self._name)
             self._children[kind.name] = {child["metadata"]["name"]: child for child in found}
-        owned = [child for child in self._children["Deployment"].values() if is_owned(child, service.metadata.uid)]
-        waiting = any(d["spec"].get("replicas", 1) > d.get("status", {}).get("availableReplicas", 0) for d in owned)
-        pods = await self._api.list("Pod", self._namespace, selector) if waiting else []
-        return observed_of(owned, pods, self._settings.engine_image)
+        pods = self._cache.of_service("Pod", self._namespace, self._name)
+        return observed_of(self._ours("Deployment", service), pods, self._settings.engine_image)
 
     async def apply(self, service: InferenceService, plan: Plan) -> PermanentFailure | None:
         """Write what differs, then delete what is over. A refusal stops it: no old engine goes without a successor."""
-        frozen = frozen_templates(self._owned("Deployment", service), self._owned("ControllerRevision", service))
+        frozen = frozen_templates(self._ours("Deployment", service), self._ours("ControllerRevision", service))
         manifests = render(service, plan, frozen, self._settings.engine_image_pull_policy)
         for manifest in manifests:
             failure = await self._write(service, manifest)
@@ -63,10 +69,11 @@ class ClusterBackend:
                 return failure
         kept = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in manifests}
         for kind in reversed(CHILD_KINDS):
-            for child in self._owned(kind.name, service):
+            for child in self._ours(kind.name, service):
                 name = child["metadata"]["name"]
                 if (kind.name, name) not in kept and "deletionTimestamp" not in child["metadata"]:
                     await self._api.delete(kind.name, child)
+                    self._cache.drop(kind.name, self._namespace, name)
         return None
 
     def url(self, service: InferenceService) -> str:
@@ -79,9 +86,10 @@ class ClusterBackend:
         if stored.get("status") == status:
             return
         identity = {"name": self._name, "namespace": self._namespace, "uid": stored["metadata"]["uid"]}
-        await self._api.apply_status(
+        written = await self._api.apply_status(
             {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "metadata": identity, "status": status}
         )
+        self._cache.put(KIND, written)
 
     def record_event(
         self, about: Mapping[str, Any], reason: str, message: str, event_type: EventType = "Normal"
@@ -89,23 +97,28 @@ class ClusterBackend:
         """By the operator's recorder."""
         self._events.record_event(about, reason, message, event_type)
 
-    def _owned(self, kind: str, service: InferenceService) -> list[Object]:
-        return [child for child in self._children[kind].values() if is_owned(child, service.metadata.uid)]
+    def _ours(self, kind: str, service: InferenceService) -> list[Object]:
+        return [child for child in self._children[kind].values() if belongs(child, service)]
 
     async def _write(self, service: InferenceService, manifest: Object) -> PermanentFailure | None:
         kind, name = manifest["kind"], manifest["metadata"]["name"]
         live = self._children[kind].get(name)
-        if live is None:  # it may exist without our labels: then it is somebody else's
-            live = await self._api.get(kind, self._namespace, name)
-        if live is not None and not is_owned(live, service.metadata.uid):
-            return PermanentFailure(
-                Reason.NAME_TAKEN,
-                f"{kind} {name} exists and does not belong to this service: delete it, or rename the service",
-            )
-        if live is not None and contains(live, manifest):
-            return None
         try:
-            await self._api.apply(manifest)
+            if live is None and kind not in _APPLIED_TO_CREATE:
+                try:
+                    self._cache.put(kind, await self._api.create(manifest))
+                    return None
+                except ApiError as error:
+                    if error.status != 409:
+                        raise
+                live = await self._api.get(kind, self._namespace, name)  # it exists, perhaps without our labels
+            if live is not None and not belongs(live, service):
+                return PermanentFailure(
+                    Reason.NAME_TAKEN,
+                    f"{kind} {name} exists and does not belong to this service: delete it, or rename the service",
+                )
+            if live is None or not is_applied(live, manifest):
+                self._cache.put(kind, await self._api.apply(manifest))
         except RefusedError as error:
             return PermanentFailure(Reason.REFUSED, f"{kind} {name}: {error}")
         return None

@@ -9,7 +9,9 @@ from mini_infer_operator.objects.names import selector, workload_name
 from mini_infer_operator.plan.plan import Workload
 
 
-def deployment(service: InferenceService, workload: Workload, template: Mapping[str, Any]) -> Manifest:
+def deployment(
+    service: InferenceService, workload: Workload, template: Mapping[str, Any], min_ready_s: int
+) -> Manifest:
     """For one role and revision."""
     labels = selector(service, workload.role, workload.revision)
     return {
@@ -20,6 +22,7 @@ def deployment(service: InferenceService, workload: Workload, template: Mapping[
         ),
         "spec": {
             "replicas": workload.replicas,
+            "minReadySeconds": min_ready_s,
             "selector": {"matchLabels": labels},
             "template": template,
         },

@@ -38,7 +38,7 @@ KINDS: tuple[Kind, ...] = (
     Kind("Service", "", "v1", "services", _OWNED, child=True),
     Kind("ControllerRevision", "apps", "v1", "controllerrevisions", _OWNED, child=True),
     Kind("Deployment", "apps", "v1", "deployments", _OWNED, child=True),
-    Kind("Pod", "", "v1", "pods", ("list",)),
+    Kind("Pod", "", "v1", "pods", ("list", "watch")),
     Kind("Event", "", "v1", "events", ("create", "patch")),
 )
 """In the order in which children are written; they are deleted in the reverse order."""

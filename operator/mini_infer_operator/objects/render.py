@@ -20,6 +20,7 @@ def render(service: InferenceService, plan: Plan, frozen: Templates, pull_policy
 
     A revision that has a frozen template keeps it, so a newer operator that would render it differently rolls nothing.
     """
+    min_ready_s = int(plan.times.min_ready.total_seconds())
     manifests = [engines_service(service)]
     for workload in plan.workloads:
         template = frozen.get((workload.role, workload.revision))
@@ -27,5 +28,8 @@ def render(service: InferenceService, plan: Plan, frozen: Templates, pull_policy
             template = pod_template(service, workload.role, workload.revision, workload.launch, pull_policy)
         if template is None:
             continue  # an older revision whose template is lost: it stays as it is until it is removed
-        manifests += [controller_revision(service, workload, template), deployment(service, workload, template)]
+        manifests += [
+            controller_revision(service, workload, template),
+            deployment(service, workload, template, min_ready_s),
+        ]
     return manifests

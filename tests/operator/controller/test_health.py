@@ -1,43 +1,43 @@
-from mini_infer_operator.controller.health import DEAF_AFTER_S, WatchHealth
+import asyncio
+from dataclasses import dataclass, field
+from typing import cast
+
+import aiohttp
+
+from mini_infer_operator.controller.health import DEAF_AFTER_S, WatchHealth, serve_health
+from mini_infer_operator.controller.reflector import Reflector
+from mini_infer_operator.local.ports import free_ports
+from mini_infer_operator.objects.kinds import BY_NAME, Kind
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def test_a_quiet_cluster_is_healthy() -> None:
-    clock = Clock()
-    health = WatchHealth(clock)
-    assert not health.ready
-    health.listed({})
-    clock.now = 1e6
-    assert health.ready
-    assert health.alive()
+@dataclass
+class Watch:
+    kind: Kind
+    heard_s: float = 0.0
+    synced: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-def test_a_change_that_the_watch_does_not_deliver_is_deafness() -> None:
-    clock = Clock()
-    health = WatchHealth(clock)
-    health.saw("a", "1")
-    assert health.listed({"a": "1"}) == []
-    assert health.listed({"a": "2"}) == ["a"]
-    clock.now = DEAF_AFTER_S - 1
-    assert health.listed({"a": "3"}) == ["a"]  # it changes on: deaf since the first missed change
-    assert health.alive()
-    clock.now = DEAF_AFTER_S + 1
-    assert not health.alive()
-    health.saw("a", "3")
-    assert health.alive()
+async def test_a_watch_that_hangs_is_deafness_and_one_that_never_listed_is_not_ready() -> None:
+    pods, services = Watch(BY_NAME["Pod"]), Watch(BY_NAME["Service"])
+    now = 0.0
+    health = WatchHealth(cast("list[Reflector]", [pods, services]), lambda: now)
+    (port,) = free_ports(1)
+    runner = await serve_health(health, port)
+    try:
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
 
+            async def status(path: str) -> int:
+                async with session.get(path) as response:
+                    return response.status
 
-def test_what_is_gone_is_forgotten() -> None:
-    clock = Clock()
-    health = WatchHealth(clock)
-    health.listed({"a": "1"})
-    health.listed({})
-    clock.now = 1e6
-    assert health.alive()
+            assert (await status("/healthz"), await status("/readyz")) == (200, 503)
+            pods.synced.set()
+            assert health.unsynced() == ["services"]
+            services.synced.set()
+            assert (await status("/healthz"), await status("/readyz")) == (200, 200)
+            now = DEAF_AFTER_S + 1
+            pods.heard_s = now
+            assert health.deaf() == ["services"]
+            assert (await status("/healthz"), await status("/readyz")) == (503, 200)
+    finally:
+        await runner.cleanup()

@@ -59,15 +59,35 @@ async def test_failures_back_off_and_other_keys_go_on() -> None:
     queue = WorkQueue(work, resync_s=1000)
     queue.add("bad")
     queue.add("good")
-    for _ in range(30):  # events do not cut a back-off short
-        await asyncio.sleep(0.005)
-        queue.add("bad")
-        queue.add("good")
+    await asyncio.sleep(0.2)
+    queue.add("good")
+    await until(lambda: good == 2)
     await queue.close()
     pauses = [later - earlier for earlier, later in itertools.pairwise(times)]
     assert pauses
     assert all(pause >= 0.02 * 2**number for number, pause in enumerate(pauses))
-    assert good > len(times)
+
+
+async def test_an_event_cuts_a_back_off_short_but_not_below_the_first_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    times: list[float] = []
+
+    async def work(_: str) -> float:
+        times.append(asyncio.get_running_loop().time())
+        raise ConnectionError("503")
+
+    queue = WorkQueue(work, resync_s=1000)
+    queue.add("bad")
+    await until(lambda: len(times) == 4)
+    monkeypatch.setattr(queue_module, "LONGEST_BACKOFF_S", 1000.0)
+    monkeypatch.setattr(queue_module, "FIRST_BACKOFF_S", 0.05)
+    await until(lambda: len(times) == 5)  # and now it waits for 0.8 s
+    for _ in range(20):
+        await asyncio.sleep(0.01)
+        queue.add("bad")
+    await queue.close()
+    pauses = [later - earlier for earlier, later in itertools.pairwise(times[4:])]
+    assert pauses
+    assert all(pause >= 0.05 for pause in pauses)
 
 
 async def test_the_answer_says_when_to_look_again() -> None:

@@ -34,14 +34,20 @@ def test_contains(live: Any, desired: Any, same: bool) -> None:
 
 
 def deployment(**changes: Any) -> dict[str, Any]:
-    base = {"metadata": {"labels": LABELS}, "spec": {"replicas": 3, "template": {"t": "live"}}, "status": {}}
+    base = {
+        "metadata": {"labels": LABELS},
+        "spec": {"replicas": 3, "selector": {"matchLabels": LABELS}, "template": {"t": "live"}},
+        "status": {},
+    }
     return {**base, **changes}
 
 
 def test_observed_counts_what_is_not_going() -> None:
     going = deployment(metadata={"labels": LABELS, "deletionTimestamp": "now"})
-    (seen,) = observed_of([deployment(status={"availableReplicas": 2}), going], [], "engine:1").workloads
-    assert (seen.role, seen.revision, seen.replicas, seen.available) == ("unified", "r1", 3, 2)
+    (seen,) = observed_of(
+        [deployment(status={"readyReplicas": 2, "availableReplicas": 1}), going], [], "engine:1"
+    ).workloads
+    assert (seen.role, seen.revision, seen.replicas, seen.ready, seen.available) == ("unified", "r1", 3, 2, 1)
 
 
 def test_a_lost_revision_is_taken_from_its_deployment() -> None:

@@ -37,7 +37,8 @@ def test_manifests(source: Path) -> None:
 def test_a_frozen_template_is_used_as_it_is() -> None:
     service = parse_service(changed(STORED))
     seen = Observed(
-        [ObservedWorkload("unified", "old", 2, 2), ObservedWorkload("unified", "lost", 1, 1)], default_image="engine:1"
+        [ObservedWorkload("unified", "old", 2, 2, 2), ObservedWorkload("unified", "lost", 1, 1, 1)],
+        default_image="engine:1",
     )
     plan = make_plan(service, seen, NOW)
     current = plan.workloads[-1].revision

@@ -13,11 +13,11 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def planned(*workloads: tuple[str, int]) -> Plan:
-    return Plan([Workload("unified", revision, replicas, None) for revision, replicas in workloads])
+    return Plan([Workload("unified", revision, n, None) for revision, n in workloads])
 
 
 def seen(*workloads: tuple[str, int]) -> Observed:
-    return Observed([ObservedWorkload("unified", revision, replicas, replicas) for revision, replicas in workloads])
+    return Observed([ObservedWorkload("unified", revision, n, n, n) for revision, n in workloads])
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,19 @@
 import os
 import subprocess
 import sys
-from datetime import UTC, datetime
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
-from mini_infer_contract.resources import RESERVED_ENGINE_FLAGS, EngineSpec
+from mini_infer_contract.resources import RESERVED_ENGINE_FLAGS, EngineSpec, Rollout
 from mini_infer_operator.launch import ModelSource, engine_arguments, launch_of, model_source, service_revision
 from mini_infer_operator.observe import Observed, ObservedWorkload
 from mini_infer_operator.parse import parse_service
+from mini_infer_operator.plan.limits import limits_of
 from mini_infer_operator.plan.plan import make_plan
+from mini_infer_operator.plan.rollout import Limits
 from tests.support.services import changed
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -130,8 +133,77 @@ def test_plan_starts_what_is_asked_for() -> None:
 def test_plan_keeps_old_revisions_as_they_are() -> None:
     service = parse_service(changed({}))
     seen = Observed(
-        [ObservedWorkload("unified", "old", 2, 2), ObservedWorkload("decode", "stray", 1, 1)], default_image="engine:1"
+        [ObservedWorkload("unified", "old", 2, 2, 2), ObservedWorkload("decode", "stray", 1, 1, 1)],
+        default_image="engine:1",
     )
     old, new = make_plan(service, seen, NOW).workloads
     assert (new.revision, new.replicas) == (revision({}), 1)
     assert (old.revision, old.replicas, old.launch) == ("old", 2, None)
+
+
+def seen_of(**kinds: ObservedWorkload) -> dict[str, int]:
+    """What is planned for two engines, given an old revision and the current one ("new")."""
+    service = parse_service(changed({}))
+    current = revision({})
+    workloads = [replace(w, revision=current if name == "new" else name) for name, w in kinds.items()]
+    plan = make_plan(service, Observed(workloads, default_image="engine:1"), NOW)
+    return {"new" if w.revision == current else w.revision: w.replicas for w in plan.workloads}
+
+
+OLD = ObservedWorkload("unified", "", 2, 2, 2)
+NEW = ObservedWorkload("unified", "", 1, 0, 0, worked=False)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        pytest.param(OLD, NEW, {"old": 2, "new": 1}, id="wait for the new one"),
+        pytest.param(OLD, replace(NEW, ready=1), {"old": 2, "new": 1}, id="ready, but not for long enough"),
+        pytest.param(OLD, replace(NEW, ready=1, available=1), {"old": 1, "new": 2}, id="available"),
+        pytest.param(
+            replace(OLD, ready=0, available=0, unready_since=NOW - timedelta(seconds=599)),
+            NEW,
+            {"old": 2, "new": 1},
+            id="unready for a while",
+        ),
+        pytest.param(
+            replace(OLD, ready=0, available=0, unready_since=NOW - timedelta(seconds=600)),
+            NEW,
+            {"old": 1, "new": 2},
+            id="unready past the deadline",
+        ),
+        pytest.param(
+            OLD,
+            replace(NEW, unschedulable_since=NOW - timedelta(seconds=14)),
+            {"old": 2, "new": 1},
+            id="not scheduled yet",
+        ),
+        pytest.param(
+            OLD, replace(NEW, unschedulable_since=NOW - timedelta(seconds=15)), {"old": 1, "new": 2}, id="full cluster"
+        ),
+    ],
+)
+def test_plans_with_memory(old: ObservedWorkload, new: ObservedWorkload, expected: dict[str, int]) -> None:
+    assert seen_of(old=old, new=new) == expected
+
+
+def test_a_plan_says_when_time_alone_changes_it() -> None:
+    service = parse_service(changed({}))
+    waiting = replace(NEW, revision=revision({}), unschedulable_since=NOW - timedelta(seconds=5))
+    plan = make_plan(service, Observed([waiting], default_image="engine:1"), NOW)
+    assert plan.look_again_s == 10
+    assert make_plan(service, Observed(default_image="engine:1"), NOW).look_again_s == float("inf")
+
+
+@pytest.mark.parametrize(
+    ("rollout", "expected"),
+    [
+        (None, Limits(1, 0)),
+        (Rollout(max_surge=0), Limits(0, 1)),
+        (Rollout(max_surge="25%", max_unavailable="25%"), Limits(2, 1)),
+        (Rollout(max_surge="0%", max_unavailable="10%"), Limits(0, 1)),
+        (Rollout(max_surge="100%"), Limits(5, 0)),
+    ],
+)
+def test_limits(rollout: Rollout | None, expected: Limits) -> None:
+    assert limits_of(rollout, 5, None, NOW) == expected

@@ -1,0 +1,62 @@
+"""`spec.rollout`: how engines of a new revision take the place of old ones."""
+
+import re
+from typing import Annotated
+
+from pydantic import AfterValidator, Field, WithJsonSchema
+
+from mini_infer_contract.resources.rules import ApiModel, Rule
+
+PERCENTAGE_PATTERN = r"^(100|[1-9]?[0-9])%$"
+
+
+def _checked_count(value: int | str) -> int | str:
+    if isinstance(value, str) and not re.match(PERCENTAGE_PATTERN, value):
+        raise ValueError(f"{value!r} is no count: write a whole number such as 1, or a percentage such as 25%")
+    if isinstance(value, int) and not 0 <= value <= 1000:
+        raise ValueError(f"{value} is no count: write a whole number from 0 to 1000, or a percentage such as 25%")
+    return value
+
+
+CountOrPercent = Annotated[
+    int | str,
+    AfterValidator(_checked_count),
+    WithJsonSchema(
+        {
+            "anyOf": [{"type": "integer"}, {"type": "string"}],
+            "x-kubernetes-int-or-string": True,
+            "minimum": 0,
+            "maximum": 1000,
+            "maxLength": 4,
+            "pattern": PERCENTAGE_PATTERN,
+        }
+    ),
+]
+
+
+def _is_zero(value: int | str | None) -> bool:
+    return value in {0, "0%"}
+
+
+class Rollout(ApiModel):
+    """How engines of a new revision take the place of old ones; changing it restarts none."""
+
+    rules = (
+        Rule(
+            "!(has(self.maxSurge) && (self.maxSurge == 0 || self.maxSurge == '0%') && "
+            "has(self.maxUnavailable) && (self.maxUnavailable == 0 || self.maxUnavailable == '0%'))",
+            "maxSurge and maxUnavailable are both 0, so no engine could ever be replaced: set one of them to 1",
+            lambda r: not (_is_zero(r.max_surge) and _is_zero(r.max_unavailable)),
+        ),
+    )
+    max_surge: CountOrPercent | None = None
+    """Engines above `replicas` while a rollout runs, as a number or a percentage rounded up; 1 if left out."""
+    max_unavailable: CountOrPercent | None = None
+    """Engines below `replicas` that a rollout may stop before their successors are available, as a number or a
+    percentage rounded down. If left out: 0 as long as the cluster has room for a new engine beside the old ones, and 1
+    where a new engine cannot be scheduled (a full cluster). Write 0 where an autoscaler adds nodes on demand."""
+    min_ready_seconds: int | None = Field(default=None, ge=0, le=3600)
+    """How long a new engine must stay ready before an old one goes for it; 10 if left out."""
+    progress_deadline_seconds: int | None = Field(default=None, ge=10, le=86400)
+    """After so long without progress `Progressing` is False, and old engines that have been unready all that time are
+    given up; what serves is kept. 600 if left out."""

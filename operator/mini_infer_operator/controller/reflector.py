@@ -1,0 +1,138 @@
+"""One kind of objects, listed and then watched for ever, into the cache. Decides nothing.
+
+The API server ends a watch after WATCH_S, and about once a minute it sends a bookmark: a connection that is silent for
+longer than SILENCE_S is dead, whatever TCP says. What was seen last stays while the API server is away.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from mini_infer_contract.kubernetes_client import ApiError, KubernetesClient
+from mini_infer_operator.objects.cache import ObjectCache, ServiceKey
+from mini_infer_operator.objects.kinds import Kind, path_of
+
+WATCH_S = 600
+SILENCE_S = 100.0
+LIST_TIMEOUT_S = 60.0
+PAGE = 500
+"""Objects an answer to a list; more are asked for in pages."""
+FIRST_BACKOFF_S = 0.5
+LONGEST_BACKOFF_S = 10.0
+GONE = 410
+
+log = logging.getLogger(__name__)
+
+
+class Reflector:
+    """Keeps one kind, in one namespace or in all, in the cache; `changed` is told whose objects changed."""
+
+    def __init__(
+        self,
+        client: KubernetesClient,
+        cache: ObjectCache,
+        kind: Kind,
+        namespace: str | None,
+        selector: str | None,
+        changed: Callable[[ServiceKey], None],
+    ) -> None:
+        self.kind = kind
+        self.synced = asyncio.Event()
+        """Set once everything was listed."""
+        self.heard_s = time.monotonic()
+        """time.monotonic() of the last answer or attempt."""
+        self._client = client
+        self._cache = cache
+        self._namespace = namespace
+        self._selector = {"labelSelector": selector} if selector else {}
+        self._changed = changed
+        self._version: str | None = None
+
+    async def run(self) -> None:
+        """List and watch until cancelled; errors only delay."""
+        failures = 0
+        while True:
+            self.heard_s = time.monotonic()
+            try:
+                if self._version is None:
+                    self._version = await self._list()
+                    self.synced.set()
+                await self._watch()
+                failures = 0
+            except (ApiError, aiohttp.ClientError, TimeoutError, OSError, msgspec.MsgspecError) as error:
+                expired = isinstance(error, ApiError) and error.status == GONE
+                if expired or failures > 2:
+                    self._version = None  # list anew
+                if expired and not failures:
+                    failures = 1
+                    continue
+                backoff_s = min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2**failures) * random.uniform(0.8, 1.2)
+                failures += 1
+                said = str(error) or type(error).__name__
+                log.warning("watch of %s: %s; again in %.1f s", self.kind.plural, said, backoff_s)
+                await asyncio.sleep(backoff_s)
+
+    async def _list(self) -> str:
+        """Returns the version to watch from."""
+        found: list[Mapping[str, Any]] = []
+        query = {**self._selector, "limit": str(PAGE)}
+        timeouts = aiohttp.ClientTimeout(total=LIST_TIMEOUT_S)
+        while True:
+            path = path_of(self.kind.name, self._namespace)
+            async with await self._client.open("GET", path, query=query, timeouts=timeouts) as response:
+                answer = msgspec.json.decode(await response.read())
+            found += answer["items"] or ()
+            self.heard_s = time.monotonic()
+            if not answer["metadata"].get("continue"):
+                break
+            query["continue"] = answer["metadata"]["continue"]
+        for key in self._cache.replace(self.kind.name, self._namespace, found):
+            self._changed(key)
+        return str(answer["metadata"]["resourceVersion"])
+
+    async def _watch(self) -> None:
+        """One watch, until the server ends it."""
+        query = {
+            **self._selector,
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": str(self._version),
+            "timeoutSeconds": str(int(WATCH_S * random.uniform(0.8, 1.2))),
+        }
+        timeouts = aiohttp.ClientTimeout(sock_connect=10, sock_read=SILENCE_S)
+        path = path_of(self.kind.name, self._namespace)
+        async with await self._client.open("GET", path, query=query, timeouts=timeouts) as response:
+            async for line in _lines(response):
+                self.heard_s = time.monotonic()
+                self._take(msgspec.json.decode(line))
+
+    def _take(self, event: Mapping[str, Any]) -> None:
+        kind, found = event["type"], event["object"]
+        if kind == "ERROR":
+            raise ApiError(found.get("code", 500), found.get("reason", ""), found.get("message", ""))
+        metadata = found["metadata"]
+        self._version = metadata["resourceVersion"]
+        if kind == "BOOKMARK":
+            return
+        if kind == "DELETED":
+            key = self._cache.drop(self.kind.name, metadata["namespace"], metadata["name"])
+        else:
+            key = self._cache.put(self.kind.name, found)
+        if key is not None:
+            self._changed(key)
+
+
+async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    """Lines of any length: an object may be longer than the stream reader's line limit."""
+    buffer = b""
+    async for piece in response.content.iter_any():
+        *lines, buffer = (buffer + piece).split(b"\n")
+        for line in lines:
+            if line:
+                yield line

@@ -1,0 +1,46 @@
+"""Which part of an object is kept in memory: what reconciling reads. Pure."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from mini_infer_contract.resources import FIELD_MANAGER
+
+_POD_METADATA = ("name", "namespace", "uid", "resourceVersion", "creationTimestamp", "deletionTimestamp", "labels")
+_POD_SPEC = ("nodeName", "terminationGracePeriodSeconds")
+_LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+_NO_COPY = {"managedFields", "annotations"}
+
+
+def trimmed(kind: str, found: Mapping[str, Any]) -> dict[str, Any]:
+    """The object without what nobody reads.
+
+    Of `managedFields` there stays, for Deployments, what others than the operator wrote into `spec`, and for all kinds
+    the time of the operator's own last write, as `metadata.lastApplied`.
+    """
+    metadata = found["metadata"]
+    if kind == "Pod":
+        spec = {
+            key: found["spec"][key] for key in ("nodeName", "terminationGracePeriodSeconds") if key in found["spec"]
+        }
+        short = {key: metadata[key] for key in _POD_METADATA if key in metadata}
+        short["annotations"] = _annotations(metadata)
+        return {"metadata": short, "spec": spec, "status": found.get("status", {})}
+    short = {key: value for key, value in metadata.items() if key not in _NO_COPY}
+    short["annotations"] = _annotations(metadata)
+    fields = metadata.get("managedFields", ())
+    ours = [entry["time"] for entry in fields if entry.get("manager") == FIELD_MANAGER and "time" in entry]
+    if ours:
+        short["lastApplied"] = max(ours)
+    if kind == "Deployment":
+        short["managedFields"] = [
+            {"manager": entry.get("manager", ""), "fieldsV1": {"f:spec": entry["fieldsV1"]["f:spec"]}}
+            for entry in fields
+            if entry.get("manager") != FIELD_MANAGER
+            and not entry.get("subresource")
+            and "f:spec" in entry.get("fieldsV1", {})
+        ]
+    return {**found, "metadata": short}
+
+
+def _annotations(metadata: Mapping[str, Any]) -> dict[str, str]:
+    return {key: value for key, value in (metadata.get("annotations") or {}).items() if key != _LAST_APPLIED}

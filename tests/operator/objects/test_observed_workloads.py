@@ -1,0 +1,91 @@
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from mini_infer_operator.objects.observed_workloads import observed_workloads
+
+LABELS = {
+    "serving.mini-infer.io/service": "demo",
+    "serving.mini-infer.io/role": "unified",
+    "serving.mini-infer.io/revision": "r1",
+}
+
+
+def at(minute: int) -> datetime:
+    return datetime(2026, 1, 1, 0, minute, tzinfo=UTC)
+
+
+def text(minute: int) -> str:
+    return at(minute).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def deployment(replicas: int, ready: int = 0, available: int = 0, **status: Any) -> dict[str, Any]:
+    return {
+        "metadata": {"name": "d", "labels": {}, "creationTimestamp": text(0), "lastApplied": text(1)},
+        "spec": {"replicas": replicas, "selector": {"matchLabels": LABELS}},
+        "status": {"readyReplicas": ready, "availableReplicas": available, **status},
+    }
+
+
+def pod(*, ready: bool, since: int, scheduled: int = 2, why: str = "") -> dict[str, Any]:
+    conditions = [
+        {"type": "PodScheduled", "status": str(not why), "reason": why, "lastTransitionTime": text(scheduled)},
+        {"type": "Ready", "status": str(ready), "lastTransitionTime": text(since)},
+    ]
+    return {
+        "metadata": {"name": "p", "labels": LABELS, "creationTimestamp": text(2)},
+        "status": {"conditions": conditions},
+    }
+
+
+def test_identity_is_read_from_the_selector() -> None:
+    (seen,) = observed_workloads([deployment(1)], [])
+    assert (seen.role, seen.revision) == ("unified", "r1")
+
+
+def test_ready_is_not_yet_available() -> None:
+    (seen,) = observed_workloads([deployment(2, ready=2, available=1)], [pod(ready=True, since=3)] * 2)
+    assert (seen.ready, seen.available, seen.unready_since, seen.progressed_at) == (2, 1, None, at(3))
+
+
+def test_the_deadline_of_unready_engines_begins_with_the_last_change_of_any() -> None:
+    pods = [pod(ready=False, since=5), pod(ready=False, since=9)]
+    (seen,) = observed_workloads([deployment(2)], pods)
+    assert seen.unready_since == at(9)
+    assert seen.progressed_at == at(1)
+
+
+def test_engines_that_are_not_made_count_from_the_last_step() -> None:
+    (seen,) = observed_workloads([deployment(2)], [])
+    assert (seen.unready_since, seen.worked) == (at(1), False)
+
+
+@pytest.mark.parametrize(
+    ("status", "pods", "worked"),
+    [
+        ({}, [pod(ready=False, since=2)], False),
+        ({}, [pod(ready=False, since=8)], True),
+        ({}, [pod(ready=True, since=2)], True),
+        ({"conditions": [{"type": "Progressing", "reason": "NewReplicaSetAvailable"}]}, [], True),
+        ({"conditions": [{"type": "Progressing", "reason": "ReplicaSetUpdated"}]}, [], False),
+    ],
+)
+def test_whether_a_revision_ever_worked(status: dict[str, Any], pods: list[dict[str, Any]], worked: bool) -> None:
+    (seen,) = observed_workloads([deployment(1, **status)], pods)
+    assert seen.worked is worked
+
+
+def test_a_pod_without_a_node_says_since_when() -> None:
+    (seen,) = observed_workloads([deployment(1)], [pod(ready=False, since=2, scheduled=4, why="Unschedulable")])
+    assert seen.unschedulable_since == at(4)
+
+
+def test_what_is_going_is_not_counted() -> None:
+    going = deployment(2)
+    going["metadata"]["deletionTimestamp"] = text(3)
+    ending = pod(ready=False, since=9)
+    ending["metadata"]["deletionTimestamp"] = text(3)
+    assert observed_workloads([going], []) == []
+    (seen,) = observed_workloads([deployment(1, ready=1, available=1)], [ending, pod(ready=True, since=3)])
+    assert seen.unready_since is None
