@@ -1,6 +1,7 @@
 """Requests to a Kubernetes API server over aiohttp: paths in, JSON out, errors with the server's own sentence.
 
-The one module through which gateway and operator speak to it. It knows no kinds and no retries. The engine never imports it, so aiohttp is a requirement of the extras `gateway` and `operator` alone.
+The one module through which gateway and operator speak to it. It knows no kinds and no retries. The engine never
+imports it, so aiohttp is a requirement of the extras `gateway` and `operator` alone.
 """
 
 import json
