@@ -27,7 +27,7 @@ from tests.support.services import changed
 
 pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster")]
 ROOT = Path(__file__).parents[2]
-CHILDREN = "deployments,services,controllerrevisions"
+CHILDREN = "deployments,services,controllerrevisions,poddisruptionbudgets"
 LABEL = "serving.mini-infer.io/service"
 
 
@@ -52,6 +52,11 @@ class Cluster:
     def ready(self, name: str) -> dict[str, Any]:
         conditions = self.status(name).get("conditions", [])
         return next((dict(c) for c in conditions if c["type"] == "Ready"), {})
+
+    def evict(self, pod: str) -> subprocess.CompletedProcess[str]:
+        eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": "default"}}
+        path = f"/api/v1/namespaces/default/pods/{pod}/eviction"
+        return self.plane.kubectl("create", "--raw", path, "-f", "-", stdin=json.dumps(eviction))
 
     def apply(self, name: str, **spec: Any) -> None:
         quick = {"rollout": {"minReadySeconds": 1}}
@@ -127,6 +132,7 @@ def test_a_service_gets_ready_with_all_its_children(cluster: Cluster) -> None:
         ("Deployment", f"alpha-unified-{revision}"),
         ("ControllerRevision", f"alpha-unified-{revision}"),
         ("Service", "alpha-engines"),
+        ("PodDisruptionBudget", "alpha-engines"),
     }
     for child in children:
         (owner,) = child["metadata"]["ownerReferences"]
@@ -214,7 +220,72 @@ def test_an_edit_replaces_engines_without_a_gap(cluster: Cluster) -> None:
     wait(rolled)
     wait(lambda: cluster.ready("edit").get("status") == "True")
     assert min(available) >= 2
-    assert len(cluster.children("edit")) == 3
+    assert len(cluster.children("edit")) == 4
+
+
+def test_the_second_eviction_waits_for_the_first(cluster: Cluster) -> None:
+    cluster.apply("evict", image="engine:slow")
+    wait(lambda: cluster.ready("evict").get("status") == "True")
+    wait(lambda: cluster.children("evict", "poddisruptionbudgets")[0].get("status", {}).get("disruptionsAllowed") == 1)
+    first, second = (pod["metadata"]["name"] for pod in cluster.children("evict", "pods"))
+    assert cluster.evict(first).returncode == 0
+    refused = cluster.evict(second)
+    assert refused.returncode != 0
+    assert "disruption budget" in refused.stderr
+    cluster.apply("evict", image="engine:slow", disruptionBudget={"enabled": False})
+    wait(lambda: not cluster.children("evict", "poddisruptionbudgets"))
+
+
+def test_what_was_left_behind_is_adopted_without_a_gap(cluster: Cluster) -> None:
+    """`kubectl delete --cascade=orphan`, an edit, and apply again: the standard way to make a resource anew."""
+    cluster.apply("adopt")
+    wait(lambda: cluster.ready("adopt").get("status") == "True")
+    (old,) = cluster.children("adopt", "deployments")
+    pods = {pod["metadata"]["uid"] for pod in cluster.children("adopt", "pods")}
+    assert cluster.plane.kubectl("delete", "infsvc", "adopt", "--cascade=orphan").returncode == 0
+    wait(lambda: all("ownerReferences" not in child["metadata"] for child in cluster.children("adopt")))
+
+    cluster.apply("adopt")
+    wait(lambda: cluster.ready("adopt").get("status") == "True")
+    (service,) = [s for s in cluster.get("infsvc") if s["metadata"]["name"] == "adopt"]
+    children = cluster.children("adopt")
+    assert {c["metadata"]["ownerReferences"][0]["uid"] for c in children} == {service["metadata"]["uid"]}
+    assert old["metadata"]["uid"] in {child["metadata"]["uid"] for child in children}
+    assert {pod["metadata"]["uid"] for pod in cluster.children("adopt", "pods")} == pods
+
+    assert cluster.plane.kubectl("delete", "infsvc", "adopt", "--cascade=orphan").returncode == 0
+    wait(lambda: all("ownerReferences" not in child["metadata"] for child in cluster.children("adopt")))
+    cluster.apply("adopt", unified={"engine": {"maxNumSeqs": 8}})  # the orphan is now of an older revision
+    wait(lambda: old["metadata"]["uid"] not in {c["metadata"]["uid"] for c in cluster.children("adopt")})
+    wait(lambda: cluster.ready("adopt").get("status") == "True")
+    assert len(cluster.children("adopt")) == 4
+
+
+def test_what_plan_prints_can_be_applied_before_the_service(cluster: Cluster, tmp_path: Path) -> None:
+    service = tmp_path / "service.yaml"
+    service.write_text(yaml.safe_dump(changed({"metadata": {"name": "planned"}})))
+    command = [sys.executable, "-m", "mini_infer_operator.cli", "plan", "-f", str(service), "--engine-image=engine:1"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    manifests = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    assert cluster.plane.kubectl("apply", "-f", "-", stdin=manifests).returncode == 0
+    wait(lambda: all(d["status"].get("readyReplicas") == 2 for d in cluster.children("planned", "deployments")))
+    pods = {pod["metadata"]["uid"] for pod in cluster.children("planned", "pods")}
+    cluster.plane.apply(yaml.safe_load(service.read_text()))
+    wait(lambda: cluster.ready("planned").get("status") == "True")
+    assert {pod["metadata"]["uid"] for pod in cluster.children("planned", "pods")} == pods
+
+
+def test_a_changed_label_changes_no_identity(cluster: Cluster) -> None:
+    cluster.apply("labels")
+    wait(lambda: cluster.ready("labels").get("status") == "True")
+    (deployment,) = cluster.children("labels", "deployments")
+    name, revision = deployment["metadata"]["name"], "serving.mini-infer.io/revision"
+    cluster.plane.kubectl("label", "deployment", name, f"{revision}=other", "--overwrite")
+    wait(lambda: cluster.children("labels", "deployments")[0]["metadata"]["labels"][revision] != "other", limit_s=5)
+    cluster.plane.kubectl("label", "deployment", name, f"{LABEL}-")  # now our watch does not see it any more
+    wait(lambda: len(cluster.children("labels", "deployments")) == 1, limit_s=5)
+    assert cluster.children("labels", "deployments")[0]["metadata"]["uid"] == deployment["metadata"]["uid"]
+    assert len(cluster.children("labels", "controllerrevisions")) == 1
 
 
 def test_a_deleted_child_is_back(cluster: Cluster) -> None:

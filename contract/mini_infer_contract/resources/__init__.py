@@ -21,7 +21,7 @@ from mini_infer_contract.resources.names import (
     VERSION,
 )
 from mini_infer_contract.resources.quantity import QUANTITY_PATTERN, Quantity, parse_quantity
-from mini_infer_contract.resources.rollout import Rollout
+from mini_infer_contract.resources.rollout import DisruptionBudget, Rollout
 from mini_infer_contract.resources.rules import ApiModel, KubernetesType, Rule
 from mini_infer_contract.resources.service import InferenceService, Metadata
 from mini_infer_contract.resources.spec import (
@@ -58,6 +58,7 @@ __all__ = [
     "VERSION",
     "ApiModel",
     "Condition",
+    "DisruptionBudget",
     "EngineSpec",
     "EnvironmentVariable",
     "InferenceService",

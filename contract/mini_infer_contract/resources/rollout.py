@@ -1,4 +1,4 @@
-"""`spec.rollout`: how engines of a new revision take the place of old ones."""
+"""`spec.rollout` and `spec.disruptionBudget`: how many engines may be missing or more while things change."""
 
 import re
 from typing import Annotated
@@ -60,3 +60,12 @@ class Rollout(ApiModel):
     progress_deadline_seconds: int | None = Field(default=None, ge=10, le=86400)
     """After so long without progress `Progressing` is False, and old engines that have been unready all that time are
     given up; what serves is kept. 600 if left out."""
+
+
+class DisruptionBudget(ApiModel):
+    """How many engines of the service an eviction (`kubectl drain`, a cluster autoscaler) may take at a time."""
+
+    enabled: bool | None = None
+    """false: the operator makes no PodDisruptionBudget; write it where you have one of your own over these pods."""
+    max_unavailable: CountOrPercent | None = None
+    """Engines that may be missing at a time, as a number or a percentage rounded up; 1 if left out."""

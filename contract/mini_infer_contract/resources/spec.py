@@ -14,7 +14,7 @@ from mini_infer_contract.resources.quantity import (
     Quantity,
     parse_quantity,
 )
-from mini_infer_contract.resources.rollout import Rollout
+from mini_infer_contract.resources.rollout import DisruptionBudget, Rollout
 from mini_infer_contract.resources.rules import ApiModel, Rule, keyed_by
 from mini_infer_contract.resources.scheduling import Affinity, Toleration, TopologySpreadConstraint
 from mini_infer_contract.resources.security import PodSecurityContext, SecurityContext
@@ -378,6 +378,8 @@ class InferenceServiceSpec(ApiModel):
     """The engine's image; the operator's `--engine-image` if left out."""
     rollout: Rollout | None = None
     """How an edit is brought about."""
+    disruption_budget: DisruptionBudget | None = None
+    """How many engines may be evicted at a time."""
     unified: RoleSpec | None = None
     """Engines that do prefill and decode."""
     prefill: RefusedRole | None = None

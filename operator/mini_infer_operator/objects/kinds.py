@@ -36,6 +36,7 @@ _OWNED = ("get", "list", "watch", "create", "patch", "delete")
 KINDS: tuple[Kind, ...] = (
     Kind(KIND, GROUP, VERSION, PLURAL, ("get", "list", "watch")),
     Kind("Service", "", "v1", "services", _OWNED, child=True),
+    Kind("PodDisruptionBudget", "policy", "v1", "poddisruptionbudgets", _OWNED, child=True),
     Kind("ControllerRevision", "apps", "v1", "controllerrevisions", _OWNED, child=True),
     Kind("Deployment", "apps", "v1", "deployments", _OWNED, child=True),
     Kind("Pod", "", "v1", "pods", ("list", "watch")),

@@ -1,6 +1,6 @@
 """The pod of one engine: the operator's part, with the user's template merged over it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mini_infer_contract.launch import (
@@ -21,6 +21,7 @@ from mini_infer_operator.launch import Addresses, Launch, grace_s, serve_argumen
 from mini_infer_operator.objects.names import selector, service_labels
 
 CONTAINER = "engine"
+DEFAULT_REQUESTS = {"cpu": "250m", "memory": "512Mi"}
 MODEL_MOUNT = "/model"
 MODEL_VOLUME = "mini-infer-model"
 SCRATCH_VOLUME = "mini-infer-tmp"
@@ -53,11 +54,11 @@ def pod_template(
             },
             "annotations": {**metadata.get("annotations", {}), **annotations},
         },
-        "spec": _pod_spec(launch, pull_policy),
+        "spec": _pod_spec(launch, selector(service, role, revision), pull_policy),
     }
 
 
-def _pod_spec(launch: Launch, pull_policy: str | None) -> dict[str, Any]:
+def _pod_spec(launch: Launch, labels: Mapping[str, str], pull_policy: str | None) -> dict[str, Any]:
     overrides = launch.template.spec.model_dump(by_alias=True, exclude_none=True) if launch.template.spec else {}
     volumes: list[dict[str, Any]] = [{"name": SCRATCH_VOLUME, "emptyDir": {}}]
     if launch.source.claim is not None:
@@ -67,6 +68,7 @@ def _pod_spec(launch: Launch, pull_policy: str | None) -> dict[str, Any]:
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": grace_s(launch),
+        "topologySpreadConstraints": [_spread_over_nodes(labels)],
     }
     security = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
     return {
@@ -114,15 +116,30 @@ def _container(launch: Launch, pull_policy: str | None) -> dict[str, Any]:
         "volumeMounts": mounts + overrides.get("volumeMounts", []),
         "securityContext": {**security, **overrides.get("securityContext", {})},
     }
-    resources = launch.resources.model_dump(exclude_none=True)
-    if resources:
-        container["resources"] = resources
+    container["resources"] = _with_default_requests(launch.resources.model_dump(exclude_none=True))
     if "envFrom" in overrides:
         container["envFrom"] = overrides["envFrom"]
     policy = overrides.get("imagePullPolicy", pull_policy)
     if policy:
         container["imagePullPolicy"] = policy
     return container
+
+
+def _spread_over_nodes(labels: Mapping[str, str]) -> dict[str, Any]:
+    """A node that is lost should not take all engines; where there is one node only, they run all the same."""
+    return {
+        "maxSkew": 1,
+        "topologyKey": "kubernetes.io/hostname",
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": dict(labels)},
+    }
+
+
+def _with_default_requests(resources: dict[str, Any]) -> dict[str, Any]:
+    """The user's, and small requests where he says nothing: a pod without any is the first that a full node kills."""
+    requests, limits = resources.get("requests", {}), resources.get("limits", {})
+    missing = {name: value for name, value in DEFAULT_REQUESTS.items() if name not in requests and name not in limits}
+    return {**resources, "requests": {**missing, **requests}} if missing or requests else resources
 
 
 def _environment(launch: Launch, users: Sequence[EnvironmentVariable]) -> list[dict[str, Any]]:

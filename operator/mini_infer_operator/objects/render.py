@@ -1,4 +1,4 @@
-"""A plan as manifests: for each revision a ControllerRevision and a Deployment, for the service one Service."""
+"""A plan as manifests: a ControllerRevision and a Deployment for each revision, a Service and a budget for all."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 from mini_infer_contract.resources import InferenceService
 from mini_infer_operator.objects.controller_revision import controller_revision
 from mini_infer_operator.objects.deployment import deployment
+from mini_infer_operator.objects.disruption_budget import disruption_budget
 from mini_infer_operator.objects.engines_service import engines_service
 from mini_infer_operator.objects.metadata import Manifest
 from mini_infer_operator.objects.pod import pod_template
@@ -21,7 +22,8 @@ def render(service: InferenceService, plan: Plan, frozen: Templates, pull_policy
     A revision that has a frozen template keeps it, so a newer operator that would render it differently rolls nothing.
     """
     min_ready_s = int(plan.times.min_ready.total_seconds())
-    manifests = [engines_service(service)]
+    budget = disruption_budget(service)
+    manifests = [engines_service(service), *([budget] if budget else ())]
     for workload in plan.workloads:
         template = frozen.get((workload.role, workload.revision))
         if template is None and workload.launch is not None:

@@ -22,7 +22,7 @@ STORED = {"metadata": {"uid": "uid-1", "creationTimestamp": "2026-01-01T00:00:00
 def rendered(source: Path) -> list[dict[str, Any]]:
     service = parse_service(changed(STORED, yaml.safe_load(source.read_text())))
     manifests = render(service, make_plan(service, Observed(default_image="engine:1"), NOW), {}, "IfNotPresent")
-    revision, deployment = manifests[1], manifests[2]
+    revision, deployment = manifests[-2], manifests[-1]
     assert revision["data"]["template"] == deployment["spec"]["template"]
     del revision["data"]["template"]  # shown once is enough
     return manifests
