@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import Literal, get_args
 
+from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS
 from mini_infer_gateway.fleet.load import LoadLedger
 from mini_infer_gateway.index.prefix_index import PrefixIndex
 from mini_infer_gateway.routing.base import Picker, Scorer
@@ -25,7 +26,14 @@ Policy = Literal["prefix", "load", "random", "round-robin"]
 POLICIES: tuple[Policy, ...] = get_args(Policy)
 
 
-def build_router(policy: Policy, index: PrefixIndex, ledger: LoadLedger, random: Random) -> Router:
+def build_router(
+    policy: Policy,
+    index: PrefixIndex,
+    ledger: LoadLedger,
+    random: Random,
+    *,
+    block_size_tokens: int = BLOCK_SIZE_TOKENS,
+) -> Router:
     """The router of a policy; all of them report hits, so that policies can be compared."""
     scorers: Sequence[tuple[Scorer, float]] = ()
     picker: Picker = RoundRobin() if policy == "round-robin" else HighestScore()
@@ -36,7 +44,7 @@ def build_router(policy: Policy, index: PrefixIndex, ledger: LoadLedger, random:
         scorers = ((Saturation(), 1.0), (LeastLoaded(), 1.0))
     return Router(
         filters=(Ready(), Role(), NotAttempted(), CircuitClosed()),
-        producers=(PrefixHits(index), EndpointLoad(ledger)),
+        producers=(PrefixHits(index, block_size_tokens), EndpointLoad(ledger)),
         scorers=scorers,
         picker=picker,
         random=random,

@@ -21,18 +21,20 @@ class PrefixHits:
     name = "prefix_hits"
     provides = (CACHED_TOKENS, SHARED_TOKENS, SHARERS, HELD_TOKENS)
 
-    def __init__(self, index: PrefixIndex) -> None:
-        self._index = index
+    def __init__(self, index: PrefixIndex, block_size_tokens: int = BLOCK_SIZE_TOKENS) -> None:
+        """`block_size_tokens`: what a key stands for; only a simulation has other than the contract's blocks."""
+        self._index, self._block_size_tokens = index, block_size_tokens
 
     def produce(self, request: RoutingRequest, candidates: Sequence[Candidate], now_s: float) -> Facts:
         """See base.Producer."""
+        size = self._block_size_tokens
         hits = [self._hit(request, candidate, now_s) for candidate in candidates]
         names = [candidate.endpoint.name for candidate in candidates]
         return {
-            CACHED_TOKENS: [float(hit.blocks * BLOCK_SIZE_TOKENS) for hit in hits],
-            SHARED_TOKENS: [float(hit.shared_blocks * BLOCK_SIZE_TOKENS) for hit in hits],
+            CACHED_TOKENS: [float(hit.blocks * size) for hit in hits],
+            SHARED_TOKENS: [float(hit.shared_blocks * size) for hit in hits],
             SHARERS: [float(hit.sharers) for hit in hits],
-            HELD_TOKENS: [float(self._index.held_blocks(name) * BLOCK_SIZE_TOKENS) for name in names],
+            HELD_TOKENS: [float(self._index.held_blocks(name) * size) for name in names],
         }
 
     def _hit(self, request: RoutingRequest, candidate: Candidate, now_s: float) -> Hit:
@@ -41,7 +43,7 @@ class PrefixHits:
             return NO_HIT
         hits = [self._index.hit(candidate.endpoint.name, chain, now_s) for chain in prompt.chains]
         # An engine computes a prompt's last token even where it has all of it, and with it that token's block.
-        most = (prompt.tokens - 1) // BLOCK_SIZE_TOKENS
+        most = (prompt.tokens - 1) // self._block_size_tokens
         return Hit(
             min(most, sum(hit.blocks for hit in hits)),
             sum(hit.shared_blocks for hit in hits),

@@ -1,0 +1,89 @@
+"""What a run has shown: latency, output and reuse, from its answers. Knows no engines."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from benchmarks.routing.rates import PassRates
+from benchmarks.routing.workload import Workload, attainable_hits
+from benchmarks.routing.world import Answer
+
+MEASURED_SHARE = 0.95
+"""Output is taken as finished requests' tokens up to this share of them, over the time until then: the last requests of
+a run, which leave engines half empty, say nothing about its rate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """One run's."""
+
+    requests: int
+    ttft_mean_s: float
+    ttft_p50_s: float
+    ttft_p90_s: float
+    ttft_p99_s: float
+    output_tokens_s: float
+    hit_share: float
+    """Of all prompt tokens."""
+    reuse: float
+    """Hit tokens over those of one LRU cache as large as all caches together."""
+    computed_tokens: int
+    imbalance: float
+    """Prompt tokens computed by the busiest engine, over the mean."""
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """Of values in order; nearest rank."""
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def figures(answers: Sequence[Answer], attainable_tokens: int, engine_count: int) -> Figures:
+    """Over all answers that were not refused."""
+    served = [answer for answer in answers if not answer.refused]
+    waits = sorted(answer.first_token_s - answer.request.arrival_s for answer in served)
+    hit = sum(answer.cached_tokens for answer in served)
+    computed = [0] * engine_count
+    for answer in served:
+        computed[answer.engine] += answer.request.prompt_tokens - answer.cached_tokens
+    prompt = sum(answer.request.prompt_tokens for answer in served)
+    return Figures(
+        requests=len(served),
+        ttft_mean_s=sum(waits) / len(waits),
+        ttft_p50_s=quantile(waits, 0.5),
+        ttft_p90_s=quantile(waits, 0.9),
+        ttft_p99_s=quantile(waits, 0.99),
+        output_tokens_s=output_rate(served),
+        hit_share=hit / prompt,
+        reuse=hit / attainable_tokens if attainable_tokens else 1.0,
+        computed_tokens=sum(computed),
+        imbalance=max(computed) * engine_count / max(1, sum(computed)),
+    )
+
+
+def output_rate(served: Sequence[Answer]) -> float:
+    """Output tokens a second until MEASURED_SHARE of them are there."""
+    start_s = min(answer.request.arrival_s for answer in served)
+    total = sum(answer.request.output_tokens for answer in served)
+    done = 0
+    for answer in sorted(served, key=lambda answer: answer.end_s):
+        done += answer.request.output_tokens
+        if done >= MEASURED_SHARE * total:
+            return done / (answer.end_s - start_s)
+    raise AssertionError("all answers together are all of the output")
+
+
+def capacity_s(workload: Workload, rates: PassRates, engine_count: int, kv_blocks: int, max_num_seqs: int) -> float:
+    """Seconds that so many engines need for this workload if all of them are always busy and no attainable hit is lost.
+
+    Prompts cost their uncached tokens; an output token costs its share of a pass with as many rows as a cache holds of
+    these contexts. A load of 1.0 means that requests arrive within this time.
+    """
+    hits = attainable_hits(workload, kv_blocks * engine_count)
+    prompts_ms = decodes_ms = 0.0
+    context = workload.mean_context_tokens
+    rows = max(1, min(max_num_seqs, int(0.8 * kv_blocks * workload.block_tokens / context)))
+    step_ms = max(rates.weights_ms, rates.token_ms * rows) + rates.row_ms * rows + rates.kv_token_ms * rows * context
+    for request, hit in zip(workload.requests, hits, strict=True):
+        new = request.prompt_tokens - hit
+        prompts_ms += rates.token_ms * new + rates.pair_ms * new * (hit + new / 2)
+        decodes_ms += request.output_tokens * step_ms / rows
+    return (prompts_ms + decodes_ms) / engine_count / 1000

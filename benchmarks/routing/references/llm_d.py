@@ -1,0 +1,35 @@
+"""llm-d's inference scheduler: a weighted sum of scores.
+
+Source: llm-d documentation, "Request Scheduler" (llm-d.ai/docs/architecture/core/router/epp/scheduling) and the optimized
+baseline guide: prefix-cache-scorer weight 3 (share of the prompt that is cached), queue-scorer weight 2 (waiting
+requests, scaled between the least and the most among candidates), kv-cache-utilization-scorer weight 2 (1 - usage), and
+the highest sum wins.
+"""
+
+from random import Random
+
+from benchmarks.routing.references.base import View
+from benchmarks.routing.workload import SimulatedRequest
+
+PREFIX_WEIGHT, QUEUE_WEIGHT, KV_WEIGHT = 3.0, 2.0, 2.0
+
+
+class LlmD:
+    """Three scorers and the highest sum; at random among equals."""
+
+    def __init__(self) -> None:
+        self._random = Random(0)
+
+    def choose(self, request: SimulatedRequest, view: View) -> int:
+        """See Policy."""
+        waiting = [len(engine.waiting) for engine in view.engines]
+        least, most = min(waiting), max(waiting)
+        whole = max(1, request.prompt_tokens // view.block_tokens)
+        scores = []
+        for number, engine in enumerate(view.engines):
+            prefix = view.hit_blocks(request, number) / whole
+            queue = (most - waiting[number]) / (most - least) if most > least else 1.0
+            usage = 1 - engine.free_pages / engine.shape.kv_blocks
+            scores.append(PREFIX_WEIGHT * prefix + QUEUE_WEIGHT * queue + KV_WEIGHT * (1 - usage))
+        best = max(scores)
+        return self._random.choice([number for number, score in enumerate(scores) if best - score < 1e-9])

@@ -1,0 +1,141 @@
+"""Time, engines and gateways put together: requests arrive, gateways send them to engines, answers are noted.
+
+Knows no policy. What an engine publishes reaches every gateway after `NEWS_DELAY_S`.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import Any, Protocol
+
+from benchmarks.routing.engine_model import EngineModel, EngineShape, Report
+from benchmarks.routing.workload import SimulatedRequest, Workload
+
+NEWS_DELAY_S = 0.002
+"""From the end of a pass until gateways have its events and load report."""
+
+
+@dataclass(slots=True)
+class Answer:
+    """What became of a request."""
+
+    request: SimulatedRequest
+    engine: int = -1
+    sent_s: float = -1.0
+    """When its gateway sent it to an engine; before that it waited at the gateway."""
+    first_token_s: float = -1.0
+    end_s: float = -1.0
+    cached_tokens: int = 0
+    refused: bool = False
+    predicted_wait_s: float | None = None
+    """At a gateway with a queue: the wait that it predicted on arrival."""
+
+
+class SimulatedGateway(Protocol):
+    """What the world tells a gateway."""
+
+    def arrive(self, request: SimulatedRequest, now_s: float) -> None:
+        """A client's request."""
+
+    def first_token(self, request: SimulatedRequest, engine: int, now_s: float) -> None:
+        """Of a request that this gateway sent."""
+
+    def finished(self, request: SimulatedRequest, engine: int, now_s: float) -> None:
+        """Of a request that this gateway sent."""
+
+    def news(self, engine: int, events: Sequence[tuple[bool, Any]], report: Report, now_s: float) -> None:
+        """What an engine published at the end of a pass."""
+
+
+@dataclass
+class World:
+    """One run."""
+
+    shape: EngineShape
+    engine_count: int
+    make_gateway: "Callable[[World], SimulatedGateway]"
+    gateway_count: int = 1
+    publishes: bool = True
+    """Whether gateways hear of events and load; references look at the engines themselves."""
+    now_s: float = 0.0
+    answers: dict[int, Answer] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.engines = [
+            EngineModel(
+                f"engine-{number}",
+                self.shape,
+                lambda request, now_s, number=number: self._first_token(request, number, now_s),
+                lambda request, now_s, cached, number=number: self._finished(request, number, now_s, cached),
+                record_events=self.publishes,
+            )
+            for number in range(self.engine_count)
+        ]
+        self._heap: list[tuple[float, int, int, Any]] = []
+        self._order = 0
+        self._due: list[float | None] = [None] * self.engine_count
+        self.gateways = [self.make_gateway(self) for _ in range(self.gateway_count)]
+        self._owner: dict[int, SimulatedGateway] = {}
+
+    def run(self, workload: Workload) -> list[Answer]:
+        """All answers, in order of arrival."""
+        for position, request in enumerate(workload.requests):
+            self._push(request.arrival_s, ARRIVAL, (position, request))
+        while self._heap:
+            self.now_s, _, kind, what = heappop(self._heap)
+            if kind == PASS:
+                self._pass_ends(what)
+            elif kind == ARRIVAL:
+                position, request = what
+                self.answers[request.number] = Answer(request)
+                self._owner[request.number] = gateway = self.gateways[position % self.gateway_count]
+                gateway.arrive(request, self.now_s)
+            elif kind == NEWS:
+                for gateway in self.gateways:
+                    gateway.news(*what, self.now_s)
+            else:
+                what(self.now_s)
+        return [self.answers[request.number] for request in workload.requests]
+
+    def send(self, request: SimulatedRequest, engine: int) -> None:
+        """A gateway's decision."""
+        answer = self.answers[request.number]
+        answer.engine, answer.sent_s = engine, self.now_s
+        self.engines[engine].add(request, self.now_s)
+        self._schedule(engine)
+
+    def call_at(self, at_s: float, action: Callable[[float], None]) -> None:
+        """Wakes a gateway."""
+        self._push(at_s, CALL, action)
+
+    def _push(self, at_s: float, kind: int, what: object) -> None:
+        self._order += 1
+        heappush(self._heap, (at_s, self._order, kind, what))
+
+    def _schedule(self, engine: int) -> None:
+        due = self.engines[engine].next_s
+        if due is not None and due != self._due[engine]:
+            self._due[engine] = due
+            self._push(due, PASS, engine)
+
+    def _pass_ends(self, number: int) -> None:
+        engine = self.engines[number]
+        if self._due[number] != self.now_s:
+            return  # the run of decode passes was cut since
+        self._due[number] = None
+        engine.wake(self.now_s)
+        self._schedule(number)
+        if self.publishes:
+            self._push(self.now_s + NEWS_DELAY_S, NEWS, (number, engine.take_events(), engine.report()))
+
+    def _first_token(self, request: SimulatedRequest, engine: int, now_s: float) -> None:
+        self.answers[request.number].first_token_s = now_s
+        self._owner[request.number].first_token(request, engine, now_s)
+
+    def _finished(self, request: SimulatedRequest, engine: int, now_s: float, cached_tokens: int) -> None:
+        answer = self.answers[request.number]
+        answer.end_s, answer.cached_tokens = now_s, cached_tokens
+        self._owner[request.number].finished(request, engine, now_s)
+
+
+PASS, ARRIVAL, NEWS, CALL = range(4)
