@@ -95,8 +95,9 @@ class EngineModel:
         self._chunks: list[Running] = []
         self._decoded = 0
         self._finishing: list[tuple[int, int, int, Running]] = []
-        """(decode counter, number of the entry, its epoch, the row) where rows end; `_growing` where they need pages."""
+        """(decode counter, a running number, the row's epoch, the row) where rows end."""
         self._growing: list[tuple[int, int, int, Running]] = []
+        """The same where rows need a page."""
         self._noted = 0
         self._arrivals = 0
         self._refs: dict[int, int] = {}

@@ -4,6 +4,9 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
+from benchmarks.routing.engine_model import Report
+from benchmarks.routing.workload import SimulatedRequest
+from benchmarks.routing.world import World
 from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS, block_keys
 from mini_infer_contract.events import MEDIUM_GPU, BlockRemoved, BlockStored, KVEvent, LoadReport
 from mini_infer_contract.launch import Endpoint
@@ -11,10 +14,6 @@ from mini_infer_gateway.fleet.load import InFlight, LoadLedger
 from mini_infer_gateway.index.prefix_index import PrefixIndex, prompt_root
 from mini_infer_gateway.routing.base import Candidate, Decision, PromptKeys, RoutingRequest
 from mini_infer_gateway.routing.policies import Policy, build_router
-
-from benchmarks.routing.engine_model import Report
-from benchmarks.routing.workload import SimulatedRequest
-from benchmarks.routing.world import World
 
 MODEL, REVISION = "simulated", "r"
 GUESS_TTL_S, APPROXIMATE_TTL_S = 10.0, 600.0

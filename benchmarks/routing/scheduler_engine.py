@@ -1,4 +1,4 @@
-"""The engine's real scheduler and prefix cache behind the interface of `EngineModel`: exact, and a hundred times slower.
+"""The engine's real scheduler and prefix cache behind the interface of `EngineModel`: exact, a hundred times slower.
 
 The only file of the simulation that imports the engine. Each token of a block is the block's identifier, pages have the
 size of a block, and passes take the time that the rates say.
@@ -7,14 +7,13 @@ size of a block, and passes take the time that the rates say.
 from array import array
 from collections.abc import Callable
 
+from benchmarks.routing.engine_model import EngineShape
+from benchmarks.routing.workload import SimulatedRequest
 from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS, root_key
 from mini_infer_engine.prefix_cache import PrefixCache
 from mini_infer_engine.request import Request, SamplingParams
 from mini_infer_engine.scheduler import Scheduler, Step
 from mini_infer_engine.sequence import Leaving, Sequence
-
-from benchmarks.routing.engine_model import EngineShape
-from benchmarks.routing.workload import SimulatedRequest
 
 ANSWER_TOKEN = 1 << 30
 """What every output token is: block identifiers are smaller."""

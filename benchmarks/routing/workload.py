@@ -77,8 +77,7 @@ def find_mooncake(given: str | None = None) -> Path | None:
 
 def mooncake(path: Path, count: int | None = None) -> Workload:
     """The recorded conversation trace; its last, partial block is left out, since it is never found again."""
-    opened = lzma.open(path, "rt") if path.suffix == ".xz" else path.open()
-    with opened as lines:
+    with lzma.open(path, "rt") if path.suffix == ".xz" else path.open() as lines:
         rows = [json.loads(line) for _, line in zip(range(count or 1 << 60), lines, strict=False)]
     bundles: dict[int, list[int]] = {}
     for position, row in enumerate(rows):
@@ -102,7 +101,13 @@ def mooncake(path: Path, count: int | None = None) -> Workload:
 
 
 def sessions(
-    count: int, *, seed: int = 1, systems: int = 12, mean_turns: float = 8.0, think_s: float = 40.0, block_tokens: int = 128
+    count: int,
+    *,
+    seed: int = 1,
+    systems: int = 12,
+    mean_turns: float = 8.0,
+    think_s: float = 40.0,
+    block_tokens: int = 128,
 ) -> Workload:
     """Growing chats that begin with one of `systems` shared prompts of 1,000 to 8,000 tokens.
 

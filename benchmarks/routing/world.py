@@ -5,6 +5,7 @@ Knows no policy. What an engine publishes reaches every gateway after `NEWS_DELA
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from heapq import heappop, heappush
 from typing import Any, Protocol
 
@@ -65,8 +66,8 @@ class World:
             EngineModel(
                 f"engine-{number}",
                 self.shape,
-                lambda request, now_s, number=number: self._first_token(request, number, now_s),
-                lambda request, now_s, cached, number=number: self._finished(request, number, now_s, cached),
+                partial(self._first_token, number),
+                partial(self._finished, number),
                 record_events=self.publishes,
             )
             for number in range(self.engine_count)
@@ -92,7 +93,8 @@ class World:
                 gateway.arrive(request, self.now_s)
             elif kind == NEWS:
                 for gateway in self.gateways:
-                    gateway.news(*what, self.now_s)
+                    engine, events, report = what
+                    gateway.news(engine, events, report, self.now_s)
             else:
                 what(self.now_s)
         return [self.answers[request.number] for request in workload.requests]
@@ -128,11 +130,11 @@ class World:
         if self.publishes:
             self._push(self.now_s + NEWS_DELAY_S, NEWS, (number, engine.take_events(), engine.report()))
 
-    def _first_token(self, request: SimulatedRequest, engine: int, now_s: float) -> None:
+    def _first_token(self, engine: int, request: SimulatedRequest, now_s: float) -> None:
         self.answers[request.number].first_token_s = now_s
         self._owner[request.number].first_token(request, engine, now_s)
 
-    def _finished(self, request: SimulatedRequest, engine: int, now_s: float, cached_tokens: int) -> None:
+    def _finished(self, engine: int, request: SimulatedRequest, now_s: float, cached_tokens: int) -> None:
         answer = self.answers[request.number]
         answer.end_s, answer.cached_tokens = now_s, cached_tokens
         self._owner[request.number].finished(request, engine, now_s)

@@ -1,9 +1,9 @@
 """llm-d's inference scheduler: a weighted sum of scores.
 
-Source: llm-d documentation, "Request Scheduler" (llm-d.ai/docs/architecture/core/router/epp/scheduling) and the optimized
-baseline guide: prefix-cache-scorer weight 3 (share of the prompt that is cached), queue-scorer weight 2 (waiting
-requests, scaled between the least and the most among candidates), kv-cache-utilization-scorer weight 2 (1 - usage), and
-the highest sum wins.
+Source: llm-d documentation, "Request Scheduler" (llm-d.ai/docs/architecture/core/router/epp/scheduling) and the guide
+to the optimized baseline: prefix-cache-scorer weight 3 (share of the prompt that is cached), queue-scorer weight 2
+(waiting requests, scaled between the least and the most among candidates), kv-cache-utilization-scorer weight 2
+(1 - usage), and the highest sum wins.
 """
 
 from random import Random

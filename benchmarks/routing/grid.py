@@ -1,0 +1,136 @@
+"""Which runs belong to a campaign, and what must hold in each: the list of loads and the bars."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from benchmarks.routing.engine_model import EngineShape
+from benchmarks.routing.figures import Figures, capacity_s, figures
+from benchmarks.routing.our_gateway import Keys, OurGateway
+from benchmarks.routing.rates import QWEN_7B_H200
+from benchmarks.routing.references.base import Policy, ReferenceGateway
+from benchmarks.routing.references.dynamo import Dynamo
+from benchmarks.routing.references.hashing import ConsistentHashing
+from benchmarks.routing.references.llm_d import LlmD
+from benchmarks.routing.references.sglang import CacheAware
+from benchmarks.routing.references.simple import LeastLoaded, RoundRobin
+from benchmarks.routing.workload import Workload, attainable_hits
+from benchmarks.routing.world import SimulatedGateway, World
+
+OURS = "mini-infer"
+REFERENCES: Mapping[str, Callable[[], Policy]] = {
+    "llm-d": LlmD,
+    "sglang": CacheAware,
+    "dynamo": Dynamo,
+    "consistent-hashing": ConsistentHashing,
+    "least-loaded": LeastLoaded,
+    "round-robin": RoundRobin,
+}
+LOADS = (0.5, 0.7, 0.9, 1.1, 1.3, 1.6, 2.0)
+ENGINES = (4, 8, 16, 32)
+CACHE_TOKENS = (250_000, 500_000, 1_000_000)
+"""Of one engine: 14, 28 and 57 GB of a 7B model's KV cache."""
+
+TTFT_MARGIN, OUTPUT_MARGIN = 1.03, 0.97
+REUSE_BAR, REUSE_LOAD = 0.95, 0.9
+FALL_MARGIN = 0.99
+"""Output at a load, over the most at any lower load: what counts as falling."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One situation."""
+
+    workload: str
+    engines: int
+    cache_tokens: int
+    load: float
+    index: Literal["exact", "approximate"] = "exact"
+    gateways: int = 1
+
+    @property
+    def label(self) -> str:
+        """For people."""
+        extra = "" if self.index == "exact" else ", approximate index"
+        extra += "" if self.gateways == 1 else f", {self.gateways} gateways"
+        return f"{self.workload}, {self.engines} engines of {self.cache_tokens // 1000}k, load {self.load:g}{extra}"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One policy in one situation."""
+
+    cell: Cell
+    policy: str
+    figures: Figures
+
+    def as_json(self) -> dict[str, Any]:
+        """Flat."""
+        return {**asdict(self.cell), "policy": self.policy, **asdict(self.figures)}
+
+
+def run_cell(cell: Cell, workload: Workload, policies: Sequence[str], keys: Keys) -> Iterator[Result]:
+    """All these policies in one situation; `workload` at any speed, it is brought to the cell's load."""
+    shape = EngineShape(cell.cache_tokens // workload.block_tokens, workload.block_tokens, QWEN_7B_H200)
+    attainable = sum(attainable_hits(workload, shape.kv_blocks * cell.engines))
+    whole_s = capacity_s(workload, shape.rates, cell.engines, shape.kv_blocks, shape.max_num_seqs)
+    arriving = workload.at(whole_s / cell.load)
+    exact = cell.index == "exact"
+    for policy in policies:
+        world = World(shape, cell.engines, _gateways(policy, keys, exact), cell.gateways, publishes=policy == OURS)
+        yield Result(cell, policy, figures(world.run(arriving), attainable, cell.engines))
+
+
+def _gateways(policy: str, keys: Keys, exact: bool) -> Callable[[World], SimulatedGateway]:
+    if policy == OURS:
+        return lambda world: OurGateway(world, keys, "prefix", exact)
+    return lambda world: ReferenceGateway(world, REFERENCES[policy](), exact)
+
+
+def missed_bars(results: Sequence[Result]) -> list[str]:
+    """What does not hold, one sentence each; empty: every bar is kept. Needs our results and references' for each."""
+    by_cell: dict[Cell, dict[str, Figures]] = {}
+    for result in results:
+        by_cell.setdefault(result.cell, {})[result.policy] = result.figures
+    missed = []
+    best_before: dict[tuple[object, ...], float] = {}
+    for cell in sorted(by_cell, key=lambda cell: cell.load):
+        found = dict(by_cell[cell])
+        ours = found.pop(OURS)
+        name, ttft = min(((name, other.ttft_p90_s) for name, other in found.items()), key=lambda pair: pair[1])
+        if ours.ttft_p90_s > TTFT_MARGIN * ttft:
+            missed.append(f"{cell.label}: TTFT p90 {ours.ttft_p90_s:.3f} s, {name} {ttft:.3f}")
+        name, output = max(((name, other.output_tokens_s) for name, other in found.items()), key=lambda pair: pair[1])
+        if ours.output_tokens_s < OUTPUT_MARGIN * output:
+            missed.append(f"{cell.label}: output {ours.output_tokens_s:.0f} tokens/s, {name} {output:.0f}")
+        if cell.load <= REUSE_LOAD and ours.reuse < REUSE_BAR:
+            missed.append(f"{cell.label}: reuse {ours.reuse:.3f} of what is attainable")
+        series = (cell.workload, cell.engines, cell.cache_tokens, cell.index, cell.gateways)
+        before = best_before.get(series, 0.0)
+        if ours.output_tokens_s < FALL_MARGIN * before:
+            missed.append(f"{cell.label}: output falls from {before:.0f} to {ours.output_tokens_s:.0f} tokens/s")
+        best_before[series] = max(before, ours.output_tokens_s)
+    return missed
+
+
+def full_grid(workloads: Sequence[str]) -> list[Cell]:
+    """Both traces at all sizes and loads; then no reuse, an approximate index and two gateways at eight engines."""
+    cells = [
+        Cell(name, engines, cache, load)
+        for name in workloads
+        if name != "zero reuse"
+        for engines in ENGINES
+        for cache in CACHE_TOKENS
+        for load in LOADS
+    ]
+    cells += [Cell("zero reuse", 8, CACHE_TOKENS[1], load) for load in LOADS if "zero reuse" in workloads]
+    for name in workloads:
+        if name != "zero reuse":
+            cells += [Cell(name, 8, CACHE_TOKENS[1], load, "approximate") for load in LOADS]
+            cells += [Cell(name, 8, CACHE_TOKENS[1], load, gateways=2) for load in LOADS]
+    return cells
+
+
+def reduced_grid(workloads: Sequence[str]) -> list[Cell]:
+    """A few loads at four engines: what every change of the gateway is held to."""
+    return [Cell(name, 4, CACHE_TOKENS[1], load) for name in workloads for load in (0.7, 0.9, 1.3, 2.0)]
