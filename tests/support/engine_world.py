@@ -10,7 +10,9 @@ from mini_infer_engine.core.request import Output, Request, SamplingParams
 from tests.support.fake_runner import EOS, VOCABULARY, FakeRunner, expected_tokens
 
 
-def make_engine(num_pages: int, page_size: int, max_model_len: int, **settings: object) -> tuple[Engine, FakeRunner]:
+def make_engine(
+    num_pages: int, page_size: int, max_model_len: int, *, record_events: bool = True, **settings: object
+) -> tuple[Engine, FakeRunner]:
     """`settings` are EngineSettings' fields."""
     runner = FakeRunner(num_pages, page_size)
     engine = Engine(
@@ -19,6 +21,7 @@ def make_engine(num_pages: int, page_size: int, max_model_len: int, **settings: 
         (EOS,),
         max_model_len,
         "revision",
+        record_events=record_events,
     )
     runner.references = engine.scheduler.pool.references
     return engine, runner

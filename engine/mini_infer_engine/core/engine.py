@@ -39,7 +39,7 @@ class RunnerFailedError(RuntimeError):
 class Engine:
     """One runner, its page pool and all requests. Not thread-safe: one owner calls everything.
 
-    Who never calls `take_events` says so with `record_events=False`, or they pile up.
+    Who never calls `take_events` and `load` says so with `record_events=False`, or what they tell of piles up.
     """
 
     def __init__(
@@ -73,6 +73,7 @@ class Engine:
         self._sequences: dict[str, Sequence] = {}
         self._in_flight: deque[tuple[Any, Step]] = deque()
         self._arrivals = 0
+        self._record_events = record_events
         self._accepted: list[str] = []
         self._failed_passes = 0
         """Since the last one that was committed."""
@@ -111,7 +112,8 @@ class Engine:
         )
         self._arrivals += 1
         self._sequences[request.request_id] = sequence
-        self._accepted.append(request.request_id)
+        if self._record_events:
+            self._accepted.append(request.request_id)
         self.scheduler.add(sequence)
 
     def abort(self, request_id: str) -> None:

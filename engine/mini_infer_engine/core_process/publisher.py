@@ -15,7 +15,9 @@ from mini_infer_contract import events
 logger = logging.getLogger(__name__)
 
 RING_BATCHES = 10_000
-"""Batches kept for replay; who missed more than these reads /kv_snapshot."""
+"""Batches kept for replay, at most; who missed more than are kept reads /kv_snapshot."""
+RING_BYTES = 64_000_000
+"""Of all batches kept: one has up to 8,192 token ids, so that their number alone would bound nothing."""
 _LOAD_INTERVAL_S = 0.02
 """Between two load reports, at least."""
 _HEARTBEAT_S = 1.0
@@ -34,7 +36,8 @@ class EventPublisher:
         self.replay = _bind(context, zmq.ROUTER, host, replay_port, "--replay-port")
         self.last_sequence = -1
         """Of the last batch of KV events."""
-        self._ring: deque[tuple[int, bytes]] = deque(maxlen=RING_BATCHES)
+        self._ring: deque[tuple[int, bytes]] = deque()
+        self._ring_bytes = 0
         self._load_sequence = -1
         self._last_load: events.LoadReport | None = None
         self._load_postponed = False
@@ -45,8 +48,17 @@ class EventPublisher:
             return
         self.last_sequence += 1
         payload = events.encode(events.KVEventBatch(ts=now, events=list(new)))
-        self._ring.append((self.last_sequence, payload))
+        self._keep(payload)
         self._send(events.EVENTS_TOPIC, self.last_sequence, payload)
+
+    def _keep(self, payload: bytes) -> None:
+        """For replay, in place of the oldest where there is no more room; without a replay port nobody can ask."""
+        if self.replay is None:
+            return
+        self._ring.append((self.last_sequence, payload))
+        self._ring_bytes += len(payload)
+        while len(self._ring) > RING_BATCHES or (self._ring_bytes > RING_BYTES and len(self._ring) > 1):
+            self._ring_bytes -= len(self._ring.popleft()[1])
 
     def load_is_due(self, now: float) -> bool:
         """Whether `publish_load` may send: ask before each, for making a report costs time."""

@@ -1,5 +1,6 @@
 """The engine end to end on the fake runner: tokens, ends, aborts, what it tells others."""
 
+from collections import deque
 from typing import NoReturn
 
 import pytest
@@ -165,10 +166,40 @@ def test_refusals_name_the_thing_and_the_remedy() -> None:
         engine.add(make_request("none", [1], max_tokens=0))
 
 
-def test_without_events_nothing_piles_up() -> None:
-    engine, _ = make_engine(8, 16, MAX_MODEL_LEN, enable_prefix_caching=False)
-    run_alone(engine, make_request("r", [1] * 40, max_tokens=30))
-    assert (engine.take_events(), engine.snapshot()) == ([], [])
+def sizes(thing: object, seen: set[int]) -> dict[str, int]:
+    """Lengths of all containers that an object of ours holds, and of those inside; by the path to them."""
+    if id(thing) in seen:
+        return {}
+    seen.add(id(thing))
+    found = {}
+    names = [*getattr(thing, "__dict__", {}), *getattr(type(thing), "__slots__", ())]
+    for name in names:
+        value = getattr(thing, name, None)
+        if isinstance(value, (list, dict, set, deque)):
+            found[name] = len(value)
+            for item in value if isinstance(value, list) else ():
+                found |= {f"{name}.{path}": size for path, size in sizes(item, seen).items()}
+        elif type(value).__module__.startswith("mini_infer_engine"):
+            found |= {f"{name}.{path}": size for path, size in sizes(value, seen).items()}
+    return found
+
+
+@pytest.mark.parametrize("caching", [True, False])
+def test_who_reads_no_events_has_nothing_that_grows(caching: bool) -> None:
+    engine, runner = make_engine(8, 16, MAX_MODEL_LEN, record_events=False, enable_prefix_caching=caching)
+
+    def serve(first: int) -> dict[str, int]:
+        for number in range(first, first + 50):
+            run_alone(engine, make_request(f"r{number}", [number % VOCABULARY] * 100, max_tokens=5, ignore_eos=True))
+        runner.batches.clear()
+        return sizes(engine, set())
+
+    warm = serve(0)  # by then the cache has filled the pool
+    assert serve(50) == warm
+    assert "_accepted" in warm
+    assert warm["_accepted"] == 0
+    assert (engine.take_events(), engine.load().accepted) == ([], [])
+    assert bool(engine.snapshot()) == caching
 
 
 @pytest.mark.parametrize("depth", [0, 1])

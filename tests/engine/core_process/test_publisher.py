@@ -63,10 +63,14 @@ def test_a_taken_port_is_named(context: zmq.Context[zmq.Socket[bytes]]) -> None:
     first.close()
 
 
+@pytest.mark.parametrize("limit", ["RING_BATCHES", "RING_BYTES"])
 def test_a_full_replay_arrives_to_its_end_in_vllms_frames(
-    context: zmq.Context[zmq.Socket[bytes]], monkeypatch: pytest.MonkeyPatch
+    context: zmq.Context[zmq.Socket[bytes]], limit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mini_infer_engine.core_process.publisher.RING_BATCHES", 100)
+    size = len(events.encode(events.KVEventBatch(ts=0.0, events=[events.AllBlocksCleared()])))
+    monkeypatch.setattr(
+        f"mini_infer_engine.core_process.publisher.{limit}", 100 if limit == "RING_BATCHES" else 100 * size
+    )
     port = free_port()
     publisher = EventPublisher(context, "127.0.0.1", 0, port)
     for number in range(120):
