@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from mini_infer_engine.api.openai_requests import ChatRequest, CompletionRequest
+from mini_infer_engine.api.dialects.chat import ChatRequest
+from mini_infer_engine.api.dialects.completions import CompletionRequest
 from tests.engine.server.dry_server import DryServer, environment
 
 ROOT = Path(__file__).parents[1]

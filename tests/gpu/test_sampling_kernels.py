@@ -5,14 +5,13 @@ import torch
 
 pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
 
-from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.core.batch import Row
 from mini_infer_engine.core.request import SamplingParams
 from mini_infer_engine.kernels.embed_decode import gather_decode_inputs
 from mini_infer_engine.kernels.sampling.sample import sample
 from mini_infer_engine.kernels.sampling.sampling_state import HOST_RING_DEPTH, SUPPRESSED_WIDTH
 from mini_infer_engine.kernels.sampling.state_update import update_pages
-from mini_infer_engine.runtime.device_state import DeviceBatchState
+from mini_infer_engine.runtime.device_state import DeviceBatchState, refuses_suppressed
 from mini_infer_engine.sampling.reference import build_sampling
 from mini_infer_engine.sampling.reference import sample as sample_by_torch
 from tests.gpu.device import BF16, DEVICE, FP32, KERNELS, ON_GPU, WORKSPACE, cases, normal
@@ -118,10 +117,11 @@ def test_draws_follow_the_softmax() -> None:
 
 
 def test_more_suppressed_ids_than_a_slot_holds_are_refused() -> None:
-    many = tuple(range(SUPPRESSED_WIDTH + 1))
-    params = SamplingParams(min_tokens=2, stop_token_ids=list(many))
-    with pytest.raises(ModelError, match=f"{SUPPRESSED_WIDTH + 1} stop token ids"):
-        DeviceBatchState(1, 4, 0, DEVICE).begin([Row(0, 0, 1, [0], [0], params, suppressed_token_ids=many)])
+    params = SamplingParams(min_tokens=2, stop_token_ids=list(range(SUPPRESSED_WIDTH)))
+    assert refuses_suppressed(params, ()) is None
+    refusal = refuses_suppressed(params, (SUPPRESSED_WIDTH,))
+    assert refusal is not None
+    assert str(SUPPRESSED_WIDTH) in refusal
 
 
 @pytest.mark.parametrize(("rows", "width", "dtype"), cases([(3, 70, FP32)], [(1, 1024, BF16), (64, 3584, BF16)]))

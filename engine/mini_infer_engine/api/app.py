@@ -7,14 +7,15 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from mini_infer_contract import launch
-from mini_infer_contract.api_errors import ApiError, read_json_object
-from mini_infer_contract.prompt import chat_prompt_ids
+from mini_infer_contract.api_errors import ApiError
 from mini_infer_engine import __version__
+from mini_infer_engine.api.dialects.base import Dialect
+from mini_infer_engine.api.dialects.chat import ChatDialect
+from mini_infer_engine.api.dialects.completions import CompletionDialect
 from mini_infer_engine.api.generate import GenerationResponse
-from mini_infer_engine.api.http import RequestIds, install_error_handlers, json_response, read_body
-from mini_infer_engine.api.openai_replies import Kind
-from mini_infer_engine.api.openai_requests import DetokenizeRequest, TokenizeRequest, parse_body
-from mini_infer_engine.server.api_server_state import ApiServerState
+from mini_infer_engine.api.http import RequestIds, install_error_handlers, json_response
+from mini_infer_engine.api.state import ApiServerState
+from mini_infer_engine.api.tokenize import detokenize, tokenize
 
 _CREATED = 0
 """`created` of a model: OpenAI's field, which says nothing here."""
@@ -26,12 +27,12 @@ def make_app(front: ApiServerState) -> FastAPI:
     app.add_middleware(RequestIds)
     install_error_handlers(app)
     for path, method, handler in (
-        ("/v1/chat/completions", "POST", lambda request: _generate(front, request, "chat")),
-        ("/v1/completions", "POST", lambda request: _generate(front, request, "completion")),
+        ("/v1/chat/completions", "POST", lambda request: _generate(front, request, ChatDialect())),
+        ("/v1/completions", "POST", lambda request: _generate(front, request, CompletionDialect())),
         ("/v1/models", "GET", lambda request: _models(front)),
         ("/v1/models/{name:path}", "GET", lambda request: _model(front, request)),
-        ("/tokenize", "POST", lambda request: _tokenize(front, request)),
-        ("/detokenize", "POST", lambda request: _detokenize(front, request)),
+        ("/tokenize", "POST", lambda request: tokenize(front, request)),
+        ("/detokenize", "POST", lambda request: detokenize(front, request)),
         (launch.HEALTH_PATH, "GET", lambda request: _health(front)),
         (launch.READY_PATH, "GET", lambda request: _ready(front)),
         (launch.METRICS_PATH, "GET", lambda request: _metrics(front)),
@@ -51,8 +52,8 @@ def _route(app: FastAPI, path: str, method: str, handler: Callable[[Request], Aw
     app.add_route(path, endpoint, methods=[method])
 
 
-async def _generate(front: ApiServerState, request: Request, kind: Kind) -> Response:
-    return GenerationResponse(front, request, kind)
+async def _generate(front: ApiServerState, request: Request, dialect: Dialect) -> Response:
+    return GenerationResponse(front, request, dialect)
 
 
 async def _health(front: ApiServerState) -> Response:
@@ -121,42 +122,3 @@ async def _kv_snapshot(front: ApiServerState) -> Response:
     if front.core.model is None:
         raise ApiError(503, "the model is still loading", code="loading")
     return Response(await front.core.snapshot(), media_type="application/msgpack")
-
-
-async def _tokenize(front: ApiServerState, http_request: Request) -> Response:
-    body = read_json_object(await read_body(http_request, front.options.max_body_bytes))
-    request = parse_body(body, TokenizeRequest)
-    front.check_model(request.model)
-    encoder = front.text.encoder
-    if encoder is None:
-        raise ApiError(400, "this server runs without a tokenizer (--skip-tokenizer-init)", code="no_tokenizer")
-    if (request.prompt is None) == (request.messages is None):
-        raise ApiError(400, "send either prompt or messages", param="prompt")
-
-    def tokenize() -> dict[str, Any]:
-        if request.prompt is not None:
-            ids = encoder.encode(request.prompt, request.add_special_tokens is not False)
-        else:
-            ids = chat_prompt_ids(encoder, body)
-        strings = [encoder.tokenizer.id_to_token(token_id) for token_id in ids] if request.return_token_strs else None
-        return {"count": len(ids), "tokens": ids, "token_strs": strings}
-
-    max_model_len = front.core.model.max_model_len if front.core.model else None
-    return json_response(await front.text.in_thread(tokenize) | {"max_model_len": max_model_len})
-
-
-async def _detokenize(front: ApiServerState, http_request: Request) -> Response:
-    request = parse_body(
-        read_json_object(await read_body(http_request, front.options.max_body_bytes)), DetokenizeRequest
-    )
-    front.check_model(request.model)
-    encoder = front.text.encoder
-    if encoder is None:
-        raise ApiError(400, "this server runs without a tokenizer (--skip-tokenizer-init)", code="no_tokenizer")
-    size = encoder.tokenizer.get_vocab_size(with_added_tokens=True)
-    wrong = next((token_id for token_id in request.tokens if not 0 <= token_id < size), None)
-    if wrong is not None:
-        raise ApiError(400, f"tokens holds {wrong}; ids are from 0 to {size - 1}", param="tokens")
-    # vLLM shows special tokens here.
-    text = await front.text.in_thread(encoder.decode, request.tokens, False)
-    return json_response({"prompt": text})

@@ -1,28 +1,23 @@
-"""/v1/chat/completions and /v1/completions: from a body to a generation, and from that to an answer or a stream."""
+"""One request for text in any dialect: from its body to a generation, and from that to an answer or a stream."""
 
 import asyncio
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from mini_infer_contract.api_errors import ApiError, read_json_object
-from mini_infer_contract.prompt import chat_prompt_ids, completion_prompt_ids, is_token_ids
+from mini_infer_engine.api.dialects.base import Dialect, GenerationSpec, Renderer
 from mini_infer_engine.api.generation import Generation
 from mini_infer_engine.api.http import error_response, json_response, read_body, request_id
-from mini_infer_engine.api.openai_replies import DONE, Kind, ReplyShape, error_event
-from mini_infer_engine.api.openai_requests import (
-    MAX_CHOICES,
-    ChatRequest,
-    CompletionRequest,
-    bad_parameter,
-    parse_body,
-)
+from mini_infer_engine.api.state import ApiServerState
+from mini_infer_engine.config.model_config import GenerationDefaults
+from mini_infer_engine.core.request import SamplingParams
 from mini_infer_engine.core_process.messages import ModelInfo
-from mini_infer_engine.server.api_server_state import ApiServerState
-from mini_infer_engine.text.output_text import TextDelta
+from mini_infer_engine.sampling.parameters import MODEL_DEFAULTS
+from mini_infer_engine.text.tokenizing import whole
 from mini_infer_engine.text.validation import ParameterError, check_output_fits, check_prompt, check_sampling
 
 _STREAM_HEADERS = [
@@ -37,92 +32,53 @@ class Work:
     """A request that has been accepted."""
 
     generation: Generation
-    shape: ReplyShape
+    renderer: Renderer
     streams: bool
-    include_usage: bool
-
-
-async def _prepare(
-    front: ApiServerState,
-    model: ModelInfo,
-    request: ChatRequest | CompletionRequest,
-    body: dict[str, Any],
-    reply_id: str,
-) -> Work:
-    text = front.text
-    limit_name, max_tokens = request.output_limit
-    if isinstance(request, ChatRequest):
-        if text.encoder is None:
-            raise ApiError(
-                400, "chat needs a tokenizer, and this server runs without: send token ids to /v1/completions"
-            )
-        prompts = [await text.in_thread(chat_prompt_ids, text.encoder, body)]
-        prompt_name = "messages"
-    elif text.encoder is None or is_token_ids(request.prompt):
-        prompts = completion_prompt_ids(None, body)  # nothing to tokenise: the way through a thread takes longer
-        prompt_name = "prompt"
-    else:
-        prompts = await text.in_thread(completion_prompt_ids, text.encoder, body)
-        prompt_name = "prompt"
-    copies = request.n or 1
-    if len(prompts) * copies > MAX_CHOICES:
-        message = f"{len(prompts)} prompts with n = {copies} are more than {MAX_CHOICES} choices: send several requests"
-        raise ApiError(400, message, param="n" if copies > 1 else "prompt")
-    sampling = request.sampling(text.defaults, max_tokens)
-    try:
-        check_sampling(sampling, model.vocab_size, text.encoder is not None, limit_name)
-        for prompt in prompts:
-            check_prompt(prompt, model.max_model_len, model.vocab_size, prompt_name)
-            if max_tokens is not None and body.get(limit_name) is not None:
-                check_output_fits(len(prompt), max_tokens, model.max_model_len, limit_name)
-    except ParameterError as error:
-        raise bad_parameter(error) from None
-    requests = front.make_requests(reply_id, prompts, copies, sampling, request.priority or 0, request.cache_salt or "")
-    streams = bool(request.stream)
-    return Work(
-        Generation(requests, text.decoder, front.metrics, streams=streams, tells_tokens=bool(request.return_token_ids)),
-        ReplyShape(
-            "chat" if isinstance(request, ChatRequest) else "completion",
-            reply_id,
-            request.model or text.names[0],
-            include_usage=request.include_usage,
-            return_token_ids=bool(request.return_token_ids),
-        ),
-        streams,
-        request.include_usage,
-    )
 
 
 class GenerationResponse(Response):
     """Reads a request, runs it for as long as its client listens, and answers whole or in events."""
 
-    def __init__(self, front: ApiServerState, http_request: HttpRequest, kind: Kind) -> None:
+    def __init__(self, state: ApiServerState, http_request: HttpRequest, dialect: Dialect) -> None:
         self.background = None
         self.status_code = 200
-        self._front = front
+        self._state = state
         self._request = http_request
-        self._kind: Kind = kind
+        self._dialect = dialect
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI. The request counts from here on, its body not read yet: a drain waits for all that have begun."""
-        with self._front.counted():
+        with self._state.counted(), ExitStack() as held:
             try:
-                work = await self._accept()
+                work = await self._accept(held)
             except ApiError as error:
                 await error_response(error)(scope, receive, send)
             else:
                 await self._run(work, scope, receive, send)
 
-    async def _accept(self) -> Work:
-        """ApiError: the request cannot be served."""
-        body = read_json_object(await read_body(self._request, self._front.options.max_body_bytes))
-        request: ChatRequest | CompletionRequest
-        request = parse_body(body, ChatRequest) if self._kind == "chat" else parse_body(body, CompletionRequest)
-        model = self._front.admit(request.model)
-        return await _prepare(self._front, model, request, body, request_id(self._request))
+    async def _accept(self, held: ExitStack) -> Work:
+        """ApiError: the request cannot be served. `held` keeps its place in line."""
+        state = self._state
+        raw = await read_body(self._request, state.options.max_body_bytes)
+        with state.admission.body(len(raw)):
+            spec = self._dialect.parse(read_json_object(raw))
+            model = state.admit(spec.model)
+            held.enter_context(state.admission.choices(spec.num_prompts * spec.copies))
+            try:
+                prompts, sampling = await _checked(state, model, spec)
+            except ParameterError as error:
+                raise bad_parameter(error) from None
+        chosen_id = request_id(self._request)
+        requests = state.make_requests(chosen_id, prompts, spec, sampling)
+        tells_all = spec.return_token_ids or state.text.decoder is None
+        return Work(
+            Generation(requests, state.text.decoder, state.metrics, streams=spec.streams, tells_all=tells_all),
+            self._dialect.renderer(spec, chosen_id, spec.model or state.text.names[0]),
+            spec.streams,
+        )
 
     async def _run(self, work: Work, scope: Scope, receive: Receive, send: Send) -> None:
-        core, generation = self._front.core, work.generation
+        core, generation = self._state.core, work.generation
         watcher = asyncio.create_task(_cancel_on_disconnect(receive, generation))
         try:
             core.submit(generation)
@@ -134,7 +90,36 @@ class GenerationResponse(Response):
             pass  # the client left while something was being sent
         finally:
             core.leave(generation)
+            generation.count_unfinished()
             watcher.cancel()
+
+
+def bad_parameter(error: ParameterError) -> ApiError:
+    """The answer to a value out of its range."""
+    return ApiError(400, str(error), param=error.param, code=error.code)
+
+
+async def _checked(
+    state: ApiServerState, model: ModelInfo, spec: GenerationSpec
+) -> tuple[list[list[int]], SamplingParams]:
+    """Prompts and parameters that the engine can serve. ApiError, ParameterError: it cannot."""
+    text, limit = state.text, spec.output_limit
+    sampling = sampling_params(spec, text.defaults)
+    check_sampling(sampling, model.vocab_size, text.encoder is not None, limit.param)
+    job = spec.prompt_ids(text.encoder, text.limits(model.max_model_len))
+    # Token ids are read here: the way through a thread would take longer.
+    prompts = await text.in_slices(job) if spec.needs_text and text.encoder is not None else whole(job)
+    for prompt in prompts:
+        check_prompt(prompt, model.max_model_len, model.vocab_size, spec.prompt_param)
+        if limit.is_asked and limit.max_tokens is not None:
+            check_output_fits(len(prompt), limit.max_tokens, model.max_model_len, limit.param)
+    return prompts, sampling
+
+
+def sampling_params(spec: GenerationSpec, defaults: GenerationDefaults) -> SamplingParams:
+    """The client's values, else the model's, else OpenAI's."""
+    models = {name: value for name in MODEL_DEFAULTS if (value := getattr(defaults, name)) is not None}
+    return SamplingParams(**{**models, **spec.sampling}, max_tokens=spec.output_limit.max_tokens)
 
 
 async def _whole(work: Work, scope: Scope, receive: Receive, send: Send) -> None:
@@ -143,38 +128,25 @@ async def _whole(work: Work, scope: Scope, receive: Receive, send: Send) -> None
     if generation.error is not None:
         await error_response(generation.error)(scope, receive, send)
     elif not generation.cancelled:
-        await json_response(work.shape.whole(generation.replies))(scope, receive, send)
+        await json_response(work.renderer.whole(generation.replies))(scope, receive, send)
 
 
 async def _stream(work: Work, scope: Scope, receive: Receive, send: Send) -> None:
-    generation = work.generation
+    generation, renderer = work.generation, work.renderer
     # Nothing is sent before the first token: until then an error still has its own status, and can be retried.
-    news = await generation.news()
-    if generation.error is not None and not news:
+    deltas = await generation.deltas()
+    if generation.error is not None and not deltas:
         await error_response(generation.error)(scope, receive, send)
         return
     await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
-    data = b"".join(work.shape.first_chunk(index) for index in range(len(generation.replies)))
-    while news:
-        data += b"".join([_chunk(work, index, piece) for index, piece in news])
-        await send({"type": "http.response.body", "body": data, "more_body": True})
+    data = renderer.begin(len(generation.replies))
+    while deltas:
+        await send({"type": "http.response.body", "body": data + renderer.render(deltas), "more_body": True})
         data = b""
-        news = await generation.news()
-    await send({"type": "http.response.body", "body": _end(work)})
-
-
-def _chunk(work: Work, index: int, piece: TextDelta) -> bytes:
-    shape = work.shape
-    if piece.is_last:
-        return shape.last_chunk(index, work.generation.replies[index], piece)
-    return shape.chunk(index, piece)
-
-
-def _end(work: Work) -> bytes:
-    generation = work.generation
-    if generation.error is not None:
-        return error_event(generation.error.body())
-    return (work.shape.usage_chunk(generation.replies) if work.include_usage else b"") + DONE
+        deltas = await generation.deltas()
+    error = generation.error
+    end = renderer.end(generation.replies) if error is None else renderer.broken(error)
+    await send({"type": "http.response.body", "body": end})
 
 
 async def _cancel_on_disconnect(receive: Receive, generation: Generation) -> None:

@@ -1,14 +1,14 @@
-"""One HTTP request in progress: its replies, what is new in them, and whoever waits for that. Knows no HTTP."""
+"""One HTTP request in progress: its choices, what is new in them, and whoever waits for that. Knows no HTTP."""
 
 import asyncio
 import time
 from collections.abc import Sequence
 
 from mini_infer_contract.api_errors import ApiError
+from mini_infer_engine.api.metrics import ServerMetrics
 from mini_infer_engine.core.request import Output, Request
-from mini_infer_engine.server.metrics import ServerMetrics
 from mini_infer_engine.text.detokenizer import Decoder
-from mini_infer_engine.text.output_text import OutputText, TextDelta
+from mini_infer_engine.text.output_text import Delta, OutputText
 
 
 class Generation:
@@ -21,7 +21,7 @@ class Generation:
         metrics: ServerMetrics,
         *,
         streams: bool,
-        tells_tokens: bool = False,
+        tells_all: bool = False,
     ) -> None:
         self.replies = [OutputText(request, decoder) for request in requests]
         self.error: ApiError | None = None
@@ -29,9 +29,9 @@ class Generation:
         self.cancelled = False
         """Its client is gone."""
         self._streams = streams
-        self._tells_all = tells_tokens or decoder is None
-        """Steps without text are news too."""
-        self._news: list[tuple[int, TextDelta]] = []
+        self._tells_all = tells_all
+        """Steps without text are told too."""
+        self._deltas: list[Delta] = []
         self._unfinished = len(self.replies)
         self._waiter: asyncio.Future[None] | None = None
         self._metrics = metrics
@@ -46,15 +46,16 @@ class Generation:
     def push(self, index: int, output: Output, now: float) -> bool:
         """Take what a step made for choice `index`; True: the core should stop working on it."""
         reply = self.replies[index]
-        piece = reply.push(output)
-        self._measure(index, len(piece.token_ids), now)
+        delta = reply.push(output)
+        delta.index = index
+        self._measure(index, len(delta.token_ids), now)
         if reply.finish_reason is not None:
             self._unfinished -= 1
             self._metrics.count_finished(reply.finish_reason, now - self._arrived_at)
             if reply.finish_reason == "error":
                 self.fail(_error_of(reply))
-        if self._streams and (piece.text or reply.finish_reason is not None or self._tells_all):
-            self._news.append((index, piece))
+        if self._streams and (delta.text or reply.finish_reason is not None or self._tells_all):
+            self._deltas.append(delta)
             self._wake()
         elif self.is_over:
             self._wake()
@@ -81,17 +82,24 @@ class Generation:
         self.cancelled = True
         self._wake()
 
+    def count_unfinished(self) -> None:
+        """It is over for its client: choices that have not ended were aborted, or broke off."""
+        reason = "error" if self.error is not None else "abort"
+        for reply in self.replies:
+            if reply.finish_reason is None:
+                self._metrics.count_finished(reason, time.perf_counter() - self._arrived_at)
+
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    async def news(self) -> list[tuple[int, TextDelta]]:
+    async def deltas(self) -> list[Delta]:
         """What came since the last call, in order; waits while there is nothing. Empty: it is over."""
-        while not self._news and not self.is_over:
+        while not self._deltas and not self.is_over:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
-        news, self._news = self._news, []
-        return news
+        deltas, self._deltas = self._deltas, []
+        return deltas
 
     async def finished(self) -> None:
         """Wait for the end, whatever it is."""

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.launch import REQUEST_ID_HEADER
-from mini_infer_engine.api.openai_replies import encode_json
+from mini_infer_engine.api.dialects.openai_shapes import encode_json
 
 _MAX_REQUEST_ID_LENGTH = 200
 _REQUEST_ID_CHARACTERS = frozenset(string.ascii_letters + string.digits + string.punctuation)

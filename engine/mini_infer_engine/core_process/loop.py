@@ -26,7 +26,7 @@ from mini_infer_engine.core_process import messages
 from mini_infer_engine.core_process.build import build_engine
 from mini_infer_engine.core_process.core_config import CoreConfig
 from mini_infer_engine.core_process.publisher import EventPublisher
-from mini_infer_engine.server.log import configure_logging
+from mini_infer_engine.logs import configure_logging
 
 logger = logging.getLogger(__name__)
 

@@ -15,10 +15,11 @@ from mini_infer_engine.core.request import SamplingParams
 from mini_infer_engine.kernels.sampling.sampling_state import HOST_RING_DEPTH, SUPPRESSED_WIDTH, SamplingState
 from mini_infer_engine.kernels.sampling.state_update import STATE_FIELDS, update_pages, update_slots
 from mini_infer_engine.runtime.inputs import to_device
-from mini_infer_engine.sampling.reference import GREEDY_TEMPERATURE, noise_base
+from mini_infer_engine.sampling.parameters import DEVICE_FORMAT, DEVICE_PARAMETERS
+from mini_infer_engine.sampling.reference import noise_base
 
-_STATE = struct.Struct("<4q d q 2d q")
-"""One slot in the packet of `update_slots`: see STATE_FIELDS."""
+_STATE = struct.Struct(f"<4q{DEVICE_FORMAT}q")
+"""One slot in the packet of `update_slots` (STATE_FIELDS): slot, length, output index, noise, sampling, min_tokens."""
 
 
 class DeviceBatchState:
@@ -70,7 +71,7 @@ class DeviceBatchState:
 
     def pack_null_update(self) -> bytes:
         """The same of one line that changes nothing: the spare slot as it is."""
-        return _STATE.pack(self.padding_slot, 0, 0, 0, 0.0, 0, 1.0, 0.0, 0)
+        return _STATE.pack(self.padding_slot, 0, 0, 0, *(form.neutral for _, form in DEVICE_PARAMETERS), 0)
 
     def compile_updates(self) -> None:
         """Change nothing, so that no request waits for the compiler of `send_pages`' kernel."""
@@ -130,11 +131,8 @@ def _packed_state(row: Row) -> bytes:
         row.start + row.count - 1,  # sampling adds one to the length
         row.output_index,
         noise_base(row.noise_seed),
-        0.0 if asks.temperature < GREEDY_TEMPERATURE else 1.0 / asks.temperature,
-        max(0, asks.top_k),
-        asks.top_p,
-        asks.min_p,
-        asks.min_tokens if row.suppressed_token_ids else 0,
+        *[form.value(getattr(asks, name)) for name, form in DEVICE_PARAMETERS],
+        asks.min_tokens if row.suppressed_token_ids else 0,  # else the slot's last sequence's would be suppressed
     )
 
 

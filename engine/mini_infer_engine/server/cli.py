@@ -16,8 +16,8 @@ from mini_infer_engine.config.settings import EngineSettings
 from mini_infer_engine.core_process.build import DryRun
 from mini_infer_engine.core_process.core_config import CoreConfig
 from mini_infer_engine.dry.vocabulary import DRY_MODEL
+from mini_infer_engine.logs import LEVELS, configure_logging
 from mini_infer_engine.server.child_process import CoreProcess
-from mini_infer_engine.server.log import LEVELS, configure_logging
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ def run(options: argparse.Namespace) -> int:
     )
     with CoreProcess(config) as core:
         # Imported while the core starts: the web framework takes most of a second.
-        from mini_infer_engine.server.api_server_state import ServeOptions
+        from mini_infer_engine.api.state import ServeOptions
         from mini_infer_engine.server.serve import serve
         from mini_infer_engine.text.text_model import TextModel
 
@@ -88,6 +88,8 @@ def run(options: argparse.Namespace) -> int:
         logger.info("mini-infer %s serves %s at http://%s:%d", __version__, ", ".join(names), shown, port)
         limits = ServeOptions(
             max_body_bytes=options.max_body_size,
+            max_choices=settings.max_num_seqs + options.max_waiting,
+            max_tokenizing_bytes=options.max_tokenizing_size,
             drain_timeout_s=options.drain_timeout,
             health_timeout_s=options.health_timeout,
         )
@@ -279,6 +281,21 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
         default=16 * 2**20,
         metavar="SIZE",
         help="of one request, in bytes or as 2MB (default: 16MiB)",
+    )
+    group.add_argument(
+        "--max-waiting",
+        type=_natural,
+        default=4096,
+        metavar="N",
+        help="choices of requests that wait, beside --max-num-seqs that run; what is above is answered with 429 and "
+        "Retry-After (default: 4096)",
+    )
+    group.add_argument(
+        "--max-tokenizing-size",
+        type=byte_size,
+        default=256 * 2**20,
+        metavar="SIZE",
+        help="of bodies that are being made into prompts at once; what is above is answered with 429 (default: 256MiB)",
     )
     group.add_argument(
         "--drain-timeout",

@@ -10,9 +10,9 @@ import zmq.asyncio
 
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_engine.api.generation import Generation
+from mini_infer_engine.api.metrics import ServerMetrics
 from mini_infer_engine.core.request import Output
 from mini_infer_engine.core_process import messages
-from mini_infer_engine.server.metrics import ServerMetrics
 
 logger = logging.getLogger(__name__)
 

@@ -14,10 +14,10 @@ from fastapi import FastAPI
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.launch import DRAINING_HEADER
 from mini_infer_engine.api.app import make_app
-from mini_infer_engine.server.api_server_state import ApiServerState, ServeOptions
+from mini_infer_engine.api.metrics import ServerMetrics
+from mini_infer_engine.api.state import ApiServerState, ServeOptions
 from mini_infer_engine.server.child_process import CoreProcess
 from mini_infer_engine.server.core_client import CoreClient, CoreFailedError
-from mini_infer_engine.server.metrics import ServerMetrics
 from mini_infer_engine.server.throughput import Throughput
 from mini_infer_engine.text.text_model import TextModel
 

@@ -54,12 +54,12 @@ class Detokenizer:
             window.pop()  # a run of special tokens, which leave no trace in the text
         return piece
 
-    def flush(self) -> str:
-        """What is left when no more tokens will come: an unfinished character shows as U+FFFD."""
+    def flush(self, *, drop_unfinished: bool = False) -> str:
+        """What is left when no more tokens will come: an unfinished character shows as U+FFFD, or not at all."""
         text = self._decode(self._window)
         piece = text[self._emitted :]
         self._emitted = len(text)
-        return piece
+        return piece.rstrip(_REPLACEMENT) if drop_unfinished else piece
 
     def _decode(self, token_ids: list[int]) -> str:
         return self._decoder.decode(token_ids, skip_special_tokens=self._skip_special_tokens)

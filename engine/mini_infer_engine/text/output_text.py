@@ -10,12 +10,16 @@ from mini_infer_engine.text.detokenizer import Decoder, Detokenizer
 from mini_infer_engine.text.stop_strings import StopStrings
 
 
-class TextDelta(msgspec.Struct, gc=False):
-    """What one step added to a reply."""
+class Delta(msgspec.Struct, gc=False):
+    """What one step added to one choice: between the text side and whoever renders it for a client."""
 
     text: str
     token_ids: list[int]
-    is_last: bool = False
+    index: int = 0
+    """Of the choice in its request; whoever pushes outputs fills it."""
+    finish_reason: FinishReason | None = None
+    """Set in the last one of a choice, and with it `stop_reason`."""
+    stop_reason: int | str | None = None
 
 
 class OutputText:
@@ -45,10 +49,10 @@ class OutputText:
         """All text so far."""
         return "".join(self._pieces)
 
-    def push(self, output: Output) -> TextDelta:
+    def push(self, output: Output) -> Delta:
         """Take what a step made. Outputs after the end are dropped."""
         if self.finish_reason is not None:
-            return TextDelta("", [])
+            return Delta("", [])
         if output.num_cached_tokens:
             self.num_cached_tokens = output.num_cached_tokens
         piece = self._push_tokens(output)
@@ -58,13 +62,13 @@ class OutputText:
         if piece.text:
             self._pieces.append(piece.text)
         self.token_ids += piece.token_ids
-        piece.is_last = self.finish_reason is not None
+        piece.finish_reason, piece.stop_reason = self.finish_reason, self.stop_reason
         return piece
 
-    def _push_tokens(self, output: Output) -> TextDelta:
+    def _push_tokens(self, output: Output) -> Delta:
         detokenizer, sampling = self._detokenizer, self.request.sampling
         if detokenizer is None:
-            return TextDelta("", output.token_ids)
+            return Delta("", output.token_ids)
         text = ""
         shown = output.token_ids
         if output.finish_reason == "stop" and not sampling.include_stop_str_in_output:
@@ -75,13 +79,13 @@ class OutputText:
             text += fresh if len(self.token_ids) + index < sampling.min_tokens else self._stops.push(fresh)
             if self._stops.matched is not None:
                 self._end_at_stop_string(abort=output.finish_reason is None or index + 1 < len(output.token_ids))
-                return TextDelta(text, output.token_ids[: index + 1])
+                return Delta(text, output.token_ids[: index + 1])
         if output.finish_reason is not None:
-            text += self._stops.push(detokenizer.flush())
+            text += self._stops.push(detokenizer.flush(drop_unfinished=output.finish_reason == "length"))
             if self._stops.matched is not None:
                 self._end_at_stop_string(abort=False)
             text += self._stops.flush()
-        return TextDelta(text, output.token_ids)
+        return Delta(text, output.token_ids)
 
     def _end_at_stop_string(self, abort: bool) -> None:
         self.finish_reason, self.stop_reason, self.wants_abort = "stop", self._stops.matched, abort

@@ -2,21 +2,25 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import ParamSpec, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 from mini_infer_contract.prompt import PromptAssets, PromptEncoder
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.config.model_config import GenerationDefaults
 from mini_infer_engine.dry import vocabulary as dry_model
 from mini_infer_engine.text.detokenizer import Decoder
+from mini_infer_engine.text.tokenizing import PromptLimits, Sliced, longest_token
 
 logger = logging.getLogger(__name__)
 
-Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
+
+_SLICE_S = 0.005
+"""Work on one prompt while others wait: a hop between threads costs a hundredth of it."""
 
 
 class TextModel:
@@ -29,19 +33,32 @@ class TextModel:
         """None: token ids in, token ids out."""
         self.defaults = defaults
         self.encoder = None if assets is None else PromptEncoder(assets)
-        """Not thread-safe: used on the tokenising thread alone, through `in_thread`."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
+        self._longest_token = 0 if self.encoder is None else longest_token(self.encoder.tokenizer)
 
     @property
     def decoder(self) -> Decoder | None:
         """Token ids to text; safe anywhere."""
         return None if self.encoder is None else self.encoder.tokenizer
 
-    async def in_thread(
-        self, work: Callable[Parameters, Result], *args: Parameters.args, **kwargs: Parameters.kwargs
-    ) -> Result:
-        """Run what tokenises: a long prompt takes long enough to hold up every stream on the event loop."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: work(*args, **kwargs))
+    def limits(self, max_model_len: int) -> PromptLimits:
+        """How long a text may be."""
+        return PromptLimits(max_model_len, self._longest_token)
+
+    async def in_slices(self, job: Sliced[Result]) -> Result:
+        """Run what tokenises on a thread of its own, a slice at a time: what else is asked for comes in between.
+
+        On the event loop a long prompt would hold up every stream, and in one go every other prompt.
+        """
+        loop = asyncio.get_running_loop()
+        while True:
+            is_done, result = await loop.run_in_executor(self._thread, _run_slice, job)
+            if is_done:
+                return cast("Result", result)
+
+    async def in_thread(self, work: Callable[[], Result]) -> Result:
+        """The same for what cannot be cut."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     @classmethod
     def load(cls, names: tuple[str, ...], directory: Path | None, skip_tokenizer: bool = False) -> Self:
@@ -58,3 +75,14 @@ class TextModel:
             raise ModelError(
                 f"{directory}: {error}. Replace the file; token ids alone need no tokenizer (skip_tokenizer_init)."
             ) from None
+
+
+def _run_slice(job: Sliced[Any]) -> tuple[bool, Any]:
+    """Whether the job is done, and then its result."""
+    end = time.perf_counter() + _SLICE_S
+    try:
+        while time.perf_counter() < end:
+            next(job)
+    except StopIteration as stop:
+        return True, stop.value
+    return False, None

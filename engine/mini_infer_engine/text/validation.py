@@ -1,14 +1,13 @@
 """What a prompt and its sampling parameters may be, for HTTP and for `LLM`. Knows neither of them."""
 
-import math
 from array import array
 from collections.abc import Sequence
 
 from mini_infer_engine.core.request import SamplingParams
+from mini_infer_engine.sampling.parameters import out_of_range
 
 _MAX_STOP_STRINGS = 64
 _MAX_STOP_STRING_LENGTH = 1024
-_MAX_TOP_K = 2**31 - 1
 
 
 class ParameterError(ValueError):
@@ -24,19 +23,8 @@ def check_sampling(
     params: SamplingParams, vocab_size: int, has_text: bool, max_tokens_name: str = "max_tokens"
 ) -> None:
     """ParameterError: a value is out of its range, or asks for text where the engine has no tokenizer."""
-    _check_range("temperature", params.temperature, 0, 2)
-    _check_range("min_p", params.min_p, 0, 1)
-    if not 0 < params.top_p <= 1:
-        raise ParameterError("top_p", f"top_p is {params.top_p}; it must be above 0 and at most 1")
-    if not 0 < params.repetition_penalty < math.inf:
-        raise ParameterError(
-            "repetition_penalty", f"repetition_penalty is {params.repetition_penalty}; it must be finite and above 0"
-        )
-    _check_range("presence_penalty", params.presence_penalty, -2, 2)
-    _check_range("frequency_penalty", params.frequency_penalty, -2, 2)
-    _check_range("top_k", params.top_k, -1, _MAX_TOP_K)
-    if params.seed is not None:
-        _check_range("seed", params.seed, -(2**63), 2**63 - 1)
+    if (wrong := out_of_range(params)) is not None:
+        raise ParameterError(*wrong)
     if params.max_tokens is not None and params.max_tokens < 1:
         raise ParameterError(max_tokens_name, f"{max_tokens_name} is {params.max_tokens}; it must be at least 1")
     if params.min_tokens < 0 or (params.max_tokens is not None and params.min_tokens > params.max_tokens):
@@ -102,8 +90,3 @@ def check_output_fits(prompt_tokens: int, max_tokens: int, max_model_len: int, p
             f"{max_model_len - prompt_tokens}",
             code="context_length_exceeded",
         )
-
-
-def _check_range(name: str, value: float, low: float, high: float) -> None:
-    if not low <= value <= high:
-        raise ParameterError(name, f"{name} is {value}; it must be from {low} to {high}")

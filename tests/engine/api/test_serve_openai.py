@@ -4,6 +4,7 @@ import asyncio
 import json
 import socket
 import time
+from typing import Any
 
 import httpx
 import openai
@@ -87,15 +88,23 @@ def test_openai_client_chats_whole_and_in_a_stream(client: openai.OpenAI) -> Non
     assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
 
 
+def without_stop_reason(body: Any) -> Any:
+    """vLLM's one field beside OpenAI's: why a choice ended."""
+    for choice in body["choices"]:
+        assert ("stop_reason" in choice) == (choice["finish_reason"] is not None)
+        choice.pop("stop_reason", None)
+    return body
+
+
 def test_bodies_have_openais_fields_and_no_others(server: DryServer) -> None:
-    ChatCompletion.model_validate(post(server, chat()).json(), extra="forbid")
-    for chunk in stream(server, chat()):
+    ChatCompletion.model_validate(without_stop_reason(post(server, chat()).json()), extra="forbid")
+    for chunk in map(without_stop_reason, stream(server, chat())):
         ChatCompletionChunk.model_validate(chunk, extra="forbid")
         assert "usage" not in chunk
     body = {"model": "dry", "prompt": "ab"}
-    Completion.model_validate(post(server, body, "/v1/completions").json(), extra="forbid")
+    Completion.model_validate(without_stop_reason(post(server, body, "/v1/completions").json()), extra="forbid")
     *chunks, last = stream(server, body, "/v1/completions")
-    Completion.model_validate(last, extra="forbid")
+    Completion.model_validate(without_stop_reason(last), extra="forbid")
     assert all(chunk["choices"][0]["finish_reason"] is None for chunk in chunks)  # type: ignore[index]
 
 
@@ -147,12 +156,17 @@ def test_length_min_tokens_and_token_ids(server: DryServer) -> None:
     endless = post(server, chat("x", ignore_eos=True, max_tokens=33)).json()
     assert (endless["usage"]["completion_tokens"], endless["choices"][0]["finish_reason"]) == (33, "length")
     by_id = post(server, chat("x", stop_token_ids=[ord(" ")])).json()["choices"][0]
-    assert by_id["message"]["content"] == "You"
+    assert (by_id["message"]["content"], by_id["stop_reason"]) == ("You", ord(" "))
+    by_string = stream(server, chat("x", stop="said"))[-1]["choices"][0]  # type: ignore[index]
+    assert (by_string["finish_reason"], by_string["stop_reason"]) == ("stop", "said")
 
 
 def test_the_clients_request_id_is_the_id_and_comes_back(server: DryServer) -> None:
     response = server.client.post("/v1/chat/completions", json=chat("x"), headers={"x-request-id": "my-id"})
-    assert response.headers["x-request-id"] == response.json()["id"] == "my-id"
+    assert response.headers["x-request-id"] == "my-id"
+    assert response.json()["id"] == "chatcmpl-my-id"
+    completion = post(server, {"model": "dry", "prompt": "x", "max_tokens": 1}, "/v1/completions")
+    assert completion.json()["id"] == "cmpl-" + completion.headers["x-request-id"]
     refused = server.client.post("/v1/chat/completions", json={}, headers={"x-request-id": "other"})
     assert refused.status_code == 400
     assert refused.headers["x-request-id"] == "other"
@@ -231,6 +245,27 @@ def test_metrics_tell_of_requests_tokens_and_the_pool(server: DryServer) -> None
     for name in ("vllm:num_requests_waiting", "vllm:kv_cache_usage_perc", "vllm:lora_requests_info"):
         assert f"\n{name}{{" in text
     assert 'vllm:cache_config_info{block_size="16",num_gpu_blocks=' in text
+
+
+def test_a_character_that_max_tokens_cuts_is_left_out(server: DryServer) -> None:
+    count = len("You said: 😀".encode()) - 1
+    assert post(server, chat("😀", max_tokens=count)).json()["choices"][0]["message"]["content"] == "You said: "
+    chunks = stream(server, chat("😀", max_tokens=count))
+    assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == "You said: "  # type: ignore[index]
+
+
+def test_clients_that_leave_are_counted(server: DryServer) -> None:
+    name = 'mini_infer_engine_requests_total{finish_reason="abort"}'
+    body = chat("x", ignore_eos=True, max_tokens=3000, stream=True)
+
+    def aborted() -> float:
+        found = [line for line in server.client.get("/metrics").text.splitlines() if line.startswith(name)]
+        return float(found[0].rsplit(" ", 1)[1]) if found else 0.0
+
+    before = aborted()
+    with server.client.stream("POST", "/v1/chat/completions", json=body) as response:
+        next(response.iter_raw())
+    wait_until(lambda: aborted() == before + 1)
 
 
 def test_a_large_body_is_refused_before_it_is_read(server: DryServer) -> None:

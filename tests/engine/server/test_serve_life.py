@@ -100,6 +100,21 @@ def test_a_request_counts_for_a_drain_before_its_body_has_come() -> None:
         assert server.wait() == 0
 
 
+def test_more_than_may_wait_is_sent_away_and_welcome_later() -> None:
+    with DryServer(*SLOW, "--max-num-seqs", "1", "--max-waiting", "1") as server:
+        requests = [RunningRequest(server, max_tokens=150) for _ in range(2)]
+        wait_until(lambda: server.metric("vllm:num_requests_waiting") == 1)
+        refused = server.client.post("/v1/completions", json=body(1))
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        error = refused.json()["error"]
+        assert (error["type"], error["code"]) == ("rate_limit_error", "queue_full")
+        assert server.client.post("/v1/completions", json=body(1) | {"n": 3}).status_code == 429
+        for request in requests:
+            request.join()
+            assert request.text.endswith("data: [DONE]\n\n")
+        assert server.client.post("/v1/completions", json=body(1)).status_code == 200
+
+
 def test_a_core_that_hangs_makes_the_server_unhealthy_until_it_goes_on() -> None:
     with DryServer(*SLOW, "--health-timeout", "0.5") as server:
         core = server.core_pid

@@ -1,7 +1,7 @@
 from prometheus_client.parser import text_string_to_metric_families
 
+from mini_infer_engine.api.metrics import Histogram, ServerMetrics
 from mini_infer_engine.core.stats import EngineStats
-from mini_infer_engine.server.metrics import Histogram, ServerMetrics
 from mini_infer_engine.server.throughput import Throughput
 
 

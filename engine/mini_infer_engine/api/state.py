@@ -7,15 +7,18 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import msgspec
 
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.launch import DRAINING_HEADER
+from mini_infer_engine.api.admission import Admission
+from mini_infer_engine.api.dialects.base import GenerationSpec
+from mini_infer_engine.api.generation import Generation
+from mini_infer_engine.api.metrics import ServerMetrics
 from mini_infer_engine.core.request import Request, SamplingParams
 from mini_infer_engine.core_process.messages import ModelInfo, core_id
-from mini_infer_engine.server.core_client import CoreClient
-from mini_infer_engine.server.metrics import ServerMetrics
 from mini_infer_engine.text.text_model import TextModel
 
 _RETRY_HEADERS = {"retry-after": "1"}
@@ -25,10 +28,35 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What the HTTP process needs beside the engine's settings."""
 
     max_body_bytes: int
+    max_choices: int
+    """Choices of requests that run or wait; above, a request is sent away with 429."""
+    max_tokenizing_bytes: int
+    """Of bodies that are being made into prompts; above, 429."""
     drain_timeout_s: float
     """From SIGTERM on: how long running requests may take to finish."""
     health_timeout_s: float
     """How long the core may work without a sign of life before the server calls itself dead; 0: for ever."""
+
+
+class Core(Protocol):
+    """The line to the core process."""
+
+    model: ModelInfo | None
+    """None until the core is ready."""
+    failure: ApiError | None
+    """Why the core takes no requests any more."""
+
+    def submit(self, generation: Generation) -> None:
+        """Send all choices; their outputs are pushed from now on."""
+
+    def leave(self, generation: Generation) -> None:
+        """The request is over for its client; what the core still makes for it is stopped."""
+
+    def silent_s(self, now_s: float) -> float:
+        """For how long the core has said nothing while it has work."""
+
+    async def snapshot(self) -> bytes:
+        """The engine's cached chains, encoded."""
 
 
 @dataclass(slots=True)
@@ -36,7 +64,7 @@ class ApiServerState:
     """One per process."""
 
     text: TextModel
-    core: CoreClient
+    core: Core
     metrics: ServerMetrics
     options: ServeOptions
     in_flight: int = field(default=0, init=False)
@@ -44,9 +72,11 @@ class ApiServerState:
     idle: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     """Set while none is."""
 
+    admission: Admission = field(init=False)
     _serials: Iterator[int] = field(default_factory=itertools.count, init=False)
 
     def __post_init__(self) -> None:
+        self.admission = Admission(self.options.max_choices, self.options.max_tokenizing_bytes)
         self.idle.set()
 
     @property
@@ -109,24 +139,18 @@ class ApiServerState:
                 self.idle.set()
 
     def make_requests(
-        self,
-        request_id: str,
-        prompts: list[list[int]],
-        copies: int,
-        sampling: SamplingParams,
-        priority: int,
-        cache_salt: str,
+        self, request_id: str, prompts: list[list[int]], spec: GenerationSpec, sampling: SamplingParams
     ) -> list[Request]:
         """One request for each choice, those of one prompt next to each other; copies differ in seed."""
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
-        choices = [(prompt, copy) for prompt in prompts for copy in range(copies)]
+        choices = [(prompt, copy) for prompt in prompts for copy in range(spec.copies)]
         return [
             Request(
                 request_id=core_id(request_id, next(self._serials)),
                 prompt_token_ids=prompt,
                 sampling=sampling,
-                priority=priority,
-                cache_salt=cache_salt,
+                priority=spec.priority,
+                cache_salt=spec.cache_salt,
                 noise_seed=(seed + copy) % 2**63,
             )
             for prompt, copy in choices

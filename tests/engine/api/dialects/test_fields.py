@@ -5,15 +5,20 @@ from openai.types.chat import completion_create_params as chat_params
 from openai.types.completion_create_params import CompletionCreateParamsBase
 
 from mini_infer_contract.api_errors import ApiError
-from mini_infer_engine.api.openai_requests import ChatRequest, CompletionRequest, parse_body
+from mini_infer_engine.api.dialects.base import Dialect
+from mini_infer_engine.api.dialects.chat import ChatDialect, ChatRequest
+from mini_infer_engine.api.dialects.completions import CompletionDialect, CompletionRequest
+from mini_infer_engine.api.dialects.fields import parse_fields
+from mini_infer_engine.api.generate import sampling_params
 from mini_infer_engine.config.model_config import GenerationDefaults
+from mini_infer_engine.core.request import SamplingParams
 
 MESSAGES = [{"role": "user", "content": "x"}]
 
 
 def refusal(body: dict[str, Any], chat: bool = True) -> ApiError:
     with pytest.raises(ApiError) as caught:
-        parse_body(body, ChatRequest if chat else CompletionRequest)
+        parse_fields(body, ChatRequest if chat else CompletionRequest)
     assert caught.value.status == 400
     return caught.value
 
@@ -47,7 +52,7 @@ NEUTRAL: list[tuple[str, object, object]] = [
 @pytest.mark.parametrize(("name", "neutral", "other"), NEUTRAL)
 def test_what_is_not_supported_is_taken_at_its_neutral_value_only(name: str, neutral: object, other: object) -> None:
     for harmless in (neutral, None):
-        parse_body({"messages": MESSAGES, name: harmless}, ChatRequest)
+        parse_fields({"messages": MESSAGES, name: harmless}, ChatRequest)
     error = refusal({"messages": MESSAGES, name: other})
     assert (error.param, error.code) == (name, "unsupported_value")
 
@@ -84,23 +89,30 @@ def test_unknown_and_wrong_typed_fields_are_named(name: str, value: object, para
     assert param in error.message
 
 
+def sampling(defaults: GenerationDefaults, **fields: Any) -> SamplingParams:
+    return sampling_params(ChatDialect().parse({"messages": MESSAGES} | fields), defaults)
+
+
 def test_sampling_is_the_requests_then_the_models_then_openais() -> None:
     defaults = GenerationDefaults(temperature=0.6, top_k=20, repetition_penalty=1.05)
-    silent = parse_body({"messages": MESSAGES}, ChatRequest)
-    assert silent.sampling(GenerationDefaults(), None).temperature == 1
-    chosen = silent.sampling(defaults, None)
+    assert sampling(GenerationDefaults()).temperature == 1
+    chosen = sampling(defaults)
     assert (chosen.temperature, chosen.top_k, chosen.top_p, chosen.max_tokens) == (0.6, 20, 1, None)
     assert (chosen.repetition_penalty, chosen.presence_penalty, chosen.frequency_penalty) == (1.05, 0, 0)
-    loud = parse_body({"messages": MESSAGES, "temperature": 0, "top_k": 0, "stop": "x"}, ChatRequest)
-    chosen = loud.sampling(defaults, 5)
+    chosen = sampling(defaults, temperature=0, top_k=0, stop="x", max_tokens=5)
     assert (chosen.temperature, chosen.top_k, chosen.stop, chosen.max_tokens) == (0, 0, ["x"], 5)
-    penalties = {"repetition_penalty": 1.0, "presence_penalty": -1, "frequency_penalty": 0.5}
-    chosen = parse_body({"messages": MESSAGES} | penalties, ChatRequest).sampling(defaults, None)
+    chosen = sampling(defaults, repetition_penalty=1.0, presence_penalty=-1, frequency_penalty=0.5)
     assert (chosen.repetition_penalty, chosen.presence_penalty, chosen.frequency_penalty) == (1.0, -1, 0.5)
 
 
 def test_output_limits_have_their_names_and_defaults() -> None:
-    both = parse_body({"messages": MESSAGES, "max_tokens": 3, "max_completion_tokens": 4}, ChatRequest)
-    assert both.output_limit == ("max_completion_tokens", 4)
-    assert parse_body({"messages": MESSAGES}, ChatRequest).output_limit == ("max_tokens", None)
-    assert parse_body({"prompt": "x"}, CompletionRequest).output_limit == ("max_tokens", 16)
+    def limit(dialect: Dialect, **body: Any) -> tuple[str, int | None, bool]:
+        found = dialect.parse(body).output_limit
+        return found.param, found.max_tokens, found.is_asked
+
+    chat, completions = ChatDialect(), CompletionDialect()
+    both = limit(chat, messages=MESSAGES, max_tokens=3, max_completion_tokens=4)
+    assert both == ("max_completion_tokens", 4, True)
+    assert limit(chat, messages=MESSAGES) == ("max_tokens", None, False)
+    assert limit(completions, prompt="x") == ("max_tokens", 16, False)
+    assert limit(completions, prompt="x", max_tokens=3) == ("max_tokens", 3, True)

@@ -1,0 +1,58 @@
+"""How much a server lets in: choices that run or wait, and bodies that are being made into prompts. No HTTP, no model.
+
+Whatever is above a limit is told to come again: a queue without a bound only turns overload into memory and latency.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from mini_infer_contract.api_errors import ApiError
+
+_RETRY_HEADERS = {"retry-after": "1"}
+
+
+@dataclass(slots=True)
+class Admission:
+    """Counts of one process."""
+
+    max_choices: int
+    """Choices of all requests, running or waiting: each becomes one sequence of the engine."""
+    max_body_bytes: int
+    """Of bodies that have come and are no token ids yet."""
+    num_choices: int = field(default=0, init=False)
+    num_body_bytes: int = field(default=0, init=False)
+
+    @contextmanager
+    def choices(self, count: int) -> Iterator[None]:
+        """So many more run or wait. ApiError 429: there is no room."""
+        if self.num_choices + count > self.max_choices:
+            raise ApiError(
+                429,
+                f"{self.num_choices} choices run or wait, and this server takes {self.max_choices} at once "
+                "(--max-num-seqs and --max-waiting): send the request again later",
+                code="queue_full",
+                headers=_RETRY_HEADERS,
+            )
+        self.num_choices += count
+        try:
+            yield
+        finally:
+            self.num_choices -= count
+
+    @contextmanager
+    def body(self, size_bytes: int) -> Iterator[None]:
+        """A body is being made into a prompt; one alone always may. ApiError 429: others are in line for that."""
+        if self.num_body_bytes and self.num_body_bytes + size_bytes > self.max_body_bytes:
+            raise ApiError(
+                429,
+                f"{self.num_body_bytes} bytes of other requests are being tokenised, and this server takes "
+                f"{self.max_body_bytes} at once (--max-tokenizing-size): send the request again later",
+                code="queue_full",
+                headers=_RETRY_HEADERS,
+            )
+        self.num_body_bytes += size_bytes
+        try:
+            yield
+        finally:
+            self.num_body_bytes -= size_bytes

@@ -1,0 +1,83 @@
+"""What a dialect of HTTP is to the engine: a body becomes a `GenerationSpec`, what was generated becomes bytes.
+
+Between the two nobody knows in which dialect a request came. A dialect knows neither sockets nor the core.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from mini_infer_contract.api_errors import ApiError
+from mini_infer_contract.prompt import PromptEncoder
+from mini_infer_engine.text.output_text import Delta, OutputText
+from mini_infer_engine.text.tokenizing import PromptLimits, Sliced
+
+PromptIds = Callable[[PromptEncoder | None, PromptLimits], Sliced[list[list[int]]]]
+"""Token ids of each prompt. ApiError, ParameterError: a field is at fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutputLimit:
+    """How many tokens a choice may have."""
+
+    param: str
+    """The field that says so."""
+    max_tokens: int | None
+    """None: up to the model's context."""
+    is_asked: bool
+    """The client sent it: then prompt and output must fit the context together, or the request is refused."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationSpec:
+    """What a request asks for, whatever its dialect."""
+
+    model: str | None
+    """The name that the client asks for; None: the one there is."""
+    prompt_ids: PromptIds
+    prompt_param: str
+    """The field that errors about prompts name."""
+    num_prompts: int
+    copies: int
+    """Choices of each prompt."""
+    needs_text: bool
+    """Whether `prompt_ids` tokenises something; else it takes no time."""
+    sampling: Mapping[str, Any]
+    """SamplingParams' fields that the client sent; for others the model's defaults hold."""
+    output_limit: OutputLimit
+    priority: int = 0
+    cache_salt: str = ""
+    streams: bool = False
+    include_usage: bool = False
+    """A stream ends with the usage."""
+    return_token_ids: bool = False
+    """The answer has token ids, and a stream tells of steps without text too."""
+
+
+class Renderer(Protocol):
+    """How one request is answered."""
+
+    def whole(self, replies: Sequence[OutputText]) -> bytes:
+        """The answer to a request that does not stream."""
+
+    def begin(self, num_choices: int) -> bytes:
+        """What a stream tells before its first delta."""
+
+    def render(self, deltas: Sequence[Delta]) -> bytes:
+        """What is new, as events."""
+
+    def end(self, replies: Sequence[OutputText]) -> bytes:
+        """The end of a stream that is complete."""
+
+    def broken(self, error: ApiError) -> bytes:
+        """The end of a stream that cannot go on."""
+
+
+class Dialect(Protocol):
+    """One way to ask for text over HTTP."""
+
+    def parse(self, body: dict[str, Any]) -> GenerationSpec:
+        """ApiError: a field is unknown, of the wrong type, or asks for what is not supported; it is named."""
+
+    def renderer(self, spec: GenerationSpec, request_id: str, model: str) -> Renderer:
+        """For the answer to `spec`; `model` is the name that the answer tells."""

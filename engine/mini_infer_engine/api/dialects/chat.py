@@ -1,0 +1,133 @@
+"""OpenAI's /v1/chat/completions. Which fields are known, what they ask for, and what the answer looks like."""
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from mini_infer_contract.api_errors import ApiError
+from mini_infer_contract.prompt import PromptEncoder
+from mini_infer_engine.api.dialects.base import GenerationSpec, OutputLimit
+from mini_infer_engine.api.dialects.fields import GenerationFields, common_spec, parse_fields
+from mini_infer_engine.api.dialects.openai_shapes import OpenAIRenderer, encode_json
+from mini_infer_engine.text.output_text import Delta, OutputText
+from mini_infer_engine.text.tokenizing import PromptLimits, Sliced, chat_ids
+
+
+class ChatRequest(GenerationFields):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    max_completion_tokens: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: dict[str, Any] | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    functions: list[dict[str, Any]] | None = None
+    function_call: str | dict[str, Any] | None = None
+    audio: dict[str, Any] | None = None
+    modalities: list[str] | None = None
+    prediction: dict[str, Any] | None = None
+    verbosity: str | None = None
+    web_search_options: dict[str, Any] | None = None
+    moderation: dict[str, Any] | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    # Given to the template, which shows the model what it knows of them.
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    documents: list[dict[str, Any]] | None = None
+
+    def neutral_only(self) -> dict[str, Callable[[Any], bool]]:
+        """Beside the shared fields; tools are shown to the model, and what it answers stays text."""
+        return super().neutral_only() | {
+            "tool_choice": lambda value: value in ("none", "auto"),
+            "response_format": lambda value: value == {"type": "text"},
+            "logprobs": lambda value: value is False,
+            "top_logprobs": lambda value: value == 0,
+            "functions": lambda value: not value,
+            "function_call": lambda value: value in ("none", "auto"),
+            "audio": lambda value: False,
+            "modalities": lambda value: value == ["text"],
+            "prediction": lambda value: False,
+            "verbosity": lambda value: value == "medium",
+            "web_search_options": lambda value: False,
+            "moderation": lambda value: False,
+            "prompt_cache_options": lambda value: False,
+            "store": lambda value: value is False,
+            "service_tier": lambda value: value in ("auto", "default"),
+            "prompt_cache_retention": lambda value: value in ("in_memory", "in-memory"),
+        }
+
+    @property
+    def output_limit(self) -> OutputLimit:
+        """Of each choice."""
+        if self.max_completion_tokens is not None:
+            return OutputLimit("max_completion_tokens", self.max_completion_tokens, True)
+        return OutputLimit("max_tokens", self.max_tokens, self.max_tokens is not None)
+
+
+class ChatDialect:
+    """A `Dialect`."""
+
+    def parse(self, body: dict[str, Any]) -> GenerationSpec:
+        """See `Dialect`."""
+        request = parse_fields(body, ChatRequest)
+
+        def prompt_ids(encoder: PromptEncoder | None, limits: PromptLimits) -> Sliced[list[list[int]]]:
+            if encoder is None:
+                message = "chat needs a tokenizer, and this server runs without: send token ids to /v1/completions"
+                raise ApiError(400, message)
+            return [(yield from chat_ids(encoder, body, limits))]
+
+        return common_spec(
+            request,
+            prompt_ids=prompt_ids,
+            prompt_param="messages",
+            num_prompts=1,
+            needs_text=True,
+            output_limit=request.output_limit,
+        )
+
+    def renderer(self, spec: GenerationSpec, request_id: str, model: str) -> "ChatRenderer":
+        """See `Dialect`."""
+        return ChatRenderer(spec, request_id, model)
+
+
+class ChatRenderer(OpenAIRenderer):
+    """chat.completion and chat.completion.chunk."""
+
+    id_prefix = "chatcmpl-"
+    object_name = "chat.completion"
+    chunk_object_name = "chat.completion.chunk"
+
+    def message(self, reply: OutputText) -> dict[str, Any]:
+        """The assistant's."""
+        return {"message": {"role": "assistant", "content": reply.text, "refusal": None}}
+
+    def text_delta(self, text: str) -> bytes:
+        """A piece of the content."""
+        return b'"delta":{"content":' + encode_json(text) + b"}"
+
+    def begin(self, num_choices: int) -> bytes:
+        """Each choice begins with its role."""
+        role = b'"delta":{"role":"assistant","content":"","refusal":null}'
+        return b"".join([self.chunk(Delta("", [], index), role) for index in range(num_choices)])
+
+    def event(self, delta: Delta) -> bytes:
+        """The end of a choice is apart from its text."""
+        if delta.finish_reason is None:
+            return super().event(delta)
+        text, token_ids = b"", delta.token_ids
+        if delta.text:
+            text, token_ids = super().event(Delta(delta.text, token_ids, delta.index)), []
+        last = Delta("", token_ids, delta.index, delta.finish_reason, delta.stop_reason)
+        return text + self.chunk(last, b'"delta":{}')

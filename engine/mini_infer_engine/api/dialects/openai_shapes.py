@@ -1,0 +1,110 @@
+"""What OpenAI's answers have in common, as bytes: heads, chunks of a stream, usage. Knows no chats, no completions.
+
+Chunks are put together from parts that are encoded once a request: a stream costs one small encoding a chunk.
+"""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from mini_infer_contract.api_errors import ApiError
+from mini_infer_engine import __version__
+from mini_infer_engine.api.dialects.base import GenerationSpec
+from mini_infer_engine.text.output_text import Delta, OutputText
+
+DONE = b"data: [DONE]\n\n"
+SYSTEM_FINGERPRINT = f"mini-infer-{__version__}"
+
+encode_json = msgspec.json.Encoder().encode
+
+
+class OpenAIRenderer:
+    """A `Renderer`; a dialect says what is in a choice and in a chunk."""
+
+    id_prefix: str
+    object_name: str
+    chunk_object_name: str
+
+    def __init__(self, spec: GenerationSpec, request_id: str, model: str) -> None:
+        self._spec = spec
+        self._head: dict[str, Any] = {
+            "id": self.id_prefix + request_id,
+            "created": int(time.time()),
+            "model": model,
+            "system_fingerprint": SYSTEM_FINGERPRINT,
+        }
+        self._chunk_head = b"data: " + encode_json(self._head | {"object": self.chunk_object_name})[:-1]
+        self._chunk_tail = b',"usage":null}\n\n' if spec.include_usage else b"}\n\n"
+
+    def message(self, reply: OutputText) -> dict[str, Any]:
+        """What a choice of a whole answer has beside its ends."""
+        raise NotImplementedError
+
+    def text_delta(self, text: str) -> bytes:
+        """The same of a chunk, as an object's inside."""
+        raise NotImplementedError
+
+    def whole(self, replies: Sequence[OutputText]) -> bytes:
+        """See `Renderer`."""
+        choices = [self._choice(index, reply) for index, reply in enumerate(replies)]
+        return encode_json(self._head | {"object": self.object_name, "choices": choices, "usage": usage(replies)})
+
+    def _choice(self, index: int, reply: OutputText) -> dict[str, Any]:
+        choice: dict[str, Any] = {"index": index, "logprobs": None, "finish_reason": reply.finish_reason}
+        choice |= {"stop_reason": reply.stop_reason} | self.message(reply)
+        if self._spec.return_token_ids:
+            choice["prompt_token_ids"] = reply.request.prompt_token_ids
+            choice["token_ids"] = reply.token_ids
+        return choice
+
+    def begin(self, num_choices: int) -> bytes:
+        """See `Renderer`."""
+        return b""
+
+    def render(self, deltas: Sequence[Delta]) -> bytes:
+        """See `Renderer`."""
+        return b"".join([self.event(delta) for delta in deltas])
+
+    def event(self, delta: Delta) -> bytes:
+        """One delta; the last one of a choice carries its end."""
+        return self.chunk(delta, self.text_delta(delta.text))
+
+    def chunk(self, delta: Delta, body: bytes) -> bytes:
+        """One event with one choice."""
+        end = b"null"
+        if delta.finish_reason is not None:
+            end = encode_json(delta.finish_reason) + b',"stop_reason":' + encode_json(delta.stop_reason)
+        if self._spec.return_token_ids:
+            end += b',"token_ids":' + encode_json(delta.token_ids)
+        return b'%b,"choices":[{"index":%d,%b,"logprobs":null,"finish_reason":%b}]%b' % (
+            self._chunk_head,
+            delta.index,
+            body,
+            end,
+            self._chunk_tail,
+        )
+
+    def end(self, replies: Sequence[OutputText]) -> bytes:
+        """See `Renderer`."""
+        if not self._spec.include_usage:
+            return DONE
+        return b'%b,"choices":[],"usage":%b}\n\n' % (self._chunk_head, encode_json(usage(replies))) + DONE
+
+    def broken(self, error: ApiError) -> bytes:
+        """See `Renderer`; no [DONE] follows."""
+        return b"data: " + encode_json(error.body()) + b"\n\n"
+
+
+def usage(replies: Sequence[OutputText]) -> dict[str, Any]:
+    """Tokens of a request; the choices of one prompt share its list of token ids, which counts once."""
+    prompts = {id(reply.request.prompt_token_ids): reply for reply in reversed(replies)}.values()
+    prompt_tokens = sum(len(reply.request.prompt_token_ids) for reply in prompts)
+    completion_tokens = sum(len(reply.token_ids) for reply in replies)
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": sum(reply.num_cached_tokens for reply in prompts)},
+    }

@@ -1,0 +1,78 @@
+"""/tokenize and /detokenize, as vLLM has them."""
+
+from typing import Any
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from mini_infer_contract.api_errors import ApiError, read_json_object
+from mini_infer_contract.prompt import PromptEncoder, PromptText
+from mini_infer_engine.api.dialects.fields import Body, parse_fields
+from mini_infer_engine.api.http import json_response, read_body
+from mini_infer_engine.api.state import ApiServerState
+from mini_infer_engine.text.tokenizing import Sliced, chat_ids, text_ids
+
+
+class TokenizeRequest(Body):
+    """POST /tokenize: a prompt or messages."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    documents: list[dict[str, Any]] | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(Body):
+    """POST /detokenize."""
+
+    model: str | None = None
+    tokens: list[int]
+
+
+async def tokenize(state: ApiServerState, http_request: HttpRequest) -> Response:
+    """Token ids of a text or of messages, however many they are."""
+    raw = await read_body(http_request, state.options.max_body_bytes)
+    with state.admission.body(len(raw)):
+        body = read_json_object(raw)
+        request = parse_fields(body, TokenizeRequest)
+        state.check_model(request.model)
+        encoder = _encoder(state)
+        ids = await state.text.in_slices(_ids(encoder, request, body))
+    strings = [encoder.tokenizer.id_to_token(token_id) for token_id in ids] if request.return_token_strs else None
+    max_model_len = state.core.model.max_model_len if state.core.model else None
+    return json_response({"count": len(ids), "tokens": ids, "token_strs": strings, "max_model_len": max_model_len})
+
+
+def _ids(encoder: PromptEncoder, request: TokenizeRequest, body: dict[str, Any]) -> Sliced[list[int]]:
+    if (request.prompt is None) == (request.messages is None):
+        raise ApiError(400, "send either prompt or messages", param="prompt")
+    if request.prompt is not None:
+        return text_ids(encoder, PromptText(request.prompt, request.add_special_tokens is not False), "prompt")
+    return chat_ids(encoder, body)
+
+
+async def detokenize(state: ApiServerState, http_request: HttpRequest) -> Response:
+    """The text of token ids, special tokens shown, as vLLM does."""
+    raw = await read_body(http_request, state.options.max_body_bytes)
+    request = parse_fields(read_json_object(raw), DetokenizeRequest)
+    state.check_model(request.model)
+    encoder = _encoder(state)
+    size = encoder.tokenizer.get_vocab_size(with_added_tokens=True)
+    wrong = next((token_id for token_id in request.tokens if not 0 <= token_id < size), None)
+    if wrong is not None:
+        raise ApiError(400, f"tokens holds {wrong}; ids are from 0 to {size - 1}", param="tokens")
+    text = await state.text.in_thread(lambda: encoder.decode(request.tokens, skip_special_tokens=False))
+    return json_response({"prompt": text})
+
+
+def _encoder(state: ApiServerState) -> PromptEncoder:
+    if state.text.encoder is None:
+        raise ApiError(400, "this server runs without a tokenizer (--skip-tokenizer-init)", code="no_tokenizer")
+    return state.text.encoder

@@ -1,0 +1,112 @@
+"""Every sampling parameter once: its range, its place in a request, whether a model brings a default, its device form.
+
+Types, defaults and meanings are `SamplingParams`'; a test holds the two to the same names. Checks, the fields of HTTP
+requests, the model's defaults and what a GPU is sent of a slot follow from here. No torch.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from mini_infer_engine.core.request import SamplingParams
+
+GREEDY_TEMPERATURE = 1e-5
+"""Below this, dividing by the temperature would overflow; vLLM has the same border."""
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Allowed numbers, both ends included unless `above`."""
+
+    low: float
+    high: float
+    above: bool = False
+    """`low` itself is not allowed."""
+
+    def holds(self, value: float) -> bool:
+        """Whether a value is allowed; NaN never is."""
+        return (self.low < value if self.above else self.low <= value) and value <= self.high and value != math.inf
+
+    def __str__(self) -> str:
+        """As an error says it."""
+        if not self.above:
+            return f"from {self.low} to {self.high}"
+        return f"finite and above {self.low}" if math.isinf(self.high) else f"above {self.low} and at most {self.high}"
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceForm:
+    """How a GPU's sampling state holds a parameter."""
+
+    code: Literal["d", "q"]
+    """As in `struct`: float64 or int64."""
+    value: Callable[[Any], float | int]
+    """From the request's value."""
+    neutral: float | int
+    """For a slot that nobody uses."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One field of `SamplingParams`."""
+
+    name: str
+    allowed: Range | None = None
+    """None: any value of its type, or checked with others (validation.py)."""
+    is_in_requests: bool = True
+    """HTTP requests have a field of this name."""
+    request_type: Any = None
+    """Of the request's field, where that is not the parameter's own."""
+    is_model_default: bool = False
+    """A model's generation_config.json may set what a request leaves out."""
+    device: DeviceForm | None = None
+    """None: not in a slot's packet."""
+
+    @property
+    def default(self) -> Any:
+        """Of `SamplingParams`, which is OpenAI's and vLLM's."""
+        return getattr(SamplingParams(), self.name)
+
+
+def _inverse_temperature(temperature: float) -> float:
+    return 0.0 if temperature < GREEDY_TEMPERATURE else 1.0 / temperature
+
+
+def _as_it_is(value: float) -> float:
+    return value
+
+
+PARAMETERS = (
+    Parameter("temperature", Range(0, 2), is_model_default=True, device=DeviceForm("d", _inverse_temperature, 0.0)),
+    Parameter("top_k", Range(-1, 2**31 - 1), is_model_default=True, device=DeviceForm("q", lambda k: max(0, k), 0)),
+    Parameter("top_p", Range(0, 1, above=True), is_model_default=True, device=DeviceForm("d", _as_it_is, 1.0)),
+    Parameter("min_p", Range(0, 1), is_model_default=True, device=DeviceForm("d", _as_it_is, 0.0)),
+    Parameter("min_tokens"),
+    Parameter("repetition_penalty", Range(0, math.inf, above=True), is_model_default=True),
+    Parameter("presence_penalty", Range(-2, 2)),
+    Parameter("frequency_penalty", Range(-2, 2)),
+    Parameter("seed", Range(-(2**63), 2**63 - 1)),
+    Parameter("max_tokens"),
+    Parameter("stop", request_type=str | list[str]),
+    Parameter("stop_token_ids"),
+    Parameter("ignore_eos"),
+    Parameter("include_stop_str_in_output"),
+    Parameter("skip_special_tokens"),
+    Parameter("detokenize", is_in_requests=False),
+)
+"""Those with a device form in the order of a slot's packet."""
+
+DEVICE_PARAMETERS = tuple((row.name, row.device) for row in PARAMETERS if row.device is not None)
+DEVICE_FORMAT = "".join(form.code for _, form in DEVICE_PARAMETERS)
+"""For `struct`."""
+MODEL_DEFAULTS = tuple(row.name for row in PARAMETERS if row.is_model_default)
+
+
+def out_of_range(params: SamplingParams) -> tuple[str, str] | None:
+    """The first parameter that is not in its range, and why; None: all are."""
+    for row in PARAMETERS:
+        value = getattr(params, row.name)
+        if row.allowed is not None and value is not None and not row.allowed.holds(value):
+            return row.name, f"{row.name} is {value}; it must be {row.allowed}"
+    return None

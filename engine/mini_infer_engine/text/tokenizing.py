@@ -1,0 +1,125 @@
+"""Texts to token ids a slice at a time, so that no prompt delays another by more than a few slices. Knows no HTTP.
+
+What is asked for is a generator that stops every few milliseconds; `TextModel.in_slices` gives each its turn.
+"""
+
+from collections.abc import Generator, Iterator
+from typing import Any, NoReturn, TypeVar
+
+from tokenizers import Tokenizer
+
+from mini_infer_contract.api_errors import ApiError
+from mini_infer_contract.prompt import (
+    PromptEncoder,
+    PromptText,
+    chat_prompt_text,
+    completion_prompts,
+    is_token_ids,
+)
+from mini_infer_engine.text.validation import ParameterError
+
+Result = TypeVar("Result")
+Sliced = Generator[None, None, Result]
+"""Work that yields between slices of a few milliseconds."""
+
+_COUNTED_BEYOND = 2
+"""A prompt is counted to its end up to this many contexts: a client wants to know by how much it is too long."""
+
+
+class PromptLimits:
+    """How long a prompt may be: in tokens, and in characters that can be that many tokens at most."""
+
+    def __init__(self, max_model_len: int, longest_token_characters: int) -> None:
+        self.max_model_len = max_model_len
+        self.max_characters = max_model_len * longest_token_characters
+
+    def check_characters(self, count: int, param: str) -> None:
+        """ParameterError: a text of so many characters has more tokens than the context, whatever they are."""
+        if count > self.max_characters:
+            raise ParameterError(
+                param,
+                f"{param} has {count} characters, and the context of {self.max_model_len} tokens (max_model_len) holds "
+                f"{self.max_characters} at most: send a shorter one",
+                code="context_length_exceeded",
+            )
+
+    def refuse_uncounted(self, count: int, param: str) -> NoReturn:
+        """ParameterError: the text has more tokens than are worth counting."""
+        raise ParameterError(
+            param,
+            f"{param} has at least {count} tokens, and the context of {self.max_model_len} tokens (max_model_len) "
+            "must also hold the output: send a shorter one",
+            code="context_length_exceeded",
+        )
+
+
+def longest_token(tokenizer: Tokenizer) -> int:
+    """Characters of the longest token: a text of n times as many has n tokens or more."""
+    return max((len(token) for token in tokenizer.get_vocab(with_added_tokens=True)), default=1)
+
+
+def text_ids(
+    encoder: PromptEncoder, prompt: PromptText, param: str, limits: PromptLimits | None = None
+) -> Sliced[list[int]]:
+    """Token ids of a text. ParameterError: it is longer than `limits`; ApiError: it cannot be tokenised."""
+    if limits is not None:
+        limits.check_characters(len(prompt.text), param)
+    ids: list[int] = []
+    for piece in encoder.pieces(prompt):
+        ids.extend(piece.ids)
+        if limits is not None and len(ids) > _COUNTED_BEYOND * limits.max_model_len:
+            limits.refuse_uncounted(len(ids), param)
+        yield
+    return ids
+
+
+def chat_ids(encoder: PromptEncoder, body: dict[str, Any], limits: PromptLimits | None = None) -> Sliced[list[int]]:
+    """Token ids of a chat's rendered messages. ApiError, ParameterError: as `text_ids`, and for fields at fault."""
+    if limits is not None:  # rendering gives no other request a turn
+        limits.check_characters(sum(map(len, _texts(body.get("messages")))), "messages")
+    text = chat_prompt_text(encoder, body)
+    yield
+    ids = yield from text_ids(encoder, text, "messages", limits)
+    if not ids:
+        raise ApiError(400, "the messages render to an empty prompt", param="messages")
+    return ids
+
+
+def completion_ids(
+    encoder: PromptEncoder | None, body: dict[str, Any], limits: PromptLimits | None = None
+) -> Sliced[list[list[int]]]:
+    """Token ids of each prompt of a completion. `encoder` None: only token ids are understood."""
+    given = body.get("prompt")
+    are_several = isinstance(given, list) and bool(given) and not is_token_ids(given)
+    made = []
+    for index, prompt in enumerate(completion_prompts(body)):
+        where = f"prompt[{index}]" if are_several else "prompt"
+        if isinstance(prompt, PromptText):
+            if encoder is None:
+                raise ApiError(400, f"{where} is text, but this server has no tokenizer: send token ids", param=where)
+            prompt = yield from text_ids(encoder, prompt, where, limits)
+        if not prompt:
+            raise ApiError(400, f"{where} is empty: send at least one token", param=where)
+        made.append(prompt)
+    return made
+
+
+def whole(job: Sliced[Result]) -> Result:
+    """The result, with nobody else to give a turn to."""
+    while True:
+        try:
+            next(job)
+        except StopIteration as stop:
+            result: Result = stop.value
+            return result
+
+
+def _texts(messages: object) -> Iterator[str]:
+    """The texts of messages, as far as these have the form they should."""
+    for message in messages if isinstance(messages, list) else ():
+        content = message.get("content") if isinstance(message, dict) else None
+        if isinstance(content, str):
+            yield content
+        elif isinstance(content, list):
+            parts = (part.get("text") for part in content if isinstance(part, dict))
+            yield from (text for text in parts if isinstance(text, str))

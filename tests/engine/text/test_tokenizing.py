@@ -1,0 +1,85 @@
+"""Prompts in slices: the same ids, a turn for each, and no work on what is too long."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from mini_infer_contract.prompt import PromptEncoder, PromptText, chat_prompt_ids, completion_prompt_ids
+from mini_infer_engine.config.model_path import DEMO_DIRECTORY
+from mini_infer_engine.text.text_model import TextModel
+from mini_infer_engine.text.tokenizing import Sliced, chat_ids, completion_ids, longest_token, text_ids, whole
+from mini_infer_engine.text.validation import ParameterError
+
+LONG = "the quick brown fox jumps over the lazy dog, 12 times; " * 4_000
+
+
+@pytest.fixture(scope="module")
+def model() -> TextModel:
+    return TextModel.load(("demo",), DEMO_DIRECTORY)
+
+
+@pytest.fixture(scope="module")
+def encoder(model: TextModel) -> PromptEncoder:
+    assert model.encoder is not None
+    return model.encoder
+
+
+def count_slices(job: Sliced[Any]) -> int:
+    return sum(1 for _ in job)
+
+
+@pytest.mark.parametrize("text", ["", "x", "<|im_start|>user\nhé<|im_end|>", LONG])
+@pytest.mark.parametrize("special", [True, False])
+def test_slices_make_the_ids_of_the_whole(encoder: PromptEncoder, text: str, special: bool) -> None:
+    assert whole(text_ids(encoder, PromptText(text, special), "prompt")) == encoder.encode(text, special)
+
+
+def test_bodies_make_the_ids_that_the_gateway_makes(encoder: PromptEncoder) -> None:
+    chat = {"messages": [{"role": "user", "content": "hello"}]}
+    assert whole(chat_ids(encoder, chat)) == chat_prompt_ids(encoder, chat)
+    for prompt in ("one", ["one", "two"], [5, 6], [[5], "x"], ["x"]):
+        body = {"prompt": prompt}
+        assert whole(completion_ids(encoder, body)) == completion_prompt_ids(encoder, body)
+
+
+def test_a_long_text_is_many_slices(encoder: PromptEncoder) -> None:
+    assert count_slices(text_ids(encoder, PromptText(LONG, False), "prompt")) > 10
+
+
+async def test_a_short_prompt_overtakes_long_ones(model: TextModel, encoder: PromptEncoder) -> None:
+    texts = [f"{number} {LONG * 10}" for number in range(3)]  # none is in the encoder's cache yet
+    longs = [
+        asyncio.create_task(model.in_slices(text_ids(encoder, PromptText(text, False), "prompt"))) for text in texts
+    ]
+    await asyncio.sleep(0)  # they are in line
+    await model.in_slices(text_ids(encoder, PromptText("short", False), "prompt"))
+    assert not any(job.done() for job in longs)
+    ids = await asyncio.gather(*longs)
+    assert ids[2] == encoder.encode(texts[2], False)
+
+
+def test_what_is_too_long_by_its_characters_is_not_tokenised(model: TextModel, encoder: PromptEncoder) -> None:
+    limits = model.limits(100)
+    assert limits.max_characters == 100 * longest_token(encoder.tokenizer)
+    before = encoder.segments.encoded_characters
+    too_long = "z" * (limits.max_characters + 1)
+    for job in (
+        completion_ids(encoder, {"prompt": too_long}, limits),
+        chat_ids(encoder, {"messages": [{"role": "user", "content": too_long}]}, limits),
+        chat_ids(encoder, {"messages": [{"role": "user", "content": [{"type": "text", "text": too_long}]}]}, limits),
+    ):
+        with pytest.raises(ParameterError, match=f"{limits.max_characters + 1} characters.*100 tokens") as caught:
+            whole(job)
+        assert caught.value.code == "context_length_exceeded"
+    assert encoder.segments.encoded_characters == before
+
+
+def test_a_text_of_many_contexts_is_given_up_early(model: TextModel, encoder: PromptEncoder) -> None:
+    limits = model.limits(10_000)
+    text = PromptText("".join(f"{number} " for number in range(50_000)), False)
+    assert limits.max_characters > len(text.text)
+    before = encoder.segments.encoded_characters
+    with pytest.raises(ParameterError, match=r"at least \d+ tokens.*10000 tokens"):
+        whole(text_ids(encoder, text, "prompt", limits))
+    assert encoder.segments.encoded_characters - before < len(text.text) / 2
