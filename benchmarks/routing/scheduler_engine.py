@@ -10,10 +10,10 @@ from collections.abc import Callable
 from benchmarks.routing.engine_model import EngineShape
 from benchmarks.routing.workload import SimulatedRequest
 from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS, root_key
-from mini_infer_engine.prefix_cache import PrefixCache
-from mini_infer_engine.request import Request, SamplingParams
-from mini_infer_engine.scheduler import Scheduler, Step
-from mini_infer_engine.sequence import Leaving, Sequence
+from mini_infer_engine.core.prefix_cache import PrefixCache
+from mini_infer_engine.core.request import Request, SamplingParams
+from mini_infer_engine.core.scheduler import Scheduler, Step
+from mini_infer_engine.core.sequence import Leaving, Sequence
 
 ANSWER_TOKEN = 1 << 30
 """What every output token is: block identifiers are smaller."""
