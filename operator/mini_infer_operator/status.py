@@ -69,6 +69,15 @@ def invalid_status(generation: int, message: str, *, previous: Mapping[str, Any]
     return {**kept, "observedGeneration": generation, "conditions": [*dumped, *others]}
 
 
+def error_status(generation: int, message: str, *, previous: Mapping[str, Any], now: datetime) -> dict[str, Any]:
+    """The status where requests fail again and again: what ran before goes on, and the operator tries on."""
+    verdicts = dict.fromkeys(("Ready", "Progressing"), (False, Reason.API_ERROR, message))
+    conditions = _conditions(verdicts, generation, previous, now)
+    dumped = [condition.model_dump(by_alias=True) for condition in conditions]
+    others = [c for c in previous.get("conditions", ()) if c["type"] == "Available"]
+    return {**previous, "observedGeneration": generation, "conditions": [*dumped, *others]}
+
+
 def ready_turn(previous: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[str, str, EventType] | None:
     """Reason, message and type of an Event where the Ready condition took another reason; None where it did not."""
     before, after = ({c["type"]: c for c in told.get("conditions", ())}.get("Ready", {}) for told in (previous, status))

@@ -9,6 +9,7 @@ from mini_infer_contract.kubernetes_access import find_access
 from mini_infer_contract.kubernetes_client import KubernetesClient
 from mini_infer_contract.resources import KIND, LABEL_SERVICE
 from mini_infer_operator.controller.events import EventRecorder
+from mini_infer_operator.controller.failed_passes import FailedPasses
 from mini_infer_operator.controller.health import WatchHealth, serve_health
 from mini_infer_operator.controller.queue import WorkQueue
 from mini_infer_operator.controller.reflector import Reflector
@@ -17,7 +18,6 @@ from mini_infer_operator.objects.api import KubernetesApi
 from mini_infer_operator.objects.backend import ClusterBackend
 from mini_infer_operator.objects.cache import ObjectCache, ServiceKey
 from mini_infer_operator.objects.kinds import KINDS
-from mini_infer_operator.reconcile import reconcile
 
 log = logging.getLogger(__name__)
 
@@ -40,10 +40,9 @@ class Controller:
     def __init__(
         self, api: KubernetesApi, cache: ObjectCache, settings: OperatorSettings, events: EventRecorder
     ) -> None:
-        self._api = api
-        self._events = events
         self._cache = cache
         self._settings = settings
+        self._passes = FailedPasses[ServiceKey](lambda key: ClusterBackend(api, cache, settings, *key, events))
         self._queue: WorkQueue[ServiceKey] | None = None
 
     def changed(self, key: ServiceKey) -> None:
@@ -53,7 +52,7 @@ class Controller:
 
     def start(self) -> None:
         """Work on every service there is, and from now on on those that change."""
-        self._queue = WorkQueue(self._work, resync_s=self._settings.resync_s)
+        self._queue = WorkQueue(self._passes.reconcile, resync_s=self._settings.resync_s)
         for key in self._cache.keys(KIND):
             self._queue.add(key)
 
@@ -62,9 +61,6 @@ class Controller:
         queue, self._queue = self._queue, None
         if queue is not None:
             await queue.close()
-
-    async def _work(self, key: ServiceKey) -> float | None:
-        return await reconcile(ClusterBackend(self._api, self._cache, self._settings, *key, self._events))
 
 
 async def run_operator(settings: OperatorSettings) -> None:

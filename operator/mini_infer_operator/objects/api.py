@@ -11,8 +11,13 @@ from mini_infer_operator.objects.kinds import path_of
 Object = dict[str, Any]
 
 
+_REFUSALS = {400, 403, 413, 422}
+_NOT_IN_SCHEMA = "failed to create typed patch object"
+"""What a server-side apply says with status 500 where a field is not in the schema: it will be said again."""
+
+
 class RefusedError(Exception):
-    """The API server understood and said no (400, 403, 422): the same request will be refused again."""
+    """The API server understood and said no: the same request will be refused again. The message is the server's."""
 
 
 class KubernetesApi:
@@ -80,6 +85,7 @@ class KubernetesApi:
         except ApiError as error:
             if error.status == 404 and missing_ok:
                 return None
-            if error.status in {400, 403, 422}:
+            if error.status in _REFUSALS or _NOT_IN_SCHEMA in error.message:
                 raise RefusedError(error.message) from error
+            error.add_note(f"{method} {path}")
             raise

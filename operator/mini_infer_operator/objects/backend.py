@@ -95,6 +95,7 @@ class ClusterBackend:
         self, about: Mapping[str, Any], reason: str, message: str, event_type: EventType = "Normal"
     ) -> None:
         """By the operator's recorder."""
+        about = {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, **about}  # items of a list do not say what they are
         self._events.record_event(about, reason, message, event_type)
 
     def _ours(self, kind: str, service: InferenceService) -> list[Object]:

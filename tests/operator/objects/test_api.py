@@ -39,11 +39,19 @@ async def answers() -> AsyncIterator[tuple[KubernetesApi, list[web.Response], li
 Answers = tuple[KubernetesApi, list[web.Response], list[str]]
 
 
-@pytest.mark.parametrize("status", [400, 403, 422])
+@pytest.mark.parametrize("status", [400, 403, 413, 422])
 async def test_refusals_carry_the_servers_words(answers: Answers, status: int) -> None:
     api, responses, _ = answers
     responses.append(web.json_response({"message": "exceeded quota: x"}, status=status))
     with pytest.raises(RefusedError, match=r"^exceeded quota: x$"):
+        await api.apply(MANIFEST)
+
+
+async def test_a_field_that_is_not_in_the_schema_is_a_refusal_whatever_its_status(answers: Answers) -> None:
+    api, responses, _ = answers
+    message = "failed to create typed patch object (n/s; /v1, Kind=Service): .spec.x: field not declared in schema"
+    responses.append(web.json_response({"message": message}, status=500))
+    with pytest.raises(RefusedError, match="field not declared in schema"):
         await api.apply(MANIFEST)
 
 
@@ -54,6 +62,7 @@ async def test_what_passes_is_raised_as_it_came(answers: Answers, status: int) -
     with pytest.raises(ApiError) as caught:
         await api.apply(MANIFEST)
     assert caught.value.status == status
+    assert caught.value.__notes__ == ["PATCH /api/v1/namespaces/n/services/s"]
 
 
 async def test_what_is_not_there_is_none(answers: Answers) -> None:

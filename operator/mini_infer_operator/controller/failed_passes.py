@@ -1,0 +1,58 @@
+"""A reconcile that fails again and again is told in the service's status; a failure that passes is not."""
+
+import contextlib
+import logging
+from collections.abc import Callable, Hashable
+from datetime import UTC, datetime
+from typing import Generic, TypeVar
+
+from mini_infer_operator.reconcile import Backend, reconcile
+from mini_infer_operator.status import error_status, ready_turn
+
+log = logging.getLogger(__name__)
+
+Key = TypeVar("Key", bound=Hashable)
+
+TOLD_AFTER = 3
+"""Failures in a row. With the queue's back-off the third comes two seconds after the first."""
+_LONGEST_MESSAGE = 2000
+
+
+class FailedPasses(Generic[Key]):
+    """Runs `reconcile` for keys and counts failures in a row; the queue decides when to try again."""
+
+    def __init__(self, backend: Callable[[Key], Backend]) -> None:
+        self._backend = backend
+        self._failures: dict[Key, int] = {}
+
+    async def reconcile(self, key: Key) -> float | None:
+        """One pass. What it raises is raised, after the status says so where it was not the first time."""
+        try:
+            pause_s = await reconcile(self._backend(key))
+        except Exception as error:
+            self._failures[key] = failures = self._failures.get(key, 0) + 1
+            if failures >= TOLD_AFTER:
+                with contextlib.suppress(Exception):  # the same fault most likely; the queue logs the first one
+                    await _tell(self._backend(key), error)
+            raise
+        self._failures.pop(key, None)
+        return pause_s
+
+
+async def _tell(backend: Backend, error: Exception) -> None:
+    stored = await backend.read()
+    if stored is None:
+        return
+    generation, previous = stored["metadata"].get("generation", 0), stored.get("status") or {}
+    status = error_status(generation, error_message(error), previous=previous, now=datetime.now(UTC))
+    await backend.report(stored, status)
+    if (turn := ready_turn(previous, status)) is not None:
+        backend.record_event(stored, *turn)
+
+
+def error_message(error: Exception) -> str:
+    """What failed, in the server's or the network's words; the request where it is known."""
+    words = " ".join(str(error).split()) or type(error).__name__
+    request = "; ".join(getattr(error, "__notes__", ()))
+    told = f"{request}: {words}" if request else words
+    return f"the operator's requests fail, and engines are left as they are: {told}"[:_LONGEST_MESSAGE]

@@ -1,0 +1,58 @@
+import pytest
+
+from mini_infer_contract.kubernetes_client import ApiError
+from mini_infer_contract.resources import InferenceService
+from mini_infer_operator.controller.failed_passes import TOLD_AFTER, FailedPasses, error_message
+from mini_infer_operator.observe import Observed
+from tests.operator.test_reconcile import MemoryBackend, settle
+from tests.support.services import changed
+
+
+class FailingBackend(MemoryBackend):
+    error: Exception | None = None
+
+    async def observe(self, service: InferenceService) -> Observed:
+        if self.error is not None:
+            raise self.error
+        return await super().observe(service)
+
+
+def http_error() -> ApiError:
+    error = ApiError(500, "InternalError", 'failed calling webhook "policy.example.org": connection refused')
+    error.add_note("PATCH /apis/apps/v1/namespaces/default/deployments/demo")
+    return error
+
+
+async def test_it_is_told_when_it_does_not_pass_and_untold_when_it_does() -> None:
+    backend = FailingBackend(changed({}))
+    await settle(backend)
+    before = (backend.stored or {})["status"]
+    passes = FailedPasses(lambda key: backend)
+    backend.error = http_error()
+    for _ in range(TOLD_AFTER - 1):
+        with pytest.raises(ApiError):
+            await passes.reconcile("demo")
+    assert (backend.stored or {})["status"] == before  # a failure that passes is not worth an alarm
+    backend.events.clear()
+    for _ in range(3):
+        with pytest.raises(ApiError):
+            await passes.reconcile("demo")
+    assert backend.ready() == ("False", "ApiError")
+    message = (backend.stored or {})["status"]["conditions"][0]["message"]
+    assert (
+        "PATCH /apis/apps/v1/namespaces/default/deployments/demo: 500 InternalError: failed calling webhook" in message
+    )
+    after = (backend.stored or {})["status"]
+    assert (after["readyReplicas"], after["revision"]) == (before["readyReplicas"], before["revision"])
+    assert [(kind, reason) for kind, reason, _ in backend.events] == [("Warning", "ApiError")]
+    backend.error = None
+    await passes.reconcile("demo")
+    assert backend.ready() == ("True", "AllReplicasReady")
+    backend.error = http_error()
+    with pytest.raises(ApiError):
+        await passes.reconcile("demo")
+    assert backend.ready() == ("True", "AllReplicasReady")  # counted anew
+
+
+def test_an_error_without_words_is_named() -> None:
+    assert error_message(TimeoutError()).endswith("left as they are: TimeoutError")
