@@ -43,6 +43,8 @@ class GatewaySettings:
     """Over all endpoints; about 350 bytes each, 16 tokens each."""
     guess_ttl_s: float = 10.0
     """How long a routed prompt counts as cached before an event must have confirmed it."""
+    stale_ttl_s: float = 300.0
+    """How long what events said is believed after they stopped coming from an endpoint that still answers."""
     approximate_ttl_s: float = 600.0
     """The same where no events come: how long a prompt is thought to survive in an engine's cache."""
     forget_model_s: float = 300.0

@@ -113,6 +113,15 @@ class FakeEngine:
         self._router.close(0)
         await self.runner.cleanup()
 
+    def silence(self) -> None:
+        """Closes the event socket; HTTP goes on."""
+        self._publisher.close(0)
+
+    def speak(self, events_port: int) -> None:
+        """Opens the event socket again."""
+        self._publisher = zmq.asyncio.Context.instance().socket(zmq.PUB)
+        self._bind(self._publisher, events_port)
+
     @property
     def connections(self) -> list[web.RequestHandler]:
         """Of HTTP clients."""

@@ -57,7 +57,9 @@ class RunningGateway:
     async def settled(self, index: str = "exact") -> None:
         """Waits until every endpoint's cache is known in this way."""
         states = self.app.fleet.endpoints
-        await until(lambda: bool(states) and all(state.index_kind == index for state in states.values()))
+        await until(
+            lambda: bool(states) and all(state.index_kind(self.app._clock()) == index for state in states.values())
+        )
 
 
 @asynccontextmanager

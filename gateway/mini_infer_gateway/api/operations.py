@@ -39,7 +39,7 @@ def endpoints(fleet: Fleet, index: PrefixIndex, ledger: LoadLedger, now_s: float
                 "role": state.endpoint.role,
                 "revision": state.endpoint.revision,
                 "state": state.phase(now_s),
-                "index": state.index_kind,
+                "index": state.index_kind(now_s),
                 "held_blocks": index.held_blocks(name),
                 "in_flight": ledger.in_flight(name),
                 "running": load.running,

@@ -53,12 +53,13 @@ class EndpointState:
     """The last time it was asked whether it is ready it did not say so."""
     probe: asyncio.Task[None] | None = None
 
-    @property
-    def index_kind(self) -> IndexKind:
+    def index_kind(self, now_s: float) -> IndexKind:
         """How its cache is known."""
         if not self.subscriber.assets_revision:
             return "none"
-        return "exact" if self.subscriber.live else "approximate"
+        if self.subscriber.live:
+            return "exact"
+        return "stale" if now_s < self.subscriber.stale_until_s else "approximate"
 
     @property
     def signs(self) -> Signs:
@@ -74,7 +75,7 @@ class EndpointState:
             endpoint=self.endpoint,
             ready=self.ready and now_s >= self.draining_until_s,
             circuit_open=circuit_open or now_s < self.overloaded_until_s,
-            index=self.index_kind,
+            index=self.index_kind(now_s),
             assets_revision=self.subscriber.assets_revision,
         )
 

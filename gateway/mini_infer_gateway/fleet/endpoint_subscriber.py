@@ -1,6 +1,7 @@
 """Keeps the prefix index and the load ledger true to one endpoint: its ZMQ events, replay, snapshot, prompt assets.
 
-The owner cancels it when the endpoint goes. While the event socket is not connected nothing is claimed of the endpoint.
+The owner cancels it when the endpoint goes. When its events stop while it still answers, what they said
+is kept for a while; when it does not answer, nothing is claimed of it.
 """
 
 import asyncio
@@ -27,10 +28,16 @@ from mini_infer_contract.events import (
     read_sequence,
     sequence_frame,
 )
-from mini_infer_contract.launch import KV_SNAPSHOT_PATH, MODELS_PATH, Endpoint
+from mini_infer_contract.launch import KV_SNAPSHOT_PATH, MODELS_PATH, READY_PATH, Endpoint
 from mini_infer_gateway.fleet.breaker import Evidence
 from mini_infer_gateway.fleet.load import LoadLedger
-from mini_infer_gateway.http.upstream import Upstream, UpstreamError
+from mini_infer_gateway.http.upstream import (
+    BrokenConnectionError,
+    ConnectError,
+    Upstream,
+    UpstreamError,
+    UpstreamTimeoutError,
+)
 from mini_infer_gateway.index.event_sequencer import Sequencer, Verdict
 from mini_infer_gateway.index.prefix_index import PrefixIndex
 from mini_infer_gateway.prompts.tokenizers import NoPromptAssetsError, Tokenizers
@@ -42,6 +49,9 @@ FOREIGN_BACKOFF_S = 60.0
 SNAPSHOT_TIMEOUT_S = 10.0
 REPLAY_TIMEOUT_S = 2.0
 RECONNECT_PAUSE_S = 0.2
+LONGEST_PAUSE_S = 30.0
+"""Between two connections to an endpoint whose events make no sense."""
+ALIVE_TIMEOUT_S = 1.0
 HEARTBEAT_MS = 5000
 """A dead node closes no connection: silence of three of these does."""
 SNAPSHOT_SLICE = 64
@@ -63,12 +73,16 @@ class EndpointSubscriber:
         count_gap: Callable[[str], None],
         learned: Callable[[Evidence], bool],
         clock: Callable[[], float],
+        stale_ttl_s: float,
     ) -> None:
         self._endpoint = endpoint
         self._index, self._ledger, self._tokenizers, self._upstream = index, ledger, tokenizers, upstream
         self._count_gap, self._learned, self._clock = count_gap, learned, clock
         self._sequencer = Sequencer()
         self._assets_due = asyncio.Event()
+        self._stale_ttl_s = stale_ttl_s
+        self.stale_until_s = 0.0
+        """Until then what events said before they stopped is believed."""
         self.live = False
         """Events arrive and the index knows what was before them."""
         self.report_s: float | None = None
@@ -88,7 +102,7 @@ class EndpointSubscriber:
         """A connection failed: the server behind the address may soon be another one, with an empty cache."""
         self._assets_due.set()
         if not self.live:
-            self._index.clear(self._endpoint.name)
+            self._forget()
 
     async def _follow_assets(self) -> None:
         backoff_s = FIRST_BACKOFF_S
@@ -117,16 +131,40 @@ class EndpointSubscriber:
         return None
 
     async def _follow_events(self) -> None:
+        pause_s = RECONNECT_PAUSE_S
         while True:
+            began_s = self._clock()
             try:
                 await self._follow_connection()
                 log.info("the event socket of %s closed", self._endpoint.name)
+                pause_s = RECONNECT_PAUSE_S
             except Exception as error:  # Whatever an endpoint sends, it must not end the following of it.
-                log.warning("events of %s: %s: %s; starting anew", self._endpoint.name, type(error).__name__, error)
-            self.live, self.report_s = False, None
-            self._index.clear(self._endpoint.name)
-            self._ledger.silence(self._endpoint.name)
-            await asyncio.sleep(RECONNECT_PAUSE_S)
+                lasted_s = self._clock() - began_s
+                pause_s = RECONNECT_PAUSE_S if lasted_s > 2 * LONGEST_PAUSE_S else min(LONGEST_PAUSE_S, 2 * pause_s)
+                name, kind = self._endpoint.name, type(error).__name__
+                log.warning("events of %s: %s: %s; starting anew in %.1f s", name, kind, error, pause_s)
+            await self._lost()
+            await asyncio.sleep(pause_s)
+
+    async def _lost(self) -> None:
+        """No events come for now: their word is kept for a while where the endpoint still answers."""
+        if self.live:
+            self.stale_until_s = self._clock() + self._stale_ttl_s
+            self._index.mark_stale(self._endpoint.name, self.stale_until_s)
+        self.live, self.report_s = False, None
+        self._ledger.silence(self._endpoint.name)
+        try:
+            await self._upstream.fetch(self._endpoint.url, READY_PATH, ALIVE_TIMEOUT_S)
+        except UpstreamTimeoutError:
+            pass  # Busy or stopped: the same process all the same.
+        except (ConnectError, BrokenConnectionError):
+            self._forget()
+        except UpstreamError:
+            pass  # It answered 503.
+
+    def _forget(self) -> None:
+        self.stale_until_s = 0.0
+        self._index.clear(self._endpoint.name)
 
     async def _follow_connection(self) -> None:
         """One connection, from its handshake until it breaks."""

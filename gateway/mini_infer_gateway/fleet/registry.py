@@ -117,6 +117,7 @@ class Fleet:
             self._metrics.event_gap,
             breaker.learned,
             self._clock,
+            self._settings.stale_ttl_s,
         )
         task = asyncio.create_task(subscriber.run(), name=f"follow {endpoint.name}")
         task.add_done_callback(_complain)

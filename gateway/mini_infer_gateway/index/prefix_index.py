@@ -59,6 +59,8 @@ class _Holdings:
     """Our key -> the sender's block that ends with it; the least recently used first."""
     step: int = 1
     """Ours to the smallest run of the sender's blocks that ends where one of ours does: it shares whole blocks only."""
+    stale_until_s: float | None = None
+    """Its events stopped: what they said is believed until then; None: they come."""
     guesses: dict[bytes, float] = field(default_factory=dict)
     """Our key -> when it expires, on the caller's clock; the oldest first."""
 
@@ -107,9 +109,19 @@ class PrefixIndex:
         self._total += holdings.size() - before
         self._trim()
 
+    def mark_stale(self, endpoint: str, until_s: float) -> None:
+        """Events stopped while the endpoint lives: what they said counts until then, or until `clear`."""
+        if holdings := self._endpoints.get(endpoint):
+            holdings.stale_until_s = until_s
+
     def expire(self, now_s: float) -> None:
-        """Drops guesses that nothing confirmed; to be called now and then, lookups ignore them anyway."""
+        """Drops guesses that nothing confirmed and what is stale; to be called now and then."""
         for holdings in self._endpoints.values():
+            if holdings.stale_until_s is not None and holdings.stale_until_s <= now_s:
+                self._total -= holdings.size() - len(holdings.guesses)
+                holdings.by_hash.clear()
+                holdings.owner.clear()
+                holdings.stale_until_s = None
             expired = [key for key, expires_s in holdings.guesses.items() if expires_s <= now_s]
             for key in expired:
                 del holdings.guesses[key]

@@ -10,8 +10,9 @@ from typing import Literal, Protocol
 
 from mini_infer_contract.launch import Endpoint
 
-IndexKind = Literal["exact", "approximate", "none"]
-"""How the gateway knows an endpoint's cache: from its KV events, from our own decisions only, or not at all."""
+IndexKind = Literal["exact", "stale", "approximate", "none"]
+"""How the gateway knows an endpoint's cache: from its KV events, from those that came before they stopped, from our own
+decisions only, or not at all."""
 
 Facts = Mapping[str, Sequence[float]]
 """Table name -> one value a candidate, in the candidates' order."""

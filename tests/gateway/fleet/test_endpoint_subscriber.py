@@ -1,5 +1,6 @@
 """From an endpoint's events to the index and to where a chat goes: snapshot, gaps, restarts, gateways that agree."""
 
+import asyncio
 from functools import partial
 
 import pytest
@@ -88,7 +89,7 @@ async def test_an_engine_that_restarts_is_known_anew_and_meanwhile_nothing_is_cl
         port, events_port = engine.port, engine.events_port
         await engine.stop()
         await until(lambda: held(gateway, engine, 1) == 0)
-        assert gateway.app.fleet.endpoints["a"].index_kind == "approximate"
+        assert gateway.app.fleet.endpoints["a"].index_kind(gateway.app._clock()) == "approximate"
         engine.cache.parents.clear()
         engine.sent.clear()
         engine.sequence = 0
@@ -97,6 +98,45 @@ async def test_an_engine_that_restarts_is_known_anew_and_meanwhile_nothing_is_cl
         await engine.prefill(prompt(2))
         await until(lambda: held(gateway, engine, 2) == 4)
         assert held(gateway, engine, 1) == 0
+
+
+async def test_events_that_stop_while_the_endpoint_answers_leave_what_they_said_for_a_while() -> None:
+    async with FakeEngine("a") as engine, running_gateway(engine.endpoint, stale_ttl_s=60.0) as gateway:
+        await gateway.settled()
+        await engine.prefill(prompt(1))
+        await until(lambda: held(gateway, engine, 1) == 4)
+        events_port = engine.events_port
+        engine.silence()
+        await gateway.settled("stale")
+        assert held(gateway, engine, 1) == 4
+        async with gateway.chat("hi") as response:
+            assert response.headers["x-mini-infer-index"] == "stale"
+        gateway.app.index.expire(gateway.app._clock() + 59.0)
+        assert held(gateway, engine, 1) == 4
+        gateway.app.index.expire(gateway.app._clock() + 61.0)
+        assert held(gateway, engine, 1) == 0
+        engine.speak(events_port)
+        await gateway.settled()
+        assert held(gateway, engine, 1) == 4
+
+
+async def test_events_that_make_no_sense_again_and_again_are_read_less_and_less(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
+        await gateway.settled()
+
+        async def babble() -> None:
+            while True:
+                await engine._publisher.send_multipart([b"kv-events", b"\0" * 8, b"no msgpack"])
+                await asyncio.sleep(0.01)
+
+        babbling = asyncio.create_task(babble())
+        await asyncio.sleep(2.0)
+        babbling.cancel()
+        # Pauses of 0.4, 0.8, 1.6 s: three or four connections, where each 0.2 s would be ten.
+        assert 2 <= engine.snapshots <= 5
+        assert len([record for record in caplog.records if "starting anew" in record.message]) <= 5
 
 
 async def test_an_endpoint_that_goes_leaves_nothing() -> None:
