@@ -16,7 +16,7 @@ from mini_infer_gateway.api import operations
 from mini_infer_gateway.endpoints.base import EndpointSource
 from mini_infer_gateway.fleet.load import LoadLedger
 from mini_infer_gateway.fleet.registry import Fleet
-from mini_infer_gateway.http.asgi import Receive, Scope, Send, send_bytes, send_error, send_json
+from mini_infer_gateway.http.asgi import Receive, Scope, Send, Sender, send_bytes, send_error, send_json
 from mini_infer_gateway.http.upstream import Upstream
 from mini_infer_gateway.index.prefix_index import PrefixIndex
 from mini_infer_gateway.metrics import Metrics, StateCollector
@@ -59,14 +59,22 @@ class Gateway:
             self._clock,
         )
         self._tasks: list[asyncio.Task[None]] = []
+        self.stopping = False
+        """Set when a shutdown begins: no longer ready, and every connection ends with its next answer."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
         if scope["type"] == "http":
+            sender = Sender(send, lambda: self.stopping)
             try:
-                await self._http(scope, receive, send)
+                await self._http(scope, receive, sender)
             except ApiError as error:
-                await send_error(send, error)
+                await send_error(sender, error)
+            except Exception:
+                log.exception("an error of the gateway's own on %s", scope["path"])
+                if sender.started:
+                    raise  # The connection is cut: the client must not take half an answer for a whole one.
+                await send_error(sender, _INTERNAL)
         elif scope["type"] == "lifespan":
             await self._lifespan(receive, send)
         else:
@@ -82,6 +90,10 @@ class Gateway:
         ]
         self._tasks[0].add_done_callback(self._source_ended)
 
+    def stop_gently(self) -> None:
+        """From now on it is not ready, and connections end with their next answer."""
+        self.stopping = True
+
     async def stop(self) -> None:
         """Ends every task and connection."""
         for task in self._tasks:
@@ -93,16 +105,16 @@ class Gateway:
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         method, path = scope["method"], scope["path"]
+        if scope["server"][1] == self.settings.admin_port:
+            await self._admin(path, send)
+            return
         if path in ENGINE_PATHS:
             _require(method, "POST", path)
             await self._generate(scope, receive, send)
         elif path == HEALTH_PATH:
             await send_json(send, 200, {"status": "ok"})
         elif path == READY_PATH:
-            ready = self.fleet.synced
-            await send_json(send, 200 if ready else 503, {"status": "ready" if ready else "waiting for endpoints"})
-        elif path == METRICS_PATH:
-            await send_bytes(send, 200, self.metrics.text(), b"text/plain; version=0.0.4; charset=utf-8")
+            await self._say_ready(send)
         elif path == MODELS_PATH:
             _require(method, "GET", path)
             await send_json(send, 200, operations.models(self.fleet))
@@ -110,11 +122,29 @@ class Gateway:
             _require(method, "GET", path)
             name = unquote(path.removeprefix(MODELS_PATH + "/"))
             await send_json(send, 200, operations.model(self.fleet, name))
+        elif self.settings.admin_port is None and self.settings.is_loopback:
+            await self._admin(path, send)
+        else:
+            raise _not_found(path)
+
+    async def _admin(self, path: str, send: Send) -> None:
+        """What operators of the gateway may ask, and clients may not."""
+        if path == HEALTH_PATH:
+            await send_json(send, 200, {"status": "ok"})
+        elif path == READY_PATH:
+            await self._say_ready(send)
+        elif path == METRICS_PATH:
+            await send_bytes(send, 200, self.metrics.text(), b"text/plain; version=0.0.4; charset=utf-8")
         elif path == "/debug/endpoints":
             body = operations.endpoints(self.fleet, self.index, self.ledger, self._clock())
             await send_json(send, 200, body)
         else:
-            raise ApiError(404, f"there is no {path} here; clients want {CHAT_PATH}", code="not_found")
+            raise _not_found(path)
+
+    async def _say_ready(self, send: Send) -> None:
+        ready = self.fleet.synced and not self.stopping
+        status = "ready" if ready else "stopping" if self.stopping else "waiting for endpoints"
+        await send_json(send, 200 if ready else 503, {"status": status})
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         while True:
@@ -146,6 +176,13 @@ class Gateway:
 
     def _plugins(self) -> list[tuple[str, int, float]]:
         return [(name, time.calls, time.seconds) for name, time in self.router.times.items()]
+
+
+_INTERNAL = ApiError(500, "an error of the gateway's own; its log says which", code="internal_error")
+
+
+def _not_found(path: str) -> ApiError:
+    return ApiError(404, f"there is no {path} here; clients want {CHAT_PATH}", code="not_found")
 
 
 def _require(method: str, wanted: str, path: str) -> None:

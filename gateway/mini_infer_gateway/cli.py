@@ -14,6 +14,7 @@ import uvicorn
 from mini_infer_gateway.app import Gateway
 from mini_infer_gateway.endpoints.base import EndpointSource
 from mini_infer_gateway.endpoints.static_file import StaticFile
+from mini_infer_gateway.http.server import DrainingServer
 from mini_infer_gateway.routing.policies import POLICIES
 from mini_infer_gateway.settings import GatewaySettings
 
@@ -29,6 +30,13 @@ def parse(arguments: Sequence[str] | None = None) -> GatewaySettings:
     )
     parser.add_argument("--host", default=defaults.host, help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=int, default=defaults.port, help="port to listen on (default: %(default)s)")
+    parser.add_argument(
+        "--admin-port",
+        type=int,
+        metavar="PORT",
+        help="port for /metrics and /debug/endpoints, beside /healthz and /readyz (default: --port where --host is a "
+        "loopback address, else they are not served)",
+    )
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument(
         "--endpoints", metavar="FILE", help="engines from this JSON or YAML file, re-read when replaced"
@@ -37,6 +45,12 @@ def parse(arguments: Sequence[str] | None = None) -> GatewaySettings:
     parser.add_argument("--namespace", help="only pods of this namespace (default: all)")
     parser.add_argument("--kubeconfig", metavar="FILE", help="(default: in the cluster, else the usual places)")
     parser.add_argument("--routing", choices=POLICIES, default=defaults.routing, help="(default: %(default)s)")
+    parser.add_argument(
+        "--routing-headers",
+        action="store_true",
+        help="answer with x-mini-infer-pod, -hit-tokens, -prompt-tokens, -reason and -index: which engine answered and "
+        "what it had cached, which tells tenants about each other",
+    )
     parser.add_argument(
         "--forward-authorization",
         action="store_true",
@@ -58,6 +72,7 @@ def parse(arguments: Sequence[str] | None = None) -> GatewaySettings:
         "head-timeout": "for a response to begin, on one endpoint",
         "request-deadline": "from a request's arrival until its answer begins, over all endpoints tried",
         "idle-timeout": "between two pieces of a stream",
+        "drain": "at most, from SIGTERM until it stops to listen: /readyz is 503 and connections close after an answer",
         "shutdown-timeout": "for requests in flight at the end",
     }.items():
         default = getattr(defaults, name.replace("-", "_") + "_s")
@@ -67,8 +82,10 @@ def parse(arguments: Sequence[str] | None = None) -> GatewaySettings:
     given = vars(parser.parse_args(arguments))
     if not given["kubernetes"] and (given["namespace"] or given["kubeconfig"]):
         parser.error("--namespace and --kubeconfig need --kubernetes")
+    if given["admin_port"] == given["port"]:
+        parser.error("--admin-port must be another port than --port")
     given["endpoints_file"] = given.pop("endpoints")
-    for name in ("connect_timeout", "head_timeout", "request_deadline", "idle_timeout", "shutdown_timeout"):
+    for name in ("connect_timeout", "head_timeout", "request_deadline", "idle_timeout", "drain", "shutdown_timeout"):
         given[f"{name}_s"] = given.pop(name)
     return GatewaySettings(**given)
 
@@ -115,9 +132,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         level=settings.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    server = listen(settings.host, settings.port)
+    sockets = [listen(settings.host, settings.port)]
+    if settings.admin_port is not None:
+        sockets.append(listen(settings.host, settings.admin_port))
+    gateway = Gateway(settings, make_source(settings))
     config = uvicorn.Config(
-        Gateway(settings, make_source(settings)),
+        gateway,
         loop="auto",
         http="httptools",
         ws="none",
@@ -130,6 +150,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         backlog=BACKLOG,
         timeout_graceful_shutdown=int(settings.shutdown_timeout_s),
     )
-    logging.getLogger(__name__).info("gateway at http://%s:%d", *server.getsockname()[:2])
+    logging.getLogger(__name__).info("gateway at http://%s:%d", *sockets[0].getsockname()[:2])
     with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it once more when it has stopped.
-        uvicorn.Server(config).run(sockets=[server])
+        DrainingServer(config, settings.drain_s, gateway.stop_gently).run(sockets=sockets)

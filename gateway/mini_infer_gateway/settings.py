@@ -1,6 +1,7 @@
 """Every knob of the gateway, read once from the command line into a frozen object."""
 
 from dataclasses import dataclass
+from ipaddress import ip_address
 
 from mini_infer_gateway.routing.policies import Policy
 
@@ -11,6 +12,8 @@ class GatewaySettings:
 
     host: str = "127.0.0.1"
     port: int = 8080
+    admin_port: int | None = None
+    """For /metrics and /debug; None: they are on `port` if `host` is a loopback address, and else nowhere."""
     endpoints_file: str | None = None
     kubernetes: bool = False
     namespace: str | None = None
@@ -22,6 +25,8 @@ class GatewaySettings:
     """For ties; None: different in every process, so that replicas do not march in step."""
     log_level: str = "info"
 
+    routing_headers: bool = False
+    """Tell clients which endpoint answered and what it had cached: tenants could learn what others ask."""
     max_body_bytes: int = 32 << 20
     """Room for a few images or a million tokens of text; more is a mistake or an attack."""
     connect_timeout_s: float = 2.0
@@ -36,6 +41,8 @@ class GatewaySettings:
     """From a request's arrival until its answer begins, over all attempts."""
     forward_authorization: bool = False
     """Send clients' Authorization header on to endpoints, for servers with API keys of their own."""
+    drain_s: float = 5.0
+    """At most, from SIGTERM until it stops to listen: clients leave their kept connections meanwhile."""
     shutdown_timeout_s: float = 30.0
     """For requests in flight when the gateway is told to stop."""
 
@@ -49,3 +56,13 @@ class GatewaySettings:
     """The same where no events come: how long a prompt is thought to survive in an engine's cache."""
     forget_model_s: float = 300.0
     """How long a model without any endpoint still answers 503 (come back) and not 404 (no such model)."""
+
+    @property
+    def is_loopback(self) -> bool:
+        """Nobody but this machine can reach it."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ip_address(self.host).is_loopback
+        except ValueError:
+            return False

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from mini_infer_contract.resources import GROUP, PLURAL
 from mini_infer_operator.permissions import RULES
 
 ROOT = Path(__file__).parents[2]
@@ -50,7 +51,8 @@ def test_rights_are_what_the_programs_use_and_no_more() -> None:
     roles = of_kind(render(), "ClusterRole")
     assert roles["mini-infer-operator"]["rules"] == RULES
     pods = {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}
-    assert roles["mini-infer-gateway"]["rules"] == [pods]
+    services = {"apiGroups": [GROUP], "resources": [PLURAL], "verbs": ["get", "list", "watch"]}
+    assert roles["mini-infer-gateway"]["rules"] == [pods, services]
     assert set(roles) == {"mini-infer-operator", "mini-infer-gateway", "mini-infer-view", "mini-infer-edit"}
 
 

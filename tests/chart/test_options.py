@@ -26,6 +26,7 @@ SET_BY_THE_CHART = {
         "namespace",
         "kubeconfig",
         "shutdown-timeout",
+        "admin-port",
     },
     "mini_infer_operator.controller.settings": {
         *("engine-image", "engine-image-pull-policy", "gateway-url", "namespaces"),
@@ -177,7 +178,7 @@ def annotations(items: list[dict[str, Any]], component: str) -> dict[str, str]:
 def test_monitors_where_the_cluster_has_their_api_annotations_otherwise() -> None:
     plain, monitored = rendered(), rendered("--api-versions=monitoring.coreos.com/v1")
     off = rendered("--set=monitoring.annotations=false")
-    for component, port in (("gateway", "http"), ("operator", "health")):
+    for component, port in (("gateway", "admin"), ("operator", "health")):
         found = annotations(plain, component)
         ports = {p["name"]: str(p["containerPort"]) for p in container(plain, component)["ports"]}
         assert (found["prometheus.io/scrape"], found["prometheus.io/port"]) == ("true", ports[port])
@@ -205,8 +206,9 @@ def test_people_get_rights_with_kubernetes_own_roles() -> None:
 def test_policies_let_in_whom_they_name(full: list[dict[str, Any]]) -> None:
     policies = of_kind(full, "NetworkPolicy")
     clients, monitoring = {"namespaceSelector": {}}, {"podSelector": {"matchLabels": {"app": "prometheus"}}}
-    (gateway,) = policies["mini-infer-gateway"]["spec"]["ingress"]
-    assert gateway["from"] == [clients, monitoring]
+    requests, metrics = policies["mini-infer-gateway"]["spec"]["ingress"]
+    assert (requests["from"], requests["ports"]) == ([clients], [{"port": "http"}])
+    assert (metrics["from"], metrics["ports"]) == ([monitoring], [{"port": "admin"}])
     (operator,) = policies["mini-infer-operator"]["spec"]["ingress"]
     assert operator["from"] == [monitoring]
     closed = of_kind(rendered("--set=networkPolicy.enabled=true"), "NetworkPolicy")

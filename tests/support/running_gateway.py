@@ -16,6 +16,7 @@ import uvicorn
 from mini_infer_contract.launch import Endpoint
 from mini_infer_gateway.app import Gateway
 from mini_infer_gateway.endpoints.base import Listed, Publish
+from mini_infer_gateway.http.server import DrainingServer
 from mini_infer_gateway.settings import GatewaySettings
 
 
@@ -45,8 +46,14 @@ class HandSource:
 class RunningGateway:
     """The application, its address and a client."""
 
-    def __init__(self, app: Gateway, source: HandSource, url: str, client: aiohttp.ClientSession) -> None:
-        self.app, self.source, self.url, self.client = app, source, url, client
+    def __init__(
+        self, app: Gateway, source: HandSource, url: str, client: aiohttp.ClientSession, server: DrainingServer
+    ) -> None:
+        self.app, self.source, self.url, self.client, self.server = app, source, url, client, server
+
+    @property
+    def admin_url(self) -> str:
+        return f"http://127.0.0.1:{self.app.settings.admin_port}"
 
     def chat(
         self, text: str, stream: bool = False, **fields: object
@@ -66,8 +73,10 @@ class RunningGateway:
 async def running_gateway(*endpoints: Endpoint, **settings: Any) -> AsyncIterator[RunningGateway]:
     """Started, synced, and stopped at the end."""
     source = HandSource(endpoints)
-    app = Gateway(replace(GatewaySettings(seed=1, log_level="debug"), **settings), source)
-    listener = socket.create_server(("127.0.0.1", 0))
+    app = Gateway(replace(GatewaySettings(seed=1, log_level="debug", routing_headers=True), **settings), source)
+    listener, admin_listener = socket.create_server(("127.0.0.1", 0)), socket.create_server(("127.0.0.1", 0))
+    if app.settings.admin_port is not None:
+        app.settings = replace(app.settings, admin_port=admin_listener.getsockname()[1])
     config = uvicorn.Config(
         app,
         http="httptools",
@@ -78,14 +87,13 @@ async def running_gateway(*endpoints: Endpoint, **settings: Any) -> AsyncIterato
         proxy_headers=False,
         timeout_graceful_shutdown=1,
     )
-    server = uvicorn.Server(config)
-    server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
-    serving = asyncio.create_task(server._serve(sockets=[listener]))
+    server = DrainingServer(config, app.settings.drain_s, app.stop_gently)
+    serving = asyncio.create_task(server._serve(sockets=[listener, admin_listener]))
     await until(lambda: server.started)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     async with aiohttp.ClientSession() as client:
         try:
-            yield RunningGateway(app, source, url, client)
+            yield RunningGateway(app, source, url, client, server)
         finally:
             server.should_exit = True
             await serving

@@ -12,6 +12,7 @@ def main() -> int:
     parser.add_argument("--host")
     parser.add_argument("--port", type=int)
     parser.add_argument("--endpoints", type=Path)
+    parser.add_argument("--routing-headers", action="store_true")
     given = parser.parse_args()
 
     class Handler(BaseHTTPRequestHandler):

@@ -36,22 +36,25 @@ class LoadLedger:
     def __init__(self) -> None:
         self._reports: dict[str, LoadReport] = {}
         self._in_flight: dict[str, set[InFlight]] = {}
-        self._unreported: dict[str, dict[str, InFlight]] = {}
+        self._unreported: dict[str, dict[str, list[InFlight]]] = {}
+        """Endpoint -> request id -> requests, as many as a client sent under one id."""
 
     def start(self, endpoint: str, request_id: str, uncached_tokens: int) -> InFlight:
         """Counts a request from the decision on, before the endpoint can know of it."""
         flight = InFlight(endpoint, request_id, uncached_tokens)
         self._in_flight.setdefault(endpoint, set()).add(flight)
-        self._unreported.setdefault(endpoint, {})[request_id] = flight
+        self._unreported.setdefault(endpoint, {}).setdefault(request_id, []).append(flight)
         return flight
 
     def finish(self, flight: InFlight) -> None:
         """Forgets a request that ended, however it ended."""
         self._in_flight.get(flight.endpoint, set()).discard(flight)
         unreported = self._unreported.get(flight.endpoint, {})
-        # Clients may send one id twice: the second request must survive the first one's end.
-        if unreported.get(flight.request_id) is flight:
-            del unreported[flight.request_id]
+        same_id = unreported.get(flight.request_id, [])
+        if flight in same_id:
+            same_id.remove(flight)
+            if not same_id:
+                del unreported[flight.request_id]
 
     def report(self, endpoint: str, report: LoadReport) -> None:
         """Takes an endpoint's own word."""
@@ -59,7 +62,10 @@ class LoadLedger:
         unreported = self._unreported.get(endpoint)
         if unreported:
             for request_id in report.accepted:
-                unreported.pop(request_id, None)
+                if same_id := unreported.get(request_id):
+                    same_id.pop(0)
+                    if not same_id:
+                        del unreported[request_id]
 
     def silence(self, endpoint: str) -> None:
         """The endpoint's reports stopped coming (its socket is gone): its last one means nothing any more."""
@@ -82,10 +88,10 @@ class LoadLedger:
             flights = self._in_flight.get(endpoint, set())
             queued = sum(flight.uncached_tokens for flight in flights if not flight.answered)
             return Load(running=len(flights), waiting=0, queued_tokens=queued, kv_usage=0.0)
-        unreported = self._unreported.get(endpoint, {})
+        unreported = [flight for same_id in self._unreported.get(endpoint, {}).values() for flight in same_id]
         return Load(
             running=report.running + len(unreported),
             waiting=report.waiting,
-            queued_tokens=report.queued_tokens + sum(flight.uncached_tokens for flight in unreported.values()),
+            queued_tokens=report.queued_tokens + sum(flight.uncached_tokens for flight in unreported),
             kv_usage=report.kv_usage,
         )

@@ -13,6 +13,24 @@ Send = Callable[[Message], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 
 
+class Sender:
+    """A request's `send` that remembers whether its response began, and ends the connection after it where told to."""
+
+    __slots__ = ("_send", "last", "started")
+
+    def __init__(self, send: Send, last: Callable[[], bool]) -> None:
+        """`last`: whether the connection is to be closed after this response, asked when its head goes out."""
+        self._send, self.last, self.started = send, last, False
+
+    async def __call__(self, message: Message) -> None:
+        """See ASGI."""
+        if not self.started and message["type"] == "http.response.start":
+            self.started = True
+            if self.last():
+                message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
+        await self._send(message)
+
+
 class ClientGoneError(Exception):
     """The client closed its connection; nobody waits for an answer."""
 

@@ -43,6 +43,8 @@ TEXT_PATHS = frozenset(("/tokenize", "/detokenize"))
 """Here the model may be left out while there is only one."""
 BYTES_PER_TOKEN = 4
 """To weigh a prompt that was not tokenised."""
+LONGEST_REQUEST_ID = 200
+"""The engine's limit."""
 CLIENT_CLOSED_REQUEST = 499
 """nginx' status for metrics; nobody receives it."""
 
@@ -91,12 +93,13 @@ class Generate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request, from its first byte to the metrics."""
         arrived_s = self._clock()
-        request_id = next((value for name, value in scope["headers"] if name == _REQUEST_ID), b"")
-        if not request_id:
-            request_id = uuid4().hex.encode()
+        sent_ids = [value for name, value in scope["headers"] if name == _REQUEST_ID]
+        request_id = sent_ids[0] if len(sent_ids) == 1 and _is_request_id(sent_ids[0]) else uuid4().hex.encode()
         model, status = "", CLIENT_CLOSED_REQUEST
         exchange: Exchange | None = None
         try:
+            if sent_ids and sent_ids != [request_id]:
+                raise _BAD_REQUEST_ID
             body = await read_body(scope, receive, self._settings.max_body_bytes)
             fields = _fields(body)
             asked = self._model(scope["path"], fields)
@@ -237,7 +240,7 @@ class Generate:
             await call.exchange.attempt(
                 self._upstream,
                 endpoint,
-                _decision_headers(call, decision, prompt_tokens),
+                self._answer_headers(call, decision, prompt_tokens),
                 self._settings,
                 min(self._settings.head_timeout_s, max(0.0, call.attempts.deadline_s - now_s)),
                 record,
@@ -246,6 +249,10 @@ class Generate:
         finally:
             record.close()
             self._ledger.finish(flight)
+
+    def _answer_headers(self, call: _Call, decision: Decision, prompt_tokens: int) -> Headers:
+        own = [(_REQUEST_ID, call.request_id.encode("latin-1"))]
+        return own + _decision_headers(decision, prompt_tokens) if self._settings.routing_headers else own
 
     def _guess(self, request: RoutingRequest, decision: Decision, now_s: float) -> int:
         """Counts the prompt as cached at the endpoint from now on; returns its tokens."""
@@ -269,9 +276,21 @@ def _fields(body: bytes) -> dict[str, Any]:
     return fields
 
 
-def _decision_headers(call: _Call, decision: Decision, prompt_tokens: int) -> Headers:
+def _is_request_id(value: bytes) -> bool:
+    return 0 < len(value) <= LONGEST_REQUEST_ID and not value.translate(None, _PRINTABLE)
+
+
+_PRINTABLE = bytes(range(0x21, 0x7F))
+_BAD_REQUEST_ID = ApiError(
+    400,
+    f"send {REQUEST_ID_HEADER} once or not at all: 1 to {LONGEST_REQUEST_ID} printable ASCII characters without spaces",
+    param=REQUEST_ID_HEADER,
+    code="bad_request_id",
+)
+
+
+def _decision_headers(decision: Decision, prompt_tokens: int) -> Headers:
     return [
-        (_REQUEST_ID, call.request_id.encode("latin-1")),
         (b"x-mini-infer-pod", decision.decode.name.encode()),
         (b"x-mini-infer-hit-tokens", b"%d" % decision.hit_tokens),
         (b"x-mini-infer-prompt-tokens", b"%d" % prompt_tokens),

@@ -39,7 +39,7 @@ def engine_command(launch: Launch, ports: tuple[int, int, int], *, threads: int,
 
 def gateway_command(host: str, port: int, endpoints: Path) -> Command:
     """The gateway over the endpoints file."""
-    arguments = [f"--host={host}", f"--port={port}", f"--endpoints={endpoints}"]
+    arguments = [f"--host={host}", f"--port={port}", f"--endpoints={endpoints}", "--routing-headers"]
     return Command(
         [*_PYTHON, _RUN.format(module=GATEWAY), *arguments],
         _environment({}),

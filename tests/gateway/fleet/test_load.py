@@ -38,6 +38,18 @@ def test_an_id_that_a_client_uses_twice_is_not_lost_with_its_first_end() -> None
     assert ledger.load("e").queued_tokens == 20
 
 
+def test_requests_under_one_id_all_count_until_each_is_reported() -> None:
+    ledger = LoadLedger()
+    ledger.report("e", report(0, 0))
+    for _ in range(3):
+        ledger.start("e", "same", 10)
+    assert (ledger.load("e").running, ledger.load("e").queued_tokens) == (3, 30)
+    ledger.report("e", report(1, 10, "same"))
+    assert (ledger.load("e").running, ledger.load("e").queued_tokens) == (3, 30)
+    ledger.report("e", report(3, 30, "same", "same"))
+    assert (ledger.load("e").running, ledger.load("e").queued_tokens) == (3, 30)
+
+
 def test_a_ticket_outlives_its_endpoint() -> None:
     ledger = LoadLedger()
     flight = ledger.start("e", "1", 10)

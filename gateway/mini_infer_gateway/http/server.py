@@ -1,0 +1,65 @@
+"""uvicorn's server with an end that loses no request: first it says that it is going, then it stops to listen.
+
+From the first SIGTERM on for a while (`drain_s`) it still accepts, the application answers `/readyz` with 503 and puts
+`connection: close` on every answer: so clients and proxies leave kept connections after an answer, not in the middle of
+a request. A second signal, or Ctrl-C, skips that. Does not know what is served.
+"""
+
+import asyncio
+import signal
+import socket
+import time
+from collections.abc import Callable
+from types import FrameType
+
+import uvicorn
+
+QUIET_S = 1.0
+"""Without a connection, after which a drain need not go on."""
+TICK_S = 0.05
+
+
+class DrainingServer(uvicorn.Server):
+    """`on_drain` is called once, when the drain begins, on the event loop."""
+
+    def __init__(self, config: uvicorn.Config, drain_s: float, on_drain: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._drain_s, self._on_drain = drain_s, on_drain
+        self._drain_ends_s = self._connected_s = 0.0
+        self.draining = False
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """See uvicorn.Server."""
+        if sig == signal.SIGTERM and self.started and not self.draining:
+            self.begin_drain()
+        else:
+            super().handle_exit(sig, frame)
+
+    def begin_drain(self) -> None:
+        """What SIGTERM does. The rest follows with the next tick, since this may run inside a signal handler."""
+        self.draining = True
+
+    async def on_tick(self, counter: int) -> bool:
+        """See uvicorn.Server; called ten times a second."""
+        if self.draining:
+            self.should_exit |= self._has_drained(time.monotonic())
+        return await super().on_tick(counter)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """See uvicorn.Server."""
+        if self.draining and not self.force_exit:
+            for server in self.servers:
+                server.close()
+            # Who was accepted last may still be sending its first request.
+            deadline_s = time.monotonic() + QUIET_S
+            while self.server_state.connections and time.monotonic() < deadline_s:  # noqa: ASYNC110 -- uvicorn has no event
+                await asyncio.sleep(TICK_S)
+        await super().shutdown(sockets)
+
+    def _has_drained(self, now_s: float) -> bool:
+        if not self._drain_ends_s:
+            self._drain_ends_s, self._connected_s = now_s + self._drain_s, now_s
+            self._on_drain()
+        if self.server_state.connections:
+            self._connected_s = now_s
+        return now_s >= min(self._drain_ends_s, self._connected_s + QUIET_S)

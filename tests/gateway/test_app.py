@@ -1,0 +1,123 @@
+"""The application around the requests: which pages are where, errors of its own, and an end that loses nothing."""
+
+import asyncio
+from typing import Any
+
+import aiohttp
+import pytest
+
+from mini_infer_gateway.settings import GatewaySettings
+from tests.support.fake_engine import FakeEngine
+from tests.support.running_gateway import RunningGateway, running_gateway, until
+
+ADMIN_PAGES = ("/metrics", "/debug/endpoints")
+
+
+async def status_of(gateway: RunningGateway, url: str) -> int:
+    async with gateway.client.get(url) as response:
+        return response.status
+
+
+@pytest.mark.parametrize(("host", "served"), [("127.0.0.1", 200), ("localhost", 200), ("::1", 200), ("0.0.0.0", 404)])
+async def test_without_an_admin_port_its_pages_are_on_loopback_only(host: str, served: int) -> None:
+    async with running_gateway(host=host) as gateway:
+        for page in ADMIN_PAGES:
+            assert await status_of(gateway, gateway.url + page) == served
+
+
+async def test_with_an_admin_port_its_pages_are_there_and_clients_pages_are_not() -> None:
+    async with FakeEngine("a") as engine, running_gateway(engine.endpoint, admin_port=1) as gateway:
+        for page in ADMIN_PAGES:
+            assert await status_of(gateway, gateway.url + page) == 404
+            assert await status_of(gateway, gateway.admin_url + page) == 200
+        for page in ("/healthz", "/readyz"):
+            assert await status_of(gateway, gateway.url + page) == await status_of(gateway, gateway.admin_url + page)
+        assert await status_of(gateway, gateway.url + "/v1/models") == 200
+        assert await status_of(gateway, gateway.admin_url + "/v1/models") == 404
+        async with gateway.client.post(gateway.admin_url + "/v1/chat/completions", json={"model": "m"}) as response:
+            assert response.status == 404
+        assert engine.bodies == []
+
+
+@pytest.mark.parametrize("path", ["/drain", "/kv_snapshot", "/prompt_assets", "/v1/../drain", "/%2fdrain"])
+async def test_engines_own_pages_are_not_reached_through_it(path: str) -> None:
+    async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
+        await gateway.settled()
+        before = engine.snapshots
+        for method in ("GET", "POST"):
+            async with gateway.client.request(method, gateway.url + path) as response:
+                assert response.status == 404
+        assert engine.snapshots == before
+
+
+async def test_who_answered_is_told_only_where_that_is_asked_for() -> None:
+    async with (
+        FakeEngine("a") as engine,
+        running_gateway(engine.endpoint, routing_headers=False) as gateway,
+        gateway.chat("hi") as response,
+    ):
+        assert response.status == 200
+        assert not [name for name in response.headers if name.lower().startswith("x-mini-infer")]
+        assert len(response.headers["x-request-id"]) == 32
+    assert not GatewaySettings().routing_headers
+
+
+@pytest.mark.parametrize("ids", [["x" * 201], ["a b"], ["\u0085"], ["one", "two"], [""]])
+async def test_a_request_id_that_cannot_be_logged_is_refused(ids: list[str]) -> None:
+    async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
+        headers = [("x-request-id", value) for value in ids]
+        async with gateway.client.post(
+            gateway.url + "/v1/chat/completions", json={"model": "m", "messages": []}, headers=headers
+        ) as response:
+            assert response.status == 400
+            assert (await response.json())["error"]["param"] == "x-request-id"
+            assert len(response.headers["x-request-id"]) == 32
+        assert engine.bodies == []
+
+
+async def test_an_error_of_its_own_has_openais_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
+
+        def broken(*_: Any) -> Any:
+            raise RuntimeError("a mistake")
+
+        monkeypatch.setattr(gateway.app.router, "route", broken)
+        async with gateway.chat("hi") as response:
+            assert response.status == 500
+            error = (await response.json())["error"]
+            assert (error["type"], error["code"]) == ("server_error", "internal_error")
+            assert "a mistake" not in error["message"]
+
+
+async def test_a_shutdown_loses_no_request_on_kept_connections() -> None:
+    async with FakeEngine("a") as engine, running_gateway(engine.endpoint, drain_s=1.0) as gateway:
+        statuses: list[int] = []
+
+        async def keep_asking() -> None:
+            async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=1)) as client:
+                closing = False
+                while not closing:
+                    body = {"model": "m", "prompt": "hi"}
+                    async with client.post(gateway.url + "/v1/completions", json=body) as response:
+                        await response.read()
+                        statuses.append(response.status)
+                        closing = response.headers.get("connection") == "close"
+
+        asking = [asyncio.create_task(keep_asking()) for _ in range(8)]
+        await until(lambda: len(statuses) > 50)
+        gateway.server.begin_drain()
+        await until(lambda: gateway.app.stopping)
+        assert await status_of(gateway, gateway.url + "/readyz") == 503
+        async with gateway.chat("hi") as response:
+            assert response.status == 200
+            assert response.headers["connection"] == "close"
+        # Each is told to leave its connection by an answer; a connection that breaks is a request that was lost.
+        async with asyncio.timeout(5.0):
+            await asyncio.gather(*asking)
+        assert set(statuses) == {200}
+
+
+async def test_a_shutdown_without_connections_does_not_wait() -> None:
+    async with running_gateway(drain_s=60.0) as gateway:
+        gateway.server.begin_drain()
+        await until(lambda: gateway.server.should_exit, timeout_s=5.0)
