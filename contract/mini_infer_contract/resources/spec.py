@@ -5,6 +5,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, WithJsonSchema
 
+from mini_infer_contract.resources.containers import InitContainer, ProbeLimits
+from mini_infer_contract.resources.devices import ContainerResourceClaim, PodResourceClaim
 from mini_infer_contract.resources.environment import EnvironmentFrom, EnvironmentVariable, ObjectReference
 from mini_infer_contract.resources.names import GROUP, RESERVED_ENGINE_FLAGS, RESERVED_VOLUME_PREFIX
 from mini_infer_contract.resources.quantity import (
@@ -129,6 +131,10 @@ class ResourceRequirements(ApiModel):
     """What a node must have free, such as {cpu: 4, memory: 32Gi}."""
     limits: dict[str, Quantity] | None = Field(default=None, max_length=32)
     """What the container may use at most, and its devices, such as {nvidia.com/gpu: 1}."""
+    claims: Annotated[list[ContainerResourceClaim], _BY_NAME[0]] | None = Field(
+        default=None, max_length=8, json_schema_extra=_BY_NAME[1]
+    )
+    """Devices by dynamic resource allocation, out of template.spec.resourceClaims."""
 
     @property
     def wanted(self) -> dict[str, Quantity]:
@@ -232,6 +238,11 @@ class TemplateSpec(ApiModel):
             f"volume names that start with {RESERVED_VOLUME_PREFIX} are the operator's: choose another",
             lambda t: not any(volume.name.startswith(RESERVED_VOLUME_PREFIX) for volume in t.volumes or ()),
         ),
+        Rule(
+            "!has(self.initContainers) || self.initContainers.all(c, c.name != 'engine')",
+            "initContainers must not be named engine: that is the engine's own container",
+            lambda t: not any(container.name == "engine" for container in t.init_containers or ()),
+        ),
     )
     node_selector: dict[str, LabelValue] | None = Field(default=None, max_length=64)
     """Labels that a node must have."""
@@ -261,6 +272,14 @@ class TemplateSpec(ApiModel):
         default=None, max_length=32, json_schema_extra=_BY_NAME[1]
     )
     """Volumes beside the operator's own."""
+    init_containers: Annotated[list[InitContainer], _BY_NAME[0]] | None = Field(
+        default=None, max_length=8, json_schema_extra=_BY_NAME[1]
+    )
+    """Containers that end before the engine starts, and with restartPolicy Always sidecars beside it."""
+    resource_claims: Annotated[list[PodResourceClaim], _BY_NAME[0]] | None = Field(
+        default=None, max_length=8, json_schema_extra=_BY_NAME[1]
+    )
+    """Devices that each pod claims (dynamic resource allocation); resources.claims names those that the engine uses."""
 
 
 class TemplateContainer(ApiModel):
@@ -280,6 +299,12 @@ class TemplateContainer(ApiModel):
     """When the image is pulled; what Kubernetes chooses by the tag if left out."""
     security_context: SecurityContext | None = None
     """Merged over the operator's: no capabilities, no privilege escalation, read-only root file system."""
+    startup_probe: ProbeLimits | None = None
+    """How long weights may take to load: periodSeconds times failureThreshold; an hour if left out."""
+    liveness_probe: ProbeLimits | None = None
+    """When an engine that does not answer is started again; after 15 seconds if left out."""
+    readiness_probe: ProbeLimits | None = None
+    """When an engine that does not answer gets no more requests; after 6 seconds if left out."""
 
 
 class PodTemplate(ApiModel):

@@ -28,6 +28,8 @@ class Reason:
     """The stored spec breaks a rule (older than the rule, or written past it)."""
     REFUSED = "Refused"
     """The API server refused a child object; the message is its own."""
+    NO_GPU_IMAGE = "NoGpuImage"
+    """Engines ask for a GPU, and the image that they would run from computes on CPUs."""
     NAME_TAKEN = "NameTaken"
     """A child's name belongs to an object that this service does not own."""
     API_ERROR = "ApiError"

@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 _DESCRIPTION = """\
@@ -12,6 +13,14 @@ Serve language models: on this machine as processes, or look at what the operato
   mini-infer chat                          talk to it
   mini-infer plan -f examples/demo.yaml    print the Kubernetes objects that the operator would make
 """
+
+
+def _release() -> str:
+    """Our version, which images of a release are tagged with; "latest" in a checkout that is not installed."""
+    try:
+        return version("mini-infer")
+    except PackageNotFoundError:
+        return "latest"
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -44,9 +53,15 @@ def build_parser() -> argparse.ArgumentParser:
     plan.add_argument("-o", "--output", choices=("yaml", "json"), default="yaml", help="(default: yaml)")
     plan.add_argument(
         "--engine-image",
-        default="mini-infer-engine:latest",
+        default=f"mini-infer-engine-cpu:{_release()}",
         metavar="IMAGE",
-        help="what the operator was given for services that name no image (default: mini-infer-engine:latest)",
+        help="what the operator was given for services that name no image (default: %(default)s, as in the chart)",
+    )
+    plan.add_argument(
+        "--engine-cuda-image",
+        default=f"mini-infer-engine-cuda:{_release()}",
+        metavar="IMAGE",
+        help="the same for services that ask for a GPU (default: %(default)s, as in the chart)",
     )
 
     chat = commands.add_parser(
@@ -69,8 +84,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return up(given.file, given.host, given.port, verbose=given.verbose)
     if given.command == "plan":
         from mini_infer_operator.cli.plan_command import show_plan
+        from mini_infer_operator.images import EngineImages
 
-        return show_plan(given.file, given.output, given.engine_image)
+        images = EngineImages(given.engine_image, given.engine_cuda_image or None)
+        return show_plan(given.file, given.output, images)
     from mini_infer_operator.cli.chat import chat
 
     return chat(given.url, given.model)

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from mini_infer_operator.images import EngineImages
 from mini_infer_operator.objects.render import render
 from mini_infer_operator.observe import Observed
 from mini_infer_operator.parse import InvalidServiceError, parse_service, read_file
@@ -13,7 +14,7 @@ from mini_infer_operator.plan.plan import make_plan
 from mini_infer_operator.yaml_output import to_yaml
 
 
-def show_plan(path: Path, form: str, image: str) -> int:
+def show_plan(path: Path, form: str, images: EngineImages) -> int:
     """Print the manifests to standard output and a summary to standard error; the exit code."""
     try:
         services = [parse_service(document) for document in read_file(path)]
@@ -22,7 +23,10 @@ def show_plan(path: Path, form: str, image: str) -> int:
         return 2
     manifests: list[dict[str, Any]] = []
     for service in services:
-        plan = make_plan(service, Observed(default_image=image), datetime.now(UTC))
+        if (failure := images.failure(service)) is not None:
+            print(f"mini-infer plan: {service.metadata.name}: {failure.message}", file=sys.stderr)
+            return 2
+        plan = make_plan(service, Observed(default_image=images.default_for(service)), datetime.now(UTC))
         manifests += render(service, plan, {}, None)
         for workload in plan.workloads:
             assert workload.launch is not None

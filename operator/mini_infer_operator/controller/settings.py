@@ -5,6 +5,8 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from mini_infer_operator.images import EngineImages
+
 ENVIRONMENT_PREFIX = "MINI_INFER_"
 """MINI_INFER_ENGINE_IMAGE stands in for --engine-image, and so on; a flag wins."""
 
@@ -15,6 +17,8 @@ class OperatorSettings:
 
     engine_image: str
     """Image of engines whose service names none. Part of a revision: changing it rolls those services."""
+    engine_cuda_image: str | None = None
+    """The same for services that ask for a GPU; None: those must name an image."""
     engine_image_pull_policy: str | None = None
     """Always, IfNotPresent or Never; None: what Kubernetes chooses by the tag."""
     gateway_url: str | None = None
@@ -26,6 +30,11 @@ class OperatorSettings:
     resync_s: float = 300.0
     """Every service is reconciled at least this often."""
     log_level: str = "INFO"
+
+    @property
+    def images(self) -> EngineImages:
+        """Which image is whose default."""
+        return EngineImages(self.engine_image, self.engine_cuda_image)
 
 
 def parse_settings(
@@ -45,6 +54,12 @@ def parse_settings(
     image = default("engine-image")
     parser.add_argument(
         "--engine-image", metavar="IMAGE", default=image, required=image is None, help="for services that name no image"
+    )
+    parser.add_argument(
+        "--engine-cuda-image",
+        metavar="IMAGE",
+        default=default("engine-cuda-image"),
+        help="for services that name no image and ask for a GPU; without it they must name one",
     )
     parser.add_argument(
         "--engine-image-pull-policy",
@@ -84,6 +99,7 @@ def parse_settings(
     given = parser.parse_args(arguments)
     return OperatorSettings(
         engine_image=given.engine_image,
+        engine_cuda_image=given.engine_cuda_image or None,
         engine_image_pull_policy=given.engine_image_pull_policy,
         gateway_url=given.gateway_url,
         namespaces=tuple(name for name in given.namespaces.split(",") if name),

@@ -57,10 +57,12 @@ class ClusterBackend:
             found = self._cache.of_service(kind.name, self._namespace, self._name)
             self._children[kind.name] = {child["metadata"]["name"]: child for child in found}
         pods = self._cache.of_service("Pod", self._namespace, self._name)
-        return observed_of(self._ours("Deployment", service), pods, self._settings.engine_image)
+        return observed_of(self._ours("Deployment", service), pods, self._settings.images.default_for(service))
 
     async def apply(self, service: InferenceService, plan: Plan) -> PermanentFailure | None:
         """Write what differs, then delete what is over. A refusal stops it: no old engine goes without a successor."""
+        if (failure := self._settings.images.failure(service)) is not None:
+            return failure
         frozen = frozen_templates(self._ours("Deployment", service), self._ours("ControllerRevision", service))
         manifests = render(service, plan, frozen, self._settings.engine_image_pull_policy)
         for manifest in manifests:

@@ -17,6 +17,7 @@ from mini_infer_contract.resources import (
     EnvironmentVariable,
     InferenceService,
 )
+from mini_infer_operator.images import gpu_resources
 from mini_infer_operator.launch import Addresses, Launch, grace_s, serve_arguments
 from mini_infer_operator.objects.names import selector, service_labels
 
@@ -25,6 +26,12 @@ DEFAULT_REQUESTS = {"cpu": "250m", "memory": "512Mi"}
 MODEL_MOUNT = "/model"
 MODEL_VOLUME = "mini-infer-model"
 SCRATCH_VOLUME = "mini-infer-tmp"
+SHARED_MEMORY = "/dev/shm"
+SHARED_MEMORY_VOLUME = "mini-infer-shm"
+GPU_TOLERATION = {"key": "nvidia.com/gpu", "operator": "Exists"}
+"""For the taint that GPU nodes usually have: a pod that asks for a GPU belongs there."""
+SCRAPE = {"prometheus.io/scrape": "true", "prometheus.io/port": str(HTTP_PORT), "prometheus.io/path": "/metrics"}
+"""Where Prometheus finds pods by annotation; the user's own annotations win."""
 
 UNROUTE_S = 5
 """preStop waits this long before SIGTERM, so that every gateway has seen the pod go and the engine refuses nobody."""
@@ -52,7 +59,7 @@ def pod_template(
                 **service_labels(service),
                 **selector(service, role, revision),
             },
-            "annotations": {**metadata.get("annotations", {}), **annotations},
+            "annotations": {**SCRAPE, **metadata.get("annotations", {}), **annotations},
         },
         "spec": _pod_spec(launch, selector(service, role, revision), pull_policy),
     }
@@ -61,6 +68,8 @@ def pod_template(
 def _pod_spec(launch: Launch, labels: Mapping[str, str], pull_policy: str | None) -> dict[str, Any]:
     overrides = launch.template.spec.model_dump(by_alias=True, exclude_none=True) if launch.template.spec else {}
     volumes: list[dict[str, Any]] = [{"name": SCRATCH_VOLUME, "emptyDir": {}}]
+    if _needs_shared_memory(launch):
+        volumes.append({"name": SHARED_MEMORY_VOLUME, "emptyDir": {"medium": "Memory"}})
     if launch.source.claim is not None:
         claim = {"claimName": launch.source.claim, "readOnly": True}
         volumes.append({"name": MODEL_VOLUME, "persistentVolumeClaim": claim})
@@ -70,6 +79,10 @@ def _pod_spec(launch: Launch, labels: Mapping[str, str], pull_policy: str | None
         "terminationGracePeriodSeconds": grace_s(launch),
         "topologySpreadConstraints": [_spread_over_nodes(labels)],
     }
+    if gpu_resources(launch.resources):
+        overrides["tolerations"] = _tolerating_gpus(overrides.get("tolerations", []))
+    if "initContainers" in overrides:
+        overrides["initContainers"] = [_hardened(container) for container in overrides["initContainers"]]
     security = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
     return {
         **ours,
@@ -84,14 +97,12 @@ def _container(launch: Launch, pull_policy: str | None) -> dict[str, Any]:
     overrides = (
         launch.template.container.model_dump(by_alias=True, exclude_none=True) if launch.template.container else {}
     )
-    mounts = [{"name": SCRATCH_VOLUME, "mountPath": "/tmp"}]
+    mounts: list[dict[str, Any]] = [{"name": SCRATCH_VOLUME, "mountPath": "/tmp"}]
     if launch.source.claim is not None:
-        mounts.append({"name": MODEL_VOLUME, "mountPath": MODEL_MOUNT, "readOnly": True})  # type: ignore[dict-item]
-    security = {
-        "allowPrivilegeEscalation": False,
-        "capabilities": {"drop": ["ALL"]},
-        "readOnlyRootFilesystem": True,
-    }
+        mounts.append({"name": MODEL_VOLUME, "mountPath": MODEL_MOUNT, "readOnly": True})
+    if _needs_shared_memory(launch):
+        mounts.append({"name": SHARED_MEMORY_VOLUME, "mountPath": SHARED_MEMORY})
+    security = {**_unprivileged(), "readOnlyRootFilesystem": True}
     container: dict[str, Any] = {
         "name": CONTAINER,
         "image": launch.image,
@@ -108,9 +119,9 @@ def _container(launch: Launch, pull_policy: str | None) -> dict[str, Any]:
             {"name": "events", "containerPort": EVENTS_PORT},
             {"name": "replay", "containerPort": REPLAY_PORT},
         ],
-        "startupProbe": _probe(READY_PATH, period_s=1, failures=START_LIMIT_S),
-        "livenessProbe": _probe(HEALTH_PATH, period_s=5, failures=3),
-        "readinessProbe": _probe(READY_PATH, period_s=2, failures=3),
+        "startupProbe": {**_probe(READY_PATH, period_s=1, failures=START_LIMIT_S), **overrides.get("startupProbe", {})},
+        "livenessProbe": {**_probe(HEALTH_PATH, period_s=5, failures=3), **overrides.get("livenessProbe", {})},
+        "readinessProbe": {**_probe(READY_PATH, period_s=2, failures=3), **overrides.get("readinessProbe", {})},
         "lifecycle": {"preStop": {"sleep": {"seconds": UNROUTE_S}}},
         "terminationMessagePolicy": "FallbackToLogsOnError",  # the last line of a crash is told in the status
         "volumeMounts": mounts + overrides.get("volumeMounts", []),
@@ -140,6 +151,27 @@ def _with_default_requests(resources: dict[str, Any]) -> dict[str, Any]:
     requests, limits = resources.get("requests", {}), resources.get("limits", {})
     missing = {name: value for name, value in DEFAULT_REQUESTS.items() if name not in requests and name not in limits}
     return {**resources, "requests": {**missing, **requests}} if missing or requests else resources
+
+
+def _tolerating_gpus(tolerations: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    said = any(item.get("key") == GPU_TOLERATION["key"] for item in tolerations)
+    return tolerations if said else [*tolerations, GPU_TOLERATION]
+
+
+def _needs_shared_memory(launch: Launch) -> bool:
+    """NCCL, and processes of one engine, exchange data there; 64 MB, as runtimes give, are too few for them."""
+    container = launch.template.container
+    mounts = (container.volume_mounts if container else None) or ()
+    return bool(gpu_resources(launch.resources)) and all(mount.mount_path != SHARED_MEMORY for mount in mounts)
+
+
+def _unprivileged() -> dict[str, Any]:
+    return {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+
+
+def _hardened(container: dict[str, Any]) -> dict[str, Any]:
+    """A container beside the engine's: with fewer rights than Kubernetes' default, unless the user says otherwise."""
+    return {**container, "securityContext": {**_unprivileged(), **container.get("securityContext", {})}}
 
 
 def _environment(launch: Launch, users: Sequence[EnvironmentVariable]) -> list[dict[str, Any]]:

@@ -1,0 +1,59 @@
+"""Which image an engine runs from, and who is told that none fits."""
+
+import re
+from typing import Any
+
+import pytest
+
+from mini_infer_operator.images import EngineImages, gpu_resources
+from mini_infer_operator.parse import parse_service
+from tests.support.services import changed
+
+BOTH, CPU_ONLY = EngineImages("cpu:1", "cuda:1"), EngineImages("cpu:1")
+GPU = {"limits": {"nvidia.com/gpu": 1}}
+MIG = {"limits": {"nvidia.com/mig-1g.10gb": "2"}}
+CLAIM = {"claims": [{"name": "gpu"}]}
+NONE: dict[str, Any] = {"limits": {"cpu": 4, "nvidia.com/gpu": 0}}
+
+
+def service(resources: dict[str, Any], image: str | None = None) -> Any:
+    spec: dict[str, Any] = {"unified": {"resources": resources}}
+    return parse_service(changed({"spec": spec | ({"image": image} if image else {})}))
+
+
+@pytest.mark.parametrize(
+    ("resources", "asked"), [(GPU, {"nvidia.com/gpu": 1}), (MIG, {"nvidia.com/mig-1g.10gb": 2}), (CLAIM, {"gpu": 1})]
+)
+def test_who_asks_for_a_gpu_gets_the_image_for_it(resources: dict[str, Any], asked: dict[str, float]) -> None:
+    wanted = service(resources)
+    assert gpu_resources(wanted.roles["unified"].resources) == asked
+    assert BOTH.default_for(wanted) == "cuda:1"
+    assert BOTH.failure(wanted) is None
+
+
+def test_who_asks_for_none_gets_the_one_for_cpus() -> None:
+    assert BOTH.default_for(service(NONE)) == "cpu:1"
+    assert CPU_ONLY.failure(service(NONE)) is None
+
+
+@pytest.mark.parametrize(
+    ("images", "image", "told"),
+    [
+        (CPU_ONLY, None, r"unified asks for a GPU, and cpu:1 computes on CPUs: name one .* --engine-cuda-image"),
+        (CPU_ONLY, "cpu:1", r"unified asks for a GPU, and cpu:1 computes on CPUs: name one"),
+        (
+            BOTH,
+            "cpu:1",
+            r"unified asks for a GPU, and cpu:1 computes on CPUs: leave spec.image out, and cuda:1 is used",
+        ),
+    ],
+)
+def test_a_gpu_is_not_given_to_an_image_for_cpus(images: EngineImages, image: str | None, told: str) -> None:
+    failure = images.failure(service(GPU, image))
+    assert failure is not None
+    assert failure.reason == "NoGpuImage"
+    assert re.match(told, failure.message), failure.message
+
+
+def test_an_image_that_is_named_is_trusted() -> None:
+    assert CPU_ONLY.failure(service(GPU, "mine:1")) is None
