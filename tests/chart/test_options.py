@@ -29,7 +29,7 @@ SET_BY_THE_CHART = {
         "admin-port",
     },
     "mini_infer_operator.controller.settings": {
-        *("engine-image", "engine-image-pull-policy", "gateway-url", "namespaces"),
+        *("engine-image", "engine-cuda-image", "engine-image-pull-policy", "gateway-url", "namespaces"),
         *("health-port", "resync-seconds", "log-level"),
     },
 }
@@ -91,6 +91,12 @@ def test_options_become_flags(full: list[dict[str, Any]]) -> None:
     assert {"--routing=round-robin", "--max-body-bytes=33554432", "--idle-timeout=2.5", "--seed=3"} <= set(arguments)
     assert "--shutdown-timeout=105" in arguments  # of 120 s, 10 before and 5 after
     assert not any("routing" in argument for argument in container(rendered(), "gateway")["args"])
+
+
+def test_engines_for_gpus_have_an_image_of_their_own(full: list[dict[str, Any]]) -> None:
+    assert "--engine-cuda-image=registry/engine-cuda:2" in container(full, "operator")["args"]
+    without = container(rendered("--set=engine.cudaImage.repository="), "operator")["args"]
+    assert not any("cuda" in argument for argument in without)
 
 
 def test_every_value_is_in_the_full_example() -> None:
