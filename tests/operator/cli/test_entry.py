@@ -21,7 +21,7 @@ def test_plan_prints_manifests_and_a_summary(capsys: pytest.CaptureFixture[str])
     assert "default/demo: 2 x unified, model demo, image mini-infer-engine-cpu:" in output.err
     assert cli.main(["plan", "-f", DEMO, "-o", "json", "--engine-image", "x:1"]) == 0
     items = json.loads(capsys.readouterr().out)["items"]
-    assert items[2]["spec"]["template"]["spec"]["containers"][0]["image"] == "x:1"
+    assert items[-1]["spec"]["template"]["spec"]["containers"][0]["image"] == "x:1"
 
 
 @pytest.mark.parametrize(
