@@ -5,7 +5,7 @@ are, byte for byte, what vLLM 0.26 sends (vllm/distributed/kv_events.py); its ol
 file knows neither sockets nor caches.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -200,6 +200,35 @@ def decode_snapshot(payload: bytes) -> Snapshot:
         return _snapshot_decoder.decode(payload)
     except _BAD_BYTES as error:
         raise EventFormatError(f"KV snapshot of {len(payload)} bytes: {error}") from error
+
+
+class _LazySnapshot(msgspec.Struct, frozen=True):
+    sequence: int
+    chains: list[msgspec.Raw]
+
+
+_lazy_snapshot_decoder = msgspec.msgpack.Decoder(_LazySnapshot)
+_chain_decoder = msgspec.msgpack.Decoder(BlockStored)
+
+
+def read_snapshot(payload: bytes) -> tuple[int, Iterator[BlockStored]]:
+    """The body of GET /kv_snapshot as (sequence, chains), chain by chain: two million tokens are not read at once.
+
+    EventFormatError, also from the iterator.
+    """
+    try:
+        snapshot = _lazy_snapshot_decoder.decode(payload)
+    except _BAD_BYTES as error:
+        raise EventFormatError(f"KV snapshot of {len(payload)} bytes: {error}") from error
+    return snapshot.sequence, _chains(snapshot.chains)
+
+
+def _chains(chains: Sequence[msgspec.Raw]) -> Iterator[BlockStored]:
+    for number, chain in enumerate(chains):
+        try:
+            yield _chain_decoder.decode(chain)
+        except _BAD_BYTES as error:
+            raise EventFormatError(f"chain {number} of a KV snapshot: {error}") from error
 
 
 def sequence_frame(sequence: int) -> bytes:

@@ -7,7 +7,7 @@ is kept for a while; when it does not answer, nothing is claimed of it.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -18,14 +18,15 @@ from zmq.utils.monitor import recv_monitor_message
 from mini_infer_contract.events import (
     EVENTS_TOPIC,
     LOAD_TOPIC,
+    BlockStored,
     EventFormatError,
+    KVEvent,
     KVEventBatch,
-    Snapshot,
     decode_batch,
     decode_load,
-    decode_snapshot,
     read_replay_reply,
     read_sequence,
+    read_snapshot,
     sequence_frame,
 )
 from mini_infer_contract.launch import KV_SNAPSHOT_PATH, MODELS_PATH, READY_PATH, Endpoint
@@ -39,7 +40,7 @@ from mini_infer_gateway.http.upstream import (
     UpstreamTimeoutError,
 )
 from mini_infer_gateway.index.event_sequencer import Sequencer, Verdict
-from mini_infer_gateway.index.prefix_index import PrefixIndex
+from mini_infer_gateway.index.prefix_index import PrefixIndex, slices
 from mini_infer_gateway.prompts.tokenizers import NoPromptAssetsError, Tokenizers
 
 FIRST_BACKOFF_S = 0.2
@@ -54,8 +55,8 @@ LONGEST_PAUSE_S = 30.0
 ALIVE_TIMEOUT_S = 1.0
 HEARTBEAT_MS = 5000
 """A dead node closes no connection: silence of three of these does."""
-SNAPSHOT_SLICE = 64
-"""Chains applied between two looks at the event loop."""
+SLICE_S = 0.002
+"""Events are applied this long between two looks at the event loop."""
 
 log = logging.getLogger(__name__)
 
@@ -83,6 +84,7 @@ class EndpointSubscriber:
         self._stale_ttl_s = stale_ttl_s
         self.stale_until_s = 0.0
         """Until then what events said before they stopped is believed."""
+        self._breathed_s = 0.0
         self.live = False
         """Events arrive and the index knows what was before them."""
         self.report_s: float | None = None
@@ -201,6 +203,7 @@ class EndpointSubscriber:
         self.live = True
         while True:
             topic, frame, payload = await socket.recv_multipart()
+            await self._breathe()
             if topic == LOAD_TOPIC:
                 self._ledger.report(self._endpoint.name, decode_load(payload))
                 self.report_s = self._clock()
@@ -209,7 +212,7 @@ class EndpointSubscriber:
             sequence, batch = read_sequence(frame), decode_batch(payload)
             match self._sequencer.observe(sequence):
                 case Verdict.NEXT:
-                    self._apply(sequence, batch)
+                    await self._apply(sequence, batch)
                 case Verdict.KNOWN:
                     pass
                 case Verdict.GAP:
@@ -218,21 +221,33 @@ class EndpointSubscriber:
                     log.info("%s restarted", self._endpoint.name)
                     self._index.clear(self._endpoint.name)
                     await self._resync()
-                    self._apply_if_new(sequence, batch)
+                    await self._apply_if_new(sequence, batch)
 
     def _learn(self, evidence: Evidence) -> None:
         if self._learned(evidence):
             log.info("endpoint %s is back: %s", self._endpoint.name, evidence.value)
 
-    def _apply(self, sequence: int, batch: KVEventBatch) -> None:
+    async def _apply(self, sequence: int, batch: KVEventBatch) -> None:
         self._sequencer.applied(sequence)
-        orphans = self._index.apply(self._endpoint.name, batch.events)
-        if orphans:
-            log.debug("%s stored %d chains whose parents are not known here", self._endpoint.name, orphans)
+        await self._apply_slices(batch.events)
 
-    def _apply_if_new(self, sequence: int, batch: KVEventBatch) -> None:
+    async def _apply_slices(self, events: Iterable[KVEvent]) -> None:
+        """Requests go on between two slices."""
+        for part in slices(events):
+            orphans = self._index.apply(self._endpoint.name, part)
+            if orphans:
+                log.debug("%s stored %d chains whose parents are not known here", self._endpoint.name, orphans)
+            await self._breathe()
+
+    async def _breathe(self) -> None:
+        """Lets the event loop run once this has held it for SLICE_S: a socket with much to read never waits."""
+        if self._clock() - self._breathed_s > SLICE_S:
+            await asyncio.sleep(0)
+            self._breathed_s = self._clock()
+
+    async def _apply_if_new(self, sequence: int, batch: KVEventBatch) -> None:
         if self._sequencer.expected is None or sequence >= self._sequencer.expected:
-            self._apply(sequence, batch)
+            await self._apply(sequence, batch)
 
     async def _heal(self, sequence: int, batch: KVEventBatch) -> None:
         """Events were lost before `sequence`: replay, or else a snapshot, or else only what comes from now on."""
@@ -243,7 +258,7 @@ class EndpointSubscriber:
             self._index.clear(self._endpoint.name)
             healed = "snapshot" if await self._resync() else "none"
         self._count_gap(healed)
-        self._apply_if_new(sequence, batch)
+        await self._apply_if_new(sequence, batch)
 
     async def _resync(self) -> bool:
         """Takes all that the endpoint holds: from its snapshot, or else from what it can replay."""
@@ -252,16 +267,15 @@ class EndpointSubscriber:
             self._sequencer.expected = None
             return await self._replay(0)
         self._index.clear(self._endpoint.name)
-        for start in range(0, len(snapshot.chains), SNAPSHOT_SLICE):
-            self._index.apply(self._endpoint.name, snapshot.chains[start : start + SNAPSHOT_SLICE])
-            await asyncio.sleep(0)  # Requests go on meanwhile.
-        self._sequencer.applied(snapshot.sequence)
+        sequence, chains = snapshot
+        await self._apply_slices(chains)
+        self._sequencer.applied(sequence)
         return True
 
-    async def _snapshot(self) -> Snapshot | None:
+    async def _snapshot(self) -> tuple[int, Iterator[BlockStored]] | None:
         try:
             status, body = await self._upstream.fetch(self._endpoint.url, KV_SNAPSHOT_PATH, SNAPSHOT_TIMEOUT_S)
-            return decode_snapshot(body) if status == 200 else None
+            return read_snapshot(body) if status == 200 else None
         except (UpstreamError, EventFormatError) as error:
             log.info("no KV snapshot from %s: %s", self._endpoint.name, error)
             return None
@@ -281,7 +295,7 @@ class EndpointSubscriber:
                     sequence, payload = reply
                     if self._sequencer.expected not in (None, sequence):
                         break  # The endpoint's buffer no longer reaches back that far.
-                    self._apply(sequence, decode_batch(payload))
+                    await self._apply(sequence, decode_batch(payload))
                     came = True
         except (TimeoutError, EventFormatError) as error:
             log.info("no replay from %s: %s", self._endpoint.name, str(error) or "time-out")

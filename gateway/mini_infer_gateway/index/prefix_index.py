@@ -2,16 +2,25 @@
 
 An event brings token ids and the sender's hashes. The keys are computed here from the token ids; the sender's hashes
 only name its blocks in later events, so an engine with another hash, salt or block size needs no trust. Guesses stand
-in until the event of a routed prompt comes. Pure: no sockets, no sequence numbers, time is passed in.
+in until the event of a routed prompt comes. No call takes long: what is large is applied, forgotten and freed in parts.
+Pure: no sockets, no sequence numbers, time is passed in.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
 from math import lcm
 from typing import Any
 
+from msgspec.structs import replace
+
 from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS, block_keys, root_key
-from mini_infer_contract.events import MEDIUM_GPU, AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, KVEvent
+from mini_infer_contract.events import MEDIUM_GPU, AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
+from mini_infer_gateway.index.guesses import Guesses
+from mini_infer_gateway.index.held_blocks import NO_HIT, ROOT, HeldBlocks, Hit
+
+__all__ = ["NO_HIT", "Hit", "PrefixIndex", "prompt_root", "slices"]
+
+SLICE_BLOCKS = 256
+"""Applied, forgotten or freed at once: less than two milliseconds."""
 
 
 def prompt_root(adapter: str = "", salt: str = "") -> bytes:
@@ -22,50 +31,53 @@ def prompt_root(adapter: str = "", salt: str = "") -> bytes:
     return root_key("", adapter, salt)
 
 
-@dataclass(slots=True)
-class _Block:
-    """One block of an endpoint's: its place in our chain."""
-
-    end: bytes
-    """Our last key at or before its end."""
-    rest: tuple[int, ...]
-    """Token ids after `end`: fewer than a block, and none wherever the sender's block size is a multiple of ours."""
-    parent: "_Block | None"
-    children: int = 0
-    """Blocks that hang on this one: where there are several, several conversations share it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Hit:
-    """What an endpoint holds of one prompt."""
-
-    blocks: int
-    """From the first on, without a gap."""
-    shared_blocks: int
-    """Those of them that other prompts held there begin with too."""
-    sharers: int
-    """How many continuations the shared part has."""
+def slices(events: Iterable[KVEvent]) -> Iterator[list[KVEvent]]:
+    """The same events in parts of SLICE_BLOCKS at most, long chains cut: between two parts something else may run."""
+    part: list[KVEvent] = []
+    room = SLICE_BLOCKS
+    for event in events:
+        for piece in _pieces(event):
+            blocks = len(piece.block_hashes) if isinstance(piece, BlockStored) else 1
+            if part and blocks > room:
+                yield part
+                part, room = [], SLICE_BLOCKS
+            part.append(piece)
+            room -= blocks
+    if part:
+        yield part
 
 
-NO_HIT = Hit(0, 0, 1)
+def _pieces(event: KVEvent) -> Iterator[KVEvent]:
+    if not isinstance(event, BlockStored | BlockRemoved) or len(event.block_hashes) <= SLICE_BLOCKS:
+        yield event
+        return
+    for start in range(0, len(event.block_hashes), SLICE_BLOCKS):
+        part = slice(start, start + SLICE_BLOCKS)
+        if isinstance(event, BlockRemoved):
+            yield replace(event, block_hashes=event.block_hashes[part])
+            continue
+        tokens = slice(start * event.block_size, (start + SLICE_BLOCKS) * event.block_size)
+        yield replace(
+            event,
+            block_hashes=event.block_hashes[part],
+            parent_block_hash=event.block_hashes[start - 1] if start else event.parent_block_hash,
+            token_ids=event.token_ids[tokens],
+            extra_keys=event.extra_keys[part] if event.extra_keys else None,
+        )
 
 
-@dataclass(slots=True)
 class _Holdings:
-    """What one endpoint holds."""
+    """What one endpoint holds and is thought to hold."""
 
-    by_hash: dict[BlockHash, _Block] = field(default_factory=dict)
-    owner: dict[bytes, BlockHash] = field(default_factory=dict)
-    """Our key -> the sender's block that ends with it; the least recently used first."""
-    step: int = 1
-    """Ours to the smallest run of the sender's blocks that ends where one of ours does: it shares whole blocks only."""
-    stale_until_s: float | None = None
-    """Its events stopped: what they said is believed until then; None: they come."""
-    guesses: dict[bytes, float] = field(default_factory=dict)
-    """Our key -> when it expires, on the caller's clock; the oldest first."""
+    __slots__ = ("blocks", "guesses", "stale_until_s")
+
+    def __init__(self) -> None:
+        self.blocks, self.guesses = HeldBlocks(), Guesses()
+        self.stale_until_s: float | None = None
+        """Its events stopped: what they said is believed until then; None: they come."""
 
     def size(self) -> int:
-        return max(len(self.owner), len(self.by_hash)) + len(self.guesses)
+        return len(self.blocks) + len(self.guesses)
 
 
 class PrefixIndex:
@@ -75,9 +87,19 @@ class PrefixIndex:
         self._max_blocks = max_blocks
         self._endpoints: dict[str, _Holdings] = {}
         self._total = 0
+        self._discarded: list[HeldBlocks] = []
+        """Of endpoints that are gone: to free a million blocks at once would take too long."""
+
+    @property
+    def total_blocks(self) -> int:
+        """Held and guessed, over all endpoints."""
+        return self._total
 
     def apply(self, endpoint: str, events: Sequence[KVEvent]) -> int:
-        """Takes an endpoint's events in order; returns how many chains hung on a parent that is not known here."""
+        """Takes an endpoint's events in order; returns how many chains hung on a parent that is not known here.
+
+        Takes as long as the events are: see `slices`.
+        """
         holdings = self._holdings(endpoint)
         before = holdings.size()
         orphans = 0
@@ -88,9 +110,8 @@ class PrefixIndex:
                 case BlockRemoved():
                     self._remove(holdings, event)
                 case AllBlocksCleared():
-                    holdings.by_hash.clear()
-                    holdings.owner.clear()
-                    holdings.guesses.clear()
+                    self._discarded.append(holdings.blocks)
+                    holdings.blocks, holdings.guesses = HeldBlocks(), Guesses()
         self._total += holdings.size() - before
         self._trim()
         return orphans
@@ -99,13 +120,9 @@ class PrefixIndex:
         """A prompt with these keys was just sent there: they count as held until `expires_s`, or until an event."""
         holdings = self._holdings(endpoint)
         before = holdings.size()
-        # Children first, so that of one prompt they are also the first to be forgotten.
-        for key in reversed(keys):
-            if (owner := holdings.owner.pop(key, None)) is not None:
-                holdings.owner[key] = owner
-            else:
-                holdings.guesses.pop(key, None)
-                holdings.guesses[key] = expires_s
+        held = holdings.blocks.touch(keys)
+        if held < len(keys):
+            holdings.guesses.add(keys, held, expires_s)
         self._total += holdings.size() - before
         self._trim()
 
@@ -114,113 +131,100 @@ class PrefixIndex:
         if holdings := self._endpoints.get(endpoint):
             holdings.stale_until_s = until_s
 
-    def expire(self, now_s: float) -> None:
-        """Drops guesses that nothing confirmed and what is stale; to be called now and then."""
+    def expire(self, now_s: float) -> bool:
+        """Drops what is stale and some guesses that nothing confirmed; whether there is more to do at once.
+
+        To be called now and then, lookups ignore expired guesses anyway.
+        """
+        left = SLICE_BLOCKS
         for holdings in self._endpoints.values():
             if holdings.stale_until_s is not None and holdings.stale_until_s <= now_s:
-                self._total -= holdings.size() - len(holdings.guesses)
-                holdings.by_hash.clear()
-                holdings.owner.clear()
-                holdings.stale_until_s = None
-            expired = [key for key, expires_s in holdings.guesses.items() if expires_s <= now_s]
-            for key in expired:
-                del holdings.guesses[key]
-            self._total -= len(expired)
+                self._total -= len(holdings.blocks)
+                self._discarded.append(holdings.blocks)
+                holdings.blocks, holdings.stale_until_s = HeldBlocks(), None
+            if left <= 0:
+                return True
+            before = len(holdings.guesses)
+            left -= holdings.guesses.expire(now_s, left)
+            self._total += len(holdings.guesses) - before
+        if self._discarded and not self._discarded[-1].sweep(8 * SLICE_BLOCKS):
+            self._discarded.pop()
+        return left <= 0 or bool(self._discarded)
 
     def hit(self, endpoint: str, keys: Sequence[bytes], now_s: float) -> Hit:
-        """What is held there of a prompt with these keys."""
+        """What is held of a prompt with these keys: takes time with the logarithm of its length."""
         holdings = self._endpoints.get(endpoint)
         if holdings is None:
             return NO_HIT
-        owner, guesses, by_hash = holdings.owner, holdings.guesses, holdings.by_hash
-        blocks, shared_blocks, sharers, step = 0, 0, 1, holdings.step
-        for position in range(step - 1, len(keys), step):
-            key = keys[position]
-            block_hash = owner.get(key)
-            if block_hash is not None:
-                children = by_hash[block_hash].children
-                if children > 1:
-                    shared_blocks, sharers = position + 1, max(sharers, children)
-            elif guesses.get(key, now_s) <= now_s:
-                break
-            blocks = position + 1
-        return Hit(blocks, shared_blocks, sharers)
+        hit = holdings.blocks.hit(keys)
+        if not len(holdings.guesses):
+            return hit
+        blocks = holdings.guesses.depth(keys, hit.blocks, now_s, holdings.blocks.step)
+        return hit if blocks == hit.blocks else Hit(blocks, hit.shared_blocks, hit.sharers)
 
     def held_blocks(self, endpoint: str) -> int:
         """How many blocks are held there in all, guesses included."""
         holdings = self._endpoints.get(endpoint)
-        return len(holdings.owner) * holdings.step + len(holdings.guesses) if holdings else 0
+        return len(holdings.blocks.owner) * holdings.blocks.step + len(holdings.guesses) if holdings else 0
 
     def clear(self, endpoint: str) -> None:
         """The endpoint is gone, or what is known of it is not to be trusted."""
         holdings = self._endpoints.pop(endpoint, None)
         if holdings:
             self._total -= holdings.size()
+            self._discarded.append(holdings.blocks)
 
     def _holdings(self, endpoint: str) -> _Holdings:
-        return self._endpoints.setdefault(endpoint, _Holdings())
+        holdings = self._endpoints.get(endpoint)
+        if holdings is None:
+            holdings = self._endpoints[endpoint] = _Holdings()
+        return holdings
 
     def _store(self, holdings: _Holdings, event: BlockStored) -> bool:
-        rest: tuple[int, ...] = ()
         if not _on_device(event):
             return True
+        blocks, size = holdings.blocks, event.block_size
+        rest: tuple[int, ...] = ()
+        row = ROOT
         if event.parent_block_hash is None:
-            parent, end = None, _root(event)
-        elif parent := holdings.by_hash.get(event.parent_block_hash):
-            end, rest = parent.end, parent.rest
+            end = _root(event)
         else:
-            return False
-        holdings.step = lcm(max(1, event.block_size), BLOCK_SIZE_TOKENS) // BLOCK_SIZE_TOKENS
+            row = blocks.by_hash.get(event.parent_block_hash, ROOT)
+            if row == ROOT:
+                return False
+            end, rest = blocks.end_of(row)
+        blocks.step = lcm(max(1, size), BLOCK_SIZE_TOKENS) // BLOCK_SIZE_TOKENS
         for position, block_hash in enumerate(event.block_hashes):
             if position or event.parent_block_hash is not None:
                 end = _distinguish(end, _extra(event, position))
-            tokens = (*rest, *event.token_ids[position * event.block_size : (position + 1) * event.block_size])
+            tokens = (*rest, *event.token_ids[position * size : (position + 1) * size])
             keys = block_keys(tokens, end)
             end = keys[-1] if keys else end
             rest = tokens[len(keys) * BLOCK_SIZE_TOKENS :]
-            known = holdings.by_hash.get(block_hash)
-            if known is None or known.end != end or known.rest != rest:
-                _drop(holdings, block_hash)
-                if parent:
-                    parent.children += 1
-                known = holdings.by_hash[block_hash] = _Block(end, rest, parent)
-            parent = known
+            row = blocks.add(block_hash, row, end, len(keys), rest)
             for key in keys:
-                holdings.guesses.pop(key, None)
-            if keys and not rest:
-                holdings.owner.pop(end, None)
-                holdings.owner[end] = block_hash
+                holdings.guesses.confirm(key)
+        blocks.used(row)
         return True
 
     def _remove(self, holdings: _Holdings, event: BlockRemoved) -> None:
         if _on_device(event):
             for block_hash in event.block_hashes:
-                _drop(holdings, block_hash)
+                holdings.blocks.drop(block_hash)
 
     def _trim(self) -> None:
-        """Forgets the least recently used blocks of the largest endpoint."""
+        """Forgets guesses, then the least recently used blocks, of the largest endpoint."""
         while self._total > self._max_blocks:
             holdings = max(self._endpoints.values(), key=_Holdings.size)
             before = holdings.size()
-            # A tenth of it at once, so that a full index does not look for its largest part at every event.
-            target = before - max(self._total - self._max_blocks, before // 10)
-            while holdings.guesses and holdings.size() > target:
-                del holdings.guesses[next(iter(holdings.guesses))]
-            while holdings.owner and holdings.size() > target:
-                _drop(holdings, next(iter(holdings.owner.values())))
-            while holdings.by_hash and holdings.size() > target:
-                _drop(holdings, next(iter(holdings.by_hash)))
-            self._total -= before - holdings.size()
-
-
-def _drop(holdings: _Holdings, block_hash: BlockHash) -> None:
-    block = holdings.by_hash.pop(block_hash, None)
-    if block is None:
-        return
-    if block.parent:
-        block.parent.children -= 1
-    if holdings.owner.get(block.end) == block_hash:
-        del holdings.owner[block.end]
+            # Some more than needed, so that a full index does not look for its largest part at every event.
+            spare = min(SLICE_BLOCKS, before // 10)
+            excess = max(1, min(before, self._total - self._max_blocks + spare))
+            holdings.guesses.forget(min(excess, len(holdings.guesses)))
+            excess -= before - holdings.size()
+            if excess > 0:
+                holdings.blocks.forget(excess)
+            self._total += holdings.size() - before
 
 
 def _on_device(event: BlockStored | BlockRemoved) -> bool:

@@ -1,0 +1,139 @@
+"""Prompts that were sent to one endpoint and count as held there until an event says so or their time is up.
+
+A guess covers what a prompt has beyond what is held or guessed already, so a growing chat adds what is new of it and
+gives the rest new time, guess by guess and not block by block. Pure: time is passed in.
+"""
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+NONE = -1
+
+
+@dataclass(slots=True)
+class _Guess:
+    """Blocks that one request added."""
+
+    keys: Sequence[bytes]
+    expires_s: float
+    before: int
+    """The guess that the prompt's blocks before these belong to; NONE: they were held, or there are none."""
+    dropped: int = 0
+    """How many of the keys, from the last on, are forgotten already."""
+
+
+class Guesses:
+    """Of one endpoint."""
+
+    def __init__(self) -> None:
+        self.by_key: dict[bytes, int] = {}
+        """Our key -> the guess that it belongs to."""
+        self._guesses: dict[int, _Guess] = {}
+        self._by_time: list[tuple[float, int]] = []
+        """A heap; a guess that got new time stands there with its old one."""
+        self._next = 0
+
+    def __len__(self) -> int:
+        return len(self.by_key)
+
+    def add(self, keys: Sequence[bytes], held: int, expires_s: float) -> None:
+        """A prompt was sent, of which the first `held` blocks are held."""
+        now_known = held
+        before = NONE
+        if held < len(keys) and keys[held] in self.by_key:
+            now_known = self._known(keys, held)
+            before = self._cut_after(keys[now_known - 1])
+        self._extend(before, expires_s)
+        if now_known < len(keys):
+            self._begin(keys[now_known:], expires_s, before)
+
+    def depth(self, keys: Sequence[bytes], held: int, now_s: float, step: int) -> int:
+        """How many blocks count as held, where `held` are; in whole steps."""
+        if not self.by_key or held >= len(keys) or not self._alive(keys, held, now_s):
+            return held
+        low, high = held + 1, len(keys)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._alive(keys, middle - 1, now_s):
+                low = middle
+            else:
+                high = middle - 1
+        return low - low % step
+
+    def confirm(self, key: bytes) -> None:
+        """An event says that it is held."""
+        self.by_key.pop(key, None)
+
+    def expire(self, now_s: float, blocks: int) -> int:
+        """Forgets guesses whose time is up, at most `blocks`; how many it looked at."""
+        spent = 0
+        while spent < blocks and self._by_time and self._by_time[0][0] <= now_s:
+            spent += 1 + self._drop_first(now_s, blocks - spent)
+        return spent
+
+    def forget(self, blocks: int) -> None:
+        """Forgets this many, of those first whose time is up first."""
+        while blocks > 0 and self._by_time:
+            blocks -= self._drop_first(self._by_time[0][0], blocks)
+
+    def _drop_first(self, now_s: float, blocks: int) -> int:
+        """Of the guess that is listed as the next to end, if that is so; how many it forgot."""
+        _, number = self._by_time[0]
+        guess = self._guesses[number]
+        if guess.expires_s > now_s:
+            heapq.heapreplace(self._by_time, (guess.expires_s, number))
+            return 0
+        forgotten = 0
+        while guess.dropped < len(guess.keys) and forgotten < blocks:
+            guess.dropped += 1
+            key = guess.keys[len(guess.keys) - guess.dropped]
+            if self.by_key.get(key) == number:
+                del self.by_key[key]
+            forgotten += 1
+        if guess.dropped == len(guess.keys):
+            heapq.heappop(self._by_time)
+            del self._guesses[number]
+        return forgotten
+
+    def _alive(self, keys: Sequence[bytes], position: int, now_s: float) -> bool:
+        number = self.by_key.get(keys[position])
+        return number is not None and self._guesses[number].expires_s > now_s
+
+    def _known(self, keys: Sequence[bytes], held: int) -> int:
+        """Up to where the keys belong to guesses; the key at `held` does."""
+        low, high = held + 1, len(keys)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if keys[middle - 1] in self.by_key:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def _cut_after(self, key: bytes) -> int:
+        """The guess that ends with this key; what another prompt has beyond it becomes a guess of its own."""
+        number = self.by_key[key]
+        guess = self._guesses[number]
+        length = len(guess.keys) - guess.dropped
+        if guess.keys[length - 1] == key:
+            return number
+        end = next(position for position in range(length - 1, -1, -1) if guess.keys[position] == key) + 1
+        rest = guess.keys[end:length]
+        guess.keys, guess.dropped = guess.keys[:end], 0
+        self._begin([key for key in rest if self.by_key.get(key) == number], guess.expires_s, number)
+        return number
+
+    def _extend(self, number: int, expires_s: float) -> None:
+        while number in self._guesses and self._guesses[number].expires_s < expires_s:
+            guess = self._guesses[number]
+            guess.expires_s = expires_s
+            number = guess.before
+
+    def _begin(self, keys: Sequence[bytes], expires_s: float, before: int) -> None:
+        number = self._next
+        self._next += 1
+        self._guesses[number] = _Guess(keys, expires_s, before)
+        heapq.heappush(self._by_time, (expires_s, number))
+        for key in keys:
+            self.by_key[key] = number

@@ -1,0 +1,248 @@
+"""What one endpoint says that it holds: a tree of blocks under our own keys, made for few and short looks.
+
+Because a cache holds a prompt from its beginning on, how much of a prompt is held is found by bisection. Where blocks
+fork is remembered by run (an unforked part of a chain), so what conversations share is found without a walk. Blocks are
+rows of columns, not objects: a million of them would hold up the garbage collector. Pure: no clock.
+"""
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mini_infer_contract.events import BlockHash
+
+ROOT = -1
+"""The parent of a prompt's first block."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """What an endpoint holds of one prompt."""
+
+    blocks: int
+    """From the first on, without a gap."""
+    shared_blocks: int
+    """Those of them that other prompts held there begin with too."""
+    sharers: int
+    """How many continuations the shared part has."""
+
+
+NO_HIT = Hit(0, 0, 1)
+
+
+class HeldBlocks:
+    """The blocks of an endpoint that its events have confirmed."""
+
+    def __init__(self) -> None:
+        self.by_hash: dict[BlockHash, int] = {}
+        """The sender's hash -> row."""
+        self.owner: dict[bytes, int] = {}
+        """Our key -> the row of the block that ends with it."""
+        self.step = 1
+        """Ours to the smallest run of the sender's blocks that ends where one of ours does: it shares whole blocks."""
+        self._rests: dict[int, tuple[int, ...]] = {}
+        """Row -> token ids after its key; none wherever the sender's block size is a multiple of ours."""
+        self._leaves: OrderedDict[int, None] = OrderedDict()
+        """Rows on which none hangs, the least recently used first."""
+        self._ghosts: set[int] = set()
+        """Rows that were removed while others hung on them: a prompt may be held with a gap, so it is walked."""
+        self._keys: list[bytes] = []
+        self._hashes: list[BlockHash | None] = []
+        self._parents, self._children = array("i"), array("i")
+        self._depths, self._runs = array("i"), array("i")
+        self._free_rows: list[int] = []
+        self._run_above, self._run_end = array("i"), array("i")
+        """By run: the block that it hangs on, and its last block."""
+        self._free_runs: list[int] = []
+
+    def __len__(self) -> int:
+        return max(len(self.owner), len(self.by_hash))
+
+    def end_of(self, row: int) -> tuple[bytes, tuple[int, ...]]:
+        """Our last key at or before a block's end, and the token ids after it."""
+        return self._keys[row], self._rests.get(row, ())
+
+    def add(self, block_hash: BlockHash, parent: int, key: bytes, keys: int, rest: tuple[int, ...]) -> int:
+        """A block that hangs on the row `parent`, with `keys` more keys than it, the last of them `key`; its row."""
+        known = self.by_hash.get(block_hash)
+        if known is not None:
+            if self._keys[known] == key and self._rests.get(known, ()) == rest:
+                return known
+            if known == parent:
+                return parent  # A block cannot hang on itself, whatever its sender says.
+            self.drop(block_hash)
+        row = self._new_row(block_hash, parent, key, keys)
+        self.by_hash[block_hash] = row
+        if rest:
+            self._rests[row] = rest
+        elif keys:
+            self.owner[key] = row
+        return row
+
+    def used(self, row: int) -> None:
+        """The end of a chain was stored or asked for: of all conversations this is the last to be forgotten."""
+        if row != ROOT and not self._children[row]:
+            self._leaves[row] = None
+            self._leaves.move_to_end(row)
+
+    def drop(self, block_hash: BlockHash) -> None:
+        """A block that is no longer held; unknown ones are ignored."""
+        row = self.by_hash.pop(block_hash, None)
+        if row is None:
+            return
+        if self.owner.get(self._keys[row]) == row:
+            del self.owner[self._keys[row]]
+        self._leaves.pop(row, None)
+        if self._children[row]:
+            self._ghosts.add(row)
+        else:
+            self._release(row)
+
+    def forget(self, blocks: int) -> None:
+        """Drops this many blocks from the ends of the conversations that were used the longest ago."""
+        while blocks > 0 and self._leaves:
+            row, _ = self._leaves.popitem(last=False)
+            while blocks > 0 and row != ROOT and not self._children[row] and row not in self._ghosts:
+                parent, block_hash = self._parents[row], self._hashes[row]
+                assert block_hash is not None
+                self.drop(block_hash)
+                blocks -= 1
+                row = parent
+            if row != ROOT and not self._children[row] and row not in self._ghosts:
+                self._leaves[row] = None
+                self._leaves.move_to_end(row, last=False)
+        while blocks > 0 and self.by_hash:  # Leaves that lost their parents' rows are not listed.
+            self.drop(next(iter(self.by_hash)))
+            blocks -= 1
+
+    def depth(self, keys: Sequence[bytes]) -> int:
+        """How many blocks are held of a prompt with these keys, from its first on."""
+        owner, step = self.owner, self.step
+        if self._ghosts:
+            return self._walk(keys)
+        low, high = 0, len(keys) // step
+        if not high or keys[step - 1] not in owner:
+            return 0
+        # Invariant: the first `low` steps are held, those after `high` are not.
+        low = 1
+        while low < high:
+            middle = (low + high + 1) // 2
+            if keys[middle * step - 1] in owner:
+                low = middle
+            else:
+                high = middle - 1
+        return low * step
+
+    def hit(self, keys: Sequence[bytes]) -> Hit:
+        """What is held of a prompt, and what of it others begin with too."""
+        blocks = self.depth(keys)
+        if not blocks:
+            return NO_HIT
+        row = self.owner[keys[blocks - 1]]
+        shared_blocks, sharers = 0, 1
+        while row != ROOT:
+            children = self._children[row]
+            if children > 1 and row not in self._ghosts:
+                shared_blocks, sharers = max(shared_blocks, self._depths[row]), max(sharers, children)
+            row = self._run_above[self._runs[row]]
+        return Hit(blocks, min(blocks, shared_blocks), sharers)
+
+    def touch(self, keys: Sequence[bytes]) -> int:
+        """A prompt is used there: how many of its blocks are held."""
+        blocks = self.depth(keys)
+        if blocks:
+            self.used(self.owner[keys[blocks - 1]])
+        return blocks
+
+    def sweep(self, blocks: int) -> int:
+        """Frees memory of about this many blocks of holdings that nobody reads any more; how many are left."""
+        for _ in range(min(blocks, len(self.by_hash))):
+            self.by_hash.popitem()
+        for _ in range(min(blocks, len(self.owner))):
+            self.owner.popitem()
+        del self._keys[-blocks:], self._hashes[-blocks:]
+        return len(self.by_hash) + len(self.owner) + len(self._keys)
+
+    def _walk(self, keys: Sequence[bytes]) -> int:
+        blocks = 0
+        for position in range(self.step - 1, len(keys), self.step):
+            if keys[position] not in self.owner:
+                break
+            blocks = position + 1
+        return blocks
+
+    def _new_row(self, block_hash: BlockHash, parent: int, key: bytes, keys: int) -> int:
+        depth = keys + (self._depths[parent] if parent != ROOT else 0)
+        run = self._run_under(parent)
+        if self._free_rows:
+            row = self._free_rows.pop()
+            self._keys[row], self._hashes[row] = key, block_hash
+            self._parents[row], self._children[row] = parent, 0
+            self._depths[row], self._runs[row] = depth, run
+        else:
+            row = len(self._keys)
+            self._keys.append(key)
+            self._hashes.append(block_hash)
+            self._parents.append(parent)
+            self._children.append(0)
+            self._depths.append(depth)
+            self._runs.append(run)
+        self._run_end[run] = row
+        if parent != ROOT:
+            self._children[parent] += 1
+            self._leaves.pop(parent, None)
+        return row
+
+    def _run_under(self, parent: int) -> int:
+        """The run of a new block: its parent's where that is the first to hang there, or else a new one."""
+        if parent == ROOT:
+            return self._new_run(ROOT)
+        run = self._runs[parent]
+        if not self._children[parent] and self._run_end[run] == parent:
+            return run
+        if self._run_end[run] != parent:
+            self._split(run, parent)
+        return self._new_run(parent)
+
+    def _split(self, run: int, last: int) -> None:
+        """The part of a run up to the block `last` becomes a run of its own, on which the rest hangs."""
+        upper = self._new_run(self._run_above[run])
+        self._run_end[upper], self._run_above[run] = last, last
+        row = last
+        while row != ROOT and self._runs[row] == run:
+            self._runs[row] = upper
+            row = self._parents[row]
+
+    def _new_run(self, above: int) -> int:
+        if self._free_runs:
+            run = self._free_runs.pop()
+            self._run_above[run] = above
+            return run
+        self._run_above.append(above)
+        self._run_end.append(ROOT)
+        return len(self._run_above) - 1
+
+    def _release(self, row: int) -> None:
+        """Frees a row on which nothing hangs, and ghosts above it that held on for its sake."""
+        while True:
+            run, parent = self._runs[row], self._parents[row]
+            self._hashes[row] = None
+            self._rests.pop(row, None)
+            self._ghosts.discard(row)
+            self._free_rows.append(row)
+            if self._run_end[run] == row:
+                if parent != ROOT and self._runs[parent] == run:
+                    self._run_end[run] = parent
+                else:
+                    self._free_runs.append(run)
+            if parent == ROOT:
+                return
+            self._children[parent] -= 1
+            if self._children[parent]:
+                return
+            if parent not in self._ghosts:
+                self._leaves[parent] = None
+                self._leaves.move_to_end(parent, last=False)
+                return
+            row = parent
