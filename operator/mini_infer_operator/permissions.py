@@ -10,3 +10,8 @@ RULES: list[dict[str, Any]] = [
     {"apiGroups": [GROUP], "resources": [f"{PLURAL}/status"], "verbs": ["get", "patch"]},
 ]
 """`rules` of a ClusterRole (or of Roles, where the operator is given namespaces)."""
+
+LEASE_RULES: list[dict[str, Any]] = [
+    {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "create", "update"]},
+]
+"""`rules` of a Role in the operator's own namespace: its pods agree by a Lease on which of them works."""

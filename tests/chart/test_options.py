@@ -30,7 +30,7 @@ SET_BY_THE_CHART = {
     },
     "mini_infer_operator.controller.settings": {
         *("engine-image", "engine-cuda-image", "engine-image-pull-policy", "gateway-url", "namespaces"),
-        *("health-port", "resync-seconds", "log-level"),
+        *("health-port", "resync-seconds", "log-level", "identity"),
     },
 }
 MAIN = {"mini_infer_gateway.cli": "main", "mini_infer_operator.controller.settings": "parse_settings"}

@@ -401,6 +401,8 @@ class InferenceServiceSpec(ApiModel):
     """Which weights to serve, and under which name."""
     image: str | None = Field(default=None, min_length=1, max_length=1024)
     """The engine's image; the operator's `--engine-image` if left out."""
+    operator_class: str | None = Field(default=None, min_length=1, max_length=63)
+    """Which operator looks after it: the one started with this `--operator-class`; if left out, one without."""
     rollout: Rollout | None = None
     """How an edit is brought about."""
     disruption_budget: DisruptionBudget | None = None

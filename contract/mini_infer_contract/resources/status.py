@@ -96,3 +96,7 @@ class InferenceServiceStatus(ApiModel):
     """Label selector of the engines that `spec.unified.replicas` counts, for autoscalers."""
     url: str | None = None
     """Where an OpenAI client finds the model: the gateway where the operator knows one, else the engines' Service."""
+    operator: str | None = Field(default=None, max_length=253)
+    """The installation of the operator that looks after the service: namespace/release. Others leave it alone."""
+    challenger: str | None = Field(default=None, max_length=253)
+    """Another installation that asks whether `operator` still lives; empty as soon as that has answered."""

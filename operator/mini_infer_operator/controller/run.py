@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
+import secrets
 import signal
+import socket
 from collections.abc import Callable
 
 from mini_infer_contract.kubernetes_access import find_access
@@ -11,6 +13,8 @@ from mini_infer_contract.resources import KIND, LABEL_SERVICE
 from mini_infer_operator.controller.events import EventRecorder
 from mini_infer_operator.controller.failed_passes import FailedPasses
 from mini_infer_operator.controller.health import WatchHealth, serve_health
+from mini_infer_operator.controller.lease import LeaderLease
+from mini_infer_operator.controller.ownership import ServiceOwnership
 from mini_infer_operator.controller.queue import WorkQueue
 from mini_infer_operator.controller.reflector import Reflector
 from mini_infer_operator.controller.settings import OperatorSettings, parse_settings
@@ -43,6 +47,7 @@ class Controller:
         self._cache = cache
         self._settings = settings
         self._passes = FailedPasses[ServiceKey](lambda key: ClusterBackend(api, cache, settings, *key, events))
+        self._ownership = ServiceOwnership(api, cache, settings, events)
         self._queue: WorkQueue[ServiceKey] | None = None
 
     def changed(self, key: ServiceKey) -> None:
@@ -52,7 +57,7 @@ class Controller:
 
     def start(self) -> None:
         """Work on every service there is, and from now on on those that change."""
-        self._queue = WorkQueue(self._passes.reconcile, resync_s=self._settings.resync_s)
+        self._queue = WorkQueue(self._work, resync_s=self._settings.resync_s)
         for key in self._cache.keys(KIND):
             self._queue.add(key)
 
@@ -61,6 +66,12 @@ class Controller:
         queue, self._queue = self._queue, None
         if queue is not None:
             await queue.close()
+
+    async def _work(self, key: ServiceKey) -> float | None:
+        wait_s = await self._ownership.wait_s(key)
+        if wait_s is not None:
+            return wait_s
+        return await self._passes.reconcile(key)
 
 
 async def run_operator(settings: OperatorSettings) -> None:
@@ -80,7 +91,7 @@ async def run_operator(settings: OperatorSettings) -> None:
                 running = [
                     *(tasks.create_task(watch.run(), name=f"watch {watch.kind.plural}") for watch in reflectors),
                     tasks.create_task(events.run(), name="post events"),
-                    tasks.create_task(_work_once_synced(controller, reflectors), name="work"),
+                    tasks.create_task(_work_once_synced(client, controller, reflectors, settings), name="work"),
                 ]
                 await stop.wait()
                 for task in running:
@@ -90,10 +101,14 @@ async def run_operator(settings: OperatorSettings) -> None:
             await runner.cleanup()
 
 
-async def _work_once_synced(controller: Controller, reflectors: list[Reflector]) -> None:
+async def _work_once_synced(
+    client: KubernetesClient, controller: Controller, reflectors: list[Reflector], settings: OperatorSettings
+) -> None:
     for watch in reflectors:
         await watch.synced.wait()
-    controller.start()
+    namespace, _, name = settings.identity.partition("/")
+    me = f"{socket.gethostname()}_{secrets.token_hex(4)}"
+    await LeaderLease(client, namespace, f"{name}-operator", me, controller.start, controller.stop).run()
 
 
 def main() -> None:

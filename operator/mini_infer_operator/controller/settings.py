@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -25,6 +26,10 @@ class OperatorSettings:
     """Written to status.url; None: the address of the engines' own Service."""
     namespaces: tuple[str, ...] = ()
     """Namespaces to look after; empty: all."""
+    identity: str = "default/mini-infer"
+    """This installation, as namespace/name: its pods share a Lease there, and `status.operator` shows it."""
+    operator_class: str = ""
+    """Look after services whose spec.operatorClass is this; empty: after those that name none."""
     health_port: int = 8081
     """Serves /healthz (alive: a watch event lately, queue not stuck) and /readyz."""
     resync_s: float = 300.0
@@ -77,6 +82,20 @@ def parse_settings(
         help="comma-separated namespaces to look after (default: all)",
     )
     parser.add_argument(
+        "--identity",
+        type=_identity,
+        metavar="NAMESPACE/NAME",
+        default=default("identity", "default/mini-infer"),
+        help="of this installation: its pods share the Lease NAME-operator in NAMESPACE, and it leaves services alone "
+        "that another living installation looks after (default: default/mini-infer)",
+    )
+    parser.add_argument(
+        "--operator-class",
+        metavar="CLASS",
+        default=default("operator-class", ""),
+        help="look after services with this spec.operatorClass (default: those without one)",
+    )
+    parser.add_argument(
         "--health-port",
         type=int,
         metavar="PORT",
@@ -103,7 +122,15 @@ def parse_settings(
         engine_image_pull_policy=given.engine_image_pull_policy,
         gateway_url=given.gateway_url,
         namespaces=tuple(name for name in given.namespaces.split(",") if name),
+        identity=given.identity,
+        operator_class=given.operator_class,
         health_port=given.health_port,
         resync_s=given.resync_seconds,
         log_level=given.log_level,
     )
+
+
+def _identity(text: str) -> str:
+    if not re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?/[a-z0-9]([-a-z0-9.]*[a-z0-9])?", text):
+        raise argparse.ArgumentTypeError(f"{text} is no NAMESPACE/NAME, such as mini-infer-system/mini-infer")
+    return text

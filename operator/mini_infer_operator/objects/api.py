@@ -61,11 +61,16 @@ class KubernetesApi:
         path = path_of(manifest["kind"], metadata["namespace"], metadata["name"])
         return await self._apply(path, manifest, FIELD_MANAGER)
 
-    async def apply_status(self, manifest: Object) -> Object:
-        """The same for the status subresource of an InferenceService, with a field manager of its own."""
+    async def apply_status(
+        self, manifest: Object, *, manager: str = STATUS_FIELD_MANAGER, force: bool = True
+    ) -> Object:
+        """The same for the status subresource of an InferenceService, with a field manager of its own.
+
+        Without force an ApiError with status 409 where another manager wrote another value.
+        """
         metadata = manifest["metadata"]
         path = path_of(manifest["kind"], metadata["namespace"], metadata["name"], "status")
-        return await self._apply(path, manifest, STATUS_FIELD_MANAGER)
+        return await self._apply(path, manifest, manager, force=force)
 
     async def delete(self, kind: str, live: Mapping[str, Any]) -> None:
         """Delete this very object (by uid) and what it owns; fine if it is gone already."""
@@ -74,8 +79,8 @@ class KubernetesApi:
         path = path_of(kind, metadata["namespace"], metadata["name"])
         await self._request("DELETE", path, body=options, missing_ok=True)
 
-    async def _apply(self, path: str, manifest: Object, manager: str) -> Object:
-        query = {"fieldManager": manager, "force": "true"}
+    async def _apply(self, path: str, manifest: Object, manager: str, *, force: bool = True) -> Object:
+        query = {"fieldManager": manager, "force": "true" if force else "false"}
         content_type = "application/apply-patch+yaml"  # JSON is YAML
         return await self._request("PATCH", path, query=query, body=manifest, content_type=content_type) or {}
 

@@ -21,6 +21,8 @@ from mini_infer_operator.status import EventType, PermanentFailure
 
 Object = dict[str, Any]
 
+CLAIM_FIELDS = {"operator", "challenger"}
+"""Of status, written apart from the rest (controller/ownership.py)."""
 _APPLIED_TO_CREATE = {"ControllerRevision"}
 """Created by server-side apply: a POST stores `data` with its keys as they come, and every later write, which sorts
 them, is then refused as a change of an immutable field. Nobody else has objects of such names."""
@@ -85,7 +87,8 @@ class ClusterBackend:
 
     async def report(self, stored: Mapping[str, Any], status: Object) -> None:
         """Write the status, if it says something else than the stored one."""
-        if stored.get("status") == status:
+        before = {key: value for key, value in (stored.get("status") or {}).items() if key not in CLAIM_FIELDS}
+        if before == status:
             return
         identity = {"name": self._name, "namespace": self._namespace, "uid": stored["metadata"]["uid"]}
         written = await self._api.apply_status(
