@@ -1,4 +1,4 @@
-"""Ports, paths, flags and environment: all that the operator writes and the engine or the gateway reads."""
+"""Ports, paths, headers and the endpoints file: what the operator writes, and the engine or the gateway reads."""
 
 import msgspec
 

@@ -41,7 +41,7 @@ class CoreLoop:
     """Between the sockets and the engine."""
 
     def __init__(
-        self, engine: Engine, router: zmq.Socket[bytes], publisher: EventPublisher, parent_pid: int, fronts: set[bytes]
+        self, engine: Engine, router: zmq.Socket[bytes], publisher: EventPublisher, parent_pid: int, front: bytes
     ) -> None:
         self._engine = engine
         self._router = router
@@ -51,15 +51,14 @@ class CoreLoop:
         self._poller.register(router, zmq.POLLIN)
         if publisher.replay is not None:
             self._poller.register(publisher.replay, zmq.POLLIN)
-        self._owners: dict[str, bytes] = {}
-        """Request id to the front that waits for it."""
         self._refused: list[Output] = []
         self._stopping = False
-        self._fronts = fronts
+        self._front = front
+        """The HTTP process's identity on the ROUTER socket."""
         self._sent_stats = EngineStats()
 
     def run(self) -> None:
-        """Until a front says stop or the parent is gone."""
+        """Until the front says stop or the parent is gone."""
         while not self._stopping:
             self._receive()
             outputs = self._engine.step() if self._engine.has_work else []
@@ -81,48 +80,37 @@ class CoreLoop:
             self._stopping = True
         while True:
             try:
-                front, payload = self._router.recv_multipart(zmq.NOBLOCK)
+                _, payload = self._router.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 break
-            self._handle(front, messages.decode_from_front(payload))
+            self._handle(messages.decode_from_front(payload))
         self._publisher.answer_replays()
 
-    def _handle(self, front: bytes, message: messages.FrontMessage) -> None:
+    def _handle(self, message: messages.FrontMessage) -> None:
         match message:
             case messages.Add(request):
-                self._owners[request.request_id] = front
                 try:
                     self._engine.add(request)
                 except ValueError as error:
                     self._refused.append(_refusal(request.request_id, str(error)))
             case messages.Abort(request_ids):
                 for request_id in request_ids:
-                    self._owners.pop(request_id, None)
                     self._engine.abort(request_id)
             case messages.SnapshotWanted(ticket):
                 self._publisher.publish_events(self._engine.take_events(), time.time())
                 snapshot = Snapshot(self._publisher.last_sequence, self._engine.snapshot())
-                send(self._router, front, messages.SnapshotTaken(ticket, encode_event(snapshot)))
+                send(self._router, self._front, messages.SnapshotTaken(ticket, encode_event(snapshot)))
             case messages.Stop():
                 self._stopping = True
             case messages.Hello():
-                self._fronts.add(front)
+                logger.warning("a second hello is ignored: a core serves the front that started it")
 
     def _send(self, outputs: list[Output]) -> None:
-        """All outputs for one front in one message; the numbers go with them, or alone where they have changed."""
+        """All outputs of a step in one message; the numbers go with them, or alone where they have changed."""
         stats = self._engine.stats()
-        if not outputs and stats == self._sent_stats:
-            return
-        self._sent_stats = stats
-        by_front: dict[bytes, list[Output]] = {front: [] for front in self._fronts}
-        for output in outputs:
-            front = self._owners.get(output.request_id)
-            if output.finish_reason is not None:
-                self._owners.pop(output.request_id, None)
-            if front is not None:
-                by_front.setdefault(front, []).append(output)
-        for front, own in by_front.items():
-            send(self._router, front, messages.StepOutputs(own, stats))
+        if outputs or stats != self._sent_stats:
+            self._sent_stats = stats
+            send(self._router, self._front, messages.StepOutputs(outputs, stats))
 
 
 def _refusal(request_id: str, reason: str) -> Output:
@@ -149,7 +137,7 @@ def serve(config: CoreConfig, folder: Path) -> None:
         gc.collect()
         gc.freeze()  # what is here now stays: without, each full collection walks all of it while requests wait
         send(router, front, messages.Ready(built.model))
-        CoreLoop(built.engine, router, publisher, config.parent_pid, {front}).run()
+        CoreLoop(built.engine, router, publisher, config.parent_pid, front).run()
         publisher.close()
     except Exception as error:
         expected = isinstance(error, ValueError | OSError)

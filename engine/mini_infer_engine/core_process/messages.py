@@ -1,7 +1,7 @@
 """What the HTTP process and the core process say to each other, as msgpack over ZMQ. No torch, no text, no sockets.
 
-The front's DEALER sends one `FrontMessage` a ZMQ message, the core's ROUTER one `CoreMessage`; all outputs of a step
-for one front travel together, so that the front wakes once a step.
+The front (the HTTP process) sends one `FrontMessage` a ZMQ message on its DEALER, the core one `CoreMessage` on
+its ROUTER; all outputs of a step travel together, so that the front wakes once a step. A core has one front.
 """
 
 from collections.abc import Iterable
@@ -49,7 +49,7 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
-    """A front is there: answer `Ready`. The first message of a front."""
+    """The front's first message: from here on the core knows where to send; `Ready` follows when it is."""
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,7 +70,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
 
 class StepOutputs(msgspec.Struct, frozen=True, tag=True):
-    """What one step made for the requests of one front; also sent without outputs when the stats have changed."""
+    """What one step made; also sent without outputs when the stats have changed."""
 
     outputs: list[Output]
     stats: EngineStats

@@ -1,0 +1,50 @@
+"""What an extra installs is what its package imports: no more, no less."""
+
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+MODULES = {
+    "huggingface-hub": "huggingface_hub",
+    "prometheus-client": "prometheus_client",
+    "pyzmq": "zmq",
+    "pyyaml": "yaml",
+}
+INDIRECT = {"httptools": "uvicorn parses HTTP with it", "uvloop": "uvicorn's event loop, by name"}
+OPTIONAL = {"flash_attn": "an extra of its own", "triton": "comes with torch for a GPU"}
+BROUGHT_BY = {"starlette": "fastapi", "pydantic_core": "pydantic"}
+OF_USERS = {"contract": {"aiohttp"}}
+"""Imported in the contract for those of its users that declare it."""
+
+
+def declared(extra: str | None) -> set[str]:
+    """Import names of the packages that a part may use: its extra's and everybody's."""
+    names = PROJECT["dependencies"] + (PROJECT["optional-dependencies"][extra] if extra else [])
+    packages = {re.split(r"[\[<>=!;~ ]", name)[0] for name in names}
+    return {MODULES.get(package, package.replace("-", "_")) for package in packages}
+
+
+def imported(part: str) -> set[str]:
+    """Top-level modules that a part's files import, at the top or later."""
+    folder = ROOT / part / f"mini_infer_{part}"
+    found = {
+        name
+        for path in folder.rglob("*.py")
+        for name in re.findall(r"^\s*(?:import|from) ([A-Za-z_]\w*)", path.read_text(), re.MULTILINE)
+    }
+    own = {f"mini_infer_{name}" for name in ("contract", "engine", "gateway", "operator")}
+    return found - own - sys.stdlib_module_names - set(OPTIONAL)
+
+
+@pytest.mark.parametrize(("part", "extra"), [("contract", None), *((n, n) for n in ("engine", "gateway", "operator"))])
+def test_a_part_imports_what_it_declares(part: str, extra: str | None) -> None:
+    missing = {BROUGHT_BY.get(name, name) for name in imported(part)} - declared(extra) - OF_USERS.get(part, set())
+    assert missing == set()
+    if extra is not None:
+        unused = declared(extra) - declared(None) - imported(part) - set(INDIRECT)
+        assert unused == set()
