@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Iterator
 from random import Random
 from urllib.parse import unquote
 
@@ -20,8 +21,8 @@ from mini_infer_gateway.http.asgi import Receive, Scope, Send, Sender, send_byte
 from mini_infer_gateway.http.upstream import Upstream
 from mini_infer_gateway.index.prefix_index import PrefixIndex
 from mini_infer_gateway.loop_lag import LoopLag
-from mini_infer_gateway.metrics import Metrics, StateCollector
-from mini_infer_gateway.pipeline.generate import TEXT_PATHS, Generate
+from mini_infer_gateway.metrics import EndpointFigures, Metrics, StateCollector
+from mini_infer_gateway.pipeline.generate import INTERNAL_ERROR, TEXT_PATHS, Generate
 from mini_infer_gateway.prompts.prompt_keys import CHAT_PATH, COMPLETIONS_PATH
 from mini_infer_gateway.prompts.tokenizers import Tokenizers
 from mini_infer_gateway.routing.policies import build_router
@@ -49,7 +50,6 @@ class Gateway:
         self.tokenizers = Tokenizers(self.upstream)
         self.router = build_router(settings.routing, self.index, self.ledger, Random(settings.seed))
         self.fleet = Fleet(settings, self.index, self.ledger, self.tokenizers, self.upstream, self.metrics, self._clock)
-        self.metrics.registry.register(StateCollector(self._states, self._plugins))
         self._generate = Generate(
             settings,
             self.fleet,
@@ -63,6 +63,8 @@ class Gateway:
         )
         self.loop_lag = LoopLag()
         self.metrics.registry.register(self.loop_lag)
+        budget = self._generate.retry_budget
+        self.metrics.registry.register(StateCollector(self._figures, self._plugins, lambda: budget.tokens))
         self._tasks: list[asyncio.Task[None]] = []
         self.stopping = False
         """Set when a shutdown begins: no longer ready, and every connection ends with its next answer."""
@@ -79,7 +81,7 @@ class Gateway:
                 log.exception("an error of the gateway's own on %s", scope["path"])
                 if sender.started:
                     raise  # The connection is cut: the client must not take half an answer for a whole one.
-                await send_error(sender, _INTERNAL)
+                await send_error(sender, INTERNAL_ERROR)
         elif scope["type"] == "lifespan":
             await self._lifespan(receive, send)
         else:
@@ -173,18 +175,21 @@ class Gateway:
         if not task.cancelled() and (error := task.exception()):
             log.critical("the endpoint source ended, the last list stays: %s", error, exc_info=error)
 
-    def _states(self) -> list[tuple[str, str, int]]:
+    def _figures(self) -> Iterator[EndpointFigures]:
         now_s = self._clock()
-        return [
-            (state.endpoint.model, state.phase(now_s), self.ledger.in_flight(name))
-            for name, state in self.fleet.endpoints.items()
-        ]
+        for name, state in self.fleet.endpoints.items():
+            yield EndpointFigures(
+                name,
+                state.endpoint.model,
+                state.phase(now_s),
+                self.ledger.in_flight(name),
+                state.breaker.cause.value if state.breaker.cause else "",
+                state.subscriber.lag_s,
+                self.index.held_blocks(name),
+            )
 
     def _plugins(self) -> list[tuple[str, int, float]]:
         return [(name, time.calls, time.seconds) for name, time in self.router.times.items()]
-
-
-_INTERNAL = ApiError(500, "an error of the gateway's own; its log says which", code="internal_error")
 
 
 def _not_found(path: str) -> ApiError:

@@ -1,14 +1,58 @@
 """What the gateway exports for Prometheus. Labels are bounded: known models, plugins, closed sets of reasons."""
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from enum import Enum
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    GCCollector,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from mini_infer_contract import metrics as names
 
-TTFB_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+TTFB_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+DURATION_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 OVERHEAD_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5)
+
+
+class Outcome(Enum):
+    """What became of a request, or of one attempt at one endpoint; the value is the label."""
+
+    OK = "ok"
+    CLIENT_ERROR = "client_error"
+    SERVER_ERROR = "server_error"
+    BROKE = "broke"
+    IN_BAND_ERROR = "in_band_error"
+    CLIENT_GONE = "client_gone"
+    RETRIED = "retried"
+    INTERNAL = "internal"
+
+
+def outcome_of(status: int) -> Outcome:
+    """Of an answer that is whole."""
+    return Outcome.OK if status < 400 else Outcome.CLIENT_ERROR if status < 500 else Outcome.SERVER_ERROR
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointFigures:
+    """What is read off one endpoint's state when somebody asks."""
+
+    name: str
+    model: str
+    state: str
+    in_flight: int
+    cause: str
+    """Why its circuit is open; "": it is closed."""
+    lag_s: float
+    index_blocks: int
 
 
 class Metrics:
@@ -17,9 +61,31 @@ class Metrics:
     def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # A second series for each, which nothing of ours reads.
         self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
+        GCCollector(registry=self.registry)
         model, registry = [names.LABEL_MODEL], self.registry
         self._requests = Counter(
-            names.GATEWAY_REQUESTS, "Answered requests.", [*model, names.LABEL_STATUS], registry=registry
+            names.GATEWAY_REQUESTS,
+            "Answered requests.",
+            [*model, names.LABEL_STATUS, names.LABEL_OUTCOME],
+            registry=registry,
+        )
+        self._attempts = Counter(
+            names.GATEWAY_ATTEMPTS,
+            "Requests that went to an endpoint.",
+            [names.LABEL_ENDPOINT, names.LABEL_OUTCOME],
+            registry=registry,
+        )
+        self._duration = Histogram(
+            names.GATEWAY_REQUEST_DURATION,
+            "From arrival to the end of the answer.",
+            model,
+            buckets=DURATION_BUCKETS_S,
+            registry=registry,
+        )
+        self._tokenize = Histogram(
+            names.GATEWAY_TOKENIZE, "From a body to its block keys.", buckets=OVERHEAD_BUCKETS_S, registry=registry
         )
         self._decisions = Counter(
             names.GATEWAY_ROUTING_DECISIONS, "Routing decisions.", [names.LABEL_REASON], registry=registry
@@ -50,9 +116,23 @@ class Metrics:
             registry=registry,
         )
 
-    def answered(self, model: str, status: int) -> None:
+    def answered(self, model: str, status: int, outcome: Outcome, seconds: float) -> None:
         """A request ended; `model` is "" where the client's is not known."""
-        self._requests.labels(model, str(status)).inc()
+        self._requests.labels(model, str(status), outcome.value).inc()
+        if outcome is Outcome.OK:
+            self._duration.labels(model).observe(seconds)
+
+    def attempted(self, endpoint: str, outcome: Outcome) -> None:
+        """A request that went to an endpoint ended there."""
+        self._attempts.labels(endpoint, outcome.value).inc()
+
+    def forget_endpoint(self, endpoint: str) -> None:
+        """The endpoint is gone, and with it its series."""
+        self._attempts.remove_by_labels({names.LABEL_ENDPOINT: endpoint})
+
+    def tokenized(self, seconds: float) -> None:
+        """A prompt's keys are known."""
+        self._tokenize.observe(seconds)
 
     def decided(self, reason: str) -> None:
         """An endpoint was chosen; a retry is another decision."""
@@ -86,27 +166,18 @@ class StateCollector:
 
     def __init__(
         self,
-        states: Callable[[], Iterable[tuple[str, str, int]]],
+        endpoints: Callable[[], Iterable[EndpointFigures]],
         plugins: Callable[[], Iterable[tuple[str, int, float]]],
+        retry_budget: Callable[[], float],
     ) -> None:
-        """`states`: (model, endpoint state, requests in flight) of each endpoint; `plugins`: (name, calls, seconds)."""
-        self._states, self._plugins = states, plugins
+        """`plugins`: (name, calls, seconds) of each."""
+        self._endpoints, self._plugins, self._retry_budget = endpoints, plugins, retry_budget
 
     def collect(self) -> Iterator[Metric]:
         """See prometheus_client."""
-        endpoints = GaugeMetricFamily(
-            names.GATEWAY_ENDPOINTS, "Endpoints.", labels=[names.LABEL_MODEL, names.LABEL_STATE]
-        )
-        in_flight = GaugeMetricFamily(names.GATEWAY_IN_FLIGHT, "Requests being relayed.", labels=[names.LABEL_MODEL])
-        counts: dict[tuple[str, str], int] = {}
-        flights: dict[str, int] = {}
-        for model, state, requests in self._states():
-            counts[model, state] = counts.get((model, state), 0) + 1
-            flights[model] = flights.get(model, 0) + requests
-        for (model, state), count in counts.items():
-            endpoints.add_metric([model, state], count)
-        for model, count in flights.items():
-            in_flight.add_metric([model], count)
+        yield from self._by_model(list(self._endpoints()))
+        yield from self._by_endpoint(list(self._endpoints()))
+        yield GaugeMetricFamily(names.GATEWAY_RETRY_BUDGET, "Retries that may be made now.", self._retry_budget())
         calls = CounterMetricFamily(
             names.GATEWAY_PLUGIN_CALLS, "Calls of a routing plugin.", labels=[names.LABEL_PLUGIN]
         )
@@ -116,4 +187,33 @@ class StateCollector:
         for name, count, spent_s in self._plugins():
             calls.add_metric([name], count)
             seconds.add_metric([name], spent_s)
-        return iter([endpoints, in_flight, calls, seconds])
+        yield calls
+        yield seconds
+
+    def _by_model(self, endpoints: Iterable[EndpointFigures]) -> Iterator[Metric]:
+        counts: dict[tuple[str, str], int] = {}
+        flights: dict[str, int] = {}
+        for one in endpoints:
+            counts[one.model, one.state] = counts.get((one.model, one.state), 0) + 1
+            flights[one.model] = flights.get(one.model, 0) + one.in_flight
+        number = GaugeMetricFamily(names.GATEWAY_ENDPOINTS, "Endpoints.", labels=[names.LABEL_MODEL, names.LABEL_STATE])
+        in_flight = GaugeMetricFamily(names.GATEWAY_IN_FLIGHT, "Requests being relayed.", labels=[names.LABEL_MODEL])
+        for (model, state), count in counts.items():
+            number.add_metric([model, state], count)
+        for model, count in flights.items():
+            in_flight.add_metric([model], count)
+        yield number
+        yield in_flight
+
+    def _by_endpoint(self, endpoints: Iterable[EndpointFigures]) -> Iterator[Metric]:
+        label = [names.LABEL_ENDPOINT]
+        in_flight = GaugeMetricFamily(names.GATEWAY_ENDPOINT_IN_FLIGHT, "Requests being relayed.", labels=label)
+        circuit = GaugeMetricFamily(names.GATEWAY_CIRCUIT_OPEN, "Left alone.", labels=[*label, names.LABEL_CAUSE])
+        lag = GaugeMetricFamily(names.GATEWAY_EVENT_LAG, "Age of the last event at its arrival.", labels=label)
+        blocks = GaugeMetricFamily(names.GATEWAY_INDEX_BLOCKS, "Blocks that the index knows of.", labels=label)
+        for one in endpoints:
+            in_flight.add_metric([one.name], one.in_flight)
+            circuit.add_metric([one.name, one.cause or "none"], float(bool(one.cause)))
+            lag.add_metric([one.name], one.lag_s)
+            blocks.add_metric([one.name], one.index_blocks)
+        return iter([in_flight, circuit, lag, blocks])

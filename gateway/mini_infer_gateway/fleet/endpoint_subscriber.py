@@ -7,6 +7,7 @@ is kept for a while; when it does not answer, nothing is claimed of it.
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any
 
@@ -87,6 +88,8 @@ class EndpointSubscriber:
         self._breathed_s = 0.0
         self.live = False
         """Events arrive and the index knows what was before them."""
+        self.lag_s = 0.0
+        """Between the sending and the arrival of the last event or load report, by two machines' clocks."""
         self.report_s: float | None = None
         """When the last load report came over the socket that is open now; None: none has."""
         self.assets_revision = ""
@@ -205,8 +208,9 @@ class EndpointSubscriber:
             topic, frame, payload = await socket.recv_multipart()
             await self._breathe()
             if topic == LOAD_TOPIC:
-                self._ledger.report(self._endpoint.name, decode_load(payload))
-                self.report_s = self._clock()
+                report = decode_load(payload)
+                self._ledger.report(self._endpoint.name, report)
+                self.report_s, self.lag_s = self._clock(), time.time() - report.ts
                 self._learn(Evidence.REPORT)
                 continue
             sequence, batch = read_sequence(frame), decode_batch(payload)
@@ -229,6 +233,7 @@ class EndpointSubscriber:
 
     async def _apply(self, sequence: int, batch: KVEventBatch) -> None:
         self._sequencer.applied(sequence)
+        self.lag_s = time.time() - batch.ts
         await self._apply_slices(batch.events)
 
     async def _apply_slices(self, events: Iterable[KVEvent]) -> None:

@@ -131,6 +131,7 @@ class Fleet:
             state.probe.cancel()
         self._index.clear(name)
         self._ledger.forget(name)
+        self._metrics.forget_endpoint(name)
         # One that drains is trusted to finish what it has; any other that goes may be a node that was lost.
         if not state.endpoint.draining:
             for request in list(state.waiting):

@@ -1,8 +1,8 @@
 """One attempt at one endpoint: send the request, relay the answer; says what went wrong before the first byte.
 
-Bytes are relayed as they come and untouched. After the first byte nothing is retried: an endpoint that dies in the
-middle of an event stream ends it with an error event in OpenAI's shape. Which endpoint, and what next, is decided in
-generate; whether a failure may be tried elsewhere, in retries.
+Bytes are relayed as they come and untouched, event streams by whole events. After the first byte nothing is retried: an
+endpoint that dies in the middle of an event stream ends it with an error event in OpenAI's shape. Which endpoint, and
+what next, is decided in generate; whether a failure may be tried elsewhere, in retries.
 """
 
 import json
@@ -11,8 +11,10 @@ from collections.abc import Callable
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.launch import DRAINING_HEADER, Endpoint
 from mini_infer_gateway.fleet.attempt_record import AttemptRecord
+from mini_infer_gateway.fleet.breaker import Cause
 from mini_infer_gateway.http.asgi import ClientGoneError, Headers, Send
 from mini_infer_gateway.http.headers import retry_after_s, to_client
+from mini_infer_gateway.http.sse import EventSplitter, has_error
 from mini_infer_gateway.http.upstream import ConnectError, Response, Upstream, UpstreamError, UpstreamTimeoutError
 from mini_infer_gateway.pipeline.retries import CAUSE, Failure
 from mini_infer_gateway.settings import GatewaySettings
@@ -43,6 +45,8 @@ class Exchange:
         self.gone = False
         self.status = 0
         """Of the response that went to the client; 0: none did."""
+        self.in_band_error = False
+        """The endpoint said in the middle of a stream that it failed."""
         self.retry: Callable[[Failure], bool] = lambda _: False
         """Whether to try again after this failure: set for each attempt, asked once for each failure."""
         self._moved: Failure | None = None
@@ -127,7 +131,8 @@ class Exchange:
     ) -> None:
         status = response.status
         # A stream's head goes out with its first piece, so that an endpoint that dies in between can be retried.
-        body, complete = await self._beginning(response, settings, record)
+        splitter = EventSplitter() if _is_event_stream(response) else None
+        body, complete = await self._beginning(response, splitter, settings, record)
         failure = _judged(response, body)
         if failure:
             self._say(record, failure, response)
@@ -139,18 +144,20 @@ class Exchange:
         if complete:
             await self.send({"type": "http.response.body", "body": body})
         else:
-            await self._stream(response, body, settings, record)
-        if not failure:
+            await self._stream(response, body, splitter, settings, record)
+        if self.in_band_error:
+            record.failed(Cause.STATUS)
+        elif not failure:
             record.succeeded()
 
     async def _beginning(
-        self, response: Response, settings: GatewaySettings, record: AttemptRecord
+        self, response: Response, splitter: EventSplitter | None, settings: GatewaySettings, record: AttemptRecord
     ) -> tuple[bytes, bool]:
-        """What is sent with the head, and whether it is all: a whole small body, or a stream's first piece."""
+        """What is sent with the head, and whether it is all: a whole small body, or the first piece of a stream."""
         length = response.header(b"content-length")
         piece = await response.read(settings.idle_timeout_s)
         if not (length.isdigit() and int(length) <= WHOLE_BYTES):
-            return piece, not piece
+            return await self._first_events(response, splitter, piece, settings) if splitter else (piece, not piece)
         pieces = []
         while piece:
             record.byte()
@@ -158,18 +165,38 @@ class Exchange:
             piece = await response.read(settings.idle_timeout_s)
         return b"".join(pieces), True
 
-    async def _stream(self, response: Response, piece: bytes, settings: GatewaySettings, record: AttemptRecord) -> None:
+    async def _first_events(
+        self, response: Response, splitter: EventSplitter, piece: bytes, settings: GatewaySettings
+    ) -> tuple[bytes, bool]:
+        """An event stream begins with a whole event."""
+        while piece:
+            if events := splitter.feed(piece):
+                return events, False
+            piece = await response.read(settings.idle_timeout_s)
+        return splitter.rest(), True
+
+    async def _stream(
+        self,
+        response: Response,
+        piece: bytes,
+        splitter: EventSplitter | None,
+        settings: GatewaySettings,
+        record: AttemptRecord,
+    ) -> None:
         try:
+            whole = piece
             while piece:
-                await self.send({"type": "http.response.body", "body": piece, "more_body": True})
-                tail = piece
+                if whole:
+                    self.in_band_error |= splitter is not None and has_error(whole)
+                    await self.send({"type": "http.response.body", "body": whole, "more_body": True})
                 piece = await response.read(settings.idle_timeout_s)
                 record.byte()
+                whole = splitter.feed(piece) if splitter else piece
         except UpstreamError as error:
-            if not self.gone and response.header(b"content-type").startswith(b"text/event-stream"):
-                await self.send({"type": "http.response.body", "body": _error_event(tail, error)})
+            if splitter and not self.gone:
+                await self.send({"type": "http.response.body", "body": _error_event(error)})
             raise
-        await self.send({"type": "http.response.body", "body": b""})
+        await self.send({"type": "http.response.body", "body": splitter.rest() if splitter else b""})
 
     async def _start(self, status: int, headers: Headers) -> None:
         self.status = status
@@ -201,8 +228,10 @@ def _failure(error: UpstreamError) -> Failure:
     return Failure.TIMEOUT if isinstance(error, UpstreamTimeoutError) else Failure.BROKE
 
 
-def _error_event(tail: bytes, error: UpstreamError) -> bytes:
+def _error_event(error: UpstreamError) -> bytes:
     body = ApiError(502, f"the endpoint failed in the middle of this answer: {error}", code="endpoint_failed").body()
-    # Whatever event was cut off is ended first, so that ours is not read as part of it.
-    separator = b"" if tail.endswith((b"\n\n", b"\r\n\r\n")) else b"\n\n"
-    return separator + b"data: " + json.dumps(body).encode() + b"\n\n"
+    return b"data: " + json.dumps(body).encode() + b"\n\n"
+
+
+def _is_event_stream(response: Response) -> bool:
+    return response.header(b"content-type").lower().startswith(b"text/event-stream")

@@ -30,7 +30,7 @@ from mini_infer_gateway.http.asgi import (
 from mini_infer_gateway.http.headers import to_endpoint
 from mini_infer_gateway.http.upstream import Upstream, UpstreamError
 from mini_infer_gateway.index.prefix_index import PrefixIndex
-from mini_infer_gateway.metrics import Metrics
+from mini_infer_gateway.metrics import Metrics, Outcome, outcome_of
 from mini_infer_gateway.pipeline.attempt import AttemptError, Exchange
 from mini_infer_gateway.pipeline.retries import KILLS_LIMIT, Attempts, Failure, RetryBudget
 from mini_infer_gateway.pipeline.rewrite_model import with_model
@@ -49,6 +49,8 @@ CLIENT_CLOSED_REQUEST = 499
 """nginx' status for metrics; nobody receives it."""
 
 _REQUEST_ID = REQUEST_ID_HEADER.encode()
+
+INTERNAL_ERROR = ApiError(500, "an error of the gateway's own; its log says which", code="internal_error")
 
 log = logging.getLogger(__name__)
 
@@ -88,14 +90,14 @@ class Generate:
         self._settings, self._fleet, self._router, self._tokenizers = settings, fleet, router, tokenizers
         self._index, self._ledger, self._upstream = index, ledger, upstream
         self._metrics, self._clock = metrics, clock
-        self._budget = RetryBudget(refilled_s=clock())
+        self.retry_budget = RetryBudget(refilled_s=clock())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request, from its first byte to the metrics."""
         arrived_s = self._clock()
         sent_ids = [value for name, value in scope["headers"] if name == _REQUEST_ID]
         request_id = sent_ids[0] if len(sent_ids) == 1 and _is_request_id(sent_ids[0]) else uuid4().hex.encode()
-        model, status = "", CLIENT_CLOSED_REQUEST
+        model, status, outcome = "", CLIENT_CLOSED_REQUEST, Outcome.INTERNAL
         exchange: Exchange | None = None
         try:
             if sent_ids and sent_ids != [request_id]:
@@ -108,17 +110,23 @@ class Generate:
             call = self._call(scope, request_id, arrived_s, fields, model, body, send)
             exchange = call.exchange
             await self._watched(call, names, receive)
-            status = exchange.status
+            status, outcome = exchange.status, _outcome(exchange)
         except ApiError as error:
-            status = error.status
+            status, outcome = error.status, outcome_of(error.status)
             await send_error(send, error, [(_REQUEST_ID, request_id)])
         except UpstreamError as error:
-            status = exchange.status if exchange else 0
+            status, outcome = exchange.status if exchange else 0, Outcome.BROKE
             log.warning("request %s of %s broke off: %s", request_id.decode("latin-1"), model, error)
         except ClientGoneError:
-            pass
+            outcome = Outcome.CLIENT_GONE
+        except Exception:
+            status = 500
+            log.exception("request %s of %s: an error of the gateway's own", request_id.decode("latin-1"), model)
+            if exchange and exchange.status:
+                raise  # The connection is cut: the client must not take half an answer for a whole one.
+            await send_error(send, INTERNAL_ERROR, [(_REQUEST_ID, request_id)])
         finally:
-            self._metrics.answered(model, status)
+            self._metrics.answered(model, status, outcome, self._clock() - arrived_s)
 
     def _call(
         self,
@@ -135,8 +143,8 @@ class Generate:
         headers = [*to_endpoint(headers, settings.forward_authorization), (_REQUEST_ID, request_id)]
         target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
         exchange = Exchange(scope["method"], target, headers, body, send)
-        self._budget.earn(arrived_s)
-        attempts = Attempts(self._budget, settings.max_attempts, arrived_s + settings.request_deadline_s)
+        self.retry_budget.earn(arrived_s)
+        attempts = Attempts(self.retry_budget, settings.max_attempts, arrived_s + settings.request_deadline_s)
         return _Call(scope["path"], request_id.decode("latin-1"), arrived_s, exchange, attempts, fields, model, body)
 
     def _model(self, path: str, fields: dict[str, Any]) -> str:
@@ -203,6 +211,7 @@ class Generate:
 
     async def _routing_request(self, call: _Call, names: Sequence[str]) -> RoutingRequest:
         revisions = {candidate.assets_revision for candidate in self._fleet.candidates(names, call.arrived_s)}
+        began_s = self._clock()
         prompts = await self._tokenizers.keys(
             call.path,
             call.fields,
@@ -211,6 +220,8 @@ class Generate:
             self._fleet.max_prompt_tokens(names),
             abandoned=lambda: call.exchange.gone,
         )
+        if prompts:
+            self._metrics.tokenized(self._clock() - began_s)
         tokens = max((prompt.tokens for prompt in prompts.values()), default=len(call.client_body) // BYTES_PER_TOKEN)
         return RoutingRequest(call.model, tokens, prompts)
 
@@ -236,6 +247,7 @@ class Generate:
                 self._metrics.first_byte(call.model, took_s, prompt_tokens, decision.hit_tokens)
 
         record = self._fleet.begin(endpoint.name, call.exchange)
+        outcome = Outcome.INTERNAL
         try:
             await call.exchange.attempt(
                 self._upstream,
@@ -246,7 +258,19 @@ class Generate:
                 record,
                 first_byte,
             )
+            outcome = _outcome(call.exchange)
+        except AttemptError as failed:
+            outcome = Outcome.RETRIED if failed.again else Outcome.BROKE
+            raise
+        except UpstreamError:
+            outcome = Outcome.BROKE
+            raise
+        except (ClientGoneError, asyncio.CancelledError):
+            outcome = Outcome.CLIENT_GONE
+            raise
         finally:
+            if endpoint.name in self._fleet.endpoints:
+                self._metrics.attempted(endpoint.name, outcome)
             record.close()
             self._ledger.finish(flight)
 
@@ -274,6 +298,11 @@ def _fields(body: bytes) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise ApiError(400, 'the request body must be a JSON object such as {"model": ...}', code="invalid_json")
     return fields
+
+
+def _outcome(exchange: Exchange) -> Outcome:
+    """Of an exchange that was relayed to its end."""
+    return Outcome.IN_BAND_ERROR if exchange.in_band_error else outcome_of(exchange.status)
 
 
 def _is_request_id(value: bytes) -> bool:

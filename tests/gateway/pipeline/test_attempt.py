@@ -197,7 +197,7 @@ async def test_the_gateways_own_pages() -> None:
         assert (await get("/nothing"))[0] == 404
         assert json.loads((await get("/debug/endpoints"))[1])["endpoints"][0]["state"] == "ready"
         exported = (await get("/metrics"))[1]
-        assert 'mini_infer_gateway_requests_total{model="m",status="200"} 1.0' in exported
+        assert 'mini_infer_gateway_requests_total{model="m",outcome="ok",status="200"} 1.0' in exported
         assert 'mini_infer_gateway_endpoints{model="m",state="ready"} 1.0' in exported
         async with gateway.client.post(gateway.url + "/tokenize", json={"prompt": "ab"}) as response:
             assert len((await response.json())["tokens"]) == 2

@@ -1,0 +1,49 @@
+"""Server-sent events as bytes: where whole events end, so that half of one is never sent on.
+
+Takes nothing away and adds nothing: what goes in comes out, later at most. The form is that of the HTML standard,
+https://html.spec.whatwg.org/multipage/server-sent-events.html: an event ends with an empty line.
+"""
+
+LONGEST_EVENT_BYTES = 4 << 20
+"""More than this without an empty line is no event stream: it is passed on as it comes."""
+
+_ERROR = b'data: {"error"'
+
+
+class EventSplitter:
+    """Of one stream."""
+
+    def __init__(self) -> None:
+        self._held = b""
+
+    def feed(self, piece: bytes) -> bytes:
+        """The whole events that `piece` completes; b"" where there are none yet."""
+        if not self._held and piece.endswith(b"\n\n"):
+            return piece
+        data = self._held + piece
+        end = _last_end(data)
+        if not end and len(data) > LONGEST_EVENT_BYTES:
+            end = len(data)
+        self._held = data[end:]
+        return data[:end]
+
+    def rest(self) -> bytes:
+        """What came after the last whole event, of a stream that ended in good order."""
+        return self._held
+
+
+def has_error(events: bytes) -> bool:
+    """Whether one of these whole events is an error in OpenAI's shape: quotes inside of JSON strings are escaped."""
+    position = events.find(_ERROR)
+    return position >= 0 and (position == 0 or events[position - 1] in b"\r\n")
+
+
+def _last_end(data: bytes) -> int:
+    """Where the last whole event ends; 0: none does."""
+    end = data.rfind(b"\n\n") + 2
+    end = end if end > 1 else 0
+    if b"\r" in data:
+        for blank in (b"\r\n\r\n", b"\r\r"):
+            position = data.rfind(blank)
+            end = max(end, position + len(blank)) if position >= 0 else end
+    return end

@@ -1,0 +1,46 @@
+"""Whole events, whatever the pieces."""
+
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mini_infer_gateway.http.sse import LONGEST_EVENT_BYTES, EventSplitter, has_error
+
+EVENT = st.sampled_from(
+    [b"data: {}\n\n", b"data: a\r\n\r\n", b"data: b\r\r", b": ping\n\n", b"event: x\ndata: 1\ndata: 2\n\n", b"\n\n"]
+)
+
+
+@given(
+    st.lists(EVENT), st.binary(max_size=5).filter(lambda rest: b"\n" not in rest and b"\r" not in rest), st.integers()
+)
+def test_what_goes_in_comes_out_and_every_piece_ends_with_an_event(events: list[bytes], rest: bytes, seed: int) -> None:
+    random, splitter, stream, out = Random(seed), EventSplitter(), b"".join(events) + rest, b""
+    while stream:
+        size = random.randint(1, 12)
+        piece = splitter.feed(stream[:size])
+        assert piece.endswith((b"\n\n", b"\r\n\r\n", b"\r\r")) or not piece
+        out, stream = out + piece, stream[size:]
+    assert out + splitter.rest() == b"".join(events) + rest
+    assert splitter.rest().endswith(rest)
+
+
+def test_what_is_no_event_stream_is_passed_on() -> None:
+    splitter = EventSplitter()
+    piece = b"x" * (LONGEST_EVENT_BYTES + 1)
+    assert splitter.feed(piece) == piece
+
+
+@pytest.mark.parametrize(
+    ("events", "error"),
+    [
+        (b'data: {"error":{"message":"x"}}\n\n', True),
+        (b'data: {"choices":[]}\n\ndata: {"error": {}}\n\n', True),
+        (b'data: {"choices":[{"text":"data: {\\"error\\""}]}\n\n', False),
+        (b'data: {"choices":[],"error":null}\n\n', False),
+    ],
+)
+def test_errors_inside_of_a_stream(events: bytes, error: bool) -> None:
+    assert has_error(events) == error
