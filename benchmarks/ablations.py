@@ -6,18 +6,16 @@ The variants' engines live in one process and run all loads in turns, the same p
 figures are medians. So two engines alike differ by 0.4 %, in loads of many rows by up to 4 % (in processes of their own
 by 4 % in all). What is twice as slow as all-on is not measured again.
 
-The trace: requests of four families that share a beginning, short and long, half of them sampled, all at once. What has
-a flag of the engine is switched off by it; the rest, which no user should want off, at the line of code that uses it.
+The trace: requests of four families that share a beginning, short and long, half of them sampled, all at once. Each
+mechanism is switched off by a setting of the engine: by a flag of its own, or by its name in `--disable`.
 Chunked prefill shows in interference.py; what is the server's mechanism (a process of its own, tokens in batches) in
 engine_serving.py.
 """
 
-import importlib
 import random
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -33,65 +31,30 @@ from common.record import Record
 from common.report import Runs, integers, make_parser, medians_of, print_table, save, words
 from common.targets import is_rate
 
-_ENGINE = "mini_infer_engine"
-_RUNNER = f"{_ENGINE}.runtime.graph_runner"
+from mini_infer_engine.kernels.mechanisms import Mechanism
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """What is off, and how."""
+    """Settings of the engine that switch a mechanism off."""
 
     settings: dict[str, Any] = field(default_factory=dict)
-    """Flags of the engine."""
-    replaced: dict[tuple[str, str], Callable[[Any], Any]] = field(default_factory=dict)
-    """(module, name in it) and what is made of what stands there."""
     on_cpu: bool = False
     """Whether a smoke run can show it."""
-
-    @contextmanager
-    def applied(self) -> Iterator[None]:
-        """What is replaced is, inside."""
-        places = [(importlib.import_module(module), name, change) for (module, name), change in self.replaced.items()]
-        kept = [getattr(module, name) for module, name, _ in places]
-        for (module, name, change), value in zip(places, kept, strict=True):
-            setattr(module, name, change(value))
-        try:
-            yield
-        finally:
-            for (module, name, _), value in zip(places, kept, strict=True):
-                setattr(module, name, value)
 
 
 _KV_TOKENS = 220_000
 """More than any load holds at a time, in pages of 256, too."""
 
 
-def _unsplit(plan: Callable[..., Any]) -> Callable[..., Any]:
-    """One program for each row and KV head."""
-    from mini_infer_engine.kernels.attention.decode_plan import DecodeConfig
-
-    return partial(plan, cut=DecodeConfig(target_programs=0, programs_a_row=1.0))
-
-
 ALL_ON = "all on"
 VARIANTS = {
     ALL_ON: Variant(on_cpu=True),
-    "no step ahead": Variant({"step_depth": 0}, on_cpu=True),
+    "step_depth 0": Variant({"step_depth": 0}, on_cpu=True),
     "no prefix cache": Variant({"enable_prefix_caching": False}, on_cpu=True),
     "no CUDA graphs": Variant({"enforce_eager": True}),
-    "no graphs of prompts": Variant(replaced={(_RUNNER, "prefill_buckets"): lambda buckets: lambda *_: []}),
-    "prompts and decodes in one graph": Variant(
-        replaced={(f"{_ENGINE}.runtime.cuda_graphs", "is_launch_bound"): lambda rule: lambda *_: False}
-    ),
-    "no skinny products and norms in them": Variant(replaced={(f"{_ENGINE}.ops.triton_ops", "MAX_M"): lambda rows: 0}),
-    "no products in shares": Variant(replaced={(f"{_ENGINE}.ops.triton_ops", "k_splits"): lambda rule: lambda *_: 1}),
-    "no kernels launched ahead": Variant(
-        replaced={
-            (f"{_ENGINE}.ops.triton_ops", "supports_gluon"): lambda rule: lambda device: False,
-            (f"{_ENGINE}.kernels.attention.decode_attention", "supports_gluon"): lambda rule: lambda device: False,
-        }
-    ),
-    "no split of decode attention": Variant(replaced={(_RUNNER, "plan_decode"): _unsplit}),
+    **{f"no {mechanism}": Variant({"disable": (str(mechanism),)}) for mechanism in Mechanism},
+    "no pdl, stream_k": Variant({"disable": ("pdl", "stream_k")}),
     "flash-attn for prompts": Variant({"attention_backend": "flash"}),
     "pages of 16": Variant({"page_size": 16}),
     "chunks of 512": Variant({"long_prefill_token_threshold": 512}),
@@ -113,8 +76,7 @@ def measure(
 
     def try_out(name: str, work: Callable[[], Iterator[dict[str, float]]]) -> Iterator[dict[str, Any]]:
         try:
-            with VARIANTS[name].applied():
-                yield from ({"name": name, "figures": figures} for figures in work())
+            yield from ({"name": name, "figures": figures} for figures in work())
         except Exception as error:
             running.pop(name, None)
             yield {"name": name, "error": f"{type(error).__name__}: {error}"[:500]}

@@ -72,13 +72,17 @@ def decode_calls(
     from mini_infer_engine.kernels.attention.decode_attention import decode_attention
     from mini_infer_engine.kernels.attention.decode_plan import plan_decode
     from mini_infer_engine.kernels.attention.rope_kv import Rotation
+    from mini_infer_engine.kernels.policy import kernel_policy
     from mini_infer_engine.kernels.workspace import Workspace
 
     slots = torch.arange(rows, device=DEVICE, dtype=torch.int32)
     positions = torch.full((rows,), tokens - 1, device=DEVICE)
     still = torch.cat((torch.ones(tokens, HEAD_DIM // 2), torch.zeros(tokens, HEAD_DIM // 2)), dim=1)
     rotation = Rotation(still.to(DEVICE, DTYPE))
-    plan = plan_decode(slots, positions, kv_heads, tokens, group=q_heads // kv_heads)  # once a pass, for all layers
+    config = kernel_policy(torch.device(DEVICE)).decode_config(rows, kv_heads)
+    plan = plan_decode(  # once a pass, for all layers
+        slots, positions, kv_heads, tokens, config=config, group=q_heads // kv_heads
+    )
     workspace = Workspace(torch.device(DEVICE))
     calls["ours"] = lambda pages: decode_attention(qkv, rotation, pages, tables, plan, scale=SCALE, workspace=workspace)
     for pages in layers:
@@ -93,20 +97,22 @@ def decode_calls(
     return calls
 
 
-def prefill_calls(new: int, cached: int, q_heads: int, tables: Tensor) -> dict[str, Call]:
-    """Each way to attend from a chunk of one prompt."""
+def prefill_calls(new: int, cached: int, q_heads: int, tables: Tensor, pages: Tensor) -> dict[str, Call]:
+    """Each way to attend from a chunk of one prompt over a layer's pages, which are like `pages`."""
     tokens = new + cached
     q = torch.randn(new, q_heads, HEAD_DIM, device=DEVICE, dtype=DTYPE)
     calls: dict[str, Call] = {"torch": lambda pages: by_torch(q.transpose(0, 1)[None], pages, tables, tokens)[0]}
     if not ON_GPU:
         return calls
-    from mini_infer_engine.kernels.attention.prefill_attention import prefill_attention
+    from mini_infer_engine.kernels.attention.prefill_attention import prefill_attention, prefill_shape
+    from mini_infer_engine.kernels.policy import kernel_policy
     from mini_infer_engine.kernels.workspace import Workspace
 
     query_starts, ends = (torch.tensor(counts, device=DEVICE, dtype=torch.int32) for counts in ([0, new], [tokens]))
     rows = PrefillRows(tables, query_starts, ends, new, tokens)
     workspace = Workspace(torch.device(DEVICE))
-    calls["ours"] = lambda pages: prefill_attention(q, pages, rows, scale=SCALE, workspace=workspace)
+    config = kernel_policy(torch.device(DEVICE)).prefill_config(prefill_shape(q, pages, rows))
+    calls["ours"] = lambda pages: prefill_attention(q, pages, rows, scale=SCALE, config=config, workspace=workspace)
     if find_spec("flash_attn"):
         from mini_infer_engine.attention.flash import flash_prefill_attention
 
@@ -142,7 +148,9 @@ def prefill_case(heads: str, new: int, cached: int) -> dict[str, float]:
     """Attention of `new` tokens of one prompt behind `cached` ones."""
     q_heads, kv_heads = HEADS[heads]
     layers, tables = make_pages(1, new + cached, kv_heads)
-    found = timed(prefill_calls(new, cached, q_heads, tables), layers[:8], new * (new + cached) <= 20_000_000)
+    found = timed(
+        prefill_calls(new, cached, q_heads, tables, layers[0]), layers[:8], new * (new + cached) <= 20_000_000
+    )
     if "ours us" in found:
         found["TFLOP/s"] = 4 * q_heads * HEAD_DIM * (new * cached + new * new / 2) / found["ours us"] / 1e6
     return found

@@ -58,7 +58,7 @@ class IdleRunner(graph_runner.GraphRunner):
         graph = SimpleNamespace(forward=idle, sampling={False: idle, True: idle})
         self.decode_graphs = dict.fromkeys(self._buckets, graph)
         self.penalties = Penalties(1, 1, self.device)
-        self.prefill_graphs = {size: PrefillGraph(self, size, 0) for size in prefill_buckets(0, 8192)}
+        self.prefill_graphs = {size: PrefillGraph(self, size, 0) for size in prefill_buckets(8192, launch_bound=True)}
         for graph in self.prefill_graphs.values():
             graph.graph = SimpleNamespace(replay=_nothing)
 

@@ -1,9 +1,9 @@
-"""Tune decode attention on this GPU: every cut worth trying, by model, batch and length.
+"""Tune decode attention on this GPU: every config worth trying, by model, batch and length.
 
     python benchmarks/tune_decode.py --out FILE [--models 0.6b,7b] [--rows 1,8]
 
-Checks every cut against fp32 first. Times are those of one call inside a CUDA graph over as many layers as do not fit
-the L2 cache; the bound is reading each key and value once.
+Checks every config against fp32 first. Times are those of one call inside a CUDA graph over as many layers as do not
+fit the L2 cache; the bound is reading each key and value once.
 """
 
 import argparse
@@ -13,14 +13,17 @@ import math
 import multiprocessing
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
+from common.gpu import policy
 from common.timing import graph_microseconds
 from torch import Tensor
 
+from mini_infer_engine.kernels.attention.attention_config import DecodeConfig
 from mini_infer_engine.kernels.attention.decode_attention import decode_attention
-from mini_infer_engine.kernels.attention.decode_plan import DecodeConfig, DecodePlan, plan_decode
+from mini_infer_engine.kernels.attention.decode_plan import DecodePlan, plan_decode
 from mini_infer_engine.kernels.attention.rope_kv import Rotation, rope_kv
 from mini_infer_engine.kernels.workspace import Workspace
 
@@ -41,8 +44,8 @@ READS = [  # block, warps, stages
     (128, 8, 2),
     (128, 8, 3),
 ]
-TARGETS = (132, 264, 396, 528, 660, 1056)
-PROGRAMS_A_ROW = (1.0, 1.25, 1.5, 2.0, 3.0)
+TARGETS_PER_SM = (1, 2, 3, 4, 5, 8)
+PROGRAMS_PER_ROW = (1.0, 1.25, 1.5, 2.0, 3.0)
 COMPILERS = 14
 
 
@@ -105,10 +108,12 @@ class Setting:
         """Keys and values of all tokens of one layer."""
         return sum(self.lengths) * self.kv_heads * HEAD_DIM * 4
 
-    def plan(self, cut: DecodeConfig | None) -> DecodePlan:
-        """As a pass makes it; without a cut, by the one that serving takes."""
+    def plan(self, config: DecodeConfig | None) -> DecodePlan:
+        """As a pass makes it; without a config, by the one that serving takes."""
         group = self.q_heads // self.kv_heads
-        return plan_decode(self.slots, self.positions, self.kv_heads, MOST_TOKENS, None, cut, group=group)
+        serving = policy().decode_config(len(self.lengths), self.kv_heads)
+        config = serving if config is None else replace(config, pdl=serving.pdl)
+        return plan_decode(self.slots, self.positions, self.kv_heads, MOST_TOKENS, config=config, group=group)
 
     def fused(self, pages: Tensor, plan: DecodePlan) -> Tensor:
         """One layer's attention."""
@@ -130,37 +135,39 @@ class Setting:
 
 
 def compile_part(part: int, models: list[str]) -> None:
-    """Compile one process's share of all cuts into the shared cache."""
+    """Compile one process's share of all configs into the shared cache."""
     jobs = list(itertools.product(models, READS, (False, True)))
     for model, read, merge in jobs[part::COMPILERS]:
         setting = Setting(model, [70, 9], 2)
-        setting.fused(setting.layers[0], setting.plan(cut_of(read, 64 if merge else 1, 1.0)))
+        setting.fused(setting.layers[0], setting.plan(config_of(read, 64 if merge else 1, 1.0)))
     torch.cuda.synchronize()
 
 
-def cut_of(read: tuple[int, int, int], target: int = 264, programs_a_row: float = 1.5) -> DecodeConfig:
-    """A cut by its numbers."""
-    return DecodeConfig(*read, target_programs=target, programs_a_row=programs_a_row)
+def config_of(read: tuple[int, int, int], target: int | None = None, programs_per_row: float = 1.5) -> DecodeConfig:
+    """A config by its numbers; target: programs, two an SM by default."""
+    block_tokens, warps, stages = read
+    target = 2 * policy().profile.sm_count if target is None else target
+    return DecodeConfig(target, block_tokens, warps, stages, programs_per_row)
 
 
 def check(model: str) -> None:
-    """Every cut against fp32, and the written keys and values against the separate kernel's."""
+    """Every config against fp32, and the written keys and values against the separate kernel's."""
     setting = Setting(model, [1, 2, 64, 65, 127, 128, 129, 640, 1100, 5000], 2)
     pages = setting.layers[1]
     fresh = pages.clone()
     exact = setting.exact(pages)
     rotated = pages.clone()
     for read, share in itertools.product(READS, ((1, 1.0), (396, 1.5), (40, 4.0))):
-        cut = cut_of(read, *share)
+        config = config_of(read, *share)
         pages.copy_(fresh)
-        plan = setting.plan(cut)
+        plan = setting.plan(config)
         outs = [setting.fused(pages, plan) for _ in range(3)]
         worst = ((outs[0].float() - exact).norm() / exact.norm()).item()
-        assert worst < 1e-2, (model, cut, worst)
-        assert all(torch.equal(outs[0], out) for out in outs), (model, cut)
+        assert worst < 1e-2, (model, config, worst)
+        assert all(torch.equal(outs[0], out) for out in outs), (model, config)
         changed = (pages != rotated).float().mean().item()
-        assert (pages.float() - rotated.float()).abs().max() < 0.1, (model, cut)
-        assert changed < 1e-4, (model, cut, changed)
+        assert (pages.float() - rotated.float()).abs().max() < 0.1, (model, config)
+        assert changed < 1e-4, (model, config, changed)
     print(f"{model}: right, relative error {worst:.1e}; {changed:.1e} of the pool rounded unlike the separate kernel's")
 
 
@@ -170,26 +177,26 @@ def timed(setting: Setting, call: Callable[[Tensor], object]) -> float:
 
 
 def tune(model: str, name: str, lengths: list[int]) -> dict[str, float]:
-    """All reads at the default division, then the best three at every division: microseconds by cut."""
+    """All reads at the default division, then the best three at every division: microseconds by config."""
     setting = Setting(model, lengths)
     results: dict[DecodeConfig, float] = {}
 
-    def measure(cut: DecodeConfig) -> None:
-        if cut not in results:
-            plan = setting.plan(cut)
-            results[cut] = timed(setting, lambda pages: setting.fused(pages, plan))
+    def measure(config: DecodeConfig) -> None:
+        if config not in results:
+            plan = setting.plan(config)
+            results[config] = timed(setting, lambda pages: setting.fused(pages, plan))
 
     for read in READS:
-        measure(cut_of(read))
+        measure(config_of(read))
     for best in sorted(results, key=results.__getitem__)[:3]:
         read = (best.block_tokens, best.warps, best.stages)
-        for target in TARGETS:
-            measure(cut_of(read, target, 1.0))
-        for a_row in PROGRAMS_A_ROW:
+        for per_sm in TARGETS_PER_SM:
+            measure(config_of(read, per_sm * policy().profile.sm_count, 1.0))
+        for a_row in PROGRAMS_PER_ROW:
             if len(setting.lengths) >= 32:
-                measure(cut_of(read, 264, a_row))
+                measure(config_of(read, None, a_row))
     row = {"bound us": setting.kv_bytes / 4.3e6}
-    default = setting.plan(None).cut
+    default = setting.plan(None).config
     measure(default)
     row["default"] = results[default]
     row["plan"] = graph_microseconds([lambda: setting.plan(default)] * 20, 9)
@@ -200,12 +207,14 @@ def tune(model: str, name: str, lengths: list[int]) -> dict[str, float]:
     print(
         f"{model:4} {name:17} {numbers} | " + ", ".join(f"{brief(c)} {results[c]:.1f}" for c in ranked[:4]), flush=True
     )
-    return row | {brief(cut): results[cut] for cut in ranked}
+    return row | {brief(config): results[config] for config in ranked}
 
 
-def brief(cut: DecodeConfig) -> str:
+def brief(config: DecodeConfig) -> str:
     """block/warps/stages, target programs, programs a row."""
-    return f"{cut.block_tokens}/{cut.warps}/{cut.stages} t{cut.target_programs} r{cut.programs_a_row:g}"
+    return (
+        f"{config.block_tokens}/{config.warps}/{config.stages} t{config.target_programs} r{config.programs_per_row:g}"
+    )
 
 
 def main() -> None:

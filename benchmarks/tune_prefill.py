@@ -1,10 +1,10 @@
-"""Tune attention of prompt chunks on this GPU: every cut worth trying, by model, new tokens and cached ones.
+"""Tune attention of prompt chunks on this GPU: every config worth trying, by model, new tokens and cached ones.
 
     python benchmarks/tune_prefill.py --out FILE [--models 0.6b,7b]
 
-Chunks are those of captured passes: padded sequences, page tables as wide as the context. Checks every cut against
+Chunks are those of captured passes: padded sequences, page tables as wide as the context. Checks every config against
 torch in fp32 first. Times are those of one call inside a CUDA graph over layers that do not fit the L2 cache; beside
-them the cut that serving takes, the kernel for Hopper, and the bound: keys and values read once, or the products.
+them the config that serving takes, the kernel for Hopper, and the bound: keys and values read once, or the products.
 """
 
 import argparse
@@ -16,12 +16,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
+from common.gpu import policy
 from common.models import BYTES_PER_S, FLOPS_PER_S
 from common.timing import graph_microseconds
 from torch import Tensor
 from torch.nn import functional
 
-from mini_infer_engine.kernels.attention.prefill_attention import PrefillConfig, prefill_attention
+from mini_infer_engine.kernels.attention.attention_config import HopperPrefillConfig, PrefillConfig
+from mini_infer_engine.kernels.attention.prefill_attention import prefill_attention, prefill_shape
 from mini_infer_engine.kernels.attention.prefill_rows import PrefillRows
 from mini_infer_engine.kernels.workspace import Workspace
 
@@ -32,7 +34,7 @@ SEQUENCES, CONTEXT_PAGES = 8, 128
 CASES = [(128, 0), (256, 0), (16, 4096), (64, 4096), (128, 4096), (128, 16_000), (256, 2048), (352, 4096), (352, 8192)]
 """(new tokens, cached ones) of one chunk."""
 TILES = [(128, 128, 8, 3), (128, 64, 8, 3), (64, 128, 4, 2), (64, 64, 4, 2), (64, 64, 4, 3), (32, 64, 4, 3)]
-PROGRAMS = (132, 264, 396, 528)
+PROGRAMS_PER_SM = (1, 2, 3, 4)
 COMPILERS = 14
 Call = Callable[[Tensor], Tensor]
 
@@ -65,10 +67,10 @@ class Setting:
         pairs = self.new * (self.tokens - self.new / 2)
         return max(read, 4 * self.q_heads * HEAD_DIM * pairs / FLOPS_PER_S) * 1e6
 
-    def call(self, cut: PrefillConfig | None = None, *, on_hopper: bool | None = None) -> Call:
+    def call(self, config: PrefillConfig | HopperPrefillConfig) -> Call:
         """One layer's attention."""
         return lambda pages: prefill_attention(
-            self.q, pages, self.rows, scale=SCALE, workspace=self.workspace, on_hopper=on_hopper, cut=cut
+            self.q, pages, self.rows, scale=SCALE, config=config, workspace=self.workspace
         )
 
     def exact(self, pages: Tensor) -> Tensor:
@@ -81,22 +83,23 @@ class Setting:
         return out.transpose(0, 1).flatten(1)
 
 
-def all_cuts() -> list[PrefillConfig]:
+def all_configs() -> list[PrefillConfig]:
     """Every tile with every number of programs."""
-    return [PrefillConfig(*tile, programs) for tile, programs in itertools.product(TILES, PROGRAMS)]
+    sm_count = policy().profile.sm_count
+    return [PrefillConfig(*tile, sm_count * per_sm) for tile, per_sm in itertools.product(TILES, PROGRAMS_PER_SM)]
 
 
 def compile_and_check(models: list[str]) -> None:
-    """Every cut against fp32; kernels are compiled several at a time."""
-    jobs = list(itertools.product(models, all_cuts()))
+    """Every config against fp32; kernels are compiled several at a time."""
+    jobs = list(itertools.product(models, all_configs()))
 
     def error(job: tuple[str, PrefillConfig]) -> float:
         setting = Setting(job[0], 100, 1000, layers=1)
         exact = setting.exact(setting.layers[0])
-        out = setting.call(job[1], on_hopper=False)(setting.layers[0]).float()
+        out = setting.call(job[1])(setting.layers[0]).float()
         return ((out - exact).norm() / exact.norm()).item()
 
-    with ThreadPoolExecutor(COMPILERS) as threads:  # what they compute at the same time may be wrong: one workspace
+    with ThreadPoolExecutor(COMPILERS) as threads:  # each has a workspace of its own
         list(threads.map(error, jobs))
     errors = list(map(error, jobs))
     wrong = [job for job, found in zip(jobs, errors, strict=True) if not found < 1e-2]
@@ -105,15 +108,17 @@ def compile_and_check(models: list[str]) -> None:
 
 
 def tune(model: str, new: int, cached: int) -> dict[str, float]:
-    """Microseconds by cut, the best first."""
+    """Microseconds by config, the best first."""
     setting = Setting(model, new, cached)
 
     def microseconds(call: Call) -> float:
         return graph_microseconds([lambda pages=pages: call(pages) for pages in setting.layers], 9)
 
-    found = {brief(cut): microseconds(setting.call(cut, on_hopper=False)) for cut in all_cuts()}
-    known = {"bound": setting.bound_us, "serving": microseconds(setting.call())}
-    known["hopper"] = microseconds(setting.call(on_hopper=True))
+    found = {brief(config): microseconds(setting.call(config)) for config in all_configs()}
+    shape = prefill_shape(setting.q, setting.layers[0], setting.rows)
+    known = {"bound": setting.bound_us, "serving": microseconds(setting.call(policy().prefill_config(shape)))}
+    if hopper := policy().hopper_prefill_config(shape):
+        known["hopper"] = microseconds(setting.call(hopper))
     ranked = dict(sorted(found.items(), key=lambda item: item[1]))
     numbers = "  ".join(f"{name} {value:6.1f}" for name, value in known.items())
     best = ", ".join(f"{name} {value:.1f}" for name, value in list(ranked.items())[:4])
@@ -121,9 +126,9 @@ def tune(model: str, new: int, cached: int) -> dict[str, float]:
     return known | ranked
 
 
-def brief(cut: PrefillConfig) -> str:
+def brief(config: PrefillConfig) -> str:
     """rows/keys/warps/stages, programs."""
-    return f"{cut.rows}/{cut.keys}/{cut.warps}/{cut.stages} p{cut.programs}"
+    return f"{config.rows}/{config.keys}/{config.warps}/{config.stages} p{config.programs}"
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ case $python_version in
 *) fail "$python is Python $python_version, but 3.11, 3.12 or 3.13 is needed; name another one: make install PYTHON=python3.12" ;;
 esac
 
-stamp=$(cat pyproject.toml constraints.txt scripts/install.sh scripts/install_torch.sh <(echo "$PWD $python_version") | cksum)
+stamp=$(cat pyproject.toml constraints.txt constraints-gpu.txt scripts/install.sh scripts/install_torch.sh <(echo "$PWD $python_version") | cksum)
 if [ -x $venv/bin/python ] && [ "$(cat $venv/installed 2>/dev/null)" = "$stamp" ]; then exit; fi
 
 started=$SECONDS
@@ -31,9 +31,9 @@ echo "==> 2/3 torch"
 bash scripts/install_torch.sh "$PWD/$venv/bin/python" constraints.txt
 
 echo "==> 3/3 the other packages"
-# The torch that is there stays, whichever it is: its pin is replaced by itself, its companions' pins are dropped.
+# The torch and Triton that are there stay, whichever they are: their pins are replaced by themselves, other pins are dropped.
 grep -vE '^(torch|triton|nvidia-|cuda-)' constraints.txt >$venv/constraints.txt
-$venv/bin/python -c 'import importlib.metadata as m; print("torch==" + m.version("torch"))' >>$venv/constraints.txt
+$venv/bin/python -c 'import importlib.metadata as m; print(*(f"{d.name}=={d.version}" for d in m.distributions() if d.name in ("torch", "triton")), sep="\n")' >>$venv/constraints.txt
 $venv/bin/python -m pip install -c $venv/constraints.txt -e '.[all,dev]' | sed '/^Requirement already satisfied/d'
 
 echo "$stamp" >$venv/installed

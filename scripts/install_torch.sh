@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Gives a Python the smallest torch that its machine can use; the images and `make install` both come through here.
 # usage: install_torch.sh PYTHON CONSTRAINTS
-# An existing torch is kept. With an NVIDIA driver: the usual CUDA build. Without one a CPU build is looked for, so that
+# An existing torch is kept. With an NVIDIA driver: the pair of torch and Triton in constraints-gpu.txt beside CONSTRAINTS,
+# with which all figures were measured. Without one a CPU build is looked for, so that
 # gigabytes of CUDA packages are not downloaded for nothing: first wherever pip is set up to look, then where uv knows it to be.
 set -euo pipefail
 python=${1:?python executable} constraints=${2:?constraints file}
@@ -25,8 +26,10 @@ fi
 has_nvidia_driver() { [ -e /proc/driver/nvidia/version ] || nvidia-smi -L >/dev/null 2>&1; }
 
 if has_nvidia_driver; then
-  say "NVIDIA driver found: the CUDA build of $version (about 3 GB to download)"
-  exec "$python" -m pip install -c "$constraints" "torch==$version"
+  pinned=$(dirname "$constraints")/constraints-gpu.txt
+  mapfile -t pair < <(grep -oE '^(torch|triton)==[^ ;]+' "$pinned")
+  say "NVIDIA driver found: the CUDA builds that were measured, ${pair[*]} (about 3 GB to download)"
+  exec "$python" -m pip install "${pair[@]}"
 fi
 if [ "$(uname -s)" != Linux ]; then
   exec "$python" -m pip install -c "$constraints" "torch==$version" # only Linux wheels bring CUDA along

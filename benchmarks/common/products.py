@@ -15,25 +15,32 @@ from pathlib import Path
 import torch
 from torch.nn import functional
 
+from common.gpu import policy, workspace
 from common.timing import graph_microseconds
-from mini_infer_engine.kernels.gemm import tuned_configs as tuned
-from mini_infer_engine.kernels.gemm.gemm_config import DeferredRMSNorm, PdlGemmConfig, SmallMConfig, row_block_of
+from mini_infer_engine.kernels.gemm.gemm_config import DeferredRMSNorm, PdlGemmConfig, SmallMConfig, portable_block_m
 from mini_infer_engine.kernels.gemm.gemm_dispatch import small_m_linear, small_m_linear_add_norm
+from mini_infer_engine.kernels.gemm.gemm_rules import ring_stages
+from mini_infer_engine.kernels.gemm.tuned_configs import (
+    GemmConfig,
+    TunedConfigs,
+    file_name,
+    load_tuned_configs,
+    tuned_configs_json,
+)
+from mini_infer_engine.kernels.gemm.tuned_configs import (
+    Shape as TunedShape,
+)
 from mini_infer_engine.kernels.norm.rms_norm import rms_norm
 from mini_infer_engine.kernels.norm.silu_mul import silu_mul
-from mini_infer_engine.kernels.sizes import MULTIPROCESSORS
-from mini_infer_engine.kernels.workspace import Workspace
 
-Cut = PdlGemmConfig | SmallMConfig
-Product = Callable[[torch.Tensor, Cut], object]
-Key = tuple[int, int, bool, int]
+Product = Callable[[torch.Tensor, GemmConfig], object]
 
 L2_BYTES = 50_000_000
 COMPILERS = 15
 TOKEN_BLOCKS = (8, 32, 16, 64)
 """Rows that are timed, the most wanted first."""
 PARTS = 64
-"""Square sums of a row: as many as a residual stream of 4,096 cut by 64 has."""
+"""Square sums of a row: as many as a residual stream of 4,096 in tiles of 64 has."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -76,35 +83,30 @@ SHAPES = {
 
 
 def candidates(shape: Shape, token_block: int) -> list[PdlGemmConfig]:
-    """Cuts worth trying: from a program for every third processor to two for each; rings of which one to three fit."""
-    found = []
+    """Configs worth trying: from a program for every third SM to two an SM; rings of which one to three fit."""
+    found, profile = [], policy().profile
     for tall, block_k, residents, splits in itertools.product((64, 128), (128, 256), (1, 2, 3), (1, 2, 3, 4, 6)):
         block_n = tall // (2 if shape.gated else 1)
         blocks, steps = math.ceil(shape.columns / block_n), math.ceil(shape.width / block_k)
-        share = math.ceil(steps / splits)
-        stages = min(tuned.stages_of(residents, tall + token_block, block_k), share)
+        stages = min(ring_stages(residents, tall + token_block, block_k, profile), math.ceil(steps / splits))
         programs = blocks * splits
-        if (tall == 128 and block_k == 256) or stages < 2 or math.ceil(steps / share) != splits:
+        if (tall == 128 and block_k == 256) or stages < 2 or math.ceil(steps / math.ceil(steps / splits)) != splits:
             continue
-        if programs >= MULTIPROCESSORS // 3 and (splits == 1 or programs <= 2 * MULTIPROCESSORS):
+        if programs >= profile.sm_count // 3 and (splits == 1 or programs <= 2 * profile.sm_count):
             found.append(PdlGemmConfig(block_n, block_k, splits, stages))
     return list(dict.fromkeys(found))
 
 
-def key_of(shape: Shape, token_block: int) -> Key:
+def key_of(shape: Shape, token_block: int) -> TunedShape:
     """Its place in the engine's table."""
     return shape.columns, shape.width, shape.gated, token_block
 
 
-def plain_cut(shape: Shape, token_block: int) -> SmallMConfig | None:
-    """What the engine takes where it cannot launch ahead, if not cuBLAS."""
-    return tuned.small_m_config(token_block, shape.columns, shape.width, torch.bfloat16, gated=shape.gated)
-
-
-@functools.cache
-def workspace() -> Workspace:
-    """Of all kernels that are timed, which run one after another."""
-    return Workspace(torch.device("cuda"))
+def portable_config(shape: Shape, token_block: int) -> SmallMConfig | None:
+    """What the engine takes without programmatic dependent launch, if not cuBLAS."""
+    config = policy().small_m_config(token_block, shape.columns, shape.width, torch.bfloat16, gated=shape.gated)
+    assert not isinstance(config, PdlGemmConfig)
+    return config
 
 
 def random(*shape: int) -> torch.Tensor:
@@ -113,14 +115,14 @@ def random(*shape: int) -> torch.Tensor:
 
 
 def ours(shape: Shape, rows: int) -> Product:
-    """The product as fused.py runs it; one that writes the residual stream begins the next norm."""
+    """The product as serving runs it; one that writes the residual stream prepares the next norm."""
     x = random(rows, shape.width)
     if shape.writes_residual:
         residual, norm = random(rows, shape.columns), random(shape.columns)
         return lambda weight, config: small_m_linear_add_norm(
             x, weight, config, workspace=workspace(), bias=None, residual=residual, norm_weight=norm, eps=1e-6
         )
-    deferred_norm = DeferredRMSNorm(x, torch.ones(PARTS, row_block_of(rows), device="cuda"), 1e-6)
+    deferred_norm = DeferredRMSNorm(x, torch.ones(PARTS, portable_block_m(rows), device="cuda"), 1e-6)
     return lambda weight, config: small_m_linear(
         deferred_norm, weight, config, workspace=workspace(), gated=shape.gated
     )
@@ -141,7 +143,7 @@ def library(shape: Shape, rows: int) -> Callable[[torch.Tensor], object]:
     return run
 
 
-def relative_error(shape: Shape, rows: int, config: Cut, weight: torch.Tensor) -> float:
+def relative_error(shape: Shape, rows: int, config: GemmConfig, weight: torch.Tensor) -> float:
     """Norm of the difference to fp32 over the norm of the fp32 result."""
     x, residual = random(rows, shape.width), random(rows, shape.columns)
     actual = small_m_linear(
@@ -161,22 +163,22 @@ def relative_error(shape: Shape, rows: int, config: Cut, weight: torch.Tensor) -
     return float((actual - exact).norm() / exact.norm())
 
 
-def compile_kernels(kernels: list[tuple[Shape, int, Cut]]) -> None:
+def compile_kernels(kernels: list[tuple[Shape, int, GemmConfig]]) -> None:
     """Compile into the shared cache."""
     torch.set_num_threads(1)
     for shape, token_block, config in kernels:
-        with contextlib.suppress(Exception):  # a cut that does not fit the chip is only not a candidate
+        with contextlib.suppress(Exception):  # a config that does not fit the chip is only not a candidate
             weight = torch.empty((shape.weight_rows, shape.width), dtype=torch.bfloat16, device="cuda")
             ours(shape, token_block)(weight, config)
 
 
 def compile_all() -> int:
     """Every candidate's kernel, in several processes: how many there are."""
-    kernels: list[tuple[Shape, int, Cut]] = []
+    kernels: list[tuple[Shape, int, GemmConfig]] = []
     for token_block, shape in itertools.product(TOKEN_BLOCKS, SHAPES.values()):
-        plain = plain_cut(shape, token_block)
-        cuts = [*candidates(shape, token_block), *([plain] if plain else [])]
-        kernels += [(shape, token_block, cut) for cut in cuts]
+        plain = portable_config(shape, token_block)
+        configs = [*candidates(shape, token_block), *([plain] if plain else [])]
+        kernels += [(shape, token_block, config) for config in configs]
     with multiprocessing.get_context("spawn").Pool(COMPILERS) as pool:
         pool.map(compile_kernels, [kernels[part::COMPILERS] for part in range(COMPILERS)], chunksize=1)
     return len(kernels)
@@ -193,16 +195,16 @@ class Result:
     plain_us: float
     cublas_us: float
     error: float
-    config: Cut
-    runners_up: list[tuple[float, Cut]]
+    config: GemmConfig
+    runners_up: list[tuple[float, GemmConfig]]
 
     def line(self) -> str:
         """One row of the table."""
         second_us, second = self.runners_up[0] if self.runners_up else (0.0, None)
-        cut = None if second is None else dataclasses.astuple(second)
+        second_config = None if second is None else dataclasses.astuple(second)
         return (
             f"{self.name:12} {self.rows:4} {self.us:8.2f} {self.tb_s:5.2f} {self.plain_us:8.2f} {self.cublas_us:8.2f} "
-            f"{self.error:.0e}  {dataclasses.astuple(self.config)!s:18} {second_us:8.2f} {cut}"
+            f"{self.error:.0e}  {dataclasses.astuple(self.config)!s:18} {second_us:8.2f} {second_config}"
         )
 
 
@@ -217,17 +219,17 @@ def tune(name: str, rows: int) -> Result:
     product, by_library = ours(shape, rows), library(shape, rows)
     cublas_us = graph_microseconds([functools.partial(by_library, weight) for weight in weights])
 
-    def microseconds(config: Cut, replays: int) -> float:
+    def microseconds(config: GemmConfig, replays: int) -> float:
         return graph_microseconds([functools.partial(product, weight, config) for weight in weights], replays)
 
-    first: list[tuple[float, Cut]] = []
+    first: list[tuple[float, GemmConfig]] = []
     for config in candidates(shape, rows):
         with contextlib.suppress(Exception):  # as above
             first.append((microseconds(config, 6), config))
     first.sort(key=lambda pair: pair[0])
-    plain = plain_cut(shape, rows)
+    plain = portable_config(shape, rows)
     plain_us = microseconds(plain, 15) if plain else math.inf
-    again: list[tuple[float, Cut]] = [(microseconds(config, 15), config) for _, config in first[:4]]
+    again: list[tuple[float, GemmConfig]] = [(microseconds(config, 15), config) for _, config in first[:4]]
     timed = sorted([*again, *([(plain_us, plain)] if plain else [])], key=lambda pair: pair[0])
     (best_us, best), runners_up = timed[0], timed[1:] + first[4:]
     error = relative_error(shape, rows, best, weights[0])
@@ -235,23 +237,19 @@ def tune(name: str, rows: int) -> Result:
     return Result(name, rows, best_us, tb_s, plain_us, cublas_us, error, best, runners_up)
 
 
-def tuned_source(measured: dict[Key, Cut | None]) -> str:
-    """kernels/tuned.py with these cuts; shapes that were not measured keep what they have."""
-    lines = []
-    for key, config in sorted({**tuned.PDL_GEMM, **measured}.items()):
-        cut = None if config is None else f"{type(config).__name__}{dataclasses.astuple(config)}"
-        lines.append(f"    {key}: {cut},\n")
-    source = Path(tuned.__file__).read_text()
-    begin = source.index("= {", source.index("PDL_GEMM:")) + len("= {")
-    return f"{source[:begin]}\n{''.join(lines)}{source[source.index('}', begin) :]}"
+def tuned_file(measured: dict[TunedShape, GemmConfig | None]) -> tuple[str, str]:
+    """Name and contents of this GPU's file with these configs; shapes that were not measured keep what they have."""
+    device = policy().profile.name
+    known = load_tuned_configs(device)
+    return file_name(device), tuned_configs_json(TunedConfigs(device, {**known.with_pdl, **measured}, known.portable))
 
 
 def tune_all(out: Path, deadline: float) -> None:
     """Every product with each number of rows until the deadline; what has been measured is on disk at all times."""
-    measured: dict[Key, Cut | None] = {}
+    measured: dict[TunedShape, GemmConfig | None] = {}
     results = []
     print(
-        f"{'product':12} {'rows':>4} {'us':>8} {'TB/s':>5} {'plain':>8} {'cuBLAS':>8} error  cut, then the second best",
+        f"{'product':12} {'rows':>4} {'us':>8} {'TB/s':>5} {'plain':>8} {'cuBLAS':>8} error  config, the second best",
         flush=True,
     )
     for rows, (name, shape) in itertools.product(TOKEN_BLOCKS, SHAPES.items()):
@@ -263,7 +261,8 @@ def tune_all(out: Path, deadline: float) -> None:
         results.append(dataclasses.asdict(result))
         wins = result.us < result.cublas_us and result.error < 1e-2
         measured[key_of(shape, rows)] = result.config if wins else None
-        (out / "tuned.py").write_text(tuned_source(measured))
+        name_of_file, text = tuned_file(measured)
+        (out / name_of_file).write_text(text)
         (out / "kernels.json").write_text(json.dumps(results, indent=1))
 
 

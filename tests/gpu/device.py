@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from mini_infer_engine.kernels.policy import kernel_policy
 from mini_infer_engine.kernels.workspace import Workspace
 
 ON_GPU = torch.cuda.is_available()
@@ -14,6 +15,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and not ON_GPU
 DEVICE = torch.device("cuda", torch.cuda.current_device()) if ON_GPU else torch.device("cpu")
 WORKSPACE = Workspace(DEVICE)
 """Of all kernels that a test calls by itself: they run one after another, as a runner's do."""
+POLICY = kernel_policy(DEVICE)
 FP32, BF16 = torch.float32, torch.bfloat16
 
 GPU_ONLY = [pytest.mark.gpu, pytest.mark.skipif(not ON_GPU, reason="needs an NVIDIA GPU")]

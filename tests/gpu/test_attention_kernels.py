@@ -5,18 +5,22 @@ import torch
 
 pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
 
-from mini_infer_engine.kernels.attention.attention_dispatch import supports_hopper_fa3
+from mini_infer_engine.kernels.attention.attention_config import (
+    DecodeConfig,
+    PrefillConfig,
+    PrefillShape,
+    supports_hopper_fa3,
+)
 from mini_infer_engine.kernels.attention.decode_attention import decode_attention
-from mini_infer_engine.kernels.attention.decode_plan import DecodeConfig, plan_decode
-from mini_infer_engine.kernels.attention.prefill_attention import PrefillConfig, prefill_attention
+from mini_infer_engine.kernels.attention.decode_plan import plan_decode
+from mini_infer_engine.kernels.attention.prefill_attention import prefill_attention, prefill_shape
 from mini_infer_engine.kernels.attention.prefill_rows import PrefillRows
 from mini_infer_engine.kernels.attention.rope_kv import Rotation
-from tests.gpu.device import BF16, DEVICE, FP32, KERNELS, ON_GPU, WORKSPACE, cases, error, normal
+from tests.gpu.device import BF16, DEVICE, FP32, KERNELS, ON_GPU, POLICY, WORKSPACE, cases, error, normal
 from tests.gpu.exact import exact_rotated
 from tests.gpu.paged import exact_attention, make_paged, strided_queries
 
 pytestmark = KERNELS
-ON_HOPPER = ON_GPU and torch.cuda.get_device_capability(DEVICE) == (9, 0)
 ROUNDING = {FP32: 256.0, BF16: 3.0}
 """bf16 weights and a bf16 result: two roundings; fp32 sums of thousands of terms that are larger than their mean."""
 
@@ -37,10 +41,11 @@ SHAPES = cases(  # q_heads, kv_heads, head_dim, page_size, window, dtype
     ],
 )
 LENGTHS = [1, 2, 15, 16, 17, 63, 64, 65, 128, 255, 257, 1000, 4097, 9001] if ON_GPU else [1, 17, 64, 70]
-CUTS = [
-    DecodeConfig(target_programs=1, programs_a_row=1.0),
-    DecodeConfig(),
-    DecodeConfig(block_tokens=32, target_programs=1, programs_a_row=2.5, warps=2),
+CONFIGS = [
+    DecodeConfig(target_programs=1, programs_per_row=1.0),
+    DecodeConfig(target_programs=264),
+    DecodeConfig(block_tokens=32, target_programs=1, programs_per_row=2.5, warps=2),
+    DecodeConfig(target_programs=264, pdl=POLICY.pdl),
     DecodeConfig(block_tokens=16, target_programs=1000),
 ]
 CHUNKS = (  # (tokens before, new tokens); a padded sequence of a graph has none of both
@@ -86,14 +91,14 @@ def test_decode_attention(
         keys[-1], values[-1] = new_keys[row], new_values[row].double()
         exact.append(exact_attention(q[row : row + 1], keys, values, LENGTHS[slot] - 1, head_dim**-0.5, window))
 
-    for cut in CUTS:
+    for config in CONFIGS:
         slot_tensor, group = torch.tensor(slots, dtype=torch.int32, device=DEVICE), q_heads // kv_heads
-        plan = plan_decode(slot_tensor, positions, kv_heads, max(LENGTHS), window, cut, group=group)
+        plan = plan_decode(slot_tensor, positions, kv_heads, max(LENGTHS), window, config=config, group=group)
         run = [
             decode_attention(qkv, rotation, paged.pool, paged.tables, plan, scale=head_dim**-0.5, workspace=WORKSPACE)
             for _ in range(2)
         ]
-        assert error(run[0][:rows], torch.cat(exact)) <= ROUNDING[dtype], cut
+        assert error(run[0][:rows], torch.cat(exact)) <= ROUNDING[dtype], config
         assert torch.equal(run[0][:rows], run[1][:rows]), "counters were not left at zero, or results depend on timing"
         written = paged.pool[pages, :, positions % page_size]
         assert error(written[:rows, 0], new_keys[:rows]) <= ROUNDING[dtype]
@@ -101,7 +106,8 @@ def test_decode_attention(
         after = paged.pool.clone()
         after[pages, :, positions % page_size] = 0
         assert torch.equal(after.nan_to_num(7.0), before.nan_to_num(7.0)), "another token's place was written"
-    empty = plan_decode(torch.zeros(0, dtype=torch.int32, device=DEVICE), positions[:0], kv_heads, 9, window)
+    no_slots = torch.zeros(0, dtype=torch.int32, device=DEVICE)
+    empty = plan_decode(no_slots, positions[:0], kv_heads, 9, window, config=CONFIGS[0])
     mixed = decode_attention(qkv[:0], rotation, paged.pool, paged.tables, empty, scale=1.0, workspace=WORKSPACE)
     assert mixed.shape == (0, q_heads * head_dim)
 
@@ -111,8 +117,8 @@ def test_a_long_sequence_in_more_parts_than_turns_would_suit(length: int, most_p
     q_heads, head_dim = 7, 128
     paged = make_paged([length], 64, 1, head_dim, FP32)
     slots, positions = (torch.tensor([value], device=DEVICE) for value in (0, length - 1))
-    cut = DecodeConfig(block_tokens=16, target_programs=100)
-    plan = plan_decode(slots.int(), positions, 1, 1024, cut=cut, group=q_heads)
+    config = DecodeConfig(block_tokens=16, target_programs=100)
+    plan = plan_decode(slots.int(), positions, 1, 1024, config=config, group=q_heads)
     assert int((plan.entries[:, 0] >= 0).sum()) == most_parts
     qkv = normal(1, (q_heads + 2) * head_dim)
     table = torch.cat((torch.ones(1024, 64, device=DEVICE), torch.zeros(1024, 64, device=DEVICE)), dim=-1)
@@ -129,12 +135,15 @@ def test_prefill_attention(
     q_heads: int, kv_heads: int, head_dim: int, page_size: int, window: int | None, dtype: torch.dtype, on_hopper: bool
 ) -> None:
     lengths = [before + new for before, new in CHUNKS]
-    if on_hopper and not (ON_HOPPER and supports_hopper_fa3(dtype, head_dim, page_size, window, max(lengths))):
-        pytest.skip("the kernel for Hopper does not know this device or shape")
+    shape = PrefillShape(dtype, dtype, 1, 1, q_heads, kv_heads, head_dim, page_size, window, max(lengths))
+    if on_hopper and not supports_hopper_fa3(shape):
+        pytest.skip("the FlashAttention-3 kernel cannot compute this shape")
+    if on_hopper and not POLICY.hopper_fa3:
+        pytest.skip("the FlashAttention-3 kernel needs an NVIDIA GPU of compute capability 9.0")
     paged = make_paged(lengths, page_size, kv_heads, head_dim, dtype)
     scale = head_dim**-0.5
 
-    def check(chosen: list[int], padding: int = 0, cut: PrefillConfig | None = None) -> None:
+    def check(chosen: list[int], padding: int = 0, given: PrefillConfig | None = None) -> None:
         """`padding`: sequences without tokens, and tokens of no sequence, behind those chosen."""
         counts = [CHUNKS[index][1] for index in chosen]
         total = sum(counts)
@@ -147,16 +156,12 @@ def test_prefill_attention(
             for index, part in zip(chosen, q[:total].split(counts), strict=True)
         ]
         rows = PrefillRows(tables, starts, ends, max(counts), max(lengths))
+        sizes = prefill_shape(q, paged.pool, rows, window)
+        config = given or (POLICY.hopper_prefill_config if on_hopper else POLICY.flash_attention_2_config)(sizes)
+        assert config is not None
         run = [
             prefill_attention(
-                q,
-                paged.pool,
-                rows,
-                scale=scale,
-                workspace=WORKSPACE,
-                sliding_window=window,
-                on_hopper=on_hopper,
-                cut=cut,
+                q, paged.pool, rows, scale=scale, config=config, workspace=WORKSPACE, sliding_window=window
             )[:total]
             for _ in range(2)
         ]
@@ -169,7 +174,8 @@ def test_prefill_attention(
     check(everything, 64 - len(everything))  # as a graph has it
     for alone in (0, 1, 2, 3):
         check([alone])  # few tiles share the keys
-        check([alone], 7, PrefillConfig(16, 32, 4, 2, programs=4000))
+        if not on_hopper:
+            check([alone], 7, PrefillConfig(16, 32, 4, 2, programs=4000))
 
 
 @pytest.mark.parametrize(
@@ -190,9 +196,9 @@ def test_pages_may_be_in_fp8(q_heads: int, kv_heads: int, head_dim: int, page_si
         exact_attention(q[row : row + 1], rounded[0][row], rounded[1][row], LENGTHS[row] - 1, scale, None)
         for row in range(rows)
     ]
-    mixed = prefill_attention(
-        q, pool, PrefillRows(tables, starts, ends, 1, max(LENGTHS)), scale=scale, workspace=WORKSPACE
-    )
+    rows_of_pass = PrefillRows(tables, starts, ends, 1, max(LENGTHS))
+    config = POLICY.prefill_config(prefill_shape(q, pool, rows_of_pass))
+    mixed = prefill_attention(q, pool, rows_of_pass, scale=scale, config=config, workspace=WORKSPACE)
     assert error(mixed, torch.cat(exact)) <= ROUNDING[dtype]
 
     qkv = normal(rows, (q_heads + 2 * kv_heads) * head_dim, dtype=dtype, seed=99)
@@ -205,7 +211,8 @@ def test_pages_may_be_in_fp8(q_heads: int, kv_heads: int, head_dim: int, page_si
         keys[-1], values[-1] = heads[row, q_heads:].double().chunk(2)
         exact.append(exact_attention(heads[row : row + 1, :q_heads], keys, values, length - 1, scale, None))
     slots, positions = torch.arange(rows, dtype=torch.int32, device=DEVICE), ends.long() - 1
-    plan = plan_decode(slots, positions, kv_heads, max(LENGTHS), group=q_heads // kv_heads)
+    decode_config = POLICY.decode_config(rows, kv_heads)
+    plan = plan_decode(slots, positions, kv_heads, max(LENGTHS), config=decode_config, group=q_heads // kv_heads)
     mixed = decode_attention(qkv, Rotation(unturned), pool, tables, plan, scale=scale, workspace=WORKSPACE)
     assert error(mixed, torch.cat(exact)) <= ROUNDING[dtype]
     pages = tables.gather(1, positions[:, None] // page_size)[:, 0].long()

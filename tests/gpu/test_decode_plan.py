@@ -5,8 +5,9 @@ import torch
 
 pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
 
-from mini_infer_engine.kernels.attention.decode_plan import DecodeConfig, plan_decode
-from tests.gpu.device import DEVICE, KERNELS, cases
+from mini_infer_engine.kernels.attention.attention_config import DecodeConfig
+from mini_infer_engine.kernels.attention.decode_plan import plan_decode
+from tests.gpu.device import DEVICE, KERNELS, POLICY, cases
 
 pytestmark = KERNELS
 
@@ -19,30 +20,30 @@ def needed(positions: list[int], window: int, block: int, share: int) -> int:
 
 
 @pytest.mark.parametrize(
-    ("positions", "kv_heads", "window", "cut"),
+    ("positions", "kv_heads", "window", "config"),
     cases(
         [
-            ([0], 4, None, DecodeConfig()),
-            ([639], 4, None, DecodeConfig()),
-            ([16_383], 1, None, DecodeConfig()),
+            ([0], 4, None, DecodeConfig(264)),
+            ([639], 4, None, DecodeConfig(264)),
+            ([16_383], 1, None, DecodeConfig(264)),
             ([0, 5, 64, 65, 1000], 2, None, DecodeConfig(target_programs=24, block_tokens=32)),
             ([900, 90, 9], 1, 1, DecodeConfig(target_programs=9)),
             ([900, 90, 9], 1, 128, DecodeConfig(target_programs=9)),
-            ([4000, *[100] * 40], 8, None, DecodeConfig()),
+            ([4000, *[100] * 40], 8, None, DecodeConfig(264)),
             ([16_383, 7], 1, None, DecodeConfig(target_programs=1000)),
-            ([500] * 7, 8, None, DecodeConfig(target_programs=1, programs_a_row=1.0)),
+            ([500] * 7, 8, None, DecodeConfig(target_programs=1, programs_per_row=1.0)),
             ([100, 700, -1, -1], 1, None, DecodeConfig(target_programs=9)),  # the last are padding
             ([-1, -1], 1, None, DecodeConfig(target_programs=9)),
         ],
-        [([37 * row % 2000 for row in range(512)], 8, None, DecodeConfig())],
+        [([37 * row % 2000 for row in range(512)], 8, None, DecodeConfig(264))],
     ),
 )
 def test_parts_cover_each_row_in_equal_shares(
-    positions: list[int], kv_heads: int, window: int | None, cut: DecodeConfig
+    positions: list[int], kv_heads: int, window: int | None, config: DecodeConfig
 ) -> None:
-    block, seen = cut.block_tokens, window or 1 << 30
+    block, seen = config.block_tokens, window or 1 << 30
     slots = torch.arange(len(positions), dtype=torch.int32, device=DEVICE) + 3
-    plan = plan_decode(slots, torch.tensor(positions, device=DEVICE), kv_heads, 1 << 14, window, cut)
+    plan = plan_decode(slots, torch.tensor(positions, device=DEVICE), kv_heads, 1 << 14, window, config=config)
     entries = plan.entries.tolist()
     used = [entry for entry in entries if entry[0] >= 0]
     assert entries[: len(used)] == used, "programs without work come last"
@@ -73,5 +74,7 @@ def test_parts_cover_each_row_in_equal_shares(
 @pytest.mark.parametrize(("position", "parts"), [(3000, [47, 24, 12]), (4095, [64, 64, 32]), (65_535, [64, 64, 64])])
 def test_parts_of_a_lone_sequence_by_query_heads_that_are_added_up(position: int, parts: list[int]) -> None:
     slots, positions = torch.zeros(1, dtype=torch.int32, device=DEVICE), torch.tensor([position], device=DEVICE)
-    plans = [plan_decode(slots, positions, 1, 1 << 17, group=group) for group in (1, 2, 7)]
+    plans = [
+        plan_decode(slots, positions, 1, 1 << 17, config=POLICY.decode_config(1, 1), group=group) for group in (1, 2, 7)
+    ]
     assert [int((plan.entries[:, 0] >= 0).sum()) for plan in plans] == parts

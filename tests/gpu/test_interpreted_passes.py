@@ -70,7 +70,13 @@ def test_passes_equal_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         runner.table.send_pages([Row(3, 30, 1, None, pages, GREEDY)], runner.page_size)
         last_tokens[3] = TOKENS[30]
         decode._run_forward()
-        sample(decode.logits, decode.slots, runner.table.state, workspace=runner.workspace)
+        sample(
+            decode.logits,
+            decode.slots,
+            runner.table.state,
+            workspace=runner.workspace,
+            programs=runner.policy.sample_programs,
+        )
         assert last_tokens[3] == best[30]
 
         last_tokens[3] = TOKENS[31]

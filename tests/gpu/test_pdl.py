@@ -11,17 +11,15 @@ pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
 from mini_infer_engine.kernels.attention.decode_attention import decode_attention
 from mini_infer_engine.kernels.attention.decode_plan import plan_decode
 from mini_infer_engine.kernels.attention.rope_kv import Rotation
-from mini_infer_engine.kernels.device import supports_gluon
 from mini_infer_engine.kernels.gemm.gemm_config import DeferredRMSNorm, PdlGemmConfig
 from mini_infer_engine.kernels.gemm.gemm_dispatch import small_m_linear, small_m_linear_add_norm
-from mini_infer_engine.kernels.gemm.tuned_configs import pdl_gemm_config
 from mini_infer_engine.kernels.norm.rms_norm import rms_norm
-from tests.gpu.device import BF16, DEVICE, WORKSPACE, normal
+from tests.gpu.device import BF16, DEVICE, POLICY, WORKSPACE, normal
 from tests.gpu.paged import make_paged
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not supports_gluon(DEVICE), reason="needs an NVIDIA GPU of Hopper's kind"),
+    pytest.mark.skipif(not POLICY.pdl, reason="needs an NVIDIA GPU of Hopper's kind"),
 ]
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, MIDDLE = 512, 8, 2, 128, 1536
 LENGTH, PAGE_SIZE = 300, 128
@@ -41,9 +39,9 @@ def weight(columns: int, width: int, seed: int) -> torch.Tensor:
     return normal(columns, width, dtype=BF16, seed=seed) * width**-0.5
 
 
-def cut(rows: int, matrix: torch.Tensor, *, gated: bool = False) -> PdlGemmConfig:
-    columns, width = matrix.shape
-    config = pdl_gemm_config(rows, columns // 2 if gated else columns, width, gated=gated)
+def config_of(rows: int, matrix: torch.Tensor, *, gated: bool = False) -> PdlGemmConfig:
+    n, k = matrix.shape
+    config = POLICY.small_m_config(rows, n // 2 if gated else n, k, BF16, gated=gated, tma_operands=True)
     assert isinstance(config, PdlGemmConfig)
     return config
 
@@ -67,11 +65,11 @@ def test_replays_equal_kernels_one_by_one(rows: int) -> None:
 
     def step(settle: Callable[[], None]) -> torch.Tensor:
         """A decode step, `settle` called behind each kernel that may begin early."""
-        plan = plan_decode(slots, positions, KV_HEADS, 1024)
+        plan = plan_decode(slots, positions, KV_HEADS, 1024, config=POLICY.decode_config(rows, KV_HEADS))
         stream, x = hidden, rms_norm(hidden, norm, 1e-6)
 
         def then_norm(values: torch.Tensor, matrix: torch.Tensor) -> tuple[torch.Tensor, DeferredRMSNorm]:
-            config = cut(rows, matrix)
+            config = config_of(rows, matrix)
             made = small_m_linear_add_norm(
                 values, matrix, config, workspace=WORKSPACE, bias=None, residual=stream, norm_weight=norm, eps=1e-6
             )
@@ -79,7 +77,7 @@ def test_replays_equal_kernels_one_by_one(rows: int) -> None:
             return made
 
         for layer in layers:
-            qkv = small_m_linear(x, layer.qkv, cut(rows, layer.qkv), workspace=WORKSPACE)
+            qkv = small_m_linear(x, layer.qkv, config_of(rows, layer.qkv), workspace=WORKSPACE)
             settle()
             mixed = decode_attention(
                 qkv, rotation, paged.pool, paged.tables, plan, scale=HEAD_DIM**-0.5, workspace=WORKSPACE
@@ -87,7 +85,7 @@ def test_replays_equal_kernels_one_by_one(rows: int) -> None:
             settle()
             stream, x = then_norm(mixed, layer.o)
             gated = small_m_linear(
-                x, layer.gate_up, cut(rows, layer.gate_up, gated=True), workspace=WORKSPACE, gated=True
+                x, layer.gate_up, config_of(rows, layer.gate_up, gated=True), workspace=WORKSPACE, gated=True
             )
             settle()
             stream, x = then_norm(gated, layer.down)

@@ -9,7 +9,6 @@ import torch
 pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
 
 from mini_infer_engine.core.request import Request
-from mini_infer_engine.runtime import cuda_graphs as graphs
 from mini_infer_engine.runtime.graph_runner import GraphRunner
 from tests.gpu.device import GPU_ONLY
 from tests.gpu.runs import make_engine, make_runner, make_settings, mixed_requests, texts
@@ -122,10 +121,14 @@ def test_requests_that_come_and_go_at_any_step_keep_their_text(folder: Path, exp
 
 @pytest.mark.parametrize("chunk", [0, 48])
 def test_large_models_have_prompts_and_decodes_in_one_graph(
-    folder: Path, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch, chunk: int
+    folder: Path, expected: list[list[int]], chunk: int
 ) -> None:
-    monkeypatch.setattr(graphs, "is_launch_bound", lambda weight_bytes: False)
-    settings = make_settings(folder, attention_backend="triton", long_prefill_token_threshold=chunk)
+    settings = make_settings(
+        folder,
+        attention_backend="triton",
+        long_prefill_token_threshold=chunk,
+        disable=("separate_decode_graphs",),
+    )
     runner = make_runner(settings)
     assert isinstance(runner, GraphRunner)
     assert all(graph.num_decodes for graph in runner.prefill_graphs.values())
@@ -133,7 +136,7 @@ def test_large_models_have_prompts_and_decodes_in_one_graph(
 
 
 def test_two_runners_in_one_process_do_not_disturb_each_other(folder: Path, expected: list[list[int]]) -> None:
-    """Kernels share one workspace a device; graphs of both keep theirs."""
+    """Each has a workspace of its own, and graphs keep theirs."""
     all_settings = [make_settings(folder, attention_backend="triton", page_size=size) for size in (16, 128)]
     engines = [make_engine(settings, make_runner(settings)) for settings in all_settings]
     for engine in engines * 3:

@@ -14,7 +14,7 @@ from mini_infer_engine.kernels.sampling.state_update import update_pages
 from mini_infer_engine.runtime.device_state import DeviceBatchState, refuses_suppressed
 from mini_infer_engine.sampling.reference import build_sampling
 from mini_infer_engine.sampling.reference import sample as sample_by_torch
-from tests.gpu.device import BF16, DEVICE, FP32, KERNELS, ON_GPU, WORKSPACE, cases, normal
+from tests.gpu.device import BF16, DEVICE, FP32, KERNELS, ON_GPU, POLICY, WORKSPACE, cases, normal
 
 pytestmark = KERNELS
 STOPS = [3, 7]
@@ -61,7 +61,14 @@ def test_the_kernel_chooses_as_the_sampler_does(vocabulary: int, dtype: torch.dt
         rows = [asking_row(slot, params, step) for slot, params in zip(slots, kinds, strict=True)]
         on_host = logits[: len(slots)].float().cpu()
         expected = sample_by_torch(on_host, build_sampling(rows, vocabulary, torch.device("cpu")))
-        sample(logits, on_device, table.state, workspace=WORKSPACE, filtered=table.has_filters(slots))
+        sample(
+            logits,
+            on_device,
+            table.state,
+            workspace=WORKSPACE,
+            programs=POLICY.sample_programs,
+            filtered=table.has_filters(slots),
+        )
         chosen = table.state.last_tokens.cpu()[slots]
         wrong = [kinds[index] for index in (chosen != expected).nonzero().flatten().tolist()]
         assert not wrong, (step, wrong)
@@ -73,11 +80,8 @@ def test_the_kernel_chooses_as_the_sampler_does(vocabulary: int, dtype: torch.dt
 
 
 @pytest.mark.parametrize(("rows", "programs"), cases([(3, 1), (3, 6), (3, 1000)], [(1, 1000), (31, 1), (31, 1056)]))
-def test_parts_of_any_size_choose_as_the_sampler_does(
-    rows: int, programs: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parts_of_any_size_choose_as_the_sampler_does(rows: int, programs: int) -> None:
     """Three tiles, in one part, in two and in three; the best logits are in all of them, and some are suppressed."""
-    monkeypatch.setattr("mini_infer_engine.kernels.sampling.sample._PROGRAMS", programs)
     vocabulary, kinds = 20_003, [PARAMS[1], PARAMS[0], PARAMS[-1]]
     table = DeviceBatchState(rows, 4, 0, DEVICE)
     asked = [asking_row(slot, kinds[slot % 3], 0) for slot in range(rows)]
@@ -85,7 +89,9 @@ def test_parts_of_any_size_choose_as_the_sampler_does(
     logits = normal(rows, vocabulary)
     expected = sample_by_torch(logits.cpu(), build_sampling(asked, vocabulary, torch.device("cpu")))
     slots = torch.arange(rows, dtype=torch.int32, device=DEVICE)
-    sample(logits, slots, table.state, workspace=WORKSPACE, filtered=table.has_filters(slots.tolist()))
+    sample(
+        logits, slots, table.state, workspace=WORKSPACE, programs=programs, filtered=table.has_filters(slots.tolist())
+    )
     assert table.state.last_tokens[:rows].tolist() == expected.tolist()
 
 
@@ -99,7 +105,7 @@ def test_greedy_takes_the_first_of_equals_for_any_number_of_rows(rows: int) -> N
         table = DeviceBatchState(rows, 4, 0, DEVICE)
         table.begin([asking_row(slot, SamplingParams(temperature=0.0), 0) for slot in range(rows)])
         slots = torch.arange(rows, dtype=torch.int32, device=DEVICE)
-        sample(logits, slots, table.state, workspace=WORKSPACE, filtered=False)
+        sample(logits, slots, table.state, workspace=WORKSPACE, programs=POLICY.sample_programs, filtered=False)
         assert table.state.last_tokens[:rows].tolist() == [first] * rows
 
 
@@ -110,7 +116,13 @@ def test_draws_follow_the_softmax() -> None:
     table = DeviceBatchState(draws, 4, 0, DEVICE)
     table.begin([asking_row(slot, SamplingParams(temperature=1.0), 0) for slot in range(draws)])
     slots = torch.arange(draws, dtype=torch.int32, device=DEVICE)
-    sample(weights.log().repeat(draws, 1).to(DEVICE), slots, table.state, workspace=WORKSPACE)
+    sample(
+        weights.log().repeat(draws, 1).to(DEVICE),
+        slots,
+        table.state,
+        workspace=WORKSPACE,
+        programs=POLICY.sample_programs,
+    )
     chosen = table.state.last_tokens[:draws].cpu()
     shares = torch.bincount(chosen, minlength=5) / draws
     assert ((shares - weights).abs() <= 5 * (weights * (1 - weights) / draws).sqrt()).all(), shares

@@ -1,4 +1,4 @@
-"""Products of few rows against fp64: odd shapes, every fused part, and every cut that is stored for a real shape."""
+"""Products of few rows against fp64: odd shapes, every fused part, and every config that is stored for a real shape."""
 
 import pytest
 import torch
@@ -6,18 +6,19 @@ from torch.nn import functional
 
 pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
 
-from mini_infer_engine.kernels.device import supports_gluon
-from mini_infer_engine.kernels.gemm.gemm_config import MAX_M, PdlGemmConfig, SmallMConfig
+from mini_infer_engine.kernels.gemm.gemm_config import MAX_M, PdlGemmConfig, SmallMConfig, portable_block_m
 from mini_infer_engine.kernels.gemm.gemm_dispatch import small_m_linear, small_m_linear_add_norm
-from mini_infer_engine.kernels.gemm.tuned_configs import PDL_GEMM, SMALL_M_GEMM, pdl_gemm_config, small_m_config
+from mini_infer_engine.kernels.gemm.gemm_rules import small_m_config
+from mini_infer_engine.kernels.gemm.tuned_configs import FALLBACK_DEVICE, load_tuned_configs
 from mini_infer_engine.kernels.workspace import Workspace
-from tests.gpu.device import BF16, DEVICE, FP32, KERNELS, ON_GPU, WORKSPACE, cases, error, normal
+from tests.gpu.device import BF16, DEVICE, FP32, KERNELS, ON_GPU, POLICY, WORKSPACE, cases, error, normal
 
 pytestmark = KERNELS
 FP16 = torch.float16
 ROUNDING = {FP32: 32.0, BF16: 1.0, FP16: 1.0}
-GLUON = pytest.mark.skipif(not supports_gluon(DEVICE), reason="needs an NVIDIA GPU of Hopper's kind")
-Cut = SmallMConfig | PdlGemmConfig
+GLUON = pytest.mark.skipif(not POLICY.pdl, reason="needs an NVIDIA GPU of Hopper's kind")
+Config = SmallMConfig | PdlGemmConfig
+TUNED = load_tuned_configs(FALLBACK_DEVICE)
 PARTS: list[dict[str, bool]] = [
     {},
     {"bias": True},
@@ -31,7 +32,7 @@ def check(
     rows: int,
     columns: int,
     width: int,
-    config: Cut,
+    config: Config,
     dtype: torch.dtype,
     *,
     bias: bool = False,
@@ -92,18 +93,18 @@ def test_a_norm_rides_along_with_two_products(rows: int, width: int, dtype: torc
     x, residual = normal(rows, 64, dtype=dtype), normal(rows, width, dtype=dtype, seed=1)
     first, second = normal(width, 64, dtype=dtype, seed=2) / 8, normal(192, width, dtype=dtype, seed=3) * width**-0.5
     bias, norm_weight = normal(width, dtype=dtype, seed=4), normal(width, dtype=dtype, seed=5)
-    cuts: list[tuple[Cut, Cut]] = [
+    configs: list[tuple[Config, Config]] = [
         (SmallMConfig(16, 32, first_programs, 4, 2), SmallMConfig(32, 64, next_programs, 4, 2))
         for first_programs in (0, 5)
         for next_programs in (0, 5)
     ]
-    if supports_gluon(DEVICE) and dtype == BF16:  # launched ahead, then each kind before the other
+    if POLICY.pdl and dtype == BF16:  # launched ahead, then each kind before the other
         ahead, next_ahead = PdlGemmConfig(64, 64, 1, 2), PdlGemmConfig(32 if gated else 64, 128, 3, 3)
-        cuts += [(ahead, next_ahead), (PdlGemmConfig(128, 64, 1, 2), next_ahead), (cuts[0][0], next_ahead)]
-        cuts += [(ahead, cuts[0][1])]
-    for cut, next_cut in cuts:
+        configs += [(ahead, next_ahead), (PdlGemmConfig(128, 64, 1, 2), next_ahead), (configs[0][0], next_ahead)]
+        configs += [(ahead, configs[0][1])]
+    for config, next_config in configs:
         out, deferred_norm = small_m_linear_add_norm(
-            x, first, cut, workspace=WORKSPACE, bias=bias, residual=residual, norm_weight=norm_weight, eps=1e-5
+            x, first, config, workspace=WORKSPACE, bias=bias, residual=residual, norm_weight=norm_weight, eps=1e-5
         )
         exact = residual.double() + functional.linear(x.double(), first.double(), bias.double())
         assert error(out, exact) <= ROUNDING[dtype]
@@ -112,8 +113,11 @@ def test_a_norm_rides_along_with_two_products(rows: int, width: int, dtype: torc
         if gated:
             gate, up = wanted.chunk(2, dim=-1)
             wanted = functional.silu(gate) * up
-        actual = small_m_linear(deferred_norm, second, next_cut, workspace=WORKSPACE, gated=gated)
-        assert error(actual, wanted) <= 3 * ROUNDING[dtype], (cut, next_cut)  # the half normed rows were rounded, too
+        actual = small_m_linear(deferred_norm, second, next_config, workspace=WORKSPACE, gated=gated)
+        assert error(actual, wanted) <= 3 * ROUNDING[dtype], (
+            config,
+            next_config,
+        )  # the half normed rows were rounded, too
 
 
 @pytest.mark.parametrize(
@@ -127,20 +131,20 @@ def test_a_norm_rides_along_with_two_products(rows: int, width: int, dtype: torc
         ],
     ),
 )
-def test_shapes_that_were_never_tuned_have_a_cut(
+def test_shapes_that_were_never_tuned_have_a_config(
     rows: int, columns: int, width: int, gated: bool, dtype: torch.dtype
 ) -> None:
-    config = small_m_config(rows, columns, width, dtype, gated=gated)
+    config = small_m_config(portable_block_m(rows), columns, dtype, gated=gated, profile=POLICY.profile)
     assert config is not None
     check(rows, columns, width, config, dtype, gated=gated)
 
 
 @pytest.mark.parametrize(
     ("columns", "width", "gated", "row_block"),
-    cases([], [key for key, config in SMALL_M_GEMM.items() if config is not None]),
+    cases([], [key for key, config in TUNED.portable.items() if config is not None]),
 )
-def test_stored_cuts(columns: int, width: int, gated: bool, row_block: int) -> None:
-    config = SMALL_M_GEMM[columns, width, gated, row_block]
+def test_stored_configs(columns: int, width: int, gated: bool, row_block: int) -> None:
+    config = TUNED.portable[columns, width, gated, row_block]
     assert config is not None
     # The parts that the model's product of this shape has: o and down add the residual, qkv may have a bias.
     check(row_block, columns, width, config, BF16, gated=gated, residual=not gated and columns <= width)
@@ -165,15 +169,17 @@ def test_launched_ahead_at_odd_shapes(rows: int, parts: dict[str, bool]) -> None
     ("columns", "width", "gated"), [(384, 256, False), (5632, 2048, True), (2560, 4096, False), (18944, 3584, True)]
 )
 def test_every_shape_can_be_launched_ahead(rows: int, columns: int, width: int, gated: bool) -> None:
-    config = pdl_gemm_config(rows, columns, width, gated=gated)
+    config = POLICY.small_m_config(rows, columns, width, BF16, gated=gated, tma_operands=True)
     assert config is not None
     check(rows, columns, width, config, BF16, gated=gated)
 
 
 @GLUON
-@pytest.mark.parametrize(("columns", "width", "gated", "rows"), [key for key, config in PDL_GEMM.items() if config])
-def test_stored_cuts_launched_ahead(columns: int, width: int, gated: bool, rows: int) -> None:
-    config = PDL_GEMM[columns, width, gated, rows]
+@pytest.mark.parametrize(
+    ("columns", "width", "gated", "rows"), [key for key, config in TUNED.with_pdl.items() if config]
+)
+def test_stored_configs_of_pdl_gemm(columns: int, width: int, gated: bool, rows: int) -> None:
+    config = TUNED.with_pdl[columns, width, gated, rows]
     assert config is not None
     check(rows, columns, width, config, BF16, gated=gated, residual=not gated and columns <= width)
     check(max(1, rows // 2 + 1), columns, width, config, BF16, gated=gated)

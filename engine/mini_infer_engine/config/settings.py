@@ -4,6 +4,8 @@ from typing import Literal
 
 import msgspec
 
+from mini_infer_engine.kernels.mechanisms import parse_mechanisms
+
 
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine is started with. Unit and reason stand under a field; names are vLLM's where it has one."""
@@ -23,6 +25,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     """auto: our Triton kernels on a GPU; flash: flash-attn for prompts; torch is the slow reference."""
     enforce_eager: bool = False
     """No CUDA graphs: slower, starts a little sooner, easier to debug."""
+    disable: tuple[str, ...] = ()
+    """Mechanisms of the GPU path that are switched off, to measure or to find a fault: kernels/mechanisms.py."""
     max_model_len: int | None = None
     """Tokens of prompt and output together; None: what the model was made for."""
     max_num_seqs: int = 256
@@ -44,3 +48,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Token-id prompts in, token ids out, no text."""
     seed: int = 0
     """Of dummy weights."""
+
+    def __post_init__(self) -> None:
+        """ValueError: `disable` names a mechanism that there is not."""
+        parse_mechanisms(self.disable)

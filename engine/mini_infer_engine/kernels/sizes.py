@@ -2,8 +2,6 @@
 
 LOG2_E = 1.4426950408889634
 """Scales a softmax for powers of two, which are what the hardware has."""
-MULTIPROCESSORS = 132
-"""Of an H200, for which grids are cut."""
 
 
 def cdiv(total: int, part: int) -> int:

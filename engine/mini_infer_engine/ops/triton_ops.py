@@ -11,19 +11,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from mini_infer_engine.kernels.attention.rope_kv import Rotation
-from mini_infer_engine.kernels.device import shared_memory_bytes, supports_gluon
-from mini_infer_engine.kernels.gemm.gemm_config import (
-    MAX_M,
-    DeferredRMSNorm,
-    PdlGemmConfig,
-    SmallMConfig,
-    supports_pdl_gemm,
-)
+from mini_infer_engine.kernels.gemm.gemm_config import DeferredRMSNorm
 from mini_infer_engine.kernels.gemm.gemm_dispatch import small_m_linear, small_m_linear_add_norm
-from mini_infer_engine.kernels.gemm.split_k_gemm import k_splits, split_k_gemm
-from mini_infer_engine.kernels.gemm.tuned_configs import CONFIG_SHARED_MEMORY_BYTES, pdl_gemm_config, small_m_config
+from mini_infer_engine.kernels.gemm.split_k_gemm import split_k_gemm
 from mini_infer_engine.kernels.norm.rms_norm import add_rms_norm, rms_norm
 from mini_infer_engine.kernels.norm.silu_mul import silu_mul
+from mini_infer_engine.kernels.policy import KernelPolicy
 from mini_infer_engine.kernels.workspace import Workspace
 from mini_infer_engine.layers.decoder import DecoderLayer, DecoderModel
 from mini_infer_engine.layers.linear import Linear
@@ -72,8 +65,9 @@ class ResidualState:
 class FusedDecoder:
     """Borrows a loaded model's weights; `forward` equals the model's own up to rounding."""
 
-    def __init__(self, model: DecoderModel, pool: KVPool, workspace: Workspace) -> None:
+    def __init__(self, model: DecoderModel, pool: KVPool, policy: KernelPolicy, workspace: Workspace) -> None:
         self.model = model
+        self.policy = policy
         self.workspace = workspace
         self.layers: list[DecoderLayer] = list(model.model.layers)  # type: ignore[arg-type]  # ModuleList is untyped
         pools = pool.pages.unbind(1)
@@ -119,7 +113,7 @@ class FusedDecoder:
     ) -> Tensor:
         """gate(norm(residual) @ weight.T + bias)."""
         # A gated product of ours has no bias.
-        config = None if gated and bias is not None else _small_m_config(stream.residual, weight, gated=gated)
+        config = None if gated and bias is not None else self.policy.gemm_config(stream.residual, weight, gated=gated)
         x = stream.normed
         if config is not None:
             x = rms_norm(stream.residual, norm.weight, norm.eps) if x is None else x
@@ -132,7 +126,7 @@ class FusedDecoder:
     def _linear_add_norm(self, x: Tensor, linear: Linear, stream: ResidualState, next_norm: RMSNorm) -> ResidualState:
         """Residual + linear(x), prepared for the norm that comes next where that costs nothing."""
         weight, bias, residual = linear.weight, linear.bias, stream.residual
-        config = _small_m_config(x, weight)
+        config = self.policy.gemm_config(x, weight)
         if config is not None:
             out, deferred_norm = small_m_linear_add_norm(
                 x,
@@ -145,7 +139,7 @@ class FusedDecoder:
                 eps=next_norm.eps,
             )
             return ResidualState(out, deferred_norm)
-        splits = k_splits(x.shape[0], *weight.shape)
+        splits = self.policy.k_splits(x.shape[0], *weight.shape)
         if splits > 1:
             summands = split_k_gemm(x, weight, splits)
             if bias is not None:
@@ -153,14 +147,3 @@ class FusedDecoder:
             return ResidualState(residual, add_rms_norm(residual, summands, next_norm.weight, next_norm.eps))
         out = residual.addmm_(x, weight.t())  # in place: cuBLAS would copy the residual first
         return ResidualState(out if bias is None else out.add_(bias))
-
-
-def _small_m_config(x: Tensor, weight: Tensor, *, gated: bool = False) -> SmallMConfig | PdlGemmConfig | None:
-    """How our kernel cuts this product; None: too many rows, a GPU that the cuts do not fit, or cuBLAS is faster."""
-    rows, (columns, width) = x.shape[0], weight.shape
-    if rows > MAX_M or shared_memory_bytes(x.device) < CONFIG_SHARED_MEMORY_BYTES:
-        return None
-    columns = columns // 2 if gated else columns
-    if supports_gluon(x.device) and supports_pdl_gemm(x, weight):
-        return pdl_gemm_config(rows, columns, width, gated=gated)
-    return small_m_config(rows, columns, width, x.dtype, gated=gated)

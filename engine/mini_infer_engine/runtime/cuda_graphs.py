@@ -31,9 +31,9 @@ def is_launch_bound(weight_bytes: int) -> bool:
     return weight_bytes < _LAUNCH_BOUND_BYTES
 
 
-def prefill_buckets(weight_bytes: int, largest: int) -> list[int]:
+def prefill_buckets(largest: int, *, launch_bound: bool) -> list[int]:
     """Tokens of captured passes with prompts; above, the GPU takes longer than the host's launches anyway."""
-    buckets = _LAUNCH_BOUND_BUCKETS if is_launch_bound(weight_bytes) else _BUCKETS
+    buckets = _LAUNCH_BOUND_BUCKETS if launch_bound else _BUCKETS
     return [tokens for tokens in buckets if tokens <= largest]
 
 
@@ -42,12 +42,12 @@ def prefill_sequences(tokens: int) -> int:
     return max(8, tokens // 64)
 
 
-def decodes_beside(weight_bytes: int, tokens: int, largest: int) -> int:
+def decodes_beside(tokens: int, largest: int, *, launch_bound: bool) -> int:
     """Decode rows for which a captured pass with prompts has room.
 
     Small models have none: two graphs one after the other take hardly longer than one, and fit any number of rows.
     """
-    return 0 if is_launch_bound(weight_bytes) else min(largest, max(16, tokens // 4))
+    return 0 if launch_bound else min(largest, max(16, tokens // 4))
 
 
 def decode_buckets(largest: int) -> list[int]:
@@ -70,13 +70,25 @@ class DecodeGraph:
         self._run_forward()
         for filtered in self.sampling:
             sample(
-                self.logits, self.slots, runner.table.state, workspace=runner.workspace, filtered=filtered
+                self.logits,
+                self.slots,
+                runner.table.state,
+                workspace=runner.workspace,
+                programs=runner.policy.sample_programs,
+                filtered=filtered,
             )  # compiles and sizes workspaces
         with torch.cuda.graph(self.forward, pool=runner.graph_memory):
             self._run_forward()
         for filtered, graph in self.sampling.items():
             with torch.cuda.graph(graph, pool=runner.graph_memory):
-                sample(self.logits, self.slots, runner.table.state, workspace=runner.workspace, filtered=filtered)
+                sample(
+                    self.logits,
+                    self.slots,
+                    runner.table.state,
+                    workspace=runner.workspace,
+                    programs=runner.policy.sample_programs,
+                    filtered=filtered,
+                )
 
     def _run_forward(self) -> None:
         runner = self._runner
@@ -187,7 +199,7 @@ class PrefillGraph:
         logits = runner.fused.logits(stream)
         if not self.num_decodes:
             self.logits = logits  # stays: penalised rows choose again. With decode rows that would be a gigabyte in all
-        sample(logits, slots, runner.table.state, workspace=runner.workspace)
+        sample(logits, slots, runner.table.state, workspace=runner.workspace, programs=runner.policy.sample_programs)
 
     def _with_decodes(self, token_ids: Tensor, decode_slots: Tensor) -> Tensor:
         """The same [tokens], the first of them those that the decode rows' slots sampled last."""

@@ -28,11 +28,13 @@ from mini_infer_engine.core.batch import Batch, Row, continued_slots
 from mini_infer_engine.core.request import Request, SamplingParams
 from mini_infer_engine.kernels.attention.decode_attention import decode_attention
 from mini_infer_engine.kernels.attention.decode_plan import plan_decode
-from mini_infer_engine.kernels.attention.prefill_attention import prefill_attention
+from mini_infer_engine.kernels.attention.prefill_attention import prefill_attention, prefill_shape
 from mini_infer_engine.kernels.attention.prefill_rows import PrefillRows
 from mini_infer_engine.kernels.attention.rope_kv import rope_kv
-from mini_infer_engine.kernels.gemm.split_k_gemm import SPLITS
+from mini_infer_engine.kernels.gemm.gemm_rules import K_SPLITS
+from mini_infer_engine.kernels.mechanisms import Mechanism
 from mini_infer_engine.kernels.norm.rms_norm import add_rms_norm
+from mini_infer_engine.kernels.policy import KernelPolicy, kernel_policy
 from mini_infer_engine.kernels.sampling.penalise import count_sampled, penalised
 from mini_infer_engine.kernels.sampling.sample import sample
 from mini_infer_engine.kernels.workspace import Workspace
@@ -42,6 +44,7 @@ from mini_infer_engine.runtime.cuda_graphs import (
     PrefillGraph,
     decode_buckets,
     decodes_beside,
+    is_launch_bound,
     prefill_buckets,
 )
 from mini_infer_engine.runtime.device_state import DeviceBatchState, page_table_width, refuses_suppressed
@@ -80,13 +83,23 @@ class GraphRunner(TorchRunner):
         """Scratch memory of this runner's kernels; first asked for before threads compile kernels."""
         return Workspace(self.device)
 
-    def _paged_prefill_attention(self, q: Tensor, pages: Tensor, rows: PrefillRows, **options: Any) -> Tensor:
-        return prefill_attention(q, pages, rows, workspace=self.workspace, **options)
+    @cached_property
+    def policy(self) -> KernelPolicy:
+        """Which kernels this runner's passes have."""
+        return kernel_policy(self.device, self._settings.disable)
+
+    def _paged_prefill_attention(
+        self, q: Tensor, pages: Tensor, rows: PrefillRows, *, sliding_window: int | None, **options: Any
+    ) -> Tensor:
+        config = self.policy.prefill_config(prefill_shape(q, pages, rows, sliding_window))
+        return prefill_attention(
+            q, pages, rows, config=config, workspace=self.workspace, sliding_window=sliding_window, **options
+        )
 
     def _use_pool(self, num_pages: int) -> None:
         super()._use_pool(num_pages)
         longest = self._settings.max_model_len or self.config.max_position_embeddings
-        self.fused = FusedDecoder(self.model, self.pool, self.workspace)
+        self.fused = FusedDecoder(self.model, self.pool, self.policy, self.workspace)
         self.table = DeviceBatchState(
             self._settings.max_num_seqs,
             page_table_width(longest, self.page_size),
@@ -102,12 +115,15 @@ class GraphRunner(TorchRunner):
         started = time.perf_counter()
         largest = self._settings.max_num_seqs
         self._buckets = decode_buckets(largest)
-        size = weight_bytes(self.model)
+        separate_decodes = self.policy.uses(Mechanism.SEPARATE_DECODE_GRAPHS)
+        launch_bound = separate_decodes and is_launch_bound(weight_bytes(self.model))
         self.decode_slots = torch.full(
             (self._buckets[-1],), self.table.padding_slot, dtype=torch.int32, device=self.device
         )
         self.graph_memory = torch.cuda.graph_pool_handle()
-        prefills = prefill_buckets(size, self._settings.max_num_batched_tokens or 1 << 30)
+        most_tokens = self._settings.max_num_batched_tokens or 1 << 30
+        graphs_of_prefills = self.policy.uses(Mechanism.PREFILL_GRAPHS)
+        prefills = prefill_buckets(most_tokens, launch_bound=launch_bound) if graphs_of_prefills else []
         with (
             torch.inference_mode(),
             tqdm(
@@ -115,7 +131,9 @@ class GraphRunner(TorchRunner):
             ) as progress,
         ):
             for tokens in reversed(prefills):
-                self.prefill_graphs[tokens] = PrefillGraph(self, tokens, decodes_beside(size, tokens, largest))
+                self.prefill_graphs[tokens] = PrefillGraph(
+                    self, tokens, decodes_beside(tokens, largest, launch_bound=launch_bound)
+                )
                 progress.update()
             self.prefill_graphs = dict(sorted(self.prefill_graphs.items()))
             for bucket in reversed(self._buckets):
@@ -159,27 +177,43 @@ class GraphRunner(TorchRunner):
         self.table.compile_updates()
         logits = torch.zeros((1, self.config.vocab_size), dtype=self.dtype, device=self.device)
         spare = torch.full((1,), self.table.padding_slot, dtype=torch.int32, device=self.device)
-        sample(logits, spare, self.table.state, workspace=self.workspace, filtered=False)
+        sample(
+            logits,
+            spare,
+            self.table.state,
+            workspace=self.workspace,
+            programs=self.policy.sample_programs,
+            filtered=False,
+        )
         self._sample_penalised(logits, spare)
         config, device = self.config, self.device
-        summands = torch.zeros((max(SPLITS), 1, config.hidden_size), dtype=self.dtype, device=device)
-        for splits in SPLITS:
+        summands = torch.zeros((max(K_SPLITS), 1, config.hidden_size), dtype=self.dtype, device=device)
+        for splits in K_SPLITS:
             add_rms_norm(summands[0].clone(), summands[:splits], self.model.model.norm.weight, config.rms_norm_eps)
         if self._prefill_attention != self._paged_prefill_attention:
             return  # flash-attn is compiled already
         token = torch.zeros((1, config.num_heads, config.head_dim), dtype=self.dtype, device=device)
         ends = torch.ones(1, dtype=torch.int32, device=device)
         starts = torch.tensor([0, 1], dtype=torch.int32, device=device)
+        pages = self.fused.attention_layers[0].pages
         # One token attends. It is told to be many where that decides the variant: whether programs share a sequence.
         for tokens, longest_key in itertools.product((1, 1 << 16), (1 << 10, 1 << 14)):
             q, out = token.expand(tokens, -1, -1), torch.empty_like(token).flatten(1).expand(tokens, -1)
             rows = PrefillRows(self.table.page_tables[-1:], starts, ends, 1, longest_key)
             for window in set(config.sliding_windows):
-                pages = self.fused.attention_layers[0].pages
-                self._paged_prefill_attention(
-                    q, pages, rows, scale=1.0, sliding_window=window, out=out, on_hopper=False
+                shape = prefill_shape(q, pages, rows, window)
+                prefill_attention(
+                    q,
+                    pages,
+                    rows,
+                    scale=1.0,
+                    config=self.policy.flash_attention_2_config(shape),
+                    workspace=self.workspace,
+                    sliding_window=window,
+                    out=out,
                 )
-        self._paged_prefill_attention(token, self.fused.attention_layers[0].pages, rows, scale=1.0, on_hopper=True)
+        if hopper := self.policy.hopper_prefill_config(prefill_shape(token, pages, rows)):
+            prefill_attention(token, pages, rows, scale=1.0, config=hopper, workspace=self.workspace)
 
     def refuses(self, request: Request) -> str | None:
         """See `Runner.refuses`."""
@@ -244,7 +278,13 @@ class GraphRunner(TorchRunner):
 
     def _sample_penalised(self, logits: Tensor, slots: Tensor) -> None:
         """As `sample`, kernel by kernel: the logits that it makes in fp32 would be memory that every graph keeps."""
-        sample(penalised(logits, slots, self.penalties), slots, self.table.state, workspace=self.workspace)
+        sample(
+            penalised(logits, slots, self.penalties),
+            slots,
+            self.table.state,
+            workspace=self.workspace,
+            programs=self.policy.sample_programs,
+        )
         count_sampled(slots, self.table.state, self.penalties)
 
     def _prefill_graph(self, decodes: int, prefills: list[Row]) -> PrefillGraph | None:
@@ -265,7 +305,7 @@ class GraphRunner(TorchRunner):
         if self._are_penalised(batch.rows):
             self._sample_penalised(logits, slots)
         else:
-            sample(logits, slots, self.table.state, workspace=self.workspace)
+            sample(logits, slots, self.table.state, workspace=self.workspace, programs=self.policy.sample_programs)
 
     def logits(self, batch: Batch) -> Tensor:
         """See `TorchRunner.logits`."""
@@ -313,8 +353,10 @@ class GraphRunner(TorchRunner):
         group = self.config.num_heads // kv_heads
         most_tokens = self.table.page_tables.shape[1] * self.page_size  # not this pass's: no variant is compiled late
         windows = set(self.config.sliding_windows)
+        decode_config = self.policy.decode_config(positions.shape[0], kv_heads)
         plans = {
-            window: plan_decode(slots, positions, kv_heads, most_tokens, window, group=group) for window in windows
+            window: plan_decode(slots, positions, kv_heads, most_tokens, window, config=decode_config, group=group)
+            for window in windows
         }
 
         def attend(qkv: Tensor, layer: AttentionLayer, out: Tensor | None = None) -> Tensor:

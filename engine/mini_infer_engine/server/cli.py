@@ -6,6 +6,7 @@ import re
 import signal
 import socket
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from mini_infer_engine.config.settings import EngineSettings
 from mini_infer_engine.core_process.build import DryRun
 from mini_infer_engine.core_process.core_config import CoreConfig
 from mini_infer_engine.dry.vocabulary import DRY_MODEL
+from mini_infer_engine.kernels.mechanisms import Mechanism, parse_mechanisms
 from mini_infer_engine.logs import LEVELS, configure_logging
 from mini_infer_engine.server.child_process import CoreProcess
 
@@ -138,7 +140,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="mini-infer-serve",
         description="Serve one model over OpenAI's HTTP API.",
-        epilog=_EPILOG,
+        epilog=_EPILOG + _mechanisms_help(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -148,6 +150,14 @@ def make_parser() -> argparse.ArgumentParser:
     _add_server_flags(parser.add_argument_group("server", "addresses, limits, logs"))
     _add_dry_run_flags(parser.add_argument_group("dry run", "the whole server without a model"))
     return parser
+
+
+def _mechanisms_help() -> str:
+    lines = [
+        textwrap.fill(f"  {mechanism:23} {mechanism.description}", 100, subsequent_indent=" " * 26)
+        for mechanism in Mechanism
+    ]
+    return "\n".join(["", "mechanisms of the GPU path, for --disable:", *lines])
 
 
 def _add_model_flags(group: argparse._ArgumentGroup) -> None:
@@ -241,6 +251,13 @@ def _add_batching_flags(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--enforce-eager", action="store_true", help="no CUDA graphs on a GPU: slower, easier to debug (default: off)"
+    )
+    group.add_argument(
+        "--disable",
+        type=_mechanisms,
+        default=(),
+        metavar="NAME,...",
+        help="mechanisms of the GPU path to switch off, which are described below (default: none)",
     )
     group.add_argument(
         "--step-depth",
@@ -344,6 +361,15 @@ def _role(text: str) -> str:
     if text != "unified":
         raise argparse.ArgumentTypeError(f"{text!r} is not supported: engines are unified, prefill and decode in one")
     return text
+
+
+def _mechanisms(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(","))
+    try:
+        parse_mechanisms(names)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error).removeprefix("disable: ")) from None
+    return names
 
 
 def _positive(text: str) -> int:

@@ -6,6 +6,7 @@ import pytest
 
 import mini_infer_engine
 from mini_infer_engine.config.settings import EngineSettings
+from mini_infer_engine.kernels.mechanisms import Mechanism
 from mini_infer_engine.server.cli import byte_size, main, make_parser, settings_from
 from tests.engine.server.dry_server import ROOT
 
@@ -38,6 +39,23 @@ def test_flags_become_settings() -> None:
     assert settings.step_depth == 0
 
 
+def test_mechanisms_are_switched_off_by_names_that_help_describes(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = make_parser()
+    assert settings_from(parser.parse_args(["--model", "m", "--disable", "pdl,split_kv"])).disable == (
+        "pdl",
+        "split_kv",
+    )
+    described = parser.format_help()
+    for mechanism in Mechanism:
+        assert f"  {mechanism} " in described
+        assert "; off: " in mechanism.description, f"{mechanism}: what runs in its place?"
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--model", "m", "--disable", "stream-k"])
+    assert "no mechanism 'stream-k': did you mean 'stream_k'?" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="no mechanism 'magic'"):
+        EngineSettings(model="m", disable=("magic",))
+
+
 @pytest.mark.parametrize(
     ("text", "size"),
     [("2GB", 2 * 10**9), ("512MiB", 2**29), ("1.5g", 15 * 10**8), ("1024", 1024), ("4 KiB", 4096), ("7b", 7)],
@@ -63,6 +81,7 @@ def test_what_is_no_size_is_told(text: str) -> None:
         ["--model", "m", "--max-num-seqs", "0"],
         ["--model", "m", "--gpu-memory-utilization", "1.5"],
         ["--model", "m", "--dry-run"],
+        ["--model", "m", "--disable", "pdl,magic"],
     ],
 )
 def test_wrong_flags_are_errors(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:

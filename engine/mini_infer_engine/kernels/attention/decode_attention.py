@@ -8,15 +8,12 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from mini_infer_engine.kernels.attention.decode_plan import FIELDS, MANY_LANES, MOST_PARTS, NO_WINDOW, DecodePlan
+from mini_infer_engine.kernels.attention.attention_config import MANY_LANES
+from mini_infer_engine.kernels.attention.decode_plan import FIELDS, MOST_PARTS, NO_WINDOW, DecodePlan
 from mini_infer_engine.kernels.attention.rope_kv import Rotation
-from mini_infer_engine.kernels.device import supports_gluon
 from mini_infer_engine.kernels.sizes import next_power_of_2
 from mini_infer_engine.kernels.workspace import COUNTERS, Workspace
 
-_MOST_ROWS_AHEAD = 16
-"""A step of 8 rows is 3 to 5 % shorter where attention begins while the product before runs (H200, three models); of 32
-rows it is 4 to 23 % longer: its programs then take room that the product needs."""
 _MOST_TURNS: tl.constexpr = tl.constexpr(5)
 """In which parts are added up, each after the one before. More of them are added up in a way that begins later."""
 _MERGED_VALUES = 4096
@@ -157,10 +154,10 @@ def _decode_attention(
     MERGE_PARTS: tl.constexpr,
     MANY_PARTS: tl.constexpr,
     PRECISION: tl.constexpr,
-    PDL_GEMM: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Program (KV head, entry of the plan). The part of a row that arrives last merges the others' sums."""
-    if PDL_GEMM:  # see pdl_gemm: the product that comes next may fetch its weights now
+    if PDL:  # see pdl_gemm: the product that comes next may fetch its weights now
         gdc_launch_dependents()
         gdc_wait()
     kv_head = tl.program_id(0)
@@ -285,11 +282,10 @@ def decode_attention(
         return out
     partial_floats = programs * kv_heads * group * (dim_block + 2) if plan.splits else 0
     are_few = rows * kv_heads < MANY_LANES
-    ahead = are_few and rows <= _MOST_ROWS_AHEAD and supports_gluon(qkv.device)
     # To add many parts up takes registers, so that no third program fits a multiprocessor. That helps narrow groups as
     # well, which never have so many: launched ahead, three would crowd each multiprocessor that the product before has
     # left, and one stay on the others (8 x 4,096 tokens of 0.6B: 9 % of a step).
-    many_parts = _VALUES_OF_MANY * 32 * plan.cut.warps // (merge_rows * dim_block)
+    many_parts = _VALUES_OF_MANY * 32 * plan.config.warps // (merge_rows * dim_block)
     assert not plan.splits or rows * kv_heads <= COUNTERS
     _decode_attention[(kv_heads, programs)](
         qkv,
@@ -317,16 +313,16 @@ def decode_attention(
         DIM_BLOCK=dim_block,
         KV_HEADS=kv_heads,
         PAGE_SIZE=page_size,
-        BLOCK=plan.cut.block_tokens,
+        BLOCK=plan.config.block_tokens,
         NORM=rotation.q_norm is not None,
         MERGE=plan.splits,
         MERGE_ROWS=merge_rows,
         MERGE_PARTS=max(2, _MERGED_VALUES // (merge_rows * dim_block)),
         MANY_PARTS=max(1, min(many_parts, MOST_PARTS.value)) if are_few else 0,
         PRECISION="ieee" if qkv.dtype == torch.float32 else "tf32",
-        PDL_GEMM=ahead,
-        launch_pdl=ahead,
-        num_warps=plan.cut.warps,
-        num_stages=plan.cut.stages if dim_block * qkv.itemsize <= 512 else 2,  # of wide heads no more would fit
+        PDL=plan.config.pdl,
+        launch_pdl=plan.config.pdl,
+        num_warps=plan.config.warps,
+        num_stages=plan.config.stages if dim_block * qkv.itemsize <= 512 else 2,  # of wide heads no more would fit
     )
     return out

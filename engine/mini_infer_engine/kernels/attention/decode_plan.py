@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from mini_infer_engine.kernels.attention.attention_config import MANY_LANES, DecodeConfig
 from mini_infer_engine.kernels.sizes import cdiv, next_power_of_2
 
 NO_WINDOW = 1 << 30
@@ -17,24 +18,6 @@ FIELDS: tl.constexpr = tl.constexpr(8)
 """Of a program: row or -1, slot, position of the new token, first token, end, part, parts of its row, unused."""
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeConfig:
-    """How decode attention is cut into programs, and how each of them reads."""
-
-    block_tokens: int = 64
-    """Read at a time; shares are of whole blocks."""
-    warps: int = 4
-    stages: int = 2
-    target_programs: int = 264
-    """Two for each of an H200's 132 multiprocessors."""
-    programs_a_row: float = 1.5
-    """At least, for each KV head: in a large batch long sequences are shared, or the last to begin would be late."""
-
-
-FEW = DecodeConfig()
-MANY = DecodeConfig(block_tokens=32, warps=2, stages=3, programs_a_row=1.25)
-MANY_LANES = 65
-"""Rows times KV heads from which small programs, several to a multiprocessor, read better."""
 MOST_PARTS: tl.constexpr = tl.constexpr(64)
 """Of a sequence: whoever is last adds all parts up while the others wait."""
 _MERGED_HEADS = 32
@@ -110,7 +93,7 @@ class DecodePlan:
 
     entries: torch.Tensor  # [programs of a KV head, FIELDS] int32, device
     sliding_window: int | None
-    cut: DecodeConfig
+    config: DecodeConfig
     splits: bool
     """Whether there are more programs than rows, so that a row may have several."""
 
@@ -121,8 +104,8 @@ def plan_decode(
     kv_heads: int,
     most_tokens: int,
     sliding_window: int | None = None,
-    cut: DecodeConfig | None = None,
     *,
+    config: DecodeConfig,
     group: int = 1,
 ) -> DecodePlan:
     """Divide rows whose new tokens stand at `positions` [rows], all below `most_tokens`.
@@ -132,9 +115,8 @@ def plan_decode(
     """
     rows = positions.shape[0]
     are_few = rows * kv_heads < MANY_LANES
-    cut = cut or (FEW if are_few else MANY)
-    wanted = max(cut.target_programs // kv_heads, int(rows * cut.programs_a_row))
-    most_blocks = cdiv(min(most_tokens, sliding_window or most_tokens) + 1, cut.block_tokens)
+    wanted = max(config.target_programs // kv_heads, int(rows * config.programs_per_row))
+    most_blocks = cdiv(min(most_tokens, sliding_window or most_tokens) + 1, config.block_tokens)
     programs = max(rows, min(wanted, rows * most_blocks))
     entries = torch.empty((programs, FIELDS.value), dtype=torch.int32, device=positions.device)
     if rows:
@@ -150,7 +132,7 @@ def plan_decode(
             _blocks_worth_a_part(group, of_many=are_few),
             ROWS_BLOCK=rows_block,
             PARTS_BLOCK=max(1, 512 // rows_block),
-            BLOCK=cut.block_tokens,
+            BLOCK=config.block_tokens,
             num_warps=4,
         )
-    return DecodePlan(entries, sliding_window, cut, splits=programs > rows)
+    return DecodePlan(entries, sliding_window, config, splits=programs > rows)

@@ -18,9 +18,10 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_wait as mma_wait
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from mini_infer_engine.kernels.attention.attention_config import HopperPrefillConfig
 from mini_infer_engine.kernels.attention.prefill_rows import PrefillRows
 from mini_infer_engine.kernels.pdl import grid_dependency_wait
-from mini_infer_engine.kernels.sizes import LOG2_E, MULTIPROCESSORS
+from mini_infer_engine.kernels.sizes import LOG2_E
 
 HALF_ROWS = gl.constexpr(64)
 """Queries of a warpgroup: what one instruction of the tensor cores takes."""
@@ -277,9 +278,15 @@ def _descriptor(address: int, dtype: torch.dtype, rows: int, pitch: int, block_r
 
 
 def hopper_prefill_attention(
-    q: torch.Tensor, pool: torch.Tensor, rows: PrefillRows, *, scale: float, out: torch.Tensor
+    q: torch.Tensor,
+    pool: torch.Tensor,
+    rows: PrefillRows,
+    *,
+    scale: float,
+    config: HopperPrefillConfig,
+    out: torch.Tensor,
 ) -> None:
-    """As `prefill_attention.prefill_attention`, of what `prefill_choice.supports_hopper_fa3` lets through.
+    """As `prefill_attention.prefill_attention`, of what `attention_config.supports_hopper_fa3` lets through.
 
     It is launched ahead, and reads `rows` at once: the kernel right before it must not have written them.
     """
@@ -290,7 +297,7 @@ def hopper_prefill_attention(
     kv_rows = (pages - 1) * rows_of_page + 2 * page_size
     sequences = rows.ends.shape[0]
     items = (tokens // ROWS.value + sequences) * heads  # at most: each sequence may end with a part of a tile
-    programs = min(items, MULTIPROCESSORS)  # one, which stays, for each
+    programs = min(items, config.programs)
     constants = (heads, heads // kv_heads, page_size, rows_of_page, out.stride(0))
     arguments = (
         _descriptor(q.data_ptr(), q.dtype, tokens, q.stride(0), HALF_ROWS.value, head_dim),

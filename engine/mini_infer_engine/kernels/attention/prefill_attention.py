@@ -5,22 +5,15 @@ are few and the context long (a new tail behind a cached prefix), several progra
 kernel adds up what they found: one program that did it for a whole tile would take as long as the sharing saves.
 """
 
-import functools
-from collections.abc import Callable
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 
-from mini_infer_engine.kernels.attention.attention_dispatch import hopper_fa3_is_faster, supports_hopper_fa3
+from mini_infer_engine.kernels.attention.attention_config import HopperPrefillConfig, PrefillConfig, PrefillShape
 from mini_infer_engine.kernels.attention.prefill_rows import PrefillRows
-from mini_infer_engine.kernels.device import shared_memory_bytes, supports_gluon
-from mini_infer_engine.kernels.sizes import LOG2_E, MULTIPROCESSORS, cdiv, next_power_of_2
+from mini_infer_engine.kernels.sizes import LOG2_E, cdiv, next_power_of_2
 from mini_infer_engine.kernels.workspace import Workspace
 
-SHORT_TOKENS = 1024
-"""Up to this context small tiles, several on a multiprocessor, hide each other's beginnings: up to twice as fast."""
 _MOST_SPLITS = 16
 _LEAST_KEYS = 256
 """Of a share: reading fewer takes less than adding up."""
@@ -272,47 +265,16 @@ def _merge(
     tl.store(out + (rows // HEADS).to(tl.int64)[:, None] * out_stride + columns, result, mask=out_inside)
 
 
-@functools.cache
-def _hopper_kernel(device: torch.device) -> Callable[..., None] | None:
-    """The kernel for Hopper, where it can run."""
-    if not supports_gluon(device):
-        return None
-    from mini_infer_engine.kernels.attention.hopper_prefill_attention import hopper_prefill_attention
-
-    return hopper_prefill_attention
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillConfig:
-    """How it is cut into programs."""
-
-    rows: int
-    """Of a tile: pairs of query and head."""
-    keys: int
-    """Read at a time."""
-    warps: int
-    stages: int
-    programs: int = MULTIPROCESSORS
-    """Where tiles are fewer, so many programs share their keys."""
-
-
-_CUTS = (
-    PrefillConfig(128, 128, 8, 3),
-    PrefillConfig(64, 64, 4, 3, programs=2 * MULTIPROCESSORS),
-    PrefillConfig(32, 32, 4, 2),
-    PrefillConfig(16, 16, 4, 2),
-)
-
-
-def _choose_cut(q: torch.Tensor, rows: int, kv_heads: int, dim_block: int, longest_key: int) -> PrefillConfig:
-    """The largest tiles that fit the device and are worth it; fp32 has no matrix units that would want large ones."""
-    fewer_than_multiprocessors = rows * kv_heads < 128 * MULTIPROCESSORS
-    first = 2 if q.dtype == torch.float32 else 1 if longest_key <= SHORT_TOKENS or fewer_than_multiprocessors else 0
-    for cut in _CUTS[first:-1]:
-        tiles_rows = cut.rows + 2 * (cut.stages - 1) * cut.keys  # queries', keys', values'
-        if tiles_rows * dim_block * q.itemsize <= shared_memory_bytes(q.device):
-            return cut
-    return _CUTS[-1]
+def prefill_shape(
+    q: torch.Tensor, pool: torch.Tensor, rows: PrefillRows, sliding_window: int | None = None
+) -> PrefillShape:
+    """Sizes of a call of `prefill_attention`, by which a policy chooses its config."""
+    tokens, q_heads, head_dim = q.shape
+    _, _, page_size, kv_heads, _ = pool.shape
+    sequences = rows.ends.shape[0]
+    return PrefillShape(
+        q.dtype, pool.dtype, tokens, sequences, q_heads, kv_heads, head_dim, page_size, sliding_window, rows.longest_key
+    )
 
 
 def prefill_attention(
@@ -321,18 +283,16 @@ def prefill_attention(
     rows: PrefillRows,
     *,
     scale: float,
+    config: PrefillConfig | HopperPrefillConfig,
     workspace: Workspace,
     sliding_window: int | None = None,
     out: torch.Tensor | None = None,
-    on_hopper: bool | None = None,
-    cut: PrefillConfig | None = None,
 ) -> torch.Tensor:
     """Attend from each sequence's new tokens over all its tokens; their keys and values are in the pool already.
 
     q [tokens, q_heads, head_dim], its rows may be strided; pool: one layer's view
     [pages, 2, page_size, kv_heads, head_dim], of q's dtype or fp8. Returns [tokens, q_heads * head_dim], in `out` where
-    that is given. `on_hopper`: take the kernel for Hopper wherever it can, or never; None: where it is faster. cut: of
-    the other; None: by sizes.
+    that is given. The config says which of the two kernels computes it: `KernelPolicy.prefill_config`.
     """
     tokens, q_heads, head_dim = q.shape
     _, _, page_size, kv_heads, _ = pool.shape
@@ -342,17 +302,15 @@ def prefill_attention(
         out = torch.empty((tokens, q_heads * head_dim), dtype=q.dtype, device=q.device)
     if not tokens:
         return out
-    if on_hopper is None:
-        on_hopper = hopper_fa3_is_faster(tokens, sequences, q_heads)
-    hopper = _hopper_kernel(q.device) if on_hopper else None
-    if hopper and supports_hopper_fa3(pool.dtype, head_dim, page_size, sliding_window, rows.longest_key):
-        hopper(q, pool, rows, scale=scale, out=out)
+    if isinstance(config, HopperPrefillConfig):
+        from mini_infer_engine.kernels.attention.hopper_prefill_attention import hopper_prefill_attention
+
+        hopper_prefill_attention(q, pool, rows, scale=scale, config=config, out=out)
         return out
     dim_block = next_power_of_2(head_dim)
-    cut = cut or _choose_cut(q, tokens * group, kv_heads, dim_block, rows.longest_key)
-    full_tiles = cdiv(tokens * group, cut.rows)
+    full_tiles = cdiv(tokens * group, config.rows)
     tiles = full_tiles + sequences  # at most: each sequence may end with a part of one
-    splits = max(1, min(_MOST_SPLITS, cut.programs // (full_tiles * kv_heads)))
+    splits = max(1, min(_MOST_SPLITS, config.programs // (full_tiles * kv_heads)))
     partial_floats = splits * tokens * q_heads * (dim_block + 2) if splits > 1 else 0
     partials = workspace.partials(partial_floats)
     base_two_scale = scale * LOG2_E
@@ -380,13 +338,13 @@ def prefill_attention(
         HEAD_DIM=head_dim,
         DIM_BLOCK=dim_block,
         PAGE_SIZE=page_size,
-        ROWS=cut.rows,
-        BLOCK=cut.keys,
+        ROWS=config.rows,
+        BLOCK=config.keys,
         MERGE=splits > 1,
-        LEAST_BLOCKS=cdiv(_LEAST_KEYS, cut.keys),
+        LEAST_BLOCKS=cdiv(_LEAST_KEYS, config.keys),
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
-        num_warps=cut.warps,
-        num_stages=cut.stages,
+        num_warps=config.warps,
+        num_stages=config.stages,
     )
     if splits > 1:
         _merge[(cdiv(tokens * q_heads, _MERGED_ROWS),)](

@@ -1,4 +1,4 @@
-"""What is said of a product of few rows before it runs: how it is cut, and which rows reach it half normed."""
+"""Tile configs of small-M GEMMs, x [M <= 64, K] @ weight [N, K].T, and their inputs that the layer before prepared."""
 
 from dataclasses import dataclass
 
@@ -7,60 +7,61 @@ import torch
 from mini_infer_engine.kernels.sizes import next_power_of_2
 
 MAX_M = 64
+"""Rows up to which our own GEMM kernels compute a product."""
 SMALL_M = 16
-"""Up to which small_m_gemm's kernel is faster; stream_k_gemm's has the rest."""
+"""Rows up to which small_m_gemm is faster than stream_k_gemm."""
 
 
 @dataclass(frozen=True, slots=True)
 class SmallMConfig:
-    """How one shape is cut; the stored ones were measured by benchmarks/kernels.py."""
+    """Launch config of small_m_gemm (M <= SMALL_M) and stream_k_gemm (more rows)."""
 
     block_n: int
-    """Columns, which are rows of the weights, that are computed together."""
+    """Rows of the weights, which are columns of the output, in a tile."""
     block_k: int
-    """Of the width, read at a time."""
+    """Width that is read at a time."""
     programs: int
-    """At most so many programs share the work equally; 0: one for each block of columns. With few rows, as many
-    programs share each block as make about this number together."""
+    """stream_k_gemm: at most so many programs share all tiles' work equally; 0: one program a tile. small_m_gemm: as
+    many splits of K as make about this number of programs together."""
     warps: int
     stages: int
 
 
 @dataclass(frozen=True, slots=True)
 class PdlGemmConfig:
-    """The same for pdl_gemm's kernel."""
+    """Launch config of pdl_gemm."""
 
     block_n: int
-    """Columns that are computed together: 64 or 128, of a gated product half as many."""
+    """Columns of the output in a tile: 64 or 128, of a gated GEMM half as many."""
     block_k: int
-    """Of the width, fetched at a time: a multiple of 64."""
+    """Width that is fetched at a time: a multiple of 64."""
     splits: int
-    """Programs that share each block of columns, at most."""
+    """Programs that share the K of a tile, at most."""
     stages: int
-    """Fetched ahead: at least 2."""
+    """Depth of the ring in shared memory: at least 2."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeferredRMSNorm:
-    """Rows that still lack their division by the root mean square."""
+    """Rows whose RMSNorm lacks the division by the root mean square, which the GEMM that reads them applies."""
 
-    values: torch.Tensor  # [rows, width], times the norm's weights
-    square_sums: torch.Tensor  # [parts, row_block_of(rows)] fp32, sums of squares of the rows before the weights
+    values: torch.Tensor  # [M, K], times the norm's weights
+    square_sums: torch.Tensor  # [parts, portable_block_m(M)] fp32, sums of squares of the rows before the weights
     eps: float
 
 
-def row_block_of(rows: int) -> int:
-    """Rows of the tile that computes `rows` of them: 16, 32 or 64."""
-    return max(SMALL_M, next_power_of_2(rows))
+def portable_block_m(m: int) -> int:
+    """Rows of the tile of small_m_gemm and stream_k_gemm: 16, 32 or 64."""
+    return max(SMALL_M, next_power_of_2(m))
 
 
-def token_block_of(rows: int) -> int:
-    """The same of pdl_gemm's kernel: 8, 16, 32 or 64."""
-    return max(8, next_power_of_2(rows))
+def pdl_block_m(m: int) -> int:
+    """Rows of the tile of pdl_gemm: 8, 16, 32 or 64."""
+    return max(8, next_power_of_2(m))
 
 
-def supports_pdl_gemm(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether pdl_gemm's kernel can compute `x @ weight.T`: what the copy engine and the matrix units ask for."""
+def are_tma_operands(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether pdl_gemm can compute `x @ weight.T`: TMA reads rows that begin at 16 bytes, in panels of 64 values."""
     halves = x.dtype in (torch.bfloat16, torch.float16)
     aligned = all(tensor.data_ptr() % 16 == 0 and tensor.stride(0) % 8 == 0 for tensor in (x, weight))
     return halves and aligned and weight.shape[1] % 64 == 0

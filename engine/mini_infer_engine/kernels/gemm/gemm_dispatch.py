@@ -16,7 +16,7 @@ from mini_infer_engine.kernels.gemm.gemm_config import (
     DeferredRMSNorm,
     PdlGemmConfig,
     SmallMConfig,
-    row_block_of,
+    portable_block_m,
 )
 from mini_infer_engine.kernels.gemm.small_m_gemm import launch_small_m_gemm
 from mini_infer_engine.kernels.gemm.stream_k_gemm import launch_stream_k_gemm
@@ -72,7 +72,7 @@ def _launch(
     values, square_sums, eps = (x.values, x.square_sums, x.eps) if isinstance(x, DeferredRMSNorm) else (x, None, 0.0)
     rows, width = values.shape
     columns = weight.shape[0] // 2 if gated else weight.shape[0]
-    row_block = row_block_of(rows)
+    row_block = portable_block_m(rows)
     out = torch.empty((rows, columns), dtype=values.dtype, device=values.device)
     scaled, sums = out, None
     if next_norm is not None:

@@ -26,7 +26,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_wait as mma_wait
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from mini_infer_engine.kernels.gemm.gemm_config import PdlGemmConfig, token_block_of
+from mini_infer_engine.kernels.gemm.gemm_config import PdlGemmConfig, pdl_block_m
 from mini_infer_engine.kernels.pdl import grid_dependency_wait, launch_dependents
 from mini_infer_engine.kernels.sizes import cdiv
 from mini_infer_engine.kernels.workspace import COUNTERS, Workspace
@@ -101,7 +101,7 @@ def _ahead_linear(weight, x, bias, residual, square_sums, next_norm, out, scaled
     block_n: gl.constexpr = weight.block_shape[2]
     block_w: gl.constexpr = pieces * block_n
     block_t: gl.constexpr = x.block_shape[1]
-    squares_pitch: gl.constexpr = block_t if block_t > 16 else 16  # row_block_of
+    squares_pitch: gl.constexpr = block_t if block_t > 16 else 16  # portable_block_m
     stage_bytes: gl.constexpr = (block_w + block_t) * panels * PANEL * 2
     sums_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, block_t, 16])
     vector: gl.constexpr = 8 if block_n * block_t >= 1024 else block_n * block_t // 128
@@ -222,11 +222,11 @@ def launch_pdl_gemm(
     options: dict[str, Any],
     workspace: Workspace,
 ) -> None:
-    """As `launch_stream_k_gemm`, for what `supports_pdl_gemm` accepts, on a device with `supports_gluon`."""
+    """As `launch_stream_k_gemm`, for what `are_tma_operands` accepts, on a device with `supports_gluon`."""
     rows, columns, width = sizes
     parts, eps = norm
     panels, panels_a_step = width // PANEL.value, config.block_k // PANEL.value
-    pieces, pitch, block_t = 2 if options["GATED"] else 1, weight.stride(0), token_block_of(rows)
+    pieces, pitch, block_t = 2 if options["GATED"] else 1, weight.stride(0), pdl_block_m(rows)
     blocks, steps = cdiv(columns, config.block_n), cdiv(width, config.block_k)
     steps_of_split = cdiv(steps, min(config.splits, steps))
     splits = cdiv(steps, steps_of_split)

@@ -1,176 +1,97 @@
-"""How skinny products are cut, by shape: measured on an H200, stored for a quick start."""
+"""Tile configs of small-M GEMMs by shape, as they were measured: one JSON file a GPU in configs/, read when needed.
 
-import torch
+`benchmarks/kernels.py` writes such a file. Does not decide what runs where no config is stored: `gemm_rules` does.
+"""
 
-from mini_infer_engine.kernels.gemm.gemm_config import (
-    SMALL_M,
-    PdlGemmConfig,
-    SmallMConfig,
-    row_block_of,
-    token_block_of,
-)
-from mini_infer_engine.kernels.sizes import MULTIPROCESSORS, cdiv
+import functools
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib import resources
+from typing import Any
 
-PDL_GEMM: dict[tuple[int, int, bool, int], PdlGemmConfig | SmallMConfig | None] = {
-    (1024, 2048, False, 8): PdlGemmConfig(64, 128, 4, 4),
-    (1024, 2048, False, 16): PdlGemmConfig(64, 256, 3, 3),
-    (1024, 2048, False, 32): PdlGemmConfig(64, 128, 3, 6),
-    (1024, 2048, False, 64): PdlGemmConfig(64, 256, 3, 3),
-    (1024, 3072, False, 8): PdlGemmConfig(64, 128, 3, 8),
-    (1024, 3072, False, 16): PdlGemmConfig(64, 256, 3, 4),
-    (1024, 3072, False, 32): PdlGemmConfig(64, 256, 3, 4),
-    (1024, 3072, False, 64): PdlGemmConfig(64, 128, 3, 7),
-    (1536, 1536, False, 8): PdlGemmConfig(64, 256, 2, 3),
-    (1536, 1536, False, 16): PdlGemmConfig(64, 256, 2, 3),
-    (1536, 1536, False, 32): PdlGemmConfig(64, 128, 2, 6),
-    (1536, 1536, False, 64): PdlGemmConfig(64, 128, 2, 6),
-    (1536, 8960, False, 8): PdlGemmConfig(64, 256, 4, 6),
-    (1536, 8960, False, 16): PdlGemmConfig(64, 256, 3, 5),
-    (1536, 8960, False, 32): PdlGemmConfig(64, 256, 3, 4),
-    (1536, 8960, False, 64): PdlGemmConfig(64, 128, 2, 7),
-    (2048, 1536, False, 8): PdlGemmConfig(128, 128, 3, 4),
-    (2048, 1536, False, 16): PdlGemmConfig(64, 256, 2, 3),
-    (2048, 1536, False, 32): PdlGemmConfig(64, 256, 2, 3),
-    (2048, 1536, False, 64): PdlGemmConfig(64, 256, 2, 3),
-    (3072, 1024, True, 8): PdlGemmConfig(32, 256, 1, 4),
-    (3072, 1024, True, 16): PdlGemmConfig(32, 256, 1, 4),
-    (3072, 1024, True, 32): PdlGemmConfig(32, 256, 1, 4),
-    (3072, 1024, True, 64): PdlGemmConfig(32, 256, 1, 3),
-    (3584, 3584, False, 8): PdlGemmConfig(64, 256, 1, 6),
-    (3584, 3584, False, 16): PdlGemmConfig(64, 256, 1, 5),
-    (3584, 3584, False, 64): PdlGemmConfig(64, 128, 1, 7),
-    (3584, 18944, False, 8): PdlGemmConfig(64, 256, 1, 6),
-    (3584, 18944, False, 16): PdlGemmConfig(64, 256, 2, 5),
-    (3584, 18944, False, 64): PdlGemmConfig(64, 128, 2, 7),
-    (4096, 1024, False, 8): PdlGemmConfig(64, 256, 1, 4),
-    (4096, 1024, False, 16): PdlGemmConfig(64, 256, 1, 4),
-    (4096, 1024, False, 32): PdlGemmConfig(64, 256, 1, 4),
-    (4096, 1024, False, 64): PdlGemmConfig(64, 128, 1, 7),
-    (4608, 3584, False, 8): PdlGemmConfig(64, 256, 1, 6),
-    (4608, 3584, False, 16): PdlGemmConfig(64, 128, 1, 11),
-    (4608, 3584, False, 64): PdlGemmConfig(64, 128, 1, 7),
-    (8960, 1536, True, 8): PdlGemmConfig(32, 256, 1, 2),
-    (8960, 1536, True, 16): PdlGemmConfig(32, 128, 1, 3),
-    (8960, 1536, True, 32): PdlGemmConfig(32, 128, 1, 3),
-    (8960, 1536, True, 64): PdlGemmConfig(32, 128, 1, 2),
-    (18944, 3584, True, 8): PdlGemmConfig(32, 256, 1, 6),
-    (18944, 3584, True, 16): PdlGemmConfig(32, 128, 1, 3),
-    (18944, 3584, True, 64): SmallMConfig(64, 64, 0, 4, 3),
-    (151936, 1024, False, 8): PdlGemmConfig(64, 128, 1, 4),
-    (151936, 1024, False, 16): PdlGemmConfig(128, 128, 1, 2),
-    (151936, 1024, False, 32): PdlGemmConfig(64, 128, 1, 3),
-    (151936, 1024, False, 64): PdlGemmConfig(64, 128, 1, 3),
-    (151936, 1536, False, 8): PdlGemmConfig(128, 128, 1, 6),
-    (151936, 1536, False, 16): PdlGemmConfig(128, 128, 1, 2),
-    (151936, 1536, False, 32): PdlGemmConfig(64, 128, 1, 3),
-    (151936, 1536, False, 64): PdlGemmConfig(128, 128, 1, 4),
-    (152064, 3584, False, 8): PdlGemmConfig(64, 256, 1, 3),
-    (152064, 3584, False, 16): PdlGemmConfig(128, 128, 1, 2),
-    (152064, 3584, False, 64): PdlGemmConfig(128, 128, 1, 4),
-}
-"""Where pdl_gemm's kernel can run: (columns, width, gated, rows of a tile) to the fastest cut, its or another's."""
+from mini_infer_engine.kernels.gemm.gemm_config import PdlGemmConfig, SmallMConfig
 
-SMALL_M_GEMM: dict[tuple[int, int, bool, int], SmallMConfig | None] = {
-    (1024, 2048, False, 16): SmallMConfig(32, 128, 128, 4, 4),
-    (1024, 2048, False, 32): SmallMConfig(16, 128, 264, 4, 9),
-    (1024, 2048, False, 64): None,
-    (1024, 3072, False, 16): SmallMConfig(32, 128, 256, 4, 5),
-    (1024, 3072, False, 32): SmallMConfig(16, 256, 264, 4, 4),
-    (1024, 3072, False, 64): SmallMConfig(32, 256, 132, 4, 4),
-    (1536, 1536, False, 16): SmallMConfig(32, 128, 192, 4, 3),
-    (1536, 1536, False, 32): SmallMConfig(16, 256, 0, 4, 9),
-    (1536, 1536, False, 64): SmallMConfig(32, 256, 132, 4, 4),
-    (1536, 8960, False, 16): SmallMConfig(32, 128, 384, 4, 4),
-    (1536, 8960, False, 32): SmallMConfig(32, 256, 264, 4, 3),
-    (1536, 8960, False, 64): None,
-    (2048, 1536, False, 16): SmallMConfig(16, 256, 0, 4, 5),
-    (2048, 1536, False, 32): SmallMConfig(16, 256, 264, 4, 4),
-    (2048, 1536, False, 64): SmallMConfig(32, 256, 132, 4, 4),
-    (3072, 1024, True, 16): SmallMConfig(32, 128, 0, 4, 5),
-    (3072, 1024, True, 32): SmallMConfig(16, 256, 0, 4, 3),
-    (3072, 1024, True, 64): SmallMConfig(32, 256, 0, 4, 3),
-    (3584, 3584, False, 16): SmallMConfig(32, 128, 448, 4, 3),
-    (3584, 3584, False, 32): SmallMConfig(32, 256, 0, 4, 7),
-    (3584, 3584, False, 64): None,
-    (3584, 18944, False, 16): SmallMConfig(64, 256, 112, 8, 4),
-    (3584, 18944, False, 32): SmallMConfig(64, 256, 132, 4, 4),
-    (3584, 18944, False, 64): SmallMConfig(64, 256, 132, 4, 3),
-    (4096, 1024, False, 16): SmallMConfig(32, 128, 0, 4, 5),
-    (4096, 1024, False, 32): SmallMConfig(16, 256, 0, 4, 3),
-    (4096, 1024, False, 64): SmallMConfig(32, 256, 0, 4, 4),
-    (4608, 3584, False, 16): SmallMConfig(64, 256, 0, 4, 5),
-    (4608, 3584, False, 32): SmallMConfig(64, 256, 0, 4, 4),
-    (4608, 3584, False, 64): SmallMConfig(64, 128, 0, 4, 7),
-    (8960, 1536, True, 16): SmallMConfig(32, 128, 0, 4, 3),
-    (8960, 1536, True, 32): SmallMConfig(64, 64, 0, 4, 5),
-    (8960, 1536, True, 64): SmallMConfig(128, 64, 0, 8, 5),
-    (18944, 3584, True, 16): SmallMConfig(32, 128, 0, 4, 3),
-    (18944, 3584, True, 32): SmallMConfig(64, 64, 0, 4, 3),
-    (18944, 3584, True, 64): SmallMConfig(64, 64, 0, 4, 3),
-    (151936, 1024, False, 16): SmallMConfig(128, 128, 0, 4, 3),
-    (151936, 1024, False, 32): SmallMConfig(128, 64, 0, 4, 3),
-    (151936, 1024, False, 64): SmallMConfig(128, 64, 0, 4, 3),
-    (151936, 1536, False, 16): SmallMConfig(128, 128, 0, 4, 3),
-    (151936, 1536, False, 32): SmallMConfig(128, 64, 0, 4, 3),
-    (151936, 1536, False, 64): SmallMConfig(128, 64, 396, 4, 3),
-    (152064, 3584, False, 16): SmallMConfig(128, 128, 0, 4, 3),
-    (152064, 3584, False, 32): SmallMConfig(128, 64, 0, 4, 3),
-    (152064, 3584, False, 64): SmallMConfig(128, 64, 0, 4, 3),
-}
-"""The same elsewhere, for tiles of at least 16 rows. None: cuBLAS is faster, a norm's own kernel included."""
-
-CONFIG_SHARED_MEMORY_BYTES = 227 << 10
-"""Shared memory of a program on the GPU that the cuts were measured on: some take all of it."""
-_MULTIPROCESSOR_BYTES = 228 << 10
-_BESIDE_RING_BYTES = 4096
-"""Of a program: barriers, and what the system takes."""
+FALLBACK_DEVICE = "NVIDIA H200"
+"""Its configs serve all GPUs that have no file of their own and as much shared memory."""
+Shape = tuple[int, int, bool, int]
+"""N, K, gated, and M of the tile: 8 (pdl_gemm alone), 16, 32 or 64."""
+GemmConfig = PdlGemmConfig | SmallMConfig
+_KERNELS: dict[str, type[GemmConfig]] = {"pdl_gemm": PdlGemmConfig, "small_m_gemm": SmallMConfig}
+_CUBLAS = "cublas"
 
 
-def pdl_gemm_config(rows: int, columns: int, width: int, *, gated: bool) -> PdlGemmConfig | SmallMConfig | None:
-    """As `small_m_config`, where pdl_gemm's kernel can compute it."""
-    token_block = token_block_of(rows)
-    key = (columns, width, gated, token_block)
-    return PDL_GEMM[key] if key in PDL_GEMM else _guess_ahead(token_block, columns, width, gated=gated)
+@dataclass(frozen=True, slots=True)
+class TunedConfigs:
+    """The fastest config by shape; None: cuBLAS is faster, the kernel that a norm then needs included."""
+
+    device: str
+    with_pdl: Mapping[Shape, GemmConfig | None]
+    """Where pdl_gemm can run: its config or another kernel's."""
+    portable: Mapping[Shape, SmallMConfig | None]
+    """Where it cannot, for tiles of at least 16 rows."""
 
 
-def _guess_ahead(token_block: int, columns: int, width: int, *, gated: bool) -> PdlGemmConfig:
-    """As many programs a multiprocessor as there are, up to three, which share its memory for rings; of more, two.
-
-    Blocks for a third of the multiprocessors read as fast as all can; only fewer are worth splits. (31 products of
-    eight models, 8 and 32 rows, on an H200: 1.3 % slower than the fastest of all cuts on average, 9 at most.)
-    """
-    block_n = 32 if gated else 64
-    blocks = cdiv(columns, block_n)
-    residents = cdiv(blocks, MULTIPROCESSORS)
-    residents = residents if residents <= 3 else 2
-    block_k = 256 if residents == 1 and token_block <= 32 else 128
-    steps = cdiv(width, block_k)
-    splits = 1 if blocks >= MULTIPROCESSORS // 3 else min(MULTIPROCESSORS // blocks, max(2, cdiv(steps, 4)), 4, steps)
-    share = cdiv(steps, splits)
-    return PdlGemmConfig(block_n, block_k, splits, max(2, min(stages_of(residents, 64 + token_block, block_k), share)))
+NO_TUNED_CONFIGS = TunedConfigs("", {}, {})
 
 
-def stages_of(residents: int, tile_rows: int, block_k: int) -> int:
-    """Of a ring of weights and x, 16 bits a value, of which `residents` share a multiprocessor's memory."""
-    return (_MULTIPROCESSOR_BYTES // residents - _BESIDE_RING_BYTES) // (tile_rows * block_k * 2)
+@functools.cache
+def load_tuned_configs(device: str) -> TunedConfigs:
+    """Those of a GPU of this name, or the fallback's."""
+    folder = resources.files(__package__) / "configs"
+    file = folder / file_name(device)
+    if not file.is_file():
+        device, file = FALLBACK_DEVICE, folder / file_name(FALLBACK_DEVICE)
+    return parse_tuned_configs(device, file.read_text())
 
 
-def small_m_config(rows: int, columns: int, width: int, dtype: torch.dtype, *, gated: bool) -> SmallMConfig | None:
-    """The stored cut, or a guess that keeps every multiprocessor reading; None: leave it to cuBLAS."""
-    row_block = row_block_of(rows)
-    if dtype == torch.float32:  # without matrix units: larger tiles do not fit the registers
-        return SmallMConfig(16, 32, programs=528, warps=4, stages=3) if row_block == SMALL_M else None
-    key = (columns, width, gated, row_block)
-    return SMALL_M_GEMM[key] if key in SMALL_M_GEMM else _guess(row_block, columns, gated=gated)
+def file_name(device: str) -> str:
+    """Of a GPU's configs, by the name that its driver gives it."""
+    return f"{device.replace(' ', '_')}.json"
 
 
-def _guess(row_block: int, columns: int, *, gated: bool) -> SmallMConfig:
-    """Two programs a multiprocessor of an H100 or H200, of few rows four; blocks about as tall as x or taller."""
-    if row_block == SMALL_M:
-        return SmallMConfig(32 if columns <= 16384 else 64, 128, programs=528, warps=4, stages=4)
-    block_n = 64 if row_block <= 32 or gated else 128
-    weight_rows = block_n * (2 if gated else 1)
-    block_k = 128 if weight_rows + row_block <= 96 else 64
-    # As much shared memory as lets two programs stay on a multiprocessor.
-    stages = 112_000 // ((weight_rows + row_block) * block_k * 2)
-    return SmallMConfig(block_n, block_k, programs=264, warps=4, stages=stages)
+def parse_tuned_configs(device: str, text: str) -> TunedConfigs:
+    """A file's contents. ValueError: it is not such a file."""
+    data = json.loads(text)
+    with_pdl = dict(map(_parse, data["with_pdl"]))
+    portable = dict(map(_parse, data["portable"]))
+    foreign = [shape for shape, config in portable.items() if isinstance(config, PdlGemmConfig)]
+    if foreign:
+        raise ValueError(f"tuned configs of {device}: {foreign[0]} needs pdl_gemm but stands under 'portable'")
+    return TunedConfigs(device, with_pdl, portable)  # type: ignore[arg-type]  # checked just above
+
+
+def _parse(entry: dict[str, Any]) -> tuple[Shape, GemmConfig | None]:
+    shape = (entry["N"], entry["K"], entry["gated"], entry["M"])
+    kernel = entry["kernel"]
+    if kernel == _CUBLAS:
+        return shape, None
+    if kernel not in _KERNELS:
+        raise ValueError(
+            f"tuned configs: unknown kernel {kernel!r} for {shape}: there are {', '.join(_KERNELS)}, cublas"
+        )
+    return shape, _KERNELS[kernel](**entry["config"])
+
+
+def tuned_configs_json(configs: TunedConfigs) -> str:
+    """The file of these: one line a shape, sorted."""
+    parts = {
+        name: ",\n".join(f"    {json.dumps(_entry(shape, config))}" for shape, config in sorted_items(table))
+        for name, table in (("with_pdl", configs.with_pdl), ("portable", configs.portable))
+    }
+    tables = ",\n".join(f'  "{name}": [\n{lines}\n  ]' for name, lines in parts.items())
+    return f'{{\n  "device": {json.dumps(configs.device)},\n{tables}\n}}\n'
+
+
+def sorted_items(table: Mapping[Shape, GemmConfig | None]) -> list[tuple[Shape, GemmConfig | None]]:
+    """Shapes in order of N, K, gated, M."""
+    return sorted(table.items(), key=lambda item: item[0])
+
+
+def _entry(shape: Shape, config: GemmConfig | None) -> dict[str, Any]:
+    n, k, gated, m = shape
+    names = {kind: name for name, kind in _KERNELS.items()}
+    entry: dict[str, Any] = {"N": n, "K": k, "gated": gated, "M": m}
+    if config is None:
+        return entry | {"kernel": _CUBLAS}
+    return entry | {"kernel": names[type(config)], "config": asdict(config)}

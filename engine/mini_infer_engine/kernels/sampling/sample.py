@@ -15,9 +15,6 @@ from mini_infer_engine.kernels.sizes import cdiv, next_power_of_2
 from mini_infer_engine.kernels.workspace import Workspace
 from mini_infer_engine.sampling.token_groups import GROUPS_A_TILE, RUN, TOKENS_A_GROUP
 
-_PROGRAMS = 1056
-"""To choose with: eight for each multiprocessor of an H100 or H200, of which five run at a time."""
-
 
 @triton.jit
 def _mix(bits):
@@ -148,18 +145,24 @@ def _choose(
 
 
 def sample(
-    logits: torch.Tensor, slots: torch.Tensor, state: SamplingState, *, workspace: Workspace, filtered: bool = True
+    logits: torch.Tensor,
+    slots: torch.Tensor,
+    state: SamplingState,
+    *,
+    workspace: Workspace,
+    programs: int,
+    filtered: bool = True,
 ) -> None:
     """Choose a token for each row of logits [rows, vocabulary] and advance its slot: `state` has it, and the host.
 
     The last slot of `state` is the padded rows': it never advances. `filtered`: some row may have top-k, top-p,
-    min-p or suppressed tokens.
+    min-p or suppressed tokens. programs: of all rows together, about.
     """
     rows, vocabulary = logits.shape
     unfiltered = torch.empty(0, dtype=torch.float32, device=logits.device)
     thresholds = topk_topp_thresholds(logits, slots, state) if filtered else unfiltered
     tiles = cdiv(vocabulary, TOKENS_A_GROUP * GROUPS_A_TILE)
-    tiles_a_part = cdiv(tiles, max(1, _PROGRAMS // rows))
+    tiles_a_part = cdiv(tiles, max(1, programs // rows))
     most_parts = next_power_of_2(tiles)
     partial_values = torch.empty((rows, most_parts), dtype=torch.float32, device=logits.device)
     partial_tokens = torch.empty((rows, most_parts), dtype=torch.int32, device=logits.device)

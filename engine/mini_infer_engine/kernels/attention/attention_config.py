@@ -1,0 +1,132 @@
+"""Launch configs of the attention kernels, and the rules by which sizes decide them.
+
+Does not know devices beyond their number of SMs, and launches nothing.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from mini_infer_engine.kernels.sizes import next_power_of_2
+
+MANY_LANES = 65
+"""Rows times KV heads from which decode attention's small programs, several an SM, read better."""
+_MAX_PDL_ROWS = 16
+"""A step of 8 rows is 3 to 5 % shorter where attention begins while the GEMM before runs (H200, three models); of 32
+rows it is 4 to 23 % longer: its programs then take room that the GEMM needs."""
+
+_TILE_QUERIES = 128
+"""Queries of a FlashAttention-3 tile, and keys of its blocks."""
+_LEAST_TILES = 50
+"""Tiles of one head: with fewer, the kernel for Hopper leaves SMs idle, for it does not split keys."""
+_MANY_TOKENS = 512
+"""Of a first prompt, for which it is faster with fewer tiles, too. Behind a long context the two are equal then."""
+_LEAST_TOKENS_OF_SEQUENCE = 64
+"""Of a chunk, on average: the other kernel fills its tiles with several heads' queries, this one with one head's."""
+_FEW_SEQUENCES = 8
+"""As many as every captured pass has room for: it says nothing of how many there will be."""
+SHORT_TOKENS = 1024
+"""Up to this context small tiles, several an SM, hide each other's beginnings: up to twice as fast."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeConfig:
+    """Launch config of decode attention: how many programs split the keys, and how each of them reads."""
+
+    target_programs: int
+    """Over all KV heads, where there are fewer rows; 0: one program for each row and KV head."""
+    block_tokens: int = 64
+    """Keys read at a time; splits are of whole blocks."""
+    warps: int = 4
+    stages: int = 2
+    programs_per_row: float = 1.5
+    """At least, for each KV head: in a large batch long sequences are split, or the last to begin would be late."""
+    pdl: bool = False
+    """Launched by programmatic dependent launch."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillShape:
+    """Sizes of attention from the prompt chunks of a pass."""
+
+    dtype: torch.dtype
+    pages_dtype: torch.dtype
+    tokens: int
+    """New ones, from which is attended; a captured pass counts its padding, too."""
+    sequences: int
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    page_size: int
+    sliding_window: int | None
+    longest_key: int
+    """Tokens of the longest sequence with its new ones, or more."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillConfig:
+    """Launch config of the FlashAttention-2 kernel."""
+
+    rows: int
+    """(query, head) pairs of a tile."""
+    keys: int
+    """Keys read at a time."""
+    warps: int
+    stages: int
+    programs: int
+    """Where tiles are fewer, so many programs split their keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class HopperPrefillConfig:
+    """Launch config of the FlashAttention-3 kernel for Hopper."""
+
+    programs: int
+    """Persistent: at most one an SM."""
+
+
+def decode_config(rows: int, kv_heads: int, sm_count: int, *, split_kv: bool, pdl: bool) -> DecodeConfig:
+    """For so many rows of one new token; pdl: whether the device and the policy allow programmatic dependent launch."""
+    are_few = rows * kv_heads < MANY_LANES
+    pdl = pdl and are_few and rows <= _MAX_PDL_ROWS
+    target_programs = 2 * sm_count if split_kv else 0
+    if are_few:
+        return DecodeConfig(target_programs, programs_per_row=1.5 if split_kv else 1.0, pdl=pdl)
+    return DecodeConfig(
+        target_programs, block_tokens=32, warps=2, stages=3, programs_per_row=1.25 if split_kv else 1.0, pdl=pdl
+    )
+
+
+def prefill_config(shape: PrefillShape, sm_count: int, shared_memory_bytes: int) -> PrefillConfig:
+    """The largest tiles of (query, head) pairs that fit and are worth it.
+
+    fp32 does without tensor cores, which would want large tiles.
+    """
+    configs = (
+        PrefillConfig(128, 128, 8, 3, sm_count),
+        PrefillConfig(64, 64, 4, 3, 2 * sm_count),
+        PrefillConfig(32, 32, 4, 2, sm_count),
+        PrefillConfig(16, 16, 4, 2, sm_count),
+    )
+    fewer_tiles_than_sms = shape.tokens * (shape.q_heads // shape.kv_heads) * shape.kv_heads < 128 * sm_count
+    is_short = shape.longest_key <= SHORT_TOKENS or fewer_tiles_than_sms
+    first = 2 if shape.dtype == torch.float32 else 1 if is_short else 0
+    row_bytes = next_power_of_2(shape.head_dim) * shape.dtype.itemsize
+    for config in configs[first:-1]:
+        tile_rows = config.rows + 2 * (config.stages - 1) * config.keys  # queries', keys', values'
+        if tile_rows * row_bytes <= shared_memory_bytes:
+            return config
+    return configs[-1]
+
+
+def supports_hopper_fa3(shape: PrefillShape) -> bool:
+    """Whether the FlashAttention-3 kernel can compute this: 16-bit pages of whole blocks, and no window that masks."""
+    masks = shape.sliding_window is not None and shape.sliding_window < shape.longest_key
+    halves = shape.pages_dtype in (torch.bfloat16, torch.float16)
+    return halves and shape.head_dim in (64, 128) and shape.page_size % _TILE_QUERIES == 0 and not masks
+
+
+def hopper_fa3_is_faster(tokens: int, sequences: int, q_heads: int) -> bool:
+    """Whether it has the work that it needs. A captured pass counts padded tokens and sequences: it knows no others."""
+    are_long = sequences <= _FEW_SEQUENCES or tokens >= _LEAST_TOKENS_OF_SEQUENCE * sequences
+    return are_long and (tokens >= _MANY_TOKENS or tokens * q_heads >= _LEAST_TILES * _TILE_QUERIES)

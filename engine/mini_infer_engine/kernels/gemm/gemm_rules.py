@@ -1,0 +1,85 @@
+"""Which kernel and tile config computes a GEMM whose shape nobody measured: rules from the device's sizes.
+
+Does not launch anything, and does not know the tuned configs.
+"""
+
+import torch
+
+from mini_infer_engine.kernels.device import DeviceProfile
+from mini_infer_engine.kernels.gemm.gemm_config import MAX_M, SMALL_M, PdlGemmConfig, SmallMConfig
+from mini_infer_engine.kernels.sizes import cdiv
+
+LEAST_SHARED_MEMORY_BYTES = 227 << 10
+"""What a program needs for the deepest rings of these rules and of the H200's tuned configs."""
+_SYSTEM_BYTES = 4096
+"""Shared memory of a program beside its ring: barriers, and what CUDA reserves."""
+_TWO_PROGRAMS_BYTES = 112_000
+"""Shared memory of a program of which two are resident on an SM."""
+K_SPLITS = (4, 2)
+"""Values of `k_splits` beside 1."""
+_CUBLAS_TILE = 128
+"""Rows and columns of an output tile of cuBLAS, more or less."""
+_LEAST_SPLIT_K = 512
+"""Width of a split."""
+
+
+def pdl_gemm_config(block_m: int, n: int, k: int, *, gated: bool, profile: DeviceProfile) -> PdlGemmConfig:
+    """Of pdl_gemm: all programs resident at once, up to three an SM, which share its memory for rings; else two.
+
+    Output tiles for a third of the SMs read as fast as all can; only fewer are worth splits. (31 products of eight
+    models, M of 8 and 32, on an H200: 1.3 % slower than the fastest of all configs on average, 9 at most.)
+    """
+    block_n = 32 if gated else 64
+    tiles = cdiv(n, block_n)
+    residents = cdiv(tiles, profile.sm_count)
+    residents = residents if residents <= 3 else 2
+    block_k = 256 if residents == 1 and block_m <= 32 else 128
+    steps = cdiv(k, block_k)
+    wanted = min(profile.sm_count // tiles, max(2, cdiv(steps, 4)), 4, steps)
+    splits = 1 if tiles >= profile.sm_count // 3 else wanted
+    stages = min(ring_stages(residents, 64 + block_m, block_k, profile), cdiv(steps, splits))
+    return PdlGemmConfig(block_n, block_k, splits, max(2, stages))
+
+
+def ring_stages(residents: int, tile_rows: int, block_k: int, profile: DeviceProfile) -> int:
+    """Stages of a ring of 16-bit weights and x, of which `residents` share an SM's memory."""
+    return (profile.sm_shared_memory_bytes // residents - _SYSTEM_BYTES) // (tile_rows * block_k * 2)
+
+
+def small_m_config(
+    block_m: int, n: int, dtype: torch.dtype, *, gated: bool, profile: DeviceProfile
+) -> SmallMConfig | None:
+    """Of small_m_gemm and stream_k_gemm: two programs an SM, of few rows four; tiles about as tall as x or taller.
+
+    None: leave it to cuBLAS. In fp32, without tensor cores, larger tiles do not fit the registers.
+    """
+    if block_m == SMALL_M:
+        programs = 4 * profile.sm_count
+        if dtype == torch.float32:
+            return SmallMConfig(16, 32, programs, warps=4, stages=3)
+        return SmallMConfig(32 if n <= 16384 else 64, 128, programs, warps=4, stages=4)
+    if dtype == torch.float32:
+        return None
+    block_n = 64 if block_m <= 32 or gated else 128
+    weight_rows = block_n * (2 if gated else 1)
+    block_k = 128 if weight_rows + block_m <= 96 else 64
+    stages = _TWO_PROGRAMS_BYTES // ((weight_rows + block_m) * block_k * 2)
+    return SmallMConfig(block_n, block_k, programs=2 * profile.sm_count, warps=4, stages=stages)
+
+
+def k_splits(m: int, n: int, k: int, *, profile: DeviceProfile) -> int:
+    """Splits of K with which cuBLAS is fastest, by what an H200 took; 1: as one product.
+
+    Worth it where output tiles leave many SMs idle, or are a few more than the SMs and so would take two waves.
+    """
+    if m <= MAX_M:
+        return 1  # only where our own kernels cannot run, and nothing was measured there
+    tiles = cdiv(m, _CUBLAS_TILE) * cdiv(n, _CUBLAS_TILE)
+    sms = profile.sm_count
+    wave_and_a_half = sms < tiles <= 1.5 * sms
+    for splits, suits in zip(K_SPLITS, (tiles <= 40, tiles <= 84 or wave_and_a_half), strict=True):
+        split_k, rest = divmod(k, splits)
+        least = _LEAST_SPLIT_K if tiles * splits <= sms else 2 * _LEAST_SPLIT_K
+        if suits and split_k >= least and not rest and not split_k % 8:
+            return splits
+    return 1

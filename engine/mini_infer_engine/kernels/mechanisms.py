@@ -1,0 +1,55 @@
+"""Every mechanism of the GPU path that can be switched off by name, to measure what it brings or to find a fault.
+
+Does not depend on torch: settings and command lines read the names too.
+"""
+
+import difflib
+from collections.abc import Iterable
+from enum import StrEnum
+
+
+class Mechanism(StrEnum):
+    """A name for `disable`, with what runs when it is on and what runs in its place when it is off."""
+
+    description: str
+
+    def __new__(cls, name: str, description: str) -> "Mechanism":
+        """A string that carries its description."""
+        member = str.__new__(cls, name)
+        member._value_ = name
+        member.description = description
+        return member
+
+    SMALL_M_GEMM = (
+        "small_m_gemm",
+        "our GEMM kernels for at most 64 rows, with bias, gate, residual and RMSNorm fused; off: cuBLAS and kernels of "
+        "their own",
+    )
+    STREAM_K = "stream_k", "the stream-K GEMM of 17 to 64 rows, where pdl_gemm cannot run; off: cuBLAS"
+    PDL = (
+        "pdl",
+        "programmatic dependent launch on Hopper: GEMM kernels and decode attention begin while the kernel before them "
+        "still runs; off: the portable kernels, one after another",
+    )
+    TUNED_CONFIGS = "tuned_configs", "tile configs that were measured for a GEMM's shape; off: the rule for all shapes"
+    SPLIT_K = "split_k", "split-K for cuBLAS GEMMs with too few output tiles for all SMs; off: one product"
+    SPLIT_KV = "split_kv", "FlashDecoding: decode attention splits a sequence's keys; off: one program per KV head"
+    HOPPER_FA3 = "hopper_fa3", "FlashAttention-3 for prompts on Hopper; off: FlashAttention-2 in Triton"
+    PREFILL_GRAPHS = "prefill_graphs", "CUDA graphs of passes with prompts; off: kernel by kernel"
+    SEPARATE_DECODE_GRAPHS = (
+        "separate_decode_graphs",
+        "small models run decode rows beside a prompt in a CUDA graph of their own; off: in the prompt's graph",
+    )
+
+
+def parse_mechanisms(names: Iterable[str]) -> frozenset[Mechanism]:
+    """The mechanisms of these names. ValueError: one is unknown, with the names that there are."""
+    known = {str(mechanism): mechanism for mechanism in Mechanism}
+    found = set()
+    for name in names:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {close[0]!r}? " if close else ""
+            raise ValueError(f"disable: there is no mechanism {name!r}: {hint}There are {', '.join(known)}.")
+        found.add(known[name])
+    return frozenset(found)

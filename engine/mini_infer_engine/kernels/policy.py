@@ -1,0 +1,143 @@
+"""Which kernel computes what, and with which launch config: all choices between kernels, decided by sizes alone.
+
+A policy is made once for a runner, from its device's profile and the mechanisms that are switched off. Does not launch
+anything; the kernels do not choose.
+"""
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import torch
+
+from mini_infer_engine.kernels.attention import attention_config
+from mini_infer_engine.kernels.attention.attention_config import (
+    DecodeConfig,
+    HopperPrefillConfig,
+    PrefillConfig,
+    PrefillShape,
+)
+from mini_infer_engine.kernels.device import DeviceProfile, device_profile
+from mini_infer_engine.kernels.gemm import gemm_rules
+from mini_infer_engine.kernels.gemm.gemm_config import (
+    MAX_M,
+    SMALL_M,
+    PdlGemmConfig,
+    SmallMConfig,
+    are_tma_operands,
+    pdl_block_m,
+    portable_block_m,
+)
+from mini_infer_engine.kernels.gemm.tuned_configs import NO_TUNED_CONFIGS, TunedConfigs, load_tuned_configs
+from mini_infer_engine.kernels.mechanisms import Mechanism, parse_mechanisms
+
+log = logging.getLogger(__name__)
+
+_SAMPLE_PROGRAMS_PER_SM = 8
+"""Of which five run at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelPolicy:
+    """All choices for one device. `pdl`, `hopper_fa3`, ...: whether the device can and nobody has switched it off."""
+
+    profile: DeviceProfile
+    disabled: frozenset[Mechanism] = frozenset()
+    tuned: TunedConfigs = NO_TUNED_CONFIGS
+
+    def uses(self, mechanism: Mechanism) -> bool:
+        """Whether it is on, as far as settings decide."""
+        return mechanism not in self.disabled
+
+    def without(self, *mechanisms: Mechanism) -> "KernelPolicy":
+        """The same with these switched off, too."""
+        return replace(self, disabled=self.disabled.union(mechanisms))
+
+    @property
+    def pdl(self) -> bool:
+        """Whether kernels begin by programmatic dependent launch."""
+        return Mechanism.PDL not in self.disabled and self.profile.supports_gluon
+
+    @property
+    def hopper_fa3(self) -> bool:
+        """Whether prompts may have the FlashAttention-3 kernel."""
+        return Mechanism.HOPPER_FA3 not in self.disabled and self.profile.supports_gluon
+
+    @property
+    def sample_programs(self) -> int:
+        """Programs that choose tokens, for all rows together."""
+        return _SAMPLE_PROGRAMS_PER_SM * self.profile.sm_count
+
+    def gemm_config(
+        self, x: torch.Tensor, weight: torch.Tensor, *, gated: bool = False
+    ) -> SmallMConfig | PdlGemmConfig | None:
+        """`small_m_config` of x [M, K] and weight [N, K], or [2 N, K] of a gated GEMM."""
+        m, (weight_rows, k) = x.shape[0], weight.shape
+        if m > MAX_M:
+            return None
+        n = weight_rows // 2 if gated else weight_rows
+        tma = self.pdl and are_tma_operands(x, weight)
+        return self.small_m_config(m, n, k, x.dtype, gated=gated, tma_operands=tma)
+
+    def small_m_config(
+        self, m: int, n: int, k: int, dtype: torch.dtype, *, gated: bool = False, tma_operands: bool = False
+    ) -> SmallMConfig | PdlGemmConfig | None:
+        """The kernel and its config for x [m, k] @ weight [n, k].T; None: cuBLAS.
+
+        That is where m is too large, the configs do not fit the device, or cuBLAS is faster. tma_operands: what
+        `are_tma_operands` says of x and weight.
+        """
+        too_small = self.profile.shared_memory_bytes < gemm_rules.LEAST_SHARED_MEMORY_BYTES
+        if m > MAX_M or too_small or Mechanism.SMALL_M_GEMM in self.disabled:
+            return None
+        tuned = NO_TUNED_CONFIGS if Mechanism.TUNED_CONFIGS in self.disabled else self.tuned
+        config: SmallMConfig | PdlGemmConfig | None
+        if tma_operands and self.pdl:
+            key = (n, k, gated, pdl_block_m(m))
+            if key in tuned.with_pdl:
+                config = tuned.with_pdl[key]
+            else:
+                config = gemm_rules.pdl_gemm_config(pdl_block_m(m), n, k, gated=gated, profile=self.profile)
+        else:
+            key = (n, k, gated, portable_block_m(m))
+            if dtype != torch.float32 and key in tuned.portable:
+                config = tuned.portable[key]
+            else:
+                config = gemm_rules.small_m_config(portable_block_m(m), n, dtype, gated=gated, profile=self.profile)
+        is_stream_k = isinstance(config, SmallMConfig) and m > SMALL_M
+        return None if is_stream_k and Mechanism.STREAM_K in self.disabled else config
+
+    def k_splits(self, m: int, n: int, k: int) -> int:
+        """Splits of K for cuBLAS's product of x [m, k] and weight [n, k]; 1: none."""
+        return 1 if Mechanism.SPLIT_K in self.disabled else gemm_rules.k_splits(m, n, k, profile=self.profile)
+
+    def decode_config(self, rows: int, kv_heads: int) -> DecodeConfig:
+        """Of decode attention for so many rows."""
+        split_kv = Mechanism.SPLIT_KV not in self.disabled
+        return attention_config.decode_config(rows, kv_heads, self.profile.sm_count, split_kv=split_kv, pdl=self.pdl)
+
+    def prefill_config(self, shape: PrefillShape) -> PrefillConfig | HopperPrefillConfig:
+        """Of attention from prompt chunks: the faster of the two kernels."""
+        supported = self.hopper_prefill_config(shape)
+        if supported and attention_config.hopper_fa3_is_faster(shape.tokens, shape.sequences, shape.q_heads):
+            return supported
+        return self.flash_attention_2_config(shape)
+
+    def hopper_prefill_config(self, shape: PrefillShape) -> HopperPrefillConfig | None:
+        """Of the FlashAttention-3 kernel; None: it cannot compute this, or is switched off."""
+        if self.hopper_fa3 and attention_config.supports_hopper_fa3(shape):
+            return HopperPrefillConfig(self.profile.sm_count)
+        return None
+
+    def flash_attention_2_config(self, shape: PrefillShape) -> PrefillConfig:
+        """Of the FlashAttention-2 kernel, which can compute everything."""
+        return attention_config.prefill_config(shape, self.profile.sm_count, self.profile.shared_memory_bytes)
+
+
+def kernel_policy(device: torch.device, disabled: Iterable[str] = ()) -> KernelPolicy:
+    """For a device, with these mechanisms switched off. ValueError: a name is unknown."""
+    profile = device_profile(device)
+    tuned = load_tuned_configs(profile.name)
+    if device.type == "cuda" and tuned.device != profile.name:
+        log.info("no GEMM configs were measured on %s: those of %s are used", profile.name, tuned.device)
+    return KernelPolicy(profile, parse_mechanisms(disabled), tuned)

@@ -1,0 +1,149 @@
+"""All kernel choices as tables: what an H200 was measured with stays, other GPUs have choices that fit them."""
+
+import json
+from dataclasses import astuple, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mini_infer_engine.kernels.attention.attention_config import HopperPrefillConfig, PrefillShape
+from mini_infer_engine.kernels.device import DeviceProfile
+from mini_infer_engine.kernels.gemm.gemm_config import PdlGemmConfig, SmallMConfig
+from mini_infer_engine.kernels.gemm.tuned_configs import load_tuned_configs
+from mini_infer_engine.kernels.mechanisms import Mechanism
+from mini_infer_engine.kernels.policy import KernelPolicy, kernel_policy
+from tests.engine.kernels.profiles import H100, H100_PCIE, H200, H200_OTHER_TRITON, L4
+
+BF16, FP32 = torch.bfloat16, torch.float32
+CHOICES: dict[str, Any] = json.loads((Path(__file__).parent / "data" / "h200_choices.json").read_text())
+"""What the engine chose on an H200 when its speed was measured, for all shapes of benchmarks/common/models.py."""
+
+
+def policy_of(profile: DeviceProfile, *disabled: Mechanism) -> KernelPolicy:
+    return KernelPolicy(profile, frozenset(disabled), load_tuned_configs(profile.name))
+
+
+ON_H200 = policy_of(H200)
+
+
+def brief(config: Any) -> list[Any] | None:
+    return None if config is None else [type(config).__name__, *astuple(config)]
+
+
+@pytest.mark.parametrize("product", CHOICES["gemm"])
+def test_gemms_on_an_h200_are_those_that_were_measured(product: str) -> None:
+    n, k = (int(part.split("=")[1]) for part in product.split()[:2])
+    gated, expected = "gated" in product, CHOICES["gemm"][product]
+    made = {
+        "pdl": [ON_H200.small_m_config(m, n, k, BF16, gated=gated, tma_operands=True) for m in CHOICES["M"]],
+        "portable": [ON_H200.small_m_config(m, n, k, BF16, gated=gated) for m in CHOICES["M"]],
+        "fp32": [ON_H200.small_m_config(m, n, k, FP32, gated=gated) for m in CHOICES["M"]],
+    }
+    for name, configs in made.items():
+        if name != "pdl" or k % 64 == 0:
+            assert [brief(config) for config in configs] == expected[name], name
+    assert [ON_H200.k_splits(m, n, k) for m in CHOICES["M of k_splits"]] == expected["k_splits"]
+
+
+@pytest.mark.parametrize("heads", CHOICES["attention"])
+def test_attention_on_an_h200_is_as_it_was_measured(heads: str) -> None:
+    q_heads, kv_heads, head_dim = (int(part.split()[0]) for part in heads.split(", "))
+    expected = CHOICES["attention"][heads]
+    for tokens, sequences, longest_key, on_hopper, *flash_attention_2 in expected["prefill"]:
+        shape = PrefillShape(BF16, BF16, tokens, sequences, q_heads, kv_heads, head_dim, 128, None, longest_key)
+        chosen = ON_H200.prefill_config(shape)
+        assert isinstance(chosen, HopperPrefillConfig) is on_hopper, shape
+        assert chosen.programs == 132 or not on_hopper
+        assert list(astuple(ON_H200.flash_attention_2_config(shape))) == flash_attention_2, shape
+    for rows, *expected_config in expected["decode"]:
+        config = ON_H200.decode_config(rows, kv_heads)
+        actual = [config.block_tokens, config.warps, config.stages, config.target_programs, config.programs_per_row]
+        assert [*actual, config.pdl] == expected_config, rows
+
+
+def test_sampling_on_an_h200_has_the_programs_that_were_measured() -> None:
+    assert ON_H200.sample_programs == 1056
+
+
+def test_an_h100_takes_the_h200s_configs() -> None:
+    on_h100 = policy_of(H100)
+    assert on_h100.tuned == ON_H200.tuned
+    for m in (1, 16, 64):
+        assert on_h100.small_m_config(m, 4608, 3584, BF16, tma_operands=True) == ON_H200.small_m_config(
+            m, 4608, 3584, BF16, tma_operands=True
+        )
+
+
+def test_rules_follow_the_number_of_sms() -> None:
+    on_pcie = policy_of(H100_PCIE)
+    config = on_pcie.small_m_config(1, 640, 4096, BF16)
+    assert isinstance(config, SmallMConfig)
+    assert config.programs == 4 * 114
+    assert on_pcie.decode_config(1, 8).target_programs == 2 * 114
+    assert on_pcie.sample_programs == 8 * 114
+    tiles = {"m": 512, "n": 3840, "k": 8192}  # 120: one wave of 132 SMs, two of 114
+    assert (on_pcie.k_splits(**tiles), ON_H200.k_splits(**tiles)) == (2, 1)
+    shape = PrefillShape(BF16, BF16, 4096, 1, 28, 4, 128, 128, None, 4096)
+    assert on_pcie.prefill_config(shape) == HopperPrefillConfig(114)
+
+
+def test_a_gpu_with_less_shared_memory_leaves_gemms_to_cublas_and_has_smaller_tiles() -> None:
+    on_l4 = policy_of(L4)
+    assert on_l4.small_m_config(1, 4096, 4096, BF16) is None
+    shape = PrefillShape(BF16, BF16, 8192, 1, 32, 8, 128, 128, None, 8192)
+    config = on_l4.prefill_config(shape)
+    assert not isinstance(config, HopperPrefillConfig)
+    assert (config.rows + 2 * (config.stages - 1) * config.keys) * 128 * 2 <= 99 << 10
+    assert not on_l4.decode_config(1, 8).pdl
+
+
+def test_another_triton_on_hopper_has_the_portable_kernels() -> None:
+    policy = policy_of(H200_OTHER_TRITON)
+    assert isinstance(policy.small_m_config(1, 4608, 3584, BF16, tma_operands=True), SmallMConfig)
+    assert not policy.decode_config(1, 4).pdl
+    assert not policy.hopper_fa3
+
+
+GEMM = {"n": 4608, "k": 3584, "dtype": BF16, "tma_operands": True}
+LONG_PROMPT = PrefillShape(BF16, BF16, 4096, 1, 28, 4, 128, 128, None, 4096)
+
+
+def test_each_mechanism_that_is_switched_off_is_gone_and_no_other() -> None:
+    def off(mechanism: Mechanism) -> KernelPolicy:
+        return ON_H200.without(mechanism)
+
+    def gemm(policy: KernelPolicy, m: int, **changes: Any) -> SmallMConfig | PdlGemmConfig | None:
+        return policy.small_m_config(m, **(GEMM | changes))
+
+    assert isinstance(gemm(ON_H200, 8), PdlGemmConfig)
+    assert gemm(off(Mechanism.SMALL_M_GEMM), 8) is None
+    assert isinstance(gemm(off(Mechanism.PDL), 8), SmallMConfig)
+    assert isinstance(gemm(off(Mechanism.PDL), 33), SmallMConfig)
+    assert not off(Mechanism.PDL).decode_config(1, 4).pdl
+    assert gemm(off(Mechanism.PDL).without(Mechanism.STREAM_K), 33) is None
+    assert isinstance(gemm(off(Mechanism.PDL).without(Mechanism.STREAM_K), 16), SmallMConfig)
+    assert isinstance(gemm(off(Mechanism.STREAM_K), 33), PdlGemmConfig)
+    assert isinstance(ON_H200.small_m_config(64, 18944, 3584, BF16, gated=True, tma_operands=True), SmallMConfig)
+    assert off(Mechanism.STREAM_K).small_m_config(64, 18944, 3584, BF16, gated=True, tma_operands=True) is None
+    assert gemm(off(Mechanism.TUNED_CONFIGS), 16) != gemm(ON_H200, 16)
+    assert ON_H200.k_splits(128, 1024, 3072) == 4
+    assert off(Mechanism.SPLIT_K).k_splits(128, 1024, 3072) == 1
+    unsplit = off(Mechanism.SPLIT_KV).decode_config(1, 4)
+    assert (unsplit.target_programs, unsplit.programs_per_row) == (0, 1.0)
+    assert unsplit.pdl
+    assert isinstance(ON_H200.prefill_config(LONG_PROMPT), HopperPrefillConfig)
+    assert not isinstance(off(Mechanism.HOPPER_FA3).prefill_config(LONG_PROMPT), HopperPrefillConfig)
+    assert isinstance(off(Mechanism.PDL).prefill_config(LONG_PROMPT), HopperPrefillConfig)
+
+
+def test_windows_and_fp8_pages_have_flash_attention_2() -> None:
+    for changes in ({"sliding_window": 100}, {"pages_dtype": torch.float8_e4m3fn}):
+        assert not isinstance(ON_H200.prefill_config(replace(LONG_PROMPT, **changes)), HopperPrefillConfig)
+
+
+def test_an_unknown_mechanism_is_an_error_that_names_those_there_are() -> None:
+    with pytest.raises(ValueError, match=r"no mechanism 'stream-k': did you mean 'stream_k'\? There are small_m_gemm"):
+        kernel_policy(torch.device("cpu"), ["pdl", "stream-k"])
+    assert kernel_policy(torch.device("cpu"), ["pdl"]).disabled == {Mechanism.PDL}

@@ -1,0 +1,67 @@
+"""The files of measured tile configs: they are packaged, hold what they say, and survive being written again."""
+
+import json
+from importlib import resources
+
+import pytest
+
+from mini_infer_engine.kernels.gemm.gemm_config import PdlGemmConfig, SmallMConfig
+from mini_infer_engine.kernels.gemm.tuned_configs import (
+    TunedConfigs,
+    load_tuned_configs,
+    parse_tuned_configs,
+    tuned_configs_json,
+)
+
+FILES = [
+    file
+    for file in (resources.files("mini_infer_engine.kernels.gemm") / "configs").iterdir()
+    if file.name.endswith(".json")
+]
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_a_packaged_file_is_valid_and_stays_as_it_is_when_written_again(file: resources.abc.Traversable) -> None:
+    text = file.read_text()
+    device = json.loads(text)["device"]
+    assert file.name == f"{device.replace(' ', '_')}.json"
+    configs = parse_tuned_configs(device, text)
+    assert tuned_configs_json(configs) == text
+    for (n, k, gated, m), config in configs.with_pdl.items():
+        assert m in (8, 16, 32, 64), (n, k, gated)
+        if isinstance(config, PdlGemmConfig):
+            assert config.block_n in ((32, 64) if gated else (64, 128))
+            assert config.block_k % 64 == 0
+            assert config.stages >= 2
+
+
+def test_a_gpu_without_a_file_has_the_h200s() -> None:
+    assert load_tuned_configs("NVIDIA H100 80GB HBM3") is not None
+    assert load_tuned_configs("NVIDIA H100 80GB HBM3").device == "NVIDIA H200"
+
+
+def test_configs_of_all_kernels_are_read_as_they_were_written() -> None:
+    configs = TunedConfigs(
+        "NVIDIA X",
+        {(64, 64, True, 8): PdlGemmConfig(32, 128, 1, 2), (64, 64, False, 64): SmallMConfig(64, 64, 0, 4, 3)},
+        {(64, 64, False, 16): None},
+    )
+    assert parse_tuned_configs("NVIDIA X", tuned_configs_json(configs)) == configs
+
+
+@pytest.mark.parametrize(
+    ("table", "kernel", "message"),
+    [
+        ("with_pdl", {"kernel": "magic"}, "unknown kernel 'magic'"),
+        (
+            "portable",
+            {"kernel": "pdl_gemm", "config": {"block_n": 64, "block_k": 64, "splits": 1, "stages": 2}},
+            "needs pdl_gemm",
+        ),
+    ],
+)
+def test_a_wrong_file_is_an_error(table: str, kernel: dict[str, object], message: str) -> None:
+    entry = {"N": 64, "K": 64, "gated": False, "M": 8, **kernel}
+    text = json.dumps({"device": "NVIDIA X", "with_pdl": [], "portable": []} | {table: [entry]})
+    with pytest.raises(ValueError, match=message):
+        parse_tuned_configs("NVIDIA X", text)
