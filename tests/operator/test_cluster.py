@@ -1,11 +1,13 @@
 """The operator as a process, on a real API server with fake nodes: apply, scale, edit, break, delete."""
 
+import json
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -218,6 +220,60 @@ def test_a_changed_child_is_put_right(cluster: Cluster) -> None:
     (deployment,) = cluster.children("drift", "deployments")
     cluster.plane.kubectl("scale", "deployment", deployment["metadata"]["name"], "--replicas=5")
     wait(lambda: cluster.children("drift", "deployments")[0]["spec"]["replicas"] == 2, limit_s=5)
+
+
+@pytest.mark.parametrize(
+    ("command", "field"),
+    [
+        (["set", "env", "FOO=bar"], "spec.template.spec.containers[engine].env[FOO]"),
+        (["rollout", "pause"], "spec.paused"),
+        ({"template": {"spec": {"hostNetwork": True}}}, "spec.template.spec.hostNetwork"),
+        (
+            {"template": {"spec": {"containers": [{"name": "evil", "image": "evil:2"}]}}},
+            "spec.template.spec.containers[evil]",
+        ),
+        ({"strategy": {"type": "Recreate", "rollingUpdate": None}}, "spec.strategy"),
+    ],
+    ids=["variable", "paused", "host network", "sidecar", "strategy"],
+)
+def test_what_somebody_adds_is_removed_and_told(
+    cluster: Cluster, command: list[str] | dict[str, Any], field: str
+) -> None:
+    cluster.apply("added")
+    wait(lambda: cluster.ready("added").get("status") == "True")
+    (before,) = cluster.children("added", "deployments")
+    name = before["metadata"]["name"]
+    patch = ["patch", "deployment", name, "--patch", json.dumps({"spec": command})]
+    arguments = patch if isinstance(command, dict) else [*command[:2], f"deployment/{name}", *command[2:]]
+    done = cluster.plane.kubectl(*arguments)
+    assert done.returncode == 0, done.stderr
+
+    def repaired() -> bool:
+        (after,) = cluster.children("added", "deployments")
+        changed = after["metadata"]["generation"] > before["metadata"]["generation"]
+        return changed and after["spec"] == before["spec"]
+
+    wait(repaired, limit_s=5)
+    wait(lambda: f"{field}" in cluster.plane.kubectl("describe", "infsvc", "added").stdout)
+
+
+def test_labels_of_others_and_managers_that_may_add_are_left_alone(cluster: Cluster) -> None:
+    cluster.apply("tolerant")
+    wait(lambda: cluster.ready("tolerant").get("status") == "True")
+    (deployment,) = cluster.children("tolerant", "deployments")
+    name = deployment["metadata"]["name"]
+    annotation = "serving.mini-infer.io/ignore-managers=mesh"
+    assert cluster.plane.kubectl("annotate", "infsvc", "tolerant", annotation).returncode == 0
+    cluster.plane.kubectl("label", "deployment", name, "argocd.argoproj.io/instance=app")
+    sidecar = {"spec": {"template": {"spec": {"containers": [{"name": "proxy", "image": "proxy:1"}]}}}}
+    cluster.plane.kubectl("patch", "deployment", name, f"--patch={json.dumps(sidecar)}", "--field-manager=mesh")
+    cluster.plane.kubectl("rollout", "restart", f"deployment/{name}")
+    time.sleep(2)
+    (after,) = cluster.children("tolerant", "deployments")
+    template = after["spec"]["template"]
+    assert {container["name"] for container in template["spec"]["containers"]} == {"engine", "proxy"}
+    assert "kubectl.kubernetes.io/restartedAt" in template["metadata"]["annotations"]
+    assert after["metadata"]["labels"]["argocd.argoproj.io/instance"] == "app"
 
 
 def test_decisions_are_events_that_describe_shows(cluster: Cluster) -> None:

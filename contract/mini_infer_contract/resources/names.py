@@ -16,6 +16,8 @@ LABEL_DRAINING = f"{GROUP}/draining"
 """ "true" on a pod that is chosen to go: gateways send it nothing new."""
 
 # Annotations on the pods: what the gateway must know of an engine beside its address.
+ANNOTATION_IGNORE_MANAGERS = f"{GROUP}/ignore-managers"
+"""On an InferenceService: field managers, separated by commas, whose additions to Deployments are left alone."""
 ANNOTATION_MODEL = f"{GROUP}/model"
 """The served model name."""
 ANNOTATION_SERVICE_CREATED = f"{GROUP}/service-created"

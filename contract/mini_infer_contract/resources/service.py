@@ -21,6 +21,7 @@ class Metadata(BaseModel):
     uid: str = ""
     generation: int = 0
     creation_timestamp: str = ""
+    annotations: dict[str, str] = {}
 
 
 class InferenceService(ApiModel):

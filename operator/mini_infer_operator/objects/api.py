@@ -61,6 +61,14 @@ class KubernetesApi:
         path = path_of(manifest["kind"], metadata["namespace"], metadata["name"])
         return await self._apply(path, manifest, FIELD_MANAGER)
 
+    async def replace_spec(self, manifest: Object) -> Object:
+        """Make `spec` what the manifest says and nothing beside it but defaults, whoever set what."""
+        metadata = manifest["metadata"]
+        path = path_of(manifest["kind"], metadata["namespace"], metadata["name"])
+        change = {"spec": {"$patch": "replace", **manifest["spec"]}}
+        query, content_type = {"fieldManager": FIELD_MANAGER}, "application/strategic-merge-patch+json"
+        return await self._request("PATCH", path, query=query, body=change, content_type=content_type) or {}
+
     async def apply_status(
         self, manifest: Object, *, manager: str = STATUS_FIELD_MANAGER, force: bool = True
     ) -> Object:

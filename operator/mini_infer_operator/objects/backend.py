@@ -5,11 +5,12 @@ from typing import Any
 
 from mini_infer_contract.kubernetes_client import ApiError
 from mini_infer_contract.launch import HTTP_PORT
-from mini_infer_contract.resources import GROUP, KIND, VERSION, InferenceService, Reason
+from mini_infer_contract.resources import ANNOTATION_IGNORE_MANAGERS, GROUP, KIND, VERSION, InferenceService, Reason
 from mini_infer_operator.controller.events import EventRecorder
 from mini_infer_operator.controller.settings import OperatorSettings
 from mini_infer_operator.objects.api import KubernetesApi, RefusedError
 from mini_infer_operator.objects.cache import ObjectCache
+from mini_infer_operator.objects.drift import additions
 from mini_infer_operator.objects.kinds import CHILD_KINDS
 from mini_infer_operator.objects.names import engines_service_name
 from mini_infer_operator.objects.observed_objects import frozen_templates, is_applied, observed_of
@@ -125,6 +126,25 @@ class ClusterBackend:
                 )
             if live is None or not is_applied(live, manifest):
                 self._cache.put(kind, await self._api.apply(manifest))
+            elif kind == "Deployment":
+                await self._repair(service, live, manifest)
         except RefusedError as error:
             return PermanentFailure(Reason.REFUSED, f"{kind} {name}: {error}")
         return None
+
+    async def _repair(self, service: InferenceService, live: Object, manifest: Object) -> None:
+        """Remove what others added. What a write does not change (somebody owns a default) is not tried again."""
+        ignored = service.metadata.annotations.get(ANNOTATION_IGNORE_MANAGERS, "").replace(" ", "").split(",")
+        drifts = additions(live, manifest, ignored)
+        version = live["metadata"]["resourceVersion"]
+        if not drifts or self._cache.is_unrepairable("Deployment", self._namespace, live["metadata"]["name"]):
+            return
+        written = await self._api.replace_spec(manifest)
+        if written["metadata"]["resourceVersion"] == version:
+            self._cache.set_unrepairable("Deployment", self._namespace, live["metadata"]["name"])
+            return
+        self._cache.put("Deployment", written)
+        stored = self._cache.get(KIND, self._namespace, self._name)
+        for drift in drifts if stored is not None else ():
+            told = f"Deployment {live['metadata']['name']}: {drift.manager} had set {drift.path}; it was removed"
+            self.record_event(stored or {}, "DriftRepaired", told, "Warning")

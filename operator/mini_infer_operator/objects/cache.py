@@ -32,6 +32,7 @@ class ObjectCache:
     def __init__(self) -> None:
         self._entries: dict[str, dict[tuple[str, str], _Entry]] = defaultdict(dict)
         self._of_service: dict[tuple[str, str, str], set[str]] = defaultdict(set)
+        self._unrepairable: dict[tuple[str, str, str], int] = {}
 
     def put(self, kind: str, found: Mapping[str, Any]) -> ServiceKey | None:
         """Keep this version, unless a newer one is known. Returns whose object it is, or None if it is no news."""
@@ -50,6 +51,7 @@ class ObjectCache:
     def drop(self, kind: str, namespace: str, name: str) -> ServiceKey | None:
         """It is gone. Returns whose object it was, or None if it was not known."""
         entry = self._entries[kind].pop((namespace, name), None)
+        self._unrepairable.pop((kind, namespace, name), None)
         if entry is None:
             return None
         index = (kind, namespace, entry.service)
@@ -77,6 +79,17 @@ class ObjectCache:
         """Copies of all objects of a kind that carry the service's label, by name."""
         names = self._of_service.get((kind, namespace, service), ())
         return [msgspec.json.decode(self._entries[kind][namespace, name].content) for name in sorted(names)]
+
+    def set_unrepairable(self, kind: str, namespace: str, name: str) -> None:
+        """A repair of this very version changed nothing."""
+        entry = self._entries[kind].get((namespace, name))
+        if entry is not None:
+            self._unrepairable[kind, namespace, name] = entry.version
+
+    def is_unrepairable(self, kind: str, namespace: str, name: str) -> bool:
+        """Whether a repair of this very version was tried, and changed nothing."""
+        entry = self._entries[kind].get((namespace, name))
+        return entry is not None and self._unrepairable.get((kind, namespace, name)) == entry.version
 
     def keys(self, kind: str) -> list[tuple[str, str]]:
         """Namespaces and names of all objects of a kind."""

@@ -33,7 +33,8 @@ def is_applied(live: Object, manifest: Object) -> bool:
 def contains(live: Any, desired: Any, *, quantities: bool = False) -> bool:
     """Whether writing `desired` would change nothing: all it says is in `live`, which may say more.
 
-    Lists must agree in length and order. Quantities are compared by value (the API server turns 0.25 into 250m), and
+    Lists must agree in length and order, those with named items only in what is said of each name: drift.py
+    finds what was added to them. Quantities are compared by value (the API server turns 0.25 into 250m), and
     an empty value equals an absent one.
     """
     if isinstance(desired, Mapping):
@@ -45,6 +46,9 @@ def contains(live: Any, desired: Any, *, quantities: bool = False) -> bool:
         )
     if isinstance(desired, Sequence) and not isinstance(desired, str):
         live = live or []
+        if desired and all(isinstance(item, Mapping) and "name" in item for item in desired):
+            by_name = {item.get("name"): item for item in live}
+            return all(item["name"] in by_name and contains(by_name[item["name"]], item) for item in desired)
         return len(live) == len(desired) and all(map(contains, live, desired))
     if quantities and live is not None:
         return parse_quantity(live) == parse_quantity(desired)
