@@ -6,11 +6,13 @@ A file that cannot be read keeps the last good list and says so once; it is look
 import asyncio
 import logging
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 
 from mini_infer_contract.launch import EndpointsFile
 from mini_infer_gateway.endpoints.base import Listed, Publish
+from mini_infer_gateway.http.upstream import address_of
 
 POLL_S = 0.5
 
@@ -32,11 +34,22 @@ def read_endpoints(path: Path) -> list[Listed]:
     if twice := {name for name in names if names.count(name) > 1}:
         raise EndpointsFileError(f"endpoints file {path}: name {sorted(twice)[0]!r} is used twice; names must differ")
     for endpoint in content.endpoints:
-        if not endpoint.url.startswith(("http://", "https://")):
+        try:
+            address_of(endpoint.url)
+            for events in filter(None, (endpoint.events, endpoint.replay)):
+                _check_zmq_address(events)
+        except ValueError as error:
             raise EndpointsFileError(
-                f"endpoints file {path}: url {endpoint.url!r} of {endpoint.name!r} must begin with http:// or https://"
-            )
+                f"endpoints file {path}: an address of {endpoint.name!r} is not usable: {error} (its url is "
+                f"{endpoint.url!r}, its events {endpoint.events!r}, its replay {endpoint.replay!r})"
+            ) from None
     return [Listed(endpoint, ready=not endpoint.draining) for endpoint in content.endpoints]
+
+
+def _check_zmq_address(address: str) -> None:
+    parts = urlsplit(address)
+    if parts.scheme != "tcp" or not parts.hostname or parts.port is None:
+        raise ValueError("events and replay must be tcp://host:port")
 
 
 class StaticFile:

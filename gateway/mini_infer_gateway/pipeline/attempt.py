@@ -15,7 +15,14 @@ from mini_infer_gateway.fleet.breaker import Cause
 from mini_infer_gateway.http.asgi import ClientGoneError, Headers, Send
 from mini_infer_gateway.http.headers import retry_after_s, to_client
 from mini_infer_gateway.http.sse import EventSplitter, has_error
-from mini_infer_gateway.http.upstream import ConnectError, Response, Upstream, UpstreamError, UpstreamTimeoutError
+from mini_infer_gateway.http.upstream import (
+    ConnectError,
+    MalformedResponseError,
+    Response,
+    Upstream,
+    UpstreamError,
+    UpstreamTimeoutError,
+)
 from mini_infer_gateway.pipeline.retries import CAUSE, Failure
 from mini_infer_gateway.settings import GatewaySettings
 
@@ -225,6 +232,8 @@ def _judged(response: Response, body: bytes) -> Failure | None:
 def _failure(error: UpstreamError) -> Failure:
     if isinstance(error, ConnectError):
         return Failure.CONNECT
+    if isinstance(error, MalformedResponseError):
+        return Failure.MALFORMED
     return Failure.TIMEOUT if isinstance(error, UpstreamTimeoutError) else Failure.BROKE
 
 

@@ -333,6 +333,9 @@ def _given_up(call: _Call, failed: AttemptError) -> ApiError:
     if failed.failure is Failure.TIMEOUT:
         message = f"an endpoint of model {call.model!r} did not answer in time: {failed}"
         return ApiError(504, message, code="endpoint_timeout")
+    if failed.failure is Failure.MALFORMED:
+        message = f"an endpoint of model {call.model!r} answered with something that is no answer: {failed}"
+        return ApiError(502, message, code="endpoint_malformed")
     if call.attempts.kills >= KILLS_LIMIT:
         message = f"{call.attempts.kills} endpoints of model {call.model!r} ended while they had this request"
         return ApiError(502, f"{message}, so it is not tried on another ({failed})", code="endpoints_ended")

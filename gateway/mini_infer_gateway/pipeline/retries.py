@@ -18,7 +18,9 @@ class Failure(Enum):
     CONNECT = "connect"
     """No connection: nothing was sent."""
     BROKE = "broke"
-    """The connection broke, or what came was no HTTP."""
+    """The connection broke."""
+    MALFORMED = "malformed"
+    """What came was not one response of HTTP."""
     TIMEOUT = "timeout"
     DRAINING = "draining"
     STATUS = "status"
@@ -36,6 +38,7 @@ class Failure(Enum):
 CAUSE = {
     Failure.CONNECT: Cause.UNREACHABLE,
     Failure.BROKE: Cause.UNREACHABLE,
+    Failure.MALFORMED: Cause.STATUS,
     Failure.TIMEOUT: Cause.TIMEOUT,
     Failure.HUNG: Cause.TIMEOUT,
     Failure.STATUS: Cause.STATUS,
@@ -47,6 +50,8 @@ KILLS = frozenset((Failure.BROKE, Failure.DIED))
 FREE = frozenset((Failure.CONNECT, Failure.DRAINING))
 """No engine did any work for it: outside the budget."""
 KILLS_LIMIT = 2
+LEAST_TIME_S = 0.05
+"""Before the deadline: with less there is no point in another try."""
 
 BUDGET_SHARE = 0.2
 """Retries a request that arrives pays for."""
@@ -98,7 +103,7 @@ class Attempts:
     def retry(self, failure: Failure, others_left: Callable[[Failure], bool], now_s: float) -> bool:
         """Whether to try again after `failure`; to be asked once for each: True is paid for."""
         self.kills += failure in KILLS
-        if self.kills >= KILLS_LIMIT or self.count >= self.limit or now_s >= self.deadline_s:
+        if self.kills >= KILLS_LIMIT or self.count >= self.limit or now_s >= self.deadline_s - LEAST_TIME_S:
             return False
         if not others_left(failure):
             return False

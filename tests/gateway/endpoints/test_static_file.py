@@ -33,7 +33,12 @@ def test_a_draining_endpoint_is_not_ready(tmp_path: Path) -> None:
         ("{", "e.yaml"),
         ("endpoints: [{name: a, url: 'http://x'}]", "model"),
         ("endpoints: [{name: a, url: 'http://x', model: 1}]", "Expected `str`"),
-        ("endpoints: [{name: a, url: 'x:1', model: m}]", "must begin with http://"),
+        ("endpoints: [{name: a, url: 'x:1', model: m}]", "must be http://host:port"),
+        ("endpoints: [{name: a, url: 'http://h:99999', model: m}]", "Port out of range"),
+        ("endpoints: [{name: a, url: 'http://[::1', model: m}]", "Invalid IPv6 URL"),
+        ("endpoints: [{name: a, url: 'http://h:1', events: 'h:2', model: m}]", "must be tcp://host:port"),
+        ("endpoints: [{name: a, url: 'http://h:1', events: 'tcp://h', model: m}]", "must be tcp://host:port"),
+        ("endpoints: [{name: a, url: 'http://h:1', replay: 'tcp://h:70000', model: m}]", "Port out of range"),
         (
             "endpoints: [{name: a, url: 'http://x', model: m}, {name: a, url: 'http://y', model: m}]",
             "'a' is used twice",

@@ -1,13 +1,21 @@
 """The HTTP client against servers that frame, split and break responses in every way that HTTP/1.1 allows."""
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import pytest
 
-from mini_infer_gateway.http.upstream import BrokenConnectionError, ConnectError, Upstream, UpstreamTimeoutError
+from mini_infer_gateway.http.upstream import (
+    BrokenConnectionError,
+    ConnectError,
+    MalformedResponseError,
+    Upstream,
+    UpstreamTimeoutError,
+)
+from tests.support.running_gateway import until
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -79,13 +87,75 @@ async def test_a_body_without_a_length_ends_with_its_connection() -> None:
         b"HTTP/1.1 200",
         b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhello",
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nhel\r\n",
-        b"SSH-2.0-OpenSSH\r\n\r\n",
     ],
 )
 async def test_broken_responses_say_so(answer: bytes) -> None:
     async with serving(answer, close=True) as (url, _):
         with pytest.raises(BrokenConnectionError):
             await Upstream(1.0).fetch(url, "/", 1.0)
+
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"
+MALFORMED = [
+    b"SSH-2.0-OpenSSH\r\n\r\n",
+    b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\nhello",
+    b"HTTP/1.1 101 Switching Protocols\r\n\r\n" + OK,
+    b"HTTP/1.1 204 No Content\r\nContent-Length: 2\r\n\r\nhi",
+    b"HTTP/1.1 204 No Content\r\n\r\nhi",
+    b"HTTP/1.1 600 Odd\r\nContent-Length: 2\r\n\r\nhi",
+    b"HTTP/1.1 999 Odd\r\nContent-Length: 0\r\n\r\n",
+    b"HTTP/1.1 100 Continue\r\n\r\n" * 20 + OK,
+    b"HTTP/1.1 200 OK\r\nx: " + b"a" * 200_000 + b"\r\nContent-Length: 2\r\n\r\nhi",
+    b"HTTP/1.1 200 OK\r\n" + b"".join(b"x-%d: a\r\n" % number for number in range(20_000)),
+    b"HTTP/1.1 200 OK\r\nx: a\x01b\r\nContent-Length: 2\r\n\r\nhi",
+    OK + OK,
+    OK + b"and more",
+]
+
+
+@pytest.mark.parametrize("answer", MALFORMED, ids=range(len(MALFORMED)))
+async def test_what_is_not_one_response_is_refused_and_its_connection_never_used_again(answer: bytes) -> None:
+    async with serving(answer, OK) as (url, heads):
+        upstream = Upstream(1.0)
+        with pytest.raises(MalformedResponseError):
+            await upstream.fetch(url, "/", 1.0)
+        assert await upstream.fetch(url, "/", 1.0) == (200, b"hi")
+        assert len(heads) == 2
+        upstream.close()
+
+
+async def test_bytes_that_come_while_a_connection_is_idle_end_it() -> None:
+    told = asyncio.Event()
+    accepted = 0
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal accepted
+        accepted += 1
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(OK)
+        if accepted == 1:
+            await told.wait()
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nsecret")
+        with contextlib.suppress(ConnectionError):
+            await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(handle, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    upstream = Upstream(1.0)
+    assert await upstream.fetch(url, "/", 1.0) == (200, b"hi")
+    told.set()
+    await until(lambda: not upstream._idle)
+    assert await upstream.fetch(url, "/", 1.0) == (200, b"hi")
+    assert accepted == 2
+    upstream.close()
+    server.close()
+
+
+@pytest.mark.parametrize("url", ["http://h:99999", "http://[::1", "http://h:x", "http://", "ftp://h:1", "nonsense"])
+async def test_an_address_that_is_none_is_a_connect_error(url: str) -> None:
+    with pytest.raises(ConnectError, match="is no address"):
+        await Upstream(1.0).fetch(url, "/", 1.0)
 
 
 async def test_silence_is_a_timeout_and_a_closed_port_a_connect_error() -> None:

@@ -5,6 +5,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
+from mini_infer_contract.launch import Endpoint
 from mini_infer_gateway.fleet import liveness, watchdog
 from tests.support.fake_engine import FakeEngine
 from tests.support.running_gateway import RunningGateway, running_gateway, until
@@ -75,6 +76,35 @@ async def test_a_body_that_has_ended_two_engines_goes_to_no_third(fault: str) ->
             code = (await response.json())["error"]["code"]
         assert code == ("engine_dead" if fault == "engine_dead" else "endpoints_ended")
         assert sum(len(engine.bodies) for engine in engines) == 2
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 101 Switching Protocols\r\n\r\n",
+        b"HTTP/1.1 204 No Content\r\ncontent-length: 2\r\n\r\nhi",
+        b"HTTP/1.1 777 Odd\r\ncontent-length: 2\r\n\r\nhi",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhiHTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nsecret",
+        b"HTTP/1.1 200 OK\r\nx: " + b"a" * 100_000,
+        b"220 smtp ready\r\n",
+    ],
+    ids=["101", "204", "777", "two", "endless", "smtp"],
+)
+async def test_an_answer_that_is_none_is_a_clear_502_and_another_pods_answer_where_there_is_one(answer: bytes) -> None:
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer if head.startswith(b"POST") else b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n")
+
+    server = await asyncio.start_server(handle, "127.0.0.1", 0)
+    odd = Endpoint(name="odd", url=f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", model="m")
+    async with running_gateway(odd) as gateway:
+        async with gateway.chat("hi") as response:
+            assert response.status == 502
+            assert (await response.json())["error"]["code"] == "endpoint_malformed"
+        async with FakeEngine("good") as good:
+            gateway.source.publish_endpoints(odd, good.endpoint)
+            assert await statuses(gateway, 4) == [200] * 4
+    server.close()
 
 
 async def test_a_deadline_holds_over_all_attempts() -> None:
