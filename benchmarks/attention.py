@@ -114,7 +114,7 @@ def prefill_calls(new: int, cached: int, q_heads: int, tables: Tensor, pages: Te
     config = kernel_policy(torch.device(DEVICE)).prefill_config(prefill_shape(q, pages, rows))
     calls["ours"] = lambda pages: prefill_attention(q, pages, rows, scale=SCALE, config=config, workspace=workspace)
     if find_spec("flash_attn"):
-        from mini_infer_engine.attention.flash import flash_prefill_attention
+        from mini_infer_engine.runtime.attention.flash import flash_prefill_attention
 
         calls["flash-attn"] = lambda pages: flash_prefill_attention(q, pages, rows, scale=SCALE, sliding_window=None)
     return calls

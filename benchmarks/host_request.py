@@ -27,13 +27,20 @@ from mini_infer_engine.core.batch import Batch
 from mini_infer_engine.core.engine import Engine
 from mini_infer_engine.core_process import build
 from mini_infer_engine.core_process.messages import ModelInfo
-from mini_infer_engine.runtime import device_state as slots
-from mini_infer_engine.runtime import graph_runner
-from mini_infer_engine.runtime.cuda_graphs import PrefillGraph, decode_buckets, prefill_buckets
-from mini_infer_engine.runtime.runner import PassHandle
-from mini_infer_engine.sampling.penalties import Penalties
+from mini_infer_engine.runtime import cuda_executor, cuda_graphs, cuda_sampling, device_state
+from mini_infer_engine.runtime.cuda_graphs import (
+    CapturedModel,
+    DecodeGraph,
+    PrefillGraph,
+    decode_buckets,
+    prefill_buckets,
+)
+from mini_infer_engine.runtime.cuda_sampling import CudaSampling
+from mini_infer_engine.runtime.inputs import build_inputs
+from mini_infer_engine.runtime.model_runner import ModelRunner
 
 VOCABULARY = 150_000
+PAGE_SIZE, NUM_PAGES = 128, 30_000
 SETTINGS: dict[str, Any] = {"max_model_len": 16_384, "max_num_seqs": 512, "skip_tokenizer_init": True}
 STAGES = ("before launch", "launch", "beside the device", "waiting", "after")
 
@@ -42,52 +49,47 @@ def _nothing(*_: object, **__: object) -> None:
     pass
 
 
-class IdleRunner(graph_runner.GraphRunner):
+class IdleExecutor(cuda_executor.CudaExecutor):
     """Prepares passes in main memory and answers token 0 at once."""
 
     def __init__(self, settings: EngineSettings) -> None:
-        self._settings, self.device = settings, torch.device("cpu")
-        self.page_size, self.num_pages = 128, 30_000
-        self.pool = SimpleNamespace(null_page=self.num_pages, copy=_nothing)
-        width = slots.page_table_width(SETTINGS["max_model_len"], self.page_size)
-        self.table = slots.DeviceBatchState(settings.max_num_seqs, width, self.num_pages, self.device)
-        self._buckets = decode_buckets(settings.max_num_seqs)
-        self._loaded_slots = (0, [])
-        self.decode_slots = torch.zeros(self._buckets[-1], dtype=torch.int32)
-        idle = SimpleNamespace(replay=_nothing)
-        graph = SimpleNamespace(forward=idle, sampling={False: idle, True: idle})
-        self.decode_graphs = dict.fromkeys(self._buckets, graph)
-        self.penalties = Penalties(1, 1, self.device)
-        self.prefill_graphs = {size: PrefillGraph(self, size, 0) for size in prefill_buckets(8192, launch_bound=True)}
-        for graph in self.prefill_graphs.values():
-            graph.graph = SimpleNamespace(replay=_nothing)
+        self.settings, device = settings, torch.device("cpu")
+        self.pool = SimpleNamespace(null_page=NUM_PAGES, copy=_nothing, spec=SimpleNamespace(page_size=PAGE_SIZE))
+        self.worker = SimpleNamespace(device=device)
+        width = device_state.page_table_width(SETTINGS["max_model_len"], PAGE_SIZE)
+        self.state = device_state.DeviceBatchState(settings.max_num_seqs, width, NUM_PAGES, device)
+        self.ops, self.attention = None, SimpleNamespace(page_size=PAGE_SIZE)
+        buckets = decode_buckets(settings.max_num_seqs)
+        self.sampling = CudaSampling(self.state, 1, torch.float32, buckets, 1, None)
+        parts = CapturedModel(None, None, self.attention, self.state, self.sampling.slots, None, NUM_PAGES)
+        self.decode_graphs = {bucket: DecodeGraph(parts, bucket, None) for bucket in buckets}
+        self.prefill_graphs = {size: PrefillGraph(parts, size, 0, None) for size in prefill_buckets(8192, launch_bound=True)}
+        for bucket in buckets:
+            self.sampling.capture(bucket, None)
 
-    def _eager(self, batch: Batch) -> None:
-        graph_runner.build_inputs(batch, self.page_size, self.pool.null_page, self.device)
-
-    def _handle(self, rows: list[Any]) -> PassHandle:
-        return PassHandle(self.table.places_on_host(rows), len(rows), self.table.state.on_host, None)
+    def _run_eagerly(self, batch: Batch, handle: object) -> None:
+        build_inputs(batch, PAGE_SIZE, NUM_PAGES, self.worker.device)
 
 
 def idle_llm(patches: contextlib.ExitStack) -> LLM:
-    """Around an IdleRunner; what touches a device does nothing from now on."""
+    """Around an IdleExecutor; what touches a device does nothing from now on."""
 
     def build_idle(settings: EngineSettings, *_: object, record_events: bool) -> build.BuiltEngine:
         settings = llm.msgspec.structs.replace(settings, max_num_batched_tokens=8192)
-        runner = IdleRunner(settings)
-        info = ModelInfo(max_model_len=16_384, vocab_size=VOCABULARY, page_size=128, num_pages=runner.num_pages)
+        pool = SimpleNamespace(spec=SimpleNamespace(page_size=PAGE_SIZE), num_pages=NUM_PAGES)
+        runner = ModelRunner(None, pool, IdleExecutor(settings), 16_384)
+        info = ModelInfo(max_model_len=16_384, vocab_size=VOCABULARY, page_size=PAGE_SIZE, num_pages=NUM_PAGES)
         return build.BuiltEngine(Engine(settings, runner, (), 16_384, "idle", record_events=record_events), info)
 
     for owner, name, instead in (
-        (slots, "update_slots", _nothing),
-        (slots, "update_pages", _nothing),
-        (PrefillGraph, "_run", _nothing),
-        (torch.cuda, "graph", lambda *_, **__: contextlib.nullcontext()),
-        (torch.cuda, "CUDAGraph", mock.Mock),
+        (device_state, "update_slots", _nothing),
+        (device_state, "update_pages", _nothing),
+        (cuda_graphs, "record", lambda *_: SimpleNamespace(replay=_nothing)),
+        (cuda_sampling, "record", lambda *_: SimpleNamespace(replay=_nothing)),
+        (torch.cuda, "Event", lambda: SimpleNamespace(record=_nothing, synchronize=_nothing)),
         (llm, "build_engine", build_idle),
     ):
         patches.enter_context(mock.patch.object(owner, name, instead))
-    patches.enter_context(mock.patch.object(IdleRunner, "graph_memory", None, create=True))
     return LLM("dry", **SETTINGS)
 
 

@@ -58,7 +58,7 @@ def measure(settings: dict[str, Any], work: Work, chunks: list[int], profiled: l
     """Figures by chunk; one model for all, a new engine around it for each."""
     from mini_infer_engine.config.settings import EngineSettings
     from mini_infer_engine.core.engine import Engine
-    from mini_infer_engine.runtime.runners import load_runner
+    from mini_infer_engine.runtime.model_runner import load_runner
 
     runner = load_runner(EngineSettings(**settings))
     dice = random.Random(0)

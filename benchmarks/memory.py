@@ -42,7 +42,7 @@ def measure(settings: dict[str, Any], soak_s: float, pause_s: float, known_ids: 
     from mini_infer_engine.config.settings import EngineSettings
     from mini_infer_engine.core.engine import Engine
     from mini_infer_engine.core.request import Request, SamplingParams
-    from mini_infer_engine.runtime.runners import load_runner
+    from mini_infer_engine.runtime.model_runner import load_runner
 
     asked = EngineSettings(**settings)
     runner = load_runner(asked)
@@ -50,7 +50,7 @@ def measure(settings: dict[str, Any], soak_s: float, pause_s: float, known_ids: 
     on_gpu = runner.device.type == "cuda"
     longest = runner.max_model_len // 2
     pool = runner.pool.pages.nbytes
-    weights = sum(parameter.nbytes for parameter in runner.model.parameters())
+    weights = sum(parameter.nbytes for parameter in runner.worker.model.parameters())
     yield {"pool GB": pool / 1e9, "weights GB": weights / 1e9, "pool tokens": runner.num_pages * runner.page_size}
     dice = random.Random(0)
     live: list[str] = []

@@ -5,12 +5,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mini_infer_engine.config.model_config import ModelConfig
 from mini_infer_engine.config.settings import EngineSettings
 from mini_infer_engine.core.engine import Engine
 from mini_infer_engine.core.request import Request, SamplingParams
-from mini_infer_engine.runtime.graph_runner import GraphRunner
-from mini_infer_engine.runtime.runner import TorchRunner
+from mini_infer_engine.models.registry import read_config
+from mini_infer_engine.runtime import model_runner
+from mini_infer_engine.runtime.cuda_executor import CudaExecutor
+from mini_infer_engine.runtime.model_runner import ModelRunner
+from mini_infer_engine.runtime.torch_executor import TorchExecutor
 
 DEFAULTS: dict[str, Any] = {"dtype": "float32", "max_num_seqs": 16, "kv_cache_memory": 1 << 28, "max_model_len": 512}
 
@@ -19,14 +21,14 @@ def make_settings(directory: Path, **changes: Any) -> EngineSettings:
     return EngineSettings(model=str(directory), **(DEFAULTS | changes))
 
 
-def make_runner(settings: EngineSettings) -> TorchRunner:
+def make_runner(settings: EngineSettings) -> ModelRunner:
     """With kernels, or with torch on the same device where `attention_backend` says so."""
-    kind = TorchRunner if settings.attention_backend == "torch" else GraphRunner
+    kind = TorchExecutor if settings.attention_backend == "torch" else CudaExecutor
     directory = Path(settings.model)
-    return kind(settings, ModelConfig.from_directory(directory), directory)
+    return model_runner.make_runner(settings, read_config(directory), directory, kind)
 
 
-def make_engine(settings: EngineSettings, runner: TorchRunner, eos: tuple[int, ...] = ()) -> Engine:
+def make_engine(settings: EngineSettings, runner: ModelRunner, eos: tuple[int, ...] = ()) -> Engine:
     return Engine(settings, runner, eos, runner.max_model_len, "revision", record_events=False)
 
 

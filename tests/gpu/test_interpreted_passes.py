@@ -1,14 +1,14 @@
-"""Whole passes of the GPU's runner on a CPU, by Triton's interpreter: what can be known of them without a GPU.
+"""Whole passes of the GPU's executor on a CPU, by Triton's interpreter: what can be known of them without a GPU.
 
 On a GPU test_logits.py and test_same_text.py do the same with captured graphs. Here a graph is the function that it
 records.
 """
 
-import contextlib
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
-import msgspec
 import pytest
 import torch
 
@@ -16,14 +16,21 @@ pytest.importorskip("triton", reason="needs triton, and TRITON_INTERPRET=1")
 
 from mini_infer_engine.core.batch import Batch, Row
 from mini_infer_engine.core.request import SamplingParams
-from mini_infer_engine.kernels.sampling.sample import sample
-from mini_infer_engine.layers import decoder, linear
-from mini_infer_engine.runtime import cuda_graphs as graphs
-from mini_infer_engine.runtime.graph_runner import GraphRunner
-from mini_infer_engine.runtime.runner import TorchRunner
+from mini_infer_engine.layers import linear
+from mini_infer_engine.runtime import cuda_executor, cuda_graphs, cuda_sampling
+from mini_infer_engine.runtime.cuda_executor import CudaExecutor
+from mini_infer_engine.runtime.model_runner import ModelRunner
 from tests.gpu.device import INTERPRETED
 from tests.gpu.runs import make_runner, make_settings
-from tests.support.tiny_models import GREEDY, PageDealer, chunk, reference_logits, run_chunks, save_tiny_model
+from tests.support.tiny_models import (
+    GREEDY,
+    PageDealer,
+    chunk,
+    reference_logits,
+    run_chunks,
+    sampled,
+    save_tiny_model,
+)
 
 pytestmark = pytest.mark.skipif(not INTERPRETED, reason="runs under TRITON_INTERPRET=1 without a GPU only")
 TOKENS = [(position * 37 + 11) % 190 + 5 for position in range(40)]
@@ -33,108 +40,109 @@ def prompt(slot: int, start: int, count: int, pages: list[int]) -> Row:
     return chunk(slot, TOKENS, start, count, pages, sampling=GREEDY)
 
 
+@pytest.fixture
+def interpreted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., ModelRunner]:
+    """Makes runners whose graphs are functions: of prompts of 48 tokens, beside decode rows or not, and two decodes."""
+    # A CPU's layers would give their weights up for copies in another order.
+    monkeypatch.setattr(linear, "blocked_weight", lambda weight: None)
+    for module in (cuda_graphs, cuda_sampling):
+        monkeypatch.setattr(module, "record", lambda run, memory: (run(), SimpleNamespace(replay=run))[1])
+    monkeypatch.setattr(cuda_executor, "prefill_buckets", lambda largest, launch_bound: [48])
+    monkeypatch.setattr(cuda_executor, "decode_buckets", lambda largest: [4])
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    event = SimpleNamespace(record=lambda: None, synchronize=lambda: None)
+    monkeypatch.setattr(torch.cuda, "Event", lambda: event)
+
+    def make(*, decodes_beside: int = 0, **settings: Any) -> ModelRunner:
+        monkeypatch.setattr(cuda_executor, "decodes_beside", lambda *_, **__: decodes_beside)
+        common = {"device": "cpu", "page_size": 16, "kv_cache_memory": 1 << 23, "max_num_seqs": 6}
+        return make_runner(make_settings(tmp_path, **(common | settings)))
+
+    return make
+
+
+@pytest.mark.parametrize("decodes_beside", [0, 4])
 @pytest.mark.parametrize("architecture", ["qwen2", "qwen3"])
-def test_passes_equal_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, architecture: str) -> None:
+def test_passes_equal_transformers(
+    tmp_path: Path, interpreted: Callable[..., ModelRunner], architecture: str, decodes_beside: int
+) -> None:
     model = save_tiny_model(tmp_path, architecture, num_hidden_layers=2)
-    for module in (linear, decoder):  # a CPU's runner would give the weights up for copies in another order
-        monkeypatch.setattr(module, "blocked_weight", lambda weight: None)
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
-    monkeypatch.setattr(torch.cuda, "graph", lambda *_, **__: contextlib.nullcontext())
-    settings = make_settings(
-        tmp_path, device="cpu", enforce_eager=True, page_size=16, kv_cache_memory=1 << 23, attention_backend="triton"
-    )
-    runner = make_runner(settings)
-    assert isinstance(runner, GraphRunner)
+    runner = interpreted(decodes_beside=decodes_beside)
+    assert isinstance(runner.executor, CudaExecutor)
     expected = reference_logits(model, TOKENS)
     best = expected.argmax(-1).tolist()
     dealer = PageDealer(runner)
-
     actual = run_chunks(runner, TOKENS, dealer.table(40), [13, 1, 1, 25])
     assert (actual - expected).abs().max() <= 3e-4
 
-    runner.graph_memory = None
-    runner.decode_slots = torch.full((2,), runner.table.padding_slot, dtype=torch.int32)
-    pages, others = dealer.table(48), dealer.table(48)
-    with torch.inference_mode():
-        graph = graphs.PrefillGraph(runner, 32, 0)
-        graph.load([], [prompt(3, 0, 20, pages), prompt(5, 0, 7, others)])
-        graph._run()
-        last_tokens = runner.table.state.last_tokens
-        assert last_tokens[[3, 5]].tolist() == [best[19], best[6]]
-        graph.load([], [prompt(3, 20, 10, pages)])
-        graph._run()
-        assert last_tokens[3] == best[29]
+    last_tokens = runner.executor.state.state.last_tokens
+    lengths = runner.executor.state.state.lengths
 
-        decode = graphs.DecodeGraph(runner, 2)
-        runner.decode_slots[0] = 3
-        runner.table.send_pages([Row(3, 30, 1, None, pages, GREEDY)], runner.page_size)
-        last_tokens[3] = TOKENS[30]
-        decode._run_forward()
-        sample(
-            decode.logits,
-            decode.slots,
-            runner.table.state,
-            workspace=runner.workspace,
-            programs=runner.policy.sample_programs,
-        )
-        assert last_tokens[3] == best[30]
+    def run(*rows: Row, num_decodes: int = 0) -> list[int | None]:
+        for row in rows[:num_decodes]:
+            last_tokens[row.slot] = TOKENS[row.start]  # the text goes on as it stands here
+            assert lengths[row.slot] == row.start
+        return sampled(runner.collect(runner.launch(Batch(list(rows), num_decodes))))
 
-        last_tokens[3] = TOKENS[31]
-        mixed = [Row(3, 31, 1, None, pages, GREEDY), prompt(5, 7, 5, others)]
-        runner._eager(Batch(mixed, 1))
-        assert last_tokens[[3, 5]].tolist() == [best[31], best[11]]
-
-        last_tokens[3], last_tokens[5] = TOKENS[32], TOKENS[12]
-        decodes = [Row(3, 32, 1, None, pages, GREEDY), Row(5, 12, 1, None, others, GREEDY)]
-        runner.table.forget_pages(mixed[1:])
-        graph = graphs.PrefillGraph(runner, 48, 4)
-        third = dealer.table(48)
-        graph.load(decodes, [prompt(1, 0, 18, third), prompt(2, 0, 9, dealer.table(48))])
-        graph._run()
-        assert last_tokens[[3, 5, 1, 2]].tolist() == [best[32], best[12], best[17], best[8]]
-        last_tokens[5] = TOKENS[13]
-        graph.load([Row(5, 13, 1, None, others, GREEDY)], [prompt(1, 18, 20, third)])
-        graph._run()
-        assert last_tokens[[5, 1]].tolist() == [best[13], best[37]]
+    pages, others, third, fourth = (dealer.table(48) for _ in range(4))
+    assert run(prompt(3, 0, 20, pages), prompt(5, 0, 7, others)) == [best[19], best[6]]
+    assert run(prompt(3, 20, 10, pages)) == [best[29]]
+    assert run(Row(3, 30, 1, None, pages, GREEDY, output_index=1), num_decodes=1) == [best[30]]
+    mixed = [Row(3, 31, 1, None, pages, GREEDY, output_index=2), prompt(5, 7, 5, others)]
+    assert run(*mixed, num_decodes=1) == [best[31], best[11]]
+    decodes = [Row(3, 32, 1, None, pages, GREEDY, output_index=3), Row(5, 12, 1, None, others, GREEDY, output_index=1)]
+    prompts = [prompt(1, 0, 18, third), chunk(2, TOKENS, 0, 9, fourth)]
+    assert run(*decodes, *prompts, num_decodes=2) == [best[32], best[12], best[17], None]
+    beside = [Row(5, 13, 1, None, others, GREEDY, output_index=2), prompt(1, 18, 20, third)]
+    assert run(*beside, num_decodes=1) == [best[13], best[37]]
 
 
-@pytest.mark.parametrize("by_graph", [False, True])
-def test_penalised_rows_choose_as_in_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_graph: bool) -> None:
-    """Prompt in two chunks, then decodes, beside a row without penalties; the plain runner does the same."""
+@pytest.mark.parametrize("enforce_eager", [False, True])
+def test_rows_that_ask_for_more_choose_as_in_torch(
+    tmp_path: Path, interpreted: Callable[..., ModelRunner], enforce_eager: bool
+) -> None:
+    """Penalties, biases, bans and log probabilities: prompt in two chunks, then decodes, beside a plain row."""
     save_tiny_model(tmp_path, "qwen3", num_hidden_layers=2)
-    settings = make_settings(tmp_path, device="cpu", enforce_eager=True, page_size=16, kv_cache_memory=1 << 23)
-    plain = make_runner(msgspec.structs.replace(settings, attention_backend="torch"))
-    for module in (linear, decoder):
-        monkeypatch.setattr(module, "blocked_weight", lambda weight: None)
-    monkeypatch.setattr(GraphRunner, "_handle", lambda self, rows: None)
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", SimpleNamespace)
-    monkeypatch.setattr(torch.cuda, "graph", lambda *_, **__: contextlib.nullcontext())
-    runner = make_runner(msgspec.structs.replace(settings, attention_backend="triton"))
-    if by_graph:
-        runner.graph_memory, runner._buckets, runner._loaded_slots = None, [2], (0, [])
-        runner.decode_slots = torch.full((2,), runner.table.padding_slot, dtype=torch.int32)
-        prefill, decode = graphs.PrefillGraph(runner, 32, 0), graphs.DecodeGraph(runner, 2)
-        prefill.graph.replay, decode.forward.replay = prefill._run, decode._run_forward
-        runner.prefill_graphs, runner.decode_graphs = {32: prefill}, {2: decode}
-    asks = SamplingParams(temperature=0.0, repetition_penalty=1.5, frequency_penalty=0.5)
+    runner, plain = interpreted(enforce_eager=enforce_eager), interpreted(attention_backend="torch")
+    asks = [
+        SamplingParams(temperature=0.0, repetition_penalty=1.5, frequency_penalty=0.5),
+        SamplingParams(temperature=0.0, logit_bias={7: 2.0, 9: -5.0}, logprobs=3, frequency_penalty=0.3),
+        SamplingParams(temperature=0.0, allowed_token_ids=[4, 50, 51, 120, 121, 122], logprobs=0),
+    ]
 
-    def made_by(one: TorchRunner) -> list[list[int]]:
+    def made_by(one: ModelRunner, sampling: SamplingParams) -> list[Any]:
         """Of both slots, pass by pass."""
         dealer, made = PageDealer(one), []
         mine, other, third = (dealer.table(48) for _ in range(3))
-        first = Row(0, 0, 16, TOKENS[:16], mine, None)
-        last = Row(0, 16, 8, TOKENS[16:24], mine, asks, known_token_ids=TOKENS[:24])
+        first = chunk(0, TOKENS, 0, 16, mine, prompt_targets=TOKENS[1:17], num_prompt_logprobs=2)
+        last = Row(0, 16, 8, TOKENS[16:24], mine, sampling, known_token_ids=TOKENS[:24])
         passes = [Batch([first], 0), Batch([prompt(1, 0, 9, other), last], 0)]
         for index in range(12):
-            rows = [Row(0, 24 + index, 1, None, mine, asks, output_index=index + 1)]
+            banned = [(None, 13), (made_before(made), 14)] if index else []
+            rows = [Row(0, 24 + index, 1, None, mine, sampling, output_index=index + 1, banned=banned)]
             rows.append(Row(1, 9 + index, 1, None, other, GREEDY, output_index=index + 1))
             if index == 5:
                 rows.append(prompt(2, 0, 7, third))
             passes.append(Batch(rows, 2))
-        for batch in passes:
-            handle = one.launch(batch)
-            state = one.last_tokens if handle is not None else one.table.state.last_tokens
-            made.append(state[: 3 if len(made) > 6 else 2].tolist())
-        return made[1:]
+            while len(made) < len(passes):
+                made.append(one.collect(one.launch(passes[len(made)])))
+        return made
 
-    assert made_by(runner) == made_by(plain)
+    def made_before(made: list[Any]) -> int:
+        return int(made[-1].tokens[0][0])
+
+    for sampling in asks:
+        for ours, theirs in zip(made_by(runner, sampling), made_by(plain, sampling), strict=True):
+            assert ours.tokens == theirs.tokens
+            for mine, other in ((ours.logprobs, theirs.logprobs), (ours.prompt_logprobs, theirs.prompt_logprobs)):
+                assert mine.keys() == other.keys()
+                for row in mine:
+                    for one, two in zip(mine[row], other[row], strict=True):
+                        assert (one.token_id, one.rank, one.top_token_ids) == (
+                            two.token_id,
+                            two.rank,
+                            two.top_token_ids,
+                        )
+                        assert one.logprob == pytest.approx(two.logprob, abs=1e-3)
+                        assert one.top_logprobs == pytest.approx(two.top_logprobs, abs=1e-3)

@@ -13,10 +13,10 @@ import torch
 pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
 
 from mini_infer_engine.core.batch import Batch, Row
-from mini_infer_engine.runtime.graph_runner import GraphRunner
+from mini_infer_engine.runtime.cuda_executor import CudaExecutor
 from tests.gpu.device import DEVICE, GPU_ONLY
 from tests.gpu.runs import make_runner, make_settings
-from tests.support.tiny_models import GREEDY, PageDealer, chunk, reference_logits, run_chunks, save_tiny_model
+from tests.support.tiny_models import GREEDY, PageDealer, chunk, reference_logits, run_chunks, sampled, save_tiny_model
 
 pytestmark = GPU_ONLY
 TOKENS = [(position * 37 + 11) % 190 + 5 for position in range(150)]
@@ -79,7 +79,8 @@ def test_graphs_compute_what_transformers_does(architecture: str, dtype: str, tm
     """Three sequences, prefilled by a graph, then decoded by graphs; each step's logits, for the text they make."""
     model = save_tiny_model(tmp_path, architecture)
     runner = make_runner(make_settings(tmp_path, dtype=dtype, max_num_seqs=4))
-    assert isinstance(runner, GraphRunner)
+    executor = runner.executor
+    assert isinstance(executor, CudaExecutor)
     dealer = PageDealer(runner)
     prompts = [TOKENS[:20], TOKENS[7:72], TOKENS[3:4]]
     tables = [dealer.table(len(prompt) + 20) for prompt in prompts]
@@ -87,15 +88,15 @@ def test_graphs_compute_what_transformers_does(architecture: str, dtype: str, tm
         chunk(slot, prompt, 0, len(prompt), table, sampling=GREEDY)
         for slot, (prompt, table) in enumerate(zip(prompts, tables, strict=True))
     ]
-    made = [runner.collect(runner.launch(Batch(rows, 0)))]
+    made = [sampled(runner.collect(runner.launch(Batch(rows, 0))))]
     logits = []
     for step in range(1, 20):
         rows = [
             Row(slot, len(prompt) + step - 1, 1, None, table, GREEDY, output_index=step)
             for slot, (prompt, table) in enumerate(zip(prompts, tables, strict=True))
         ]
-        made.append(runner.collect(runner.launch(Batch(rows, 3))))
-        logits.append(runner.decode_graphs[4].logits[:3].float().cpu())
+        made.append(sampled(runner.collect(runner.launch(Batch(rows, 3)))))
+        logits.append(executor.sampling.logits[:3].float().cpu())
     narrow = copy.deepcopy(model).to(DEVICE, torch.bfloat16)
     ours, theirs = [], []
     for slot, prompt in enumerate(prompts):

@@ -9,7 +9,7 @@ import torch
 pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
 
 from mini_infer_engine.core.request import Request
-from mini_infer_engine.runtime.graph_runner import GraphRunner
+from mini_infer_engine.runtime.cuda_executor import CudaExecutor
 from tests.gpu.device import GPU_ONLY
 from tests.gpu.runs import make_engine, make_runner, make_settings, mixed_requests, texts
 from tests.support.tiny_models import save_tiny_model
@@ -130,8 +130,8 @@ def test_large_models_have_prompts_and_decodes_in_one_graph(
         disable=("separate_decode_graphs",),
     )
     runner = make_runner(settings)
-    assert isinstance(runner, GraphRunner)
-    assert all(graph.num_decodes for graph in runner.prefill_graphs.values())
+    assert isinstance(runner.executor, CudaExecutor)
+    assert all(graph.num_decodes for graph in runner.executor.prefill_graphs.values())
     check(texts(make_engine(settings, runner), requests()), expected)
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from mini_infer_engine.core.batch import Batch, Row
 from mini_infer_engine.core.request import Request, SamplingParams
+from mini_infer_engine.core.result import PassResult
 
 VOCABULARY = 40
 EOS = 0
@@ -94,7 +95,7 @@ class FakeRunner:
         handle.tokens = [self._sample(row) for row in batch.rows]
         return handle
 
-    def collect(self, handle: Handle) -> list[int | None]:
+    def collect(self, handle: Handle) -> PassResult:
         assert self._in_flight[0] is handle, "collected out of order"
         if self.collect_error is not None:
             error, self.collect_error = self.collect_error, None
@@ -103,7 +104,7 @@ class FakeRunner:
             self._in_flight.pop(0)
             raise error
         self._in_flight.pop(0)
-        return handle.tokens
+        return PassResult([() if token is None else (token,) for token in handle.tokens])
 
     def refuses(self, request: Request) -> str | None:
         too_many = request.sampling.min_tokens and len(request.sampling.stop_token_ids) > VOCABULARY - 1

@@ -7,11 +7,13 @@ from typing import Any
 import torch
 import transformers
 
-from mini_infer_engine.config.model_config import ModelConfig
 from mini_infer_engine.config.settings import EngineSettings
 from mini_infer_engine.core.batch import Batch, Row
 from mini_infer_engine.core.request import SamplingParams
-from mini_infer_engine.runtime.runner import TorchRunner
+from mini_infer_engine.core.result import PassResult
+from mini_infer_engine.models.registry import read_config
+from mini_infer_engine.runtime.model_runner import ModelRunner, make_runner
+from mini_infer_engine.runtime.torch_executor import TorchExecutor
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -45,17 +47,23 @@ def save_tiny_model(directory: Path, architecture: str, *, shard_size: str = "1G
     return model
 
 
-def tiny_runner(directory: Path, **settings: Any) -> TorchRunner:
+def tiny_runner(directory: Path, **settings: Any) -> ModelRunner:
     """A CPU runner for a model folder, with a pool of a few megabytes."""
     defaults = {"device": "cpu", "kv_cache_memory": 16_000_000, "max_num_seqs": 16}
     engine_settings = EngineSettings(model=str(directory), **(defaults | settings))
-    return TorchRunner(engine_settings, ModelConfig.from_directory(directory), directory)
+    return make_runner(engine_settings, read_config(directory), directory, TorchExecutor)
+
+
+def sampled(result: PassResult) -> list[int | None]:
+    """The one token of each row, None where nothing was sampled."""
+    assert all(len(tokens) <= 1 for tokens in result.tokens)
+    return [tokens[0] if tokens else None for tokens in result.tokens]
 
 
 class PageDealer:
     """Hands out each page of a runner once, in an order that has nothing to do with positions."""
 
-    def __init__(self, runner: TorchRunner) -> None:
+    def __init__(self, runner: ModelRunner) -> None:
         order = torch.randperm(runner.num_pages, generator=torch.Generator().manual_seed(3)).tolist()
         self.pages: Iterator[int] = iter(order)
         self.page_size = runner.page_size
@@ -71,7 +79,7 @@ def chunk(slot: int, tokens: list[int], start: int, count: int, table: list[int]
     return Row(slot, start, count, tokens[start : start + count], table, **fields)
 
 
-def run_chunks(runner: TorchRunner, tokens: list[int], table: list[int], sizes: list[int]) -> torch.Tensor:
+def run_chunks(runner: ModelRunner, tokens: list[int], table: list[int], sizes: list[int]) -> torch.Tensor:
     """Logits of every token of one sequence, computed in chunks of `sizes`; [tokens, vocab]."""
     parts, start = [], 0
     for size in sizes:

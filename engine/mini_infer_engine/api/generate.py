@@ -13,7 +13,7 @@ from mini_infer_engine.api.dialects.base import Dialect, GenerationSpec, Rendere
 from mini_infer_engine.api.generation import Generation
 from mini_infer_engine.api.http import error_response, json_response, read_body, request_id
 from mini_infer_engine.api.state import ApiServerState
-from mini_infer_engine.config.model_config import GenerationDefaults
+from mini_infer_engine.config.generation import GenerationDefaults
 from mini_infer_engine.core.request import SamplingParams
 from mini_infer_engine.core_process.messages import ModelInfo
 from mini_infer_engine.sampling.parameters import MODEL_DEFAULTS

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import msgspec
 
 from mini_infer_engine.core.request import Request, SamplingParams
+from mini_infer_engine.core.result import PassResult
 
 
 class Row(msgspec.Struct, gc=False):
@@ -35,6 +36,12 @@ class Row(msgspec.Struct, gc=False):
     """Tokens that may not be chosen now (EOS before min_tokens)."""
     known_token_ids: Sequence[int] = ()
     """Prompt and output so far, where the first sample of a slot asks for penalties. Read during launch only."""
+    banned: Sequence[tuple[int | None, int]] = ()
+    """(previous token, token): the token may not be chosen after that previous token; None: after whichever."""
+    prompt_targets: Sequence[int] = ()
+    """The tokens that follow the chunk's first ones in the prompt, where their log probabilities are asked for."""
+    num_prompt_logprobs: int = 0
+    """The most likely tokens that are told at each of them; -1: all."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -96,5 +103,5 @@ class Runner(Protocol):
         An exception fails the batch's requests and nothing else: state of other slots is as it was before.
         """
 
-    def collect(self, handle: Any) -> list[int | None]:
-        """Wait for a launched pass: the token sampled for each row, None where `sampling` is None."""
+    def collect(self, handle: Any) -> PassResult:
+        """Wait for a launched pass: what it made, row by row."""

@@ -18,7 +18,7 @@ from mini_infer_engine.config.settings import EngineSettings
 from mini_infer_engine.core.batch import Runner
 from mini_infer_engine.core.page_allocator import PageAllocator
 from mini_infer_engine.core.prefix_cache import PrefixCache
-from mini_infer_engine.core.request import Output, Request
+from mini_infer_engine.core.request import Output, Request, TokenLogprobs
 from mini_infer_engine.core.scheduler import Scheduler, Step
 from mini_infer_engine.core.sequence import Leaving, Sequence
 from mini_infer_engine.core.stats import EngineStats
@@ -151,19 +151,21 @@ class Engine:
 
     def _commit(self, handle: Any, step: Step) -> list[Output]:
         try:
-            tokens = self._runner.collect(handle)
+            result = self._runner.collect(handle)
         except Exception as error:
             return self._fail_all_running(step, error)
         self._failed_passes = 0
         self.scheduler.unpin(step)
         outputs = []
-        for sequence, token in zip(step.sequences, tokens, strict=True):
+        for row, (sequence, tokens) in enumerate(zip(step.sequences, result.tokens, strict=True)):
             sequence.in_flight -= 1
-            if token is not None and sequence.leaving is not Leaving.FINISHED:  # else thrown away: it had ended
-                outputs.append(self._accept(sequence, token))
+            if tokens and sequence.leaving is not Leaving.FINISHED:  # else thrown away: it had ended
+                outputs.append(self._accept(sequence, tokens, result.logprobs.get(row, [])))
+                self._stats.generation_tokens += len(outputs[-1].token_ids)
+            if row in result.prompt_logprobs and sequence.leaving is not Leaving.FINISHED:
+                outputs.append(self._prompt_output(sequence, result.prompt_logprobs[row]))
             if sequence.leaving and not sequence.in_flight:
                 self.scheduler.release(sequence)
-        self._stats.generation_tokens += len(outputs)
         return outputs
 
     def _fail_all_running(self, step: Step, error: Exception) -> list[Output]:
@@ -206,22 +208,31 @@ class Engine:
             raise RunnerFailedError(f"{MAX_FAILED_PASSES} passes in a row have failed, the last: {reason}") from error
         return outputs
 
-    def _accept(self, sequence: Sequence, token: int) -> Output:
-        """Append a sampled token, and end the sequence if the token does."""
-        self.scheduler.append(sequence, token)
-        request_id, num_cached = sequence.request.request_id, sequence.num_cached or 0
-        reason = sequence.finish_reason(token)
-        if reason is None:
-            return Output(request_id=request_id, token_ids=[token], num_cached_tokens=num_cached)
-        del self._sequences[request_id]
-        self.scheduler.leave(sequence, Leaving.FINISHED)
+    def _accept(self, sequence: Sequence, tokens: Iterable[int], logprobs: list[TokenLogprobs]) -> Output:
+        """Append sampled tokens up to the first that ends the sequence; what was sampled after it is thrown away."""
+        accepted: list[int] = []
+        reason, stop_reason = None, None
+        for token in tokens:
+            self.scheduler.append(sequence, token)
+            accepted.append(token)
+            reason = sequence.finish_reason(token)
+            if reason is not None:
+                stop_reason = sequence.stop_reason(token) if reason == "stop" else None
+                del self._sequences[sequence.request.request_id]
+                self.scheduler.leave(sequence, Leaving.FINISHED)
+                break
         return Output(
-            request_id=request_id,
-            token_ids=[token],
+            request_id=sequence.request.request_id,
+            token_ids=accepted,
             finish_reason=reason,
-            stop_reason=sequence.stop_reason(token) if reason == "stop" else None,
-            num_cached_tokens=num_cached,
+            stop_reason=stop_reason,
+            num_cached_tokens=sequence.num_cached or 0,
+            logprobs=logprobs[: len(accepted)],
         )
+
+    def _prompt_output(self, sequence: Sequence, logprobs: list[TokenLogprobs]) -> Output:
+        """Log probabilities of a chunk of the prompt. A preempted sequence computes chunks again: told once."""
+        return Output(request_id=sequence.request.request_id, token_ids=[], prompt_logprobs=logprobs)
 
     def take_events(self) -> list[KVEvent]:
         """What changed in the prefix cache since the last call, in order."""

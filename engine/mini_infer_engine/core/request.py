@@ -37,6 +37,21 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     detokenize: bool = True
+    logprobs: int | None = None
+    """Log probabilities of each output token and of this many most likely ones; None: none, -1: all."""
+    prompt_logprobs: int | None = None
+    """The same of each prompt token after the first. Such a request takes nothing from the prefix cache."""
+    logit_bias: dict[int, float] = {}
+    """Added to the logits of these token ids."""
+    allowed_token_ids: list[int] | None = None
+    """Only these may be chosen; None: all."""
+    bad_words_token_ids: list[list[int]] = []
+    """Token sequences that may not be completed. The text side makes them from `bad_words`."""
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether something beside penalties, temperature and filters decides what may be chosen."""
+        return bool(self.logit_bias or self.bad_words_token_ids) or self.allowed_token_ids is not None
 
     @property
     def has_penalties(self) -> bool:
@@ -59,6 +74,18 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     """The seed in force: `sampling.seed`, or a random one drawn where the request was made."""
 
 
+class TokenLogprobs(msgspec.Struct, frozen=True, gc=False):
+    """Log probabilities at one position: of its token, and of the most likely ones. From raw logits, as vLLM's are."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    """1 for the most likely token."""
+    top_token_ids: list[int]
+    """The most likely first; as many as were asked for."""
+    top_logprobs: list[float]
+
+
 class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """What one committed step made for one request. Plain data without cycles, so the garbage collector is kept out."""
 
@@ -74,3 +101,7 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
     """With finish_reason "error": what went wrong, for people."""
     is_refusal: bool = False
     """With finish_reason "error": the request asks for what this engine cannot do, and was never taken."""
+    logprobs: list[TokenLogprobs] = []
+    """Of `token_ids`, where the request asks for them."""
+    prompt_logprobs: list[TokenLogprobs] = []
+    """Of prompt tokens from the second on, as far as they have been computed since the last output."""

@@ -48,7 +48,7 @@ def _build_dry(settings: EngineSettings, dry_run: DryRun, record_events: bool) -
 
 
 def _build_real(settings: EngineSettings, record_events: bool) -> BuiltEngine:
-    from mini_infer_engine.runtime.runners import load_runner
+    from mini_infer_engine.runtime.model_runner import load_runner
 
     runner = load_runner(settings)
     config = runner.config

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from mini_infer_engine.core.batch import Batch, PageCopy, Row
 from mini_infer_engine.core.request import Request
+from mini_infer_engine.core.result import PassResult
 from mini_infer_engine.dry.vocabulary import END_ID, TURN_END_ID, TURN_START_ID
 
 PAGE_SIZE_TOKENS = 16
@@ -24,7 +25,7 @@ _NUM_BYTES = 256
 
 @dataclass(slots=True)
 class _Launched:
-    sampled: list[int | None]
+    result: PassResult
     ready_at: float
 
 
@@ -45,6 +46,9 @@ class ScriptedRunner:
     def refuses(self, request: Request) -> str | None:
         """See `Runner.refuses`."""
         asks = request.sampling
+        for name in ("logprobs", "prompt_logprobs", "logit_bias", "allowed_token_ids", "bad_words_token_ids"):
+            if getattr(asks, name) not in (None, {}, []):
+                return f"{name} asks for probabilities, and the dry run's pretended model has none: serve a real model."
         if asks.min_tokens and len(set(asks.stop_token_ids)) >= _NUM_BYTES:
             return (
                 f"min_tokens = {asks.min_tokens} with {len(asks.stop_token_ids)} stop_token_ids: none is left to say."
@@ -58,13 +62,14 @@ class ScriptedRunner:
         for row in batch.rows:
             self._write(row)
         sampled = [self._sample(row) for row in batch.rows]
+        result = PassResult([() if token is None else (token,) for token in sampled])
         self._busy_until = max(time.monotonic(), self._busy_until) + self._step_s
-        return _Launched(sampled, self._busy_until)
+        return _Launched(result, self._busy_until)
 
-    def collect(self, handle: _Launched) -> list[int | None]:
+    def collect(self, handle: _Launched) -> PassResult:
         """Wait as long as a device would."""
         time.sleep(max(0.0, handle.ready_at - time.monotonic()))
-        return handle.sampled
+        return handle.result
 
     def _page(self, page_id: int) -> list[int]:
         page = self._pages.get(page_id)

@@ -1,28 +1,32 @@
-"""The attention block of a decoder: projections, optional q and k norms, rotation; the rest is the backend's."""
+"""The attention block of a decoder as data: projections, norms of q and k, rotation, window. Backends compute it."""
 
 import torch
 from torch import Tensor, nn
 
-from mini_infer_engine.attention.base import AttentionPass
 from mini_infer_engine.config.model_config import ModelConfig
 from mini_infer_engine.layers.linear import Linear, PackedLinear
-from mini_infer_engine.layers.norm import RMSNorm, rms_norm
-from mini_infer_engine.layers.rotary import rotate_
+from mini_infer_engine.layers.norm import RMSNorm
+from mini_infer_engine.layers.rotary import Rotary
 
 
 class Attention(nn.Module):
-    """Grouped-query self-attention over the page pool."""
+    """Grouped-query self-attention over the page pool (Ainslie et al. 2023, arXiv 2305.13245), optionally windowed."""
 
-    def __init__(self, config: ModelConfig, layer: int, *, has_qk_norm: bool) -> None:
+    def __init__(self, config: ModelConfig, layer: int, *, has_qk_norm: bool = False) -> None:
         super().__init__()
         self.layer = layer
+        self.is_last = layer == config.num_layers - 1
         self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+        self.scale = config.attention_scale
+        self.sliding_window = config.sliding_windows[layer]
+        self.rope = config.ropes[layer]
+        self.rotary: Rotary | None = None  # set by `DecoderModel.finish_loading`, shared by layers of one rotation
         sizes = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads, "v_proj": config.num_kv_heads}
         parts = {name: heads * config.head_dim for name, heads in sizes.items()}
         self.qkv_proj = PackedLinear(config.hidden_size, parts, bias=config.qkv_bias)
         self.o_proj = Linear(config.num_heads * config.head_dim, config.hidden_size, bias=config.output_bias)
-        self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if has_qk_norm else None
-        self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if has_qk_norm else None
+        self.q_norm = RMSNorm.of(config, config.head_dim) if has_qk_norm else None
+        self.k_norm = RMSNorm.of(config, config.head_dim) if has_qk_norm else None
         self.qk_norm_weight: Tensor | None = None  # [heads + kv_heads, head_dim]
 
     def finish_loading(self) -> None:
@@ -31,17 +35,3 @@ class Attention(nn.Module):
             q_weight, k_weight = self.q_norm.weight, self.k_norm.weight
             rows = (q_weight.expand(self.num_heads, -1), k_weight.expand(self.num_kv_heads, -1))
             self.qk_norm_weight = torch.cat(rows)
-
-    def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, attention: AttentionPass, wanted: Tensor | None = None
-    ) -> Tensor:
-        """[tokens, hidden] to [tokens or wanted, hidden]; the new keys and values of all are in the pool afterwards."""
-        heads = self.qkv_proj(x).view(-1, self.num_heads + 2 * self.num_kv_heads, self.head_dim)
-        qk = heads[:, : self.num_heads + self.num_kv_heads]
-        if self.qk_norm_weight is not None and self.q_norm is not None:
-            rms_norm(qk, self.qk_norm_weight, self.q_norm.eps, out=qk)
-        rotate_(qk, cos, sin)
-        q, kv = heads[:, : self.num_heads], heads[:, self.num_heads :].unflatten(1, (2, self.num_kv_heads))
-        mixed = attention.attend(q, kv, self.layer)
-        out: Tensor = self.o_proj(mixed if wanted is None else mixed.index_select(0, wanted))
-        return out

@@ -14,6 +14,14 @@ class Linear(nn.Module):
         self.bias = nn.Parameter(torch.empty(out_features), requires_grad=False) if bias else None
         self.blocked: Tensor | None = None
 
+    @classmethod
+    def borrowing(cls, weight: nn.Parameter) -> "Linear":
+        """A layer over a weight [out_features, in_features] that another module owns and goes on using."""
+        linear = cls(0, 0)
+        linear.weight = weight
+        linear.blocked = blocked_weight(weight)
+        return linear
+
     def finish_loading(self) -> None:
         """On a CPU, give the weight up for a copy in blocked order; `checkpoint_tensors` has no meaning afterwards."""
         if self.blocked is None and (blocked := blocked_weight(self.weight)) is not None:

@@ -5,14 +5,28 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
+from mini_infer_engine.config.model_config import ModelConfig
+
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * weight over the last dimension."""
+    """x / rms(x) * (offset + weight) over the last dimension (Zhang and Sennrich 2019, arXiv 1910.07467)."""
 
-    def __init__(self, size: int, eps: float) -> None:
+    def __init__(self, size: int, eps: float, *, offset: float = 0.0) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(size), requires_grad=False)
         self.eps = eps
+        self._offset = offset
+
+    @classmethod
+    def of(cls, config: ModelConfig, size: int | None = None) -> "RMSNorm":
+        """A norm over the hidden width, or over `size`, as the model wants it."""
+        return cls(config.hidden_size if size is None else size, config.rms_norm_eps, offset=config.norm_offset)
+
+    def finish_loading(self) -> None:
+        """Add the offset to the weight, which is fp32 from then on: Gemma's weights are small beside their offset."""
+        if self._offset:
+            self.weight = nn.Parameter(self.weight.float() + self._offset, requires_grad=False)
+            self._offset = 0.0
 
     def forward(self, x: Tensor) -> Tensor:
         """Same shape and dtype as `x`."""

@@ -9,7 +9,7 @@ import math
 import torch
 from torch import Tensor
 
-from mini_infer_engine.config.model_config import RopeParameters
+from mini_infer_engine.config.rope import RopeParameters
 
 
 def inverse_frequencies(rope: RopeParameters, head_dim: int) -> tuple[Tensor, float]:

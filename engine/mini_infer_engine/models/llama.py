@@ -1,7 +1,17 @@
 """Llama 2 and 3: the plain decoder; biases where the config asks for them."""
 
-from mini_infer_engine.layers.decoder import DecoderModel
+from mini_infer_engine.config.fields import Fields
+from mini_infer_engine.config.model_config import ModelConfig, parse_activation, parse_decoder
+from mini_infer_engine.models.decoder import DecoderModel
 
 
 class LlamaForCausalLM(DecoderModel):
-    """Grouped-query attention, SwiGLU, RMS norm before each block."""
+    """Grouped-query attention, SwiGLU, RMS norm before each block (Touvron et al. 2023, arXiv 2307.09288)."""
+
+    @classmethod
+    def parse_config(cls, fields: Fields, architecture: str, eos_token_ids: tuple[int, ...]) -> ModelConfig:
+        """Biases of attention and MLP are fields of their own."""
+        bias = fields.boolean("attention_bias", False)
+        different = {"qkv_bias": bias, "output_bias": bias, "mlp_bias": fields.boolean("mlp_bias", False)}
+        activation = parse_activation(fields)
+        return ModelConfig(**parse_decoder(fields, architecture, eos_token_ids, activation=activation, **different))

@@ -1,7 +1,20 @@
-"""Mistral: Llama's decoder with a sliding window, which the config carries for each layer."""
+"""Mistral: Llama's decoder whose layers may all see a sliding window only."""
 
-from mini_infer_engine.layers.decoder import DecoderModel
+from mini_infer_engine.config.fields import Fields
+from mini_infer_engine.config.model_config import ModelConfig, parse_activation, parse_decoder, sliding_window
+from mini_infer_engine.models.decoder import DecoderModel
+
+_DEFAULT_WINDOW = 4096
 
 
 class MistralForCausalLM(DecoderModel):
-    """Llama's decoder; the windows are `ModelConfig.sliding_windows`."""
+    """Llama's decoder with sliding-window attention (Jiang et al. 2023, arXiv 2310.06825)."""
+
+    @classmethod
+    def parse_config(cls, fields: Fields, architecture: str, eos_token_ids: tuple[int, ...]) -> ModelConfig:
+        """Transformers takes a missing window for 4,096 and only an explicit null for none."""
+        absent = "sliding_window" not in fields.values
+        window = _DEFAULT_WINDOW if absent else sliding_window(fields)
+        windows = (window,) * fields.size("num_hidden_layers")
+        different = {"activation": parse_activation(fields), "sliding_windows": windows}
+        return ModelConfig(**parse_decoder(fields, architecture, eos_token_ids, **different))

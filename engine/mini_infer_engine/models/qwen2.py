@@ -1,7 +1,30 @@
-"""Qwen2 and Qwen2.5: Llama's decoder with biases on q, k and v, and sliding windows where the config has them."""
+"""Qwen2 and Qwen2.5: Llama's decoder with biases on q, k and v, and a window in its later layers where asked for."""
 
-from mini_infer_engine.layers.decoder import DecoderModel
+from mini_infer_engine.config.fields import Fields
+from mini_infer_engine.config.model_config import (
+    ModelConfig,
+    parse_activation,
+    parse_decoder,
+    sliding_window,
+    windows_by_layer,
+)
+from mini_infer_engine.models.decoder import DecoderModel
 
 
 class Qwen2ForCausalLM(DecoderModel):
-    """Llama's decoder; the biases are `ModelConfig.qkv_bias`."""
+    """Llama's decoder with q, k and v biases (Yang et al. 2024, arXiv 2407.10671)."""
+
+    @classmethod
+    def parse_config(cls, fields: Fields, architecture: str, eos_token_ids: tuple[int, ...]) -> ModelConfig:
+        """The biases are no field: every checkpoint has them."""
+        different = {"qkv_bias": True, "sliding_windows": qwen_windows(fields), "activation": parse_activation(fields)}
+        return ModelConfig(**parse_decoder(fields, architecture, eos_token_ids, **different))
+
+
+def qwen_windows(fields: Fields) -> tuple[int | None, ...]:
+    """The window of each layer: of `layer_types`, else of all layers from `max_window_layers` on."""
+    num_layers = fields.size("num_hidden_layers")
+    window = sliding_window(fields) if fields.boolean("use_sliding_window", False) else None
+    first = fields.size("max_window_layers", 28) if window else num_layers
+    otherwise = tuple(window if layer >= first else None for layer in range(num_layers))
+    return windows_by_layer(fields, num_layers, window, otherwise)

@@ -1,9 +1,35 @@
 """Qwen3: Qwen2's decoder without its biases, and each head of q and k normalised before the rotation."""
 
-from mini_infer_engine.layers.decoder import DecoderModel
+from typing import ClassVar
+
+from mini_infer_engine.config.fields import Fields
+from mini_infer_engine.config.model_config import ModelConfig, parse_activation, parse_decoder
+from mini_infer_engine.models.decoder import DecoderLayer, DecoderModel
+from mini_infer_engine.models.qwen2 import qwen_windows
+
+DEFAULT_HEAD_DIM = 128
+
+
+class Qwen3Layer(DecoderLayer):
+    """Llama's layer with q and k norms."""
+
+    has_qk_norm: ClassVar[bool] = True
 
 
 class Qwen3ForCausalLM(DecoderModel):
-    """Llama's decoder with q and k norms."""
+    """Llama's decoder with q and k norms (Yang et al. 2025, arXiv 2505.09388)."""
 
-    has_qk_norm = True
+    layer_class: ClassVar[type[DecoderLayer]] = Qwen3Layer
+
+    @classmethod
+    def parse_config(cls, fields: Fields, architecture: str, eos_token_ids: tuple[int, ...]) -> ModelConfig:
+        """Heads are 128 wide where the file does not say."""
+        bias = fields.boolean("attention_bias", False)
+        different = {
+            "qkv_bias": bias,
+            "output_bias": bias,
+            "sliding_windows": qwen_windows(fields),
+            "activation": parse_activation(fields),
+            "default_head_dim": DEFAULT_HEAD_DIM,
+        }
+        return ModelConfig(**parse_decoder(fields, architecture, eos_token_ids, **different))

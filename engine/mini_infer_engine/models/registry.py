@@ -1,14 +1,73 @@
-"""Architecture names to the classes that build them; a new model is one file and one line here."""
+"""Architecture names to the files that build them; a new model is one file and one line here."""
 
-from mini_infer_engine.layers.decoder import DecoderModel
-from mini_infer_engine.models.llama import LlamaForCausalLM
-from mini_infer_engine.models.mistral import MistralForCausalLM
-from mini_infer_engine.models.qwen2 import Qwen2ForCausalLM
-from mini_infer_engine.models.qwen3 import Qwen3ForCausalLM
+import logging
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
 
-MODELS: dict[str, type[DecoderModel]] = {
-    "LlamaForCausalLM": LlamaForCausalLM,
-    "MistralForCausalLM": MistralForCausalLM,
-    "Qwen2ForCausalLM": Qwen2ForCausalLM,
-    "Qwen3ForCausalLM": Qwen3ForCausalLM,
+from mini_infer_engine.config.errors import ModelError
+from mini_infer_engine.config.fields import Fields
+from mini_infer_engine.config.generation import GenerationDefaults
+from mini_infer_engine.config.model_config import ModelConfig
+from mini_infer_engine.models.decoder import DecoderModel
+
+MODELS = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
 }
+"""The name in `architectures` of config.json, which is also the class, to its module in this folder."""
+
+log = logging.getLogger(__name__)
+
+
+def model_class(architecture: str) -> type[DecoderModel]:
+    """The class of an architecture in `MODELS`; its file is read only now."""
+    module = import_module(f"mini_infer_engine.models.{MODELS[architecture]}")
+    found: type[DecoderModel] = getattr(module, architecture)
+    return found
+
+
+def read_config(directory: Path) -> ModelConfig:
+    """Read and check `config.json`, and the EOS ids of `generation_config.json` or of the tokenizer where needed.
+
+    Raises:
+        ModelError: a file is missing, unreadable, or asks for what the engine cannot do.
+
+    """
+    generation = GenerationDefaults.from_directory(directory)
+    fields = Fields.read(directory / "config.json")
+    architecture = _architecture(fields)
+    if fields.values.get("quantization_config") is not None:
+        raise fields.refuse("quantization_config", "quantised checkpoints are not supported; use the original weights.")
+    config = model_class(architecture).parse_config(fields, architecture, generation.eos_token_ids)
+    if config.eos_token_ids:
+        return config
+    from_tokenizer = _tokenizer_eos(directory, config.vocab_size)
+    if not from_tokenizer:
+        log.warning("%s: no file names an EOS token: texts end at stop strings or at their limit", directory)
+    return replace(config, eos_token_ids=from_tokenizer)
+
+
+def _architecture(fields: Fields) -> str:
+    names = fields.values.get("architectures")
+    found = [name for name in names if name in MODELS] if isinstance(names, list) else []
+    if not found:
+        raise fields.refuse("architectures", "supported are " + ", ".join(MODELS) + ".")
+    architecture: str = found[0]
+    return architecture
+
+
+def _tokenizer_eos(directory: Path, vocab_size: int) -> tuple[int, ...]:
+    """The tokenizer's EOS, where the folder has a tokenizer whose EOS the model can choose."""
+    # Imported here: tokenizing is the other process's work, and hardly any model needs this.
+    from mini_infer_contract.prompt import PromptAssets, PromptEncoder
+
+    if not (directory / "tokenizer.json").exists():
+        return ()
+    try:
+        token_id = PromptEncoder(PromptAssets.from_directory(directory)).special_token_id("eos_token")
+    except ValueError as error:
+        raise ModelError(f"{directory}: {error}; name eos_token_id in config.json, or repair the tokenizer.") from error
+    return () if token_id is None or token_id >= vocab_size else (token_id,)

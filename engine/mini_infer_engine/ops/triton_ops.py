@@ -1,145 +1,79 @@
-"""A decoder's layers by fused kernels: what the GPU runs instead of the modules' own forward, from the same weights.
+"""The verbs by our kernels, for NVIDIA GPUs: from the same weights as torch's, equal to them up to rounding.
 
-Few rows: five kernels a layer; norms, bias, gate and residual ride along with the products. Many rows: cuBLAS
-for the products. It knows nothing of sequences: attention is a function that it is handed.
+Few rows: norms, bias, gate and residual sum ride along with the products, so that a layer is five kernels. Many rows:
+cuBLAS for the products, in splits of K where the output has too few tiles for all SMs.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
+import torch
 from torch import Tensor
 from torch.nn import functional
 
-from mini_infer_engine.kernels.attention.rope_kv import Rotation
+from mini_infer_engine.config.model_config import Activation
+from mini_infer_engine.kernels.context import KernelContext
 from mini_infer_engine.kernels.gemm.gemm_config import DeferredRMSNorm
 from mini_infer_engine.kernels.gemm.gemm_dispatch import small_m_linear, small_m_linear_add_norm
 from mini_infer_engine.kernels.gemm.split_k_gemm import split_k_gemm
 from mini_infer_engine.kernels.norm.rms_norm import add_rms_norm, rms_norm
 from mini_infer_engine.kernels.norm.silu_mul import silu_mul
-from mini_infer_engine.kernels.policy import KernelPolicy
-from mini_infer_engine.kernels.workspace import Workspace
-from mini_infer_engine.layers.decoder import DecoderLayer, DecoderModel
 from mini_infer_engine.layers.linear import Linear
 from mini_infer_engine.layers.norm import RMSNorm
-from mini_infer_engine.runtime.kv_pool import KVPool
+from mini_infer_engine.ops.base import ResidualState
+from mini_infer_engine.ops.torch_ops import ACTIVATIONS
 
 
-@dataclass(frozen=True, slots=True)
-class AttentionLayer:
-    """What attention needs to know of a layer."""
+class TritonOps:
+    """See `ops.base.Ops`. The kernel policy chooses between our products and cuBLAS."""
 
-    pages: Tensor  # [pages, 2, page_size, kv_heads, head_dim], a view of the pool
-    rotation: Rotation
-    sliding_window: int | None
+    def __init__(self, kernels: KernelContext) -> None:
+        self._policy, self._workspace = kernels.policy, kernels.workspace
 
+    def norm_linear(self, state: ResidualState, norm: RMSNorm, linear: Linear) -> Tensor:
+        """See `Ops.norm_linear`."""
+        return self.logits(state, norm, linear)
 
-Attend = Callable[..., Tensor]
-"""(q, k and v [tokens, (heads + 2 kv_heads) * head_dim] side by side before rotation, AttentionLayer, out or none).
-
-It rotates q and k, writes k and v into their pages and returns [tokens, heads * head_dim].
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class LogitsSelection:
-    """The tokens whose stream is read after the last layer, which computes only keys and values of the others."""
-
-    rows: Tensor  # [wanted]
-    attend: Attend
-    """Writes keys and values of all tokens, returns attention of these alone."""
-
-
-@dataclass(frozen=True, slots=True)
-class ResidualState:
-    """The residual stream between two products."""
-
-    residual: Tensor  # [rows, hidden]
-    normed: Tensor | DeferredRMSNorm | None = None
-    """What the next norm makes of it, where the last product has done that or begun it."""
-
-    def select(self, rows: Tensor) -> "ResidualState":
-        """Some of its rows, before the next norm."""
-        return ResidualState(self.residual.index_select(0, rows))
-
-
-class FusedDecoder:
-    """Borrows a loaded model's weights; `forward` equals the model's own up to rounding."""
-
-    def __init__(self, model: DecoderModel, pool: KVPool, policy: KernelPolicy, workspace: Workspace) -> None:
-        self.model = model
-        self.policy = policy
-        self.workspace = workspace
-        self.layers: list[DecoderLayer] = list(model.model.layers)  # type: ignore[arg-type]  # ModuleList is untyped
-        pools = pool.pages.unbind(1)
-        self.attention_layers = [self._attention_layer(index, pages) for index, pages in enumerate(pools)]
-
-    def _attention_layer(self, index: int, pages: Tensor) -> AttentionLayer:
-        assert self.model.rotary is not None
-        attention, table = self.layers[index].self_attn, self.model.rotary.table
-        q_norm, k_norm = attention.q_norm, attention.k_norm
-        rotation = Rotation(table)
-        if q_norm is not None and k_norm is not None:
-            rotation = Rotation(table, q_norm.weight, k_norm.weight, q_norm.eps)
-        return AttentionLayer(pages, rotation, self.model.config.sliding_windows[index])
-
-    def forward(self, hidden: Tensor, attend: Attend, wanted: LogitsSelection | None = None) -> ResidualState:
-        """Embedded tokens [tokens, hidden] to the residual stream after the last layer, before the last norm.
-
-        Of all tokens, or of those that are wanted.
-        """
-        stream = ResidualState(hidden)
-        next_norms = [layer.input_layernorm for layer in self.layers[1:]] + [self.model.model.norm]
-        for layer, attention_layer, next_norm in zip(self.layers, self.attention_layers, next_norms, strict=True):
-            attention, mlp = layer.self_attn, layer.mlp
-            qkv = self._norm_linear(stream, layer.input_layernorm, attention.qkv_proj.weight, attention.qkv_proj.bias)
-            if wanted is not None and layer is self.layers[-1]:
-                stream, attend = stream.select(wanted.rows), wanted.attend
-            mixed = attend(qkv, attention_layer)
-            if not mixed.shape[0]:
-                break
-            stream = self._linear_add_norm(mixed, attention.o_proj, stream, layer.post_attention_layernorm)
-            norm, gate_up = layer.post_attention_layernorm, mlp.gate_up_proj
-            gated = self._norm_linear(stream, norm, gate_up.weight, gate_up.bias, gated=True)
-            stream = self._linear_add_norm(gated, mlp.down_proj, stream, next_norm)
-        return stream
-
-    def logits(self, stream: ResidualState) -> Tensor:
-        """The last norm and the head: [rows, vocab]."""
-        head = self.model.model.embed_tokens if self.model.lm_head is None else self.model.lm_head
-        return self._norm_linear(stream, self.model.model.norm, head.weight, None)
-
-    def _norm_linear(
-        self, stream: ResidualState, norm: RMSNorm, weight: Tensor, bias: Tensor | None, *, gated: bool = False
-    ) -> Tensor:
-        """gate(norm(residual) @ weight.T + bias)."""
-        # A gated product of ours has no bias.
-        config = None if gated and bias is not None else self.policy.gemm_config(stream.residual, weight, gated=gated)
-        x = stream.normed
+    def logits(self, state: ResidualState, norm: RMSNorm, head: Linear, out: Tensor | None = None) -> Tensor:
+        """See `Ops.logits`; one product for any layer, into given memory or not."""
+        config = self._policy.gemm_config(state.residual, head.weight)
         if config is not None:
-            x = rms_norm(stream.residual, norm.weight, norm.eps) if x is None else x
-            return small_m_linear(x, weight, config, workspace=self.workspace, bias=bias, gated=gated)
-        if not isinstance(x, Tensor):
-            x = rms_norm(stream.residual, norm.weight, norm.eps)
-        out = functional.linear(x, weight, bias)
-        return silu_mul(out) if gated else out
+            x = self._norm_or_deferred(state, norm)
+            return small_m_linear(x, head.weight, config, workspace=self._workspace, bias=head.bias, out=out)
+        x = self.norm(state, norm)
+        if out is None:
+            return functional.linear(x, head.weight, head.bias)
+        torch.mm(x, head.weight.t(), out=out)
+        return out if head.bias is None else out.add_(head.bias)
 
-    def _linear_add_norm(self, x: Tensor, linear: Linear, stream: ResidualState, next_norm: RMSNorm) -> ResidualState:
-        """Residual + linear(x), prepared for the norm that comes next where that costs nothing."""
-        weight, bias, residual = linear.weight, linear.bias, stream.residual
-        config = self.policy.gemm_config(x, weight)
+    def norm_gated_linear(self, state: ResidualState, norm: RMSNorm, linear: Linear, activation: Activation) -> Tensor:
+        """See `Ops.norm_gated_linear`."""
+        fused = activation == "silu" and linear.bias is None  # what the epilogue of our product can do
+        config = self._policy.gemm_config(state.residual, linear.weight, gated=True) if fused else None
         if config is not None:
-            out, deferred_norm = small_m_linear_add_norm(
-                x,
-                weight,
-                config,
-                workspace=self.workspace,
-                bias=bias,
-                residual=residual,
-                norm_weight=next_norm.weight,
-                eps=next_norm.eps,
+            x = self._norm_or_deferred(state, norm)
+            return small_m_linear(x, linear.weight, config, workspace=self._workspace, gated=True)
+        both = self.norm_linear(state, norm, linear)
+        if activation == "silu":
+            return silu_mul(both)
+        gate, up = both.chunk(2, dim=-1)
+        return ACTIVATIONS[activation](gate).mul_(up)
+
+    def linear_add_norm(self, x: Tensor, linear: Linear, state: ResidualState, next_norm: RMSNorm) -> ResidualState:
+        """See `Ops.linear_add_norm`."""
+        weight, bias, residual = linear.weight, linear.bias, state.residual
+        config = self._policy.gemm_config(x, weight)
+        if config is not None:
+            return ResidualState(
+                *small_m_linear_add_norm(
+                    x,
+                    weight,
+                    config,
+                    workspace=self._workspace,
+                    bias=bias,
+                    residual=residual,
+                    norm_weight=next_norm.weight,
+                    eps=next_norm.eps,
+                )
             )
-            return ResidualState(out, deferred_norm)
-        splits = self.policy.k_splits(x.shape[0], *weight.shape)
+        splits = self._policy.k_splits(x.shape[0], *weight.shape)
         if splits > 1:
             summands = split_k_gemm(x, weight, splits)
             if bias is not None:
@@ -147,3 +81,29 @@ class FusedDecoder:
             return ResidualState(residual, add_rms_norm(residual, summands, next_norm.weight, next_norm.eps))
         out = residual.addmm_(x, weight.t())  # in place: cuBLAS would copy the residual first
         return ResidualState(out if bias is None else out.add_(bias))
+
+    def linear_norm_add_norm(
+        self, x: Tensor, linear: Linear, norm: RMSNorm, state: ResidualState, next_norm: RMSNorm
+    ) -> ResidualState:
+        """See `Ops.linear_norm_add_norm`."""
+        config = self._policy.gemm_config(x, linear.weight)
+        if config is not None:
+            out = small_m_linear(x, linear.weight, config, workspace=self._workspace, bias=linear.bias)
+        else:
+            out = functional.linear(x, linear.weight, linear.bias)
+        return self.add_norm(rms_norm(out, norm.weight, norm.eps), state, next_norm)
+
+    def norm(self, state: ResidualState, norm: RMSNorm) -> Tensor:
+        """See `Ops.norm`."""
+        normed = state.normed
+        return normed if isinstance(normed, Tensor) else rms_norm(state.residual, norm.weight, norm.eps)
+
+    def add_norm(self, x: Tensor, state: ResidualState, next_norm: RMSNorm) -> ResidualState:
+        """See `Ops.add_norm`: one kernel for the sum and the norm."""
+        return ResidualState(
+            state.residual, add_rms_norm(state.residual, x.unsqueeze(0), next_norm.weight, next_norm.eps)
+        )
+
+    def _norm_or_deferred(self, state: ResidualState, norm: RMSNorm) -> Tensor | DeferredRMSNorm:
+        """The input of a product of ours, which can itself divide by the root mean square."""
+        return self.norm(state, norm) if state.normed is None else state.normed

@@ -1,25 +1,30 @@
-"""CUDA graphs: passes whose shapes repeat, recorded once with all their kernels and replayed by one call.
+"""CUDA graphs: forward passes whose shapes repeat, recorded once with all their kernels and replayed by one call.
 
-All graphs share memory: what one leaves behind, the next may overwrite. They know shapes, not requests.
+Every graph ends at logits, which it leaves in memory that all share; what one leaves in its own memory, the next may
+overwrite. They know shapes and slots, not requests, and not how logits become tokens.
 """
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from mini_infer_engine.core.batch import Row, continued_slots
 from mini_infer_engine.kernels.attention.prefill_rows import PrefillRows
 from mini_infer_engine.kernels.embed_decode import gather_decode_inputs
-from mini_infer_engine.kernels.sampling.sample import sample
 from mini_infer_engine.kernels.sampling.state_update import STATE_FIELDS, update_slots
-from mini_infer_engine.ops.triton_ops import Attend, AttentionLayer, LogitsSelection
+from mini_infer_engine.models.decoder import DecoderModel
+from mini_infer_engine.ops.base import Ops
+from mini_infer_engine.runtime.attention.triton_attention import (
+    TritonAttention,
+    TritonAttentionPass,
+    decodes_before_prefill,
+)
+from mini_infer_engine.runtime.device_state import DeviceBatchState
 from mini_infer_engine.runtime.staging import PinnedStaging
-
-if TYPE_CHECKING:
-    from mini_infer_engine.runtime.graph_runner import GraphRunner
 
 _LAUNCH_BOUND_BYTES = 6_000_000_000
 _LAUNCH_BOUND_BUCKETS = (32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 2560, 3072, 3584, 4096)
@@ -56,105 +61,109 @@ def decode_buckets(largest: int) -> list[int]:
     return [size for size in buckets if size < largest] + [largest]
 
 
+@dataclass(frozen=True, slots=True)
+class CapturedModel:
+    """What a recorded pass computes with; all of it stays where it is while graphs live."""
+
+    model: DecoderModel
+    ops: Ops
+    attention: TritonAttention
+    state: DeviceBatchState
+    slots: Tensor  # [rows] int32, of decode rows
+    logits: Tensor  # [rows, vocab], where every pass leaves what it has computed
+    null_page: int
+
+
+def record(run: Callable[[], None], memory: Any) -> torch.cuda.CUDAGraph:
+    """Run once, which compiles kernels and sizes workspaces, then record the same into the graph pool `memory`."""
+    graph = torch.cuda.CUDAGraph()
+    run()
+    with torch.cuda.graph(graph, pool=memory):
+        run()
+    return graph
+
+
 class DecodeGraph:
-    """Forward and sampling of one batch bucket; all read the slots and everything else by slot.
+    """One new token for each of `bucket` slots; the device knows their tokens and positions."""
 
-    `sampling` by whether some row has logits that may not be chosen.
-    """
+    def __init__(self, parts: CapturedModel, bucket: int, memory: Any) -> None:
+        self._parts, self._bucket = parts, bucket
+        self.graph = record(self._run, memory)
 
-    def __init__(self, runner: "GraphRunner", bucket: int) -> None:
-        self.slots = runner.decode_slots[:bucket]
-        self._runner = runner
-        self.forward = torch.cuda.CUDAGraph()
-        self.sampling = {filtered: torch.cuda.CUDAGraph() for filtered in (False, True)}
-        self._run_forward()
-        for filtered in self.sampling:
-            sample(
-                self.logits,
-                self.slots,
-                runner.table.state,
-                workspace=runner.workspace,
-                programs=runner.policy.sample_programs,
-                filtered=filtered,
-            )  # compiles and sizes workspaces
-        with torch.cuda.graph(self.forward, pool=runner.graph_memory):
-            self._run_forward()
-        for filtered, graph in self.sampling.items():
-            with torch.cuda.graph(graph, pool=runner.graph_memory):
-                sample(
-                    self.logits,
-                    self.slots,
-                    runner.table.state,
-                    workspace=runner.workspace,
-                    programs=runner.policy.sample_programs,
-                    filtered=filtered,
-                )
+    def _run(self) -> None:
+        parts = self._parts
+        model, state = parts.model, parts.state.state
+        slots = parts.slots[: self._bucket]
+        table = model.model.embed_tokens.weight
+        hidden, positions = gather_decode_inputs(slots, state.last_tokens, state.lengths, table)
+        attend = parts.attention.decode(parts.state.page_tables, slots, positions)
+        residual = model(parts.ops, model.scale_embeddings(hidden), TritonAttentionPass(attend, attend, None))
+        model.logits(parts.ops, residual, parts.logits[: self._bucket])
 
-    def _run_forward(self) -> None:
-        runner = self._runner
-        table, state = runner.table, runner.table.state
-        embedding = runner.model.model.embed_tokens.weight
-        hidden, positions = gather_decode_inputs(self.slots, state.last_tokens, state.lengths, embedding)
-        attend = runner.decode_attention_pass(table.page_tables, self.slots, positions)
-        self.logits = runner.fused.logits(runner.fused.forward(hidden, attend))
+    def run(self, rows: list[Row]) -> None:
+        """Compute the logits of these rows, whose slots are those at the front of `parts.slots`."""
+        self._parts.state.send_pages(rows, self._parts.attention.page_size)
+        self.graph.replay()
 
 
 class PrefillGraph:
     """A pass of prompt chunks behind decode rows, padded to one number of tokens; the border between them may move."""
 
-    def __init__(self, runner: "GraphRunner", tokens: int, decodes: int) -> None:
+    def __init__(self, parts: CapturedModel, tokens: int, decodes: int, memory: Any) -> None:
         """`decodes`: decode rows at most, which count as tokens."""
-        self._runner = runner
+        self._parts = parts
         self.num_tokens, self.num_sequences, self.num_decodes = tokens, prefill_sequences(tokens), decodes
-        self._width = runner.table.page_tables.shape[1]
+        self._width = parts.state.page_tables.shape[1]
         sequences, samples = self.num_sequences, decodes + self.num_sequences
         # Slot packet (int64, hence first), token ids, positions, kv index, query starts, ends, sample starts, sample
-        # rows, slots, page tables, decode slots, decode positions.
-        sizes = [2 * STATE_FIELDS * sequences, *[tokens] * 3, sequences + 1, sequences, sequences + 1, *[samples] * 2]
+        # rows, page tables, decode slots, decode positions.
+        sizes = [2 * STATE_FIELDS * sequences, *[tokens] * 3, sequences + 1, sequences, sequences + 1, samples]
         self._sizes = [*sizes, sequences * self._width, decodes, decodes]
-        self._packed = torch.zeros(sum(self._sizes), dtype=torch.int32, device=runner.device)
+        self._packed = torch.zeros(sum(self._sizes), dtype=torch.int32, device=parts.state.device)
         self._blank = self._blank_array()
-        self._upload = PinnedStaging(self._packed)
-        self._host_parts = [self._split(array) for array in self._upload.arrays]
+        self._staging = PinnedStaging(self._packed)
+        self._host_parts = [self._split(array) for array in self._staging.arrays]
         self.load([], [])
-        self.graph = torch.cuda.CUDAGraph()
-        self._run()
-        with torch.cuda.graph(self.graph, pool=runner.graph_memory):
-            self._run()
+        self.graph = record(self._run, memory)
 
     def holds(self, tokens: int, decodes: int, prefills: int) -> bool:
         """Whether there is room for `tokens` of so many decode rows and prompts."""
         return tokens <= self.num_tokens and decodes <= self.num_decodes and prefills <= self.num_sequences
+
+    def run(self, decodes: list[Row], prefills: list[Row]) -> None:
+        """Compute the logits of each row's last token, decode rows first."""
+        self.load(decodes, prefills)
+        self.graph.replay()
 
     def _split(self, packed: np.ndarray) -> list[np.ndarray]:
         return np.split(packed, np.cumsum(self._sizes)[:-1])
 
     def _blank_array(self) -> np.ndarray:
         """Padding alone: tokens that nobody writes, and sequences that have none."""
-        table, null_page = self._runner.table, self._runner.pool.null_page
+        state = self._parts.state
         packed = np.zeros(sum(self._sizes), dtype=np.int32)
-        packet, _, _, kv_index, _, ends, _, _, slots, tables, decode_slots, decode_positions = self._split(packed)
-        packet[:] = np.frombuffer(table.pack_null_update() * self.num_sequences, dtype=np.int32)
+        packet, _, _, kv_index, _, ends, _, _, tables, decode_slots, decode_positions = self._split(packed)
+        packet[:] = np.frombuffer(state.pack_null_update() * self.num_sequences, dtype=np.int32)
         kv_index[:] = -1  # so for decode rows, whose attention rotates and writes for itself
         ends[:] = 1  # the last layer attends from one token of each, a padded one too
-        slots[:] = decode_slots[:] = table.padding_slot
-        tables[:] = null_page
+        tables[:] = self._parts.null_page
+        decode_slots[:] = state.padding_slot
         decode_positions[:] = -1
         return packed
 
     def load(self, decodes: list[Row], prefills: list[Row]) -> None:
         """Lay rows out for the next replay, and pack what changes for the slots that begin."""
-        page_size = self._runner.page_size
-        turn = self._upload.begin()
-        self._upload.arrays[turn][:] = self._blank
+        page_size, state = self._parts.attention.page_size, self._parts.state
+        turn = self._staging.begin()
+        self._staging.arrays[turn][:] = self._blank
         packet, token_ids, positions, kv_index, query_starts, ends, sample_starts, *rest = self._host_parts[turn]
-        sample_rows, slots, tables, decode_slots, decode_positions = rest
-        begun = self._runner.table.pack_updates([row for row in prefills if row.sampling is not None])
+        sample_rows, tables, decode_slots, decode_positions = rest
+        begun = state.pack_updates([row for row in prefills if row.sampling is not None])
         packet[: len(begun) // packet.itemsize] = np.frombuffer(begun, dtype=np.int32)
         begin = len(decodes)
         if decodes:
-            self._runner.table.send_pages(decodes, page_size)
-            slots[:begin] = decode_slots[:begin] = continued_slots(decodes)
+            state.send_pages(decodes, page_size)
+            decode_slots[:begin] = continued_slots(decodes)
             decode_positions[:begin] = [row.start for row in decodes]
             sample_rows[:begin] = np.arange(begin)
         sample_starts[:] = np.arange(begin, begin + len(sample_starts))
@@ -171,59 +180,32 @@ class PrefillGraph:
             query_starts[index + 1 :] = stop
             ends[index] = end
             sample_rows[len(decodes) + index] = stop - 1
-            if row.sampling is not None:
-                slots[len(decodes) + index] = row.slot
             begin = stop
-        self._upload.send()
+        self._staging.send()
 
     def _run(self) -> None:
-        runner = self._runner
-        parts = self._packed.split(self._sizes)  # type: ignore[no-untyped-call]  # torch's
-        packet, token_ids, positions, kv_index, query_starts, ends, sample_starts, sample_rows, slots, *rest = parts
-        tables, decode_slots, decode_positions = rest
-        update_slots(packet.view(torch.int64).view(-1, STATE_FIELDS), runner.table.state)
+        parts = self._parts
+        model, attention, state = parts.model, parts.attention, parts.state
+        packed = self._packed.split(self._sizes)  # type: ignore[no-untyped-call]  # torch's
+        packet, token_ids, positions, kv_index, query_starts, ends, sample_starts, sample_rows, tables, *rest = packed
+        decode_slots, decode_positions = rest
+        update_slots(packet.view(torch.int64).view(-1, STATE_FIELDS), state.state)
         page_tables = tables.view(self.num_sequences, self._width)
-        longest_key = self._width * runner.page_size
-        rows = PrefillRows(page_tables, query_starts, ends, self.num_tokens, longest_key)
+        longest_key = self._width * attention.page_size
+        chunks = PrefillRows(page_tables, query_starts, ends, self.num_tokens, longest_key)
         last_tokens = PrefillRows(page_tables, sample_starts, ends, 1, longest_key)
-        attend = runner.prefill_attention_pass(rows, positions, kv_index)
-        attend_sampled = runner.prefill_attention_pass(last_tokens, positions, kv_index, sample_rows)
+        attend = attention.prefill(chunks, positions, kv_index)
+        selected = attention.prefill(last_tokens, positions, kv_index, sample_rows)
         if self.num_decodes:
             token_ids = self._with_decodes(token_ids, decode_slots)
-            decode = runner.decode_attention_pass(runner.table.page_tables, decode_slots, decode_positions)
-            attend, attend_sampled = (
-                _with_decode_rows(prefill, decode, self.num_decodes) for prefill in (attend, attend_sampled)
-            )
-        hidden = functional.embedding(token_ids, runner.model.model.embed_tokens.weight)
-        stream = runner.fused.forward(hidden, attend, LogitsSelection(sample_rows, attend_sampled))
-        logits = runner.fused.logits(stream)
-        if not self.num_decodes:
-            self.logits = logits  # stays: penalised rows choose again. With decode rows that would be a gigabyte in all
-        sample(logits, slots, runner.table.state, workspace=runner.workspace, programs=runner.policy.sample_programs)
+            decode = attention.decode(state.page_tables, decode_slots, decode_positions)
+            attend, selected = (decodes_before_prefill(one, decode, self.num_decodes) for one in (attend, selected))
+        residual = model(parts.ops, model.embed(token_ids), TritonAttentionPass(attend, selected, sample_rows))
+        model.logits(parts.ops, residual, parts.logits[: sample_rows.shape[0]])
 
     def _with_decodes(self, token_ids: Tensor, decode_slots: Tensor) -> Tensor:
         """The same [tokens], the first of them those that the decode rows' slots sampled last."""
-        table, first = self._runner.table, token_ids[: self.num_decodes]
-        newest = table.state.last_tokens.index_select(0, decode_slots).to(token_ids.dtype)
-        return torch.cat(
-            (torch.where(decode_slots == table.padding_slot, first, newest), token_ids[self.num_decodes :])
-        )
-
-    def replay(self, decodes: list[Row], prefills: list[Row]) -> None:
-        """Run the pass with these rows."""
-        self.load(decodes, prefills)
-        self.graph.replay()
-
-
-def _with_decode_rows(prefill: Attend, decode: Attend, num_decodes: int) -> Attend:
-    """Attention of decode rows, `num_decodes` at most, before that of prompts.
-
-    Decode rows are last to be written: prompts' kernels may leave anything in rows that are not theirs.
-    """
-
-    def attend(qkv: Tensor, layer: AttentionLayer) -> Tensor:
-        mixed = prefill(qkv, layer)
-        decode(qkv[:num_decodes], layer, mixed[:num_decodes])
-        return mixed
-
-    return attend
+        state, first = self._parts.state, token_ids[: self.num_decodes]
+        newest = state.state.last_tokens.index_select(0, decode_slots).to(token_ids.dtype)
+        decoded = torch.where(decode_slots == state.padding_slot, first, newest)
+        return torch.cat((decoded, token_ids[self.num_decodes :]))

@@ -8,13 +8,12 @@ from collections.abc import Iterable
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from mini_infer_engine.core.batch import Row
 from mini_infer_engine.core.request import SamplingParams
-from mini_infer_engine.kernels.sampling.sampling_state import HOST_RING_DEPTH, SUPPRESSED_WIDTH, SamplingState
+from mini_infer_engine.device import to_device
+from mini_infer_engine.kernels.sampling.sampling_state import SUPPRESSED_WIDTH, SamplingState
 from mini_infer_engine.kernels.sampling.state_update import STATE_FIELDS, update_pages, update_slots
-from mini_infer_engine.runtime.inputs import to_device
 from mini_infer_engine.sampling.parameters import DEVICE_FORMAT, DEVICE_PARAMETERS
 from mini_infer_engine.sampling.reference import noise_base
 
@@ -51,23 +50,9 @@ class DeviceBatchState:
             (self._filtered_slots.add if _is_filtered(row) else self._filtered_slots.discard)(row.slot)
         return b"".join(map(_packed_state, rows))
 
-    def padded(self, slots: list[int], length: int) -> Tensor:
-        """Slots as int32, and the spare one up to `length`, in memory from where a copy to a GPU is only queued."""
-        tensor = torch.full((length,), self.padding_slot, dtype=torch.int32, pin_memory=self.device.type == "cuda")
-        tensor[: len(slots)] = torch.tensor(slots, dtype=torch.int32)
-        return tensor
-
     def has_filters(self, slots: list[int]) -> bool:
         """Whether, of what runs in one of these slots, some logits may not be chosen."""
         return bool(self._filtered_slots) and not self._filtered_slots.isdisjoint(slots)
-
-    def places_on_host(self, rows: list[Row]) -> list[tuple[int, int]]:
-        """(row, place in `state.on_host`) of the tokens that a pass of these rows samples."""
-        return [
-            (index, row.slot * HOST_RING_DEPTH + row.output_index % HOST_RING_DEPTH)
-            for index, row in enumerate(rows)
-            if row.sampling is not None
-        ]
 
     def pack_null_update(self) -> bytes:
         """The same of one line that changes nothing: the spare slot as it is."""

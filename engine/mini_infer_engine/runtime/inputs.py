@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from mini_infer_engine.core.batch import Batch
+from mini_infer_engine.device import to_device
 
 
 @dataclass(slots=True)
@@ -105,9 +106,3 @@ def build_inputs(batch: Batch, page_size: int, null_page: int, device: torch.dev
         pending_slots=pending_slots,
         all_pending=len(pending) == len(token_ids),
     )
-
-
-def to_device(array: np.ndarray, device: torch.device) -> Tensor:
-    """A host array on the device; through pinned memory, so that a copy to a GPU is only queued."""
-    tensor = torch.from_numpy(array)
-    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)

@@ -94,6 +94,11 @@ PARAMETERS = (
     Parameter("include_stop_str_in_output"),
     Parameter("skip_special_tokens"),
     Parameter("detokenize", is_in_requests=False),
+    Parameter("logprobs", is_in_requests=False),
+    Parameter("prompt_logprobs", is_in_requests=False),
+    Parameter("logit_bias", is_in_requests=False),
+    Parameter("allowed_token_ids", is_in_requests=False),
+    Parameter("bad_words_token_ids", is_in_requests=False),
 )
 """Those with a device form in the order of a slot's packet."""
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mini_infer_engine.core.batch import Row
-from mini_infer_engine.runtime.inputs import to_device
+from mini_infer_engine.device import to_device
 
 NEUTRAL = (1.0, 0.0, 0.0)
 MOST_COUNTED = (1 << 15) - 3

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from mini_infer_engine.core.batch import Row
-from mini_infer_engine.runtime.inputs import to_device
+from mini_infer_engine.device import to_device
 from mini_infer_engine.sampling.parameters import GREEDY_TEMPERATURE
 from mini_infer_engine.sampling.token_groups import GROUPS_A_TILE, RUN, TOKENS_A_GROUP
 

@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar, cast
 
 from mini_infer_contract.prompt import PromptAssets, PromptEncoder
 from mini_infer_engine.config.errors import ModelError
-from mini_infer_engine.config.model_config import GenerationDefaults
+from mini_infer_engine.config.generation import GenerationDefaults
 from mini_infer_engine.dry import vocabulary as dry_model
 from mini_infer_engine.text.detokenizer import Decoder
 from mini_infer_engine.text.tokenizing import PromptLimits, Sliced, longest_token

@@ -2,6 +2,7 @@ from mini_infer_engine.core.batch import Batch, PageCopy, Row
 from mini_infer_engine.core.request import SamplingParams
 from mini_infer_engine.dry.scripted_runner import ScriptedRunner
 from mini_infer_engine.dry.vocabulary import END_ID
+from tests.support.tiny_models import sampled
 
 PROMPT = list(b"sixteen letters!and a tail")
 ASKS = SamplingParams()
@@ -9,14 +10,14 @@ ASKS = SamplingParams()
 
 def prefill(runner: ScriptedRunner, pages: list[int], start: int = 0, copies: tuple[PageCopy, ...] = ()) -> int | None:
     row = Row(0, start, len(PROMPT) - start, PROMPT[start:], pages, ASKS)
-    return runner.collect(runner.launch(Batch([row], 0, list(copies))))[0]
+    return sampled(runner.collect(runner.launch(Batch([row], 0, list(copies)))))[0]
 
 
 def decode(runner: ScriptedRunner, pages: list[int], count: int) -> list[int | None]:
     tokens = []
     for index in range(1, count + 1):
         row = Row(0, len(PROMPT) + index - 1, 1, None, pages, ASKS, output_index=index)
-        tokens += runner.collect(runner.launch(Batch([row], 1)))
+        tokens += sampled(runner.collect(runner.launch(Batch([row], 1))))
     return tokens
 
 
@@ -38,4 +39,4 @@ def test_suppressed_tokens_are_not_said() -> None:
     runner = ScriptedRunner(num_pages=8)
     prefill(runner, [0, 1, 2])
     row = Row(0, len(PROMPT), 1, None, [0, 1, 2], ASKS, 0, len(PROMPT), (END_ID,))
-    assert runner.collect(runner.launch(Batch([row], 1))) != [END_ID]
+    assert sampled(runner.collect(runner.launch(Batch([row], 1)))) != [END_ID]

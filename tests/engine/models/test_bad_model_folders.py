@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mini_infer_engine import LLM
-from mini_infer_engine.config.model_config import ModelConfig
 from mini_infer_engine.config.model_path import DEMO_DIRECTORY
+from mini_infer_engine.models.registry import read_config
 from mini_infer_engine.text.text_model import TextModel
 from tests.engine.server.dry_server import environment, serve_command
 from tests.support.tiny_models import save_tiny_model
@@ -164,7 +164,7 @@ def test_eos_is_the_tokenizers_where_no_other_file_names_one(
     edit_json(folder, "generation_config.json", **{"eos_token_id": ...} | generation)
     edit_json(folder, "config.json", **{"eos_token_id": ...} | config)
     edit_json(folder, "tokenizer_config.json", **tokenizer)
-    assert ModelConfig.from_directory(folder).eos_token_ids == expected
+    assert read_config(folder).eos_token_ids == expected
     assert ("no file names an EOS token" in caplog.text) == (not expected)
 
 

@@ -73,7 +73,7 @@ def test_what_old_checkpoints_carry_along_is_left_out(tmp_path: Path) -> None:
     save_tiny_model(tmp_path, "llama", tie_word_embeddings=True)
     extra = {"lm_head.weight": torch.ones(199, 64), "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(12)}
     edit(tmp_path, lambda tensors: tensors.update(extra))
-    assert tiny_runner(tmp_path).model.lm_head is None
+    assert tiny_runner(tmp_path).worker.model.lm_head is None
 
 
 def test_a_folder_without_or_with_broken_weights_is_named(tmp_path: Path) -> None:

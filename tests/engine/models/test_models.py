@@ -8,9 +8,11 @@ import pytest
 import torch
 
 from mini_infer_engine.config.errors import ModelError
-from mini_infer_engine.config.model_config import ARCHITECTURES, GenerationDefaults, ModelConfig
+from mini_infer_engine.config.generation import GenerationDefaults
+from mini_infer_engine.config.model_config import ModelConfig
 from mini_infer_engine.core.batch import Batch
-from mini_infer_engine.models.registry import MODELS
+from mini_infer_engine.models.decoder import DecoderModel
+from mini_infer_engine.models.registry import MODELS, model_class, read_config
 from tests.support.tiny_models import (
     GREEDY,
     PageDealer,
@@ -111,8 +113,10 @@ def test_bfloat16_stays_near_float32(tmp_path: Path) -> None:
     assert torch.nn.functional.cosine_similarity(actual, expected).min() > 0.99
 
 
-def test_the_registry_builds_exactly_what_the_config_accepts() -> None:
-    assert tuple(sorted(MODELS)) == ARCHITECTURES
+def test_each_line_of_the_registry_names_a_model() -> None:
+    for architecture in MODELS:
+        assert issubclass(model_class(architecture), DecoderModel)
+        assert model_class(architecture).__name__ == architecture
 
 
 def _config(directory: Path, **changes: Any) -> ModelConfig:
@@ -127,7 +131,7 @@ def _config(directory: Path, **changes: Any) -> ModelConfig:
     }
     values = {key: value for key, value in (values | changes).items() if value is not ...}
     (directory / "config.json").write_text(json.dumps(values))
-    return ModelConfig.from_directory(directory)
+    return read_config(directory)
 
 
 def test_old_and_new_rope_forms_read_the_same(tmp_path: Path) -> None:
@@ -135,13 +139,13 @@ def test_old_and_new_rope_forms_read_the_same(tmp_path: Path) -> None:
     new = _config(tmp_path, rope_parameters={"rope_type": "llama3", "rope_theta": 5e5, **scaling})
     old = _config(tmp_path, rope_theta=5e5, rope_scaling={"type": "llama3", **scaling})
     assert old == new
-    assert new.rope.theta == 5e5
-    assert _config(tmp_path, rope_theta=5e5, rope_scaling=None).rope.type == "default"
+    assert new.ropes[0].theta == 5e5
+    assert _config(tmp_path, rope_theta=5e5, rope_scaling=None).ropes[0].type == "default"
 
 
 def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
     config = _config(tmp_path)
-    assert (config.num_kv_heads, config.head_dim, config.rope.theta) == (4, 16, 10000.0)
+    assert (config.num_kv_heads, config.head_dim, config.ropes[0].theta) == (4, 16, 10000.0)
     assert _config(tmp_path, architectures=["MistralForCausalLM"]).sliding_windows == (4096, 4096)
     assert _config(tmp_path, architectures=["MistralForCausalLM"], sliding_window=None).sliding_windows == (None, None)
     assert _config(tmp_path, architectures=["Qwen2ForCausalLM"], sliding_window=8).sliding_windows == (None, None)
@@ -180,13 +184,13 @@ def test_what_cannot_be_served_is_refused_by_name(changes: dict[str, Any], words
 
 def test_a_missing_or_broken_config_names_its_file(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"config\.json is missing"):
-        ModelConfig.from_directory(tmp_path)
+        read_config(tmp_path)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ModelError, match=r"config\.json cannot be read"):
-        ModelConfig.from_directory(tmp_path)
+        read_config(tmp_path)
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(ModelError, match=r"config\.json holds a list"):
-        ModelConfig.from_directory(tmp_path)
+        read_config(tmp_path)
 
 
 def test_generation_config_gives_eos_ids_and_sampling_defaults(tmp_path: Path) -> None:

@@ -5,15 +5,18 @@ from typing import Any
 import pytest
 import torch
 
-from mini_infer_engine.attention.torch_reference import TorchAttention
-from mini_infer_engine.config.model_config import ModelConfig, RopeParameters
+from mini_infer_engine.config.model_config import ModelConfig
+from mini_infer_engine.config.rope import RopeParameters
 from mini_infer_engine.core.batch import Batch, PageCopy, Row
+from mini_infer_engine.layers.attention import Attention
+from mini_infer_engine.models.kv_spec import KVSpec
+from mini_infer_engine.runtime.attention.torch_reference import TorchAttention
 from mini_infer_engine.runtime.inputs import build_inputs
-from mini_infer_engine.runtime.kv_pool import KVPool, KVShape
+from mini_infer_engine.runtime.kv_pool import KVPool
 from tests.support.tiny_models import GREEDY
 
 CPU = torch.device("cpu")
-SHAPE = KVShape(num_layers=2, page_size=16, num_kv_heads=2, head_dim=8, dtype=torch.float32)
+SHAPE = KVSpec(num_layers=2, page_size=16, num_kv_heads=2, head_dim=8, dtype=torch.float32)
 
 
 def config(**changes: Any) -> ModelConfig:
@@ -27,7 +30,8 @@ def config(**changes: Any) -> ModelConfig:
         "num_kv_heads": 2,
         "head_dim": 8,
         "rms_norm_eps": 1e-6,
-        "rope": RopeParameters(),
+        "ropes": (RopeParameters(), RopeParameters()),
+        "attention_scale": 8**-0.5,
         "max_position_embeddings": 128,
         "tie_word_embeddings": False,
         "qkv_bias": False,
@@ -59,7 +63,7 @@ def naive(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, start: int,
 def test_torch_attention_equals_the_definition_and_writes_only_its_tokens(
     window: int | None, most_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mini_infer_engine.attention.running_copy.MOST_BYTES", most_bytes)
+    monkeypatch.setattr("mini_infer_engine.runtime.attention.running_copy.MOST_BYTES", most_bytes)
     torch.manual_seed(0)
     pool = KVPool(SHAPE, 12, CPU)
     pool.pages.normal_()
@@ -70,10 +74,11 @@ def test_torch_attention_equals_the_definition_and_writes_only_its_tokens(
         Row(2, 20, 14, [0] * 14, tables[2], None),
     ]
     inputs = build_inputs(Batch(rows, 2), 16, pool.null_page, CPU)
-    backend = TorchAttention(config(sliding_windows=(None, window)), pool)
+    layers = [Attention(config(sliding_windows=(None, window)), layer) for layer in range(2)]
+    backend = TorchAttention(layers, pool)
     q, k, v = torch.randn(16, 4, 8), torch.randn(16, 2, 8), torch.randn(16, 2, 8)
     before = pool.pages.clone()
-    actual = backend.prepare(inputs).attend(q, torch.stack((k, v), 1), 1)
+    actual = backend.prepare(inputs, None).attend_rotated(q, torch.stack((k, v), 1), layers[1])
 
     begin = 0
     for row, table in zip(rows, tables, strict=True):
@@ -100,8 +105,8 @@ def test_a_page_copy_takes_the_first_tokens_of_all_layers_and_nothing_else() -> 
 
 def test_a_new_pool_is_zero_and_one_page_larger_than_promised() -> None:
     for dtype in (torch.float32, torch.bfloat16):
-        pool = KVPool(KVShape(2, 32, 2, 8, dtype), 5, CPU)
+        pool = KVPool(KVSpec(2, 32, 2, 8, dtype), 5, CPU)
         assert pool.pages.shape == (6, 2, 2, 32, 2, 8)
-        assert pool.pages.nbytes == 6 * pool.shape.page_bytes
+        assert pool.pages.nbytes == 6 * pool.spec.page_bytes
         assert not pool.pages.any()
         assert pool.null_page == 5

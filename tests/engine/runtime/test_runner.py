@@ -10,10 +10,11 @@ from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.config.settings import EngineSettings
 from mini_infer_engine.core.batch import Batch, PageCopy, Row, continued_slots
 from mini_infer_engine.core.request import SamplingParams
+from mini_infer_engine.runtime.executor import executor_class
 from mini_infer_engine.runtime.memory import fit_context
-from mini_infer_engine.runtime.runner import TorchRunner
-from mini_infer_engine.runtime.runners import load_runner, runner_class
-from tests.support.tiny_models import GREEDY, PageDealer, chunk, save_tiny_model, tiny_runner
+from mini_infer_engine.runtime.model_runner import ModelRunner, load_runner
+from mini_infer_engine.runtime.torch_executor import TorchExecutor
+from tests.support.tiny_models import GREEDY, PageDealer, chunk, sampled, save_tiny_model, tiny_runner
 
 PROMPT = [(position * 31 + 3) % 190 + 5 for position in range(21)]
 WARM = SamplingParams(temperature=1.3, top_p=0.95)
@@ -26,7 +27,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 
 
 @pytest.fixture
-def runner(model: tuple[Path, Any]) -> TorchRunner:
+def runner(model: tuple[Path, Any]) -> ModelRunner:
     return tiny_runner(model[0])
 
 
@@ -34,61 +35,61 @@ def decode(slot: int, start: int, table: list[int], index: int, sampling: Sampli
     return Row(slot, start, 1, None, table, sampling, noise_seed=slot + 40, output_index=index)
 
 
-def generate(runner: TorchRunner, slot: int, sampling: SamplingParams, length: int, seed: int) -> list[int]:
+def generate(runner: ModelRunner, slot: int, sampling: SamplingParams, length: int, seed: int) -> list[int]:
     """One sequence alone, prefill in one pass."""
     table = PageDealer(runner).table(len(PROMPT) + length)
     row = chunk(slot, PROMPT, 0, len(PROMPT), table, sampling=sampling, noise_seed=seed)
-    tokens = runner.collect(runner.launch(Batch([row], 0)))
+    tokens = sampled(runner.collect(runner.launch(Batch([row], 0))))
     for index in range(1, length):
         row = Row(slot, len(PROMPT) + index - 1, 1, None, table, sampling, noise_seed=seed, output_index=index)
-        tokens += runner.collect(runner.launch(Batch([row], 1)))
+        tokens += sampled(runner.collect(runner.launch(Batch([row], 1))))
     return [token for token in tokens if token is not None]
 
 
-def test_greedy_text_equals_transformers(model: tuple[Path, Any], runner: TorchRunner) -> None:
+def test_greedy_text_equals_transformers(model: tuple[Path, Any], runner: ModelRunner) -> None:
     expected = model[1].generate(
         torch.tensor([PROMPT]), do_sample=False, max_new_tokens=80, min_new_tokens=80, eos_token_id=None
     )[0, len(PROMPT) :]
     assert generate(runner, 3, GREEDY, 80, 0) == expected.tolist()
 
 
-def test_sampled_text_is_the_same_whoever_shares_the_batch_and_however_it_is_chunked(runner: TorchRunner) -> None:
+def test_sampled_text_is_the_same_whoever_shares_the_batch_and_however_it_is_chunked(runner: ModelRunner) -> None:
     alone = [generate(runner, slot, WARM, 6, slot + 40) for slot in (5, 2)]
     assert alone[0] != alone[1]
     dealer = PageDealer(runner)
     tables = [dealer.table(40), dealer.table(40)]
     early = chunk(5, PROMPT, 0, 21, tables[0], sampling=WARM, noise_seed=45)
     late = chunk(2, PROMPT, 0, 8, tables[1])
-    texts: list[list[int | None]] = [runner.collect(runner.launch(Batch([early, late], 0)))]
+    texts: list[list[int | None]] = [sampled(runner.collect(runner.launch(Batch([early, late], 0))))]
     assert texts[0][1] is None
     late = chunk(2, PROMPT, 8, 13, tables[1], sampling=WARM, noise_seed=42)
-    texts.append(runner.collect(runner.launch(Batch([decode(5, 21, tables[0], 1, WARM), late], 1))))
+    texts.append(sampled(runner.collect(runner.launch(Batch([decode(5, 21, tables[0], 1, WARM), late], 1)))))
     for step in range(4):
         rows = [decode(2, 21 + step, tables[1], step + 1, WARM), decode(5, 22 + step, tables[0], step + 2, WARM)]
-        texts.append(runner.collect(runner.launch(Batch(rows, 2)))[::-1])
+        texts.append(sampled(runner.collect(runner.launch(Batch(rows, 2))))[::-1])
     assert [text[0] for text in texts] == alone[0]
     assert [text[1] for text in texts[1:]] == alone[1][:5]
 
 
-def test_a_new_sequence_in_an_old_slot_sees_nothing_of_the_one_before(runner: TorchRunner) -> None:
+def test_a_new_sequence_in_an_old_slot_sees_nothing_of_the_one_before(runner: ModelRunner) -> None:
     """The worst case for anything that is kept from pass to pass: same slot, same pages, and just the next position."""
     other = [token + 1 for token in PROMPT] + [9]
     table = [5, 3]
     expected = []
     for slot in (1, 0):
         if slot == 0:
-            runner.collect(runner.launch(Batch([chunk(0, PROMPT, 0, 21, table, sampling=GREEDY)], 0)))
-            runner.collect(runner.launch(Batch([decode(0, 21, table, 1)], 1)))
-        first = runner.collect(runner.launch(Batch([chunk(slot, other, 0, 22, table, sampling=GREEDY)], 0)))
-        expected.append(first + runner.collect(runner.launch(Batch([decode(slot, 22, table, 1)], 1))))
+            sampled(runner.collect(runner.launch(Batch([chunk(0, PROMPT, 0, 21, table, sampling=GREEDY)], 0))))
+            sampled(runner.collect(runner.launch(Batch([decode(0, 21, table, 1)], 1))))
+        first = sampled(runner.collect(runner.launch(Batch([chunk(slot, other, 0, 22, table, sampling=GREEDY)], 0))))
+        expected.append(first + sampled(runner.collect(runner.launch(Batch([decode(slot, 22, table, 1)], 1)))))
     assert expected[0] == expected[1]
 
 
 @pytest.mark.parametrize("most_bytes", [0, 10**9])
 def test_sequences_that_come_and_go_decode_as_they_would_alone(
-    most_bytes: int, runner: TorchRunner, monkeypatch: pytest.MonkeyPatch
+    most_bytes: int, runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mini_infer_engine.attention.running_copy.MOST_BYTES", most_bytes)
+    monkeypatch.setattr("mini_infer_engine.runtime.attention.running_copy.MOST_BYTES", most_bytes)
     alone = [generate(runner, slot, WARM, 60, slot + 40) for slot in range(4)]
     dealer = PageDealer(runner)
     tables = [dealer.table(90) for _ in range(4)]
@@ -102,7 +103,7 @@ def test_sequences_that_come_and_go_decode_as_they_would_alone(
         rows = [decode(slot, 20 + len(texts[slot]), tables[slot], len(texts[slot]), WARM) for slot in decodes]
         rows += [chunk(slot, PROMPT, 0, 21, tables[slot], sampling=WARM, noise_seed=slot + 40) for slot in fresh]
         if rows:
-            tokens = runner.collect(runner.launch(Batch(rows, len(decodes))))
+            tokens = sampled(runner.collect(runner.launch(Batch(rows, len(decodes)))))
             for slot, token in zip(decodes + fresh, tokens, strict=True):
                 texts[slot].append(token)
     assert texts[0] == alone[0]
@@ -111,7 +112,7 @@ def test_sequences_that_come_and_go_decode_as_they_would_alone(
         assert text == expected[: len(text)]
 
 
-def test_two_passes_may_be_in_flight(runner: TorchRunner) -> None:
+def test_two_passes_may_be_in_flight(runner: ModelRunner) -> None:
     expected = generate(runner, 0, GREEDY, 3, 0)
     table = PageDealer(runner).table(30)
     handles = [
@@ -119,39 +120,39 @@ def test_two_passes_may_be_in_flight(runner: TorchRunner) -> None:
         runner.launch(Batch([decode(0, 21, table, 1)], 1)),
         runner.launch(Batch([decode(0, 22, table, 2)], 1)),
     ]
-    assert [runner.collect(handle)[0] for handle in handles] == expected
+    assert [sampled(runner.collect(handle))[0] for handle in handles] == expected
 
 
-def test_tokens_from_the_host_and_from_the_device_mix(runner: TorchRunner) -> None:
+def test_tokens_from_the_host_and_from_the_device_mix(runner: ModelRunner) -> None:
     first, second = generate(runner, 0, GREEDY, 2, 0)
     dealer = PageDealer(runner)
     tables = [dealer.table(30), dealer.table(30)]
     prompts = [chunk(slot, PROMPT, 0, 21, tables[slot], sampling=GREEDY) for slot in (0, 1)]
-    assert runner.collect(runner.launch(Batch(prompts, 0))) == [first, first]
+    assert sampled(runner.collect(runner.launch(Batch(prompts, 0)))) == [first, first]
     known = Row(0, 21, 1, [first], tables[0], GREEDY)
-    assert runner.collect(runner.launch(Batch([known, decode(1, 21, tables[1], 1)], 2))) == [second, second]
+    assert sampled(runner.collect(runner.launch(Batch([known, decode(1, 21, tables[1], 1)], 2)))) == [second, second]
 
 
-def test_a_copied_prefix_stands_for_a_computed_one(runner: TorchRunner) -> None:
+def test_a_copied_prefix_stands_for_a_computed_one(runner: ModelRunner) -> None:
     expected = generate(runner, 0, GREEDY, 1, 0)
     source, target = 11, 4
     runner.launch(Batch([chunk(0, PROMPT, 0, 16, [source])], 0))
     rest = chunk(1, PROMPT, 13, 8, [target, 6], sampling=GREEDY)
     handle = runner.launch(Batch([rest], 0, copies=[PageCopy(source, target, 13)]))
-    assert runner.collect(handle) == expected
+    assert sampled(runner.collect(handle)) == expected
 
 
-def test_a_pass_that_samples_nothing_says_so(runner: TorchRunner) -> None:
+def test_a_pass_that_samples_nothing_says_so(runner: ModelRunner) -> None:
     rows = [chunk(0, PROMPT, 0, 10, [0]), chunk(1, PROMPT, 0, 5, [1])]
-    assert runner.collect(runner.launch(Batch(rows, 0))) == [None, None]
+    assert sampled(runner.collect(runner.launch(Batch(rows, 0)))) == [None, None]
 
 
 def test_the_pool_is_as_large_as_the_setting_allows(model: tuple[Path, Any]) -> None:
     runner = tiny_runner(model[0], kv_cache_memory=1_000_000, max_model_len=300)
-    assert runner.pool.pages.nbytes <= 1_000_000 < runner.pool.pages.nbytes + runner.pool.shape.page_bytes
+    assert runner.pool.pages.nbytes <= 1_000_000 < runner.pool.pages.nbytes + runner.pool.spec.page_bytes
     assert runner.max_model_len == 300
     assert tiny_runner(model[0]).max_model_len == 512
-    assert tiny_runner(model[0], kv_cache_memory=runner.pool.shape.page_bytes * 5).max_model_len == 4 * 16
+    assert tiny_runner(model[0], kv_cache_memory=runner.pool.spec.page_bytes * 5).max_model_len == 4 * 16
 
 
 @pytest.mark.parametrize(
@@ -187,26 +188,26 @@ def test_the_context_is_cut_to_the_pool_only_if_nobody_asked_for_it() -> None:
 
 def test_a_runner_loads_from_settings_alone(model: tuple[Path, Any]) -> None:
     runner = load_runner(EngineSettings(model=str(model[0]), device="cpu", kv_cache_memory=1_000_000))
-    assert runner.dtype == torch.float32
+    assert runner.worker.dtype == torch.float32
     assert runner.config.eos_token_ids == (2,)
 
 
 def test_a_backend_that_cannot_run_here_is_refused_with_the_reason() -> None:
     for name in ("flash", "triton"):
         with pytest.raises(ModelError, match=f"attention_backend = '{name}': it needs a GPU"):
-            runner_class(EngineSettings(model="x", attention_backend=name), "cpu")
-    assert runner_class(EngineSettings(model="x"), "cpu") is TorchRunner
-    assert runner_class(EngineSettings(model="x", attention_backend="torch"), "cuda") is TorchRunner
+            executor_class(EngineSettings(model="x", attention_backend=name), "cpu")
+    assert executor_class(EngineSettings(model="x"), "cpu") is TorchExecutor
+    assert executor_class(EngineSettings(model="x", attention_backend="torch"), "cuda") is TorchExecutor
 
 
-def test_a_token_that_the_host_knows_is_used_in_a_chunk_of_one_and_in_a_decode_row(runner: TorchRunner) -> None:
+def test_a_token_that_the_host_knows_is_used_in_a_chunk_of_one_and_in_a_decode_row(runner: ModelRunner) -> None:
     table = PageDealer(runner).table(30)
     expected = generate(runner, 0, GREEDY, 3, 0)
-    runner.collect(runner.launch(Batch([chunk(1, PROMPT, 0, 21, table)], 0)))
-    runner.last_tokens[1] = (expected[0] + 1) % 199  # what the slot's last sequence left behind
+    sampled(runner.collect(runner.launch(Batch([chunk(1, PROMPT, 0, 21, table)], 0))))
+    runner.executor.last_tokens[1] = (expected[0] + 1) % 199  # what the slot's last sequence left behind
     for num_decodes in (0, 1):
         row = chunk(1, [*PROMPT, expected[0]], 21, 1, table, sampling=GREEDY, output_index=1)
-        assert runner.collect(runner.launch(Batch([row], num_decodes))) == expected[1:2]
+        assert sampled(runner.collect(runner.launch(Batch([row], num_decodes)))) == expected[1:2]
 
 
 def test_passes_that_read_the_devices_tokens_refuse_rows_that_bring_their_own() -> None:

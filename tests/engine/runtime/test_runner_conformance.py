@@ -15,10 +15,10 @@ from mini_infer_engine.core.engine import Engine
 from mini_infer_engine.core.request import Request, SamplingParams
 from mini_infer_engine.dry.scripted_runner import ScriptedRunner
 from mini_infer_engine.dry.vocabulary import EOS_TOKEN_IDS, VOCAB_SIZE
-from mini_infer_engine.runtime.runners import load_runner
+from mini_infer_engine.runtime.model_runner import load_runner
 from tests.gpu.device import GPU_ONLY
 from tests.support.fake_runner import EOS, VOCABULARY, FakeRunner
-from tests.support.tiny_models import save_tiny_model
+from tests.support.tiny_models import sampled, save_tiny_model
 
 GREEDY = SamplingParams(temperature=0.0)
 MAX_MODEL_LEN = 160
@@ -44,7 +44,7 @@ class Subject:
         return list(range(first, first + count))[::-1]
 
     def run(self, rows: Sequence[Row], num_decodes: int = 0, copies: Sequence[PageCopy] = ()) -> list[int | None]:
-        return self.runner.collect(self.runner.launch(Batch(list(rows), num_decodes, list(copies))))
+        return sampled(self.runner.collect(self.runner.launch(Batch(list(rows), num_decodes, list(copies)))))
 
 
 def fake(folder: Path) -> Subject:
@@ -167,9 +167,9 @@ def test_two_passes_are_in_flight_and_a_decode_goes_on_where_the_device_is(subje
         runner.launch(Batch([chunk(0, prompt, 0, PROMPT_LENGTH, table, GREEDY)], 0)),
         runner.launch(Batch([decode(0, PROMPT_LENGTH, table, 1)], 1)),
     ]
-    tokens = runner.collect(handles[0])
+    tokens = sampled(runner.collect(handles[0]))
     handles.append(runner.launch(Batch([decode(0, PROMPT_LENGTH + 1, table, 2)], 1)))
-    tokens += runner.collect(handles[1]) + runner.collect(handles[2])
+    tokens += sampled(runner.collect(handles[1])) + sampled(runner.collect(handles[2]))
     assert tokens == expected
 
 

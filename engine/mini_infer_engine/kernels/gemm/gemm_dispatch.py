@@ -33,12 +33,13 @@ def small_m_linear(
     bias: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
     gated: bool = False,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """`x @ weight.T [+ bias] [gated] [+ residual]` for x [rows <= MAX_M, width], weight [columns, width].
 
     gated: weight is [2 * columns, width], gate first, and the result silu(gate) * up [rows, columns].
     """
-    return _launch(x, weight, config, bias, residual, gated, None, workspace)[0]
+    return _launch(x, weight, config, bias, residual, gated, None, workspace, out)[0]
 
 
 def small_m_linear_add_norm(
@@ -67,13 +68,15 @@ def _launch(
     gated: bool,
     next_norm: torch.Tensor | None,
     workspace: Workspace,
+    out: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Results, the same times the next norm's weights, their sums of squares (without a next norm: results, None)."""
     values, square_sums, eps = (x.values, x.square_sums, x.eps) if isinstance(x, DeferredRMSNorm) else (x, None, 0.0)
     rows, width = values.shape
     columns = weight.shape[0] // 2 if gated else weight.shape[0]
     row_block = portable_block_m(rows)
-    out = torch.empty((rows, columns), dtype=values.dtype, device=values.device)
+    if out is None:
+        out = torch.empty((rows, columns), dtype=values.dtype, device=values.device)
     scaled, sums = out, None
     if next_norm is not None:
         scaled = torch.empty_like(out)

@@ -12,7 +12,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from mini_infer_engine.config.errors import ModelError
-from mini_infer_engine.layers.decoder import DecoderModel
+from mini_infer_engine.models.decoder import DecoderModel
 
 _INDEX = "model.safetensors.index.json"
 _MOST_THREADS = 8

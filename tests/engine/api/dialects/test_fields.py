@@ -10,7 +10,7 @@ from mini_infer_engine.api.dialects.chat import ChatDialect, ChatRequest
 from mini_infer_engine.api.dialects.completions import CompletionDialect, CompletionRequest
 from mini_infer_engine.api.dialects.fields import parse_fields
 from mini_infer_engine.api.generate import sampling_params
-from mini_infer_engine.config.model_config import GenerationDefaults
+from mini_infer_engine.config.generation import GenerationDefaults
 from mini_infer_engine.core.request import SamplingParams
 
 MESSAGES = [{"role": "user", "content": "x"}]

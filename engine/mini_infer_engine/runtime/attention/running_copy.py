@@ -11,7 +11,8 @@ import math
 import torch
 from torch import Tensor
 
-from mini_infer_engine.attention.masks import additive
+from mini_infer_engine.layers.attention import Attention
+from mini_infer_engine.runtime.attention.masks import additive
 from mini_infer_engine.runtime.inputs import PassInputs
 from mini_infer_engine.runtime.kv_pool import KVPool, zeros
 
@@ -65,35 +66,35 @@ class RunningCopy:
             return False
         padding = longest - torch.tensor(starts).unsqueeze(1)
         mask = additive(torch.arange(capacity) >= padding, self.storage.dtype)
-        self.mask = mask.repeat_interleave(self.pool.shape.num_kv_heads, 0).unsqueeze(1)
+        self.mask = mask.repeat_interleave(self.pool.spec.num_kv_heads, 0).unsqueeze(1)
         positions = (torch.arange(longest) - padding).clamp_(min=0)  # what is hidden must be finite, no more
         self._fill(inputs.page_tables[: len(starts)], positions)
         self.column = longest
         return True
 
     def _make_room(self, num_rows: int, capacity: int) -> bool:
-        shape = self.pool.shape
-        runs = (shape.num_layers, num_rows, shape.num_kv_heads)
-        num_elements = 2 * math.prod(runs) * capacity * shape.head_dim
-        if num_elements * shape.dtype.itemsize > MOST_BYTES:
+        spec = self.pool.spec
+        runs = (spec.num_layers, num_rows, spec.num_kv_heads)
+        num_elements = 2 * math.prod(runs) * capacity * spec.head_dim
+        if num_elements * spec.dtype.itemsize > MOST_BYTES:
             return False
         if len(self.storage) < num_elements:
-            self.storage = zeros((num_elements * 5 // 4,), shape.dtype, self.storage.device)
+            self.storage = zeros((num_elements * 5 // 4,), spec.dtype, self.storage.device)
         keys, values = self.storage[:num_elements].chunk(2)
-        self.keys = keys.view(*runs, shape.head_dim, capacity)
-        self.values = values.view(*runs, capacity, shape.head_dim)
+        self.keys = keys.view(*runs, spec.head_dim, capacity)
+        self.values = values.view(*runs, capacity, spec.head_dim)
         self.capacity = capacity
         return True
 
     def _fill(self, page_tables: Tensor, positions: Tensor) -> None:
         """The first columns of each row: its tokens at `positions` [rows, columns]."""
-        shape, (num_rows, columns) = self.pool.shape, positions.shape
-        pages = page_tables.gather(1, positions // shape.page_size)
-        token_rows = self.pool.token_rows_of(pages.flatten(), (positions % shape.page_size).flatten())
-        scratch = self.storage.new_empty(2 * positions.numel(), shape.row_width)
+        spec, (num_rows, columns) = self.pool.spec, positions.shape
+        pages = page_tables.gather(1, positions // spec.page_size)
+        token_rows = self.pool.token_rows_of(pages.flatten(), (positions % spec.page_size).flatten())
+        scratch = self.storage.new_empty(2 * positions.numel(), spec.row_width)
         for rows, keys, values in zip(token_rows, self.keys, self.values, strict=True):
             tokens = torch.index_select(self.pool.tokens, 0, rows, out=scratch)
-            tokens = tokens.view(num_rows, columns, 2, shape.num_kv_heads, shape.head_dim)
+            tokens = tokens.view(num_rows, columns, 2, spec.num_kv_heads, spec.head_dim)
             keys[..., :columns].copy_(tokens[:, :, 0].permute(0, 2, 3, 1))
             values[:, :, :columns].copy_(tokens[:, :, 1].transpose(1, 2))
 
@@ -103,7 +104,6 @@ class CopiedDecodes:
 
     def __init__(self, copy: RunningCopy, count: int, windows: set[int | None]) -> None:
         self.count = count
-        self.scale = copy.pool.shape.head_dim**-0.5
         self.new_keys = copy.keys.select(-1, copy.column).unbind(0)  # of each layer, [count, kv_heads, head_dim]
         self.new_values = copy.values.select(-2, copy.column).unbind(0)
         keys, values, end = copy.keys.flatten(1, 2), copy.values.flatten(1, 2), copy.column + 1
@@ -113,12 +113,12 @@ class CopiedDecodes:
             columns = slice(0 if window is None else max(0, end - window), end)
             self.seen[window] = copy.mask[..., columns], keys[..., columns].unbind(0), values[:, :, columns].unbind(0)
 
-    def attend(self, q: Tensor, kv: Tensor, layer: int, window: int | None) -> Tensor:
+    def attend(self, q: Tensor, kv: Tensor, layer: Attention) -> Tensor:
         """Attend for the first `count` tokens of q, [count, heads * head_dim]; matrix products beat SDPA's kernel."""
         keys, values = kv[: self.count].unbind(1)
-        self.new_keys[layer].copy_(keys)
-        self.new_values[layer].copy_(values)
-        mask, seen_keys, seen_values = self.seen[window]
+        self.new_keys[layer.layer].copy_(keys)
+        self.new_values[layer.layer].copy_(values)
+        mask, seen_keys, seen_values = self.seen[layer.sliding_window]
         grouped = q[: self.count].reshape(len(mask), -1, q.shape[-1])
-        scores = torch.baddbmm(mask, grouped, seen_keys[layer], alpha=self.scale)
-        return torch.bmm(scores.softmax(dim=-1), seen_values[layer]).view(self.count, -1)
+        scores = torch.baddbmm(mask, grouped, seen_keys[layer.layer], alpha=layer.scale)
+        return torch.bmm(scores.softmax(dim=-1), seen_values[layer.layer]).view(self.count, -1)

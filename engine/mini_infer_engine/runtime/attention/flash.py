@@ -11,7 +11,7 @@ PAGE_SIZE_STEP = 256
 def flash_prefill_attention(
     q: Tensor, pages: Tensor, rows: PrefillRows, *, scale: float, sliding_window: int | None, out: Tensor | None = None
 ) -> Tensor:
-    """As `kernels.prefill_attention.prefill_attention`."""
+    """As `kernels.attention.prefill_attention.prefill_attention`."""
     mixed: Tensor = flash_attn_varlen_func(
         q,
         pages[:, 0],

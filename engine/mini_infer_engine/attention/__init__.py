@@ -1,1 +1,0 @@
-"""Attention over the page pool: one interface, several backends."""

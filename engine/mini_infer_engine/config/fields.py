@@ -1,0 +1,77 @@
+"""Reading a model folder's JSON files: every error names the file, the key, the value and the remedy."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from mini_infer_engine.config.errors import ModelError
+
+_REQUIRED = object()
+
+
+class Fields:
+    """A JSON object whose reads fail with the file, the key and the value."""
+
+    def __init__(self, path: Path, values: Mapping[str, Any]) -> None:
+        self.path = path
+        self.values = values
+
+    @staticmethod
+    def read(path: Path) -> "Fields":
+        """The object in a file. ModelError: there is none, or it is no JSON object."""
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ModelError(f"{path} is missing: name a model folder in Hugging Face format, which has it.") from None
+        except (OSError, ValueError) as error:
+            raise ModelError(f"{path} cannot be read as JSON ({error}): repair it or download it again.") from None
+        if not isinstance(values, dict):
+            raise ModelError(f"{path} holds a {type(values).__name__}, not a JSON object.")
+        return Fields(path, values)
+
+    def refuse(self, key: str, remedy: str) -> ModelError:
+        """The error for a value that is not supported; `remedy` ends its sentence."""
+        return ModelError(f"{self.path}: {key} = {self.values.get(key)!r}: {remedy}")
+
+    def _get(self, key: str, kinds: tuple[type, ...], default: Any, what: str) -> Any:
+        value = self.values.get(key)
+        if value is None:
+            if default is _REQUIRED:
+                raise ModelError(f"{self.path}: {key} is missing; it must be {what}.")
+            return default
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            raise self.refuse(key, f"must be {what}.")
+        return value
+
+    def size(self, key: str, default: Any = ...) -> int:
+        """A positive integer; required unless there is a default."""
+        value = cast("int", self._get(key, (int,), _REQUIRED if default is ... else default, "a positive integer"))
+        if value <= 0:
+            raise self.refuse(key, "must be a positive integer.")
+        return value
+
+    def optional_integer(self, key: str) -> int | None:
+        """An integer, or None where the file says nothing."""
+        return cast("int | None", self._get(key, (int,), None, "an integer"))
+
+    def number(self, key: str, default: Any = ...) -> float:
+        """A number; required unless there is a default."""
+        return float(self._get(key, (int, float), _REQUIRED if default is ... else default, "a number"))
+
+    def optional_number(self, key: str) -> float | None:
+        """A number, or None where the file says nothing."""
+        value = self._get(key, (int, float), None, "a number")
+        return None if value is None else float(value)
+
+    def boolean(self, key: str, default: bool) -> bool:
+        """True or false."""
+        return cast("bool", self._get(key, (bool,), default, "true or false"))
+
+    def token_ids(self, key: str) -> tuple[int, ...]:
+        """One token id or several; () where the file says nothing."""
+        value = self._get(key, (int, list), [], "a token id or a list of them")
+        ids = value if isinstance(value, list) else [value]
+        if not all(isinstance(token_id, int) and not isinstance(token_id, bool) for token_id in ids):
+            raise self.refuse(key, "must be a token id or a list of them.")
+        return tuple(ids)

@@ -1,0 +1,83 @@
+"""How positions become rotations: what `config.json` says of it, under transformers 5's names or older ones."""
+
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from mini_infer_engine.config.errors import ModelError
+from mini_infer_engine.config.fields import Fields
+
+RopeType = Literal["default", "linear", "llama3", "yarn"]
+_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+_DEFAULT_THETA = 10_000.0
+
+
+@dataclass(frozen=True, slots=True)
+class RopeParameters:
+    """How positions become rotations; fields that a `type` does not use keep their defaults."""
+
+    type: RopeType = "default"
+    theta: float = _DEFAULT_THETA
+    factor: float = 1.0
+    original_max_position_embeddings: int = 0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+
+
+def parse_rope(fields: Fields, max_position_embeddings: int) -> RopeParameters:
+    """The one rotation of all layers, from `rope_scaling` (older files) or `rope_parameters` (transformers 5)."""
+    key, raw = rope_object(fields)
+    if any(isinstance(value, dict) for value in raw.values()):
+        raise fields.refuse(key, "different rotations for different layers are not supported.")
+    return parse_rope_object(fields, key, raw, max_position_embeddings)
+
+
+def rope_object(fields: Fields) -> tuple[str, dict[str, Any]]:
+    """The key and the object that say how to rotate; an empty object where the file has none."""
+    key = "rope_scaling" if fields.values.get("rope_scaling") else "rope_parameters"
+    raw = fields.values.get(key) or {}
+    if not isinstance(raw, dict):
+        raise fields.refuse(key, "must be an object.")
+    return key, raw
+
+
+def parse_rope_object(
+    fields: Fields, key: str, raw: dict[str, Any], max_position_embeddings: int, default_theta: float = _DEFAULT_THETA
+) -> RopeParameters:
+    """One rotation; `raw` is the object under `key`, and `rope_theta` may stand beside it in older files."""
+    theta = fields.number("rope_theta", default_theta)
+    rope = Fields(fields.path, {"rope_theta": theta, **raw})
+    rope_type = rope.values.get("rope_type") or rope.values.get("type") or "default"
+    if rope_type not in _ROPE_TYPES:
+        raise fields.refuse(key, f"rope type {rope_type!r} is not supported; supported are {', '.join(_ROPE_TYPES)}.")
+    partial = fields.number("partial_rotary_factor", rope.number("partial_rotary_factor", 1.0))
+    if partial != 1.0:
+        raise ModelError(f"{fields.path}: partial_rotary_factor = {partial}: only 1.0 is supported.")
+    original = fields.size(
+        "original_max_position_embeddings",
+        rope.size("original_max_position_embeddings", max_position_embeddings),
+    )
+    needs = ("low_freq_factor", "high_freq_factor") if rope_type == "llama3" else ()
+    for name in needs:
+        rope.number(name)
+    if rope_type in ("linear", "llama3"):
+        rope.number("factor")
+    return RopeParameters(
+        type=cast("RopeType", rope_type),
+        theta=rope.number("rope_theta"),
+        factor=rope.number("factor", max_position_embeddings / original if rope_type == "yarn" else 1.0),
+        original_max_position_embeddings=original,
+        low_freq_factor=rope.number("low_freq_factor", 1.0),
+        high_freq_factor=rope.number("high_freq_factor", 4.0),
+        beta_fast=rope.number("beta_fast", None) if rope.values.get("beta_fast") else 32.0,
+        beta_slow=rope.number("beta_slow", None) if rope.values.get("beta_slow") else 1.0,
+        attention_factor=rope.optional_number("attention_factor"),
+        mscale=rope.optional_number("mscale"),
+        mscale_all_dim=rope.optional_number("mscale_all_dim"),
+        truncate=rope.boolean("truncate", True),
+    )

@@ -1,0 +1,161 @@
+"""The decoder-only transformer that the supported architectures share; their files say what differs.
+
+Its forward exists once, in the verbs of `ops`: the same lines run by torch on a CPU and by our kernels on a GPU. It
+computes a flat list of tokens; which token belongs to which sequence is known only to the attention pass.
+"""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from mini_infer_engine.config.fields import Fields
+from mini_infer_engine.config.model_config import ModelConfig
+from mini_infer_engine.layers.attention import Attention
+from mini_infer_engine.layers.embedding import Embedding
+from mini_infer_engine.layers.linear import Linear
+from mini_infer_engine.layers.mlp import GatedMLP
+from mini_infer_engine.layers.norm import RMSNorm
+from mini_infer_engine.layers.rotary import Rotary
+from mini_infer_engine.models.kv_spec import KVSpec
+from mini_infer_engine.ops.base import AttentionPass, Ops, ResidualState, attend
+
+
+class DecoderLayer(nn.Module):
+    """Attention and MLP, each behind a norm and added to the residual stream."""
+
+    has_qk_norm: ClassVar[bool] = False
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm.of(config)
+        self.self_attn = Attention(config, layer, has_qk_norm=self.has_qk_norm)
+        self.post_attention_layernorm = RMSNorm.of(config)
+        self.mlp: nn.Module = self.make_mlp(config, layer)
+
+    def make_mlp(self, config: ModelConfig, layer: int) -> nn.Module:
+        """The feed-forward block of this layer."""
+        del layer  # other architectures have blocks of several kinds
+        return GatedMLP(config)
+
+    def forward(self, ops: Ops, state: ResidualState, attention: AttentionPass, next_norm: RMSNorm) -> ResidualState:
+        """The residual state after this layer; after the last one, of the tokens whose logits are asked for."""
+        qkv = ops.norm_linear(state, self.input_layernorm, self.self_attn.qkv_proj)
+        mixed, state = attend(qkv, self.self_attn, state, attention)
+        if not mixed.shape[0]:
+            return state  # no logits are asked for: keys and values are all that this pass is for
+        state = ops.linear_add_norm(mixed, self.self_attn.o_proj, state, self.post_attention_layernorm)
+        return self.feed_forward(ops, state, next_norm)
+
+    def feed_forward(self, ops: Ops, state: ResidualState, next_norm: RMSNorm) -> ResidualState:
+        """The residual state after the MLP."""
+        assert isinstance(self.mlp, GatedMLP)
+        gated = ops.norm_gated_linear(state, self.post_attention_layernorm, self.mlp.gate_up_proj, self.mlp.activation)
+        return ops.linear_add_norm(gated, self.mlp.down_proj, state, next_norm)
+
+
+class Decoder(nn.Module):
+    """Embeddings, layers and the last norm: the checkpoint's `model.*`."""
+
+    def __init__(self, config: ModelConfig, layer_class: type[DecoderLayer]) -> None:
+        super().__init__()
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(layer_class(config, layer) for layer in range(config.num_layers))
+        self.norm = RMSNorm.of(config)
+
+
+class DecoderModel(nn.Module):
+    """A causal language model; made under the target device and dtype, filled by `loader`, then `finish_loading`."""
+
+    layer_class: ClassVar[type[DecoderLayer]] = DecoderLayer
+    unused_checkpoint_suffixes: ClassVar[tuple[str, ...]] = ("rotary_emb.inv_freq",)
+    """Tensors of old checkpoints that are computed here."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.model = Decoder(config, self.layer_class)
+        self.lm_head = None if config.tie_word_embeddings else Linear(config.hidden_size, config.vocab_size)
+        self._tied_head: list[Linear] = []  # in a list: it is no module of its own, its weight is the embeddings'
+
+    @classmethod
+    def parse_config(cls, fields: Fields, architecture: str, eos_token_ids: tuple[int, ...]) -> ModelConfig:
+        """Read and check `config.json`. ModelError: it asks for what this architecture is not served with."""
+        raise NotImplementedError(f"{cls.__name__} reads its config in its own file")
+
+    @property
+    def layers(self) -> list[DecoderLayer]:
+        """In the order of computation."""
+        return list(self.model.layers)  # type: ignore[arg-type]  # ModuleList is untyped
+
+    @property
+    def attention_layers(self) -> list[Attention]:
+        """What the page pool and attention backends must know of each layer, in order."""
+        return [layer.self_attn for layer in self.layers]
+
+    def kv_spec(self, page_size: int, dtype: torch.dtype) -> KVSpec:
+        """What a page of `page_size` tokens holds."""
+        config = self.config
+        return KVSpec(config.num_layers, page_size, config.num_kv_heads, config.head_dim, dtype)
+
+    @property
+    def head(self) -> Linear:
+        """From the hidden width to the vocabulary."""
+        return self._tied_head[0] if self.lm_head is None else self.lm_head
+
+    def checkpoint_tensors(self) -> dict[str, Tensor]:
+        """Every tensor that a checkpoint must have, by name, with the memory that it fills."""
+        tensors: dict[str, Tensor] = {}
+        for path, module in self.named_modules():
+            if isinstance(module, Linear):
+                tensors |= module.checkpoint_tensors(path)
+            else:
+                tensors |= {f"{path}.{name}": p for name, p in module.named_parameters(recurse=False)}
+        return tensors
+
+    def is_unused(self, checkpoint_name: str) -> bool:
+        """Whether a checkpoint may have this tensor although the model does not read it."""
+        tied = self.lm_head is None and checkpoint_name == "lm_head.weight"
+        return tied or checkpoint_name.endswith(self.unused_checkpoint_suffixes)
+
+    def finish_loading(self, max_positions: int) -> None:
+        """Make what is derived from weights and config: rotary tables, laid-out norms, the tied head."""
+        weight = self.model.embed_tokens.weight
+        tables: dict[object, Rotary] = {}
+        for module in self.modules():
+            if isinstance(module, RMSNorm | Linear):
+                module.finish_loading()
+        for attention in self.attention_layers:
+            rope = attention.rope
+            if rope not in tables:
+                tables[rope] = Rotary(rope, attention.head_dim, max_positions, weight.dtype, weight.device)
+            attention.rotary = tables[rope]
+            attention.finish_loading()
+        if self.lm_head is None and not self._tied_head:
+            self._tied_head.append(Linear.borrowing(weight))
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """[tokens] int64 to [tokens, hidden], in new memory."""
+        return self.scale_embeddings(self.model.embed_tokens(token_ids))
+
+    def scale_embeddings(self, hidden: Tensor) -> Tensor:
+        """Rows of the embedding table as the first layer wants them; changed in place."""
+        if self.config.embedding_scale != 1.0:
+            hidden.mul_(torch.tensor(self.config.embedding_scale, dtype=hidden.dtype).item())
+        return hidden
+
+    def forward(self, ops: Ops, hidden: Tensor, attention: AttentionPass) -> ResidualState:
+        """Embedded tokens [tokens, hidden] to the residual state after the last layer, before the last norm.
+
+        It is the state of the tokens that `attention` selects: the last layer computes only keys and values of others.
+        """
+        state = ResidualState(hidden)
+        layers = self.layers
+        next_norms = [layer.input_layernorm for layer in layers[1:]] + [self.model.norm]
+        for layer, next_norm in zip(layers, next_norms, strict=True):
+            state = layer(ops, state, attention, next_norm)
+        return state
+
+    def logits(self, ops: Ops, state: ResidualState, out: Tensor | None = None) -> Tensor:
+        """The last norm and the head: [rows, vocab], written to `out` where one is given."""
+        return ops.logits(state, self.model.norm, self.head, out)

@@ -1,0 +1,81 @@
+"""The verbs in which models are written: what an architecture's forward may ask of a device.
+
+A model says each of its layers once; `torch_ops` computes the verbs by plain torch, `triton_ops` by our kernels, which
+fuse what stands side by side. That is why the verbs are pairs: a norm and the product that reads it, a product and the
+sum and norm that follow. What happens between the ranks of a tensor-parallel group happens inside a verb.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from mini_infer_engine.config.model_config import Activation
+from mini_infer_engine.kernels.gemm.gemm_config import DeferredRMSNorm
+from mini_infer_engine.layers.attention import Attention
+from mini_infer_engine.layers.linear import Linear
+from mini_infer_engine.layers.norm import RMSNorm
+
+
+@dataclass(frozen=True, slots=True)
+class ResidualState:
+    """The residual stream between two blocks."""
+
+    residual: Tensor  # [tokens, hidden]; a verb that adds to it may do so in place
+    normed: Tensor | DeferredRMSNorm | None = None
+    """What the next norm makes of it, where the last verb has computed that, or begun to, on its way."""
+
+    def select(self, rows: Tensor) -> "ResidualState":
+        """Some of its rows [rows] int64, before the next norm."""
+        return ResidualState(self.residual.index_select(0, rows))
+
+
+class AttentionPass(Protocol):
+    """Attention of one forward pass, with all that does not depend on the layer already computed."""
+
+    logits_indices: Tensor | None
+    """[rows] int64: the tokens whose logits are asked for; None: all tokens of the pass."""
+
+    def attend(self, qkv: Tensor, layer: Attention) -> Tensor:
+        """Normalise and rotate q and k, write k and v into the page pool, attend: [tokens, heads * head_dim].
+
+        qkv is [tokens, (heads + 2 * kv_heads) * head_dim], q then k then v, and may be overwritten. The last layer
+        returns [rows of logits_indices, heads * head_dim].
+        """
+
+
+class Ops(Protocol):
+    """See the module. Every verb takes activations of [tokens, width] in the model's dtype."""
+
+    def norm_linear(self, state: ResidualState, norm: RMSNorm, linear: Linear) -> Tensor:
+        """linear(norm(residual)): [tokens, out_features]."""
+
+    def norm_gated_linear(self, state: ResidualState, norm: RMSNorm, linear: Linear, activation: Activation) -> Tensor:
+        """activation(gate) * up, where gate and up are the two halves of linear(norm(residual))."""
+
+    def linear_add_norm(self, x: Tensor, linear: Linear, state: ResidualState, next_norm: RMSNorm) -> ResidualState:
+        """Residual + linear(x), prepared for `next_norm` where that costs nothing."""
+
+    def linear_norm_add_norm(
+        self, x: Tensor, linear: Linear, norm: RMSNorm, state: ResidualState, next_norm: RMSNorm
+    ) -> ResidualState:
+        """Residual + norm(linear(x)), for blocks that normalise what they add."""
+
+    def norm(self, state: ResidualState, norm: RMSNorm) -> Tensor:
+        """The normalised residual stream, for blocks that read it more than once."""
+
+    def logits(self, state: ResidualState, norm: RMSNorm, head: Linear, out: Tensor | None = None) -> Tensor:
+        """head(norm(residual)): [rows, vocab], written to `out` where one is given."""
+
+    def add_norm(self, x: Tensor, state: ResidualState, next_norm: RMSNorm) -> ResidualState:
+        """Residual + x, for blocks that are not one product."""
+
+
+def attend(
+    qkv: Tensor, layer: Attention, state: ResidualState, attention: AttentionPass
+) -> tuple[Tensor, ResidualState]:
+    """What a layer's attention mixes, and the residual state of the same tokens: fewer of them after the last layer."""
+    mixed = attention.attend(qkv, layer)
+    if layer.is_last and attention.logits_indices is not None:
+        state = state.select(attention.logits_indices)
+    return mixed, state

@@ -1,0 +1,141 @@
+"""Attention in plain torch, for any device and page size: the truth that the others are tested against.
+
+Decode rows go through one call, padded to the longest of them; prefill chunks one by one.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from mini_infer_engine.layers.attention import Attention
+from mini_infer_engine.layers.norm import rms_norm
+from mini_infer_engine.layers.rotary import Rotary, rotate_
+from mini_infer_engine.runtime.attention.masks import additive, decode_masks
+from mini_infer_engine.runtime.attention.running_copy import CopiedDecodes, RunningCopy
+from mini_infer_engine.runtime.inputs import PassInputs
+from mini_infer_engine.runtime.kv_pool import KVPool
+
+
+class TorchAttention:
+    """scaled_dot_product_attention over gathered pages; fp32 decodes on a CPU read a copy that follows them instead."""
+
+    def __init__(self, layers: Sequence[Attention], pool: KVPool) -> None:
+        self.pool = pool
+        self.windows = {layer.sliding_window for layer in layers}
+        copies = pool.pages.device.type == "cpu" and pool.spec.dtype == torch.float32
+        self.copy = RunningCopy(pool) if copies else None
+
+    def prepare(self, inputs: PassInputs, logits_indices: Tensor | None) -> "TorchAttentionPass":
+        """Gather indices for all layers, and one set of masks for each window that the model uses."""
+        return TorchAttentionPass(self, inputs, logits_indices)
+
+
+class TorchAttentionPass:
+    """See `TorchAttention` and `ops.base.AttentionPass`."""
+
+    def __init__(self, backend: TorchAttention, inputs: PassInputs, logits_indices: Tensor | None) -> None:
+        self.logits_indices = logits_indices
+        self.pool, windows = backend.pool, backend.windows
+        self.num_decodes = inputs.num_decodes
+        self.token_rows = self.pool.token_rows_of(inputs.write_pages, inputs.write_offsets)
+        copied = backend.copy.follow(inputs, windows) if backend.copy is not None else None
+        self.decodes: CopiedDecodes | _GatheredDecodes | None = copied
+        if inputs.num_decodes and copied is None:
+            self.decodes = _GatheredDecodes(self.pool, inputs, windows)
+        rows = range(inputs.num_decodes, len(inputs.counts))
+        self.prefills = [_PrefillRow(self.pool, inputs, row, windows) for row in rows]
+        self._positions = inputs.positions
+        self._rotations: dict[Rotary, tuple[Tensor, Tensor]] = {}
+
+    def attend(self, qkv: Tensor, layer: Attention) -> Tensor:
+        """See `AttentionPass.attend`."""
+        q, kv = self._rotated(qkv, layer)
+        mixed = self.attend_rotated(q, kv, layer)
+        if layer.is_last and self.logits_indices is not None:
+            return mixed.index_select(0, self.logits_indices)
+        return mixed
+
+    def _rotated(self, qkv: Tensor, layer: Attention) -> tuple[Tensor, Tensor]:
+        """[tokens, heads, head_dim] and [tokens, 2, kv_heads, head_dim], views of qkv, which is changed in place."""
+        heads = qkv.view(-1, layer.num_heads + 2 * layer.num_kv_heads, layer.head_dim)
+        qk = heads[:, : layer.num_heads + layer.num_kv_heads]
+        if layer.qk_norm_weight is not None and layer.q_norm is not None:
+            rms_norm(qk, layer.qk_norm_weight, layer.q_norm.eps, out=qk)
+        assert layer.rotary is not None, "finish_loading comes before the first pass"
+        if layer.rotary not in self._rotations:
+            self._rotations[layer.rotary] = layer.rotary.lookup(self._positions)
+        rotate_(qk, *self._rotations[layer.rotary])
+        kv = heads[:, layer.num_heads :]
+        return heads[:, : layer.num_heads], kv.view(-1, 2, layer.num_kv_heads, layer.head_dim)
+
+    def attend_rotated(self, q: Tensor, kv: Tensor, layer: Attention) -> Tensor:
+        """Write the new keys and values into the pool, then attend: [tokens, heads * head_dim]."""
+        kv = kv.contiguous()
+        self.pool.tokens.index_copy_(0, self.token_rows[layer.layer], kv.view(-1, self.pool.spec.row_width))
+        outputs: list[Tensor] = []
+        if self.decodes is not None:
+            outputs.append(self.decodes.attend(q, kv, layer))
+        begin = self.num_decodes
+        for prefill in self.prefills:
+            end = begin + prefill.count
+            outputs.append(prefill.attend(q[begin:end], kv[begin:end], layer))
+            begin = end
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+
+class _GatheredDecodes:
+    """All decode rows at once. The query heads that share a kv head stand where query positions usually do."""
+
+    def __init__(self, pool: KVPool, inputs: PassInputs, windows: set[int | None]) -> None:
+        self.pool = pool
+        self.count = inputs.num_decodes
+        self.longest = max(inputs.starts[: self.count]) + 1
+        pages = -(-self.longest // pool.spec.page_size)
+        self.gather_rows = pool.gather_rows(inputs.page_tables[: self.count, :pages])
+        masks = decode_masks(inputs, self.longest, windows, pool.spec.dtype)
+        self.masks = {window: mask[:, None, None] for window, mask in masks.items()}  # [rows, 1, 1, longest]
+
+    def attend(self, q: Tensor, _kv: Tensor, layer: Attention) -> Tensor:
+        keys, values = self.pool.gather(self.gather_rows[layer.layer], self.count)
+        keys, values = keys[:, : self.longest].transpose(1, 2), values[:, : self.longest].transpose(1, 2)
+        grouped = q[: self.count].reshape(self.count, keys.shape[1], -1, keys.shape[3])
+        mask = self.masks[layer.sliding_window]
+        out = functional.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=layer.scale)
+        return out.reshape(self.count, -1)
+
+
+class _PrefillRow:
+    """One chunk of one prompt."""
+
+    def __init__(self, pool: KVPool, inputs: PassInputs, row: int, windows: set[int | None]) -> None:
+        self.pool = pool
+        self.start, self.count = inputs.starts[row], inputs.counts[row]
+        self.end = self.start + self.count
+        self.masks: dict[int | None, Tensor | None] = {}
+        if self.start:
+            pages = -(-self.end // pool.spec.page_size)
+            self.gather_rows = pool.gather_rows(inputs.page_tables[row, :pages])
+        key_positions = torch.arange(self.end, device=inputs.ends.device)
+        query_positions = key_positions[self.start :, None]
+        for window in windows:
+            if self.start == 0 and (window is None or window >= self.end):
+                self.masks[window] = None  # plainly causal
+                continue
+            visible = key_positions <= query_positions
+            if window is not None:
+                visible &= key_positions > query_positions - window
+            self.masks[window] = additive(visible, pool.spec.dtype)  # [count, end]
+
+    def attend(self, q: Tensor, kv: Tensor, layer: Attention) -> Tensor:
+        k, v = kv.unbind(1)
+        if self.start:
+            keys, values = self.pool.gather(self.gather_rows[layer.layer], 1)
+            k, v = keys[0, : self.end], values[0, : self.end]
+        mask = self.masks[layer.sliding_window]
+        q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))  # [1, heads, tokens, head_dim]
+        out = functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=mask is None, scale=layer.scale, enable_gqa=q.shape[1] != k.shape[1]
+        )
+        return out.squeeze(0).transpose(0, 1).reshape(self.count, -1)

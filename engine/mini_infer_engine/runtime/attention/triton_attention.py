@@ -1,0 +1,172 @@
+"""Attention of one pass by our kernels: which rows decode, which are prompt chunks, and where keys and values go.
+
+It plans; `kernels.attention` compute. It knows neither requests nor whether a pass is captured in a CUDA graph.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mini_infer_engine.kernels.attention.decode_attention import decode_attention
+from mini_infer_engine.kernels.attention.decode_plan import plan_decode
+from mini_infer_engine.kernels.attention.prefill_attention import prefill_attention, prefill_shape
+from mini_infer_engine.kernels.attention.prefill_rows import PrefillRows
+from mini_infer_engine.kernels.attention.rope_kv import Rotation, rope_kv
+from mini_infer_engine.kernels.context import KernelContext
+from mini_infer_engine.layers.attention import Attention
+from mini_infer_engine.runtime.inputs import PassInputs
+from mini_infer_engine.runtime.kv_pool import KVPool
+
+Attend = Callable[..., Tensor]
+"""(qkv [tokens, (heads + 2 * kv_heads) * head_dim], layer, out or none) to [tokens, heads * head_dim]."""
+
+
+@dataclass(frozen=True, slots=True)
+class TritonAttentionPass:
+    """See `ops.base.AttentionPass`."""
+
+    every_token: Attend
+    selected: Attend
+    """Of the last layer: keys and values of all tokens, attention of those at `logits_indices` alone."""
+    logits_indices: Tensor | None
+
+    def attend(self, qkv: Tensor, layer: Attention) -> Tensor:
+        """See `AttentionPass.attend`."""
+        is_selected = layer.is_last and self.logits_indices is not None
+        return (self.selected if is_selected else self.every_token)(qkv, layer)
+
+
+class TritonAttention:
+    """Makes passes over one page pool. `longest_sequence` in tokens bounds every plan, so none is compiled late."""
+
+    def __init__(
+        self,
+        layers: Sequence[Attention],
+        pool: KVPool,
+        longest_sequence: int,
+        kernels: KernelContext,
+        run_prefill: Callable[..., Tensor] | None = None,
+    ) -> None:
+        self.page_size = pool.spec.page_size
+        self.pages = pool.pages.unbind(1)  # of each layer [pages, 2, page_size, kv_heads, head_dim]
+        self.rotations = [_rotation(layer) for layer in layers]
+        self.windows = {layer.sliding_window for layer in layers}
+        self._longest_sequence = longest_sequence
+        self._kv_heads, self._group = layers[0].num_kv_heads, layers[0].num_heads // layers[0].num_kv_heads
+        self._policy, self._workspace = kernels.policy, kernels.workspace
+        self._run_prefill = run_prefill or self._paged_prefill
+
+    def decode(self, tables: Tensor, slots: Tensor, positions: Tensor) -> Attend:
+        """One new token a row: `tables` [slots, width] is read at row `slots`, tokens stand at `positions`."""
+        config = self._policy.decode_config(positions.shape[0], self._kv_heads)
+        plans = {
+            window: plan_decode(
+                slots, positions, self._kv_heads, self._longest_sequence, window, config=config, group=self._group
+            )
+            for window in self.windows
+        }
+
+        def attend(qkv: Tensor, layer: Attention, out: Tensor | None = None) -> Tensor:
+            rotation, pages, plan = self.rotations[layer.layer], self.pages[layer.layer], plans[layer.sliding_window]
+            return decode_attention(
+                qkv, rotation, pages, tables, plan, scale=layer.scale, workspace=self._workspace, out=out
+            )
+
+        return attend
+
+    def prefill(self, rows: PrefillRows, positions: Tensor, kv_index: Tensor, selected: Tensor | None = None) -> Attend:
+        """Prompt chunks; attention of the `selected` tokens alone where given, which `rows` then describes."""
+
+        def attend(qkv: Tensor, layer: Attention, out: Tensor | None = None) -> Tensor:
+            pages = self.pages[layer.layer]
+            q = rope_kv(qkv, self.rotations[layer.layer], positions, kv_index, pages)
+            if selected is not None:
+                q = q.index_select(0, selected)
+            window = layer.sliding_window
+            return self._run_prefill(q, pages, rows, scale=layer.scale, sliding_window=window, out=out)
+
+        return attend
+
+    def _paged_prefill(
+        self, q: Tensor, pages: Tensor, rows: PrefillRows, *, scale: float, sliding_window: int | None, out: Tensor | None
+    ) -> Tensor:
+        """The faster of our two kernels."""
+        config = self._policy.prefill_config(prefill_shape(q, pages, rows, sliding_window))
+        return prefill_attention(
+            q,
+            pages,
+            rows,
+            scale=scale,
+            config=config,
+            workspace=self._workspace,
+            sliding_window=sliding_window,
+            out=out,
+        )
+
+    def plan(self, inputs: PassInputs, *, every_token: bool) -> TritonAttentionPass:
+        """A mixed pass, decode rows first; with `every_token` the logits of all tokens are asked for."""
+        decodes = inputs.num_decodes
+        tables = inputs.page_tables.to(torch.int32)
+        decode = prefill = prefill_selected = None
+        if decodes:
+            own_rows = torch.arange(decodes, dtype=torch.int32, device=tables.device)
+            decode = self.decode(tables, own_rows, inputs.positions[:decodes])
+        if len(inputs.counts) > decodes:
+            ends = inputs.ends[decodes:].to(torch.int32)
+            longest_key = max(start + count for start, count in zip(inputs.starts, inputs.counts, strict=True))
+            # 32 bits as in the graphs, whose kernel then serves here too and need not be compiled in a request's time.
+            positions = inputs.positions[decodes:].to(torch.int32)
+            kv_index = (inputs.write_pages * self.page_size + inputs.write_offsets)[decodes:].to(torch.int32)
+
+            def chunks(query_starts: Tensor, longest_query: int, selected: Tensor | None = None) -> Attend:
+                starts = (query_starts[decodes:] - decodes).to(torch.int32)
+                rows = PrefillRows(tables[decodes:], starts, ends, longest_query, longest_key)
+                return self.prefill(rows, positions, kv_index, selected)
+
+            prefill = chunks(inputs.query_starts, max(inputs.counts))
+            prefill_selected = chunks(inputs.sample_starts, 1, inputs.sample_rows[decodes:] - decodes)
+        num_selected = inputs.sample_rows.shape[0]
+        return TritonAttentionPass(
+            _side_by_side(decode, prefill, decodes, inputs.num_tokens),
+            _side_by_side(decode, prefill_selected, decodes, num_selected),
+            None if every_token else inputs.sample_rows,
+        )
+
+
+def decodes_before_prefill(prefill: Attend, decode: Attend, num_decodes: int) -> Attend:
+    """Attention of a captured pass, where the border between decode rows and prompt chunks moves up to `num_decodes`.
+
+    Decode rows are written last: the prefill kernels may leave anything in rows that are not theirs.
+    """
+
+    def attend(qkv: Tensor, layer: Attention) -> Tensor:
+        mixed = prefill(qkv, layer)
+        decode(qkv[:num_decodes], layer, mixed[:num_decodes])
+        return mixed
+
+    return attend
+
+
+def _side_by_side(decode: Attend | None, prefill: Attend | None, decodes: int, tokens: int) -> Attend:
+    """Attention whose first `decodes` tokens are `decode`'s and whose others `prefill`'s; it returns `tokens`."""
+    if decode is None or prefill is None:
+        attend = decode or prefill
+        assert attend is not None, "a pass has rows"
+        return attend
+
+    def attend_both(qkv: Tensor, layer: Attention) -> Tensor:
+        mixed = qkv.new_empty((tokens, layer.num_heads * layer.head_dim))
+        decode(qkv[:decodes], layer, mixed[:decodes])
+        prefill(qkv[decodes:], layer, mixed[decodes:])
+        return mixed
+
+    return attend_both
+
+
+def _rotation(layer: Attention) -> Rotation:
+    assert layer.rotary is not None, "finish_loading comes before the first pass"
+    if layer.q_norm is None or layer.k_norm is None:
+        return Rotation(layer.rotary.table)
+    return Rotation(layer.rotary.table, layer.q_norm.weight, layer.k_norm.weight, layer.q_norm.eps)

@@ -1,0 +1,319 @@
+"""Passes on an NVIDIA GPU: our kernels over batch state that lives on the device, by CUDA graphs where shapes repeat.
+
+A pass is a forward, which leaves logits, and sampling, which reads them. Decode rows and small prompts are replayed;
+everything else runs the same kernels one by one. It decides nothing about what is in a batch.
+"""
+
+import itertools
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from functools import partial
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+from triton import AsyncCompileMode
+
+from mini_infer_engine.config.settings import EngineSettings
+from mini_infer_engine.core.batch import Batch, Row
+from mini_infer_engine.core.request import Request, SamplingParams
+from mini_infer_engine.kernels.attention.prefill_attention import prefill_attention, prefill_shape
+from mini_infer_engine.kernels.attention.prefill_rows import PrefillRows
+from mini_infer_engine.kernels.gemm.gemm_rules import K_SPLITS
+from mini_infer_engine.kernels.context import KernelContext
+from mini_infer_engine.kernels.mechanisms import Mechanism
+from mini_infer_engine.kernels.norm.rms_norm import add_rms_norm
+from mini_infer_engine.kernels.sampling.penalise import count_sampled, penalised
+from mini_infer_engine.ops.base import ResidualState
+from mini_infer_engine.ops.triton_ops import TritonOps
+from mini_infer_engine.runtime.attention.triton_attention import TritonAttention
+from mini_infer_engine.runtime.cuda_graphs import (
+    CapturedModel,
+    DecodeGraph,
+    PrefillGraph,
+    decode_buckets,
+    decodes_beside,
+    is_launch_bound,
+    prefill_buckets,
+    prefill_sequences,
+)
+from mini_infer_engine.runtime.cuda_sampling import CudaPassHandle, CudaSampling
+from mini_infer_engine.runtime.device_state import DeviceBatchState, page_table_width, refuses_suppressed
+from mini_infer_engine.runtime.inputs import PassInputs, build_inputs
+from mini_infer_engine.runtime.kv_pool import KVPool
+from mini_infer_engine.runtime.prompt_logprobs import PromptLogprobs
+from mini_infer_engine.runtime.worker import ModelWorker
+
+log = logging.getLogger(__name__)
+
+_COMPILERS = 16
+"""At a time. Batches that want the same kernel wait for one of them: else each compiles it, 130 kernels for 39."""
+_GRAPH_OBJECT_BYTES = 1 << 20
+"""Of the driver, for a recorded graph, beside the memory that its kernels use."""
+
+Forward = Callable[[], None]
+
+
+class CudaExecutor:
+    """See `executor.Executor`. `settings.enforce_eager` keeps the kernels and leaves the graphs."""
+
+    default_page_size: int = 128  # what the attention kernels read in one go
+    page_size_step: int = 16
+
+    def __init__(self, worker: ModelWorker, pool: KVPool, settings: EngineSettings) -> None:
+        self.worker, self.pool, self.settings = worker, pool, settings
+        model, device = worker.model, worker.device
+        longest = settings.max_model_len or worker.config.max_position_embeddings
+        width = page_table_width(longest, pool.spec.page_size)
+        self.kernels = KernelContext.of(device, settings.disable)
+        self.ops = TritonOps(self.kernels)
+        self.state = DeviceBatchState(settings.max_num_seqs, width, pool.null_page, device)
+        longest = width * pool.spec.page_size
+        self.attention = TritonAttention(model.attention_layers, pool, longest, self.kernels, self.prefill_kernel())
+        buckets, prefills = decode_buckets(settings.max_num_seqs), self._prefill_sizes()
+        most_rows = max((decodes + prefill_sequences(tokens) for tokens, decodes in prefills), default=0)
+        self.sampling = CudaSampling(self.state, worker.config.vocab_size, worker.dtype, buckets, most_rows, workspace)
+        self.decode_graphs: dict[int, DecodeGraph] = {}
+        self.prefill_graphs: dict[int, PrefillGraph] = {}
+
+    @staticmethod
+    def prefill_kernel() -> Callable[..., Tensor] | None:
+        """What attends from prompt chunks; None: our own kernel."""
+        return None
+
+    def _prefill_sizes(self) -> list[tuple[int, int]]:
+        """(tokens, decode rows at most) of the passes with prompts that are captured."""
+        policy, largest = self.kernels.policy, self.settings.max_num_seqs
+        if self.settings.enforce_eager or not policy.uses(Mechanism.PREFILL_GRAPHS):
+            return []
+        separate = policy.uses(Mechanism.SEPARATE_DECODE_GRAPHS)
+        launch_bound = separate and is_launch_bound(self.worker.weight_bytes)
+        buckets = prefill_buckets(self.settings.max_num_batched_tokens or 1 << 30, launch_bound=launch_bound)
+        return [(tokens, decodes_beside(tokens, largest, launch_bound=launch_bound)) for tokens in buckets]
+
+    # -- Before the first request
+
+    def compile_kernels(self, most_tokens: int) -> None:
+        """Every kernel in its variants, several at a time: one by one they would be most of a cold start."""
+        asks = SamplingParams()
+        largest = min(self.settings.max_num_seqs, most_tokens)
+        # Where products or decode attention change their kernel with the number of rows.
+        decodes = [size for size in (1, 9, 17, 33, 65, 129, 257) if size <= largest]
+        batches = [Batch([Row(slot, 0, 1, [0], [0], asks) for slot in range(rows)], rows) for rows in decodes]
+        for tokens in {min(tokens, most_tokens) for tokens in (16, 32, 64, 512, 4096)}:
+            pages = list(range(-(-tokens // self.pool.spec.page_size)))
+            batches.append(Batch([Row(0, 0, tokens, [0] * tokens, pages, asks)], 0))
+
+        def run(batch: Batch) -> None:
+            torch.cuda.set_device(self.worker.device)
+            with torch.inference_mode():
+                self.state.begin(batch.rows[batch.num_decodes :])
+                state = self._eager(batch, every_token=False)[1]
+                logits = self.worker.model.logits(self.ops, state)
+                slots = torch.full((len(logits),), self.state.padding_slot, dtype=torch.int32, device=logits.device)
+                self.sampling.sample(logits, slots, filtered=True)
+
+        works: list[Callable[[], None]] = [self._compile_rare_kernels, *(partial(run, batch) for batch in batches)]
+        with (
+            ThreadPoolExecutor(_COMPILERS) as compilers,
+            AsyncCompileMode(compilers),
+            ThreadPoolExecutor(len(works)) as threads,
+        ):
+            # All on one stream: what kernels leave to each other in the workspace stays theirs.
+            for future in [threads.submit(copy_context().run, work) for work in works]:
+                future.result()
+
+    def _compile_rare_kernels(self) -> None:
+        """Page updates, plain sampling, sums of products, attention of passes that no graph holds.
+
+        No request waits for a compiler.
+        """
+        worker, policy, workspace = self.worker, self.kernels.policy, self.kernels.workspace
+        torch.cuda.set_device(worker.device)
+        self.state.compile_updates()
+        logits = torch.zeros((1, worker.config.vocab_size), dtype=worker.dtype, device=worker.device)
+        padding = torch.full((1,), self.state.padding_slot, dtype=torch.int32, device=worker.device)
+        scores = penalised(logits, padding, self.sampling.penalties)  # fp32, as what a bias or a ban has changed is
+        for values, filtered in itertools.product((logits, scores), (False, True)):
+            self.sampling.sample(values, padding, filtered=filtered)
+        penalised(scores, padding, self.sampling.penalties)
+        count_sampled(padding, self.state.state, self.sampling.penalties)
+        config, device = worker.config, worker.device
+        summands = torch.zeros((max(K_SPLITS), 1, config.hidden_size), dtype=worker.dtype, device=device)
+        norm = worker.model.model.norm
+        for splits in K_SPLITS:
+            add_rms_norm(summands[0].clone(), summands[:splits], norm.weight, norm.eps)
+        if self.prefill_kernel() is not None:
+            return  # flash-attn is compiled already
+        token = torch.zeros((1, config.num_heads, config.head_dim), dtype=worker.dtype, device=device)
+        ends = torch.ones(1, dtype=torch.int32, device=device)
+        starts = torch.tensor([0, 1], dtype=torch.int32, device=device)
+        pages = self.attention.pages[0]
+        # One token attends. It is told to be many where that decides the variant: whether programs share a sequence.
+        for tokens, longest_key in itertools.product((1, 1 << 16), (1 << 10, 1 << 14)):
+            q, out = token.expand(tokens, -1, -1), torch.empty_like(token).flatten(1).expand(tokens, -1)
+            rows = PrefillRows(self.state.page_tables[-1:], starts, ends, 1, longest_key)
+            for window in self.attention.windows:
+                config = policy.flash_attention_2_config(prefill_shape(q, pages, rows, window))
+                prefill_attention(
+                    q, pages, rows, scale=1.0, config=config, workspace=workspace, sliding_window=window, out=out
+                )
+        if hopper := policy.hopper_prefill_config(prefill_shape(token, pages, rows)):
+            prefill_attention(token, pages, rows, scale=1.0, config=hopper, workspace=workspace)
+
+    def capture(self) -> None:
+        """Record the graphs, largest first, so that all share the largest one's memory."""
+        if self.settings.enforce_eager:
+            return
+        started = time.perf_counter()
+        memory = torch.cuda.graph_pool_handle()
+        prefills, buckets = self._prefill_sizes(), self.sampling.buckets
+        total, hide = len(prefills) + len(buckets), not sys.stderr.isatty()
+        with torch.inference_mode(), tqdm(total=total, desc="Capturing CUDA graphs", disable=hide) as progress:
+            for tokens, decodes in reversed(prefills):
+                self.prefill_graphs[tokens] = PrefillGraph(self._captured_model(), tokens, decodes, memory)
+                progress.update()
+            self.prefill_graphs = dict(sorted(self.prefill_graphs.items()))
+            for bucket in reversed(buckets):
+                self.decode_graphs[bucket] = DecodeGraph(self._captured_model(), bucket, memory)
+                self.sampling.capture(bucket, memory)
+                progress.update()
+        torch.cuda.synchronize()
+        log.info("captured %d CUDA graphs in %.1f s", total, time.perf_counter() - started)
+
+    def graph_bytes(self) -> int:
+        """See `Executor.graph_bytes`: the largest prefill and the largest decode, whose memory the others share.
+
+        For an executor that is thrown away: its sampling graphs stay.
+        """
+        if self.settings.enforce_eager:
+            return 0
+        device = self.worker.device
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        before = torch.cuda.mem_get_info(device)[0]
+        memory = torch.cuda.graph_pool_handle()
+        prefills, buckets = self._prefill_sizes(), self.sampling.buckets
+        with torch.inference_mode():
+            kept: list[object] = [
+                PrefillGraph(self._captured_model(), tokens, decodes, memory) for tokens, decodes in prefills[-1:]
+            ]
+            kept.append(DecodeGraph(self._captured_model(), buckets[-1], memory))
+            self.sampling.capture(buckets[-1], memory)
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        taken = before - torch.cuda.mem_get_info(device)[0]
+        kept.clear()
+        objects = len(prefills) + 3 * len(buckets)
+        return max(0, taken) + objects * _GRAPH_OBJECT_BYTES
+
+    def _captured_model(self) -> CapturedModel:
+        sampling = self.sampling
+        return CapturedModel(
+            model=self.worker.model,
+            ops=self.ops,
+            attention=self.attention,
+            state=self.state,
+            slots=sampling.slots,
+            logits=sampling.logits,
+            null_page=self.pool.null_page,
+        )
+
+    # -- Passes
+
+    def refuses(self, request: Request) -> str | None:
+        """See `Runner.refuses`."""
+        return refuses_suppressed(request.sampling, self.worker.config.eos_token_ids)
+
+    def launch(self, batch: Batch) -> CudaPassHandle:
+        """See `Executor.launch`."""
+        handle = CudaPassHandle(batch.rows, self.state.state.on_host)
+        prefills = batch.rows[batch.num_decodes :]
+        with torch.inference_mode():
+            self.pool.copy(batch.copies)
+            self.state.forget_pages(prefills)
+            for row in prefills:
+                self.sampling.penalties.begin(row)
+            for indices, forward in self._forwards(batch, handle):
+                rows = [batch.rows[index] for index in indices]
+                self.sampling.load(rows)
+                forward()
+                self.sampling.run(rows, indices, handle)
+            handle.done.record()
+        return handle
+
+    def _forwards(self, batch: Batch, handle: CudaPassHandle) -> Iterator[tuple[Sequence[int], Forward]]:
+        """The parts of a pass, in order: indices of rows, and what computes their logits.
+
+        All rows in one part, or, where the graph for the prompts takes no decode rows, those in a part before it.
+        """
+        num_decodes, num_rows = batch.num_decodes, len(batch.rows)
+        decodes, prefills = batch.rows[:num_decodes], batch.rows[num_decodes:]
+        wants_prompts = any(row.prompt_targets for row in prefills)
+        graph = None if wants_prompts else self._prefill_graph(num_decodes, prefills)
+        if not prefills and self.decode_graphs:
+            yield range(num_rows), partial(self._decode_graph(num_rows).run, decodes)
+        elif graph is None:
+            sampling = [index for index, row in enumerate(batch.rows) if row.sampling is not None]
+            yield sampling, partial(self._run_eagerly, batch, handle)
+        elif graph.num_decodes or not decodes:
+            yield range(num_rows), partial(graph.run, decodes, prefills)
+        else:
+            yield range(num_decodes), partial(self._decode_graph(num_decodes).run, decodes)
+            yield range(num_decodes, num_rows), partial(graph.run, [], prefills)
+
+    def _decode_graph(self, rows: int) -> DecodeGraph:
+        return self.decode_graphs[self.sampling.bucket(rows)]
+
+    def _prefill_graph(self, num_decodes: int, prefills: list[Row]) -> PrefillGraph | None:
+        """The smallest captured pass with room for these prompts, and for the decode rows if its kind takes any."""
+        tokens = sum(row.count for row in prefills)
+        for graph in self.prefill_graphs.values():
+            beside = num_decodes if graph.num_decodes else 0
+            if graph.holds(tokens + beside, beside, len(prefills)):
+                return graph
+        return None
+
+    def _run_eagerly(self, batch: Batch, handle: CudaPassHandle) -> None:
+        """Any batch, kernel by kernel: the logits of the rows that sample, and log probabilities of prompts."""
+        self.state.begin([row for row in batch.rows[batch.num_decodes :] if row.sampling is not None])
+        wants_prompts = any(row.prompt_targets for row in batch.rows)
+        inputs, state = self._eager(batch, every_token=wants_prompts)
+        if wants_prompts:
+            handle.prompt_logprobs = PromptLogprobs.of(batch.rows, state, partial(self.worker.model.logits, self.ops))
+            state = state.select(inputs.sample_rows)
+        if num_samples := inputs.sample_rows.shape[0]:
+            self.worker.model.logits(self.ops, state, self.sampling.logits[:num_samples])
+
+    def logits(self, batch: Batch) -> Tensor:
+        """See `Executor.logits`."""
+        with torch.inference_mode():
+            return self.worker.model.logits(self.ops, self._eager(batch, every_token=True)[1])
+
+    def _eager(self, batch: Batch, *, every_token: bool) -> tuple[PassInputs, ResidualState]:
+        """Inputs, and the residual state of all tokens or of those that sample."""
+        inputs = build_inputs(batch, self.pool.spec.page_size, self.pool.null_page, self.worker.device)
+        token_ids, model = inputs.token_ids, self.worker.model
+        if inputs.pending_slots.shape[0]:
+            pending = self.state.state.last_tokens.index_select(0, inputs.pending_slots)
+            token_ids = token_ids.index_copy(0, inputs.pending_tokens, pending)
+        attention = self.attention.plan(inputs, every_token=every_token)
+        return inputs, model(self.ops, model.embed(token_ids), attention)
+
+
+class FlashPrefillExecutor(CudaExecutor):
+    """With flash-attn instead of our kernels for prompt chunks."""
+
+    default_page_size: int = 256  # what flash-attn asks for
+    page_size_step: int = 256
+
+    @staticmethod
+    def prefill_kernel() -> Callable[..., Tensor] | None:
+        """flash-attn's."""
+        from mini_infer_engine.runtime.attention.flash import flash_prefill_attention
+
+        return flash_prefill_attention

@@ -1,0 +1,166 @@
+"""Logits to tokens on a GPU: one buffer where every pass leaves its logits, and the sampling that reads it.
+
+Rows that ask for nothing but temperature and filters are sampled by CUDA graphs. Where a row asks for more (bias, bans,
+penalties, log probabilities) the same stages run kernel by kernel. Every stage knows slots, none knows a forward pass.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mini_infer_engine.core.batch import Row
+from mini_infer_engine.core.result import PassResult
+from mini_infer_engine.device import to_device
+from mini_infer_engine.kernels.sampling.penalise import count_sampled, penalised
+from mini_infer_engine.kernels.sampling.sample import sample
+from mini_infer_engine.kernels.sampling.sampling_state import HOST_RING_DEPTH
+from mini_infer_engine.kernels.context import KernelContext
+from mini_infer_engine.runtime.cuda_graphs import record
+from mini_infer_engine.runtime.device_state import DeviceBatchState
+from mini_infer_engine.runtime.prompt_logprobs import PromptLogprobs
+from mini_infer_engine.runtime.staging import PinnedStaging
+from mini_infer_engine.sampling.logit_changes import build_logit_changes
+from mini_infer_engine.sampling.logprobs import LogprobTensors, most_of, rows_with_logprobs, token_logprobs
+from mini_infer_engine.sampling.penalties import Penalties
+
+_UPLOADS_IN_FLIGHT = 4
+"""Two passes of two parts each: decode rows by one graph, prompt chunks by another."""
+
+
+class CudaPassHandle:
+    """A launched pass: the sampling kernel writes its tokens to the host, so no copy stands between two passes."""
+
+    def __init__(self, rows: list[Row], on_host: Tensor) -> None:
+        self._places = [
+            (index, row.slot * HOST_RING_DEPTH + row.output_index % HOST_RING_DEPTH)
+            for index, row in enumerate(rows)
+            if row.sampling is not None
+        ]
+        self._num_rows, self._on_host = len(rows), on_host
+        self.logprobs: list[tuple[list[tuple[int, int]], LogprobTensors]] = []
+        """For each part of the pass, (row of the batch, number of most likely tokens) and their tensors."""
+        self.prompt_logprobs: PromptLogprobs | None = None
+        self.done = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's
+
+    def result(self) -> PassResult:
+        """See `PassHandle.result`."""
+        self.done.synchronize()
+        tokens = self._on_host.flatten().numpy().data
+        result = PassResult([()] * self._num_rows)
+        for row, place in self._places:
+            result.tokens[row] = (tokens[place],)
+        for asked, tensors in self.logprobs:
+            told = tensors.read([number for _, number in asked])
+            result.logprobs |= {row: [one] for (row, _), one in zip(asked, told, strict=True)}
+        if self.prompt_logprobs is not None:
+            result.prompt_logprobs = self.prompt_logprobs.read()
+        return result
+
+
+class CudaSampling:
+    """Rows [0, n) of `logits` are those of the slots loaded last."""
+
+    def __init__(
+        self,
+        state: DeviceBatchState,
+        vocab_size: int,
+        dtype: torch.dtype,
+        buckets: list[int],
+        most_rows: int,
+        kernels: KernelContext,
+    ) -> None:
+        """`buckets`: numbers of rows with graphs, the last for all slots; `most_rows` of a pass, with its padding."""
+        device = state.device
+        self.state = state
+        self.buckets = buckets
+        self._kernels = kernels
+        self.logits = torch.zeros((max(buckets[-1], most_rows), vocab_size), dtype=dtype, device=device)
+        self.slots = torch.full((buckets[-1],), state.padding_slot, dtype=torch.int32, device=device)
+        # One slot more for the padded rows of graphs, which ask for nothing.
+        self.penalties = Penalties(state.padding_slot + 1, vocab_size, device)
+        self._staging = PinnedStaging(self.slots, _UPLOADS_IN_FLIGHT)
+        self._loaded: tuple[int, list[int]] = (0, [])
+        self._graphs: dict[int, dict[bool, torch.cuda.CUDAGraph]] = {}
+
+    def bucket(self, rows: int) -> int:
+        """The number of rows that the graphs for so many rows have."""
+        return self.buckets[bisect_left(self.buckets, rows)]
+
+    def load(self, rows: list[Row]) -> None:
+        """Tell the device whose logits a pass is about to leave; rows that do not sample count as padding."""
+        padding = self.state.padding_slot
+        slots = [padding if row.sampling is None else row.slot for row in rows]
+        loading = (self.bucket(len(rows)), slots)
+        if loading == self._loaded:
+            return
+        array = self._staging.arrays[self._staging.begin()]
+        array[:] = padding
+        array[: len(slots)] = slots
+        self._staging.send()
+        self._loaded = loading
+
+    def capture(self, bucket: int, memory: Any) -> None:
+        """Record sampling of `bucket` rows, with and without filters."""
+        logits, slots = self.logits[:bucket], self.slots[:bucket]
+        self._graphs[bucket] = {
+            filtered: record(partial(self.sample, logits, slots, filtered=filtered), memory)
+            for filtered in (False, True)
+        }
+
+    def run(self, rows: list[Row], indices: Sequence[int], handle: CudaPassHandle) -> None:
+        """Sample the rows that were loaded, which have these indices in their batch."""
+        slots = [row.slot for row in rows if row.sampling is not None]
+        if not slots:
+            return
+        bucket, filtered = self._loaded[0], self.state.has_filters(slots)
+        if self._asks_for_more(rows, slots):
+            self._run_stages(rows, indices, handle, filtered=filtered)
+        elif bucket in self._graphs:
+            self._graphs[bucket][filtered].replay()
+        else:
+            self.sample(self.logits[: len(rows)], self.slots[: len(rows)], filtered=filtered)
+
+    def sample(self, logits: Tensor, slots: Tensor, *, filtered: bool) -> None:
+        """Filters and choice, kernel by kernel; the slots advance."""
+        sample(
+            logits,
+            slots,
+            self.state.state,
+            workspace=self._kernels.workspace,
+            programs=self._kernels.policy.sample_programs,
+            filtered=filtered,
+        )
+
+    def _asks_for_more(self, rows: list[Row], slots: list[int]) -> bool:
+        """Whether some row wants a stage that no graph has."""
+        if self.penalties.concern(slots):
+            return True
+        return any(
+            row.sampling is not None and (row.sampling.logprobs is not None or row.sampling.changes_logits)
+            for row in rows
+        )
+
+    def _run_stages(self, rows: list[Row], indices: Sequence[int], handle: CudaPassHandle, *, filtered: bool) -> None:
+        """Bias and bans, penalties, then filters and choice; log probabilities are those of the raw logits."""
+        logits, slots, state = self.logits[: len(rows)], self.slots[: len(rows)], self.state.state
+        scores = logits
+        if (changes := build_logit_changes(rows, self.state.device)) is not None:
+            scores = changes.apply(scores, state.last_tokens.index_select(0, slots))
+        penalises = self.penalties.concern(row.slot for row in rows if row.sampling is not None)
+        if penalises:
+            scores = penalised(scores, slots, self.penalties)
+        asked = rows_with_logprobs(rows)
+        places = to_device(np.array([index for index, _ in asked], dtype=np.int64), self.state.device)
+        raw = logits.index_select(0, places)  # now, for filters write over what they are given
+        self.sample(scores, slots, filtered=filtered)
+        if penalises:
+            count_sampled(slots, state, self.penalties)
+        if asked:
+            chosen = state.last_tokens.index_select(0, slots.index_select(0, places))
+            made = token_logprobs(raw, chosen, most_of([number for _, number in asked]))
+            handle.logprobs.append(([(indices[index], number) for index, number in asked], made.on_host()))

@@ -1,0 +1,142 @@
+"""How a device's memory is shared out: weights, the largest pass, batch state, CUDA graphs, and pages for the rest.
+
+On a GPU it measures, with a small pool that is thrown away; the arithmetic is `memory`'s.
+"""
+
+import gc
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from mini_infer_engine.config.settings import EngineSettings
+from mini_infer_engine.core.batch import Batch, Row
+from mini_infer_engine.core.request import SamplingParams
+from mini_infer_engine.runtime.executor import Executor
+from mini_infer_engine.runtime.kv_pool import KVPool
+from mini_infer_engine.runtime.memory import CPU_KV_BYTES, available_memory, fit_context, pages_for
+from mini_infer_engine.runtime.worker import ModelWorker
+
+_GPU_BATCHED_TOKENS = 8192
+_MOST_BESIDE_TORCH = 2 << 30
+"""Bytes of a GPU that kernels, libraries and the driver take while an engine loads; seen: less than one."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Bytes, but for pages and tokens. What a CPU's passes take is not counted: main memory has room for it."""
+
+    num_pages: int
+    page_bytes: int
+    max_model_len: int
+    """Tokens of prompt and output together."""
+    state: int = 0
+    """Of what the executor keeps of every sequence."""
+    peak: int = 0
+    """Of what the largest pass takes for a while."""
+    graphs: int = 0
+    """Of captured CUDA graphs."""
+
+    def __str__(self) -> str:
+        parts = {"batch state": self.state, "largest pass": self.peak, "CUDA graphs": self.graphs}
+        told = "".join(f", {name} {size / 1e9:.2f} GB" for name, size in parts.items() if size)
+        return f"KV cache {self.num_pages:,} pages, {self.num_pages * self.page_bytes / 1e9:.2f} GB{told}"
+
+
+class MemoryInUse(NamedTuple):
+    """Bytes of a GPU: nobody's, and what torch holds and uses of it in this process. Zeros for a CPU."""
+
+    free: int = 0
+    reserved: int = 0
+    allocated: int = 0
+
+    @classmethod
+    def of(cls, device: torch.device) -> "MemoryInUse":
+        """At this moment."""
+        if device.type != "cuda":
+            return cls()
+        return cls(
+            torch.cuda.mem_get_info(device)[0],
+            torch.cuda.memory_reserved(device),
+            torch.cuda.memory_allocated(device),
+        )
+
+    @classmethod
+    def at_start(cls, device: torch.device) -> "MemoryInUse":
+        """Before an engine takes any; one that is garbage gives its memory back now, not while this one counts."""
+        if device.type == "cuda" and torch.cuda.memory_allocated(device):
+            gc.collect()
+        return cls.of(device)
+
+
+class _Needs(NamedTuple):
+    state: int
+    peak: int
+    graphs: int
+
+
+def plan_memory(
+    worker: ModelWorker, kind: type[Executor], settings: EngineSettings, page_size: int, before: MemoryInUse
+) -> MemoryPlan:
+    """Pages and context, given the device's memory before this engine took any; the weights are loaded.
+
+    Raises:
+        ModelError: the settings do not fit model or machine.
+
+    """
+    page_bytes = worker.model.kv_spec(page_size, worker.dtype).page_bytes
+    if worker.device.type == "cpu":
+        needs = _Needs(0, 0, 0)
+        pages = pages_for(settings.kv_cache_memory or CPU_KV_BYTES, page_bytes, available_memory())
+    else:
+        needs = _measure(worker, kind, settings, page_size)
+        pages = _count_pages(worker.device, settings, page_bytes, before, sum(needs))
+    longest = worker.config.max_position_embeddings
+    context = fit_context(settings.max_model_len, longest, pages * page_size)
+    return MemoryPlan(pages, page_bytes, context, **needs._asdict())
+
+
+def _count_pages(
+    device: torch.device, settings: EngineSettings, page_bytes: int, before: MemoryInUse, needed: int
+) -> int:
+    """Pages of the pool beside `needed` bytes."""
+    now, total = MemoryInUse.of(device), torch.cuda.mem_get_info(device)[1]
+    # What this process caches but does not use will be the pool's.
+    available = now.free + now.reserved - now.allocated - needed
+    beside_torch = before.free - now.free - (now.reserved - before.reserved)
+    beside_torch = min(max(0, beside_torch), _MOST_BESIDE_TORCH)  # others may have taken or given back meanwhile
+    taken = now.allocated - before.allocated + beside_torch
+    share = int(total * settings.gpu_memory_utilization) - taken - needed
+    return pages_for(settings.kv_cache_memory or max(0, min(share, available)), page_bytes, available)
+
+
+def _measure(worker: ModelWorker, kind: type[Executor], settings: EngineSettings, page_size: int) -> _Needs:
+    """Bytes of state, of the largest pass and of graphs, with a pool for one sequence that is thrown away."""
+    tokens = settings.max_num_batched_tokens or _GPU_BATCHED_TOKENS
+    length = min(tokens, settings.max_model_len or worker.config.max_position_embeddings)
+    worker.model.finish_loading(length)
+    pool = KVPool(worker.model.kv_spec(page_size, worker.dtype), -(-length // page_size), worker.device)
+    before_state = torch.cuda.memory_allocated(worker.device)
+    executor = kind(worker, pool, settings)
+    state = torch.cuda.memory_allocated(worker.device) - before_state
+    executor.compile_kernels(length)
+    before_pass = torch.cuda.memory_allocated(worker.device)
+    torch.cuda.reset_peak_memory_stats(worker.device)
+    executor.launch(_largest_pass(settings, length, tokens, pool.num_pages)).result()
+    peak = torch.cuda.max_memory_allocated(worker.device) - before_pass
+    graphs = executor.graph_bytes()
+    del executor, pool
+    gc.collect()
+    torch.cuda.empty_cache()
+    return _Needs(state, peak, graphs)
+
+
+def _largest_pass(settings: EngineSettings, length: int, tokens: int, num_pages: int) -> Batch:
+    """As many decode rows as there may be, and the longest prompt chunk beside them; penalties need fp32 logits."""
+    asks = SamplingParams(top_k=20, top_p=0.9)
+    num_rows = min(settings.max_num_seqs, tokens)
+    rows = [Row(slot, 0, 1, None, [0], asks) for slot in range(num_rows - 1)]
+    count = min(length, tokens - len(rows))
+    last = SamplingParams(top_k=20, top_p=0.9, repetition_penalty=1.1)
+    rows.append(Row(num_rows - 1, 0, count, [0] * count, list(range(num_pages)), last, known_token_ids=[0]))
+    return Batch(rows, num_rows - 1)

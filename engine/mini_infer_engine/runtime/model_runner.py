@@ -1,0 +1,88 @@
+"""Batches to tokens: a model, its page pool and what executes passes over both, put together. It decides nothing."""
+
+import logging
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from mini_infer_engine.config.errors import ModelError
+from mini_infer_engine.config.model_config import ModelConfig
+from mini_infer_engine.config.model_path import resolve_model
+from mini_infer_engine.config.settings import EngineSettings
+from mini_infer_engine.core.batch import Batch
+from mini_infer_engine.core.request import Request
+from mini_infer_engine.core.result import PassResult
+from mini_infer_engine.device import choose_device
+from mini_infer_engine.models.registry import read_config
+from mini_infer_engine.runtime.executor import Executor, PassHandle, executor_class
+from mini_infer_engine.runtime.kv_pool import KVPool
+from mini_infer_engine.runtime.memory_plan import MemoryInUse, plan_memory
+from mini_infer_engine.runtime.worker import ModelWorker
+
+log = logging.getLogger(__name__)
+
+
+class ModelRunner:
+    """The `batch.Runner` that has a model."""
+
+    def __init__(self, worker: ModelWorker, pool: KVPool, executor: Executor, max_model_len: int) -> None:
+        self.worker, self.pool, self.executor = worker, pool, executor
+        self.page_size, self.num_pages = pool.spec.page_size, pool.num_pages
+        self.max_model_len = max_model_len
+
+    @property
+    def config(self) -> ModelConfig:
+        """The model's shape."""
+        return self.worker.config
+
+    @property
+    def device(self) -> torch.device:
+        """Where weights and pages are."""
+        return self.worker.device
+
+    def refuses(self, request: Request) -> str | None:
+        """See `Runner.refuses`."""
+        return self.executor.refuses(request)
+
+    def launch(self, batch: Batch) -> PassHandle:
+        """See `Runner.launch`."""
+        return self.executor.launch(batch)
+
+    def collect(self, handle: PassHandle) -> PassResult:
+        """See `Runner.collect`."""
+        return handle.result()
+
+    def logits(self, batch: Batch) -> Tensor:
+        """See `Executor.logits`."""
+        return self.executor.logits(batch)
+
+
+def load_runner(settings: EngineSettings) -> ModelRunner:
+    """Find the model and load it: with our kernels and CUDA graphs on an NVIDIA GPU, else (or if asked for) with torch.
+
+    Raises:
+        ModelError: the model or the settings are at fault, or the backend asked for cannot run here.
+
+    """
+    kind = executor_class(settings, choose_device(settings).type)
+    directory = resolve_model(settings.model, settings.revision, weights=settings.load_format != "dummy")
+    return make_runner(settings, read_config(directory), directory, kind)
+
+
+def make_runner(
+    settings: EngineSettings, config: ModelConfig, directory: Path | None, kind: type[Executor]
+) -> ModelRunner:
+    """Weights first, then the memory plan over what they leave, then pool, executor and its graphs."""
+    page_size = settings.page_size or kind.default_page_size
+    if page_size % kind.page_size_step:
+        raise ModelError(f"page_size = {page_size}: it must be a multiple of {kind.page_size_step}.")
+    before = MemoryInUse.at_start(choose_device(settings))
+    worker = ModelWorker.load(settings, config, directory)
+    plan = plan_memory(worker, kind, settings, page_size, before)
+    log.info("memory: %s", plan)
+    worker.model.finish_loading(plan.max_model_len)
+    pool = KVPool(worker.model.kv_spec(page_size, worker.dtype), plan.num_pages, worker.device)
+    executor = kind(worker, pool, settings)
+    executor.capture()
+    return ModelRunner(worker, pool, executor, plan.max_model_len)

@@ -1,0 +1,147 @@
+"""Passes in plain torch: what runs on a CPU, and the slow reference on a GPU. Nothing is captured."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mini_infer_engine.config.settings import EngineSettings
+from mini_infer_engine.core.batch import Batch, Row
+from mini_infer_engine.core.request import Request
+from mini_infer_engine.core.result import PassResult
+from mini_infer_engine.ops.base import ResidualState
+from mini_infer_engine.ops.torch_ops import TorchOps
+from mini_infer_engine.runtime.attention.torch_reference import TorchAttention
+from mini_infer_engine.runtime.inputs import PassInputs, build_inputs
+from mini_infer_engine.runtime.kv_pool import KVPool
+from mini_infer_engine.runtime.prompt_logprobs import PromptLogprobs
+from mini_infer_engine.runtime.worker import ModelWorker
+from mini_infer_engine.sampling.logit_changes import build_logit_changes
+from mini_infer_engine.sampling.logprobs import LogprobTensors, most_of, rows_with_logprobs, token_logprobs
+from mini_infer_engine.sampling.penalties import Penalties
+from mini_infer_engine.sampling.reference import build_sampling, sample
+
+
+@dataclass(slots=True)
+class TorchPassHandle:
+    """A launched pass: its results, in main memory once `done` has happened."""
+
+    rows: list[Row]
+    sampling_rows: list[int]
+    """Indices of the rows that sample."""
+    tokens: Tensor | None = None  # [sampling rows] int64
+    logprobs: LogprobTensors | None = None
+    """Of the sampling rows that ask for them, in order."""
+    prompt_logprobs: PromptLogprobs | None = None
+    done: torch.cuda.Event | None = None
+
+    def result(self) -> PassResult:
+        """See `PassHandle.result`."""
+        if self.done is not None:
+            self.done.synchronize()
+        result = PassResult([()] * len(self.rows))
+        if self.tokens is not None:
+            for row, token in zip(self.sampling_rows, self.tokens.tolist(), strict=True):
+                result.tokens[row] = (token,)
+        if self.logprobs is not None:
+            asked = rows_with_logprobs(self.rows)
+            told = self.logprobs.read([number for _, number in asked])
+            result.logprobs = {row: [one] for (row, _), one in zip(asked, told, strict=True)}
+        if self.prompt_logprobs is not None:
+            result.prompt_logprobs = self.prompt_logprobs.read()
+        return result
+
+
+class TorchExecutor:
+    """See `executor.Executor`."""
+
+    default_page_size: int = 16
+    page_size_step: int = 16
+
+    def __init__(self, worker: ModelWorker, pool: KVPool, settings: EngineSettings) -> None:
+        self.worker, self.pool = worker, pool
+        self.ops = TorchOps()
+        self.attention = TorchAttention(worker.model.attention_layers, pool)
+        self.last_tokens = torch.zeros(settings.max_num_seqs, dtype=torch.int64, device=worker.device)
+        self.penalties = Penalties(settings.max_num_seqs, worker.config.vocab_size, worker.device)
+
+    def compile_kernels(self, most_tokens: int) -> None:
+        """Torch's operators are compiled."""
+
+    def capture(self) -> None:
+        """Nothing is captured."""
+
+    def graph_bytes(self) -> int:
+        """Nothing is captured."""
+        return 0
+
+    def refuses(self, request: Request) -> str | None:
+        """Everything can be served."""
+        del request
+        return None
+
+    def launch(self, batch: Batch) -> TorchPassHandle:
+        """See `Executor.launch`."""
+        with torch.inference_mode():
+            self.pool.copy(batch.copies)
+            wants_prompts = any(row.prompt_targets for row in batch.rows)
+            inputs, state = self._forward(batch, every_token=wants_prompts)
+            handle = TorchPassHandle(batch.rows, [i for i, row in enumerate(batch.rows) if row.sampling is not None])
+            if wants_prompts:
+                handle.prompt_logprobs = PromptLogprobs.of(batch.rows, state, self._logits)
+                state = state.select(inputs.sample_rows)
+            if handle.sampling_rows:
+                self._sample(handle, inputs, self._logits(state))
+            if self.worker.device.type == "cuda":
+                handle.done = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+                handle.done.record()
+            return handle
+
+    def logits(self, batch: Batch) -> Tensor:
+        """See `Executor.logits`."""
+        with torch.inference_mode():
+            self.pool.copy(batch.copies)
+            return self._logits(self._forward(batch, every_token=True)[1])
+
+    def _forward(self, batch: Batch, *, every_token: bool) -> tuple[PassInputs, ResidualState]:
+        """Inputs, and the residual state of all tokens or of those that sample."""
+        model = self.worker.model
+        inputs = build_inputs(batch, self.pool.spec.page_size, self.pool.null_page, self.worker.device)
+        token_ids = inputs.token_ids
+        if inputs.all_pending:
+            token_ids = self.last_tokens.index_select(0, inputs.pending_slots)
+        elif inputs.pending_slots.shape[0]:
+            pending = self.last_tokens.index_select(0, inputs.pending_slots)
+            token_ids = token_ids.index_copy(0, inputs.pending_tokens, pending)
+        needs_all = every_token or len(inputs.sample_rows) == inputs.num_tokens
+        attention = self.attention.prepare(inputs, None if needs_all else inputs.sample_rows)
+        return inputs, model(self.ops, model.embed(token_ids), attention)
+
+    def _logits(self, state: ResidualState) -> Tensor:
+        return self.worker.model.logits(self.ops, state)
+
+    def _sample(self, handle: TorchPassHandle, inputs: PassInputs, logits: Tensor) -> None:
+        """Bias and bans, penalties, then temperature, filters and choice; log probabilities are the raw logits'."""
+        rows = [handle.rows[index] for index in handle.sampling_rows]
+        slots = [row.slot for row in rows]
+        for row in rows:
+            if row.token_ids is not None:
+                self.penalties.begin(row)
+        scores, device = logits, self.worker.device
+        if (changes := build_logit_changes(rows, device)) is not None:
+            scores = changes.apply(scores, self.last_tokens.index_select(0, inputs.sample_slots))
+        scores = self.penalties.applied(scores, slots)
+        tokens = sample(scores, build_sampling(rows, self.worker.config.vocab_size, device))
+        self.penalties.count(slots, tokens)
+        self.last_tokens.index_copy_(0, inputs.sample_slots, tokens)
+        asked = rows_with_logprobs(rows)
+        if asked:
+            places = torch.tensor([index for index, _ in asked], device=device)
+            made = token_logprobs(logits[places], tokens[places], most_of([number for _, number in asked]))
+            handle.logprobs = made.on_host()
+        handle.tokens = tokens if device.type == "cpu" else _pinned(tokens)
+
+
+def _pinned(tokens: Tensor) -> Tensor:
+    on_host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
+    return on_host.copy_(tokens, non_blocking=True)

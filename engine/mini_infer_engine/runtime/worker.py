@@ -1,0 +1,77 @@
+"""A model on its device: config, weights, dtype. It knows neither batches nor the page pool."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from mini_infer_engine.config.errors import ModelError
+from mini_infer_engine.config.model_config import ModelConfig
+from mini_infer_engine.config.settings import EngineSettings
+from mini_infer_engine.device import choose_device
+from mini_infer_engine.models.decoder import DecoderModel
+from mini_infer_engine.models.registry import model_class
+from mini_infer_engine.models.weights.loader import fill_randomly, load_weights
+
+
+@dataclass(frozen=True, slots=True)
+class ModelWorker:
+    """What a process holds of a model. `finish_loading` of the model is the memory plan's, which knows the context."""
+
+    config: ModelConfig
+    model: DecoderModel
+    device: torch.device
+    dtype: torch.dtype
+
+    @classmethod
+    def load(cls, settings: EngineSettings, config: ModelConfig, directory: Path | None) -> "ModelWorker":
+        """Read the weights of `directory`, which is not read for dummy weights.
+
+        Raises:
+            ModelError: the weights do not fit the config or the device.
+
+        """
+        device = choose_device(settings)
+        dtype = _dtype(settings, config, device)
+        return cls(config, _load_model(settings, config, directory, device, dtype), device, dtype)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights."""
+        return weight_bytes(self.model)
+
+
+def weight_bytes(model: DecoderModel) -> int:
+    """Bytes of all weights of a model."""
+    return sum(parameter.numel() * parameter.itemsize for parameter in model.parameters())
+
+
+def _dtype(settings: EngineSettings, config: ModelConfig, device: torch.device) -> torch.dtype:
+    if settings.dtype != "auto":
+        return torch.float32 if settings.dtype == "float32" else torch.bfloat16
+    # float16 checkpoints run in bfloat16: the same size, and no overflow.
+    return torch.float32 if device.type == "cpu" or config.dtype == "float32" else torch.bfloat16
+
+
+def _load_model(
+    settings: EngineSettings, config: ModelConfig, directory: Path | None, device: torch.device, dtype: torch.dtype
+) -> DecoderModel:
+    with torch.device("meta"):
+        model = model_class(config.architecture)(config)
+    model = model.to(dtype)
+    try:
+        model = model.to_empty(device=device).eval()
+    except RuntimeError as error:  # what a CPU's allocator raises, and torch.OutOfMemoryError, which is one
+        if device.type != "cpu" and not isinstance(error, torch.OutOfMemoryError):
+            raise  # the GPU itself is at fault, not the weights
+        raise ModelError(
+            f"the weights take {weight_bytes(model) / 1e9:,.1f} GB as {dtype}, and {device} has less memory free: "
+            "choose a smaller model, a smaller dtype or another device."
+        ) from None
+    with torch.inference_mode():
+        if settings.load_format == "dummy":
+            fill_randomly(model, settings.seed)
+        else:
+            assert directory is not None, "only dummy weights need no folder"
+            load_weights(model, directory)
+    return model

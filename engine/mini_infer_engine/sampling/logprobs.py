@@ -1,0 +1,68 @@
+"""Log probabilities of chosen tokens and of the most likely ones, from raw logits: before bias, penalties and filters.
+
+That is what vLLM tells by default (`raw_logprobs`). Tensors stay on the device until somebody reads them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mini_infer_engine.core.batch import Row
+from mini_infer_engine.core.request import TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobTensors:
+    """Of some rows of logits."""
+
+    token_ids: Tensor  # [rows] int64
+    logprobs: Tensor  # [rows] fp32, of token_ids
+    ranks: Tensor  # [rows] int64, 1 for the most likely token
+    top_token_ids: Tensor  # [rows, most] int64, the most likely first
+    top_logprobs: Tensor  # [rows, most] fp32
+
+    def on_host(self) -> "LogprobTensors":
+        """The same in main memory; from a GPU the copies are only queued, and must be waited for."""
+        parts = (self.token_ids, self.logprobs, self.ranks, self.top_token_ids, self.top_logprobs)
+        if not self.token_ids.is_cuda:
+            return self
+        pinned = [torch.empty(part.shape, dtype=part.dtype, pin_memory=True) for part in parts]
+        for target, part in zip(pinned, parts, strict=True):
+            target.copy_(part, non_blocking=True)
+        return LogprobTensors(*pinned)
+
+    def read(self, wanted: Sequence[int]) -> list[TokenLogprobs]:
+        """As plain data, of main memory; `wanted` has, for each row, how many of the most likely to tell (-1: all)."""
+        columns = (self.token_ids, self.logprobs, self.ranks, self.top_token_ids, self.top_logprobs)
+        lists = [column.tolist() for column in columns]
+        ends = [None if count < 0 else count for count in wanted]
+        return [
+            TokenLogprobs(token, logprob, rank, top_ids[:end], top[:end])
+            for token, logprob, rank, top_ids, top, end in zip(*lists, ends, strict=True)
+        ]
+
+
+def token_logprobs(logits: Tensor, token_ids: Tensor, most: int) -> LogprobTensors:
+    """For logits [rows, vocab] of any float type and token_ids [rows] int64; `most` of the most likely, -1: all."""
+    wide = logits.float()
+    normaliser = wide.logsumexp(dim=-1, keepdim=True)
+    chosen = wide.gather(1, token_ids[:, None])
+    ranks = (wide > chosen).sum(dim=-1) + 1
+    top = wide.topk(wide.shape[1] if most < 0 else min(most, wide.shape[1]), dim=-1)
+    return LogprobTensors(token_ids, (chosen - normaliser).squeeze(1), ranks, top.indices, top.values - normaliser)
+
+
+def most_of(wanted: Sequence[int]) -> int:
+    """The width that serves all rows: the largest number, or -1 where one wants all."""
+    return -1 if -1 in wanted else max(wanted)
+
+
+def rows_with_logprobs(rows: Sequence[Row]) -> list[tuple[int, int]]:
+    """(index, number of most likely tokens) of the rows that sample and ask for log probabilities."""
+    return [
+        (index, row.sampling.logprobs)
+        for index, row in enumerate(rows)
+        if row.sampling is not None and row.sampling.logprobs is not None
+    ]
