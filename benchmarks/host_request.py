@@ -63,7 +63,9 @@ class IdleExecutor(cuda_executor.CudaExecutor):
         self.sampling = CudaSampling(self.state, 1, torch.float32, buckets, 1, None)
         parts = CapturedModel(None, None, self.attention, self.state, self.sampling.slots, None, NUM_PAGES)
         self.decode_graphs = {bucket: DecodeGraph(parts, bucket, None) for bucket in buckets}
-        self.prefill_graphs = {size: PrefillGraph(parts, size, 0, None) for size in prefill_buckets(8192, launch_bound=True)}
+        self.prefill_graphs = {
+            size: PrefillGraph(parts, size, 0, None) for size in prefill_buckets(8192, launch_bound=True)
+        }
         for bucket in buckets:
             self.sampling.capture(bucket, None)
 

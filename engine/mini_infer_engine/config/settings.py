@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-from mini_infer_engine.kernels.mechanisms import parse_mechanisms
+from mini_infer_engine.config.mechanisms import parse_mechanisms
 
 
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,7 +26,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     enforce_eager: bool = False
     """No CUDA graphs: slower, starts a little sooner, easier to debug."""
     disable: tuple[str, ...] = ()
-    """Mechanisms of the GPU path that are switched off, to measure or to find a fault: kernels/mechanisms.py."""
+    """Mechanisms of the GPU path that are switched off, to measure or to find a fault: config/mechanisms.py."""
     max_model_len: int | None = None
     """Tokens of prompt and output together; None: what the model was made for."""
     max_num_seqs: int = 256

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from mini_infer_engine.config.mechanisms import Mechanism, parse_mechanisms
 from mini_infer_engine.kernels.attention import attention_config
 from mini_infer_engine.kernels.attention.attention_config import (
     DecodeConfig,
@@ -29,7 +30,6 @@ from mini_infer_engine.kernels.gemm.gemm_config import (
     portable_block_m,
 )
 from mini_infer_engine.kernels.gemm.tuned_configs import NO_TUNED_CONFIGS, TunedConfigs, load_tuned_configs
-from mini_infer_engine.kernels.mechanisms import Mechanism, parse_mechanisms
 
 log = logging.getLogger(__name__)
 

@@ -18,14 +18,14 @@ from torch import Tensor
 from tqdm import tqdm
 from triton import AsyncCompileMode
 
+from mini_infer_engine.config.mechanisms import Mechanism
 from mini_infer_engine.config.settings import EngineSettings
 from mini_infer_engine.core.batch import Batch, Row
 from mini_infer_engine.core.request import Request, SamplingParams
 from mini_infer_engine.kernels.attention.prefill_attention import prefill_attention, prefill_shape
 from mini_infer_engine.kernels.attention.prefill_rows import PrefillRows
-from mini_infer_engine.kernels.gemm.gemm_rules import K_SPLITS
 from mini_infer_engine.kernels.context import KernelContext
-from mini_infer_engine.kernels.mechanisms import Mechanism
+from mini_infer_engine.kernels.gemm.gemm_rules import K_SPLITS
 from mini_infer_engine.kernels.norm.rms_norm import add_rms_norm
 from mini_infer_engine.kernels.sampling.penalise import count_sampled, penalised
 from mini_infer_engine.ops.base import ResidualState
@@ -76,7 +76,9 @@ class CudaExecutor:
         self.attention = TritonAttention(model.attention_layers, pool, longest, self.kernels, self.prefill_kernel())
         buckets, prefills = decode_buckets(settings.max_num_seqs), self._prefill_sizes()
         most_rows = max((decodes + prefill_sequences(tokens) for tokens, decodes in prefills), default=0)
-        self.sampling = CudaSampling(self.state, worker.config.vocab_size, worker.dtype, buckets, most_rows, workspace)
+        self.sampling = CudaSampling(
+            self.state, worker.config.vocab_size, worker.dtype, buckets, most_rows, self.kernels
+        )
         self.decode_graphs: dict[int, DecodeGraph] = {}
         self.prefill_graphs: dict[int, PrefillGraph] = {}
 
@@ -158,9 +160,9 @@ class CudaExecutor:
             q, out = token.expand(tokens, -1, -1), torch.empty_like(token).flatten(1).expand(tokens, -1)
             rows = PrefillRows(self.state.page_tables[-1:], starts, ends, 1, longest_key)
             for window in self.attention.windows:
-                config = policy.flash_attention_2_config(prefill_shape(q, pages, rows, window))
+                tiles = policy.flash_attention_2_config(prefill_shape(q, pages, rows, window))
                 prefill_attention(
-                    q, pages, rows, scale=1.0, config=config, workspace=workspace, sliding_window=window, out=out
+                    q, pages, rows, scale=1.0, config=tiles, workspace=workspace, sliding_window=window, out=out
                 )
         if hopper := policy.hopper_prefill_config(prefill_shape(token, pages, rows)):
             prefill_attention(token, pages, rows, scale=1.0, config=hopper, workspace=workspace)

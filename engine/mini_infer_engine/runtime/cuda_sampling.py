@@ -16,10 +16,10 @@ from torch import Tensor
 from mini_infer_engine.core.batch import Row
 from mini_infer_engine.core.result import PassResult
 from mini_infer_engine.device import to_device
+from mini_infer_engine.kernels.context import KernelContext
 from mini_infer_engine.kernels.sampling.penalise import count_sampled, penalised
 from mini_infer_engine.kernels.sampling.sample import sample
 from mini_infer_engine.kernels.sampling.sampling_state import HOST_RING_DEPTH
-from mini_infer_engine.kernels.context import KernelContext
 from mini_infer_engine.runtime.cuda_graphs import record
 from mini_infer_engine.runtime.device_state import DeviceBatchState
 from mini_infer_engine.runtime.prompt_logprobs import PromptLogprobs

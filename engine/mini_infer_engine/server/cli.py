@@ -12,12 +12,12 @@ from pathlib import Path
 
 from mini_infer_contract.launch import DEMO_MODEL, HTTP_PORT
 from mini_infer_engine import __version__
+from mini_infer_engine.config.mechanisms import Mechanism, parse_mechanisms
 from mini_infer_engine.config.model_path import resolve_model
 from mini_infer_engine.config.settings import EngineSettings
 from mini_infer_engine.core_process.build import DryRun
 from mini_infer_engine.core_process.core_config import CoreConfig
 from mini_infer_engine.dry.vocabulary import DRY_MODEL
-from mini_infer_engine.kernels.mechanisms import Mechanism, parse_mechanisms
 from mini_infer_engine.logs import LEVELS, configure_logging
 from mini_infer_engine.server.child_process import CoreProcess
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from mini_infer_engine.config.mechanisms import Mechanism
 from mini_infer_engine.kernels.attention.attention_config import HopperPrefillConfig, PrefillShape
 from mini_infer_engine.kernels.device import DeviceProfile
 from mini_infer_engine.kernels.gemm.gemm_config import PdlGemmConfig, SmallMConfig
 from mini_infer_engine.kernels.gemm.tuned_configs import load_tuned_configs
-from mini_infer_engine.kernels.mechanisms import Mechanism
 from mini_infer_engine.kernels.policy import KernelPolicy, kernel_policy
 from tests.engine.kernels.profiles import H100, H100_PCIE, H200, H200_OTHER_TRITON, L4
 

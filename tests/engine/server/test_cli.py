@@ -5,8 +5,8 @@ import tomllib
 import pytest
 
 import mini_infer_engine
+from mini_infer_engine.config.mechanisms import Mechanism
 from mini_infer_engine.config.settings import EngineSettings
-from mini_infer_engine.kernels.mechanisms import Mechanism
 from mini_infer_engine.server.cli import byte_size, main, make_parser, settings_from
 from tests.engine.server.dry_server import ROOT
 

@@ -90,7 +90,14 @@ class TritonAttention:
         return attend
 
     def _paged_prefill(
-        self, q: Tensor, pages: Tensor, rows: PrefillRows, *, scale: float, sliding_window: int | None, out: Tensor | None
+        self,
+        q: Tensor,
+        pages: Tensor,
+        rows: PrefillRows,
+        *,
+        scale: float,
+        sliding_window: int | None,
+        out: Tensor | None,
     ) -> Tensor:
         """The faster of our two kernels."""
         config = self._policy.prefill_config(prefill_shape(q, pages, rows, sliding_window))
