@@ -70,7 +70,7 @@ class GenerationResponse(Response):
                 raise bad_parameter(error) from None
         chosen_id = request_id(self._request)
         requests = state.make_requests(chosen_id, prompts, spec, sampling)
-        tells_all = spec.return_token_ids or state.text.decoder is None
+        tells_all = spec.return_token_ids or spec.continuous_usage or state.text.decoder is None
         return Work(
             Generation(requests, state.text.decoder, state.metrics, streams=spec.streams, tells_all=tells_all),
             self._dialect.renderer(spec, chosen_id, spec.model or state.text.names[0]),
@@ -139,7 +139,7 @@ async def _stream(work: Work, scope: Scope, receive: Receive, send: Send) -> Non
         await error_response(generation.error)(scope, receive, send)
         return
     await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
-    data = renderer.begin(len(generation.replies))
+    data = renderer.begin(generation.replies)
     while deltas:
         await send({"type": "http.response.body", "body": data + renderer.render(deltas), "more_body": True})
         data = b""

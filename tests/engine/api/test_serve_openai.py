@@ -88,6 +88,19 @@ def test_openai_client_chats_whole_and_in_a_stream(client: openai.OpenAI) -> Non
     assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
 
 
+def test_usage_so_far_is_in_every_event_where_asked_for(server: DryServer) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    whole = post(server, chat()).json()["usage"]
+    for path, body in (("/v1/chat/completions", chat()), ("/v1/completions", {"model": "dry", "prompt": "abc"})):
+        chunks = stream(server, body | {"stream_options": options}, path)
+        counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]  # type: ignore[index]
+        assert counts == sorted(counts)
+        assert counts[0] <= 1
+        assert chunks[-2]["usage"] == chunks[-1]["usage"]
+        if path.endswith("chat/completions"):
+            assert counts[-1] == whole["completion_tokens"]
+
+
 def without_stop_reason(body: Any) -> Any:
     """vLLM's one field beside OpenAI's: why a choice ended."""
     for choice in body["choices"]:

@@ -50,6 +50,8 @@ class GenerationSpec:
     streams: bool = False
     include_usage: bool = False
     """A stream ends with the usage."""
+    continuous_usage: bool = False
+    """Each event of a stream has the usage so far."""
     return_token_ids: bool = False
     """The answer has token ids, and a stream tells of steps without text too."""
 
@@ -60,7 +62,7 @@ class Renderer(Protocol):
     def whole(self, replies: Sequence[OutputText]) -> bytes:
         """The answer to a request that does not stream."""
 
-    def begin(self, num_choices: int) -> bytes:
+    def begin(self, replies: Sequence[OutputText]) -> bytes:
         """What a stream tells before its first delta."""
 
     def render(self, deltas: Sequence[Delta]) -> bytes:

@@ -1,7 +1,7 @@
 """OpenAI's /v1/chat/completions. Which fields are known, what they ask for, and what the answer looks like."""
 
-from collections.abc import Callable
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -9,6 +9,7 @@ from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.prompt import PromptEncoder
 from mini_infer_engine.api.dialects.base import GenerationSpec, OutputLimit
 from mini_infer_engine.api.dialects.fields import GenerationFields, common_spec, parse_fields
+from mini_infer_engine.api.dialects.neutral import BOTH, CHAT
 from mini_infer_engine.api.dialects.openai_shapes import OpenAIRenderer, encode_json
 from mini_infer_engine.text.output_text import Delta, OutputText
 from mini_infer_engine.text.tokenizing import PromptLimits, Sliced, chat_ids
@@ -17,55 +18,18 @@ from mini_infer_engine.text.tokenizing import PromptLimits, Sliced, chat_ids
 class ChatRequest(GenerationFields):
     """POST /v1/chat/completions."""
 
+    neutral = BOTH | CHAT
+
     messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
     max_completion_tokens: int | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
-    parallel_tool_calls: bool | None = None
-    response_format: dict[str, Any] | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = None
-    functions: list[dict[str, Any]] | None = None
-    function_call: str | dict[str, Any] | None = None
-    audio: dict[str, Any] | None = None
-    modalities: list[str] | None = None
-    prediction: dict[str, Any] | None = None
-    verbosity: str | None = None
-    web_search_options: dict[str, Any] | None = None
-    moderation: dict[str, Any] | None = None
-    prompt_cache_options: dict[str, Any] | None = None
-    store: bool | None = None
-    service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     # Given to the template, which shows the model what it knows of them.
     chat_template_kwargs: dict[str, Any] | None = None
-    reasoning_effort: str | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     documents: list[dict[str, Any]] | None = None
-
-    def neutral_only(self) -> dict[str, Callable[[Any], bool]]:
-        """Beside the shared fields; tools are shown to the model, and what it answers stays text."""
-        return super().neutral_only() | {
-            "tool_choice": lambda value: value in ("none", "auto"),
-            "response_format": lambda value: value == {"type": "text"},
-            "logprobs": lambda value: value is False,
-            "top_logprobs": lambda value: value == 0,
-            "functions": lambda value: not value,
-            "function_call": lambda value: value in ("none", "auto"),
-            "audio": lambda value: False,
-            "modalities": lambda value: value == ["text"],
-            "prediction": lambda value: False,
-            "verbosity": lambda value: value == "medium",
-            "web_search_options": lambda value: False,
-            "moderation": lambda value: False,
-            "prompt_cache_options": lambda value: False,
-            "store": lambda value: value is False,
-            "service_tier": lambda value: value in ("auto", "default"),
-            "prompt_cache_retention": lambda value: value in ("in_memory", "in-memory"),
-        }
 
     @property
     def output_limit(self) -> OutputLimit:
@@ -117,10 +81,11 @@ class ChatRenderer(OpenAIRenderer):
         """A piece of the content."""
         return b'"delta":{"content":' + encode_json(text) + b"}"
 
-    def begin(self, num_choices: int) -> bytes:
+    def begin(self, replies: Sequence[OutputText]) -> bytes:
         """Each choice begins with its role."""
+        super().begin(replies)
         role = b'"delta":{"role":"assistant","content":"","refusal":null}'
-        return b"".join([self.chunk(Delta("", [], index), role) for index in range(num_choices)])
+        return b"".join([self.chunk(Delta("", [], index), role) for index in range(len(replies))])
 
     def event(self, delta: Delta) -> bytes:
         """The end of a choice is apart from its text."""

@@ -1,6 +1,6 @@
 """OpenAI's /v1/completions. Which fields are known, what they ask for, and what the answer looks like."""
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import Field
@@ -8,6 +8,7 @@ from pydantic import Field
 from mini_infer_contract.prompt import PromptEncoder, is_token_ids
 from mini_infer_engine.api.dialects.base import GenerationSpec, OutputLimit
 from mini_infer_engine.api.dialects.fields import GenerationFields, common_spec, parse_fields
+from mini_infer_engine.api.dialects.neutral import BOTH, COMPLETION, is_one_of
 from mini_infer_engine.api.dialects.openai_shapes import OpenAIRenderer, encode_json
 from mini_infer_engine.text.output_text import OutputText
 from mini_infer_engine.text.tokenizing import PromptLimits, Sliced, completion_ids
@@ -19,21 +20,17 @@ DEFAULT_MAX_TOKENS = 16
 class CompletionRequest(GenerationFields):
     """POST /v1/completions."""
 
+    neutral = BOTH | COMPLETION
+
     prompt: Any = Field(default=None)
     """A string, token ids, or a list of these; checked where it becomes token ids."""
-    best_of: int | None = None
-    echo: bool | None = None
-    logprobs: int | None = None
-    suffix: str | None = None
 
-    def neutral_only(self) -> dict[str, Callable[[Any], bool]]:
-        """Beside the shared fields."""
-        return super().neutral_only() | {
-            "best_of": lambda value: value == (self.n or 1),
-            "echo": lambda value: value is False,
-            "logprobs": lambda value: False,
-            "suffix": lambda value: value == "",
-        }
+    @classmethod
+    def is_neutral(cls, name: str, value: object, body: Mapping[str, Any]) -> bool:
+        """Beside the table: the best of n choices are all of them."""
+        if name == "best_of" and value is not None:
+            return is_one_of(value, (body.get("n") or 1,))
+        return super().is_neutral(name, value, body)
 
     @property
     def output_limit(self) -> OutputLimit:

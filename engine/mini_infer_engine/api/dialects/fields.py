@@ -3,18 +3,24 @@
 Types are strict: nothing is converted. Ranges are checked in text/validation.py, prompts made in text/tokenizing.py.
 """
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic_core import ErrorDetails
 
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_engine.api.dialects.base import GenerationSpec, OutputLimit, PromptIds
+from mini_infer_engine.api.dialects.neutral import REASONS, Neutral, is_one_of
 from mini_infer_engine.core.request import SamplingParams
 from mini_infer_engine.sampling.parameters import PARAMETERS
 
 MAX_CHOICES = 128
 """Of one request: prompts times `n`."""
+_MAX_QUOTED = 200
+"""Characters of a client's value in an error."""
+_MAX_FAULTS = 10
+"""Fields that an error names."""
 
 
 class Body(BaseModel):
@@ -46,6 +52,7 @@ class StreamOptions(Body):
     """What a stream tells beside its text."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None
 
 
@@ -58,30 +65,37 @@ class GenerationFields(SamplingFields):
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     user: str | None = None
     metadata: dict[str, str] | None = None
-    # Known, and refused unless it asks for what is done anyway (see neutral_only).
-    logit_bias: dict[str, float] | None = None
     # vLLM's.
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     cache_salt: str | None = None
+    session_id: str | None = None
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
 
-    def neutral_only(self) -> dict[str, Callable[[Any], bool]]:
-        """Field name to whether a value asks for nothing that is not done."""
-        return {"logit_bias": lambda value: not value}
+    neutral: ClassVar[Neutral] = {}
+    """Fields that are accepted at these values only."""
+
+    @classmethod
+    def is_neutral(cls, name: str, value: object, body: Mapping[str, Any]) -> bool:
+        """Whether a value of such a field asks, in this body, for nothing that is not done."""
+        return value is None or is_one_of(value, cls.neutral[name])
 
 
 BodyType = TypeVar("BodyType", bound=Body)
 
 
 def parse_fields(body: dict[str, Any], body_type: type[BodyType]) -> BodyType:
-    """ApiError: a field is unknown, of the wrong type, or asks for what is not supported; it is named."""
+    """ApiError: fields are unknown, of the wrong type, or ask for what is not supported; all are named."""
+    neutral: Neutral = body_type.neutral if issubclass(body_type, GenerationFields) else {}
     try:
-        parsed = body_type.model_validate(body)
+        parsed, faults = body_type.model_validate({k: v for k, v in body.items() if k not in neutral}), []
     except ValidationError as error:
-        raise _field_error(error) from None
-    if isinstance(parsed, GenerationFields):
-        _refuse_unsupported(parsed)
+        parsed, faults = None, [_fault(details) for details in error.errors(include_url=False)]
+    if issubclass(body_type, GenerationFields):
+        faults += _unsupported(body_type, body)
+    if parsed is None or faults:
+        param, code, _ = faults[0]
+        raise ApiError(400, _joined([message for _, _, message in faults]), param=param, code=code)
     return parsed
 
 
@@ -99,6 +113,7 @@ def common_spec(
     if num_prompts * copies > MAX_CHOICES:
         message = f"{num_prompts} prompts with n = {copies} are more than {MAX_CHOICES} choices: send several requests"
         raise ApiError(400, message, param="n" if copies > 1 else prompt_param)
+    options = request.stream_options or StreamOptions()
     sampling = {name: value for name in _SAMPLING if (value := getattr(request, name)) is not None}
     if isinstance(request.stop, str):
         sampling["stop"] = [request.stop]
@@ -114,21 +129,23 @@ def common_spec(
         priority=request.priority or 0,
         cache_salt=request.cache_salt or "",
         streams=bool(request.stream),
-        include_usage=request.stream_options is not None and bool(request.stream_options.include_usage),
+        include_usage=bool(options.include_usage),
+        continuous_usage=bool(options.include_usage and options.continuous_usage_stats),
         return_token_ids=bool(request.return_token_ids),
     )
 
 
-def _field_error(error: ValidationError) -> ApiError:
-    first = error.errors(include_url=False)[0]
-    name = ".".join(str(part) for part in first["loc"] if not _names_a_type(part))
-    if first["type"] == "extra_forbidden":
-        return ApiError(400, f"unknown field {name!r}: this server does not know it", param=name, code="unknown_field")
-    if first["type"] == "missing":
-        return ApiError(400, f"the field {name!r} is missing", param=name, code="missing_field")
-    value = repr(first["input"])
-    shown = value if len(value) <= 80 else f"{value[:77]}..."
-    return ApiError(400, f"{name} is {shown}: {first['msg']}", param=name, code="invalid_value")
+_Fault = tuple[str, str, str]
+"""Name, code and message of a field."""
+
+
+def _fault(details: ErrorDetails) -> _Fault:
+    name = ".".join(str(part) for part in details["loc"] if not _names_a_type(part))
+    if details["type"] == "extra_forbidden":
+        return name, "unknown_field", f"unknown field {name!r}: this server does not know it"
+    if details["type"] == "missing":
+        return name, "missing_field", f"the field {name!r} is missing"
+    return name, "invalid_value", f"{name} is {_quoted(details['input'])}: {details['msg']}"
 
 
 def _names_a_type(part: int | str) -> bool:
@@ -136,12 +153,35 @@ def _names_a_type(part: int | str) -> bool:
     return isinstance(part, str) and (part in ("str", "int", "dict") or part.endswith("]"))
 
 
-def _refuse_unsupported(request: GenerationFields) -> None:
-    for name, is_neutral in request.neutral_only().items():
-        value = getattr(request, name)
-        if value is not None and not is_neutral(value):
-            raise ApiError(
-                400, f"{name} = {value!r} is not supported: leave the field out", param=name, code="unsupported_value"
-            )
-    if request.stream_options is not None and not request.stream:
-        raise ApiError(400, "stream_options is only allowed with stream = true", param="stream_options")
+def _unsupported(body_type: type["GenerationFields"], body: dict[str, Any]) -> list[_Fault]:
+    faults = [
+        (name, "unsupported_value", f"{name} = {_quoted(body[name])} is not supported{_because(name)}: leave it out")
+        for name in body_type.neutral
+        if not body_type.is_neutral(name, body.get(name), body)
+    ]
+    if body.get("stream_options") is not None and not body.get("stream"):
+        faults.append(("stream_options", "invalid_value", "stream_options is only allowed with stream = true"))
+    return faults
+
+
+def _because(name: str) -> str:
+    return f", since {REASONS[name]}" if name in REASONS else ""
+
+
+def _quoted(value: object) -> str:
+    """A client's value, not the whole of what may be megabytes."""
+    shown = repr(value) if not isinstance(value, str | bytes | list | dict) else repr(_beginning(value))
+    return shown if len(shown) <= _MAX_QUOTED else f"{shown[: _MAX_QUOTED - 3]}..."
+
+
+def _beginning(value: str | bytes | list[Any] | dict[Any, Any]) -> object:
+    """As much of it as can be shown."""
+    if isinstance(value, dict):
+        return dict(list(value.items())[:_MAX_QUOTED])
+    return value[:_MAX_QUOTED]
+
+
+def _joined(messages: list[str]) -> str:
+    """The first of many messages."""
+    more = len(messages) - _MAX_FAULTS
+    return "; ".join(messages[:_MAX_FAULTS]) + (f"; and {more} more" if more > 0 else "")

@@ -38,6 +38,9 @@ class OpenAIRenderer:
         self._chunk_head = b"data: " + encode_json(self._head | {"object": self.chunk_object_name})[:-1]
         self._chunk_tail = b',"usage":null}\n\n' if spec.include_usage else b"}\n\n"
 
+        self._usage: dict[str, Any] = {}
+        """So far, for events that tell it."""
+
     def message(self, reply: OutputText) -> dict[str, Any]:
         """What a choice of a whole answer has beside its ends."""
         raise NotImplementedError
@@ -59,8 +62,10 @@ class OpenAIRenderer:
             choice["token_ids"] = reply.token_ids
         return choice
 
-    def begin(self, num_choices: int) -> bytes:
+    def begin(self, replies: Sequence[OutputText]) -> bytes:
         """See `Renderer`."""
+        self._usage = usage(replies)
+        self._usage["completion_tokens"] = 0  # counted as events go out: replies may be ahead of them
         return b""
 
     def render(self, deltas: Sequence[Delta]) -> bytes:
@@ -83,8 +88,13 @@ class OpenAIRenderer:
             delta.index,
             body,
             end,
-            self._chunk_tail,
+            self._usage_so_far(delta) if self._spec.continuous_usage else self._chunk_tail,
         )
+
+    def _usage_so_far(self, delta: Delta) -> bytes:
+        self._usage["completion_tokens"] += len(delta.token_ids)
+        self._usage["total_tokens"] = self._usage["prompt_tokens"] + self._usage["completion_tokens"]
+        return b',"usage":' + encode_json(self._usage) + b"}\n\n"
 
     def end(self, replies: Sequence[OutputText]) -> bytes:
         """See `Renderer`."""

@@ -25,9 +25,114 @@ def refusal(body: dict[str, Any], chat: bool = True) -> ApiError:
 
 def test_every_field_of_openais_is_known() -> None:
     chat = set(chat_params.CompletionCreateParamsBase.__annotations__) | {"stream"}
-    assert chat <= set(ChatRequest.model_fields)
+    assert chat <= {*ChatRequest.model_fields, *ChatRequest.neutral}
     completion = set(CompletionCreateParamsBase.__annotations__) | {"stream"}
-    assert completion <= set(CompletionRequest.model_fields)
+    assert completion <= {*CompletionRequest.model_fields, *CompletionRequest.neutral}
+
+
+VLLM_DEFAULTS: dict[str, object] = {
+    "add_special_tokens": True,
+    "allowed_token_ids": None,
+    "bad_words": [],
+    "cache_salt": None,
+    "echo": False,
+    "ec_transfer_params": None,
+    "frequency_penalty": None,
+    "ignore_eos": False,
+    "include_stop_str_in_output": False,
+    "kv_transfer_params": None,
+    "length_penalty": 1.0,
+    "logit_bias": None,
+    "logprob_token_ids": None,
+    "max_tokens": 16,
+    "min_p": None,
+    "min_tokens": 0,
+    "n": 1,
+    "presence_penalty": None,
+    "priority": 0,
+    "prompt_logprobs": None,
+    "repetition_detection": None,
+    "repetition_penalty": None,
+    "request_id": None,
+    "response_format": None,
+    "return_mm_kwargs": True,
+    "return_token_ids": None,
+    "return_token_offsets": False,
+    "return_tokens_as_token_ids": None,
+    "routed_experts_prompt_start": 0,
+    "seed": None,
+    "session_id": None,
+    "skip_special_tokens": True,
+    "spaces_between_special_tokens": True,
+    "stop": [],
+    "stop_token_ids": [],
+    "stream": False,
+    "stream_interval": None,
+    "stream_options": None,
+    "structured_outputs": None,
+    "temperature": None,
+    "thinking_token_budget": None,
+    "top_k": None,
+    "top_p": None,
+    "truncate_prompt_tokens": None,
+    "truncation_side": None,
+    "use_beam_search": False,
+    "user": None,
+    "vllm_xargs": None,
+    "watermarking": None,
+}
+"""vLLM's fields with its defaults, those of both paths; its protocol.py of 2026."""
+VLLM_CHAT_DEFAULTS: dict[str, object] = VLLM_DEFAULTS | {
+    "add_generation_prompt": True,
+    "chat_template": None,
+    "chat_template_kwargs": None,
+    "continue_final_message": False,
+    "documents": None,
+    "include_reasoning": True,
+    "logprobs": False,
+    "max_completion_tokens": None,
+    "media_io_kwargs": None,
+    "mm_processor_kwargs": None,
+    "parallel_tool_calls": True,
+    "reasoning_effort": None,
+    "return_prompt_text": None,
+    "tool_choice": "none",
+    "tools": None,
+    "top_logprobs": 0,
+}
+
+
+def test_vllms_defaults_and_nulls_are_accepted_for_every_field_of_its() -> None:
+    completion = VLLM_DEFAULTS | {"logprobs": None, "prompt_embeds": None, "suffix": None}
+    for values, required, kind in (
+        (VLLM_CHAT_DEFAULTS, {"messages": MESSAGES}, ChatRequest),
+        (completion, {"prompt": "x"}, CompletionRequest),
+    ):
+        parse_fields(values | required, kind)
+        parse_fields(dict.fromkeys(values) | required, kind)
+
+
+def test_tools_are_refused_with_the_reason() -> None:
+    error = refusal({"messages": MESSAGES, "tools": [{"type": "function", "function": {"name": "f"}}]})
+    assert error.param == "tools"
+    assert "not parsed yet" in error.message
+
+
+def test_all_bad_fields_are_named_and_none_is_quoted_whole() -> None:
+    schema = {"type": "json_schema", "json_schema": {"name": "x" * 5000}}
+    error = refusal({"messages": MESSAGES, "response_format": schema, "nonsense": 1, "temperature": "y" * 5000})
+    assert error.param in ("response_format", "nonsense", "temperature")
+    for name in ("response_format", "nonsense", "temperature"):
+        assert name in error.message
+    assert len(error.message) < 1000
+    many = refusal({"messages": MESSAGES} | {f"field{number}": 1 for number in range(50)})
+    assert "and 40 more" in many.message
+    assert len(many.message) < 2000
+
+
+def test_reasoning_effort_is_one_of_openais() -> None:
+    parse_fields({"messages": MESSAGES, "reasoning_effort": "low"}, ChatRequest)
+    assert refusal({"messages": MESSAGES, "reasoning_effort": "banana"}).param == "reasoning_effort"
 
 
 NEUTRAL: list[tuple[str, object, object]] = [

@@ -1,0 +1,84 @@
+"""Fields of OpenAI's and vLLM's requests for what this server does not do, and the values that do not ask for it.
+
+A field in these tables is accepted at one of its values, and left out or null; any other value is refused by name.
+vLLM's are those of vllm/entrypoints/openai/{chat_completion,completion}/protocol.py.
+"""
+
+from typing import Any
+
+Neutral = dict[str, tuple[Any, ...]]
+"""Field name to the values that ask for nothing that is not done anyway."""
+
+BOTH: Neutral = {
+    "logit_bias": ({},),
+    "response_format": ({"type": "text"},),
+    # vLLM's.
+    "allowed_token_ids": (),
+    "bad_words": ([],),
+    "ec_transfer_params": ({},),
+    "kv_transfer_params": ({},),
+    "length_penalty": (1, 1.0),
+    "logprob_token_ids": (),
+    "prompt_logprobs": (),
+    "repetition_detection": (),
+    "request_id": (),
+    "return_mm_kwargs": (True,),
+    "return_token_offsets": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "routed_experts_prompt_start": (0,),
+    "spaces_between_special_tokens": (True,),
+    "stream_interval": (1,),
+    "structured_outputs": (),
+    "thinking_token_budget": (-1,),
+    "truncate_prompt_tokens": (),
+    "truncation_side": ("left", "right"),
+    "use_beam_search": (False,),
+    "vllm_xargs": ({},),
+    "watermarking": (False,),
+}
+
+CHAT: Neutral = {
+    "audio": (),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "logprobs": (False,),
+    "modalities": (["text"],),
+    "moderation": (),
+    "parallel_tool_calls": (True,),
+    "prediction": (),
+    "prompt_cache_options": (),
+    "prompt_cache_retention": ("in_memory", "in-memory"),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "top_logprobs": (0,),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+    # vLLM's.
+    "chat_template": (),
+    "echo": (False,),
+    "include_reasoning": (True,),
+    "media_io_kwargs": ({},),
+    "mm_processor_kwargs": ({},),
+    "return_prompt_text": (False,),
+}
+
+COMPLETION: Neutral = {
+    "best_of": (1,),
+    "echo": (False,),
+    "logprobs": (),
+    "prompt_embeds": (),
+    "suffix": ("",),
+}
+
+REASONS = {
+    "tools": "calls that a model writes are not parsed yet, and would come back as text",
+    "parallel_tool_calls": "calls that a model writes are not parsed yet",
+}
+"""Why, where leaving the field out needs an explanation."""
+
+
+def is_one_of(value: object, accepted: tuple[Any, ...]) -> bool:
+    """Whether a value is one of these, 1 and true being different."""
+    return any(type(value) is type(other) and value == other for other in accepted)
