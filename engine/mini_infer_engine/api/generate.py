@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 from mini_infer_contract.api_errors import ApiError, read_json_object
 from mini_infer_engine.api.dialects.base import Dialect, GenerationSpec, Renderer
 from mini_infer_engine.api.generation import Generation
-from mini_infer_engine.api.http import error_response, json_response, read_body, request_id
+from mini_infer_engine.api.http import error_response, json_response, read_json, request_id
 from mini_infer_engine.api.state import ApiServerState
 from mini_infer_engine.config.generation import GenerationDefaults
 from mini_infer_engine.core.request import SamplingParams
@@ -59,7 +59,7 @@ class GenerationResponse(Response):
     async def _accept(self, held: ExitStack) -> Work:
         """ApiError: the request cannot be served. `held` keeps its place in line."""
         state = self._state
-        raw = await read_body(self._request, state.options.max_body_bytes)
+        raw = await read_json(self._request, state.options.max_body_bytes, state.options.body_timeout_s)
         with state.admission.body(len(raw)):
             spec = self._dialect.parse(read_json_object(raw))
             model = state.admit(spec.model)

@@ -1,5 +1,6 @@
 """HTTP around the routes: request ids, body limit, and every error in OpenAI's shape. Knows nothing of models."""
 
+import asyncio
 import secrets
 import string
 
@@ -12,8 +13,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.launch import REQUEST_ID_HEADER
+from mini_infer_contract.request_body import check_media_type, too_large, unpacked
 from mini_infer_engine.api.dialects.openai_shapes import encode_json
 
+_CLOSE = {"connection": "close"}
+"""The rest of the body would be taken for the next request."""
 _MAX_REQUEST_ID_LENGTH = 200
 _REQUEST_ID_CHARACTERS = frozenset(string.ascii_letters + string.digits + string.punctuation)
 
@@ -29,20 +33,30 @@ def error_response(error: ApiError) -> Response:
     return json_response(error.body(), error.status, error.headers)
 
 
-async def read_body(request: Request, max_bytes: int) -> bytes:
-    """The whole body. ApiError: it is larger than allowed, which its length tells before it is read."""
-    too_large = ApiError(
-        413, f"the body has more than {max_bytes} bytes, this server's limit (--max-body-size)", code="body_too_large"
-    )
+async def read_json(request: Request, max_bytes: int, timeout_s: float) -> bytes:
+    """The whole body, its compression undone. ApiError: it is no JSON by its header, too large, or comes too slowly."""
+    check_media_type(request.headers.get("content-type", ""))
+    try:
+        async with asyncio.timeout(timeout_s):
+            body = await _read(request, max_bytes)
+    except TimeoutError:
+        raise ApiError(
+            408, f"the body has not come within {timeout_s:g} s (--body-timeout)", code="body_timeout", headers=_CLOSE
+        ) from None
+    return unpacked(body, request.headers.get("content-encoding", ""), max_bytes)
+
+
+async def _read(request: Request, max_bytes: int) -> bytes:
+    """ApiError: the body is larger than allowed, which its length tells before it is read."""
     announced = request.headers.get("content-length", "")
     if announced.isdigit() and int(announced) > max_bytes:
-        raise too_large
+        raise too_large(max_bytes)
     parts, length = [], 0
     try:
         async for part in request.stream():
             length += len(part)
             if length > max_bytes:
-                raise too_large
+                raise too_large(max_bytes)
             parts.append(part)
     except ClientDisconnect:
         raise ApiError(499, "the client left before its request was complete") from None

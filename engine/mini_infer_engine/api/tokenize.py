@@ -8,7 +8,7 @@ from starlette.responses import Response
 from mini_infer_contract.api_errors import ApiError, read_json_object
 from mini_infer_contract.prompt import PromptEncoder, PromptText
 from mini_infer_engine.api.dialects.fields import Body, parse_fields
-from mini_infer_engine.api.http import json_response, read_body
+from mini_infer_engine.api.http import json_response, read_json
 from mini_infer_engine.api.state import ApiServerState
 from mini_infer_engine.text.tokenizing import Sliced, chat_ids, text_ids
 
@@ -38,7 +38,7 @@ class DetokenizeRequest(Body):
 
 async def tokenize(state: ApiServerState, http_request: HttpRequest) -> Response:
     """Token ids of a text or of messages, however many they are."""
-    raw = await read_body(http_request, state.options.max_body_bytes)
+    raw = await read_json(http_request, state.options.max_body_bytes, state.options.body_timeout_s)
     with state.admission.body(len(raw)):
         body = read_json_object(raw)
         request = parse_fields(body, TokenizeRequest)
@@ -60,7 +60,7 @@ def _ids(encoder: PromptEncoder, request: TokenizeRequest, body: dict[str, Any])
 
 async def detokenize(state: ApiServerState, http_request: HttpRequest) -> Response:
     """The text of token ids, special tokens shown, as vLLM does."""
-    raw = await read_body(http_request, state.options.max_body_bytes)
+    raw = await read_json(http_request, state.options.max_body_bytes, state.options.body_timeout_s)
     request = parse_fields(read_json_object(raw), DetokenizeRequest)
     state.check_model(request.model)
     encoder = _encoder(state)

@@ -90,6 +90,7 @@ def run(options: argparse.Namespace) -> int:
         logger.info("mini-infer %s serves %s at http://%s:%d", __version__, ", ".join(names), shown, port)
         limits = ServeOptions(
             max_body_bytes=options.max_body_size,
+            body_timeout_s=options.body_timeout,
             max_choices=settings.max_num_seqs + options.max_waiting,
             max_tokenizing_bytes=options.max_tokenizing_size,
             drain_timeout_s=options.drain_timeout,
@@ -298,6 +299,13 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
         default=16 * 2**20,
         metavar="SIZE",
         help="of one request, in bytes or as 2MB (default: 16MiB)",
+    )
+    group.add_argument(
+        "--body-timeout",
+        type=_seconds,
+        default=60.0,
+        metavar="SECONDS",
+        help="for a request's body to come; a slower one is answered with 408 (default: 60)",
     )
     group.add_argument(
         "--max-waiting",

@@ -1,6 +1,7 @@
 """The dry-run server as a client sees it: real processes, real sockets, the openai package."""
 
 import asyncio
+import gzip
 import json
 import socket
 import time
@@ -9,6 +10,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+import zstandard
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
@@ -209,12 +211,15 @@ def test_many_clients_get_their_own_text(server: DryServer) -> None:
     assert server.client.get("/drain").json() == {"draining": False, "running": 0}
 
 
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+
+
 @pytest.mark.parametrize("streams", [False, True])
 def test_a_client_that_leaves_stops_its_sequence(server: DryServer, streams: bool) -> None:
     body = json.dumps(chat("x", ignore_eos=True, max_tokens=4000, stream=streams)).encode()
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))) as raw:
-        raw.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+        raw.sendall(HEAD % len(body) + body)
         wait_until(lambda: server.metric("vllm:num_requests_running") == 1)
     took = wait_until(lambda: server.metric("vllm:num_requests_running") == 0)
     assert took < 1  # 4000 steps would be more than 4 s
@@ -288,8 +293,26 @@ def test_a_large_body_is_refused_before_it_is_read(server: DryServer) -> None:
     def parts() -> object:
         yield from [b"x" * 50_000] * 10
 
-    chunked = server.client.post("/v1/chat/completions", content=parts())  # type: ignore[arg-type]
+    chunked = server.client.post("/v1/chat/completions", content=parts(), headers=JSON)  # type: ignore[arg-type]
     assert chunked.status_code == 413
+
+
+JSON = {"content-type": "application/json"}
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"])
+def test_only_json_is_read_and_it_may_be_compressed(server: DryServer, path: str) -> None:
+    body = json.dumps(chat("x" * 1000)).encode()
+    for headers in ({}, {"content-type": "text/plain"}, {"content-type": "application/x-www-form-urlencoded"}):
+        refused = server.client.post(path, content=body, headers=headers)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (415, "not_json")
+    for encoding, packed in (("gzip", gzip.compress(body)), ("zstd", zstandard.compress(body))):
+        response = server.client.post(path, content=packed, headers=JSON | {"content-encoding": encoding})
+        assert "JSON" not in response.text
+        assert (response.status_code == 200) == (path == "/v1/chat/completions" or path == "/tokenize"), response.text
+        bomb = gzip.compress(bytes(10**7)) if encoding == "gzip" else zstandard.compress(bytes(10**7))
+        refused = server.client.post(path, content=bomb, headers=JSON | {"content-encoding": encoding})
+        assert refused.status_code == 413
 
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -332,6 +355,6 @@ def test_a_long_prompt_is_told_both_numbers(server: DryServer) -> None:
 
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff\xfe", b'{"model": "dry"', b"[" * 100_000, b'{"a": NaN}'])
 def test_malformed_json_is_refused(server: DryServer, body: bytes) -> None:
-    response = server.client.post("/v1/chat/completions", content=body)
+    response = server.client.post("/v1/chat/completions", content=body, headers=JSON)
     assert response.status_code == 400
     assert "JSON" in response.json()["error"]["message"]

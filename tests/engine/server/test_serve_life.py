@@ -100,6 +100,22 @@ def test_a_request_counts_for_a_drain_before_its_body_has_come() -> None:
         assert server.wait() == 0
 
 
+def test_a_body_that_does_not_come_is_given_up() -> None:
+    with DryServer("--body-timeout", "0.3") as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=30) as slow:
+            slow.sendall(
+                b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+                b"content-length: 100\r\n\r\n{"
+            )
+            answer = b""
+            while part := slow.recv(65536):  # until the server closes
+                answer += part
+        assert answer.startswith(b"HTTP/1.1 408")
+        assert b"--body-timeout" in answer
+        wait_until(lambda: server.client.get("/drain").json()["running"] == 0)
+
+
 def test_more_than_may_wait_is_sent_away_and_welcome_later() -> None:
     with DryServer(*SLOW, "--max-num-seqs", "1", "--max-waiting", "1") as server:
         requests = [RunningRequest(server, max_tokens=150) for _ in range(2)]
