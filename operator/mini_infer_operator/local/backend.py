@@ -12,9 +12,11 @@ import aiohttp
 import msgspec
 
 from mini_infer_contract.launch import Endpoint, EndpointsFile
-from mini_infer_contract.resources import InferenceService, parse_quantity
+from mini_infer_contract.resources import InferenceService, RoleSpec
+from mini_infer_operator.images import asks_for_gpu
 from mini_infer_operator.launch import Launch, grace_s
 from mini_infer_operator.local.commands import engine_command
+from mini_infer_operator.local.gpus import choose_gpus, gpus_of
 from mini_infer_operator.local.ports import HOST, free_ports
 from mini_infer_operator.local.supervise import OrphanReaper, SupervisedProcess, stop, supervise
 from mini_infer_operator.observe import Observed, ObservedWorkload
@@ -36,6 +38,8 @@ class Engine:
     index: int
     launch: Launch
     process: SupervisedProcess
+    gpus: tuple[str, ...] = ()
+    """Which it sees, also after a restart; none: those that we see, if any."""
     ports: tuple[int, int, int] = (0, 0, 0)
     """HTTP, events, replay; new ones at every start."""
 
@@ -49,7 +53,7 @@ class LocalBackend:
         folder: Path,
         reaper: OrphanReaper,
         session: aiohttp.ClientSession,
-        gpus: int,
+        gpus: Sequence[str],
         say: Callable[[str], None],
         changed: Callable[[], None],
         gateway_url: str,
@@ -154,19 +158,20 @@ class LocalBackend:
     def _start(self, service: InferenceService, workload: Workload, launch: Launch, index: int, total: int) -> None:
         name = f"{service.metadata.name}-{workload.role}-{workload.revision}-{index}"
         threads = max(1, (os.cpu_count() or 1) // total)
+        used = [engine.gpus for engine in self._engines]
+        gpus = choose_gpus(gpus_of(service.roles[workload.role]), self._gpus, used)
 
         def make_command() -> Any:
             http_port, events_port, replay_port = free_ports(3)
             engine.ports = (http_port, events_port, replay_port)
-            gpu = index % self._gpus if self._gpus else None
-            return engine_command(launch, engine.ports, threads=threads, gpu=gpu)
+            return engine_command(launch, engine.ports, threads=threads, gpus=gpus)
 
         def changed(line: str) -> None:
             self._say(line)
             self._changed()
 
         process = SupervisedProcess(name, self._folder / f"{name}.log", make_command)
-        engine = Engine(workload.role, workload.revision, index, launch, process)
+        engine = Engine(workload.role, workload.revision, index, launch, process, gpus)
         process.task = asyncio.create_task(
             supervise(process, self._reaper, self._session, changed), name=f"supervise {name}"
         )
@@ -230,7 +235,7 @@ def refuse_elsewhere(service: InferenceService) -> None:
         raise InvalidServiceError(f"spec.model.uri: there is no folder {uri.removeprefix('file://')} on this machine")
 
 
-def notices(service: InferenceService, gpus: int) -> list[str]:
+def notices(service: InferenceService, gpus: Sequence[str]) -> list[str]:
     """What of the service is done differently here than in a cluster."""
     lines = []
     if service.spec.image:
@@ -238,23 +243,22 @@ def notices(service: InferenceService, gpus: int) -> list[str]:
     if service.spec.model.token_secret:
         lines.append("tokenSecret is for a cluster: a token is taken from the environment variable HF_TOKEN")
     for name, role in service.roles.items():
-        limits = (role.resources.limits if role.resources else None) or {}
-        asked = int(parse_quantity(limits.get("nvidia.com/gpu", 0)))
-        if asked and not gpus:
-            lines.append(f"{name} asks for {asked} GPU an engine and this machine has none: engines run on the CPU")
-        elif gpus and role.replicas > gpus:
-            lines.append(f"{role.replicas} engines share {gpus} GPU: set engine.kvCacheMemory so that they fit")
+        lines += _about_gpus(name, role, len(gpus))
         template = role.template
         if template and (template.spec or template.metadata):
             lines.append(f"{name}.template is for a cluster: of it only container.env values are used")
     return lines
 
 
-def gpu_count() -> int:
-    """NVIDIA GPUs that this process may use, without loading a driver library."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    present = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
-    return present if visible is None else min(present, len([part for part in visible.split(",") if part]))
+def _about_gpus(name: str, role: RoleSpec, present: int) -> list[str]:
+    asked = gpus_of(role)
+    if asks_for_gpu(role) and not present:
+        return [f"{name} asks for {asked} GPU an engine and this machine has none: engines run on the CPU"]
+    if present and asked > present:
+        return [f"{name} asks for {asked} GPUs an engine and this machine has {present}: it gets those"]
+    if present and role.replicas * asked > present:
+        return [f"{role.replicas} engines share {present} GPU: set engine.kvCacheMemory so that they fit"]
+    return []
 
 
 def file_version(path: Path) -> tuple[int, int] | None:

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mini_infer_contract.launch import HEALTH_PATH, READY_PATH
@@ -17,14 +17,14 @@ _RUN = "import sys; from {module} import main; sys.exit(main())"
 """Not the console script: that may belong to another environment than the one which runs us."""
 
 
-def engine_command(launch: Launch, ports: tuple[int, int, int], *, threads: int, gpu: int | None) -> Command:
-    """An engine with its HTTP, events and replay ports. `gpu` is the one it may see; None: as inherited."""
+def engine_command(launch: Launch, ports: tuple[int, int, int], *, threads: int, gpus: Sequence[str]) -> Command:
+    """An engine with its HTTP, events and replay ports. `gpus` are those it may see; none: as inherited."""
     http_port, events_port, replay_port = ports
     addresses = Addresses(host=HOST, http_port=http_port, events_port=events_port, replay_port=replay_port)
     arguments = serve_arguments(launch, addresses, claim_mount="", drain_s=grace_s(launch))
     environment = _environment({"OMP_NUM_THREADS": str(threads)} if "OMP_NUM_THREADS" not in os.environ else {})
-    if gpu is not None:
-        environment["CUDA_VISIBLE_DEVICES"] = str(gpu)
+    if gpus:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     container = launch.template.container
     for item in (container.env or []) if container else []:
         value = item.model_dump().get("value")

@@ -15,8 +15,9 @@ import aiohttp
 
 from mini_infer_contract.resources import InferenceService
 from mini_infer_operator.controller.queue import WorkQueue
-from mini_infer_operator.local.backend import LocalBackend, file_version, gpu_count, notices, refuse_elsewhere
+from mini_infer_operator.local.backend import LocalBackend, file_version, notices, refuse_elsewhere
 from mini_infer_operator.local.commands import ENGINE, GATEWAY, gateway_command, reachable
+from mini_infer_operator.local.gpus import visible_gpus
 from mini_infer_operator.local.ports import why_busy
 from mini_infer_operator.local.supervise import OrphanReaper, SupervisedProcess, stop, supervise
 from mini_infer_operator.parse import InvalidServiceError, parse_service, read_file
@@ -61,7 +62,7 @@ def up(path: Path, host: str, port: int, *, verbose: bool) -> int:
 async def _run(path: Path, service: InferenceService, folder: Path, host: str, port: int, *, verbose: bool) -> int:
     ended = asyncio.Event()
     signals = _signals(ended)
-    gpus = gpu_count()
+    gpus = visible_gpus()
     for line in notices(service, gpus):
         _say(f"note: {line}")
     url = f"http://{reachable(host)}:{port}"

@@ -1,0 +1,31 @@
+"""Which GPUs of this machine an engine gets: a set as large as it asks for, of those that fewest engines use. Pure."""
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from mini_infer_contract.resources import RoleSpec
+from mini_infer_operator.images import gpu_resources
+
+VARIABLE = "CUDA_VISIBLE_DEVICES"
+DRIVER = Path("/proc/driver/nvidia/gpus")
+
+
+def visible_gpus(environment: Mapping[str, str] = os.environ, driver: Path = DRIVER) -> tuple[str, ...]:
+    """The NVIDIA GPUs that we may use, as CUDA_VISIBLE_DEVICES names them; found without loading a driver library."""
+    present = len(list(driver.glob("*")))
+    if VARIABLE not in environment:
+        return tuple(map(str, range(present)))
+    return tuple(part.strip() for part in environment[VARIABLE].split(",") if part.strip())[:present]
+
+
+def gpus_of(role: RoleSpec) -> int:
+    """How many GPUs an engine of this role asks for; 1 where it does not say."""
+    return int(sum(gpu_resources(role.resources).values())) or 1 if role.resources else 1
+
+
+def choose_gpus(count: int, visible: Sequence[str], used: Iterable[Sequence[str]]) -> tuple[str, ...]:
+    """`count` of the visible GPUs, those in the fewest of the sets that are `used`; all where there are not so many."""
+    users = Counter(gpu for each in used for gpu in each)
+    return tuple(sorted(sorted(visible, key=lambda gpu: (users[gpu], visible.index(gpu)))[:count], key=visible.index))
