@@ -101,7 +101,7 @@ COPY constraints.txt constraints-gpu.txt pyproject.toml scripts/requirements.py 
 RUN python3 -m venv /opt/mini-infer && python -m pip install --quiet $(grep -oE '^(torch|triton)==[^ ;]+' /build/constraints-gpu.txt) \
     && python -c 'import torch, triton; assert torch.version.cuda, "this torch is a build for CPUs"'
 RUN python /build/requirements.py /build/pyproject.toml engine >/build/requirements.txt \
-    && grep -vE '^(torch|triton|nvidia-|cuda-)' /build/constraints.txt >/build/others.txt \
+    && grep -vE '^(torch|triton|nvidia-|cuda-|setuptools)' /build/constraints.txt >/build/others.txt \
     && python -m pip install --quiet -c /build/others.txt -c /build/constraints-gpu.txt -r /build/requirements.txt
 WORKDIR /src
 COPY . .

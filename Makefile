@@ -7,7 +7,7 @@ CR ?= examples/demo.yaml
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install up test check format e2e test-gpu crds dashboards lock clean
+.PHONY: help install up test check format e2e e2e-gpu test-gpu crds dashboards lock clean
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -33,7 +33,10 @@ format: install ## formats, and mends what ruff can mend
 	$(BIN)/ruff format .
 
 e2e: install ## chart, operator, gateway and engine on a cluster that runs containers (KUBECONFIG or E2E_NODE)
-	@$(BIN)/python -m pytest -s -m e2e tests/e2e $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -s -m 'e2e and not gpu' tests/e2e $(PYTEST_ARGS)
+
+e2e-gpu: install ## examples/gpu.yaml on a node with GPUs, changed under load (E2E_NODE)
+	@$(BIN)/python -m pytest -s -m 'e2e and gpu' tests/e2e/test_gpu.py $(PYTEST_ARGS)
 
 test-gpu: install ## the tests that need an NVIDIA GPU
 	@OMP_NUM_THREADS=2 $(BIN)/python -m pytest -n 6 --dist worksteal -m gpu tests/gpu tests/engine/runtime $(PYTEST_ARGS)

@@ -90,7 +90,7 @@ FLEET = Dashboard(
                     "percentunit",
                     kind="stat",
                     width=6,
-                    description="Share of requests that ended in a 5xx, over 5 minutes.",
+                    description="Share of requests that ended in a 5xx or broke off, over 5 minutes.",
                 ),
                 Panel(
                     "Generated tokens per second",
@@ -289,6 +289,12 @@ GATEWAYS = Dashboard(
             "Requests",
             (
                 Panel(
+                    "Requests by outcome",
+                    (("{{outcome}}", rate("mini_infer_gateway_requests_total", GATEWAY, "outcome")),),
+                    "reqps",
+                    stack=True,
+                ),
+                Panel(
                     "Requests by status",
                     (("{{status}}", rate("mini_infer_gateway_requests_total", GATEWAY, "status")),),
                     "reqps",
@@ -299,6 +305,23 @@ GATEWAYS = Dashboard(
                     (("{{pod}}", f"sum by (pod) (mini_infer_gateway_in_flight_requests{{{GATEWAY}}})"),),
                 ),
                 Panel("Time to first byte", quantiles(TTFB, GATEWAY, "", ""), "s"),
+                Panel(
+                    "Duration of a request",
+                    quantiles("mini_infer_gateway_request_duration_seconds", GATEWAY, "", ""),
+                    "s",
+                ),
+                Panel(
+                    "Attempts by outcome",
+                    (
+                        (
+                            "{{endpoint}} {{outcome}}",
+                            f"sum by (endpoint, outcome) (rate(mini_infer_gateway_attempts_total"
+                            f'{{{GATEWAY}, outcome!="ok"}}[$__rate_interval]))',
+                        ),
+                    ),
+                    "reqps",
+                    description="Requests to one engine that did not end well.",
+                ),
             ),
         ),
         (
@@ -337,6 +360,22 @@ GATEWAYS = Dashboard(
                     width=12,
                 ),
                 Panel(
+                    "Engines that are left alone",
+                    (
+                        (
+                            "{{endpoint}} {{cause}}",
+                            f"max by (endpoint, cause) (mini_infer_gateway_circuit_open{{{GATEWAY}}}) > 0",
+                        ),
+                    ),
+                    width=12,
+                ),
+                Panel(
+                    "Age of KV events on arrival",
+                    (("{{endpoint}}", f"max by (endpoint) (mini_infer_gateway_event_lag_seconds{{{GATEWAY}}})"),),
+                    "s",
+                    width=12,
+                ),
+                Panel(
                     "Gaps in KV events",
                     (("healed by {{healed}}", rate("mini_infer_gateway_event_gaps_total", GATEWAY, "healed")),),
                     "ops",
@@ -355,6 +394,22 @@ GATEWAYS = Dashboard(
                     description="What it adds before a request goes out: parsing, tokenising, routing.",
                 ),
                 Panel(
+                    "Time for tokenising",
+                    quantiles("mini_infer_gateway_tokenize_seconds", GATEWAY, "", ""),
+                    "s",
+                    width=12,
+                ),
+                Panel(
+                    "Event loop stood still",
+                    (("{{pod}}", f"max by (pod) (mini_infer_gateway_event_loop_lag_seconds{{{GATEWAY}}})"),),
+                    "s",
+                    description="The longest time of the last minute.",
+                ),
+                Panel(
+                    "Blocks in the prefix index",
+                    (("{{pod}}", f"sum by (pod) (mini_infer_gateway_index_blocks{{{GATEWAY}}})"),),
+                ),
+                Panel(
                     "Time of a routing plugin per call",
                     (
                         (
@@ -368,7 +423,7 @@ GATEWAYS = Dashboard(
                         ),
                     ),
                     "s",
-                    width=12,
+                    width=8,
                 ),
             ),
         ),
@@ -393,7 +448,7 @@ SLO = Dashboard(
     "mini-infer / Objectives",
     (
         (
-            "99.9 % of requests without a 5xx",
+            "99.9 % of requests end well",
             (
                 Panel(
                     "Burn rate of the error budget",

@@ -88,9 +88,9 @@ class Cluster:
 class NodeCluster(Cluster):
     """A cluster of our own, made and removed by the program named in E2E_NODE."""
 
-    def __init__(self, node: str, folder: Path) -> None:
+    def __init__(self, node: str, folder: Path, *options: str) -> None:
         self._node, self._folder = node, folder
-        run(node, "up", folder)
+        run(node, "up", folder, *options)
         super().__init__(str(folder / "kubeconfig.host"))
 
     def load(self, archive: Path) -> None:

@@ -1,0 +1,180 @@
+"""`make e2e-gpu`: examples/gpu.yaml on a node with GPUs, changed under load, and how soon a pod gives its first token.
+
+E2E_NODE       a program that makes the node: PROGRAM up DIR --gpus G, and exec, load, down
+E2E_GPUS       what is given to --gpus: real (default), or a number where GPUs are only counted
+E2E_GPU_TARGET the Dockerfile's target: engine-cuda (default), or engine-cpu where GPUs are only counted
+E2E_GPU_BUILD  a program that builds the engine's image (host_image.sh); else E2E_BUILD
+E2E_GPU_MODELS shapes of benchmarks/common/models.py to start with random weights: qwen3-0.6b,qwen2.5-7b; empty: none
+"""
+
+import json
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from benchmarks.common.models import model_folder
+from tests.e2e.cluster import wait_until
+from tests.e2e.commands import ROOT, say
+from tests.e2e.gpu_node import GpuNode
+from tests.e2e.test_platform import ANSWER, QUESTION
+
+pytestmark = [pytest.mark.e2e, pytest.mark.gpu, pytest.mark.timeout(1800)]
+MODELS = [name for name in os.environ.get("E2E_GPU_MODELS", "qwen3-0.6b,qwen2.5-7b").split(",") if name]
+READY_LIMIT_S = 600.0
+PODS = ("pods", "-l", "serving.mini-infer.io/service=demo-gpu")
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[GpuNode]:
+    program = os.environ.get("E2E_NODE")
+    if not program:
+        pytest.skip("no node with GPUs: E2E_NODE must name a program that makes one")
+    with tempfile.TemporaryDirectory(prefix="mini-infer-gpu-") as folder:
+        node = GpuNode(program, Path(folder), os.environ.get("E2E_GPUS", "real"))
+        try:
+            say(f"the node has {node.allocatable()} GPUs")
+            node.load_engine()
+            with node.control_plane():
+                try:
+                    yield node
+                except BaseException:
+                    node.explain("default")
+                    raise
+        finally:
+            node.down()
+
+
+def apply(node: GpuNode, service: dict[str, Any]) -> None:
+    file = node.models / "service.yaml"
+    file.write_text(yaml.safe_dump(service))
+    node.kubectl("apply", "-f", str(file))
+
+
+def ready(node: GpuNode, name: str, replicas: int = 1) -> None:
+    def is_ready() -> bool:
+        (service,) = node.get("infsvc", name)
+        status = service.get("status", {})
+        conditions = {c["type"]: c for c in status.get("conditions", ())}
+        settled = status.get("observedGeneration") == service["metadata"]["generation"]
+        return settled and conditions["Ready"]["status"] == "True" and status["replicas"] == replicas
+
+    try:
+        wait_until(f"{name} to be ready", is_ready, timeout_s=READY_LIMIT_S)
+    except TimeoutError:
+        node.explain("default")
+        raise
+
+
+def first_token_s(node: GpuNode, model: str) -> float:
+    """From now until the gateway has a first token for a model whose engine may still start."""
+    started = time.monotonic()
+    body = {"model": model, "prompt": "Once", "max_tokens": 1, "temperature": 0}
+
+    def answered() -> bool:
+        try:
+            return httpx.post(f"{node.url}/v1/completions", json=body, timeout=30).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    wait_until("a first token", answered, timeout_s=READY_LIMIT_S, every_s=0.05)
+    return time.monotonic() - started
+
+
+class Load:
+    """Chats one after another from a few threads, without retries, until `close`."""
+
+    def __init__(self, node: GpuNode, threads: int = 4) -> None:
+        self.answers: list[int] = []
+        self._url, self._ended = node.url, threading.Event()
+        self._threads = [threading.Thread(target=self._run, daemon=True) for _ in range(threads)]
+        for thread in self._threads:
+            thread.start()
+
+    def _run(self) -> None:
+        body = {"model": "demo-gpu", "messages": QUESTION, "max_tokens": 16}
+        with httpx.Client(timeout=60) as client:
+            while not self._ended.is_set():
+                try:
+                    self.answers.append(client.post(f"{self._url}/v1/chat/completions", json=body).status_code)
+                except httpx.TransportError:
+                    self.answers.append(0)
+                time.sleep(0.02)
+
+    def close(self) -> list[int]:
+        self._ended.set()
+        for thread in self._threads:
+            thread.join(60)
+        return self.answers
+
+
+def test_the_example_answers_and_changes_lose_nothing(node: GpuNode) -> None:
+    apply(node, node.service("gpu.yaml"))
+    cold_s = first_token_s(node, "demo-gpu")
+    say(f"apply to first token, cold: {cold_s:.1f} s")
+    ready(node, "demo-gpu")
+    (pod,) = node.get(*PODS)
+    spec = pod["spec"]["containers"][0]
+    assert spec["image"] == "localhost/mini-infer-engine-cuda:e2e"
+    assert {"name": "mini-infer-shm", "mountPath": "/dev/shm"}.items() <= {
+        key: value for mount in spec["volumeMounts"] if mount["mountPath"] == "/dev/shm" for key, value in mount.items()
+    }.items()
+    answer = httpx.post(
+        f"{node.url}/v1/chat/completions",
+        json={"model": "demo-gpu", "messages": QUESTION, "max_tokens": 60, "temperature": 0},
+        timeout=60,
+    ).json()
+    assert ANSWER in answer["choices"][0]["message"]["content"]
+
+    node.kubectl("delete", "pod", pod["metadata"]["name"], "--grace-period=1")
+    wait_until("the pod to be another", lambda: uids(node) and pod["metadata"]["uid"] not in uids(node), timeout_s=60)
+    say(f"new pod to first token, warm: {first_token_s(node, 'demo-gpu'):.1f} s")
+    ready(node, "demo-gpu")
+    if node.allocatable() < 2:
+        say("one GPU: no engine can take over from another, so nothing is changed under load")
+        return
+    load = Load(node)
+    apply(node, node.service("gpu.yaml", engine={"gpuMemoryUtilization": 0.8, "maxNumSeqs": 32}))
+    ready(node, "demo-gpu")
+    node.kubectl("scale", "infsvc/demo-gpu", "--replicas=2")
+    ready(node, "demo-gpu", replicas=2)
+    node.kubectl("scale", "infsvc/demo-gpu", "--replicas=1")
+    ready(node, "demo-gpu", replicas=1)
+    answers = load.close()
+    failed = [status for status in answers if status != 200]
+    say(f"an edit, 2 engines, 1 again: {len(failed)} of {len(answers)} requests failed")
+    assert len(answers) > 50
+    assert failed == []
+
+
+def uids(node: GpuNode) -> set[str]:
+    return {pod["metadata"]["uid"] for pod in node.get(*PODS)}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_shape_starts_cold_and_warm(node: GpuNode, model: str) -> None:
+    node.kubectl("delete", "infsvc", "--all", "--wait=true")
+    wait_until("all engines to be gone", lambda: not node.get("pods"), timeout_s=400)
+    folder = Path(model_folder(model, node.models))
+    assets = ROOT / "engine/mini_infer_engine/assets/demo"
+    for name in ("tokenizer.json", "tokenizer_config.json"):  # any will do: weights are random
+        shutil.copy(assets / name, folder / name)
+    engine = {"loadFormat": "dummy", "maxModelLen": 4096, "gpuMemoryUtilization": 0.8}
+    service = node.service("gpu.yaml", engine=engine)
+    service["spec"]["model"] = {"uri": f"file:///models/{model}"}
+    apply(node, service)
+    cold_s = first_token_s(node, "demo-gpu")
+    (pod,) = node.get(*PODS)
+    node.kubectl("delete", "pod", pod["metadata"]["name"], "--grace-period=1")
+    wait_until("the pod to be another", lambda: uids(node) and pod["metadata"]["uid"] not in uids(node), timeout_s=60)
+    warm_s = first_token_s(node, "demo-gpu")
+    say(json.dumps({"model": model, "apply_to_first_token_s": round(cold_s, 1), "new_pod_s": round(warm_s, 1)}))
+    ready(node, "demo-gpu")
