@@ -29,7 +29,14 @@ SET_BY_THE_CHART = {
         "admin-port",
     },
     "mini_infer_operator.controller.settings": {
-        *("engine-image", "engine-cuda-image", "engine-image-pull-policy", "gateway-url", "namespaces"),
+        *(
+            "engine-image",
+            "engine-cuda-image",
+            "engine-image-pull-policy",
+            "allow-ingress-from",
+            "gateway-url",
+            "namespaces",
+        ),
         *("health-port", "resync-seconds", "log-level", "identity"),
     },
 }
@@ -217,6 +224,13 @@ def test_policies_let_in_whom_they_name(full: list[dict[str, Any]]) -> None:
     assert (metrics["from"], metrics["ports"]) == ([monitoring], [{"port": "admin"}])
     (operator,) = policies["mini-infer-operator"]["spec"]["ingress"]
     assert operator["from"] == [monitoring]
+    (flag,) = [a for a in container(full, "operator")["args"] if a.startswith("--allow-ingress-from=")]
+    gateways, others = json.loads(flag.partition("=")[2])
+    assert others == monitoring
+    labels = of_kind(full, "Deployment")["mini-infer-gateway"]["spec"]["template"]["metadata"]["labels"]
+    assert gateways["podSelector"]["matchLabels"].items() <= labels.items()
+    assert gateways["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "here"}
+    assert not any("ingress" in argument for argument in container(rendered(), "operator")["args"])
     closed = of_kind(rendered("--set=networkPolicy.enabled=true"), "NetworkPolicy")
     assert closed["mini-infer-operator"]["spec"]["ingress"] == []
     assert "from" not in closed["mini-infer-gateway"]["spec"]["ingress"][0], "an empty list of clients is everybody"

@@ -1,5 +1,6 @@
 """The routes of the HTTP process. What they do is in the modules they call."""
 
+import ipaddress
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -36,7 +37,7 @@ def make_app(front: ApiServerState) -> FastAPI:
         (launch.HEALTH_PATH, "GET", lambda request: _health(front)),
         (launch.READY_PATH, "GET", lambda request: _ready(front)),
         (launch.METRICS_PATH, "GET", lambda request: _metrics(front)),
-        (launch.DRAIN_PATH, "POST", lambda request: _start_drain(front)),
+        (launch.DRAIN_PATH, "POST", lambda request: _start_drain(front, request)),
         (launch.DRAIN_PATH, "GET", lambda request: _drain_state(front)),
         (launch.PROMPT_ASSETS_PATH, "GET", lambda request: _prompt_assets(front, request)),
         (launch.KV_SNAPSHOT_PATH, "GET", lambda request: _kv_snapshot(front)),
@@ -99,7 +100,11 @@ def _describe(front: ApiServerState, name: str) -> dict[str, Any]:
     return model | {"root": front.text.names[0], "max_model_len": max_model_len}
 
 
-async def _start_drain(front: ApiServerState) -> Response:
+async def _start_drain(front: ApiServerState, request: Request) -> Response:
+    """Only for whoever is on this machine or in this pod: there is no way back from a drain but a new process."""
+    if request.client is not None and not _is_loopback(request.client.host):
+        message = "POST /drain is answered from the engine's own machine or pod only: delete the pod, or send SIGTERM"
+        raise ApiError(403, message, code="drain_from_elsewhere")
     front.start_drain()
     return await _drain_state(front)
 
@@ -122,3 +127,10 @@ async def _kv_snapshot(front: ApiServerState) -> Response:
     if front.core.model is None:
         raise ApiError(503, "the model is still loading", code="loading")
     return Response(await front.core.snapshot(), media_type="application/msgpack")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

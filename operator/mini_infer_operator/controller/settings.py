@@ -1,10 +1,12 @@
 """The flags and environment of `mini-infer-operator`, read once and frozen. No Kubernetes client here."""
 
 import argparse
+import json
 import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from mini_infer_operator.images import EngineImages
 
@@ -30,6 +32,8 @@ class OperatorSettings:
     """This installation, as namespace/name: its pods share a Lease there, and `status.operator` shows it."""
     operator_class: str = ""
     """Look after services whose spec.operatorClass is this; empty: after those that name none."""
+    allow_ingress_from: tuple[Mapping[str, Any], ...] = ()
+    """NetworkPolicyPeers that may reach engines; empty: no NetworkPolicies are made."""
     health_port: int = 8081
     """Serves /healthz (alive: a watch event lately, queue not stuck) and /readyz."""
     resync_s: float = 300.0
@@ -96,6 +100,14 @@ def parse_settings(
         help="look after services with this spec.operatorClass (default: those without one)",
     )
     parser.add_argument(
+        "--allow-ingress-from",
+        type=_peers,
+        metavar="JSON",
+        default=default("allow-ingress-from", "[]"),
+        help="make a NetworkPolicy for each service's engines that lets in these, a list of NetworkPolicyPeers: the "
+        "gateways' pods, and Prometheus' (default: [], make none)",
+    )
+    parser.add_argument(
         "--health-port",
         type=int,
         metavar="PORT",
@@ -124,6 +136,7 @@ def parse_settings(
         namespaces=tuple(name for name in given.namespaces.split(",") if name),
         identity=given.identity,
         operator_class=given.operator_class,
+        allow_ingress_from=given.allow_ingress_from,
         health_port=given.health_port,
         resync_s=given.resync_seconds,
         log_level=given.log_level,
@@ -134,3 +147,14 @@ def _identity(text: str) -> str:
     if not re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?/[a-z0-9]([-a-z0-9.]*[a-z0-9])?", text):
         raise argparse.ArgumentTypeError(f"{text} is no NAMESPACE/NAME, such as mini-infer-system/mini-infer")
     return text
+
+
+def _peers(text: str) -> tuple[Mapping[str, Any], ...]:
+    """NetworkPolicyPeers out of JSON; what is wrong inside one is for the API server to say."""
+    try:
+        peers = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not JSON: {error}") from None
+    if not isinstance(peers, list) or not all(isinstance(peer, dict) for peer in peers):
+        raise argparse.ArgumentTypeError(f'{text!r} is not a list of peers: write [{{"podSelector": {{...}}}}]')
+    return tuple(peers)

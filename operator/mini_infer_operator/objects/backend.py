@@ -67,7 +67,8 @@ class ClusterBackend:
         if (failure := self._settings.images.failure(service)) is not None:
             return failure
         frozen = frozen_templates(self._ours("Deployment", service), self._ours("ControllerRevision", service))
-        manifests = render(service, plan, frozen, self._settings.engine_image_pull_policy)
+        settings = self._settings
+        manifests = render(service, plan, frozen, settings.engine_image_pull_policy, settings.allow_ingress_from)
         for manifest in manifests:
             failure = await self._write(service, manifest)
             if failure is not None:

@@ -37,6 +37,7 @@ KINDS: tuple[Kind, ...] = (
     Kind(KIND, GROUP, VERSION, PLURAL, ("get", "list", "watch")),
     Kind("Service", "", "v1", "services", _OWNED, child=True),
     Kind("PodDisruptionBudget", "policy", "v1", "poddisruptionbudgets", _OWNED, child=True),
+    Kind("NetworkPolicy", "networking.k8s.io", "v1", "networkpolicies", _OWNED, child=True),
     Kind("ControllerRevision", "apps", "v1", "controllerrevisions", _OWNED, child=True),
     Kind("Deployment", "apps", "v1", "deployments", _OWNED, child=True),
     Kind("Pod", "", "v1", "pods", ("list", "watch")),

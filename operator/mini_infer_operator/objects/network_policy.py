@@ -1,0 +1,37 @@
+"""The NetworkPolicy of a service's engines: the gateways and each other reach them, and nobody else's pods do."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mini_infer_contract.resources import LABEL_SERVICE, InferenceService
+from mini_infer_operator.objects.metadata import Manifest, child_metadata
+from mini_infer_operator.objects.names import engines_service_name
+
+Peer = Mapping[str, Any]
+"""A NetworkPolicyPeer: podSelector and namespaceSelector."""
+PORTS = ("http", "events", "replay")
+
+
+def network_policy(service: InferenceService, allowed: Sequence[Peer]) -> Manifest | None:
+    """Over all roles and revisions. `allowed` are the gateways, and whoever reads metrics; None where it is empty.
+
+    Probes come from the node's kubelet, which no policy keeps away. A plug-in that enforces policies is the cluster's.
+    """
+    if not allowed:
+        return None
+    engines = {"matchLabels": {LABEL_SERVICE: service.metadata.name}}
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": child_metadata(service, engines_service_name(service.metadata.name), {}),
+        "spec": {
+            "podSelector": engines,
+            "policyTypes": ["Ingress"],
+            "ingress": [
+                {
+                    "ports": [{"port": port, "protocol": "TCP"} for port in PORTS],
+                    "from": [*map(dict, allowed), {"podSelector": engines}],
+                }
+            ],
+        },
+    }

@@ -1,0 +1,38 @@
+"""Who reaches a service's engines."""
+
+import pytest
+
+from mini_infer_operator.controller.settings import parse_settings
+from mini_infer_operator.launch import launch_of
+from mini_infer_operator.objects.network_policy import network_policy
+from mini_infer_operator.objects.pod import pod_template
+from mini_infer_operator.parse import parse_service
+from tests.support.services import VALID
+
+SERVICE = parse_service(VALID)
+GATEWAYS = {"podSelector": {"matchLabels": {"app": "gateway"}}}
+
+
+def test_gateways_and_engines_are_let_in_at_the_engines_ports() -> None:
+    policy = network_policy(SERVICE, [GATEWAYS])
+    assert policy is not None
+    (rule,) = policy["spec"]["ingress"]
+    assert rule["from"] == [GATEWAYS, {"podSelector": policy["spec"]["podSelector"]}]
+    template = pod_template(SERVICE, "unified", "r", launch_of(SERVICE, "unified", "i"), None)
+    (container,) = template["spec"]["containers"]
+    assert {port["port"] for port in rule["ports"]} == {port["name"] for port in container["ports"]}
+    assert policy["spec"]["podSelector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+
+
+def test_without_anybody_to_let_in_there_is_no_policy() -> None:
+    assert network_policy(SERVICE, []) is None
+
+
+def test_the_flag_is_a_list_of_peers(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--engine-image=i", '--allow-ingress-from=[{"podSelector": {}}]']
+    assert parse_settings(given, {}).allow_ingress_from == ({"podSelector": {}},)
+    assert parse_settings(given[:1], {}).allow_ingress_from == ()
+    for wrong in ("{", "{}", "[1]"):
+        with pytest.raises(SystemExit):
+            parse_settings(["--engine-image=i", f"--allow-ingress-from={wrong}"], {})
+    assert "is not a list of peers" in capsys.readouterr().err
