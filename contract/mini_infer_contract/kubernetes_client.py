@@ -5,7 +5,7 @@ imports it, so aiohttp is a requirement of the extras `gateway` and `operator` a
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 import aiohttp
@@ -15,6 +15,10 @@ from mini_infer_contract.kubernetes_access import ClusterAccess
 REQUEST_TIMEOUT_S = 30.0
 
 Object = dict[str, Any]
+
+
+RequestSeen = Callable[[str, str, Mapping[str, str], int | None], None]
+"""Method, path, query, and the status of the answer: None where none came."""
 
 
 class ApiError(Exception):
@@ -32,9 +36,10 @@ class ApiError(Exception):
 class KubernetesClient:
     """A pool of connections to one API server. Network errors are aiohttp's (`ClientError`, `TimeoutError`)."""
 
-    def __init__(self, access: ClusterAccess) -> None:
-        """Must be called while an event loop runs."""
+    def __init__(self, access: ClusterAccess, seen: RequestSeen = lambda *_: None) -> None:
+        """Must be called while an event loop runs. `seen` is told of each request."""
         self._access = access
+        self._seen = seen
         connector = aiohttp.TCPConnector(ssl=access.tls if access.tls is not None else True)
         self._session = aiohttp.ClientSession(connector=connector, trust_env=False)
 
@@ -70,15 +75,20 @@ class KubernetesClient:
         if body is not None:
             headers["Content-Type"] = content_type
             data = json.dumps(body).encode()
-        response = await self._session.request(
-            method,
-            self._access.server + path,
-            params=query,
-            data=data,
-            headers=headers,
-            allow_redirects=False,
-            timeout=timeouts or aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S),
-        )
+        status: int | None = None
+        try:
+            response = await self._session.request(
+                method,
+                self._access.server + path,
+                params=query,
+                data=data,
+                headers=headers,
+                allow_redirects=False,
+                timeout=timeouts or aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S),
+            )
+            status = response.status
+        finally:
+            self._seen(method, path, query or {}, status)
         if response.status >= 400:
             async with response:
                 raise _error_of(response, await response.read())

@@ -91,6 +91,16 @@ def ready_turn(previous: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[
     return after["reason"], after["message"], "Normal" if harmless else "Warning"
 
 
+def progress_ended(previous: Mapping[str, Any], status: Mapping[str, Any], now: datetime) -> tuple[str, float] | None:
+    """What went on until now, as a reason, and for how many seconds; None where it goes on, or nothing did."""
+    before, after = (
+        {c["type"]: c for c in told.get("conditions", ())}.get("Progressing", {}) for told in (previous, status)
+    )
+    if before.get("status") != "True" or after.get("reason") != Reason.COMPLETE:
+        return None
+    return before["reason"], (now - datetime.fromisoformat(before["lastTransitionTime"])).total_seconds()
+
+
 @dataclass(frozen=True, slots=True)
 class _Look:
     """What is counted of a service's engines."""

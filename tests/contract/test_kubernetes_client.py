@@ -68,3 +68,22 @@ async def test_a_redirect_takes_the_token_nowhere(connected: tuple[Server, Kuber
     async with await client.open("GET", "/x") as response:
         assert response.status == 307
     assert len(server.requests) == 1
+
+
+async def test_each_request_is_counted_with_its_status(connected: tuple[Server, KubernetesClient]) -> None:
+    server, connected_client = connected
+    seen: list[tuple[str, str, dict[str, str], int | None]] = []
+    client = KubernetesClient(
+        connected_client._access,
+        lambda method, path, query, status: seen.append((method, path, dict(query), status)),
+    )
+    server.responses += [web.json_response({}), web.json_response({"message": "no"}, status=403)]
+    async with client:
+        await client.request("GET", "/a", query={"watch": "true"})
+        with pytest.raises(ApiError):
+            await client.request("POST", "/b", body={})
+    gone = KubernetesClient(ClusterAccess("http://127.0.0.1:9", lambda: None, None), client._seen)
+    async with gone:
+        with pytest.raises(OSError, match=r"127\.0\.0\.1"):
+            await gone.request("GET", "/c")
+    assert seen == [("GET", "/a", {"watch": "true"}, 200), ("POST", "/b", {}, 403), ("GET", "/c", {}, None)]

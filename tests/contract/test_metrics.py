@@ -20,7 +20,7 @@ def test_our_names_follow_prometheus_conventions() -> None:
     for name, kind in kinds.items():
         assert kind, f"{name} does not say what it is"
         assert OURS[name].endswith("_total") == (kind[1] == "Counter"), name
-        assert re.fullmatch(r"mini_infer_(engine|gateway)_[a-z_]+", OURS[name])
+        assert re.fullmatch(r"mini_infer_(engine|gateway|operator)_[a-z_]+", OURS[name])
         assert not re.search(r"_(ms|milliseconds|percent|perc)(_|$)", OURS[name]), "base units only"
         assert name.split("_")[0].lower() == OURS[name].split("_")[2]
 

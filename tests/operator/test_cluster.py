@@ -5,13 +5,16 @@ import os
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from prometheus_client.parser import text_string_to_metric_families
 
+from mini_infer_contract import metrics as names
 from mini_infer_contract.kubernetes_access import find_access
 from mini_infer_contract.kubernetes_client import KubernetesClient
 from mini_infer_operator.controller.settings import OperatorSettings
@@ -31,8 +34,8 @@ pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster")]
 def cluster(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     if not control_plane.runs_pods:
         pytest.skip("needs kube-controller-manager, kube-scheduler and kwok in the folder named by KUBEBUILDER_ASSETS")
-    with OperatorProcess(control_plane, tmp_path_factory.mktemp("operator")):
-        yield Cluster(control_plane)
+    with OperatorProcess(control_plane, tmp_path_factory.mktemp("operator")) as operator:
+        yield Cluster(control_plane, operator.url)
 
 
 def test_a_service_gets_ready_with_all_its_children(cluster: Cluster) -> None:
@@ -291,6 +294,31 @@ def test_decisions_are_events_that_describe_shows(cluster: Cluster) -> None:
     assert f"unified revision {revision} starts with 2 engines, image engine:1" in lines
     assert "Normal  AllReplicasReady" in " ".join(lines.split("\n")).replace("   ", "  ")
     assert lines.count("RevisionStarted") == lines.count("ScaledDown") == 1
+
+
+def test_the_operator_tells_its_own_numbers(cluster: Cluster) -> None:
+    cluster.apply("counted")
+    wait(lambda: cluster.ready("counted").get("status") == "True")
+
+    def samples() -> dict[str, float]:
+        with urllib.request.urlopen(f"{cluster.operator_url}/metrics", timeout=5) as answer:
+            families = text_string_to_metric_families(answer.read().decode())
+        found: dict[str, float] = {}
+        for sample in (sample for family in families for sample in family.samples):
+            found[sample.name] = found.get(sample.name, 0.0) + sample.value
+        return found
+
+    seen = wait(lambda: (s := samples())[names.OPERATOR_QUEUE_DEPTH] == 0 and s)
+    told = {value for name, value in vars(names).items() if name.startswith("OPERATOR_")}
+    histograms = {names.OPERATOR_RECONCILE_DURATION, names.OPERATOR_ROLLOUT_DURATION}
+    quiet = {names.OPERATOR_RECONCILE_ERRORS}
+    assert told - histograms - quiet <= set(seen)
+    assert {f"{name}_count" for name in histograms} <= set(seen)
+    assert seen[names.OPERATOR_SERVICES] == len(cluster.get("infsvc"))
+    assert seen[f"{names.OPERATOR_RECONCILE_DURATION}_count"] == seen[names.OPERATOR_RECONCILES] > 0
+    assert seen[names.OPERATOR_OLDEST_UNSYNCED] == 0
+    with urllib.request.urlopen(f"{cluster.operator_url}/healthz", timeout=5) as answer:
+        assert json.loads(answer.read()) == {"ok": True, "problems": []}
 
 
 def test_deletion_leaves_nothing(cluster: Cluster) -> None:

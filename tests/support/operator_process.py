@@ -24,8 +24,10 @@ LABEL = "serving.mini-infer.io/service"
 class Cluster:
     """The control plane with an operator that runs, as a user sees it."""
 
-    def __init__(self, plane: ControlPlane) -> None:
+    def __init__(self, plane: ControlPlane, operator_url: str = "") -> None:
         self.plane = plane
+        self.operator_url = operator_url
+        """Of the operator's health port."""
 
     def get(self, kinds: str, selector: str = "") -> list[dict[str, Any]]:
         result = self.plane.kubectl("get", kinds, f"--selector={selector}", "--show-managed-fields", "-o", "json")
@@ -92,13 +94,14 @@ class OperatorProcess:
     """One operator; on leaving it must have run without a traceback, unless it was killed."""
 
     def __init__(self, plane: ControlPlane, folder: Path, *flags: str) -> None:
-        self.log = folder / "log"
+        (port,) = free_ports(1)
+        self.log, self.url = folder / "log", f"http://127.0.0.1:{port}"
         command = [sys.executable, "-m", "mini_infer_operator.controller.run", "--engine-image=engine:1", *flags]
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(sys.path),
             "KUBECONFIG": str(operator_kubeconfig(plane, folder / "kubeconfig")),
-            "MINI_INFER_HEALTH_PORT": str(free_ports(1)[0]),
+            "MINI_INFER_HEALTH_PORT": str(port),
         }
         self.killed = False
         with self.log.open("wb") as output:

@@ -1,4 +1,4 @@
-"""Whether the operator knows the cluster and still hears the API server: `/healthz` and `/readyz`."""
+"""Whether the operator knows the cluster, still hears the API server, and works: `/healthz`, `/readyz`, `/metrics`."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -9,37 +9,57 @@ from mini_infer_operator.controller.reflector import Reflector
 
 DEAF_AFTER_S = 300.0
 """A watch that neither heard nor tried anything for this long hangs; a healthy one ends its silence after 100 s."""
+STUCK_AFTER_S = 300.0
+"""A service that changed and was not even tried for this long: the longest pause is 60 s, the longest pass 120 s."""
 
 
-class WatchHealth:
-    """What the watches say of themselves. An API server that is away is no fault of ours: a restart would not help."""
+class Health:
+    """What watches, queue and CRD say of themselves; an API server that is away is no fault that a restart mends."""
 
-    def __init__(self, reflectors: Sequence[Reflector], now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        reflectors: Sequence[Reflector],
+        untried_s: Callable[[], float] = lambda: 0.0,
+        crd_problem: Callable[[], str] = lambda: "",
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`untried_s`: the longest that the queue left a changed service untried. `crd_problem`: "" if none."""
         self._reflectors = reflectors
+        self._untried_s = untried_s
+        self._crd_problem = crd_problem
         self._now = now
 
-    def unsynced(self) -> list[str]:
-        """Plurals of the kinds that were never listed completely."""
-        return sorted({watch.kind.plural for watch in self._reflectors if not watch.synced.is_set()})
+    def ill(self) -> list[str]:
+        """What only a restart can mend."""
+        deaf = {watch.kind.plural for watch in self._reflectors if self._now() - watch.heard_s > DEAF_AFTER_S}
+        told = [f"the watch of {plural} hangs" for plural in sorted(deaf)]
+        if (untried_s := self._untried_s()) > STUCK_AFTER_S:
+            told.append(f"the queue hangs: a changed service was not tried for {untried_s:.0f} s")
+        return told
 
-    def deaf(self) -> list[str]:
-        """Plurals of the kinds whose watch hangs."""
-        return sorted({watch.kind.plural for watch in self._reflectors if self._now() - watch.heard_s > DEAF_AFTER_S})
+    def unready(self) -> list[str]:
+        """What is missing for work."""
+        unsynced = {watch.kind.plural for watch in self._reflectors if not watch.synced.is_set()}
+        told = [f"{plural} are not listed yet" for plural in sorted(unsynced)]
+        return [*told, *filter(None, [self._crd_problem()])]
 
 
-async def serve_health(health: WatchHealth, port: int) -> web.AppRunner:
-    """Serve both paths until `.cleanup()` of what is returned."""
+async def serve_health(health: Health, metrics: Callable[[], bytes], port: int) -> web.AppRunner:
+    """Serve the three paths until `.cleanup()` of what is returned."""
 
     async def healthz(_: web.Request) -> web.Response:
-        deaf = health.deaf()
-        return web.json_response({"status": "deaf" if deaf else "ok", "deaf": deaf}, status=503 if deaf else 200)
+        ill = health.ill()
+        return web.json_response({"ok": not ill, "problems": ill}, status=503 if ill else 200)
 
     async def readyz(_: web.Request) -> web.Response:
-        unsynced = health.unsynced()
-        return web.json_response({"ready": not unsynced, "not listed yet": unsynced}, status=503 if unsynced else 200)
+        unready = health.unready()
+        return web.json_response({"ready": not unready, "problems": unready}, status=503 if unready else 200)
+
+    async def scrape(_: web.Request) -> web.Response:
+        return web.Response(body=metrics(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 
     app = web.Application()
-    app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz)])
+    app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", scrape)])
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     await web.TCPSite(runner, port=port).start()

@@ -68,14 +68,15 @@ class ServiceOwnership:
         except ApiError as error:
             if error.status == 409:
                 return False
-            if error.status == 500 and "not declared in schema" in error.message:
-                return True  # a CRD older than this field: its operator told so at start
             raise
         except RefusedError as error:
             log.warning("status.operator cannot be written: %s", error)
         return True
 
     async def _write(self, stored: Object, status: Object, *, force: bool) -> None:
+        status = self._api.fit_status(status)
+        if not status:
+            return  # a CRD older than these fields; readyz says so
         metadata = stored["metadata"]
         identity = {"name": metadata["name"], "namespace": metadata["namespace"], "uid": metadata["uid"]}
         manifest = {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "metadata": identity, "status": status}

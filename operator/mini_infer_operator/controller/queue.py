@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import random
+import time
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Generic, TypeVar
 
@@ -29,8 +30,17 @@ class WorkQueue(Generic[Key]):
     logged and tried again after a growing pause; a new event cuts it short, but not below the first pause.
     """
 
-    def __init__(self, work: Callable[[Key], Awaitable[float | None]], *, resync_s: float) -> None:
+    def __init__(
+        self,
+        work: Callable[[Key], Awaitable[float | None]],
+        *,
+        resync_s: float,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._work = work
+        self._now_s = now_s
+        self._unsynced: dict[Key, float] = {}  # keys that changed since their last good run, and since when
+        self._tried: dict[Key, float] = {}  # when the last attempt of a key began or failed
         self._resync_s = resync_s
         self._wakes: dict[Key, asyncio.Event] = {}
         self._tasks: dict[Key, asyncio.Task[None]] = {}
@@ -38,10 +48,26 @@ class WorkQueue(Generic[Key]):
 
     def add(self, key: Key) -> None:
         """Something happened to `key`."""
+        self._unsynced.setdefault(key, self._now_s())
         if key not in self._tasks:
             self._wakes[key] = asyncio.Event()
             self._tasks[key] = asyncio.create_task(self._run(key), name=f"work on {key}")
         self._wakes[key].set()
+
+    def depth(self) -> int:
+        """Keys that changed and were not worked on successfully since."""
+        return len(self._unsynced)
+
+    def oldest_unsynced_s(self) -> float:
+        """How long the first of those has waited, whether or not it was tried; 0 if there are none."""
+        now_s = self._now_s()
+        return now_s - min(self._unsynced.values(), default=now_s)
+
+    def untried_s(self) -> float:
+        """The longest that any of those was left without an attempt: where it grows, the queue itself hangs."""
+        now_s = self._now_s()
+        tried = (max(since, self._tried.get(key, since)) for key, since in self._unsynced.items())
+        return now_s - min(tried, default=now_s)
 
     async def close(self) -> None:
         """Cancel all work and wait for its end."""
@@ -55,11 +81,16 @@ class WorkQueue(Generic[Key]):
         while True:
             await asyncio.sleep(SETTLE_S)
             wake.clear()
+            begun_s = self._now_s()
             try:
                 async with self._slots, asyncio.timeout(WORK_LIMIT_S):
+                    self._tried[key] = self._now_s()
                     pause_s = await self._work(key)
                 failures = 0
+                self._succeeded(key, begun_s, again=wake.is_set())
             except Exception as error:
+                self._unsynced.setdefault(key, begun_s)
+                self._tried[key] = self._now_s()
                 pause_s = min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2**failures)
                 failures += 1
                 level = logging.WARNING if failures < 5 else logging.ERROR
@@ -73,6 +104,13 @@ class WorkQueue(Generic[Key]):
                 del self._tasks[key], self._wakes[key]  # no await since the check: nobody can have added meanwhile
                 return
             await self._wait(wake, min(pause_s or 0.0, self._resync_s * random.uniform(1 - JITTER, 1)))
+
+    def _succeeded(self, key: Key, begun_s: float, *, again: bool) -> None:
+        """`again`: it changed while it was worked on."""
+        del self._tried[key]
+        self._unsynced.pop(key, None)
+        if again:
+            self._unsynced[key] = begun_s
 
     @staticmethod
     async def _wait(wake: asyncio.Event, limit_s: float) -> None:

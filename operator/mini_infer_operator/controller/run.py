@@ -5,23 +5,31 @@ import logging
 import secrets
 import signal
 import socket
+import sys
+import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 
 from mini_infer_contract.kubernetes_access import find_access
 from mini_infer_contract.kubernetes_client import KubernetesClient
 from mini_infer_contract.resources import KIND, LABEL_SERVICE
+from mini_infer_operator.controller import gauges
+from mini_infer_operator.controller.apply_crd import apply_crd
 from mini_infer_operator.controller.events import EventRecorder
 from mini_infer_operator.controller.failed_passes import FailedPasses
-from mini_infer_operator.controller.health import WatchHealth, serve_health
+from mini_infer_operator.controller.health import Health, serve_health
 from mini_infer_operator.controller.lease import LeaderLease
+from mini_infer_operator.controller.metrics import OperatorMetrics
 from mini_infer_operator.controller.ownership import ServiceOwnership
 from mini_infer_operator.controller.queue import WorkQueue
 from mini_infer_operator.controller.reflector import Reflector
+from mini_infer_operator.controller.served_crd import ServedCrd
 from mini_infer_operator.controller.settings import OperatorSettings, parse_settings
 from mini_infer_operator.objects.api import KubernetesApi
 from mini_infer_operator.objects.backend import ClusterBackend
 from mini_infer_operator.objects.cache import ObjectCache, ServiceKey
 from mini_infer_operator.objects.kinds import KINDS
+from mini_infer_operator.status import progress_ended
 
 log = logging.getLogger(__name__)
 
@@ -42,13 +50,24 @@ class Controller:
     """The queue over the cache. It works only once everything was listed: an engine not seen yet is not a lost one."""
 
     def __init__(
-        self, api: KubernetesApi, cache: ObjectCache, settings: OperatorSettings, events: EventRecorder
+        self,
+        api: KubernetesApi,
+        cache: ObjectCache,
+        settings: OperatorSettings,
+        events: EventRecorder,
+        metrics: OperatorMetrics,
     ) -> None:
         self._cache = cache
+        self._metrics = metrics
         self._settings = settings
         self._passes = FailedPasses[ServiceKey](lambda key: ClusterBackend(api, cache, settings, *key, events))
         self._ownership = ServiceOwnership(api, cache, settings, events)
         self._queue: WorkQueue[ServiceKey] | None = None
+
+    @property
+    def queue(self) -> WorkQueue[ServiceKey] | None:
+        """None while another replica leads."""
+        return self._queue
 
     def changed(self, key: ServiceKey) -> None:
         """An object of this service is not what it was."""
@@ -71,7 +90,20 @@ class Controller:
         wait_s = await self._ownership.wait_s(key)
         if wait_s is not None:
             return wait_s
-        return await self._passes.reconcile(key)
+        return await self._observed_pass(key)
+
+    async def _observed_pass(self, key: ServiceKey) -> float | None:
+        before, begun_s, failure = gauges.stored_status(self._cache, key), time.monotonic(), None
+        try:
+            return await self._passes.reconcile(key)
+        except Exception as error:
+            failure = error
+            raise
+        finally:
+            self._metrics.pass_ended(time.monotonic() - begun_s, failure)
+            after = gauges.stored_status(self._cache, key)
+            if (ended := progress_ended(before, after, datetime.now(UTC))) is not None:
+                self._metrics.rollout_ended(*ended)
 
 
 async def run_operator(settings: OperatorSettings) -> None:
@@ -79,18 +111,29 @@ async def run_operator(settings: OperatorSettings) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    cache = ObjectCache()
-    async with KubernetesClient(find_access()) as client:
-        api = KubernetesApi(client)
+    cache, metrics = ObjectCache(), OperatorMetrics()
+    async with KubernetesClient(find_access(), metrics.request_seen) as client:
+        crd = ServedCrd(client)
+        await crd.look()
+        api = KubernetesApi(client, crd.fit_status)
         events = EventRecorder(api)
-        controller = Controller(api, cache, settings, events)
+        controller = Controller(api, cache, settings, events, metrics)
         reflectors = reflectors_of(client, cache, settings, controller.changed)
-        runner = await serve_health(WatchHealth(reflectors), settings.health_port)
+        metrics.gauges(
+            gauges.services(cache),
+            gauges.queue_depth(lambda: controller.queue),
+            gauges.oldest_unsynced(lambda: controller.queue),
+            gauges.watch_age(reflectors),
+            gauges.info(lambda: crd.state),
+        )
+        health = Health(reflectors, lambda: controller.queue.untried_s() if controller.queue else 0.0, crd.problem)
+        runner = await serve_health(health, metrics.exposition, settings.health_port)
         try:
             async with asyncio.TaskGroup() as tasks:
                 running = [
                     *(tasks.create_task(watch.run(), name=f"watch {watch.kind.plural}") for watch in reflectors),
                     tasks.create_task(events.run(), name="post events"),
+                    tasks.create_task(crd.run(), name="look at the CRD"),
                     tasks.create_task(_work_once_synced(client, controller, reflectors, settings), name="work"),
                 ]
                 await stop.wait()
@@ -113,6 +156,8 @@ async def _work_once_synced(
 
 def main() -> None:
     """Entry point."""
+    if sys.argv[1:] == ["--apply-crd"]:
+        sys.exit(apply_crd())
     settings = parse_settings()
     logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     asyncio.run(run_operator(settings))

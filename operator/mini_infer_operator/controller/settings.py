@@ -54,7 +54,8 @@ def parse_settings(
         prog="mini-infer-operator",
         description="Turns InferenceServices into engine pods. Needs the CRD (crds/) and the rights in permissions.py; "
         "uses the pod's service account, or KUBECONFIG outside a cluster.",
-        epilog=f"Each flag can be given as {ENVIRONMENT_PREFIX}<FLAG>, such as {ENVIRONMENT_PREFIX}ENGINE_IMAGE.",
+        epilog="`mini-infer-operator --apply-crd` alone brings the cluster's CRD to this version and ends. "
+        f"Each flag can be given as {ENVIRONMENT_PREFIX}<FLAG>, such as {ENVIRONMENT_PREFIX}ENGINE_IMAGE.",
     )
 
     def default(flag: str, otherwise: str | None = None) -> str | None:

@@ -1,6 +1,6 @@
 """The few requests that the operator makes of the API server, on plain dictionaries. Knows no policy."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from mini_infer_contract.kubernetes_access import find_access
@@ -23,8 +23,12 @@ class RefusedError(Exception):
 class KubernetesApi:
     """A connection to the API server. What passes by itself (409, 429, 5xx, network) is raised as it came."""
 
-    def __init__(self, client: KubernetesClient) -> None:
+    def __init__(
+        self, client: KubernetesClient, fit_status: Callable[[Object], Object] = lambda status: status
+    ) -> None:
+        """`fit_status`: a status as the CRD in the cluster takes it."""
         self._client = client
+        self.fit_status = fit_status
 
     @classmethod
     async def connect(cls) -> "KubernetesApi":

@@ -89,6 +89,7 @@ class ClusterBackend:
 
     async def report(self, stored: Mapping[str, Any], status: Object) -> None:
         """Write the status, if it says something else than the stored one."""
+        status = self._api.fit_status(status)
         before = {key: value for key, value in (stored.get("status") or {}).items() if key not in CLAIM_FIELDS}
         if before == status:
             return

@@ -4,7 +4,7 @@ from typing import cast
 
 import aiohttp
 
-from mini_infer_operator.controller.health import DEAF_AFTER_S, WatchHealth, serve_health
+from mini_infer_operator.controller.health import DEAF_AFTER_S, STUCK_AFTER_S, Health, serve_health
 from mini_infer_operator.controller.reflector import Reflector
 from mini_infer_operator.local.ports import free_ports
 from mini_infer_operator.objects.kinds import BY_NAME, Kind
@@ -17,12 +17,13 @@ class Watch:
     synced: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-async def test_a_watch_that_hangs_is_deafness_and_one_that_never_listed_is_not_ready() -> None:
+async def test_what_a_restart_mends_is_unhealthy_and_what_is_missing_is_unready() -> None:
     pods, services = Watch(BY_NAME["Pod"]), Watch(BY_NAME["Service"])
-    now = 0.0
-    health = WatchHealth(cast("list[Reflector]", [pods, services]), lambda: now)
+    now, untried_s, crd = 0.0, 0.0, ""
+    watches = cast("list[Reflector]", [pods, services])
+    health = Health(watches, lambda: untried_s, lambda: crd, lambda: now)
     (port,) = free_ports(1)
-    runner = await serve_health(health, port)
+    runner = await serve_health(health, lambda: b"m 1\n", port)
     try:
         async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
 
@@ -32,12 +33,20 @@ async def test_a_watch_that_hangs_is_deafness_and_one_that_never_listed_is_not_r
 
             assert (await status("/healthz"), await status("/readyz")) == (200, 503)
             pods.synced.set()
-            assert health.unsynced() == ["services"]
+            assert health.unready() == ["services are not listed yet"]
             services.synced.set()
             assert (await status("/healthz"), await status("/readyz")) == (200, 200)
             now = DEAF_AFTER_S + 1
             pods.heard_s = now
-            assert health.deaf() == ["services"]
+            assert health.ill() == ["the watch of services hangs"]
             assert (await status("/healthz"), await status("/readyz")) == (503, 200)
+            services.heard_s = now
+            untried_s = STUCK_AFTER_S + 1
+            assert health.ill() == ["the queue hangs: a changed service was not tried for 301 s"]
+            untried_s, crd = 0.0, "the CRD is older"
+            assert (await status("/healthz"), await status("/readyz")) == (200, 503)
+            assert health.unready() == ["the CRD is older"]
+            async with session.get("/metrics") as response:
+                assert (response.content_type, await response.text()) == ("text/plain", "m 1\n")
     finally:
         await runner.cleanup()

@@ -152,3 +152,48 @@ async def test_work_that_hangs_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> 
     queue.add("k")
     await until(lambda: calls == 2)
     await queue.close()
+
+
+async def test_what_changed_is_unsynced_until_a_run_that_began_later_succeeds() -> None:
+    now_s, fail, gate = 0.0, True, asyncio.Event()
+
+    async def work(_: str) -> float:
+        await gate.wait()
+        if fail:
+            raise ConnectionError("503")
+        return float("inf")
+
+    queue = WorkQueue(work, resync_s=1000, now_s=lambda: now_s)
+    assert (queue.depth(), queue.oldest_unsynced_s(), queue.untried_s()) == (0, 0, 0)
+    queue.add("a")
+    now_s = 10.0
+    assert (queue.depth(), queue.oldest_unsynced_s(), queue.untried_s()) == (1, 10, 10)
+    await until(lambda: queue.untried_s() == 0)  # an attempt has begun
+    assert queue.oldest_unsynced_s() == 10
+    now_s = 15.0
+    assert queue.untried_s() == 5  # it hangs
+    gate.set()
+    await until(lambda: queue.untried_s() == 0)  # it failed: an attempt all the same
+    assert (queue.depth(), queue.oldest_unsynced_s()) == (1, 15)
+    fail = False
+    await until(lambda: queue.depth() == 0)
+    assert (queue.oldest_unsynced_s(), queue.untried_s()) == (0, 0)
+    await queue.close()
+
+
+async def test_a_change_during_a_run_keeps_the_key_unsynced() -> None:
+    runs, gate = 0, asyncio.Event()
+
+    async def work(_: str) -> float:
+        nonlocal runs
+        runs += 1
+        queue.add("a") if runs == 1 else await gate.wait()
+        return float("inf")
+
+    queue = WorkQueue(work, resync_s=1000)
+    queue.add("a")
+    await until(lambda: runs == 2)
+    assert queue.depth() == 1
+    gate.set()
+    await until(lambda: queue.depth() == 0)
+    await queue.close()

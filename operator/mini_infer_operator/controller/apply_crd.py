@@ -1,0 +1,39 @@
+"""`mini-infer-operator --apply-crd`: brings the cluster's CRD to this operator's version. Used by the chart's hook."""
+
+import asyncio
+import sys
+
+import aiohttp
+
+from mini_infer_contract.kubernetes_access import find_access
+from mini_infer_contract.kubernetes_client import ApiError, KubernetesClient
+from mini_infer_contract.resources import FIELD_MANAGER
+from mini_infer_operator.crd import custom_resource_definition
+
+ESTABLISHED_WITHIN_S = 60.0
+
+
+def apply_crd() -> int:
+    """Apply it and wait until it is served; the exit code."""
+    try:
+        asyncio.run(_apply())
+    except (ApiError, aiohttp.ClientError, OSError, TimeoutError) as error:
+        print(f"mini-infer-operator --apply-crd: {error or type(error).__name__}", file=sys.stderr)
+        return 1
+    return 0
+
+
+async def _apply() -> None:
+    crd = custom_resource_definition()
+    path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{crd['metadata']['name']}"
+    query = {"fieldManager": FIELD_MANAGER, "force": "true"}
+    async with KubernetesClient(find_access()) as client:
+        live = await client.request("PATCH", path, query=query, body=crd, content_type="application/apply-patch+yaml")
+        async with asyncio.timeout(ESTABLISHED_WITHIN_S):
+            while not any(
+                c["type"] == "Established" and c["status"] == "True"
+                for c in live.get("status", {}).get("conditions", ())
+            ):
+                await asyncio.sleep(0.2)
+                live = await client.request("GET", path)
+    print(f"{crd['metadata']['name']}: applied")

@@ -1,0 +1,98 @@
+"""What the operator exports for Prometheus, under names of the contract. Decides nothing."""
+
+from collections.abc import Callable, Iterator, Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from mini_infer_contract import metrics as names
+
+RECONCILE_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0, 120.0)
+ROLLOUT_BUCKETS_S = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 3600.0)
+_VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
+
+Gauge = tuple[str, str, tuple[str, ...], Callable[[], Mapping[tuple[str, ...], float]]]
+"""Name, help, label names, and what is read at each scrape: values by label values."""
+
+
+class OperatorMetrics:
+    """One operator's numbers."""
+
+    def __init__(self) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # A second series for each, which nothing of ours reads.
+        self.registry = registry = CollectorRegistry()
+        self._passes = Counter(
+            names.OPERATOR_RECONCILES, "Passes over one service.", [names.LABEL_RESULT], registry=registry
+        )
+        self._errors = Counter(
+            names.OPERATOR_RECONCILE_ERRORS, "Passes that failed.", [names.LABEL_REASON], registry=registry
+        )
+        self._duration = Histogram(
+            names.OPERATOR_RECONCILE_DURATION,
+            "One pass over one service.",
+            buckets=RECONCILE_BUCKETS_S,
+            registry=registry,
+        )
+        self._rollouts = Histogram(
+            names.OPERATOR_ROLLOUT_DURATION,
+            "From Progressing=True to nothing left to do.",
+            [names.LABEL_REASON],
+            buckets=ROLLOUT_BUCKETS_S,
+            registry=registry,
+        )
+        self._requests = Counter(
+            names.OPERATOR_API_REQUESTS,
+            "Requests to the API server.",
+            [names.LABEL_VERB, names.LABEL_KIND, names.LABEL_STATUS],
+            registry=registry,
+        )
+        for result in ("ok", "error"):
+            self._passes.labels(result)  # a rate needs a zero to begin with
+
+    def pass_ended(self, seconds: float, error: Exception | None) -> None:
+        """One pass took so long, and raised `error` or nothing."""
+        self._duration.observe(seconds)
+        self._passes.labels("error" if error else "ok").inc()
+        if error is not None:
+            self._errors.labels(getattr(error, "reason", "") or type(error).__name__).inc()
+
+    def rollout_ended(self, reason: str, seconds: float) -> None:
+        """Nothing is left to do, after so long; `reason` is what went on."""
+        self._rollouts.labels(reason).observe(seconds)
+
+    def request_seen(self, method: str, path: str, query: Mapping[str, str], status: int | None) -> None:
+        """A request to the API server; see KubernetesClient."""
+        plural, named = plural_of(path)
+        verb = _VERBS.get(method, "get" if named else "list")
+        verb = "watch" if query.get("watch") else verb
+        self._requests.labels(verb, plural, "" if status is None else str(status)).inc()
+
+    def gauges(self, *gauges: Gauge) -> None:
+        """Export what is read anew at each scrape."""
+        self.registry.register(_Gauges(gauges))
+
+    def exposition(self) -> bytes:
+        """What `/metrics` answers."""
+        return generate_latest(self.registry)
+
+
+class _Gauges:
+    def __init__(self, gauges: tuple[Gauge, ...]) -> None:
+        self._gauges = gauges
+
+    def collect(self) -> Iterator[Metric]:
+        """See prometheus_client."""
+        for name, text, labels, read in self._gauges:
+            family = GaugeMetricFamily(name, text, labels=labels)
+            for values, number in read().items():
+                family.add_metric(values, number)
+            yield family
+
+
+def plural_of(path: str) -> tuple[str, bool]:
+    """The plural in a path of the API server, and whether the path names one object: pods, False of /api/v1/pods."""
+    parts = [part for part in path.split("/") if part]
+    rest = parts[2:] if parts[:1] == ["api"] else parts[3:]
+    if rest[:1] == ["namespaces"] and len(rest) > 2:
+        rest = rest[2:]
+    return (rest[0], len(rest) > 1) if rest else ("", True)  # else a path of discovery

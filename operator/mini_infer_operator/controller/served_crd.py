@@ -1,0 +1,90 @@
+"""Whether the CRD in the cluster is the one that this operator was made for, looked at for as long as it runs.
+
+An older CRD refuses fields of the status, and forgets those of the spec: the operator is then not ready, says what to
+type, and writes the status that the old schema takes. A newer one is told in the log and in a metric.
+"""
+
+import asyncio
+import logging
+from typing import Any
+
+import aiohttp
+
+from mini_infer_contract.kubernetes_client import ApiError, KubernetesClient
+from mini_infer_operator.crd import custom_resource_definition
+from mini_infer_operator.objects.served_schema import OPENAPI_PATH, Difference, Schema, compare, fitted, served_schema
+
+log = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 300.0
+LOOK_AGAIN_S = 5.0
+"""While it is not the right one, so that the operator is ready soon after it was upgraded."""
+UPGRADE = "mini-infer-operator --apply-crd"
+_FIELDS_TOLD = 5
+
+
+class ServedCrd:
+    """What was seen last."""
+
+    def __init__(self, client: KubernetesClient) -> None:
+        self._client = client
+        (version,) = custom_resource_definition()["spec"]["versions"]
+        self._ours: Schema = version["schema"]["openAPIV3Schema"]
+        self._status: Schema | None = None
+        self.state = "unknown"
+        """current, older, newer, missing, or unknown where nothing was read yet."""
+        self._problem = ""
+
+    def problem(self) -> str:
+        """Why the operator cannot do all that it should, with the command to type; "" if it can."""
+        return self._problem
+
+    def fit_status(self, status: dict[str, Any]) -> dict[str, Any]:
+        """The status as the served schema takes it."""
+        return dict(fitted(status, self._status))
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        while True:
+            await self.look()
+            await asyncio.sleep(LOOK_EVERY_S if self.state in {"current", "newer"} else LOOK_AGAIN_S)
+
+    async def look(self) -> None:
+        """Read the schema once; what was seen last stays where that fails."""
+        try:
+            schema = served_schema(await self._client.request("GET", OPENAPI_PATH))
+        except ApiError as error:
+            if error.status != 404:
+                log.warning("the CRD's schema cannot be read: %s", error)
+                return
+            schema = None
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            log.warning("the CRD's schema cannot be read: %s", error or type(error).__name__)
+            return
+        self._take(schema)
+
+    def _take(self, schema: Schema | None) -> None:
+        difference = compare(schema, self._ours) if schema is not None else Difference()
+        state = difference.state if schema is not None else "missing"
+        self._status = schema["properties"].get("status") if schema is not None else None
+        self._problem = ""
+        if state == "missing":
+            self._problem = f"the CRD is not installed: kubectl apply --server-side -f crds/, or {UPGRADE}"
+        elif state == "older":
+            self._problem = (
+                f"the CRD is older than this operator and lacks {_some(difference.missing)}: "
+                f"kubectl apply --server-side --force-conflicts -f crds/, or {UPGRADE}"
+            )
+        if state != self.state and self._problem:
+            log.error("%s", self._problem)
+        elif state != self.state and state == "newer":
+            log.warning(
+                "the CRD is newer than this operator, which does not know %s: services that use it are not changed",
+                _some(difference.unknown),
+            )
+        self.state = state
+
+
+def _some(paths: tuple[str, ...]) -> str:
+    more = len(paths) - _FIELDS_TOLD
+    return ", ".join(paths[:_FIELDS_TOLD]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,86 @@
+"""An operator that meets the first version's CRD: it says so, works on, and brings the CRD up when it is told to."""
+
+import json
+import os
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.control_plane import ControlPlane
+from tests.support.operator_process import ROOT, Cluster, OperatorProcess, operator_kubeconfig, wait
+from tests.support.services import changed
+
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster")]
+FIRST = Path(__file__).parent / "data" / "first-crd.yaml"
+CRD = "crd/inferenceservices.serving.mini-infer.io"
+
+
+@pytest.fixture
+def cluster(control_plane: ControlPlane, tmp_path: Path) -> Iterator[Cluster]:
+    """An operator that was started on the first version's CRD."""
+    if not control_plane.runs_pods:
+        pytest.skip("needs kube-controller-manager, kube-scheduler and kwok in the folder named by KUBEBUILDER_ASSETS")
+    assert control_plane.kubectl("delete", "infsvc", "--all", "--all-namespaces").returncode == 0
+    apply_crd(control_plane, FIRST)
+    try:
+        with OperatorProcess(control_plane, tmp_path) as operator:
+            yield Cluster(control_plane, operator.url)
+    finally:
+        apply_crd(control_plane, ROOT / "crds")
+
+
+def apply_crd(plane: ControlPlane, path: Path) -> None:
+    """Also where another manager owns its fields."""
+    done = plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(path))
+    assert done.returncode == 0, done.stderr
+
+
+def ask(cluster: Cluster, path: str) -> tuple[int, dict[str, Any]]:
+    """Status and content of one of the operator's health paths."""
+    try:
+        with urllib.request.urlopen(cluster.operator_url + path, timeout=5) as answer:
+            return answer.status, json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read())
+    except OSError:
+        return 0, {}
+
+
+def test_an_old_crd_is_told_served_and_upgraded(cluster: Cluster) -> None:
+    def told() -> Any:
+        status, answer = ask(cluster, "/readyz")
+        return status == 503 and any("CRD is older" in problem for problem in answer["problems"]) and answer
+
+    (problem,) = wait(lambda: len((a := told() or {}).get("problems", ())) == 1 and a)["problems"]
+    assert "kubectl apply --server-side --force-conflicts -f crds/" in problem
+    assert ask(cluster, "/healthz")[0] == 200  # a restart would not help
+
+    cluster.plane.apply(changed({"metadata": {"name": "early"}}))
+    wait(lambda: cluster.ready("early").get("status") == "True", limit_s=40)
+    cluster.plane.apply(changed({"metadata": {"name": "broken"}, "spec": {"image": "engine:broken"}}))
+    wait(lambda: cluster.ready("broken").get("reason") == "ImagePullFailed")
+    assert not any(c["type"] == "Reconciling" for c in cluster.status("broken")["conditions"])
+
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "KUBECONFIG": str(cluster.plane.kubeconfig)}
+    command = [sys.executable, "-m", "mini_infer_operator.controller.run", "--apply-crd"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert done.returncode == 0, done.stderr
+    wait(lambda: ask(cluster, "/readyz")[0] == 200, limit_s=30)
+    cluster.apply("broken", image="engine:broken", unified={"replicas": 1})
+    wait(lambda: any(c["type"] == "Reconciling" for c in cluster.status("broken")["conditions"]))
+    assert cluster.ready("early")["status"] == "True"
+
+
+def test_applying_the_crd_without_rights_is_told(cluster: Cluster, tmp_path: Path) -> None:
+    kubeconfig = operator_kubeconfig(cluster.plane, tmp_path / "other")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "KUBECONFIG": str(kubeconfig)}
+    command = [sys.executable, "-m", "mini_infer_operator.controller.run", "--apply-crd"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert done.returncode == 1
+    assert "cannot patch resource" in done.stderr
