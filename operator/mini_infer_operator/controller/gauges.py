@@ -75,6 +75,6 @@ def watch_age(reflectors: Sequence[Reflector]) -> Gauge:
 
 
 def info(crd_state: Callable[[], str]) -> Gauge:
-    """This operator's version, and what its CRD is beside it."""
+    """Version of the operator, and what its CRD is beside it."""
     labels = (names.LABEL_VERSION, names.LABEL_CRD)
     return names.OPERATOR_INFO, "This operator and its CRD.", labels, lambda: {(__version__, crd_state()): 1.0}
