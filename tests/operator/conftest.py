@@ -20,7 +20,10 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlP
         plane.start()
         made = plane.kubectl("apply", "--server-side", "-f", str(ROOT / "crds"))
         assert made.returncode == 0, made.stderr
-        waited = plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
+        for _ in range(50):  # kubectl gives up where the CRD has no conditions at all yet
+            waited = plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
+            if waited.returncode == 0:
+                break
         assert waited.returncode == 0, waited.stderr
         yield plane
     finally:
