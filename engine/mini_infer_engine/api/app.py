@@ -1,6 +1,7 @@
 """The routes of the HTTP process. What they do is in the modules they call."""
 
 import ipaddress
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -8,8 +9,9 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from mini_infer_contract import launch
-from mini_infer_contract.api_errors import ApiError
+from mini_infer_contract.api_errors import ApiError, read_json_object
 from mini_infer_engine import __version__
+from mini_infer_engine.api.access_log import AccessLog
 from mini_infer_engine.api.dialects.base import Dialect
 from mini_infer_engine.api.dialects.chat import ChatDialect
 from mini_infer_engine.api.dialects.completions import CompletionDialect
@@ -18,14 +20,16 @@ from mini_infer_engine.api.http import RequestIds, install_error_handlers, json_
 from mini_infer_engine.api.state import ApiServerState
 from mini_infer_engine.api.tokenize import detokenize, tokenize
 
-_CREATED = 0
-"""`created` of a model: OpenAI's field, which says nothing here."""
+_CREATED = int(time.time())
+"""`created` of a model: when this server started, as vLLM says it."""
 
 
 def make_app(front: ApiServerState) -> FastAPI:
     """The application on one front."""
     app = FastAPI(title="mini-infer", version=__version__, openapi_url=None, redirect_slashes=False)
     app.add_middleware(RequestIds)
+    if front.options.access_log:
+        app.add_middleware(AccessLog)
     install_error_handlers(app)
     for path, method, handler in (
         ("/v1/chat/completions", "POST", lambda request: _generate(front, request, ChatDialect())),
@@ -35,6 +39,12 @@ def make_app(front: ApiServerState) -> FastAPI:
         ("/tokenize", "POST", lambda request: tokenize(front, request)),
         ("/detokenize", "POST", lambda request: detokenize(front, request)),
         (launch.HEALTH_PATH, "GET", lambda request: _health(front)),
+        ("/health", "GET", lambda request: _health_as_vllm(front)),
+        ("/ping", "GET", lambda request: _health_as_vllm(front)),
+        ("/ping", "POST", lambda request: _health_as_vllm(front)),
+        ("/version", "GET", lambda request: _version()),
+        ("/load", "GET", lambda request: _load(front)),
+        ("/tokenizer_info", "GET", lambda request: _tokenizer_info(front)),
         (launch.READY_PATH, "GET", lambda request: _ready(front)),
         (launch.METRICS_PATH, "GET", lambda request: _metrics(front)),
         (launch.DRAIN_PATH, "POST", lambda request: _start_drain(front, request)),
@@ -68,6 +78,32 @@ async def _health(front: ApiServerState) -> Response:
     if (problem := front.core_problem) is not None:
         return json_response(content | {"status": "core failed", "reason": problem}, 503)
     return json_response(content)
+
+
+async def _health_as_vllm(front: ApiServerState) -> Response:
+    """VLLM's /health and /ping: no body, and 200 once requests are answered. vLLM listens only when it is ready."""
+    is_up = front.core_problem is None and front.core.model is not None
+    return Response(status_code=200 if is_up else 503)
+
+
+async def _version() -> Response:
+    return json_response({"version": __version__})
+
+
+async def _load(front: ApiServerState) -> Response:
+    """VLLM's /load: requests for text that are being answered."""
+    return json_response({"server_load": front.in_flight})
+
+
+async def _tokenizer_info(front: ApiServerState) -> Response:
+    """VLLM's /tokenizer_info: tokenizer_config.json, with the chat template where that is a file of its own."""
+    assets = front.text.assets
+    if assets is None:
+        raise ApiError(404, "this server runs without a tokenizer (--skip-tokenizer-init)", code="no_tokenizer")
+    info = read_json_object(assets.files.get("tokenizer_config.json", "{}").encode())
+    if "chat_template.jinja" in assets.files:
+        info["chat_template"] = assets.files["chat_template.jinja"]
+    return json_response(info)
 
 
 async def _ready(front: ApiServerState) -> Response:

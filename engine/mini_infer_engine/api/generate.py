@@ -3,13 +3,16 @@
 import asyncio
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from mini_infer_contract.api_errors import ApiError, read_json_object
+from mini_infer_engine.api.access_log import facts_of
 from mini_infer_engine.api.dialects.base import Dialect, GenerationSpec, Renderer
+from mini_infer_engine.api.dialects.openai_shapes import usage
 from mini_infer_engine.api.generation import Generation
 from mini_infer_engine.api.http import error_response, json_response, read_json, request_id
 from mini_infer_engine.api.state import ApiServerState
@@ -33,6 +36,8 @@ class Work:
 
     generation: Generation
     renderer: Renderer
+    model: str
+    """As the answer tells it."""
     streams: bool
 
 
@@ -53,8 +58,11 @@ class GenerationResponse(Response):
                 work = await self._accept(held)
             except ApiError as error:
                 await error_response(error)(scope, receive, send)
-            else:
+                return
+            try:
                 await self._run(work, scope, receive, send)
+            finally:
+                facts_of(scope).update(_facts(work))
 
     async def _accept(self, held: ExitStack) -> Work:
         """ApiError: the request cannot be served. `held` keeps its place in line."""
@@ -71,9 +79,11 @@ class GenerationResponse(Response):
         chosen_id = request_id(self._request)
         requests = state.make_requests(chosen_id, prompts, spec, sampling)
         tells_all = spec.return_token_ids or spec.continuous_usage or state.text.decoder is None
+        told_model = spec.model or state.text.names[0]
         return Work(
             Generation(requests, state.text.decoder, state.metrics, streams=spec.streams, tells_all=tells_all),
-            self._dialect.renderer(spec, chosen_id, spec.model or state.text.names[0]),
+            self._dialect.renderer(spec, chosen_id, told_model),
+            told_model,
             spec.streams,
         )
 
@@ -92,6 +102,21 @@ class GenerationResponse(Response):
             core.leave(generation)
             generation.count_unfinished()
             watcher.cancel()
+
+
+def _facts(work: Work) -> dict[str, Any]:
+    """For the request's line in the log."""
+    counts = usage(work.generation.replies)
+    facts = {
+        "model": work.model,
+        "prompt_tokens": counts["prompt_tokens"],
+        "cached_tokens": counts["prompt_tokens_details"]["cached_tokens"],
+        "completion_tokens": counts["completion_tokens"],
+        "finish_reason": ",".join(reply.finish_reason or "abort" for reply in work.generation.replies),
+    }
+    if work.generation.first_token_s is not None:
+        facts["first_token_s"] = round(work.generation.first_token_s, 6)
+    return facts
 
 
 def bad_parameter(error: ParameterError) -> ApiError:

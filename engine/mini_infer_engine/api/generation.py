@@ -36,6 +36,8 @@ class Generation:
         self._waiter: asyncio.Future[None] | None = None
         self._metrics = metrics
         self._arrived_at = time.perf_counter()
+        self.first_token_s: float | None = None
+        """From its arrival to the first token of any choice."""
         self._last_token_at = [0.0] * len(self.replies)
 
     @property
@@ -51,7 +53,7 @@ class Generation:
         self._measure(index, len(delta.token_ids), now)
         if reply.finish_reason is not None:
             self._unfinished -= 1
-            self._metrics.count_finished(reply.finish_reason, now - self._arrived_at)
+            self._count(reply, reply.finish_reason, now)
             if reply.finish_reason == "error":
                 self.fail(_error_of(reply))
         if self._streams and (delta.text or reply.finish_reason is not None or self._tells_all):
@@ -69,6 +71,8 @@ class Generation:
             self._metrics.inter_token_latency.observe((now - last) / num_tokens, num_tokens)
         else:
             self._metrics.time_to_first_token.observe(now - self._arrived_at)
+            if self.first_token_s is None:
+                self.first_token_s = now - self._arrived_at
         self._last_token_at[index] = now
         self._metrics.generation_tokens += num_tokens
 
@@ -87,7 +91,11 @@ class Generation:
         reason = "error" if self.error is not None else "abort"
         for reply in self.replies:
             if reply.finish_reason is None:
-                self._metrics.count_finished(reason, time.perf_counter() - self._arrived_at)
+                self._count(reply, reason, time.perf_counter())
+
+    def _count(self, reply: OutputText, reason: str, now: float) -> None:
+        prompt_tokens, output_tokens = len(reply.request.prompt_token_ids), len(reply.token_ids)
+        self._metrics.count_finished(reason, now - self._arrived_at, prompt_tokens, output_tokens)
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -15,6 +15,7 @@ from mini_infer_engine.core_process.messages import ModelInfo
 _LATENCY_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _DURATION_BUCKETS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 _SIZE_BUCKETS = tuple(float(2**exponent) for exponent in range(15))
+_LENGTH_BUCKETS = tuple(float(2**exponent) for exponent in range(21))
 
 
 class Histogram:
@@ -30,13 +31,15 @@ class Histogram:
         self._counts[bisect_left(self._bounds, value)] += times
         self._sum += value * times
 
-    def family(self, name: str, documentation: str) -> Metric:
+    def family(self, name: str, documentation: str, labels: dict[str, str] | None = None) -> Metric:
         """For Prometheus: counts up to each bound."""
         buckets, total = [], 0
         for bound, count in zip([*map(str, self._bounds), "+Inf"], self._counts, strict=True):
             total += count
             buckets.append((bound, total))
-        return HistogramMetricFamily(name, documentation, buckets=buckets, sum_value=self._sum)
+        family = HistogramMetricFamily(name, documentation, labels=list(labels or ()))
+        family.add_metric(list((labels or {}).values()), buckets, self._sum)
+        return family
 
 
 class ServerMetrics(Collector):
@@ -56,6 +59,8 @@ class ServerMetrics(Collector):
         self._queue_time = Histogram(_LATENCY_BUCKETS_S)
         self._step_sequences = Histogram(_SIZE_BUCKETS)
         self._step_tokens = Histogram(_SIZE_BUCKETS)
+        self._prompt_tokens = Histogram(_LENGTH_BUCKETS)
+        self._output_tokens = Histogram(_LENGTH_BUCKETS)
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
@@ -69,8 +74,10 @@ class ServerMetrics(Collector):
             self._step_sequences.observe(stats.running)
             self._step_tokens.observe(stats.last_step_prefill_tokens + stats.last_step_decode_tokens)
 
-    def count_finished(self, finish_reason: str, duration_s: float) -> None:
-        """A reply is complete."""
+    def count_finished(self, finish_reason: str, duration_s: float, prompt_tokens: int, output_tokens: int) -> None:
+        """A choice has ended."""
+        self._prompt_tokens.observe(prompt_tokens)
+        self._output_tokens.observe(output_tokens)
         self._finished[finish_reason] += 1
         self._duration.observe(duration_s)
 
@@ -107,14 +114,42 @@ class ServerMetrics(Collector):
 
     def _vllm_families(self) -> Iterable[Metric]:
         """What others read under vLLM's names, with its label."""
+        labels = {"model_name": self._model_name, "engine": "0"}
+        stats = self.stats
         for name, documentation, value in (
-            (names.REQUESTS_RUNNING, "Requests that run.", self.stats.running),
-            (names.REQUESTS_WAITING, "Requests that wait.", self.stats.waiting),
-            (names.KV_CACHE_USAGE, "Share of the page pool in use.", self.stats.kv_usage),
+            (names.REQUESTS_RUNNING, "Requests that run.", stats.running),
+            (names.REQUESTS_WAITING, "Requests that wait.", stats.waiting),
+            (names.KV_CACHE_USAGE, "Share of the page pool in use.", stats.kv_usage),
         ):
-            gauge = GaugeMetricFamily(name, documentation, labels=["model_name"])
-            gauge.add_metric([self._model_name], value)
+            gauge = GaugeMetricFamily(name, documentation, labels=list(labels))
+            gauge.add_metric(list(labels.values()), value)
             yield gauge
+        for name, documentation, value in (
+            (names.VLLM_PROMPT_TOKENS, "Prompt tokens of admitted requests.", stats.prompt_tokens),
+            (names.VLLM_GENERATION_TOKENS, "Output tokens.", self.generation_tokens),
+            (names.VLLM_PREEMPTIONS, "Running requests sent back to the queue.", stats.preemptions),
+            (names.VLLM_PREFIX_CACHE_QUERIES, "Prompt tokens looked up in the prefix cache.", stats.prompt_tokens),
+            (names.VLLM_PREFIX_CACHE_HITS, "Prompt tokens found there.", stats.cached_prompt_tokens),
+        ):
+            counter = CounterMetricFamily(name, documentation, labels=list(labels))
+            counter.add_metric(list(labels.values()), value)
+            yield counter
+        success = CounterMetricFamily(
+            names.VLLM_REQUEST_SUCCESS, "Finished requests.", labels=[*labels, "finished_reason"]
+        )
+        for reason, count in self._finished.items():
+            success.add_metric([*labels.values(), reason], count)
+        yield success
+        for name, documentation, histogram in (
+            (names.VLLM_TIME_TO_FIRST_TOKEN, "Arrival to first token.", self.time_to_first_token),
+            (names.VLLM_INTER_TOKEN_LATENCY, "Between tokens of one request.", self.inter_token_latency),
+            (names.VLLM_E2E_LATENCY, "Arrival to last token.", self._duration),
+            (names.VLLM_QUEUE_TIME, "Arrival to first admission.", self._queue_time),
+            (names.VLLM_ITERATION_TOKENS, "Tokens in one step's batch.", self._step_tokens),
+            (names.VLLM_REQUEST_PROMPT_TOKENS, "Prompt tokens of a finished request.", self._prompt_tokens),
+            (names.VLLM_REQUEST_GENERATION_TOKENS, "Output tokens of a finished request.", self._output_tokens),
+        ):
+            yield histogram.family(name, documentation, labels)
         if self.model is not None:
             info = GaugeMetricFamily(names.CACHE_CONFIG_INFO, "The page pool.", labels=["block_size", "num_gpu_blocks"])
             info.add_metric([str(self.model.page_size), str(self.model.num_pages)], 1)

@@ -28,6 +28,8 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What the HTTP process needs beside the engine's settings."""
 
     max_body_bytes: int
+    access_log: bool
+    """Whether each request gets a line in the log."""
     body_timeout_s: float
     """For a body to come: a client that sends half of one holds nothing for longer."""
     max_choices: int

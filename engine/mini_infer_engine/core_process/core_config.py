@@ -2,6 +2,7 @@
 
 import msgspec
 
+from mini_infer_contract.logs import LogFormat
 from mini_infer_engine.config.settings import EngineSettings
 from mini_infer_engine.core_process.build import DryRun
 
@@ -15,6 +16,7 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     events_port: int
     replay_port: int
     log_level: str
+    log_format: LogFormat
     address: str = ""
     """Of the core's ROUTER socket; this and the next are core_process.py's to fill."""
     parent_pid: int = 0

@@ -19,6 +19,7 @@ import zmq
 
 from mini_infer_contract.events import Snapshot
 from mini_infer_contract.events import encode as encode_event
+from mini_infer_contract.logs import configure_logging
 from mini_infer_engine.core.engine import Engine
 from mini_infer_engine.core.request import Output
 from mini_infer_engine.core.stats import EngineStats
@@ -26,7 +27,6 @@ from mini_infer_engine.core_process import messages
 from mini_infer_engine.core_process.build import build_engine
 from mini_infer_engine.core_process.core_config import CoreConfig
 from mini_infer_engine.core_process.publisher import EventPublisher
-from mini_infer_engine.logs import configure_logging
 
 logger = logging.getLogger(__name__)
 
@@ -153,7 +153,7 @@ def main() -> None:
     """Run as `python -m mini_infer_engine.core_process.loop CONFIG`; started by core_process.py alone."""
     config_path = Path(sys.argv[1])
     config = msgspec.json.decode(config_path.read_bytes(), type=CoreConfig)
-    configure_logging(config.log_level)
+    configure_logging(config.log_level, config.log_format)
     # The front decides when to leave, also when the terminal or a supervisor signals the whole process group.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

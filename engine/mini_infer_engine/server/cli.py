@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mini_infer_contract.launch import DEMO_MODEL, HTTP_PORT
+from mini_infer_contract.logs import FORMATS, LEVELS, configure_logging
 from mini_infer_engine import __version__
 from mini_infer_engine.config.mechanisms import Mechanism, parse_mechanisms
 from mini_infer_engine.config.model_path import resolve_model
@@ -18,7 +19,6 @@ from mini_infer_engine.config.settings import EngineSettings
 from mini_infer_engine.core_process.build import DryRun
 from mini_infer_engine.core_process.core_config import CoreConfig
 from mini_infer_engine.dry.vocabulary import DRY_MODEL
-from mini_infer_engine.logs import LEVELS, configure_logging
 from mini_infer_engine.server.child_process import CoreProcess
 
 logger = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("--model is needed (or --dry-run)")
     if options.dry_run and options.model not in (None, DRY_MODEL):
         parser.error(f"--dry-run pretends a model and loads none: leave out --model {options.model}")
-    configure_logging(options.log_level)
+    configure_logging(options.log_level, options.log_format)
     try:
         return run(options)
     except StartError as error:
@@ -73,6 +73,7 @@ def run(options: argparse.Namespace) -> int:
         events_port=options.events_port,
         replay_port=options.replay_port,
         log_level=options.log_level,
+        log_format=options.log_format,
     )
     with CoreProcess(config) as core:
         # Imported while the core starts: the web framework takes most of a second.
@@ -91,6 +92,7 @@ def run(options: argparse.Namespace) -> int:
         limits = ServeOptions(
             max_body_bytes=options.max_body_size,
             body_timeout_s=options.body_timeout,
+            access_log=options.access_log,
             max_choices=settings.max_num_seqs + options.max_waiting,
             max_tokenizing_bytes=options.max_tokenizing_size,
             drain_timeout_s=options.drain_timeout,
@@ -336,6 +338,15 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
         metavar="SECONDS",
         help="/healthz answers 503 when the core has work and has finished no step for so long; above what the largest "
         "step takes, which on a CPU can be a minute; 0: never (default: 120)",
+    )
+    group.add_argument(
+        "--log-format", choices=FORMATS, default="text", help="json: one object a line, for collectors (default: text)"
+    )
+    group.add_argument(
+        "--access-log",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="a line for each request; those that fail are warnings (default: on)",
     )
     group.add_argument("--log-level", choices=LEVELS, default="info", help="the least that is logged (default: info)")
 

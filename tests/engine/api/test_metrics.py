@@ -36,3 +36,17 @@ def test_throughput_tells_differences_and_is_silent_when_idle() -> None:
     line = throughput.line(EngineStats(prompt_tokens=1000, cached_prompt_tokens=250, running=3, kv_usage=0.5), 200, 10)
     assert line == "prompt 100 tok/s, generation 20 tok/s, running 3, waiting 0, KV cache 50.0%, prefix hits 25%"
     assert throughput.line(EngineStats(prompt_tokens=1000, cached_prompt_tokens=250), 200, 10) is None
+
+
+def test_vllms_names_tell_the_same_numbers() -> None:
+    metrics = ServerMetrics("m")
+    metrics.take_stats(EngineStats(prompt_tokens=100, cached_prompt_tokens=40, preemptions=2, steps=1, running=3))
+    metrics.count_finished("stop", 1.5, 100, 7)
+    found = values(metrics)
+    assert (found["vllm:prefix_cache_queries_total"], found["vllm:prefix_cache_hits_total"]) == (100, 40)
+    assert (found["vllm:num_preemptions_total"], found["vllm:num_requests_running"]) == (2, 3)
+    assert found["vllm:request_success_total"] == found["mini_infer_engine_requests_total"] == 1
+    assert found["vllm:e2e_request_latency_seconds_sum"] == 1.5
+    assert (found["vllm:request_prompt_tokens_sum"], found["vllm:request_generation_tokens_sum"]) == (100, 7)
+    assert found["vllm:iteration_tokens_total_count"] == 1
+    assert found["vllm:time_to_first_token_seconds_count"] == 0

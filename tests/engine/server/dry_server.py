@@ -45,7 +45,6 @@ def wait_until(condition: Callable[[], bool], limit_s: float = 10.0) -> float:
 
 class EngineServer:
     def __init__(self, *flags: str) -> None:
-        self.started_at = time.monotonic()
         self.process = subprocess.Popen(
             serve_command("--port", "0", *flags), stderr=subprocess.PIPE, text=True, env=environment()
         )
@@ -53,12 +52,12 @@ class EngineServer:
         self._reader = threading.Thread(target=self._read_log, daemon=True)
         self._reader.start()
         wait_until(lambda: any("serves" in line for line in self.log), START_LIMIT_S)
-        address = re.search(r"http://\S+", "".join(self.log))
+        address = re.search(r"http://[\w.:\[\]]+", "".join(self.log))
         assert address is not None
         self.url = address[0]
         self.client = httpx.Client(base_url=self.url, timeout=30)
         wait_until(lambda: self.client.get("/readyz").status_code == 200, START_LIMIT_S)
-        self.ready_s = time.monotonic() - self.started_at
+        self.start_cpu_s = self.cpu_s
 
     def _read_log(self) -> None:
         assert self.process.stderr is not None
@@ -79,6 +78,15 @@ class EngineServer:
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         assert len(children) == 1
         return int(children[0])
+
+    @property
+    def cpu_s(self) -> float:
+        """Processor time of both processes so far: unlike the clock's, it does not grow beside a busy neighbour."""
+        ticks = 0
+        for pid in (self.process.pid, self.core_pid):
+            fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+            ticks += int(fields[11]) + int(fields[12])
+        return ticks / os.sysconf("SC_CLK_TCK")
 
     def wait(self, limit_s: float = 10.0) -> int:
         """Its exit status; its log is complete then."""

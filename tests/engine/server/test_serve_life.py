@@ -100,6 +100,37 @@ def test_a_request_counts_for_a_drain_before_its_body_has_come() -> None:
         assert server.wait() == 0
 
 
+def test_each_request_has_a_line_and_failures_are_warnings() -> None:
+    with DryServer("--log-format", "json", "--dry-run-step-ms", "1") as server:
+        headers = {"x-request-id": "mine"}
+        server.client.post("/v1/completions", json=body(5, stream=False), headers=headers)
+        server.client.post("/v1/completions", json=body(5) | {"n": 2}).raise_for_status()
+        server.client.post("/v1/completions", json={"prompt": "x", "nonsense": 1})
+        server.client.get("/healthz")
+        server.client.get("/nothing")
+        wait_until(lambda: "/nothing" in server.text_of_log)
+    lines = [json.loads(line) for line in server.log]
+    whole, streamed, refused, missing = [line for line in lines if line["logger"].endswith("access_log")]
+    assert {"method": "POST", "path": "/v1/completions", "status": 200, "request_id": "mine"}.items() <= whole.items()
+    assert (whole["model"], whole["prompt_tokens"], whole["completion_tokens"]) == ("dry", 1, 5)
+    assert whole["level"] == "info"
+    assert 0 < whole["first_token_s"] <= whole["duration_s"]
+    assert (streamed["completion_tokens"], streamed["finish_reason"]) == (10, "length,length")
+    assert (refused["status"], refused["level"]) == (400, "warning")
+    assert "nonsense" in refused["error"]
+    assert "nonsense" in refused["message"]
+    assert (missing["status"], missing["path"]) == (404, "/nothing")
+
+
+def test_lines_of_requests_can_be_switched_off_and_are_text_by_default() -> None:
+    with DryServer("--no-access-log") as quiet, DryServer() as loud:
+        for server in (quiet, loud):
+            server.client.post("/v1/completions", json=body(2))
+        wait_until(lambda: "POST /v1/completions 200 in " in loud.text_of_log)
+    assert "POST" not in quiet.text_of_log
+    assert ", 1 + 2 tokens, first after " in loud.text_of_log
+
+
 def test_a_body_that_does_not_come_is_given_up() -> None:
     with DryServer("--body-timeout", "0.3") as server:
         host, port = server.url.removeprefix("http://").split(":")

@@ -1,0 +1,43 @@
+"""How every process logs: one line an event on stderr, as text or as JSON, in one format for all of them."""
+
+import json
+import logging
+import sys
+import time
+from typing import Any, Literal
+
+LEVELS = ("debug", "info", "warning", "error")
+LogFormat = Literal["text", "json"]
+FORMATS: tuple[LogFormat, ...] = ("text", "json")
+
+
+def configure_logging(level: str, form: LogFormat = "text") -> None:
+    """For this process."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        JsonFormatter() if form == "json" else logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    )
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+def with_fields(**fields: Any) -> dict[str, Any]:
+    """For `extra` of a logging call: what the message says, apart, where lines are JSON. None is left out."""
+    return {"fields": {name: value for name, value in fields.items() if value is not None}}
+
+
+class JsonFormatter(logging.Formatter):
+    """One object a line: time, level, logger, message, `with_fields`' fields, and an exception if there is one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See logging."""
+        when = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        line: dict[str, Any] = {
+            "time": f"{when}.{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        line |= getattr(record, "fields", {})
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False, default=str)
