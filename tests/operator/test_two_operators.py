@@ -40,7 +40,8 @@ def uids(cluster: Cluster) -> dict[str, str]:
 
 
 def versions(cluster: Cluster) -> dict[str, Any]:
-    return {s["metadata"]["name"]: s["status"].get("operator") for s in cluster.get("infsvc")}
+    services = {s["metadata"]["name"]: s.get("status", {}) for s in cluster.get("infsvc")}
+    return {name: services[name].get("operator") for name in NAMES}
 
 
 def test_two_installations_with_different_images_delete_nothing(cluster: Cluster, tmp_path: Path) -> None:

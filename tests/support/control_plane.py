@@ -5,6 +5,7 @@ etcd, kube-apiserver, and where the folder has them kube-controller-manager, kub
 """
 
 import base64
+import json
 import os
 import secrets
 import socket
@@ -14,6 +15,7 @@ import time
 import urllib.request
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -28,6 +30,7 @@ class ControlPlane:
         self.programs = programs
         self.folder = folder
         self.kubeconfig = folder / "kubeconfig"
+        self.audit_log = folder / "audit.log"
         self._children: list[subprocess.Popen[bytes]] = []
 
     @property
@@ -72,6 +75,8 @@ class ControlPlane:
             "--authorization-mode=Node,RBAC",
             "--service-cluster-ip-range=10.96.0.0/16",
             "--endpoint-reconciler-type=none",
+            f"--audit-policy-file={self._write_audit_policy()}",
+            f"--audit-log-path={self.audit_log}",
         )
         url = f"https://127.0.0.1:{api_port}"
         self._wait_until_ready(url, token, server)
@@ -97,6 +102,37 @@ class ControlPlane:
         """Create or update, and fail on a refusal."""
         result = self.kubectl("apply", "--server-side", "-f", "-", stdin=yaml.safe_dump_all(manifests))
         assert result.returncode == 0, result.stderr
+
+    def requests_of(self, user: str, since: int = 0) -> list[dict[str, Any]]:
+        """What a user asked of the API server, from byte `since` of the audit log on: verb, resource and name of each.
+
+        Watches are logged when they begin, the rest when they are answered.
+        """
+        with self.audit_log.open("rb") as log:
+            log.seek(since)
+            events = [json.loads(line) for line in log if line.endswith(b"\n")]
+        mine = [event for event in events if event["user"]["username"] == user]
+        ended = {"watch": "ResponseStarted"}
+        return [
+            {"verb": event["verb"], **event.get("objectRef", {})}
+            for event in mine
+            if event["stage"] == ended.get(event["verb"], "ResponseComplete")
+        ]
+
+    def _write_audit_policy(self) -> Path:
+        path = self.folder / "audit-policy.yaml"
+        policy = {
+            "apiVersion": "audit.k8s.io/v1",
+            "kind": "Policy",
+            "omitStages": ["RequestReceived"],
+            "omitManagedFields": True,
+            "rules": [
+                {"level": "Metadata", "userGroups": ["system:serviceaccounts:default"]},
+                {"level": "None"},
+            ],
+        }
+        path.write_text(yaml.safe_dump(policy))
+        return path
 
     def _start_controllers(self, key: Path) -> None:
         config = f"--kubeconfig={self.kubeconfig}"

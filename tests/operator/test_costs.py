@@ -1,0 +1,123 @@
+"""What the operator costs the API server and its node, read from the audit log and /proc.
+
+Guards for CI with a few services; MINI_INFER_COST_SERVICES=500 measures a large cluster with the same bounds a service.
+"""
+
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.control_plane import ControlPlane
+from tests.support.operator_process import Cluster, OperatorProcess, wait
+from tests.support.services import changed
+
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster"), pytest.mark.timeout(900)]
+OPERATOR = "system:serviceaccount:default:operator"
+SERVICES = int(os.environ.get("MINI_INFER_COST_SERVICES", "15"))
+REST_S = float(os.environ.get("MINI_INFER_COST_REST_S", "8"))
+READS = {"get", "list", "watch"}
+
+
+class Measured:
+    """An operator under measurement."""
+
+    def __init__(self, cluster: Cluster, operator: OperatorProcess) -> None:
+        self.cluster = cluster
+        self.operator = operator
+        self._since = 0
+
+    def mark(self) -> None:
+        """Count requests from now on."""
+        log = self.cluster.plane.audit_log
+        self._since = log.stat().st_size if log.exists() else 0
+
+    def requests(self) -> Counter[tuple[str, str]]:
+        """Verb and resource of what was asked since the mark; the Lease of the operator's pods is not counted."""
+        asked = self.cluster.plane.requests_of(OPERATOR, self._since)
+        return Counter((r["verb"], r.get("resource", "")) for r in asked if r.get("resource") != "leases")
+
+    def cpu_s(self) -> float:
+        fields = Path(f"/proc/{self.operator.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def peak_mb(self) -> float:
+        status = Path(f"/proc/{self.operator.process.pid}/status").read_text()
+        return int(status.split("VmHWM:")[1].split()[0]) / 1024
+
+
+@pytest.fixture(scope="module")
+def measured(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Measured]:
+    if not control_plane.runs_pods:
+        pytest.skip("needs kube-controller-manager, kube-scheduler and kwok in the folder named by KUBEBUILDER_ASSETS")
+    cluster = Cluster(control_plane)
+    with OperatorProcess(control_plane, tmp_path_factory.mktemp("operator")) as operator:
+        wait(lambda: "works" in operator.log.read_text())
+        yield Measured(cluster, operator)
+    control_plane.kubectl("delete", "infsvc", "--all", "--wait=false")
+
+
+def service(name: str, **unified: Any) -> dict[str, Any]:
+    return changed({"metadata": {"name": name}, "spec": {"unified": {"replicas": 1, **unified}}})
+
+
+def ready_count(cluster: Cluster, prefix: str) -> int:
+    services = [s for s in cluster.get("infsvc") if s["metadata"]["name"].startswith(prefix)]
+    conditions = [c for s in services for c in s.get("status", {}).get("conditions", ())]
+    return sum(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+
+
+def test_new_services_cost_little_and_nothing_once_they_are_ready(measured: Measured) -> None:
+    cluster = measured.cluster
+    measured.mark()
+    cpu_s = measured.cpu_s()
+    cluster.plane.apply(*(service(f"cost-{number:03}") for number in range(SERVICES)))
+    wait(lambda: ready_count(cluster, "cost-") == SERVICES, limit_s=60 + SERVICES)
+    time.sleep(2)
+    asked, cpu_s = measured.requests(), measured.cpu_s() - cpu_s
+    print(
+        f"{SERVICES} services: {asked.total() / SERVICES:.1f} requests and {1000 * cpu_s / SERVICES:.0f} ms CPU each, "
+        f"{measured.peak_mb():.0f} MB",
+        dict(asked),
+    )
+    assert asked.total() <= 15 * SERVICES, asked
+    assert cpu_s <= 1 + 0.04 * SERVICES
+    assert measured.peak_mb() <= 120
+
+    time.sleep(12)  # the new engines become available, which is no news
+    measured.mark()
+    cpu_s = measured.cpu_s()
+    time.sleep(REST_S)
+    asked = measured.requests()
+    print(f"{REST_S:.0f} s at rest: {dict(asked)}, {measured.cpu_s() - cpu_s:.2f} s CPU")
+    writes = {key: count for key, count in asked.items() if key[0] not in READS}
+    assert writes == {}
+    assert sum(asked.values()) <= max(2, 5 * REST_S / 60)
+
+
+def test_services_that_wait_for_a_node_cost_nothing_and_delay_nobody(measured: Measured) -> None:
+    cluster = measured.cluster
+    nowhere = {"spec": {"nodeSelector": {"there-is": "none"}}}
+    cluster.plane.apply(*(service(f"wait-{number:03}", template=nowhere) for number in range(SERVICES)))
+
+    def all_wait() -> bool:
+        services = [s for s in cluster.get("infsvc") if s["metadata"]["name"].startswith("wait-")]
+        told = [c for s in services for c in s.get("status", {}).get("conditions", ()) if c["type"] == "Ready"]
+        return [condition["reason"] for condition in told] == ["Unschedulable"] * SERVICES
+
+    wait(all_wait, limit_s=60 + SERVICES)
+    time.sleep(20)  # past the look at whether the cluster is full
+    measured.mark()
+    time.sleep(REST_S)
+    asked = measured.requests()
+    print(f"{SERVICES} services that wait: {dict(asked)} in {REST_S:.0f} s")
+    assert asked.total() <= max(2, 2 * SERVICES * REST_S / 60)
+
+    begun = time.monotonic()
+    cluster.plane.apply(service("eager"))
+    wait(lambda: cluster.ready("eager").get("status") == "True")
+    assert time.monotonic() - begun <= 3 + 1.5  # the test's own kubectl takes its share on a busy machine
