@@ -46,3 +46,9 @@ def gpu_resources(resources: ResourceRequirements) -> dict[str, float]:
     claimed = {claim.name: 1.0 for claim in resources.claims or ()}
     counted = {name: parse_quantity(n) for name, n in resources.allowed.items() if name.startswith(GPU_VENDORS)}
     return claimed | {name: number for name, number in counted.items() if number}
+
+
+def gpus_of_one_engine(service: InferenceService) -> float:
+    """GPUs that one engine more of the service takes: of its largest role."""
+    asked = [sum(gpu_resources(role.resources).values()) for role in service.roles.values() if role.resources]
+    return max(asked, default=0.0)

@@ -52,3 +52,5 @@ class Observed:
     """Why engines do not come up, the most telling first."""
     default_image: str = "local"
     """The engine's image of services that name none."""
+    look_again_s: float = float("inf")
+    """When there may be something else to see although nothing tells."""

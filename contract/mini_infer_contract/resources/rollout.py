@@ -1,7 +1,7 @@
 """`spec.rollout` and `spec.disruptionBudget`: how many engines may be missing or more while things change."""
 
 import re
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, WithJsonSchema
 
@@ -55,6 +55,9 @@ class Rollout(ApiModel):
     """Engines below `replicas` that a rollout may stop before their successors are available, as a number or a
     percentage rounded down. If left out: 0 as long as the cluster has room for a new engine beside the old ones, and 1
     where a new engine cannot be scheduled (a full cluster). Write 0 where an autoscaler adds nodes on demand."""
+    on_default_image: Literal["Roll", "Keep"] | None = None
+    """What a new default image of the operator does to a service that names none: Roll (if left out) replaces the
+    engines when it is the service's turn, Keep stays with the image until the spec is edited."""
     min_ready_seconds: int | None = Field(default=None, ge=0, le=3600)
     """How long a new engine must stay ready before an old one goes for it; 10 if left out."""
     progress_deadline_seconds: int | None = Field(default=None, ge=10, le=86400)

@@ -21,6 +21,7 @@ from mini_infer_operator.controller.health import Health, serve_health
 from mini_infer_operator.controller.lease import LeaderLease
 from mini_infer_operator.controller.metrics import OperatorMetrics
 from mini_infer_operator.controller.ownership import ServiceOwnership
+from mini_infer_operator.controller.pacing import ImageTurns
 from mini_infer_operator.controller.queue import WorkQueue
 from mini_infer_operator.controller.reflector import Reflector
 from mini_infer_operator.controller.served_crd import ServedCrd
@@ -60,7 +61,10 @@ class Controller:
         self._cache = cache
         self._metrics = metrics
         self._settings = settings
-        self._passes = FailedPasses[ServiceKey](lambda key: ClusterBackend(api, cache, settings, *key, events))
+        self._turns = ImageTurns[ServiceKey](settings.max_rolling_services, settings.max_rolling_gpus, self.changed)
+        self._passes = FailedPasses[ServiceKey](
+            lambda key: ClusterBackend(api, cache, settings, *key, events, self._turns)
+        )
         self._ownership = ServiceOwnership(api, cache, settings, events)
         self._queue: WorkQueue[ServiceKey] | None = None
 
@@ -76,6 +80,7 @@ class Controller:
 
     def start(self) -> None:
         """Work on every service there is, and from now on on those that change."""
+        self._turns.restart()
         self._queue = WorkQueue(self._work, resync_s=self._settings.resync_s)
         for key in self._cache.keys(KIND):
             self._queue.add(key)
@@ -90,7 +95,10 @@ class Controller:
         wait_s = await self._ownership.wait_s(key)
         if wait_s is not None:
             return wait_s
-        return await self._observed_pass(key)
+        pause_s = await self._observed_pass(key)
+        if pause_s is None:
+            self._turns.release(key)
+        return pause_s
 
     async def _observed_pass(self, key: ServiceKey) -> float | None:
         before, begun_s, failure = gauges.stored_status(self._cache, key), time.monotonic(), None

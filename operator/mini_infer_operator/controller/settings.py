@@ -34,6 +34,10 @@ class OperatorSettings:
     """Look after services whose spec.operatorClass is this; empty: after those that name none."""
     allow_ingress_from: tuple[Mapping[str, Any], ...] = ()
     """NetworkPolicyPeers that may reach engines; empty: no NetworkPolicies are made."""
+    max_rolling_services: int = 3
+    """Services that may roll to a new default image at a time; 0: none ever does, only edits bring it."""
+    max_rolling_gpus: float = float("inf")
+    """GPUs that these may take beside those that they have."""
     health_port: int = 8081
     """Serves /healthz (alive: a watch event lately, queue not stuck) and /readyz."""
     resync_s: float = 300.0
@@ -109,6 +113,21 @@ def parse_settings(
         "gateways' pods, and Prometheus' (default: [], make none)",
     )
     parser.add_argument(
+        "--max-rolling-services",
+        type=int,
+        metavar="N",
+        default=default("max-rolling-services", "3"),
+        help="services that may roll to a new default image at a time; one that gets stuck keeps its turn. 0: only an "
+        "edit brings a service the new image (default: 3)",
+    )
+    parser.add_argument(
+        "--max-rolling-gpus",
+        type=float,
+        metavar="N",
+        default=default("max-rolling-gpus", "inf"),
+        help="GPUs that these rollouts may take beside those that their services have (default: no limit)",
+    )
+    parser.add_argument(
         "--health-port",
         type=int,
         metavar="PORT",
@@ -138,6 +157,8 @@ def parse_settings(
         identity=given.identity,
         operator_class=given.operator_class,
         allow_ingress_from=given.allow_ingress_from,
+        max_rolling_services=given.max_rolling_services,
+        max_rolling_gpus=given.max_rolling_gpus,
         health_port=given.health_port,
         resync_s=given.resync_seconds,
         log_level=given.log_level,

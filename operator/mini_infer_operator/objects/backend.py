@@ -1,22 +1,26 @@
 """A service's backend in a cluster: reads its objects, writes those that differ, deletes those that are over."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from mini_infer_contract.kubernetes_client import ApiError
 from mini_infer_contract.launch import HTTP_PORT
 from mini_infer_contract.resources import ANNOTATION_IGNORE_MANAGERS, GROUP, KIND, VERSION, InferenceService, Reason
 from mini_infer_operator.controller.events import EventRecorder
+from mini_infer_operator.controller.pacing import ImageTurns
 from mini_infer_operator.controller.settings import OperatorSettings
+from mini_infer_operator.images import gpus_of_one_engine
 from mini_infer_operator.objects.api import KubernetesApi, RefusedError
-from mini_infer_operator.objects.cache import ObjectCache
+from mini_infer_operator.objects.cache import ObjectCache, ServiceKey
 from mini_infer_operator.objects.drift import additions
 from mini_infer_operator.objects.kinds import CHILD_KINDS
 from mini_infer_operator.objects.names import engines_service_name
-from mini_infer_operator.objects.observed_objects import frozen_templates, is_applied, observed_of
+from mini_infer_operator.objects.observed_objects import frozen_templates, is_applied, observed_of, running_images
 from mini_infer_operator.objects.ownership import belongs
 from mini_infer_operator.objects.render import render
 from mini_infer_operator.observe import Observed
+from mini_infer_operator.plan.default_image import Change, image_change
 from mini_infer_operator.plan.plan import Plan
 from mini_infer_operator.status import EventType, PermanentFailure
 
@@ -40,13 +44,16 @@ class ClusterBackend:
         namespace: str,
         name: str,
         events: EventRecorder | None = None,
+        turns: ImageTurns[ServiceKey] | None = None,
     ) -> None:
+        """Without `turns` a new default image reaches the service at once."""
         self._api = api
         self._cache = cache
         self._events = events or EventRecorder(api)
         self._settings = settings
         self._namespace = namespace
         self._name = name
+        self._turns = turns
         self._children: dict[str, dict[str, Object]] = {}  # kind -> name -> object, filled by observe
 
     async def read(self) -> Mapping[str, Any] | None:
@@ -60,7 +67,9 @@ class ClusterBackend:
             found = self._cache.of_service(kind.name, self._namespace, self._name)
             self._children[kind.name] = {child["metadata"]["name"]: child for child in found}
         pods = self._cache.of_service("Pod", self._namespace, self._name)
-        return observed_of(self._ours("Deployment", service), pods, self._settings.images.default_for(service))
+        deployments = self._ours("Deployment", service)
+        image, look_again_s = self._default_image(service, deployments)
+        return replace(observed_of(deployments, pods, image), look_again_s=look_again_s)
 
     async def apply(self, service: InferenceService, plan: Plan) -> PermanentFailure | None:
         """Write what differs, then delete what is over. A refusal stops it: no old engine goes without a successor."""
@@ -105,6 +114,32 @@ class ClusterBackend:
         """By the operator's recorder."""
         about = {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, **about}  # items of a list do not say what they are
         self._events.record_event(about, reason, message, event_type)
+
+    def _default_image(self, service: InferenceService, deployments: Sequence[Object]) -> tuple[str, float]:
+        """The image in force for a service that names none, and when to look again."""
+        default, turns = self._settings.images.default_for(service), self._turns
+        change = image_change(service, default, running_images(deployments))
+        if turns is None:
+            return default, float("inf")
+        key, gpus = (self._namespace, self._name), gpus_of_one_engine(service)
+        rollout = service.spec.rollout
+        if change.change == Change.NONE or change.running == default:
+            turns.release(key)
+            return default, float("inf")
+        if change.change == Change.BEGUN:
+            turns.hold(key, gpus)
+            return default, float("inf")
+        running = change.running or default
+        if rollout is not None and rollout.on_default_image == "Keep":
+            turns.release(key)
+            return running, float("inf")
+        if turns.may_start(key, gpus):
+            return default, float("inf")
+        stored = self._cache.get(KIND, *key)
+        if stored is not None:
+            told = f"the default image is now {default}; engines go on with {running} until it is their turn"
+            self.record_event(stored, "ImageUpdateWaits", told)
+        return running, turns.look_again_s() or float("inf")
 
     def _ours(self, kind: str, service: InferenceService) -> list[Object]:
         return [child for child in self._children[kind].values() if belongs(child, service)]

@@ -25,6 +25,12 @@ def frozen_templates(deployments: Iterable[Object], revisions: Iterable[Object])
     return templates | {revision_key(r): r["data"]["template"] for r in revisions}
 
 
+def running_images(deployments: Iterable[Object]) -> dict[str, str]:
+    """The image of each revision that there is."""
+    staying = [deployment for deployment in deployments if "deletionTimestamp" not in deployment["metadata"]]
+    return {revision_key(d)[1]: d["spec"]["template"]["spec"]["containers"][0]["image"] for d in staying}
+
+
 def is_applied(live: Object, manifest: Object) -> bool:
     """Whether applying `manifest` would change nothing. Items of a list lack `kind` and `apiVersion`."""
     return contains(live, {key: value for key, value in manifest.items() if key not in {"kind", "apiVersion"}})

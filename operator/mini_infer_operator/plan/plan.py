@@ -49,7 +49,7 @@ def make_plan(service: InferenceService, observed: Observed, now: datetime) -> P
         overdue |= _overdue(seen.get(current), spec.replicas, times.deadline, now)
         moments += [moment for workload in seen.values() for moment in _moments(workload, times.deadline)]
     coming = [(moment - now).total_seconds() for moment in moments if moment > now]
-    return Plan(workloads, times, overdue, min(coming, default=float("inf")))
+    return Plan(workloads, times, overdue, min([observed.look_again_s, *coming]))
 
 
 def _count(workload: ObservedWorkload, deadline: timedelta, now: datetime) -> Count:

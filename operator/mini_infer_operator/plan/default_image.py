@@ -1,0 +1,40 @@
+"""Which image a service runs from that names none, while the operator's default changes. Pure.
+
+Every such service rolls when the operator is given a new default. All at once would load every model of the cluster
+again, and a bad image would reach all of them; so they go in turn, and a user may opt out.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from mini_infer_contract.resources import InferenceService
+from mini_infer_operator.launch import service_revision
+
+
+class Change(Enum):
+    """What the default image means for a service now."""
+
+    NONE = "it runs from the default, or does not run, or was edited too: no turn is needed"
+    BEGUN = "it is on its way to the default"
+    DUE = "nothing but the default image changed"
+
+
+@dataclass(frozen=True, slots=True)
+class ImageChange:
+    """The change, and what the service runs from until it is made."""
+
+    change: Change
+    running: str | None = None
+
+
+def image_change(service: InferenceService, default: str, running: Mapping[str, str]) -> ImageChange:
+    """`running` is the image of each revision that there is."""
+    if service.spec.image is not None:
+        return ImageChange(Change.NONE)
+    if service_revision(service, default) in running:
+        return ImageChange(Change.BEGUN if len(running) > 1 else Change.NONE)
+    for revision, image in sorted(running.items()):
+        if service_revision(service, image) == revision:
+            return ImageChange(Change.DUE, image)
+    return ImageChange(Change.NONE)
