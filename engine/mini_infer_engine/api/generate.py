@@ -21,7 +21,13 @@ from mini_infer_engine.core.request import SamplingParams
 from mini_infer_engine.core_process.messages import ModelInfo
 from mini_infer_engine.sampling.parameters import MODEL_DEFAULTS
 from mini_infer_engine.text.tokenizing import whole
-from mini_infer_engine.text.validation import ParameterError, check_output_fits, check_prompt, check_sampling
+from mini_infer_engine.text.validation import (
+    ParameterError,
+    check_output_fits,
+    check_prompt,
+    check_resumed,
+    check_sampling,
+)
 
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -136,6 +142,8 @@ async def _checked(
     prompts = await text.in_slices(job) if spec.needs_text and text.encoder is not None else whole(job)
     for prompt in prompts:
         check_prompt(prompt, model.max_model_len, model.vocab_size, spec.prompt_param)
+        if spec.resume_token_ids:
+            check_resumed(len(prompt), spec.resume_token_ids, model.max_model_len, model.vocab_size)
         if limit.is_asked and limit.max_tokens is not None:
             check_output_fits(len(prompt), limit.max_tokens, model.max_model_len, limit.param)
     return prompts, sampling

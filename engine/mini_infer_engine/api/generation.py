@@ -39,6 +39,10 @@ class Generation:
         self.first_token_s: float | None = None
         """From its arrival to the first token of any choice."""
         self._last_token_at = [0.0] * len(self.replies)
+        for index, reply in enumerate(self.replies):
+            if reply.finish_reason is not None:  # Resumed after its end.
+                self._unfinished -= 1
+                self._deltas.append(Delta("", [], index, reply.finish_reason, reply.stop_reason))
 
     @property
     def is_over(self) -> bool:

@@ -156,6 +156,7 @@ class ApiServerState:
                 priority=spec.priority,
                 cache_salt=spec.cache_salt,
                 noise_seed=(seed + copy) % 2**63,
+                resumed_token_ids=spec.resume_token_ids,
             )
             for prompt, copy in choices
         ]

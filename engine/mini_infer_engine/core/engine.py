@@ -75,6 +75,8 @@ class Engine:
         self._arrivals = 0
         self._record_events = record_events
         self._accepted: list[str] = []
+        self._ended_already: list[Output] = []
+        """Of requests that were resumed after their last token."""
         self._failed_passes = 0
         """Since the last one that was committed."""
         self._stats = EngineStats()
@@ -111,6 +113,9 @@ class Engine:
             suppressed=tuple(sorted(stops)) if sampling.min_tokens else (),
         )
         self._arrivals += 1
+        if len(sequence.token_ids) > num_prompt and (reason := sequence.finish_reason(sequence.token_ids[-1])):
+            self._ended_already.append(Output(request_id=request.request_id, token_ids=[], finish_reason=reason))
+            return
         self._sequences[request.request_id] = sequence
         if self._record_events:
             self._accepted.append(request.request_id)
@@ -125,10 +130,13 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether `step` has something to do."""
-        return bool(self._sequences or self._in_flight)
+        return bool(self._sequences or self._in_flight or self._ended_already)
 
     def step(self) -> list[Output]:
         """Launch the next pass, then commit the one before it (depth 1) or the same one (depth 0)."""
+        if self._ended_already:
+            outputs, self._ended_already = self._ended_already, []
+            return outputs
         planned = self.scheduler.plan()
         failed = self._launch(planned) if planned.batch.rows else []
         if len(self._in_flight) > self._depth or (self._in_flight and not planned.batch.rows):

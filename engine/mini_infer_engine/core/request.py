@@ -72,6 +72,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     """Requests share cached prefixes only with requests of the same salt."""
     noise_seed: int = msgspec.field(default_factory=lambda: secrets.randbits(63))
     """The seed in force: `sampling.seed`, or a random one drawn where the request was made."""
+    resumed_token_ids: Sequence[int] = ()
+    """Output that another engine has made: it counts as this request's own, and what is made here goes on after it."""
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, gc=False):

@@ -57,6 +57,7 @@ class Sequence:
     def __post_init__(self) -> None:
         self.token_ids = array("I", self.request.prompt_token_ids)
         self.num_prompt = len(self.token_ids)
+        self.token_ids.extend(self.request.resumed_token_ids)
 
     def key(self, index: int) -> bytes:
         """The key of block `index`, all of whose tokens are known."""

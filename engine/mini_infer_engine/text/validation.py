@@ -55,6 +55,15 @@ def _check_stop_strings(params: SamplingParams, has_text: bool) -> None:
             )
 
 
+def check_resumed(num_prompt: int, token_ids: Sequence[int], max_model_len: int, vocab_size: int) -> None:
+    """ParameterError: no output of this model can begin with these tokens."""
+    name = "resume_token_ids"
+    if num_prompt + len(token_ids) > max_model_len:
+        raise ParameterError(name, f"{name} has {len(token_ids)} tokens, more than the context has after the prompt")
+    if not _are_below(token_ids, vocab_size):
+        raise ParameterError(name, f"{name} holds an id that the model has not; ids are from 0 to {vocab_size - 1}")
+
+
 def check_prompt(token_ids: Sequence[int], max_model_len: int, vocab_size: int, param: str = "prompt") -> None:
     """ParameterError: the prompt is empty, leaves no room for a token of output, or has ids that the model has not."""
     if not token_ids:

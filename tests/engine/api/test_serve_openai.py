@@ -370,3 +370,38 @@ def test_malformed_json_is_refused(server: DryServer, body: bytes) -> None:
     response = server.client.post("/v1/chat/completions", content=body, headers=JSON)
     assert response.status_code == 400
     assert "JSON" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("include_usage", [False, True])
+@pytest.mark.parametrize("fields", [{}, {"stop": ["dedent", "zzz"]}, {"max_tokens": 20}, {"min_tokens": 50}])
+def test_a_stream_that_is_resumed_anywhere_tells_what_was_left(
+    server: DryServer, fields: dict[str, object], include_usage: bool
+) -> None:
+    asked = chat(return_token_ids=True, stream_options={"include_usage": include_usage}, **fields)
+    whole = stream(server, asked)
+    choices = [event["choices"][0] for event in whole if event["choices"]]  # type: ignore[index]  # JSON
+    tokens = [token for choice in choices for token in choice["token_ids"]]
+    assert len(tokens) > 10
+    for told in range(1, len(choices)):
+        known = [token for choice in choices[:told] for token in choice["token_ids"]]
+        if not known:
+            continue
+        rest = stream(server, asked | {"resume_token_ids": known})
+        left = [event["choices"][0] for event in rest if event["choices"]]  # type: ignore[index]  # JSON
+
+        def text(chosen: list[Any]) -> str:
+            return "".join(choice["delta"].get("content", "") for choice in chosen)
+
+        assert text(choices[:told]) + text(left) == text(choices)
+        assert left[-1]["finish_reason"] == choices[-1]["finish_reason"]
+        assert "role" not in left[0]["delta"]
+        if include_usage:
+            assert rest[-1]["usage"]["completion_tokens"] == whole[-1]["usage"]["completion_tokens"]  # type: ignore[index]
+            assert rest[-1]["usage"]["prompt_tokens"] == whole[-1]["usage"]["prompt_tokens"]  # type: ignore[index]
+
+
+@pytest.mark.parametrize("fields", [{"n": 2}, {"stream": False}, {"resume_token_ids": [99_999]}])
+def test_what_cannot_be_resumed_is_refused(server: DryServer, fields: dict[str, object]) -> None:
+    response = post(server, chat(resume_token_ids=[65], stream=True) | fields)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "resume_token_ids"

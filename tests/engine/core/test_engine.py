@@ -3,6 +3,7 @@
 from collections import deque
 from typing import NoReturn
 
+import msgspec
 import pytest
 
 from mini_infer_contract.events import BlockRemoved
@@ -262,3 +263,18 @@ def test_what_the_runner_refuses_is_refused_before_it_waits() -> None:
     with pytest.raises(ValueError, match="no token is left"):
         engine.add(make_request("r", [1], min_tokens=1, stop_token_ids=list(range(VOCABULARY))))
     assert not engine.has_work
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_request_that_is_resumed_anywhere_gets_the_tokens_that_were_left(depth: int, temperature: float) -> None:
+    asked = make_request("whole", list(range(3, 40)), max_tokens=20, min_tokens=3, presence_penalty=0.5)
+    asked = msgspec.structs.replace(
+        asked, noise_seed=7, sampling=msgspec.structs.replace(asked.sampling, temperature=temperature)
+    )
+    tokens, last = run_alone(make_engine(200, 16, MAX_MODEL_LEN, step_depth=depth)[0], asked)
+    for made in range(1, len(tokens) + 1):
+        resumed = msgspec.structs.replace(asked, request_id=f"from {made}", resumed_token_ids=tokens[:made])
+        left, end = run_alone(make_engine(200, 16, MAX_MODEL_LEN, step_depth=depth)[0], resumed)
+        assert tokens[:made] + left == tokens
+        assert end.finish_reason == last.finish_reason

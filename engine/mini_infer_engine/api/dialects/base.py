@@ -54,6 +54,8 @@ class GenerationSpec:
     """Each event of a stream has the usage so far."""
     return_token_ids: bool = False
     """The answer has token ids, and a stream tells of steps without text too."""
+    resume_token_ids: Sequence[int] = ()
+    """Output of the one choice that another engine has made and its client has: the stream goes on after it."""
 
 
 class Renderer(Protocol):

@@ -84,6 +84,8 @@ class ChatRenderer(OpenAIRenderer):
     def begin(self, replies: Sequence[OutputText]) -> bytes:
         """Each choice begins with its role."""
         super().begin(replies)
+        if self._spec.resume_token_ids:
+            return b""
         role = b'"delta":{"role":"assistant","content":"","refusal":null}'
         return b"".join([self.chunk(Delta("", [], index), role) for index in range(len(replies))])
 

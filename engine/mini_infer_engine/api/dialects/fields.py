@@ -71,6 +71,8 @@ class GenerationFields(SamplingFields):
     session_id: str | None = None
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
+    # Ours.
+    resume_token_ids: Annotated[list[int], Field(min_length=1)] | None = None
 
     neutral: ClassVar[Neutral] = {}
     """Fields that are accepted at these values only."""
@@ -114,6 +116,8 @@ def common_spec(
         message = f"{num_prompts} prompts with n = {copies} are more than {MAX_CHOICES} choices: send several requests"
         raise ApiError(400, message, param="n" if copies > 1 else prompt_param)
     options = request.stream_options or StreamOptions()
+    if request.resume_token_ids and (num_prompts * copies > 1 or not request.stream):
+        raise ApiError(400, "resume_token_ids goes on with a stream of one choice", param="resume_token_ids")
     sampling = {name: value for name in _SAMPLING if (value := getattr(request, name)) is not None}
     if isinstance(request.stop, str):
         sampling["stop"] = [request.stop]
@@ -132,6 +136,7 @@ def common_spec(
         include_usage=bool(options.include_usage),
         continuous_usage=bool(options.include_usage and options.continuous_usage_stats),
         return_token_ids=bool(request.return_token_ids),
+        resume_token_ids=request.resume_token_ids or (),
     )
 
 

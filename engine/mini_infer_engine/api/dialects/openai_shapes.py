@@ -65,7 +65,8 @@ class OpenAIRenderer:
     def begin(self, replies: Sequence[OutputText]) -> bytes:
         """See `Renderer`."""
         self._usage = usage(replies)
-        self._usage["completion_tokens"] = 0  # counted as events go out: replies may be ahead of them
+        # Counted as events go out: replies may be ahead of them.
+        self._usage["completion_tokens"] = len(self._spec.resume_token_ids)
         return b""
 
     def render(self, deltas: Sequence[Delta]) -> bytes:
@@ -116,5 +117,11 @@ def usage(replies: Sequence[OutputText]) -> dict[str, Any]:
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": sum(reply.num_cached_tokens for reply in prompts)},
+        "prompt_tokens_details": {
+            "cached_tokens": sum(
+                # Resumed output may be found in the cache as well; it is no part of the prompt.
+                min(reply.num_cached_tokens, len(reply.request.prompt_token_ids))
+                for reply in prompts
+            )
+        },
     }
