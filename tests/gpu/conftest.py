@@ -1,9 +1,20 @@
-"""Fresh memory is poison: what a kernel forgets to write is NaN, not last call's right answer."""
+"""Fresh memory is poison: what a kernel forgets to write is NaN, not last call's right answer.
+
+And what a Hopper GPU must be able to run fails where it cannot.
+"""
 
 from collections.abc import Iterator
 
 import pytest
 import torch
+
+from tests.gpu import hopper
+
+
+@pytest.fixture
+def hopper_kernels() -> None:
+    """For tests of our kernels for Hopper: skips on other devices, fails on Hopper where they cannot run."""
+    hopper.enforce(hopper.here())
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from mini_infer_engine.kernels.attention.prefill_rows import PrefillRows
 from mini_infer_engine.kernels.attention.rope_kv import Rotation
 from tests.gpu.device import BF16, DEVICE, FP32, KERNELS, ON_GPU, POLICY, WORKSPACE, cases, error, normal
 from tests.gpu.exact import exact_rotated
+from tests.gpu.hopper import enforce, here
 from tests.gpu.paged import exact_attention, make_paged, strided_queries
 
 pytestmark = KERNELS
@@ -138,8 +139,8 @@ def test_prefill_attention(
     shape = PrefillShape(dtype, dtype, 1, 1, q_heads, kv_heads, head_dim, page_size, window, max(lengths))
     if on_hopper and not supports_hopper_fa3(shape):
         pytest.skip("the FlashAttention-3 kernel cannot compute this shape")
-    if on_hopper and not POLICY.hopper_fa3:
-        pytest.skip("the FlashAttention-3 kernel needs an NVIDIA GPU of compute capability 9.0")
+    if on_hopper:
+        enforce(here())
     paged = make_paged(lengths, page_size, kv_heads, head_dim, dtype)
     scale = head_dim**-0.5
 

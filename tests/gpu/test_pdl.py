@@ -19,7 +19,7 @@ from tests.gpu.paged import make_paged
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not POLICY.pdl, reason="needs an NVIDIA GPU of Hopper's kind"),
+    pytest.mark.usefixtures("hopper_kernels"),
 ]
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, MIDDLE = 512, 8, 2, 128, 1536
 LENGTH, PAGE_SIZE = 300, 128

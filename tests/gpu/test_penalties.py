@@ -8,8 +8,9 @@ pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
 from mini_infer_engine.core.batch import Row
 from mini_infer_engine.core.request import SamplingParams
 from mini_infer_engine.kernels.sampling.penalise import count_sampled, penalised
+from mini_infer_engine.kernels.sampling.penalty_state import MAX_COUNT
 from mini_infer_engine.kernels.sampling.sampling_state import SamplingState
-from mini_infer_engine.sampling.penalties import MOST_COUNTED, Penalties
+from mini_infer_engine.sampling.penalties import Penalties
 from tests.gpu.device import BF16, DEVICE, FP32, KERNELS, cases, normal
 
 pytestmark = KERNELS
@@ -46,7 +47,7 @@ def test_what_was_chosen_is_counted() -> None:
     vocabulary = 300
     penalties, expected = begun(vocabulary), begun(vocabulary)
     for each in (penalties, expected):
-        each.counts[1, 9] = MOST_COUNTED
+        each.counts[1, 9] = MAX_COUNT
     state = SamplingState.zeros(len(ASKED) + 1, DEVICE)
     slots = torch.tensor(SLOTS, dtype=torch.int32, device=DEVICE)
     for token in (9, 9, 250):

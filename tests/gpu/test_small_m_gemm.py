@@ -16,7 +16,7 @@ from tests.gpu.device import BF16, DEVICE, FP32, KERNELS, ON_GPU, POLICY, WORKSP
 pytestmark = KERNELS
 FP16 = torch.float16
 ROUNDING = {FP32: 32.0, BF16: 1.0, FP16: 1.0}
-GLUON = pytest.mark.skipif(not POLICY.pdl, reason="needs an NVIDIA GPU of Hopper's kind")
+GLUON = pytest.mark.usefixtures("hopper_kernels")
 Config = SmallMConfig | PdlGemmConfig
 TUNED = load_tuned_configs(FALLBACK_DEVICE)
 PARTS: list[dict[str, bool]] = [

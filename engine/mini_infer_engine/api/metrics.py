@@ -154,6 +154,12 @@ class ServerMetrics(Collector):
             info = GaugeMetricFamily(names.CACHE_CONFIG_INFO, "The page pool.", labels=["block_size", "num_gpu_blocks"])
             info.add_metric([str(self.model.page_size), str(self.model.num_pages)], 1)
             yield info
+            if self.model.kernels:
+                kernels = GaugeMetricFamily(
+                    names.ENGINE_KERNELS_INFO, "The kernels in force.", labels=list(self.model.kernels)
+                )
+                kernels.add_metric(list(self.model.kernels.values()), 1)
+                yield kernels
         lora_labels = ["max_lora", "running_lora_adapters", "waiting_lora_adapters"]
         lora = GaugeMetricFamily(names.LORA_REQUESTS_INFO, "Adapters: none are served.", labels=lora_labels)
         lora.add_metric(["0", "", ""], 1)

@@ -1,6 +1,7 @@
 """From settings to an engine with its runner: the one place where a process decides whether it needs torch."""
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import msgspec
 
@@ -56,7 +57,26 @@ def _build_real(settings: EngineSettings, record_events: bool) -> BuiltEngine:
         settings = msgspec.structs.replace(settings, max_num_batched_tokens=_GPU_BATCHED_TOKENS)
     revision = f"{settings.model}@{settings.revision or ''}"
     engine = Engine(settings, runner, config.eos_token_ids, runner.max_model_len, revision, record_events=record_events)
-    return BuiltEngine(engine, _model_info(runner, runner.max_model_len, config.vocab_size))
+    model = _model_info(runner, runner.max_model_len, config.vocab_size)
+    return BuiltEngine(engine, msgspec.structs.replace(model, kernels=_kernels(str(runner.device), settings)))
+
+
+def _kernels(device: str, settings: EngineSettings) -> dict[str, str]:
+    """Which kernels run: said in the log, returned for /metrics."""
+    from mini_infer_engine.kernels.report import kernel_report, log_kernels
+
+    report = kernel_report(device, settings.attention_backend, settings.disable)
+    log_kernels(report)
+    return report.labels
+
+
+def describe_kernels() -> str:
+    """Which kernels an engine would run on this machine, in one line; without torch it says that."""
+    if find_spec("torch") is None:
+        return "none: torch is not installed"
+    from mini_infer_engine.kernels.report import kernel_report
+
+    return str(kernel_report())
 
 
 def _model_info(runner: Runner, max_model_len: int, vocab_size: int) -> ModelInfo:

@@ -26,6 +26,11 @@ class DeviceProfile:
     triton_version: str
 
     @property
+    def is_hopper(self) -> bool:
+        """Whether it is an H100, H200 or alike."""
+        return self.compute_capability == _HOPPER
+
+    @property
     def supports_gluon(self) -> bool:
         """Whether our kernels for Hopper, which are written in Gluon, can run."""
         return self.gluon_obstacle is None
@@ -33,7 +38,7 @@ class DeviceProfile:
     @property
     def gluon_obstacle(self) -> str | None:
         """Why our kernels for Hopper cannot run here; None: they can."""
-        if self.compute_capability != _HOPPER:
+        if not self.is_hopper:
             major, minor = self.compute_capability
             return f"{self.name} has compute capability {major}.{minor}, they need 9.0 (H100, H200)"
         if not self.triton_version.startswith(_GLUON_TRITON):

@@ -12,10 +12,9 @@ from torch import Tensor
 
 from mini_infer_engine.core.batch import Row
 from mini_infer_engine.device import to_device
+from mini_infer_engine.kernels.sampling.penalty_state import MAX_COUNT
 
 NEUTRAL = (1.0, 0.0, 0.0)
-MOST_COUNTED = (1 << 15) - 3
-"""From this count on a token's is no longer raised: 16,382 times in one output."""
 
 
 class Penalties:
@@ -64,7 +63,7 @@ class Penalties:
         if self.concern(slots):
             places = (to_device(np.array(slots, dtype=np.int64), tokens.device), tokens)
             counts = self.counts[places]
-            self.counts[places] = torch.where(counts < MOST_COUNTED, counts + 2, counts)
+            self.counts[places] = torch.where(counts < MAX_COUNT, counts + 2, counts)
 
     def _set_strengths(self, slot: int, strengths: tuple[float, ...]) -> None:
         self.strengths[slot].copy_(to_device(np.array(strengths, dtype=np.float32), self.strengths.device))

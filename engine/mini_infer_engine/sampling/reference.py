@@ -17,8 +17,8 @@ from torch.nn import functional
 
 from mini_infer_engine.core.batch import Row
 from mini_infer_engine.device import to_device
+from mini_infer_engine.kernels.sampling.token_groups import GROUPS_A_TILE, RUN, TOKENS_A_GROUP
 from mini_infer_engine.sampling.parameters import GREEDY_TEMPERATURE
-from mini_infer_engine.sampling.token_groups import GROUPS_A_TILE, RUN, TOKENS_A_GROUP
 
 # Constants of splitmix64 (Steele, Lea and Flood 2014, doi 10.1145/2714064.2660195).
 _GOLDEN, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB

@@ -16,7 +16,7 @@ from mini_infer_engine import __version__
 from mini_infer_engine.config.mechanisms import Mechanism, parse_mechanisms
 from mini_infer_engine.config.model_path import resolve_model
 from mini_infer_engine.config.settings import EngineSettings
-from mini_infer_engine.core_process.build import DryRun
+from mini_infer_engine.core_process.build import DryRun, describe_kernels
 from mini_infer_engine.core_process.core_config import CoreConfig
 from mini_infer_engine.dry.vocabulary import DRY_MODEL
 from mini_infer_engine.server.child_process import CoreProcess
@@ -147,7 +147,9 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action="version", version=__version__)
+    parser.add_argument(
+        "--version", action=_Version, nargs=0, help="show the version and the kernels that run here, and exit"
+    )
     _add_model_flags(parser.add_argument_group("model", "what is served"))
     _add_batching_flags(parser.add_argument_group("batching and memory", "the defaults suit most machines"))
     _add_server_flags(parser.add_argument_group("server", "addresses, limits, logs"))
@@ -380,6 +382,15 @@ def _role(text: str) -> str:
     if text != "unified":
         raise argparse.ArgumentTypeError(f"{text!r} is not supported: engines are unified, prefill and decode in one")
     return text
+
+
+class _Version(argparse.Action):
+    """Prints the version, and below it which kernels would run on this machine, which takes as long as torch does."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        print(__version__)
+        print(f"kernels: {describe_kernels()}")
+        parser.exit()
 
 
 def _mechanisms(text: str) -> tuple[str, ...]:

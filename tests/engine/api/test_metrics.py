@@ -1,7 +1,10 @@
+import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from mini_infer_engine.api.metrics import Histogram, ServerMetrics
 from mini_infer_engine.core.stats import EngineStats
+from mini_infer_engine.core_process.messages import ModelInfo
+from mini_infer_engine.kernels.report import kernel_report
 from mini_infer_engine.server.throughput import Throughput
 
 
@@ -28,6 +31,19 @@ def test_queue_time_is_observed_once_for_each_admission() -> None:
     assert found["mini_infer_engine_queue_time_seconds_count"] == 2
     assert found["mini_infer_engine_queue_time_seconds_sum"] == 3
     assert found["mini_infer_engine_step_tokens_count"] == 2
+
+
+def test_the_kernels_in_force_are_labels_of_one_metric() -> None:
+    metrics = ServerMetrics("m")
+    model = ModelInfo(max_model_len=1, vocab_size=2, page_size=16, num_pages=4)
+    metrics.model = model
+    assert "mini_infer_engine_kernels_info" not in values(metrics)
+    metrics.model = msgspec.structs.replace(model, kernels=kernel_report("cpu").labels)
+    families = text_string_to_metric_families(metrics.exposition().decode())
+    (sample,) = (one for family in families for one in family.samples if one.name == "mini_infer_engine_kernels_info")
+    assert sample.value == 1
+    assert sample.labels["device"] == "cpu"
+    assert sample.labels["gemm"] == sample.labels["prefill_attention"] == "torch"
 
 
 def test_throughput_tells_differences_and_is_silent_when_idle() -> None:

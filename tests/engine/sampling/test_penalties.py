@@ -8,7 +8,8 @@ import torch
 
 from mini_infer_engine import LLM, SamplingParams
 from mini_infer_engine.core.batch import Row
-from mini_infer_engine.sampling.penalties import MOST_COUNTED, Penalties
+from mini_infer_engine.kernels.sampling.penalty_state import MAX_COUNT
+from mini_infer_engine.sampling.penalties import Penalties
 from mini_infer_engine.text.validation import ParameterError, check_sampling
 from tests.support.tiny_models import save_tiny_model
 
@@ -79,14 +80,14 @@ def test_the_next_in_a_slot_is_not_penalised_for_the_one_before() -> None:
 def test_a_count_stays_where_it_is_when_it_is_full() -> None:
     penalties = Penalties(1, 8, CPU)
     penalties.begin(first_row(0, [3], frequency_penalty=1.0))
-    penalties.counts[0] = MOST_COUNTED
+    penalties.counts[0] = MAX_COUNT
     for _ in range(3):
         penalties.count([0], torch.tensor([3]))
-    assert penalties.counts[0].tolist() == [MOST_COUNTED] * 8
-    penalties.counts[0] = MOST_COUNTED - 1
+    assert penalties.counts[0].tolist() == [MAX_COUNT] * 8
+    penalties.counts[0] = MAX_COUNT - 1
     for _ in range(3):
         penalties.count([0], torch.tensor([3]))
-    assert penalties.counts[0].tolist() == [MOST_COUNTED - 1] * 3 + [MOST_COUNTED + 1] + [MOST_COUNTED - 1] * 4
+    assert penalties.counts[0].tolist() == [MAX_COUNT - 1] * 3 + [MAX_COUNT + 1] + [MAX_COUNT - 1] * 4
 
 
 @pytest.fixture(scope="module")

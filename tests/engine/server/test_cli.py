@@ -91,6 +91,14 @@ def test_wrong_flags_are_errors(flags: list[str], capsys: pytest.CaptureFixture[
     assert "mini-infer-serve: error:" in capsys.readouterr().err
 
 
-def test_the_version_is_the_projects() -> None:
+def test_the_version_is_the_projects_and_comes_with_the_kernels_that_run_here(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert mini_infer_engine.__version__ == project["version"]
+    with pytest.raises(SystemExit) as caught:
+        main(["--version"])
+    assert caught.value.code == 0
+    version, kernels = capsys.readouterr().out.splitlines()
+    assert version == project["version"]
+    assert kernels.startswith("kernels: ")

@@ -4,9 +4,9 @@ import torch
 import triton
 import triton.language as tl
 
+from mini_infer_engine.kernels.sampling.penalty_state import MAX_COUNT, PenaltyState
 from mini_infer_engine.kernels.sampling.sampling_state import SamplingState
 from mini_infer_engine.kernels.sizes import cdiv
-from mini_infer_engine.sampling.penalties import MOST_COUNTED, Penalties
 
 _BLOCK = 2048
 
@@ -31,15 +31,15 @@ def _penalise(logits, slots, counts, strengths, out, vocabulary, logits_stride, 
 
 
 @triton.jit
-def _count(slots, last_tokens, counts, vocabulary, MOST: tl.constexpr):
+def _count(slots, last_tokens, counts, vocabulary, MAX: tl.constexpr):
     """Program (row). Of a slot without penalties nobody reads the counts, and nobody counts at the same time."""
     slot = tl.load(slots + tl.program_id(0)).to(tl.int64)
     place = counts + slot * vocabulary + tl.load(last_tokens + slot)
     count = tl.load(place)
-    tl.store(place, tl.where(count < MOST, count + 2, count))
+    tl.store(place, tl.where(count < MAX, count + 2, count))
 
 
-def penalised(logits: torch.Tensor, slots: torch.Tensor, penalties: Penalties) -> torch.Tensor:
+def penalised(logits: torch.Tensor, slots: torch.Tensor, penalties: PenaltyState) -> torch.Tensor:
     """`Penalties.applied` for logits [rows, vocabulary] of slots [rows] int32 on the device: always fp32."""
     rows, vocabulary = logits.shape
     out = torch.empty((rows, vocabulary), dtype=torch.float32, device=logits.device)
@@ -57,8 +57,8 @@ def penalised(logits: torch.Tensor, slots: torch.Tensor, penalties: Penalties) -
     return out
 
 
-def count_sampled(slots: torch.Tensor, state: SamplingState, penalties: Penalties) -> None:
+def count_sampled(slots: torch.Tensor, state: SamplingState, penalties: PenaltyState) -> None:
     """`Penalties.count` of what `sample` has just chosen for slots [rows] int32 on the device."""
     _count[(slots.shape[0],)](
-        slots, state.last_tokens, penalties.counts, penalties.counts.shape[1], MOST=MOST_COUNTED, num_warps=1
+        slots, state.last_tokens, penalties.counts, penalties.counts.shape[1], MAX=MAX_COUNT, num_warps=1
     )

@@ -10,10 +10,10 @@ import triton
 import triton.language as tl
 
 from mini_infer_engine.kernels.sampling.sampling_state import HOST_RING_DEPTH, SamplingState
+from mini_infer_engine.kernels.sampling.token_groups import GROUPS_A_TILE, RUN, TOKENS_A_GROUP
 from mini_infer_engine.kernels.sampling.topk_topp import topk_topp_thresholds
 from mini_infer_engine.kernels.sizes import cdiv, next_power_of_2
 from mini_infer_engine.kernels.workspace import Workspace
-from mini_infer_engine.sampling.token_groups import GROUPS_A_TILE, RUN, TOKENS_A_GROUP
 
 
 @triton.jit

@@ -1,0 +1,78 @@
+"""Which kernels an engine runs, and why some are not: for people, in the log and `--version`, and for /metrics."""
+
+import importlib.util
+import logging
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+
+import torch
+
+from mini_infer_engine.kernels.policy import KernelPolicy, kernel_policy
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelReport:
+    """The kernels in force; each field is a label of the metric."""
+
+    device: str
+    triton: str
+    gemm: str
+    """Of few rows: pdl_gemm, small_m_gemm, cublas, or torch."""
+    decode_attention: str
+    prefill_attention: str
+    """The fastest that passes with prompts may have."""
+    disabled: str = ""
+    """Mechanisms that settings switch off."""
+    off: str = ""
+    """Why our kernels for Hopper cannot run; empty: they can, or the GPU is no Hopper."""
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """By name, for the metric."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        """One line for people."""
+        attention = f"decode attention {self.decode_attention}, prefill attention {self.prefill_attention}"
+        where = f"{self.device}, Triton {self.triton}" if self.triton else self.device
+        disabled = f"; disabled: {self.disabled}" if self.disabled else ""
+        off = f"; Gluon kernels off: {self.off}" if self.off else ""
+        return f"GEMM {self.gemm}, {attention} ({where}){disabled}{off}"
+
+
+def kernel_report(name: str | None = None, backend: str = "auto", disabled: Iterable[str] = ()) -> KernelReport:
+    """Of an engine on the device of this name ("cuda:0"), by default the best that there is.
+
+    ValueError: `disabled` has an unknown name.
+    """
+    device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if device.type != "cuda" or backend == "torch" or importlib.util.find_spec("triton") is None:
+        device_name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+        return KernelReport(device_name, "", "torch", "torch", "torch")
+    return report_of(kernel_policy(device, disabled), backend)
+
+
+def report_of(policy: KernelPolicy, backend: str = "auto") -> KernelReport:
+    """Of a policy's kernels: which it would choose where they are at their best."""
+    profile = policy.profile
+    gemm = policy.small_m_config(1, 4096, 4096, torch.bfloat16, tma_operands=True)
+    kernels = {"PdlGemmConfig": "pdl_gemm", "SmallMConfig": "small_m_gemm", "NoneType": "cublas"}
+    return KernelReport(
+        profile.name,
+        profile.triton_version,
+        kernels[type(gemm).__name__],
+        "flash_decoding_pdl" if policy.decode_config(1, 1).pdl else "flash_decoding",
+        "flash_attn" if backend == "flash" else "flash_attention_3" if policy.hopper_fa3 else "flash_attention_2",
+        ",".join(sorted(policy.disabled)),
+        (profile.gluon_obstacle or "") if profile.is_hopper else "",
+    )
+
+
+def log_kernels(report: KernelReport) -> None:
+    """Say it when an engine starts: as a warning where a Hopper GPU lacks the kernels that were made for it."""
+    if report.off:
+        log.warning("kernels: %s. Install the torch and Triton of constraints-gpu.txt", report)
+    else:
+        log.info("kernels: %s", report)

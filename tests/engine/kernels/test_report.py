@@ -1,0 +1,51 @@
+"""What an engine says of its kernels: which run, which settings switch off, and why those for Hopper cannot run."""
+
+import logging
+
+import pytest
+
+from mini_infer_engine.core_process.build import describe_kernels
+from mini_infer_engine.kernels.mechanisms import Mechanism
+from mini_infer_engine.kernels.policy import KernelPolicy
+from mini_infer_engine.kernels.report import kernel_report, log_kernels, report_of
+from tests.engine.kernels.profiles import H200, H200_OTHER_TRITON, L4
+
+
+def test_a_hopper_gpu_with_the_measured_triton_has_all_kernels() -> None:
+    report = report_of(KernelPolicy(H200))
+    assert (report.gemm, report.decode_attention) == ("pdl_gemm", "flash_decoding_pdl")
+    assert (report.prefill_attention, report.off, report.disabled) == ("flash_attention_3", "", "")
+    assert report_of(KernelPolicy(H200), "flash").prefill_attention == "flash_attn"
+
+
+def test_a_hopper_gpu_with_another_triton_says_what_is_off_and_why(caplog: pytest.LogCaptureFixture) -> None:
+    report = report_of(KernelPolicy(H200_OTHER_TRITON))
+    assert (report.gemm, report.prefill_attention) == ("small_m_gemm", "flash_attention_2")
+    with caplog.at_level(logging.INFO):
+        log_kernels(report)
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert "Gluon kernels off: Triton 3.7.1, they need 3.6.x" in record.message
+    assert "constraints-gpu.txt" in record.message
+
+
+def test_what_settings_switch_off_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    report = report_of(KernelPolicy(H200, frozenset({Mechanism.PDL, Mechanism.HOPPER_FA3})))
+    assert (report.gemm, report.decode_attention) == ("small_m_gemm", "flash_decoding")
+    assert (report.disabled, report.off) == ("hopper_fa3,pdl", "")
+    with caplog.at_level(logging.INFO):
+        log_kernels(report)
+    assert [record.levelno for record in caplog.records] == [logging.INFO]
+    assert "disabled: hopper_fa3,pdl" in caplog.text
+
+
+def test_a_gpu_that_is_no_hopper_lacks_nothing() -> None:
+    report = report_of(KernelPolicy(L4))
+    assert (report.gemm, report.prefill_attention, report.off) == ("cublas", "flash_attention_2", "")
+
+
+def test_a_cpu_runs_torch() -> None:
+    report = kernel_report("cpu")
+    assert str(report) == "GEMM torch, decode attention torch, prefill attention torch (cpu)"
+    assert report.labels["device"] == "cpu"
+    assert describe_kernels()
