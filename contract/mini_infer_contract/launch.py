@@ -25,6 +25,9 @@ PROMPT_ASSETS_PATH = "/prompt_assets"
 KV_SNAPSHOT_PATH = "/kv_snapshot"
 """GET: the sequence number of the last KV event and every cached chain at that moment (see events.Snapshot)."""
 
+MAX_BODY_BYTES = 16 << 20
+"""Of a request, at the gateway and at an engine, unless told otherwise: some four million tokens of text."""
+
 REQUEST_ID_HEADER = "x-request-id"
 DRAINING_HEADER = "x-mini-infer-draining"
 """On a 503 of an engine that drains: the gateway tries another pod and does not count a failure."""

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.chat_template import ChatTemplate
 from mini_infer_contract.messages import template_messages, template_tools
-from mini_infer_contract.segments import Piece, SegmentEncoder, encode_whole
+from mini_infer_contract.segments import MAX_CACHED_BYTES, Piece, SegmentEncoder, encode_whole
 from mini_infer_contract.text_slices import parts_of
 from mini_infer_contract.tokenizer_files import TEMPLATE_FOLDER, load_tokenizer
 
@@ -90,14 +90,14 @@ class PromptText(NamedTuple):
 class PromptEncoder:
     """Renders, encodes and decodes for one model. It may be shared by threads."""
 
-    def __init__(self, assets: PromptAssets) -> None:
-        """ValueError: a file is broken, and which."""
+    def __init__(self, assets: PromptAssets, cache_bytes: int = MAX_CACHED_BYTES) -> None:
+        """ValueError: a file is broken, and which. `cache_bytes`: of pieces of text and their ids."""
         loaded = load_tokenizer(assets.files)
         self.revision = assets.revision
         self.tokenizer: Tokenizer = loaded.tokenizer
         self.special_tokens = loaded.special_tokens
         """By name, such as "eos_token"."""
-        self.segments = SegmentEncoder(loaded.tokenizer)
+        self.segments = SegmentEncoder(loaded.tokenizer, cache_bytes)
         self._templates = {name: ChatTemplate(source) for name, source in loaded.chat_templates.items()}
         self._adds_special_tokens = loaded.tokenizer.num_special_tokens_to_add(False) > 0
         self._around = _tokens_around(loaded.tokenizer) if self._adds_special_tokens else ([], [])

@@ -21,6 +21,7 @@ from mini_infer_gateway.http.asgi import Receive, Scope, Send, Sender, send_byte
 from mini_infer_gateway.http.upstream import Upstream
 from mini_infer_gateway.index.prefix_index import PrefixIndex
 from mini_infer_gateway.loop_lag import LoopLag
+from mini_infer_gateway.memory import BodyBudget, share_out
 from mini_infer_gateway.metrics import EndpointFigures, Metrics, StateCollector
 from mini_infer_gateway.pipeline.generate import INTERNAL_ERROR, TEXT_PATHS, Generate
 from mini_infer_gateway.prompts.prompt_keys import CHAT_PATH, COMPLETIONS_PATH
@@ -43,11 +44,17 @@ class Gateway:
         self.settings = settings
         self._source = source
         self._clock = time.monotonic
-        self.index = PrefixIndex(settings.index_max_blocks)
+        shares = share_out(settings.memory_limit_bytes, 0)
+        self.index = PrefixIndex(settings.index_max_blocks or shares.index_blocks)
         self.ledger = LoadLedger()
         self.metrics = Metrics()
         self.upstream = Upstream(settings.connect_timeout_s)
-        self.tokenizers = Tokenizers(self.upstream)
+        self.tokenizers = Tokenizers(
+            self.upstream,
+            remembered_bytes=shares.remembered_bytes,
+            segments_bytes=shares.segments_bytes,
+            on_change=self._share_out,
+        )
         self.router = build_router(settings.routing, self.index, self.ledger, Random(settings.seed))
         self.fleet = Fleet(settings, self.index, self.ledger, self.tokenizers, self.upstream, self.metrics, self._clock)
         self._generate = Generate(
@@ -60,6 +67,7 @@ class Gateway:
             self.upstream,
             self.metrics,
             self._clock,
+            BodyBudget(shares.bodies_bytes),
         )
         self.loop_lag = LoopLag()
         self.metrics.registry.register(self.loop_lag)
@@ -170,6 +178,18 @@ class Gateway:
             while True:
                 more = self.index.expire(self._clock())
                 await asyncio.sleep(EXPIRE_PAUSE_S if more else EXPIRE_EVERY_S)
+
+    def _share_out(self, tokenizer_bytes: int) -> None:
+        """Tokenizers came or went: the index has what they leave."""
+        shares = share_out(self.settings.memory_limit_bytes, tokenizer_bytes)
+        if shares.short_bytes:
+            log.warning(
+                "--memory-limit of %d MiB is %d MiB short of what tokenizers (%d MiB) and all else need: raise it",
+                self.settings.memory_limit_bytes >> 20,
+                shares.short_bytes >> 20,
+                tokenizer_bytes >> 20,
+            )
+        self.index.limit(self.settings.index_max_blocks or shares.index_blocks)
 
     def _source_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()):

@@ -8,13 +8,16 @@ import os
 import socket
 import sys
 from collections.abc import Sequence
+from dataclasses import fields
 
 import uvicorn
 
 from mini_infer_gateway.app import Gateway
 from mini_infer_gateway.endpoints.base import EndpointSource
 from mini_infer_gateway.endpoints.static_file import StaticFile
+from mini_infer_gateway.http.connections import ConnectionLimits, limited
 from mini_infer_gateway.http.server import DrainingServer
+from mini_infer_gateway.memory import parse_size
 from mini_infer_gateway.routing.policies import POLICIES
 from mini_infer_gateway.settings import GatewaySettings
 
@@ -59,14 +62,28 @@ def parse(arguments: Sequence[str] | None = None) -> GatewaySettings:
     parser.add_argument("--seed", type=int, help="makes ties repeatable")
     parser.add_argument("--log-level", choices=LOG_LEVELS, default=defaults.log_level, help="(default: %(default)s)")
     for name, help_text in {
-        "max-body-bytes": "longer requests get 413",
+        "max-body-bytes": "longer requests get 413; an engine's --max-body-size should be the same",
         "max-attempts": "endpoints that one request is tried on",
-        "index-max-blocks": "16-token blocks that the prefix index holds, about 350 bytes each",
+        "index-max-blocks": "16-token blocks that the prefix index holds, about 300 bytes each; default: what "
+        "--memory-limit leaves",
     }.items():
         default = getattr(defaults, name.replace("-", "_"))
         parser.add_argument(
-            f"--{name}", type=int, metavar="N", default=default, help=f"{help_text} (default: {default})"
+            f"--{name}",
+            type=int,
+            metavar="N",
+            default=default,
+            help=f"{help_text}" + (f" (default: {default})" if default else ""),
         )
+    parser.add_argument(
+        "--memory-limit",
+        type=_size,
+        metavar="SIZE",
+        default=defaults.memory_limit_bytes,
+        help="what the process may take, such as its container's limit: 900M, 2Gi; how it is shared out stands in "
+        "docs/configuration.md (default: 1Gi)",
+    )
+    _add_connection_limits(parser, defaults.connections)
     for name, help_text in {
         "connect-timeout": "for a connection to an engine",
         "head-timeout": "for a response to begin, on one endpoint",
@@ -84,10 +101,37 @@ def parse(arguments: Sequence[str] | None = None) -> GatewaySettings:
         parser.error("--namespace and --kubeconfig need --kubernetes")
     if given["admin_port"] == given["port"]:
         parser.error("--admin-port must be another port than --port")
+    given["memory_limit_bytes"] = given.pop("memory_limit")
+    given["connections"] = ConnectionLimits(**{field.name: given.pop(field.name) for field in fields(ConnectionLimits)})
     given["endpoints_file"] = given.pop("endpoints")
     for name in ("connect_timeout", "head_timeout", "request_deadline", "idle_timeout", "drain", "shutdown_timeout"):
         given[f"{name}_s"] = given.pop(name)
     return GatewaySettings(**given)
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _add_connection_limits(parser: argparse.ArgumentParser, defaults: ConnectionLimits) -> None:
+    group = parser.add_argument_group("clients' connections")
+    for name, unit, help_text in (
+        ("max_connections", "N", "more get 503"),
+        ("max_header_bytes", "N", "of one request; more get 431"),
+        ("idle_timeout_s", "SECONDS", "for a new connection's first request to begin"),
+        ("head_timeout_s", "SECONDS", "for a request's headers to arrive; later ones get 408"),
+        ("body_timeout_s", "SECONDS", "for a body to arrive, and more for its length: see --client-min-body-rate"),
+        ("min_body_rate", "BYTES", "a second that a body must come at; slower ones get 408"),
+        ("write_timeout_s", "SECONDS", "for a client to read anything of what waits for it"),
+    ):
+        default = getattr(defaults, name)
+        flag = "--client-" + name.removesuffix("_s").replace("_", "-")
+        group.add_argument(
+            flag, dest=name, type=type(default), metavar=unit, default=default, help=f"{help_text} (default: {default})"
+        )
 
 
 def make_source(settings: GatewaySettings) -> EndpointSource:
@@ -139,7 +183,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     config = uvicorn.Config(
         gateway,
         loop="auto",
-        http="httptools",
+        http=limited(settings.connections),
         ws="none",
         lifespan="on",
         log_config=None,

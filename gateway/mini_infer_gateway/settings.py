@@ -1,8 +1,10 @@
 """Every knob of the gateway, read once from the command line into a frozen object."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from ipaddress import ip_address
 
+from mini_infer_contract.launch import MAX_BODY_BYTES
+from mini_infer_gateway.http.connections import ConnectionLimits
 from mini_infer_gateway.routing.policies import Policy
 
 
@@ -27,8 +29,12 @@ class GatewaySettings:
 
     routing_headers: bool = False
     """Tell clients which endpoint answered and what it had cached: tenants could learn what others ask."""
-    max_body_bytes: int = 32 << 20
-    """Room for a few images or a million tokens of text; more is a mistake or an attack."""
+    memory_limit_bytes: int = 1 << 30
+    """What the process may take, the same as its container's limit; memory.py says who gets what."""
+    max_body_bytes: int = MAX_BODY_BYTES
+    """The same as an engine's: what it would refuse is refused here."""
+    connections: ConnectionLimits = field(default_factory=ConnectionLimits)
+    """What clients may do with connections."""
     connect_timeout_s: float = 2.0
     """Inside a cluster a connection takes a millisecond; longer means that the pod's node is gone."""
     head_timeout_s: float = 600.0
@@ -46,8 +52,8 @@ class GatewaySettings:
     shutdown_timeout_s: float = 30.0
     """For requests in flight when the gateway is told to stop."""
 
-    index_max_blocks: int = 2_000_000
-    """Over all endpoints; about 350 bytes each, 16 tokens each."""
+    index_max_blocks: int | None = None
+    """Over all endpoints, 16 tokens each; None: what the memory limit leaves, about 300 bytes each."""
     guess_ttl_s: float = 10.0
     """How long a routed prompt counts as cached before an event must have confirmed it."""
     stale_ttl_s: float = 300.0

@@ -16,6 +16,7 @@ import uvicorn
 from mini_infer_contract.launch import Endpoint
 from mini_infer_gateway.app import Gateway
 from mini_infer_gateway.endpoints.base import Listed, Publish
+from mini_infer_gateway.http.connections import limited
 from mini_infer_gateway.http.server import DrainingServer
 from mini_infer_gateway.settings import GatewaySettings
 
@@ -79,7 +80,7 @@ async def running_gateway(*endpoints: Endpoint, **settings: Any) -> AsyncIterato
         app.settings = replace(app.settings, admin_port=admin_listener.getsockname()[1])
     config = uvicorn.Config(
         app,
-        http="httptools",
+        http=limited(app.settings.connections),
         ws="none",
         lifespan="on",
         log_config=None,

@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-from mini_infer_contract.launch import DEMO_MODEL, HTTP_PORT
+from mini_infer_contract.launch import DEMO_MODEL, HTTP_PORT, MAX_BODY_BYTES
 from mini_infer_contract.logs import FORMATS, LEVELS, configure_logging
 from mini_infer_engine import __version__
 from mini_infer_engine.config.mechanisms import Mechanism, parse_mechanisms
@@ -300,7 +300,7 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--max-body-size",
         type=byte_size,
-        default=16 * 2**20,
+        default=MAX_BODY_BYTES,
         metavar="SIZE",
         help="of one request, in bytes or as 2MB (default: 16MiB)",
     )

@@ -35,11 +35,14 @@ class ClientGoneError(Exception):
     """The client closed its connection; nobody waits for an answer."""
 
 
-async def read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
-    """The request's body. ApiError 413 where it is longer than the limit."""
+async def read_body(scope: Scope, receive: Receive, limit_bytes: int, room: Callable[[int], bool]) -> bytes:
+    """The request's body. ApiError 413 where it is longer than the limit, 503 where `room` has none for its length."""
     announced = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
-    if announced.isdigit() and int(announced) > limit_bytes:
-        raise _too_large(limit_bytes)
+    if announced.isdigit():
+        if int(announced) > limit_bytes:
+            raise _too_large(limit_bytes)
+        if not room(int(announced)):
+            raise _no_room()
     pieces: list[bytes] = []
     size = 0
     while True:
@@ -50,9 +53,16 @@ async def read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
         size += len(piece)
         if size > limit_bytes:
             raise _too_large(limit_bytes)
+        if not room(size):
+            raise _no_room()
         pieces.append(piece)
         if not message.get("more_body", False):
             return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def _no_room() -> ApiError:
+    message = "too many large requests are being read at once: try again shortly"
+    return ApiError(503, message, code="out_of_memory", headers={"retry-after": "1", "connection": "close"})
 
 
 def _too_large(limit_bytes: int) -> ApiError:

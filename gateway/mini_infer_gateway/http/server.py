@@ -14,9 +14,13 @@ from types import FrameType
 
 import uvicorn
 
+from mini_infer_gateway.http.connections import look_at_all
+
 QUIET_S = 1.0
 """Without a connection, after which a drain need not go on."""
 TICK_S = 0.05
+TICKS_A_LOOK = 10
+"""Of uvicorn's, which are a tenth of a second: once a second slow clients are looked for."""
 
 
 class DrainingServer(uvicorn.Server):
@@ -41,6 +45,8 @@ class DrainingServer(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """See uvicorn.Server; called ten times a second."""
+        if counter % TICKS_A_LOOK == 0:
+            look_at_all(self.server_state, time.monotonic())
         if self.draining:
             self.should_exit |= self._has_drained(time.monotonic())
         return await super().on_tick(counter)

@@ -21,6 +21,8 @@ __all__ = ["NO_HIT", "Hit", "PrefixIndex", "prompt_root", "slices"]
 
 SLICE_BLOCKS = 256
 """Applied, forgotten or freed at once: less than two milliseconds."""
+MOST_FORGOTTEN = 4 * SLICE_BLOCKS
+"""Where there are more to forget, because the bound fell, they go with the calls that follow."""
 
 
 def prompt_root(adapter: str = "", salt: str = "") -> bytes:
@@ -95,6 +97,10 @@ class PrefixIndex:
         """Held and guessed, over all endpoints."""
         return self._total
 
+    def limit(self, max_blocks: int) -> None:
+        """Another bound from now on; what is too much is forgotten bit by bit."""
+        self._max_blocks = max_blocks
+
     def apply(self, endpoint: str, events: Sequence[KVEvent]) -> int:
         """Takes an endpoint's events in order; returns how many chains hung on a parent that is not known here.
 
@@ -112,8 +118,9 @@ class PrefixIndex:
                 case AllBlocksCleared():
                     self._discarded.append(holdings.blocks)
                     holdings.blocks, holdings.guesses = HeldBlocks(), Guesses()
-        self._total += holdings.size() - before
-        self._trim()
+        added = holdings.size() - before
+        self._total += added
+        self._trim(added)
         return orphans
 
     def guess(self, endpoint: str, keys: Sequence[bytes], expires_s: float) -> None:
@@ -123,8 +130,9 @@ class PrefixIndex:
         held = holdings.blocks.touch(keys)
         if held < len(keys):
             holdings.guesses.add(keys, held, expires_s)
-        self._total += holdings.size() - before
-        self._trim()
+        added = holdings.size() - before
+        self._total += added
+        self._trim(added)
 
     def mark_stale(self, endpoint: str, until_s: float) -> None:
         """Events stopped while the endpoint lives: what they said counts until then, or until `clear`."""
@@ -149,7 +157,8 @@ class PrefixIndex:
             self._total += len(holdings.guesses) - before
         if self._discarded and not self._discarded[-1].sweep(8 * SLICE_BLOCKS):
             self._discarded.pop()
-        return left <= 0 or bool(self._discarded)
+        self._trim()
+        return left <= 0 or bool(self._discarded) or self._total > self._max_blocks
 
     def hit(self, endpoint: str, keys: Sequence[bytes], now_s: float) -> Hit:
         """What is held of a prompt with these keys: takes time with the logarithm of its length."""
@@ -212,19 +221,25 @@ class PrefixIndex:
             for block_hash in event.block_hashes:
                 holdings.blocks.drop(block_hash)
 
-    def _trim(self) -> None:
-        """Forgets guesses, then the least recently used blocks, of the largest endpoint."""
+    def _trim(self, added: int = 0) -> None:
+        """Forgets guesses, then the least recently used blocks, of the largest endpoint.
+
+        What was just added in its stead at least, and MOST_FORGOTTEN more at most.
+        """
+        most = max(0, added) + MOST_FORGOTTEN
         while self._total > self._max_blocks:
             holdings = max(self._endpoints.values(), key=_Holdings.size)
             before = holdings.size()
             # Some more than needed, so that a full index does not look for its largest part at every event.
             spare = min(SLICE_BLOCKS, before // 10)
-            excess = max(1, min(before, self._total - self._max_blocks + spare))
+            excess = max(1, min(before, self._total - self._max_blocks + spare, most))
             holdings.guesses.forget(min(excess, len(holdings.guesses)))
-            excess -= before - holdings.size()
-            if excess > 0:
-                holdings.blocks.forget(excess)
+            if (left := excess - (before - holdings.size())) > 0:
+                holdings.blocks.forget(left)
             self._total += holdings.size() - before
+            most -= excess
+            if most <= 0:
+                return  # The rest goes with the next calls.
 
 
 def _on_device(event: BlockStored | BlockRemoved) -> bool:

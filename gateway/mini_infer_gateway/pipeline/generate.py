@@ -30,6 +30,7 @@ from mini_infer_gateway.http.asgi import (
 from mini_infer_gateway.http.headers import to_endpoint
 from mini_infer_gateway.http.upstream import Upstream, UpstreamError
 from mini_infer_gateway.index.prefix_index import PrefixIndex
+from mini_infer_gateway.memory import BodyBudget, HeldBody
 from mini_infer_gateway.metrics import Metrics, Outcome, outcome_of
 from mini_infer_gateway.pipeline.attempt import AttemptError, Exchange
 from mini_infer_gateway.pipeline.retries import KILLS_LIMIT, Attempts, Failure, RetryBudget
@@ -70,6 +71,13 @@ class _Call:
     model: str
     """As the client wrote it: a name of the catalog."""
     client_body: bytes
+    held: HeldBody
+
+    def forget_body(self) -> None:
+        """Its answer has begun: it will not be sent again."""
+        self.client_body = self.exchange.body = b""
+        self.fields = {}
+        self.held.release()
 
 
 class Generate:
@@ -86,7 +94,9 @@ class Generate:
         upstream: Upstream,
         metrics: Metrics,
         clock: Callable[[], float],
+        bodies: BodyBudget,
     ) -> None:
+        self._bodies = bodies
         self._settings, self._fleet, self._router, self._tokenizers = settings, fleet, router, tokenizers
         self._index, self._ledger, self._upstream = index, ledger, upstream
         self._metrics, self._clock = metrics, clock
@@ -99,15 +109,17 @@ class Generate:
         request_id = sent_ids[0] if len(sent_ids) == 1 and _is_request_id(sent_ids[0]) else uuid4().hex.encode()
         model, status, outcome = "", CLIENT_CLOSED_REQUEST, Outcome.INTERNAL
         exchange: Exchange | None = None
+        held = HeldBody(self._bodies)
         try:
             if sent_ids and sent_ids != [request_id]:
                 raise _BAD_REQUEST_ID
-            body = await read_body(scope, receive, self._settings.max_body_bytes)
+            body = await read_body(scope, receive, self._settings.max_body_bytes, held.grow)
             fields = _fields(body)
             asked = self._model(scope["path"], fields)
             names = self._fleet.resolve(asked)
             model = asked
-            call = self._call(scope, request_id, arrived_s, fields, model, body, send)
+            call = self._call(scope, request_id, arrived_s, fields, model, body, send, held)
+            del body, fields  # The call lets go of them with the answer's first byte.
             exchange = call.exchange
             await self._watched(call, names, receive)
             status, outcome = exchange.status, _outcome(exchange)
@@ -126,6 +138,7 @@ class Generate:
                 raise  # The connection is cut: the client must not take half an answer for a whole one.
             await send_error(send, INTERNAL_ERROR, [(_REQUEST_ID, request_id)])
         finally:
+            held.release()
             self._metrics.answered(model, status, outcome, self._clock() - arrived_s)
 
     def _call(
@@ -137,6 +150,7 @@ class Generate:
         model: str,
         body: bytes,
         send: Send,
+        held: HeldBody,
     ) -> _Call:
         settings = self._settings
         headers = [(name, value) for name, value in scope["headers"] if name != _REQUEST_ID]
@@ -145,7 +159,8 @@ class Generate:
         exchange = Exchange(scope["method"], target, headers, body, send)
         self.retry_budget.earn(arrived_s)
         attempts = Attempts(self.retry_budget, settings.max_attempts, arrived_s + settings.request_deadline_s)
-        return _Call(scope["path"], request_id.decode("latin-1"), arrived_s, exchange, attempts, fields, model, body)
+        path, name = scope["path"], request_id.decode("latin-1")
+        return _Call(path, name, arrived_s, exchange, attempts, fields, model, body, held)
 
     def _model(self, path: str, fields: dict[str, Any]) -> str:
         model = fields.get("model")
@@ -220,6 +235,7 @@ class Generate:
             self._fleet.max_prompt_tokens(names),
             abandoned=lambda: call.exchange.gone,
         )
+        call.held.settle(len(call.client_body))
         if prompts:
             self._metrics.tokenized(self._clock() - began_s)
         tokens = max((prompt.tokens for prompt in prompts.values()), default=len(call.client_body) // BYTES_PER_TOKEN)
@@ -242,6 +258,7 @@ class Generate:
 
         def first_byte(status: int) -> None:
             flight.answered = True
+            call.forget_body()
             if status < 300:
                 took_s = self._clock() - call.arrived_s
                 self._metrics.first_byte(call.model, took_s, prompt_tokens, decision.hit_tokens)

@@ -54,7 +54,7 @@ def _text_steps(
     encoder: PromptEncoder, remembered: RememberedPrompts, prompt: PromptText, root: bytes, max_tokens: int | None
 ) -> Generator[int, None, tuple[int, Sequence[bytes]]]:
     text = prompt.text
-    kind = (root, prompt.add_special_tokens)
+    kind = (encoder.revision, root, prompt.add_special_tokens)
     found = remembered.find(kind, text)
     packed, mark = (found[0].packed_keys, found[1]) if found else (b"", Mark(0, 0, ()))
     first_block = mark.tokens // BLOCK_SIZE_TOKENS

@@ -15,6 +15,7 @@ from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.launch import PROMPT_ASSETS_PATH
 from mini_infer_contract.prompt import PromptAssets, PromptEncoder
 from mini_infer_gateway.http.upstream import Upstream
+from mini_infer_gateway.memory import TOKENIZER_FACTOR
 from mini_infer_gateway.prompts.prompt_keys import Steps, key_steps
 from mini_infer_gateway.prompts.remembered import RememberedPrompts
 from mini_infer_gateway.prompts.worker_threads import AbandonedError, WorkerThreads
@@ -26,7 +27,8 @@ INLINE_BYTES = 1 << 20
 """A body up to this size is rendered on the event loop, so that a long chat of which little is new needs no thread."""
 INLINE_MESSAGES = 256
 FETCH_TIMEOUT_S = 30.0
-REMEMBERED_BYTES = 64 << 20
+CACHE_FACTOR = 2
+"""What a cached piece takes of memory, of what its cache counts."""
 
 REFUSED = frozenset(("context_length_exceeded", "prompt_not_text", "prompt_too_long"))
 """Codes of errors that every endpoint would answer too, after more work."""
@@ -39,10 +41,10 @@ class NoPromptAssetsError(Exception):
 
 
 class _Tokenizer:
-    """One encoder and the prompts that it has seen."""
+    """One encoder, and what all of them remember of prompts."""
 
-    def __init__(self, encoder: PromptEncoder, remembered: RememberedPrompts) -> None:
-        self._encoder, self._remembered = encoder, remembered
+    def __init__(self, encoder: PromptEncoder, remembered: RememberedPrompts, size_bytes: int) -> None:
+        self._encoder, self._remembered, self.size_bytes = encoder, remembered, size_bytes
 
     def steps(self, path: str, body: dict[str, Any], max_tokens: int | None) -> Steps:
         return key_steps(self._encoder, self._remembered, path, body, max_tokens)
@@ -51,9 +53,19 @@ class _Tokenizer:
 class Tokenizers:
     """By revision of their files."""
 
-    def __init__(self, upstream: Upstream, threads: int = 1, remembered_bytes: int = REMEMBERED_BYTES) -> None:
-        self._upstream = upstream
-        self._remembered_bytes = remembered_bytes
+    def __init__(
+        self,
+        upstream: Upstream,
+        *,
+        threads: int = 1,
+        remembered_bytes: int,
+        segments_bytes: int,
+        on_change: Callable[[int], None] = lambda size_bytes: None,
+    ) -> None:
+        """`on_change` is told how much memory all tokenizers take, whenever one comes or goes."""
+        self._upstream, self._on_change = upstream, on_change
+        self._remembered = RememberedPrompts(remembered_bytes)
+        self._segments_bytes = segments_bytes
         self._threads = WorkerThreads(threads)
         self._tokenizers: dict[str, _Tokenizer] = {}
 
@@ -70,17 +82,24 @@ class Tokenizers:
             raise NoPromptAssetsError(f"{PROMPT_ASSETS_PATH} answered {status}")
         try:
             # A large vocabulary takes a second to build.
-            encoder = await asyncio.to_thread(_build_encoder, body)
+            encoder, size_bytes = await asyncio.to_thread(_build_encoder, body, self._segments_bytes // CACHE_FACTOR)
         except Exception as error:  # The files are foreign input: any library below may refuse them in its own way.
             raise NoPromptAssetsError(f"{PROMPT_ASSETS_PATH} cannot be used: {error}") from error
         if encoder.revision not in self._tokenizers:
-            self._tokenizers[encoder.revision] = _Tokenizer(encoder, RememberedPrompts(self._remembered_bytes))
+            self._tokenizers[encoder.revision] = _Tokenizer(encoder, self._remembered, size_bytes)
+            self._changed()
         return encoder.revision
 
     def keep(self, revisions: Iterable[str]) -> None:
         """Forgets all tokenizers but these."""
-        for revision in self._tokenizers.keys() - set(revisions):
+        gone = self._tokenizers.keys() - set(revisions)
+        for revision in gone:
             del self._tokenizers[revision]
+        if gone:
+            self._changed()
+
+    def _changed(self) -> None:
+        self._on_change(sum(tokenizer.size_bytes for tokenizer in self._tokenizers.values()))
 
     async def keys(
         self,
@@ -142,5 +161,7 @@ def _is_light(body: dict[str, Any], size_bytes: int) -> bool:
     return not isinstance(messages, list) or len(messages) <= INLINE_MESSAGES
 
 
-def _build_encoder(body: bytes) -> PromptEncoder:
-    return PromptEncoder(msgspec.json.decode(body, type=PromptAssets))
+def _build_encoder(body: bytes, cache_bytes: int) -> tuple[PromptEncoder, int]:
+    """The encoder and the memory that it takes without its cache."""
+    assets = msgspec.json.decode(body, type=PromptAssets)
+    return PromptEncoder(assets, cache_bytes), TOKENIZER_FACTOR * len(assets.files["tokenizer.json"])

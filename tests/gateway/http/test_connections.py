@@ -1,0 +1,156 @@
+"""Clients that send too much, too slowly or not at all, and clients that do not read."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import uvicorn
+
+from mini_infer_gateway.http.asgi import Receive, Scope, Send, client_gone, read_body, send_json
+from mini_infer_gateway.http.connections import ConnectionLimits, LimitedConnection, limited
+from tests.support.running_gateway import until
+
+LIMITS = ConnectionLimits(max_connections=3, max_header_bytes=4096, body_timeout_s=30, min_body_rate=1000)
+HEAD = b"POST / HTTP/1.1\r\nhost: x\r\n"
+
+
+class Echo:
+    """Says how long the body was, or never stops to answer."""
+
+    def __init__(self) -> None:
+        self.gone = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            body = await read_body(scope, receive, 1 << 20, lambda size: True)
+            if scope["path"] == "/endless":
+                await send({"type": "http.response.start", "status": 200, "headers": []})
+                watch = asyncio.create_task(client_gone(receive))
+                while not watch.done():
+                    await send({"type": "http.response.body", "body": b"x" * 65536, "more_body": True})
+                    await asyncio.sleep(0)
+                self.gone += 1
+                return
+            await send_json(send, 200, {"length": len(body)})
+        except Exception:
+            self.gone += 1
+
+
+class Served:
+    def __init__(self, server: uvicorn.Server, app: Echo, port: int) -> None:
+        self.server, self.app, self.port = server, app, port
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection("127.0.0.1", self.port)
+
+    @property
+    def connections(self) -> list[Any]:
+        return list(self.server.server_state.connections)
+
+    def look(self, later_s: float) -> None:
+        """As it will be done in so many seconds."""
+        for connection in self.connections:
+            assert isinstance(connection, LimitedConnection)
+            connection.look(time.monotonic() + later_s)
+
+
+@asynccontextmanager
+async def served() -> AsyncIterator[Served]:
+    app = Echo()
+    config = uvicorn.Config(app, port=0, http=limited(LIMITS), ws="none", lifespan="off", log_config=None)
+    server = uvicorn.Server(config)
+    server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
+    task = asyncio.create_task(server._serve())
+    await until(lambda: server.started)
+    try:
+        yield Served(server, app, server.servers[0].sockets[0].getsockname()[1])
+    finally:
+        server.should_exit = server.force_exit = True
+        await task
+
+
+async def answer(reader: asyncio.StreamReader) -> tuple[int, Any]:
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+    return int(head[9:12]), json.loads(await reader.readexactly(length))
+
+
+async def test_a_request_after_another_is_served() -> None:
+    async with served() as there:
+        reader, writer = await there.connect()
+        for length in (0, 3000):
+            writer.write(HEAD + b"content-length: %d\r\n\r\n" % length + b"x" * length)
+            assert await answer(reader) == (200, {"length": length})
+            there.look(1000)  # between two requests uvicorn's own timer counts
+        writer.close()
+
+
+async def test_endless_headers_end_at_the_limit() -> None:
+    async with served() as there:
+        reader, writer = await there.connect()
+        writer.write(HEAD)
+        for number in range(5):
+            writer.write(b"x-%d: %s\r\n" % (number, b"y" * 1000))
+            await writer.drain()
+        status, body = await answer(reader)
+        assert (status, body["error"]["code"]) == (431, "headers_too_large")
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    ("sent", "later_s", "status"),
+    [
+        (b"", 29, None),
+        (b"", 31, 0),
+        (HEAD, 19, None),
+        (HEAD, 21, 408),
+        (HEAD + b"content-length: 9000\r\n\r\nxx", 29, None),
+        (HEAD + b"content-length: 9000\r\n\r\nxx", 31, 408),
+        (HEAD + b"content-length: 90000\r\n\r\n" + b"x" * 60_000, 80, None),
+        (HEAD + b"content-length: 90000\r\n\r\n" + b"x" * 60_000, 95, 408),
+    ],
+)
+async def test_slow_clients_are_let_go(sent: bytes, later_s: float, status: int | None) -> None:
+    async with served() as there:
+        reader, writer = await there.connect()
+        writer.write(sent)
+        await until(lambda: bool(there.connections))
+        if sent:
+            await until(lambda: sum(connection._received_bytes for connection in there.connections) == len(sent))
+        there.look(later_s)
+        if status is None:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(reader.read(1), 0.05)
+        elif status == 408 and b"\r\n\r\n" not in sent:
+            assert (await answer(reader))[0] == 408
+        else:
+            assert await reader.read() == b""
+            await until(lambda: not there.connections)
+        writer.close()
+
+
+async def test_a_client_that_does_not_read_is_cut() -> None:
+    async with served() as there:
+        _, writer = await there.connect()
+        writer.write(b"POST /endless HTTP/1.1\r\nhost: x\r\n\r\n")
+        await until(lambda: any(connection._write_paused_s is not None for connection in there.connections))
+        there.look(59)
+        assert there.app.gone == 0
+        there.look(61)
+        await until(lambda: there.app.gone == 1)
+        writer.close()
+
+
+async def test_more_connections_than_allowed_are_told_so() -> None:
+    async with served() as there:
+        writers = [(await there.connect())[1] for _ in range(3)]
+        await until(lambda: len(there.connections) == 3)
+        reader, writer = await there.connect()
+        status, body = await answer(reader)
+        assert (status, body["error"]["code"]) == (503, "too_many_connections")
+        for one in [*writers, writer]:
+            one.close()

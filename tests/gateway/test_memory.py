@@ -1,0 +1,106 @@
+"""Who gets what of the memory, and that the parts keep to it."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mini_infer_gateway.memory import BODY_FACTOR, BodyBudget, HeldBody, parse_size, share_out
+from tests.support.fake_engine import FakeEngine
+from tests.support.running_gateway import running_gateway, until
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("1Gi", GIB), ("1GiB", GIB), ("900M", 900_000_000), ("1.5k", 1500), (" 512 Mi", 512 << 20), ("77", 77)],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "Gi", "-1", "1 TB", "a lot"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(ValueError, match="no size"):
+        parse_size(text)
+
+
+@pytest.mark.parametrize("tokenizer_mib", [0, 120, 300, 2000])
+@pytest.mark.parametrize("limit", [GIB // 2, GIB, 4 * GIB])
+def test_shares_stay_below_the_limit_or_say_how_much_is_missing(limit: int, tokenizer_mib: int) -> None:
+    shares = share_out(limit, tokenizer_mib << 20)
+    parts = shares.bodies_bytes + shares.remembered_bytes + shares.segments_bytes + 300 * shares.index_blocks
+    assert parts + (tokenizer_mib << 20) <= limit + shares.short_bytes
+    assert shares.index_blocks >= limit // 10 // 300
+    assert (shares.short_bytes > 0) == (limit * 0.48 < (tokenizer_mib + 96) << 20)
+
+
+def test_a_body_is_counted_until_its_answer_begins() -> None:
+    budget = BodyBudget(1000)
+    first, second = HeldBody(budget), HeldBody(budget)
+    assert first.grow(100)
+    assert first.grow(100)
+    assert budget.taken_bytes == 100 * BODY_FACTOR
+    assert not second.grow(100)
+    first.settle(100)
+    assert budget.taken_bytes == 100
+    assert second.grow(100)
+    second.release()
+    first.release()
+    first.release()
+    assert budget.taken_bytes == 0
+    assert first.grow(10_000), "one alone always fits"
+
+
+async def test_what_would_not_fit_is_asked_to_come_back() -> None:
+    async with FakeEngine("a") as engine, running_gateway(engine.endpoint, memory_limit_bytes=GIB // 64) as gateway:
+        await gateway.settled()
+        engine.hang = True
+        bodies = gateway.app._generate._bodies
+        waiting = asyncio.ensure_future(gateway.chat("x " * 150_000).__aenter__())
+        await until(lambda: len(engine.bodies) == 1)
+        assert bodies.taken_bytes == len(engine.bodies[0])
+        big = asyncio.ensure_future(gateway.chat("y " * 300_000).__aenter__())
+        response = await big
+        assert (response.status, response.headers["retry-after"]) == (503, "1")
+        assert (await response.json())["error"]["code"] == "out_of_memory"
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        await until(lambda: bodies.taken_bytes == 0)
+
+
+PROBE = """
+import json, sys
+from mini_infer_gateway.memory import parse_size
+from mini_infer_gateway.prompts.prompt_keys import key_steps
+from mini_infer_gateway.prompts.remembered import RememberedPrompts
+from mini_infer_contract.prompt import PromptEncoder
+from tests.support.fake_engine import byte_assets
+
+def peak():
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM")) << 10
+
+text = "words of some length, and so on. " * (6_000_000 // 33)
+encoder, known = PromptEncoder(byte_assets(), 10 << 20), RememberedPrompts(20 << 20)
+before = peak()
+for _ in key_steps(encoder, known, "/v1/chat/completions", {"messages": [{"role": "user", "content": text}]}, None):
+    pass
+print((peak() - before) / len(text))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak of resident memory from /proc")
+def test_tokenising_a_long_prompt_takes_little_more_than_its_ids() -> None:
+    """Bytes of memory a byte of text where each is a token: 115 once, of which ids and keys are most of these."""
+    root = Path(__file__).parents[2]
+    path = os.pathsep.join(str(root / part) for part in (".", "contract", "gateway"))
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE], env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) < 40
