@@ -27,6 +27,7 @@ SET_BY_THE_CHART = {
         "kubeconfig",
         "shutdown-timeout",
         "admin-port",
+        "memory-limit",
     },
     "mini_infer_operator.controller.settings": {
         *(
