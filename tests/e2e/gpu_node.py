@@ -103,5 +103,9 @@ class GpuNode(NodeCluster):
                 "volumeMounts": [{"name": n, "mountPath": f"/{n}"} for n in folders],
             },
         }
+        service["spec"]["unified"]["resources"]["requests"] = {
+            "cpu": "250m",
+            "memory": "1Gi",
+        }  # two fit on a small node
         service["spec"]["unified"] |= changes
         return service

@@ -1,15 +1,24 @@
 """The project's three images, built from its Dockerfile. The builder is E2E_BUILD's program, else docker."""
 
+import json
 import os
+import re
 import shutil
+import tarfile
 import time
 from pathlib import Path
+from typing import IO
 
 from tests.e2e.commands import ROOT, run, say
 
 TAG = "e2e"
 NAMES = {"gateway": "mini-infer-gateway", "operator": "mini-infer-operator", "engine-cpu": "mini-infer-engine-cpu"}
 """Dockerfile target -> image name, in the order in which they are built."""
+
+PACKAGE = re.compile(r"opt/mini-infer/lib/python3[^/]*/site-packages/([A-Za-z0-9_]+)/")
+LABELS = "org.opencontainers.image"
+LARGEST_CONTROL_PLANE_MB = 110
+"""Layers of ours; python:slim is 130 MB below them, and the whole is to stay below 250."""
 
 
 def repository(target: str) -> str:
@@ -30,4 +39,33 @@ def build_image(target: str, folder: Path) -> Path:
     else:
         raise RuntimeError("images need docker, or a program named in E2E_BUILD (CONTEXT NAME:TAG OUT.tar --target T)")
     say(f"built {target} in {time.monotonic() - started:.0f} s, {archive.stat().st_size / 1e6:.0f} MB")
+    check_image(target, archive)
     return archive
+
+
+def check_image(target: str, archive: Path) -> None:
+    """AssertionError where the image holds what it should not, is too large, lacks labels, or would run as root."""
+    with tarfile.open(archive) as tar:
+        (manifest,) = json.load(_file(tar, "manifest.json"))
+        config = json.load(_file(tar, manifest["Config"]))["config"]
+        ours = 0
+        packages: set[str] = set()
+        for layer in manifest["Layers"]:
+            stream = _file(tar, layer)
+            with tarfile.open(fileobj=stream) as files:
+                names = [member.name for member in files if member.isfile()]
+            found = {match[1] for name in names if (match := PACKAGE.match(name))}
+            packages |= found
+            ours += tar.getmember(layer).size if found else 0
+    assert config["User"] == "65532:65532"
+    assert {f"{LABELS}.title", f"{LABELS}.version", f"{LABELS}.revision", f"{LABELS}.licenses"} <= set(config["Labels"])
+    assert "pip" not in packages
+    if target in ("gateway", "operator"):
+        assert packages & {"mini_infer_engine", "torch", "kubernetes", "setuptools"} == set()
+        assert ours < LARGEST_CONTROL_PLANE_MB * 1e6, f"{target}: our layers are {ours / 1e6:.0f} MB"
+
+
+def _file(tar: tarfile.TarFile, name: str) -> IO[bytes]:
+    stream = tar.extractfile(name)
+    assert stream is not None, f"{name} is no file of the archive"
+    return stream
