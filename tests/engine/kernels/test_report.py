@@ -4,8 +4,8 @@ import logging
 
 import pytest
 
+from mini_infer_engine.config.mechanisms import Mechanism
 from mini_infer_engine.core_process.build import describe_kernels
-from mini_infer_engine.kernels.mechanisms import Mechanism
 from mini_infer_engine.kernels.policy import KernelPolicy
 from mini_infer_engine.kernels.report import kernel_report, log_kernels, report_of
 from tests.engine.kernels.profiles import H200, H200_OTHER_TRITON, L4
