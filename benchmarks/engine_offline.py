@@ -8,8 +8,9 @@ of a peer; later ones are only of those within 2 % of the best in some figure. F
 are to the best variant, figure by figure. The engines start at the same time: "start s" is not compared here, but in
 startup.py.
 
-Engines: ours, vllm, vllm-inproc (its core in the same process), nano-vllm, transformers (batch 1 only). PEER_SITE names
-a folder of packages that only peers see. The loads are in common/loads.py; bounds, in common/models.py, are an H200's.
+Engines: ours, baseline (ours from another checkout, which BASELINE names), vllm, vllm-inproc (its core in the same
+process), nano-vllm, transformers (batch 1 only). PEER_SITE names a folder of packages that only peers see. The loads
+are in common/loads.py; bounds, in common/models.py, are an H200's.
 """
 
 import argparse

@@ -6,7 +6,13 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any, Protocol
 
-MODULES = {"ours": "mini_infer_engine", "vllm": "vllm", "nano-vllm": "nanovllm", "transformers": "transformers"}
+MODULES = {
+    "ours": "mini_infer_engine",
+    "baseline": "mini_infer_engine",
+    "vllm": "vllm",
+    "nano-vllm": "nanovllm",
+    "transformers": "transformers",
+}
 CONTEXT_TOKENS = 16384
 MEMORY_SHARE = 0.88
 SETTINGS = {
@@ -43,8 +49,11 @@ VLLM_ENVIRONMENT = {
 class Engine(Protocol):
     """One model, loaded."""
 
-    def run(self, prompts: list[list[int]], limits: list[int], temperature: float) -> int:
-        """Answer all prompts together, each with exactly its limit of tokens; returns how many were made."""
+    def run(self, prompts: list[list[int]], limits: list[int], temperature: float, **sampling: float) -> int:
+        """Answer all prompts together, each with exactly its limit of tokens; returns how many were made.
+
+        `sampling`: more of vLLM's sampling parameters, which engines without its API do not take.
+        """
 
 
 def base_name(name: str) -> str:
@@ -62,6 +71,8 @@ def peer_environment() -> dict[str, str]:
 
 def is_present(name: str) -> bool:
     """Whether the engine can be imported here."""
+    if name == "baseline":
+        return "BASELINE" in os.environ
     module = MODULES[base_name(name)]
     site = os.environ.get("PEER_SITE")
     return find_spec(module) is not None or bool(
@@ -71,7 +82,10 @@ def is_present(name: str) -> bool:
 
 def load(name: str, model: str, settings: dict[str, Any]) -> Engine:
     """Load an engine in this process, which it then has for itself. Peers take no more settings than vllm_keywords."""
-    if name == "ours":
+    if name == "baseline":  # BASELINE names another checkout of ours, whose packages come first from now on
+        root = os.environ["BASELINE"]
+        sys.path[:0] = [os.path.join(root, package) for package in ("contract", "engine")]
+    if name in ("ours", "baseline"):
         return _Ours(model, settings)
     _leave_our_packages()
     if base_name(name) == "vllm":
@@ -108,9 +122,9 @@ class _Vocal:
         self._params = module.SamplingParams
         self._llm = module.LLM(model=model, **keywords)
 
-    def run(self, prompts: list[list[int]], limits: list[int], temperature: float) -> int:
+    def run(self, prompts: list[list[int]], limits: list[int], temperature: float, **sampling: float) -> int:
         params = [
-            self._params(temperature=temperature, max_tokens=limit, ignore_eos=True, detokenize=False)
+            self._params(temperature=temperature, max_tokens=limit, ignore_eos=True, detokenize=False, **sampling)
             for limit in limits
         ]
         asked = [{"prompt_token_ids": prompt} for prompt in prompts]
@@ -144,7 +158,7 @@ class _NanoVLLM:
             model, max_model_len=CONTEXT_TOKENS, max_num_seqs=max_num_seqs, gpu_memory_utilization=MEMORY_SHARE
         )
 
-    def run(self, prompts: list[list[int]], limits: list[int], temperature: float) -> int:
+    def run(self, prompts: list[list[int]], limits: list[int], temperature: float, **_: float) -> int:
         # It has no greedy sampling: every token is drawn.
         params = [
             self._params(temperature=max(temperature, 0.01), max_tokens=limit, ignore_eos=True) for limit in limits
@@ -175,7 +189,7 @@ class _Transformers:
             self._model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
         self._device = device
 
-    def run(self, prompts: list[list[int]], limits: list[int], temperature: float) -> int:
+    def run(self, prompts: list[list[int]], limits: list[int], temperature: float, **_: float) -> int:
         """Static batches: all run until the longest limit; tokens beyond a row's own are waste and not counted."""
         longest = max(map(len, prompts))
         padding = [longest - len(prompt) for prompt in prompts]

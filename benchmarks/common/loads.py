@@ -1,7 +1,8 @@
 """The offline loads: what is asked of an engine, from fixed seeds, and what is taken as its figure.
 
 W1 a mixed batch, sampled; W2 equal requests, greedy; W3 time between tokens by batch; W4 time to the first token by
-length; W5 the same behind a cached prefix. All draw from one generator, in this order: prompts are the same for every
+length; W5 the same behind a cached prefix; then top-p sampling, penalties, many short requests, growing chats, and many
+questions behind one long shared prompt. All draw from one generator, in this order: prompts are the same for every
 engine.
 """
 
@@ -31,6 +32,14 @@ class Sizes:
     prefixes: tuple[int, ...] = (4096, 4000)
     suffix: int = 128
     tries: int = 5
+    sampled: tuple[int, int, int] = (128, 256, 128)
+    """Requests, prompt and answer tokens of the loads with top-p and with penalties."""
+    short: tuple[int, int] = (512, 32)
+    """Short requests, and tokens of both prompt and answer."""
+    chats: tuple[int, int, int] = (32, 6, 96)
+    """Chats, turns, and tokens that question and answer add in each turn."""
+    shared: tuple[int, int, int] = (64, 8192, 64)
+    """Requests, tokens of the prompt that they share, tokens of own question and of answer."""
 
 
 FULL = Sizes()
@@ -45,6 +54,10 @@ SMOKE = Sizes(
     prefixes=(48, 40),
     suffix=8,
     tries=2,
+    sampled=(3, 8, 4),
+    short=(6, 4),
+    chats=(2, 2, 6),
+    shared=(3, 40, 6),
 )
 
 
@@ -65,9 +78,9 @@ def run_loads(
     def prompts(count: int, low: int, high: int, dice: random.Random) -> list[list[int]]:
         return [ids(dice.randint(low, high), dice) for _ in range(count)]
 
-    def timed(asked: list[list[int]], limits: list[int], temperature: float = 0.0) -> float:
+    def timed(asked: list[list[int]], limits: list[int], temperature: float = 0.0, **sampling: float) -> float:
         begin = time.perf_counter()
-        made = engine.run(asked, limits, temperature)
+        made = engine.run(asked, limits, temperature, **sampling)
         took = time.perf_counter() - begin
         assert made == sum(limits), f"{made} tokens were made, {sum(limits)} asked for"
         return took
@@ -97,6 +110,29 @@ def run_loads(
         asked = [prefix + ids(sizes.suffix, dice) for _ in range(sizes.tries + 1)]
         if is_wanted(name := f"warm ms {length}+{sizes.suffix}"):
             yield name, median([timed([prompt], [1]) for prompt in asked][1:]) * 1e3
+    count, length, answer = sizes.sampled
+    for name, sampling in (
+        ("top-p tok_s", {"top_p": 0.9, "top_k": 50}),
+        ("penalties tok_s", {"repetition_penalty": 1.1, "frequency_penalty": 0.2}),
+    ):
+        asked = prompts(count, length, length, dice)
+        if is_wanted(name):
+            yield name, count * answer / timed(asked, [answer] * count, 0.8, **sampling)
+    count, length = sizes.short
+    asked = prompts(count, length, length, dice)
+    if is_wanted("short tok_s"):
+        yield "short tok_s", count * length / timed(asked, [length] * count)
+    count, turns, length = sizes.chats
+    texts = [ids(turns * 2 * length, dice) for _ in range(count)]
+    if is_wanted("chats tok_s"):
+        # What was answered is not looked at: a chat goes on with an answer of its own, of which nothing is cached.
+        took = [timed([text[: (2 * turn + 1) * length] for text in texts], [length] * count) for turn in range(turns)]
+        yield "chats tok_s", count * turns * length / sum(took)
+    count, length, own = sizes.shared
+    prefix = ids(length, dice)
+    asked = [prefix + ids(own, dice) for _ in range(count)]
+    if is_wanted("shared tok_s"):
+        yield "shared tok_s", count * own / timed(asked, [own] * count)
 
 
 def bounds(bound: Bound, sizes: Sizes = FULL) -> dict[str, float]:

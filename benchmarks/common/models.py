@@ -130,6 +130,55 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "rope_scaling": _LLAMA3_ROPE | {"factor": 8.0},
         "tie_word_embeddings": False,
     },
+    "qwen3-14b": _QWEN3
+    | {
+        "hidden_size": 5120,
+        "intermediate_size": 17408,
+        "num_hidden_layers": 40,
+        "num_attention_heads": 40,
+        "num_key_value_heads": 8,
+        "tie_word_embeddings": False,
+    },
+    "qwen3-30b-a3b": _QWEN3
+    | {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "tie_word_embeddings": False,
+    },
+    "gemma-3-1b": {
+        "architectures": ["Gemma3ForCausalLM"],
+        "model_type": "gemma3_text",
+        "hidden_activation": "gelu_pytorch_tanh",
+        "rms_norm_eps": 1e-6,
+        "torch_dtype": "bfloat16",
+        "bos_token_id": 2,
+        "eos_token_id": 1,
+        "max_position_embeddings": 32768,
+        "vocab_size": 262144,
+        "hidden_size": 1152,
+        "intermediate_size": 6912,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "head_dim": 256,
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 512,
+        "sliding_window_pattern": 6,
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 1e4,
+        "tie_word_embeddings": True,
+    },
     "tiny": _QWEN2
     | {
         "hidden_size": 64,
@@ -188,9 +237,9 @@ class Bound:
 
     @staticmethod
     def of(name: str) -> "Bound | None":
-        """None for models whose shape is not known here."""
+        """None for models whose shape is not known here, and for mixtures: what a pass reads depends on its tokens."""
         config = CONFIGS.get(name)
-        if config is None:
+        if config is None or "num_experts" in config:
             return None
         hidden, heads, kv_heads = (config[key] for key in ("hidden_size", "num_attention_heads", "num_key_value_heads"))
         head_dim = config.get("head_dim", hidden // heads)

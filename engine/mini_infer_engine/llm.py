@@ -5,7 +5,8 @@ import itertools
 import weakref
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -15,9 +16,10 @@ from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.prompt import chat_prompt_ids
 from mini_infer_engine.config.model_path import resolve_model
 from mini_infer_engine.config.settings import EngineSettings
-from mini_infer_engine.core.request import Request, SamplingParams
+from mini_infer_engine.core.request import Request, SamplingParams, TokenLogprobs
 from mini_infer_engine.core_process.build import DryRun, build_engine
 from mini_infer_engine.dry.vocabulary import DRY_MODEL
+from mini_infer_engine.text.bad_words import with_bad_words
 from mini_infer_engine.text.output_text import OutputText
 from mini_infer_engine.text.text_model import TextModel
 from mini_infer_engine.text.validation import ParameterError, check_prompt, check_sampling
@@ -29,6 +31,17 @@ Message = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
+class Logprob:
+    """One token at one position."""
+
+    logprob: float
+    rank: int
+    """1 for the most likely token."""
+    decoded_token: str | None
+    """None without a tokenizer."""
+
+
+@dataclass(frozen=True, slots=True)
 class CompletionOutput:
     """One text that was made."""
 
@@ -37,6 +50,10 @@ class CompletionOutput:
     token_ids: list[int]
     finish_reason: str | None
     stop_reason: int | str | None
+    cumulative_logprob: float | None = None
+    """The sum over its tokens; None where no log probabilities were asked for."""
+    logprobs: list[dict[int, Logprob]] | None = None
+    """Of each token, and at its position of the most likely ones, by token id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +66,8 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool
     num_cached_tokens: int
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    """The same of the prompt; None for its first token, of which nothing is known."""
 
 
 class LLM:
@@ -151,6 +170,7 @@ class LLM:
     ) -> list[RequestOutput]:
         params = self._params_for(len(prompts), sampling_params)
         packed = [_packed(token_ids) for _, token_ids in prompts]
+        params = [self._with_bad_words(index, chosen) for index, chosen in enumerate(params)]
         for index, (token_ids, chosen) in enumerate(zip(packed, params, strict=True)):
             self._check(index, token_ids, chosen)
         replies = [
@@ -167,7 +187,36 @@ class LLM:
         finally:
             for request_id in waiting:
                 self._engine.abort(request_id)  # after Ctrl-C or an error: the next call finds an idle engine
-        return [_output(reply, *prompt) for reply, prompt in zip(replies, prompts, strict=True)]
+        return [self._output(reply, *prompt) for reply, prompt in zip(replies, prompts, strict=True)]
+
+    def _output(self, reply: OutputText, prompt: str | None, prompt_token_ids: list[int]) -> RequestOutput:
+        request, told = reply.request, None
+        if reply.finish_reason == "error":
+            raise RuntimeError(f"request {request.request_id}: {reply.error}")
+        if request.sampling.prompt_logprobs is not None:
+            told = [None, *map(self._by_token, reply.prompt_logprobs)]
+        completion = CompletionOutput(0, reply.text, reply.token_ids, reply.finish_reason, reply.stop_reason)
+        if request.sampling.logprobs is not None:
+            total = sum(position.logprob for position in reply.logprobs)
+            by_token = [self._by_token(position) for position in reply.logprobs]
+            completion = replace(completion, cumulative_logprob=total, logprobs=by_token)
+        cached = reply.num_cached_tokens
+        return RequestOutput(request.request_id, prompt, prompt_token_ids, [completion], True, cached, told)
+
+    def _by_token(self, position: TokenLogprobs) -> dict[int, Logprob]:
+        """The most likely tokens in order, and the position's own, which need not be among them."""
+        found = {
+            token_id: Logprob(logprob, rank, self._decoded(token_id))
+            for rank, (token_id, logprob) in enumerate(
+                zip(position.top_token_ids, position.top_logprobs, strict=True), start=1
+            )
+        }
+        own = Logprob(position.logprob, position.rank, self._decoded(position.token_id))
+        return {position.token_id: own} | found | {position.token_id: own}
+
+    def _decoded(self, token_id: int) -> str | None:
+        encoder = self._text.encoder
+        return None if encoder is None else encoder.decode([token_id], skip_special_tokens=False)
 
     def _finished(self, waiting: dict[str, OutputText]) -> Iterator[OutputText]:
         """Step until nobody waits; yields replies, and takes them out, as they finish."""
@@ -194,6 +243,15 @@ class LLM:
         if len(sampling_params) != count:
             raise ValueError(f"there are {count} prompts and {len(sampling_params)} sampling params: give one for each")
         return list(sampling_params)
+
+    def _with_bad_words(self, index: int, params: SamplingParams) -> SamplingParams:
+        encoder = self._text.encoder
+        try:
+            return with_bad_words(
+                params, None if encoder is None else partial(encoder.encode, add_special_tokens=False)
+            )
+        except ValueError as error:
+            raise ValueError(f"prompt {index}: {error}") from None
 
     def _check(self, index: int, token_ids: Sequence[int], params: SamplingParams) -> None:
         model = self.model_info
@@ -231,12 +289,3 @@ def _request(request_id: str, token_ids: Sequence[int], params: SamplingParams) 
     if params.seed is None:
         return Request(request_id=request_id, prompt_token_ids=token_ids, sampling=params)
     return Request(request_id=request_id, prompt_token_ids=token_ids, sampling=params, noise_seed=params.seed % 2**63)
-
-
-def _output(reply: OutputText, prompt: str | None, prompt_token_ids: list[int]) -> RequestOutput:
-    if reply.finish_reason == "error":
-        raise RuntimeError(f"request {reply.request.request_id}: {reply.error}")
-    completion = CompletionOutput(0, reply.text, reply.token_ids, reply.finish_reason, reply.stop_reason)
-    return RequestOutput(
-        reply.request.request_id, prompt, prompt_token_ids, [completion], True, reply.num_cached_tokens
-    )

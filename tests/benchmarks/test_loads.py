@@ -43,7 +43,7 @@ class Listening:
     def __init__(self) -> None:
         self.asked: list[tuple[list[list[int]], list[int], float]] = []
 
-    def run(self, prompts: list[list[int]], limits: list[int], temperature: float) -> int:
+    def run(self, prompts: list[list[int]], limits: list[int], temperature: float, **sampling: float) -> int:
         self.asked.append((prompts, limits, temperature))
         return sum(limits)
 
@@ -55,7 +55,8 @@ def test_the_loads_are_the_references() -> None:
     for call in engine.asked[2:31]:  # after the warm-up, until the aligned warm prefix
         asked.update(repr(call).encode())
     assert asked.hexdigest() == REFERENCE_LOADS
-    assert names[-2:] == ["warm ms 4096+128", "warm ms 4000+128"]
+    assert names[8:10] == ["warm ms 4096+128", "warm ms 4000+128"]
+    assert len(names) == len(set(names)) == 15
 
 
 def test_a_later_round_asks_as_much_with_other_ids() -> None:
@@ -84,7 +85,7 @@ def test_every_figure_has_its_bound() -> None:
 
 def test_an_engine_that_makes_too_few_tokens_is_found_out() -> None:
     class Lazy(Listening):
-        def run(self, prompts: list[list[int]], limits: list[int], temperature: float) -> int:
+        def run(self, prompts: list[list[int]], limits: list[int], temperature: float, **sampling: float) -> int:
             return super().run(prompts, limits, temperature) - 1
 
     with pytest.raises(AssertionError, match="asked for"):

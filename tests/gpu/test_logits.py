@@ -39,6 +39,22 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     # Wide enough that products of many rows are computed in shares.
     "qwen3-wide": ("qwen3", {"intermediate_size": 2048}),
     "llama-wide-biased": ("llama", {"intermediate_size": 1024, "mlp_bias": True}),
+    "gemma3": ("gemma3_text", {"head_dim": 32, "query_pre_attn_scalar": 20, "sliding_window": 24}),
+    "gemma3-wide-heads": (
+        "gemma3_text",
+        {"head_dim": 256, "sliding_window": 64, "num_attention_heads": 2, "num_key_value_heads": 1},
+    ),
+    "qwen3-moe": (
+        "qwen3_moe",
+        {
+            "num_experts": 24,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 80,
+            "norm_topk_prob": True,
+            "head_dim": 64,
+            "hidden_size": 128,
+        },
+    ),
     "mistral-window": ("mistral", {"sliding_window": 24, "head_dim": 64}),
 }
 

@@ -167,11 +167,12 @@ class Engine:
         outputs = []
         for row, (sequence, tokens) in enumerate(zip(step.sequences, result.tokens, strict=True)):
             sequence.in_flight -= 1
+            if row in result.prompt_logprobs and sequence.leaving is not Leaving.FINISHED:
+                told, request_id = result.prompt_logprobs[row], sequence.request.request_id
+                outputs.append(Output(request_id=request_id, token_ids=[], prompt_logprobs=told))
             if tokens and sequence.leaving is not Leaving.FINISHED:  # else thrown away: it had ended
                 outputs.append(self._accept(sequence, tokens, result.logprobs.get(row, [])))
                 self._stats.generation_tokens += len(outputs[-1].token_ids)
-            if row in result.prompt_logprobs and sequence.leaving is not Leaving.FINISHED:
-                outputs.append(self._prompt_output(sequence, result.prompt_logprobs[row]))
             if sequence.leaving and not sequence.in_flight:
                 self.scheduler.release(sequence)
         return outputs
@@ -237,10 +238,6 @@ class Engine:
             num_cached_tokens=sequence.num_cached or 0,
             logprobs=logprobs[: len(accepted)],
         )
-
-    def _prompt_output(self, sequence: Sequence, logprobs: list[TokenLogprobs]) -> Output:
-        """Log probabilities of a chunk of the prompt. A preempted sequence computes chunks again: told once."""
-        return Output(request_id=sequence.request.request_id, token_ids=[], prompt_logprobs=logprobs)
 
     def take_events(self) -> list[KVEvent]:
         """What changed in the prefix cache since the last call, in order."""

@@ -45,8 +45,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Added to the logits of these token ids."""
     allowed_token_ids: list[int] | None = None
     """Only these may be chosen; None: all."""
+    bad_words: list[str] = []
+    """Words that the output may not have. The text side's work, which makes `bad_words_token_ids` of them."""
     bad_words_token_ids: list[list[int]] = []
-    """Token sequences that may not be completed. The text side makes them from `bad_words`."""
+    """Token sequences that may not be completed."""
 
     @property
     def changes_logits(self) -> bool:

@@ -58,7 +58,7 @@ class Scheduler:
     def _expected_cached(self, sequence: Sequence) -> int:
         """Known tokens that a waiting sequence should find in the cache; looked up once, and only if asked."""
         if sequence.num_expected_cached is None:
-            num_blocks = 0 if self.cache is None else self.cache.match_length(sequence)
+            num_blocks = 0 if self.cache is None or not sequence.may_hit else self.cache.match_length(sequence)
             sequence.num_expected_cached = num_blocks * BLOCK_SIZE_TOKENS
         return sequence.num_expected_cached
 
@@ -139,6 +139,7 @@ class Scheduler:
             output_index = start + 1 - sequence.num_prompt
             sampling = sequence.request.sampling
             suppressed = sequence.suppressed if output_index < sampling.min_tokens else ()
+            banned = sequence.banned(start + 1) if sampling.bad_words_token_ids else ()
             rows.append(
                 Row(
                     sequence.slot,
@@ -150,6 +151,7 @@ class Scheduler:
                     sequence.request.noise_seed,
                     output_index,
                     suppressed,
+                    banned=banned,
                 )
             )
             sequences.append(sequence)
@@ -175,6 +177,8 @@ class Scheduler:
         """The next chunk of a prefill. Returns its tokens, notes in `computing` the block that it fills first."""
         start = sequence.num_computed
         count = min(sequence.num_prefill - start, budget, self._chunk_limit)
+        if start < sequence.num_prompt_told:
+            count = min(count, sequence.num_prompt_told - start)  # what follows is still to be told
         end = start + count
         is_last = end == sequence.num_prefill
         request, sampling = sequence.request, sequence.request.sampling
@@ -191,6 +195,9 @@ class Scheduler:
                 output_index=output_index,
                 suppressed_token_ids=sequence.suppressed if output_index < sampling.min_tokens else (),
                 known_token_ids=sequence.token_ids if is_last and sampling.has_penalties else (),
+                banned=sequence.banned(end) if is_last and sampling.bad_words_token_ids else (),
+                prompt_targets=sequence.prompt_targets(start, end),
+                num_prompt_logprobs=sampling.prompt_logprobs or 0,
             )
         )
         step.sequences.append(sequence)
@@ -208,7 +215,7 @@ class Scheduler:
             sequence = self.waiting[index]
             if self._was_refused(sequence):
                 return
-            hit = self.cache.match(sequence) if self.cache is not None else MISS
+            hit = self.cache.match(sequence) if self.cache is not None and sequence.may_hit else MISS
             if self._is_being_computed(sequence, hit, computing):
                 index += 1
             elif self._place(step, sequence, hit):

@@ -42,6 +42,8 @@ class Sequence:
     slot: int = -1
     """Set while it runs."""
     pages: list[int] = field(default_factory=list)
+    num_prompt_told: int = 0
+    """Tokens whose chunks have told the log probabilities of what follows: after preemption they are not told again."""
     num_prefill: int = 0
     """Set at admission: tokens known then; they are computed in chunks, and what follows is decoding."""
     num_computed: int = 0
@@ -73,6 +75,32 @@ class Sequence:
         start = len(self.keys) * BLOCK_SIZE_TOKENS
         parent = self.keys[-1] if self.keys else self.root
         self.keys += block_keys(self.token_ids[start : start + max(SPAN_SIZE_TOKENS, start)], parent)
+
+    @property
+    def may_hit(self) -> bool:
+        """Whether cached blocks serve it: not while log probabilities of its prompt are to be computed."""
+        return self.request.sampling.prompt_logprobs is None or self.num_prompt_told >= self.num_prompt
+
+    def prompt_targets(self, start: int, end: int) -> "array[int] | tuple[()]":
+        """Prompt tokens that follow those from `start` to `end`, where their log probabilities are still to be told."""
+        if self.request.sampling.prompt_logprobs is None or start < self.num_prompt_told:
+            return ()
+        self.num_prompt_told = end
+        return self.token_ids[start + 1 : min(end + 1, self.num_prompt)]
+
+    def banned(self, position: int) -> list[tuple[int | None, int]]:
+        """(token before, token): what may not stand at `position`, since it would complete one of `bad_words`.
+
+        The token before is None where it does not matter or is known to fit; where it is not known yet, it is told.
+        """
+        bans: list[tuple[int | None, int]] = []
+        known = self.token_ids[:position]
+        for *before, last in self.request.sampling.bad_words_token_ids:
+            is_open = len(known) < position and bool(before)  # the newest token is on the device alone
+            told = before[:-1] if is_open else before
+            if len(before) <= position and list(known[len(known) - len(told) :]) == told:
+                bans.append((before[-1] if is_open else None, last))
+        return bans
 
     def finish_reason(self, token: int) -> FinishReason | None:
         """Whether `token`, which has just been appended, ends the sequence."""

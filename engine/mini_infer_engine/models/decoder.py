@@ -15,10 +15,11 @@ from mini_infer_engine.layers.attention import Attention
 from mini_infer_engine.layers.embedding import Embedding
 from mini_infer_engine.layers.linear import Linear
 from mini_infer_engine.layers.mlp import GatedMLP
+from mini_infer_engine.layers.moe import SparseMoE
 from mini_infer_engine.layers.norm import RMSNorm
 from mini_infer_engine.layers.rotary import Rotary
 from mini_infer_engine.models.kv_spec import KVSpec
-from mini_infer_engine.ops.base import AttentionPass, Ops, ResidualState, attend
+from mini_infer_engine.ops.base import AttentionPass, Ops, ResidualState
 
 
 class DecoderLayer(nn.Module):
@@ -40,12 +41,19 @@ class DecoderLayer(nn.Module):
 
     def forward(self, ops: Ops, state: ResidualState, attention: AttentionPass, next_norm: RMSNorm) -> ResidualState:
         """The residual state after this layer; after the last one, of the tokens whose logits are asked for."""
-        qkv = ops.norm_linear(state, self.input_layernorm, self.self_attn.qkv_proj)
-        mixed, state = attend(qkv, self.self_attn, state, attention)
+        mixed, state = self.attend(ops, state, attention)
         if not mixed.shape[0]:
             return state  # no logits are asked for: keys and values are all that this pass is for
         state = ops.linear_add_norm(mixed, self.self_attn.o_proj, state, self.post_attention_layernorm)
         return self.feed_forward(ops, state, next_norm)
+
+    def attend(self, ops: Ops, state: ResidualState, attention: AttentionPass) -> tuple[Tensor, ResidualState]:
+        """What attention mixes, and the residual state of the same tokens: fewer of them after the last layer."""
+        qkv = ops.norm_linear(state, self.input_layernorm, self.self_attn.qkv_proj)
+        mixed = attention.attend(qkv, self.self_attn)
+        if self.self_attn.is_last and attention.logits_indices is not None:
+            state = state.select(attention.logits_indices)
+        return mixed, state
 
     def feed_forward(self, ops: Ops, state: ResidualState, next_norm: RMSNorm) -> ResidualState:
         """The residual state after the MLP."""
@@ -107,7 +115,7 @@ class DecoderModel(nn.Module):
         """Every tensor that a checkpoint must have, by name, with the memory that it fills."""
         tensors: dict[str, Tensor] = {}
         for path, module in self.named_modules():
-            if isinstance(module, Linear):
+            if isinstance(module, Linear | SparseMoE):
                 tensors |= module.checkpoint_tensors(path)
             else:
                 tensors |= {f"{path}.{name}": p for name, p in module.named_parameters(recurse=False)}

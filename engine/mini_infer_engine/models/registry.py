@@ -12,10 +12,12 @@ from mini_infer_engine.config.model_config import ModelConfig
 from mini_infer_engine.models.decoder import DecoderModel
 
 MODELS = {
+    "Gemma3ForCausalLM": "gemma3",
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "mistral",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
 }
 """The name in `architectures` of config.json, which is also the class, to its module in this folder."""
 

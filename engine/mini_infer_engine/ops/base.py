@@ -14,6 +14,7 @@ from mini_infer_engine.config.model_config import Activation
 from mini_infer_engine.kernels.gemm.gemm_config import DeferredRMSNorm
 from mini_infer_engine.layers.attention import Attention
 from mini_infer_engine.layers.linear import Linear
+from mini_infer_engine.layers.moe import SparseMoE
 from mini_infer_engine.layers.norm import RMSNorm
 
 
@@ -61,6 +62,9 @@ class Ops(Protocol):
     ) -> ResidualState:
         """Residual + norm(linear(x)), for blocks that normalise what they add."""
 
+    def moe_add_norm(self, state: ResidualState, norm: RMSNorm, moe: SparseMoE, next_norm: RMSNorm) -> ResidualState:
+        """Residual + moe(norm(residual)), prepared for `next_norm`."""
+
     def norm(self, state: ResidualState, norm: RMSNorm) -> Tensor:
         """The normalised residual stream, for blocks that read it more than once."""
 
@@ -69,13 +73,3 @@ class Ops(Protocol):
 
     def add_norm(self, x: Tensor, state: ResidualState, next_norm: RMSNorm) -> ResidualState:
         """Residual + x, for blocks that are not one product."""
-
-
-def attend(
-    qkv: Tensor, layer: Attention, state: ResidualState, attention: AttentionPass
-) -> tuple[Tensor, ResidualState]:
-    """What a layer's attention mixes, and the residual state of the same tokens: fewer of them after the last layer."""
-    mixed = attention.attend(qkv, layer)
-    if layer.is_last and attention.logits_indices is not None:
-        state = state.select(attention.logits_indices)
-    return mixed, state

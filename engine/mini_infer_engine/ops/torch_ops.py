@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
 from mini_infer_engine.config.model_config import Activation
 from mini_infer_engine.layers.linear import Linear
+from mini_infer_engine.layers.moe import MoESpec, SparseMoE
 from mini_infer_engine.layers.norm import RMSNorm
 from mini_infer_engine.ops.base import ResidualState
 
@@ -39,6 +41,18 @@ class TorchOps:
         """See `Ops.linear_norm_add_norm`."""
         return self.add_norm(norm(linear(x)), state, next_norm)
 
+    def moe_add_norm(self, state: ResidualState, norm: RMSNorm, moe: SparseMoE, next_norm: RMSNorm) -> ResidualState:
+        """See `Ops.moe_add_norm`: expert after expert, each over the tokens that chose it."""
+        x = self.norm(state, norm)
+        weights, experts = route(moe.gate(x), moe.spec)
+        mixed = torch.zeros_like(x)
+        for expert in sorted(set(experts.flatten().tolist())):
+            tokens, choices = torch.where(experts == expert)
+            gate, up = functional.linear(x[tokens], moe.gate_up_proj[expert]).chunk(2, dim=-1)
+            made = functional.linear(functional.silu(gate).mul_(up), moe.down_proj[expert])
+            mixed.index_add_(0, tokens, made * weights[tokens, choices, None])
+        return self.add_norm(mixed, state, next_norm)
+
     def norm(self, state: ResidualState, norm: RMSNorm) -> Tensor:
         """See `Ops.norm`."""
         out: Tensor = norm(state.residual)
@@ -53,3 +67,11 @@ class TorchOps:
         """See `Ops.add_norm`."""
         del next_norm  # computed by the verb that reads it
         return ResidualState(state.residual.add_(x))
+
+
+def route(logits: Tensor, spec: MoESpec) -> tuple[Tensor, Tensor]:
+    """Weights [tokens, top_k] in the logits' dtype and experts [tokens, top_k] int64, for logits [tokens, experts]."""
+    chosen, experts = logits.softmax(dim=-1, dtype=torch.float32).topk(spec.top_k, dim=-1)
+    if spec.normalizes_top_k:
+        chosen = chosen / chosen.sum(dim=-1, keepdim=True)
+    return chosen.to(logits.dtype), experts

@@ -13,9 +13,13 @@ from mini_infer_engine.kernels.context import KernelContext
 from mini_infer_engine.kernels.gemm.gemm_config import DeferredRMSNorm
 from mini_infer_engine.kernels.gemm.gemm_dispatch import small_m_linear, small_m_linear_add_norm
 from mini_infer_engine.kernels.gemm.split_k_gemm import split_k_gemm
+from mini_infer_engine.kernels.moe.expert_gemv import expert_gemv
+from mini_infer_engine.kernels.moe.grouped_gemm import grouped_experts
+from mini_infer_engine.kernels.moe.route import route
 from mini_infer_engine.kernels.norm.rms_norm import add_rms_norm, rms_norm
 from mini_infer_engine.kernels.norm.silu_mul import silu_mul
 from mini_infer_engine.layers.linear import Linear
+from mini_infer_engine.layers.moe import SparseMoE
 from mini_infer_engine.layers.norm import RMSNorm
 from mini_infer_engine.ops.base import ResidualState
 from mini_infer_engine.ops.torch_ops import ACTIVATIONS
@@ -92,6 +96,17 @@ class TritonOps:
         else:
             out = functional.linear(x, linear.weight, linear.bias)
         return self.add_norm(rms_norm(out, norm.weight, norm.eps), state, next_norm)
+
+    def moe_add_norm(self, state: ResidualState, norm: RMSNorm, moe: SparseMoE, next_norm: RMSNorm) -> ResidualState:
+        """See `Ops.moe_add_norm`: the experts' results are added up by the kernel that adds the residual."""
+        x, spec = self.norm(state, norm), moe.spec
+        grouped = x.shape[0] * spec.top_k > spec.num_experts
+        logits = self.norm_linear(ResidualState(state.residual, x), norm, moe.gate)
+        routing = route(logits, spec.top_k, normalizes_top_k=spec.normalizes_top_k, groups=grouped)
+        experts = grouped_experts if grouped else expert_gemv
+        summands = experts(x, routing, moe.gate_up_proj, moe.down_proj)
+        normed = add_rms_norm(state.residual, summands, next_norm.weight, next_norm.eps)
+        return ResidualState(state.residual, normed)
 
     def norm(self, state: ResidualState, norm: RMSNorm) -> Tensor:
         """See `Ops.norm`."""

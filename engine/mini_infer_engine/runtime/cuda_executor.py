@@ -26,8 +26,10 @@ from mini_infer_engine.kernels.attention.prefill_attention import prefill_attent
 from mini_infer_engine.kernels.attention.prefill_rows import PrefillRows
 from mini_infer_engine.kernels.context import KernelContext
 from mini_infer_engine.kernels.gemm.gemm_rules import K_SPLITS
+from mini_infer_engine.kernels.moe.grouped_gemm import TILE_ROWS
 from mini_infer_engine.kernels.norm.rms_norm import add_rms_norm
 from mini_infer_engine.kernels.sampling.penalise import count_sampled, penalised
+from mini_infer_engine.layers.moe import SparseMoE
 from mini_infer_engine.ops.base import ResidualState
 from mini_infer_engine.ops.triton_ops import TritonOps
 from mini_infer_engine.runtime.attention.triton_attention import TritonAttention
@@ -106,7 +108,7 @@ class CudaExecutor:
         # Where products or decode attention change their kernel with the number of rows.
         decodes = [size for size in (1, 9, 17, 33, 65, 129, 257) if size <= largest]
         batches = [Batch([Row(slot, 0, 1, [0], [0], asks) for slot in range(rows)], rows) for rows in decodes]
-        for tokens in {min(tokens, most_tokens) for tokens in (16, 32, 64, 512, 4096)}:
+        for tokens in {min(tokens, most_tokens) for tokens in (16, 32, 64, 512, 4096, *self._expert_tokens())}:
             pages = list(range(-(-tokens // self.pool.spec.page_size)))
             batches.append(Batch([Row(0, 0, tokens, [0] * tokens, pages, asks)], 0))
 
@@ -128,6 +130,12 @@ class CudaExecutor:
             # All on one stream: what kernels leave to each other in the workspace stays theirs.
             for future in [threads.submit(copy_context().run, work) for work in works]:
                 future.result()
+
+    def _expert_tokens(self) -> Iterator[int]:
+        """Numbers of tokens for which grouped GEMM has each of its tile heights."""
+        specs = {module.spec for module in self.worker.model.modules() if isinstance(module, SparseMoE)}
+        for spec, rows in itertools.product(specs, TILE_ROWS):
+            yield max(1, spec.num_experts * rows // spec.top_k)
 
     def _compile_rare_kernels(self) -> None:
         """Page updates, plain sampling, sums of products, attention of passes that no graph holds.

@@ -98,6 +98,7 @@ PARAMETERS = (
     Parameter("prompt_logprobs", is_in_requests=False),
     Parameter("logit_bias", is_in_requests=False),
     Parameter("allowed_token_ids", is_in_requests=False),
+    Parameter("bad_words", is_in_requests=False),
     Parameter("bad_words_token_ids", is_in_requests=False),
 )
 """Those with a device form in the order of a slot's packet."""

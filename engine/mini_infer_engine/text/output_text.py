@@ -5,7 +5,7 @@ Stop strings are found here, so a reply may be finished while the core still wor
 
 import msgspec
 
-from mini_infer_engine.core.request import FinishReason, Output, Request
+from mini_infer_engine.core.request import FinishReason, Output, Request, TokenLogprobs
 from mini_infer_engine.text.detokenizer import Decoder, Detokenizer
 from mini_infer_engine.text.stop_strings import StopStrings
 
@@ -20,6 +20,10 @@ class Delta(msgspec.Struct, gc=False):
     finish_reason: FinishReason | None = None
     """Set in the last one of a choice, and with it `stop_reason`."""
     stop_reason: int | str | None = None
+    logprobs: list[TokenLogprobs] = []
+    """Of `token_ids`, where the request asks for them."""
+    prompt_logprobs: list[TokenLogprobs] = []
+    """Of prompt tokens from the second on, as far as they have become known."""
 
 
 class OutputText:
@@ -37,6 +41,10 @@ class OutputText:
         self.is_refused = False
         """It ended with an error because of what the request asks for."""
         self.num_cached_tokens = 0
+        self.logprobs: list[TokenLogprobs] = []
+        """Of `token_ids`, where the request asks for them."""
+        self.prompt_logprobs: list[TokenLogprobs] = []
+        """Of the prompt's tokens from the second on."""
         self.wants_abort = False
         self._pieces: list[str] = []
         self._detokenizer = (
@@ -65,6 +73,10 @@ class OutputText:
         if piece.text:
             self._pieces.append(piece.text)
         self.token_ids += piece.token_ids
+        piece.logprobs = output.logprobs[: len(piece.token_ids)]
+        piece.prompt_logprobs = output.prompt_logprobs
+        self.logprobs += piece.logprobs
+        self.prompt_logprobs += piece.prompt_logprobs
         piece.finish_reason, piece.stop_reason = self.finish_reason, self.stop_reason
         return piece
 

@@ -8,6 +8,9 @@ from mini_infer_engine.sampling.parameters import out_of_range
 
 _MAX_STOP_STRINGS = 64
 _MAX_STOP_STRING_LENGTH = 1024
+MAX_LOGPROBS = 20
+"""Most likely tokens that are told at a position; vLLM's default of `max_logprobs`."""
+_MAX_BIAS = 100.0
 
 
 class ParameterError(ValueError):
@@ -32,11 +35,41 @@ def check_sampling(
             "min_tokens", f"min_tokens is {params.min_tokens}; it must be from 0 to max_tokens ({params.max_tokens})"
         )
     for token_id in params.stop_token_ids:
-        if not 0 <= token_id < vocab_size:
-            raise ParameterError(
-                "stop_token_ids", f"stop_token_ids holds {token_id}; ids are from 0 to {vocab_size - 1}"
-            )
+        _check_token("stop_token_ids", token_id, vocab_size)
     _check_stop_strings(params, has_text)
+    _check_logprobs(params)
+    _check_logit_changes(params, vocab_size)
+
+
+def _check_logprobs(params: SamplingParams) -> None:
+    for name in ("logprobs", "prompt_logprobs"):
+        number = getattr(params, name)
+        if number is not None and not -1 <= number <= MAX_LOGPROBS:
+            raise ParameterError(name, f"{name} is {number}; it must be from 0 to {MAX_LOGPROBS}, or -1 for all tokens")
+
+
+def _check_logit_changes(params: SamplingParams, vocab_size: int) -> None:
+    for token_id, value in params.logit_bias.items():
+        _check_token("logit_bias", token_id, vocab_size)
+        if not -_MAX_BIAS <= value <= _MAX_BIAS:
+            raise ParameterError(
+                "logit_bias", f"logit_bias of token {token_id} is {value}; it must be from -{_MAX_BIAS} to {_MAX_BIAS}"
+            )
+    if params.allowed_token_ids is not None:
+        if not params.allowed_token_ids:
+            raise ParameterError("allowed_token_ids", "allowed_token_ids is empty; leave it out, or allow some tokens")
+        for token_id in params.allowed_token_ids:
+            _check_token("allowed_token_ids", token_id, vocab_size)
+    for word in params.bad_words_token_ids:
+        if not word:
+            raise ParameterError("bad_words", "bad_words holds an empty word")
+        for token_id in word:
+            _check_token("bad_words", token_id, vocab_size)
+
+
+def _check_token(param: str, token_id: int, vocab_size: int) -> None:
+    if not 0 <= token_id < vocab_size:
+        raise ParameterError(param, f"{param} holds the token id {token_id}; ids are from 0 to {vocab_size - 1}")
 
 
 def _check_stop_strings(params: SamplingParams, has_text: bool) -> None:

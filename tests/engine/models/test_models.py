@@ -68,6 +68,40 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-biased": ("llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
     "mistral": ("mistral", {"sliding_window": None}),
     "mistral-window": ("mistral", {"sliding_window": 24}),
+    "gemma3": ("gemma3_text", {"head_dim": 16, "query_pre_attn_scalar": 20, "sliding_window": 11}),
+    "gemma3-pattern": (
+        "gemma3_text",
+        {
+            "head_dim": 16,
+            "num_hidden_layers": 4,
+            "sliding_window": 9,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
+    "qwen3-moe": (
+        "qwen3_moe",
+        {
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 40,
+            "norm_topk_prob": True,
+        },
+    ),
+    "qwen3-moe-mixed": (
+        "qwen3_moe",
+        {
+            "num_experts": 5,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "num_hidden_layers": 5,
+            "decoder_sparse_step": 2,
+            "mlp_only_layers": [1],
+        },
+    ),
     **{f"llama-{name}": ("llama", {"rope_parameters": rope}) for name, rope in ROPES.items()},
 }
 

@@ -62,7 +62,7 @@ def fill_randomly(model: DecoderModel, seed: int) -> None:
         if generator is None:
             generator = torch.Generator(tensor.device).manual_seed(seed)
         if name.endswith("norm.weight"):
-            tensor.fill_(1)
+            tensor.fill_(1 - model.config.norm_offset)
         else:
             tensor.normal_(0, _DUMMY_STANDARD_DEVIATION, generator=generator)
 

@@ -1,0 +1,120 @@
+"""Experts of many tokens: grouped GEMM, tiles of tokens that share an expert (Gale et al. 2022, MegaBlocks,
+arXiv 2211.15841). How many tokens an expert has is known on the device only: the grid holds the most tiles that there
+may be, and each program finds its expert from the counts; those beyond the last tile end at once.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from mini_infer_engine.kernels.moe.route import Routing
+from mini_infer_engine.kernels.sizes import cdiv, next_power_of_2
+
+
+@triton.jit
+def _tile_of(counts, tile, NUM_EXPERTS: tl.constexpr, EXPERTS_BLOCK: tl.constexpr, BLOCK_M: tl.constexpr):
+    """(expert, first row within it, its rows) of a tile; rows 0 where there is no such tile."""
+    experts = tl.arange(0, EXPERTS_BLOCK)
+    rows = tl.load(counts + experts, mask=experts < NUM_EXPERTS, other=0)
+    tiles = (rows + BLOCK_M - 1) // BLOCK_M
+    ends = tl.cumsum(tiles, axis=0)
+    expert = tl.sum((ends <= tile).to(tl.int32), axis=0)
+    is_mine = experts == expert
+    first = tile - tl.sum(tl.where(is_mine, ends - tiles, 0), axis=0)
+    return expert, first * BLOCK_M, tl.sum(tl.where(is_mine, rows, 0), axis=0)
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def _grouped(
+    x,
+    weight,
+    counts,
+    pairs,
+    weights,
+    out,
+    tokens,
+    K,
+    N,
+    x_stride,
+    TOP_K: tl.constexpr,
+    NUM_EXPERTS: tl.constexpr,
+    EXPERTS_BLOCK: tl.constexpr,
+    GATED: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Program (block of N, tile). GATED: silu(x @ gate.T) * (x @ up.T) of rows x[token]; else routing weight * rows."""
+    expert, first, rows = _tile_of(counts, tl.program_id(1), NUM_EXPERTS, EXPERTS_BLOCK, BLOCK_M)
+    if rows == 0:
+        return
+    m = first + tl.arange(0, BLOCK_M)
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    k = tl.arange(0, BLOCK_K)
+    pair = tl.load(pairs + expert.to(tl.int64) * tokens + m, mask=m < rows, other=0)
+    source_row = pair // TOP_K if GATED else pair
+    sources = x + source_row.to(tl.int64)[:, None] * x_stride + k[None, :]
+    weight_rows = 2 * N if GATED else N
+    columns = weight + expert.to(tl.int64) * weight_rows * K + n.to(tl.int64)[None, :] * K + k[:, None]
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    up_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for start in range(0, K, BLOCK_K):
+        inside = start + k < K
+        values = tl.load(sources + start, mask=(m < rows)[:, None] & inside[None, :], other=0.0)
+        mask = inside[:, None] & (n < N)[None, :]
+        acc = tl.dot(values, tl.load(columns + start, mask=mask, other=0.0), acc, input_precision=PRECISION)
+        if GATED:
+            up = tl.load(columns + N.to(tl.int64) * K + start, mask=mask, other=0.0)
+            up_acc = tl.dot(values, up, up_acc, input_precision=PRECISION)
+    result = acc.to(out.dtype.element_ty).to(tl.float32)
+    if GATED:
+        gate = (result / (1.0 + tl.exp(-result))).to(out.dtype.element_ty).to(tl.float32)
+        result = gate * up_acc.to(out.dtype.element_ty).to(tl.float32)
+        place = pair.to(tl.int64)
+    else:
+        result *= tl.load(weights + pair, mask=m < rows, other=0.0)[:, None]
+        place = (pair % TOP_K).to(tl.int64) * tokens + pair // TOP_K
+    stored = (m < rows)[:, None] & (n < N)[None, :]
+    tl.store(out + place[:, None] * N + n[None, :], result.to(out.dtype.element_ty), mask=stored)
+
+
+TILE_ROWS = (16, 32, 64, 128)
+"""Heights of a tile of tokens."""
+
+
+def tile_rows(mean_rows: float) -> int:
+    """The height for experts that have so many tokens on average: about as tall as these, or waste is most of it."""
+    return next((rows for rows in TILE_ROWS[:-1] if mean_rows <= 1.5 * rows), TILE_ROWS[-1])
+
+
+def grouped_experts(x: torch.Tensor, routing: Routing, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+    """As `expert_gemv`, with tokens grouped by expert; `routing` lists each expert's tokens."""
+    tokens, hidden = x.shape
+    num_experts, top_k, width = gate_up.shape[0], routing.experts.shape[1], down.shape[2]
+    pairs = tokens * top_k
+    gated = torch.empty((pairs, width), dtype=x.dtype, device=x.device)
+    out = torch.empty((top_k, tokens, hidden), dtype=x.dtype, device=x.device)
+    block_m = tile_rows(pairs / num_experts)
+    narrow = x.dtype == torch.float32
+    tiles = min(pairs, num_experts + pairs // block_m)
+    options = {
+        "TOP_K": top_k,
+        "NUM_EXPERTS": num_experts,
+        "EXPERTS_BLOCK": next_power_of_2(num_experts),
+        "BLOCK_M": block_m,
+        "BLOCK_K": 32 if narrow else 64,
+        "PRECISION": "ieee" if narrow else "tf32",
+        "num_warps": 8 if block_m == 128 else 4,
+        "num_stages": 2 if narrow else 3,
+    }
+    block_n = 32 if narrow else 64 if block_m <= 32 else 128
+    gated_n = min(block_n, 64)  # two accumulators
+    common = (routing.counts, routing.pairs, routing.weights)
+    _grouped[(cdiv(width, gated_n), tiles)](
+        x, gate_up, *common, gated, tokens, hidden, width, x.stride(0), GATED=True, BLOCK_N=gated_n, **options
+    )
+    _grouped[(cdiv(hidden, block_n), tiles)](
+        gated, down, *common, out, tokens, width, hidden, width, GATED=False, BLOCK_N=block_n, **options
+    )
+    return out

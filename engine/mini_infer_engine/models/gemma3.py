@@ -1,0 +1,98 @@
+"""Gemma 3 (text): norms before and after each block, GELU, scaled embeddings, five windowed layers to each full one."""
+
+from typing import ClassVar
+
+from mini_infer_engine.config.fields import Fields
+from mini_infer_engine.config.model_config import (
+    ModelConfig,
+    parse_activation,
+    parse_decoder,
+    sliding_window,
+    windows_by_layer,
+)
+from mini_infer_engine.config.rope import RopeParameters, parse_rope_object, rope_object
+from mini_infer_engine.layers.mlp import GatedMLP
+from mini_infer_engine.layers.norm import RMSNorm
+from mini_infer_engine.models.decoder import DecoderLayer, DecoderModel
+from mini_infer_engine.ops.base import AttentionPass, Ops, ResidualState
+
+_DEFAULT_HEAD_DIM = 256
+_DEFAULT_PATTERN = 6
+_GLOBAL_THETA, _LOCAL_THETA = 1_000_000.0, 10_000.0
+
+
+class Gemma3Layer(DecoderLayer):
+    """What attention and MLP make is normalised once more before it is added to the residual stream."""
+
+    has_qk_norm: ClassVar[bool] = True
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__(config, layer)
+        self.pre_feedforward_layernorm = RMSNorm.of(config)
+        self.post_feedforward_layernorm = RMSNorm.of(config)
+
+    def forward(self, ops: Ops, state: ResidualState, attention: AttentionPass, next_norm: RMSNorm) -> ResidualState:
+        """See `DecoderLayer.forward`."""
+        mixed, state = self.attend(ops, state, attention)
+        if not mixed.shape[0]:
+            return state
+        before = self.pre_feedforward_layernorm
+        state = ops.linear_norm_add_norm(mixed, self.self_attn.o_proj, self.post_attention_layernorm, state, before)
+        assert isinstance(self.mlp, GatedMLP)
+        gated = ops.norm_gated_linear(state, before, self.mlp.gate_up_proj, self.mlp.activation)
+        return ops.linear_norm_add_norm(gated, self.mlp.down_proj, self.post_feedforward_layernorm, state, next_norm)
+
+
+class Gemma3ForCausalLM(DecoderModel):
+    """The text model of Gemma 3 (Gemma Team 2025, arXiv 2503.19786)."""
+
+    layer_class: ClassVar[type[DecoderLayer]] = Gemma3Layer
+
+    @classmethod
+    def parse_config(cls, fields: Fields, architecture: str, eos_token_ids: tuple[int, ...]) -> ModelConfig:
+        """Windows and rotations by layer; what only Gemma 2 has is refused."""
+        for name in ("final_logit_softcapping", "attn_logit_softcapping", "use_bidirectional_attention"):
+            if fields.values.get(name):
+                raise fields.refuse(name, "it is not supported for this architecture.")
+        num_layers = fields.size("num_hidden_layers")
+        windows = _windows(fields, num_layers)
+        global_rope, local_rope = _ropes(fields)
+        bias = fields.boolean("attention_bias", False)
+        different = {
+            "qkv_bias": bias,
+            "output_bias": bias,
+            "activation": parse_activation(fields, "hidden_activation", "gelu_tanh"),
+            "sliding_windows": windows,
+            "ropes": tuple(global_rope if window is None else local_rope for window in windows),
+            "attention_scale": fields.number("query_pre_attn_scalar", _DEFAULT_HEAD_DIM) ** -0.5,
+            "embedding_scale": fields.size("hidden_size") ** 0.5,
+            "norm_offset": 1.0,
+            "default_head_dim": _DEFAULT_HEAD_DIM,
+            "default_tie": True,
+        }
+        return ModelConfig(**parse_decoder(fields, architecture, eos_token_ids, **different))
+
+
+def _windows(fields: Fields, num_layers: int) -> tuple[int | None, ...]:
+    """After `layer_types`, or after older files' pattern: the last layer of each group sees everything."""
+    window = sliding_window(fields)
+    pattern = fields.size("sliding_window_pattern", _DEFAULT_PATTERN)
+    otherwise = tuple(window if (layer + 1) % pattern else None for layer in range(num_layers))
+    return windows_by_layer(fields, num_layers, window, otherwise)
+
+
+def _ropes(fields: Fields) -> tuple[RopeParameters, RopeParameters]:
+    """The rotations of full and of windowed layers: one object for each kind, or older files' two base frequencies."""
+    longest = fields.size("max_position_embeddings")
+    key, raw = rope_object(fields)
+    if any(isinstance(value, dict) for value in raw.values()):
+        kinds = (raw.get("full_attention") or {}, raw.get("sliding_attention") or {})
+        thetas = (_GLOBAL_THETA, _LOCAL_THETA)
+        full, windowed = (
+            parse_rope_object(fields, key, kind, longest, theta) for kind, theta in zip(kinds, thetas, strict=True)
+        )
+        return full, windowed
+    local = RopeParameters(
+        theta=fields.number("rope_local_base_freq", _LOCAL_THETA), original_max_position_embeddings=longest
+    )
+    return parse_rope_object(fields, key, raw, longest, _GLOBAL_THETA), local

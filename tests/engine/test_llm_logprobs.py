@@ -1,0 +1,98 @@
+"""Log probabilities, biases and bans through `LLM`, on the demo model: equal to transformers' log-softmax."""
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from mini_infer_engine import LLM, SamplingParams
+from mini_infer_engine.config.model_path import DEMO_DIRECTORY
+
+PROMPT = "The user asks for a list of names, which are sorted and then joined with a comma. How is that done?"
+TOLERANCE = 1e-3
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM("demo", device="cpu", max_model_len=256, kv_cache_memory=60_000_000, long_prefill_token_threshold=7)
+
+
+@pytest.fixture(scope="module")
+def reference() -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(DEMO_DIRECTORY, dtype=torch.float32).eval()
+
+
+def log_softmax(reference: Any, token_ids: list[int]) -> torch.Tensor:
+    with torch.inference_mode():
+        scores: torch.Tensor = reference(torch.tensor([token_ids])).logits[0].log_softmax(-1)
+    return scores
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_output_and_prompt_log_probabilities_are_the_models(llm: LLM, reference: Any, temperature: float) -> None:
+    asks = SamplingParams(temperature=temperature, seed=3, max_tokens=12, logprobs=5, prompt_logprobs=2, top_p=0.9)
+    for _ in range(2):  # the second finds the prompt in the cache, and computes it all the same
+        found = llm.generate([PROMPT, PROMPT + " Then"], asks, use_tqdm=False)
+        for one in found:
+            made = one.outputs[0]
+            assert made.logprobs is not None
+            assert one.prompt_logprobs is not None
+            exact = log_softmax(reference, [*one.prompt_token_ids, *made.token_ids])
+            assert len(made.logprobs) == len(made.token_ids)
+            assert one.prompt_logprobs[0] is None
+            assert len(one.prompt_logprobs) == len(one.prompt_token_ids)
+            positions = [*one.prompt_logprobs[1:], *made.logprobs]
+            for index, (told, token) in enumerate(
+                zip(positions, [*one.prompt_token_ids[1:], *made.token_ids], strict=True)
+            ):
+                assert told is not None
+                row = exact[index]
+                assert told[token].rank == int((row > row[token]).sum()) + 1
+                expected = 5 if index >= len(one.prompt_token_ids) - 1 else 2
+                best = row.topk(expected).indices.tolist()
+                assert set(told) == {token, *best}
+                for token_id, logprob in told.items():
+                    assert logprob.logprob == pytest.approx(float(row[token_id]), abs=TOLERANCE)
+            total = sum(told[token].logprob for told, token in zip(made.logprobs, made.token_ids, strict=True))
+            assert made.cumulative_logprob == pytest.approx(total)
+
+
+def test_a_bias_a_list_and_bad_words_decide_what_is_chosen(llm: LLM) -> None:
+    plain = llm.generate(PROMPT, SamplingParams(temperature=0.0, max_tokens=8), use_tqdm=False)[0].outputs[0]
+    wanted = next(token for token in range(300, 400) if token not in plain.token_ids)
+
+    def made(**fields: Any) -> list[int]:
+        asks = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, **fields)
+        return llm.generate(PROMPT, asks, use_tqdm=False)[0].outputs[0].token_ids
+
+    assert made(logit_bias={wanted: 100.0}) == [wanted] * 8
+    assert plain.token_ids[0] not in made(logit_bias={plain.token_ids[0]: -100.0})
+    allowed = [wanted, wanted + 1, wanted + 5]
+    assert set(made(allowed_token_ids=allowed)) <= set(allowed)
+    pair = plain.token_ids[2:4]
+    told = made(bad_words_token_ids=[pair])
+    assert told[:3] == plain.token_ids[:3]
+    assert all(told[index : index + 2] != pair for index in range(8))
+    text = llm.generate(PROMPT, SamplingParams(temperature=0.0, max_tokens=40), use_tqdm=False)[0].outputs[0].text
+    word = max(text.split(), key=len)
+    asks = SamplingParams(temperature=0.0, max_tokens=40, bad_words=[word])
+    assert word not in llm.generate(PROMPT, asks, use_tqdm=False)[0].outputs[0].text
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"logprobs": 21}, ["logprobs is 21", "20"]),
+        ({"prompt_logprobs": -2}, ["prompt_logprobs is -2"]),
+        ({"logit_bias": {10**7: 1.0}}, ["logit_bias", "10000000"]),
+        ({"logit_bias": {5: 101.0}}, ["logit_bias", "101"]),
+        ({"allowed_token_ids": []}, ["allowed_token_ids is empty"]),
+        ({"bad_words_token_ids": [[]]}, ["bad_words", "empty"]),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(llm: LLM, fields: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(ValueError, match="prompt 0") as raised:
+        llm.generate(PROMPT, SamplingParams(**fields), use_tqdm=False)
+    for word in words:
+        assert word in str(raised.value)

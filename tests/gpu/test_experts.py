@@ -1,0 +1,59 @@
+"""Mixtures of experts: routing and both ways to compute experts, against fp64."""
+
+import pytest
+import torch
+from torch.nn import functional
+
+pytest.importorskip("triton", reason="needs triton, and an NVIDIA GPU or TRITON_INTERPRET=1")
+
+from mini_infer_engine.kernels.moe.expert_gemv import expert_gemv
+from mini_infer_engine.kernels.moe.grouped_gemm import grouped_experts
+from mini_infer_engine.kernels.moe.route import route
+from mini_infer_engine.layers.moe import MoESpec
+from mini_infer_engine.ops import torch_ops
+from tests.gpu.device import BF16, FP32, KERNELS, cases, error, normal
+
+pytestmark = KERNELS
+
+
+@pytest.mark.parametrize("normalizes", [False, True])
+@pytest.mark.parametrize(("tokens", "experts", "top_k"), cases([(3, 5, 2), (20, 16, 4)], [(700, 128, 8), (64, 60, 4)]))
+def test_routing_chooses_what_torch_does_and_lists_every_pair_once(
+    tokens: int, experts: int, top_k: int, normalizes: bool
+) -> None:
+    logits = normal(tokens, experts)
+    spec = MoESpec(8, 8, experts, top_k, normalizes)
+    weights, chosen = torch_ops.route(logits, spec)
+    routing = route(logits, top_k, normalizes_top_k=normalizes, groups=True)
+    assert torch.equal(routing.experts.long(), chosen)
+    assert torch.allclose(routing.weights, weights, atol=1e-6)
+    assert torch.equal(routing.counts.long().cpu(), torch.bincount(chosen.flatten().cpu(), minlength=experts))
+    listed = [routing.pairs[expert, :count].tolist() for expert, count in enumerate(routing.counts.tolist())]
+    assert sorted(pair for pairs in listed for pair in pairs) == list(range(tokens * top_k))
+    flat = chosen.flatten().tolist()
+    assert all(flat[pair] == expert for expert, pairs in enumerate(listed) for pair in pairs)
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize("dtype", cases([FP32], [BF16]))
+@pytest.mark.parametrize(
+    ("tokens", "experts", "top_k", "hidden", "width"),
+    cases(
+        [(1, 4, 2, 48, 24), (9, 3, 2, 40, 20)], [(1, 128, 8, 2048, 768), (40, 16, 4, 256, 136), (600, 32, 2, 512, 384)]
+    ),
+)
+def test_experts_compute_their_tokens(
+    tokens: int, experts: int, top_k: int, hidden: int, width: int, dtype: torch.dtype, grouped: bool
+) -> None:
+    x = normal(tokens, hidden, dtype=dtype)
+    gate_up = normal(experts, 2 * width, hidden, dtype=dtype) / hidden**0.5
+    down = normal(experts, hidden, width, dtype=dtype, seed=1) / width**0.5
+    routing = route(normal(tokens, experts, dtype=dtype, seed=2), top_k, normalizes_top_k=True, groups=grouped)
+    compute = grouped_experts if grouped else expert_gemv
+    summands = compute(x, routing, gate_up, down)
+    for choice in range(top_k):
+        chosen = routing.experts[:, choice].long()
+        both = torch.einsum("th,tnh->tn", x.double(), gate_up.double()[chosen])
+        gate, up = both.chunk(2, dim=-1)
+        made = torch.einsum("tn,thn->th", functional.silu(gate) * up, down.double()[chosen])
+        assert error(summands[choice], made * routing.weights[:, choice, None].double()) < 8
