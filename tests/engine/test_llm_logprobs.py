@@ -74,10 +74,15 @@ def test_a_bias_a_list_and_bad_words_decide_what_is_chosen(llm: LLM) -> None:
     told = made(bad_words_token_ids=[pair])
     assert told[:3] == plain.token_ids[:3]
     assert all(told[index : index + 2] != pair for index in range(8))
-    text = llm.generate(PROMPT, SamplingParams(temperature=0.0, max_tokens=40), use_tqdm=False)[0].outputs[0].text
-    word = max(text.split(), key=len)
-    asks = SamplingParams(temperature=0.0, max_tokens=40, bad_words=[word])
-    assert word not in llm.generate(PROMPT, asks, use_tqdm=False)[0].outputs[0].text
+    asks = SamplingParams(temperature=0.0, max_tokens=60, logprobs=0)
+    longer = llm.generate(PROMPT, asks, use_tqdm=False)[0].outputs[0]
+    assert longer.logprobs is not None
+    tokens = zip(longer.logprobs, longer.token_ids, strict=True)
+    word = next(text for told, token in tokens if (text := told[token].decoded_token or "").strip().isalpha())
+    asks = SamplingParams(temperature=0.0, max_tokens=60, bad_words=[word.strip()])
+    without = llm.generate(PROMPT, asks, use_tqdm=False)[0].outputs[0].text
+    assert word in longer.text
+    assert f" {word.strip()} " not in without
 
 
 @pytest.mark.parametrize(
