@@ -54,7 +54,8 @@ def quantiles(metric: str, matchers: str, by: str, legend: str) -> tuple[tuple[s
 
 def rate(metric: str, matchers: str, by: str) -> str:
     """The sum of a counter's rate."""
-    return f"sum by ({by}) (rate({metric}{{{matchers}}}[$__rate_interval]))"
+    inside = f"{{{matchers}}}" if matchers else ""
+    return f"sum by ({by}) (rate({metric}{inside}[$__rate_interval]))"
 
 
 def ratio(above: str, below: str, matchers: str, by: str) -> str:
@@ -480,7 +481,86 @@ SLO = Dashboard(
     (("model", "label_values(mini_infer_gateway_endpoints, model)"),),
 )
 
-DASHBOARDS: tuple[Dashboard, ...] = (FLEET, ENGINES, GATEWAYS, SLO)
+OPERATOR = Dashboard(
+    "operator",
+    "mini-infer / Operator",
+    (
+        (
+            "Services",
+            (
+                Panel(
+                    "Services by reason",
+                    (("{{reason}}", "max by (reason) (mini_infer_operator_services)"),),
+                    width=12,
+                    stack=True,
+                    description="The reason of each InferenceService's condition Ready.",
+                ),
+                Panel(
+                    "Duration of rollouts",
+                    quantiles("mini_infer_operator_rollout_duration_seconds", "", "", ""),
+                    "s",
+                    width=12,
+                ),
+            ),
+        ),
+        (
+            "Work",
+            (
+                Panel(
+                    "Passes",
+                    (("{{result}}", rate("mini_infer_operator_reconciles_total", "", "result")),),
+                    "ops",
+                ),
+                Panel(
+                    "Duration of a pass", quantiles("mini_infer_operator_reconcile_duration_seconds", "", "", ""), "s"
+                ),
+                Panel(
+                    "Errors by reason",
+                    (("{{reason}}", rate("mini_infer_operator_reconcile_errors_total", "", "reason")),),
+                    "ops",
+                ),
+                Panel(
+                    "Services that wait",
+                    (("{{pod}}", "max by (pod) (mini_infer_operator_queue_depth)"),),
+                ),
+                Panel(
+                    "Longest wait",
+                    (("{{pod}}", "max by (pod) (mini_infer_operator_oldest_unsynced_seconds)"),),
+                    "s",
+                ),
+                Panel(
+                    "Silence of watches",
+                    (("{{kind}}", "max by (kind) (mini_infer_operator_watch_age_seconds)"),),
+                    "s",
+                ),
+            ),
+        ),
+        (
+            "API server",
+            (
+                Panel(
+                    "Requests to the API server",
+                    (("{{verb}} {{kind}}", rate("mini_infer_operator_api_requests_total", "", "verb, kind")),),
+                    "reqps",
+                    width=12,
+                ),
+                Panel(
+                    "Failed requests by status",
+                    (
+                        (
+                            "{{verb}} {{kind}} {{status}}",
+                            rate("mini_infer_operator_api_requests_total", 'status!~"2.."', "verb, kind, status"),
+                        ),
+                    ),
+                    "reqps",
+                    width=12,
+                ),
+            ),
+        ),
+    ),
+)
+
+DASHBOARDS: tuple[Dashboard, ...] = (FLEET, ENGINES, GATEWAYS, OPERATOR, SLO)
 
 
 def grafana(dashboard: Dashboard) -> dict[str, Any]:

@@ -1,95 +1,27 @@
 """Dashboards and rules ask only for what a loaded platform exports, by name and by label."""
 
 import json
-import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import yaml
-from prometheus_client.parser import text_string_to_metric_families
 
 from scripts.dashboards import DASHBOARDS, text
+from tests.chart.asked import EXPRESSIONS, Exported, check, exported_by, of_the_operator
 from tests.chart.loaded_platform import loaded_platform
 from tests.chart.promql import Reads, reads
-from tests.chart.test_chart import CHART, ROOT, needs_helm, of_kind
+from tests.chart.test_chart import CHART, needs_helm, of_kind
 from tests.chart.test_options import rendered
-
-RULES = CHART / "rules/mini-infer.yaml"
-AUTOSCALING = ROOT / "examples/autoscaling"
-TARGET_LABELS = {"namespace", "pod"}
-"""Added by every scrape of pods: PodMonitors do so by themselves, scrapes by annotation with the usual relabelling."""
-NOT_SEEN_HERE = {"mini_infer_gateway_event_gaps_total": {"healed"}}
-"""Metrics that are declared and have no value where nothing was lost, with the labels that they would have."""
-
-Exported = dict[str, set[str]]
-"""Labels by the name of a series."""
-
-
-def recorded() -> dict[str, str]:
-    groups = yaml.safe_load(RULES.read_text())["groups"]
-    return {rule["record"]: rule["expr"] for group in groups for rule in group["rules"] if "record" in rule}
-
-
-def expressions() -> Iterator[tuple[str, str]]:
-    """Every expression and where it stands."""
-    for group in yaml.safe_load(RULES.read_text())["groups"]:
-        for rule in group["rules"]:
-            yield f"rule {rule.get('alert') or rule['record']}", rule["expr"]
-    for path in sorted((CHART / "dashboards").glob("*.json")):
-        dashboard = json.loads(path.read_text())
-        for panel in dashboard["panels"]:
-            for target in panel.get("targets", ()):
-                yield f"{path.stem}: {panel['title']} ({target['refId']})", target["expr"]
-        for variable in dashboard["templating"]["list"]:
-            if variable["type"] == "query":
-                metric, label = re.fullmatch(r"label_values\((.*), (\w+)\)", variable["query"]["query"]).groups()  # type: ignore[union-attr]
-                yield f"{path.stem}: ${variable['name']}", f"count by ({label}) ({metric})"
-    for series, query in adapter_rules():
-        yield f"adapter: {series}", query
-    for trigger in yaml.safe_load((AUTOSCALING / "keda.yaml").read_text())["spec"]["triggers"]:
-        yield f"keda: {trigger['metadata']['query']}", trigger["metadata"]["query"]
-
-
-def adapter_rules() -> Iterator[tuple[str, str]]:
-    """What the Prometheus adapter asks: its series, and its query for one of them."""
-    for rule in yaml.safe_load((AUTOSCALING / "prometheus-adapter.yaml").read_text())["rules"]["custom"]:
-        series = rule["seriesQuery"]
-        yield series, series
-        name, matchers = re.fullmatch(r"([\w:]+)\{(.*)\}", series).groups()  # type: ignore[union-attr]  # it has both
-        query = rule["metricsQuery"].replace("<<.GroupBy>>", "pod").replace("<<.Series>>", name)
-        yield f"{series}, asked", query.replace("<<.LabelMatchers>>", matchers)
-
-
-EXPRESSIONS = dict(expressions())
 
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
     with loaded_platform(tmp_path_factory.mktemp("platform")) as platform:
-        scraped = platform.scrape()
-    found: Exported = {}
-    for exposition in scraped.values():
-        declared = set()
-        for family in text_string_to_metric_families(exposition):
-            declared.add(family.name)
-            for sample in family.samples:
-                found.setdefault(sample.name, set()).update(sample.labels)
-        for name, labels in NOT_SEEN_HERE.items():
-            if name.removesuffix("_total") in declared:
-                found.setdefault(name, set()).update(labels)
-    for name, expression in recorded().items():
-        found[name] = set(reads(expression).labels) - {"le", "status"}
-    return found
+        return exported_by(platform.scrape().values())
 
 
-@pytest.mark.parametrize("place", EXPRESSIONS)
+@pytest.mark.parametrize("place", [place for place in EXPRESSIONS if not of_the_operator(place)])
 def test_what_is_asked_for_is_exported(exported: Exported, place: str) -> None:
-    asked = reads(EXPRESSIONS[place])
-    assert asked.metrics, EXPRESSIONS[place]
-    assert asked.metrics - exported.keys() == set(), "no such metric in a loaded platform"
-    known = TARGET_LABELS.union(*(exported[metric] for metric in asked.metrics))
-    assert asked.labels - known == set(), "no such label on these metrics"
+    check(exported, place)  # the operator's: tests/operator/test_metrics_asked_for.py
 
 
 @pytest.mark.parametrize(
