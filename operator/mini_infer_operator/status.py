@@ -118,6 +118,7 @@ class _Look:
     was_ready: bool
     """Everything was ready once since the spec was edited."""
     failures: Sequence[Failure]
+    paused: bool
 
     @property
     def old_ready(self) -> int:
@@ -144,6 +145,7 @@ def _look(
         settled=existing == current_ready == wanted and len(observed.workloads) == len(current),
         was_ready=same_spec and was_ready,
         failures=observed.failures,
+        paused=service.spec.rollout is not None and service.spec.rollout.paused is True,
     )
 
 
@@ -194,6 +196,9 @@ def _progress(failure: PermanentFailure | None, look: _Look, plan: Plan) -> dict
             "Progressing": (False, failure.reason, failure.message),
             "Stalled": (True, failure.reason, failure.message),
         }
+    if look.settled and look.paused:
+        message = "rollouts are paused and edits wait: mini-infer rollout resume NAME, or rollout.paused: false"
+        return {"Progressing": (False, Reason.PAUSED, message)}
     if look.settled:
         return {"Progressing": (False, Reason.COMPLETE, "nothing is left to do")}
     if plan.overdue:

@@ -49,6 +49,9 @@ class Rollout(ApiModel):
             lambda r: not (_is_zero(r.max_surge) and _is_zero(r.max_unavailable)),
         ),
     )
+    paused: bool | None = None
+    """While true, edits of the spec wait and engines go on as they were; replicas are scaled all the same, and a
+    rollout that has begun goes on. `mini-infer rollout pause` and `resume` write it."""
     max_surge: CountOrPercent | None = None
     """Engines above `replicas` while a rollout runs, as a number or a percentage rounded up; 1 if left out."""
     max_unavailable: CountOrPercent | None = None

@@ -20,6 +20,8 @@ class Reason:
     AVAILABLE = "Available"
     NONE_AVAILABLE = "NoneAvailable"
     COMPLETE = "Complete"
+    PAUSED = "Paused"
+    """spec.rollout.paused: edits wait."""
     PROGRESS_DEADLINE_EXCEEDED = "ProgressDeadlineExceeded"
     """New engines do not become available; what served before goes on serving. Edit the spec, or edit it back."""
 

@@ -1,4 +1,4 @@
-"""`mini-infer`: up, plan, chat. Imports nothing heavy before it knows which."""
+"""`mini-infer`: up, plan, chat, status, why, rollout. Imports nothing heavy before it knows which."""
 
 import argparse
 import sys
@@ -12,6 +12,9 @@ Serve language models: on this machine as processes, or look at what the operato
   mini-infer up -f examples/demo.yaml      run it here: engines, gateway, one OpenAI URL
   mini-infer chat                          talk to it
   mini-infer plan -f examples/demo.yaml    print the Kubernetes objects that the operator would make
+  mini-infer status                        what runs, here or in a cluster, and why something is not ready
+  mini-infer why NAME                      all that is known of why it is as it is: conditions, engines, last log lines
+  mini-infer rollout undo NAME             back to the revision before; also status, history, restart, pause, resume
 """
 
 
@@ -28,7 +31,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="mini-infer", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="up | plan | chat")
+    parser.add_argument("--version", action="version", version=f"mini-infer {_release()}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="up | plan | chat | status | why | rollout")
 
     up = commands.add_parser(
         "up",
@@ -72,7 +76,62 @@ def build_parser() -> argparse.ArgumentParser:
     )
     chat.add_argument("--url", default="http://127.0.0.1:8080", help="of the gateway (default: http://127.0.0.1:8080)")
     chat.add_argument("--model", help="which one, where the server has several")
+    _add_status(commands)
+    _add_rollout(commands)
     return parser
+
+
+def _add_status(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    status = commands.add_parser(
+        "status",
+        help="what runs, and one sentence for what is not ready",
+        description="A line for each InferenceService: of `mini-infer up` in this folder, and of the cluster that "
+        "KUBECONFIG names. Exits with 0 if all are ready, 1 if one is not, 2 if nothing could be read.",
+    )
+    status.add_argument("name", nargs="?", metavar="NAME", help="one service; all of the namespace if left out")
+    _add_where(status)
+    status.add_argument("-A", "--all-namespaces", action="store_true", help="of every namespace")
+    why = commands.add_parser(
+        "why",
+        help="all that is known of why a service is as it is",
+        description="Conditions, engines with the last lines of their logs, and Events, for a service of "
+        "`mini-infer up` in this folder or of a cluster. Exits with 0 if it is ready, 1 if not.",
+    )
+    why.add_argument("name", metavar="NAME")
+    _add_where(why)
+
+
+def _add_where(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-n", "--namespace", default="default", help="in the cluster (default: default)")
+    parser.add_argument("--local", action="store_true", help="look at `mini-infer up` in this folder only")
+
+
+def _add_rollout(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    rollout = commands.add_parser(
+        "rollout",
+        help="status, history, undo, restart, pause, resume of a service in a cluster",
+        description="What `kubectl rollout` does for a Deployment, for an InferenceService.",
+    )
+    verbs = rollout.add_subparsers(
+        dest="verb", required=True, metavar="status | history | undo | restart | pause | resume"
+    )
+    for verb, text in (
+        ("status", "follow a rollout until the spec runs (exit code 0), or cannot go on (1)"),
+        ("history", "the kept revisions, and what each changed"),
+        ("undo", "write the spec of an earlier revision; replicas and rollout limits stay"),
+        ("restart", "replace every engine by a new one of the same spec, without a gap"),
+        ("pause", "let edits of the spec wait; scaling goes on"),
+        ("resume", "carry out edits again"),
+    ):
+        parser = verbs.add_parser(verb, help=text, description=text[0].upper() + text[1:] + ".")
+        parser.add_argument("name", metavar="NAME")
+        parser.add_argument("-n", "--namespace", default="default", help="(default: default)")
+        if verb == "status":
+            parser.add_argument(
+                "--timeout", type=float, default=600.0, metavar="S", help="give up after so long (default: 600)"
+            )
+        if verb == "undo":
+            parser.add_argument("--to-revision", type=int, metavar="N", help="a number that history shows")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -88,9 +147,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         images = EngineImages(given.engine_image, given.engine_cuda_image or None)
         return show_plan(given.file, given.output, images)
+    if given.command == "status":
+        from mini_infer_operator.cli.status_command import show_status
+
+        return show_status(given.name, given.namespace, everywhere=given.all_namespaces, local=given.local)
+    if given.command == "why":
+        from mini_infer_operator.cli.status_command import show_why
+
+        return show_why(given.name, given.namespace, local=given.local)
+    if given.command == "rollout":
+        return _rollout(given)
     from mini_infer_operator.cli.chat import chat
 
     return chat(given.url, given.model)
+
+
+def _rollout(given: argparse.Namespace) -> int:
+    from mini_infer_operator.cli import rollout_command as rollout
+
+    name, namespace = given.name, given.namespace
+    if given.verb == "status":
+        return rollout.status(name, namespace, given.timeout)
+    if given.verb == "history":
+        return rollout.history(name, namespace)
+    if given.verb == "undo":
+        return rollout.undo(name, namespace, given.to_revision)
+    if given.verb == "restart":
+        return rollout.restart(name, namespace)
+    return rollout.pause(name, namespace, paused=given.verb == "pause")
 
 
 def _port(text: str) -> int:

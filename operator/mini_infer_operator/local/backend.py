@@ -18,6 +18,7 @@ from mini_infer_operator.launch import Launch, grace_s
 from mini_infer_operator.local.commands import engine_command
 from mini_infer_operator.local.gpus import choose_gpus, gpus_of
 from mini_infer_operator.local.ports import HOST, free_ports
+from mini_infer_operator.local.status_file import write_status
 from mini_infer_operator.local.supervise import OrphanReaper, SupervisedProcess, stop, supervise
 from mini_infer_operator.observe import Observed, ObservedWorkload
 from mini_infer_operator.parse import InvalidServiceError, parse_service, read_file
@@ -126,6 +127,8 @@ class LocalBackend:
     async def report(self, stored: Mapping[str, Any], status: dict[str, Any]) -> None:
         """Say how far it is, when that changed."""
         before, after = _ready_message(self.status), _ready_message(status)
+        if status != self.status:
+            write_status(self._folder, stored, status)
         self.status = status
         if before != after:
             self._say(f"{stored['metadata']['name']}: {after}")

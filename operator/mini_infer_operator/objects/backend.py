@@ -6,7 +6,15 @@ from typing import Any
 
 from mini_infer_contract.kubernetes_client import ApiError
 from mini_infer_contract.launch import HTTP_PORT
-from mini_infer_contract.resources import ANNOTATION_IGNORE_MANAGERS, GROUP, KIND, VERSION, InferenceService, Reason
+from mini_infer_contract.resources import (
+    ANNOTATION_IGNORE_MANAGERS,
+    GROUP,
+    KIND,
+    LABEL_REVISION,
+    VERSION,
+    InferenceService,
+    Reason,
+)
 from mini_infer_operator.controller.events import EventRecorder
 from mini_infer_operator.controller.pacing import ImageTurns
 from mini_infer_operator.controller.settings import OperatorSettings
@@ -14,6 +22,7 @@ from mini_infer_operator.images import gpus_of_one_engine
 from mini_infer_operator.objects.api import KubernetesApi, RefusedError
 from mini_infer_operator.objects.cache import ObjectCache, ServiceKey
 from mini_infer_operator.objects.drift import additions
+from mini_infer_operator.objects.history import held_spec, remembered, spec_of, with_history
 from mini_infer_operator.objects.kinds import CHILD_KINDS
 from mini_infer_operator.objects.names import engines_service_name
 from mini_infer_operator.objects.observed_objects import frozen_templates, is_applied, observed_of, running_images
@@ -59,7 +68,9 @@ class ClusterBackend:
     async def read(self) -> Mapping[str, Any] | None:
         """The service as stored; None once it is gone or being deleted."""
         stored = self._cache.get(KIND, self._namespace, self._name)
-        return None if stored is None or "deletionTimestamp" in stored["metadata"] else stored
+        if stored is None or "deletionTimestamp" in stored["metadata"]:
+            return None
+        return {**stored, "spec": self._held(stored)} if _is_paused(stored) else stored
 
     async def observe(self, service: InferenceService) -> Observed:
         """Counts and times from the Deployments and pods, reasons for failure from the pods."""
@@ -77,12 +88,17 @@ class ClusterBackend:
             return failure
         frozen = frozen_templates(self._ours("Deployment", service), self._ours("ControllerRevision", service))
         settings = self._settings
+        revisions = self._ours("ControllerRevision", service)
         manifests = render(service, plan, frozen, settings.engine_image_pull_policy, settings.allow_ingress_from)
+        current = next((workload.revision for workload in plan.workloads if workload.launch is not None), None)
+        spec = service.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
+        manifests = with_history(manifests, revisions, current, spec)
         for manifest in manifests:
             failure = await self._write(service, manifest)
             if failure is not None:
                 return failure
         kept = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in manifests}
+        kept |= {("ControllerRevision", name) for name in remembered(revisions, service.metadata.uid)}
         for kind in reversed(CHILD_KINDS):
             for child in self._ours(kind.name, service):
                 name = child["metadata"]["name"]
@@ -141,6 +157,15 @@ class ClusterBackend:
             self.record_event(stored, "ImageUpdateWaits", told)
         return running, turns.look_again_s() or float("inf")
 
+    def _held(self, stored: Object) -> Object:
+        """The spec that a paused service goes on with: that of its last revision, as far as it was kept."""
+        revision = (stored.get("status") or {}).get("revision")
+        for item in self._cache.of_service("ControllerRevision", self._namespace, self._name):
+            if item["metadata"].get("labels", {}).get(LABEL_REVISION) == revision:
+                kept = spec_of(item)
+                return held_spec(stored["spec"], kept) if kept is not None else dict(stored["spec"])
+        return dict(stored["spec"])
+
     def _ours(self, kind: str, service: InferenceService) -> list[Object]:
         return [child for child in self._children[kind].values() if belongs(child, service)]
 
@@ -185,3 +210,8 @@ class ClusterBackend:
         for drift in drifts if stored is not None else ():
             told = f"Deployment {live['metadata']['name']}: {drift.manager} had set {drift.path}; it was removed"
             self.record_event(stored or {}, "DriftRepaired", told, "Warning")
+
+
+def _is_paused(stored: Object) -> bool:
+    rollout = stored["spec"].get("rollout")
+    return isinstance(rollout, dict) and rollout.get("paused") is True

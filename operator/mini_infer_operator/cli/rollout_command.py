@@ -1,0 +1,136 @@
+"""`mini-infer rollout`: what `kubectl rollout` does for a Deployment, for an InferenceService."""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from mini_infer_contract.kubernetes_client import KubernetesClient
+from mini_infer_contract.resources import LABEL_REVISION
+from mini_infer_operator.cli import cluster
+from mini_infer_operator.cli.cluster import NotFoundError
+from mini_infer_operator.cli.status_command import NOT_READY, in_cluster
+from mini_infer_operator.cli.views import condition, sentence
+from mini_infer_operator.objects.history import change_to, differences, held_spec, spec_of
+
+POLL_S = 1.0
+RESTARTED_AT = "kubectl.kubernetes.io/restartedAt"
+"""The annotation that `kubectl rollout restart` writes into pod templates."""
+
+
+def status(name: str, namespace: str, timeout_s: float) -> int:
+    """Follow a rollout to its end; the exit code: 0 when the spec runs, 1 when it cannot go on or time is up."""
+
+    async def follow(client: KubernetesClient) -> int:
+        told, deadline = "", time.monotonic() + timeout_s
+        while True:
+            service = await cluster.service(client, namespace, name)
+            generation = service["metadata"].get("generation", 0)
+            seen = (service.get("status") or {}).get("observedGeneration", -1)
+            if sentence(service) != told:
+                told = sentence(service)
+                print(told, flush=True)
+            if seen >= generation and condition(service, "Ready").get("status") == "True":
+                return 0
+            if seen >= generation and condition(service, "Stalled").get("status") == "True":
+                return NOT_READY
+            if time.monotonic() >= deadline:
+                print(f"not done after {timeout_s:g} s; mini-infer why {name} -n {namespace} tells more")
+                return NOT_READY
+            await asyncio.sleep(min(POLL_S, max(0.0, deadline - time.monotonic())))
+
+    return in_cluster("rollout status", follow)
+
+
+def history(name: str, namespace: str) -> int:
+    """Print the kept revisions, and what each changed."""
+
+    async def read(client: KubernetesClient) -> int:
+        service = await cluster.service(client, namespace, name)
+        revisions = await cluster.children(client, "ControllerRevision", namespace, name)
+        print("\n".join(history_lines(revisions, (service.get("status") or {}).get("revision", ""))))
+        return 0
+
+    return in_cluster("rollout history", read)
+
+
+def undo(name: str, namespace: str, number: int | None) -> int:
+    """Write the spec of an earlier revision; replicas and rollout limits stay as they are."""
+
+    async def write(client: KubernetesClient) -> int:
+        service = await cluster.service(client, namespace, name)
+        revisions = await cluster.children(client, "ControllerRevision", namespace, name)
+        target = target_of(revisions, (service.get("status") or {}).get("revision", ""), number)
+        kept = spec_of(target)
+        if kept is None:
+            raise NotFoundError(
+                f"revision {target['revision']} was made by an older operator, which did not keep the spec: "
+                "edit the service instead"
+            )
+        wanted = held_spec(service["spec"], kept)
+        changes = differences(service["spec"], wanted)
+        if not changes:
+            print(f"{name} is at revision {target['revision']} already")
+            return 0
+        await cluster.change_spec(client, namespace, name, change_to(service["spec"], wanted))
+        print("\n".join([f"{name} goes back to revision {target['revision']}:", *(f"  {line}" for line in changes)]))
+        return 0
+
+    return in_cluster("rollout undo", write)
+
+
+def restart(name: str, namespace: str) -> int:
+    """Replace every engine by a new one of the same spec, as a rollout."""
+
+    async def write(client: KubernetesClient) -> int:
+        service = await cluster.service(client, namespace, name)
+        stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        template = {"template": {"metadata": {"annotations": {RESTARTED_AT: stamp}}}}
+        roles = [role for role in ("unified", "prefill", "decode") if service["spec"].get(role) is not None]
+        await cluster.change_spec(client, namespace, name, dict.fromkeys(roles, template))
+        print(f"{name} restarts: mini-infer rollout status {name} -n {namespace} follows it")
+        return 0
+
+    return in_cluster("rollout restart", write)
+
+
+def pause(name: str, namespace: str, *, paused: bool) -> int:
+    """Let edits wait, or carry them out."""
+
+    async def write(client: KubernetesClient) -> int:
+        await cluster.service(client, namespace, name)
+        await cluster.change_spec(client, namespace, name, {"rollout": {"paused": True if paused else None}})
+        print(f"{name}: edits wait until `mini-infer rollout resume {name}`" if paused else f"{name}: edits roll out")
+        return 0
+
+    return in_cluster(f"rollout {'pause' if paused else 'resume'}", write)
+
+
+def history_lines(revisions: Sequence[Mapping[str, Any]], current: str) -> list[str]:
+    """A line for each revision, oldest first, and below it what it changed."""
+    lines, before = [], None
+    for item in sorted(revisions, key=lambda item: int(item["revision"])):
+        name, spec = item["metadata"].get("labels", {}).get(LABEL_REVISION, "?"), spec_of(item)
+        mark = "  (what the spec asks for)" if name == current else ""
+        lines.append(f"{item['revision']:>4}  {name}  {item['metadata'].get('creationTimestamp', '')}{mark}")
+        if spec is None:
+            lines.append("        its spec was not kept (made by an older operator)")
+        elif before is not None:
+            lines += [f"        {line}" for line in differences(held_spec(spec, before), spec)]
+        before = spec if spec is not None else before
+    return lines or ["no revision is kept"]
+
+
+def target_of(revisions: Sequence[Mapping[str, Any]], current: str, number: int | None) -> Mapping[str, Any]:
+    """The revision to go back to: the one with this number, else the newest before the current one."""
+    if number is not None:
+        for item in revisions:
+            if int(item["revision"]) == number:
+                return item
+        known = ", ".join(sorted((str(item["revision"]) for item in revisions), key=int)) or "none"
+        raise NotFoundError(f"there is no revision {number}; there are: {known}")
+    others = [item for item in revisions if item["metadata"].get("labels", {}).get(LABEL_REVISION) != current]
+    if not others:
+        raise NotFoundError("there is no earlier revision")
+    return max(others, key=lambda item: int(item["revision"]))

@@ -1,0 +1,89 @@
+"""`mini-infer status` and `mini-infer why`: what runs, and why not, in a cluster or by `mini-infer up` from here."""
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+
+import aiohttp
+
+from mini_infer_contract.kubernetes_access import AccessError, find_access
+from mini_infer_contract.kubernetes_client import ApiError, KubernetesClient
+from mini_infer_operator.cli import cluster
+from mini_infer_operator.cli.views import LOG_LINES, condition, explanation, status_table, troubled_pods
+from mini_infer_operator.local.status_file import ROOT, log_tails, read_statuses
+
+NOT_READY = 1
+FAILED = 2
+
+
+def show_status(name: str | None, namespace: str, *, everywhere: bool, local: bool) -> int:
+    """Print a table; the exit code: 0 if all that is shown is ready."""
+    found = [item for item in read_statuses() if name in {None, item["metadata"]["name"]}]
+    if not local:
+
+        async def read(client: KubernetesClient) -> int:
+            nonlocal found
+            if name is not None:
+                found += [await cluster.service(client, namespace, name)]
+            else:
+                found += await cluster.services(client, None if everywhere else namespace)
+            return 0
+
+        failed = in_cluster("status", read, quiet=bool(found))
+        if failed and not found:
+            return failed
+    if not found:
+        where = f"in this folder ({ROOT})" if local else f"in namespace {namespace}; -A shows all namespaces"
+        print(f"no InferenceService {where}")
+        return 0
+    print("\n".join(status_table(found, datetime.now(UTC))))
+    return 0 if all(condition(item, "Ready").get("status") == "True" for item in found) else NOT_READY
+
+
+def show_why(name: str, namespace: str, *, local: bool) -> int:
+    """Print all that is known of why a service is as it is; the exit code: 0 if it is ready."""
+    here = [item for item in read_statuses() if item["metadata"]["name"] == name]
+    if here:
+        (service,) = here
+        lines = explanation(service, [], log_tails(ROOT / name, LOG_LINES), [], datetime.now(UTC))
+        print("\n".join(line for line in lines if line not in {"Engines", "  there are none"}))
+        return 0 if condition(service, "Ready").get("status") == "True" else NOT_READY
+    if local:
+        print(f"mini-infer why: no `mini-infer up` of {name} runs from this folder", file=sys.stderr)
+        return FAILED
+
+    async def read(client: KubernetesClient) -> int:
+        service = await cluster.service(client, namespace, name)
+        pods = await cluster.children(client, "Pod", namespace, name)
+        deployments = await cluster.children(client, "Deployment", namespace, name)
+        logs = {
+            pod: await cluster.log_tail(client, namespace, pod, lines=LOG_LINES, previous=previous)
+            for pod, previous in troubled_pods(pods)
+        }
+        about = {name, *(item["metadata"]["name"] for item in (*pods, *deployments))}
+        events = await cluster.warnings(client, namespace, about)
+        print("\n".join(explanation(service, pods, logs, events, datetime.now(UTC))))
+        return 0 if condition(service, "Ready").get("status") == "True" else NOT_READY
+
+    return in_cluster("why", read)
+
+
+def in_cluster(command: str, work: Callable[[KubernetesClient], Awaitable[int]], *, quiet: bool = False) -> int:
+    """Run `work` with a connection; errors become one line. The exit code."""
+
+    async def connected() -> int:
+        async with KubernetesClient(find_access()) as client:
+            return await work(client)
+
+    try:
+        return asyncio.run(connected())
+    except (AccessError, cluster.NotFoundError) as error:
+        message = str(error)
+    except ApiError as error:
+        message = f"the API server says: {error.message}"
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        message = f"the API server does not answer: {error or type(error).__name__}"
+    if not quiet:
+        print(f"mini-infer {command}: {message}", file=sys.stderr)
+    return FAILED

@@ -1,0 +1,90 @@
+"""The kept revisions of a service: their numbers, what was written for each, and which are forgotten. Pure.
+
+A ControllerRevision is never changed but for its number: the one that the spec asks for has the highest.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from mini_infer_operator.objects.metadata import Manifest
+
+Object = Mapping[str, Any]
+
+KEPT = 10
+"""Revisions that are kept beside those that run, as many as a Deployment keeps."""
+
+
+def with_history(
+    manifests: Sequence[Manifest], live: Iterable[Object], current: str | None, spec: Mapping[str, Any]
+) -> list[Manifest]:
+    """The manifests with each ControllerRevision's number, and with `spec` in those that are new.
+
+    `live` are the ControllerRevisions there are, `current` is the revision that the spec asks for.
+    """
+    known = {item["metadata"]["name"]: item for item in live}
+    highest = max((int(item["revision"]) for item in known.values()), default=0)
+    result = []
+    for manifest in manifests:
+        if manifest["kind"] == "ControllerRevision":
+            before = known.get(manifest["metadata"]["name"])
+            is_current = current is not None and manifest["metadata"]["name"].endswith(f"-{current}")
+            number = int(before["revision"]) if before is not None else highest + 1
+            if is_current and highest > number:
+                number = highest + 1  # gone back to
+            data = before["data"] if before is not None else {**manifest["data"], "spec": spec}
+            manifest = {**manifest, "revision": number, "data": data}
+        result.append(manifest)
+    return result
+
+
+def remembered(live: Iterable[Object], owner_uid: str) -> set[str]:
+    """Names of the ControllerRevisions that are kept although nothing runs from them: the newest that are owned.
+
+    One that was left behind by a deleted service has no owner, and would be left behind again.
+    """
+    owned = [i for i in live if any(o.get("uid") == owner_uid for o in i["metadata"].get("ownerReferences", ()))]
+    newest = sorted(owned, key=lambda item: int(item["revision"]), reverse=True)
+    return {item["metadata"]["name"] for item in newest[: KEPT + 1]}
+
+
+def spec_of(revision: Object) -> Mapping[str, Any] | None:
+    """What a user had written when the revision began; None for one of an operator that did not keep it."""
+    spec = revision["data"].get("spec")
+    return dict(spec) if spec is not None else None
+
+
+def held_spec(spec: Mapping[str, Any], kept: Mapping[str, Any]) -> dict[str, Any]:
+    """The spec of a kept revision, with what restarts no engine as it is in `spec` now: replicas, rollout, budget."""
+    live = {name: spec[name] for name in ("rollout", "disruptionBudget", "operatorClass") if name in spec}
+    held = {**{k: v for k, v in kept.items() if k not in {"rollout", "disruptionBudget", "operatorClass"}}, **live}
+    for role in ("unified", "prefill", "decode"):
+        if role in held and role in spec:
+            counts = {name: spec[role][name] for name in ("replicas", "scaling") if name in spec[role]}
+            held[role] = {**{k: v for k, v in held[role].items() if k not in {"replicas", "scaling"}}, **counts}
+    return held
+
+
+def change_to(before: Any, after: Any) -> Any:
+    """The merge patch (RFC 7396) that makes `before` into `after`."""
+    if not isinstance(before, Mapping) or not isinstance(after, Mapping):
+        return after
+    gone: dict[str, Any] = {key: None for key in before if key not in after}
+    changed = {k: change_to(before.get(k), v) for k, v in after.items() if k not in before or before[k] != v}
+    return gone | changed
+
+
+def differences(before: Any, after: Any, path: str = "") -> list[str]:
+    """`image: engine:1 -> engine:2`, one for each field that differs."""
+    if isinstance(before, Mapping) and isinstance(after, Mapping):
+        names = sorted({*before, *after})
+        return [
+            line
+            for name in names
+            for line in differences(before.get(name), after.get(name), f"{path}.{name}" if path else name)
+        ]
+    return [] if before == after else [f"{path}: {_short(before)} -> {_short(after)}"]
+
+
+def _short(value: Any) -> str:
+    text = "(none)" if value is None else str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
