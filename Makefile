@@ -41,9 +41,10 @@ e2e-gpu: install ## examples/gpu.yaml on a node with GPUs, changed under load (E
 test-gpu: install ## the tests that need an NVIDIA GPU
 	@OMP_NUM_THREADS=2 $(BIN)/python -m pytest -n 6 --dist worksteal -m gpu tests/gpu tests/engine/runtime $(PYTEST_ARGS)
 
-crds: install ## writes crds/ from the models, and the chart's copy
+crds: install ## writes crds/ from the models, the chart's copy, and docs/options.md
 	@$(BIN)/python -m mini_infer_operator.crd >crds/inferenceservices.yaml
 	@cp crds/inferenceservices.yaml charts/mini-infer/crds/
+	@$(BIN)/python scripts/option_docs.py >docs/options.md
 
 dashboards: install ## writes the chart's Grafana dashboards from scripts/dashboards.py
 	@$(BIN)/python scripts/dashboards.py

@@ -72,6 +72,13 @@ def test_our_flags_exist() -> None:
         assert flags - known == set(), command
 
 
+def test_the_page_of_options_is_the_codes() -> None:
+    made = subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "option_docs.py")], capture_output=True, text=True, env=environment()
+    ).stdout
+    assert (ROOT / "docs" / "options.md").read_text() == made, "run make crds"
+
+
 def code_of_all() -> list[str]:
     return [code for path in DOCUMENTS for code in CODE.findall(path.read_text())]
 

@@ -82,7 +82,8 @@ class LLM:
         dry_run = DryRun() if model == DRY_MODEL else None
         weights = self.settings.load_format != "dummy"
         directory = None if dry_run else resolve_model(model, self.settings.revision, weights=weights)
-        self._text = TextModel.load((model,), directory, self.settings.skip_tokenizer_init)
+        options = self.settings
+        self._text = TextModel.load((model,), directory, options.skip_tokenizer_init, options.generation_config)
         built = build_engine(self.settings, dry_run, record_events=False)
         self._engine, self.model_info = built.engine, built.model
         self._ids = itertools.count()

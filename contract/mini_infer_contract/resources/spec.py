@@ -1,10 +1,12 @@
 """What a user writes: `spec` of an InferenceService, as typed models with their rules. Knows no status."""
 
 import re
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, WithJsonSchema
+from pydantic import Field, WithJsonSchema, create_model
 
+from mini_infer_contract.engine_options import EngineOptions
+from mini_infer_contract.options import OptionRow, option_rows
 from mini_infer_contract.resources.containers import InitContainer, ProbeLimits
 from mini_infer_contract.resources.devices import ContainerResourceClaim, PodResourceClaim
 from mini_infer_contract.resources.environment import EnvironmentFrom, EnvironmentVariable, ObjectReference
@@ -147,7 +149,32 @@ class ResourceRequirements(ApiModel):
         return self.limits or {}
 
 
-class EngineSpec(ApiModel):
+def _field_of(row: OptionRow) -> tuple[Any, Any]:
+    """Type and details of an option's field; what is left out is the engine's default."""
+    option = row.option
+    if option.is_size:
+        return Quantity | None, Field(default=None, description=f"{row.description} Such as 256Mi or 40Gi.")
+    low: dict[str, float] = {"ge" if option.low_is_allowed else "gt": option.low} if option.low is not None else {}
+    bounds: dict[str, Any] = {name: value if row.type is float else int(value) for name, value in low.items()}
+    if option.high is not None:
+        bounds["le"] = option.high if row.type is float else int(option.high)
+    return row.type | None, Field(default=None, description=row.description, **bounds)
+
+
+if TYPE_CHECKING:
+
+    class _EngineFields(ApiModel):
+        """Made below."""
+
+else:  # from the engine's options: a type checker cannot follow, and no field is read by name
+    _EngineFields = create_model(
+        "_EngineFields",
+        __base__=ApiModel,
+        **{row.name: _field_of(row) for row in option_rows(EngineOptions) if row.option.in_resource},
+    )
+
+
+class EngineSpec(_EngineFields):
     """Options of the engine; what is left out is the engine's default (`mini-infer-serve --help`)."""
 
     rules = (
@@ -175,28 +202,6 @@ class EngineSpec(ApiModel):
             lambda e: not any(a.split("=")[0] in RESERVED_ENGINE_FLAGS for a in e.extra_args or ()),
         ),
     )
-    dtype: Literal["auto", "float32", "bfloat16"] | None = None
-    """Of weights and activations; auto: bfloat16 on a GPU, else float32."""
-    load_format: Literal["auto", "dummy"] | None = None
-    """auto: the model's weights. dummy: random ones, for benchmarks."""
-    attention_backend: Literal["auto", "torch", "flash", "triton"] | None = None
-    """Which kernels compute attention; auto: the fastest that works here."""
-    max_model_len: int | None = Field(default=None, ge=1, le=16777216)
-    """Tokens of prompt and output together."""
-    max_num_seqs: int | None = Field(default=None, ge=1, le=65536)
-    """Sequences that run at once."""
-    max_num_batched_tokens: int | None = Field(default=None, ge=1, le=16777216)
-    """Tokens of one forward pass."""
-    long_prefill_token_threshold: int | None = Field(default=None, ge=0, le=16777216)
-    """Largest prefill chunk in tokens; 0: only the budget of a pass cuts."""
-    page_size: int | None = Field(default=None, ge=16, le=4096)
-    """Tokens of a KV page."""
-    kv_cache_memory: Quantity | None = None
-    """Size of the page pool, such as 256Mi or 40Gi."""
-    gpu_memory_utilization: float | None = Field(default=None, gt=0, le=1)
-    """Share of a GPU's memory for weights, activations and the page pool."""
-    enable_prefix_caching: bool | None = None
-    """Whether KV pages of earlier prompts are used again."""
     extra_args: list[Annotated[str, Field(min_length=1, max_length=512)]] | None = Field(default=None, max_length=32)
     """More flags of `mini-infer-serve`, each as `--flag=value`."""
 

@@ -9,37 +9,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import msgspec
-
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.launch import DRAINING_HEADER
 from mini_infer_engine.api.admission import Admission
 from mini_infer_engine.api.dialects.base import GenerationSpec
 from mini_infer_engine.api.generation import Generation
 from mini_infer_engine.api.metrics import ServerMetrics
+from mini_infer_engine.config.server_options import ServerOptions
 from mini_infer_engine.core.request import Request, SamplingParams
 from mini_infer_engine.core_process.messages import ModelInfo, core_id
 from mini_infer_engine.text.text_model import TextModel
 
 _RETRY_HEADERS = {"retry-after": "1"}
-
-
-class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the HTTP process needs beside the engine's settings."""
-
-    max_body_bytes: int
-    access_log: bool
-    """Whether each request gets a line in the log."""
-    body_timeout_s: float
-    """For a body to come: a client that sends half of one holds nothing for longer."""
-    max_choices: int
-    """Choices of requests that run or wait; above, a request is sent away with 429."""
-    max_tokenizing_bytes: int
-    """Of bodies that are being made into prompts; above, 429."""
-    drain_timeout_s: float
-    """From SIGTERM on: how long running requests may take to finish."""
-    health_timeout_s: float
-    """How long the core may work without a sign of life before the server calls itself dead; 0: for ever."""
 
 
 class Core(Protocol):
@@ -70,7 +51,9 @@ class ApiServerState:
     text: TextModel
     core: Core
     metrics: ServerMetrics
-    options: ServeOptions
+    options: ServerOptions
+    max_running: int
+    """Choices that the engine works on at once."""
     in_flight: int = field(default=0, init=False)
     """Requests for text, from the first byte of their header to the last of their answer."""
     idle: asyncio.Event = field(default_factory=asyncio.Event, init=False)
@@ -80,7 +63,7 @@ class ApiServerState:
     _serials: Iterator[int] = field(default_factory=itertools.count, init=False)
 
     def __post_init__(self) -> None:
-        self.admission = Admission(self.options.max_choices, self.options.max_tokenizing_bytes)
+        self.admission = Admission(self.max_running + self.options.max_waiting, self.options.max_tokenizing_bytes)
         self.idle.set()
 
     @property

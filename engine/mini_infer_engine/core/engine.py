@@ -23,9 +23,6 @@ from mini_infer_engine.core.scheduler import Scheduler, Step
 from mini_infer_engine.core.sequence import Leaving, Sequence
 from mini_infer_engine.core.stats import EngineStats
 
-DEFAULT_TOKEN_BUDGET = 2048
-"""For `max_num_batched_tokens` None; whoever makes a runner for a GPU sets what suits it."""
-
 MAX_FAILED_PASSES = 10
 """Passes that fail one after the other before the device counts as broken, and the engine as lost."""
 
@@ -57,7 +54,7 @@ class Engine:
             cache = PrefixCache(runner.num_pages, runner.page_size, record_events=record_events)
         pool = PageAllocator(runner.num_pages, runner.page_size) if cache is None else cache.pool
         pool.check_fits(max_model_len)
-        token_budget = settings.max_num_batched_tokens or DEFAULT_TOKEN_BUDGET
+        token_budget = settings.resolved().max_num_batched_tokens
         self.scheduler = Scheduler(
             pool,
             cache,

@@ -13,7 +13,6 @@ from mini_infer_engine.dry import vocabulary as dry_model
 from mini_infer_engine.dry.scripted_runner import PAGE_SIZE_TOKENS, PRETENDED_BYTES_PER_TOKEN, ScriptedRunner
 
 _DRY_KV_CACHE_BYTES = 2 * 10**9
-_GPU_BATCHED_TOKENS = 8192
 
 
 class DryRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,10 +52,10 @@ def _build_real(settings: EngineSettings, record_events: bool) -> BuiltEngine:
 
     runner = load_runner(settings)
     config = runner.config
-    if settings.max_num_batched_tokens is None and runner.device.type == "cuda":
-        settings = msgspec.structs.replace(settings, max_num_batched_tokens=_GPU_BATCHED_TOKENS)
     revision = f"{settings.model}@{settings.revision or ''}"
-    engine = Engine(settings, runner, config.eos_token_ids, runner.max_model_len, revision, record_events=record_events)
+    engine = Engine(
+        runner.settings, runner, config.eos_token_ids, runner.max_model_len, revision, record_events=record_events
+    )
     model = _model_info(runner, runner.max_model_len, config.vocab_size)
     return BuiltEngine(engine, msgspec.structs.replace(model, kernels=_kernels(str(runner.device), settings)))
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from mini_infer_engine.config.settings import EngineSettings
+from mini_infer_engine.config.settings import ResolvedSettings
 from mini_infer_engine.core.batch import Batch, Row
 from mini_infer_engine.core.request import SamplingParams
 from mini_infer_engine.runtime.executor import Executor
@@ -17,7 +17,6 @@ from mini_infer_engine.runtime.kv_pool import KVPool
 from mini_infer_engine.runtime.memory import CPU_KV_BYTES, available_memory, fit_context, pages_for
 from mini_infer_engine.runtime.worker import ModelWorker
 
-_GPU_BATCHED_TOKENS = 8192
 _MOST_BESIDE_TORCH = 2 << 30
 """Bytes of a GPU that kernels, libraries and the driver take while an engine loads; seen: less than one."""
 
@@ -76,7 +75,7 @@ class _Needs(NamedTuple):
 
 
 def plan_memory(
-    worker: ModelWorker, kind: type[Executor], settings: EngineSettings, page_size: int, before: MemoryInUse
+    worker: ModelWorker, kind: type[Executor], settings: ResolvedSettings, page_size: int, before: MemoryInUse
 ) -> MemoryPlan:
     """Pages and context, given the device's memory before this engine took any; the weights are loaded.
 
@@ -97,7 +96,7 @@ def plan_memory(
 
 
 def _count_pages(
-    device: torch.device, settings: EngineSettings, page_bytes: int, before: MemoryInUse, needed: int
+    device: torch.device, settings: ResolvedSettings, page_bytes: int, before: MemoryInUse, needed: int
 ) -> int:
     """Pages of the pool beside `needed` bytes."""
     now, total = MemoryInUse.of(device), torch.cuda.mem_get_info(device)[1]
@@ -110,9 +109,9 @@ def _count_pages(
     return pages_for(settings.kv_cache_memory or max(0, min(share, available)), page_bytes, available)
 
 
-def _measure(worker: ModelWorker, kind: type[Executor], settings: EngineSettings, page_size: int) -> _Needs:
+def _measure(worker: ModelWorker, kind: type[Executor], settings: ResolvedSettings, page_size: int) -> _Needs:
     """Bytes of state, of the largest pass and of graphs, with a pool for one sequence that is thrown away."""
-    tokens = settings.max_num_batched_tokens or _GPU_BATCHED_TOKENS
+    tokens = settings.max_num_batched_tokens
     length = min(tokens, settings.max_model_len or worker.config.max_position_embeddings)
     worker.model.finish_loading(length)
     pool = KVPool(worker.model.kv_spec(page_size, worker.dtype), -(-length // page_size), worker.device)
@@ -131,7 +130,7 @@ def _measure(worker: ModelWorker, kind: type[Executor], settings: EngineSettings
     return _Needs(state, peak, graphs)
 
 
-def _largest_pass(settings: EngineSettings, length: int, tokens: int, num_pages: int) -> Batch:
+def _largest_pass(settings: ResolvedSettings, length: int, tokens: int, num_pages: int) -> Batch:
     """As many decode rows as there may be, and the longest prompt chunk beside them; penalties need fp32 logits."""
     asks = SamplingParams(top_k=20, top_p=0.9)
     num_rows = min(settings.max_num_seqs, tokens)

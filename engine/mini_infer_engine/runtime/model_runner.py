@@ -9,11 +9,11 @@ from torch import Tensor
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.config.model_config import ModelConfig
 from mini_infer_engine.config.model_path import resolve_model
-from mini_infer_engine.config.settings import EngineSettings
+from mini_infer_engine.config.settings import EngineSettings, ResolvedSettings
 from mini_infer_engine.core.batch import Batch
 from mini_infer_engine.core.request import Request
 from mini_infer_engine.core.result import PassResult
-from mini_infer_engine.device import choose_device
+from mini_infer_engine.device import choose_device, choose_threads
 from mini_infer_engine.models.registry import read_config
 from mini_infer_engine.runtime.executor import Executor, PassHandle, executor_class
 from mini_infer_engine.runtime.kv_pool import KVPool
@@ -26,7 +26,11 @@ log = logging.getLogger(__name__)
 class ModelRunner:
     """The `batch.Runner` that has a model."""
 
-    def __init__(self, worker: ModelWorker, pool: KVPool, executor: Executor, max_model_len: int) -> None:
+    def __init__(
+        self, worker: ModelWorker, pool: KVPool, executor: Executor, max_model_len: int, settings: ResolvedSettings
+    ) -> None:
+        self.settings = settings
+        """Those in force."""
         self.worker, self.pool, self.executor = worker, pool, executor
         self.page_size, self.num_pages = pool.spec.page_size, pool.num_pages
         self.max_model_len = max_model_len
@@ -65,7 +69,10 @@ def load_runner(settings: EngineSettings) -> ModelRunner:
         ModelError: the model or the settings are at fault, or the backend asked for cannot run here.
 
     """
-    kind = executor_class(settings, choose_device(settings).type)
+    device_type = choose_device(settings).type
+    if device_type == "cpu":
+        choose_threads()
+    kind = executor_class(settings, device_type)
     directory = resolve_model(settings.model, settings.revision, weights=settings.load_format != "dummy")
     return make_runner(settings, read_config(directory), directory, kind)
 
@@ -79,10 +86,11 @@ def make_runner(
         raise ModelError(f"page_size = {page_size}: it must be a multiple of {kind.page_size_step}.")
     before = MemoryInUse.at_start(choose_device(settings))
     worker = ModelWorker.load(settings, config, directory)
-    plan = plan_memory(worker, kind, settings, page_size, before)
+    resolved = settings.resolved(worker.device.type)
+    plan = plan_memory(worker, kind, resolved, page_size, before)
     log.info("memory: %s", plan)
     worker.model.finish_loading(plan.max_model_len)
     pool = KVPool(worker.model.kv_spec(page_size, worker.dtype), plan.num_pages, worker.device)
-    executor = kind(worker, pool, settings)
+    executor = kind(worker, pool, resolved)
     executor.capture()
-    return ModelRunner(worker, pool, executor, plan.max_model_len)
+    return ModelRunner(worker, pool, executor, plan.max_model_len, resolved)

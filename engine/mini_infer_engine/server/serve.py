@@ -15,7 +15,8 @@ from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.launch import DRAINING_HEADER
 from mini_infer_engine.api.app import make_app
 from mini_infer_engine.api.metrics import ServerMetrics
-from mini_infer_engine.api.state import ApiServerState, ServeOptions
+from mini_infer_engine.api.state import ApiServerState
+from mini_infer_engine.config.server_options import ServerOptions
 from mini_infer_engine.server.child_process import CoreProcess
 from mini_infer_engine.server.core_client import CoreClient, CoreFailedError
 from mini_infer_engine.server.throughput import Throughput
@@ -30,10 +31,12 @@ _KEEP_ALIVE_S = 75
 """Longer than clients and gateways keep an idle connection: the side that closes first should not be the server."""
 
 
-def serve(listening: socket.socket, text: TextModel, core: CoreProcess, options: ServeOptions) -> int:
+def serve(
+    listening: socket.socket, text: TextModel, core: CoreProcess, options: ServerOptions, max_num_seqs: int
+) -> int:
     """Run until a signal or the core's death. Returns the exit status."""
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(_Server(listening, text, core, options).run())
+        return runner.run(_Server(listening, text, core, options, max_num_seqs).run())
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
@@ -53,11 +56,14 @@ class _Uvicorn(uvicorn.Server):
 
 
 class _Server:
-    def __init__(self, listening: socket.socket, text: TextModel, core: CoreProcess, options: ServeOptions) -> None:
+    def __init__(
+        self, listening: socket.socket, text: TextModel, core: CoreProcess, options: ServerOptions, max_num_seqs: int
+    ) -> None:
         self._listening = listening
         self._text = text
         self._core = core
         self._options = options
+        self._max_num_seqs = max_num_seqs
         self._status = 0
         self._leaving = asyncio.Event()
         """Set when the process should go at once."""
@@ -66,7 +72,7 @@ class _Server:
     async def run(self) -> int:
         metrics = ServerMetrics(self._text.names[0])
         client = CoreClient(self._core.address, metrics)
-        self._front = ApiServerState(self._text, client, metrics, self._options)
+        self._front = ApiServerState(self._text, client, metrics, self._options, self._max_num_seqs)
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self._on_terminate)
         loop.add_signal_handler(signal.SIGINT, self._leaving.set)

@@ -61,20 +61,38 @@ class TextModel:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     @classmethod
-    def load(cls, names: tuple[str, ...], directory: Path | None, skip_tokenizer: bool = False) -> Self:
-        """From a model folder, or of the dry run (None). ValueError, OSError: a file is missing or broken."""
+    def load(
+        cls, names: tuple[str, ...], directory: Path | None, skip_tokenizer: bool = False, generation: str = "auto"
+    ) -> Self:
+        """From a model folder, or of the dry run (None). ValueError, OSError: a file is missing or broken.
+
+        `generation`: where sampling defaults come from, see `EngineOptions.generation_config`.
+        """
         if directory is None:
             return cls(names, None if skip_tokenizer else dry_model.dry_assets(), GenerationDefaults())
-        defaults = GenerationDefaults.from_directory(directory)
-        if summary := defaults.summary():
-            level = logging.WARNING if defaults.ignored else logging.INFO
-            logger.log(level, "%s: %s", directory / "generation_config.json", summary)
+        defaults = _generation_defaults(directory, generation)
         try:
             return cls(names, None if skip_tokenizer else PromptAssets.from_directory(directory), defaults)
         except ValueError as error:
             raise ModelError(
                 f"{directory}: {error}. Replace the file; token ids alone need no tokenizer (skip_tokenizer_init)."
             ) from None
+
+
+def _generation_defaults(directory: Path, source: str) -> GenerationDefaults:
+    """ModelError: the folder that is to have them has none, or a broken file."""
+    if source == "vllm":
+        return GenerationDefaults()
+    folder = directory if source == "auto" else Path(source).expanduser()
+    if source != "auto" and not (folder / "generation_config.json").is_file():
+        raise ModelError(
+            f"generation_config = {source!r}: there is no generation_config.json in it; write auto, vllm or a folder"
+        )
+    defaults = GenerationDefaults.from_directory(folder)
+    if summary := defaults.summary():
+        level = logging.WARNING if defaults.ignored else logging.INFO
+        logger.log(level, "%s: %s", folder / "generation_config.json", summary)
+    return defaults
 
 
 def _run_slice(job: Sliced[Any]) -> tuple[bool, Any]:

@@ -6,21 +6,34 @@ import pytest
 
 import mini_infer_engine
 from mini_infer_engine.config.mechanisms import Mechanism
+from mini_infer_engine.config.server_options import ServerOptions
 from mini_infer_engine.config.settings import EngineSettings
-from mini_infer_engine.server.cli import byte_size, main, make_parser, settings_from
+from mini_infer_engine.server.cli import main, make_parser, settings_from
+from mini_infer_engine.server.flags import byte_size, options_from
 from tests.engine.server.dry_server import ROOT
 
 
 def test_every_setting_has_a_flag_with_the_same_default() -> None:
     parsed = settings_from(make_parser().parse_args(["--model", "m"]))
     assert parsed == EngineSettings(model="m")
+    assert options_from(make_parser().parse_args([]), ServerOptions) == ServerOptions()
+
+
+def test_the_model_is_named_by_place_or_by_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    assert make_parser().parse_args(["demo", "--port", "0"]).MODEL == "demo"
+    for wrong in (["one", "--model", "two"], []):
+        with pytest.raises(SystemExit):
+            main(wrong)
+        told = capsys.readouterr().err
+        assert len(told.splitlines()) <= 3, "a long usage hides what is wrong"
+        assert "mini-infer-serve: error:" in told
 
 
 def test_help_tells_meaning_unit_and_default_of_every_flag() -> None:
     for action in make_parser()._actions:
         if action.dest in ("help", "version"):
             continue
-        name = action.option_strings[0]
+        name = action.option_strings[0] if action.option_strings else action.dest
         assert action.help, name
         assert "default" in action.help, name
         assert action.type is None or action.metavar or action.choices, f"{name} has no unit"
@@ -50,7 +63,7 @@ def test_mechanisms_are_switched_off_by_names_that_help_describes(capsys: pytest
         assert f"  {mechanism} " in described
         assert "; off: " in mechanism.description, f"{mechanism}: what runs in its place?"
     with pytest.raises(SystemExit):
-        parser.parse_args(["--model", "m", "--disable", "stream-k"])
+        main(["--model", "m", "--disable", "stream-k"])
     assert "no mechanism 'stream-k': did you mean 'stream_k'?" in capsys.readouterr().err
     with pytest.raises(ValueError, match="no mechanism 'magic'"):
         EngineSettings(model="m", disable=("magic",))

@@ -1,0 +1,101 @@
+"""Every option of an engine, once: flags, settings, the resource's `engine` block and a page of docs come from here."""
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from mini_infer_contract.options import Option
+
+MODEL = "model"
+BATCHING = "batching and memory"
+
+_MOST_TOKENS = 16_777_216
+
+
+class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine is started with; names are vLLM's where it has one."""
+
+    model: Annotated[str, Option(group=MODEL, unit="DIR|HF-ID|demo", default_text="no default")]
+    """What is served: a folder in Hugging Face format, a hub id, or "demo", the small model of the package."""
+    served_model_name: Annotated[
+        tuple[str, ...], Option(group=MODEL, unit="NAME", is_list=True, default_text="as --model")
+    ] = ()
+    """Names that clients may ask for; the first is what the model calls itself."""
+    revision: Annotated[str | None, Option(group=MODEL, unit="REVISION", default_text="the hub's main one")] = None
+    """Branch, tag or commit on the hub."""
+    dtype: Annotated[Literal["auto", "float32", "bfloat16"], Option(group=MODEL, in_resource=True)] = "auto"
+    """Of weights and activations; auto: the checkpoint's on a GPU, float32 on a CPU, where bfloat16 is slower."""
+    load_format: Annotated[Literal["auto", "dummy"], Option(group=MODEL, in_resource=True)] = "auto"
+    """auto: the model's weights; dummy: random ones, for benchmarks, where only config.json is needed."""
+    attention_backend: Annotated[
+        Literal["auto", "torch", "flash", "triton"], Option(group=BATCHING, in_resource=True)
+    ] = "auto"
+    """Kernels that compute attention; auto: Triton on a GPU; flash: flash-attn for prompts; torch: slow reference."""
+    device: Annotated[Literal["auto", "cpu", "cuda"], Option(group=MODEL)] = "auto"
+    """Where it runs; auto: a GPU where there is one."""
+    generation_config: Annotated[str, Option(group=MODEL, unit="auto|vllm|DIR")] = "auto"
+    """Sampling defaults of requests; auto: the model's generation_config.json; vllm: OpenAI's; a folder: its file."""
+    max_model_len: Annotated[
+        int | None,
+        Option(group=MODEL, unit="TOKENS", low=1, high=_MOST_TOKENS, in_resource=True, default_text="the model's"),
+    ] = None
+    """Tokens of prompt and output together."""
+    skip_tokenizer_init: Annotated[bool, Option(group=MODEL)] = False
+    """Token ids in, token ids out, no text."""
+    seed: Annotated[int, Option(group=MODEL, unit="N", low=0, high=2**31 - 1)] = 0
+    """Of dummy weights."""
+    max_num_seqs: Annotated[int, Option(group=BATCHING, unit="N", low=1, high=65_536, in_resource=True)] = 256
+    """Sequences that run at once."""
+    max_num_batched_tokens: Annotated[
+        int | None,
+        Option(
+            group=BATCHING,
+            unit="TOKENS",
+            low=1,
+            high=_MOST_TOKENS,
+            in_resource=True,
+            default_text="2048 on a CPU, 8192 on a GPU",
+        ),
+    ] = None
+    """Tokens of one forward pass."""
+    long_prefill_token_threshold: Annotated[
+        int, Option(group=BATCHING, unit="TOKENS", low=0, high=_MOST_TOKENS, in_resource=True)
+    ] = 0
+    """Largest prefill chunk; smaller ones make decoding smoother; 0: only the budget of a pass cuts."""
+    page_size: Annotated[
+        int | None,
+        Option(
+            group=BATCHING,
+            unit="TOKENS",
+            low=16,
+            high=4_096,
+            in_resource=True,
+            default_text="16 on a CPU, 128 on a GPU, 256 with flash-attn",
+        ),
+    ] = None
+    """Tokens of a KV page, a multiple of 16."""
+    kv_cache_memory: Annotated[
+        int | None,
+        Option(
+            group=BATCHING,
+            unit="SIZE",
+            low=1,
+            is_size=True,
+            in_resource=True,
+            aliases=("--kv-cache-memory-bytes",),
+            default_text="2GB on a CPU, what --gpu-memory-utilization leaves on a GPU",
+        ),
+    ] = None
+    """Size of the page pool."""
+    gpu_memory_utilization: Annotated[
+        float, Option(group=BATCHING, unit="SHARE", low=0, low_is_allowed=False, high=1, in_resource=True)
+    ] = 0.9
+    """Share of a GPU's memory for weights, activations and the page pool, whatever others on the same GPU hold."""
+    enable_prefix_caching: Annotated[bool, Option(group=BATCHING, in_resource=True)] = True
+    """Prompts share the KV pages of equal beginnings."""
+    enforce_eager: Annotated[bool, Option(group=BATCHING)] = False
+    """No CUDA graphs: slower, starts a little sooner, easier to debug."""
+    disable: Annotated[tuple[str, ...], Option(group=BATCHING, unit="NAME,...", is_list=True, default_text="none")] = ()
+    """Mechanisms of the GPU path that are switched off, to measure or to find a fault; --help describes them."""
+    step_depth: Annotated[Literal[0, 1], Option(group=BATCHING)] = 1
+    """Passes in flight while the host plans the next: 1 hides the host's work behind the device's."""

@@ -1,0 +1,52 @@
+"""Every option of the HTTP process that is not the engine's: addresses, limits, logs. Flags are made from it."""
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from mini_infer_contract.launch import HTTP_PORT, MAX_BODY_BYTES
+from mini_infer_contract.logs import LogFormat
+from mini_infer_contract.options import Option
+
+SERVER = "server"
+_DAY_S = 86_400
+
+
+class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What a server is started with, beside its engine's options."""
+
+    host: Annotated[str, Option(group=SERVER, unit="ADDRESS")] = "127.0.0.1"
+    """Where it listens; 0.0.0.0: reachable from other machines."""
+    port: Annotated[int, Option(group=SERVER, unit="PORT", low=0, high=65_535)] = HTTP_PORT
+    """Of HTTP; 0: a free one."""
+    events_port: Annotated[int, Option(group=SERVER, unit="PORT", low=0, high=65_535, default_text="0, do not")] = 0
+    """Publish KV events and load over ZMQ."""
+    replay_port: Annotated[int, Option(group=SERVER, unit="PORT", low=0, high=65_535, default_text="0, do not")] = 0
+    """Let gateways ask for events that they missed."""
+    max_body_bytes: Annotated[int, Option(group=SERVER, flag="max-body-size", unit="SIZE", low=1, is_size=True)] = (
+        MAX_BODY_BYTES
+    )
+    """Of one request, after decompression."""
+    body_timeout_s: Annotated[float, Option(group=SERVER, flag="body-timeout", unit="SECONDS", low=0, high=_DAY_S)] = 60
+    """For a request's body to come; a slower one is answered with 408."""
+    max_waiting: Annotated[int, Option(group=SERVER, unit="N", low=0, high=2**31 - 1)] = 4096
+    """Choices of requests that wait, beside --max-num-seqs that run; above, the answer is 429 with Retry-After."""
+    max_tokenizing_bytes: Annotated[
+        int, Option(group=SERVER, flag="max-tokenizing-size", unit="SIZE", low=1, is_size=True)
+    ] = 256 * 2**20
+    """Of bodies that are being made into prompts at once; above, the answer is 429."""
+    drain_timeout_s: Annotated[
+        float, Option(group=SERVER, flag="drain-timeout", unit="SECONDS", low=0, high=_DAY_S)
+    ] = 30
+    """After SIGTERM, for running requests to finish."""
+    health_timeout_s: Annotated[
+        float, Option(group=SERVER, flag="health-timeout", unit="SECONDS", low=0, high=_DAY_S)
+    ] = 120
+    """/healthz answers 503 when the core has work and has finished no step for so long; a step on a CPU can take a
+    minute; 0: never."""
+    access_log: Annotated[bool, Option(group=SERVER)] = True
+    """A line for each request; those that fail are warnings."""
+    log_format: Annotated[LogFormat, Option(group=SERVER)] = "text"
+    """json: one object a line, for collectors."""
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], Option(group=SERVER)] = "info"
+    """The least that is logged."""

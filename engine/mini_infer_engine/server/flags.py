@@ -1,0 +1,89 @@
+"""Flags of a command line out of declared options, and options out of what was given. Knows no option by name."""
+
+import argparse
+import re
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar, get_args, get_origin
+
+import msgspec
+
+from mini_infer_contract.options import OptionRow, option_rows
+
+Options = TypeVar("Options", bound=msgspec.Struct)
+
+_UNITS = {
+    "": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40
+}  # fmt: skip
+
+
+def add_flags(parser: argparse.ArgumentParser, struct: type[msgspec.Struct], groups: dict[str, str]) -> None:
+    """A flag for each option, in these groups; `groups` has their descriptions."""
+    made = {name: parser.add_argument_group(name, about) for name, about in groups.items()}
+    for row in option_rows(struct):
+        made[row.option.group].add_argument(row.flag, *row.option.aliases, dest=row.name, **_argument(row))
+
+
+def options_from(given: argparse.Namespace, struct: type[Options], **changes: Any) -> Options:
+    """The struct's part of what was given. ValueError: values do not go together."""
+    values = {row.name: getattr(given, row.name) for row in option_rows(struct)} | changes
+    return struct(**values)
+
+
+def _argument(row: OptionRow) -> dict[str, Any]:
+    """What argparse must know."""
+    default = None if row.default is msgspec.NODEFAULT else row.default
+    common = {"default": default, "help": f"{row.description.rstrip('.')} (default: {row.shown_default})"}
+    if row.type is bool:
+        return common | {"action": argparse.BooleanOptionalAction}
+    if get_origin(row.type) is Literal:
+        choices = get_args(row.type)
+        return common | {"choices": choices, "type": type(choices[0])}
+    if row.option.is_list and "," not in row.option.unit:
+        return common | {"nargs": "+", "action": _AsTuple, "metavar": row.option.unit}
+    return common | {"type": _reader(row), "metavar": row.option.unit}
+
+
+def _reader(row: OptionRow) -> Callable[[str], Any]:
+    if row.option.is_size:
+        return byte_size
+    if row.option.is_list:
+        return comma_separated
+    if row.type in (int, float):
+        return lambda text: _number(text, row)
+    return str
+
+
+class _AsTuple(argparse.Action):
+    def __call__(
+        self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: str | None = None
+    ) -> None:
+        setattr(namespace, self.dest, tuple(values))
+
+
+def comma_separated(text: str) -> tuple[str, ...]:
+    """Names, without blanks around them."""
+    return tuple(name.strip() for name in text.split(","))
+
+
+def byte_size(text: str) -> int:
+    """Bytes from "512MiB", "2GB", "1.5g" or a plain number."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]I?)?B?", text.strip().upper())
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size: write bytes, or a number with KB, MB, GB, MiB, GiB")
+    return int(float(match[1]) * _UNITS[match[2] or ""])
+
+
+def _number(text: str, row: OptionRow) -> float:
+    option = row.option
+    try:
+        value = row.type(text)
+    except ValueError:
+        value = None
+    low, high = option.low, option.high
+    too_low = value is not None and low is not None and (value < low if option.low_is_allowed else value <= low)
+    if value is None or too_low or (high is not None and not value <= high):
+        what = "an integer" if row.type is int else "a number"
+        begin = "" if low is None else f" from {low:g}" if option.low_is_allowed else f" above {low:g}"
+        raise argparse.ArgumentTypeError(f"{text!r} is not {what}{begin}{'' if high is None else f' up to {high:g}'}")
+    number: float = value
+    return number
