@@ -15,3 +15,13 @@ LEASE_RULES: list[dict[str, Any]] = [
     {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "create", "update"]},
 ]
 """`rules` of a Role in the operator's own namespace: its pods agree by a Lease on which of them works."""
+
+CRD_RULES: list[dict[str, Any]] = [
+    {
+        "apiGroups": ["apiextensions.k8s.io"],
+        "resources": ["customresourcedefinitions"],
+        "resourceNames": [f"{PLURAL}.{GROUP}"],
+        "verbs": ["get", "patch"],
+    }
+]
+"""What `mini-infer-operator --apply-crd` uses where there is a CRD already: the rights of the chart's hook."""

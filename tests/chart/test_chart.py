@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from mini_infer_contract.resources import GROUP, PLURAL
-from mini_infer_operator.permissions import LEASE_RULES, RULES
+from mini_infer_operator.permissions import CRD_RULES, LEASE_RULES, RULES
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts/mini-infer"
@@ -54,7 +54,26 @@ def test_rights_are_what_the_programs_use_and_no_more() -> None:
     pods = {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}
     services = {"apiGroups": [GROUP], "resources": [PLURAL], "verbs": ["get", "list", "watch"]}
     assert roles["mini-infer-gateway"]["rules"] == [pods, services]
-    assert set(roles) == {"mini-infer-operator", "mini-infer-gateway", "mini-infer-view", "mini-infer-edit"}
+    assert roles["mini-infer-crd-upgrade"]["rules"] == CRD_RULES
+    names = {"operator", "gateway", "view", "edit", "crd-upgrade"}
+    assert set(roles) == {f"mini-infer-{name}" for name in names}
+
+
+@needs_helm
+def test_the_crd_is_upgraded_before_a_release_is_unless_that_is_left_to_somebody_else() -> None:
+    (job,) = of_kind(render(), "Job").values()
+    assert job["metadata"]["annotations"]["helm.sh/hook"] == "pre-upgrade"
+    pod = job["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    operator = of_kind(render(), "Deployment")["mini-infer-operator"]["spec"]["template"]["spec"]["containers"][0]
+    assert (container["image"], container["args"]) == (operator["image"], ["--apply-crd"])
+    assert pod["securityContext"]["runAsNonRoot"]
+    assert container["securityContext"]["readOnlyRootFilesystem"]
+    hooks = [item for item in render() if "helm.sh/hook" in item["metadata"].get("annotations", {})]
+    assert {item["kind"] for item in hooks} >= {"ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Job"}
+    assert not of_kind(render("crds.upgrade=false"), "Job")
+    assert not of_kind(render("namespace=team"), "Job")
+    assert of_kind(render("namespace=team", "crds.upgrade=true"), "Job")
 
 
 @needs_helm

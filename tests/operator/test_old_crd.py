@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from mini_infer_operator.permissions import CRD_RULES
 from tests.support.control_plane import ControlPlane
-from tests.support.operator_process import ROOT, Cluster, OperatorProcess, operator_kubeconfig, wait
+from tests.support.operator_process import ROOT, Cluster, OperatorProcess, kubeconfig_with, operator_kubeconfig, wait
 from tests.support.services import changed
 
 pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster")]
@@ -52,7 +53,7 @@ def ask(cluster: Cluster, path: str) -> tuple[int, dict[str, Any]]:
         return 0, {}
 
 
-def test_an_old_crd_is_told_served_and_upgraded(cluster: Cluster) -> None:
+def test_an_old_crd_is_told_served_and_upgraded(cluster: Cluster, tmp_path: Path) -> None:
     def told() -> Any:
         status, answer = ask(cluster, "/readyz")
         return status == 503 and any("CRD is older" in problem for problem in answer["problems"]) and answer
@@ -67,7 +68,8 @@ def test_an_old_crd_is_told_served_and_upgraded(cluster: Cluster) -> None:
     wait(lambda: cluster.ready("broken").get("reason") == "ImagePullFailed")
     assert not any(c["type"] == "Reconciling" for c in cluster.status("broken")["conditions"])
 
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "KUBECONFIG": str(cluster.plane.kubeconfig)}
+    kubeconfig = kubeconfig_with(cluster.plane, tmp_path / "hook", "crd-upgrade", CRD_RULES)  # the chart's hook
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "KUBECONFIG": str(kubeconfig)}
     command = [sys.executable, "-m", "mini_infer_operator.controller.run", "--apply-crd"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=ROOT, timeout=60)
     assert done.returncode == 0, done.stderr

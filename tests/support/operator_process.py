@@ -67,11 +67,15 @@ def wait(what: Callable[[], Any], limit_s: float = 20.0) -> Any:
 
 def operator_kubeconfig(plane: ControlPlane, path: Path) -> Path:
     """For a service account that has the rights in permissions.py and no others."""
-    name, rbac = "operator", "rbac.authorization.k8s.io"
+    return kubeconfig_with(plane, path, "operator", [*RULES, *LEASE_RULES])
+
+
+def kubeconfig_with(plane: ControlPlane, path: Path, name: str, rules: list[dict[str, Any]]) -> Path:
+    """For a new service account of this name that has these rights and no others."""
+    rbac = "rbac.authorization.k8s.io"
     subject = {"kind": "ServiceAccount", "name": name, "namespace": "default"}
     reference = {"apiGroup": rbac, "kind": "ClusterRole", "name": name}
     metadata = {"name": name}
-    rules = [*RULES, *LEASE_RULES]
     plane.apply(
         {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {**metadata, "namespace": "default"}},
         {"apiVersion": f"{rbac}/v1", "kind": "ClusterRole", "metadata": metadata, "rules": rules},
