@@ -34,7 +34,7 @@ class Piece(NamedTuple):
     ids: "array[int] | list[int]"
     end: int
     closed: bool
-    """An added token ends there: whatever follows, the ids up to here stay."""
+    """An added token ends there, and none that is longer can: whatever follows, the ids up to here stay."""
 
 
 class SegmentEncoder:
@@ -83,7 +83,8 @@ class SegmentEncoder:
                 yield Piece(self._piece(text[start:stop]), stop, False)
                 start = stop
             if found:
-                yield Piece([self._added.ids[text[begin:end]]], end, True)
+                word = text[begin:end]
+                yield Piece([self._added.ids[word]], end, word not in self._added.beginnings)
                 start = end
 
     def _next_cut(self, text: str, start: int, end: int) -> int:
@@ -158,6 +159,10 @@ class _AddedTokens:
         self.ids = ids
         self._pattern = re.compile(_any_of(list(ids))) if ids else None
         self._longest = max(map(len, ids), default=0)
+        self.beginnings = {
+            word for word in ids if any(len(word) < len(other) for other in ids if other.startswith(word))
+        }
+        """Those with which a longer one begins: what follows in the text decides which it is."""
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> "_AddedTokens | None":

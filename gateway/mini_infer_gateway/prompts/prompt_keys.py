@@ -8,7 +8,7 @@ from collections.abc import Generator, Sequence
 from typing import Any
 
 from mini_infer_contract.api_errors import ApiError
-from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS, KEY_BYTES, block_keys
+from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS, block_keys
 from mini_infer_contract.prompt import PromptEncoder, PromptText, chat_prompt_text, completion_prompts
 from mini_infer_gateway.index.key_chain import KeyChain
 from mini_infer_gateway.index.prefix_index import prompt_root
@@ -56,13 +56,13 @@ def _text_steps(
     text = prompt.text
     kind = (encoder.revision, root, prompt.add_special_tokens)
     found = remembered.find(kind, text)
-    packed, mark = (found[0].packed_keys, found[1]) if found else (b"", Mark(0, 0, ()))
+    known, mark = (found[0].keys, found[1]) if found else (None, Mark(0, 0, ()))
     first_block = mark.tokens // BLOCK_SIZE_TOKENS
     ids, closed, stepped = [*mark.rest], [], mark.end
     if len(text) - mark.end > STEP_CHARACTERS:
         yield len(text) - mark.end
     keys: list[bytes] = []
-    parent = packed[(first_block - 1) * KEY_BYTES : first_block * KEY_BYTES] if first_block else root
+    parent = known[first_block - 1] if known and first_block else root
     for piece in encoder.pieces(prompt, mark.end):
         ids += piece.ids
         if piece.closed and piece.end:
@@ -77,12 +77,12 @@ def _text_steps(
     keys += block_keys(ids[len(keys) * BLOCK_SIZE_TOKENS :], keys[-1] if keys else parent)
     if len(text) < MIN_CHARACTERS:
         return tokens, keys
-    chain = KeyChain(packed[: first_block * KEY_BYTES] + b"".join(keys))
-    marks = [*_marks_before(found)] + [_mark(end, count, ids, first_block) for end, count in closed[-MAX_MARKS:]]
+    chain = KeyChain(keys, known, first_block)
+    marks = [*_marks_before(found)]
+    marks += [_mark(end, count, ids, first_block) for end, count in closed[-MAX_MARKS:]]
     if marks and marks[-1].end >= MIN_CHARACTERS:
-        end = marks[-1]
-        known = chain.packed[: end.tokens // BLOCK_SIZE_TOKENS * KEY_BYTES]
-        remembered.remember(Remembered(kind, text[: end.end], known, tuple(marks[-MAX_MARKS:])), instead_of=found)
+        entry = Remembered(kind, text, chain, tuple(marks[-MAX_MARKS:]), grown_from=found)
+        remembered.remember(entry, instead_of=found)
     return tokens, chain
 
 

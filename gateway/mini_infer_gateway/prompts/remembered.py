@@ -8,8 +8,11 @@ is new of it, and a template that changes what is behind costs a comparison that
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Hashable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+
+from mini_infer_contract.blocks import KEY_BYTES
+from mini_infer_gateway.index.key_chain import KeyChain
 
 MIN_CHARACTERS = 4096
 """Shorter texts are tokenised again, which takes about a millisecond at most."""
@@ -19,6 +22,8 @@ _TAIL_CHARACTERS = 64
 _REPLACED_CHARACTERS = 4096
 """A text that parts from another one this close to its last mark stands for it."""
 _ENTRY_BYTES = 1500
+CHUNK_CHARACTERS = 16 << 10
+"""Of a text that is kept: copied and compared without asking the system for memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,33 +37,61 @@ class Mark:
     """The token ids after the last full block before it."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Remembered:
-    """A text with its block keys and marks."""
+    """The beginning of a text, up to its last mark, with its block keys.
 
-    kind: Hashable
-    """What else the keys depend on."""
-    text: str
-    packed_keys: bytes
-    marks: tuple[Mark, ...]
-    """In order."""
-    tails: tuple[str, ...] = field(init=False)
-    """The characters before each mark: most comparisons that fail, fail there."""
+    It is kept in chunks, most of them those of the text that it grew from, so that a turn copies what is new.
+    """
 
-    def __post_init__(self) -> None:
-        tails = tuple(self.text[max(0, mark.end - _TAIL_CHARACTERS) : mark.end] for mark in self.marks)
-        object.__setattr__(self, "tails", tails)
+    __slots__ = ("_chunks", "_tails", "keys", "kind", "marks", "size_bytes")
+
+    def __init__(
+        self,
+        kind: Hashable,
+        text: str,
+        keys: KeyChain,
+        marks: tuple[Mark, ...],
+        grown_from: "tuple[Remembered, Mark] | None" = None,
+    ) -> None:
+        """`kind`: what else the keys depend on. `keys`: of all blocks before the last mark, or more."""
+        self.kind, self.keys, self.marks = kind, keys, marks
+        end = marks[-1].end
+        self._chunks: list[str] = []
+        if grown_from:
+            self._chunks += grown_from[0]._chunks[: grown_from[1].end // CHUNK_CHARACTERS]
+        for start in range(len(self._chunks) * CHUNK_CHARACTERS, end, CHUNK_CHARACTERS):
+            self._chunks.append(text[start : min(end, start + CHUNK_CHARACTERS)])
+        self._tails = [text[max(0, mark.end - _TAIL_CHARACTERS) : mark.end] for mark in marks]
+        """The characters before each mark: most comparisons that fail, fail there."""
+        self.size_bytes = sum(map(sys.getsizeof, self._chunks)) + KEY_BYTES * len(keys) + _ENTRY_BYTES
 
     def mark_in(self, text: str) -> Mark | None:
         """The last mark whose text `text` begins with."""
-        for mark, tail in zip(reversed(self.marks), reversed(self.tails), strict=True):
-            if text.startswith(tail, mark.end - len(tail)) and text.startswith(self.text[: mark.end]):
+        for mark, tail in zip(reversed(self.marks), reversed(self._tails), strict=True):
+            if text.startswith(tail, mark.end - len(tail)) and self._begins(text, mark.end):
                 return mark
         return None
 
-    def size_bytes(self) -> int:
-        """Of memory."""
-        return sys.getsizeof(self.text) + len(self.packed_keys) + _ENTRY_BYTES
+    def beginnings(self) -> list[Hashable]:
+        """Under which it is found: also by a text that is a little shorter."""
+        level = _level(self.marks[-1].end)
+        return [_beginning(self.kind, self._part, level - less) for less in range(min(2, level + 1))]
+
+    def _begins(self, text: str, end: int) -> bool:
+        """Whether the first `end` characters are the same."""
+        whole = end // CHUNK_CHARACTERS
+        chunks = enumerate(self._chunks[:whole])
+        if not all(text.startswith(chunk, number * CHUNK_CHARACTERS) for number, chunk in chunks):
+            return False
+        rest = end - whole * CHUNK_CHARACTERS
+        return not rest or text.startswith(self._chunks[whole][:rest], whole * CHUNK_CHARACTERS)
+
+    def _part(self, start: int, end: int) -> str:
+        """Some characters, which lie within one chunk or two."""
+        start = max(0, start)
+        number = start // CHUNK_CHARACTERS
+        offset = number * CHUNK_CHARACTERS
+        return "".join(self._chunks[number : number + 2])[start - offset : end - offset]
 
 
 class RememberedPrompts:
@@ -75,10 +108,14 @@ class RememberedPrompts:
         """The longest beginning of `text` that is known."""
         if len(text) < MIN_CHARACTERS:
             return None
+
+        def part(start: int, end: int) -> str:
+            return text[max(0, start) : end]
+
         with self._lock:
             for level in range(_level(len(text)), -1, -1):
                 best: tuple[Remembered, Mark] | None = None
-                for entry in self._by_beginning.get(_beginning(kind, text, level), ()):
+                for entry in self._by_beginning.get(_beginning(kind, part, level), ()):
                     mark = entry.mark_in(text)
                     if mark and (best is None or mark.end > best[1].end):
                         best = entry, mark
@@ -89,7 +126,7 @@ class RememberedPrompts:
 
     def remember(self, entry: Remembered, instead_of: tuple[Remembered, Mark] | None) -> None:
         """Keeps a text whose last mark is at MIN_CHARACTERS or after; `instead_of`: what `find` said of it."""
-        size = entry.size_bytes()
+        size = entry.size_bytes
         if size > self.max_bytes // 4:
             return
         with self._lock:
@@ -99,15 +136,15 @@ class RememberedPrompts:
                     self._forget(known)
             self._all[entry] = None
             self._bytes += size
-            for key in _beginnings(entry):
+            for key in entry.beginnings():
                 self._by_beginning.setdefault(key, []).append(entry)
             while self._bytes > self.max_bytes:
                 self._forget(next(iter(self._all)))
 
     def _forget(self, entry: Remembered) -> None:
         del self._all[entry]
-        self._bytes -= entry.size_bytes()
-        for key in _beginnings(entry):
+        self._bytes -= entry.size_bytes
+        for key in entry.beginnings():
             entries = self._by_beginning[key]
             entries.remove(entry)
             if not entries:
@@ -119,13 +156,7 @@ def _level(characters: int) -> int:
     return (characters // MIN_CHARACTERS).bit_length() - 1
 
 
-def _beginnings(entry: Remembered) -> list[Hashable]:
-    """Under which an entry is found: also by a text that is a little shorter than it."""
-    level = _level(entry.marks[-1].end)
-    return [_beginning(entry.kind, entry.text, level - less) for less in range(min(2, level + 1))]
-
-
-def _beginning(kind: Hashable, text: str, level: int) -> Hashable:
-    """A sample of the text's first MIN_CHARACTERS * 2**level characters."""
+def _beginning(kind: Hashable, part: Callable[[int, int], str], level: int) -> Hashable:
+    """A sample of a text's first MIN_CHARACTERS * 2**level characters."""
     length = MIN_CHARACTERS << level
-    return kind, level, text[length // 2 : length // 2 + 64], text[length - 64 : length]
+    return kind, level, part(length // 2, length // 2 + 64), part(length - 64, length)

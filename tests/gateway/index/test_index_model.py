@@ -79,7 +79,7 @@ def test_hits_are_the_models(actions: list[tuple[str, Any]], packed: bool) -> No
     index, model, now_s, seen = PrefixIndex(10_000), PlainModel(), 0.0, [[0], [1, 1], [2, 0, 1]]
 
     def as_chain(keys: Keys) -> Any:
-        return KeyChain(b"".join(keys)) if packed else keys
+        return KeyChain(keys) if packed else keys
 
     for kind, value in actions:
         if kind in ("store", "guess"):

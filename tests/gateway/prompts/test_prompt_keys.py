@@ -156,7 +156,7 @@ def test_memory_is_bounded() -> None:
     encoder, known = encoder_of("byte_level", "chatml"), RememberedPrompts(300_000)
     for number in range(40):
         check(encoder, known, chat(3, words=400, last=f"{number} " * 3_000))
-        assert known._bytes == sum(entry.size_bytes() for entry in known._all) <= 300_000
+        assert known._bytes == sum(entry.size_bytes for entry in known._all) <= 300_000
     assert len(known._all) > 3
     assert {id(entry) for entries in known._by_beginning.values() for entry in entries} == set(map(id, known._all))
 
