@@ -67,7 +67,9 @@ Outcomes: ok, client_error, server_error, broke (it ended after its first byte),
 inside a stream), client_gone, internal (an error of the gateway's own)."""
 GATEWAY_ATTEMPTS = "mini_infer_gateway_attempts_total"
 """Counter: what became of each request that went to an endpoint, by `endpoint` and `outcome`: as GATEWAY_REQUESTS,
-and retried (another endpoint was tried, before the first byte)."""
+retried (another endpoint was tried, before the first byte), and continued (another one went on with the stream)."""
+GATEWAY_CONTINUATIONS = "mini_infer_gateway_continuations_total"
+"""Counter: streams that lost their endpoint and could be continued, by `outcome`: whole or broke."""
 GATEWAY_REQUEST_DURATION = "mini_infer_gateway_request_duration_seconds"
 """Histogram: from a request's arrival to the end of its answer, below 300, by `model`."""
 GATEWAY_ROUTING_DECISIONS = "mini_infer_gateway_routing_decisions_total"

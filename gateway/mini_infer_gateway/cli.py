@@ -55,6 +55,12 @@ def parse(arguments: Sequence[str] | None = None) -> GatewaySettings:
         "what it had cached, which tells tenants about each other",
     )
     parser.add_argument(
+        "--no-continuation",
+        dest="continuation",
+        action="store_false",
+        help="end a stream with an error where its engine dies, instead of going on with it on another engine",
+    )
+    parser.add_argument(
         "--forward-authorization",
         action="store_true",
         help="send clients' Authorization header on to engines, for servers that check API keys of their own",

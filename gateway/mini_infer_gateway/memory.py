@@ -67,6 +67,11 @@ class BodyBudget:
         self.taken_bytes += size_bytes
         return True
 
+    @property
+    def is_tight(self) -> bool:
+        """More than half is taken: what need not be kept should not be."""
+        return 2 * self.taken_bytes > self._limit_bytes
+
     def give_back(self, size_bytes: int) -> None:
         """What was taken is not needed any more."""
         self.taken_bytes -= size_bytes

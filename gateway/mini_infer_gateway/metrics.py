@@ -33,6 +33,7 @@ class Outcome(Enum):
     IN_BAND_ERROR = "in_band_error"
     CLIENT_GONE = "client_gone"
     RETRIED = "retried"
+    CONTINUED = "continued"
     INTERNAL = "internal"
 
 
@@ -99,6 +100,12 @@ class Metrics:
         self._retries = Counter(
             names.GATEWAY_RETRIES, "Requests sent to another endpoint.", [names.LABEL_REASON], registry=registry
         )
+        self._continuations = Counter(
+            names.GATEWAY_CONTINUATIONS,
+            "Streams that lost their endpoint.",
+            [names.LABEL_OUTCOME],
+            registry=registry,
+        )
         self._gaps = Counter(
             names.GATEWAY_EVENT_GAPS, "Gaps in KV event sequences.", [names.LABEL_HEALED], registry=registry
         )
@@ -151,6 +158,10 @@ class Metrics:
     def retried(self, reason: str) -> None:
         """A request goes to another endpoint."""
         self._retries.labels(reason).inc()
+
+    def continued(self, whole: bool) -> None:
+        """A stream lost its endpoint; `whole`: the client got all of it nevertheless."""
+        self._continuations.labels("whole" if whole else "broke").inc()
 
     def event_gap(self, healed: str) -> None:
         """KV events were lost and made up for by `healed`."""

@@ -43,6 +43,8 @@ class GatewaySettings:
     """Between two pieces of a stream."""
     max_attempts: int = 3
     """Endpoints that one request may be tried on."""
+    continuation: bool = True
+    """Go on with a stream on another endpoint where its own died; costs a number a token between engine and gateway."""
     request_deadline_s: float = 600.0
     """From a request's arrival until its answer begins, over all attempts."""
     forward_authorization: bool = False

@@ -28,6 +28,8 @@ class AttemptRecord:
     def byte(self) -> None:
         """Something of the answer came."""
         self._state.byte_s = self._clock()
+        if self._request.can_resume:
+            self._state.streaming.add(self._request)
 
     def first_byte(self, status: int) -> None:
         """The answer begins."""
@@ -66,6 +68,7 @@ class AttemptRecord:
     def close(self) -> None:
         """The attempt is over."""
         self._state.waiting.pop(self._request, None)
+        self._state.streaming.discard(self._request)
         if not self.judged:
             self._state.breaker.ended(self._generation)
 

@@ -23,10 +23,15 @@ LONGEST_OVERLOAD_PAUSE_S = 10.0
 
 
 class Waiting(Protocol):
-    """A request that was sent and has no answer yet."""
+    """A request that was sent and has no answer yet, or a part of one."""
+
+    @property
+    def can_resume(self) -> bool:
+        """It has a part, and another endpoint can go on with it."""
+        ...
 
     def move(self, reason: str) -> None:
-        """Give up this endpoint and try another one, if there is one and nothing was sent to the client."""
+        """Give up this endpoint and try another one, if there is one and nothing is lost by it."""
 
 
 @dataclass(slots=True)
@@ -45,6 +50,8 @@ class EndpointState:
     """429s in a row."""
     waiting: dict[Waiting, float] = field(default_factory=dict)
     """Requests without a first byte -> when they went out, the oldest first."""
+    streaming: set[Waiting] = field(default_factory=set)
+    """Requests with a part of their answer that another endpoint can go on with."""
     byte_s: float = 0.0
     """When a byte of any answer last came."""
     first_bytes: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=FIRST_BYTES_KEPT))

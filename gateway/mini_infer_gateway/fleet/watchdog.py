@@ -49,7 +49,7 @@ class Watchdog:
             if not state.breaker.closed or liveness.is_suspect(signs, now_s):
                 self._ask(state)
             if cause and liveness.is_confirmed(signs, now_s):
-                for request in list(state.waiting):
+                for request in [*state.waiting, *state.streaming]:
                     request.move("hung")
 
     def _peers_first_bytes_s(self, state: EndpointState, now_s: float) -> Iterable[float]:

@@ -1,8 +1,9 @@
-"""One attempt at one endpoint: send the request, relay the answer; says what went wrong before the first byte.
+"""One attempt at one endpoint: send the request, relay the answer; says what went wrong, and when.
 
-Bytes are relayed as they come and untouched, event streams by whole events. After the first byte nothing is retried: an
-endpoint that dies in the middle of an event stream ends it with an error event in OpenAI's shape. Which endpoint, and
-what next, is decided in generate; whether a failure may be tried elsewhere, in retries.
+Bytes are relayed as they come and untouched, event streams by whole events. An endpoint that dies in the middle of an
+event stream leaves it to be continued by another where that is possible, and ends it with an error event in OpenAI's
+shape where it is not. Which endpoint, and what next, is decided in generate; whether a failure may be tried elsewhere,
+in retries; what a continued stream needs, in continuation.
 """
 
 import json
@@ -16,6 +17,7 @@ from mini_infer_gateway.http.asgi import ClientGoneError, Headers, Send
 from mini_infer_gateway.http.headers import retry_after_s, to_client
 from mini_infer_gateway.http.sse import EventSplitter, has_error
 from mini_infer_gateway.http.upstream import (
+    BrokenConnectionError,
     ConnectError,
     MalformedResponseError,
     Response,
@@ -23,6 +25,7 @@ from mini_infer_gateway.http.upstream import (
     UpstreamError,
     UpstreamTimeoutError,
 )
+from mini_infer_gateway.pipeline.continuation import Continuation, split_engine_death
 from mini_infer_gateway.pipeline.retries import CAUSE, Failure
 from mini_infer_gateway.settings import GatewaySettings
 
@@ -43,6 +46,18 @@ class AttemptError(Exception):
         self.failure, self.again = failure, again
 
 
+class StreamCutError(Exception):
+    """A stream that can be continued lost its endpoint; the client was not told.
+
+    `died`: the connection broke, so that the request may be what ended the engine; `refused`: the endpoint does not
+    take such a request.
+    """
+
+    def __init__(self, detail: str, *, died: bool = False, refused: bool = False) -> None:
+        super().__init__(detail)
+        self.died, self.refused = died, refused
+
+
 class Exchange:
     """One client's request across its attempts: who the client is, and whether it is still there."""
 
@@ -54,8 +69,11 @@ class Exchange:
         """Of the response that went to the client; 0: none did."""
         self.in_band_error = False
         """The endpoint said in the middle of a stream that it failed."""
+        self.continuation: Continuation | None = None
+        """Set for a stream that another endpoint can go on with."""
         self.retry: Callable[[Failure], bool] = lambda _: False
         """Whether to try again after this failure: set for each attempt, asked once for each failure."""
+        self._is_events = False
         self._moved: Failure | None = None
         self._response: Response | None = None
 
@@ -68,10 +86,21 @@ class Exchange:
     def move(self, reason: str) -> None:
         """See endpoint_state.Waiting; `reason` is a Failure's value."""
         failure = Failure(reason)
-        if not self.status and not self.gone and self._moved is None and self.retry(failure):
+        if self.can_resume and not self.gone and self._response:
+            self._response.cut()
+        elif not self.status and not self.gone and self._moved is None and self.retry(failure):
             self._moved = failure
             if self._response:
                 self._response.cut()
+
+    @property
+    def can_resume(self) -> bool:
+        """The client has a part of a stream, and another endpoint can go on with it."""
+        return bool(self.status and self.continuation and self.continuation.possible)
+
+    async def tell_broken(self, detail: str) -> None:
+        """Ends an event stream that nobody goes on with."""
+        await self.send({"type": "http.response.body", "body": _error_event(detail)})
 
     async def attempt(
         self,
@@ -86,8 +115,9 @@ class Exchange:
         """Sends the request to `endpoint` and relays what it answers.
 
         Raises AttemptError while the client has seen nothing, UpstreamError when the endpoint failed later on (the
-        client has been told), ClientGoneError. Where no retry is left the client gets even a 503. `on_first_byte` gets
-        the status.
+        client has been told), StreamCutError (it has not, see `continuation`), ClientGoneError. Where no retry is left
+        the client gets even a 503. `on_first_byte` gets the status. Called again after StreamCutError, it goes on with
+        the stream.
         """
         self._moved = None
         try:
@@ -110,6 +140,11 @@ class Exchange:
                 raise ClientGoneError from None
             if self.status:
                 record.failed(CAUSE[_failure(error)])
+                if self.can_resume:
+                    died = isinstance(error, BrokenConnectionError)
+                    raise StreamCutError(f"{endpoint.name}: {error}", died=died) from error
+                if self._is_events:
+                    await self.tell_broken(str(error))
                 raise
             raise self._failed(record, endpoint, error) from error
 
@@ -141,12 +176,18 @@ class Exchange:
         splitter = EventSplitter() if _is_event_stream(response) else None
         body, complete = await self._beginning(response, splitter, settings, record)
         failure = _judged(response, body)
+        if self.status:
+            await self._go_on(response, body, splitter, endpoint, settings, record)
+            return
         if failure:
             self._say(record, failure, response)
             if self.retry(failure):
                 raise AttemptError(failure, f"{endpoint.name} answered {status}", again=True)
         record.first_byte(status)
         on_first_byte(status)
+        self._is_events = splitter is not None
+        if splitter is None or status != 200:
+            self.continuation = None
         await self._start(status, to_client(response.headers, extra_headers))
         if complete:
             await self.send({"type": "http.response.body", "body": body})
@@ -156,6 +197,27 @@ class Exchange:
             record.failed(Cause.STATUS)
         elif not failure:
             record.succeeded()
+
+    async def _go_on(
+        self,
+        response: Response,
+        body: bytes,
+        splitter: EventSplitter | None,
+        endpoint: Endpoint,
+        settings: GatewaySettings,
+        record: AttemptRecord,
+    ) -> None:
+        """The rest of a stream whose beginning came from another endpoint."""
+        if response.status != 200 or splitter is None:
+            failure = _judged(response, body)
+            if failure:
+                self._say(record, failure, response)
+            status = response.status
+            message = f"{endpoint.name} answered {status} where the stream should have gone on"
+            raise StreamCutError(message, refused=400 <= status < 500 and status != _OVERLOADED)
+        record.first_byte(response.status)
+        await self._stream(response, body, splitter, settings, record)
+        record.succeeded()
 
     async def _beginning(
         self, response: Response, splitter: EventSplitter | None, settings: GatewaySettings, record: AttemptRecord
@@ -190,20 +252,38 @@ class Exchange:
         settings: GatewaySettings,
         record: AttemptRecord,
     ) -> None:
-        try:
-            whole = piece
-            while piece:
-                if whole:
-                    self.in_band_error |= splitter is not None and has_error(whole)
-                    await self.send({"type": "http.response.body", "body": whole, "more_body": True})
-                piece = await response.read(settings.idle_timeout_s)
-                record.byte()
-                whole = splitter.feed(piece) if splitter else piece
-        except UpstreamError as error:
-            if splitter and not self.gone:
-                await self.send({"type": "http.response.body", "body": _error_event(error)})
-            raise
+        """Relays `piece`, which was read already, and what follows."""
+        while piece:
+            events, dead = self._events(piece) if splitter else (piece, False)
+            if events:
+                await self.send({"type": "http.response.body", "body": events, "more_body": True})
+            if dead:
+                raise BrokenConnectionError("its engine has ended")
+            piece = await self._next(response, splitter, settings, record)
         await self.send({"type": "http.response.body", "body": splitter.rest() if splitter else b""})
+
+    async def _next(
+        self, response: Response, splitter: EventSplitter | None, settings: GatewaySettings, record: AttemptRecord
+    ) -> bytes:
+        """The next whole events, or bytes of what is no event stream; b"" at the end."""
+        while data := await response.read(settings.idle_timeout_s):
+            record.byte()
+            if piece := splitter.feed(data) if splitter else data:
+                return piece
+        return b""
+
+    def _events(self, events: bytes) -> tuple[bytes, bool]:
+        """What of whole events goes to the client, and whether they say that the engine has ended."""
+        if self.continuation is None:
+            self.in_band_error |= has_error(events)
+            return events, False
+        told, dead = split_engine_death(events)
+        taken = self.continuation.take(told)
+        if dead and self.continuation.possible:
+            return taken, True
+        events = taken + events[len(told) :]
+        self.in_band_error |= has_error(events)
+        return events, False
 
     async def _start(self, status: int, headers: Headers) -> None:
         self.status = status
@@ -237,8 +317,8 @@ def _failure(error: UpstreamError) -> Failure:
     return Failure.TIMEOUT if isinstance(error, UpstreamTimeoutError) else Failure.BROKE
 
 
-def _error_event(error: UpstreamError) -> bytes:
-    body = ApiError(502, f"the endpoint failed in the middle of this answer: {error}", code="endpoint_failed").body()
+def _error_event(detail: str) -> bytes:
+    body = ApiError(502, f"the endpoint failed in the middle of this answer: {detail}", code="endpoint_failed").body()
     return b"data: " + json.dumps(body).encode() + b"\n\n"
 
 

@@ -8,13 +8,14 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from secrets import randbits
 from typing import Any
 from uuid import uuid4
 
 import msgspec
 
 from mini_infer_contract.api_errors import ApiError
-from mini_infer_contract.launch import REQUEST_ID_HEADER
+from mini_infer_contract.launch import REQUEST_ID_HEADER, Endpoint
 from mini_infer_gateway.fleet.load import LoadLedger
 from mini_infer_gateway.fleet.registry import Fleet, no_endpoint
 from mini_infer_gateway.http.asgi import (
@@ -32,7 +33,8 @@ from mini_infer_gateway.http.upstream import Upstream, UpstreamError
 from mini_infer_gateway.index.prefix_index import PrefixIndex
 from mini_infer_gateway.memory import BodyBudget, HeldBody
 from mini_infer_gateway.metrics import Metrics, Outcome, outcome_of
-from mini_infer_gateway.pipeline.attempt import AttemptError, Exchange
+from mini_infer_gateway.pipeline.attempt import AttemptError, Exchange, StreamCutError
+from mini_infer_gateway.pipeline.continuation import DONE, Continuation, can_be_continued
 from mini_infer_gateway.pipeline.retries import KILLS_LIMIT, Attempts, Failure, RetryBudget
 from mini_infer_gateway.pipeline.rewrite_model import with_model
 from mini_infer_gateway.prompts.tokenizers import Tokenizers
@@ -48,6 +50,10 @@ LONGEST_REQUEST_ID = 200
 """The engine's limit."""
 CLIENT_CLOSED_REQUEST = 499
 """nginx' status for metrics; nobody receives it."""
+
+CONTINUATION_WAIT_S = 20.0
+"""From the loss of a stream's endpoint until another must have gone on with it: an engine may have to start."""
+CONTINUATION_PAUSE_S = 0.1
 
 _REQUEST_ID = REQUEST_ID_HEADER.encode()
 
@@ -73,8 +79,12 @@ class _Call:
     client_body: bytes
     held: HeldBody
 
-    def forget_body(self) -> None:
-        """Its answer has begun: it will not be sent again."""
+    def answer_begins(self, keep_body: bool) -> None:
+        """From now on its body is needed only where another endpoint may have to go on with the answer."""
+        if keep_body and self.exchange.continuation:
+            self.fields = {"model": self.model}
+            return
+        self.exchange.continuation = None
         self.client_body = self.exchange.body = b""
         self.fields = {}
         self.held.release()
@@ -210,6 +220,56 @@ class Generate:
                     raise _given_up(call, failed) from failed
                 self._metrics.retried(failed.failure.value)
                 request = others
+            except StreamCutError as cut:
+                await self._continue(call, request, decision.decode, names, cut)
+                return
+
+    async def _continue(
+        self, call: _Call, request: RoutingRequest, lost: Endpoint, names: Sequence[str], cut: StreamCutError
+    ) -> None:
+        """Goes on with a stream on other endpoints of the same revision, or on the same one when it is back."""
+        continuation = call.exchange.continuation
+        assert continuation is not None
+        give_up_s, told, idle = self._clock() + CONTINUATION_WAIT_S, continuation.progress, 0
+        while not continuation.done and idle < KILLS_LIMIT and self._clock() < give_up_s:
+            decision = self._route_again(request, lost, names)
+            if decision is None:
+                await asyncio.sleep(CONTINUATION_PAUSE_S)
+                if call.exchange.gone:
+                    raise ClientGoneError
+                continue
+            log.info("request %s goes on at %s: %s", call.request_id, decision.decode.name, cut)
+            try:
+                await self._attempt(call, request, decision, self._clock())
+                self._metrics.continued(True)
+                return
+            except StreamCutError as again:
+                cut = again
+            if continuation.progress > told:
+                give_up_s, told, idle = self._clock() + CONTINUATION_WAIT_S, continuation.progress, 0
+            else:
+                idle += KILLS_LIMIT if cut.refused else cut.died
+            lost = decision.decode
+            await asyncio.sleep(CONTINUATION_PAUSE_S)
+        await self._end_stream(call, continuation, cut)
+
+    def _route_again(self, request: RoutingRequest, lost: Endpoint, names: Sequence[str]) -> Decision | None:
+        now_s = self._clock()
+        candidates = [one for one in self._fleet.candidates(names, now_s) if one.endpoint.revision == lost.revision]
+        candidates = [one for one in candidates if one.assets_revision and not one.circuit_open]
+        elsewhere = replace(request, attempted=frozenset({lost.name}))
+        return self._router.route(elsewhere, candidates, now_s) or self._router.route(
+            replace(request, attempted=frozenset()), candidates, now_s
+        )
+
+    async def _end_stream(self, call: _Call, continuation: Continuation, cut: StreamCutError) -> None:
+        """Nobody goes on with it: either nothing but its end lacks, or the client is told."""
+        if continuation.finished and not continuation.wants_usage:
+            await call.exchange.send({"type": "http.response.body", "body": b"" if continuation.done else DONE})
+            return
+        self._metrics.continued(False)
+        await call.exchange.tell_broken(str(cut))
+        raise UpstreamError(str(cut)) from cut
 
     def _may_retry(self, call: _Call, others: RoutingRequest, names: Sequence[str], failure: Failure) -> bool:
         """Whether to try again after this failure; what is left to try is looked up at the last moment."""
@@ -255,11 +315,12 @@ class Generate:
             if call.fields.get("model") in (endpoint.model, None)
             else with_model(call.client_body, endpoint.model)
         )
+        is_continued = self._ask_for_ids(call, endpoint)
 
         def first_byte(status: int) -> None:
             flight.answered = True
-            call.forget_body()
-            if status < 300:
+            call.answer_begins(keep_body=not self._bodies.is_tight)
+            if status < 300 and not is_continued:
                 took_s = self._clock() - call.arrived_s
                 self._metrics.first_byte(call.model, took_s, prompt_tokens, decision.hit_tokens)
 
@@ -271,13 +332,16 @@ class Generate:
                 endpoint,
                 self._answer_headers(call, decision, prompt_tokens),
                 self._settings,
-                min(self._settings.head_timeout_s, max(0.0, call.attempts.deadline_s - now_s)),
+                self._head_timeout_s(call, now_s),
                 record,
                 first_byte,
             )
             outcome = _outcome(call.exchange)
         except AttemptError as failed:
             outcome = Outcome.RETRIED if failed.again else Outcome.BROKE
+            raise
+        except StreamCutError:
+            outcome = Outcome.CONTINUED
             raise
         except UpstreamError:
             outcome = Outcome.BROKE
@@ -290,6 +354,25 @@ class Generate:
                 self._metrics.attempted(endpoint.name, outcome)
             record.close()
             self._ledger.finish(flight)
+
+    def _head_timeout_s(self, call: _Call, now_s: float) -> float:
+        """The deadline is for the beginning of the answer: a stream that goes on has begun."""
+        left_s = max(0.0, call.attempts.deadline_s - now_s)
+        return self._settings.head_timeout_s if call.exchange.status else min(self._settings.head_timeout_s, left_s)
+
+    def _ask_for_ids(self, call: _Call, endpoint: Endpoint) -> bool:
+        """Makes the stream one that can be continued, if it can; True: this attempt goes on with one."""
+        exchange = call.exchange
+        if exchange.can_resume and exchange.continuation:
+            exchange.body = exchange.continuation.body(exchange.body)
+            return True
+        own = self._fleet.endpoints[endpoint.name].subscriber.assets_revision
+        if own and self._settings.continuation and can_be_continued(call.path, call.fields):
+            exchange.continuation = Continuation.of(call.fields, randbits(63))
+            exchange.body = exchange.continuation.body(exchange.body)
+        else:
+            exchange.continuation = None
+        return False
 
     def _answer_headers(self, call: _Call, decision: Decision, prompt_tokens: int) -> Headers:
         own = [(_REQUEST_ID, call.request_id.encode("latin-1"))]

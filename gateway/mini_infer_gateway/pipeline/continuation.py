@@ -1,0 +1,133 @@
+"""What is known of one stream, so that another engine can go on with it where its engine died. Pure: bytes in and out.
+
+Engines of ours tell the token ids of each event when asked (`return_token_ids`) and go on after given ones
+(`resume_token_ids`): stop strings, unfinished characters, usage and, as the noise is a function of seed and output
+index (docs/adr/0005), sampled tokens come out as if nothing had happened. Here the ids are collected and, where the
+client did not ask for them, taken out again: what it gets is, byte for byte, what it would have got without.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mini_infer_gateway.prompts.prompt_keys import CHAT_PATH, COMPLETIONS_PATH
+
+DONE = b"data: [DONE]\n\n"
+
+# Quotes inside of JSON strings are escaped, so that no text can look like these.
+_TOKEN_IDS = re.compile(rb',"token_ids":\[([\d,]*)\]')
+_FINISH = b'"finish_reason":"'
+_NO_TEXT = (
+    b'"delta":{"content":""},"logprobs":null,"finish_reason":null',
+    b'"text":"","logprobs":null,"finish_reason":null',
+)
+"""A step whose token completed no character: told only to those who asked for token ids."""
+_ROLE = b'"delta":{"role":'
+"""The first event of a chat."""
+_JSON_EVENT = re.compile(rb"(?:^|\n)data: \{")
+_NO_CHOICE = b'"choices":[]'
+"""The usage at the end."""
+_CHOICE = b'"choices":[{'
+_ERROR = b'data: {"error"'
+_ENGINE_DEAD = b'"engine_dead"'
+
+
+def can_be_continued(path: str, fields: Mapping[str, Any]) -> bool:
+    """Whether a request's stream can be resumed: one choice, no probabilities, and not itself a resumed one."""
+    if not fields.get("stream") or path not in (CHAT_PATH, COMPLETIONS_PATH) or "resume_token_ids" in fields:
+        return False
+    if any(fields.get(name) not in (None, 1) for name in ("n", "best_of")):
+        return False
+    if any(fields.get(name) not in (None, False) for name in ("logprobs", "top_logprobs", "prompt_logprobs", "echo")):
+        return False
+    prompt = fields.get("prompt")
+    return path == CHAT_PATH or isinstance(prompt, str) or (isinstance(prompt, list) and _is_ids(prompt))
+
+
+def _is_ids(prompt: list[Any]) -> bool:
+    return bool(prompt) and all(isinstance(token, int) for token in prompt)
+
+
+@dataclass(slots=True)
+class Continuation:
+    """Of one stream."""
+
+    seed: int | None
+    """To be set; None: the client sent one."""
+    strips: bool
+    """The client did not ask for token ids."""
+    wants_usage: bool
+    """The stream ends with an event of its usage."""
+    finished: bool = False
+    """Its finish reason was told."""
+    done: bool = False
+    """It is complete."""
+    possible: bool = True
+    """All that was told is known by its token ids."""
+    _ids: list[bytes] = field(default_factory=list)
+    _asked: bool = False
+    _resumed: bool = False
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any], seed: int) -> "Continuation":
+        """For a request with these fields; `seed` is for where there is none."""
+        options = fields.get("stream_options")
+        return cls(
+            seed=seed if fields.get("seed") is None else None,
+            strips=fields.get("return_token_ids") is not True,
+            wants_usage=isinstance(options, dict) and bool(options.get("include_usage")),
+        )
+
+    @property
+    def progress(self) -> int:
+        """Grows with each step that the client was told of."""
+        return len(self._ids) + self.finished + self.done
+
+    def body(self, body: bytes) -> bytes:
+        """The request for the next engine; `body` is the client's JSON object. Of a key sent twice the last counts."""
+        added = b""
+        if self.seed is not None:
+            added += b',"seed":%d' % self.seed
+        if self.strips:
+            added += b',"return_token_ids":true'
+        if self._ids:
+            added += b',"resume_token_ids":[' + b",".join(self._ids) + b"]"
+        self._resumed = self._asked
+        self._asked = True
+        body = body.rstrip()
+        return body[:-1] + added + body[-1:]
+
+    def take(self, events: bytes) -> bytes:
+        """Notes what whole events tell; returns what of them the client gets."""
+        told = _TOKEN_IDS.findall(events)
+        self._ids += [ids for ids in told if ids]
+        # An engine that tells no ids may have told text: nobody could go on after it.
+        self.possible = self.possible and len(told) == len(_JSON_EVENT.findall(events)) - events.count(_NO_CHOICE)
+        if self._resumed:
+            events = _without(events, _ROLE)
+        if self._resumed and self.finished:
+            events = _without(events, _CHOICE)  # It has been told how the choice ended.
+        self.finished = self.finished or _FINISH in events
+        self.done = self.done or events.endswith(DONE)
+        if not self.strips:
+            return events
+        events = _TOKEN_IDS.sub(b"", events)
+        for mark in _NO_TEXT:
+            events = _without(events, mark)
+        return events
+
+
+def split_engine_death(events: bytes) -> tuple[bytes, bool]:
+    """Whole events up to the one that says that the engine behind the endpoint has ended, and whether there is one."""
+    position = events.find(_ERROR)
+    if position < 0 or _ENGINE_DEAD not in events[position:]:
+        return events, False
+    return events[:position], True
+
+
+def _without(events: bytes, mark: bytes) -> bytes:
+    """Without the events that hold `mark`."""
+    if mark not in events:
+        return events
+    return b"".join(event + b"\n\n" for event in events.split(b"\n\n")[:-1] if mark not in event)

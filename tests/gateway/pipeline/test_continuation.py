@@ -1,0 +1,243 @@
+"""Streams that go on where their engine died: the bytes alone, and real dry-run engines that are killed."""
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from mini_infer_contract.launch import Endpoint
+from mini_infer_gateway.pipeline.continuation import DONE, Continuation, can_be_continued, split_engine_death
+from tests.engine.server.dry_server import environment, free_port, serve_command
+from tests.support.fake_engine import FakeEngine
+from tests.support.running_gateway import RunningGateway, running_gateway, until
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "possible"),
+    [
+        (CHAT, {"stream": True}, True),
+        (CHAT, {"stream": True, "n": 1, "logprobs": False, "seed": None}, True),
+        (TEXT, {"stream": True, "prompt": "a"}, True),
+        (TEXT, {"stream": True, "prompt": [1, 2]}, True),
+        (TEXT, {"stream": True, "prompt": ["a", "b"]}, False),
+        (TEXT, {"stream": True, "prompt": [[1, 2]]}, False),
+        (CHAT, {}, False),
+        (CHAT, {"stream": True, "n": 2}, False),
+        (CHAT, {"stream": True, "logprobs": True}, False),
+        (TEXT, {"stream": True, "prompt": "a", "logprobs": 0}, True),
+        (CHAT, {"stream": True, "resume_token_ids": [1]}, False),
+        ("/tokenize", {"stream": True}, False),
+    ],
+)
+def test_which_streams_can_be_continued(path: str, fields: dict[str, Any], possible: bool) -> None:
+    assert can_be_continued(path, fields) == possible
+
+
+def chunk(body: str, ids: str, finish: str = "null") -> bytes:
+    end = f'"logprobs":null,"finish_reason":{finish},"token_ids":[{ids}]'
+    return f'data: {{"id":"x","choices":[{{"index":0,{body},{end}}}]}}\n\n'.encode()
+
+
+ROLE = chunk('"delta":{"role":"assistant","content":"","refusal":null}', "")
+HALF = chunk('"delta":{"content":""}', "7")
+TOLD = chunk('"delta":{"content":"data: {,\\"token_ids\\":[1]"}', "8,9")
+END = chunk('"delta":{}', "10", '"stop","stop_reason":null')
+USAGE = b'data: {"id":"x","choices":[],"usage":{"total_tokens":3}}\n\n'
+
+
+def without_ids(event: bytes) -> bytes:
+    head, _, rest = event.rpartition(b',"token_ids":[')
+    return head + rest[rest.index(b"]") + 1 :]
+
+
+def test_what_the_client_did_not_ask_for_is_taken_out_again() -> None:
+    stream = Continuation.of({}, 5)
+    assert json.loads(stream.body(b'{"model":"m"} ')) == {"model": "m", "seed": 5, "return_token_ids": True}
+    told = stream.take(ROLE) + stream.take(HALF + TOLD) + stream.take(END + USAGE + DONE)
+    assert told == without_ids(ROLE) + without_ids(TOLD) + without_ids(END) + USAGE + DONE
+    assert stream.finished
+    assert stream.done
+    assert stream.possible
+    assert json.loads(stream.body(b'{"model":"m"}'))["resume_token_ids"] == [7, 8, 9, 10]
+
+
+def test_a_client_that_asks_for_ids_and_a_seed_keeps_both() -> None:
+    stream = Continuation.of({"seed": 0, "return_token_ids": True}, 5)
+    assert stream.body(b'{"seed":0,"return_token_ids":true}') == b'{"seed":0,"return_token_ids":true}'
+    assert stream.take(ROLE + HALF) == ROLE + HALF
+
+
+def test_the_beginning_and_the_end_are_told_once() -> None:
+    stream = Continuation.of({}, 5)
+    stream.body(b"{}")
+    stream.take(ROLE)
+    stream.body(b"{}")
+    assert stream.take(ROLE + TOLD) == without_ids(TOLD), "begun anew before any token"
+    stream.take(END)
+    stream.body(b"{}")
+    assert stream.take(END + USAGE + DONE) == USAGE + DONE
+
+
+def test_an_engine_that_tells_no_ids_cannot_be_continued() -> None:
+    stream = Continuation.of({}, 5)
+    stream.take(without_ids(TOLD))
+    assert not stream.possible
+
+
+@pytest.mark.parametrize(
+    ("events", "wanted"),
+    [
+        (TOLD, (TOLD, False)),
+        (TOLD + b'data: {"error":{"code":"engine_dead"}}\n\n', (TOLD, True)),
+        (b'data: {"error":{"code":"engine_error"}}\n\n', (b'data: {"error":{"code":"engine_error"}}\n\n', False)),
+    ],
+)
+def test_the_word_of_a_dead_engine_is_not_for_the_client(events: bytes, wanted: tuple[bytes, bool]) -> None:
+    assert split_engine_death(events) == wanted
+
+
+class Engine:
+    """A dry-run engine on ports that stay."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.ports = name, [free_port() for _ in range(3)]
+
+    @property
+    def endpoint(self) -> Endpoint:
+        http, events, replay = (f"127.0.0.1:{port}" for port in self.ports)
+        return Endpoint(
+            name=self.name, url=f"http://{http}", model="dry", events=f"tcp://{events}", replay=f"tcp://{replay}"
+        )
+
+    def start(self) -> None:
+        http, events, replay = map(str, self.ports)
+        flags = ("--port", http, "--events-port", events, "--replay-port", replay, "--dry-run-step-ms", "10")
+        command = serve_command("--dry-run", "--served-model-name", "dry", *flags)
+        self.process = subprocess.Popen(
+            command, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+
+    async def ready(self) -> None:
+        """Waits until it serves."""
+        async with asyncio.timeout(30.0), aiohttp.ClientSession() as client:
+            for _ in range(10_000):
+                with contextlib.suppress(aiohttp.ClientError):
+                    async with client.get(self.endpoint.url + "/readyz") as response:
+                        if response.status == 200:
+                            return
+                await asyncio.sleep(0.05)
+
+    def kill_core(self) -> None:
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        os.kill(int(children[0]), signal.SIGKILL)
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+
+@asynccontextmanager
+async def engines(*names: str) -> AsyncIterator[list[Engine]]:
+    running = [Engine(name) for name in names]
+    for engine in running:
+        engine.start()
+    try:
+        for engine in running:
+            await engine.ready()
+        yield running
+    finally:
+        for engine in running:
+            engine.kill()
+
+
+async def told(gateway: RunningGateway, question: str, **fields: object) -> tuple[str, list[dict[str, Any]]]:
+    """The text of a stream and its events; it must end as streams end."""
+    async with gateway.chat(question, stream=True, model="dry", **fields) as response:
+        assert response.status == 200
+        body = (await response.read()).decode()
+    assert body.endswith("data: [DONE]\n\n"), body[-300:]
+    events = [json.loads(event.removeprefix("data: ")) for event in body.split("\n\n")[:-2]]
+    deltas = [event["choices"][0]["delta"] for event in events if event["choices"]]
+    assert [delta.get("role") for delta in deltas].count("assistant") == 1
+    assert "token_ids" not in body
+    return "".join(delta.get("content", "") for delta in deltas), events
+
+
+QUESTION = "é€😀 What is lost when an engine dies in the middle of an answer, and who tells? "
+
+
+async def test_streams_survive_engines_that_are_killed_again_and_again() -> None:
+    async with engines("a", "b") as running, running_gateway(*(engine.endpoint for engine in running)) as gateway:
+        await gateway.settled()
+        asking = True
+        answers: list[tuple[str, str, list[dict[str, Any]]]] = []
+
+        async def keep_asking(client: int) -> None:
+            number = 0
+            while asking:
+                question = f"{client}/{number}: {QUESTION}"
+                usage = {"stream_options": {"include_usage": True}} if client % 2 else {}
+                answers.append((question, *await told(gateway, question, temperature=1.0, **usage)))
+                number += 1
+
+        clients = [asyncio.create_task(keep_asking(number)) for number in range(8)]
+        dice = random.Random(1)
+        for round_ in range(2):
+            victim = running[round_ % 2]
+            before = len(answers)
+            await until(lambda before=before: len(answers) >= before + 2 or any(c.done() for c in clients), 30.0)  # type: ignore[misc]
+            await asyncio.sleep(dice.uniform(0.1, 0.5))
+            if round_ == 0:
+                victim.kill_core()  # Its HTTP server says so inside of each stream before it ends as well.
+                await asyncio.sleep(0.3)
+            victim.kill()
+            victim.start()
+            await victim.ready()
+            breaker = gateway.app.fleet.endpoints[victim.name].breaker
+            await until(lambda breaker=breaker: breaker.closed, 5.0)  # type: ignore[misc]
+        asking = False
+        async with asyncio.timeout(60.0):
+            await asyncio.gather(*clients)
+        for question, text, events in answers:
+            assert text == f"You said: {question}"
+            if events[-1]["choices"] == []:
+                assert events[-1]["usage"]["completion_tokens"] == len(text.encode()) + 1
+        exported = gateway.app.metrics.text().decode()
+        assert 'continuations_total{outcome="whole"}' in exported
+        assert 'continuations_total{outcome="broke"}' not in exported
+
+
+async def test_the_only_engine_comes_back_and_goes_on() -> None:
+    async with engines("only") as (engine,), running_gateway(engine.endpoint) as gateway:
+        await gateway.settled()
+        asking = asyncio.create_task(told(gateway, QUESTION * 2))
+        await until(lambda: bool(gateway.app.fleet.endpoints["only"].streaming))
+        engine.kill()
+        engine.start()
+        text, _ = await asking
+        assert text == f"You said: {QUESTION * 2}"
+
+
+async def test_with_continuation_off_the_client_is_told() -> None:
+    async with FakeEngine("a") as dying, FakeEngine("b") as good:
+        dying.chunks = [ROLE, TOLD, END]
+        dying.die_after, dying.chunk_delay_s = 2, 0.02
+        endpoints = (dying.endpoint, good.endpoint)
+        async with running_gateway(*endpoints, routing="round-robin", continuation=False) as gateway:
+            await gateway.settled()
+            async with gateway.chat("hi", stream=True) as response:
+                body = await response.read()
+        assert b'"return_token_ids"' not in dying.bodies[0]
+        assert b"endpoint_failed" in body
