@@ -159,9 +159,8 @@ class _AddedTokens:
         self.ids = ids
         self._pattern = re.compile(_any_of(list(ids))) if ids else None
         self._longest = max(map(len, ids), default=0)
-        self.beginnings = {
-            word for word in ids if any(len(word) < len(other) for other in ids if other.startswith(word))
-        }
+        # In order, those with which others begin stand right before them.
+        self.beginnings = {word for word, following in pairwise(sorted(ids)) if following.startswith(word)}
         """Those with which a longer one begins: what follows in the text decides which it is."""
 
     @classmethod
