@@ -48,7 +48,7 @@ class Scale:
     small: int = 4000
     seconds: float = 8.0
     streams: int = 128
-    turns: int = 24
+    turns: int = 48
     long: int = 6
 
 
@@ -163,9 +163,9 @@ LOADS: dict[str, Load] = {
     "small, 300 a second": partial(small_at_a_rate, 300.0),
     "small, 50 a second": partial(small_at_a_rate, 50.0),
     "64 streams, a chunk": streams,
-    "growing chat, 30k words": partial(growing, 30_000, 20),
+    "growing chat, 30k tokens": partial(growing, 20_000, 20),
     "100k words, new last message": partial(new_last_message, 100_000, 40),
-    "cold, 30k words": partial(cold, 30_000),
+    "cold, 100k words": partial(cold, 100_000),
     "small beside 100k-token prompts": beside_long,
     "small beside 16 MiB bodies": beside_largest,
 }

@@ -10,6 +10,7 @@ import threading
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 from tokenizers import Tokenizer

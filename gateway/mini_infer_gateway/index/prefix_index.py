@@ -7,6 +7,7 @@ Pure: no sockets, no sequence numbers, time is passed in.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from math import lcm
 from typing import Any
 
@@ -25,6 +26,7 @@ MOST_FORGOTTEN = 4 * SLICE_BLOCKS
 """Where there are more to forget, because the bound fell, they go with the calls that follow."""
 
 
+@lru_cache(maxsize=1024)
 def prompt_root(adapter: str = "", salt: str = "") -> bytes:
     """The parent of a prompt's first block in the gateway's keys.
 
