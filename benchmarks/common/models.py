@@ -1,6 +1,6 @@
 """The models that are measured: public shapes with random weights, and the least that a pass of theirs must do.
 
-MEASURED have targets and stored cuts; the others show what the engine makes of shapes that it was not tuned for, and
+MEASURED have targets and tuned configs; the others show what the engine makes of shapes that it was not tuned for, and
 "tiny" is for smoke runs.
 
 Bounds are for one NVIDIA H200: weights and KV read once at the measured bandwidth, products at the measured rate.

@@ -113,14 +113,14 @@ def test_decode_attention(
     assert mixed.shape == (0, q_heads * head_dim)
 
 
-@pytest.mark.parametrize(("length", "most_parts"), [(700, 11), (1000, 32)])
-def test_a_long_sequence_in_more_parts_than_turns_would_suit(length: int, most_parts: int) -> None:
+@pytest.mark.parametrize(("length", "max_splits"), [(700, 11), (1000, 32)])
+def test_a_long_sequence_with_more_splits_than_rounds_of_merging(length: int, max_splits: int) -> None:
     q_heads, head_dim = 7, 128
     paged = make_paged([length], 64, 1, head_dim, FP32)
     slots, positions = (torch.tensor([value], device=DEVICE) for value in (0, length - 1))
     config = DecodeConfig(block_tokens=16, target_programs=100)
     plan = plan_decode(slots.int(), positions, 1, 1024, config=config, group=q_heads)
-    assert int((plan.entries[:, 0] >= 0).sum()) == most_parts
+    assert int((plan.entries[:, 0] >= 0).sum()) == max_splits
     qkv = normal(1, (q_heads + 2) * head_dim)
     table = torch.cat((torch.ones(1024, 64, device=DEVICE), torch.zeros(1024, 64, device=DEVICE)), dim=-1)
     keys, values = paged.keys[0], paged.values[0]
@@ -174,7 +174,7 @@ def test_prefill_attention(
     check(everything)
     check(everything, 64 - len(everything))  # as a graph has it
     for alone in (0, 1, 2, 3):
-        check([alone])  # few tiles share the keys
+        check([alone])  # few tiles: programs split the keys
         if not on_hopper:
             check([alone], 7, PrefillConfig(16, 32, 4, 2, programs=4000))
 

@@ -1,4 +1,4 @@
-"""The division of a decode pass: whole sequences, equal shares, no program too many."""
+"""The split-KV schedule of a decode pass: whole sequences, splits of equal length, no program too many."""
 
 import pytest
 import torch
@@ -12,11 +12,11 @@ from tests.gpu.device import DEVICE, KERNELS, POLICY, cases
 pytestmark = KERNELS
 
 
-def needed(positions: list[int], window: int, block: int, share: int) -> int:
-    """Parts of all rows where none has more than `share` blocks."""
+def needed(positions: list[int], window: int, block: int, split_blocks: int) -> int:
+    """Splits of all rows where none has more than `split_blocks` blocks."""
     firsts = [max(position + 1 - window, 0) // block * block for position in positions]
     blocks = [max(1, -(-(position - first) // block)) for position, first in zip(positions, firsts, strict=True)]
-    return sum(-(-count // share) for count in blocks)
+    return sum(-(-count // split_blocks) for count in blocks)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def needed(positions: list[int], window: int, block: int, share: int) -> int:
         [([37 * row % 2000 for row in range(512)], 8, None, DecodeConfig(264))],
     ),
 )
-def test_parts_cover_each_row_in_equal_shares(
+def test_splits_cover_each_row_in_equal_lengths(
     positions: list[int], kv_heads: int, window: int | None, config: DecodeConfig
 ) -> None:
     block, seen = config.block_tokens, window or 1 << 30
@@ -62,19 +62,19 @@ def test_parts_cover_each_row_in_equal_shares(
             assert entry[6] == len(mine)
         assert [entry[3] for entry in mine] == [first, *[entry[4] for entry in mine[:-1]]]
         assert mine[-1][4] == position
-        shares = [-(-(entry[4] - entry[3]) // block) for entry in mine]
-        assert len(mine) == 1 or min(shares) >= 1
-        longest = max(longest, *shares)
+        lengths = [-(-(entry[4] - entry[3]) // block) for entry in mine]
+        assert len(mine) == 1 or min(lengths) >= 1
+        longest = max(longest, *lengths)
     assert all(entry[6] <= 64 for entry in used)
     most_blocks = max(-(-(position - max(position + 1 - seen, 0) // block * block) // block) for position in positions)
     if longest > max(1, -(-most_blocks // 64), int((1.6 / 32 * most_blocks) ** 0.5)):
-        assert needed(positions, seen, block, longest - 1) > len(entries), "a smaller share would do"
+        assert needed(positions, seen, block, longest - 1) > len(entries), "a shorter split would do"
 
 
-@pytest.mark.parametrize(("position", "parts"), [(3000, [47, 24, 12]), (4095, [64, 64, 32]), (65_535, [64, 64, 64])])
-def test_parts_of_a_lone_sequence_by_query_heads_that_are_added_up(position: int, parts: list[int]) -> None:
+@pytest.mark.parametrize(("position", "splits"), [(3000, [47, 24, 12]), (4095, [64, 64, 32]), (65_535, [64, 64, 64])])
+def test_splits_of_a_lone_sequence_by_query_heads_that_are_merged(position: int, splits: list[int]) -> None:
     slots, positions = torch.zeros(1, dtype=torch.int32, device=DEVICE), torch.tensor([position], device=DEVICE)
     plans = [
         plan_decode(slots, positions, 1, 1 << 17, config=POLICY.decode_config(1, 1), group=group) for group in (1, 2, 7)
     ]
-    assert [int((plan.entries[:, 0] >= 0).sum()) for plan in plans] == parts
+    assert [int((plan.entries[:, 0] >= 0).sum()) for plan in plans] == splits

@@ -1,4 +1,4 @@
-"""Kernels that begin before the one before has ended: a whole chain of them gives what it gives one by one."""
+"""Programmatic dependent launch: a chain of kernels that overlap gives what it gives one after another."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -64,7 +64,7 @@ def test_replays_equal_kernels_one_by_one(rows: int) -> None:
     hidden, norm = normal(rows, HIDDEN, dtype=BF16, seed=2), normal(HIDDEN, dtype=BF16, seed=3)
 
     def step(settle: Callable[[], None]) -> torch.Tensor:
-        """A decode step, `settle` called behind each kernel that may begin early."""
+        """A decode step; `settle` is called behind each kernel that the next one may overlap."""
         plan = plan_decode(slots, positions, KV_HEADS, 1024, config=POLICY.decode_config(rows, KV_HEADS))
         stream, x = hidden, rms_norm(hidden, norm, 1e-6)
 
@@ -99,7 +99,7 @@ def test_replays_equal_kernels_one_by_one(rows: int) -> None:
     different = torch.zeros((), dtype=torch.int64, device=DEVICE)
     for replay in range(200):
         graph.replay()
-        if replay % 3 == 0:  # at times one begins right behind another
+        if replay % 3 == 0:  # at times one replay begins right behind another
             different += (actual != expected).any()
             actual.zero_()
     graph.replay()

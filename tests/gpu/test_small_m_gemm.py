@@ -1,4 +1,4 @@
-"""Products of few rows against fp64: odd shapes, every fused part, and every config that is stored for a real shape."""
+"""Small-M GEMMs against fp64: odd shapes, every fused epilogue, and every tile config that is stored for a real shape."""
 
 import pytest
 import torch
@@ -63,15 +63,15 @@ def check(
 @pytest.mark.parametrize(
     ("columns", "width", "dtype"), cases([(50, 96, FP32), (64, 40, FP32)], [(199, 64, BF16), (1001, 1032, BF16)])
 )
-def test_every_fused_part_at_odd_shapes(columns: int, width: int, dtype: torch.dtype, parts: dict[str, bool]) -> None:
-    for programs in (0, 3, 5):  # whole blocks of columns, then shares that end within a block
+def test_every_epilogue_at_odd_shapes(columns: int, width: int, dtype: torch.dtype, parts: dict[str, bool]) -> None:
+    for programs in (0, 3, 5):  # whole tiles, then programs that end within a tile
         for rows in (0, 1, 5, 16):
             check(rows, columns, width, SmallMConfig(16, 32, programs, 4, 2), dtype, **parts)
 
 
 @pytest.mark.parametrize("programs", [1, 2, 3, 4, 5, 6, 7, 12, 100])
-def test_any_number_of_programs_shares_the_work(programs: int) -> None:
-    """Four blocks of three steps: shares of one step, of less and of more than a block, and of several blocks."""
+def test_any_number_of_programs_split_the_work(programs: int) -> None:
+    """Four tiles of three steps: programs of one step, of less and of more than a tile, and of several tiles."""
     for gated in (False, True):
         check(3, 64, 96, SmallMConfig(16, 32, programs, 4, 2), FP32, gated=gated)
 
@@ -88,8 +88,8 @@ def test_all_row_counts(rows: int) -> None:
     ("rows", "width", "dtype"),
     cases([(1, 96, FP32), (5, 50, FP32)], [(16, 1024, BF16), (3, 3584, BF16), (33, 1024, BF16), (64, 1536, BF16)]),
 )
-def test_a_norm_rides_along_with_two_products(rows: int, width: int, dtype: torch.dtype, gated: bool) -> None:
-    """residual + x @ weight.T, whose norm is half done when the next product takes it over."""
+def test_a_deferred_norm_between_two_gemms(rows: int, width: int, dtype: torch.dtype, gated: bool) -> None:
+    """residual + x @ weight.T, whose deferred norm the next GEMM finishes."""
     x, residual = normal(rows, 64, dtype=dtype), normal(rows, width, dtype=dtype, seed=1)
     first, second = normal(width, 64, dtype=dtype, seed=2) / 8, normal(192, width, dtype=dtype, seed=3) * width**-0.5
     bias, norm_weight = normal(width, dtype=dtype, seed=4), normal(width, dtype=dtype, seed=5)
@@ -98,7 +98,7 @@ def test_a_norm_rides_along_with_two_products(rows: int, width: int, dtype: torc
         for first_programs in (0, 5)
         for next_programs in (0, 5)
     ]
-    if POLICY.pdl and dtype == BF16:  # launched ahead, then each kind before the other
+    if POLICY.pdl and dtype == BF16:  # pdl_gemm before itself, then each kernel before the other
         ahead, next_ahead = PdlGemmConfig(64, 64, 1, 2), PdlGemmConfig(32 if gated else 64, 128, 3, 3)
         configs += [(ahead, next_ahead), (PdlGemmConfig(128, 64, 1, 2), next_ahead), (configs[0][0], next_ahead)]
         configs += [(ahead, configs[0][1])]
@@ -117,7 +117,7 @@ def test_a_norm_rides_along_with_two_products(rows: int, width: int, dtype: torc
         assert error(actual, wanted) <= 3 * ROUNDING[dtype], (
             config,
             next_config,
-        )  # the half normed rows were rounded, too
+        )  # the deferred norm's rows were rounded, too
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_shapes_that_were_never_tuned_have_a_config(
 def test_stored_configs(columns: int, width: int, gated: bool, row_block: int) -> None:
     config = TUNED.portable[columns, width, gated, row_block]
     assert config is not None
-    # The parts that the model's product of this shape has: o and down add the residual, qkv may have a bias.
+    # The epilogue that the model's GEMM of this shape has: o and down add the residual, qkv may have a bias.
     check(row_block, columns, width, config, BF16, gated=gated, residual=not gated and columns <= width)
     check(max(1, row_block - 3), columns, width, config, BF16, gated=gated, residual=not gated and columns <= width)
 
@@ -154,8 +154,8 @@ def test_stored_configs(columns: int, width: int, gated: bool, row_block: int) -
 @GLUON
 @pytest.mark.parametrize("parts", PARTS)
 @pytest.mark.parametrize("rows", [1, 3, 8, 9, 16, 17, 32, 33, 64])
-def test_launched_ahead_at_odd_shapes(rows: int, parts: dict[str, bool]) -> None:
-    """Fewer steps than stages, more splits than steps, blocks and splits that are not full."""
+def test_pdl_gemm_at_odd_shapes(rows: int, parts: dict[str, bool]) -> None:
+    """Fewer steps than stages, more splits than steps, tiles and splits that are not full."""
     pieces = 2 if parts.get("gated") else 1
     for columns, width in ((199, 64), (1001, 1088), (120, 4160)):
         for tall, block_k, splits, stages in ((64, 128, 1, 3), (64, 256, 4, 2), (128, 64, 3, 4)):
@@ -168,7 +168,7 @@ def test_launched_ahead_at_odd_shapes(rows: int, parts: dict[str, bool]) -> None
 @pytest.mark.parametrize(
     ("columns", "width", "gated"), [(384, 256, False), (5632, 2048, True), (2560, 4096, False), (18944, 3584, True)]
 )
-def test_every_shape_can_be_launched_ahead(rows: int, columns: int, width: int, gated: bool) -> None:
+def test_pdl_gemm_has_a_config_for_every_shape(rows: int, columns: int, width: int, gated: bool) -> None:
     config = POLICY.small_m_config(rows, columns, width, BF16, gated=gated, tma_operands=True)
     assert config is not None
     check(rows, columns, width, config, BF16, gated=gated)

@@ -1,4 +1,4 @@
-"""The first kernel of a decode graph: from slots to embedded tokens and their positions."""
+"""Embedding lookup of a decode step: from each row's slot to its last token's embedding and its position."""
 
 import torch
 import triton
@@ -19,12 +19,12 @@ def _gather(
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0)
-    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    offsets = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     slot = tl.load(slots + row).to(tl.int64)
     token = tl.load(last_tokens + slot).to(tl.int64)
-    inside = columns < width
-    values = tl.load(embedding + token * width + columns, mask=inside)
-    tl.store(hidden + row.to(tl.int64) * width + columns, values, mask=inside)
+    mask = offsets < width
+    values = tl.load(embedding + token * width + offsets, mask=mask)
+    tl.store(hidden + row.to(tl.int64) * width + offsets, values, mask=mask)
     if tl.program_id(1) == 0:
         tl.store(positions + row, tl.load(lengths + slot).to(tl.int64))
 

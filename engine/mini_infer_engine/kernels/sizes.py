@@ -1,7 +1,9 @@
-"""Arithmetic of grids and blocks on the host. Triton's own costs 1.5 us a call, in passes of hundreds of launches."""
+"""Arithmetic of grids and blocks on the host. Triton's own functions cost 1.5 us a call, in passes of hundreds of
+launches.
+"""
 
 LOG2_E = 1.4426950408889634
-"""Scales a softmax for powers of two, which are what the hardware has."""
+"""Scales a softmax to powers of two, for which GPUs have an instruction."""
 
 
 def cdiv(total: int, part: int) -> int:

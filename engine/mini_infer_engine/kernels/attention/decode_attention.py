@@ -1,6 +1,8 @@
-"""Attention of one new token a sequence, from its q, k and v side by side to mixed values: norm of q and k heads (where
-a model has it), rotary embedding, the write of k and v into their page, and split-K flash decoding (Dao et al. 2023,
-"Flash-Decoding for long-context inference") over paged keys and values. Grouped heads share a tile; any page size.
+"""FlashDecoding (Dao et al. 2023, "Flash-Decoding for long-context inference"): split-KV attention of one new token a
+sequence over paged keys and values, fused with what comes before it.
+
+That is RMSNorm of q and k heads (where a model has it), rotary embedding, and the write of k and v into their page. The
+query heads of a KV head share a tile; any page size. Splits are merged by the one that arrives last.
 """
 
 import torch
@@ -9,23 +11,25 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from mini_infer_engine.kernels.attention.attention_config import MANY_LANES
-from mini_infer_engine.kernels.attention.decode_plan import FIELDS, MOST_PARTS, NO_WINDOW, DecodePlan
+from mini_infer_engine.kernels.attention.decode_plan import FIELDS, MAX_SPLITS, NO_WINDOW, DecodePlan
 from mini_infer_engine.kernels.attention.rope_kv import Rotation
 from mini_infer_engine.kernels.sizes import next_power_of_2
 from mini_infer_engine.kernels.workspace import COUNTERS, Workspace
 
-_MOST_TURNS: tl.constexpr = tl.constexpr(5)
-"""In which parts are added up, each after the one before. More of them are added up in a way that begins later."""
-_MERGED_VALUES = 4096
-"""Of several parts in a turn; twice as many take registers that the reading loop needs."""
-_VALUES_OF_MANY = 64
-"""Of parts' sums that a thread asks for at a time, where there are many: it keeps twice as many while it adds up."""
+_MAX_ROUNDS: tl.constexpr = tl.constexpr(5)
+"""Of `_merge_splits`, one after another. More splits are merged by `_merge_many_splits`, whose first round begins
+later.
+"""
+_MERGE_VALUES = 4096
+"""Accumulator values of the splits of one round; twice as many take registers that the main loop needs."""
+_VALUES_PER_THREAD = 64
+"""Accumulator values that a thread loads at a time, where splits are many: it keeps twice as many while it adds."""
 
 
 @triton.jit
 def _rotated(
-    heads,
-    inside,
+    head_at,
+    mask,
     norm,
     cos,
     sin,
@@ -34,90 +38,93 @@ def _rotated(
     DIM_BLOCK: tl.constexpr,
     NORM: tl.constexpr,
 ):
-    """Heads at pointers [heads, 1], normed and rotated: [heads, DIM_BLOCK] fp32.
+    """RMSNorm and rotary embedding of heads at pointers [heads, 1]: [heads, DIM_BLOCK] fp32.
 
-    Each element is read beside the other of its pair, so that both halves stay in one tile.
+    Each element is loaded beside the other of its pair, so that both halves stay in one tile.
     """
     half: tl.constexpr = HEAD_DIM // 2
     dims = tl.arange(0, DIM_BLOCK)[None, :]
-    other_dims = tl.where(dims < half, dims + half, dims - half)
-    values = tl.load(heads + dims, mask=inside, other=0.0).to(tl.float32)
-    others = tl.load(heads + other_dims, mask=inside, other=0.0).to(tl.float32)
+    paired_dims = tl.where(dims < half, dims + half, dims - half)
+    x = tl.load(head_at + dims, mask=mask, other=0.0).to(tl.float32)
+    x_paired = tl.load(head_at + paired_dims, mask=mask, other=0.0).to(tl.float32)
     if NORM:
-        scale = tl.rsqrt(tl.sum(values * values, axis=1) / HEAD_DIM + eps)[:, None]
-        values *= scale * tl.load(norm + dims, mask=dims < HEAD_DIM, other=0.0).to(tl.float32)
-        others *= scale * tl.load(norm + other_dims, mask=dims < HEAD_DIM, other=0.0).to(tl.float32)
-    return values * cos + tl.where(dims < half, -others, others) * sin
+        scale = tl.rsqrt(tl.sum(x * x, axis=1) / HEAD_DIM + eps)[:, None]
+        x *= scale * tl.load(norm + dims, mask=dims < HEAD_DIM, other=0.0).to(tl.float32)
+        x_paired *= scale * tl.load(norm + paired_dims, mask=dims < HEAD_DIM, other=0.0).to(tl.float32)
+    return x * cos + tl.where(dims < half, -x_paired, x_paired) * sin
 
 
 @triton.jit
 def _page_ids(table, start, last, PAGE_SIZE: tl.constexpr, BLOCK: tl.constexpr):
-    """Where the tokens of a block lie: one page, or one for each token. Tokens after `last` share its page."""
+    """Pages of a block's tokens: one page, or one for each token. Tokens after `last` have its page."""
     tokens = start if PAGE_SIZE % BLOCK == 0 else start + tl.arange(0, BLOCK)
     return tl.load(table + tl.minimum(tokens, last) // PAGE_SIZE).to(tl.int64)
 
 
 @triton.jit
-def _merged(first, parts, stride, GROUP: tl.constexpr, DIM_BLOCK: tl.constexpr, ROWS: tl.constexpr,
-            PARTS: tl.constexpr):  # fmt: skip
-    """What a row's parts come to, as _decode_attention leaves them, `stride` apart: [ROWS, DIM_BLOCK] fp32.
+def _merge_splits(first, splits, stride, GROUP: tl.constexpr, DIM_BLOCK: tl.constexpr, ROWS: tl.constexpr,
+            SPLITS: tl.constexpr):  # fmt: skip
+    """FlashDecoding's second phase: the attention of a row from its splits, `stride` floats apart: [ROWS, DIM_BLOCK]
+    fp32.
 
-    PARTS at a time, each turn after the one before.
+    SPLITS at a time, with the online softmax's rescaling between rounds.
     """
     rows = tl.arange(0, ROWS)[None, :]
-    top = tl.full((ROWS,), float("-inf"), dtype=tl.float32)
-    mass = tl.zeros((ROWS,), dtype=tl.float32)
-    total = tl.zeros((ROWS, DIM_BLOCK), dtype=tl.float32)
-    for start in range(0, parts, PARTS):
-        some = start + tl.arange(0, PARTS)[:, None]
-        inside = (some < parts) & (rows < GROUP)
-        part_at = first + some * stride + rows
-        tops_at = part_at + GROUP * DIM_BLOCK
-        sums_at = (part_at + rows * (DIM_BLOCK - 1))[:, :, None] + tl.arange(0, DIM_BLOCK)[None, None, :]
-        tops = tl.load(tops_at, mask=inside, other=float("-inf"), cache_modifier=".cg")
-        masses = tl.load(tops_at + GROUP, mask=inside, other=0.0, cache_modifier=".cg")
-        sums = tl.load(sums_at, mask=inside[:, :, None], other=0.0, cache_modifier=".cg")
-        new_top = tl.maximum(top, tl.max(tops, axis=0))
-        factors, decay = tl.exp2(tops - new_top[None, :]), tl.exp2(top - new_top)
-        mass = mass * decay + tl.sum(masses * factors, axis=0)
-        total = total * decay[:, None] + tl.sum(sums * factors[:, :, None], axis=0)
-        top = new_top
-    return total / mass[:, None]
+    m_i = tl.full((ROWS,), float("-inf"), dtype=tl.float32)
+    l_i = tl.zeros((ROWS,), dtype=tl.float32)
+    acc = tl.zeros((ROWS, DIM_BLOCK), dtype=tl.float32)
+    for start in range(0, splits, SPLITS):
+        index = start + tl.arange(0, SPLITS)[:, None]
+        mask = (index < splits) & (rows < GROUP)
+        split_at = first + index * stride + rows
+        m_at = split_at + GROUP * DIM_BLOCK
+        acc_at = (split_at + rows * (DIM_BLOCK - 1))[:, :, None] + tl.arange(0, DIM_BLOCK)[None, None, :]
+        m_splits = tl.load(m_at, mask=mask, other=float("-inf"), cache_modifier=".cg")
+        l_splits = tl.load(m_at + GROUP, mask=mask, other=0.0, cache_modifier=".cg")
+        acc_splits = tl.load(acc_at, mask=mask[:, :, None], other=0.0, cache_modifier=".cg")
+        m_new = tl.maximum(m_i, tl.max(m_splits, axis=0))
+        weights, alpha = tl.exp2(m_splits - m_new[None, :]), tl.exp2(m_i - m_new)
+        l_i = l_i * alpha + tl.sum(l_splits * weights, axis=0)
+        acc = acc * alpha[:, None] + tl.sum(acc_splits * weights[:, :, None], axis=0)
+        m_i = m_new
+    return acc / l_i[:, None]
 
 
 @triton.jit
-def _some(sums_at, tops_at, start, parts, stride, in_group, COUNT: tl.constexpr):
-    """Weighted sums [COUNT, ROWS, DIM_BLOCK] and maxima [COUNT, ROWS] of parts from `start` on."""
-    some = start + tl.arange(0, COUNT)[:, None]
-    inside = (some < parts) & in_group
-    sums = tl.load(sums_at + (some * stride)[:, :, None], mask=inside[:, :, None], other=0.0, cache_modifier=".cg")
-    return sums, tl.load(tops_at + some * stride, mask=inside, other=float("-inf"), cache_modifier=".cg")
+def _load_splits(acc_at, m_at, start, splits, stride, in_group, COUNT: tl.constexpr):
+    """Accumulators [COUNT, ROWS, DIM_BLOCK] and row maxima m_i [COUNT, ROWS] of the splits from `start` on."""
+    index = start + tl.arange(0, COUNT)[:, None]
+    mask = (index < splits) & in_group
+    acc_splits = tl.load(acc_at + (index * stride)[:, :, None], mask=mask[:, :, None], other=0.0, cache_modifier=".cg")
+    return acc_splits, tl.load(m_at + index * stride, mask=mask, other=float("-inf"), cache_modifier=".cg")
 
 
 @triton.jit
-def _merged_many(first, parts, stride, GROUP: tl.constexpr, DIM_BLOCK: tl.constexpr, ROWS: tl.constexpr,
-                 PARTS: tl.constexpr):  # fmt: skip
-    """As _merged, knowing all maxima before it adds anything up. PARTS at a time are asked for before those before them
-    are used; a thread adds what it reads to what it has, and threads put theirs together when all is read.
+def _merge_many_splits(first, splits, stride, GROUP: tl.constexpr, DIM_BLOCK: tl.constexpr, ROWS: tl.constexpr,
+                 SPLITS: tl.constexpr):  # fmt: skip
+    """As `_merge_splits`, with the maximum of all splits known before anything is added, so that nothing is rescaled.
+
+    SPLITS accumulators are loaded ahead of those that are being added; threads reduce among each other once, at the
+    end.
     """
     rows = tl.arange(0, ROWS)[None, :]
     in_group = rows < GROUP
-    tops_at = first + GROUP * DIM_BLOCK + rows
-    # Not rows * DIM_BLOCK: Triton would see that they are aligned, read 16 bytes at a time, and with that lay a head's
-    # parts out over several warps, so that each sum crosses shared memory.
-    sums_at = (first + rows + rows * (DIM_BLOCK - 1))[:, :, None] + tl.arange(0, DIM_BLOCK)[None, None, :]
-    sums, tops = _some(sums_at, tops_at, 0, parts, stride, in_group, PARTS)
-    every = tl.arange(0, MOST_PARTS)[:, None]
-    there = (every < parts) & in_group
-    all_tops = tl.load(tops_at + every * stride, mask=there, other=float("-inf"), cache_modifier=".cg")
-    masses = tl.load(tops_at + every * stride + GROUP, mask=there, other=0.0, cache_modifier=".cg")
-    top = tl.where(in_group, tl.max(all_tops, axis=0)[None, :], 0.0)
-    mass = tl.where(in_group, tl.sum(masses * tl.exp2(all_tops - top), axis=0)[None, :], 1.0)
-    total = tl.zeros((PARTS, ROWS, DIM_BLOCK), dtype=tl.float32)
-    for start in range(PARTS, parts + PARTS, PARTS):
-        total += sums * tl.exp2(tops - top)[:, :, None]
-        sums, tops = _some(sums_at, tops_at, start, parts, stride, in_group, PARTS)
-    return tl.sum(total, axis=0) / tl.trans(mass)
+    m_at = first + GROUP * DIM_BLOCK + rows
+    # Not rows * DIM_BLOCK: Triton would see that they are aligned, load 16 bytes at a time, and with that lay a head's
+    # splits out over several warps, so that each sum crosses shared memory.
+    acc_at = (first + rows + rows * (DIM_BLOCK - 1))[:, :, None] + tl.arange(0, DIM_BLOCK)[None, None, :]
+    acc_splits, m_splits = _load_splits(acc_at, m_at, 0, splits, stride, in_group, SPLITS)
+    index = tl.arange(0, MAX_SPLITS)[:, None]
+    mask = (index < splits) & in_group
+    m_all = tl.load(m_at + index * stride, mask=mask, other=float("-inf"), cache_modifier=".cg")
+    l_splits = tl.load(m_at + index * stride + GROUP, mask=mask, other=0.0, cache_modifier=".cg")
+    m_i = tl.where(in_group, tl.max(m_all, axis=0)[None, :], 0.0)
+    l_i = tl.where(in_group, tl.sum(l_splits * tl.exp2(m_all - m_i), axis=0)[None, :], 1.0)
+    acc = tl.zeros((SPLITS, ROWS, DIM_BLOCK), dtype=tl.float32)
+    for start in range(SPLITS, splits + SPLITS, SPLITS):
+        acc += acc_splits * tl.exp2(m_splits - m_i)[:, :, None]
+        acc_splits, m_splits = _load_splits(acc_at, m_at, start, splits, stride, in_group, SPLITS)
+    return tl.sum(acc, axis=0) / tl.trans(l_i)
 
 
 @triton.jit(do_not_specialize=["table_stride"], do_not_specialize_on_alignment=["page_tables"])
@@ -151,13 +158,13 @@ def _decode_attention(
     NORM: tl.constexpr,
     MERGE: tl.constexpr,
     MERGE_ROWS: tl.constexpr,
-    MERGE_PARTS: tl.constexpr,
-    MANY_PARTS: tl.constexpr,
+    MERGE_SPLITS: tl.constexpr,
+    MANY_SPLITS: tl.constexpr,
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Program (KV head, entry of the plan). The part of a row that arrives last merges the others' sums."""
-    if PDL:  # see pdl_gemm: the product that comes next may fetch its weights now
+    """Split-KV: program (KV head, entry of the plan). The split of a row that arrives last merges all of them."""
+    if PDL:  # see pdl_gemm: the GEMM that comes next may fetch its weights now
         gdc_launch_dependents()
         gdc_wait()
     kv_head = tl.program_id(0)
@@ -170,8 +177,8 @@ def _decode_attention(
     position = tl.load(entry + 2)
     begin = tl.load(entry + 3)
     end = tl.load(entry + 4)
-    part = tl.load(entry + 5)
-    parts = tl.load(entry + 6)
+    split = tl.load(entry + 5)
+    splits = tl.load(entry + 6)
     pages = _page_ids(table, begin, position, PAGE_SIZE, BLOCK)
 
     half: tl.constexpr = HEAD_DIM // 2
@@ -185,71 +192,75 @@ def _decode_attention(
     q_inside = (heads < GROUP)[:, None] & dim_inside
     queries = _rotated(q_heads, q_inside, q_norm, cos, sin, eps, HEAD_DIM, DIM_BLOCK, NORM).to(qkv.dtype.element_ty)
 
-    # The last part has the new token. It attends to it from registers, so nobody waits for the write.
-    is_last_part = part == parts - 1
-    new_inside = dim_inside & is_last_part
+    # The last split has the new token, and attends to it from registers, so that no split waits for the write.
+    is_last_split = split == splits - 1
+    new_inside = dim_inside & is_last_split
     k_head = qkv + row * qkv_stride + (KV_HEADS * GROUP + kv_head + tl.arange(0, 1))[:, None] * HEAD_DIM
     new_key = _rotated(k_head, new_inside, k_norm, cos, sin, eps, HEAD_DIM, DIM_BLOCK, NORM).to(qkv.dtype.element_ty)
     new_value = tl.load(k_head + KV_HEADS * HEAD_DIM + dims[None, :], mask=new_inside, other=0.0)
     new_page = tl.load(table + position // PAGE_SIZE).to(tl.int64)
     head_pool = pool + kv_head * HEAD_DIM
-    new_place = head_pool + new_page * page_stride + (position % PAGE_SIZE) * token_stride + dims[None, :]
-    tl.store(new_place, new_key, mask=new_inside)
-    tl.store(new_place + kv_stride, new_value, mask=new_inside)
+    new_at = head_pool + new_page * page_stride + (position % PAGE_SIZE) * token_stride + dims[None, :]
+    tl.store(new_at, new_key, mask=new_inside)
+    tl.store(new_at + kv_stride, new_value, mask=new_inside)
 
     log2e: tl.constexpr = 1.4426950408889634
     new_score = tl.sum(queries.to(tl.float32) * new_key.to(tl.float32), axis=1) * (scale * log2e)
-    top = tl.where(is_last_part, new_score, float("-inf"))
-    mass = tl.zeros((GROUP_BLOCK,), dtype=tl.float32) + tl.where(is_last_part, 1.0, 0.0)
-    total = tl.zeros((GROUP_BLOCK, DIM_BLOCK), dtype=tl.float32) + new_value.to(tl.float32)
-    places = tl.arange(0, BLOCK)
+    m_i = tl.where(is_last_split, new_score, float("-inf"))
+    l_i = tl.zeros((GROUP_BLOCK,), dtype=tl.float32) + tl.where(is_last_split, 1.0, 0.0)
+    acc = tl.zeros((GROUP_BLOCK, DIM_BLOCK), dtype=tl.float32) + new_value.to(tl.float32)
+    offs_block = tl.arange(0, BLOCK)
     for start in range(begin, end, BLOCK):
-        tokens = start + places
+        tokens = start + offs_block
         if PAGE_SIZE % BLOCK == 0:
-            at = pages * page_stride + (start % PAGE_SIZE + places) * token_stride
+            at = pages * page_stride + (start % PAGE_SIZE + offs_block) * token_stride
         else:
             at = pages * page_stride + (tokens % PAGE_SIZE) * token_stride
-        pages = _page_ids(table, start + BLOCK, position, PAGE_SIZE, BLOCK)  # of the next: keys do not wait for it
-        seen = (tokens < end) & (tokens > position - window)
-        kv_mask = seen[:, None] & dim_inside
+        pages = _page_ids(
+            table, start + BLOCK, position, PAGE_SIZE, BLOCK
+        )  # of the next block: keys do not wait for it
+        mask = (tokens < end) & (tokens > position - window)
+        kv_mask = mask[:, None] & dim_inside
         keys = tl.load(head_pool + at[:, None] + dims[None, :], mask=kv_mask, other=0.0).to(queries.dtype)
         scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * (scale * log2e)
-        scores = tl.where(seen[None, :], scores, float("-inf"))
-        new_top = tl.maximum(top, tl.max(scores, axis=1))
-        weights = tl.exp2(scores - new_top[:, None])
-        decay = tl.exp2(top - new_top)
+        scores = tl.where(mask[None, :], scores, float("-inf"))
+        m_new = tl.maximum(m_i, tl.max(scores, axis=1))
+        p = tl.exp2(scores - m_new[:, None])
+        alpha = tl.exp2(m_i - m_new)
         values = tl.load(head_pool + kv_stride + at[:, None] + dims[None, :], mask=kv_mask, other=0.0)
         values = values.to(queries.dtype)
-        mass = mass * decay + tl.sum(weights, axis=1)
-        total = tl.dot(weights.to(values.dtype), values, total * decay[:, None], input_precision=PRECISION)
-        top = new_top
+        l_i = l_i * alpha + tl.sum(p, axis=1)
+        acc = tl.dot(p.to(values.dtype), values, acc * alpha[:, None], input_precision=PRECISION)
+        m_i = m_new
 
-    mixed = out + row * out_stride + kv_head * GROUP * HEAD_DIM
-    if not MERGE or parts == 1:
-        result = (total / mass[:, None]).to(out.dtype.element_ty)
-        tl.store(mixed + heads[:, None] * HEAD_DIM + dims[None, :], result, mask=q_inside)
+    out_at = out + row * out_stride + kv_head * GROUP * HEAD_DIM
+    if not MERGE or splits == 1:
+        result = (acc / l_i[:, None]).to(out.dtype.element_ty)
+        tl.store(out_at + heads[:, None] * HEAD_DIM + dims[None, :], result, mask=q_inside)
     else:
-        # A partial result is [GROUP, DIM_BLOCK] weighted sums, then their maxima and masses.
-        size: tl.constexpr = GROUP * (DIM_BLOCK + 2)
-        stride: tl.constexpr = KV_HEADS * size
-        lane = row * KV_HEADS + kv_head
-        first = partials + (program - part).to(tl.int64) * stride + kv_head * size
-        mine = first + part.to(tl.int64) * stride
-        tl.store(mine + heads[:, None] * DIM_BLOCK + dims[None, :], total, mask=(heads < GROUP)[:, None])
-        tl.store(mine + GROUP * DIM_BLOCK + heads, top, mask=heads < GROUP)
-        tl.store(mine + GROUP * (DIM_BLOCK + 1) + heads, mass, mask=heads < GROUP)
+        # A partial result is acc [GROUP, DIM_BLOCK], then m_i [GROUP] and l_i [GROUP].
+        split_floats: tl.constexpr = GROUP * (DIM_BLOCK + 2)
+        stride: tl.constexpr = KV_HEADS * split_floats
+        counter = row * KV_HEADS + kv_head
+        first_partials = partials + (program - split).to(tl.int64) * stride + kv_head * split_floats
+        own_partials = first_partials + split.to(tl.int64) * stride
+        tl.store(own_partials + heads[:, None] * DIM_BLOCK + dims[None, :], acc, mask=(heads < GROUP)[:, None])
+        tl.store(own_partials + GROUP * DIM_BLOCK + heads, m_i, mask=heads < GROUP)
+        tl.store(own_partials + GROUP * (DIM_BLOCK + 1) + heads, l_i, mask=heads < GROUP)
         tl.debug_barrier()
-        if tl.atomic_add(counters + lane, 1, sem="acq_rel") == parts - 1:
+        if tl.atomic_add(counters + counter, 1, sem="acq_rel") == splits - 1:
             rows = tl.arange(0, MERGE_ROWS)
-            place = mixed + rows[:, None] * HEAD_DIM + dims[None, :]
-            inside = (rows < GROUP)[:, None] & dim_inside
-            if MANY_PARTS == 0 or parts <= _MOST_TURNS * MERGE_PARTS:
-                result = _merged(first, parts, stride, GROUP, DIM_BLOCK, MERGE_ROWS, MERGE_PARTS)
-                tl.store(place, result.to(out.dtype.element_ty), mask=inside)
+            merged_at = out_at + rows[:, None] * HEAD_DIM + dims[None, :]
+            merged_mask = (rows < GROUP)[:, None] & dim_inside
+            if MANY_SPLITS == 0 or splits <= _MAX_ROUNDS * MERGE_SPLITS:
+                result = _merge_splits(first_partials, splits, stride, GROUP, DIM_BLOCK, MERGE_ROWS, MERGE_SPLITS)
+                tl.store(merged_at, result.to(out.dtype.element_ty), mask=merged_mask)
             else:
-                result_of_many = _merged_many(first, parts, stride, GROUP, DIM_BLOCK, MERGE_ROWS, MANY_PARTS)
-                tl.store(place, result_of_many.to(out.dtype.element_ty), mask=inside)
-            tl.store(counters + lane, 0)
+                result_of_many = _merge_many_splits(
+                    first_partials, splits, stride, GROUP, DIM_BLOCK, MERGE_ROWS, MANY_SPLITS
+                )
+                tl.store(merged_at, result_of_many.to(out.dtype.element_ty), mask=merged_mask)
+            tl.store(counters + counter, 0)
 
 
 def decode_attention(
@@ -282,10 +293,10 @@ def decode_attention(
         return out
     partial_floats = programs * kv_heads * group * (dim_block + 2) if plan.splits else 0
     are_few = rows * kv_heads < MANY_LANES
-    # To add many parts up takes registers, so that no third program fits a multiprocessor. That helps narrow groups as
-    # well, which never have so many: launched ahead, three would crowd each multiprocessor that the product before has
-    # left, and one stay on the others (8 x 4,096 tokens of 0.6B: 9 % of a step).
-    many_parts = _VALUES_OF_MANY * 32 * plan.config.warps // (merge_rows * dim_block)
+    # Merging many splits takes registers, so that no third program fits on an SM. That helps models with few query
+    # heads a KV head as well, which never have so many splits: with PDL, three programs would crowd each SM that the
+    # GEMM before has left, and the other SMs would have one (8 x 4,096 tokens of 0.6B: 9 % of a step).
+    many_splits = _VALUES_PER_THREAD * 32 * plan.config.warps // (merge_rows * dim_block)
     assert not plan.splits or rows * kv_heads <= COUNTERS
     _decode_attention[(kv_heads, programs)](
         qkv,
@@ -317,8 +328,8 @@ def decode_attention(
         NORM=rotation.q_norm is not None,
         MERGE=plan.splits,
         MERGE_ROWS=merge_rows,
-        MERGE_PARTS=max(2, _MERGED_VALUES // (merge_rows * dim_block)),
-        MANY_PARTS=max(1, min(many_parts, MOST_PARTS.value)) if are_few else 0,
+        MERGE_SPLITS=max(2, _MERGE_VALUES // (merge_rows * dim_block)),
+        MANY_SPLITS=max(1, min(many_splits, MAX_SPLITS.value)) if are_few else 0,
         PRECISION="ieee" if qkv.dtype == torch.float32 else "tf32",
         PDL=plan.config.pdl,
         launch_pdl=plan.config.pdl,

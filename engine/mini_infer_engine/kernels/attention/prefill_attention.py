@@ -1,8 +1,9 @@
-"""Causal attention of prompt chunks over their paged KV cache: FlashAttention-2 (Dao, arXiv:2307.08691) in Triton.
+"""FlashAttention-2 (Dao, arXiv:2307.08691) in Triton: causal attention of prompt chunks over their paged KV cache.
 
-A tile is rows of (query, head) pairs that share a KV head, so that grouped heads read keys and values once. Where tiles
-are few and the context long (a new tail behind a cached prefix), several programs share a tile's keys, and a second
-kernel adds up what they found: one program that did it for a whole tile would take as long as the sharing saves.
+A tile is rows of (query, head) pairs that share a KV head, so that the heads of a group load keys and values once.
+Where tiles are few and the context long (a new tail behind a cached prefix), several programs split a tile's keys
+(split-KV), and a second kernel merges them: if the last program did it for a whole tile, that would take as long as
+splitting saves.
 """
 
 import torch
@@ -14,25 +15,25 @@ from mini_infer_engine.kernels.attention.prefill_rows import PrefillRows
 from mini_infer_engine.kernels.sizes import LOG2_E, cdiv, next_power_of_2
 from mini_infer_engine.kernels.workspace import Workspace
 
-_MOST_SPLITS = 16
-_LEAST_KEYS = 256
-"""Of a share: reading fewer takes less than adding up."""
-_MERGED_ROWS = 4
-"""Of a program: one for each warp."""
-_MERGED_SPLITS = 4
-"""That are read at a time."""
+_MAX_SPLITS = 16
+_MIN_SPLIT_KEYS = 256
+"""Keys of a split, at least: reading fewer takes less time than merging them."""
+_MERGE_ROWS = 4
+"""(token, head) pairs of a program of `_merge`: one for each warp."""
+_MERGE_SPLITS = 4
+"""Splits that are loaded at a time."""
 
 
 @triton.jit
 def _scan(
     query,
-    total,
-    mass,
-    top,
+    acc,
+    l_i,
+    m_i,
     head_pool,
     table,
-    first,
-    last,
+    first_key,
+    last_key,
     positions,
     end,
     page_stride,
@@ -47,10 +48,10 @@ def _scan(
     BLOCK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """The online softmax over keys [first, last); without masks where every row sees every key."""
+    """FlashAttention's inner loop: online softmax over keys [first_key, last_key); MASKED: not all rows see all."""
     dims = tl.arange(0, DIM_BLOCK)
     dim_inside = dims < HEAD_DIM
-    for start in range(first, last, BLOCK):
+    for start in range(first_key, last_key, BLOCK):
         tokens = start + tl.arange(0, BLOCK)
         if PAGE_SIZE % BLOCK == 0:
             page = tl.load(table + start // PAGE_SIZE).to(tl.int64)
@@ -68,15 +69,15 @@ def _scan(
             keys = tl.load(head_pool + address, mask=dim_inside[None, :], other=0.0)
         scores = tl.dot(query, tl.trans(keys.to(query.dtype)), input_precision=PRECISION)
         if MASKED:
-            seen = (tokens[None, :] <= positions[:, None]) & (tokens[None, :] > positions[:, None] - window)
-            scores = tl.where(seen, scores, float("-inf"))
-        new_top = tl.maximum(top, tl.max(scores, axis=1))
-        shift = new_top * scale
+            mask = (tokens[None, :] <= positions[:, None]) & (tokens[None, :] > positions[:, None] - window)
+            scores = tl.where(mask, scores, float("-inf"))
+        m_new = tl.maximum(m_i, tl.max(scores, axis=1))
+        shift = m_new * scale
         if MASKED:
-            shift = tl.where(new_top == float("-inf"), 0.0, shift)  # a row that has seen nothing yet
-        weights = tl.exp2(scores * scale - shift[:, None])
-        decay = tl.exp2(top * scale - shift)
-        mass = mass * decay + tl.sum(weights, axis=1)
+            shift = tl.where(m_new == float("-inf"), 0.0, shift)  # a row without keys so far
+        p = tl.exp2(scores * scale - shift[:, None])
+        alpha = tl.exp2(m_i * scale - shift)
+        l_i = l_i * alpha + tl.sum(p, axis=1)
         if MASKED:
             values = tl.load(head_pool + kv_stride + address, mask=kv_mask, other=0.0)
         elif HEAD_DIM == DIM_BLOCK:
@@ -84,29 +85,31 @@ def _scan(
         else:
             values = tl.load(head_pool + kv_stride + address, mask=dim_inside[None, :], other=0.0)
         values = values.to(query.dtype)
-        total = tl.dot(weights.to(query.dtype), values, total * decay[:, None], input_precision=PRECISION)
-        top = new_top
-    return total, mass, top
+        acc = tl.dot(p.to(query.dtype), values, acc * alpha[:, None], input_precision=PRECISION)
+        m_i = m_new
+    return acc, l_i, m_i
 
 
 @triton.jit
 def _find_tile(query_starts, sequences, tile_of_all, GROUP: tl.constexpr, ROWS: tl.constexpr):
-    """Whose tile this is, and which of its own; -1 behind the last. A sequence begins with its last, the longest."""
+    """A tile's sequence, and which of its tiles it is; -1 behind the last. Each sequence's last tile, the longest, is
+    first.
+    """
     lanes = tl.arange(0, 64)
     sequence = 0
     tile = -1
     before = 0
     for first in range(0, sequences, 64):
-        inside = first + lanes < sequences
-        begins = tl.load(query_starts + first + lanes, mask=inside, other=0)
-        ends = tl.load(query_starts + first + lanes + 1, mask=inside, other=0)
+        mask = first + lanes < sequences
+        begins = tl.load(query_starts + first + lanes, mask=mask, other=0)
+        ends = tl.load(query_starts + first + lanes + 1, mask=mask, other=0)
         tiles = tl.cdiv((ends - begins) * GROUP, ROWS)
-        upto = before + tl.cumsum(tiles)
+        tiles_up_to = before + tl.cumsum(tiles)
         after = before + tl.sum(tiles)
         if (before <= tile_of_all) & (tile_of_all < after):
-            lane = tl.sum((upto <= tile_of_all).to(tl.int32))
+            lane = tl.sum((tiles_up_to <= tile_of_all).to(tl.int32))
             sequence = first + lane
-            tile = tl.sum(tl.where(lanes == lane, upto, 0)) - 1 - tile_of_all
+            tile = tl.sum(tl.where(lanes == lane, tiles_up_to, 0)) - 1 - tile_of_all
         before = after
     return sequence, tile
 
@@ -142,10 +145,10 @@ def _prefill_attention(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     MERGE: tl.constexpr,
-    LEAST_BLOCKS: tl.constexpr,
+    MIN_SPLIT_BLOCKS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Program (tile and split, KV head)."""
+    """FlashAttention-2 with split-KV: program (tile and split, KV head)."""
     tile_of_all = tl.program_id(0) // splits
     sequence, tile = _find_tile(query_starts, sequences, tile_of_all, GROUP, ROWS)
     if tile < 0:
@@ -161,61 +164,61 @@ def _prefill_attention(
     first_position = end - count + tile * ROWS // GROUP
     last_position = tl.minimum(end - count + (tile * ROWS + ROWS - 1) // GROUP, end - 1)
 
-    # Keys that some row sees, in whole blocks, and this split's share of them.
+    # Keys that some row sees, in whole blocks, and this split's range of them.
     first_key = tl.maximum(first_position - window + 1, 0) // BLOCK * BLOCK
     blocks = tl.cdiv(last_position + 1 - first_key, BLOCK)
-    blocks_of_split = tl.maximum(tl.cdiv(blocks, splits), LEAST_BLOCKS)
-    low = tl.minimum(first_key + split * blocks_of_split * BLOCK, first_key + blocks * BLOCK)
-    high = tl.minimum(low + blocks_of_split * BLOCK, first_key + blocks * BLOCK)
+    blocks_of_split = tl.maximum(tl.cdiv(blocks, splits), MIN_SPLIT_BLOCKS)
+    first_key_of_split = tl.minimum(first_key + split * blocks_of_split * BLOCK, first_key + blocks * BLOCK)
+    end_of_split = tl.minimum(first_key_of_split + blocks_of_split * BLOCK, first_key + blocks * BLOCK)
     if MERGE:
         heads: tl.constexpr = GROUP * KV_HEADS
-        places = (split.to(tl.int64) * tokens + begin + queries) * heads + kv_head * GROUP + rows % GROUP
-        sums, tops, masses = _partials(partials, splits.to(tl.int64) * tokens * heads, DIM_BLOCK)
-        if low >= high:
-            tl.store(tops + places, tl.full((ROWS,), float("-inf"), dtype=tl.float32), mask=queries < count)
+        split_rows = (split.to(tl.int64) * tokens + begin + queries) * heads + kv_head * GROUP + rows % GROUP
+        acc_splits, m_splits, l_splits = _partials(partials, splits.to(tl.int64) * tokens * heads, DIM_BLOCK)
+        if first_key_of_split >= end_of_split:
+            tl.store(m_splits + split_rows, tl.full((ROWS,), float("-inf"), dtype=tl.float32), mask=queries < count)
             return
-    # Before `diagonal` every row sees every key, unless a window cuts.
+    # Before `diagonal` every row sees every key, unless a sliding window masks some.
     diagonal = (first_position + 1) // BLOCK * BLOCK
     if last_position - window >= 0:
         diagonal = 0
-    middle = tl.minimum(tl.maximum(diagonal, low), high)
+    first_masked_key = tl.minimum(tl.maximum(diagonal, first_key_of_split), end_of_split)
 
     dims = tl.arange(0, DIM_BLOCK)
     dim_inside = dims < HEAD_DIM
-    inside = (queries < count)[:, None] & dim_inside[None, :]
-    columns = ((kv_head * GROUP + rows % GROUP) * HEAD_DIM)[:, None] + dims[None, :]
+    q_mask = (queries < count)[:, None] & dim_inside[None, :]
+    head_columns = ((kv_head * GROUP + rows % GROUP) * HEAD_DIM)[:, None] + dims[None, :]
     query_rows = (begin + queries).to(tl.int64)[:, None]
-    query = tl.load(q + query_rows * q_stride + columns, mask=inside, other=0.0)
+    query = tl.load(q + query_rows * q_stride + head_columns, mask=q_mask, other=0.0)
     table = page_tables + sequence.to(tl.int64) * table_stride
     head_pool = pool + kv_head * HEAD_DIM
-    top = tl.full((ROWS,), float("-inf"), dtype=tl.float32)
-    mass = tl.zeros((ROWS,), dtype=tl.float32)
-    total = tl.zeros((ROWS, DIM_BLOCK), dtype=tl.float32)
-    total, mass, top = _scan(
-        query, total, mass, top, head_pool, table, low, middle, positions, end, page_stride, kv_stride, token_stride,
-        scale, window, False, HEAD_DIM, DIM_BLOCK, PAGE_SIZE, BLOCK, PRECISION,
+    m_i = tl.full((ROWS,), float("-inf"), dtype=tl.float32)
+    l_i = tl.zeros((ROWS,), dtype=tl.float32)
+    acc = tl.zeros((ROWS, DIM_BLOCK), dtype=tl.float32)
+    acc, l_i, m_i = _scan(
+        query, acc, l_i, m_i, head_pool, table, first_key_of_split, first_masked_key, positions, end, page_stride,
+        kv_stride, token_stride, scale, window, False, HEAD_DIM, DIM_BLOCK, PAGE_SIZE, BLOCK, PRECISION,
     )  # fmt: skip
-    total, mass, top = _scan(
-        query, total, mass, top, head_pool, table, middle, high, positions, end, page_stride, kv_stride, token_stride,
-        scale, window, True, HEAD_DIM, DIM_BLOCK, PAGE_SIZE, BLOCK, PRECISION,
+    acc, l_i, m_i = _scan(
+        query, acc, l_i, m_i, head_pool, table, first_masked_key, end_of_split, positions, end, page_stride,
+        kv_stride, token_stride, scale, window, True, HEAD_DIM, DIM_BLOCK, PAGE_SIZE, BLOCK, PRECISION,
     )  # fmt: skip
 
     has_all = blocks_of_split >= blocks
     if MERGE:
-        tl.store(tops + places, tl.where(has_all, float("-inf"), top), mask=queries < count)
+        tl.store(m_splits + split_rows, tl.where(has_all, float("-inf"), m_i), mask=queries < count)
         if not has_all:
-            tl.store(sums + places[:, None] * DIM_BLOCK + dims[None, :], total, mask=(queries < count)[:, None])
-            tl.store(masses + places, mass, mask=queries < count)
+            tl.store(acc_splits + split_rows[:, None] * DIM_BLOCK + dims[None, :], acc, mask=(queries < count)[:, None])
+            tl.store(l_splits + split_rows, l_i, mask=queries < count)
     if has_all:
-        result = (total / mass[:, None]).to(out.dtype.element_ty)
-        tl.store(out + query_rows * out_stride + columns, result, mask=inside)
+        result = (acc / l_i[:, None]).to(out.dtype.element_ty)
+        tl.store(out + query_rows * out_stride + head_columns, result, mask=q_mask)
 
 
 @triton.jit
 def _partials(partials, rows, DIM_BLOCK: tl.constexpr):
-    """Where the weighted sums [rows, DIM_BLOCK] begin, the maxima [rows] and the masses [rows]; rows by split first.
+    """Where acc [rows, DIM_BLOCK], m_i [rows] and l_i [rows] of the splits begin; rows are ordered by split first.
 
-    A maximum of -inf: the share has no keys, or has all of them and no need of others. What else it has is not written.
+    m_i = -inf: the split has no keys, or has all of them and needs no merge. Then its acc and l_i are not written.
     """
     return partials, partials + rows * DIM_BLOCK, partials + rows * (DIM_BLOCK + 1)
 
@@ -231,38 +234,38 @@ def _merge(
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     DIM_BLOCK: tl.constexpr,
-    MOST_SPLITS: tl.constexpr,
-    MERGED_SPLITS: tl.constexpr,
+    MAX_SPLITS: tl.constexpr,
+    MERGE_SPLITS: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Program: `ROWS` (token, head) pairs, from all splits that have a part of their keys."""
+    """Split-KV's second phase: program of `ROWS` (token, head) pairs, from all splits that have some of their keys."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     dims = tl.arange(0, DIM_BLOCK)
     all_rows = tokens * HEADS
-    sums, tops, masses = _partials(partials, splits.to(tl.int64) * all_rows, DIM_BLOCK)
-    every = tl.arange(0, MOST_SPLITS)[None, :]
-    places = every.to(tl.int64) * all_rows + rows[:, None]
-    inside = (rows < all_rows)[:, None] & (every < splits)
-    its_tops = tl.load(tops + places, mask=inside, other=float("-inf"))
-    its_masses = tl.load(masses + places, mask=inside, other=0.0)
-    top = tl.max(its_tops, axis=1)
-    shift = tl.where(top == float("-inf"), 0.0, top)
-    has_keys = its_tops > float("-inf")
-    factors = tl.exp2((its_tops - shift[:, None]) * scale)
-    mass = tl.sum(tl.where(has_keys, its_masses * factors, 0.0), axis=1)
-    total = tl.zeros((ROWS, DIM_BLOCK), dtype=tl.float32)
-    for first in range(0, tl.max(tl.where(has_keys, every + 1, 0)), MERGED_SPLITS):
-        for index in tl.static_range(MERGED_SPLITS):
-            split = first + index
-            place = split.to(tl.int64) * all_rows + rows
-            its_top = tl.load(tops + place, mask=(rows < all_rows) & (split < splits), other=float("-inf"))
-            its_place = sums + place[:, None] * DIM_BLOCK + dims[None, :]
-            its_sum = tl.load(its_place, mask=(its_top > float("-inf"))[:, None], other=0.0)
-            total += its_sum * tl.exp2((its_top - shift) * scale)[:, None]
-    result = (total / mass[:, None]).to(out.dtype.element_ty)
-    columns = ((rows % HEADS) * HEAD_DIM)[:, None] + dims[None, :]
-    out_inside = (top > float("-inf"))[:, None] & (dims < HEAD_DIM)[None, :]
-    tl.store(out + (rows // HEADS).to(tl.int64)[:, None] * out_stride + columns, result, mask=out_inside)
+    acc_splits, m_splits, l_splits = _partials(partials, splits.to(tl.int64) * all_rows, DIM_BLOCK)
+    index = tl.arange(0, MAX_SPLITS)[None, :]
+    split_rows = index.to(tl.int64) * all_rows + rows[:, None]
+    mask = (rows < all_rows)[:, None] & (index < splits)
+    m_all = tl.load(m_splits + split_rows, mask=mask, other=float("-inf"))
+    l_all = tl.load(l_splits + split_rows, mask=mask, other=0.0)
+    m_i = tl.max(m_all, axis=1)
+    m_shift = tl.where(m_i == float("-inf"), 0.0, m_i)
+    has_keys = m_all > float("-inf")
+    weights = tl.exp2((m_all - m_shift[:, None]) * scale)
+    l_i = tl.sum(tl.where(has_keys, l_all * weights, 0.0), axis=1)
+    acc = tl.zeros((ROWS, DIM_BLOCK), dtype=tl.float32)
+    for first in range(0, tl.max(tl.where(has_keys, index + 1, 0)), MERGE_SPLITS):
+        for unroll in tl.static_range(MERGE_SPLITS):
+            split = first + unroll
+            split_row = split.to(tl.int64) * all_rows + rows
+            m_split = tl.load(m_splits + split_row, mask=(rows < all_rows) & (split < splits), other=float("-inf"))
+            acc_at = acc_splits + split_row[:, None] * DIM_BLOCK + dims[None, :]
+            acc_split = tl.load(acc_at, mask=(m_split > float("-inf"))[:, None], other=0.0)
+            acc += acc_split * tl.exp2((m_split - m_shift) * scale)[:, None]
+    result = (acc / l_i[:, None]).to(out.dtype.element_ty)
+    head_columns = ((rows % HEADS) * HEAD_DIM)[:, None] + dims[None, :]
+    out_inside = (m_i > float("-inf"))[:, None] & (dims < HEAD_DIM)[None, :]
+    tl.store(out + (rows // HEADS).to(tl.int64)[:, None] * out_stride + head_columns, result, mask=out_inside)
 
 
 def prefill_shape(
@@ -309,8 +312,8 @@ def prefill_attention(
         return out
     dim_block = next_power_of_2(head_dim)
     full_tiles = cdiv(tokens * group, config.rows)
-    tiles = full_tiles + sequences  # at most: each sequence may end with a part of one
-    splits = max(1, min(_MOST_SPLITS, config.programs // (full_tiles * kv_heads)))
+    tiles = full_tiles + sequences  # at most: each sequence may end with a tile that is not full
+    splits = max(1, min(_MAX_SPLITS, config.programs // (full_tiles * kv_heads)))
     partial_floats = splits * tokens * q_heads * (dim_block + 2) if splits > 1 else 0
     partials = workspace.partials(partial_floats)
     base_two_scale = scale * LOG2_E
@@ -341,13 +344,13 @@ def prefill_attention(
         ROWS=config.rows,
         BLOCK=config.keys,
         MERGE=splits > 1,
-        LEAST_BLOCKS=cdiv(_LEAST_KEYS, config.keys),
+        MIN_SPLIT_BLOCKS=cdiv(_MIN_SPLIT_KEYS, config.keys),
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         num_warps=config.warps,
         num_stages=config.stages,
     )
     if splits > 1:
-        _merge[(cdiv(tokens * q_heads, _MERGED_ROWS),)](
+        _merge[(cdiv(tokens * q_heads, _MERGE_ROWS),)](
             partials,
             out,
             out.stride(0),
@@ -357,9 +360,9 @@ def prefill_attention(
             HEADS=q_heads,
             HEAD_DIM=head_dim,
             DIM_BLOCK=dim_block,
-            MOST_SPLITS=_MOST_SPLITS,
-            MERGED_SPLITS=_MERGED_SPLITS,
-            ROWS=_MERGED_ROWS,
+            MAX_SPLITS=_MAX_SPLITS,
+            MERGE_SPLITS=_MERGE_SPLITS,
+            ROWS=_MERGE_ROWS,
             num_warps=4,
         )
     return out

@@ -1,4 +1,4 @@
-"""The prompt chunks of one pass, as attention kernels want them."""
+"""The prompt chunks of one pass, as the attention kernels read them."""
 
 import functools
 from dataclasses import dataclass
@@ -16,11 +16,13 @@ class PrefillRows:
     query_starts: Tensor  # [sequences + 1] where each one's new tokens begin
     ends: Tensor  # [sequences] tokens of each with its new ones
     longest_query: int
-    """New tokens of the longest chunk, or more. Only flash-attn asks."""
+    """New tokens of the longest chunk, or more. Only flash-attn needs it."""
     longest_key: int
-    """Tokens of the longest sequence with its new ones, or more: it decides how a tile is cut."""
+    """Tokens of the longest sequence with its new ones, or more: the launch config depends on it."""
 
     @functools.cached_property
     def key_starts(self) -> Tensor:
-        """[sequences + 1] running sum of `ends`. Only flash-attn asks, so no other pass launches what makes it."""
+        """[sequences + 1] running sum of `ends`. Only flash-attn needs it, so other passes do not launch the kernels
+        for it.
+        """
         return functional.pad(self.ends.cumsum(0), (1, 0)).to(torch.int32)

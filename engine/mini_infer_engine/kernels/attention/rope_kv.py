@@ -1,5 +1,7 @@
-"""Between the QKV product and attention, in one kernel: norm of q and k heads (where a model has it), rotary position
-embedding (Su et al., arXiv:2104.09864), and the write of k and v into their pages.
+"""Rotary position embedding (Su et al., arXiv:2104.09864) between the QKV GEMM and attention, fused with its
+neighbours.
+
+Those are RMSNorm of q and k heads (where a model has it), and the write of k and v into their pages.
 """
 
 from dataclasses import dataclass
@@ -13,7 +15,7 @@ from mini_infer_engine.kernels.sizes import cdiv, next_power_of_2
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """What a layer does to its q and k heads before they meet; k is kept that way."""
+    """What a layer does to q and k heads before attention; k is cached that way."""
 
     cos_sin: torch.Tensor  # [max_positions, head_dim], cosines first
     q_norm: torch.Tensor | None = None  # [head_dim]
@@ -43,27 +45,27 @@ def _rope_kv(
     HEADS: tl.constexpr,
     NORM: tl.constexpr,
 ):
-    """Program (token, group): `HEADS` consecutive heads of one token's packed q, k and v."""
+    """RoPE: program (token, group), of `HEADS` consecutive heads of one token's packed q, k and v."""
     token = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     half: tl.constexpr = HEAD_DIM // 2
     dims = tl.arange(0, HALF_BLOCK)
     is_q = heads < Q_HEADS
     is_v = heads >= Q_HEADS + KV_HEADS
-    inside = (heads < Q_HEADS + 2 * KV_HEADS)[:, None] & (dims < half)[None, :]
+    mask = (heads < Q_HEADS + 2 * KV_HEADS)[:, None] & (dims < half)[None, :]
     source = qkv + token * qkv_stride + heads[:, None] * HEAD_DIM + dims[None, :]
-    first = tl.load(source, mask=inside, other=0.0).to(tl.float32)
-    second = tl.load(source + half, mask=inside, other=0.0).to(tl.float32)
+    first = tl.load(source, mask=mask, other=0.0).to(tl.float32)
+    second = tl.load(source + half, mask=mask, other=0.0).to(tl.float32)
 
     if NORM:
         scale = tl.rsqrt((tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1)) / HEAD_DIM + eps)
-        weight_of = is_q[:, None] & inside
+        uses_q_norm = is_q[:, None] & mask
         q_first = tl.load(q_norm + dims, mask=dims < half, other=0.0).to(tl.float32)
         q_second = tl.load(q_norm + half + dims, mask=dims < half, other=0.0).to(tl.float32)
         k_first = tl.load(k_norm + dims, mask=dims < half, other=0.0).to(tl.float32)
         k_second = tl.load(k_norm + half + dims, mask=dims < half, other=0.0).to(tl.float32)
-        normed_first = first * scale[:, None] * tl.where(weight_of, q_first[None, :], k_first[None, :])
-        normed_second = second * scale[:, None] * tl.where(weight_of, q_second[None, :], k_second[None, :])
+        normed_first = first * scale[:, None] * tl.where(uses_q_norm, q_first[None, :], k_first[None, :])
+        normed_second = second * scale[:, None] * tl.where(uses_q_norm, q_second[None, :], k_second[None, :])
         first = tl.where(is_v[:, None], first, normed_first)
         second = tl.where(is_v[:, None], second, normed_second)
 
@@ -74,8 +76,8 @@ def _rope_kv(
     rotated_second = tl.where(is_v[:, None], second, second * cos + first * sin).to(qkv.dtype.element_ty)
 
     index = tl.load(kv_index + token).to(tl.int64)
-    inside = inside & (index >= 0)
-    q_mask = inside & is_q[:, None]
+    mask = mask & (index >= 0)
+    q_mask = mask & is_q[:, None]
     tl.store(source, rotated_first, mask=q_mask)
     tl.store(source + half, rotated_second, mask=q_mask)
     kv_head = tl.where(is_v, heads - Q_HEADS - KV_HEADS, heads - Q_HEADS)
@@ -87,7 +89,7 @@ def _rope_kv(
         + kv_head[:, None] * HEAD_DIM
         + dims[None, :]
     )
-    kv_mask = inside & (heads >= Q_HEADS)[:, None]
+    kv_mask = mask & (heads >= Q_HEADS)[:, None]
     tl.store(target, rotated_first, mask=kv_mask)
     tl.store(target + half, rotated_second, mask=kv_mask)
 

@@ -1,4 +1,4 @@
-"""Which kernel and tile config computes a GEMM whose shape nobody measured: rules from the device's sizes.
+"""Rules for the tile config of a GEMM whose shape was not measured, from the device's sizes.
 
 Does not launch anything, and does not know the tuned configs.
 """

@@ -1,7 +1,7 @@
-"""The product of at most sixteen rows: x is the left operand, which they fill, and weights come through registers.
+"""Split-K GEMM for M <= 16: x [M, K] is the left operand of the tensor cores, and weights are loaded through registers.
 
-With so few rows a product lasts 5 to 12 us, and what counts is a short way from its begin to its end: no descriptors,
-no shares that cross blocks. (Qwen3-0.6B, a layer's four products, H200: 22.7 us, by stream_k_gemm 27.3.)
+So small a GEMM lasts 5 to 12 us, so that latency from launch to end counts: it has no TMA descriptors, and no program
+works on two output tiles. (The four GEMMs of a layer of Qwen3-0.6B on an H200: 22.7 us, by stream_k_gemm 27.3.)
 """
 
 from typing import Any
@@ -15,8 +15,8 @@ from mini_infer_engine.kernels.sizes import cdiv
 from mini_infer_engine.kernels.workspace import COUNTERS, Workspace
 
 
-@triton.jit(do_not_specialize=["rows"])
-def _few_rows_linear(
+@triton.jit(do_not_specialize=["M"])
+def _small_m_gemm(
     x,
     weight,
     bias,
@@ -28,9 +28,9 @@ def _few_rows_linear(
     next_square_sums,
     partials,
     counters,
-    rows,
-    columns,
-    width,
+    M,
+    N,
+    K,
     x_stride,
     parts,
     eps,
@@ -47,108 +47,110 @@ def _few_rows_linear(
     NEXT_NORM: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Program (column block, split of the width). The split that arrives last adds the others' sums and finishes."""
-    block = tl.program_id(0)
+    """Split-K: program (tile of N, split of K). The split that arrives last adds all partial sums and runs the
+    epilogue.
+    """
+    tile_n = tl.program_id(0)
     split = tl.program_id(1)
-    n = block * BLOCK_N + tl.arange(0, BLOCK_N)
-    m = tl.arange(0, BLOCK_M)
-    n_inside = n < columns
-    m_inside = m < rows
-    total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    total_up = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    weight_rows = weight + n.to(tl.int64)[:, None] * width
-    up_rows = weight_rows + columns.to(tl.int64) * width
-    width_of_split = tl.cdiv(tl.cdiv(width, BLOCK_K), SPLIT_K) * BLOCK_K
-    first = split * width_of_split
-    # What the end needs is asked for before the long wait for weights.
-    out_mask = m_inside[:, None] & n_inside[None, :]
-    out_at = m[:, None] * columns + n[None, :]
+    offs_n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    offs_m = tl.arange(0, BLOCK_M)
+    mask_n = offs_n < N
+    mask_m = offs_m < M
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    acc_up = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    weight_at = weight + offs_n.to(tl.int64)[:, None] * K
+    up_at = weight_at + N.to(tl.int64) * K
+    split_k = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLIT_K) * BLOCK_K
+    first_k = split * split_k
+    # Operands of the epilogue are loaded before the long wait for weights.
+    out_mask = mask_m[:, None] & mask_n[None, :]
+    out_at = offs_m[:, None] * N + offs_n[None, :]
     if PARTS > 0:
         part = tl.arange(0, PARTS)
-        squares_at = square_sums + part[:, None] * BLOCK_M + m[None, :]
+        squares_at = square_sums + part[:, None] * BLOCK_M + offs_m[None, :]
         squares = tl.load(squares_at, mask=(part < parts)[:, None], other=0.0)
     if BIAS:
-        added = tl.load(bias + n, mask=n_inside, other=0.0)
+        bias_values = tl.load(bias + offs_n, mask=mask_n, other=0.0)
     if RESIDUAL:
-        before = tl.load(residual + out_at, mask=out_mask, other=0.0)
-    for start in range(first, tl.minimum(first + width_of_split, width), BLOCK_K):
-        k = start + tl.arange(0, BLOCK_K)
-        k_inside = k < width
-        x_mask = m_inside[:, None] if EVEN_K else m_inside[:, None] & k_inside[None, :]
-        values = tl.load(x + m[:, None] * x_stride + k[None, :], mask=x_mask, other=0.0)
+        residual_values = tl.load(residual + out_at, mask=out_mask, other=0.0)
+    for start_k in range(first_k, tl.minimum(first_k + split_k, K), BLOCK_K):
+        offs_k = start_k + tl.arange(0, BLOCK_K)
+        mask_k = offs_k < K
+        x_mask = mask_m[:, None] if EVEN_K else mask_m[:, None] & mask_k[None, :]
+        x_tile = tl.load(x + offs_m[:, None] * x_stride + offs_k[None, :], mask=x_mask, other=0.0)
         if EVEN_K and EVEN_N:
-            tile = tl.load(weight_rows + k[None, :])
+            weight_tile = tl.load(weight_at + offs_k[None, :])
         else:
-            tile = tl.load(weight_rows + k[None, :], mask=n_inside[:, None] & k_inside[None, :], other=0.0)
-        total = tl.dot(values, tl.trans(tile), total, input_precision=PRECISION)
+            weight_tile = tl.load(weight_at + offs_k[None, :], mask=mask_n[:, None] & mask_k[None, :], other=0.0)
+        acc = tl.dot(x_tile, tl.trans(weight_tile), acc, input_precision=PRECISION)
         if GATED:
             if EVEN_K and EVEN_N:
-                tile = tl.load(up_rows + k[None, :])
+                weight_tile = tl.load(up_at + offs_k[None, :])
             else:
-                tile = tl.load(up_rows + k[None, :], mask=n_inside[:, None] & k_inside[None, :], other=0.0)
-            total_up = tl.dot(values, tl.trans(tile), total_up, input_precision=PRECISION)
+                weight_tile = tl.load(up_at + offs_k[None, :], mask=mask_n[:, None] & mask_k[None, :], other=0.0)
+            acc_up = tl.dot(x_tile, tl.trans(weight_tile), acc_up, input_precision=PRECISION)
 
-    last = True
+    is_last = True
     if SPLIT_K > 1:
-        tile_of = m[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
-        mine = partials + (block * SPLIT_K + split) * BLOCK_M * BLOCK_N
-        tl.store(mine + tile_of, total)
+        partial_offsets = offs_m[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+        own_partials = partials + (tile_n * SPLIT_K + split) * BLOCK_M * BLOCK_N
+        tl.store(own_partials + partial_offsets, acc)
         tl.debug_barrier()
-        last = tl.atomic_add(counters + block, 1, sem="acq_rel") == SPLIT_K - 1
-        if last:
-            total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-            # In the same order whoever is last, so that results repeat bit for bit.
+        is_last = tl.atomic_add(counters + tile_n, 1, sem="acq_rel") == SPLIT_K - 1
+        if is_last:
+            acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+            # In a fixed order, whichever split is last, so that results repeat bit for bit.
             for other in tl.static_range(SPLIT_K):
-                theirs = partials + (block * SPLIT_K + other) * BLOCK_M * BLOCK_N
-                total += tl.load(theirs + tile_of, cache_modifier=".cg")
-            tl.store(counters + block, 0)
-    if last:
+                other_partials = partials + (tile_n * SPLIT_K + other) * BLOCK_M * BLOCK_N
+                acc += tl.load(other_partials + partial_offsets, cache_modifier=".cg")
+            tl.store(counters + tile_n, 0)
+    if is_last:
         if PARTS > 0:
-            scale = tl.rsqrt(tl.sum(squares, axis=0) / width + eps)[:, None]
-            total = total * scale
-            total_up = total_up * scale
+            scale = tl.rsqrt(tl.sum(squares, axis=0) / K + eps)[:, None]
+            acc = acc * scale
+            acc_up = acc_up * scale
         if BIAS:
-            total += added.to(tl.float32)[None, :]
+            acc += bias_values.to(tl.float32)[None, :]
         if GATED:
-            total = total * tl.sigmoid(total) * total_up
+            acc = acc * tl.sigmoid(acc) * acc_up
         if RESIDUAL:
-            total += before.to(tl.float32)
-        result = total.to(out.dtype.element_ty)
+            acc += residual_values.to(tl.float32)
+        result = acc.to(out.dtype.element_ty)
         tl.store(out + out_at, result, mask=out_mask)
         if NEXT_NORM:
             rounded = tl.where(out_mask, result.to(tl.float32), 0.0)
-            norms = tl.load(next_norm + n, mask=n_inside, other=0.0).to(tl.float32)[None, :]
+            norms = tl.load(next_norm + offs_n, mask=mask_n, other=0.0).to(tl.float32)[None, :]
             tl.store(scaled + out_at, (rounded * norms).to(result.dtype), mask=out_mask)
-            tl.store(next_square_sums + block * BLOCK_M + m, tl.sum(rounded * rounded, axis=1))
+            tl.store(next_square_sums + tile_n * BLOCK_M + offs_m, tl.sum(rounded * rounded, axis=1))
 
 
 def launch_small_m_gemm(
     x: torch.Tensor,
     weight: torch.Tensor,
-    ends: tuple[torch.Tensor | None, ...],
+    epilogue: tuple[torch.Tensor | None, ...],
     sizes: tuple[int, int, int],
     norm: tuple[int, float],
     config: SmallMConfig,
     options: dict[str, Any],
     workspace: Workspace,
 ) -> None:
-    """As `launch_stream_k_gemm`, for rows <= SMALL_M. A gated product is not split: its sums would be twice as many."""
-    _, columns, width = sizes
-    blocks, steps = cdiv(columns, config.block_n), cdiv(width, config.block_k)
-    splits = 1 if options["GATED"] else max(1, min(config.programs // blocks, steps))
-    assert splits == 1 or blocks <= COUNTERS
-    partial_floats = blocks * splits * SMALL_M * config.block_n if splits > 1 else 0
-    _few_rows_linear[(blocks, splits)](
+    """As `launch_stream_k_gemm`, for M <= SMALL_M. A gated GEMM is not split: its sums would be twice as many."""
+    _, n, k = sizes
+    tiles, k_steps = cdiv(n, config.block_n), cdiv(k, config.block_k)
+    splits = 1 if options["GATED"] else max(1, min(config.programs // tiles, k_steps))
+    assert splits == 1 or tiles <= COUNTERS
+    partial_floats = tiles * splits * SMALL_M * config.block_n if splits > 1 else 0
+    _small_m_gemm[(tiles, splits)](
         x,
         weight,
-        *ends,
+        *epilogue,
         workspace.partials(partial_floats),
         workspace.counters,
         *sizes,
         x.stride(0),
         *norm,
         SPLIT_K=splits,
-        EVEN_N=columns % config.block_n == 0,
-        EVEN_K=width % config.block_k == 0,
+        EVEN_N=n % config.block_n == 0,
+        EVEN_K=k % config.block_k == 0,
         **options,
     )

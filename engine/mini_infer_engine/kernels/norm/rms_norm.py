@@ -1,4 +1,4 @@
-"""RMSNorm of many rows, one read and one write each (Zhang and Sennrich, arXiv:1910.07467), with or without a sum."""
+"""RMSNorm (Zhang and Sennrich, arXiv:1910.07467), with or without a residual sum before it: one read and one write."""
 
 import torch
 import triton
@@ -21,19 +21,19 @@ def _rms_norm(
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
-    columns = tl.arange(0, BLOCK)
-    inside = columns < width
-    values = tl.load(x + row * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
-    weights = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    offsets = tl.arange(0, BLOCK)
+    mask = offsets < width
+    values = tl.load(x + row * x_stride + offsets, mask=mask, other=0.0).to(tl.float32)
+    weights = tl.load(weight + offsets, mask=mask, other=0.0).to(tl.float32)
     if SUMMANDS:
         for index in tl.static_range(SUMMANDS):
-            place = summands + index * summand_stride + row * width + columns
-            values += tl.load(place, mask=inside, other=0.0).to(tl.float32)
+            summand_at = summands + index * summand_stride + row * width + offsets
+            values += tl.load(summand_at, mask=mask, other=0.0).to(tl.float32)
         rounded = values.to(x.dtype.element_ty)
-        tl.store(x + row * x_stride + columns, rounded, mask=inside)
+        tl.store(x + row * x_stride + offsets, rounded, mask=mask)
         values = rounded.to(tl.float32)
     scale = tl.rsqrt(tl.sum(values * values, axis=0) / width + eps)
-    tl.store(out + row * width + columns, (values * scale * weights).to(out.dtype.element_ty), mask=inside)
+    tl.store(out + row * width + offsets, (values * scale * weights).to(out.dtype.element_ty), mask=mask)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

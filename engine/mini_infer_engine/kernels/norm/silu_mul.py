@@ -1,4 +1,4 @@
-"""The gated activation of a SwiGLU block: silu(gate) * up, from the packed output of one matrix product."""
+"""SwiGLU's gated activation (Shazeer, arXiv:2002.05202): silu(gate) * up, from the packed output of one GEMM."""
 
 import torch
 import triton
@@ -10,11 +10,11 @@ from mini_infer_engine.kernels.sizes import cdiv
 @triton.jit
 def _silu_mul(packed, out, width, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
-    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = columns < width
-    gate = tl.load(packed + row * 2 * width + columns, mask=inside).to(tl.float32)
-    up = tl.load(packed + row * 2 * width + width + columns, mask=inside).to(tl.float32)
-    tl.store(out + row * width + columns, (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty), mask=inside)
+    offsets = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = offsets < width
+    gate = tl.load(packed + row * 2 * width + offsets, mask=mask).to(tl.float32)
+    up = tl.load(packed + row * 2 * width + width + offsets, mask=mask).to(tl.float32)
+    tl.store(out + row * width + offsets, (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty), mask=mask)
 
 
 def silu_mul(packed: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,7 @@
-"""Penalties on the device, by slot: logits as they are afterwards, and the count of what was chosen (penalties.py)."""
+"""Repetition (Keskar et al., arXiv:1909.05858), presence and frequency penalties (OpenAI) on the device, by slot.
+
+One kernel changes logits, another counts the token that was chosen from them.
+"""
 
 import torch
 import triton
@@ -13,26 +16,28 @@ _BLOCK = 2048
 
 @triton.jit
 def _penalise(logits, slots, counts, strengths, out, vocabulary, logits_stride, BLOCK: tl.constexpr):
-    """Program (row, block of the vocabulary)."""
+    """Penalties: program (row, block of the vocabulary)."""
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row).to(tl.int64)
-    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = columns < vocabulary
-    values = tl.load(logits + row * logits_stride + columns, mask=inside, other=0.0).to(tl.float32)
+    tokens = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = tokens < vocabulary
+    values = tl.load(logits + row * logits_stride + tokens, mask=mask, other=0.0).to(tl.float32)
     repetition = tl.load(strengths + slot * 3)
     presence = tl.load(strengths + slot * 3 + 1)
     frequency = tl.load(strengths + slot * 3 + 2)
     if (repetition != 1.0) | (presence != 0.0) | (frequency != 0.0):
-        count = tl.load(counts + slot * vocabulary + columns, mask=inside, other=0).to(tl.int32)
+        count = tl.load(counts + slot * vocabulary + tokens, mask=mask, other=0).to(tl.int32)
         repeated = tl.where(values > 0, tl.div_rn(values, tl.zeros_like(values) + repetition), values * repetition)
-        made = (count >> 1).to(tl.float32)
-        values = tl.where(count > 0, repeated, values) - (presence * (made > 0).to(tl.float32) + frequency * made)
-    tl.store(out + row * vocabulary + columns, values, mask=inside)
+        output_count = (count >> 1).to(tl.float32)
+        values = tl.where(count > 0, repeated, values) - (
+            presence * (output_count > 0).to(tl.float32) + frequency * output_count
+        )
+    tl.store(out + row * vocabulary + tokens, values, mask=mask)
 
 
 @triton.jit
 def _count(slots, last_tokens, counts, vocabulary, MAX: tl.constexpr):
-    """Program (row). Of a slot without penalties nobody reads the counts, and nobody counts at the same time."""
+    """Program (row): one more of the token chosen last. Counts of a slot without penalties are never read."""
     slot = tl.load(slots + tl.program_id(0)).to(tl.int64)
     place = counts + slot * vocabulary + tl.load(last_tokens + slot)
     count = tl.load(place)

@@ -1,4 +1,4 @@
-"""What the penalty kernels read and write of all slots; whoever keeps slots provides it."""
+"""What the penalty kernels read and write of all slots; the owner of the slots provides it."""
 
 from typing import Protocol
 

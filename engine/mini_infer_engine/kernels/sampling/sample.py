@@ -1,8 +1,9 @@
-"""Choosing the next token of each row without a sort: greedy, or by Gumbel noise that only seed and position decide.
+"""Gumbel-max sampling without a sort (Gumbel 1954; Maddison et al., arXiv:1411.0030): greedy, or by noise that only
+seed and output position decide.
 
-Top-k, top-p and min-p are one threshold a row (filters.py). What is left is read once: noise is drawn for groups of
-tokens, and for the tokens of a part's best group. The formulas are those of sampler.py, so that CPU and GPU choose
-alike.
+Top-k, top-p and min-p are one threshold a row (topk_topp.py). The logits that reach it are read once: noise is drawn
+for groups of tokens, and then for the tokens of each split's best group. The formulas are those of
+sampling/reference.py, so that CPU and GPU choose alike.
 """
 
 import torch
@@ -18,7 +19,7 @@ from mini_infer_engine.kernels.workspace import Workspace
 
 @triton.jit
 def _mix(bits):
-    """The finaliser of splitmix64."""
+    """The finaliser of splitmix64 (Steele, Lea and Flood 2014)."""
     bits = (bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9
     bits = (bits ^ (bits >> 27)) * 0x94D049BB133111EB
     return bits ^ (bits >> 31)
@@ -26,7 +27,7 @@ def _mix(bits):
 
 @triton.jit
 def _noise(key, counters):
-    """Exp(1) noise: sampler.exponential_noise."""
+    """Exp(1) noise, as the reference's exponential_noise."""
     golden = tl.full((), 0x9E3779B97F4A7C15, tl.uint64)
     bits = _mix(key + counters.to(tl.uint64) * golden)
     uniform = (bits >> 11).to(tl.float32) * 1.1102230246251565e-16 + 5.551115123125783e-17
@@ -44,7 +45,7 @@ def _candidates(source, columns, vocabulary, threshold, FILTERED: tl.constexpr):
     return values
 
 
-@triton.jit(do_not_specialize=["tiles_a_part", "padding_slot"])
+@triton.jit(do_not_specialize=["tiles_per_split", "padding_slot"])
 def _choose(
     logits,
     slots,
@@ -60,22 +61,23 @@ def _choose(
     counters,
     vocabulary,
     logits_stride,
-    tiles_a_part,
+    tiles_per_split,
     padding_slot,
     GROUP: tl.constexpr,
     RUN: tl.constexpr,
     GROUPS: tl.constexpr,
     FILTERED: tl.constexpr,
-    MOST_PARTS: tl.constexpr,
+    MAX_SPLITS: tl.constexpr,
     KEPT: tl.constexpr,
 ):
-    """Program (row, part of the vocabulary). The part that arrives last picks the best and advances the slot.
+    """Gumbel-max: program (row, split of the vocabulary). The split that arrives last picks the best and advances the
+    slot.
 
-    The logits of a group are one thread's: nothing passes between threads before a part's end.
+    The logits of a group are one thread's: threads exchange nothing before a split's end.
     """
     row = tl.program_id(0)
-    part = tl.program_id(1)
-    parts = tl.num_programs(1)
+    split = tl.program_id(1)
+    splits = tl.num_programs(1)
     slot = tl.load(slots + row).to(tl.int64)
     inverse_temperature = tl.load(inverse_temperatures + slot)
     output_index = tl.load(output_indexes + slot)
@@ -90,52 +92,55 @@ def _choose(
     threads = tl.arange(0, GROUPS)
     runs = tl.arange(0, GROUP // RUN) * (GROUPS * RUN)
     within = threads[:, None, None] * RUN + runs[None, :, None] + tl.arange(0, RUN)[None, None, :]
-    first = part * tiles_a_part
+    first = split * tiles_per_split
     best = tl.full((GROUPS,), float("-inf"), tl.float32)
     best_tile = tl.zeros((GROUPS,), tl.int32) + first
-    for tile in range(first, tl.minimum(first + tiles_a_part, tl.cdiv(vocabulary, GROUP * GROUPS))):
-        columns = tile * (GROUP * GROUPS) + within
-        values = _candidates(source, columns, vocabulary, threshold, FILTERED)
+    for tile in range(first, tl.minimum(first + tiles_per_split, tl.cdiv(vocabulary, GROUP * GROUPS))):
+        tokens_of_tile = tile * (GROUP * GROUPS) + within
+        values = _candidates(source, tokens_of_tile, vocabulary, threshold, FILTERED)
         score = tl.max(tl.max(values, axis=2), axis=1)
         if inverse_temperature > 0:
-            top = tl.maximum(score, -1e30)  # finite: -inf - -inf is no number
-            weights = tl.exp2((values - top[:, None, None]) * (inverse_temperature * 1.4426950408889634))
-            mass = tl.sum(tl.sum(weights, axis=2), axis=1)
+            row_max = tl.maximum(score, -1e30)  # finite: -inf - -inf is no number
+            weights = tl.exp2((values - row_max[:, None, None]) * (inverse_temperature * 1.4426950408889634))
+            weight_sum = tl.sum(tl.sum(weights, axis=2), axis=1)
             noise = _noise(key, GROUP + tile * GROUPS + threads)
-            score = top * inverse_temperature + tl.log(mass / noise)
-        better = score > best
-        best = tl.where(better, score, best)
-        best_tile = tl.where(better, tile, best_tile)
+            score = row_max * inverse_temperature + tl.log(weight_sum / noise)
+        is_better = score > best
+        best = tl.where(is_better, score, best)
+        best_tile = tl.where(is_better, tile, best_tile)
 
-    # 2. The token. Equals are settled as by a search from the first: in bf16 they are common.
-    top = tl.max(best, axis=0)
+    # 2. The token. Of equal scores, which are common in bf16, the first token wins.
+    row_max = tl.max(best, axis=0)
     none = tl.full((), 0x7FFFFFFF, tl.int32)
     if inverse_temperature > 0:
-        group = tl.min(tl.where(best == top, best_tile * GROUPS + threads, none), axis=0)
-        places = tl.arange(0, GROUP)
+        group = tl.min(tl.where(best == row_max, best_tile * GROUPS + threads, none), axis=0)
+        offs_group = tl.arange(0, GROUP)
         tokens = (group // GROUPS) * (GROUP * GROUPS) + (group % GROUPS) * RUN
-        tokens += (places // RUN) * (GROUPS * RUN) + places % RUN
+        tokens += (offs_group // RUN) * (GROUPS * RUN) + offs_group % RUN
         members = _candidates(source, tokens, vocabulary, threshold, FILTERED)
-        noisy = members * inverse_temperature - tl.log(_noise(key, places))
+        noisy = members * inverse_temperature - tl.log(_noise(key, offs_group))
         token = tl.min(tl.where(noisy == tl.max(noisy, axis=0), tokens, none), axis=0)
     else:
-        columns = tl.min(tl.where(best == top, best_tile, none), axis=0) * (GROUP * GROUPS) + within
-        values = _candidates(source, columns, vocabulary, threshold, False)
-        found = tl.where(values == top, columns, none)
+        tokens_of_tile = tl.min(tl.where(best == row_max, best_tile, none), axis=0) * (GROUP * GROUPS) + within
+        values = _candidates(source, tokens_of_tile, vocabulary, threshold, False)
+        found = tl.where(values == row_max, tokens_of_tile, none)
         token = tl.min(tl.min(tl.min(found, axis=2), axis=1), axis=0)
     token = tl.minimum(token, vocabulary - 1)  # nothing equals NaN
 
-    # 3. The best of all parts.
-    tl.store(partial_values + row * MOST_PARTS + part, top)
-    tl.store(partial_tokens + row * MOST_PARTS + part, token)
+    # 3. The best of all splits.
+    tl.store(partial_values + row * MAX_SPLITS + split, row_max)
+    tl.store(partial_tokens + row * MAX_SPLITS + split, token)
     tl.debug_barrier()
-    if tl.atomic_add(counters + row, 1, sem="acq_rel") == parts - 1:
-        others = tl.arange(0, MOST_PARTS)
+    if tl.atomic_add(counters + row, 1, sem="acq_rel") == splits - 1:
+        offs_split = tl.arange(0, MAX_SPLITS)
         values = tl.load(
-            partial_values + row * MOST_PARTS + others, mask=others < parts, other=float("-inf"), cache_modifier=".cg"
+            partial_values + row * MAX_SPLITS + offs_split,
+            mask=offs_split < splits,
+            other=float("-inf"),
+            cache_modifier=".cg",
         )
         _, winner = tl.max(values, axis=0, return_indices=True)
-        chosen = tl.load(partial_tokens + row * MOST_PARTS + winner, cache_modifier=".cg").to(tl.int64)
+        chosen = tl.load(partial_tokens + row * MAX_SPLITS + winner, cache_modifier=".cg").to(tl.int64)
         tl.store(counters + row, 0)
         if slot != padding_slot:
             tl.store(on_host + slot * KEPT + output_index % KEPT, chosen)
@@ -155,18 +160,18 @@ def sample(
 ) -> None:
     """Choose a token for each row of logits [rows, vocabulary] and advance its slot: `state` has it, and the host.
 
-    The last slot of `state` is the padded rows': it never advances. `filtered`: some row may have top-k, top-p,
+    The last slot of `state` belongs to padded rows: it never advances. `filtered`: some row may have top-k, top-p,
     min-p or suppressed tokens. programs: of all rows together, about.
     """
     rows, vocabulary = logits.shape
     unfiltered = torch.empty(0, dtype=torch.float32, device=logits.device)
     thresholds = topk_topp_thresholds(logits, slots, state) if filtered else unfiltered
     tiles = cdiv(vocabulary, TOKENS_A_GROUP * GROUPS_A_TILE)
-    tiles_a_part = cdiv(tiles, max(1, programs // rows))
-    most_parts = next_power_of_2(tiles)
-    partial_values = torch.empty((rows, most_parts), dtype=torch.float32, device=logits.device)
-    partial_tokens = torch.empty((rows, most_parts), dtype=torch.int32, device=logits.device)
-    _choose[(rows, cdiv(tiles, tiles_a_part))](
+    tiles_per_split = cdiv(tiles, max(1, programs // rows))
+    max_splits = next_power_of_2(tiles)
+    partial_values = torch.empty((rows, max_splits), dtype=torch.float32, device=logits.device)
+    partial_tokens = torch.empty((rows, max_splits), dtype=torch.int32, device=logits.device)
+    _choose[(rows, cdiv(tiles, tiles_per_split))](
         logits,
         slots,
         thresholds,
@@ -181,13 +186,13 @@ def sample(
         workspace.counters,
         vocabulary,
         logits.stride(0),
-        tiles_a_part,
+        tiles_per_split,
         state.last_tokens.shape[0] - 1,
         GROUP=TOKENS_A_GROUP,
         RUN=RUN,
         GROUPS=GROUPS_A_TILE,
         FILTERED=filtered,
-        MOST_PARTS=most_parts,
+        MAX_SPLITS=max_splits,
         KEPT=HOST_RING_DEPTH,
         num_warps=4,
     )

@@ -1,4 +1,4 @@
-"""What sampling keeps of every slot on the device: parameters that rarely change, and where each slot is."""
+"""Sampling parameters and progress of every slot, on the device."""
 
 from dataclasses import dataclass
 

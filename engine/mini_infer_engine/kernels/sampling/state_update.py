@@ -1,4 +1,4 @@
-"""The host's differences to the device's batch state, scattered by one kernel: new slots and new pages of old ones."""
+"""Scatter of the host's changes into the device's batch state: new slots, and new pages of old ones."""
 
 import torch
 import triton

@@ -1,7 +1,7 @@
-"""How a vocabulary is cut for a random choice: first a group of tokens by its mass, then a token of that group.
+"""Groups of tokens for Gumbel-max sampling in two stages: first a group by its weight, then a token of that group.
 
-The cut suits a GPU: a group is what one thread holds of a tile, in runs that it reads at once. It is the same for all
-devices, since what a seed gives depends on it.
+Groups suit a GPU: a group is what one thread holds of a tile, in runs that it loads at once. They are the same on all
+devices, since what a seed gives depends on them.
 """
 
 RUN = 8

@@ -1,9 +1,11 @@
-"""The smallest logit that min-p, top-k and top-p leave to each row, without a sort; in this order, as sampler.py does.
+"""Top-k, top-p (nucleus sampling: Holtzman et al., arXiv:1904.09751) and min-p (arXiv:2407.01082) without a sort: the
+smallest logit that they leave to each row, applied in the order min-p, top-k, top-p, as the reference does.
 
 What the filters leave is nearly always among a few thousand tokens. 1. An evenly spaced sample of a row says which
-logit about RANK tokens reach. 2. One reading gathers what reaches it, and sums the row's weights. 3. Among what was
-gathered, the threshold is found by bisection. Where the mass that top-p wants lies deeper, the sample says between
-which logits, and 2. and 3. are done once more for those. What even that misses is searched in the row itself, slowly.
+logit about RANK tokens reach. 2. One reading gathers the logits that reach it, and sums the row's softmax weights. 3.
+Among what was gathered, the threshold is found by bisection. Where the probability mass of top-p reaches deeper, the
+sample says between which logits, and 2. and 3. are done once more for those. Where that fails too, the row itself is
+searched, slowly.
 
 The same logits give the same threshold bit by bit: parts of a row are of one size, and what is gathered comes in any
 order but is summed in integers.
@@ -16,12 +18,12 @@ import triton.language as tl
 from mini_infer_engine.kernels.sampling.sampling_state import SUPPRESSED_WIDTH, SamplingState
 from mini_infer_engine.kernels.sizes import LOG2_E, cdiv, next_power_of_2
 
-_GATHERED = (4096, 16384)
+_CAPACITY = (4096, 16384)
 """Tokens of a row that the first and the second gathering have room for. Smaller vocabularies need no sample."""
 _RANK = 2048
-"""Tokens to gather first: few, and so many that neither a top-k in use nor most nuclei need more."""
+"""Tokens to gather first: few, but enough for usual values of top-k and for most nuclei."""
 _SAMPLE = 8192
-"""Tokens: their count at _RANK is off by a tenth, and by no more than a half."""
+"""Tokens of the sample: its estimate of a rank near _RANK is off by a tenth, at most by a half."""
 _PART = 4096
 """Tokens of a row that one program reads."""
 _PART_WARPS = 8
@@ -33,10 +35,10 @@ _ONE: tl.constexpr = tl.constexpr(float(1 << 44))
 """The weight of the best token, as an integer: sums of 2^18 fit, and what is lost is less than fp32 sums lose."""
 _DEVIATIONS: tl.constexpr = tl.constexpr(5.0)
 """Of what the sample estimates, for the logits between which the threshold must be: a row in a million lies outside."""
-_ALL: tl.constexpr = tl.constexpr(-3e38)
-"""What reaches this is all that may be chosen at all."""
-_LEAST: tl.constexpr = tl.constexpr(-1e30)
-"""In place of -inf where a maximum is subtracted."""
+_FINITE: tl.constexpr = tl.constexpr(-3e38)
+"""All tokens that may be chosen at all reach this logit."""
+_FLOOR: tl.constexpr = tl.constexpr(-1e30)
+"""Stands for -inf where a maximum is subtracted."""
 
 
 @triton.jit
@@ -59,11 +61,13 @@ def _middle(low, high):
 
 
 @triton.jit
-def _last_to_reach(values, amounts, wanted, low, high, SHIFT: tl.constexpr):
-    """The largest in (low, high], ordered, such that what is no smaller amounts to `wanted`; `low` where none does."""
+def _last_to_reach(values, amounts, target, low, high, SHIFT: tl.constexpr):
+    """Bisection: the largest in (low, high], ordered, at which the amounts of no smaller values reach `target`; else
+    `low`.
+    """
     while low < high:
         middle = _middle(low, high)
-        if tl.sum(tl.where(values >= _unordered(middle, SHIFT), amounts, 0), axis=0) >= wanted:
+        if tl.sum(tl.where(values >= _unordered(middle, SHIFT), amounts, 0), axis=0) >= target:
             low = middle
         else:
             high = middle - 1
@@ -71,9 +75,9 @@ def _last_to_reach(values, amounts, wanted, low, high, SHIFT: tl.constexpr):
 
 
 @triton.jit
-def _weights(values, top, scale):
-    """exp2 of what is missing to the top; rounded alike for any values, so that weights compare."""
-    return tl.exp2(tl.fma(values, scale, -top * scale))
+def _weights(values, row_max, scale):
+    """Softmax weights relative to the row's maximum; rounded alike for all values, so that weights compare."""
+    return tl.exp2(tl.fma(values, scale, -row_max * scale))
 
 
 @triton.jit
@@ -85,7 +89,7 @@ def _sampled(source, vocabulary, SAMPLE: tl.constexpr):
 
 
 @triton.jit
-def _asked(slots, inverse_temperatures, top_ks, top_ps, min_ps, row):
+def _parameters_of(slots, inverse_temperatures, top_ks, top_ps, min_ps, row):
     """A row's slot, inverse temperature, top-k, top-p and min-p."""
     slot = tl.load(slots + row).to(tl.int64)
     return (
@@ -98,11 +102,11 @@ def _asked(slots, inverse_temperatures, top_ks, top_ps, min_ps, row):
 
 
 @triton.jit
-def _floor(top, min_p, inverse_temperature):
+def _min_p_threshold(row_max, min_p, inverse_temperature):
     """Min-p's threshold; -inf without one."""
     floor = float("-inf")
     if min_p > 0:
-        floor = top + tl.log(min_p) / inverse_temperature
+        floor = row_max + tl.log(min_p) / inverse_temperature
     return floor
 
 
@@ -125,7 +129,7 @@ def _begin(
     WIDTH: tl.constexpr,
     SAMPLE: tl.constexpr,
     RANK: tl.constexpr,
-    GATHERED: tl.constexpr,
+    CAPACITY: tl.constexpr,
 ):
     """Program (row): suppressed logits to -inf, in place; from which logit on tokens are gathered, if any filter is on.
 
@@ -133,26 +137,28 @@ def _begin(
     logit to gather, the smallest above those, and min-p's threshold.
     """
     row = tl.program_id(0)
-    slot, inverse_temperature, top_k, top_p, min_p = _asked(slots, inverse_temperatures, top_ks, top_ps, min_ps, row)
+    slot, inverse_temperature, top_k, top_p, min_p = _parameters_of(
+        slots, inverse_temperatures, top_ks, top_ps, min_ps, row
+    )
     source = logits + row.to(tl.int64) * logits_stride
     ranked = ((top_k > 0) & (top_k < vocabulary)) | (top_p < 1)
     filtered = (inverse_temperature > 0) & (ranked | (min_p > 0))
     if tl.load(output_indexes + slot) < tl.load(suppress_until + slot):
         tokens = tl.load(suppressed + slot * WIDTH + tl.arange(0, WIDTH))
-        gone = tl.full((WIDTH,), float("-inf"), logits.dtype.element_ty)
-        tl.store(source + tokens, gone, mask=(tokens >= 0) & (tokens < vocabulary))
+        suppressed_logits = tl.full((WIDTH,), float("-inf"), logits.dtype.element_ty)
+        tl.store(source + tokens, suppressed_logits, mask=(tokens >= 0) & (tokens < vocabulary))
         tl.debug_barrier()  # other threads read them
     if filtered:
         low = float("inf")  # min-p needs the best logit only
         if ranked:
             low = float("-inf")
-            if vocabulary > GATHERED:
+            if vocabulary > CAPACITY:
                 values = _sampled(source, vocabulary, SAMPLE)
-                most = (SAMPLE * RANK) // vocabulary
+                max_above = (SAMPLE * RANK) // vocabulary
                 lowest = _ordered(tl.full((), float("-inf"), tl.float32), 16)
                 highest = _ordered(tl.max(values, axis=0), 16)
                 ones = tl.full((SAMPLE,), 1, tl.int32)
-                low = _unordered(_last_to_reach(values, ones, most + 1, lowest, highest, 16) + 1, 16)
+                low = _unordered(_last_to_reach(values, ones, max_above + 1, lowest, highest, 16) + 1, 16)
         tl.store(brackets + row * 3, low)
         tl.store(counts + row, 0)
     else:
@@ -161,12 +167,12 @@ def _begin(
 
 
 @triton.jit
-def _total(values):
+def _sum_all(values):
     return tl.sum(tl.sum(tl.sum(values, axis=2), axis=1), axis=0)
 
 
 @triton.jit
-def _largest(values):
+def _max_all(values):
     return tl.max(tl.max(tl.max(values, axis=2), axis=1), axis=0)
 
 
@@ -182,8 +188,8 @@ def _gather(
     vocabulary,
     logits_stride,
     PART: tl.constexpr,
-    MOST_PARTS: tl.constexpr,
-    GATHERED: tl.constexpr,
+    MAX_PARTS: tl.constexpr,
+    CAPACITY: tl.constexpr,
     WIDTH: tl.constexpr,
     AGAIN: tl.constexpr,
     RUN: tl.constexpr,
@@ -202,31 +208,31 @@ def _gather(
     threads = tl.arange(0, PART // (RUN * RUNS))
     within = threads[:, None, None] * RUN + tl.arange(0, RUN)[None, None, :]
     within += tl.arange(0, RUNS)[None, :, None] * (PART // RUNS)
-    columns = part * PART + within
+    tokens = part * PART + within
     source = logits + row.to(tl.int64) * logits_stride
-    loaded = tl.load(source + columns, mask=columns < vocabulary, other=float("-inf"))
+    loaded = tl.load(source + tokens, mask=tokens < vocabulary, other=float("-inf"))
     values = loaded.to(tl.float32)
-    top = tl.maximum(_largest(values), _LEAST)
-    weights = _weights(values, top, scale)
-    results = partials + row.to(tl.int64) * 3 * MOST_PARTS + part
-    inside = values >= tl.load(brackets + row * 3)
+    row_max = tl.maximum(_max_all(values), _FLOOR)
+    weights = _weights(values, row_max, scale)
+    results = partials + row.to(tl.int64) * 3 * MAX_PARTS + part
+    in_bracket = values >= tl.load(brackets + row * 3)
     if AGAIN:
         high = tl.load(brackets + row * 3 + 1)
-        inside = inside & (values < high)
-        tl.store(results + 2 * MOST_PARTS, _total(tl.where(values >= high, weights, 0.0)))
+        in_bracket = in_bracket & (values < high)
+        tl.store(results + 2 * MAX_PARTS, _sum_all(tl.where(values >= high, weights, 0.0)))
         weights = tl.where(values >= tl.load(brackets + row * 3 + 2), weights, 0.0)
-    tl.store(results, top)
-    tl.store(results + MOST_PARTS, _total(weights))
-    ranks = tl.cumsum(inside.to(tl.int32), axis=2)
-    in_runs = tl.sum(inside.to(tl.int32), axis=2)
+    tl.store(results, row_max)
+    tl.store(results + MAX_PARTS, _sum_all(weights))
+    ranks = tl.cumsum(in_bracket.to(tl.int32), axis=2)
+    in_runs = tl.sum(in_bracket.to(tl.int32), axis=2)
     in_threads = tl.sum(in_runs, axis=1)
     count = tl.sum(in_threads, axis=0)
     if count > 0:
         start = tl.atomic_add(counts + row, count, sem="relaxed")
-        if start + count <= GATHERED:
+        if start + count <= CAPACITY:
             firsts = start + tl.cumsum(in_threads, axis=0) - in_threads - 1
             places = (firsts[:, None] + tl.cumsum(in_runs, axis=1) - in_runs)[:, :, None] + ranks
-            tl.store(gathered + row.to(tl.int64) * WIDTH + places, loaded, mask=inside)
+            tl.store(gathered + row.to(tl.int64) * WIDTH + places, loaded, mask=in_bracket)
 
 
 @triton.jit
@@ -244,30 +250,32 @@ def _search(
     BLOCK: tl.constexpr,
     SHIFT: tl.constexpr,
 ):
-    """Program (row): the threshold where nothing else has found it, with a reading of the whole row a step."""
+    """Bisection over the row itself, one reading of it a step: program (row), for thresholds not yet found."""
     row = tl.program_id(0)
     if tl.load(counts + row) < 0:
         return
-    _slot, inverse_temperature, top_k, top_p, min_p = _asked(slots, inverse_temperatures, top_ks, top_ps, min_ps, row)
+    _slot, inverse_temperature, top_k, top_p, min_p = _parameters_of(
+        slots, inverse_temperatures, top_ks, top_ps, min_ps, row
+    )
     scale = inverse_temperature * _LOG2_E
     source = logits + row.to(tl.int64) * logits_stride
-    top = float("-inf")
+    row_max = float("-inf")
     for start in range(0, vocabulary, BLOCK):
-        columns = start + tl.arange(0, BLOCK)
-        values = tl.load(source + columns, mask=columns < vocabulary, other=float("-inf")).to(tl.float32)
-        top = tl.maximum(top, tl.max(values, axis=0))
-    threshold = _floor(top, min_p, inverse_temperature)
+        offsets = start + tl.arange(0, BLOCK)
+        values = tl.load(source + offsets, mask=offsets < vocabulary, other=float("-inf")).to(tl.float32)
+        row_max = tl.maximum(row_max, tl.max(values, axis=0))
+    threshold = _min_p_threshold(row_max, min_p, inverse_temperature)
     lowest = _ordered(tl.full((), float("-inf"), tl.float32), SHIFT)
     if (top_k > 0) & (top_k < vocabulary):
         low = lowest
-        high = _ordered(top, SHIFT)
+        high = _ordered(row_max, SHIFT)
         while low < high:
             middle = _middle(low, high)
             value = _unordered(middle, SHIFT)
             count = tl.zeros((), tl.int32)
             for start in range(0, vocabulary, BLOCK):
-                columns = start + tl.arange(0, BLOCK)
-                values = tl.load(source + columns, mask=columns < vocabulary, other=float("-inf")).to(tl.float32)
+                offsets = start + tl.arange(0, BLOCK)
+                values = tl.load(source + offsets, mask=offsets < vocabulary, other=float("-inf")).to(tl.float32)
                 count += tl.sum((values >= value).to(tl.int32), axis=0)
             if count >= top_k:
                 low = middle
@@ -275,13 +283,13 @@ def _search(
                 high = middle - 1
         threshold = tl.maximum(threshold, _unordered(low, SHIFT))
     if top_p < 1:
-        mass = _mass(source, vocabulary, threshold, top, scale, BLOCK)
+        mass = _mass(source, vocabulary, threshold, row_max, scale, BLOCK)
         low = lowest
-        high = _ordered(top, SHIFT)
+        high = _ordered(row_max, SHIFT)
         while low < high:
             middle = _middle(low, high)
             value = tl.maximum(_unordered(middle, SHIFT), threshold)
-            if _mass(source, vocabulary, value, top, scale, BLOCK) >= mass * top_p:
+            if _mass(source, vocabulary, value, row_max, scale, BLOCK) >= mass * top_p:
                 low = middle
             else:
                 high = middle - 1
@@ -290,24 +298,24 @@ def _search(
 
 
 @triton.jit
-def _mass(source, vocabulary, value, top, scale, BLOCK: tl.constexpr):
-    """Of all weights of a row whose logits reach `value`."""
+def _mass(source, vocabulary, value, row_max, scale, BLOCK: tl.constexpr):
+    """The sum of a row's softmax weights whose logits reach `value`."""
     mass = tl.zeros((), tl.float32)
     for start in range(0, vocabulary, BLOCK):
         columns = start + tl.arange(0, BLOCK)
         values = tl.load(source + columns, mask=columns < vocabulary, other=float("-inf")).to(tl.float32)
-        mass += tl.sum(tl.where(values >= value, _weights(values, top, scale), 0.0), axis=0)
+        mass += tl.sum(tl.where(values >= value, _weights(values, row_max, scale), 0.0), axis=0)
     return mass
 
 
 @triton.jit
 def _error(sample, weights, value, weight):
-    """By how much the mass of what reaches `value` may be off: that of a ratio of sums, and of a few single tokens."""
+    """The error of the estimated mass at `value`: of a ratio of sums, and of a few single tokens."""
     reaching = tl.where(sample >= value, weights, 0.0)
     below = weights - reaching
-    share = tl.sum(reaching, axis=0) / tl.maximum(tl.sum(weights, axis=0), 1e-30)
-    above = (1 - share) * (1 - share) * tl.sum(reaching * reaching, axis=0)
-    return _DEVIATIONS * (tl.sqrt(above + share * share * tl.sum(below * below, axis=0)) + weight)
+    fraction = tl.sum(reaching, axis=0) / tl.maximum(tl.sum(weights, axis=0), 1e-30)
+    above = (1 - fraction) * (1 - fraction) * tl.sum(reaching * reaching, axis=0)
+    return _DEVIATIONS * (tl.sqrt(above + fraction * fraction * tl.sum(below * below, axis=0)) + weight)
 
 
 @triton.jit
@@ -326,8 +334,8 @@ def _resolve(
     vocabulary,
     logits_stride,
     PARTS: tl.constexpr,
-    MOST_PARTS: tl.constexpr,
-    GATHERED: tl.constexpr,
+    MAX_PARTS: tl.constexpr,
+    CAPACITY: tl.constexpr,
     WIDTH: tl.constexpr,
     SAMPLE: tl.constexpr,
     SHIFT: tl.constexpr,
@@ -338,79 +346,83 @@ def _resolve(
     count = tl.load(counts + row)
     if count < 0:
         return
-    _slot, inverse_temperature, top_k, top_p, min_p = _asked(slots, inverse_temperatures, top_ks, top_ps, min_ps, row)
+    _slot, inverse_temperature, top_k, top_p, min_p = _parameters_of(
+        slots, inverse_temperatures, top_ks, top_ps, min_ps, row
+    )
     scale = inverse_temperature * _LOG2_E
     source = logits + row.to(tl.int64) * logits_stride
 
-    # 1. What the parts found.
-    parts = tl.arange(0, MOST_PARTS)
-    results = partials + row.to(tl.int64) * 3 * MOST_PARTS + parts
-    tops = tl.load(results, mask=parts < PARTS, other=_LEAST)
-    top = tl.max(tops, axis=0)
-    exponents = tl.where(parts < PARTS, tops * scale, _LEAST)  # rounded before they are subtracted, as in _weights
+    # 1. Reduce the parts' maxima and sums.
+    parts = tl.arange(0, MAX_PARTS)
+    results = partials + row.to(tl.int64) * 3 * MAX_PARTS + parts
+    part_maxima = tl.load(results, mask=parts < PARTS, other=_FLOOR)
+    row_max = tl.max(part_maxima, axis=0)
+    exponents = tl.where(
+        parts < PARTS, part_maxima * scale, _FLOOR
+    )  # rounded before they are subtracted, as in _weights
     scales = tl.exp2(exponents - tl.max(exponents, axis=0))
-    mass = tl.sum(scales * tl.load(results + MOST_PARTS, mask=parts < PARTS, other=0.0), axis=0)
-    floor = _floor(top, min_p, inverse_temperature)
+    mass = tl.sum(scales * tl.load(results + MAX_PARTS, mask=parts < PARTS, other=0.0), axis=0)
+    floor = _min_p_threshold(row_max, min_p, inverse_temperature)
     low = tl.load(brackets + row * 3)
-    highest = _ordered(top, SHIFT)
+    highest = _ordered(row_max, SHIFT)
     above = tl.zeros((), tl.int64)
     if AGAIN:
         highest = tl.minimum(highest, _ordered(tl.load(brackets + row * 3 + 1), SHIFT))
-        masses = tl.load(results + 2 * MOST_PARTS, mask=parts < PARTS, other=0.0)
-        above += (tl.sum(scales * masses, axis=0) * _ONE).to(tl.int64)
-    places = tl.arange(0, GATHERED)
-    values = tl.load(gathered + row.to(tl.int64) * WIDTH + places).to(tl.float32)
-    values = tl.where(places < count, values, float("-inf"))
+        part_masses = tl.load(results + 2 * MAX_PARTS, mask=parts < PARTS, other=0.0)
+        above += (tl.sum(scales * part_masses, axis=0) * _ONE).to(tl.int64)
+    offs_gathered = tl.arange(0, CAPACITY)
+    values = tl.load(gathered + row.to(tl.int64) * WIDTH + offs_gathered).to(tl.float32)
+    values = tl.where(offs_gathered < count, values, float("-inf"))
 
     # 2. The threshold.
-    limited = (top_k > 0) & (top_k < vocabulary)
-    known = count <= GATHERED
+    has_top_k = (top_k > 0) & (top_k < vocabulary)
+    known = count <= CAPACITY
     threshold = floor
-    held = tl.zeros((), tl.int64)
-    if limited:
-        known = known & ((count >= top_k) | (low < _ALL))
-        ones = tl.full((GATHERED,), 1, tl.int32)
+    gathered_mass = tl.zeros((), tl.int64)
+    if has_top_k:
+        known = known & ((count >= top_k) | (low < _FINITE))
+        ones = tl.full((CAPACITY,), 1, tl.int32)
         lowest = _ordered(low, SHIFT)
         found = _last_to_reach(values, ones, top_k, lowest, highest, SHIFT)
         threshold = tl.maximum(threshold, _unordered(found, SHIFT))
     if top_p < 1:
-        weights = tl.where(values >= threshold, _weights(values, top, scale), 0.0)
+        weights = tl.where(values >= threshold, _weights(values, row_max, scale), 0.0)
         amounts = (weights * _ONE + 0.5).to(tl.int64)
-        held += tl.sum(amounts, axis=0)
-        all_held = (threshold >= low) | (low < _ALL)
+        gathered_mass += tl.sum(amounts, axis=0)
+        all_gathered = (threshold >= low) | (low < _FINITE)
         if AGAIN:
-            known = known & (limited == 0)
+            known = known & (has_top_k == 0)
         else:
-            all_held = all_held | limited
-            known = known & (all_held | (min_p <= 0))  # else what min-p leaves is not known
-            mass = tl.where(all_held, held.to(tl.float32) * (1.0 / _ONE), mass)
-        wanted = tl.maximum((mass * top_p * _ONE).to(tl.int64), 1) - above
-        known = known & (wanted > 0) & (all_held | (held >= wanted))
+            all_gathered = all_gathered | has_top_k
+            known = known & (all_gathered | (min_p <= 0))  # else what min-p leaves is not known
+            mass = tl.where(all_gathered, gathered_mass.to(tl.float32) * (1.0 / _ONE), mass)
+        target = tl.maximum((mass * top_p * _ONE).to(tl.int64), 1) - above
+        known = known & (target > 0) & (all_gathered | (gathered_mass >= target))
         if known:
             lowest = _ordered(low, SHIFT)
-            found = _last_to_reach(values, amounts, wanted, lowest, highest, SHIFT)
+            found = _last_to_reach(values, amounts, target, lowest, highest, SHIFT)
             threshold = tl.maximum(threshold, _unordered(found, SHIFT))
 
-    # 3. Where it is not known, the bracket of the second gathering; after that, it is searched.
+    # 3. Where it is not known, the bracket of the second gathering; after that, `_search` finds it.
     if not AGAIN:  # noqa: SIM102  # decided when it is compiled, the inner one for each row
         if known == 0:
             next_low = float("inf")
             next_high = float("inf")
-            if (limited == 0) & (count <= GATHERED):
+            if (has_top_k == 0) & (count <= CAPACITY):
                 sample = _sampled(source, vocabulary, SAMPLE)
-                weights = tl.where(sample < low, _weights(sample, top, scale), 0.0)
-                mass_held = held.to(tl.float32) * (1.0 / _ONE)
-                ratio = (mass - mass_held) / tl.maximum(tl.sum(weights, axis=0), 1e-30)  # of the row to the sample
+                weights = tl.where(sample < low, _weights(sample, row_max, scale), 0.0)
+                mass_gathered = gathered_mass.to(tl.float32) * (1.0 / _ONE)
+                ratio = (mass - mass_gathered) / tl.maximum(tl.sum(weights, axis=0), 1e-30)  # of the row to the sample
                 weights = tl.where(sample >= floor, weights, 0.0)
-                wanted_left = top_p * tl.sum(weights, axis=0) - (1 - top_p) * mass_held / ratio
+                target_left = top_p * tl.sum(weights, axis=0) - (1 - top_p) * mass_gathered / ratio
                 lowest = _ordered(tl.full((), float("-inf"), tl.float32), 16)
                 highest = _ordered(low, 16)
-                near = _unordered(_last_to_reach(sample, weights, wanted_left, lowest, highest, 16), 16)
-                error = _error(sample, weights, near, _weights(tl.maximum(near, _LEAST), top, scale))
-                found = _last_to_reach(sample, weights, wanted_left + error, lowest, highest, 16)
+                near = _unordered(_last_to_reach(sample, weights, target_left, lowest, highest, 16), 16)
+                error = _error(sample, weights, near, _weights(tl.maximum(near, _FLOOR), row_max, scale))
+                found = _last_to_reach(sample, weights, target_left + error, lowest, highest, 16)
                 next_low = tl.maximum(_unordered(found, 16), floor)
-                if wanted_left > error:
-                    found = _last_to_reach(sample, weights, wanted_left - error, lowest, highest, 16)
+                if target_left > error:
+                    found = _last_to_reach(sample, weights, target_left - error, lowest, highest, 16)
                     next_high = _unordered(found + 1, 16)
             tl.store(brackets + row * 3, next_low)
             tl.store(brackets + row * 3 + 1, next_high)
@@ -423,17 +435,17 @@ def topk_topp_thresholds(logits: torch.Tensor, slots: torch.Tensor, state: Sampl
     """[rows] fp32, -inf where no filter is on, of logits [rows, vocabulary], whose suppressed tokens become -inf."""
     rows, vocabulary = logits.shape
     parts = cdiv(vocabulary, _PART)
-    most_parts = next_power_of_2(parts)
-    width = _GATHERED[-1]
+    max_parts = next_power_of_2(parts)
+    width = _CAPACITY[-1]
     thresholds = torch.empty(rows, dtype=torch.float32, device=logits.device)
     counts = torch.empty(rows, dtype=torch.int32, device=logits.device)
     brackets = torch.empty((rows, 3), dtype=torch.float32, device=logits.device)
-    partials = torch.empty((rows, 3, most_parts), dtype=torch.float32, device=logits.device)
+    partials = torch.empty((rows, 3, max_parts), dtype=torch.float32, device=logits.device)
     gathered = torch.empty((rows, width), dtype=logits.dtype, device=logits.device)
-    asked = (logits, slots, state.inverse_temperatures, state.top_ks, state.top_ps, state.min_ps)
+    parameters = (logits, slots, state.inverse_temperatures, state.top_ks, state.top_ps, state.min_ps)
     shift = 16 if logits.dtype == torch.bfloat16 else 0  # bits of an ordered value that are always 0
     _begin[(rows,)](
-        *asked,
+        *parameters,
         state.output_indexes,
         state.suppress_until,
         state.suppressed,
@@ -445,10 +457,10 @@ def topk_topp_thresholds(logits: torch.Tensor, slots: torch.Tensor, state: Sampl
         WIDTH=SUPPRESSED_WIDTH,
         SAMPLE=_SAMPLE,
         RANK=_RANK,
-        GATHERED=_GATHERED[0],
+        CAPACITY=_CAPACITY[0],
         num_warps=16,
     )
-    for again, room in enumerate(_GATHERED):
+    for again, capacity in enumerate(_CAPACITY):
         _gather[(rows, parts)](
             logits,
             slots,
@@ -460,8 +472,8 @@ def topk_topp_thresholds(logits: torch.Tensor, slots: torch.Tensor, state: Sampl
             vocabulary,
             logits.stride(0),
             PART=_PART,
-            MOST_PARTS=most_parts,
-            GATHERED=room,
+            MAX_PARTS=max_parts,
+            CAPACITY=capacity,
             WIDTH=width,
             AGAIN=again == 1,
             RUN=_RUN,
@@ -469,7 +481,7 @@ def topk_topp_thresholds(logits: torch.Tensor, slots: torch.Tensor, state: Sampl
             num_warps=_PART_WARPS,
         )
         _resolve[(rows,)](
-            *asked,
+            *parameters,
             thresholds,
             counts,
             brackets,
@@ -478,17 +490,17 @@ def topk_topp_thresholds(logits: torch.Tensor, slots: torch.Tensor, state: Sampl
             vocabulary,
             logits.stride(0),
             PARTS=parts,
-            MOST_PARTS=most_parts,
-            GATHERED=room,
+            MAX_PARTS=max_parts,
+            CAPACITY=capacity,
             WIDTH=width,
             SAMPLE=_SAMPLE,
             SHIFT=shift,
             AGAIN=again == 1,
             num_warps=32 if again else 16,
-            maxnreg=64,  # without spills; two rows on a multiprocessor the first time
+            maxnreg=64,  # without spills; two rows an SM the first time
         )
     _search[(rows,)](
-        *asked,
+        *parameters,
         thresholds,
         counts,
         vocabulary,
