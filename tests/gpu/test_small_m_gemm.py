@@ -1,4 +1,4 @@
-"""Small-M GEMMs against fp64: odd shapes, every fused epilogue, and every tile config that is stored for a real shape."""
+"""Small-M GEMMs against fp64: odd shapes, every fused epilogue, and every stored tile config."""
 
 import pytest
 import torch

@@ -39,7 +39,7 @@ _SAMPLE_PROGRAMS_PER_SM = 8
 
 @dataclass(frozen=True, slots=True)
 class KernelPolicy:
-    """All choices for one device. `pdl`, `hopper_fa3`, ...: whether the device can and settings do not switch it off."""
+    """All choices for one device. `pdl`, `hopper_fa3`, ...: whether the device can and settings allow it."""
 
     profile: DeviceProfile
     disabled: frozenset[Mechanism] = frozenset()
