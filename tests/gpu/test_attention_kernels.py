@@ -166,8 +166,8 @@ def test_prefill_attention(
             )[:total]
             for _ in range(2)
         ]
-        for index, part, wanted in zip(chosen, run[0].split(counts), exact, strict=True):
-            assert error(part, wanted) <= ROUNDING[dtype], CHUNKS[index]
+        for index, part, expected in zip(chosen, run[0].split(counts), exact, strict=True):
+            assert error(part, expected) <= ROUNDING[dtype], CHUNKS[index]
         assert torch.equal(run[0], run[1]), "results depend on timing"
 
     everything = list(range(len(CHUNKS)))

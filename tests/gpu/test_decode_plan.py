@@ -51,19 +51,19 @@ def test_splits_cover_each_row_in_equal_lengths(
 
     longest = 0
     for row, position in enumerate(positions):
-        mine = [entry for entry in used if entry[0] == row]
+        own = [entry for entry in used if entry[0] == row]
         if position < 0:
-            assert not mine
+            assert not own
             continue
         first = max(position + 1 - seen, 0) // block * block
-        assert [entry[5] for entry in mine] == list(range(len(mine)))
-        for entry in mine:
+        assert [entry[5] for entry in own] == list(range(len(own)))
+        for entry in own:
             assert entry[1:3] == [row + 3, position]
-            assert entry[6] == len(mine)
-        assert [entry[3] for entry in mine] == [first, *[entry[4] for entry in mine[:-1]]]
-        assert mine[-1][4] == position
-        lengths = [-(-(entry[4] - entry[3]) // block) for entry in mine]
-        assert len(mine) == 1 or min(lengths) >= 1
+            assert entry[6] == len(own)
+        assert [entry[3] for entry in own] == [first, *[entry[4] for entry in own[:-1]]]
+        assert own[-1][4] == position
+        lengths = [-(-(entry[4] - entry[3]) // block) for entry in own]
+        assert len(own) == 1 or min(lengths) >= 1
         longest = max(longest, *lengths)
     assert all(entry[6] <= 64 for entry in used)
     most_blocks = max(-(-(position - max(position + 1 - seen, 0) // block * block) // block) for position in positions)

@@ -28,8 +28,8 @@ def answered() -> list[Answered]:
 
 def answers(prompts: list[Answered], **settings: Any) -> list[list[int]]:
     llm = LLM("demo", dtype="float32", skip_tokenizer_init=True, max_model_len=512, max_num_seqs=32, **settings)
-    asks = SamplingParams(temperature=0, max_tokens=OUTPUT_TOKENS)
-    outputs = llm.generate([{"prompt_token_ids": case.prompt} for case in prompts], asks, use_tqdm=False)
+    params = SamplingParams(temperature=0, max_tokens=OUTPUT_TOKENS)
+    outputs = llm.generate([{"prompt_token_ids": case.prompt} for case in prompts], params, use_tqdm=False)
     return [output.outputs[0].token_ids for output in outputs]
 
 

@@ -105,7 +105,7 @@ def test_rows_that_ask_for_more_choose_as_in_torch(
     """Penalties, biases, bans and log probabilities: prompt in two chunks, then decodes, beside a plain row."""
     save_tiny_model(tmp_path, "qwen3", num_hidden_layers=2)
     runner, plain = interpreted(enforce_eager=enforce_eager), interpreted(attention_backend="torch")
-    asks = [
+    params = [
         SamplingParams(temperature=0.0, repetition_penalty=1.5, frequency_penalty=0.5),
         SamplingParams(temperature=0.0, logit_bias={7: 2.0, 9: -5.0}, logprobs=3, frequency_penalty=0.3),
         SamplingParams(temperature=0.0, allowed_token_ids=[4, 50, 51, 120, 121, 122], logprobs=0),
@@ -132,7 +132,7 @@ def test_rows_that_ask_for_more_choose_as_in_torch(
     def made_before(made: list[Any]) -> int:
         return int(made[-1].tokens[0][0])
 
-    for sampling in asks:
+    for sampling in params:
         for ours, theirs in zip(made_by(runner, sampling), made_by(plain, sampling), strict=True):
             assert ours.tokens == theirs.tokens
             for mine, other in ((ours.logprobs, theirs.logprobs), (ours.prompt_logprobs, theirs.prompt_logprobs)):

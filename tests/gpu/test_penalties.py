@@ -26,9 +26,9 @@ SLOTS = [3, 0, 1, 2]
 def begun(vocabulary: int) -> Penalties:
     """A slot for each kind, and one for padded rows."""
     penalties = Penalties(len(ASKED) + 1, vocabulary, DEVICE)
-    for slot, asks in enumerate(ASKED):
+    for slot, params in enumerate(ASKED):
         known = [(place * 7 + slot) % (vocabulary // 2) for place in range(60)]
-        penalties.begin(Row(slot, 0, 60, known, [0], asks, output_index=25, known_token_ids=known))
+        penalties.begin(Row(slot, 0, 60, known, [0], params, output_index=25, known_token_ids=known))
     return penalties
 
 

@@ -109,12 +109,12 @@ def test_a_deferred_norm_between_two_gemms(rows: int, width: int, dtype: torch.d
         exact = residual.double() + functional.linear(x.double(), first.double(), bias.double())
         assert error(out, exact) <= ROUNDING[dtype]
         normed = exact * torch.rsqrt(exact.square().mean(-1, keepdim=True) + 1e-5) * norm_weight.double()
-        wanted = functional.linear(normed, second.double())
+        expected = functional.linear(normed, second.double())
         if gated:
-            gate, up = wanted.chunk(2, dim=-1)
-            wanted = functional.silu(gate) * up
+            gate, up = expected.chunk(2, dim=-1)
+            expected = functional.silu(gate) * up
         actual = small_m_linear(deferred_norm, second, next_config, workspace=WORKSPACE, gated=gated)
-        assert error(actual, wanted) <= 3 * ROUNDING[dtype], (
+        assert error(actual, expected) <= 3 * ROUNDING[dtype], (
             config,
             next_config,
         )  # the deferred norm's rows were rounded, too

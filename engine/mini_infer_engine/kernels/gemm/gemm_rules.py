@@ -35,8 +35,8 @@ def pdl_gemm_config(block_m: int, n: int, k: int, *, gated: bool, profile: Devic
     residents = residents if residents <= 3 else 2
     block_k = 256 if residents == 1 and block_m <= 32 else 128
     steps = cdiv(k, block_k)
-    wanted = min(profile.sm_count // tiles, max(2, cdiv(steps, 4)), 4, steps)
-    splits = 1 if tiles >= profile.sm_count // 3 else wanted
+    max_splits = min(profile.sm_count // tiles, max(2, cdiv(steps, 4)), 4, steps)
+    splits = 1 if tiles >= profile.sm_count // 3 else max_splits
     stages = min(ring_stages(residents, 64 + block_m, block_k, profile), cdiv(steps, splits))
     return PdlGemmConfig(block_n, block_k, splits, max(2, stages))
 

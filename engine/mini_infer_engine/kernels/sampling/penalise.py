@@ -39,9 +39,9 @@ def _penalise(logits, slots, counts, strengths, out, vocabulary, logits_stride, 
 def _count(slots, last_tokens, counts, vocabulary, MAX: tl.constexpr):
     """Program (row): one more of the token chosen last. Counts of a slot without penalties are never read."""
     slot = tl.load(slots + tl.program_id(0)).to(tl.int64)
-    place = counts + slot * vocabulary + tl.load(last_tokens + slot)
-    count = tl.load(place)
-    tl.store(place, tl.where(count < MAX, count + 2, count))
+    count_at = counts + slot * vocabulary + tl.load(last_tokens + slot)
+    count = tl.load(count_at)
+    tl.store(count_at, tl.where(count < MAX, count + 2, count))
 
 
 def penalised(logits: torch.Tensor, slots: torch.Tensor, penalties: PenaltyState) -> torch.Tensor:
