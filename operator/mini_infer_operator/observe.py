@@ -10,6 +10,21 @@ from datetime import datetime
 
 
 @dataclass(frozen=True, slots=True)
+class ObservedEngine:
+    """One engine that can be told from its siblings."""
+
+    name: str
+    ready: bool
+    created: datetime
+    draining_since: datetime | None = None
+    """Since when gateways leave it alone, because it is to go."""
+    running: int | None = None
+    """Requests that it runs, as it says itself; None: it was not asked, or did not answer."""
+    grace_s: float = 300.0
+    """How long it may take to end its requests."""
+
+
+@dataclass(frozen=True, slots=True)
 class ObservedWorkload:
     """The engines of one role and revision, as seen."""
 
@@ -31,6 +46,8 @@ class ObservedWorkload:
     """When the next of those that are ready becomes available; None where somebody else tells."""
     unschedulable_since: datetime | None = None
     """Since when one of them finds no node with room for it."""
+    engines: Sequence[ObservedEngine] = ()
+    """Each of them; empty where they need not be drained before they go."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,7 +133,7 @@ def test_an_edit_replaces_engines_without_a_gap(cluster: Cluster) -> None:
         assert sum(d["spec"]["replicas"] for d in deployments) <= 3
         return cluster.status("edit")["revision"] != before and len(deployments) == 1
 
-    wait(rolled)
+    wait(rolled, limit_s=60)
     wait(lambda: cluster.ready("edit").get("status") == "True")
     assert min(available) >= 2
     kinds = [child["kind"] for child in cluster.children("edit")]

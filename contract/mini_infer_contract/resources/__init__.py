@@ -6,6 +6,7 @@ tests hold the two to the same answers. Nothing here knows how a service becomes
 
 from mini_infer_contract.resources.environment import EnvironmentVariable
 from mini_infer_contract.resources.names import (
+    ANNOTATION_DRAINING_SINCE,
     ANNOTATION_IGNORE_MANAGERS,
     ANNOTATION_MODEL,
     ANNOTATION_SERVICE_CREATED,
@@ -42,6 +43,7 @@ from mini_infer_contract.resources.spec import (
 from mini_infer_contract.resources.status import REASONS, Condition, InferenceServiceStatus, Reason
 
 __all__ = [
+    "ANNOTATION_DRAINING_SINCE",
     "ANNOTATION_IGNORE_MANAGERS",
     "ANNOTATION_MODEL",
     "ANNOTATION_SERVICE_CREATED",

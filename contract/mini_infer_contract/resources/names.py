@@ -16,6 +16,8 @@ LABEL_DRAINING = f"{GROUP}/draining"
 """ "true" on a pod that is chosen to go: gateways send it nothing new."""
 
 # Annotations on the pods: what the gateway must know of an engine beside its address.
+ANNOTATION_DRAINING_SINCE = f"{GROUP}/draining-since"
+"""On a pod with the draining label: since when, RFC 3339."""
 ANNOTATION_IGNORE_MANAGERS = f"{GROUP}/ignore-managers"
 """On an InferenceService: field managers, separated by commas, whose additions to Deployments are left alone."""
 ANNOTATION_MODEL = f"{GROUP}/model"

@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 
+import aiohttp
+
 from mini_infer_contract.kubernetes_access import find_access
 from mini_infer_contract.kubernetes_client import KubernetesClient
 from mini_infer_contract.resources import KIND, LABEL_SERVICE
@@ -30,6 +32,7 @@ from mini_infer_operator.objects.api import KubernetesApi
 from mini_infer_operator.objects.backend import ClusterBackend
 from mini_infer_operator.objects.cache import ObjectCache, ServiceKey
 from mini_infer_operator.objects.kinds import KINDS
+from mini_infer_operator.objects.running_requests import RunningRequests
 from mini_infer_operator.status import progress_ended
 
 log = logging.getLogger(__name__)
@@ -57,13 +60,14 @@ class Controller:
         settings: OperatorSettings,
         events: EventRecorder,
         metrics: OperatorMetrics,
+        running: RunningRequests,
     ) -> None:
         self._cache = cache
         self._metrics = metrics
         self._settings = settings
         self._turns = ImageTurns[ServiceKey](settings.max_rolling_services, settings.max_rolling_gpus, self.changed)
         self._passes = FailedPasses[ServiceKey](
-            lambda key: ClusterBackend(api, cache, settings, *key, events, self._turns)
+            lambda key: ClusterBackend(api, cache, settings, *key, events, self._turns, running)
         )
         self._ownership = ServiceOwnership(api, cache, settings, events)
         self._queue: WorkQueue[ServiceKey] | None = None
@@ -120,12 +124,12 @@ async def run_operator(settings: OperatorSettings) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     cache, metrics = ObjectCache(), OperatorMetrics()
-    async with KubernetesClient(find_access(), metrics.request_seen) as client:
+    async with KubernetesClient(find_access(), metrics.request_seen) as client, aiohttp.ClientSession() as session:
         crd = ServedCrd(client)
         await crd.look()
         api = KubernetesApi(client, crd.fit_status)
         events = EventRecorder(api)
-        controller = Controller(api, cache, settings, events, metrics)
+        controller = Controller(api, cache, settings, events, metrics, RunningRequests(session))
         reflectors = reflectors_of(client, cache, settings, controller.changed)
         metrics.gauges(
             gauges.services(cache),

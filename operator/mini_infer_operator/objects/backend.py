@@ -2,14 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 from mini_infer_contract.kubernetes_client import ApiError
 from mini_infer_contract.launch import HTTP_PORT
 from mini_infer_contract.resources import (
+    ANNOTATION_DRAINING_SINCE,
     ANNOTATION_IGNORE_MANAGERS,
     GROUP,
     KIND,
+    LABEL_DRAINING,
     LABEL_REVISION,
     VERSION,
     InferenceService,
@@ -28,6 +31,7 @@ from mini_infer_operator.objects.names import engines_service_name
 from mini_infer_operator.objects.observed_objects import frozen_templates, is_applied, observed_of, running_images
 from mini_infer_operator.objects.ownership import belongs
 from mini_infer_operator.objects.render import render
+from mini_infer_operator.objects.running_requests import RunningRequests
 from mini_infer_operator.observe import Observed
 from mini_infer_operator.plan.default_image import Change, image_change
 from mini_infer_operator.plan.plan import Plan
@@ -35,6 +39,7 @@ from mini_infer_operator.status import EventType, PermanentFailure
 
 Object = dict[str, Any]
 
+_DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 CLAIM_FIELDS = {"operator", "challenger"}
 """Of status, written apart from the rest (controller/ownership.py)."""
 _APPLIED_TO_CREATE = {"ControllerRevision"}
@@ -54,6 +59,7 @@ class ClusterBackend:
         name: str,
         events: EventRecorder | None = None,
         turns: ImageTurns[ServiceKey] | None = None,
+        running: RunningRequests | None = None,
     ) -> None:
         """Without `turns` a new default image reaches the service at once."""
         self._api = api
@@ -63,7 +69,9 @@ class ClusterBackend:
         self._namespace = namespace
         self._name = name
         self._turns = turns
+        self._running = running
         self._children: dict[str, dict[str, Object]] = {}  # kind -> name -> object, filled by observe
+        self._pods: list[Object] = []  # as well
 
     async def read(self) -> Mapping[str, Any] | None:
         """The service as stored; None once it is gone or being deleted."""
@@ -77,10 +85,12 @@ class ClusterBackend:
         for kind in CHILD_KINDS:
             found = self._cache.of_service(kind.name, self._namespace, self._name)
             self._children[kind.name] = {child["metadata"]["name"]: child for child in found}
-        pods = self._cache.of_service("Pod", self._namespace, self._name)
+        self._pods = self._cache.of_service("Pod", self._namespace, self._name)
         deployments = self._ours("Deployment", service)
         image, look_again_s = self._default_image(service, deployments)
-        return replace(observed_of(deployments, pods, image), look_again_s=look_again_s)
+        draining = [pod for pod in self._pods if LABEL_DRAINING in pod["metadata"].get("labels", {})]
+        running = await self._running.ask(draining) if self._running and draining else {}
+        return replace(observed_of(deployments, self._pods, image, running), look_again_s=look_again_s)
 
     async def apply(self, service: InferenceService, plan: Plan) -> PermanentFailure | None:
         """Write what differs, then delete what is over. A refusal stops it: no old engine goes without a successor."""
@@ -93,6 +103,7 @@ class ClusterBackend:
         current = next((workload.revision for workload in plan.workloads if workload.launch is not None), None)
         spec = service.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
         manifests = with_history(manifests, revisions, current, spec)
+        await self._label_draining(plan.draining)
         for manifest in manifests:
             failure = await self._write(service, manifest)
             if failure is not None:
@@ -168,6 +179,20 @@ class ClusterBackend:
 
     def _ours(self, kind: str, service: InferenceService) -> list[Object]:
         return [child for child in self._children[kind].values() if belongs(child, service)]
+
+    async def _label_draining(self, draining: frozenset[str]) -> None:
+        """Engines that are to go get the label and the lowest deletion cost; those that stay after all lose them."""
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        for pod in self._pods:
+            metadata = pod["metadata"]
+            chosen, labelled = metadata["name"] in draining, LABEL_DRAINING in metadata.get("labels", {})
+            if chosen == labelled or "deletionTimestamp" in metadata:
+                continue
+            annotations = {ANNOTATION_DRAINING_SINCE: now if chosen else None, _DELETION_COST: "-1" if chosen else None}
+            change = {"metadata": {"labels": {LABEL_DRAINING: "true" if chosen else None}, "annotations": annotations}}
+            written = await self._api.merge("Pod", self._namespace, metadata["name"], change)
+            if written is not None:
+                self._cache.put("Pod", written)
 
     async def _write(self, service: InferenceService, manifest: Object) -> PermanentFailure | None:
         kind, name = manifest["kind"], manifest["metadata"]["name"]

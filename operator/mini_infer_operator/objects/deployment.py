@@ -6,11 +6,12 @@ from typing import Any
 from mini_infer_contract.resources import InferenceService
 from mini_infer_operator.objects.metadata import Manifest, child_metadata
 from mini_infer_operator.objects.names import selector, workload_name
+from mini_infer_operator.plan.limits import RolloutTimes
 from mini_infer_operator.plan.plan import Workload
 
 
 def deployment(
-    service: InferenceService, workload: Workload, template: Mapping[str, Any], min_ready_s: int
+    service: InferenceService, workload: Workload, template: Mapping[str, Any], times: RolloutTimes
 ) -> Manifest:
     """For one role and revision."""
     labels = selector(service, workload.role, workload.revision)
@@ -22,7 +23,9 @@ def deployment(
         ),
         "spec": {
             "replicas": workload.replicas,
-            "minReadySeconds": min_ready_s,
+            "minReadySeconds": int(times.min_ready.total_seconds()),
+            # must be above minReadySeconds; our own deadline is in the service's status
+            "progressDeadlineSeconds": int((times.deadline + times.min_ready).total_seconds()),
             "selector": {"matchLabels": labels},
             "template": template,
         },

@@ -40,7 +40,7 @@ KINDS: tuple[Kind, ...] = (
     Kind("NetworkPolicy", "networking.k8s.io", "v1", "networkpolicies", _OWNED, child=True),
     Kind("ControllerRevision", "apps", "v1", "controllerrevisions", _OWNED, child=True),
     Kind("Deployment", "apps", "v1", "deployments", _OWNED, child=True),
-    Kind("Pod", "", "v1", "pods", ("list", "watch")),
+    Kind("Pod", "", "v1", "pods", ("list", "watch", "patch")),
     Kind("Event", "", "v1", "events", ("create", "patch")),
 )
 """In the order in which children are written; they are deleted in the reverse order."""

@@ -13,10 +13,15 @@ Object = Mapping[str, Any]
 _QUANTITY_MAPS = {"requests", "limits"}
 
 
-def observed_of(deployments: Iterable[Object], pods: Sequence[Object], default_image: str) -> Observed:
-    """Counts and times from Deployments and pods; reasons why engines are not ready from both."""
+def observed_of(
+    deployments: Iterable[Object], pods: Sequence[Object], default_image: str, running: Mapping[str, int] | None = None
+) -> Observed:
+    """Counts and times from Deployments and pods; reasons why engines are not ready from both.
+
+    `running` is how many requests pods say that they run, for those that were asked.
+    """
     staying = [deployment for deployment in deployments if "deletionTimestamp" not in deployment["metadata"]]
-    return Observed(observed_workloads(staying, pods), failures_of(staying, pods), default_image)
+    return Observed(observed_workloads(staying, pods, running), failures_of(staying, pods), default_image)
 
 
 def frozen_templates(deployments: Iterable[Object], revisions: Iterable[Object]) -> dict[tuple[str, str], Object]:

@@ -2,12 +2,14 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime, timedelta
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from mini_infer_contract.resources import LABEL_REVISION, LABEL_ROLE
+from mini_infer_contract.resources import ANNOTATION_DRAINING_SINCE, LABEL_DRAINING, LABEL_REVISION, LABEL_ROLE
+from mini_infer_operator.launch import DEFAULT_GRACE_S
 from mini_infer_operator.objects.ownership import revision_key
-from mini_infer_operator.observe import ObservedWorkload
+from mini_infer_operator.observe import ObservedEngine, ObservedWorkload
 
 Object = Mapping[str, Any]
 
@@ -16,18 +18,24 @@ AFTER_SCHEDULING = timedelta(seconds=5)
 once, and a container that never gets ready does not change it."""
 
 
-def observed_workloads(deployments: Iterable[Object], pods: Iterable[Object]) -> list[ObservedWorkload]:
-    """One for each Deployment that is not being deleted."""
+def observed_workloads(
+    deployments: Iterable[Object], pods: Iterable[Object], running: Mapping[str, int] | None = None
+) -> list[ObservedWorkload]:
+    """One for each Deployment that is not being deleted; `running` is what draining pods say, by name."""
     pods_of: dict[tuple[str, str], list[Object]] = defaultdict(list)
+    leaving = False
     for pod in pods:
+        leaving |= "deletionTimestamp" in pod["metadata"]
         labels = pod["metadata"].get("labels", {})
         if "deletionTimestamp" not in pod["metadata"]:
             pods_of[str(labels.get(LABEL_ROLE, "")), str(labels.get(LABEL_REVISION, ""))].append(pod)
     living = [deployment for deployment in deployments if "deletionTimestamp" not in deployment["metadata"]]
-    return [_observed(deployment, pods_of[revision_key(deployment)]) for deployment in living]
+    seen = [_observed(deployment, pods_of[revision_key(deployment)], running or {}) for deployment in living]
+    # what an engine that is ending frees may be all that a new one waits for
+    return [replace(workload, unschedulable_since=None) for workload in seen] if leaving else seen
 
 
-def _observed(deployment: Object, pods: Sequence[Object]) -> ObservedWorkload:
+def _observed(deployment: Object, pods: Sequence[Object], running: Mapping[str, int]) -> ObservedWorkload:
     role, revision = revision_key(deployment)
     status, metadata = deployment.get("status", {}), deployment["metadata"]
     replicas = deployment["spec"].get("replicas", 1)
@@ -47,7 +55,22 @@ def _observed(deployment: Object, pods: Sequence[Object]) -> ObservedWorkload:
         worked=available > 0 or _was_complete(status) or any(is_ready(pod) or _was_ready(pod) for pod in pods),
         unready_since=_latest(unready_since),
         progressed_at=_latest([created, last_step, *ready_since]),
+        engines=[_engine(pod, running) for pod in pods],
         unschedulable_since=min((at for pod in pods if (at := _unschedulable_since(pod))), default=None),
+    )
+
+
+def _engine(pod: Object, running: Mapping[str, int]) -> ObservedEngine:
+    metadata = pod["metadata"]
+    labelled = metadata.get("labels", {}).get(LABEL_DRAINING) == "true"
+    since = metadata.get("annotations", {}).get(ANNOTATION_DRAINING_SINCE)
+    return ObservedEngine(
+        name=metadata["name"],
+        ready=is_ready(pod),
+        created=time_of(metadata.get("creationTimestamp")) or datetime.fromtimestamp(0, UTC),
+        draining_since=time_of(since) if labelled else None,
+        running=running.get(metadata["name"]),
+        grace_s=pod.get("spec", {}).get("terminationGracePeriodSeconds", DEFAULT_GRACE_S),
     )
 
 

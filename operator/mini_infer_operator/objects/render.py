@@ -28,7 +28,6 @@ def render(
 
     A revision that has a frozen template keeps it, so a newer operator that would render it differently rolls nothing.
     """
-    min_ready_s = int(plan.times.min_ready.total_seconds())
     optional = (disruption_budget(service), network_policy(service, allowed))
     manifests = [engines_service(service), *(manifest for manifest in optional if manifest is not None)]
     for workload in plan.workloads:
@@ -39,6 +38,6 @@ def render(
             continue  # an older revision whose template is lost: it stays as it is until it is removed
         manifests += [
             controller_revision(service, workload, template),
-            deployment(service, workload, template, min_ready_s),
+            deployment(service, workload, template, plan.times),
         ]
     return manifests

@@ -11,7 +11,7 @@ DEFAULT_SURGE = 1
 """GPUs are scarce, so one engine more than wanted."""
 DEFAULT_MIN_READY = timedelta(seconds=10)
 DEFAULT_DEADLINE = timedelta(seconds=600)
-FULL_CLUSTER_AFTER = timedelta(seconds=15)
+FULL_CLUSTER_AFTER = timedelta(seconds=5)
 """A new engine that finds no node for this long shows that there is no room beside the old ones."""
 
 

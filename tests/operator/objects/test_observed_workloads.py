@@ -81,6 +81,14 @@ def test_a_pod_without_a_node_says_since_when() -> None:
     assert seen.unschedulable_since == at(4)
 
 
+def test_a_pod_that_ends_may_free_what_a_new_one_waits_for() -> None:
+    ending = pod(ready=False, since=9)
+    ending["metadata"]["deletionTimestamp"] = text(3)
+    waiting = pod(ready=False, since=2, scheduled=4, why="Unschedulable")
+    (seen,) = observed_workloads([deployment(1)], [ending, waiting])
+    assert seen.unschedulable_since is None
+
+
 def test_what_is_going_is_not_counted() -> None:
     going = deployment(2)
     going["metadata"]["deletionTimestamp"] = text(3)

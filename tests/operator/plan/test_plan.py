@@ -174,12 +174,12 @@ NEW = ObservedWorkload("unified", "", 1, 0, 0, worked=False)
         ),
         pytest.param(
             OLD,
-            replace(NEW, unschedulable_since=NOW - timedelta(seconds=14)),
+            replace(NEW, unschedulable_since=NOW - timedelta(seconds=4)),
             {"old": 2, "new": 1},
             id="not scheduled yet",
         ),
         pytest.param(
-            OLD, replace(NEW, unschedulable_since=NOW - timedelta(seconds=15)), {"old": 1, "new": 2}, id="full cluster"
+            OLD, replace(NEW, unschedulable_since=NOW - timedelta(seconds=5)), {"old": 1, "new": 2}, id="full cluster"
         ),
     ],
 )
@@ -189,9 +189,9 @@ def test_plans_with_memory(old: ObservedWorkload, new: ObservedWorkload, expecte
 
 def test_a_plan_says_when_time_alone_changes_it() -> None:
     service = parse_service(changed({}))
-    waiting = replace(NEW, revision=revision({}), unschedulable_since=NOW - timedelta(seconds=5))
+    waiting = replace(NEW, revision=revision({}), unschedulable_since=NOW - timedelta(seconds=1))
     plan = make_plan(service, Observed([waiting], default_image="engine:1"), NOW)
-    assert plan.look_again_s == 10
+    assert plan.look_again_s == 4
     assert make_plan(service, Observed(default_image="engine:1"), NOW).look_again_s == float("inf")
 
 

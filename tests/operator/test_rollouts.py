@@ -1,0 +1,127 @@
+"""Rollouts on a real API server: a moment's unreadiness, a full cluster, a revision that never comes up."""
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+from tests.operator.test_cluster import cluster  # noqa: F401 - the fixture
+from tests.support.operator_process import Cluster, wait
+
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster")]
+QUICK = {"minReadySeconds": 1}
+
+
+def set_ready(cluster: Cluster, pod: dict[str, Any], *, ready: bool) -> None:  # noqa: F811
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    condition = {"type": "Ready", "status": str(ready), "lastTransitionTime": now}
+    change = json.dumps({"status": {"conditions": [condition]}})
+    name = pod["metadata"]["name"]
+    done = cluster.plane.kubectl("patch", "pod", name, "--subresource=status", f"--patch={change}")
+    assert done.returncode == 0, done.stderr
+
+
+def deployments(cluster: Cluster, name: str) -> dict[str, int]:  # noqa: F811
+    """Replicas by image."""
+    found = cluster.children(name, "deployments")
+    return {d["spec"]["template"]["spec"]["containers"][0]["image"]: d["spec"]["replicas"] for d in found}
+
+
+def condition(cluster: Cluster, name: str, kind: str) -> dict[str, Any]:  # noqa: F811
+    return next((dict(c) for c in cluster.status(name).get("conditions", ()) if c["type"] == kind), {})
+
+
+def test_a_moments_unreadiness_in_a_stuck_rollout_costs_nothing(cluster: Cluster) -> None:  # noqa: F811
+    cluster.apply("blip", image="engine:1")
+    wait(lambda: cluster.ready("blip").get("status") == "True")
+    old = cluster.children("blip", "pods")
+    cluster.apply("blip", image="engine:broken")
+    wait(lambda: cluster.ready("blip").get("reason") == "ImagePullFailed")
+    for pod in old:
+        set_ready(cluster, pod, ready=False)
+    wait(lambda: condition(cluster, "blip", "Available").get("status") == "False")
+    time.sleep(3)
+    assert deployments(cluster, "blip") == {"engine:1": 2, "engine:broken": 1}
+    for pod in old:
+        set_ready(cluster, pod, ready=True)
+    wait(lambda: condition(cluster, "blip", "Available").get("status") == "True")
+    assert {p["metadata"]["uid"] for p in old} <= {p["metadata"]["uid"] for p in cluster.children("blip", "pods")}
+    cluster.apply("blip", image="engine:1")  # and back: the old revision never went
+    wait(lambda: cluster.ready("blip").get("status") == "True")
+    assert {p["metadata"]["uid"] for p in cluster.children("blip", "pods")} == {p["metadata"]["uid"] for p in old}
+
+
+def test_a_full_cluster_rolls_by_stopping_one_engine_first(cluster: Cluster) -> None:  # noqa: F811
+    gpus = {"replicas": 4, "resources": {"limits": {"nvidia.com/gpu": 2}}}  # all that the node has
+    cluster.apply("full", image="gpu-engine:1", unified=gpus)
+    wait(lambda: cluster.ready("full").get("status") == "True")
+    cluster.apply("full", image="gpu-engine:2", unified=gpus)
+    fewest = 4
+
+    def rolled() -> bool:
+        nonlocal fewest
+        status = cluster.status("full")
+        fewest = min(fewest, status["readyReplicas"])
+        return deployments(cluster, "full") == {"gpu-engine:2": 4} and cluster.ready("full").get("status") == "True"
+
+    wait(rolled, limit_s=120)
+    assert fewest >= 3
+    assert cluster.plane.kubectl("delete", "infsvc", "full").returncode == 0
+    wait(lambda: not cluster.children("full", "pods"))
+
+
+def test_a_full_cluster_does_not_roll_where_none_may_be_missing(cluster: Cluster) -> None:  # noqa: F811
+    gpus = {"replicas": 4, "resources": {"limits": {"nvidia.com/gpu": 2}}}
+    strict = {**QUICK, "maxUnavailable": 0, "progressDeadlineSeconds": 20}
+    cluster.apply("strict", image="gpu-engine:1", unified=gpus, rollout=strict)
+    wait(lambda: cluster.ready("strict").get("status") == "True")
+    cluster.apply("strict", image="gpu-engine:2", unified=gpus, rollout=strict)
+    late = wait(lambda: (c := condition(cluster, "strict", "Progressing")).get("status") == "False" and c, limit_s=60)
+    assert late["reason"] == "ProgressDeadlineExceeded"
+    assert "nvidia.com/gpu" in late["message"]
+    assert deployments(cluster, "strict") == {"gpu-engine:1": 4, "gpu-engine:2": 1}
+    assert cluster.status("strict")["readyReplicas"] == 4
+    cluster.apply("strict", image="gpu-engine:1", unified=gpus, rollout=strict)
+    wait(lambda: cluster.ready("strict").get("status") == "True")
+    assert cluster.plane.kubectl("delete", "infsvc", "strict").returncode == 0
+
+
+def test_an_engine_that_was_ready_for_one_look_is_no_successor(cluster: Cluster) -> None:  # noqa: F811
+    cluster.apply("look", image="engine:1", rollout={"minReadySeconds": 600})
+    wait(lambda: cluster.ready("look").get("status") == "True")
+    cluster.apply("look", image="engine:2", rollout={"minReadySeconds": 600})
+
+    def new_ready() -> list[dict[str, Any]]:
+        pods = [p for p in cluster.children("look", "pods") if p["spec"]["containers"][0]["image"] == "engine:2"]
+        return [p for p in pods for c in p["status"].get("conditions", ()) if c["type"] == "Ready"]
+
+    (pod,) = wait(new_ready)
+    time.sleep(2)
+    assert deployments(cluster, "look") == {"engine:1": 2, "engine:2": 1}
+    set_ready(cluster, pod, ready=False)
+    time.sleep(1)
+    assert deployments(cluster, "look") == {"engine:1": 2, "engine:2": 1}
+    cluster.apply("look", image="engine:2", rollout={"minReadySeconds": 0})  # changing this restarts nothing
+    set_ready(cluster, pod, ready=True)
+    wait(lambda: deployments(cluster, "look") == {"engine:2": 2}, limit_s=60)
+
+
+def test_engines_that_go_are_labelled_first_and_the_label_goes_when_they_stay(cluster: Cluster) -> None:  # noqa: F811
+    cluster.apply("drained", unified={"replicas": 3})
+    wait(lambda: cluster.ready("drained").get("status") == "True")
+
+    def draining() -> list[dict[str, Any]]:
+        pods = cluster.children("drained", "pods")
+        return [p for p in pods if p["metadata"]["labels"].get("serving.mini-infer.io/draining") == "true"]
+
+    cluster.apply("drained", unified={"replicas": 2})
+    (chosen,) = wait(draining)
+    assert chosen["metadata"]["annotations"]["controller.kubernetes.io/pod-deletion-cost"] == "-1"
+    cluster.apply("drained", unified={"replicas": 3})
+    wait(lambda: not draining())
+    assert len(cluster.children("drained", "pods")) == 3
+    cluster.apply("drained", unified={"replicas": 2})
+    (chosen,) = wait(draining)
+    wait(lambda: len(cluster.children("drained", "pods")) == 2)
+    assert chosen["metadata"]["uid"] not in {p["metadata"]["uid"] for p in cluster.children("drained", "pods")}
