@@ -17,7 +17,7 @@ def configure_logging(level: str, form: LogFormat = "text") -> None:
     handler.setFormatter(
         JsonFormatter() if form == "json" else logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
     )
-    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    logging.basicConfig(level=level.upper(), handlers=[handler])
 
 
 def with_fields(**fields: Any) -> dict[str, Any]:

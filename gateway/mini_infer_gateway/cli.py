@@ -12,6 +12,7 @@ from dataclasses import fields
 
 import uvicorn
 
+from mini_infer_contract.logs import configure_logging
 from mini_infer_gateway.app import Gateway
 from mini_infer_gateway.endpoints.base import EndpointSource
 from mini_infer_gateway.endpoints.static_file import StaticFile
@@ -178,9 +179,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     settings = parse(arguments)
-    logging.basicConfig(
-        level=settings.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    configure_logging(settings.log_level)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     sockets = [listen(settings.host, settings.port)]
     if settings.admin_port is not None:

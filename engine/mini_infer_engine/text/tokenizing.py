@@ -43,6 +43,19 @@ class PromptLimits:
                 code="context_length_exceeded",
             )
 
+    def check_ids(self, prompts: object) -> None:
+        """ParameterError: a prompt of token ids, or one of several, is too long to look at each of them."""
+        is_one = is_token_ids(prompts)
+        for index, prompt in enumerate([prompts] if is_one else prompts if isinstance(prompts, list) else ()):
+            if is_token_ids(prompt) and len(prompt) >= self.max_model_len:
+                param = "prompt" if is_one else f"prompt[{index}]"
+                raise ParameterError(
+                    param,
+                    f"{param} has {len(prompt)} tokens, and the context of {self.max_model_len} tokens (max_model_len) "
+                    "must also hold the output: send a shorter one",
+                    code="context_length_exceeded",
+                )
+
     def refuse_uncounted(self, count: int, param: str) -> NoReturn:
         """ParameterError: the text has more tokens than are worth counting."""
         raise ParameterError(
@@ -90,6 +103,8 @@ def completion_ids(
 ) -> Sliced[list[list[int]]]:
     """Token ids of each prompt of a completion. `encoder` None: only token ids are understood."""
     given = body.get("prompt")
+    if limits is not None:
+        limits.check_ids(given)
     are_several = isinstance(given, list) and bool(given) and not is_token_ids(given)
     made = []
     for index, prompt in enumerate(completion_prompts(body)):

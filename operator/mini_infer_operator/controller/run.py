@@ -14,6 +14,7 @@ import aiohttp
 
 from mini_infer_contract.kubernetes_access import find_access
 from mini_infer_contract.kubernetes_client import KubernetesClient
+from mini_infer_contract.logs import configure_logging
 from mini_infer_contract.resources import KIND, LABEL_SERVICE
 from mini_infer_operator.controller import gauges
 from mini_infer_operator.controller.apply_crd import apply_crd
@@ -171,7 +172,7 @@ def main() -> None:
     if sys.argv[1:] == ["--apply-crd"]:
         sys.exit(apply_crd())
     settings = parse_settings()
-    logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    configure_logging(settings.log_level)
     asyncio.run(run_operator(settings))
 
 

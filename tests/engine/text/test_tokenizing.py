@@ -75,6 +75,17 @@ def test_what_is_too_long_by_its_characters_is_not_tokenised(model: TextModel, e
     assert encoder.segments.encoded_characters == before
 
 
+def test_too_many_token_ids_are_not_looked_at(model: TextModel) -> None:
+    limits = model.limits(100)
+    for prompt, param in (([5] * 99 + ["no id"], "prompt"), ([[1], [5] * 99 + [None]], "prompt[1]")):
+        with pytest.raises(ParameterError, match=r"has 100 tokens.*100 tokens") as caught:
+            whole(completion_ids(None, {"prompt": prompt}, limits))
+        assert (caught.value.param, caught.value.code) == (param, "context_length_exceeded")
+    assert whole(completion_ids(None, {"prompt": [5] * 99}, limits)) == [[5] * 99]
+    # A list of prompts is no prompt: how many there are is another limit's.
+    assert len(whole(completion_ids(None, {"prompt": [[5]] * 100}, limits))) == 100
+
+
 def test_a_text_of_many_contexts_is_given_up_early(model: TextModel, encoder: PromptEncoder) -> None:
     limits = model.limits(10_000)
     text = PromptText("".join(f"{number} " for number in range(50_000)), False)
