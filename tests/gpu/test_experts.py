@@ -56,4 +56,4 @@ def test_experts_compute_their_tokens(
         both = torch.einsum("th,tnh->tn", x.double(), gate_up.double()[chosen])
         gate, up = both.chunk(2, dim=-1)
         made = torch.einsum("tn,thn->th", functional.silu(gate) * up, down.double()[chosen])
-        assert error(summands[choice], made * routing.weights[:, choice, None].double()) < 8
+        assert error(summands[choice], made * routing.weights[:, choice, None].double()) < 16
