@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from mini_infer_engine.config.fields import Fields
+from mini_infer_engine.config.quantization import Fp8Scheme, parse_quantization
 from mini_infer_engine.config.rope import RopeParameters, parse_rope
 
 Activation = Literal["silu", "gelu_tanh"]
@@ -45,6 +46,8 @@ class ModelConfig:
     """Factor of the token embeddings."""
     norm_offset: float = 0.0
     """Added to the weights of every norm: some checkpoints store them less one."""
+    quantization: Fp8Scheme | None = None
+    """How the linear layers are stored; None: in `dtype`."""
     dtype: str
     """The checkpoint's: float32, bfloat16 or float16."""
     eos_token_ids: tuple[int, ...]
@@ -90,6 +93,7 @@ def parse_decoder(
         "mlp_bias": False,
         "sliding_windows": (None,) * num_layers,
         "attention_scale": head_dim**-0.5,
+        "quantization": parse_quantization(fields),
         "dtype": _dtype(fields),
         "eos_token_ids": eos_token_ids or fields.token_ids("eos_token_id"),
         "bos_token_id": fields.optional_integer("bos_token_id"),

@@ -1,42 +1,124 @@
-"""Linear layers whose weight is several of the checkpoint's tensors in one, so that one product does their work."""
+"""Linear layers: several of the checkpoint's tensors in one weight, stored and computed as their method says.
+
+The names of a method's parts are vLLM's (`create_weights`, `process_weights_after_loading`, `apply`).
+"""
+
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from mini_infer_engine.layers.placement import Placement
+
+
+class LinearMethod(Protocol):
+    """How a layer's weight is stored and multiplied with."""
+
+    def create_weights(self, layer: "Linear") -> None:
+        """Register the layer's parameters for its `out_features` and `in_features`, uninitialised."""
+
+    def placements(self, layer: "Linear", path: str, rows: slice) -> dict[str, Placement]:
+        """Checkpoint names to the memory of some of the layer's rows; `path` is what the checkpoint calls those."""
+
+    def process_weights_after_loading(self, layer: "Linear") -> None:
+        """Bring what was loaded into the form that is computed with; may be called twice."""
+
+    def apply(self, layer: "Linear", x: Tensor) -> Tensor:
+        """X @ weight.T + bias by plain torch, [tokens, in_features] to [tokens, out_features]."""
+
+
+class UnquantizedMethod:
+    """Weights in the model's dtype; on a CPU in oneDNN's blocked order, where there is one."""
+
+    def create_weights(self, layer: "Linear") -> None:
+        """See `LinearMethod`."""
+        layer.weight = nn.Parameter(torch.empty(layer.out_features, layer.in_features), requires_grad=False)
+
+    def placements(self, layer: "Linear", path: str, rows: slice) -> dict[str, Placement]:
+        """See `LinearMethod`."""
+        return {f"{path}.weight": Placement(layer.weight[rows])}
+
+    def process_weights_after_loading(self, layer: "Linear") -> None:
+        """On a CPU, give the weight up for a copy in blocked order; placements have no meaning afterwards."""
+        if layer.blocked is None and (blocked := blocked_weight(layer.weight)) is not None:
+            layer.blocked = blocked
+            layer.weight = nn.Parameter(layer.weight.new_empty(0), requires_grad=False)
+
+    def apply(self, layer: "Linear", x: Tensor) -> Tensor:
+        """See `LinearMethod`."""
+        if layer.blocked is not None:
+            return blocked_linear(x, layer.blocked, layer.bias)
+        return functional.linear(x, layer.weight, layer.bias)
+
+
+UNQUANTIZED = UnquantizedMethod()
+
 
 class Linear(nn.Module):
     """x @ weight.T + bias, with uninitialised weights: a loader fills them, then `finish_loading`."""
 
+    weight: nn.Parameter  # [out_features, in_features]
+    weight_scale: nn.Parameter  # of methods that scale weights
+
     def __init__(self, in_features: int, out_features: int, *, bias: bool = False) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(out_features, in_features), requires_grad=False)
+        self.in_features, self.out_features = in_features, out_features
         self.bias = nn.Parameter(torch.empty(out_features), requires_grad=False) if bias else None
         self.blocked: Tensor | None = None
+        self.use(UNQUANTIZED)
 
     @classmethod
     def borrowing(cls, weight: nn.Parameter) -> "Linear":
         """A layer over a weight [out_features, in_features] that another module owns and goes on using."""
         linear = cls(0, 0)
+        linear.out_features, linear.in_features = weight.shape
         linear.weight = weight
         linear.blocked = blocked_weight(weight)
         return linear
 
+    def use(self, method: LinearMethod) -> None:
+        """Store and compute by this method from now on; before anything is loaded."""
+        self.method: LinearMethod = method
+        method.create_weights(self)
+
     def finish_loading(self) -> None:
-        """On a CPU, give the weight up for a copy in blocked order; `checkpoint_tensors` has no meaning afterwards."""
-        if self.blocked is None and (blocked := blocked_weight(self.weight)) is not None:
-            self.blocked = blocked
-            self.weight = nn.Parameter(self.weight.new_empty(0), requires_grad=False)
+        """See `LinearMethod.process_weights_after_loading`."""
+        self.method.process_weights_after_loading(self)
 
     def forward(self, x: Tensor) -> Tensor:
         """[tokens, in_features] to [tokens, out_features]."""
-        if self.blocked is not None:
-            return blocked_linear(x, self.blocked, self.bias)
-        return functional.linear(x, self.weight, self.bias)
+        return self.method.apply(self, x)
 
-    def checkpoint_tensors(self, path: str) -> dict[str, Tensor]:
-        """Checkpoint names to the memory they fill; `path` is this layer's own name."""
-        return {f"{path}.{name}": parameter for name, parameter in self.named_parameters()}
+    def checkpoint_parts(self, path: str) -> dict[str, slice]:
+        """The checkpoint's layers that this one is made of, by name, with their rows; `path` is this layer's name."""
+        return {path: slice(0, self.out_features)}
+
+    def checkpoint_tensors(self, path: str) -> dict[str, Placement]:
+        """Checkpoint names to the memory they fill."""
+        placements: dict[str, Placement] = {}
+        for name, rows in self.checkpoint_parts(path).items():
+            placements |= self.method.placements(self, name, rows)
+            if self.bias is not None:
+                placements[f"{name}.bias"] = Placement(self.bias[rows])
+        return placements
+
+
+class PackedLinear(Linear):
+    """Several linear layers of one input; their outputs stand side by side, in the order of `parts`."""
+
+    def __init__(self, in_features: int, parts: dict[str, int], *, bias: bool = False) -> None:
+        super().__init__(in_features, sum(parts.values()), bias=bias)
+        self.parts = parts
+
+    def checkpoint_parts(self, path: str) -> dict[str, slice]:
+        """Each part's own name, as a sibling of this layer, to its rows of the packed weight."""
+        parent = path.rpartition(".")[0]
+        found, begin = {}, 0
+        for part, rows in self.parts.items():
+            found[f"{parent}.{part}"] = slice(begin, begin + rows)
+            begin += rows
+        return found
 
 
 def blocked_weight(weight: Tensor) -> Tensor | None:
@@ -57,20 +139,3 @@ def blocked_linear(x: Tensor, blocked: Tensor, bias: Tensor | None = None) -> Te
     """`functional.linear` with a weight from `blocked_weight`."""
     out: Tensor = torch.ops.mkldnn._linear_pointwise(x, blocked, bias, "none", [], "")
     return out
-
-
-class PackedLinear(Linear):
-    """Several linear layers of one input; their outputs stand side by side, in the order of `parts`."""
-
-    def __init__(self, in_features: int, parts: dict[str, int], *, bias: bool = False) -> None:
-        super().__init__(in_features, sum(parts.values()), bias=bias)
-        self.parts = parts
-
-    def checkpoint_tensors(self, path: str) -> dict[str, Tensor]:
-        """Each part's own name, as a sibling of this layer, to its rows of the packed weight."""
-        parent = path.rpartition(".")[0]
-        tensors: dict[str, Tensor] = {}
-        for name, parameter in self.named_parameters():
-            for part, rows in zip(self.parts, torch.split(parameter, list(self.parts.values())), strict=True):
-                tensors[f"{parent}.{part}.{name}"] = rows
-        return tensors

@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from mini_infer_engine.layers.linear import Linear
+from mini_infer_engine.layers.placement import Placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +34,13 @@ class SparseMoE(nn.Module):
         self.gate_up_proj = nn.Parameter(torch.empty(experts, 2 * width, hidden), requires_grad=False)
         self.down_proj = nn.Parameter(torch.empty(experts, hidden, width), requires_grad=False)
 
-    def checkpoint_tensors(self, path: str) -> dict[str, Tensor]:
+    def checkpoint_tensors(self, path: str) -> dict[str, Placement]:
         """Each expert's own three names, as Qwen's and Mixtral's successors have them, to its part of the stacks."""
         width = self.spec.intermediate_size
-        tensors: dict[str, Tensor] = {}
+        tensors: dict[str, Placement] = {}
         for expert in range(self.spec.num_experts):
             name = f"{path}.experts.{expert}"
-            tensors[f"{name}.gate_proj.weight"] = self.gate_up_proj[expert, :width]
-            tensors[f"{name}.up_proj.weight"] = self.gate_up_proj[expert, width:]
-            tensors[f"{name}.down_proj.weight"] = self.down_proj[expert]
+            tensors[f"{name}.gate_proj.weight"] = Placement(self.gate_up_proj[expert, :width])
+            tensors[f"{name}.up_proj.weight"] = Placement(self.gate_up_proj[expert, width:])
+            tensors[f"{name}.down_proj.weight"] = Placement(self.down_proj[expert])
         return tensors

@@ -17,6 +17,7 @@ from mini_infer_engine.layers.linear import Linear
 from mini_infer_engine.layers.mlp import GatedMLP
 from mini_infer_engine.layers.moe import SparseMoE
 from mini_infer_engine.layers.norm import RMSNorm
+from mini_infer_engine.layers.placement import Placement
 from mini_infer_engine.layers.rotary import Rotary
 from mini_infer_engine.models.kv_spec import KVSpec
 from mini_infer_engine.ops.base import AttentionPass, Ops, ResidualState
@@ -76,8 +77,12 @@ class DecoderModel(nn.Module):
     """A causal language model; made under the target device and dtype, filled by `loader`, then `finish_loading`."""
 
     layer_class: ClassVar[type[DecoderLayer]] = DecoderLayer
-    unused_checkpoint_suffixes: ClassVar[tuple[str, ...]] = ("rotary_emb.inv_freq",)
-    """Tensors of old checkpoints that are computed here."""
+    unused_checkpoint_suffixes: ClassVar[tuple[str, ...]] = (
+        "rotary_emb.inv_freq",
+        ".input_scale",
+        ".activation_scale",
+    )
+    """What is computed here, and static scales of activations, which stay in the model's dtype."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -111,14 +116,14 @@ class DecoderModel(nn.Module):
         """From the hidden width to the vocabulary."""
         return self._tied_head[0] if self.lm_head is None else self.lm_head
 
-    def checkpoint_tensors(self) -> dict[str, Tensor]:
+    def checkpoint_tensors(self) -> dict[str, Placement]:
         """Every tensor that a checkpoint must have, by name, with the memory that it fills."""
-        tensors: dict[str, Tensor] = {}
+        tensors: dict[str, Placement] = {}
         for path, module in self.named_modules():
             if isinstance(module, Linear | SparseMoE):
                 tensors |= module.checkpoint_tensors(path)
             else:
-                tensors |= {f"{path}.{name}": p for name, p in module.named_parameters(recurse=False)}
+                tensors |= {f"{path}.{name}": Placement(p) for name, p in module.named_parameters(recurse=False)}
         return tensors
 
     def is_unused(self, checkpoint_name: str) -> bool:

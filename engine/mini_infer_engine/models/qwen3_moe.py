@@ -71,6 +71,8 @@ class Qwen3MoeForCausalLM(DecoderModel):
             "sliding_windows": qwen_windows(fields),
             "activation": parse_activation(fields),
         }
+        if fields.values.get("quantization_config") is not None:
+            raise fields.refuse("quantization_config", "quantised experts are not supported; use the original weights.")
         common = parse_decoder(fields, architecture, eos_token_ids, **different)
         sparse = frozenset(range(step - 1, num_layers, step)) - set(dense)
         return Qwen3MoeConfig(**common, moe=moe, sparse_layers=sparse)

@@ -41,8 +41,6 @@ def read_config(directory: Path) -> ModelConfig:
     generation = GenerationDefaults.from_directory(directory)
     fields = Fields.read(directory / "config.json")
     architecture = _architecture(fields)
-    if fields.values.get("quantization_config") is not None:
-        raise fields.refuse("quantization_config", "quantised checkpoints are not supported; use the original weights.")
     config = model_class(architecture).parse_config(fields, architecture, generation.eos_token_ids)
     if config.eos_token_ids:
         return config

@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from mini_infer_engine.config.model_config import Activation
 from mini_infer_engine.kernels.context import KernelContext
+from mini_infer_engine.kernels.gemm.fp8_gemm import fp8_gemm
 from mini_infer_engine.kernels.gemm.gemm_config import DeferredRMSNorm
 from mini_infer_engine.kernels.gemm.gemm_dispatch import small_m_linear, small_m_linear_add_norm
 from mini_infer_engine.kernels.gemm.split_k_gemm import split_k_gemm
@@ -18,11 +19,12 @@ from mini_infer_engine.kernels.moe.grouped_gemm import grouped_experts
 from mini_infer_engine.kernels.moe.route import route
 from mini_infer_engine.kernels.norm.rms_norm import add_rms_norm, rms_norm
 from mini_infer_engine.kernels.norm.silu_mul import silu_mul
-from mini_infer_engine.layers.linear import Linear
+from mini_infer_engine.layers.linear import UNQUANTIZED, Linear
 from mini_infer_engine.layers.moe import SparseMoE
 from mini_infer_engine.layers.norm import RMSNorm
 from mini_infer_engine.ops.base import ResidualState
 from mini_infer_engine.ops.torch_ops import ACTIVATIONS
+from mini_infer_engine.quantization.fp8 import Fp8Method
 
 
 class TritonOps:
@@ -37,6 +39,8 @@ class TritonOps:
 
     def logits(self, state: ResidualState, norm: RMSNorm, head: Linear, out: Tensor | None = None) -> Tensor:
         """See `Ops.logits`; one product for any layer, into given memory or not."""
+        if head.method is not UNQUANTIZED:
+            return quantized_linear(self.norm(state, norm), head, out)
         config = self._policy.gemm_config(state.residual, head.weight)
         if config is not None:
             x = self._norm_or_deferred(state, norm)
@@ -49,7 +53,8 @@ class TritonOps:
 
     def norm_gated_linear(self, state: ResidualState, norm: RMSNorm, linear: Linear, activation: Activation) -> Tensor:
         """See `Ops.norm_gated_linear`."""
-        fused = activation == "silu" and linear.bias is None  # what the epilogue of our product can do
+        # What the epilogue of our product can do.
+        fused = activation == "silu" and linear.bias is None and linear.method is UNQUANTIZED
         config = self._policy.gemm_config(state.residual, linear.weight, gated=True) if fused else None
         if config is not None:
             x = self._norm_or_deferred(state, norm)
@@ -62,6 +67,8 @@ class TritonOps:
 
     def linear_add_norm(self, x: Tensor, linear: Linear, state: ResidualState, next_norm: RMSNorm) -> ResidualState:
         """See `Ops.linear_add_norm`."""
+        if linear.method is not UNQUANTIZED:
+            return self.add_norm(quantized_linear(x, linear), state, next_norm)
         weight, bias, residual = linear.weight, linear.bias, state.residual
         config = self._policy.gemm_config(x, weight)
         if config is not None:
@@ -90,8 +97,10 @@ class TritonOps:
         self, x: Tensor, linear: Linear, norm: RMSNorm, state: ResidualState, next_norm: RMSNorm
     ) -> ResidualState:
         """See `Ops.linear_norm_add_norm`."""
-        config = self._policy.gemm_config(x, linear.weight)
-        if config is not None:
+        config = None if linear.method is not UNQUANTIZED else self._policy.gemm_config(x, linear.weight)
+        if linear.method is not UNQUANTIZED:
+            out = quantized_linear(x, linear)
+        elif config is not None:
             out = small_m_linear(x, linear.weight, config, workspace=self._workspace, bias=linear.bias)
         else:
             out = functional.linear(x, linear.weight, linear.bias)
@@ -122,3 +131,11 @@ class TritonOps:
     def _norm_or_deferred(self, state: ResidualState, norm: RMSNorm) -> Tensor | DeferredRMSNorm:
         """The input of a product of ours, which can itself divide by the root mean square."""
         return self.norm(state, norm) if state.normed is None else state.normed
+
+
+def quantized_linear(x: Tensor, linear: Linear, out: Tensor | None = None) -> Tensor:
+    """linear(x) for a layer whose method has a kernel of its own: [tokens, out_features]."""
+    method = linear.method
+    assert isinstance(method, Fp8Method), f"{type(method).__name__} has no kernel"
+    block = method.column_block(linear)
+    return fp8_gemm(x, linear.weight, linear.weight_scale, scale_block=block, bias=linear.bias, out=out)

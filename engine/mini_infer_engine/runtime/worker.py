@@ -12,6 +12,7 @@ from mini_infer_engine.device import choose_device
 from mini_infer_engine.models.decoder import DecoderModel
 from mini_infer_engine.models.registry import model_class
 from mini_infer_engine.models.weights.loader import fill_randomly, load_weights
+from mini_infer_engine.quantization.fp8 import quantize_layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +54,24 @@ def _dtype(settings: EngineSettings, config: ModelConfig, device: torch.device) 
     return torch.float32 if device.type == "cpu" or config.dtype == "float32" else torch.bfloat16
 
 
+def _on_meta(config: ModelConfig, dtype: torch.dtype) -> DecoderModel:
+    """The model without memory: parameters in `dtype`, but for those that say their own."""
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device("meta"):
+            model = model_class(config.architecture)(config)
+            if config.quantization is not None:
+                quantize_layers(model, config.quantization)
+    finally:
+        torch.set_default_dtype(usual)
+    return model
+
+
 def _load_model(
     settings: EngineSettings, config: ModelConfig, directory: Path | None, device: torch.device, dtype: torch.dtype
 ) -> DecoderModel:
-    with torch.device("meta"):
-        model = model_class(config.architecture)(config)
-    model = model.to(dtype)
+    model = _on_meta(config, dtype)
     try:
         model = model.to_empty(device=device).eval()
     except RuntimeError as error:  # what a CPU's allocator raises, and torch.OutOfMemoryError, which is one

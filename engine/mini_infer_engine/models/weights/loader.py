@@ -8,10 +8,10 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
 from tqdm import tqdm
 
 from mini_infer_engine.config.errors import ModelError
+from mini_infer_engine.layers.placement import FP8, Placement
 from mini_infer_engine.models.decoder import DecoderModel
 
 _INDEX = "model.safetensors.index.json"
@@ -58,11 +58,17 @@ def fill_randomly(model: DecoderModel, seed: int) -> None:
     """Random weights on the model's own device, equal for equal seeds; norms become ones."""
     tensors = model.checkpoint_tensors()
     generator: torch.Generator | None = None
-    for name, tensor in tensors.items():
+    for name, placement in tensors.items():
+        tensor = placement.target
         if generator is None:
             generator = torch.Generator(tensor.device).manual_seed(seed)
         if name.endswith("norm.weight"):
             tensor.fill_(1 - model.config.norm_offset)
+        elif tensor.dtype == FP8:
+            wide = torch.empty(tensor.shape, dtype=torch.bfloat16, device=tensor.device)
+            tensor.copy_(wide.normal_(0, 1, generator=generator))
+        elif name.endswith(("weight_scale", "weight_scale_inv")):
+            tensor.fill_(_DUMMY_STANDARD_DEVIATION)
         else:
             tensor.normal_(0, _DUMMY_STANDARD_DEVIATION, generator=generator)
 
@@ -89,23 +95,16 @@ def _tensor_places(directory: Path) -> dict[str, Path]:
     return places
 
 
-def _fill(path: Path, names: list[str], wanted: dict[str, Tensor]) -> None:
+def _fill(path: Path, names: list[str], wanted: dict[str, Placement]) -> None:
     with _open(path) as file:
         present = set(file.keys())
         for name in names:
             if name not in present:
                 raise ModelError(f"{path}: tensor {name} is not in this file, although {_INDEX} says so.")
-            tensor, target = file.get_tensor(name), wanted[name]
-            if tensor.shape != target.shape:
-                raise ModelError(
-                    f"{path}: tensor {name} has shape {list(tensor.shape)}, config.json asks for {list(target.shape)}."
-                )
-            if not tensor.is_floating_point():
-                raise ModelError(
-                    f"{path}: tensor {name} is {tensor.dtype}: quantised checkpoints are not supported; use the "
-                    "original weights."
-                )
-            target.copy_(tensor)
+            tensor, placement = file.get_tensor(name), wanted[name]
+            if (obstacle := placement.obstacle(tuple(tensor.shape), tensor.dtype)) is not None:
+                raise ModelError(f"{path}: tensor {name} {obstacle}.")
+            placement.place(tensor)
 
 
 def _open(path: Path) -> safe_open:
