@@ -71,7 +71,8 @@ def peer_command(name: str, bin_folder: Path) -> Callable[[int, Sequence[str], P
             "sglang-router": [str(bin_folder / "python"), "-m", "sglang_router.launch_router"],
             "vllm-router": [str(bin_folder / "vllm-router")],
         }[name]
-        flags = ["--host", "127.0.0.1", "--port", str(port), "--policy", "cache_aware", "--log-level", "warn"]
+        level = "warning" if name == "vllm-router" else "warn"
+        flags = ["--host", "127.0.0.1", "--port", str(port), "--policy", "cache_aware", "--log-level", level]
         return [*program, *flags, "--prometheus-port", str(free_port()), "--worker-urls", *endpoints]
 
     return command

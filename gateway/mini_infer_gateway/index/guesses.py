@@ -8,6 +8,8 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mini_infer_gateway.index.key_chain import Keys
+
 NONE = -1
 
 
@@ -48,7 +50,7 @@ class Guesses:
         if now_known < len(keys):
             self._begin(keys[now_known:], expires_s, before)
 
-    def depth(self, keys: Sequence[bytes], held: int, now_s: float, step: int) -> int:
+    def depth(self, keys: Keys, held: int, now_s: float, step: int) -> int:
         """How many blocks count as held, where `held` are; in whole steps."""
         if not self.by_key or held >= len(keys) or not self._alive(keys, held, now_s):
             return held
@@ -96,7 +98,7 @@ class Guesses:
             del self._guesses[number]
         return forgotten
 
-    def _alive(self, keys: Sequence[bytes], position: int, now_s: float) -> bool:
+    def _alive(self, keys: Keys, position: int, now_s: float) -> bool:
         number = self.by_key.get(keys[position])
         return number is not None and self._guesses[number].expires_s > now_s
 

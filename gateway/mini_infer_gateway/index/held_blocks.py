@@ -8,16 +8,16 @@ rows of columns, not objects: a million of them would hold up the garbage collec
 from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from mini_infer_contract.events import BlockHash
+from mini_infer_gateway.index.key_chain import Keys
 
 ROOT = -1
 """The parent of a prompt's first block."""
 
 
-@dataclass(frozen=True, slots=True)
-class Hit:
+class Hit(NamedTuple):
     """What an endpoint holds of one prompt."""
 
     blocks: int
@@ -116,27 +116,34 @@ class HeldBlocks:
             self.drop(next(iter(self.by_hash)))
             blocks -= 1
 
-    def depth(self, keys: Sequence[bytes]) -> int:
-        """How many blocks are held of a prompt with these keys, from its first on."""
+    def depth(self, keys: Keys, likely: int = 0) -> int:
+        """How many blocks are held of a prompt with these keys, from its first on; `likely`: a guess at it."""
         owner, step = self.owner, self.step
         if self._ghosts:
             return self._walk(keys)
-        low, high = 0, len(keys) // step
+        high = len(keys) // step
         if not high or keys[step - 1] not in owner:
             return 0
         # Invariant: the first `low` steps are held, those after `high` are not.
         low = 1
+        if 1 < (steps := likely // step) <= high:
+            if keys[steps * step - 1] in owner:
+                low = steps
+                if low < high and keys[low * step + step - 1] not in owner:
+                    high = low
+            else:
+                high = steps - 1
         while low < high:
-            middle = (low + high + 1) // 2
-            if keys[middle * step - 1] in owner:
+            middle = (low + high + 1) >> 1
+            if keys[middle * step - 1 if step > 1 else middle - 1] in owner:
                 low = middle
             else:
                 high = middle - 1
         return low * step
 
-    def hit(self, keys: Sequence[bytes]) -> Hit:
+    def hit(self, keys: Keys, likely: int = 0) -> Hit:
         """What is held of a prompt, and what of it others begin with too."""
-        blocks = self.depth(keys)
+        blocks = self.depth(keys, likely)
         if not blocks:
             return NO_HIT
         row = self.owner[keys[blocks - 1]]
@@ -164,7 +171,7 @@ class HeldBlocks:
         del self._keys[-blocks:], self._hashes[-blocks:]
         return len(self.by_hash) + len(self.owner) + len(self._keys)
 
-    def _walk(self, keys: Sequence[bytes]) -> int:
+    def _walk(self, keys: Keys) -> int:
         blocks = 0
         for position in range(self.step - 1, len(keys), self.step):
             if keys[position] not in self.owner:

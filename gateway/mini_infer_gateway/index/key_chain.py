@@ -4,12 +4,36 @@ A prompt that grew from another one takes over its chunks, so a turn of a long c
 """
 
 from collections.abc import Sequence
-from typing import overload
+from typing import Protocol, overload
 
 from mini_infer_contract.blocks import KEY_BYTES
 
 CHUNK_KEYS = 256
 _CHUNK_BYTES = CHUNK_KEYS * KEY_BYTES
+
+
+class Keys(Protocol):
+    """What looking up needs of a prompt's keys."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, position: int, /) -> bytes: ...
+
+
+class Probes(dict[int, bytes]):
+    """Keys of a prompt that several look at in the same few places: each is taken out of its chunk once."""
+
+    __slots__ = ("_keys",)
+
+    def __init__(self, keys: Sequence[bytes]) -> None:
+        super().__init__()
+        self._keys = keys
+
+    def __missing__(self, position: int) -> bytes:
+        key = self[position] = self._keys[position]
+        return key
+
+    def __len__(self) -> int:
+        return len(self._keys)
 
 
 class KeyChain(Sequence[bytes]):

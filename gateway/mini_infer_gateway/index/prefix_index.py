@@ -17,6 +17,7 @@ from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS, block_keys, root_key
 from mini_infer_contract.events import MEDIUM_GPU, AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
 from mini_infer_gateway.index.guesses import Guesses
 from mini_infer_gateway.index.held_blocks import NO_HIT, ROOT, HeldBlocks, Hit
+from mini_infer_gateway.index.key_chain import Keys, Probes
 
 __all__ = ["NO_HIT", "Hit", "PrefixIndex", "prompt_root", "slices"]
 
@@ -162,12 +163,34 @@ class PrefixIndex:
         self._trim()
         return left <= 0 or bool(self._discarded) or self._total > self._max_blocks
 
+    def hits(self, endpoints: Sequence[str], keys: Sequence[bytes], now_s: float) -> list[Hit]:
+        """What each of these endpoints holds of a prompt with these keys."""
+        if not keys:
+            return [NO_HIT] * len(endpoints)
+        first, found, likely = keys[0], [], 0
+        probes = Probes(keys)
+        for endpoint in endpoints:
+            holdings = self._endpoints.get(endpoint)
+            # Most endpoints hold nothing of most prompts, and those that do often the same.
+            if holdings is None or (
+                first not in holdings.blocks.owner
+                and first not in holdings.guesses.by_key
+                and holdings.blocks.step == 1
+            ):
+                found.append(NO_HIT)
+            else:
+                hit = self._hit(holdings, probes, now_s, likely)
+                likely = hit.blocks or likely
+                found.append(hit)
+        return found
+
     def hit(self, endpoint: str, keys: Sequence[bytes], now_s: float) -> Hit:
         """What is held of a prompt with these keys: takes time with the logarithm of its length."""
         holdings = self._endpoints.get(endpoint)
-        if holdings is None:
-            return NO_HIT
-        hit = holdings.blocks.hit(keys)
+        return NO_HIT if holdings is None else self._hit(holdings, keys, now_s, 0)
+
+    def _hit(self, holdings: _Holdings, keys: Keys, now_s: float, likely: int) -> Hit:
+        hit = holdings.blocks.hit(keys, likely)
         if not len(holdings.guesses):
             return hit
         blocks = holdings.guesses.depth(keys, hit.blocks, now_s, holdings.blocks.step)

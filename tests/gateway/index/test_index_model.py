@@ -106,7 +106,12 @@ def test_hits_are_the_models(actions: list[tuple[str, Any]], packed: bool) -> No
         for path in seen:
             for end in range(1, len(path) + 1):
                 keys = block_keys(tokens_of(path[:end]), prompt_root())
-                assert index.hit("e", as_chain(keys), now_s) == model.hit(keys, now_s), (path[:end], kind, value)
+                expected = model.hit(keys, now_s)
+                assert index.hit("e", as_chain(keys), now_s) == expected, (path[:end], kind, value)
+                for likely in range(len(keys) + 2):
+                    blocks = index._holdings("e").blocks
+                    assert blocks.depth(keys, likely) == blocks.depth(keys), "a wrong guess changes nothing"
+                assert index.hits(["e", "other"], as_chain(keys), now_s) == [expected, Hit(0, 0, 1)]
     now_s += 100
     while index.expire(now_s):
         pass
@@ -210,7 +215,7 @@ def test_hits_of_all_endpoints_are_found_quickly(pods: int) -> None:
     names = [f"p{pod}" for pod in range(pods)]
 
     def look() -> list[int]:
-        return [index.hit(name, keys, 0.0).blocks for name in names]
+        return [hit.blocks for hit in index.hits(names, keys, 0.0)]
 
     assert look() == [2_000 * (pod + 1) // pods for pod in range(pods)]
     took = []

@@ -11,6 +11,7 @@ from mini_infer_gateway.routing.base import (
     SHARERS,
     Candidate,
     Facts,
+    PromptKeys,
     RoutingRequest,
 )
 
@@ -28,24 +29,42 @@ class PrefixHits:
     def produce(self, request: RoutingRequest, candidates: Sequence[Candidate], now_s: float) -> Facts:
         """See base.Producer."""
         size = self._block_size_tokens
-        hits = [self._hit(request, candidate, now_s) for candidate in candidates]
         names = [candidate.endpoint.name for candidate in candidates]
+        hits = self._hits(request, candidates, names, now_s)
+        held = self._index.held_blocks
         return {
             CACHED_TOKENS: [float(hit.blocks * size) for hit in hits],
             SHARED_TOKENS: [float(hit.shared_blocks * size) for hit in hits],
             SHARERS: [float(hit.sharers) for hit in hits],
-            HELD_TOKENS: [float(self._index.held_blocks(name) * size) for name in names],
+            HELD_TOKENS: [float(held(name) * size) for name in names],
         }
 
-    def _hit(self, request: RoutingRequest, candidate: Candidate, now_s: float) -> Hit:
-        prompt = request.prompts.get(candidate.assets_revision)
+    def _hits(
+        self, request: RoutingRequest, candidates: Sequence[Candidate], names: list[str], now_s: float
+    ) -> list[Hit]:
+        """By revision of the prompt assets, of which there is one but while a rollout changes the tokenizer."""
+        revisions = {candidate.assets_revision for candidate in candidates}
+        if len(revisions) == 1:
+            return self._of_prompt(request.prompts.get(revisions.pop()), names, now_s)
+        by_name: dict[str, Hit] = {}
+        for revision in revisions:
+            own = [candidate.endpoint.name for candidate in candidates if candidate.assets_revision == revision]
+            by_name |= zip(own, self._of_prompt(request.prompts.get(revision), own, now_s), strict=True)
+        return [by_name[name] for name in names]
+
+    def _of_prompt(self, prompt: PromptKeys | None, names: Sequence[str], now_s: float) -> list[Hit]:
         if prompt is None:
-            return NO_HIT
-        hits = [self._index.hit(candidate.endpoint.name, chain, now_s) for chain in prompt.chains]
+            return [NO_HIT] * len(names)
         # An engine computes a prompt's last token even where it has all of it, and with it that token's block.
         most = (prompt.tokens - 1) // self._block_size_tokens
-        return Hit(
-            min(most, sum(hit.blocks for hit in hits)),
-            sum(hit.shared_blocks for hit in hits),
-            max((hit.sharers for hit in hits), default=1),
-        )
+        each = [self._index.hits(names, chain, now_s) for chain in prompt.chains]
+        if len(each) == 1:
+            return [hit if hit.blocks <= most else hit._replace(blocks=most) for hit in each[0]]
+        return [
+            Hit(
+                min(most, sum(hit.blocks for hit in hits)),
+                sum(hit.shared_blocks for hit in hits),
+                max((hit.sharers for hit in hits), default=1),
+            )
+            for hits in zip(*each, strict=True)
+        ] or [NO_HIT] * len(names)
