@@ -3,6 +3,7 @@
 import asyncio
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
@@ -10,6 +11,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from mini_infer_contract.api_errors import ApiError, read_json_object
+from mini_infer_contract.prompt import PromptEncoder
 from mini_infer_engine.api.access_log import facts_of
 from mini_infer_engine.api.dialects.base import Dialect, GenerationSpec, Renderer
 from mini_infer_engine.api.dialects.openai_shapes import usage
@@ -20,6 +22,7 @@ from mini_infer_engine.config.generation import GenerationDefaults
 from mini_infer_engine.core.request import SamplingParams
 from mini_infer_engine.core_process.messages import ModelInfo
 from mini_infer_engine.sampling.parameters import MODEL_DEFAULTS
+from mini_infer_engine.text.bad_words import with_bad_words
 from mini_infer_engine.text.tokenizing import whole
 from mini_infer_engine.text.validation import (
     ParameterError,
@@ -34,6 +37,8 @@ _STREAM_HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
+
+_MAX_BAD_WORDS, _LONGEST_BAD_WORD = 1000, 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +89,11 @@ class GenerationResponse(Response):
                 raise bad_parameter(error) from None
         chosen_id = request_id(self._request)
         requests = state.make_requests(chosen_id, prompts, spec, sampling)
-        tells_all = spec.return_token_ids or spec.continuous_usage or state.text.decoder is None
+        tells_all = spec.tells_all or state.text.decoder is None
         told_model = spec.model or state.text.names[0]
         return Work(
             Generation(requests, state.text.decoder, state.metrics, streams=spec.streams, tells_all=tells_all),
-            self._dialect.renderer(spec, chosen_id, told_model),
+            self._dialect.renderer(spec, chosen_id, told_model, state.text.decoder),
             told_model,
             spec.streams,
         )
@@ -136,6 +141,8 @@ async def _checked(
     """Prompts and parameters that the engine can serve. ApiError, ParameterError: it cannot."""
     text, limit = state.text, spec.output_limit
     sampling = sampling_params(spec, text.defaults)
+    if sampling.bad_words:
+        sampling = await text.in_thread(partial(_with_bad_words, sampling, text.encoder))
     check_sampling(sampling, model.vocab_size, text.encoder is not None, limit.param)
     job = spec.prompt_ids(text.encoder, text.limits(model.max_model_len))
     # Token ids are read here: the way through a thread would take longer.
@@ -147,6 +154,17 @@ async def _checked(
         if limit.is_asked and limit.max_tokens is not None:
             check_output_fits(len(prompt), limit.max_tokens, model.max_model_len, limit.param)
     return prompts, sampling
+
+
+def _with_bad_words(sampling: SamplingParams, encoder: PromptEncoder | None) -> SamplingParams:
+    """ParameterError: they are too many, or there is no tokenizer."""
+    if len(sampling.bad_words) > _MAX_BAD_WORDS or max(map(len, sampling.bad_words)) > _LONGEST_BAD_WORD:
+        message = f"bad_words may have {_MAX_BAD_WORDS} words of at most {_LONGEST_BAD_WORD} characters"
+        raise ParameterError("bad_words", message)
+    try:
+        return with_bad_words(sampling, None if encoder is None else partial(encoder.encode, add_special_tokens=False))
+    except ValueError as error:
+        raise ParameterError("bad_words", str(error)) from None
 
 
 def sampling_params(spec: GenerationSpec, defaults: GenerationDefaults) -> SamplingParams:

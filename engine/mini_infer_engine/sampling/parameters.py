@@ -95,10 +95,10 @@ PARAMETERS = (
     Parameter("skip_special_tokens"),
     Parameter("detokenize", is_in_requests=False),
     Parameter("logprobs", is_in_requests=False),
-    Parameter("prompt_logprobs", is_in_requests=False),
-    Parameter("logit_bias", is_in_requests=False),
-    Parameter("allowed_token_ids", is_in_requests=False),
-    Parameter("bad_words", is_in_requests=False),
+    Parameter("prompt_logprobs"),
+    Parameter("logit_bias", request_type=dict[str, float]),
+    Parameter("allowed_token_ids"),
+    Parameter("bad_words"),
     Parameter("bad_words_token_ids", is_in_requests=False),
 )
 """Those with a device form in the order of a slot's packet."""

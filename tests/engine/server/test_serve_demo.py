@@ -115,9 +115,11 @@ def test_a_seed_repeats_and_choices_of_one_request_differ(demo: EngineServer) ->
 @pytest.mark.parametrize(
     "fields",
     [
-        {"logprobs": True},
         {"top_logprobs": 2},
-        {"logit_bias": {"5": 1.0}},
+        {"logit_bias": {"5": 1000.0}},
+        {"logit_bias": {"no id": 1.0}},
+        {"allowed_token_ids": []},
+        {"bad_words": ["x" * 1000]},
         {"presence_penalty": 2.5},
         {"frequency_penalty": -2.1},
         {"repetition_penalty": 0},
@@ -138,6 +140,70 @@ def test_what_is_not_done_is_refused_in_openais_form(demo: EngineServer, fields:
     error = response.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
     assert (error["type"], error["param"]) == ("invalid_request_error", next(iter(fields)))
+
+
+def test_chats_and_completions_tell_log_probabilities_whole_and_in_a_stream(demo: EngineServer) -> None:
+    llm = LLM("demo", device="cpu", dtype="float32", kv_cache_memory=64_000_000, max_model_len=CONTEXT_TOKENS)
+    [offline] = llm.chat(MESSAGES, SamplingParams(temperature=0, max_tokens=20, logprobs=3), use_tqdm=False)
+    expected = [max(told.values(), key=lambda one: one.logprob).logprob for told in offline.outputs[0].logprobs or ()]
+    fields = {"temperature": 0, "max_tokens": 20, "logprobs": True, "top_logprobs": 3}
+    whole = chat(demo, **fields)["choices"][0]["logprobs"]["content"]
+    assert [position["logprob"] for position in whole] == pytest.approx(expected, abs=1e-4)
+    assert all(position["top_logprobs"][0]["token"] == position["token"] for position in whole)
+    assert all(len(position["top_logprobs"]) == 3 for position in whole)
+    response = post(demo, CHAT, messages=MESSAGES, stream=True, **fields)
+    events = [json.loads(line[6:]) for line in response.text.split("\n\n") if line and "[DONE]" not in line]
+    told = [event["choices"][0]["logprobs"] for event in events]
+    streamed = [position for logprobs in told if logprobs for position in logprobs["content"]]
+    assert [position["token"] for position in streamed] == [position["token"] for position in whole]
+    assert chat(demo, temperature=0, max_tokens=3)["choices"][0]["logprobs"] is None
+
+
+@pytest.mark.parametrize("as_ids", [False, True])
+def test_an_echo_has_the_prompt_and_its_log_probabilities(demo: EngineServer, as_ids: bool) -> None:
+    text = "The function textwrap.dedent removes"
+    ids = post(demo, "/tokenize", prompt=text).json()["tokens"]
+    body = {"prompt": ids if as_ids else text, "temperature": 0, "echo": True, "logprobs": 1, "max_tokens": 4}
+    whole = post(demo, COMPLETIONS, **body).json()
+    choice, logprobs = whole["choices"][0], whole["choices"][0]["logprobs"]
+    assert choice["text"].startswith(text)
+    assert "".join(logprobs["tokens"]) == choice["text"]
+    assert logprobs["token_logprobs"][0] is logprobs["top_logprobs"][0] is None
+    assert all(logprob <= 0 for logprob in logprobs["token_logprobs"][1:])
+    assert logprobs["text_offset"] == [len("".join(logprobs["tokens"][:n])) for n in range(len(logprobs["tokens"]))]
+    assert len(logprobs["tokens"]) == len(ids) + whole["usage"]["completion_tokens"]
+
+    alone = post(demo, COMPLETIONS, **body | {"max_tokens": 0}).json()
+    assert alone["choices"][0]["text"] == text
+    assert alone["choices"][0]["logprobs"]["token_logprobs"] == logprobs["token_logprobs"][: len(ids)]
+    assert alone["usage"]["completion_tokens"] == 0
+
+    response = post(demo, COMPLETIONS, stream=True, **body)
+    events = [json.loads(line[6:]) for line in response.text.split("\n\n") if line and "[DONE]" not in line]
+    assert "".join(event["choices"][0]["text"] for event in events) == choice["text"]
+    for name in ("tokens", "token_logprobs", "text_offset"):
+        parts = [event["choices"][0]["logprobs"] for event in events]
+        assert [value for part in parts if part for value in part[name]] == logprobs[name]
+
+
+def test_biases_and_bans_change_what_is_chosen(demo: EngineServer) -> None:
+    said = chat(demo, temperature=0, max_tokens=5, return_token_ids=True)["choices"][0]["token_ids"]
+    banned = chat(demo, temperature=0, max_tokens=5, return_token_ids=True, logit_bias={str(said[0]): -100})
+    assert banned["choices"][0]["token_ids"][0] != said[0]
+    only = chat(demo, temperature=0, max_tokens=5, return_token_ids=True, allowed_token_ids=said[:1], ignore_eos=True)
+    assert only["choices"][0]["token_ids"] == said[:1] * 5
+    word = text_of(chat(demo, temperature=0, max_tokens=20)).split()[0]
+    assert not text_of(chat(demo, temperature=0, max_tokens=20, bad_words=[word])).startswith(word)
+
+
+def test_a_prompts_log_probabilities_stand_beside_the_answer(demo: EngineServer) -> None:
+    answer = chat(demo, temperature=0, max_tokens=1, prompt_logprobs=2)
+    told = answer["prompt_logprobs"]
+    assert told[0] is None
+    assert len(told) == answer["usage"]["prompt_tokens"]
+    assert all({"logprob", "rank", "decoded_token"} == set(one) for position in told[1:] for one in position.values())
+    completion = post(demo, COMPLETIONS, prompt="one two three", prompt_logprobs=0, max_tokens=1).json()
+    assert len(completion["choices"][0]["prompt_logprobs"]) == completion["usage"]["prompt_tokens"]
 
 
 def test_a_prompt_longer_than_the_context_is_told_both_numbers(demo: EngineServer) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.prompt import PromptEncoder
+from mini_infer_engine.text.detokenizer import Decoder
 from mini_infer_engine.text.output_text import Delta, OutputText
 from mini_infer_engine.text.tokenizing import PromptLimits, Sliced
 
@@ -54,6 +55,20 @@ class GenerationSpec:
     """Each event of a stream has the usage so far."""
     return_token_ids: bool = False
     """The answer has token ids, and a stream tells of steps without text too."""
+    tokens_as_ids: bool = False
+    """Log probabilities name tokens by their ids."""
+    echo: bool = False
+    """The prompt goes before the text."""
+    echo_alone: bool = False
+    """And no text follows: what the engine makes is not told."""
+    prompt_texts: Sequence[str | None] = ()
+    """For an echo: each prompt as the client sent it; None: as token ids."""
+
+    @property
+    def tells_all(self) -> bool:
+        """Whether a stream tells of steps that make no text."""
+        return self.return_token_ids or self.continuous_usage or "logprobs" in self.sampling or self.echo
+
     resume_token_ids: Sequence[int] = ()
     """Output of the one choice that another engine has made and its client has: the stream goes on after it."""
 
@@ -83,5 +98,5 @@ class Dialect(Protocol):
     def parse(self, body: dict[str, Any]) -> GenerationSpec:
         """ApiError: a field is unknown, of the wrong type, or asks for what is not supported; it is named."""
 
-    def renderer(self, spec: GenerationSpec, request_id: str, model: str) -> Renderer:
+    def renderer(self, spec: GenerationSpec, request_id: str, model: str, decoder: Decoder | None) -> Renderer:
         """For the answer to `spec`; `model` is the name that the answer tells."""

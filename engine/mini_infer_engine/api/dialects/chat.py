@@ -9,10 +9,13 @@ from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.prompt import PromptEncoder
 from mini_infer_engine.api.dialects.base import GenerationSpec, OutputLimit
 from mini_infer_engine.api.dialects.fields import GenerationFields, common_spec, parse_fields
+from mini_infer_engine.api.dialects.logprobs import chat_logprobs, prompt_logprobs
 from mini_infer_engine.api.dialects.neutral import BOTH, CHAT
 from mini_infer_engine.api.dialects.openai_shapes import OpenAIRenderer, encode_json
+from mini_infer_engine.text.detokenizer import Decoder
 from mini_infer_engine.text.output_text import Delta, OutputText
 from mini_infer_engine.text.tokenizing import PromptLimits, Sliced, chat_ids
+from mini_infer_engine.text.validation import MAX_LOGPROBS
 
 
 class ChatRequest(GenerationFields):
@@ -22,6 +25,8 @@ class ChatRequest(GenerationFields):
 
     messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
     max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     add_generation_prompt: bool | None = None
@@ -59,11 +64,19 @@ class ChatDialect:
             num_prompts=1,
             needs_text=True,
             output_limit=request.output_limit,
+            num_logprobs=_num_logprobs(request),
         )
 
-    def renderer(self, spec: GenerationSpec, request_id: str, model: str) -> "ChatRenderer":
+    def renderer(self, spec: GenerationSpec, request_id: str, model: str, decoder: Decoder | None) -> "ChatRenderer":
         """See `Dialect`."""
-        return ChatRenderer(spec, request_id, model)
+        return ChatRenderer(spec, request_id, model, decoder)
+
+
+def _num_logprobs(request: ChatRequest) -> int | None:
+    """Most likely tokens to tell of each; None: no log probabilities."""
+    if request.top_logprobs and not request.logprobs:
+        raise ApiError(400, "top_logprobs needs logprobs = true", param="top_logprobs", code="invalid_value")
+    return (request.top_logprobs or 0) if request.logprobs else None
 
 
 class ChatRenderer(OpenAIRenderer):
@@ -76,6 +89,21 @@ class ChatRenderer(OpenAIRenderer):
     def message(self, reply: OutputText) -> dict[str, Any]:
         """The assistant's."""
         return {"message": {"role": "assistant", "content": reply.text, "refusal": None}}
+
+    def whole(self, replies: Sequence[OutputText]) -> bytes:
+        """VLLM tells a prompt's log probabilities beside the choices."""
+        self.extra = {}
+        if self._spec.sampling.get("prompt_logprobs") is not None:
+            self.extra["prompt_logprobs"] = prompt_logprobs(replies[0].prompt_logprobs, self._decoder)
+        return super().whole(replies)
+
+    def whole_logprobs(self, reply: OutputText) -> dict[str, Any]:
+        """Of all tokens."""
+        return chat_logprobs(reply.logprobs, self._names)
+
+    def delta_logprobs(self, delta: Delta) -> dict[str, Any]:
+        """Of a delta's."""
+        return chat_logprobs(delta.logprobs, self._names)
 
     def text_delta(self, text: str) -> bytes:
         """A piece of the content."""
@@ -94,7 +122,7 @@ class ChatRenderer(OpenAIRenderer):
         if delta.finish_reason is None:
             return super().event(delta)
         text, token_ids = b"", delta.token_ids
-        if delta.text:
-            text, token_ids = super().event(Delta(delta.text, token_ids, delta.index)), []
+        if delta.text or delta.logprobs:
+            text, token_ids = super().event(Delta(delta.text, token_ids, delta.index, logprobs=delta.logprobs)), []
         last = Delta("", token_ids, delta.index, delta.finish_reason, delta.stop_reason)
         return text + self.chunk(last, b'"delta":{}')

@@ -1,17 +1,23 @@
 """OpenAI's /v1/completions. Which fields are known, what they ask for, and what the answer looks like."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import reduce
+from typing import Annotated, Any
 
 from pydantic import Field
 
 from mini_infer_contract.prompt import PromptEncoder, is_token_ids
 from mini_infer_engine.api.dialects.base import GenerationSpec, OutputLimit
 from mini_infer_engine.api.dialects.fields import GenerationFields, common_spec, parse_fields
+from mini_infer_engine.api.dialects.logprobs import CompletionLogprobs, joined, prompt_logprobs
 from mini_infer_engine.api.dialects.neutral import BOTH, COMPLETION, is_one_of
 from mini_infer_engine.api.dialects.openai_shapes import OpenAIRenderer, encode_json
-from mini_infer_engine.text.output_text import OutputText
+from mini_infer_engine.core.request import TokenLogprobs
+from mini_infer_engine.text.detokenizer import Decoder
+from mini_infer_engine.text.output_text import Delta, OutputText
 from mini_infer_engine.text.tokenizing import PromptLimits, Sliced, completion_ids
+from mini_infer_engine.text.validation import MAX_LOGPROBS
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's."""
@@ -24,6 +30,8 @@ class CompletionRequest(GenerationFields):
 
     prompt: Any = Field(default=None)
     """A string, token ids, or a list of these; checked where it becomes token ids."""
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
 
     @classmethod
     def is_neutral(cls, name: str, value: object, body: Mapping[str, Any]) -> bool:
@@ -35,8 +43,10 @@ class CompletionRequest(GenerationFields):
     @property
     def output_limit(self) -> OutputLimit:
         """Of each choice."""
-        is_asked = self.max_tokens is not None
-        return OutputLimit("max_tokens", self.max_tokens if is_asked else DEFAULT_MAX_TOKENS, is_asked)
+        if self.max_tokens is None:
+            return OutputLimit("max_tokens", DEFAULT_MAX_TOKENS, False)
+        # An echo alone: the engine makes a token that nobody is told of.
+        return OutputLimit("max_tokens", 1 if self.echo and self.max_tokens == 0 else self.max_tokens, True)
 
 
 class CompletionDialect:
@@ -51,18 +61,30 @@ class CompletionDialect:
         def prompt_ids(encoder: PromptEncoder | None, limits: PromptLimits) -> Sliced[list[list[int]]]:
             return completion_ids(encoder, body, limits)
 
-        return common_spec(
+        spec = common_spec(
             request,
             prompt_ids=prompt_ids,
             prompt_param="prompt",
             num_prompts=max(1, len(prompt)) if are_several else 1,
             needs_text=not is_token_ids(prompt),
             output_limit=request.output_limit,
+            num_logprobs=request.logprobs,
+        )
+        if not request.echo:
+            return spec
+        texts = [item if isinstance(item, str) else None for item in (prompt if are_several else [prompt])]
+        sampling = dict(spec.sampling)
+        if request.logprobs is not None:
+            sampling["prompt_logprobs"] = max(request.logprobs, sampling.get("prompt_logprobs") or 0)
+        return replace(
+            spec, echo=True, echo_alone=request.max_tokens == 0, prompt_texts=tuple(texts), sampling=sampling
         )
 
-    def renderer(self, spec: GenerationSpec, request_id: str, model: str) -> "CompletionRenderer":
+    def renderer(
+        self, spec: GenerationSpec, request_id: str, model: str, decoder: Decoder | None
+    ) -> "CompletionRenderer":
         """See `Dialect`."""
-        return CompletionRenderer(spec, request_id, model)
+        return CompletionRenderer(spec, request_id, model, decoder)
 
 
 class CompletionRenderer(OpenAIRenderer):
@@ -71,10 +93,90 @@ class CompletionRenderer(OpenAIRenderer):
     id_prefix = "cmpl-"
     object_name = chunk_object_name = "text_completion"
 
+    def __init__(self, spec: GenerationSpec, request_id: str, model: str, decoder: Decoder | None) -> None:
+        super().__init__(spec, request_id, model, decoder)
+        self._logprobs = [CompletionLogprobs(self._names) for _ in range(spec.num_prompts * spec.copies)]
+        self._prompt_positions: dict[int, list[TokenLogprobs]] = {}
+        """Of choices whose prompt is still to be echoed: its log probabilities so far."""
+        self._prompt_ids: list[Sequence[int]] = []
+
     def message(self, reply: OutputText) -> dict[str, Any]:
-        """The text."""
-        return {"text": reply.text}
+        """The text, after its prompt where that is asked for; vLLM tells the prompt's log probabilities here."""
+        text = "" if self._spec.echo_alone else reply.text
+        found: dict[str, Any] = {"text": text}
+        if self._asks_prompt_logprobs:
+            found["prompt_logprobs"] = prompt_logprobs(reply.prompt_logprobs, self._decoder)
+        return found
+
+    @property
+    def _asks_prompt_logprobs(self) -> bool:
+        return self._spec.sampling.get("prompt_logprobs") is not None and not self._spec.echo
+
+    def _choice(self, index: int, reply: OutputText) -> dict[str, Any]:
+        choice = super()._choice(index, reply)
+        if self._spec.echo:
+            choice["text"] = self._prompt_text(index, reply.request.prompt_token_ids) + choice["text"]
+        if self._tells_logprobs:
+            logprobs = self._logprobs[index]
+            parts = (
+                [logprobs.of_prompt(reply.request.prompt_token_ids, reply.prompt_logprobs)] if self._spec.echo else []
+            )
+            parts += [] if self._spec.echo_alone else [logprobs.of_output(reply.logprobs)]
+            choice["logprobs"] = reduce(joined, parts)
+        return choice
+
+    def whole_logprobs(self, reply: OutputText) -> dict[str, Any]:
+        """Made in `_choice`, which knows the choice's place."""
+        return {}
+
+    def delta_logprobs(self, delta: Delta) -> dict[str, Any]:
+        """Of a delta's tokens."""
+        return self._logprobs[delta.index].of_output(delta.logprobs)
+
+    def usage(self, replies: Sequence[OutputText]) -> dict[str, Any]:
+        """Of an echo alone, nothing was made."""
+        found = super().usage(replies)
+        if self._spec.echo_alone:
+            found |= {"completion_tokens": 0, "total_tokens": found["prompt_tokens"]}
+        return found
 
     def text_delta(self, text: str) -> bytes:
         """A piece of it."""
         return b'"text":' + encode_json(text)
+
+    def begin(self, replies: Sequence[OutputText]) -> bytes:
+        """See `Renderer`."""
+        super().begin(replies)
+        if self._spec.echo:
+            self._prompt_ids = [reply.request.prompt_token_ids for reply in replies]
+            self._prompt_positions = {index: [] for index in range(len(replies))}
+        return b""
+
+    def event(self, delta: Delta) -> bytes:
+        """A choice's prompt goes out with its first token: by then its log probabilities are known."""
+        positions = self._prompt_positions.get(delta.index)
+        if positions is None:
+            return super().event(self._told(delta))
+        positions += delta.prompt_logprobs
+        if not delta.token_ids and delta.finish_reason is None:
+            return b""
+        del self._prompt_positions[delta.index]
+        prompt = self._prompt_ids[delta.index]
+        logprobs = b"null"
+        if self._tells_logprobs:
+            logprobs = encode_json(self._logprobs[delta.index].of_prompt(prompt, positions))
+        echoed = self.chunk(
+            Delta("", [], delta.index), self.text_delta(self._prompt_text(delta.index, prompt)), logprobs
+        )
+        return echoed + super().event(self._told(delta))
+
+    def _told(self, delta: Delta) -> Delta:
+        if not self._spec.echo_alone:
+            return delta
+        return Delta("", [], delta.index, delta.finish_reason, delta.stop_reason)
+
+    def _prompt_text(self, index: int, token_ids: Sequence[int]) -> str:
+        text = self._spec.prompt_texts[index // self._spec.copies]
+        if text is not None or self._decoder is None:
+            return text or ""
+        return self._decoder.decode(list(token_ids), skip_special_tokens=True)

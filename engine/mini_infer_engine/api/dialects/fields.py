@@ -71,6 +71,7 @@ class GenerationFields(SamplingFields):
     session_id: str | None = None
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
     # Ours.
     resume_token_ids: Annotated[list[int], Field(min_length=1)] | None = None
 
@@ -109,6 +110,7 @@ def common_spec(
     num_prompts: int,
     needs_text: bool,
     output_limit: OutputLimit,
+    num_logprobs: int | None,
 ) -> GenerationSpec:
     """What the shared fields ask for. ApiError: it is more than one request may."""
     copies = request.n or 1
@@ -121,6 +123,12 @@ def common_spec(
     sampling = {name: value for name in _SAMPLING if (value := getattr(request, name)) is not None}
     if isinstance(request.stop, str):
         sampling["stop"] = [request.stop]
+    if "logit_bias" in sampling:
+        sampling["logit_bias"] = _by_token_id(sampling["logit_bias"])
+    if num_logprobs is not None:
+        sampling["logprobs"] = num_logprobs
+    if request.stream and sampling.get("prompt_logprobs") is not None:
+        raise ApiError(400, "prompt_logprobs are not told in a stream: leave out one of them", param="prompt_logprobs")
     return GenerationSpec(
         model=request.model,
         prompt_ids=prompt_ids,
@@ -136,6 +144,7 @@ def common_spec(
         include_usage=bool(options.include_usage),
         continuous_usage=bool(options.include_usage and options.continuous_usage_stats),
         return_token_ids=bool(request.return_token_ids),
+        tokens_as_ids=bool(request.return_tokens_as_token_ids),
         resume_token_ids=request.resume_token_ids or (),
     )
 
@@ -151,6 +160,14 @@ def _fault(details: ErrorDetails) -> _Fault:
     if details["type"] == "missing":
         return name, "missing_field", f"the field {name!r} is missing"
     return name, "invalid_value", f"{name} is {_quoted(details['input'])}: {details['msg']}"
+
+
+def _by_token_id(bias: dict[str, float]) -> dict[int, float]:
+    """JSON's names are strings."""
+    wrong = next((name for name in bias if not name.isascii() or not name.isdigit()), None)
+    if wrong is not None:
+        raise ApiError(400, f"logit_bias has {_quoted(wrong)}: write token ids", param="logit_bias")
+    return {int(name): value for name, value in bias.items()}
 
 
 def _names_a_type(part: int | str) -> bool:

@@ -10,21 +10,16 @@ Neutral = dict[str, tuple[Any, ...]]
 """Field name to the values that ask for nothing that is not done anyway."""
 
 BOTH: Neutral = {
-    "logit_bias": ({},),
     "response_format": ({"type": "text"},),
     # vLLM's.
-    "allowed_token_ids": (),
-    "bad_words": ([],),
     "ec_transfer_params": ({},),
     "kv_transfer_params": ({},),
     "length_penalty": (1, 1.0),
     "logprob_token_ids": (),
-    "prompt_logprobs": (),
     "repetition_detection": (),
     "request_id": (),
     "return_mm_kwargs": (True,),
     "return_token_offsets": (False,),
-    "return_tokens_as_token_ids": (False,),
     "routed_experts_prompt_start": (0,),
     "spaces_between_special_tokens": (True,),
     "stream_interval": (1,),
@@ -41,7 +36,6 @@ CHAT: Neutral = {
     "audio": (),
     "function_call": ("none", "auto"),
     "functions": ([],),
-    "logprobs": (False,),
     "modalities": (["text"],),
     "moderation": (),
     "parallel_tool_calls": (True,),
@@ -52,7 +46,6 @@ CHAT: Neutral = {
     "store": (False,),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
-    "top_logprobs": (0,),
     "verbosity": ("medium",),
     "web_search_options": (),
     # vLLM's.
@@ -66,8 +59,6 @@ CHAT: Neutral = {
 
 COMPLETION: Neutral = {
     "best_of": (1,),
-    "echo": (False,),
-    "logprobs": (),
     "prompt_embeds": (),
     "suffix": ("",),
 }

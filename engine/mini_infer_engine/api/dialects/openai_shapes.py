@@ -12,6 +12,8 @@ import msgspec
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_engine import __version__
 from mini_infer_engine.api.dialects.base import GenerationSpec
+from mini_infer_engine.api.dialects.logprobs import TokenNames
+from mini_infer_engine.text.detokenizer import Decoder
 from mini_infer_engine.text.output_text import Delta, OutputText
 
 DONE = b"data: [DONE]\n\n"
@@ -27,8 +29,11 @@ class OpenAIRenderer:
     object_name: str
     chunk_object_name: str
 
-    def __init__(self, spec: GenerationSpec, request_id: str, model: str) -> None:
+    def __init__(self, spec: GenerationSpec, request_id: str, model: str, decoder: Decoder | None) -> None:
         self._spec = spec
+        self._decoder = decoder
+        self._names = TokenNames(decoder, as_ids=spec.tokens_as_ids)
+        self._tells_logprobs = spec.sampling.get("logprobs") is not None
         self._head: dict[str, Any] = {
             "id": self.id_prefix + request_id,
             "created": int(time.time()),
@@ -38,11 +43,25 @@ class OpenAIRenderer:
         self._chunk_head = b"data: " + encode_json(self._head | {"object": self.chunk_object_name})[:-1]
         self._chunk_tail = b',"usage":null}\n\n' if spec.include_usage else b"}\n\n"
 
+        self.extra: dict[str, Any] = {}
+        """Beside the choices of a whole answer."""
         self._usage: dict[str, Any] = {}
         """So far, for events that tell it."""
 
+    def usage(self, replies: Sequence[OutputText]) -> dict[str, Any]:
+        """Tokens of the request."""
+        return usage(replies)
+
     def message(self, reply: OutputText) -> dict[str, Any]:
         """What a choice of a whole answer has beside its ends."""
+        raise NotImplementedError
+
+    def whole_logprobs(self, reply: OutputText) -> dict[str, Any]:
+        """Of all tokens of a choice."""
+        raise NotImplementedError
+
+    def delta_logprobs(self, delta: Delta) -> dict[str, Any]:
+        """Of a delta's tokens."""
         raise NotImplementedError
 
     def text_delta(self, text: str) -> bytes:
@@ -52,10 +71,12 @@ class OpenAIRenderer:
     def whole(self, replies: Sequence[OutputText]) -> bytes:
         """See `Renderer`."""
         choices = [self._choice(index, reply) for index, reply in enumerate(replies)]
-        return encode_json(self._head | {"object": self.object_name, "choices": choices, "usage": usage(replies)})
+        head = self._head | {"object": self.object_name}
+        return encode_json(head | {"choices": choices, "usage": self.usage(replies)} | self.extra)
 
     def _choice(self, index: int, reply: OutputText) -> dict[str, Any]:
-        choice: dict[str, Any] = {"index": index, "logprobs": None, "finish_reason": reply.finish_reason}
+        choice: dict[str, Any] = {"index": index, "finish_reason": reply.finish_reason}
+        choice["logprobs"] = self.whole_logprobs(reply) if self._tells_logprobs else None
         choice |= {"stop_reason": reply.stop_reason} | self.message(reply)
         if self._spec.return_token_ids:
             choice["prompt_token_ids"] = reply.request.prompt_token_ids
@@ -64,7 +85,7 @@ class OpenAIRenderer:
 
     def begin(self, replies: Sequence[OutputText]) -> bytes:
         """See `Renderer`."""
-        self._usage = usage(replies)
+        self._usage = self.usage(replies)
         # Counted as events go out: replies may be ahead of them.
         self._usage["completion_tokens"] = len(self._spec.resume_token_ids)
         return b""
@@ -77,17 +98,20 @@ class OpenAIRenderer:
         """One delta; the last one of a choice carries its end."""
         return self.chunk(delta, self.text_delta(delta.text))
 
-    def chunk(self, delta: Delta, body: bytes) -> bytes:
+    def chunk(self, delta: Delta, body: bytes, logprobs: bytes = b"null") -> bytes:
         """One event with one choice."""
         end = b"null"
+        if self._tells_logprobs and delta.logprobs:
+            logprobs = encode_json(self.delta_logprobs(delta))
         if delta.finish_reason is not None:
             end = encode_json(delta.finish_reason) + b',"stop_reason":' + encode_json(delta.stop_reason)
         if self._spec.return_token_ids:
             end += b',"token_ids":' + encode_json(delta.token_ids)
-        return b'%b,"choices":[{"index":%d,%b,"logprobs":null,"finish_reason":%b}]%b' % (
+        return b'%b,"choices":[{"index":%d,%b,"logprobs":%b,"finish_reason":%b}]%b' % (
             self._chunk_head,
             delta.index,
             body,
+            logprobs,
             end,
             self._usage_so_far(delta) if self._spec.continuous_usage else self._chunk_tail,
         )
@@ -101,7 +125,7 @@ class OpenAIRenderer:
         """See `Renderer`."""
         if not self._spec.include_usage:
             return DONE
-        return b'%b,"choices":[],"usage":%b}\n\n' % (self._chunk_head, encode_json(usage(replies))) + DONE
+        return b'%b,"choices":[],"usage":%b}\n\n' % (self._chunk_head, encode_json(self.usage(replies))) + DONE
 
     def broken(self, error: ApiError) -> bytes:
         """See `Renderer`; no [DONE] follows."""

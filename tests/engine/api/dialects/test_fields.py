@@ -112,6 +112,25 @@ def test_vllms_defaults_and_nulls_are_accepted_for_every_field_of_its() -> None:
         parse_fields(dict.fromkeys(values) | required, kind)
 
 
+def test_log_probabilities_and_biases_become_sampling_parameters() -> None:
+    chosen = sampling(GenerationDefaults(), logprobs=True, top_logprobs=3, logit_bias={"5": -1.5}, bad_words=["x"])
+    assert (chosen.logprobs, chosen.logit_bias, chosen.bad_words) == (3, {5: -1.5}, ["x"])
+    assert sampling(GenerationDefaults(), logprobs=True).logprobs == 0
+    assert sampling(GenerationDefaults(), logprobs=False, top_logprobs=0).logprobs is None
+    spec = CompletionDialect().parse({"prompt": "x", "logprobs": 2, "echo": True, "max_tokens": 0})
+    assert (spec.sampling["logprobs"], spec.sampling["prompt_logprobs"]) == (2, 2)
+    assert (spec.output_limit.max_tokens, spec.echo_alone) == (1, True)
+    for fields, param in (
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+    ):
+        with pytest.raises(ApiError) as caught:
+            sampling(GenerationDefaults(), **fields)
+        assert caught.value.param == param
+
+
 def test_tools_are_refused_with_the_reason() -> None:
     error = refusal({"messages": MESSAGES, "tools": [{"type": "function", "function": {"name": "f"}}]})
     assert error.param == "tools"
@@ -136,9 +155,6 @@ def test_reasoning_effort_is_one_of_openais() -> None:
 
 
 NEUTRAL: list[tuple[str, object, object]] = [
-    ("logit_bias", {}, {"5": 1}),
-    ("logprobs", False, True),
-    ("top_logprobs", 0, 3),
     ("response_format", {"type": "text"}, {"type": "json_object"}),
     ("tool_choice", "auto", "required"),
     ("tool_choice", "none", {"type": "function", "function": {"name": "f"}}),
@@ -162,7 +178,7 @@ def test_what_is_not_supported_is_taken_at_its_neutral_value_only(name: str, neu
     assert (error.param, error.code) == (name, "unsupported_value")
 
 
-@pytest.mark.parametrize(("name", "value"), [("echo", True), ("logprobs", 0), ("suffix", "x"), ("best_of", 3)])
+@pytest.mark.parametrize(("name", "value"), [("suffix", "x"), ("best_of", 3), ("prompt_embeds", "x")])
 def test_completions_refuse_what_they_cannot_do(name: str, value: object) -> None:
     assert refusal({"prompt": "x", name: value}, chat=False).param == name
 
