@@ -38,8 +38,11 @@ def node() -> Iterator[GpuNode]:
     program = os.environ.get("E2E_NODE")
     if not program:
         pytest.skip("no node with GPUs: E2E_NODE must name a program that makes one")
+    gpus = os.environ.get("E2E_GPUS", "real")
+    if gpus == "real" and not Path("/dev/nvidia0").exists():
+        pytest.skip("this machine has no NVIDIA GPU: E2E_GPUS=2 E2E_GPU_TARGET=engine-cpu only counts them")
     with tempfile.TemporaryDirectory(prefix="mini-infer-gpu-") as folder:
-        node = GpuNode(program, Path(folder), os.environ.get("E2E_GPUS", "real"))
+        node = GpuNode(program, Path(folder), gpus)
         try:
             say(f"the node has {node.allocatable()} GPUs")
             node.load_engine()

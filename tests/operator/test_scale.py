@@ -1,6 +1,7 @@
 """`kubectl scale`, autoscalers and people's own manifests change the number of engines; the operator never does."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import yaml
 
 from tests.operator.test_cluster import Cluster, cluster, wait
 from tests.support.services import changed
+from tests.support.stub_metrics import GROUP, StubMetrics
 
 EXAMPLES = Path(__file__).parents[2] / "examples/autoscaling"
 __all__ = ["cluster"]  # a fixture, used by name
@@ -60,32 +62,45 @@ def test_the_examples_autoscaler_is_taken(cluster: Cluster) -> None:
     assert taken.returncode == 0, taken.stderr
 
 
+@pytest.fixture
+def waiting(cluster: Cluster, tmp_path: Path) -> Iterator[dict[str, float]]:
+    """How many requests wait in each engine: `total` shared evenly by the pods that match, as a gateway would."""
+    told = {"total": 0.0}
+
+    def values(metric: str, selector: str) -> dict[str, float]:
+        pods = [pod["metadata"]["name"] for pod in cluster.get("pods", selector)]
+        total = told["total"] if metric == "requests_waiting" else 0.0
+        return {pod: total / len(pods) for pod in pods}
+
+    try:
+        stub = StubMetrics(tmp_path, ["requests_waiting", "requests_running"], values)
+    except OSError as error:
+        pytest.skip(f"this machine has no address but loopback: {error}")
+    stub.start()
+    try:
+        cluster.plane.apply(*stub.manifests())
+        yield told
+    finally:
+        cluster.plane.kubectl("delete", "apiservice", f"v1beta1.{GROUP}")
+        stub.stop()
+
+
 @pytest.mark.slow
-def test_a_horizontal_pod_autoscaler_attaches(cluster: Cluster) -> None:
-    cluster.apply("auto", unified={"replicas": 1})
-    wait(lambda: ready_engines(cluster, "auto") == 1)
-    metric = {"type": "Pods", "pods": {"metric": {"name": "waiting"}, "target": {"type": "AverageValue"}}}
-    metric["pods"]["target"]["averageValue"] = "2"  # type: ignore[index]
-    cluster.plane.apply(
-        {
-            "apiVersion": "autoscaling/v2",
-            "kind": "HorizontalPodAutoscaler",
-            "metadata": {"name": "auto", "namespace": "default"},
-            "spec": {
-                "scaleTargetRef": {
-                    "apiVersion": "serving.mini-infer.io/v1alpha1",
-                    "kind": "InferenceService",
-                    "name": "auto",
-                },
-                "minReplicas": 3,
-                "maxReplicas": 5,
-                "metrics": [metric],
-            },
-        }
-    )
-    wait(lambda: ready_engines(cluster, "auto") == 3, limit_s=60)
-    (autoscaler,) = cluster.get("hpa")
-    conditions = {c["type"]: (c["status"], c["reason"]) for c in autoscaler["status"]["conditions"]}
-    assert conditions["AbleToScale"][0] == "True"
-    assert autoscaler["status"]["currentReplicas"] in {1, 3}
-    cluster.plane.kubectl("delete", "hpa", "auto")
+@pytest.mark.timeout(240)
+def test_the_examples_autoscaler_follows_the_engines_queues(cluster: Cluster, waiting: dict[str, float]) -> None:
+    cluster.apply("demo", unified={"replicas": 1})
+    wait(lambda: ready_engines(cluster, "demo") == 1)
+    taken = cluster.plane.kubectl("apply", "--server-side", "-f", str(EXAMPLES / "hpa.yaml"))
+    assert taken.returncode == 0, taken.stderr
+
+    def conditions() -> dict[str, str]:
+        (autoscaler,) = cluster.get("hpa")
+        return {c["type"]: c["status"] for c in autoscaler.get("status", {}).get("conditions", ())}
+
+    wait(lambda: conditions().get("ScalingActive") == "True", limit_s=90)
+    assert conditions()["AbleToScale"] == "True"
+    assert replicas(cluster, "demo") == 1
+    waiting["total"] = 5.0  # the example aims at two in each engine
+    wait(lambda: ready_engines(cluster, "demo") == 3, limit_s=90)
+    assert replicas(cluster, "demo") == 3
+    cluster.plane.kubectl("delete", "hpa", "demo")

@@ -75,6 +75,7 @@ class ControlPlane:
             "--authorization-mode=Node,RBAC",
             "--service-cluster-ip-range=10.96.0.0/16",
             "--endpoint-reconciler-type=none",
+            "--enable-aggregator-routing=true",  # APIServices of tests are reached at their endpoints: nothing proxies
             f"--audit-policy-file={self._write_audit_policy()}",
             f"--audit-log-path={self.audit_log}",
         )
@@ -152,6 +153,7 @@ class ControlPlane:
                 f"--service-account-private-key-file={key}",
                 f"--root-ca-file={certificate}",
                 "--use-service-account-credentials=true",
+                "--horizontal-pod-autoscaler-sync-period=2s",  # 15 s otherwise
             )
             self._spawn("kube-scheduler", *common)
         if self.runs_pods:
