@@ -7,6 +7,7 @@ import pytest
 
 from mini_infer_engine.api.app import make_app
 from mini_infer_engine.api.state import ApiServerState
+from mini_infer_engine.config.server_options import ServerOptions
 
 
 class Front:
@@ -14,6 +15,7 @@ class Front:
 
     def __init__(self) -> None:
         self.draining, self.in_flight = False, 0
+        self.options = ServerOptions()
 
     def start_drain(self) -> None:
         self.draining = True
