@@ -38,7 +38,7 @@ examples:
   python -m benchmarks.routing --full --json routing.json       everything, in an hour of one core
   python -m benchmarks.routing --engines 8 --loads 1.0,1.3 --workloads sessions --policies mini-infer,llm-d"""
 
-REQUESTS_PER_ENGINE, MOST_REQUESTS = 500, 12_031
+REQUESTS_PER_ENGINE, MOST_REQUESTS = 200, 12_031
 WORKLOADS = ("mooncake", "sessions", "zero reuse")
 
 
@@ -57,6 +57,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--engines", help="only situations with so many engines, such as 8,16")
     parser.add_argument("--loads", help="these loads instead of the grid's, such as 0.9,1.3")
     parser.add_argument("--cache-tokens", help="only situations with these caches, such as 500000")
+    parser.add_argument("--index", choices=("exact", "approximate"), help="only situations with this index")
+    parser.add_argument("--gateways", type=int, help="only situations with so many gateways")
     every = ",".join((grid.OURS, *grid.REFERENCES))
     parser.add_argument("--policies", default=every, help="of: %(default)s")
     return parser.parse_args(arguments)
@@ -82,6 +84,10 @@ def chosen_cells(options: argparse.Namespace) -> list[grid.Cell]:
     if options.cache_tokens:
         wanted = {int(value) for value in options.cache_tokens.split(",")}
         cells = [cell for cell in cells if cell.cache_tokens in wanted]
+    if options.index:
+        cells = [cell for cell in cells if cell.index == options.index]
+    if options.gateways:
+        cells = [cell for cell in cells if cell.gateways == options.gateways]
     if options.loads:
         loads = [float(value) for value in options.loads.split(",")]
         series = dict.fromkeys((c.workload, c.engines, c.cache_tokens, c.index, c.gateways) for c in cells)

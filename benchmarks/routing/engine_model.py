@@ -66,6 +66,8 @@ class Report:
     queued_tokens: int
     kv_usage: float
     accepted: tuple[int, ...]
+    taken_s: float = 0.0
+    """On the engine's clock."""
 
 
 class EngineModel:
@@ -130,11 +132,11 @@ class EngineModel:
         waiting = sum(item.known_tokens - item.expected_cached for item in self.waiting)
         return waiting + sum(item.prefill_end - item.computed for item in self.running if not item.decoding)
 
-    def report(self) -> Report:
+    def report(self, now_s: float) -> Report:
         """The load report of this moment."""
         accepted, self._accepted = tuple(self._accepted), []
         usage = 1 - self.free_pages / self.shape.kv_blocks
-        return Report(len(self.running), len(self.waiting), self.queued_tokens(), usage, accepted)
+        return Report(len(self.running), len(self.waiting), self.queued_tokens(), usage, accepted, now_s)
 
     def take_events(self) -> list[tuple[bool, Any]]:
         """(stored, blocks): chains stored, each with its parent first (-1: none), and blocks removed."""

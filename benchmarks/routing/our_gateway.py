@@ -1,6 +1,7 @@
 """The gateway under test: its real Router, PrefixIndex and LoadLedger, fed by what simulated engines publish."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
@@ -10,7 +11,10 @@ from benchmarks.routing.world import World
 from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS, block_keys
 from mini_infer_contract.events import MEDIUM_GPU, BlockRemoved, BlockStored, KVEvent, LoadReport
 from mini_infer_contract.launch import Endpoint
-from mini_infer_gateway.fleet.load import InFlight, LoadLedger
+from mini_infer_gateway.fleet.backlog import Backlog
+from mini_infer_gateway.fleet.load import InFlight, Load, LoadLedger
+from mini_infer_gateway.fleet.prefill_rates import PrefillRates
+from mini_infer_gateway.flow_control.flow_queue import FlowQueue, QueuedRequest, QueueFullError
 from mini_infer_gateway.index.prefix_index import PrefixIndex, prompt_root
 from mini_infer_gateway.routing.base import Candidate, Decision, PromptKeys, RoutingRequest
 from mini_infer_gateway.routing.policies import Policy, build_router
@@ -18,6 +22,9 @@ from mini_infer_gateway.routing.policies import Policy, build_router
 MODEL, REVISION = "simulated", "r"
 GUESS_TTL_S, APPROXIMATE_TTL_S = 10.0, 600.0
 """As in GatewaySettings."""
+QUEUE_TIMEOUT_S = 1e9
+"""Nobody gives up: policies are compared with others that let every request wait."""
+NO_LIMIT = 1 << 30
 
 
 class Keys:
@@ -53,14 +60,31 @@ def event(stored: bool, what: Any) -> KVEvent:
     )
 
 
-class OurGateway:
-    """Routes at arrival, as the gateway does without a queue."""
+@dataclass(slots=True, eq=False)
+class Queued(QueuedRequest):
+    """A request of the simulation that may wait."""
 
-    def __init__(self, world: World, keys: Keys, policy: Policy, exact: bool = True, seed: int = 0) -> None:
+    simulated: SimulatedRequest | None = None
+
+
+class OurGateway:
+    """Routes and queues as the gateway does; it is its queue's outlet."""
+
+    def __init__(
+        self, world: World, keys: Keys, policy: Policy, exact: bool = True, seed: int = 0, max_queue: int = NO_LIMIT
+    ) -> None:
         self._world, self._keys, self._exact = world, keys, exact
         self.index, self.ledger = PrefixIndex(4_000_000), LoadLedger()
+        self.rates, self.backlog = PrefillRates(), Backlog()
+        self.queue = FlowQueue(self, self.backlog, self.rates, max_queue)
         self.router = build_router(
-            policy, self.index, self.ledger, Random(seed), block_size_tokens=world.shape.block_tokens
+            policy,
+            self.index,
+            self.ledger,
+            Random(seed),
+            rates=self.rates,
+            backlog=self.backlog,
+            block_size_tokens=world.shape.block_tokens,
         )
         self._numbers = {engine.name: number for number, engine in enumerate(world.engines)}
         self._candidates = [
@@ -71,22 +95,38 @@ class OurGateway:
             )
             for engine in world.engines
         ]
-        self._flights: dict[int, InFlight] = {}
+        self._flights: dict[int, tuple[InFlight, int, float]] = {}
+        """Request -> what was sent, prompt tokens there before its answer, and when."""
 
     def arrive(self, request: SimulatedRequest, now_s: float) -> None:
         """See SimulatedGateway."""
-        wanted = self._routing_request(request)
-        decision = self.router.route(wanted, self._candidates, now_s)
-        assert decision is not None
-        self._send(request, wanted, decision, now_s)
+        order = (0, now_s + QUEUE_TIMEOUT_S, request.number)
+        wanted = replace(self._routing_request(request), order=order)
+        entry = Queued(order, MODEL, request=wanted, simulated=request)
+        try:
+            self.queue.offer(entry, now_s)
+        except QueueFullError as full:
+            self._world.refuse(request, full.retry_after_s)
+        if entry.endpoint:
+            self._world.answers[request.number].predicted_wait_s = entry.predicted_wait_s
 
     def first_token(self, request: SimulatedRequest, engine: int, now_s: float) -> None:
         """See SimulatedGateway."""
-        self._flights[request.number].answered = True
+        flight, tokens, sent_s = self._flights[request.number]
+        flight.answered = True
+        if not self._exact:
+            self.rates.observe(flight.endpoint, tokens, now_s - sent_s)
+            self._later(flight.endpoint)
 
     def finished(self, request: SimulatedRequest, engine: int, now_s: float) -> None:
         """See SimulatedGateway."""
-        self.ledger.finish(self._flights.pop(request.number))
+        flight, _, _ = self._flights.pop(request.number)
+        self.ledger.finish(flight)
+        self._later(flight.endpoint)
+
+    def _later(self, endpoint: str) -> None:
+        """An engine tells of tokens in the middle of its own work."""
+        self._world.call_at(self._world.now_s, lambda now_s: self.queue.pump(endpoint, now_s))
 
     def news(self, engine: int, events: Sequence[tuple[bool, Any]], report: Report, now_s: float) -> None:
         """See SimulatedGateway; a gateway whose event sockets are dead hears nothing."""
@@ -96,19 +136,48 @@ class OurGateway:
         if events:
             self.index.apply(name, [event(stored, what) for stored, what in events])
         accepted = [str(number) for number in report.accepted]
-        self.ledger.report(
-            name, LoadReport(now_s, report.running, report.waiting, report.queued_tokens, report.kv_usage, accepted)
+        told = LoadReport(
+            report.taken_s, report.running, report.waiting, report.queued_tokens, report.kv_usage, accepted
         )
+        self.ledger.report(name, told)
+        self.rates.report(name, told)
+        self.queue.report(name, report.queued_tokens, now_s)
+
+    # What the queue asks of its outlet.
+
+    def route(self, entry: QueuedRequest, now_s: float) -> Decision | None:
+        """See Outlet."""
+        assert entry.request is not None
+        return self.router.route(entry.request, self._candidates, now_s)
+
+    def send(self, entry: QueuedRequest, decision: Decision, now_s: float) -> None:
+        """See Outlet."""
+        assert isinstance(entry, Queued)
+        assert entry.simulated is not None
+        assert entry.request is not None
+        name, request = decision.decode.name, entry.simulated
+        expires_s = now_s + (GUESS_TTL_S if self._exact else APPROXIMATE_TTL_S)
+        self.index.guess(name, entry.request.prompts[REVISION].chains[0], expires_s)
+        uncached = max(0, request.prompt_tokens - decision.hit_tokens)
+        tokens = self.ledger.load(name).queued_tokens + uncached
+        self._flights[request.number] = (self.ledger.start(name, str(request.number), uncached), tokens, now_s)
+        self._world.send(request, self._numbers[name])
+
+    def refuse(self, entry: QueuedRequest, retry_after_s: int) -> None:
+        """See Outlet."""
+        assert isinstance(entry, Queued)
+        assert entry.simulated is not None
+        self._world.refuse(entry.simulated, retry_after_s)
+
+    def abandon(self, entry: QueuedRequest) -> None:
+        """See Outlet; here no endpoint ever goes."""
+        raise AssertionError("simulated endpoints stay")
+
+    def load(self, endpoint: str) -> Load:
+        """See Outlet."""
+        return self.ledger.load(endpoint)
 
     def _routing_request(self, request: SimulatedRequest) -> RoutingRequest:
         whole = request.prompt_tokens // self._world.shape.block_tokens
         prompt = PromptKeys(request.prompt_tokens, (self._keys.of(request.blocks[:whole]),))
         return RoutingRequest(MODEL, request.prompt_tokens, {REVISION: prompt})
-
-    def _send(self, request: SimulatedRequest, wanted: RoutingRequest, decision: Decision, now_s: float) -> None:
-        name = decision.decode.name
-        expires_s = now_s + (GUESS_TTL_S if self._exact else APPROXIMATE_TTL_S)
-        self.index.guess(name, wanted.prompts[REVISION].chains[0], expires_s)
-        uncached = max(0, request.prompt_tokens - decision.hit_tokens)
-        self._flights[request.number] = self.ledger.start(name, str(request.number), uncached)
-        self._world.send(request, self._numbers[name])

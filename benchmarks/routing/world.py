@@ -106,6 +106,11 @@ class World:
         self.engines[engine].add(request, self.now_s)
         self._schedule(engine)
 
+    def refuse(self, request: SimulatedRequest, retry_after_s: int) -> None:
+        """A gateway's answer where too many wait."""
+        answer = self.answers[request.number]
+        answer.refused, answer.predicted_wait_s = True, float(retry_after_s)
+
     def call_at(self, at_s: float, action: Callable[[float], None]) -> None:
         """Wakes a gateway."""
         self._push(at_s, CALL, action)
@@ -128,7 +133,7 @@ class World:
         engine.wake(self.now_s)
         self._schedule(number)
         if self.publishes:
-            self._push(self.now_s + NEWS_DELAY_S, NEWS, (number, engine.take_events(), engine.report()))
+            self._push(self.now_s + NEWS_DELAY_S, NEWS, (number, engine.take_events(), engine.report(self.now_s)))
 
     def _first_token(self, engine: int, request: SimulatedRequest, now_s: float) -> None:
         self.answers[request.number].first_token_s = now_s

@@ -15,7 +15,9 @@ from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.launch import HEALTH_PATH, METRICS_PATH, MODELS_PATH, READY_PATH
 from mini_infer_gateway.api import operations
 from mini_infer_gateway.endpoints.base import EndpointSource
+from mini_infer_gateway.fleet.backlog import Backlog
 from mini_infer_gateway.fleet.load import LoadLedger
+from mini_infer_gateway.fleet.prefill_rates import PrefillRates
 from mini_infer_gateway.fleet.registry import Fleet
 from mini_infer_gateway.http.asgi import Receive, Scope, Send, Sender, send_bytes, send_error, send_json
 from mini_infer_gateway.http.upstream import Upstream
@@ -55,7 +57,15 @@ class Gateway:
             segments_bytes=shares.segments_bytes,
             on_change=self._share_out,
         )
-        self.router = build_router(settings.routing, self.index, self.ledger, Random(settings.seed))
+        self.rates, self.backlog = PrefillRates(), Backlog()
+        self.router = build_router(
+            settings.routing,
+            self.index,
+            self.ledger,
+            Random(settings.seed),
+            rates=self.rates,
+            backlog=self.backlog,
+        )
         self.fleet = Fleet(settings, self.index, self.ledger, self.tokenizers, self.upstream, self.metrics, self._clock)
         self._generate = Generate(
             settings,
@@ -64,6 +74,8 @@ class Gateway:
             self.tokenizers,
             self.index,
             self.ledger,
+            self.backlog,
+            self.rates,
             self.upstream,
             self.metrics,
             self._clock,
@@ -72,7 +84,9 @@ class Gateway:
         self.loop_lag = LoopLag()
         self.metrics.registry.register(self.loop_lag)
         budget = self._generate.retry_budget
-        self.metrics.registry.register(StateCollector(self._figures, self._plugins, lambda: budget.tokens))
+        self.metrics.registry.register(
+            StateCollector(self._figures, self._plugins, lambda: budget.tokens, self.backlog.depths)
+        )
         self._tasks: list[asyncio.Task[None]] = []
         self.stopping = False
         """Set when a shutdown begins: no longer ready, and every connection ends with its next answer."""
@@ -102,6 +116,7 @@ class Gateway:
             asyncio.create_task(self._source.run(self.fleet.update), name="endpoint source"),
             asyncio.create_task(self.fleet.watch(), name="watchdog"),
             asyncio.create_task(self._expire(), name="expire guesses"),
+            asyncio.create_task(self._generate.flow.look(lambda: list(self.fleet.endpoints)), name="look at the queue"),
             asyncio.create_task(self.loop_lag.run(), name="event loop lag"),
         ]
         self._tasks[0].add_done_callback(self._source_ended)

@@ -22,6 +22,16 @@ from mini_infer_gateway.memory import parse_size
 from mini_infer_gateway.routing.policies import POLICIES
 from mini_infer_gateway.settings import GatewaySettings
 
+TIMES = (
+    "connect_timeout",
+    "head_timeout",
+    "request_deadline",
+    "queue_timeout",
+    "idle_timeout",
+    "drain",
+    "shutdown_timeout",
+)
+"""Flags in seconds: their settings end with `_s`."""
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug")
 BACKLOG = 2048
 
@@ -71,6 +81,8 @@ def parse(arguments: Sequence[str] | None = None) -> GatewaySettings:
     for name, help_text in {
         "max-body-bytes": "longer requests get 413; an engine's --max-body-size should be the same",
         "max-attempts": "endpoints that one request is tried on",
+        "max-queue": "requests of one model that wait here for an engine with room, so that engines get only what "
+        "keeps them busy and the rest is placed when it can start; one more gets 429 with Retry-After; 0: none waits",
         "index-max-blocks": "16-token blocks that the prefix index holds, about 300 bytes each; default: what "
         "--memory-limit leaves",
     }.items():
@@ -95,6 +107,7 @@ def parse(arguments: Sequence[str] | None = None) -> GatewaySettings:
         "connect-timeout": "for a connection to an engine",
         "head-timeout": "for a response to begin, on one endpoint",
         "request-deadline": "from a request's arrival until its answer begins, over all endpoints tried",
+        "queue-timeout": "that a request waits here for an engine with room before it gets 503",
         "idle-timeout": "between two pieces of a stream",
         "drain": "at most, from SIGTERM until it stops to listen: /readyz is 503 and connections close after an answer",
         "shutdown-timeout": "for requests in flight at the end",
@@ -111,7 +124,7 @@ def parse(arguments: Sequence[str] | None = None) -> GatewaySettings:
     given["memory_limit_bytes"] = given.pop("memory_limit")
     given["connections"] = ConnectionLimits(**{field.name: given.pop(field.name) for field in fields(ConnectionLimits)})
     given["endpoints_file"] = given.pop("endpoints")
-    for name in ("connect_timeout", "head_timeout", "request_deadline", "idle_timeout", "drain", "shutdown_timeout"):
+    for name in TIMES:
         given[f"{name}_s"] = given.pop(name)
     return GatewaySettings(**given)
 

@@ -1,6 +1,6 @@
 """What the gateway exports for Prometheus. Labels are bounded: known models, plugins, closed sets of reasons."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -20,6 +20,7 @@ from mini_infer_contract import metrics as names
 
 TTFB_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 DURATION_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+QUEUE_BUCKETS_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 OVERHEAD_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5)
 
 
@@ -122,6 +123,26 @@ class Metrics:
             buckets=OVERHEAD_BUCKETS_S,
             registry=registry,
         )
+        self._queue_wait = Histogram(
+            names.GATEWAY_QUEUE_WAIT,
+            "Time that requests waited at the gateway for an endpoint with room.",
+            model,
+            buckets=QUEUE_BUCKETS_S,
+            registry=registry,
+        )
+        self._queue_wait_error = Histogram(
+            names.GATEWAY_QUEUE_WAIT_ERROR,
+            "Between the wait that was predicted and the one that came, of requests that had to wait.",
+            model,
+            buckets=QUEUE_BUCKETS_S,
+            registry=registry,
+        )
+        self._queue_refused = Counter(
+            names.GATEWAY_QUEUE_REFUSED,
+            "Requests turned away because too many wait, or because they waited too long.",
+            [*model, names.LABEL_REASON],
+            registry=registry,
+        )
 
     def answered(self, model: str, status: int, outcome: Outcome, seconds: float) -> None:
         """A request ended; `model` is "" where the client's is not known."""
@@ -163,6 +184,16 @@ class Metrics:
         """A stream lost its endpoint; `whole`: the client got all of it nevertheless."""
         self._continuations.labels("whole" if whole else "broke").inc()
 
+    def queue_waited(self, model: str, seconds: float, predicted_s: float | None) -> None:
+        """A request was placed after waiting so long; `predicted_s`: what was expected, if it had to wait."""
+        self._queue_wait.labels(model).observe(seconds)
+        if predicted_s is not None:
+            self._queue_wait_error.labels(model).observe(abs(seconds - predicted_s))
+
+    def queue_refused(self, model: str, reason: str) -> None:
+        """A request was turned away although an endpoint exists for it."""
+        self._queue_refused.labels(model, reason).inc()
+
     def event_gap(self, healed: str) -> None:
         """KV events were lost and made up for by `healed`."""
         self._gaps.labels(healed).inc()
@@ -180,9 +211,11 @@ class StateCollector:
         endpoints: Callable[[], Iterable[EndpointFigures]],
         plugins: Callable[[], Iterable[tuple[str, int, float]]],
         retry_budget: Callable[[], float],
+        depths: Callable[[], Mapping[str, int]],
     ) -> None:
-        """`plugins`: (name, calls, seconds) of each."""
+        """`plugins`: (name, calls, seconds) of each; `depths`: model -> requests that wait here."""
         self._endpoints, self._plugins, self._retry_budget = endpoints, plugins, retry_budget
+        self._depths = depths
 
     def collect(self) -> Iterator[Metric]:
         """See prometheus_client."""
@@ -211,10 +244,15 @@ class StateCollector:
         in_flight = GaugeMetricFamily(names.GATEWAY_IN_FLIGHT, "Requests being relayed.", labels=[names.LABEL_MODEL])
         for (model, state), count in counts.items():
             number.add_metric([model, state], count)
+        depth = GaugeMetricFamily(names.GATEWAY_QUEUE_DEPTH, "Requests that wait here.", labels=[names.LABEL_MODEL])
+        depths = self._depths()
         for model, count in flights.items():
             in_flight.add_metric([model], count)
+        for model in flights.keys() | depths.keys():
+            depth.add_metric([model], depths.get(model, 0))
         yield number
         yield in_flight
+        yield depth
 
     def _by_endpoint(self, endpoints: Iterable[EndpointFigures]) -> Iterator[Metric]:
         label = [names.LABEL_ENDPOINT]

@@ -35,6 +35,10 @@ class GatewaySettings:
     """The same as an engine's: what it would refuse is refused here."""
     connections: ConnectionLimits = field(default_factory=ConnectionLimits)
     """What clients may do with connections."""
+    max_queue: int = 1024
+    """Requests of one model that may wait at the gateway for an endpoint with room; 0: none waits here."""
+    queue_timeout_s: float = 60.0
+    """How long one may wait there: a client of a chat has given up by then."""
     connect_timeout_s: float = 2.0
     """Inside a cluster a connection takes a millisecond; longer means that the pod's node is gone."""
     head_timeout_s: float = 600.0

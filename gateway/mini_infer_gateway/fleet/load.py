@@ -4,6 +4,7 @@ Reports name the requests that arrived since the one before; those are dropped h
 the same number. An endpoint that never reported is judged by what we have in flight there. Pure: no clock, no socket.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from mini_infer_contract.events import LoadReport
@@ -17,6 +18,11 @@ class Load:
     waiting: int
     queued_tokens: int
     kv_usage: float
+    unreported: int = 0
+    """Of the running ones, those of ours that no report has counted yet."""
+    reported: bool = True
+    """The endpoint tells how busy it is; else this is what we have in flight there, answers that do not stream included
+    until they are whole."""
 
 
 @dataclass(slots=True, eq=False)
@@ -38,6 +44,8 @@ class LoadLedger:
         self._in_flight: dict[str, set[InFlight]] = {}
         self._unreported: dict[str, dict[str, list[InFlight]]] = {}
         """Endpoint -> request id -> requests, as many as a client sent under one id."""
+        self.on_report: Callable[[str, LoadReport], None] = lambda endpoint, report: None
+        """Called after a report was taken."""
 
     def start(self, endpoint: str, request_id: str, uncached_tokens: int) -> InFlight:
         """Counts a request from the decision on, before the endpoint can know of it."""
@@ -66,6 +74,7 @@ class LoadLedger:
                     same_id.pop(0)
                     if not same_id:
                         del unreported[request_id]
+        self.on_report(endpoint, report)
 
     def silence(self, endpoint: str) -> None:
         """The endpoint's reports stopped coming (its socket is gone): its last one means nothing any more."""
@@ -87,11 +96,12 @@ class LoadLedger:
         if report is None:
             flights = self._in_flight.get(endpoint, set())
             queued = sum(flight.uncached_tokens for flight in flights if not flight.answered)
-            return Load(running=len(flights), waiting=0, queued_tokens=queued, kv_usage=0.0)
+            return Load(running=len(flights), waiting=0, queued_tokens=queued, kv_usage=0.0, reported=False)
         unreported = [flight for same_id in self._unreported.get(endpoint, {}).values() for flight in same_id]
         return Load(
             running=report.running + len(unreported),
             waiting=report.waiting,
             queued_tokens=report.queued_tokens + sum(flight.uncached_tokens for flight in unreported),
             kv_usage=report.kv_usage,
+            unreported=len(unreported),
         )

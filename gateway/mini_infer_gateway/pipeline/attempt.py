@@ -74,12 +74,15 @@ class Exchange:
         self.retry: Callable[[Failure], bool] = lambda _: False
         """Whether to try again after this failure: set for each attempt, asked once for each failure."""
         self._is_events = False
+        self.on_abandon: Callable[[], None] = lambda: None
+        """Called when the client goes: ends what the request waits for before it has an endpoint."""
         self._moved: Failure | None = None
         self._response: Response | None = None
 
     def abandon(self) -> None:
         """The client went: its endpoint must stop now."""
         self.gone = True
+        self.on_abandon()
         if self._response:
             self._response.cut()
 

@@ -16,8 +16,12 @@ import msgspec
 
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.launch import REQUEST_ID_HEADER, Endpoint
+from mini_infer_gateway.fleet.backlog import Backlog
 from mini_infer_gateway.fleet.load import LoadLedger
+from mini_infer_gateway.fleet.prefill_rates import PrefillRates
 from mini_infer_gateway.fleet.registry import Fleet, no_endpoint
+from mini_infer_gateway.flow_control.controller import FlowController, Placement
+from mini_infer_gateway.flow_control.flow_queue import IMMEDIATE
 from mini_infer_gateway.http.asgi import (
     ClientGoneError,
     Headers,
@@ -48,6 +52,8 @@ BYTES_PER_TOKEN = 4
 """To weigh a prompt that was not tokenised."""
 LONGEST_REQUEST_ID = 200
 """The engine's limit."""
+MOST_PRIORITY = 1 << 31
+"""What an engine takes."""
 CLIENT_CLOSED_REQUEST = 499
 """nginx' status for metrics; nobody receives it."""
 
@@ -101,6 +107,8 @@ class Generate:
         tokenizers: Tokenizers,
         index: PrefixIndex,
         ledger: LoadLedger,
+        backlog: Backlog,
+        rates: PrefillRates,
         upstream: Upstream,
         metrics: Metrics,
         clock: Callable[[], float],
@@ -108,9 +116,10 @@ class Generate:
     ) -> None:
         self._bodies = bodies
         self._settings, self._fleet, self._router, self._tokenizers = settings, fleet, router, tokenizers
-        self._index, self._ledger, self._upstream = index, ledger, upstream
+        self._index, self._upstream = index, upstream
         self._metrics, self._clock = metrics, clock
         self.retry_budget = RetryBudget(refilled_s=clock())
+        self.flow = FlowController(settings, fleet, router, ledger, backlog, rates, metrics, self._guess, clock)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request, from its first byte to the metrics."""
@@ -202,17 +211,15 @@ class Generate:
     async def _serve(self, call: _Call, names: Sequence[str]) -> None:
         request = await self._routing_request(call, names)
         while True:
-            now_s = self._clock()
-            decision = self._router.route(request, self._fleet.candidates(names, now_s), now_s)
-            if call.exchange.gone:
-                raise ClientGoneError
-            if decision is None:
-                raise no_endpoint(call.model)
-            others = replace(request, attempted=request.attempted | {decision.decode.name})
+            placement = await self._place(call, request, names)
+            if placement.decision.decode.name not in self._fleet.endpoints:
+                self.flow.finish(placement)  # It went in the moment between.
+                continue
+            others = replace(request, attempted=request.attempted | {placement.decision.decode.name})
             call.attempts.count += 1
             call.exchange.retry = partial(self._may_retry, call, others, names)
             try:
-                await self._attempt(call, request, decision, now_s)
+                await self._attempt(call, request, placement)
                 return
             except AttemptError as failed:
                 log.info("request %s: %s", call.request_id, failed)
@@ -221,7 +228,7 @@ class Generate:
                 self._metrics.retried(failed.failure.value)
                 request = others
             except StreamCutError as cut:
-                await self._continue(call, request, decision.decode, names, cut)
+                await self._continue(call, request, placement.decision.decode, names, cut)
                 return
 
     async def _continue(
@@ -240,7 +247,7 @@ class Generate:
                 continue
             log.info("request %s goes on at %s: %s", call.request_id, decision.decode.name, cut)
             try:
-                await self._attempt(call, request, decision, self._clock())
+                await self._attempt(call, request, self.flow.place_now(request, decision, call.request_id))
                 self._metrics.continued(True)
                 return
             except StreamCutError as again:
@@ -271,6 +278,25 @@ class Generate:
         await call.exchange.tell_broken(str(cut))
         raise UpstreamError(str(cut)) from cut
 
+    async def _place(self, call: _Call, request: RoutingRequest, names: Sequence[str]) -> Placement:
+        """An endpoint that has room. ApiError: there is none, or too many wait; ClientGoneError."""
+        if call.exchange.gone:
+            raise ClientGoneError
+
+        def leave(fail: Callable[[Exception], None]) -> None:
+            call.exchange.on_abandon = lambda: fail(ClientGoneError())
+
+        def names_now() -> Sequence[str]:
+            return self._fleet.catalog.by_name.get(call.model, names)
+
+        placement = await self.flow.place(request, names_now, call.request_id, leave)
+        if placement is None:
+            raise no_endpoint(call.model)
+        if call.exchange.gone:
+            self.flow.finish(placement)
+            raise ClientGoneError
+        return placement
+
     def _may_retry(self, call: _Call, others: RoutingRequest, names: Sequence[str], failure: Failure) -> bool:
         """Whether to try again after this failure; what is left to try is looked up at the last moment."""
         now_s = self._clock()
@@ -299,17 +325,17 @@ class Generate:
         if prompts:
             self._metrics.tokenized(self._clock() - began_s)
         tokens = max((prompt.tokens for prompt in prompts.values()), default=len(call.client_body) // BYTES_PER_TOKEN)
-        return RoutingRequest(call.model, tokens, prompts)
+        # What takes no part in a batch takes no place in the queue either: it goes before all that wait.
+        priority = IMMEDIATE if call.path in TEXT_PATHS else _priority(call.fields)
+        return RoutingRequest(call.model, tokens, prompts, order=self.flow.order(priority, call.arrived_s))
 
-    async def _attempt(self, call: _Call, request: RoutingRequest, decision: Decision, now_s: float) -> None:
-        """One endpoint: counted as load and guessed as cached before it can say so itself."""
+    async def _attempt(self, call: _Call, request: RoutingRequest, placement: Placement) -> None:
+        """One endpoint, which counts the request as its load already."""
+        decision, now_s = placement.decision, self._clock()
         endpoint = decision.decode
-        prompt_tokens = self._guess(request, decision, now_s)
-        uncached_tokens = max(0, request.prompt_tokens - decision.hit_tokens)
-        flight = self._ledger.start(endpoint.name, call.request_id, uncached_tokens)
         self._metrics.decided(decision.reason)
         if not request.attempted:
-            self._metrics.overhead(self._clock() - call.arrived_s)
+            self._metrics.overhead(now_s - call.arrived_s - placement.waited_s)
         call.exchange.body = (
             call.client_body
             if call.fields.get("model") in (endpoint.model, None)
@@ -318,11 +344,11 @@ class Generate:
         is_continued = self._ask_for_ids(call, endpoint)
 
         def first_byte(status: int) -> None:
-            flight.answered = True
+            self.flow.first_byte(placement)
             call.answer_begins(keep_body=not self._bodies.is_tight)
             if status < 300 and not is_continued:
                 took_s = self._clock() - call.arrived_s
-                self._metrics.first_byte(call.model, took_s, prompt_tokens, decision.hit_tokens)
+                self._metrics.first_byte(call.model, took_s, placement.prompt_tokens, decision.hit_tokens)
 
         record = self._fleet.begin(endpoint.name, call.exchange)
         outcome = Outcome.INTERNAL
@@ -330,7 +356,7 @@ class Generate:
             await call.exchange.attempt(
                 self._upstream,
                 endpoint,
-                self._answer_headers(call, decision, prompt_tokens),
+                self._answer_headers(call, decision, placement.prompt_tokens),
                 self._settings,
                 self._head_timeout_s(call, now_s),
                 record,
@@ -353,7 +379,7 @@ class Generate:
             if endpoint.name in self._fleet.endpoints:
                 self._metrics.attempted(endpoint.name, outcome)
             record.close()
-            self._ledger.finish(flight)
+            self.flow.finish(placement)
 
     def _head_timeout_s(self, call: _Call, now_s: float) -> float:
         """The deadline is for the beginning of the answer: a stream that goes on has begun."""
@@ -416,6 +442,12 @@ _BAD_REQUEST_ID = ApiError(
     param=REQUEST_ID_HEADER,
     code="bad_request_id",
 )
+
+
+def _priority(fields: dict[str, Any]) -> int:
+    """VLLM's field: lower goes first. An engine refuses what is no integer."""
+    priority = fields.get("priority")
+    return max(-MOST_PRIORITY, min(MOST_PRIORITY, priority)) if isinstance(priority, int) else 0
 
 
 def _decision_headers(decision: Decision, prompt_tokens: int) -> Headers:

@@ -5,10 +5,12 @@ Knows no HTTP and no sockets; everything here is plain data.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from random import Random
 from typing import Literal, Protocol
 
 from mini_infer_contract.launch import Endpoint
+from mini_infer_gateway.fleet.backlog import Order
 
 IndexKind = Literal["exact", "stale", "approximate", "none"]
 """How the gateway knows an endpoint's cache: from its KV events, from those that came before they stopped, from our own
@@ -30,7 +32,13 @@ RUNNING = "running"
 WAITING = "waiting"
 """Requests that the endpoint could not admit yet."""
 QUEUED_TOKENS = "queued_tokens"
-"""Prompt tokens, neither cached nor computed, that are before this request."""
+"""Prompt tokens, neither cached nor computed, that are at the endpoint before this request."""
+AHEAD_REQUESTS = "ahead_requests"
+"""Requests that wait at the gateway for the endpoint and go before this one."""
+AHEAD_TOKENS = "ahead_tokens"
+"""Their uncached prompt tokens."""
+PREFILL_RATE = "prefill_rate"
+"""Prompt tokens that the endpoint computes in a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +61,8 @@ class RoutingRequest:
     """By revision of the prompt assets: pods of one model may differ while a rollout changes its tokenizer."""
     attempted: frozenset[str] = frozenset()
     """Names of the endpoints that have failed this request."""
+    order: Order = (0, inf, 0)
+    """Its place among the requests that wait at the gateway."""
 
 
 @dataclass(frozen=True, slots=True)

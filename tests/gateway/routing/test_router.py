@@ -14,14 +14,8 @@ from mini_infer_gateway.routing.pickers.highest_score import HighestScore
 from mini_infer_gateway.routing.policies import POLICIES, Policy, build_router
 from mini_infer_gateway.routing.router import Router
 from mini_infer_gateway.routing.scorers.cached_prefix import CachedPrefix
-from mini_infer_gateway.routing.scorers.saturation import (
-    QUEUED_SLACK_TOKENS,
-    RUNNING_CHARGE_TOKENS,
-    RUNNING_SLACK,
-    WAITING_CHARGE_TOKENS,
-    WAITING_SLACK,
-    Saturation,
-)
+from mini_infer_gateway.routing.scorers.queue_wait import QueueWait
+from mini_infer_gateway.routing.seconds import HORIZON_S
 
 KEYS = [bytes([number]) * 16 for number in range(64)]
 PROMPT = PromptKeys(1024, (KEYS,))
@@ -47,10 +41,9 @@ def router(
     return build_router(policy, index, ledger, Random(seed))
 
 
-FULL_SLACK = (RUNNING_SLACK, WAITING_SLACK, QUEUED_SLACK_TOKENS)
-LONG_QUEUE = (0, 0, QUEUED_SLACK_TOKENS + 1000)
-MANY_WAIT = (0, WAITING_SLACK + 1024 // WAITING_CHARGE_TOKENS, 0)
-LARGE_BATCH = (RUNNING_SLACK + 1024 // RUNNING_CHARGE_TOKENS, 0, 0)
+# A hit of 640 tokens is worth 0.1 s at the rate that is guessed where nothing is known, 0.18 s beside one busy of two.
+SHORT_QUEUE, LONG_QUEUE = (0, 0, 2_000), (0, 0, 5_000)
+MANY_WAIT, LARGE_BATCH = (0, 20, 0), (20, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -58,16 +51,16 @@ LARGE_BATCH = (RUNNING_SLACK + 1024 // RUNNING_CHARGE_TOKENS, 0, 0)
     [
         pytest.param({"a": 0, "b": 40}, {}, "b", "cached_prefix", id="the larger hit"),
         pytest.param({"a": 30, "b": 40}, {}, "b", "cached_prefix", id="also of two"),
-        pytest.param({"a": 0, "b": 40}, {"b": FULL_SLACK}, "b", "cached_prefix", id="sticky until saturated"),
-        pytest.param({"a": 0, "b": 40}, {"b": LONG_QUEUE}, "a", "saturation", id="then spread: queue"),
-        pytest.param({"a": 0, "b": 40}, {"b": MANY_WAIT}, "a", "saturation", id="then spread: waiting"),
-        pytest.param({"a": 0, "b": 40}, {"b": LARGE_BATCH}, "a", "saturation", id="then spread: batch"),
-        pytest.param({"a": 0, "b": 40}, {"a": LONG_QUEUE, "b": LONG_QUEUE}, "b", "cached_prefix", id="all saturated"),
-        pytest.param({"a": 0, "b": 0}, {"b": (1, 0, 0)}, "a", "least_loaded", id="no hit: the idler"),
+        pytest.param({"a": 0, "b": 40}, {"b": SHORT_QUEUE}, "b", "cached_prefix", id="worth a wait"),
+        pytest.param({"a": 0, "b": 40}, {"b": LONG_QUEUE}, "a", "queue_wait", id="not worth a long one"),
+        pytest.param({"a": 0, "b": 40}, {"b": MANY_WAIT}, "a", "decode_slots", id="nor a place behind many"),
+        pytest.param({"a": 0, "b": 40}, {"b": LARGE_BATCH}, "a", "decode_slots", id="nor in a large batch"),
+        pytest.param({"a": 0, "b": 40}, {"a": LONG_QUEUE, "b": LONG_QUEUE}, "b", "cached_prefix", id="all busy"),
+        pytest.param({"a": 0, "b": 0}, {"b": (1, 0, 0)}, "a", "decode_slots", id="no hit: the idler"),
         pytest.param({"a": 0}, {"a": (99, 9, 9999)}, "a", "only", id="no choice"),
     ],
 )
-def test_the_blueprints_table(
+def test_the_table_of_choices(
     hits: dict[str, int], loads: dict[str, tuple[int, int, int]], chosen: str, reason: str
 ) -> None:
     decision = router(hits, loads).route(REQUEST, [candidate(name) for name in hits], 0.0)
@@ -126,14 +119,48 @@ def test_every_policy_can_route_with_nothing_known(policy: Policy) -> None:
     assert decision.hit_tokens == 0
 
 
-def test_shared_hits_count_less_the_more_share_them() -> None:
-    def score(sharers: int) -> float:
-        facts: Facts = {"cached_tokens": [512.0, 0.0], "shared_tokens": [512.0, 0.0], "sharers": [float(sharers), 1.0]}
-        return CachedPrefix().score(REQUEST, facts)[0]
+def facts(**tables: list[float]) -> Facts:
+    """Two candidates, idle but for what is given."""
+    names = ("cached_tokens", "shared_tokens", "queued_tokens", "ahead_tokens")
+    return {**{name: [0.0, 0.0] for name in names}, "sharers": [1.0, 1.0], "prefill_rate": [1024.0, 1024.0], **tables}
 
-    assert score(1) == score(2) == 0.5
-    assert score(4) == 0.25
-    assert score(20) == pytest.approx(0.05)
+
+def lead_s(table: Facts) -> float:
+    """Seconds by which the cached prefix speaks for the first of two."""
+    first, second = CachedPrefix(least_price=1.0, busy_price=5.0).score(REQUEST, table)
+    return (first - second) * HORIZON_S
+
+
+def test_shared_hits_count_less_the_more_share_them() -> None:
+    def lead(sharers: float, queued: float = 0.0) -> float:
+        hits = {"cached_tokens": [512.0, 0.0], "shared_tokens": [512.0, 0.0], "sharers": [sharers, 1.0]}
+        return lead_s(facts(**hits, queued_tokens=[queued, 0.0]))
+
+    assert lead(1) == lead(2) == pytest.approx(1.0)  # half a second for itself, and once for others
+    assert lead(4) == pytest.approx(0.5)
+    assert lead(1000) == pytest.approx(0.0, abs=0.01)
+    assert lead(1000, queued=1.0) == lead(1, queued=1.0)  # copies are made while there is time
+
+
+@pytest.mark.parametrize(
+    ("queued", "ahead", "lead"),
+    [
+        ([0.0, 0.0], [0.0, 0.0], 1.0),
+        ([9.0, 0.0], [0.0, 0.0], 2.25),
+        ([9.0, 9.0], [9.0, 0.0], 3.5),
+        ([0.0, 0.0], [9.0, 9.0], 3.5),
+    ],
+)
+def test_a_hit_is_worth_more_the_busier_the_fleet_is(queued: list[float], ahead: list[float], lead: float) -> None:
+    table = facts(cached_tokens=[512.0, 0.0], queued_tokens=queued, ahead_tokens=ahead)
+    assert lead_s(table) == pytest.approx(lead)
+
+
+def test_costs_are_seconds_at_each_endpoints_own_rate() -> None:
+    table = facts(queued_tokens=[2048.0, 0.0], prefill_rate=[4096.0, 512.0])
+    first, second = QueueWait().score(REQUEST, table)
+    assert (second - first) * HORIZON_S == pytest.approx(0.5)
+    assert lead_s(table) == pytest.approx((2.0 - 0.25) * (1 + 1 + 2.5))  # the slow one needs two seconds for the prompt
 
 
 class Loud:
@@ -156,5 +183,5 @@ def test_the_framework_clamps_and_times() -> None:
 
 
 def test_a_scorer_without_its_data_is_refused() -> None:
-    with pytest.raises(ValueError, match="saturation needs"):
-        Router((), (), ((Saturation(), 1.0),), HighestScore(), Random(0))
+    with pytest.raises(ValueError, match="queue_wait needs"):
+        Router((), (), ((QueueWait(), 1.0),), HighestScore(), Random(0))

@@ -1,26 +1,50 @@
-"""Prefers who holds more of the prompt: the share of it that need not be computed again.
+"""Prefers who has less of the prompt to compute: the seconds that this takes, and what it costs everybody else.
 
-The part that many conversations share counts less, by the number of those that would share the cost of one more copy:
-to stay with it for ever would fill one endpoint's cache and leave the others' empty. With more endpoints than sharers
-it counts in full, since then each copy would serve few.
+A token that is computed although another endpoint holds it delays whatever waits in the fleet, and more so the busier
+the fleet is. So the time for missing tokens counts once for this request and `least_price` to `least_price +
+busy_price` times for others: with idle endpoints around, a hit is given up to start sooner; once all are busy,
+work that need not be done is what makes queues grow, and a request waits for its prefix a good while.
+
+While no endpoint has anything queued, the part of a hit that many conversations share counts less, by the number of
+those that would share the cost of one more copy: to stay with it for ever would fill one endpoint's cache and leave the
+others' empty. With more endpoints than sharers it counts in full, since then each copy would serve few.
 """
 
 from collections.abc import Sequence
 
-from mini_infer_gateway.routing.base import CACHED_TOKENS, SHARED_TOKENS, SHARERS, Facts, RoutingRequest
+from mini_infer_gateway.routing.base import (
+    AHEAD_TOKENS,
+    CACHED_TOKENS,
+    PREFILL_RATE,
+    QUEUED_TOKENS,
+    SHARED_TOKENS,
+    SHARERS,
+    Facts,
+    RoutingRequest,
+)
+from mini_infer_gateway.routing.seconds import score_of
 
 
 class CachedPrefix:
-    """Hit tokens over prompt tokens, shared ones discounted."""
+    """Seconds for the missing tokens, each counted as often as it delays somebody."""
 
     name = "cached_prefix"
-    needs = (CACHED_TOKENS, SHARED_TOKENS, SHARERS)
+    needs = (CACHED_TOKENS, SHARED_TOKENS, SHARERS, QUEUED_TOKENS, AHEAD_TOKENS, PREFILL_RATE)
+
+    def __init__(self, least_price: float = 1.5, busy_price: float = 5.0) -> None:
+        self._least_price, self._busy_price = least_price, busy_price
 
     def score(self, request: RoutingRequest, facts: Facts) -> Sequence[float]:
         """See base.Scorer."""
-        tokens = max(1, request.prompt_tokens)
         endpoints = len(facts[CACHED_TOKENS])
-        return [
-            (cached - shared * max(0.0, 1.0 - endpoints / sharers)) / tokens
-            for cached, shared, sharers in zip(facts[CACHED_TOKENS], facts[SHARED_TOKENS], facts[SHARERS], strict=True)
-        ]
+        work = zip(facts[QUEUED_TOKENS], facts[AHEAD_TOKENS], strict=True)
+        busy = sum(queued + ahead > 0 for queued, ahead in work) / endpoints
+        price = self._least_price + self._busy_price * busy
+        seconds = []
+        for cached, shared, sharers, rate in zip(
+            facts[CACHED_TOKENS], facts[SHARED_TOKENS], facts[SHARERS], facts[PREFILL_RATE], strict=True
+        ):
+            missing = max(1.0, request.prompt_tokens - cached)
+            common = 0.0 if busy else shared * max(0.0, 1.0 - endpoints / sharers)
+            seconds.append((1.0 + price) * (missing + common) / rate)
+        return score_of(seconds)

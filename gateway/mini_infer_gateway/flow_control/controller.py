@@ -1,0 +1,229 @@
+"""The queue in the serving path: requests wait as futures, and leave when they are placed, refused, late or abandoned.
+
+It is told of load reports, first bytes and ends, and looks at everything itself now and then, since endpoints also
+come, go and break without a word. What is sent where is the queue's and the router's to decide.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Protocol
+
+from mini_infer_contract.api_errors import ApiError
+from mini_infer_contract.events import LoadReport
+from mini_infer_gateway.fleet.backlog import Backlog
+from mini_infer_gateway.fleet.load import InFlight, Load, LoadLedger
+from mini_infer_gateway.fleet.prefill_rates import PrefillRates
+from mini_infer_gateway.flow_control.flow_queue import FlowQueue, QueuedRequest, QueueFullError
+from mini_infer_gateway.flow_control.wait_prediction import retry_after_s
+from mini_infer_gateway.metrics import Metrics
+from mini_infer_gateway.routing.base import Candidate, Decision, RoutingRequest
+from mini_infer_gateway.routing.router import Router
+from mini_infer_gateway.settings import GatewaySettings
+
+LOOK_EVERY_S = 0.1
+LOOKED_AT = 4
+"""Endpoints for which nothing waits that one look offers what waits for others, in turns."""
+
+
+class Candidates(Protocol):
+    """Who may be asked, as things stand; the fleet."""
+
+    def candidates(self, names: Sequence[str], now_s: float) -> list[Candidate]:
+        """These endpoints."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A request's endpoint: it counts there from now on, until `FlowController.finish`."""
+
+    decision: Decision
+    flight: InFlight
+    prompt_tokens: int
+    """As its tokenizer counts them; 0: not tokenised."""
+    waited_s: float
+
+
+@dataclass(slots=True, eq=False)
+class Waiter(QueuedRequest):
+    """A request of the serving path."""
+
+    names: Callable[[], Sequence[str]] = tuple
+    """Of the model's endpoints: others may have come since it began to wait."""
+    request_id: str = ""
+    placement: Placement | None = None
+    future: "asyncio.Future[None] | None" = None
+
+    def fail(self, error: Exception) -> None:
+        """It ends without an endpoint."""
+        if self.future and not self.future.done():
+            self.future.set_exception(error)
+
+
+class FlowController:
+    """All requests between their routing and their end."""
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        fleet: Candidates,
+        router: Router,
+        ledger: LoadLedger,
+        backlog: Backlog,
+        rates: PrefillRates,
+        metrics: Metrics,
+        guess: Callable[[RoutingRequest, Decision, float], int],
+        clock: Callable[[], float],
+    ) -> None:
+        """`guess` counts a prompt as cached at the endpoint that it goes to, and returns its tokens."""
+        self._settings, self._fleet, self._router, self._ledger = settings, fleet, router, ledger
+        self._backlog, self._rates, self._metrics, self._guess, self._clock = backlog, rates, metrics, guess, clock
+        self._queue = FlowQueue(self, backlog, rates, settings.max_queue)
+        self._numbers, self._turns = count(1), count()
+        ledger.on_report = self.reported
+
+    def order(self, priority: int, arrived_s: float) -> tuple[int, float, int]:
+        """A new request's place in the queue: by priority, then by when it must be placed at the latest."""
+        return priority, arrived_s + self._settings.queue_timeout_s, next(self._numbers)
+
+    async def place(
+        self,
+        request: RoutingRequest,
+        names: Callable[[], Sequence[str]],
+        request_id: str,
+        leave: Callable[[Callable[[Exception], None]], None],
+    ) -> Placement | None:
+        """An endpoint for this request, at once or when it is its turn; None: there is none that may be chosen.
+
+        `leave` gets a function that ends the wait with an error. Raises ApiError: 429 where too many wait, 503 where it
+        waited too long.
+        """
+        now_s = self._clock()
+        waiter = Waiter(request.order, request.model, request=request, names=names, request_id=request_id)
+        waiter.give_up_s = request.order[1]
+        try:
+            if not self._queue.offer(waiter, now_s):
+                return None
+        except QueueFullError as full:
+            self._metrics.queue_refused(request.model, "full")
+            raise _queue_full(request.model, full.retry_after_s) from None
+        if waiter.placement is None:
+            leave(waiter.fail)
+            await self._wait(waiter, now_s)
+        return waiter.placement
+
+    def place_now(self, request: RoutingRequest, decision: Decision, request_id: str) -> Placement:
+        """Where it has been decided already and nothing may wait: a stream goes on."""
+        waiter = Waiter(request.order, request.model, request=request, request_id=request_id)
+        self.send(waiter, decision, self._clock())
+        assert waiter.placement is not None
+        return waiter.placement
+
+    async def _wait(self, waiter: Waiter, now_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        waiter.future = loop.create_future()
+        timer = loop.call_later(max(0.0, waiter.give_up_s - now_s), self._too_late, waiter)
+        try:
+            await waiter.future
+        except BaseException:
+            if waiter.placement:
+                self.finish(waiter.placement)  # placed and abandoned in the same moment
+            raise
+        finally:
+            timer.cancel()
+            self._queue.drop(waiter)
+
+    def first_byte(self, placement: Placement) -> None:
+        """Its answer begins, so its prompt is computed."""
+        placement.flight.answered = True
+        self._pump(placement.flight.endpoint)
+
+    def finish(self, placement: Placement) -> None:
+        """It is over, however it ended."""
+        self._ledger.finish(placement.flight)
+        self._pump(placement.flight.endpoint)
+
+    def reported(self, endpoint: str, report: LoadReport) -> None:
+        """An endpoint said how busy it is."""
+        self._rates.report(endpoint, report)
+        self._queue.report(endpoint, report.queued_tokens, self._clock())
+
+    async def look(self, names: Callable[[], Sequence[str]]) -> None:
+        """Until cancelled: places anew what waits for endpoints that are gone, and offers idle ones what waits."""
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            if self._backlog.depths():
+                self.look_once(list(names()))
+
+    def look_once(self, names: Sequence[str]) -> None:
+        """One look; `names` are all endpoints that there are."""
+        now_s = self._clock()
+        usable = {candidate.endpoint.name for candidate in self._fleet.candidates(names, now_s) if _usable(candidate)}
+        waited_for = self._backlog.endpoints()
+        for endpoint in waited_for:
+            if endpoint in usable:
+                self._queue.pump(endpoint, now_s)
+            else:
+                self._queue.forget(endpoint, now_s)
+                self._rates.forget(endpoint)
+        idle = sorted(usable.difference(waited_for))
+        for _ in range(min(LOOKED_AT, len(idle))):
+            self._queue.pump(idle[next(self._turns) % len(idle)], now_s)
+
+    def _pump(self, endpoint: str) -> None:
+        if self._backlog.depths():
+            self._queue.pump(endpoint, self._clock())
+
+    def _too_late(self, waiter: Waiter) -> None:
+        self._metrics.queue_refused(waiter.pool, "late")
+        waited_s = self._clock() - waiter.came_s
+        message = f"model {waiter.pool!r} is so busy that this request was not placed within {waited_s:.0f} s"
+        headers = {"retry-after": str(retry_after_s(waited_s))}
+        waiter.fail(ApiError(503, f"{message}; try again later", code="queue_timeout", headers=headers))
+
+    # What the queue asks of its outlet.
+
+    def route(self, entry: QueuedRequest, now_s: float) -> Decision | None:
+        """See Outlet."""
+        assert isinstance(entry, Waiter)
+        assert entry.request is not None
+        return self._router.route(entry.request, self._fleet.candidates(entry.names(), now_s), now_s)
+
+    def send(self, entry: QueuedRequest, decision: Decision, now_s: float) -> None:
+        """See Outlet."""
+        assert isinstance(entry, Waiter)
+        assert entry.request is not None
+        prompt_tokens = self._guess(entry.request, decision, now_s)
+        uncached = max(0, entry.request.prompt_tokens - decision.hit_tokens)
+        flight = self._ledger.start(decision.decode.name, entry.request_id, uncached)
+        waited_s = now_s - entry.came_s if entry.future else 0.0
+        entry.placement = Placement(decision, flight, prompt_tokens, waited_s)
+        self._metrics.queue_waited(entry.pool, waited_s, entry.predicted_wait_s if entry.future else None)
+        if entry.future and not entry.future.done():
+            entry.future.set_result(None)
+
+    def refuse(self, entry: QueuedRequest, retry_after_s: int) -> None:
+        """See Outlet."""
+        assert isinstance(entry, Waiter)
+        self._metrics.queue_refused(entry.pool, "displaced")
+        entry.fail(_queue_full(entry.pool, retry_after_s))
+
+    def abandon(self, entry: QueuedRequest) -> None:
+        """See Outlet: placed nowhere, and nothing wrong with the request."""
+        assert isinstance(entry, Waiter)
+        if entry.future and not entry.future.done():
+            entry.future.set_result(None)
+
+    def load(self, endpoint: str) -> Load:
+        """See Outlet."""
+        return self._ledger.load(endpoint)
+
+
+def _usable(candidate: Candidate) -> bool:
+    return candidate.ready and not candidate.circuit_open
+
+
+def _queue_full(model: str, retry_after_s: int) -> ApiError:
+    message = f"as many requests wait for model {model!r} as may; try again in about {retry_after_s} s"
+    return ApiError(429, message, code="queue_full", headers={"retry-after": str(retry_after_s)})

@@ -1,0 +1,192 @@
+"""One bounded queue in front of the endpoints of each model: who is sent when, and where. Pure but for its outlet.
+
+A request is routed when it comes. If the endpoint that it should go to has room it goes there at once; else it waits
+for it, and what waits for an endpoint counts in the choice of those that come later. When an endpoint has room again,
+the first that waits for it is routed once more, with what is known then: it goes there, or on to the endpoint that is
+better by now. An endpoint for which nothing waits is offered the first and the last of what waits for others, and
+takes what would start sooner there at a price worth it. So only the router decides where; the queue only decides
+when.
+"""
+
+from dataclasses import dataclass
+from math import inf
+from typing import Protocol
+
+from mini_infer_gateway.fleet.backlog import Backlog, Entry
+from mini_infer_gateway.fleet.load import Load
+from mini_infer_gateway.fleet.prefill_rates import PrefillRates
+from mini_infer_gateway.flow_control.room import Window, has_room
+from mini_infer_gateway.flow_control.wait_prediction import WaitPrediction, retry_after_s
+from mini_infer_gateway.routing.base import Decision, RoutingRequest
+
+IMMEDIATE = -(1 << 40)
+"""The priority of what never waits here: it takes no place in a batch."""
+PLACED_AT_ONCE = 32
+"""Requests that one look at an endpoint places: bounds the time that it takes; the next look goes on."""
+OFFERS = 8
+"""Waiting requests that one look of an idle endpoint routes again: bounds its cost."""
+
+
+class QueueFullError(Exception):
+    """As many requests wait as may, and none of them goes after this one."""
+
+    def __init__(self, depth: int, retry_after_s: int) -> None:
+        super().__init__(f"{depth} requests wait for this model already")
+        self.depth, self.retry_after_s = depth, retry_after_s
+
+
+@dataclass(slots=True, eq=False)
+class QueuedRequest(Entry):
+    """A request on its way to an endpoint."""
+
+    request: RoutingRequest | None = None
+    came_s: float = 0.0
+    give_up_s: float = inf
+    """When it must not wait any longer."""
+    predicted_wait_s: float = 0.0
+
+
+class Outlet(Protocol):
+    """What becomes of requests; called in the middle of the queue's work, so it must not call back."""
+
+    def route(self, entry: QueuedRequest, now_s: float) -> Decision | None:
+        """Where it should go as things stand; None: no endpoint may be chosen."""
+
+    def send(self, entry: QueuedRequest, decision: Decision, now_s: float) -> None:
+        """It goes there now; from here on it counts in that endpoint's load."""
+
+    def refuse(self, entry: QueuedRequest, retry_after_s: int) -> None:
+        """It waited and must make room for one that goes before it."""
+
+    def abandon(self, entry: QueuedRequest) -> None:
+        """It waited, and now there is no endpoint left that may be chosen."""
+
+    def load(self, endpoint: str) -> Load:
+        """As things stand."""
+
+
+class FlowQueue:
+    """All pools' queues."""
+
+    def __init__(self, outlet: Outlet, backlog: Backlog, rates: PrefillRates, max_queue: int) -> None:
+        """`max_queue`: requests that may wait in one pool; 0: none ever waits here, endpoints are given everything."""
+        self._outlet, self._backlog, self._rates, self._max_queue = outlet, backlog, rates, max_queue
+        self._windows: dict[str, Window] = {}
+        self._predictions: dict[str, WaitPrediction] = {}
+
+    def offer(self, entry: QueuedRequest, now_s: float) -> bool:
+        """Sends a new request or lets it wait; False: there is no endpoint for it. QueueFullError: too many wait."""
+        decision = self._outlet.route(entry, now_s)
+        if decision is None:
+            return False
+        name = decision.decode.name
+        if not self._max_queue or entry.order[0] == IMMEDIATE or self._may_go(entry, name):
+            self._send(entry, decision, now_s)
+            return True
+        self._make_room(entry)
+        entry.came_s = now_s
+        entry.predicted_wait_s = self._predict(entry, name)
+        self._backlog.add(entry, name, _uncached(entry, decision))
+        return True
+
+    def pump(self, endpoint: str, now_s: float) -> None:
+        """Gives an endpoint what it has room for: after its load report, a first byte, an end, a turn of its state."""
+        seen: set[int] = set()
+        for _ in range(PLACED_AT_ONCE):
+            if not self._has_room(endpoint):
+                return
+            waiting = self._backlog.waiting(endpoint)
+            if waiting and id(waiting[0]) not in seen:
+                seen.add(id(waiting[0]))
+                self._place_again(waiting[0], now_s)
+            elif waiting or not self._take_over(endpoint, now_s):
+                return
+
+    def report(self, endpoint: str, queued_tokens: int, now_s: float) -> None:
+        """A load report came."""
+        waiting = len(self._backlog.waiting(endpoint))
+        if waiting:
+            self._windows.setdefault(endpoint, Window()).learn(queued_tokens, waiting)
+        self.pump(endpoint, now_s)
+
+    def drop(self, entry: QueuedRequest) -> None:
+        """Its client went, or it waited too long."""
+        if entry.endpoint:
+            self._backlog.remove(entry)
+
+    def forget(self, endpoint: str, now_s: float) -> None:
+        """The endpoint may not be chosen any more: what waits for it is placed anew."""
+        self._windows.pop(endpoint, None)
+        for entry in list(self._backlog.waiting(endpoint)):
+            self._place_again(entry, now_s)
+
+    def depth(self, pool: str) -> int:
+        """Requests that wait in this pool."""
+        return self._backlog.depth(pool)
+
+    def _has_room(self, endpoint: str) -> bool:
+        window = self._windows.get(endpoint) or Window()
+        return has_room(self._outlet.load(endpoint), self._rates.tokens_per_s(endpoint), window.seconds)
+
+    def _may_go(self, entry: QueuedRequest, endpoint: str) -> bool:
+        waiting = self._backlog.waiting(endpoint)
+        return (not waiting or entry.order < waiting[0].order) and self._has_room(endpoint)
+
+    def _make_room(self, entry: QueuedRequest) -> None:
+        """Where too many wait, the one that goes last is refused: this one, or another of a lower priority."""
+        assert entry.request is not None
+        if entry.request.attempted:
+            return  # It was let in already, and its endpoint failed it.
+        depth = self._backlog.depth(entry.pool)
+        if depth < self._max_queue:
+            return
+        last = self._backlog.last(entry.pool)
+        assert isinstance(last, QueuedRequest)
+        # Among requests of one priority it is the newcomer: who waited keeps the place.
+        if last.order[0] <= entry.order[0]:
+            raise QueueFullError(depth, retry_after_s(self._predict(entry, last.endpoint)))
+        self._backlog.remove(last)
+        self._outlet.refuse(last, retry_after_s(last.predicted_wait_s))
+
+    def _place_again(self, entry: Entry, now_s: float) -> None:
+        assert isinstance(entry, QueuedRequest)
+        decision = self._outlet.route(entry, now_s)
+        self._backlog.remove(entry)
+        if decision is None:
+            self._outlet.abandon(entry)
+        elif self._may_go(entry, decision.decode.name):
+            self._send(entry, decision, now_s)
+        else:
+            self._backlog.add(entry, decision.decode.name, _uncached(entry, decision))
+
+    def _take_over(self, endpoint: str, now_s: float) -> bool:
+        """Sends one request that waits for another endpoint here, if here is the better place by now."""
+        others = [self._backlog.waiting(name) for name in self._backlog.endpoints() if name != endpoint]
+        offered = sorted({id(e): e for own in others for e in (own[0], own[-1])}.values(), key=lambda e: e.order)
+        for entry in offered[:OFFERS]:
+            assert isinstance(entry, QueuedRequest)
+            decision = self._outlet.route(entry, now_s)
+            if decision is not None and decision.decode.name == endpoint:
+                self._backlog.remove(entry)
+                self._send(entry, decision, now_s)
+                return True
+        return False
+
+    def _send(self, entry: QueuedRequest, decision: Decision, now_s: float) -> None:
+        if entry.predicted_wait_s:
+            self._prediction(entry.pool).learn(entry.predicted_wait_s, now_s - entry.came_s)
+        self._outlet.send(entry, decision, now_s)
+
+    def _predict(self, entry: QueuedRequest, endpoint: str) -> float:
+        rate = self._rates.tokens_per_s(endpoint)
+        window = self._windows.get(endpoint) or Window()
+        excess = max(0.0, self._outlet.load(endpoint).queued_tokens - window.seconds * rate)
+        return self._prediction(entry.pool).seconds(excess + self._backlog.ahead(endpoint, entry.order)[1], rate)
+
+    def _prediction(self, pool: str) -> WaitPrediction:
+        return self._predictions.setdefault(pool, WaitPrediction())
+
+
+def _uncached(entry: QueuedRequest, decision: Decision) -> int:
+    assert entry.request is not None
+    return max(1, entry.request.prompt_tokens - decision.hit_tokens)

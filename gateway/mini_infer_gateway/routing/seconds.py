@@ -1,0 +1,12 @@
+"""Costs in seconds as scores: opinions in one unit can be added up; with weights of 1 a second is a second."""
+
+from collections.abc import Sequence
+
+HORIZON_S = 60.0
+"""What is so much worse than the best is not told apart any more."""
+
+
+def score_of(seconds: Sequence[float]) -> list[float]:
+    """1 for the least, and less in proportion to the seconds above it."""
+    least = min(seconds)
+    return [1.0 - (value - least) / HORIZON_S for value in seconds]

@@ -1,0 +1,56 @@
+"""Learned rates: what endpoints that do so much would report, and what is made of it."""
+
+import pytest
+
+from mini_infer_contract.events import LoadReport
+from mini_infer_gateway.fleet.prefill_rates import FIRST_GUESS, PrefillRates
+
+
+def work_off(rates: PrefillRates, name: str, tokens_per_s: float, prompts: int, tokens: int = 65_536) -> None:
+    """Prompts one after another in passes of 8,192 tokens: a pass has left the queue when the one before it ends."""
+    now_s = 0.0
+    for _ in range(prompts):
+        rates.report(name, LoadReport(now_s, 0, 0, tokens, 0.0, ["new"]))
+        for left in range(tokens - 8192, -1, -8192):
+            rates.report(name, LoadReport(now_s, 1, 0, left, 0.0))
+            now_s += 8192 / tokens_per_s
+        rates.report(name, LoadReport(now_s, 1, 0, 0, 0.0))
+        now_s += 10.0  # idle, which says nothing
+
+
+def test_a_guess_until_something_is_known() -> None:
+    assert PrefillRates().tokens_per_s("a") == FIRST_GUESS
+
+
+@pytest.mark.parametrize("tokens_per_s", [2_000.0, 45_000.0, 300_000.0])
+def test_the_rate_is_learned_from_reports(tokens_per_s: float) -> None:
+    rates = PrefillRates()
+    for name in ("a", "b"):
+        work_off(rates, name, tokens_per_s, 30)
+    assert rates.tokens_per_s("a") == rates.tokens_per_s("b") == pytest.approx(tokens_per_s, rel=0.1)
+    assert rates.tokens_per_s("another of the fleet") == rates.tokens_per_s("a")
+
+
+def test_an_endpoint_that_is_slower_than_the_others_is_told_apart() -> None:
+    rates = PrefillRates()
+    for name in ("a", "b", "c"):
+        work_off(rates, name, 40_000.0, 30)
+    work_off(rates, "slow", 10_000.0, 30)
+    assert rates.tokens_per_s("slow") < 0.5 * rates.tokens_per_s("a")
+    rates.forget("slow")
+    assert rates.tokens_per_s("slow") == rates.tokens_per_s("a")
+
+
+def test_endpoints_that_differ_by_chance_are_equal() -> None:
+    rates = PrefillRates()
+    for name, rate in (("a", 40_000.0), ("b", 44_000.0), ("c", 38_000.0)):
+        work_off(rates, name, rate, 30)
+    assert rates.tokens_per_s("a") == rates.tokens_per_s("b") == rates.tokens_per_s("c")
+
+
+def test_what_arrivals_hide_and_what_is_too_small_is_left_out() -> None:
+    rates = PrefillRates()
+    for step in range(100):
+        rates.report("a", LoadReport(step * 1.0, 1, 0, 50_000 - step, 0.0, ["another"]))
+        rates.observe("a", 100, 5.0)
+    assert rates.tokens_per_s("a") == FIRST_GUESS

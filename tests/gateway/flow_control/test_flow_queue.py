@@ -1,0 +1,191 @@
+"""The queue as decisions: two endpoints whose room the test says, a router that prefers what the test says."""
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from mini_infer_contract.launch import Endpoint
+from mini_infer_gateway.fleet.backlog import Backlog
+from mini_infer_gateway.fleet.load import Load
+from mini_infer_gateway.fleet.prefill_rates import PrefillRates
+from mini_infer_gateway.flow_control.flow_queue import IMMEDIATE, FlowQueue, QueuedRequest, QueueFullError
+from mini_infer_gateway.routing.base import Decision, RoutingRequest
+
+FULL = 1 << 40
+
+
+@dataclass
+class World:
+    """An outlet that does as it is told."""
+
+    max_queue: int = 10
+    prefers: dict[int, str | None] = field(default_factory=dict)
+    """Number of a request -> where it is routed; "a" unless told."""
+    queued: dict[str, int] = field(default_factory=lambda: {"a": 0, "b": 0})
+    sent: list[tuple[int, str]] = field(default_factory=list)
+    refused: list[int] = field(default_factory=list)
+    abandoned: list[int] = field(default_factory=list)
+    room: int = 1
+    """Requests that fill an endpoint."""
+
+    def __post_init__(self) -> None:
+        self.backlog = Backlog()
+        self.queue = FlowQueue(self, self.backlog, PrefillRates(), self.max_queue)
+
+    def route(self, entry: QueuedRequest, now_s: float) -> Decision | None:
+        name = self.prefers.get(entry.order[2], "a")
+        return None if name is None else Decision(Endpoint(name=name, url="", model="m"), 0, "test", "exact")
+
+    def send(self, entry: QueuedRequest, decision: Decision, now_s: float) -> None:
+        self.sent.append((entry.order[2], decision.decode.name))
+        self.queued[decision.decode.name] += FULL // self.room
+
+    def refuse(self, entry: QueuedRequest, retry_after_s: int) -> None:
+        self.refused.append(entry.order[2])
+
+    def abandon(self, entry: QueuedRequest) -> None:
+        self.abandoned.append(entry.order[2])
+
+    def load(self, endpoint: str) -> Load:
+        return Load(0, 0, self.queued[endpoint], 0.5)
+
+    def offer(self, number: int, priority: int = 0, attempted: frozenset[str] = frozenset()) -> QueuedRequest:
+        order = (priority, 0.0, number)
+        entry = QueuedRequest(order, "m", request=RoutingRequest("m", 1000, attempted=attempted, order=order))
+        self.found = self.queue.offer(entry, 0.0)
+        return entry
+
+    def done(self, endpoint: str) -> None:
+        """What it had is computed."""
+        self.queued[endpoint] = 0
+        self.queue.report(endpoint, 0, 1.0)
+
+
+def test_what_has_room_is_given_at_once_and_the_rest_in_order() -> None:
+    world = World()
+    for number in range(4):
+        world.offer(number)
+    assert world.sent == [(0, "a")]
+    assert world.queue.depth("m") == 3
+    for _ in range(4):
+        world.done("a")
+    assert world.sent == [(0, "a"), (1, "a"), (2, "a"), (3, "a")]
+    assert world.queue.depth("m") == 0
+
+
+def test_priority_goes_first_then_deadline_then_arrival() -> None:
+    world = World()
+    for number, priority in enumerate([0, 5, 0, -3]):
+        world.offer(number, priority)
+    for _ in range(3):
+        world.done("a")
+    assert [number for number, _ in world.sent] == [0, 3, 2, 1]
+
+
+def test_a_waiting_request_goes_where_it_is_better_by_now() -> None:
+    world = World()
+    world.offer(0)
+    world.offer(1)
+    world.prefers[1] = "b"  # its prefix is there now, say
+    world.done("a")
+    assert world.sent == [(0, "a"), (1, "b")]
+
+
+def test_it_waits_there_in_its_old_place() -> None:
+    world = World(prefers={1: "b", 3: "b"})
+    world.offer(0)
+    world.offer(1)
+    world.offer(2)
+    world.offer(3)
+    world.prefers[2] = "b"
+    world.done("a")
+    assert [entry.order[2] for entry in world.backlog.waiting("b")] == [2, 3]
+
+
+def test_an_idle_endpoint_takes_over_what_is_better_there() -> None:
+    world = World()
+    for number in range(4):
+        world.offer(number)
+    world.prefers[3] = "b"
+    world.queue.pump("b", 1.0)
+    assert world.sent == [(0, "a"), (3, "b")]
+    world.queue.pump("b", 1.0)
+    assert len(world.sent) == 2
+
+
+def test_too_many_are_told_when_to_come_back() -> None:
+    world = World(max_queue=2)
+    for number in range(3):
+        world.offer(number)
+    with pytest.raises(QueueFullError) as caught:
+        world.offer(3)
+    assert caught.value.depth == 2
+    assert caught.value.retry_after_s >= 1
+    assert world.queue.depth("m") == 2
+
+
+def test_a_higher_priority_takes_the_place_of_the_last() -> None:
+    world = World(max_queue=2)
+    for number in range(3):
+        world.offer(number)
+    world.offer(3, priority=-1)
+    assert world.refused == [2]
+    world.done("a")
+    assert world.sent[-1] == (3, "a")
+
+
+def test_a_retry_is_not_refused() -> None:
+    world = World(max_queue=1)
+    world.offer(0)
+    world.offer(1)
+    world.offer(2, attempted=frozenset({"b"}))
+    assert world.queue.depth("m") == 2
+
+
+def test_who_leaves_leaves_at_once() -> None:
+    world = World()
+    world.offer(0)
+    second, third = world.offer(1), world.offer(2)
+    world.queue.drop(second)
+    world.queue.drop(second)
+    world.done("a")
+    assert [number for number, _ in world.sent] == [0, 2]
+    world.queue.drop(third)
+    assert world.queue.depth("m") == 0
+
+
+def test_what_waits_for_a_gone_endpoint_goes_elsewhere_or_is_given_up() -> None:
+    world = World()
+    for number in range(3):
+        world.offer(number)
+    world.prefers |= {1: "b", 2: None}
+    world.queue.forget("a", 1.0)
+    assert world.sent == [(0, "a"), (1, "b")]
+    assert world.abandoned == [2]
+
+
+def test_without_an_endpoint_nothing_waits() -> None:
+    world = World(prefers={0: None})
+    world.offer(0)
+    assert not world.found
+    assert world.queue.depth("m") == 0
+
+
+@pytest.mark.parametrize(("max_queue", "priority"), [(0, 0), (10, IMMEDIATE)])
+def test_some_never_wait(max_queue: int, priority: int) -> None:
+    world = World(max_queue=max_queue)
+    for number in range(5):
+        world.offer(number, priority)
+    assert len(world.sent) == 5
+
+
+def test_one_look_places_a_bounded_number() -> None:
+    world = World(max_queue=1000, room=FULL // 4)
+    world.queued["a"] = FULL
+    for number in range(100):
+        world.offer(number)
+    world.done("a")
+    assert 0 < len(world.sent) < 100
+    for _ in range(10):
+        world.queue.pump("a", 1.0)
+    assert [number for number, _ in world.sent] == list(range(100))

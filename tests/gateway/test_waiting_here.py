@@ -1,0 +1,130 @@
+"""The queue in the serving path: requests wait for an engine with room, in order, and leave when they have to."""
+
+import asyncio
+
+import aiohttp
+
+from tests.support.fake_engine import FakeEngine
+from tests.support.running_gateway import RunningGateway, running_gateway, until
+
+BUSY_TOKENS = 10_000_000
+"""More prompt work than any window: the engine has no room."""
+
+
+async def busy(gateway: RunningGateway, engine: FakeEngine, queued_tokens: int = BUSY_TOKENS) -> None:
+    """Lets the gateway know how much the engine has to do."""
+    await engine.report(queued_tokens=queued_tokens)
+    await until(lambda: gateway.app.ledger.load(engine.name).queued_tokens == queued_tokens)
+
+
+async def status_of(gateway: RunningGateway, text: str, **fields: object) -> tuple[int, str | None, str]:
+    async with gateway.chat(text, **fields) as response:
+        body = await response.json()
+        return response.status, response.headers.get("retry-after"), body.get("error", {}).get("code", "")
+
+
+def waiting(gateway: RunningGateway) -> int:
+    return gateway.app.backlog.depth("m")
+
+
+async def metric(gateway: RunningGateway, name: str) -> float:
+    lines = gateway.app.metrics.text().decode().splitlines()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
+
+
+async def test_requests_wait_until_the_engine_has_room_and_go_by_priority() -> None:
+    async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
+        await gateway.settled()
+        await busy(gateway, engine)
+        asked = []
+        for number, priority in enumerate([0, 3, -3]):
+            asked.append(asyncio.ensure_future(status_of(gateway, f"number {number}", priority=priority)))
+            await until(lambda number=number: waiting(gateway) == number + 1)
+        assert engine.bodies == []
+        assert await metric(gateway, 'mini_infer_gateway_queue_depth{model="m"}') == 3
+        await busy(gateway, engine, 0)
+        assert [status for status, _, _ in await asyncio.gather(*asked)] == [200] * 3
+        order = [body.split(b"number ")[1][:1] for body in engine.bodies]
+        assert order[0] == b"2"
+        assert waiting(gateway) == 0
+        assert await metric(gateway, 'mini_infer_gateway_queue_wait_error_seconds_count{model="m"}') == 3
+
+
+async def test_a_full_queue_says_when_to_come_back() -> None:
+    async with FakeEngine("a") as engine, running_gateway(engine.endpoint, max_queue=1) as gateway:
+        await gateway.settled()
+        await busy(gateway, engine)
+        first = asyncio.ensure_future(status_of(gateway, "first"))
+        await until(lambda: waiting(gateway) == 1)
+        status, retry_after, code = await status_of(gateway, "one too many")
+        assert (status, code) == (429, "queue_full")
+        assert int(retry_after or 0) >= 1
+        await busy(gateway, engine, 0)
+        assert (await first)[0] == 200
+
+
+async def test_a_higher_priority_takes_the_last_ones_place() -> None:
+    async with FakeEngine("a") as engine, running_gateway(engine.endpoint, max_queue=1) as gateway:
+        await gateway.settled()
+        await busy(gateway, engine)
+        first = asyncio.ensure_future(status_of(gateway, "first"))
+        await until(lambda: waiting(gateway) == 1)
+        urgent = asyncio.ensure_future(status_of(gateway, "urgent", priority=-1))
+        assert (await first)[0] == 429
+        await busy(gateway, engine, 0)
+        assert (await urgent)[0] == 200
+
+
+async def test_who_waits_too_long_is_told() -> None:
+    async with FakeEngine("a") as engine, running_gateway(engine.endpoint, queue_timeout_s=0.2) as gateway:
+        await gateway.settled()
+        await busy(gateway, engine)
+        status, retry_after, code = await status_of(gateway, "late")
+        assert (status, code) == (503, "queue_timeout")
+        assert retry_after
+        assert waiting(gateway) == 0
+        assert engine.bodies == []
+
+
+async def test_a_client_that_leaves_leaves_the_queue_at_once() -> None:
+    async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
+        await gateway.settled()
+        await busy(gateway, engine)
+        async with aiohttp.ClientSession() as client:
+            body = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+            asked = asyncio.ensure_future(client.post(gateway.url + "/v1/chat/completions", json=body))
+            await until(lambda: waiting(gateway) == 1)
+            asked.cancel()
+        await until(lambda: waiting(gateway) == 0)
+        await busy(gateway, engine, 0)
+        assert engine.bodies == []
+        assert gateway.app.ledger.in_flight("a") == 0
+
+
+async def test_another_engine_takes_over_and_a_gone_one_keeps_nothing() -> None:
+    async with FakeEngine("a") as first, FakeEngine("b") as second, running_gateway(first.endpoint) as gateway:
+        await gateway.settled()
+        await busy(gateway, first)
+        asked = [asyncio.ensure_future(status_of(gateway, f"number {number}")) for number in range(3)]
+        await until(lambda: waiting(gateway) == 3)
+        gateway.source.publish_endpoints(first.endpoint, second.endpoint)
+        assert [status for status, _, _ in await asyncio.gather(*asked)] == [200] * 3
+        assert len(second.bodies) == 3
+
+
+async def test_an_engine_that_tells_nothing_is_given_everything() -> None:
+    async with FakeEngine("a", events=False) as engine, running_gateway(engine.endpoint) as gateway:
+        await gateway.settled("approximate")
+        engine.chunk_delay_s = 0.05
+        text = "x" * 20_000
+        answers = await asyncio.gather(*(status_of(gateway, f"{number} {text}") for number in range(8)))
+        assert [status for status, _, _ in answers] == [200] * 8
+        assert await metric(gateway, "mini_infer_gateway_queue_wait_error_seconds_count") == 0
+
+
+async def test_tokenising_never_waits() -> None:
+    async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
+        await gateway.settled()
+        await busy(gateway, engine)
+        async with gateway.client.post(gateway.url + "/tokenize", json={"model": "m", "prompt": "x"}) as response:
+            assert response.status == 200
