@@ -31,7 +31,7 @@ class Cause(Enum):
 class Evidence(Enum):
     """What shows, without a client's request, that an endpoint works again."""
 
-    SOCKET = "a new handshake with its event socket: another process, or another network"
+    SOCKET = "a new handshake with its event socket"
     READY = "it answered that it is ready"
     READY_AGAIN = "it answered that it is ready after it did not"
     REPORT = "a load report came"

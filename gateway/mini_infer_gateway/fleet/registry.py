@@ -115,7 +115,7 @@ class Fleet:
             self._tokenizers,
             self._upstream,
             self._metrics.event_gap,
-            breaker.learned,
+            lambda evidence: self._learned(endpoint.name, evidence),
             self._clock,
             self._settings.stale_ttl_s,
         )
@@ -123,6 +123,15 @@ class Fleet:
         task.add_done_callback(_complain)
         self.endpoints[endpoint.name] = EndpointState(endpoint, entry.ready, subscriber, task, breaker)
         log.info("endpoint %s at %s serves %s", endpoint.name, endpoint.url, endpoint.model)
+
+    def _learned(self, name: str, evidence: Evidence) -> bool:
+        """What a subscriber saw; True: it closed the circuit."""
+        state = self.endpoints[name]
+        if evidence is Evidence.SOCKET and not state.breaker.closed:
+            # Another process, whose HTTP server may not be there yet: the watchdog asks it.
+            state.unready = True
+            return False
+        return state.breaker.learned(evidence)
 
     def _remove(self, name: str) -> None:
         state = self.endpoints.pop(name)

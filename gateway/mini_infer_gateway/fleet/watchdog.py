@@ -68,6 +68,10 @@ class Watchdog:
     async def _probe(self, state: EndpointState) -> None:
         ready = await self._is_ready(state.endpoint.url)
         if ready is None:
+            # Nobody to ask: the word of a new event socket must do.
+            if state.unready and state.breaker.learned(Evidence.SOCKET):
+                log.info("endpoint %s is another process now", state.endpoint.name)
+            state.unready = False
             return
         evidence = Evidence.READY_AGAIN if state.unready else Evidence.READY
         state.unready = not ready

@@ -90,6 +90,7 @@ class Exchange:
         """See endpoint_state.Waiting; `reason` is a Failure's value."""
         failure = Failure(reason)
         if self.can_resume and not self.gone and self._response:
+            self._moved = failure
             self._response.cut()
         elif not self.status and not self.gone and self._moved is None and self.retry(failure):
             self._moved = failure
@@ -144,7 +145,7 @@ class Exchange:
             if self.status:
                 record.failed(CAUSE[_failure(error)])
                 if self.can_resume:
-                    died = isinstance(error, BrokenConnectionError)
+                    died = isinstance(error, BrokenConnectionError) and self._moved is None
                     raise StreamCutError(f"{endpoint.name}: {error}", died=died) from error
                 if self._is_events:
                     await self.tell_broken(str(error))
