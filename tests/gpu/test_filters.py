@@ -139,7 +139,7 @@ def test_a_small_first_gathering_leads_to_a_second_and_to_a_search(
     shape: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sizes at which the interpreter goes through all that happens to large vocabularies."""
-    for name, value in {"_CAPACITY": (64, 2048), "_RANK": 16, "_SAMPLE": 2048}.items():
+    for name, value in {"_CAPACITY_TOKENS": (64, 2048), "_RANK_TOKENS": 16, "_SAMPLE_TOKENS": 2048}.items():
         monkeypatch.setattr(filters, name, value)
     asks = list(SEARCHED) if not ON_GPU else ASKS
     logits = make(shape, len(asks), 5000).to(dtype)

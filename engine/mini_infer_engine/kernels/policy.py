@@ -4,7 +4,6 @@ A policy is made once for a runner, from its device's profile and the mechanisms
 anything; the kernels do not choose.
 """
 
-import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -30,8 +29,6 @@ from mini_infer_engine.kernels.gemm.gemm_config import (
     portable_block_m,
 )
 from mini_infer_engine.kernels.gemm.tuned_configs import NO_TUNED_CONFIGS, TunedConfigs, load_tuned_configs
-
-log = logging.getLogger(__name__)
 
 _SAMPLE_PROGRAMS_PER_SM = 8
 """Of which five run at a time."""
@@ -87,7 +84,7 @@ class KernelPolicy:
         That is where m is too large, the configs do not fit the device, or cuBLAS is faster. tma_operands: what
         `are_tma_operands` says of x and weight.
         """
-        too_small = self.profile.shared_memory_bytes < gemm_rules.LEAST_SHARED_MEMORY_BYTES
+        too_small = self.profile.shared_memory_bytes < gemm_rules.MIN_SHARED_MEMORY_BYTES
         if m > MAX_M or too_small or Mechanism.SMALL_M_GEMM in self.disabled:
             return None
         tuned = NO_TUNED_CONFIGS if Mechanism.TUNED_CONFIGS in self.disabled else self.tuned
@@ -137,7 +134,4 @@ class KernelPolicy:
 def kernel_policy(device: torch.device, disabled: Iterable[str] = ()) -> KernelPolicy:
     """For a device, with these mechanisms switched off. ValueError: a name is unknown."""
     profile = device_profile(device)
-    tuned = load_tuned_configs(profile.name)
-    if device.type == "cuda" and tuned.device != profile.name:
-        log.info("no GEMM configs were measured on %s: those of %s are used", profile.name, tuned.device)
-    return KernelPolicy(profile, parse_mechanisms(disabled), tuned)
+    return KernelPolicy(profile, parse_mechanisms(disabled), load_tuned_configs(profile.name))

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 
 import torch
 
+from mini_infer_engine.config.mechanisms import Mechanism
 from mini_infer_engine.kernels.policy import KernelPolicy, kernel_policy
 
 log = logging.getLogger(__name__)
@@ -20,6 +21,8 @@ class KernelReport:
     triton: str
     gemm: str
     """Of few rows: pdl_gemm, small_m_gemm, cublas, or torch."""
+    gemm_configs: str
+    """The GPU that GEMMs' tile configs were measured on, which may be another than this; empty: none are used."""
     decode_attention: str
     prefill_attention: str
     """The fastest that passes with prompts may have."""
@@ -39,7 +42,8 @@ class KernelReport:
         where = f"{self.device}, Triton {self.triton}" if self.triton else self.device
         disabled = f"; disabled: {self.disabled}" if self.disabled else ""
         off = f"; Gluon kernels off: {self.off}" if self.off else ""
-        return f"GEMM {self.gemm}, {attention} ({where}){disabled}{off}"
+        configs = f" with tile configs measured on {self.gemm_configs}" if self.gemm_configs else ""
+        return f"GEMM {self.gemm}{configs}, {attention} ({where}){disabled}{off}"
 
 
 def kernel_report(name: str | None = None, backend: str = "auto", disabled: Iterable[str] = ()) -> KernelReport:
@@ -50,7 +54,7 @@ def kernel_report(name: str | None = None, backend: str = "auto", disabled: Iter
     device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
     if device.type != "cuda" or backend == "torch" or importlib.util.find_spec("triton") is None:
         device_name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-        return KernelReport(device_name, "", "torch", "torch", "torch")
+        return KernelReport(device_name, "", "torch", "", "torch", "torch")
     return report_of(kernel_policy(device, disabled), backend)
 
 
@@ -63,6 +67,7 @@ def report_of(policy: KernelPolicy, backend: str = "auto") -> KernelReport:
         profile.name,
         profile.triton_version,
         kernels[type(gemm).__name__],
+        policy.tuned.device if gemm is not None and policy.uses(Mechanism.TUNED_CONFIGS) else "",
         "flash_decoding_pdl" if policy.decode_config(1, 1).pdl else "flash_decoding",
         "flash_attn" if backend == "flash" else "flash_attention_3" if policy.hopper_fa3 else "flash_attention_2",
         ",".join(sorted(policy.disabled)),

@@ -10,7 +10,7 @@ import torch
 
 COUNTERS = 1 << 16
 """Arrival counters: output tiles or (row, head) pairs that one kernel may split."""
-_LEAST_PARTIALS = 1 << 22
+_MIN_PARTIAL_FLOATS = 1 << 22
 """Floats of partial sums to begin with: what decode steps of common models need."""
 
 
@@ -19,7 +19,7 @@ class Workspace:
 
     def __init__(self, device: torch.device) -> None:
         self.counters = torch.zeros(COUNTERS, dtype=torch.int32, device=device)  # [COUNTERS] int32, device
-        self._partials = torch.empty(_LEAST_PARTIALS, device=device)
+        self._partials = torch.empty(_MIN_PARTIAL_FLOATS, device=device)
         self._outgrown: list[torch.Tensor] = []
         """Earlier partial sums, which captured graphs and launches under way still write to."""
         self._growing = threading.Lock()

@@ -17,14 +17,14 @@ from torch.nn import functional
 
 from mini_infer_engine.core.batch import Row
 from mini_infer_engine.device import to_device
-from mini_infer_engine.kernels.sampling.token_groups import GROUPS_A_TILE, RUN, TOKENS_A_GROUP
+from mini_infer_engine.kernels.sampling.token_groups import GROUP_TOKENS, RUN_TOKENS, TILE_GROUPS
 from mini_infer_engine.sampling.parameters import GREEDY_TEMPERATURE
 
 # Constants of splitmix64 (Steele, Lea and Flood 2014, doi 10.1145/2714064.2660195).
 _GOLDEN, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _MASK_64 = (1 << 64) - 1
 # Tokens of one run of each group of a tile, and such stripes in a tile.
-_STRIPE, _STRIPES = GROUPS_A_TILE * RUN, TOKENS_A_GROUP // RUN
+_STRIPE, _STRIPES = TILE_GROUPS * RUN_TOKENS, GROUP_TOKENS // RUN_TOKENS
 
 
 @dataclass(slots=True)
@@ -125,17 +125,17 @@ def _race(logits: Tensor, keys: Tensor) -> Tensor:
     """
     weights = (logits - logits.amax(dim=-1, keepdim=True)).exp_()
     rows, vocab_size = weights.shape
-    stripe = min(-(-vocab_size // RUN) * RUN, _STRIPE)
+    stripe = min(-(-vocab_size // RUN_TOKENS) * RUN_TOKENS, _STRIPE)
     stripes = min(-(-vocab_size // stripe), _STRIPES)
     if missing := -vocab_size % (stripe * stripes):
         weights = functional.pad(weights, (0, missing))
-    masses = weights.view(rows, -1, stripes, stripe).sum(dim=2).view(rows, -1, RUN).sum(dim=-1)
+    masses = weights.view(rows, -1, stripes, stripe).sum(dim=2).view(rows, -1, RUN_TOKENS).sum(dim=-1)
     groups = masses.shape[-1]
-    noise = exponential_noise(keys, TOKENS_A_GROUP + groups)
-    group = _argmax(masses.div_(noise[:, TOKENS_A_GROUP:]))
+    noise = exponential_noise(keys, GROUP_TOKENS + groups)
+    group = _argmax(masses.div_(noise[:, GROUP_TOKENS:]))
     first_tokens, members = _group_layout(groups, stripes, logits.device)
     tokens = first_tokens[group] + members
-    winner = _argmax(weights.gather(1, tokens).div_(noise[:, : stripes * RUN]))
+    winner = _argmax(weights.gather(1, tokens).div_(noise[:, : stripes * RUN_TOKENS]))
     return tokens.gather(1, winner[:, None]).flatten()
 
 
@@ -143,9 +143,9 @@ def _race(logits: Tensor, keys: Tensor) -> Tensor:
 def _group_layout(groups: int, stripes: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """The first token of each group, [groups, 1], and what to add for the others, [stripes * RUN]; int64."""
     group = torch.arange(groups, device=device)[:, None]
-    place = torch.arange(stripes * RUN, device=device)
-    first = group // GROUPS_A_TILE * (_STRIPE * _STRIPES) + group % GROUPS_A_TILE * RUN
-    return first, place // RUN * _STRIPE + place % RUN
+    place = torch.arange(stripes * RUN_TOKENS, device=device)
+    first = group // TILE_GROUPS * (_STRIPE * _STRIPES) + group % TILE_GROUPS * RUN_TOKENS
+    return first, place // RUN_TOKENS * _STRIPE + place % RUN_TOKENS
 
 
 def _argmax(logits: Tensor) -> Tensor:

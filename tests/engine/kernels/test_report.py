@@ -6,9 +6,10 @@ import pytest
 
 from mini_infer_engine.config.mechanisms import Mechanism
 from mini_infer_engine.core_process.build import describe_kernels
+from mini_infer_engine.kernels.gemm.tuned_configs import load_tuned_configs
 from mini_infer_engine.kernels.policy import KernelPolicy
 from mini_infer_engine.kernels.report import kernel_report, log_kernels, report_of
-from tests.engine.kernels.profiles import H200, H200_OTHER_TRITON, L4
+from tests.engine.kernels.profiles import H100, H200, H200_OTHER_TRITON, L4
 
 
 def test_a_hopper_gpu_with_the_measured_triton_has_all_kernels() -> None:
@@ -37,6 +38,13 @@ def test_what_settings_switch_off_is_named(caplog: pytest.LogCaptureFixture) -> 
         log_kernels(report)
     assert [record.levelno for record in caplog.records] == [logging.INFO]
     assert "disabled: hopper_fa3,pdl" in caplog.text
+
+
+def test_an_h100_says_whose_tile_configs_it_uses() -> None:
+    report = report_of(KernelPolicy(H100, tuned=load_tuned_configs(H100.name)))
+    assert report.gemm_configs == "NVIDIA H200"
+    assert "GEMM pdl_gemm with tile configs measured on NVIDIA H200, " in str(report)
+    assert "NVIDIA H100 80GB HBM3" in str(report)
 
 
 def test_a_gpu_that_is_no_hopper_lacks_nothing() -> None:

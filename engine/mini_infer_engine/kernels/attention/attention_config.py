@@ -9,7 +9,7 @@ import torch
 
 from mini_infer_engine.kernels.sizes import next_power_of_2
 
-MANY_LANES = 65
+MANY_HEAD_ROWS = 65
 """Rows times KV heads from which decode attention's small programs, several an SM, read better."""
 _MAX_PDL_ROWS = 16
 """A step of 8 rows is 3 to 5 % shorter where attention begins while the GEMM before runs (H200, three models); of 32
@@ -17,15 +17,15 @@ rows it is 4 to 23 % longer: its programs then take room that the GEMM needs."""
 
 _TILE_QUERIES = 128
 """Queries of a FlashAttention-3 tile, and keys of its blocks."""
-_LEAST_TILES = 50
+_MIN_TILES_PER_HEAD = 50
 """Tiles of one head: with fewer, the kernel for Hopper leaves SMs idle, for it does not split keys."""
-_MANY_TOKENS = 512
-"""Of a first prompt, for which it is faster with fewer tiles, too. Behind a long context the two are equal then."""
-_LEAST_TOKENS_OF_SEQUENCE = 64
-"""Of a chunk, on average: the other kernel fills its tiles with several heads' queries, this one with one head's."""
+_LONG_PROMPT_TOKENS = 512
+"""New tokens from which it is faster with fewer tiles, too. Behind a long context the two are equal then."""
+_MIN_CHUNK_TOKENS = 64
+"""New tokens a sequence on average: FlashAttention-2 fills a tile with several heads' queries, this kernel does not."""
 _FEW_SEQUENCES = 8
-"""As many as every captured pass has room for: it says nothing of how many there will be."""
-SHORT_TOKENS = 1024
+"""Every captured pass has room for so many: a count up to this says nothing of how many there will be."""
+_SHORT_CONTEXT_TOKENS = 1024
 """Up to this context small tiles, several an SM, hide each other's beginnings: up to twice as fast."""
 
 
@@ -87,7 +87,7 @@ class HopperPrefillConfig:
 
 def decode_config(rows: int, kv_heads: int, sm_count: int, *, split_kv: bool, pdl: bool) -> DecodeConfig:
     """For so many rows of one new token; pdl: whether the device and the policy allow programmatic dependent launch."""
-    are_few = rows * kv_heads < MANY_LANES
+    are_few = rows * kv_heads < MANY_HEAD_ROWS
     pdl = pdl and are_few and rows <= _MAX_PDL_ROWS
     target_programs = 2 * sm_count if split_kv else 0
     if are_few:
@@ -109,7 +109,7 @@ def prefill_config(shape: PrefillShape, sm_count: int, shared_memory_bytes: int)
         PrefillConfig(16, 16, 4, 2, sm_count),
     )
     fewer_tiles_than_sms = shape.tokens * (shape.q_heads // shape.kv_heads) * shape.kv_heads < 128 * sm_count
-    is_short = shape.longest_key <= SHORT_TOKENS or fewer_tiles_than_sms
+    is_short = shape.longest_key <= _SHORT_CONTEXT_TOKENS or fewer_tiles_than_sms
     first = 2 if shape.dtype == torch.float32 else 1 if is_short else 0
     row_bytes = next_power_of_2(shape.head_dim) * shape.dtype.itemsize
     for config in configs[first:-1]:
@@ -128,5 +128,5 @@ def supports_hopper_fa3(shape: PrefillShape) -> bool:
 
 def hopper_fa3_is_faster(tokens: int, sequences: int, q_heads: int) -> bool:
     """Whether it has the work that it needs. A captured pass counts padded tokens and sequences: it knows no others."""
-    are_long = sequences <= _FEW_SEQUENCES or tokens >= _LEAST_TOKENS_OF_SEQUENCE * sequences
-    return are_long and (tokens >= _MANY_TOKENS or tokens * q_heads >= _LEAST_TILES * _TILE_QUERIES)
+    are_long = sequences <= _FEW_SEQUENCES or tokens >= _MIN_CHUNK_TOKENS * sequences
+    return are_long and (tokens >= _LONG_PROMPT_TOKENS or tokens * q_heads >= _MIN_TILES_PER_HEAD * _TILE_QUERIES)

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from mini_infer_engine.kernels.attention.attention_config import MANY_LANES
+from mini_infer_engine.kernels.attention.attention_config import MANY_HEAD_ROWS
 from mini_infer_engine.kernels.attention.decode_plan import FIELDS, MAX_SPLITS, NO_WINDOW, DecodePlan
 from mini_infer_engine.kernels.attention.rope_kv import Rotation
 from mini_infer_engine.kernels.sizes import next_power_of_2
@@ -292,7 +292,7 @@ def decode_attention(
     if not rows:
         return out
     partial_floats = programs * kv_heads * group * (dim_block + 2) if plan.splits else 0
-    are_few = rows * kv_heads < MANY_LANES
+    are_few = rows * kv_heads < MANY_HEAD_ROWS
     # Merging many splits takes registers, so that no third program fits on an SM. That helps models with few query
     # heads a KV head as well, which never have so many splits: with PDL, three programs would crowd each SM that the
     # GEMM before has left, and the other SMs would have one (8 x 4,096 tokens of 0.6B: 9 % of a step).

@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from mini_infer_engine.kernels.attention.attention_config import MANY_LANES, DecodeConfig
+from mini_infer_engine.kernels.attention.attention_config import MANY_HEAD_ROWS, DecodeConfig
 from mini_infer_engine.kernels.sizes import cdiv, next_power_of_2
 
 NO_WINDOW = 1 << 30
@@ -23,7 +23,7 @@ MAX_SPLITS: tl.constexpr = tl.constexpr(64)
 """Of a sequence: the split that arrives last merges all of them alone."""
 _MERGE_HEADS = 32
 """Query heads of the splits that one round merges, which takes as long as reading 1.6 blocks."""
-_MANY_BLOCKS: tl.constexpr = tl.constexpr(56)
+_LONG_ROW_BLOCKS: tl.constexpr = tl.constexpr(56)
 """Blocks of the longest row from which many splits are worth their merge."""
 
 
@@ -56,7 +56,7 @@ def _plan_decode(
     # Binary search: splits are at most all blocks over the split length, and one more for each row.
     longest = tl.max(blocks)
     split_blocks = tl.maximum(tl.cdiv(tl.sum(blocks), programs), tl.maximum(tl.cdiv(longest, MAX_SPLITS), 1))
-    cost = tl.where(longest >= _MANY_BLOCKS, merge_cost_of_many, merge_cost)
+    cost = tl.where(longest >= _LONG_ROW_BLOCKS, merge_cost_of_many, merge_cost)
     split_blocks = tl.maximum(split_blocks, tl.sqrt(longest.to(tl.float32) * cost).to(tl.int32))
     upper = tl.minimum(longest, tl.cdiv(tl.sum(blocks), tl.maximum(programs - rows, 1)))
     upper = tl.maximum(upper, split_blocks)
@@ -115,7 +115,7 @@ def plan_decode(
     position -1 is padding and has no program. group: query heads of a KV head.
     """
     rows = positions.shape[0]
-    are_few = rows * kv_heads < MANY_LANES
+    are_few = rows * kv_heads < MANY_HEAD_ROWS
     target = max(config.target_programs // kv_heads, int(rows * config.programs_per_row))
     max_blocks = cdiv(min(max_tokens, sliding_window or max_tokens) + 1, config.block_tokens)
     programs = max(rows, min(target, rows * max_blocks))

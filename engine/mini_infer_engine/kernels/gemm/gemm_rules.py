@@ -9,7 +9,7 @@ from mini_infer_engine.kernels.device import DeviceProfile
 from mini_infer_engine.kernels.gemm.gemm_config import MAX_M, SMALL_M, PdlGemmConfig, SmallMConfig
 from mini_infer_engine.kernels.sizes import cdiv
 
-LEAST_SHARED_MEMORY_BYTES = 227 << 10
+MIN_SHARED_MEMORY_BYTES = 227 << 10
 """What a program needs for the deepest rings of these rules and of the H200's tuned configs."""
 _SYSTEM_BYTES = 4096
 """Shared memory of a program beside its ring: barriers, and what CUDA reserves."""
@@ -19,7 +19,7 @@ K_SPLITS = (4, 2)
 """Values of `k_splits` beside 1."""
 _CUBLAS_TILE = 128
 """Rows and columns of an output tile of cuBLAS, more or less."""
-_LEAST_SPLIT_K = 512
+_MIN_SPLIT_K = 512
 """Width of a split."""
 
 
@@ -79,7 +79,7 @@ def k_splits(m: int, n: int, k: int, *, profile: DeviceProfile) -> int:
     wave_and_a_half = sms < tiles <= 1.5 * sms
     for splits, suits in zip(K_SPLITS, (tiles <= 40, tiles <= 84 or wave_and_a_half), strict=True):
         split_k, rest = divmod(k, splits)
-        least = _LEAST_SPLIT_K if tiles * splits <= sms else 2 * _LEAST_SPLIT_K
+        least = _MIN_SPLIT_K if tiles * splits <= sms else 2 * _MIN_SPLIT_K
         if suits and split_k >= least and not rest and not split_k % 8:
             return splits
     return 1

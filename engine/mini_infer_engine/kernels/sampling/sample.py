@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from mini_infer_engine.kernels.sampling.sampling_state import HOST_RING_DEPTH, SamplingState
-from mini_infer_engine.kernels.sampling.token_groups import GROUPS_A_TILE, RUN, TOKENS_A_GROUP
+from mini_infer_engine.kernels.sampling.token_groups import GROUP_TOKENS, RUN_TOKENS, TILE_GROUPS
 from mini_infer_engine.kernels.sampling.topk_topp import topk_topp_thresholds
 from mini_infer_engine.kernels.sizes import cdiv, next_power_of_2
 from mini_infer_engine.kernels.workspace import Workspace
@@ -166,7 +166,7 @@ def sample(
     rows, vocabulary = logits.shape
     unfiltered = torch.empty(0, dtype=torch.float32, device=logits.device)
     thresholds = topk_topp_thresholds(logits, slots, state) if filtered else unfiltered
-    tiles = cdiv(vocabulary, TOKENS_A_GROUP * GROUPS_A_TILE)
+    tiles = cdiv(vocabulary, GROUP_TOKENS * TILE_GROUPS)
     tiles_per_split = cdiv(tiles, max(1, programs // rows))
     max_splits = next_power_of_2(tiles)
     partial_values = torch.empty((rows, max_splits), dtype=torch.float32, device=logits.device)
@@ -188,9 +188,9 @@ def sample(
         logits.stride(0),
         tiles_per_split,
         state.last_tokens.shape[0] - 1,
-        GROUP=TOKENS_A_GROUP,
-        RUN=RUN,
-        GROUPS=GROUPS_A_TILE,
+        GROUP=GROUP_TOKENS,
+        RUN=RUN_TOKENS,
+        GROUPS=TILE_GROUPS,
         FILTERED=filtered,
         MAX_SPLITS=max_splits,
         KEPT=HOST_RING_DEPTH,

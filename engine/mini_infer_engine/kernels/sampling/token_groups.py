@@ -4,8 +4,8 @@ Groups suit a GPU: a group is what one thread holds of a tile, in runs that it l
 devices, since what a seed gives depends on them.
 """
 
-RUN = 8
+RUN_TOKENS = 8
 """Tokens in a row: 16 bytes of bf16."""
-TOKENS_A_GROUP = 64
-GROUPS_A_TILE = 128
+GROUP_TOKENS = 64
+TILE_GROUPS = 128
 """The runs of a group lie this many runs apart, those of other groups between them."""

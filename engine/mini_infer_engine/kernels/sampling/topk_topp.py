@@ -18,16 +18,16 @@ import triton.language as tl
 from mini_infer_engine.kernels.sampling.sampling_state import SUPPRESSED_WIDTH, SamplingState
 from mini_infer_engine.kernels.sizes import LOG2_E, cdiv, next_power_of_2
 
-_CAPACITY = (4096, 16384)
+_CAPACITY_TOKENS = (4096, 16384)
 """Tokens of a row that the first and the second gathering have room for. Smaller vocabularies need no sample."""
-_RANK = 2048
+_RANK_TOKENS = 2048
 """Tokens to gather first: few, but enough for usual values of top-k and for most nuclei."""
-_SAMPLE = 8192
-"""Tokens of the sample: its estimate of a rank near _RANK is off by a tenth, at most by a half."""
-_PART = 4096
+_SAMPLE_TOKENS = 8192
+"""Tokens of the sample: its estimate of a rank near _RANK_TOKENS is off by a tenth, at most by a half."""
+_PART_TOKENS = 4096
 """Tokens of a row that one program reads."""
 _PART_WARPS = 8
-_RUN = 8
+_RUN_TOKENS = 8
 """Tokens that a thread reads at once."""
 
 _LOG2_E: tl.constexpr = tl.constexpr(LOG2_E)
@@ -434,9 +434,9 @@ def _resolve(
 def topk_topp_thresholds(logits: torch.Tensor, slots: torch.Tensor, state: SamplingState) -> torch.Tensor:
     """[rows] fp32, -inf where no filter is on, of logits [rows, vocabulary], whose suppressed tokens become -inf."""
     rows, vocabulary = logits.shape
-    parts = cdiv(vocabulary, _PART)
+    parts = cdiv(vocabulary, _PART_TOKENS)
     max_parts = next_power_of_2(parts)
-    width = _CAPACITY[-1]
+    width = _CAPACITY_TOKENS[-1]
     thresholds = torch.empty(rows, dtype=torch.float32, device=logits.device)
     counts = torch.empty(rows, dtype=torch.int32, device=logits.device)
     brackets = torch.empty((rows, 3), dtype=torch.float32, device=logits.device)
@@ -455,12 +455,12 @@ def topk_topp_thresholds(logits: torch.Tensor, slots: torch.Tensor, state: Sampl
         vocabulary,
         logits.stride(0),
         WIDTH=SUPPRESSED_WIDTH,
-        SAMPLE=_SAMPLE,
-        RANK=_RANK,
-        CAPACITY=_CAPACITY[0],
+        SAMPLE=_SAMPLE_TOKENS,
+        RANK=_RANK_TOKENS,
+        CAPACITY=_CAPACITY_TOKENS[0],
         num_warps=16,
     )
-    for again, capacity in enumerate(_CAPACITY):
+    for again, capacity in enumerate(_CAPACITY_TOKENS):
         _gather[(rows, parts)](
             logits,
             slots,
@@ -471,13 +471,13 @@ def topk_topp_thresholds(logits: torch.Tensor, slots: torch.Tensor, state: Sampl
             gathered,
             vocabulary,
             logits.stride(0),
-            PART=_PART,
+            PART=_PART_TOKENS,
             MAX_PARTS=max_parts,
             CAPACITY=capacity,
             WIDTH=width,
             AGAIN=again == 1,
-            RUN=_RUN,
-            RUNS=_PART // (_PART_WARPS * 32 * _RUN),
+            RUN=_RUN_TOKENS,
+            RUNS=_PART_TOKENS // (_PART_WARPS * 32 * _RUN_TOKENS),
             num_warps=_PART_WARPS,
         )
         _resolve[(rows,)](
@@ -493,7 +493,7 @@ def topk_topp_thresholds(logits: torch.Tensor, slots: torch.Tensor, state: Sampl
             MAX_PARTS=max_parts,
             CAPACITY=capacity,
             WIDTH=width,
-            SAMPLE=_SAMPLE,
+            SAMPLE=_SAMPLE_TOKENS,
             SHIFT=shift,
             AGAIN=again == 1,
             num_warps=32 if again else 16,
