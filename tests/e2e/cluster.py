@@ -27,6 +27,14 @@ class Cluster:
     def helm(self, *arguments: str) -> str:
         return run(self._helm, *arguments, env=self.environment)
 
+    def apply(self, manifests: str) -> None:
+        """Create or change what is written there, as YAML."""
+        run(self._kubectl, "apply", "--server-side", "-f", "-", env=self.environment, stdin=manifests)
+
+    def post(self, path: str, body: str) -> None:
+        """Create a subresource, such as an Eviction."""
+        run(self._kubectl, "create", "--raw", path, "-f", "-", env=self.environment, stdin=body)
+
     def get(self, *arguments: str) -> list[dict[str, Any]]:
         found = json.loads(self.kubectl("get", *arguments, "-o", "json"))
         return found.get("items", [found])

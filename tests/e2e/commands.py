@@ -14,13 +14,16 @@ def say(text: str) -> None:
     print(f"    {time.monotonic() - _started:6.1f} s  {text}", flush=True)
 
 
-def run(*command: str | Path, env: dict[str, str] | None = None, timeout_s: float = 240) -> str:
+def run(
+    *command: str | Path, env: dict[str, str] | None = None, timeout_s: float = 240, stdin: str | None = None
+) -> str:
     """Run to the end and return stdout; a failure carries the end of what was printed."""
     done = subprocess.run(
         [str(part) for part in command],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        input=stdin,
         cwd=ROOT,
         env={**os.environ, **(env or {})},
         timeout=timeout_s,

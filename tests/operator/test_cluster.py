@@ -277,6 +277,11 @@ def test_labels_of_others_and_managers_that_may_add_are_left_alone(cluster: Clus
     cluster.plane.kubectl("patch", "deployment", name, f"--patch={json.dumps(sidecar)}", "--field-manager=mesh")
     cluster.plane.kubectl("rollout", "restart", f"deployment/{name}")
     time.sleep(2)
+    pod = cluster.children("tolerant", "pods")[-1]["metadata"]["name"]
+    cluster.plane.kubectl("label", "pod", pod, "serving.mini-infer.io/draining=true")
+    time.sleep(1)
+    by_name = {p["metadata"]["name"]: p["metadata"]["labels"] for p in cluster.children("tolerant", "pods")}
+    assert by_name.get(pod, {}).get("serving.mini-infer.io/draining", "true") == "true"
     (after,) = cluster.children("tolerant", "deployments")
     template = after["spec"]["template"]
     assert {container["name"] for container in template["spec"]["containers"]} == {"engine", "proxy"}

@@ -185,8 +185,8 @@ class ClusterBackend:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         for pod in self._pods:
             metadata = pod["metadata"]
-            chosen, labelled = metadata["name"] in draining, LABEL_DRAINING in metadata.get("labels", {})
-            if chosen == labelled or "deletionTimestamp" in metadata:
+            chosen, labelled = metadata["name"] in draining, ANNOTATION_DRAINING_SINCE in metadata["annotations"]
+            if chosen == labelled or "deletionTimestamp" in metadata:  # a label that somebody else set is his to take
                 continue
             annotations = {ANNOTATION_DRAINING_SINCE: now if chosen else None, _DELETION_COST: "-1" if chosen else None}
             change = {"metadata": {"labels": {LABEL_DRAINING: "true" if chosen else None}, "annotations": annotations}}

@@ -1,0 +1,176 @@
+"""Everything that happens to a service in a long day, one after the other, under load.
+
+    E2E_NODE=... E2E_BUILD=... python -m tests.e2e.soak --minutes 15 --start-seconds 60
+
+makes a cluster with our images and runs the steps until the time is over; it ends with 1 if any request failed.
+`test_soak.py` runs each step once.
+"""
+
+import argparse
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import yaml
+
+from tests.e2e.cluster import Cluster, wait_until
+from tests.e2e.commands import say
+from tests.e2e.images import TAG, repository
+
+NAME = "soak"
+
+
+def engine_image() -> str:
+    """As the cluster has it."""
+    return f"{repository('engine-cpu')}:{TAG}"
+
+
+class Service:
+    """A dry-run service whose engines take `start_s` to start, as those with large weights do."""
+
+    def __init__(self, cluster: Cluster, system: str, namespace: str, start_s: float) -> None:
+        self.cluster = cluster
+        self._system = system
+        self._namespace = namespace
+        self._start_s = start_s
+        self._spec: dict[str, Any] = {
+            "model": {"uri": "demo", "name": NAME},
+            "rollout": {"minReadySeconds": 3},
+            "unified": {
+                "replicas": 2,
+                "engine": {"maxNumSeqs": 16, "extraArgs": ["--dry-run"]},
+                "template": {"spec": {"initContainers": [self._slow_start()]}},
+            },
+        }
+
+    def _slow_start(self) -> dict[str, Any]:
+        """What loads no weights takes its time before the engine begins."""
+        wait = f"import time; time.sleep({self._start_s})"
+        return {"name": "weights", "image": engine_image(), "command": ["python", "-c", wait]}
+
+    def apply(self, **unified: Any) -> None:
+        """Edit the role; `image` is the service's."""
+        image = unified.pop("image", None)
+        self._spec = {**self._spec, "unified": {**self._spec["unified"], **unified}}
+        spec = {**self._spec, **({"image": image} if image else {})}
+        manifest = {
+            "apiVersion": "serving.mini-infer.io/v1alpha1",
+            "kind": "InferenceService",
+            "metadata": {"name": NAME, "namespace": self._namespace},
+            "spec": spec,
+        }
+        self.cluster.apply(yaml.safe_dump(manifest))
+
+    def ready(self, limit_s: float = 0.0) -> None:
+        """Wait until everything that is asked for runs, and nothing else."""
+
+        def holds() -> bool:
+            (found,) = self.cluster.get("infsvc", NAME, "-n", self._namespace)
+            status = found.get("status", {})
+            told = {c["type"]: c["status"] for c in status.get("conditions", ())}
+            current = status.get("observedGeneration") == found["metadata"]["generation"]
+            return current and told.get("Ready") == "True" and status["replicas"] == self._spec["unified"]["replicas"]
+
+        wait_until(f"{NAME} ready", holds, limit_s or 120 + 6 * self._start_s)
+
+    def pods(self) -> list[dict[str, Any]]:
+        """Engines, the oldest first."""
+        found = self.cluster.get("pods", "-n", self._namespace, "-l", f"serving.mini-infer.io/service={NAME}")
+        return sorted(found, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
+
+    def edit(self) -> None:
+        """A new revision takes the place of the old one."""
+        self.apply(engine={**self._spec["unified"]["engine"], "maxNumSeqs": 8 + int(time.time()) % 100})
+        self.ready()
+
+    def bad_edit_and_back(self) -> None:
+        """An image that cannot be had, and the old one again."""
+        self.apply(image="localhost/no-such-image:0")
+        time.sleep(15)
+        self.apply()
+        self.ready()
+
+    def scale(self) -> None:
+        """Three, one, two."""
+        for replicas in (3, 1, 2):
+            self.apply(replicas=replicas)
+            self.ready()
+
+    def evict(self) -> None:
+        """What `kubectl drain` does to one engine; a second one must wait."""
+        first, second = (pod["metadata"]["name"] for pod in self.pods()[:2])
+        self._evict(first)
+        with contextlib.suppress(RuntimeError):  # 429, unless the first one's successor is ready already
+            self._evict(second)
+        time.sleep(2)
+        self.ready()
+
+    def lose_an_engine(self) -> None:
+        """Gone without a word."""
+        name = self.pods()[0]["metadata"]["name"]
+        self.cluster.kubectl("delete", "pod", name, "-n", self._namespace, "--grace-period=0", "--force")
+        time.sleep(2)
+        self.ready()
+
+    def lose_the_operator(self) -> None:
+        """In the middle of an edit."""
+        self.apply(engine={**self._spec["unified"]["engine"], "maxNumSeqs": 120 + int(time.time()) % 100})
+        selector = "app.kubernetes.io/component=operator"
+        flags = ("-n", self._system, "-l", selector, "--grace-period=0", "--force")
+        self.cluster.kubectl("delete", "pod", *flags)
+        self.ready()
+
+    def roll_the_gateway(self) -> None:
+        """As an upgrade of the chart does."""
+        deployment = "deployment/mini-infer-gateway"
+        self.cluster.kubectl("rollout", "restart", deployment, "-n", self._system)
+        self.cluster.kubectl("rollout", "status", deployment, "-n", self._system, "--timeout=200s")
+
+    def steps(self) -> list[Callable[[], None]]:
+        """All of it, in order."""
+        return [
+            self.edit,
+            self.bad_edit_and_back,
+            self.scale,
+            self.evict,
+            self.lose_an_engine,
+            self.lose_the_operator,
+            self.roll_the_gateway,
+        ]
+
+    def _evict(self, pod: str) -> None:
+        metadata = {"name": pod, "namespace": self._namespace}
+        eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata}
+        path = f"/api/v1/namespaces/{self._namespace}/pods/{pod}/eviction"
+        self.cluster.post(path, json.dumps(eviction))
+
+
+def run_steps(service: Service, until_s: float, failed: Callable[[], int]) -> None:
+    """Every step once, and again while there is time; stops at the first that costs a request."""
+    while True:
+        for step in service.steps():
+            begun_s = time.monotonic()
+            step()
+            time.sleep(3)
+            say(f"{step.__name__}: {time.monotonic() - begun_s:.0f} s, {failed()} requests failed so far")
+        if time.monotonic() >= until_s:
+            return
+
+
+def main() -> int:
+    """The long form."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=15.0)
+    parser.add_argument("--start-seconds", type=float, default=60.0, help="how long an engine takes to start")
+    parser.add_argument("--rate", type=float, default=15.0, help="requests a second")
+    given = parser.parse_args()
+    from tests.e2e import test_soak
+
+    return test_soak.in_a_cluster_of_its_own(given.minutes * 60, given.start_seconds, given.rate)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
