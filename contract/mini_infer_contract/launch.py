@@ -32,6 +32,10 @@ REQUEST_ID_HEADER = "x-request-id"
 DRAINING_HEADER = "x-mini-infer-draining"
 """On a 503 of an engine that drains: the gateway tries another pod and does not count a failure."""
 
+QUEUE_TIMEOUT_HEADER = "x-mini-infer-queue-timeout"
+"""Of a client: seconds that its request may wait at the gateway for an engine with room; among requests of one priority
+those that must go sooner go first."""
+
 HUB_TOKEN_ENV = "HF_TOKEN"
 """Environment variable with the token for models that a hub serves only to some."""
 

@@ -50,6 +50,25 @@ async def test_requests_wait_until_the_engine_has_room_and_go_by_priority() -> N
         assert await metric(gateway, 'mini_infer_gateway_queue_wait_error_seconds_count{model="m"}') == 3
 
 
+async def test_who_must_go_sooner_goes_first() -> None:
+    async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
+        await gateway.settled()
+        await busy(gateway, engine)
+        asked = []
+        for number, timeout_s in enumerate(["50", "no number", "20"]):
+            headers = {"x-mini-infer-queue-timeout": timeout_s}
+            body = {"model": "m", "messages": [{"role": "user", "content": f"number {number}"}]}
+            url = gateway.url + "/v1/chat/completions"
+            asked.append(asyncio.ensure_future(gateway.client.post(url, json=body, headers=headers)))
+            await until(lambda number=number: waiting(gateway) == number + 1)
+        order = [entry.order[1] for entry in gateway.app.backlog.waiting("a")]
+        assert [round(order[1] - order[0]), round(order[2] - order[0])] == [30, 40]
+        await busy(gateway, engine, 0)
+        for response in await asyncio.gather(*asked):
+            assert response.status == 200
+            response.release()
+
+
 async def test_a_full_queue_says_when_to_come_back() -> None:
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint, max_queue=1) as gateway:
         await gateway.settled()

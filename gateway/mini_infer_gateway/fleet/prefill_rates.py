@@ -5,6 +5,7 @@ where there are no reports. Endpoints of a fleet are mostly alike, so little evi
 rate is that of all until its own observations outweigh them. Pure: times come with the observations.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from mini_infer_contract.events import LoadReport
@@ -68,9 +69,10 @@ class PrefillRates:
         """So many tokens, with those that were queued before them, took that long."""
         self._add(self._observed.setdefault(endpoint, _Observed()), tokens, took_s)
 
-    def forget(self, endpoint: str) -> None:
-        """The endpoint is gone."""
-        if own := self._observed.pop(endpoint, None):
+    def keep(self, endpoints: Collection[str]) -> None:
+        """Forgets all others: they are gone."""
+        for endpoint in self._observed.keys() - endpoints:
+            own = self._observed.pop(endpoint)
             self._tokens, self._seconds = self._tokens - own.tokens, self._seconds - own.seconds
 
     def _add(self, own: _Observed, tokens: int, took_s: float) -> None:

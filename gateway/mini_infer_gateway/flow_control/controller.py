@@ -8,11 +8,12 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
+from math import inf
 from typing import Protocol
 
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.events import LoadReport
-from mini_infer_gateway.fleet.backlog import Backlog
+from mini_infer_gateway.fleet.backlog import Backlog, Order
 from mini_infer_gateway.fleet.load import InFlight, Load, LoadLedger
 from mini_infer_gateway.fleet.prefill_rates import PrefillRates
 from mini_infer_gateway.flow_control.flow_queue import FlowQueue, QueuedRequest, QueueFullError
@@ -43,6 +44,9 @@ class Placement:
     prompt_tokens: int
     """As its tokenizer counts them; 0: not tokenised."""
     waited_s: float
+    sent_s: float
+    tokens_before_answer: int
+    """Its own uncached ones, and those that the endpoint had to compute already."""
 
 
 @dataclass(slots=True, eq=False)
@@ -83,9 +87,12 @@ class FlowController:
         self._numbers, self._turns = count(1), count()
         ledger.on_report = self.reported
 
-    def order(self, priority: int, arrived_s: float) -> tuple[int, float, int]:
-        """A new request's place in the queue: by priority, then by when it must be placed at the latest."""
-        return priority, arrived_s + self._settings.queue_timeout_s, next(self._numbers)
+    def order(self, priority: int, arrived_s: float, patience_s: float = inf) -> Order:
+        """A new request's place in the queue: by priority, then by when it must be placed at the latest.
+
+        `patience_s`: how long its client wants to wait at most.
+        """
+        return priority, arrived_s + min(patience_s, self._settings.queue_timeout_s), next(self._numbers)
 
     async def place(
         self,
@@ -134,10 +141,13 @@ class FlowController:
             timer.cancel()
             self._queue.drop(waiter)
 
-    def first_byte(self, placement: Placement) -> None:
-        """Its answer begins, so its prompt is computed."""
+    def first_byte(self, placement: Placement, is_stream: bool) -> None:
+        """Its answer begins, so its prompt is computed, and, in a stream, not much more."""
+        endpoint = placement.flight.endpoint
         placement.flight.answered = True
-        self._pump(placement.flight.endpoint)
+        if is_stream and not self._ledger.load(endpoint).reported:
+            self._rates.observe(endpoint, placement.tokens_before_answer, self._clock() - placement.sent_s)
+        self._pump(endpoint)
 
     def finish(self, placement: Placement) -> None:
         """It is over, however it ended."""
@@ -153,8 +163,11 @@ class FlowController:
         """Until cancelled: places anew what waits for endpoints that are gone, and offers idle ones what waits."""
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
+            known = list(names())
+            self._rates.keep(known)
+            self._queue.keep(known)
             if self._backlog.depths():
-                self.look_once(list(names()))
+                self.look_once(known)
 
     def look_once(self, names: Sequence[str]) -> None:
         """One look; `names` are all endpoints that there are."""
@@ -165,8 +178,7 @@ class FlowController:
             if endpoint in usable:
                 self._queue.pump(endpoint, now_s)
             else:
-                self._queue.forget(endpoint, now_s)
-                self._rates.forget(endpoint)
+                self._queue.place_anew(endpoint, now_s)
         idle = sorted(usable.difference(waited_for))
         for _ in range(min(LOOKED_AT, len(idle))):
             self._queue.pump(idle[next(self._turns) % len(idle)], now_s)
@@ -196,9 +208,10 @@ class FlowController:
         assert entry.request is not None
         prompt_tokens = self._guess(entry.request, decision, now_s)
         uncached = max(0, entry.request.prompt_tokens - decision.hit_tokens)
+        tokens = uncached + self._ledger.load(decision.decode.name).queued_tokens
         flight = self._ledger.start(decision.decode.name, entry.request_id, uncached)
         waited_s = now_s - entry.came_s if entry.future else 0.0
-        entry.placement = Placement(decision, flight, prompt_tokens, waited_s)
+        entry.placement = Placement(decision, flight, prompt_tokens, waited_s, now_s, tokens)
         self._metrics.queue_waited(entry.pool, waited_s, entry.predicted_wait_s if entry.future else None)
         if entry.future and not entry.future.done():
             entry.future.set_result(None)

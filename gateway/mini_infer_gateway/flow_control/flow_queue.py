@@ -8,6 +8,7 @@ takes what would start sooner there at a price worth it. So only the router deci
 when.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from math import inf
 from typing import Protocol
@@ -114,9 +115,15 @@ class FlowQueue:
         if entry.endpoint:
             self._backlog.remove(entry)
 
-    def forget(self, endpoint: str, now_s: float) -> None:
-        """The endpoint may not be chosen any more: what waits for it is placed anew."""
-        self._windows.pop(endpoint, None)
+    def keep(self, endpoints: Collection[str]) -> None:
+        """Forgets what was learned of all others, and of models for which nothing waits any more."""
+        if self._windows.keys() - endpoints:
+            self._windows = {name: window for name, window in self._windows.items() if name in endpoints}
+            depths = self._backlog.depths()
+            self._predictions = {pool: known for pool, known in self._predictions.items() if pool in depths}
+
+    def place_anew(self, endpoint: str, now_s: float) -> None:
+        """The endpoint may not be chosen any more: what waits for it goes elsewhere."""
         for entry in list(self._backlog.waiting(endpoint)):
             self._place_again(entry, now_s)
 

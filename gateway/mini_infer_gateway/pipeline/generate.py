@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 from secrets import randbits
 from typing import Any
 from uuid import uuid4
@@ -15,7 +16,7 @@ from uuid import uuid4
 import msgspec
 
 from mini_infer_contract.api_errors import ApiError
-from mini_infer_contract.launch import REQUEST_ID_HEADER, Endpoint
+from mini_infer_contract.launch import QUEUE_TIMEOUT_HEADER, REQUEST_ID_HEADER, Endpoint
 from mini_infer_gateway.fleet.backlog import Backlog
 from mini_infer_gateway.fleet.load import LoadLedger
 from mini_infer_gateway.fleet.prefill_rates import PrefillRates
@@ -62,6 +63,7 @@ CONTINUATION_WAIT_S = 20.0
 CONTINUATION_PAUSE_S = 0.1
 
 _REQUEST_ID = REQUEST_ID_HEADER.encode()
+_QUEUE_TIMEOUT = QUEUE_TIMEOUT_HEADER.encode()
 
 INTERNAL_ERROR = ApiError(500, "an error of the gateway's own; its log says which", code="internal_error")
 
@@ -84,6 +86,8 @@ class _Call:
     """As the client wrote it: a name of the catalog."""
     client_body: bytes
     held: HeldBody
+    patience_s: float
+    """How long its client lets it wait for an endpoint with room."""
 
     def answer_begins(self, keep_body: bool) -> None:
         """From now on its body is needed only where another endpoint may have to go on with the answer."""
@@ -179,7 +183,9 @@ class Generate:
         self.retry_budget.earn(arrived_s)
         attempts = Attempts(self.retry_budget, settings.max_attempts, arrived_s + settings.request_deadline_s)
         path, name = scope["path"], request_id.decode("latin-1")
-        return _Call(path, name, arrived_s, exchange, attempts, fields, model, body, held)
+        return _Call(
+            path, name, arrived_s, exchange, attempts, fields, model, body, held, _patience_s(scope["headers"])
+        )
 
     def _model(self, path: str, fields: dict[str, Any]) -> str:
         model = fields.get("model")
@@ -327,7 +333,9 @@ class Generate:
         tokens = max((prompt.tokens for prompt in prompts.values()), default=len(call.client_body) // BYTES_PER_TOKEN)
         # What takes no part in a batch takes no place in the queue either: it goes before all that wait.
         priority = IMMEDIATE if call.path in TEXT_PATHS else _priority(call.fields)
-        return RoutingRequest(call.model, tokens, prompts, order=self.flow.order(priority, call.arrived_s))
+        return RoutingRequest(
+            call.model, tokens, prompts, order=self.flow.order(priority, call.arrived_s, call.patience_s)
+        )
 
     async def _attempt(self, call: _Call, request: RoutingRequest, placement: Placement) -> None:
         """One endpoint, which counts the request as its load already."""
@@ -343,8 +351,10 @@ class Generate:
         )
         is_continued = self._ask_for_ids(call, endpoint)
 
+        is_stream = call.fields.get("stream") is True
+
         def first_byte(status: int) -> None:
-            self.flow.first_byte(placement)
+            self.flow.first_byte(placement, is_stream)
             call.answer_begins(keep_body=not self._bodies.is_tight)
             if status < 300 and not is_continued:
                 took_s = self._clock() - call.arrived_s
@@ -442,6 +452,16 @@ _BAD_REQUEST_ID = ApiError(
     param=REQUEST_ID_HEADER,
     code="bad_request_id",
 )
+
+
+def _patience_s(headers: Headers) -> float:
+    """The client's own limit for its wait in the queue; what is no number of seconds is none."""
+    sent = next((value for name, value in headers if name == _QUEUE_TIMEOUT), b"")
+    try:
+        patience_s = float(sent)
+    except ValueError:
+        return inf
+    return max(0.0, patience_s) if patience_s == patience_s else inf
 
 
 def _priority(fields: dict[str, Any]) -> int:

@@ -159,7 +159,7 @@ def test_what_waits_for_a_gone_endpoint_goes_elsewhere_or_is_given_up() -> None:
     for number in range(3):
         world.offer(number)
     world.prefers |= {1: "b", 2: None}
-    world.queue.forget("a", 1.0)
+    world.queue.place_anew("a", 1.0)
     assert world.sent == [(0, "a"), (1, "b")]
     assert world.abandoned == [2]
 
