@@ -28,9 +28,11 @@ RUN pip install --quiet --no-deps --compile --prefix /code . \
 
 FROM build AS control-plane-packages
 # hf_xet downloads weights: tokenizers asks for it by way of huggingface_hub, and neither gateway nor operator downloads any.
+# zstandard brings its code twice; the half for PyPy is of no use here.
 RUN python /build/requirements.py /build/pyproject.toml gateway operator >/build/requirements.txt \
     && pip install --quiet -c /build/constraints.txt -r /build/requirements.txt \
     && pip uninstall --quiet --yes hf_xet setuptools pip \
+    && rm -f /opt/mini-infer/lib/python3*/site-packages/zstandard/_cffi*.so \
     && python -m compileall -q -j 0 /opt/mini-infer/lib
 
 FROM base AS control-plane

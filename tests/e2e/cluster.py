@@ -19,13 +19,13 @@ class Cluster:
 
     def __init__(self, kubeconfig: str) -> None:
         self.environment = {"KUBECONFIG": kubeconfig}
-        self._kubectl, self._helm = program("kubectl"), program("helm")
+        self._kubectl = program("kubectl")
 
     def kubectl(self, *arguments: str) -> str:
         return run(self._kubectl, *arguments, env=self.environment)
 
     def helm(self, *arguments: str) -> str:
-        return run(self._helm, *arguments, env=self.environment)
+        return run(program("helm"), *arguments, env=self.environment)
 
     def apply(self, manifests: str) -> None:
         """Create or change what is written there, as YAML."""

@@ -3,7 +3,8 @@
 E2E_NODE       a program that makes the node: PROGRAM up DIR --gpus G, and exec, load, down
 E2E_GPUS       what is given to --gpus: real (default), or a number where GPUs are only counted
 E2E_GPU_TARGET the Dockerfile's target: engine-cuda (default), or engine-cpu where GPUs are only counted
-E2E_GPU_BUILD  a program that builds the engine's image (host_image.sh); else E2E_BUILD
+E2E_GPU_BUILD  a program that builds the engine's image: tests/e2e/host_image.sh with its HOST_IMAGE and HOST_PACKAGES,
+               where no registry is reached and the node lends engines its own Python; else E2E_BUILD
 E2E_GPU_MODELS shapes of benchmarks/common/models.py to start with random weights: qwen3-0.6b,qwen2.5-7b; empty: none
 """
 
@@ -25,7 +26,7 @@ from benchmarks.common.models import model_folder
 from tests.e2e.cluster import wait_until
 from tests.e2e.commands import ROOT, say
 from tests.e2e.gpu_node import GpuNode
-from tests.e2e.test_platform import ANSWER, QUESTION
+from tests.e2e.questions import ANSWER, QUESTION
 
 pytestmark = [pytest.mark.e2e, pytest.mark.gpu, pytest.mark.timeout(1800)]
 MODELS = [name for name in os.environ.get("E2E_GPU_MODELS", "qwen3-0.6b,qwen2.5-7b").split(",") if name]

@@ -1,6 +1,5 @@
 """From `helm install` to an answer through the gateway's Service, and back to an empty cluster."""
 
-import textwrap
 import time
 from collections.abc import Iterator
 
@@ -11,13 +10,14 @@ from mini_infer_contract.resources import GROUP, LABEL_SERVICE, PLURAL
 from tests.e2e.cluster import Cluster, wait_until
 from tests.e2e.commands import ROOT, say
 from tests.e2e.images import TAG, repository
+from tests.e2e.questions import ANSWER, QUESTION
 
 RELEASE = "mini-infer"
 SYSTEM, USER = "mini-infer-e2e-system", "mini-infer-e2e-user"
 """Namespaces: of the release, and of the InferenceService."""
-QUESTION = [{"role": "user", "content": "What does textwrap.dedent do?"}]
-ANSWER = textwrap.dedent.__doc__.strip().split(".")[0]  # type: ignore[union-attr]  # the demo model knows docstrings
-SERVICE_KINDS = "deployments,replicasets,pods,services,endpointslices,controllerrevisions"
+SERVICE_KINDS = (
+    "deployments,replicasets,pods,services,endpointslices,controllerrevisions,poddisruptionbudgets,networkpolicies"
+)
 RELEASE_KINDS = (
     f"{SERVICE_KINDS},serviceaccounts,roles,rolebindings,clusterroles,clusterrolebindings,secrets,configmaps"
 )
@@ -55,10 +55,15 @@ def test_an_openai_client_gets_an_answer_and_nothing_is_left(cluster: Cluster) -
     cluster.kubectl("wait", "infsvc/demo", "-n", USER, "--for=condition=Ready", "--timeout=180s")
     say("the InferenceService is Ready")
     cluster.kubectl("rollout", "status", f"deployment/{RELEASE}-gateway", "-n", SYSTEM, "--timeout=60s")
+    assert "Phase:          Succeeded" in cluster.helm("test", RELEASE, "-n", SYSTEM, "--timeout=90s")
+    say("helm test succeeded")
     with cluster.reach(SYSTEM, f"{RELEASE}-gateway") as url:
         say(f"the gateway is at {url}")
         with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=5) as client:
             ask(client, started)
+    cluster.kubectl("scale", "infsvc/demo", "-n", USER, "--replicas=1")
+    wait_until("one engine", lambda: engines(cluster) == 1, timeout_s=60)
+    say("kubectl scale left one engine")
     print(cluster.kubectl("get", "infsvc,pods", "-A", "-o", "wide"))
 
     cluster.kubectl("delete", "-n", USER, "-f", str(ROOT / "examples/demo.yaml"))
@@ -69,8 +74,13 @@ def test_an_openai_client_gets_an_answer_and_nothing_is_left(cluster: Cluster) -
     say("the release is uninstalled, nothing of it is left")
 
 
+def engines(cluster: Cluster) -> int:
+    (service,) = cluster.get("infsvc", "demo", "-n", USER)
+    return int(service["status"]["replicas"])
+
+
 def install(cluster: Cluster) -> None:
-    settings = {"gateway.service.type": "NodePort"}
+    settings = {"gateway.service.type": "NodePort", "networkPolicy.enabled": "true"}
     for part, target in (("gateway", "gateway"), ("operator", "operator"), ("engine", "engine-cpu")):
         settings |= {
             f"{part}.image.repository": repository(target),
