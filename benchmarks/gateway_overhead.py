@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
+from zlib import crc32
 
 import uvloop
 
@@ -199,7 +200,7 @@ async def run(options: argparse.Namespace) -> dict[str, dict[str, list[Figures]]
         for number in range(options.rounds):
             for load in options.loads:
                 for name, (target, router) in targets.items():
-                    figures = await LOADS[load](target, router, Texts(hash((number, load)) & 0xFFFF), scale)
+                    figures = await LOADS[load](target, router, Texts(crc32(f"{number} {load}".encode())), scale)
                     found[load].setdefault(name, []).append(figures)
                     print(number, load, name, {key: round(value, 3) for key, value in figures.items()}, flush=True)
         memory = {name: router.memory_mb("VmHWM") for name, (_, router) in targets.items() if router}

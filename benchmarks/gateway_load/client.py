@@ -32,8 +32,21 @@ class Connection:
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def ask(self, body: bytes, due_s: float | None = None) -> Answer:
-        """Posts a chat, or GETs the list of models where the body is empty."""
+        """Posts a chat, or GETs the list of models where the body is empty.
+
+        A connection that its server closed while nobody used it is opened again.
+        """
         due_s = time.perf_counter() if due_s is None else due_s
+        if self._streams is not None:
+            try:
+                return await self._ask(body, due_s)
+            except (ConnectionError, asyncio.IncompleteReadError) as error:
+                self.close()
+                if getattr(error, "partial", b""):
+                    raise
+        return await self._ask(body, due_s)
+
+    async def _ask(self, body: bytes, due_s: float) -> Answer:
         if self._streams is None:
             self._streams = await asyncio.open_connection("127.0.0.1", self._target.port, limit=1 << 20)
         reader, writer = self._streams

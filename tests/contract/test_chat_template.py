@@ -1,6 +1,7 @@
 import threading
 from typing import Any
 
+import jinja2.sandbox
 import pytest
 
 from mini_infer_contract.api_errors import ApiError
@@ -111,3 +112,16 @@ def test_threads_share_a_template() -> None:
         thread.join(timeout=20)
     assert not wrong
     assert not any(thread.is_alive() for thread in threads)
+
+
+def test_fields_of_dicts_are_read_as_jinja_reads_them() -> None:
+    """Methods come before keys of the same name, and what is private stays so."""
+    message = {"role": "user", "content": "hi", "items": "an item", "__class__": "a key"}
+    source = "{{ m.role }} {{ m.items is callable }} {{ m.missing is defined }} {{ m['items'] }} {{ m.__class__ }}"
+    template = ChatTemplate("{% for m in messages %}" + source + "{% endfor %}")
+    plain = jinja2.sandbox.ImmutableSandboxedEnvironment().from_string(
+        "{% for m in messages %}" + source + "{% endfor %}"
+    )
+    text = template.render([message], {}, add_generation_prompt=False, continue_final_message=False)
+    assert text == plain.render(messages=[message])
+    assert text.startswith("user True False an item")

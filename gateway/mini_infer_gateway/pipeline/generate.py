@@ -426,7 +426,14 @@ class Generate:
         return prompt.tokens
 
 
+MAX_OBJECTS = 200_000
+"""In a body, and one more for every 32 bytes: sixteen megabytes of `{}` would take half a second and 400 MB to read."""
+
+
 def _fields(body: bytes) -> dict[str, Any]:
+    if len(body) > MAX_OBJECTS and body.count(b"{") + body.count(b"[") > MAX_OBJECTS + len(body) // 32:
+        message = f"the request body holds too many objects and lists for its {len(body)} bytes: send a shorter prompt"
+        raise ApiError(400, message, code="invalid_json")
     try:
         fields = _decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

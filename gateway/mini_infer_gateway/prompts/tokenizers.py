@@ -6,6 +6,7 @@ no endpoint could take is refused before it is tokenised.
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -57,16 +58,19 @@ class Tokenizers:
         self,
         upstream: Upstream,
         *,
-        threads: int = 1,
+        threads: int | None = None,
         remembered_bytes: int,
         segments_bytes: int,
         on_change: Callable[[int], None] = lambda size_bytes: None,
     ) -> None:
-        """`on_change` is told how much memory all tokenizers take, whenever one comes or goes."""
+        """`on_change` is told how much memory all tokenizers take, whenever one comes or goes.
+
+        `threads`: for long prompts; None: all cores but one, at most four.
+        """
         self._upstream, self._on_change = upstream, on_change
         self._remembered = RememberedPrompts(remembered_bytes)
         self._segments_bytes = segments_bytes
-        self._threads = WorkerThreads(threads)
+        self._threads = WorkerThreads(threads or max(1, min(4, (os.cpu_count() or 2) - 1)))
         self._tokenizers: dict[str, _Tokenizer] = {}
 
     async def fetch(self, url: str, known_revision: str) -> str:
