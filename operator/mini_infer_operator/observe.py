@@ -67,6 +67,8 @@ class Observed:
     workloads: Sequence[ObservedWorkload] = ()
     failures: Sequence[Failure] = ()
     """Why engines do not come up, the most telling first."""
+    claimants: Sequence[str] = ()
+    """Services that claim this one's model name, as namespace/name, the owner first; empty where nobody looked."""
     default_image: str = "local"
     """The engine's image of services that name none."""
     look_again_s: float = float("inf")

@@ -44,10 +44,11 @@ def service_status(
     launched = [workload for workload in plan.workloads if workload.launch is not None]
     look = _look(service, observed, {(workload.role, workload.revision) for workload in launched}, previous)
     verdicts = {"Ready": _ready(failure, look), "Available": _available(look.ready), **_progress(failure, look, plan)}
+    verdicts |= _ownership(service, observed.claimants)
     status = InferenceServiceStatus(
         observed_generation=service.metadata.generation,
         conditions=_conditions(verdicts, service.metadata.generation, previous, now),
-        model=service.model_name,
+        model=_name_for_clients(service, observed.claimants),
         revision=launched[0].revision if launched else None,
         replicas=look.existing,
         ready_replicas=look.ready,
@@ -208,6 +209,24 @@ def _progress(failure: PermanentFailure | None, look: _Look, plan: Plan) -> dict
         return {"Progressing": late, "Stalled": (True, *late[1:])}
     going = (True, _unsettled(look)[0], "engines are being started or stopped")
     return {"Progressing": going, "Reconciling": going}
+
+
+def _name_for_clients(service: InferenceService, claimants: Sequence[str]) -> str:
+    me = f"{service.metadata.namespace}/{service.metadata.name}"
+    return me if claimants and claimants[0] != me else service.model_name
+
+
+def _ownership(service: InferenceService, claimants: Sequence[str]) -> dict[str, Verdict]:
+    """Who owns the model name, where several services claim it."""
+    if len(claimants) < 2:
+        return {}
+    me, owner = f"{service.metadata.namespace}/{service.metadata.name}", claimants[0]
+    if me == owner:
+        others = ", ".join(claimants[1:4]) + (f" and {len(claimants) - 4} more" if len(claimants) > 4 else "")
+        told = f"clients that ask for {service.model_name} reach this service, the oldest; {others} claim it too"
+        return {"ModelNameOwned": (True, Reason.MODEL_NAME_SHARED, told)}
+    told = f"clients that ask for {service.model_name} reach {owner}, which is older; this service answers to {me}"
+    return {"ModelNameOwned": (False, Reason.MODEL_NAME_SHARED, told)}
 
 
 def _conditions(

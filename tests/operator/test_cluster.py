@@ -331,6 +331,22 @@ def test_the_operator_tells_its_own_numbers(cluster: Cluster) -> None:
         assert json.loads(answer.read()) == {"ok": True, "problems": []}
 
 
+def test_who_owns_a_shared_model_name_is_told(cluster: Cluster) -> None:
+    cluster.apply("first-claim", model={"name": "shared"})
+    wait(lambda: cluster.status("first-claim").get("model") == "shared")
+    time.sleep(1.1)  # creation times have whole seconds
+    cluster.apply("another-claim", model={"name": "shared"})
+    wait(lambda: cluster.status("another-claim").get("model") == "default/another-claim")
+
+    def owned(name: str) -> list[str]:
+        return [c["message"] for c in cluster.status(name)["conditions"] if c["type"] == "ModelNameOwned"]
+
+    wait(lambda: "default/another-claim claim it too" in (owned("first-claim") or [""])[0])
+    assert "reach default/first-claim, which is older" in owned("another-claim")[0]
+    assert cluster.plane.kubectl("delete", "infsvc", "first-claim").returncode == 0
+    wait(lambda: cluster.status("another-claim").get("model") == "shared" and not owned("another-claim"))
+
+
 def test_deletion_leaves_nothing(cluster: Cluster) -> None:
     cluster.apply("gone")
     wait(lambda: cluster.ready("gone").get("status") == "True")

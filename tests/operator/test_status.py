@@ -149,3 +149,22 @@ def test_a_deadline_without_progress_is_told_and_what_serves_stays() -> None:
     assert (progressing["status"], progressing["reason"]) == ("False", "ProgressDeadlineExceeded")
     assert "60 s" in progressing["message"]
     assert "no such image" in progressing["message"]
+
+
+def test_who_owns_a_model_name_that_several_claim_is_told() -> None:
+    service = parse_service(changed({"metadata": {"namespace": "b"}, "spec": {"model": {"name": "shared"}}}))
+
+    def told(*claimants: str) -> tuple[str, tuple[str, str] | None, str]:
+        observed = Observed(claimants=claimants)
+        plan = make_plan(service, observed, NOON)
+        value = service_status(service, observed, plan, None, url=None, previous={}, now=NOON)
+        messages = {c["type"]: c["message"] for c in value["conditions"]}
+        return value["model"], conditions(value).get("ModelNameOwned"), messages.get("ModelNameOwned", "")
+
+    assert told() == told("b/demo") == ("shared", None, "")
+    model, condition, message = told("a/old", "b/demo")
+    assert (model, condition) == ("b/demo", ("False", "ModelNameShared"))
+    assert message == "clients that ask for shared reach a/old, which is older; this service answers to b/demo"
+    model, condition, message = told("b/demo", "c/1", "c/2", "c/3", "c/4")
+    assert (model, condition) == ("shared", ("True", "ModelNameShared"))
+    assert message.endswith("c/1, c/2, c/3 and 1 more claim it too")

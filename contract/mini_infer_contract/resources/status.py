@@ -17,6 +17,8 @@ class Reason:
     SCALED_TO_ZERO = "ScaledToZero"
     REPLACING_ENGINES = "ReplacingEngines"
     """All engines were ready; one was lost since, and another takes its place."""
+    MODEL_NAME_SHARED = "ModelNameShared"
+    """Several services claim the model name; the oldest owns it (docs/model-names.md)."""
     AVAILABLE = "Available"
     NONE_AVAILABLE = "NoneAvailable"
     COMPLETE = "Complete"
@@ -61,9 +63,10 @@ REASONS = frozenset(value for name, value in vars(Reason).items() if name.isuppe
 class Condition(ApiModel):
     """As metav1.Condition."""
 
-    type: Literal["Ready", "Available", "Progressing", "Reconciling", "Stalled"]
+    type: Literal["Ready", "Available", "Progressing", "Reconciling", "Stalled", "ModelNameOwned"]
     """Ready: what the spec asks for runs, all of it. Available: some engine can answer. Progressing: work goes on.
-    Reconciling, Stalled: there only while True, for tools that wait (kstatus): work goes on; it cannot go on."""
+    Reconciling, Stalled: there only while True, for tools that wait (kstatus): work goes on; it cannot go on.
+    ModelNameOwned: there only where several services claim the model name; True for the one whose it is."""
     status: Literal["True", "False", "Unknown"]
     """Whether it holds."""
     reason: str = Field(min_length=1, max_length=1024)
@@ -87,7 +90,7 @@ class InferenceServiceStatus(ApiModel):
     )
     """Ready, Available and Progressing, each with its reason."""
     model: str | None = None
-    """The name that clients ask for."""
+    """What clients write as `model`: the served name, or namespace/name where that name is another service's."""
     revision: str | None = None
     """The revision that the spec asks for."""
     replicas: int = Field(default=0, ge=0)

@@ -34,6 +34,7 @@ from mini_infer_operator.objects.backend import ClusterBackend
 from mini_infer_operator.objects.cache import ObjectCache, ServiceKey
 from mini_infer_operator.objects.kinds import KINDS
 from mini_infer_operator.objects.running_requests import RunningRequests
+from mini_infer_operator.plan.model_names import ModelNames
 from mini_infer_operator.status import progress_ended
 
 log = logging.getLogger(__name__)
@@ -67,8 +68,9 @@ class Controller:
         self._metrics = metrics
         self._settings = settings
         self._turns = ImageTurns[ServiceKey](settings.max_rolling_services, settings.max_rolling_gpus, self.changed)
+        self._names = ModelNames()
         self._passes = FailedPasses[ServiceKey](
-            lambda key: ClusterBackend(api, cache, settings, *key, events, self._turns, running)
+            lambda key: ClusterBackend(api, cache, settings, *key, events, self._turns, running, self._names)
         )
         self._ownership = ServiceOwnership(api, cache, settings, events)
         self._queue: WorkQueue[ServiceKey] | None = None
@@ -80,8 +82,12 @@ class Controller:
 
     def changed(self, key: ServiceKey) -> None:
         """An object of this service is not what it was."""
-        if self._queue is not None and key[1]:
-            self._queue.add(key)
+        if not key[1]:
+            return
+        others = self._names.update(key, self._cache.get(KIND, *key))
+        if self._queue is not None:
+            for each in (key, *others):
+                self._queue.add(each)
 
     def start(self) -> None:
         """Work on every service there is, and from now on on those that change."""

@@ -34,6 +34,7 @@ from mini_infer_operator.objects.render import render
 from mini_infer_operator.objects.running_requests import RunningRequests
 from mini_infer_operator.observe import Observed
 from mini_infer_operator.plan.default_image import Change, image_change
+from mini_infer_operator.plan.model_names import ModelNames
 from mini_infer_operator.plan.plan import Plan
 from mini_infer_operator.status import EventType, PermanentFailure
 
@@ -60,8 +61,9 @@ class ClusterBackend:
         events: EventRecorder | None = None,
         turns: ImageTurns[ServiceKey] | None = None,
         running: RunningRequests | None = None,
+        names: ModelNames | None = None,
     ) -> None:
-        """Without `turns` a new default image reaches the service at once."""
+        """Without `turns` a new default image reaches the service at once; without `names` a model name is its own."""
         self._api = api
         self._cache = cache
         self._events = events or EventRecorder(api)
@@ -70,6 +72,7 @@ class ClusterBackend:
         self._name = name
         self._turns = turns
         self._running = running
+        self._names = names or ModelNames()
         self._children: dict[str, dict[str, Object]] = {}  # kind -> name -> object, filled by observe
         self._pods: list[Object] = []  # as well
 
@@ -90,7 +93,9 @@ class ClusterBackend:
         image, look_again_s = self._default_image(service, deployments)
         draining = [pod for pod in self._pods if LABEL_DRAINING in pod["metadata"].get("labels", {})]
         running = await self._running.ask(draining) if self._running and draining else {}
-        return replace(observed_of(deployments, self._pods, image, running), look_again_s=look_again_s)
+        claimants = self._names.claimants(service.model_name)
+        observed = observed_of(deployments, self._pods, image, running)
+        return replace(observed, claimants=claimants, look_again_s=look_again_s)
 
     async def apply(self, service: InferenceService, plan: Plan) -> PermanentFailure | None:
         """Write what differs, then delete what is over. A refusal stops it: no old engine goes without a successor."""
