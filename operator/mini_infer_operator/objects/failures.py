@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mini_infer_contract.resources import LABEL_REVISION, LABEL_ROLE, Reason
+from mini_infer_contract.resources import LABEL_DRAINING, LABEL_REVISION, LABEL_ROLE, Reason
 from mini_infer_operator.observe import Failure
 
 Object = Mapping[str, Any]
@@ -73,7 +73,7 @@ def pod_fault(pod: Object, template: Object) -> _Fault | None:
 
     `template` is the pod spec that its Deployment holds: the pod's own may be known in part only.
     """
-    if "deletionTimestamp" in pod["metadata"]:
+    if "deletionTimestamp" in pod["metadata"] or LABEL_DRAINING in pod["metadata"].get("labels", {}):
         return None
     status = pod.get("status", {})
     if status.get("phase") == "Failed":

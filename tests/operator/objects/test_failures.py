@@ -20,7 +20,7 @@ def deployment(message: str | None = None, **template: Any) -> dict[str, Any]:
 
 
 def pod(status: dict[str, Any], name: str = "p", **metadata: Any) -> dict[str, Any]:
-    return {"metadata": {"name": name, "labels": LABELS, **metadata}, "spec": {"nodeName": "n1"}, "status": status}
+    return {"metadata": {"name": name, "labels": LABELS} | metadata, "spec": {"nodeName": "n1"}, "status": status}
 
 
 def container(state: str = "running", *, ready: bool = False, **more: Any) -> dict[str, Any]:
@@ -112,6 +112,8 @@ def test_what_is_wrong_with_a_pod(status: dict[str, Any], reason: str, words: st
     (failure,) = failures_of([deployment()], [pod(status)])
     assert (failure.reason, failure.message) == (reason, words)
     assert failures_of([deployment()], [pod(status, deletionTimestamp="now")]) == []
+    drained = {**LABELS, "serving.mini-infer.io/draining": "true"}
+    assert failures_of([deployment()], [pod(status, labels=drained)]) == []  # by us: it goes when it has finished
 
 
 @pytest.mark.parametrize(
