@@ -67,9 +67,9 @@ class Observed:
     workloads: Sequence[ObservedWorkload] = ()
     failures: Sequence[Failure] = ()
     """Why engines do not come up, the most telling first."""
-    claimants: Sequence[str] = ()
-    """Services that claim this one's model name, as namespace/name, the owner first; empty where nobody looked."""
     default_image: str = "local"
     """The engine's image of services that name none."""
     look_again_s: float = float("inf")
     """When there may be something else to see although nothing tells."""
+    claimants: Sequence[str] = ()
+    """Services that claim this one's model name, as namespace/name, the owner first; empty where nobody looked."""
