@@ -7,6 +7,6 @@ kernels/gemm/configs/; they are never searched at start. (Attention has attentio
 
 # transformers looks for a package of this file's name, and imports what it finds: there is nothing to import.
 if __name__ == "__main__":
-    from common.products import main
+    from common.gemm_tuner import main
 
     main(__doc__)

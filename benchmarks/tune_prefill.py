@@ -4,7 +4,7 @@
 
 Chunks are those of captured passes: padded sequences, page tables as wide as the context. Checks every config against
 torch in fp32 first. Times are those of one call inside a CUDA graph over layers that do not fit the L2 cache; beside
-them the config that serving takes, the kernel for Hopper, and the bound: keys and values read once, or the products.
+them the config that serving takes, FlashAttention-3, and the bound: keys and values read once, or the arithmetic.
 """
 
 import argparse

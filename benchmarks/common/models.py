@@ -3,7 +3,7 @@
 MEASURED have targets and tuned configs; the others show what the engine makes of shapes that it was not tuned for, and
 "tiny" is for smoke runs.
 
-Bounds are for one NVIDIA H200: weights and KV read once at the measured bandwidth, products at the measured rate.
+Bounds are for one NVIDIA H200: weights and KV read once at the measured bandwidth, GEMMs at the measured rate.
 """
 
 import json

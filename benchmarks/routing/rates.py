@@ -32,5 +32,6 @@ class PassRates:
 
 
 QWEN_7B_H200 = PassRates(weights_ms=3.6, token_ms=0.0211, row_ms=0.0135, kv_token_ms=1.5e-5, pair_ms=2.0e-7)
-"""qwen2.5-7b on one NVIDIA H200, fitted to benchmarks/LOG.md (c62bd2d and before): prompts of 4,096 and 8,192 tokens in
-89.7 and 186 ms, one token for 1, 8 and 32 rows at 512 tokens in 3.64, 3.75 and 4.30 ms, for 8 rows at 4,096 in 4.18."""
+"""qwen2.5-7b on one NVIDIA H200, fitted to benchmarks/results (c62bd2d and before): prompts of 4,096 and 8,192 tokens
+in 89.7 and 186 ms, one token for 1, 8 and 32 rows at 512 tokens in 3.64, 3.75 and 4.30 ms, for 8 rows at 4,096 in
+4.18."""

@@ -36,7 +36,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-biased": ("qwen3", {"attention_bias": True, "num_key_value_heads": 4}),
     "llama": ("llama", {"head_dim": 96}),
     "llama-biased": ("llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
-    # Wide enough that products of many rows are computed in shares.
+    # Wide enough that GEMMs of many rows run as split-K.
     "qwen3-wide": ("qwen3", {"intermediate_size": 2048}),
     "llama-wide-biased": ("llama", {"intermediate_size": 1024, "mlp_bias": True}),
     "gemma3": ("gemma3_text", {"head_dim": 32, "query_pre_attn_scalar": 20, "sliding_window": 24}),

@@ -13,7 +13,7 @@ from tests.engine.kernels.profiles import H200
     [
         (128, 1024, 3072, 4),
         (65, 1024, 3072, 4),
-        (64, 1024, 3072, 1),  # products of few rows are our own kernels'
+        (64, 1024, 3072, 1),  # small-M GEMMs are our own kernels'
         (512, 1536, 8960, 2),
         (384, 1536, 8960, 4),
         (384, 3584, 18944, 2),

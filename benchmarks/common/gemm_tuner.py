@@ -1,4 +1,4 @@
-"""The tuner of products of few rows: see kernels.py."""
+"""The tuner of small-M GEMMs: see kernels.py."""
 
 import argparse
 import contextlib
@@ -33,34 +33,34 @@ from mini_infer_engine.kernels.gemm.tuned_configs import (
 from mini_infer_engine.kernels.norm.rms_norm import rms_norm
 from mini_infer_engine.kernels.norm.silu_mul import silu_mul
 
-Product = Callable[[torch.Tensor, GemmConfig], object]
+Gemm = Callable[[torch.Tensor, GemmConfig], object]
 
 L2_BYTES = 50_000_000
 COMPILERS = 15
-TOKEN_BLOCKS = (8, 32, 16, 64)
-"""Rows that are timed, the most wanted first."""
-PARTS = 64
+BLOCKS_M = (8, 32, 16, 64)
+"""M of the tiles that are timed, the most important first."""
+SQUARE_SUM_PARTS = 64
 """Square sums of a row: as many as a residual stream of 4,096 in tiles of 64 has."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Shape:
-    """One product of a model: [rows, width] to [rows, columns]."""
+    """One GEMM of a model: [M, K] to [M, N]."""
 
-    columns: int
-    width: int
+    n: int
+    k: int
     gated: bool = False
     writes_residual: bool = False
 
     @property
     def weight_rows(self) -> int:
         """Rows of the weight matrix: a gate has as many again."""
-        return self.columns * (2 if self.gated else 1)
+        return self.n * (2 if self.gated else 1)
 
     @property
     def byte_count(self) -> int:
         """Of the weights, bf16."""
-        return self.weight_rows * self.width * 2
+        return self.weight_rows * self.k * 2
 
 
 SHAPES = {
@@ -82,13 +82,13 @@ SHAPES = {
 }
 
 
-def candidates(shape: Shape, token_block: int) -> list[PdlGemmConfig]:
+def candidates(shape: Shape, block_m: int) -> list[PdlGemmConfig]:
     """Configs worth trying: from a program for every third SM to two an SM; rings of which one to three fit."""
     found, profile = [], policy().profile
     for tall, block_k, residents, splits in itertools.product((64, 128), (128, 256), (1, 2, 3), (1, 2, 3, 4, 6)):
         block_n = tall // (2 if shape.gated else 1)
-        blocks, steps = math.ceil(shape.columns / block_n), math.ceil(shape.width / block_k)
-        stages = min(ring_stages(residents, tall + token_block, block_k, profile), math.ceil(steps / splits))
+        blocks, steps = math.ceil(shape.n / block_n), math.ceil(shape.k / block_k)
+        stages = min(ring_stages(residents, tall + block_m, block_k, profile), math.ceil(steps / splits))
         programs = blocks * splits
         if (tall == 128 and block_k == 256) or stages < 2 or math.ceil(steps / math.ceil(steps / splits)) != splits:
             continue
@@ -97,14 +97,14 @@ def candidates(shape: Shape, token_block: int) -> list[PdlGemmConfig]:
     return list(dict.fromkeys(found))
 
 
-def key_of(shape: Shape, token_block: int) -> TunedShape:
+def key_of(shape: Shape, block_m: int) -> TunedShape:
     """Its place in the engine's table."""
-    return shape.columns, shape.width, shape.gated, token_block
+    return shape.n, shape.k, shape.gated, block_m
 
 
-def portable_config(shape: Shape, token_block: int) -> SmallMConfig | None:
+def portable_config(shape: Shape, block_m: int) -> SmallMConfig | None:
     """What the engine takes without programmatic dependent launch, if not cuBLAS."""
-    config = policy().small_m_config(token_block, shape.columns, shape.width, torch.bfloat16, gated=shape.gated)
+    config = policy().small_m_config(block_m, shape.n, shape.k, torch.bfloat16, gated=shape.gated)
     assert not isinstance(config, PdlGemmConfig)
     return config
 
@@ -114,27 +114,27 @@ def random(*shape: int) -> torch.Tensor:
     return torch.randn(shape, device="cuda", dtype=torch.bfloat16)
 
 
-def ours(shape: Shape, rows: int) -> Product:
-    """The product as serving runs it; one that writes the residual stream prepares the next norm."""
-    x = random(rows, shape.width)
+def ours(shape: Shape, rows: int) -> Gemm:
+    """The GEMM as serving runs it; one that writes the residual stream prepares the next norm."""
+    x = random(rows, shape.k)
     if shape.writes_residual:
-        residual, norm = random(rows, shape.columns), random(shape.columns)
+        residual, norm = random(rows, shape.n), random(shape.n)
         return lambda weight, config: small_m_linear_add_norm(
             x, weight, config, workspace=workspace(), bias=None, residual=residual, norm_weight=norm, eps=1e-6
         )
-    deferred_norm = DeferredRMSNorm(x, torch.ones(PARTS, portable_block_m(rows), device="cuda"), 1e-6)
+    deferred_norm = DeferredRMSNorm(x, torch.ones(SQUARE_SUM_PARTS, portable_block_m(rows), device="cuda"), 1e-6)
     return lambda weight, config: small_m_linear(
         deferred_norm, weight, config, workspace=workspace(), gated=shape.gated
     )
 
 
-def library(shape: Shape, rows: int) -> Callable[[torch.Tensor], object]:
-    """The same by cuBLAS. Beside our kernels, one product by cuBLAS costs a norm of its own, before it or after."""
-    x = random(rows, shape.width)
+def cublas(shape: Shape, rows: int) -> Callable[[torch.Tensor], object]:
+    """The same by cuBLAS. Beside our kernels, one GEMM by cuBLAS costs a norm of its own, before it or after."""
+    x = random(rows, shape.k)
     if shape.writes_residual:
-        residual, norm = random(rows, shape.columns), random(shape.columns)
+        residual, norm = random(rows, shape.n), random(shape.n)
         return lambda weight: rms_norm(residual.addmm_(x, weight.t()), norm, 1e-6)
-    norm = random(shape.width)
+    norm = random(shape.k)
 
     def run(weight: torch.Tensor) -> torch.Tensor:
         out = functional.linear(rms_norm(x, norm, 1e-6), weight)
@@ -145,7 +145,7 @@ def library(shape: Shape, rows: int) -> Callable[[torch.Tensor], object]:
 
 def relative_error(shape: Shape, rows: int, config: GemmConfig, weight: torch.Tensor) -> float:
     """Norm of the difference to fp32 over the norm of the fp32 result."""
-    x, residual = random(rows, shape.width), random(rows, shape.columns)
+    x, residual = random(rows, shape.k), random(rows, shape.n)
     actual = small_m_linear(
         x,
         weight,
@@ -166,19 +166,19 @@ def relative_error(shape: Shape, rows: int, config: GemmConfig, weight: torch.Te
 def compile_kernels(kernels: list[tuple[Shape, int, GemmConfig]]) -> None:
     """Compile into the shared cache."""
     torch.set_num_threads(1)
-    for shape, token_block, config in kernels:
+    for shape, block_m, config in kernels:
         with contextlib.suppress(Exception):  # a config that does not fit the chip is only not a candidate
-            weight = torch.empty((shape.weight_rows, shape.width), dtype=torch.bfloat16, device="cuda")
-            ours(shape, token_block)(weight, config)
+            weight = torch.empty((shape.weight_rows, shape.k), dtype=torch.bfloat16, device="cuda")
+            ours(shape, block_m)(weight, config)
 
 
 def compile_all() -> int:
     """Every candidate's kernel, in several processes: how many there are."""
     kernels: list[tuple[Shape, int, GemmConfig]] = []
-    for token_block, shape in itertools.product(TOKEN_BLOCKS, SHAPES.values()):
-        plain = portable_config(shape, token_block)
-        configs = [*candidates(shape, token_block), *([plain] if plain else [])]
-        kernels += [(shape, token_block, config) for config in configs]
+    for block_m, shape in itertools.product(BLOCKS_M, SHAPES.values()):
+        portable = portable_config(shape, block_m)
+        configs = [*candidates(shape, block_m), *([portable] if portable else [])]
+        kernels += [(shape, block_m, config) for config in configs]
     with multiprocessing.get_context("spawn").Pool(COMPILERS) as pool:
         pool.map(compile_kernels, [kernels[part::COMPILERS] for part in range(COMPILERS)], chunksize=1)
     return len(kernels)
@@ -192,7 +192,7 @@ class Result:
     rows: int
     us: float
     tb_s: float
-    plain_us: float
+    portable_us: float
     cublas_us: float
     error: float
     config: GemmConfig
@@ -203,38 +203,39 @@ class Result:
         second_us, second = self.runners_up[0] if self.runners_up else (0.0, None)
         second_config = None if second is None else dataclasses.astuple(second)
         return (
-            f"{self.name:12} {self.rows:4} {self.us:8.2f} {self.tb_s:5.2f} {self.plain_us:8.2f} {self.cublas_us:8.2f} "
-            f"{self.error:.0e}  {dataclasses.astuple(self.config)!s:18} {second_us:8.2f} {second_config}"
+            f"{self.name:12} {self.rows:4} {self.us:8.2f} {self.tb_s:5.2f} {self.portable_us:8.2f} "
+            f"{self.cublas_us:8.2f} {self.error:.0e}  {dataclasses.astuple(self.config)!s:18} "
+            f"{second_us:8.2f} {second_config}"
         )
 
 
 def tune(name: str, rows: int) -> Result:
     """Time every candidate over more weights than the L2 cache holds, then the best few again and longer.
 
-    Products follow each other at once, as in a decode step: what one does while the one before runs counts.
+    GEMMs follow each other at once, as in a decode step: what one does while the one before runs counts.
     """
     shape = SHAPES[name]
     copies = max(2, math.ceil(5 * L2_BYTES / shape.byte_count))
-    weights = [random(shape.weight_rows, shape.width) * shape.width**-0.5 for _ in range(copies)]
-    product, by_library = ours(shape, rows), library(shape, rows)
-    cublas_us = graph_microseconds([functools.partial(by_library, weight) for weight in weights])
+    weights = [random(shape.weight_rows, shape.k) * shape.k**-0.5 for _ in range(copies)]
+    gemm, by_cublas = ours(shape, rows), cublas(shape, rows)
+    cublas_us = graph_microseconds([functools.partial(by_cublas, weight) for weight in weights])
 
     def microseconds(config: GemmConfig, replays: int) -> float:
-        return graph_microseconds([functools.partial(product, weight, config) for weight in weights], replays)
+        return graph_microseconds([functools.partial(gemm, weight, config) for weight in weights], replays)
 
     first: list[tuple[float, GemmConfig]] = []
     for config in candidates(shape, rows):
         with contextlib.suppress(Exception):  # as above
             first.append((microseconds(config, 6), config))
     first.sort(key=lambda pair: pair[0])
-    plain = portable_config(shape, rows)
-    plain_us = microseconds(plain, 15) if plain else math.inf
+    portable = portable_config(shape, rows)
+    portable_us = microseconds(portable, 15) if portable else math.inf
     again: list[tuple[float, GemmConfig]] = [(microseconds(config, 15), config) for _, config in first[:4]]
-    timed = sorted([*again, *([(plain_us, plain)] if plain else [])], key=lambda pair: pair[0])
+    timed = sorted([*again, *([(portable_us, portable)] if portable else [])], key=lambda pair: pair[0])
     (best_us, best), runners_up = timed[0], timed[1:] + first[4:]
     error = relative_error(shape, rows, best, weights[0])
     tb_s = shape.byte_count / best_us / 1e6
-    return Result(name, rows, best_us, tb_s, plain_us, cublas_us, error, best, runners_up)
+    return Result(name, rows, best_us, tb_s, portable_us, cublas_us, error, best, runners_up)
 
 
 def tuned_file(measured: dict[TunedShape, GemmConfig | None]) -> tuple[str, str]:
@@ -245,14 +246,14 @@ def tuned_file(measured: dict[TunedShape, GemmConfig | None]) -> tuple[str, str]
 
 
 def tune_all(out: Path, deadline: float) -> None:
-    """Every product with each number of rows until the deadline; what has been measured is on disk at all times."""
+    """Every GEMM with each M until the deadline; what has been measured is on disk at all times."""
     measured: dict[TunedShape, GemmConfig | None] = {}
     results = []
     print(
-        f"{'product':12} {'rows':>4} {'us':>8} {'TB/s':>5} {'plain':>8} {'cuBLAS':>8} error  config, the second best",
+        f"{'GEMM':12} {'rows':>4} {'us':>8} {'TB/s':>5} {'portable':>8} {'cuBLAS':>8} error  config, the second best",
         flush=True,
     )
-    for rows, (name, shape) in itertools.product(TOKEN_BLOCKS, SHAPES.items()):
+    for rows, (name, shape) in itertools.product(BLOCKS_M, SHAPES.items()):
         if time.monotonic() > deadline:
             print(f"out of time before {name}, {rows} rows", flush=True)
             return
