@@ -127,7 +127,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(line(result), f"[{time.perf_counter() - began:.1f} s]", flush=True)
             began = time.perf_counter()
         if options.json:
-            Path(options.json).write_text(json.dumps([item.as_json() for item in results], indent=1) + "\n")
+            rows = ",\n".join(json.dumps(item.as_json()) for item in results)
+            Path(options.json).write_text(f"[\n{rows}\n]\n")
     if grid.OURS in policies and len(policies) > 1:
         missed = grid.missed_bars(results)
         print("\n".join(["", f"{len(missed)} bars missed", *missed]))

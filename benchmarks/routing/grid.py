@@ -65,8 +65,9 @@ class Result:
     figures: Figures
 
     def as_json(self) -> dict[str, Any]:
-        """Flat."""
-        return {**asdict(self.cell), "policy": self.policy, **asdict(self.figures)}
+        """Flat, figures to four digits."""
+        figures = {name: float(f"{value:.4g}") for name, value in asdict(self.figures).items()}
+        return {**asdict(self.cell), "policy": self.policy, **figures}
 
 
 def run_cell(cell: Cell, workload: Workload, policies: Sequence[str], keys: Keys) -> Iterator[Result]:

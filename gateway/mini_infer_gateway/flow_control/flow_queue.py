@@ -180,15 +180,15 @@ class FlowQueue:
         return False
 
     def _send(self, entry: QueuedRequest, decision: Decision, now_s: float) -> None:
-        if entry.predicted_wait_s:
-            self._prediction(entry.pool).learn(entry.predicted_wait_s, now_s - entry.came_s)
+        self._prediction(entry.pool).placed(now_s, still_waiting=self._backlog.depth(entry.pool) > 0)
         self._outlet.send(entry, decision, now_s)
 
     def _predict(self, entry: QueuedRequest, endpoint: str) -> float:
-        rate = self._rates.tokens_per_s(endpoint)
-        window = self._windows.get(endpoint) or Window()
-        excess = max(0.0, self._outlet.load(endpoint).queued_tokens - window.seconds * rate)
-        return self._prediction(entry.pool).seconds(excess + self._backlog.ahead(endpoint, entry.order)[1], rate)
+        # Those of another model that shares an endpoint are before it as well.
+        ahead = [self._backlog.ahead(name, entry.order) for name in self._backlog.endpoints()]
+        tokens = self._outlet.load(endpoint).queued_tokens + self._backlog.ahead(endpoint, entry.order)[1]
+        otherwise_s = tokens / self._rates.tokens_per_s(endpoint)
+        return self._prediction(entry.pool).seconds(sum(requests for requests, _ in ahead), otherwise_s)
 
     def _prediction(self, pool: str) -> WaitPrediction:
         return self._predictions.setdefault(pool, WaitPrediction())

@@ -1,13 +1,11 @@
-"""How long a request will wait at the gateway: the work before it over the rate at which that is worked off. Pure.
+"""How long a request will wait at the gateway: those before it, times the pause between two placements. Pure.
 
-What the work turns out to be is not known beforehand: prefixes that waiting requests share are computed once, answers
-hold pages. So predictions are multiplied by what waits that ended were of theirs, the latest counting most.
+This is Little's law, and it needs neither the cost of what waits nor the number of endpoints: requests move between
+those, share prefixes that are computed once, and hold pages for a time that nobody knows.
 """
 
-LEAST_S = 0.05
-"""Shorter waits teach nothing."""
-GAIN = 0.1
-LEAST_FACTOR, MOST_FACTOR = 0.2, 5.0
+GAIN = 0.05
+"""Of the latest pause: about the last twenty count."""
 LONGEST_RETRY_AFTER_S = 120
 
 
@@ -15,18 +13,19 @@ class WaitPrediction:
     """One pool's."""
 
     def __init__(self) -> None:
-        self.factor = 1.0
+        self._pause_s: float | None = None
+        self._placed_s: float | None = None
 
-    def seconds(self, tokens: float, tokens_per_s: float) -> float:
-        """Until so many tokens are worked off at this rate."""
-        return self.factor * tokens / tokens_per_s
+    def seconds(self, ahead: int, otherwise_s: float) -> float:
+        """For a request with so many before it; `otherwise_s` while nothing was placed yet."""
+        return otherwise_s if self._pause_s is None else (ahead + 1) * self._pause_s
 
-    def learn(self, predicted_s: float, waited_s: float) -> None:
-        """A request was predicted to wait so long when it came, and did wait that long."""
-        if predicted_s < LEAST_S or waited_s < LEAST_S:
-            return
-        wanted = min(MOST_FACTOR, max(LEAST_FACTOR, self.factor * waited_s / predicted_s))
-        self.factor += GAIN * (wanted - self.factor)
+    def placed(self, now_s: float, still_waiting: bool) -> None:
+        """A request was placed; what comes before the first and after the last that waits says nothing."""
+        if self._placed_s is not None:
+            pause_s = now_s - self._placed_s
+            self._pause_s = pause_s if self._pause_s is None else self._pause_s + GAIN * (pause_s - self._pause_s)
+        self._placed_s = now_s if still_waiting else None
 
 
 def retry_after_s(wait_s: float) -> int:

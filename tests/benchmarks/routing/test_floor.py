@@ -59,7 +59,7 @@ def test_a_bounded_queue_refuses_and_predicts() -> None:
     assert max(waited for waited, _ in waits) < 30.0  # a bounded queue is a bounded wait
     off = sorted(abs(waited - predicted) for waited, predicted in waits)
     mean = sum(waited for waited, _ in waits) / len(waits)
-    assert quantile(off, 0.5) < mean
+    assert quantile(off, 0.5) < 0.6 * mean
 
 
 def figure(ttft_s: float, output: float, reuse: float = 1.0) -> Figures:

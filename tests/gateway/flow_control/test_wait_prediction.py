@@ -1,29 +1,34 @@
-"""Predicted waits: they follow what waits turn out to be, within bounds."""
+"""Predicted waits: they follow the pace at which requests are placed."""
 
 import pytest
 
-from mini_infer_gateway.flow_control.wait_prediction import (
-    LEAST_FACTOR,
-    LONGEST_RETRY_AFTER_S,
-    MOST_FACTOR,
-    WaitPrediction,
-    retry_after_s,
-)
+from mini_infer_gateway.flow_control.wait_prediction import LONGEST_RETRY_AFTER_S, WaitPrediction, retry_after_s
 
 
-@pytest.mark.parametrize(("truth", "factor"), [(0.5, 0.5), (2.0, 2.0), (0.01, LEAST_FACTOR), (100.0, MOST_FACTOR)])
-def test_it_learns_by_how_much_it_is_off(truth: float, factor: float) -> None:
+@pytest.mark.parametrize("pause_s", [0.01, 0.5, 20.0])
+def test_it_is_the_pace_times_those_before(pause_s: float) -> None:
     prediction = WaitPrediction()
-    for _ in range(200):
-        prediction.learn(prediction.seconds(10_000, 1_000.0), 10.0 * truth)
-    assert prediction.seconds(10_000, 1_000.0) == pytest.approx(10.0 * factor, rel=0.05)
+    for number in range(200):
+        prediction.placed(number * pause_s, still_waiting=True)
+    assert prediction.seconds(9, otherwise_s=1e9) == pytest.approx(10 * pause_s)
 
 
-def test_moments_teach_nothing() -> None:
+def test_the_latest_pauses_count_most() -> None:
     prediction = WaitPrediction()
-    prediction.learn(0.001, 3.0)
-    prediction.learn(3.0, 0.001)
-    assert prediction.factor == 1.0
+    for number in range(100):
+        prediction.placed(number * 1.0, still_waiting=True)
+    for number in range(100):
+        prediction.placed(99.0 + number * 3.0, still_waiting=True)
+    assert prediction.seconds(0, 0.0) == pytest.approx(3.0, rel=0.02)
+
+
+def test_times_in_which_nothing_waits_teach_nothing() -> None:
+    prediction = WaitPrediction()
+    assert prediction.seconds(3, otherwise_s=7.0) == 7.0
+    for start_s in (0.0, 1000.0, 5000.0):
+        prediction.placed(start_s, still_waiting=True)
+        prediction.placed(start_s + 2.0, still_waiting=False)
+    assert prediction.seconds(1, otherwise_s=7.0) == pytest.approx(4.0)
 
 
 @pytest.mark.parametrize(("wait_s", "seconds"), [(0.0, 1), (1.4, 1), (17.6, 18), (1e9, LONGEST_RETRY_AFTER_S)])
