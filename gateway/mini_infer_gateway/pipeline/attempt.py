@@ -257,6 +257,7 @@ class Exchange:
         record: AttemptRecord,
     ) -> None:
         """Relays `piece`, which was read already, and what follows."""
+        record.byte()
         while piece:
             events, dead = self._events(piece) if splitter else (piece, False)
             if events:

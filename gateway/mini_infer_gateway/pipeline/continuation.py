@@ -30,7 +30,8 @@ _NO_CHOICE = b'"choices":[]'
 """The usage at the end."""
 _CHOICE = b'"choices":[{'
 _ERROR = b'data: {"error"'
-_ENGINE_DEAD = b'"engine_dead"'
+_ENDED = re.compile(rb'"code":"(?:engine_dead|engine_error|stopping)"')
+"""What an engine of ours says inside of a stream that it cannot go on with, through no fault of the request's."""
 
 
 def can_be_continued(path: str, fields: Mapping[str, Any]) -> bool:
@@ -119,9 +120,9 @@ class Continuation:
 
 
 def split_engine_death(events: bytes) -> tuple[bytes, bool]:
-    """Whole events up to the one that says that the engine behind the endpoint has ended, and whether there is one."""
+    """Whole events up to the one that says that the engine cannot go on, and whether there is one."""
     position = events.find(_ERROR)
-    if position < 0 or _ENGINE_DEAD not in events[position:]:
+    if position < 0 or not _ENDED.search(events, position):
         return events, False
     return events[:position], True
 

@@ -101,7 +101,8 @@ def test_an_engine_that_tells_no_ids_cannot_be_continued() -> None:
     [
         (TOLD, (TOLD, False)),
         (TOLD + b'data: {"error":{"code":"engine_dead"}}\n\n', (TOLD, True)),
-        (b'data: {"error":{"code":"engine_error"}}\n\n', (b'data: {"error":{"code":"engine_error"}}\n\n', False)),
+        (TOLD + b'data: {"error":{"code":"stopping"}}\n\n', (TOLD, True)),
+        (b'data: {"error":{"code":"other"}}\n\n', (b'data: {"error":{"code":"other"}}\n\n', False)),
     ],
 )
 def test_the_word_of_a_dead_engine_is_not_for_the_client(events: bytes, wanted: tuple[bytes, bool]) -> None:
