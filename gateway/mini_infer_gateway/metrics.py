@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any, TypeVar
 
 from prometheus_client import (
     CollectorRegistry,
@@ -17,6 +18,8 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from mini_infer_contract import metrics as names
+
+Labelled = TypeVar("Labelled", Counter, Histogram)
 
 TTFB_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 DURATION_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
@@ -62,6 +65,7 @@ class Metrics:
 
     def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # A second series for each, which nothing of ours reads.
+        self._children: dict[tuple[Any, tuple[str, ...]], Any] = {}
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
@@ -144,18 +148,28 @@ class Metrics:
             registry=registry,
         )
 
+    def _child(self, metric: Labelled, *labels: str) -> Labelled:
+        """A series: the library looks it up under a lock, and five of them are needed for a request."""
+        key = metric, labels
+        child = self._children.get(key)
+        if child is None:
+            child = self._children[key] = metric.labels(*labels)
+        return child
+
     def answered(self, model: str, status: int, outcome: Outcome, seconds: float) -> None:
         """A request ended; `model` is "" where the client's is not known."""
-        self._requests.labels(model, str(status), outcome.value).inc()
+        self._child(self._requests, model, str(status), outcome.value).inc()
         if outcome is Outcome.OK:
-            self._duration.labels(model).observe(seconds)
+            self._child(self._duration, model).observe(seconds)
 
     def attempted(self, endpoint: str, outcome: Outcome) -> None:
         """A request that went to an endpoint ended there."""
-        self._attempts.labels(endpoint, outcome.value).inc()
+        self._child(self._attempts, endpoint, outcome.value).inc()
 
     def forget_endpoint(self, endpoint: str) -> None:
         """The endpoint is gone, and with it its series."""
+        for key in [key for key in self._children if key[0] is self._attempts and key[1][0] == endpoint]:
+            del self._children[key]
         self._attempts.remove_by_labels({names.LABEL_ENDPOINT: endpoint})
 
     def tokenized(self, seconds: float) -> None:
@@ -164,7 +178,7 @@ class Metrics:
 
     def decided(self, reason: str) -> None:
         """An endpoint was chosen; a retry is another decision."""
-        self._decisions.labels(reason).inc()
+        self._child(self._decisions, reason).inc()
 
     def overhead(self, seconds: float) -> None:
         """A request is about to go out for the first time."""
@@ -172,9 +186,9 @@ class Metrics:
 
     def first_byte(self, model: str, seconds: float, prompt_tokens: int, hit_tokens: int) -> None:
         """The first body byte came, from the endpoint that keeps the request."""
-        self._first_byte.labels(model).observe(seconds)
-        self._prompt_tokens.labels(model).inc(prompt_tokens)
-        self._hit_tokens.labels(model).inc(hit_tokens)
+        self._child(self._first_byte, model).observe(seconds)
+        self._child(self._prompt_tokens, model).inc(prompt_tokens)
+        self._child(self._hit_tokens, model).inc(hit_tokens)
 
     def retried(self, reason: str) -> None:
         """A request goes to another endpoint."""

@@ -6,12 +6,12 @@ the same number. An endpoint that never reported is judged by what we have in fl
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from mini_infer_contract.events import LoadReport
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(NamedTuple):
     """What an endpoint has to do."""
 
     running: int
