@@ -326,6 +326,31 @@ GATEWAYS = Dashboard(
             ),
         ),
         (
+            "Queue at the gateway",
+            (
+                Panel(
+                    "Requests that wait",
+                    (("{{model}}", f"sum by (model) (mini_infer_gateway_queue_depth{{{GATEWAY}}})"),),
+                    description="For an engine with room.",
+                ),
+                Panel(
+                    "Time in the queue",
+                    quantiles("mini_infer_gateway_queue_wait_seconds", GATEWAY, "", ""),
+                    "s",
+                ),
+                Panel(
+                    "Turned away",
+                    (
+                        (
+                            "{{model}} {{reason}}",
+                            rate("mini_infer_gateway_queue_refused_total", GATEWAY, "model, reason"),
+                        ),
+                    ),
+                    "reqps",
+                ),
+            ),
+        ),
+        (
             "Routing",
             (
                 Panel(

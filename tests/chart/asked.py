@@ -16,6 +16,7 @@ TARGET_LABELS = {"namespace", "pod"}
 """Added by every scrape of pods: PodMonitors do so by themselves, scrapes by annotation with the usual relabelling."""
 NOT_SEEN_HERE = {
     "mini_infer_gateway_event_gaps_total": {"healed"},
+    "mini_infer_gateway_queue_refused_total": {"model", "reason"},
     "mini_infer_operator_reconcile_errors_total": {"reason"},
 }
 """Metrics that are declared and have no value where nothing was lost, with the labels that they would have."""
