@@ -123,8 +123,8 @@ class FlowQueue:
             self._predictions = {pool: known for pool, known in self._predictions.items() if pool in depths}
 
     def place_anew(self, endpoint: str, now_s: float) -> None:
-        """The endpoint may not be chosen any more: what waits for it goes elsewhere."""
-        for entry in list(self._backlog.waiting(endpoint)):
+        """The endpoint may not be chosen any more: the first that wait for it go elsewhere; the next look goes on."""
+        for entry in self._backlog.waiting(endpoint)[:PLACED_AT_ONCE]:
             self._place_again(entry, now_s)
 
     def depth(self, pool: str) -> int:

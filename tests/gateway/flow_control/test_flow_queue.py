@@ -164,6 +164,20 @@ def test_what_waits_for_a_gone_endpoint_goes_elsewhere_or_is_given_up() -> None:
     assert world.abandoned == [2]
 
 
+def test_many_that_wait_for_a_gone_endpoint_go_a_few_at_a_time() -> None:
+    world = World(max_queue=1000)
+    world.queued["a"] = world.queued["b"] = FULL
+    for number in range(100):
+        world.offer(number)
+    world.prefers |= dict.fromkeys(range(100), "b")
+    world.queue.place_anew("a", 1.0)
+    moved = len(world.backlog.waiting("b"))
+    assert 0 < moved < 100
+    for _ in range(10):
+        world.queue.place_anew("a", 1.0)
+    assert [entry.order[2] for entry in world.backlog.waiting("b")] == list(range(100))
+
+
 def test_without_an_endpoint_nothing_waits() -> None:
     world = World(prefers={0: None})
     world.offer(0)
