@@ -70,13 +70,14 @@ async def status_of(gateway: RunningGateway, text: str) -> int:
         return response.status
 
 
-async def test_a_body_of_nothing_but_objects_is_not_read() -> None:
+@pytest.mark.parametrize("value", [b"{}", b'"ab"', b"999"])
+async def test_a_body_of_millions_of_small_values_is_not_read(value: bytes) -> None:
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
         await gateway.settled()
-        body = b'{"model": "m", "messages": [' + b"{}," * 2_000_000 + b"{}]}"
+        body = b'{"model": "m", "messages": [' + (value + b",") * 2_000_000 + b"{}]}"
         async with gateway.client.post(gateway.url + "/v1/chat/completions", data=body) as response:
             assert response.status == 400
-            assert "too many objects" in (await response.json())["error"]["message"]
+            assert "too many objects or values" in (await response.json())["error"]["message"]
         assert engine.bodies == []
         async with gateway.chat("[[1,2],[3,4]]," * 20_000) as response:
             assert response.status == 200

@@ -42,7 +42,7 @@ async def read_body(scope: Scope, receive: Receive, limit_bytes: int, room: Call
         if int(announced) > limit_bytes:
             raise _too_large(limit_bytes)
         if not room(int(announced)):
-            raise _no_room()
+            raise no_room()
     pieces: list[bytes] = []
     size = 0
     while True:
@@ -54,13 +54,14 @@ async def read_body(scope: Scope, receive: Receive, limit_bytes: int, room: Call
         if size > limit_bytes:
             raise _too_large(limit_bytes)
         if not room(size):
-            raise _no_room()
+            raise no_room()
         pieces.append(piece)
         if not message.get("more_body", False):
             return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
-def _no_room() -> ApiError:
+def no_room() -> ApiError:
+    """The 503 of a body for which there is no memory now."""
     message = "too many large requests are being read at once: try again shortly"
     return ApiError(503, message, code="out_of_memory", headers={"retry-after": "1", "connection": "close"})
 

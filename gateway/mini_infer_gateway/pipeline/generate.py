@@ -30,6 +30,7 @@ from mini_infer_gateway.http.asgi import (
     Scope,
     Send,
     client_gone,
+    no_room,
     read_body,
     send_error,
 )
@@ -137,6 +138,8 @@ class Generate:
             if sent_ids and sent_ids != [request_id]:
                 raise _BAD_REQUEST_ID
             body = await read_body(scope, receive, self._settings.max_body_bytes, held.grow)
+            if not held.grow(len(body) + VALUE_BYTES * body.count(b",")):
+                raise no_room()
             fields = _fields(body)
             asked = self._model(scope["path"], fields)
             names = self._fleet.resolve(asked)
@@ -426,14 +429,20 @@ class Generate:
         return prompt.tokens
 
 
+VALUE_BYTES = 12
+"""What a value of a body adds to its length where memory is counted: decoded it takes several times as much."""
 MAX_OBJECTS = 200_000
-"""In a body, and one more for every 32 bytes: sixteen megabytes of `{}` would take half a second and 400 MB to read."""
+"""In a body, and one more for every 64 bytes: sixteen megabytes of `{}` would take half a second and 400 MB to read."""
+MAX_VALUES = 1_200_000
+"""In a body, by its commas, those in texts included: a million token ids, or more text than any context holds."""
 
 
 def _fields(body: bytes) -> dict[str, Any]:
-    if len(body) > MAX_OBJECTS and body.count(b"{") + body.count(b"[") > MAX_OBJECTS + len(body) // 32:
-        message = f"the request body holds too many objects and lists for its {len(body)} bytes: send a shorter prompt"
-        raise ApiError(400, message, code="invalid_json")
+    if len(body) > MAX_OBJECTS:
+        too_many_objects = body.count(b"{") + body.count(b"[") > MAX_OBJECTS + len(body) // 64
+        if too_many_objects or body.count(b",") > MAX_VALUES:
+            message = f"the request body's {len(body)} bytes hold too many objects or values: send a shorter prompt"
+            raise ApiError(400, message, code="invalid_json")
     try:
         fields = _decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
