@@ -11,10 +11,16 @@ from tests.support.fake_runner import EOS, VOCABULARY, FakeRunner, expected_toke
 
 
 def make_engine(
-    num_pages: int, page_size: int, max_model_len: int, *, record_events: bool = True, **settings: object
+    num_pages: int,
+    page_size: int,
+    max_model_len: int,
+    *,
+    record_events: bool = True,
+    num_host_pages: int = 0,
+    **settings: object,
 ) -> tuple[Engine, FakeRunner]:
     """`settings` are EngineSettings' fields."""
-    runner = FakeRunner(num_pages, page_size)
+    runner = FakeRunner(num_pages, page_size, num_host_pages=num_host_pages)
     engine = Engine(
         EngineSettings(model="fake", **settings),  # type: ignore[arg-type]
         runner,
@@ -45,8 +51,13 @@ class World:
     num_requests: int = 0
 
     @property
+    def num_swaps(self) -> int:
+        """Sequences that went to main memory."""
+        return self.engine.scheduler.num_swaps
+
+    @property
     def num_copies(self) -> int:
-        return sum(len(batch.copies) for batch in self.runner.batches)
+        return sum(len(batch.transfers.copies) for batch in self.runner.batches)
 
     def add(self) -> None:
         """A prompt that shares a random part with an earlier conversation or with a family of prompts."""
@@ -135,6 +146,8 @@ class World:
         slots = [sequence.slot for sequence in scheduler.running]
         assert len(set(slots)) == len(slots)
         assert all(not sequence.pages and sequence.slot < 0 for sequence in scheduler.waiting)
+        swapped = [page for sequence in scheduler.waiting for page in sequence.host_pages]
+        assert sorted([*scheduler._free_host_pages, *swapped]) == list(range(self.runner.swap_space.num_pages))
         for ranked in (scheduler.running, scheduler.waiting):
             assert [sequence.order for sequence in ranked] == sorted(sequence.order for sequence in ranked)
         self._check_events()

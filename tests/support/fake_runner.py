@@ -7,7 +7,7 @@ a wrong page table, copy, start or slot, or a page given away too early, shows a
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from mini_infer_engine.core.batch import Batch, Row
+from mini_infer_engine.core.batch import Batch, Row, SwapSpace
 from mini_infer_engine.core.request import Request, SamplingParams
 from mini_infer_engine.core.result import PassResult
 
@@ -64,8 +64,10 @@ class FakeRunner:
     told to: in the middle of a launch, or at a collect, after which nothing that uncollected passes wrote may be read.
     """
 
-    def __init__(self, num_pages: int, page_size: int, max_num_seqs: int = 256) -> None:
+    def __init__(self, num_pages: int, page_size: int, max_num_seqs: int = 256, num_host_pages: int = 0) -> None:
         self.num_pages = num_pages
+        self.swap_space = SwapSpace(num_host_pages, swap_s_per_token=1.0, compute_s_per_token=3.0)
+        self._host_cells: list[list[int | None]] = [[None] * page_size for _ in range(num_host_pages)]
         self.page_size = page_size
         self.references: list[int] | None = None
         self.batches: list[Batch] = []
@@ -80,10 +82,14 @@ class FakeRunner:
     def launch(self, batch: Batch) -> Handle:
         assert batch.rows, "an empty batch"
         assert len({row.slot for row in batch.rows}) == len(batch.rows), "two rows of one slot"
-        handle = Handle([], [copy.source for copy in batch.copies])
+        handle = Handle([], [copy.source for copy in batch.transfers.copies])
         self._in_flight.append(handle)
         self._check_pages(batch)
-        for copy in batch.copies:
+        for swap in batch.transfers.swap_out:
+            self._host_cells[swap.host_page] = list(self._cells[swap.device_page])
+        for swap in batch.transfers.swap_in:
+            self._cells[swap.device_page] = list(self._host_cells[swap.host_page])
+        for copy in batch.transfers.copies:
             self._cells[copy.target] = self._cells[copy.source][: copy.tokens] + [None] * (self.page_size - copy.tokens)
         for index, row in enumerate(batch.rows):
             if self.launch_error is not None and index == len(batch.rows) // 2:
@@ -148,9 +154,11 @@ class FakeRunner:
 
     def _check_pages(self, batch: Batch) -> None:
         """A written page is in nobody else's table, and copies run before the pass: no source is written before it."""
-        written: set[int] = {copy.target for copy in batch.copies}
-        assert len(written) == len(batch.copies)
-        assert not written & {copy.source for copy in batch.copies}
+        copies = batch.transfers.copies
+        written: set[int] = {copy.target for copy in copies}
+        assert len(written) == len(copies)
+        assert not written & {copy.source for copy in copies}
+        written |= {swap.device_page for swap in batch.transfers.swap_in}
         for row in batch.rows:
             first, last = row.start // self.page_size, (row.start + row.count - 1) // self.page_size
             written.update(row.page_table[first : last + 1])

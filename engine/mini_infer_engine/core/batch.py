@@ -53,6 +53,23 @@ class PageCopy:
     tokens: int
 
 
+@dataclass(slots=True, frozen=True)
+class PageSwap:
+    """Copy a whole page between the device's pool and main memory, all layers."""
+
+    device_page: int
+    host_page: int
+
+
+@dataclass(slots=True)
+class Transfers:
+    """What moves before a pass computes: first all that leaves, then what comes back, then copies on the device."""
+
+    swap_out: list[PageSwap] = field(default_factory=list)
+    swap_in: list[PageSwap] = field(default_factory=list)
+    copies: list[PageCopy] = field(default_factory=list)
+
+
 @dataclass(slots=True)
 class Batch:
     """Decode rows first, then prefill chunks."""
@@ -66,7 +83,7 @@ class Batch:
     that are computed from their inputs alone take token_ids in decode rows too; those that read the device's state
     refuse them (`continued_slots`).
     """
-    copies: list[PageCopy] = field(default_factory=list)
+    transfers: Transfers = field(default_factory=Transfers)
 
     @property
     def num_tokens(self) -> int:
@@ -83,6 +100,20 @@ def continued_slots(rows: Sequence[Row]) -> list[int]:
 _BROUGHT_TOKENS = attrgetter("token_ids")  # no Python frame for each row: this is on the way of every decode step
 
 
+@dataclass(slots=True, frozen=True)
+class SwapSpace:
+    """Main memory for pages of preempted sequences, and what it costs to use it."""
+
+    num_pages: int
+    swap_s_per_token: float
+    """To copy one token's keys and values out, and in again."""
+    compute_s_per_token: float
+    """To compute them anew in a prefill chunk."""
+
+
+NO_SWAP = SwapSpace(0, 0.0, 0.0)
+
+
 class Runner(Protocol):
     """Executes batches in the order of their launch. The real one has the model and the page pool on a device."""
 
@@ -90,6 +121,9 @@ class Runner(Protocol):
     """Tokens a page, a multiple of 16."""
     num_pages: int
     """Pages that the scheduler may hand out, ids 0 .. num_pages - 1; spare pages of the runner's own come on top."""
+
+    swap_space: SwapSpace
+    """Where preempted sequences' pages may wait; `NO_SWAP`: nowhere, they are computed again."""
 
     def refuses(self, request: Request) -> str | None:
         """Why no batch may ever hold this request, for its client; None: it can be served.

@@ -20,7 +20,7 @@ from mini_infer_engine.core.page_allocator import PageAllocator
 from mini_infer_engine.core.prefix_cache import PrefixCache
 from mini_infer_engine.core.request import Output, Request, TokenLogprobs
 from mini_infer_engine.core.scheduler import Scheduler, Step
-from mini_infer_engine.core.sequence import Leaving, Sequence
+from mini_infer_engine.core.sequence import Sequence, State
 from mini_infer_engine.core.stats import EngineStats
 
 MAX_FAILED_PASSES = 10
@@ -59,6 +59,7 @@ class Engine:
             pool,
             cache,
             max_num_seqs=settings.max_num_seqs,
+            swap_space=runner.swap_space,
             token_budget=token_budget,
             chunk_limit=settings.long_prefill_token_threshold or token_budget,
         )
@@ -122,7 +123,7 @@ class Engine:
         """Forget a request, within two steps; no output tells of it. An unknown id has ended already: no error."""
         sequence = self._sequences.pop(request_id, None)
         if sequence is not None:
-            self.scheduler.leave(sequence, Leaving.FINISHED)
+            self.scheduler.leave(sequence, State.FINISHED)
 
     @property
     def has_work(self) -> bool:
@@ -164,13 +165,13 @@ class Engine:
         outputs = []
         for row, (sequence, tokens) in enumerate(zip(step.sequences, result.tokens, strict=True)):
             sequence.in_flight -= 1
-            if row in result.prompt_logprobs and sequence.leaving is not Leaving.FINISHED:
+            if row in result.prompt_logprobs and sequence.state is not State.FINISHED:
                 told, request_id = result.prompt_logprobs[row], sequence.request.request_id
                 outputs.append(Output(request_id=request_id, token_ids=[], prompt_logprobs=told))
-            if tokens and sequence.leaving is not Leaving.FINISHED:  # else thrown away: it had ended
+            if tokens and sequence.state is not State.FINISHED:  # else thrown away: it had ended
                 outputs.append(self._accept(sequence, tokens, result.logprobs.get(row, [])))
                 self._stats.generation_tokens += len(outputs[-1].token_ids)
-            if sequence.leaving and not sequence.in_flight:
+            if sequence.is_leaving and not sequence.in_flight:
                 self.scheduler.release(sequence)
         return outputs
 
@@ -191,12 +192,13 @@ class Engine:
         return outputs
 
     def _unwind(self, step: Step) -> None:
-        """The pass will not be committed: let go of what it holds."""
+        """The pass will not be committed: let go of what it holds, and of what it was to bring to main memory."""
         self.scheduler.unpin(step)
+        self.scheduler.forget_swapped(step)
         for sequence in step.sequences:
             sequence.in_flight -= 1
-            if sequence.leaving and not sequence.in_flight:
-                self.scheduler.release(sequence)
+            if sequence.is_leaving and not sequence.in_flight:
+                self.scheduler.release(sequence, may_swap=False)
 
     def _fail(self, sequences: Iterable[Sequence], error: Exception) -> list[Output]:
         """End these with an error, those that have ended already in silence."""
@@ -207,8 +209,8 @@ class Engine:
         outputs = []
         for sequence in sequences:
             request_id = sequence.request.request_id
-            if sequence.leaving is not Leaving.FINISHED and self._sequences.pop(request_id, None) is not None:
-                self.scheduler.leave(sequence, Leaving.FINISHED)
+            if sequence.state is not State.FINISHED and self._sequences.pop(request_id, None) is not None:
+                self.scheduler.leave(sequence, State.FINISHED)
                 outputs.append(Output(request_id=request_id, token_ids=[], finish_reason="error", error=reason))
         if self._failed_passes >= MAX_FAILED_PASSES:
             raise RunnerFailedError(f"{MAX_FAILED_PASSES} passes in a row have failed, the last: {reason}") from error
@@ -225,7 +227,7 @@ class Engine:
             if reason is not None:
                 stop_reason = sequence.stop_reason(token) if reason == "stop" else None
                 del self._sequences[sequence.request.request_id]
-                self.scheduler.leave(sequence, Leaving.FINISHED)
+                self.scheduler.leave(sequence, State.FINISHED)
                 break
         return Output(
             request_id=sequence.request.request_id,

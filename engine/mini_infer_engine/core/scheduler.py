@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 
 from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS
-from mini_infer_engine.core.batch import Batch, PageCopy, Row
+from mini_infer_engine.core.batch import NO_SWAP, Batch, PageCopy, PageSwap, Row, SwapSpace
 from mini_infer_engine.core.page_allocator import PageAllocator
 from mini_infer_engine.core.prefix_cache import MISS, Hit, PrefixCache
-from mini_infer_engine.core.sequence import Leaving, Sequence
+from mini_infer_engine.core.sequence import Sequence, State
 
 HELD_BACK_LIMIT = 8
 """Waiting sequences that one plan passes over because a running one is computing what they need: bounds the search."""
@@ -29,6 +29,8 @@ class Step:
     """Of the batch's rows, in their order."""
     pinned_pages: list[int] = field(default_factory=list)
     """Sources of the batch's copies, held until commit."""
+    swapped: list[Sequence] = field(default_factory=list)
+    """Sequences whose pages this pass brings to main memory."""
     admitted: list[Sequence] = field(default_factory=list)
     """Sequences that run for the first time."""
 
@@ -37,13 +39,27 @@ class Scheduler:
     """Waiting and running sequences, both by `order`. The cache, where there is one, is that of the pool."""
 
     def __init__(
-        self, pool: PageAllocator, cache: PrefixCache | None, *, max_num_seqs: int, token_budget: int, chunk_limit: int
+        self,
+        pool: PageAllocator,
+        cache: PrefixCache | None,
+        *,
+        max_num_seqs: int,
+        token_budget: int,
+        chunk_limit: int,
+        swap_space: SwapSpace = NO_SWAP,
     ) -> None:
         self.pool = pool
         self.cache = cache
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.num_preemptions = 0
+        self.num_swaps = 0
+        """Preemptions whose pages went to main memory."""
+        self._swap_space = swap_space
+        self._free_host_pages = list(range(swap_space.num_pages - 1, -1, -1))
+        self._swapping: list[Sequence] = []
+        self._swap_out: list[PageSwap] = []
+        """Of `_swapping`: what the next launched pass copies before anything may write to those pages."""
         self._free_slots = list(range(max_num_seqs - 1, -1, -1))
         self._token_budget = token_budget
         self._chunk_limit = chunk_limit
@@ -66,29 +82,65 @@ class Scheduler:
         """Put a new sequence in line."""
         insort(self.waiting, sequence, key=_order)
 
-    def leave(self, sequence: Sequence, why: Leaving) -> None:
-        """Give a sequence no more rows, and take its pages as soon as no launched pass uses them."""
+    def leave(self, sequence: Sequence, why: State) -> None:
+        """Give a sequence no more rows, and take its pages as soon as no launched pass uses them.
+
+        `why` is PREEMPTED or FINISHED.
+        """
         if sequence.slot < 0:
             _remove(self.waiting, sequence)
+            self._drop_host_pages(sequence)
+            sequence.state = State.ENDED
             return
-        sequence.leaving = why
+        sequence.state = why
         if not sequence.in_flight:
             self.release(sequence)
 
-    def release(self, sequence: Sequence) -> None:
-        """Take slot and pages from a leaving sequence; a preempted one goes back in line, by its old order."""
+    def release(self, sequence: Sequence, *, may_swap: bool = True) -> None:
+        """Take slot and pages from a leaving sequence; a preempted one goes back in line, by its old order.
+
+        `may_swap`: its pages hold what they should, and may wait for it in main memory.
+        """
         _remove(self.running, sequence)
         self._free_slots.append(sequence.slot)
+        goes_back = sequence.state is State.PREEMPTED
+        sequence.state = State.ENDED
+        if goes_back:
+            self.num_preemptions += 1
+            sequence.state = State.SWAPPED if may_swap and self._swaps(sequence) else State.WAITING
         for page in reversed(sequence.pages):  # the end of a prefix is the first to be evicted
             self.pool.release(page)
         sequence.slot = -1
         sequence.pages = []
         sequence.num_published = 0
-        why, sequence.leaving = sequence.leaving, None
-        if why is Leaving.PREEMPTED:
-            self.num_preemptions += 1
+        if goes_back:
             sequence.num_expected_cached = sequence.num_computed if self.cache is not None else 0
             insort(self.waiting, sequence, key=_order)
+
+    def _swaps(self, sequence: Sequence) -> bool:
+        """Have the next pass bring its pages to main memory, where there is room and computing them costs more."""
+        tokens, space = sequence.num_computed, self._swap_space
+        num_pages = self.pool.pages_for(tokens)
+        costs_more = tokens * space.compute_s_per_token > 2 * tokens * space.swap_s_per_token
+        if not costs_more or not tokens or num_pages > len(self._free_host_pages):
+            return False
+        sequence.host_pages = [self._free_host_pages.pop() for _ in range(num_pages)]
+        pairs = zip(sequence.pages[:num_pages], sequence.host_pages, strict=True)
+        self._swap_out += [PageSwap(*pair) for pair in pairs]
+        self._swapping.append(sequence)
+        self.num_swaps += 1
+        return True
+
+    def _drop_host_pages(self, sequence: Sequence) -> None:
+        self._free_host_pages += sequence.host_pages
+        sequence.host_pages = []
+
+    def forget_swapped(self, step: Step) -> None:
+        """What this pass was to bring to main memory is not there: it is computed again."""
+        for sequence in step.swapped:
+            if sequence.state is State.SWAPPED:
+                self._drop_host_pages(sequence)
+                sequence.state = State.WAITING
 
     def plan(self) -> Step:
         """The next pass; without rows if nothing can run before a launched pass is committed."""
@@ -99,6 +151,9 @@ class Scheduler:
             if budget:
                 budget -= self._plan_chunk(step, sequence, budget, computing)
         self._plan_admissions(step, budget, computing)
+        if step.batch.rows:
+            step.swapped, self._swapping = self._swapping, []
+            step.batch.transfers.swap_out, self._swap_out = self._swap_out, []
         return step
 
     def launched(self, step: Step) -> None:
@@ -127,7 +182,7 @@ class Scheduler:
         budget, page_size = self._token_budget, self.pool.page_size
         for sequence in self.running:  # a row may preempt itself or the last in order, so no row planned before it
             start = sequence.num_computed
-            if sequence.leaving or start > sequence.last_position:
+            if sequence.is_leaving or start > sequence.last_position:
                 continue
             if start < sequence.num_prefill:
                 prefills.append(sequence)
@@ -164,11 +219,11 @@ class Scheduler:
     def _grow(self, sequence: Sequence) -> bool:
         """One more page, by preempting the last in order if there is none; False: the sequence sits this pass out."""
         while not self.pool.num_free:
-            if any(other.leaving for other in self.running):
+            if any(other.is_leaving for other in self.running):
                 return False  # pages come with the next commit
             victim = self.running[-1]
-            self.leave(victim, Leaving.PREEMPTED)
-            if sequence.leaving or sequence.slot < 0:
+            self.leave(victim, State.PREEMPTED)
+            if sequence.is_leaving or sequence.slot < 0:
                 return False
         sequence.pages.append(self.pool.allocate())
         return True
@@ -215,8 +270,10 @@ class Scheduler:
             sequence = self.waiting[index]
             if self._was_refused(sequence):
                 return
-            hit = self.cache.match(sequence) if self.cache is not None and sequence.may_hit else MISS
-            if self._is_being_computed(sequence, hit, computing):
+            is_swapped = sequence.state is State.SWAPPED
+            searches = self.cache is not None and sequence.may_hit and not is_swapped
+            hit = self.cache.match(sequence) if self.cache is not None and searches else MISS
+            if not is_swapped and self._is_being_computed(sequence, hit, computing):
                 index += 1
             elif self._place(step, sequence, hit):
                 del self.waiting[index]
@@ -256,10 +313,16 @@ class Scheduler:
         sequence.pages = hit.pages + [pool.allocate() for _ in range(num_new)]
         if hit.tail_page is not None:
             target = sequence.pages[len(hit.pages)]
-            step.batch.copies.append(PageCopy(hit.tail_page, target, hit.num_tokens % pool.page_size))
+            step.batch.transfers.copies.append(PageCopy(hit.tail_page, target, hit.num_tokens % pool.page_size))
         sequence.slot = self._free_slots.pop()
         sequence.num_prefill = len(sequence.token_ids)
-        sequence.num_computed = hit.num_tokens
+        if sequence.state is State.SWAPPED:
+            pairs = zip(sequence.pages, sequence.host_pages, strict=False)  # the first pages, as many as were swapped
+            step.batch.transfers.swap_in += [PageSwap(*pair) for pair in pairs]
+            self._drop_host_pages(sequence)  # nothing is written to them before this pass has read them
+        else:
+            sequence.num_computed = hit.num_tokens
+        sequence.state = State.RUNNING
         sequence.num_published = len(hit.pages) * pool.page_size // BLOCK_SIZE_TOKENS
         if sequence.num_cached is None:
             sequence.num_cached = hit.num_tokens

@@ -8,11 +8,21 @@ from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS, SPAN_SIZE_TOKENS, bloc
 from mini_infer_engine.core.request import FinishReason, Request
 
 
-class Leaving(Enum):
-    """Why a sequence gets no more rows and loses its pages as soon as no launched pass uses them."""
+class State(Enum):
+    """Where a sequence is on its way through the scheduler."""
 
-    FINISHED = "finished"
+    WAITING = "waiting"
+    """In line, without slot and pages."""
+    SWAPPED = "swapped"
+    """In line, with its keys and values in main memory."""
+    RUNNING = "running"
+    """It has a slot and pages, and gets rows."""
     PREEMPTED = "preempted"
+    """It gets no more rows, loses its pages as soon as no launched pass uses them, and goes back in line."""
+    FINISHED = "finished"
+    """The same, for good."""
+    ENDED = "ended"
+    """It has given back everything that it had."""
 
 
 @dataclass(slots=True, eq=False)
@@ -39,6 +49,7 @@ class Sequence:
     num_cached: int | None = None
     """Set at first admission: prompt tokens found in the prefix cache."""
 
+    state: State = State.WAITING
     slot: int = -1
     """Set while it runs."""
     pages: list[int] = field(default_factory=list)
@@ -50,7 +61,8 @@ class Sequence:
     """Tokens that are in the KV cache once all launched passes have run."""
     in_flight: int = 0
     """Rows in passes that are launched and not yet committed."""
-    leaving: Leaving | None = None
+    host_pages: list[int] = field(default_factory=list)
+    """While it is swapped: pages in main memory that hold its first `num_computed` tokens, in order."""
     keys: list[bytes] = field(default_factory=list)
     """Keys of the first blocks, as far as anybody asked."""
     num_published: int = 0
@@ -60,6 +72,11 @@ class Sequence:
         self.token_ids = array("I", self.request.prompt_token_ids)
         self.num_prompt = len(self.token_ids)
         self.token_ids.extend(self.request.resumed_token_ids)
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether it gets no more rows, and its pages go as soon as no launched pass uses them."""
+        return self.state in (State.PREEMPTED, State.FINISHED)
 
     def key(self, index: int) -> bytes:
         """The key of block `index`, all of whose tokens are known."""

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mini_infer_engine.core.batch import Batch, PageCopy, Row
+from mini_infer_engine.core.batch import NO_SWAP, Batch, PageCopy, Row
 from mini_infer_engine.core.request import Request
 from mini_infer_engine.core.result import PassResult
 from mini_infer_engine.dry.vocabulary import END_ID, TURN_END_ID, TURN_START_ID
@@ -33,6 +33,7 @@ class ScriptedRunner:
     """Answers a chat with its last user message, a plain prompt with itself, and then ends."""
 
     def __init__(self, num_pages: int, step_s: float = 0.0, page_size: int = PAGE_SIZE_TOKENS) -> None:
+        self.swap_space = NO_SWAP
         self.page_size = page_size
         self.num_pages = num_pages
         self._step_s = step_s
@@ -57,7 +58,7 @@ class ScriptedRunner:
 
     def launch(self, batch: Batch) -> _Launched:
         """Compute the pass at once; its result is ready when the pretended device has done its earlier passes."""
-        for copy in batch.copies:
+        for copy in batch.transfers.copies:
             self._copy(copy)
         for row in batch.rows:
             self._write(row)

@@ -244,7 +244,7 @@ class CudaExecutor:
         handle = CudaPassHandle(batch.rows, self.state.state.on_host)
         prefills = batch.rows[batch.num_decodes :]
         with torch.inference_mode():
-            self.pool.copy(batch.copies)
+            self.pool.transfer(batch.transfers)
             self.state.forget_pages(prefills)
             for row in prefills:
                 self.sampling.penalties.begin(row)

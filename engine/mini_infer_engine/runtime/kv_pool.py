@@ -7,28 +7,35 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mini_infer_engine.core.batch import PageCopy
+from mini_infer_engine.core.batch import Transfers
 from mini_infer_engine.models.kv_spec import KVSpec
 
 
 class KVPool:
     """`num_pages` pages for the scheduler and one more, `null_page`, that pads page tables and is never written."""
 
-    def __init__(self, spec: KVSpec, num_pages: int, device: torch.device) -> None:
+    def __init__(self, spec: KVSpec, num_pages: int, device: torch.device, num_host_pages: int = 0) -> None:
         self.spec = spec
         self.num_pages = num_pages
         self.null_page = num_pages
         sizes = (num_pages + 1, spec.num_layers, 2, spec.page_size, spec.num_kv_heads, spec.head_dim)
         # [pages, layers, keys or values, page_size, kv_heads, head_dim]
         self.pages = zeros(sizes, spec.dtype, device)
+        # The same in main memory, pinned for a GPU, for pages of preempted sequences.
+        on_gpu = device.type == "cuda"
+        self.host_pages = torch.empty((num_host_pages, *sizes[1:]), dtype=spec.dtype, pin_memory=on_gpu)
         self.tokens = self.pages.view(-1, spec.row_width)
         self.half_pages = self.pages.view((num_pages + 1) * spec.num_layers * 2, -1)
         self._scratch = self.half_pages[:0]
         self._halves = torch.arange(spec.num_layers * 2, device=device).view(-1, 1, 2)  # keys, values of each layer
 
-    def copy(self, copies: list[PageCopy]) -> None:
-        """Copy the first tokens of pages to other pages, all layers. One after the other: a target may be a source."""
-        for copy in copies:
+    def transfer(self, transfers: Transfers) -> None:
+        """Queue what a pass needs moved, in the order that `Transfers` says; a copy's target may be a later source."""
+        for swap in transfers.swap_out:
+            self.host_pages[swap.host_page].copy_(self.pages[swap.device_page], non_blocking=True)
+        for swap in transfers.swap_in:
+            self.pages[swap.device_page].copy_(self.host_pages[swap.host_page], non_blocking=True)
+        for copy in transfers.copies:
             self.pages[copy.target, :, :, : copy.tokens].copy_(self.pages[copy.source, :, :, : copy.tokens])
 
     def token_rows_of(self, pages: Tensor, offsets: Tensor) -> tuple[Tensor, ...]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from mini_infer_engine.config.settings import ResolvedSettings
-from mini_infer_engine.core.batch import Batch, Row
+from mini_infer_engine.core.batch import Batch, Row, SwapSpace
 from mini_infer_engine.core.request import SamplingParams
 from mini_infer_engine.runtime.executor import Executor
 from mini_infer_engine.runtime.kv_pool import KVPool
@@ -19,6 +19,9 @@ from mini_infer_engine.runtime.worker import ModelWorker
 
 _MOST_BESIDE_TORCH = 2 << 30
 """Bytes of a GPU that kernels, libraries and the driver take while an engine loads; seen: less than one."""
+# What a swap and a prefill reach: pinned memory over PCIe 5 and bf16 products on an H200; one core of a CPU.
+_GPU_LINK_BYTES_PER_S, _GPU_FLOPS_PER_S = 50e9, 500e12
+_CPU_COPY_BYTES_PER_S, _CPU_FLOPS_PER_S = 5e9, 50e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,3 +142,15 @@ def _largest_pass(settings: ResolvedSettings, length: int, tokens: int, num_page
     last = SamplingParams(top_k=20, top_p=0.9, repetition_penalty=1.1)
     rows.append(Row(num_rows - 1, 0, count, [0] * count, list(range(num_pages)), last, known_token_ids=[0]))
     return Batch(rows, num_rows - 1)
+
+
+def swap_space_of(worker: ModelWorker, pool: KVPool) -> SwapSpace:
+    """The pool's pages in main memory, and whether a token is sooner swapped or computed: by size, not measured."""
+    is_gpu = worker.device.type == "cuda"
+    bytes_per_token = pool.spec.page_bytes / pool.spec.page_size
+    parameters = sum(parameter.numel() for parameter in worker.model.parameters())
+    return SwapSpace(
+        num_pages=len(pool.host_pages),
+        swap_s_per_token=bytes_per_token / (_GPU_LINK_BYTES_PER_S if is_gpu else _CPU_COPY_BYTES_PER_S),
+        compute_s_per_token=2 * parameters / (_GPU_FLOPS_PER_S if is_gpu else _CPU_FLOPS_PER_S),
+    )

@@ -17,7 +17,7 @@ from mini_infer_engine.device import choose_device, choose_threads
 from mini_infer_engine.models.registry import read_config
 from mini_infer_engine.runtime.executor import Executor, PassHandle, executor_class
 from mini_infer_engine.runtime.kv_pool import KVPool
-from mini_infer_engine.runtime.memory_plan import MemoryInUse, plan_memory
+from mini_infer_engine.runtime.memory_plan import MemoryInUse, plan_memory, swap_space_of
 from mini_infer_engine.runtime.worker import ModelWorker
 
 log = logging.getLogger(__name__)
@@ -34,6 +34,7 @@ class ModelRunner:
         self.worker, self.pool, self.executor = worker, pool, executor
         self.page_size, self.num_pages = pool.spec.page_size, pool.num_pages
         self.max_model_len = max_model_len
+        self.swap_space = swap_space_of(worker, pool)
 
     @property
     def config(self) -> ModelConfig:
@@ -90,7 +91,8 @@ def make_runner(
     plan = plan_memory(worker, kind, resolved, page_size, before)
     log.info("memory: %s", plan)
     worker.model.finish_loading(plan.max_model_len)
-    pool = KVPool(worker.model.kv_spec(page_size, worker.dtype), plan.num_pages, worker.device)
+    spec = worker.model.kv_spec(page_size, worker.dtype)
+    pool = KVPool(spec, plan.num_pages, worker.device, settings.kv_swap_memory // spec.page_bytes)
     executor = kind(worker, pool, resolved)
     executor.capture()
     return ModelRunner(worker, pool, executor, plan.max_model_len, resolved)

@@ -83,7 +83,7 @@ class TorchExecutor:
     def launch(self, batch: Batch) -> TorchPassHandle:
         """See `Executor.launch`."""
         with torch.inference_mode():
-            self.pool.copy(batch.copies)
+            self.pool.transfer(batch.transfers)
             wants_prompts = any(row.prompt_targets for row in batch.rows)
             inputs, state = self._forward(batch, every_token=wants_prompts)
             handle = TorchPassHandle(batch.rows, [i for i, row in enumerate(batch.rows) if row.sampling is not None])
@@ -100,7 +100,7 @@ class TorchExecutor:
     def logits(self, batch: Batch) -> Tensor:
         """See `Executor.logits`."""
         with torch.inference_mode():
-            self.pool.copy(batch.copies)
+            self.pool.transfer(batch.transfers)
             return self._logits(self._forward(batch, every_token=True)[1])
 
     def _forward(self, batch: Batch, *, every_token: bool) -> tuple[PassInputs, ResidualState]:

@@ -16,6 +16,7 @@ SETUPS = {
     "long_prefill_token_threshold": (0, 0, 5, 16),
     "enable_prefix_caching": (True, True, True, False),
     "spare_pages": (0, 1, 2, 4, 20),
+    "num_host_pages": (0, 2, 40),
 }
 
 
@@ -69,12 +70,12 @@ TestEngineMachine = EngineMachine.TestCase
 
 
 def test_after_10_000_random_events_no_page_is_leaked() -> None:
-    """Twenty engines, 500 events each; the sums show that the events reach what they are meant to try."""
-    preemptions = cached_tokens = copies = 0
-    for seed in range(20):
+    """Sixty engines, 200 events each; the sums show that the events reach what they are meant to try."""
+    preemptions = cached_tokens = copies = swaps = 0
+    for seed in range(60):
         draw = random.Random(seed)
         world = make_world(draw)
-        for _ in range(500):
+        for _ in range(200):
             draw.choices((world.add, world.abort, world.step), weights=(1, 0.3, 5))[0]()
             world.check()
         world.drain()
@@ -82,6 +83,8 @@ def test_after_10_000_random_events_no_page_is_leaked() -> None:
         preemptions += stats.preemptions
         cached_tokens += stats.cached_prompt_tokens
         copies += world.num_copies
+        swaps += world.num_swaps
     assert preemptions > 20
     assert cached_tokens > 2_000
     assert copies > 20
+    assert 5 < swaps < preemptions

@@ -11,7 +11,7 @@ from mini_infer_engine.core.page_allocator import PageAllocator
 from mini_infer_engine.core.prefix_cache import PrefixCache
 from mini_infer_engine.core.request import Request, SamplingParams
 from mini_infer_engine.core.scheduler import Scheduler, Step
-from mini_infer_engine.core.sequence import Leaving, Sequence
+from mini_infer_engine.core.sequence import Sequence, State
 
 
 @dataclass
@@ -69,7 +69,7 @@ class Bench:
             sequence.in_flight -= 1
             if row.sampling:
                 self.scheduler.append(sequence, 7)
-            if sequence.leaving and not sequence.in_flight:
+            if sequence.is_leaving and not sequence.in_flight:
                 self.scheduler.release(sequence)
 
     def step(self) -> str:
@@ -171,7 +171,7 @@ def test_a_victim_keeps_its_pages_until_its_launched_pass_is_committed() -> None
     a, b = bench.add("a", 15), bench.add("b", 15)
     assert [bench.launch(), bench.launch()] == [" | a 0+15", "a 15+1 | "]  # b waits for headroom
     bench.commit()
-    bench.scheduler.leave(a, Leaving.FINISHED)
+    bench.scheduler.leave(a, State.FINISHED)
     assert (len(a.pages), bench.launch()) == (1, " | ")
     bench.commit()
     assert a.pages == []
@@ -219,7 +219,7 @@ def test_a_tail_is_copied_with_its_source_pinned_until_commit() -> None:
     assert bench.launch() == " | a 100+20, b 96+8"  # a goes on in the page that b copies from
     (step,) = bench.in_flight
     target = bench.sequences["b"].pages[1]
-    assert step.batch.copies == [PageCopy(source=owner.pages[1], target=target, tokens=32)]
+    assert step.batch.transfers.copies == [PageCopy(source=owner.pages[1], target=target, tokens=32)]
     references = bench.scheduler.pool.references
     assert [references[page] for page in (*owner.pages, target)] == [2, 2, 1]
     bench.commit()
@@ -230,7 +230,7 @@ def test_a_tail_is_recomputed_when_its_source_is_the_page_that_is_missing() -> N
     bench = Bench(caching=True, page_size=64, num_pages=2)
     owner = bench.add("a", 120)
     bench.step()
-    bench.scheduler.leave(owner, Leaving.FINISHED)
+    bench.scheduler.leave(owner, State.FINISHED)
     bench.add("b", 104)
     assert bench.step() == " | b 64+40"
 
@@ -240,7 +240,7 @@ def test_the_recompute_of_a_preempted_sequence_is_mostly_a_hit() -> None:
     sequence = bench.add("a", 60)
     for _ in range(10):
         bench.step()
-    bench.scheduler.leave(sequence, Leaving.PREEMPTED)
+    bench.scheduler.leave(sequence, State.PREEMPTED)
     assert bench.step() == " | a 64+6"
     assert bench.step() == "a 70+1 | "
     assert (sequence.num_cached, sequence.token_ids[60:].tolist()) == (0, [7] * 12)

@@ -1,4 +1,4 @@
-from mini_infer_engine.core.batch import Batch, PageCopy, Row
+from mini_infer_engine.core.batch import Batch, PageCopy, Row, Transfers
 from mini_infer_engine.core.request import SamplingParams
 from mini_infer_engine.dry.scripted_runner import ScriptedRunner
 from mini_infer_engine.dry.vocabulary import END_ID
@@ -10,7 +10,7 @@ ASKS = SamplingParams()
 
 def prefill(runner: ScriptedRunner, pages: list[int], start: int = 0, copies: tuple[PageCopy, ...] = ()) -> int | None:
     row = Row(0, start, len(PROMPT) - start, PROMPT[start:], pages, ASKS)
-    return sampled(runner.collect(runner.launch(Batch([row], 0, list(copies)))))[0]
+    return sampled(runner.collect(runner.launch(Batch([row], 0, Transfers(copies=list(copies))))))[0]
 
 
 def decode(runner: ScriptedRunner, pages: list[int], count: int) -> list[int | None]:

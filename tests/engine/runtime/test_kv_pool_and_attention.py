@@ -7,7 +7,7 @@ import torch
 
 from mini_infer_engine.config.model_config import ModelConfig
 from mini_infer_engine.config.rope import RopeParameters
-from mini_infer_engine.core.batch import Batch, PageCopy, Row
+from mini_infer_engine.core.batch import Batch, PageCopy, PageSwap, Row, Transfers
 from mini_infer_engine.layers.attention import Attention
 from mini_infer_engine.models.kv_spec import KVSpec
 from mini_infer_engine.runtime.attention.torch_reference import TorchAttention
@@ -16,7 +16,7 @@ from mini_infer_engine.runtime.kv_pool import KVPool
 from tests.support.tiny_models import GREEDY
 
 CPU = torch.device("cpu")
-SHAPE = KVSpec(num_layers=2, page_size=16, num_kv_heads=2, head_dim=8, dtype=torch.float32)
+SPEC = KVSpec(num_layers=2, page_size=16, num_kv_heads=2, head_dim=8, dtype=torch.float32)
 
 
 def config(**changes: Any) -> ModelConfig:
@@ -65,7 +65,7 @@ def test_torch_attention_equals_the_definition_and_writes_only_its_tokens(
 ) -> None:
     monkeypatch.setattr("mini_infer_engine.runtime.attention.running_copy.MOST_BYTES", most_bytes)
     torch.manual_seed(0)
-    pool = KVPool(SHAPE, 12, CPU)
+    pool = KVPool(SPEC, 12, CPU)
     pool.pages.normal_()
     tables = [[7, 2, 0], [9], [1, 11, 4]]
     rows = [
@@ -94,13 +94,29 @@ def test_torch_attention_equals_the_definition_and_writes_only_its_tokens(
 
 
 def test_a_page_copy_takes_the_first_tokens_of_all_layers_and_nothing_else() -> None:
-    pool = KVPool(SHAPE, 4, CPU)
+    pool = KVPool(SPEC, 4, CPU)
     pool.pages.normal_()
     before = pool.pages.clone()
-    pool.copy([PageCopy(0, 2, 5), PageCopy(2, 3, 3)])
+    pool.transfer(Transfers(copies=[PageCopy(0, 2, 5), PageCopy(2, 3, 3)]))
     before[2, :, :, :5] = before[0, :, :, :5]
     before[3, :, :, :3] = before[0, :, :, :3]
     assert torch.equal(pool.pages, before)
+
+
+def test_swapped_pages_come_back_after_others_have_used_theirs() -> None:
+    """What leaves is read before what comes back, and that before copies on the device."""
+    pool = KVPool(SPEC, 4, CPU, num_host_pages=2)
+    pool.pages.normal_()
+    first, second = pool.pages[1].clone(), pool.pages[2].clone()
+    pool.transfer(Transfers(swap_out=[PageSwap(1, 0), PageSwap(2, 1)]))
+    pool.pages.normal_()
+    third = pool.pages[3].clone()
+    transfers = Transfers(swap_out=[PageSwap(3, 1)], swap_in=[PageSwap(3, 0)], copies=[PageCopy(3, 0, 16)])
+    pool.transfer(transfers)
+    assert torch.equal(pool.pages[3], first)
+    assert torch.equal(pool.pages[0], first)
+    assert torch.equal(pool.host_pages[1], third)
+    assert not torch.equal(pool.host_pages[1], second)
 
 
 def test_a_new_pool_is_zero_and_one_page_larger_than_promised() -> None:

@@ -8,7 +8,7 @@ import torch
 
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.config.settings import EngineSettings
-from mini_infer_engine.core.batch import Batch, PageCopy, Row, continued_slots
+from mini_infer_engine.core.batch import Batch, PageCopy, Row, Transfers, continued_slots
 from mini_infer_engine.core.request import SamplingParams
 from mini_infer_engine.runtime.executor import executor_class
 from mini_infer_engine.runtime.memory import fit_context
@@ -138,7 +138,7 @@ def test_a_copied_prefix_stands_for_a_computed_one(runner: ModelRunner) -> None:
     source, target = 11, 4
     runner.launch(Batch([chunk(0, PROMPT, 0, 16, [source])], 0))
     rest = chunk(1, PROMPT, 13, 8, [target, 6], sampling=GREEDY)
-    handle = runner.launch(Batch([rest], 0, copies=[PageCopy(source, target, 13)]))
+    handle = runner.launch(Batch([rest], 0, Transfers(copies=[PageCopy(source, target, 13)])))
     assert sampled(runner.collect(handle)) == expected
 
 

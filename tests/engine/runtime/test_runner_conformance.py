@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mini_infer_engine.config.settings import EngineSettings
-from mini_infer_engine.core.batch import Batch, PageCopy, Row, Runner
+from mini_infer_engine.core.batch import Batch, PageCopy, Row, Runner, Transfers
 from mini_infer_engine.core.engine import Engine
 from mini_infer_engine.core.request import Request, SamplingParams
 from mini_infer_engine.dry.scripted_runner import ScriptedRunner
@@ -44,7 +44,9 @@ class Subject:
         return list(range(first, first + count))[::-1]
 
     def run(self, rows: Sequence[Row], num_decodes: int = 0, copies: Sequence[PageCopy] = ()) -> list[int | None]:
-        return sampled(self.runner.collect(self.runner.launch(Batch(list(rows), num_decodes, list(copies)))))
+        return sampled(
+            self.runner.collect(self.runner.launch(Batch(list(rows), num_decodes, Transfers(copies=list(copies)))))
+        )
 
 
 def fake(folder: Path) -> Subject:

@@ -1,0 +1,28 @@
+"""Preempted sequences whose pages waited in main memory go on exactly where they were, on the demo model."""
+
+from mini_infer_engine import LLM, SamplingParams
+
+PROMPTS = [
+    f"The {number}th list is sorted, and then its names are joined with a comma, so that" for number in range(12)
+]
+
+
+def texts(**settings: object) -> tuple[list[str], int, int]:
+    llm = LLM("demo", device="cpu", max_model_len=160, max_num_seqs=12, enable_prefix_caching=False, **settings)
+    asks = [
+        SamplingParams(temperature=0.7, seed=index, max_tokens=90, ignore_eos=True) for index in range(len(PROMPTS))
+    ]
+    made = [output.outputs[0].text for output in llm.generate(PROMPTS, asks, use_tqdm=False)]
+    scheduler = llm._engine.scheduler
+    return made, scheduler.num_preemptions, scheduler.num_swaps
+
+
+def test_texts_are_those_of_a_pool_that_is_large_enough() -> None:
+    expected, preemptions, _ = texts(kv_cache_memory=200_000_000)
+    assert preemptions == 0
+    small = 6_000_000
+    for swap_memory in (0, 100_000_000):
+        made, preemptions, swaps = texts(kv_cache_memory=small, kv_swap_memory=swap_memory)
+        assert made == expected
+        assert preemptions > 0
+        assert (swaps > 0) == (swap_memory > 0)
