@@ -173,7 +173,7 @@ class Gateway:
             raise _not_found(path)
 
     async def _say_ready(self, send: Send) -> None:
-        ready = self.fleet.synced and not self.stopping
+        ready = self.fleet.is_ready and not self.stopping
         status = "ready" if ready else "stopping" if self.stopping else "waiting for endpoints"
         await send_json(send, 200 if ready else 503, {"status": status})
 

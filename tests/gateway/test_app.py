@@ -117,6 +117,18 @@ async def test_a_shutdown_loses_no_request_on_kept_connections() -> None:
         assert set(statuses) == {200}
 
 
+async def test_it_is_ready_when_engines_have_told_how_they_tokenise() -> None:
+    async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
+        fleet = gateway.app.fleet
+        await until(lambda: fleet.is_ready)
+        assert fleet.endpoints["a"].subscriber.assets_revision
+        assert await status_of(gateway, gateway.url + "/readyz") == 200
+        fleet.endpoints["a"].subscriber.asked = False
+        assert not fleet.is_ready
+        fleet._synced_s -= 10.0
+        assert fleet.is_ready, "an engine that never tells holds nobody up for long"
+
+
 async def test_a_shutdown_without_connections_does_not_wait() -> None:
     async with running_gateway(drain_s=60.0) as gateway:
         gateway.server.begin_drain()

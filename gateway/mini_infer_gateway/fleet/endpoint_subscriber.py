@@ -92,6 +92,8 @@ class EndpointSubscriber:
         """Between the sending and the arrival of the last event or load report, by two machines' clocks."""
         self.report_s: float | None = None
         """When the last load report came over the socket that is open now; None: none has."""
+        self.asked = False
+        """It has been asked how it tokenises, whatever it said."""
         self.assets_revision = ""
         self.max_model_len: int | None = None
         """Tokens that its model's context holds, as it says; None: it does not say."""
@@ -125,6 +127,7 @@ class EndpointSubscriber:
             except UpstreamError:
                 pause_s = backoff_s
                 backoff_s = min(LONGEST_BACKOFF_S, 2 * backoff_s)
+            self.asked = True
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._assets_due.wait(), pause_s)
 

@@ -21,6 +21,9 @@ from mini_infer_gateway.prompts.tokenizers import Tokenizers
 from mini_infer_gateway.routing.base import Candidate
 from mini_infer_gateway.settings import GatewaySettings
 
+FIRST_LOOK_S = 5.0
+"""For engines to tell how they tokenise, before requests are welcome: without that they are routed by load alone."""
+
 log = logging.getLogger(__name__)
 
 
@@ -44,6 +47,7 @@ class Fleet:
         self.endpoints: dict[str, EndpointState] = {}
         self.catalog = Catalog()
         self.synced = False
+        self._synced_s = 0.0
 
     def update(self, listed: Sequence[Listed], services: Sequence[Service] | None = None) -> None:
         """The source's whole list: starts to follow what is new, stops what is gone."""
@@ -64,7 +68,14 @@ class Fleet:
         self._seen_s = {name: seen_s for name, seen_s in self._seen_s.items() if not self._forgotten(seen_s)}
         self.catalog = Catalog.of((state.endpoint for state in self.endpoints.values()), services)
         self._tokenizers.keep(state.subscriber.assets_revision for state in self.endpoints.values())
+        self._synced_s = self._synced_s if self.synced else now_s
         self.synced = True
+
+    @property
+    def is_ready(self) -> bool:
+        """The endpoints are known, and each has been asked how it tokenises, or had time enough to answer."""
+        asked = all(state.subscriber.asked for state in self.endpoints.values())
+        return self.synced and (asked or self._clock() - self._synced_s > FIRST_LOOK_S)
 
     def resolve(self, model: str) -> Sequence[str]:
         """Names of the endpoints that serve `model`. ApiError 404: nobody does; 503: nobody does just now."""
