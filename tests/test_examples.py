@@ -48,6 +48,11 @@ def test_the_client_says_what_is_wrong(server: DryServer) -> None:
 def test_every_resource_can_be_planned(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert mini_infer(["plan", "-f", str(path)]) == 0
     manifests = list(yaml.safe_load_all(capsys.readouterr().out))
-    assert [manifest["kind"] for manifest in manifests] == ["Service", "ControllerRevision", "Deployment"]
+    assert [manifest["kind"] for manifest in manifests] == [
+        "Service",
+        "PodDisruptionBudget",
+        "ControllerRevision",
+        "Deployment",
+    ]
     wanted = yaml.safe_load(path.read_text())["spec"]["unified"]["replicas"]
     assert manifests[-1]["spec"]["replicas"] == wanted

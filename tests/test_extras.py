@@ -1,5 +1,6 @@
 """What an extra installs is what its package imports: no more, no less."""
 
+import ast
 import re
 import sys
 import tomllib
@@ -29,13 +30,18 @@ def declared(extra: str | None) -> set[str]:
     return {MODULES.get(package, package.replace("-", "_")) for package in packages}
 
 
+def _names(node: ast.AST) -> list[str]:
+    """Top-level modules of an import statement; nothing of other nodes."""
+    if isinstance(node, ast.Import):
+        return [alias.name.partition(".")[0] for alias in node.names]
+    return [(node.module or "").partition(".")[0]] if isinstance(node, ast.ImportFrom) else []
+
+
 def imported(part: str) -> set[str]:
     """Top-level modules that a part's files import, at the top or later."""
     folder = ROOT / part / f"mini_infer_{part}"
     found = {
-        name
-        for path in folder.rglob("*.py")
-        for name in re.findall(r"^\s*(?:import|from) ([A-Za-z_]\w*)", path.read_text(), re.MULTILINE)
+        name for path in folder.rglob("*.py") for node in ast.walk(ast.parse(path.read_text())) for name in _names(node)
     }
     own = {f"mini_infer_{name}" for name in ("contract", "engine", "gateway", "operator")}
     return found - own - sys.stdlib_module_names - set(OPTIONAL)

@@ -13,7 +13,7 @@ from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS, root_key
 from mini_infer_engine.core.prefix_cache import PrefixCache
 from mini_infer_engine.core.request import Request, SamplingParams
 from mini_infer_engine.core.scheduler import Scheduler, Step
-from mini_infer_engine.core.sequence import Leaving, Sequence
+from mini_infer_engine.core.sequence import Sequence, State
 
 ANSWER_TOKEN = 1 << 30
 """What every output token is: block identifiers are smaller."""
@@ -77,9 +77,9 @@ class SchedulerEngine:
         self.scheduler.unpin(self._step)
         for row, sequence in zip(self._step.batch.rows, self._step.sequences, strict=True):
             sequence.in_flight -= 1
-            if row.sampling is not None and sequence.leaving is not Leaving.FINISHED:
+            if row.sampling is not None and sequence.state is not State.FINISHED:
                 self._accept(sequence, now_s)
-            if sequence.leaving and not sequence.in_flight:
+            if sequence.is_leaving and not sequence.in_flight:
                 self.scheduler.release(sequence)
         self._plan(now_s)
 
@@ -93,7 +93,7 @@ class SchedulerEngine:
         if len(sequence.token_ids) == request.prompt_tokens + 1:
             self._on_first_token(request, now_s)
         if sequence.finish_reason(token):
-            self.scheduler.leave(sequence, Leaving.FINISHED)
+            self.scheduler.leave(sequence, State.FINISHED)
             self._on_finish(request, now_s, sequence.num_cached or 0)
 
     def _plan(self, now_s: float) -> None:

@@ -87,7 +87,10 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = None
     """Size of the page pool."""
-    kv_swap_memory: Annotated[int, Option(group=BATCHING, unit="SIZE", low=0, is_size=True, in_resource=True)] = 0
+    kv_swap_memory: Annotated[
+        int,
+        Option(group=BATCHING, unit="SIZE", low=0, is_size=True, in_resource=True, default_text="0, which is off"),
+    ] = 0
     """Main memory for pages of preempted sequences, used where copying them costs less than computing them again."""
     gpu_memory_utilization: Annotated[
         float, Option(group=BATCHING, unit="SHARE", low=0, low_is_allowed=False, high=1, in_resource=True)

@@ -124,6 +124,8 @@ def test_an_edit_replaces_engines_without_a_gap(cluster: Cluster) -> None:
     cluster.apply("edit")
     wait(lambda: cluster.ready("edit").get("status") == "True")
     before = cluster.status("edit")["revision"]
+    # Ready comes first: available are those that have been ready for minReadySeconds.
+    wait(lambda: sum(d["status"].get("availableReplicas", 0) for d in cluster.children("edit", "deployments")) == 2)
     cluster.apply("edit", unified={"engine": {"maxNumSeqs": 8}})
     available: list[int] = []
 

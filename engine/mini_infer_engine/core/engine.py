@@ -171,7 +171,7 @@ class Engine:
             if tokens and sequence.state is not State.FINISHED:  # else thrown away: it had ended
                 outputs.append(self._accept(sequence, tokens, result.logprobs.get(row, [])))
                 self._stats.generation_tokens += len(outputs[-1].token_ids)
-            if sequence.is_leaving and not sequence.in_flight:
+            if not sequence.in_flight and sequence.is_leaving:
                 self.scheduler.release(sequence)
         return outputs
 

@@ -180,9 +180,10 @@ class Scheduler:
         """One row for each sequence that decodes. Returns the budget left and the sequences that still prefill."""
         rows, sequences, prefills = step.batch.rows, step.sequences, []
         budget, page_size = self._token_budget, self.pool.page_size
+        running = State.RUNNING
         for sequence in self.running:  # a row may preempt itself or the last in order, so no row planned before it
             start = sequence.num_computed
-            if sequence.is_leaving or start > sequence.last_position:
+            if sequence.state is not running or start > sequence.last_position:
                 continue
             if start < sequence.num_prefill:
                 prefills.append(sequence)

@@ -247,9 +247,9 @@ class CudaExecutor:
             self.pool.transfer(batch.transfers)
             self.state.forget_pages(prefills)
             for row in prefills:
-                self.sampling.penalties.begin(row)
+                self.sampling.begin(row)
             for indices, forward in self._forwards(batch, handle):
-                rows = [batch.rows[index] for index in indices]
+                rows = batch.rows if len(indices) == len(batch.rows) else [batch.rows[index] for index in indices]
                 self.sampling.load(rows)
                 forward()
                 self.sampling.run(rows, indices, handle)

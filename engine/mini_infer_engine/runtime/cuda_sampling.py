@@ -83,6 +83,8 @@ class CudaSampling:
         self.slots = torch.full((buckets[-1],), state.padding_slot, dtype=torch.int32, device=device)
         # One slot more for the padded rows of graphs, which ask for nothing.
         self.penalties = Penalties(state.padding_slot + 1, vocab_size, device)
+        self._asking_slots: set[int] = set()
+        """Slots whose request wants a stage that no graph has."""
         self._staging = PinnedStaging(self.slots, _UPLOADS_IN_FLIGHT)
         self._loaded: tuple[int, list[int]] = (0, [])
         self._graphs: dict[int, dict[bool, torch.cuda.CUDAGraph]] = {}
@@ -90,6 +92,15 @@ class CudaSampling:
     def bucket(self, rows: int) -> int:
         """The number of rows that the graphs for so many rows have."""
         return self.buckets[bisect_left(self.buckets, rows)]
+
+    def begin(self, row: Row) -> None:
+        """What runs in the row's slot from now on asks for what the row does."""
+        self.penalties.begin(row)
+        asks = row.sampling
+        if asks is not None and (asks.logprobs is not None or asks.changes_logits):
+            self._asking_slots.add(row.slot)
+        else:
+            self._asking_slots.discard(row.slot)
 
     def load(self, rows: list[Row]) -> None:
         """Tell the device whose logits a pass is about to leave; rows that do not sample count as padding."""
@@ -114,11 +125,11 @@ class CudaSampling:
 
     def run(self, rows: list[Row], indices: Sequence[int], handle: CudaPassHandle) -> None:
         """Sample the rows that were loaded, which have these indices in their batch."""
-        slots = [row.slot for row in rows if row.sampling is not None]
-        if not slots:
+        bucket, slots = self._loaded
+        if all(slot == self.state.padding_slot for slot in slots):
             return
-        bucket, filtered = self._loaded[0], self.state.has_filters(slots)
-        if self._asks_for_more(rows, slots):
+        filtered = self.state.has_filters(slots)
+        if self._asks_for_more(slots):
             self._run_stages(rows, indices, handle, filtered=filtered)
         elif bucket in self._graphs:
             self._graphs[bucket][filtered].replay()
@@ -136,14 +147,10 @@ class CudaSampling:
             filtered=filtered,
         )
 
-    def _asks_for_more(self, rows: list[Row], slots: list[int]) -> bool:
-        """Whether some row wants a stage that no graph has."""
-        if self.penalties.concern(slots):
-            return True
-        return any(
-            row.sampling is not None and (row.sampling.logprobs is not None or row.sampling.changes_logits)
-            for row in rows
-        )
+    def _asks_for_more(self, slots: list[int]) -> bool:
+        """Whether what runs in some of these slots wants a stage that no graph has."""
+        asking = self._asking_slots
+        return self.penalties.concern(slots) or (bool(asking) and not asking.isdisjoint(slots))
 
     def _run_stages(self, rows: list[Row], indices: Sequence[int], handle: CudaPassHandle, *, filtered: bool) -> None:
         """Bias and bans, penalties, then filters and choice; log probabilities are those of the raw logits."""

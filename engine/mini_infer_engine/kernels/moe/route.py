@@ -52,6 +52,8 @@ def _route(
     for choice in tl.static_range(TOP_K):
         weight = tl.max(left, axis=0)
         expert = tl.min(tl.where((left == weight) & inside, columns, EXPERTS_BLOCK), axis=0)
+        # Padding may be no numbers, of which none is the largest: its experts are the first ones, each once.
+        expert = tl.where(expert < NUM_EXPERTS, expert, choice)
         chosen_weights = tl.where(choices == choice, weight, chosen_weights)
         chosen_experts = tl.where(choices == choice, expert, chosen_experts)
         left = tl.where(columns == expert, -1.0, left)
