@@ -136,8 +136,10 @@ class Engine:
             outputs, self._ended_already = self._ended_already, []
             return outputs
         planned = self.scheduler.plan()
+        before = len(self._in_flight)
         failed = self._launch(planned) if planned.batch.rows else []
-        if len(self._in_flight) > self._depth or (self._in_flight and not planned.batch.rows):
+        has_launched = len(self._in_flight) > before
+        if len(self._in_flight) > self._depth or (self._in_flight and not has_launched):
             return failed + self._commit(*self._in_flight.popleft())
         idle = not self._in_flight and not failed
         assert not (idle and self._sequences), "requests are left and none can run: pages or slots leaked"
