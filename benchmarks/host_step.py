@@ -7,9 +7,10 @@ import argparse
 import time
 
 from mini_infer_engine.config.settings import EngineSettings
-from mini_infer_engine.core.batch import Batch
+from mini_infer_engine.core.batch import NO_SWAP, Batch
 from mini_infer_engine.core.engine import Engine
 from mini_infer_engine.core.request import Request, SamplingParams
+from mini_infer_engine.core.result import PassResult
 
 
 class NullRunner:
@@ -18,14 +19,18 @@ class NullRunner:
     def __init__(self, num_pages: int, page_size: int) -> None:
         self.num_pages = num_pages
         self.page_size = page_size
+        self.swap_space = NO_SWAP
+
+    def refuses(self, request: Request) -> str | None:
+        """Nothing."""
 
     def launch(self, batch: Batch) -> int:
         """The number of rows."""
         return len(batch.rows)
 
-    def collect(self, handle: int) -> list[int | None]:
+    def collect(self, handle: int) -> PassResult:
         """Only last chunks are planned here, so each row has a token."""
-        return [7] * handle
+        return PassResult([(7,)] * handle)
 
 
 def decode_step_us(sequences: int, steps: int, depth: int, page_size: int, caching: bool) -> float:

@@ -165,16 +165,18 @@ class Engine:
         self._failed_passes = 0
         self.scheduler.unpin(step)
         outputs = []
+        told, prompts_told, finished = result.logprobs, result.prompt_logprobs, State.FINISHED
         for row, (sequence, tokens) in enumerate(zip(step.sequences, result.tokens, strict=True)):
             sequence.in_flight -= 1
-            if row in result.prompt_logprobs and sequence.state is not State.FINISHED:
-                told, request_id = result.prompt_logprobs[row], sequence.request.request_id
-                outputs.append(Output(request_id=request_id, token_ids=[], prompt_logprobs=told))
-            if tokens and sequence.state is not State.FINISHED:  # else thrown away: it had ended
-                outputs.append(self._accept(sequence, tokens, result.logprobs.get(row, [])))
-                self._stats.generation_tokens += len(outputs[-1].token_ids)
+            if sequence.state is not finished:  # else what it made is thrown away: it had ended
+                if prompts_told and row in prompts_told:
+                    request_id = sequence.request.request_id
+                    outputs.append(Output(request_id=request_id, token_ids=[], prompt_logprobs=prompts_told[row]))
+                if tokens:
+                    outputs.append(self._accept(sequence, tokens, told.get(row) if told else None))
             if not sequence.in_flight and sequence.is_leaving:
                 self.scheduler.release(sequence)
+        self._stats.generation_tokens += sum([len(output.token_ids) for output in outputs])
         return outputs
 
     def _fail_all_running(self, step: Step, error: Exception) -> list[Output]:
@@ -218,26 +220,28 @@ class Engine:
             raise RunnerFailedError(f"{MAX_FAILED_PASSES} passes in a row have failed, the last: {reason}") from error
         return outputs
 
-    def _accept(self, sequence: Sequence, tokens: Iterable[int], logprobs: list[TokenLogprobs]) -> Output:
+    def _accept(self, sequence: Sequence, tokens: Iterable[int], logprobs: list[TokenLogprobs] | None) -> Output:
         """Append sampled tokens up to the first that ends the sequence; what was sampled after it is thrown away."""
-        accepted: list[int] = []
-        reason, stop_reason = None, None
+        accepted, reason = [], None
         for token in tokens:
             self.scheduler.append(sequence, token)
             accepted.append(token)
             reason = sequence.finish_reason(token)
             if reason is not None:
-                stop_reason = sequence.stop_reason(token) if reason == "stop" else None
-                del self._sequences[sequence.request.request_id]
-                self.scheduler.leave(sequence, State.FINISHED)
                 break
+        request_id, num_cached = sequence.request.request_id, sequence.num_cached or 0
+        if reason is None and logprobs is None:  # hundreds of times a step: each keyword costs
+            return Output(request_id=request_id, token_ids=accepted, num_cached_tokens=num_cached)
+        if reason is not None:
+            del self._sequences[request_id]
+            self.scheduler.leave(sequence, State.FINISHED)
         return Output(
-            request_id=sequence.request.request_id,
+            request_id=request_id,
             token_ids=accepted,
             finish_reason=reason,
-            stop_reason=stop_reason,
-            num_cached_tokens=sequence.num_cached or 0,
-            logprobs=logprobs[: len(accepted)],
+            stop_reason=sequence.stop_reason(accepted[-1]) if reason == "stop" else None,
+            num_cached_tokens=num_cached,
+            logprobs=(logprobs or [])[: len(accepted)],
         )
 
     def take_events(self) -> list[KVEvent]:

@@ -207,7 +207,8 @@ class Scheduler:
                     sequence.request.noise_seed,
                     output_index,
                     suppressed,
-                    banned=banned,
+                    (),
+                    banned,
                 )
             )
             sequences.append(sequence)
