@@ -40,7 +40,8 @@ def namespaces(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Non
         if RELEASE in cluster.helm("list", "--short", "-n", SYSTEM).split():
             cluster.helm("uninstall", RELEASE, "-n", SYSTEM)
         cluster.kubectl("delete", "crd", crd, "--ignore-not-found")
-        cluster.kubectl("delete", "namespace", SYSTEM, USER, "--ignore-not-found", "--wait=false")
+        # The next test makes namespaces of the same names, so this one waits until they are gone.
+        cluster.kubectl("delete", "namespace", SYSTEM, USER, "--ignore-not-found", "--timeout=120s")
         say("the CRD and the namespaces are deleted")
 
 
