@@ -5,7 +5,7 @@ imports it, so aiohttp is a requirement of the extras `gateway` and `operator` a
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Self
 
 import aiohttp
@@ -98,6 +98,16 @@ class KubernetesClient:
         """The same with the answer read as JSON."""
         async with await self.open(method, path, **options) as response:
             return dict(json.loads(await response.read()))
+
+
+async def lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    """The events of a watch, as lines of any length: an object may be longer than the stream reader's line limit."""
+    buffer = b""
+    async for piece in response.content.iter_any():
+        *lines, buffer = (buffer + piece).split(b"\n")
+        for line in lines:
+            if line:
+                yield line
 
 
 def _error_of(response: aiohttp.ClientResponse, body: bytes) -> ApiError:

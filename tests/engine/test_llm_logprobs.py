@@ -3,11 +3,9 @@
 from typing import Any
 
 import pytest
-import torch
-import transformers
 
 from mini_infer_engine import LLM, SamplingParams
-from mini_infer_engine.config.model_path import DEMO_DIRECTORY
+from tests.support.demo_reference import log_softmax, reference_model
 
 PROMPT = "The user asks for a list of names, which are sorted and then joined with a comma. How is that done?"
 TOLERANCE = 1e-3
@@ -20,13 +18,7 @@ def llm() -> LLM:
 
 @pytest.fixture(scope="module")
 def reference() -> Any:
-    return transformers.AutoModelForCausalLM.from_pretrained(DEMO_DIRECTORY, dtype=torch.float32).eval()
-
-
-def log_softmax(reference: Any, token_ids: list[int]) -> torch.Tensor:
-    with torch.inference_mode():
-        scores: torch.Tensor = reference(torch.tensor([token_ids])).logits[0].log_softmax(-1)
-    return scores
+    return reference_model()
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.control_plane import ControlPlane, find_programs
+from tests.support.operator_process import Cluster
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,3 +29,18 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlP
         yield plane
     finally:
         plane.stop()
+
+
+@pytest.fixture(scope="session")
+def plane_with_pods(control_plane: ControlPlane) -> ControlPlane:
+    """The control plane where it also schedules pods, which kwok then runs."""
+    if not control_plane.runs_pods:
+        pytest.skip("needs kube-controller-manager, kube-scheduler and kwok in the folder named by KUBEBUILDER_ASSETS")
+    return control_plane
+
+
+@pytest.fixture
+def cluster(plane_with_pods: ControlPlane) -> Iterator[Cluster]:
+    """Without services and without an operator: the test starts its own."""
+    yield Cluster(plane_with_pods)
+    plane_with_pods.kubectl("delete", "infsvc", "--all")

@@ -31,11 +31,9 @@ pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster")]
 
 
 @pytest.fixture(scope="module")
-def cluster(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    if not control_plane.runs_pods:
-        pytest.skip("needs kube-controller-manager, kube-scheduler and kwok in the folder named by KUBEBUILDER_ASSETS")
-    with OperatorProcess(control_plane, tmp_path_factory.mktemp("operator")) as operator:
-        yield Cluster(control_plane, operator.url)
+def cluster(plane_with_pods: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with OperatorProcess(plane_with_pods, tmp_path_factory.mktemp("operator")) as operator:
+        yield Cluster(plane_with_pods, operator.url)
 
 
 def test_a_service_gets_ready_with_all_its_children(cluster: Cluster) -> None:

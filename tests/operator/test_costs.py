@@ -61,14 +61,12 @@ class Measured:
 
 
 @pytest.fixture(scope="module")
-def measured(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Measured]:
-    if not control_plane.runs_pods:
-        pytest.skip("needs kube-controller-manager, kube-scheduler and kwok in the folder named by KUBEBUILDER_ASSETS")
-    cluster = Cluster(control_plane)
-    with OperatorProcess(control_plane, tmp_path_factory.mktemp("operator")) as operator:
+def measured(plane_with_pods: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Measured]:
+    cluster = Cluster(plane_with_pods)
+    with OperatorProcess(plane_with_pods, tmp_path_factory.mktemp("operator")) as operator:
         wait(lambda: "works" in operator.log.read_text())
         yield Measured(cluster, operator)
-    control_plane.kubectl("delete", "infsvc", "--all", "--wait=false")
+    plane_with_pods.kubectl("delete", "infsvc", "--all", "--wait=false")
 
 
 def service(name: str, **unified: Any) -> dict[str, Any]:

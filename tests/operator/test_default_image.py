@@ -1,23 +1,13 @@
 """A new default image reaches services in turn, and not those that keep theirs."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.control_plane import ControlPlane
 from tests.support.operator_process import Cluster, OperatorProcess, wait
 
 pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster")]
 NAMES = [f"turn-{number}" for number in range(5)]
-
-
-@pytest.fixture
-def cluster(control_plane: ControlPlane) -> Iterator[Cluster]:
-    if not control_plane.runs_pods:
-        pytest.skip("needs kube-controller-manager, kube-scheduler and kwok in the folder named by KUBEBUILDER_ASSETS")
-    yield Cluster(control_plane)
-    control_plane.kubectl("delete", "infsvc", "--all")
 
 
 def images(cluster: Cluster) -> dict[str, set[str]]:

@@ -18,6 +18,8 @@ __all__ = ["cluster"]  # the fixture: an operator that runs
 pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster")]
 ROWS: list[dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("failures.yaml").read_text())
 CLUSTER_WIDE = {"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding", "MutatingWebhookConfiguration"}
+ADMITTED_WITHIN_S = 60.0
+"""How long the API server may take until a policy or webhook that it stored is in force."""
 TOLD_WITHIN_S = 30.0
 """Ten seconds are promised, and all rows run at once on a machine that is busy."""
 
@@ -42,6 +44,17 @@ class Row:
         """Its namespace."""
         metadata = {"name": self.namespace, "labels": self.row.get("namespace", {})}
         return {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}
+
+    def refuses_deployments(self) -> bool:
+        """Whether the API server's admission refuses one here, which it begins to do some time after it was told."""
+        template = {"metadata": {"labels": {"app": "probe"}}, "spec": {"containers": [{"name": "c", "image": "i"}]}}
+        probe = {
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "metadata": {"name": "probe", "namespace": self.namespace},
+            "spec": {"replicas": 0, "selector": {"matchLabels": {"app": "probe"}}, "template": template},
+        }
+        return self.plane.kubectl("create", "--dry-run=server", "-f=-", stdin=json.dumps(probe)).returncode != 0
 
     def service(self) -> dict[str, Any]:
         """The service that meets the failure."""
@@ -90,6 +103,9 @@ def rows(cluster: Cluster) -> Iterator[dict[str, Row]]:
     try:
         plane.apply(*(row.namespace_object() for row in made.values()))
         plane.apply(*(item for row in made.values() for item in row.objects()))
+        for row in made.values():
+            if any(item["kind"] in CLUSTER_WIDE for item in row.objects()):
+                wait(row.refuses_deployments, ADMITTED_WITHIN_S)
         plane.apply(*(row.service() for row in made.values()))
         yield made
     finally:

@@ -23,17 +23,15 @@ CRD = "crd/inferenceservices.serving.mini-infer.io"
 
 
 @pytest.fixture
-def cluster(control_plane: ControlPlane, tmp_path: Path) -> Iterator[Cluster]:
+def cluster(plane_with_pods: ControlPlane, tmp_path: Path) -> Iterator[Cluster]:
     """An operator that was started on the first version's CRD."""
-    if not control_plane.runs_pods:
-        pytest.skip("needs kube-controller-manager, kube-scheduler and kwok in the folder named by KUBEBUILDER_ASSETS")
-    assert control_plane.kubectl("delete", "infsvc", "--all", "--all-namespaces").returncode == 0
-    apply_crd(control_plane, FIRST)
+    assert plane_with_pods.kubectl("delete", "infsvc", "--all", "--all-namespaces").returncode == 0
+    apply_crd(plane_with_pods, FIRST)
     try:
-        with OperatorProcess(control_plane, tmp_path) as operator:
-            yield Cluster(control_plane, operator.url)
+        with OperatorProcess(plane_with_pods, tmp_path) as operator:
+            yield Cluster(plane_with_pods, operator.url)
     finally:
-        apply_crd(control_plane, ROOT / "crds")
+        apply_crd(plane_with_pods, ROOT / "crds")
 
 
 def apply_crd(plane: ControlPlane, path: Path) -> None:

@@ -1,25 +1,15 @@
 """Two operators never both write: pods of one installation share a Lease, installations claim services."""
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.control_plane import ControlPlane
 from tests.support.operator_process import CHILDREN, Cluster, OperatorProcess, wait
 
 pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster")]
 NAMES = [f"shared-{number}" for number in range(5)]
-
-
-@pytest.fixture
-def cluster(control_plane: ControlPlane) -> Iterator[Cluster]:
-    if not control_plane.runs_pods:
-        pytest.skip("needs kube-controller-manager, kube-scheduler and kwok in the folder named by KUBEBUILDER_ASSETS")
-    yield Cluster(control_plane)
-    control_plane.kubectl("delete", "infsvc", "--all")
 
 
 def operator(cluster: Cluster, folder: Path, *flags: str) -> OperatorProcess:

@@ -33,6 +33,13 @@ def reference_model() -> Any:
     return transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
 
 
+def log_softmax(model: Any, token_ids: list[int]) -> torch.Tensor:
+    """[tokens, vocabulary]: log probabilities of what follows each token."""
+    with torch.inference_mode():
+        scores: torch.Tensor = model(torch.tensor([token_ids])).logits[0].log_softmax(-1)
+    return scores
+
+
 def answered_prompts(model: Any, count: int) -> list[Answered]:
     """`count` prompts with clear answers: chats and pieces of source, 20 to 300 tokens, some beginning alike."""
     candidates = _candidates(random.Random(5), count + count // 5)

@@ -7,13 +7,13 @@ stays silent longer than that is dead. What was seen last stays while the API se
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 import aiohttp
 import msgspec
 
-from mini_infer_contract.kubernetes_client import ApiError, KubernetesClient, Object
+from mini_infer_contract.kubernetes_client import ApiError, KubernetesClient, Object, lines
 
 WATCH_S = 60
 SILENCE_S = WATCH_S + 10
@@ -127,7 +127,7 @@ class ListWatch(Generic[Stored]):
             "timeoutSeconds": str(WATCH_S),
         }
         async with await self._open(SILENCE_S, **query) as response:
-            async for line in _lines(response):
+            async for line in lines(response):
                 event = _event_decoder.decode(line)
                 if event.type == "ERROR":
                     status = event.object
@@ -159,13 +159,3 @@ class ListWatch(Generic[Stored]):
         if self._label_selector:
             query["labelSelector"] = self._label_selector
         return await self._api.open("GET", self._path, query=query, timeouts=aiohttp.ClientTimeout(total=timeout_s))
-
-
-async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    """Lines of any length: an object may be longer than the stream reader's line limit."""
-    buffer = b""
-    async for piece in response.content.iter_any():
-        *lines, buffer = (buffer + piece).split(b"\n")
-        for line in lines:
-            if line:
-                yield line

@@ -8,13 +8,13 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import aiohttp
 import msgspec
 
-from mini_infer_contract.kubernetes_client import ApiError, KubernetesClient
+from mini_infer_contract.kubernetes_client import ApiError, KubernetesClient, lines
 from mini_infer_operator.objects.cache import ObjectCache, ServiceKey
 from mini_infer_operator.objects.kinds import Kind, path_of
 
@@ -108,7 +108,7 @@ class Reflector:
         timeouts = aiohttp.ClientTimeout(sock_connect=10, sock_read=SILENCE_S)
         path = path_of(self.kind.name, self._namespace)
         async with await self._client.open("GET", path, query=query, timeouts=timeouts) as response:
-            async for line in _lines(response):
+            async for line in lines(response):
                 self.heard_s = time.monotonic()
                 self._take(msgspec.json.decode(line))
 
@@ -126,13 +126,3 @@ class Reflector:
             key = self._cache.put(self.kind.name, found)
         if key is not None:
             self._changed(key)
-
-
-async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    """Lines of any length: an object may be longer than the stream reader's line limit."""
-    buffer = b""
-    async for piece in response.content.iter_any():
-        *lines, buffer = (buffer + piece).split(b"\n")
-        for line in lines:
-            if line:
-                yield line

@@ -5,11 +5,9 @@ from typing import Any
 
 import openai
 import pytest
-import torch
-import transformers
 
-from mini_infer_engine.config.model_path import DEMO_DIRECTORY
 from tests.engine.server.dry_server import EngineServer
+from tests.support.demo_reference import log_softmax, reference_model
 
 PROMPT = "The list is sorted, and then its names are"
 TOLERANCE = 1e-3
@@ -28,13 +26,7 @@ def client(demo: EngineServer) -> openai.OpenAI:
 
 @pytest.fixture(scope="module")
 def reference() -> Any:
-    return transformers.AutoModelForCausalLM.from_pretrained(DEMO_DIRECTORY, dtype=torch.float32).eval()
-
-
-def log_softmax(reference: Any, token_ids: list[int]) -> torch.Tensor:
-    with torch.inference_mode():
-        scores: torch.Tensor = reference(torch.tensor([token_ids])).logits[0].log_softmax(-1)
-    return scores
+    return reference_model()
 
 
 def ids_of(demo: EngineServer, text: str) -> list[int]:

@@ -4,6 +4,7 @@ Chunks are put together from parts that are encoded once a request: a stream cos
 """
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,7 +23,7 @@ SYSTEM_FINGERPRINT = f"mini-infer-{__version__}"
 encode_json = msgspec.json.Encoder().encode
 
 
-class OpenAIRenderer:
+class OpenAIRenderer(ABC):
     """A `Renderer`; a dialect says what is in a choice and in a chunk."""
 
     id_prefix: str
@@ -52,21 +53,21 @@ class OpenAIRenderer:
         """Tokens of the request."""
         return usage(replies)
 
+    @abstractmethod
     def message(self, reply: OutputText) -> dict[str, Any]:
         """What a choice of a whole answer has beside its ends."""
-        raise NotImplementedError
 
+    @abstractmethod
     def whole_logprobs(self, reply: OutputText) -> dict[str, Any]:
         """Of all tokens of a choice."""
-        raise NotImplementedError
 
+    @abstractmethod
     def delta_logprobs(self, delta: Delta) -> dict[str, Any]:
         """Of a delta's tokens."""
-        raise NotImplementedError
 
+    @abstractmethod
     def text_delta(self, text: str) -> bytes:
         """The same of a chunk, as an object's inside."""
-        raise NotImplementedError
 
     def whole(self, replies: Sequence[OutputText]) -> bytes:
         """See `Renderer`."""
