@@ -1,5 +1,7 @@
 """Errors in OpenAI's shape, the same from an engine and from the gateway."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -37,6 +39,24 @@ class ApiError(Exception):
                 "code": self.code,
             }
         }
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorShape:
+    """How an API tells of errors."""
+
+    body: Callable[[ApiError], dict[str, Any]]
+    """The JSON object of an error's answer."""
+    event_name: str = ""
+    """Of the server-sent event that ends a stream with an error; "": it has no name, as OpenAI's have none."""
+
+    def event(self, error: ApiError) -> bytes:
+        """The server-sent event that ends a stream with `error`."""
+        name = f"event: {self.event_name}\n".encode() if self.event_name else b""
+        return name + b"data: " + msgspec.json.encode(self.body(error)) + b"\n\n"
+
+
+OPENAI_ERRORS = ErrorShape(ApiError.body)
 
 
 def read_json_object(body: bytes) -> dict[str, Any]:

@@ -7,12 +7,15 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass
 from random import Random
 from urllib.parse import unquote
 
 from mini_infer_contract.api_errors import ApiError
-from mini_infer_contract.launch import HEALTH_PATH, METRICS_PATH, MODELS_PATH, READY_PATH
+from mini_infer_contract.launch import HEALTH_PATH, METRICS_PATH, MODELS_PATH, READY_PATH, REQUEST_ID_HEADER
+from mini_infer_contract.request_ids import request_id_in
+from mini_infer_gateway import __version__
 from mini_infer_gateway.api import operations
 from mini_infer_gateway.endpoints.base import EndpointSource
 from mini_infer_gateway.fleet.backlog import Backlog
@@ -25,18 +28,28 @@ from mini_infer_gateway.index.prefix_index import PrefixIndex
 from mini_infer_gateway.loop_lag import LoopLag
 from mini_infer_gateway.memory import BodyBudget, share_out
 from mini_infer_gateway.metrics import EndpointFigures, Metrics, StateCollector
-from mini_infer_gateway.pipeline.generate import INTERNAL_ERROR, TEXT_PATHS, Generate
-from mini_infer_gateway.prompts.prompt_keys import CHAT_PATH, COMPLETIONS_PATH
+from mini_infer_gateway.paths import CHAT_PATH, ENGINE_PATHS
+from mini_infer_gateway.pipeline.generate import INTERNAL_ERROR, Generate
 from mini_infer_gateway.prompts.tokenizers import Tokenizers
 from mini_infer_gateway.routing.policies import build_router
 from mini_infer_gateway.settings import GatewaySettings
 
-ENGINE_PATHS = TEXT_PATHS | {CHAT_PATH, COMPLETIONS_PATH}
 EXPIRE_EVERY_S = 5.0
 EXPIRE_PAUSE_S = 0.002
 """Between two parts of it: requests go on."""
 
+_GET = frozenset(("GET", "HEAD"))
+_REQUEST_ID = REQUEST_ID_HEADER.encode()
+
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What the gateway answers of itself on one path."""
+
+    show: Callable[[Send], Awaitable[None]]
+    methods: frozenset[str] = _GET
 
 
 class Gateway:
@@ -87,6 +100,7 @@ class Gateway:
         self.metrics.registry.register(
             StateCollector(self._figures, self._plugins, lambda: budget.tokens, self.backlog.depths)
         )
+        self._admin_pages, self._client_pages = self._make_admin_pages(), self._make_client_pages()
         self._tasks: list[asyncio.Task[None]] = []
         self.stopping = False
         """Set when a shutdown begins: no longer ready, and every connection ends with its next answer."""
@@ -94,14 +108,18 @@ class Gateway:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
         if scope["type"] == "http":
-            sender = Sender(send, lambda: self.stopping)
+            request_id, refusal = request_id_in(scope["headers"])
+            scope["request_id"] = request_id
+            sender = Sender(send, [(_REQUEST_ID, request_id.encode())], lambda: self.stopping)
             try:
+                if refusal:
+                    raise refusal
                 await self._http(scope, receive, sender)
             except ApiError as error:
                 await send_error(sender, error)
             except Exception:
                 log.exception("an error of the gateway's own on %s", scope["path"])
-                if sender.started:
+                if sender.status:
                     raise  # The connection is cut: the client must not take half an answer for a whole one.
                 await send_error(sender, INTERNAL_ERROR)
         elif scope["type"] == "lifespan":
@@ -137,43 +155,65 @@ class Gateway:
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         method, path = scope["method"], scope["path"]
         if scope["server"][1] == self.settings.admin_port:
-            await self._admin(path, send)
-            return
-        if path in ENGINE_PATHS:
-            _require(method, "POST", path)
-            await self._generate(scope, receive, send)
-        elif path == HEALTH_PATH:
-            await send_json(send, 200, {"status": "ok"})
-        elif path == READY_PATH:
-            await self._say_ready(send)
-        elif path == MODELS_PATH:
-            _require(method, "GET", path)
-            await send_json(send, 200, operations.models(self.fleet))
+            await self._show(self._admin_pages, method, path, send)
+        elif row := ENGINE_PATHS.get(path):
+            _require(method, row.methods, path)
+            await self._generate(row, scope, receive, send)
         elif path.startswith(MODELS_PATH + "/"):
-            _require(method, "GET", path)
+            _require(method, _GET, path)
             name = unquote(path.removeprefix(MODELS_PATH + "/"))
             await send_json(send, 200, operations.model(self.fleet, name))
-        elif self.settings.admin_port is None and self.settings.is_loopback:
-            await self._admin(path, send)
         else:
-            raise _not_found(path)
+            await self._show(self._client_pages, method, path, send)
 
-    async def _admin(self, path: str, send: Send) -> None:
-        """What operators of the gateway may ask, and clients may not."""
-        if path == HEALTH_PATH:
-            await send_json(send, 200, {"status": "ok"})
-        elif path == READY_PATH:
-            await self._say_ready(send)
-        elif path == METRICS_PATH:
-            await send_bytes(send, 200, self.metrics.text(), b"text/plain; version=0.0.4; charset=utf-8")
-        elif path == "/debug/endpoints":
-            body = operations.endpoints(self.fleet, self.index, self.ledger, self._clock())
-            await send_json(send, 200, body)
-        else:
+    async def _show(self, pages: Mapping[str, Page], method: str, path: str, send: Send) -> None:
+        if (page := pages.get(path)) is None:
             raise _not_found(path)
+        _require(method, page.methods, path)
+        await page.show(send)
+
+    def _probe_pages(self) -> dict[str, Page]:
+        return {
+            HEALTH_PATH: Page(lambda send: send_json(send, 200, {"status": "ok"})),
+            READY_PATH: Page(self._say_ready),
+        }
+
+    def _make_admin_pages(self) -> dict[str, Page]:
+        """What operators of the gateway may ask, and clients may not."""
+        return self._probe_pages() | {
+            METRICS_PATH: Page(
+                lambda send: send_bytes(send, 200, self.metrics.text(), b"text/plain; version=0.0.4; charset=utf-8")
+            ),
+            "/debug/endpoints": Page(
+                lambda send: send_json(
+                    send, 200, operations.endpoints(self.fleet, self.index, self.ledger, self._clock())
+                )
+            ),
+        }
+
+    def _make_client_pages(self) -> dict[str, Page]:
+        """What anyone may ask; without a port of their own, operators' pages are beside them on a loopback address."""
+        as_vllm = Page(self._say_health_as_vllm, _GET | {"POST"})
+        pages = self._probe_pages() | {
+            MODELS_PATH: Page(lambda send: send_json(send, 200, operations.models(self.fleet))),
+            "/health": Page(self._say_health_as_vllm),
+            "/ping": as_vllm,
+            "/version": Page(lambda send: send_json(send, 200, {"version": __version__})),
+            "/load": Page(lambda send: send_json(send, 200, {"server_load": self._generate.in_flight})),
+        }
+        on_loopback = self.settings.admin_port is None and self.settings.is_loopback
+        return pages | self._make_admin_pages() if on_loopback else pages
+
+    async def _say_health_as_vllm(self, send: Send) -> None:
+        """VLLM's /health and /ping: no body, and 200 once requests are answered."""
+        await send_bytes(send, 200 if self._is_ready else 503, b"")
+
+    @property
+    def _is_ready(self) -> bool:
+        return self.fleet.is_ready and not self.stopping
 
     async def _say_ready(self, send: Send) -> None:
-        ready = self.fleet.is_ready and not self.stopping
+        ready = self._is_ready
         status = "ready" if ready else "stopping" if self.stopping else "waiting for endpoints"
         await send_json(send, 200 if ready else 503, {"status": status})
 
@@ -228,9 +268,12 @@ class Gateway:
 
 
 def _not_found(path: str) -> ApiError:
-    return ApiError(404, f"there is no {path} here; clients want {CHAT_PATH}", code="not_found")
+    return ApiError(404, f"there is no {path} here; clients want {CHAT_PATH}", code="unknown_path")
 
 
-def _require(method: str, wanted: str, path: str) -> None:
-    if method != wanted and not (wanted == "GET" and method == "HEAD"):
-        raise ApiError(405, f"{path} takes {wanted}, not {method}", headers={"allow": wanted})
+def _require(method: str, wanted: frozenset[str], path: str) -> None:
+    if method not in wanted:
+        allowed = ", ".join(sorted(wanted))
+        raise ApiError(
+            405, f"{path} takes {allowed}, not {method}", code="method_not_allowed", headers={"allow": allowed}
+        )

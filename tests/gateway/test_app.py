@@ -1,11 +1,14 @@
 """The application around the requests: which pages are where, errors of its own, and an end that loses nothing."""
 
 import asyncio
+import tomllib
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
+from mini_infer_gateway import __version__
 from mini_infer_gateway.settings import GatewaySettings
 from tests.support.fake_engine import FakeEngine
 from tests.support.running_gateway import RunningGateway, running_gateway, until
@@ -85,7 +88,7 @@ async def test_an_error_of_its_own_has_openais_shape(monkeypatch: pytest.MonkeyP
         async with gateway.chat("hi") as response:
             assert response.status == 500
             error = (await response.json())["error"]
-            assert (error["type"], error["code"]) == ("server_error", "internal_error")
+            assert (error["type"], error["code"]) == ("server_error", "internal")
             assert "a mistake" not in error["message"]
 
 
@@ -133,3 +136,47 @@ async def test_a_shutdown_without_connections_does_not_wait() -> None:
     async with running_gateway(drain_s=60.0) as gateway:
         gateway.server.begin_drain()
         await until(lambda: gateway.server.should_exit, timeout_s=5.0)
+
+
+async def test_pages_that_others_ask_vllm_for() -> None:
+    async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
+        await gateway.settled()
+        for method, page in (("GET", "/health"), ("GET", "/ping"), ("POST", "/ping")):
+            async with gateway.client.request(method, gateway.url + page) as response:
+                assert (response.status, await response.read()) == (200, b"")
+        async with gateway.client.get(gateway.url + "/version") as response:
+            assert await response.json() == {"version": __version__}
+        async with gateway.client.get(gateway.url + "/load") as response:
+            assert await response.json() == {"server_load": 0}
+        async with gateway.client.get(gateway.url + "/tokenizer_info?model=m") as response:
+            assert (response.status, await response.json()) == (200, {"asked": "/tokenizer_info?model=m"})
+        async with gateway.client.get(gateway.url + "/tokenizer_info") as response:
+            assert response.status == 200
+        gateway.app.stop_gently()
+        assert await status_of(gateway, gateway.url + "/health") == 503
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("GET", "/v1/chat/completions", 405, "method_not_allowed"),
+        ("POST", "/tokenizer_info", 405, "method_not_allowed"),
+        ("POST", "/v1/models", 405, "method_not_allowed"),
+        ("POST", "/healthz", 405, "method_not_allowed"),
+        ("POST", "/v1/rerank", 404, "unknown_path"),
+        ("GET", "/v1/models/other", 404, "model_not_found"),
+    ],
+)
+async def test_every_answer_has_an_id_and_every_error_a_code(method: str, path: str, status: int, code: str) -> None:
+    async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
+        headers = {"x-request-id": "mine"}
+        async with gateway.client.request(method, gateway.url + path, headers=headers) as response:
+            assert (response.status, (await response.json())["error"]["code"]) == (status, code)
+            assert response.headers.getall("x-request-id") == ["mine"]
+        async with gateway.client.get(gateway.url + "/healthz") as response:
+            assert len(response.headers["x-request-id"]) == 32
+
+
+def test_its_version_is_the_wheels() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    assert __version__ == project["project"]["version"]

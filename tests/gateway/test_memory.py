@@ -77,7 +77,7 @@ async def test_what_would_not_fit_is_asked_to_come_back() -> None:
 PROBE = """
 import json, sys
 from mini_infer_gateway.memory import parse_size
-from mini_infer_gateway.prompts.prompt_keys import key_steps
+from mini_infer_gateway.prompts.prompt_keys import chat_prompts, key_steps
 from mini_infer_gateway.prompts.remembered import RememberedPrompts
 from mini_infer_contract.prompt import PromptEncoder
 from tests.support.fake_engine import byte_assets
@@ -88,7 +88,7 @@ def peak():
 text = "words of some length, and so on. " * (6_000_000 // 33)
 encoder, known = PromptEncoder(byte_assets(), 10 << 20), RememberedPrompts(20 << 20)
 before = peak()
-for _ in key_steps(encoder, known, "/v1/chat/completions", {"messages": [{"role": "user", "content": text}]}, None):
+for _ in key_steps(encoder, known, chat_prompts, {"messages": [{"role": "user", "content": text}]}, None):
     pass
 print((peak() - before) / len(text))
 """

@@ -90,6 +90,7 @@ class FakeEngine:
         app.router.add_post("/v1/completions", self._generate)
         app.router.add_post("/tokenize", self._tokenize)
         app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/tokenizer_info", self._tokenizer_info)
         app.router.add_get("/prompt_assets", self._assets)
         app.router.add_get("/kv_snapshot", self._snapshot)
         if self.says_ready is not None:
@@ -174,6 +175,9 @@ class FakeEngine:
             socket.bind(f"tcp://127.0.0.1:{port}")
             return port
         return socket.bind_to_random_port("tcp://127.0.0.1")
+
+    async def _tokenizer_info(self, request: web.Request) -> web.StreamResponse:
+        return web.json_response({"asked": request.path_qs})
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         raw = await request.read()

@@ -1,11 +1,9 @@
 """HTTP around the routes: request ids, body limit, and every error in OpenAI's shape. Knows nothing of models."""
 
 import asyncio
-import secrets
-import string
 
 from fastapi import FastAPI
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -14,12 +12,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.launch import REQUEST_ID_HEADER
 from mini_infer_contract.request_body import check_media_type, too_large, unpacked
+from mini_infer_contract.request_ids import request_id_in
 from mini_infer_engine.api.dialects.openai_shapes import encode_json
 
 _CLOSE = {"connection": "close"}
 """The rest of the body would be taken for the next request."""
-_MAX_REQUEST_ID_LENGTH = 200
-_REQUEST_ID_CHARACTERS = frozenset(string.ascii_letters + string.digits + string.punctuation)
 
 
 def json_response(content: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -80,23 +77,16 @@ class RequestIds:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        sent = Headers(scope=scope).get(REQUEST_ID_HEADER, "")
-        usable = 0 < len(sent) <= _MAX_REQUEST_ID_LENGTH and _REQUEST_ID_CHARACTERS.issuperset(sent)
-        chosen = scope["request_id"] = sent if usable else secrets.token_hex(16)
+        chosen, refusal = request_id_in(scope["headers"])
+        scope["request_id"] = chosen
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message)[REQUEST_ID_HEADER] = chosen
             await send(message)
 
-        if sent and not usable:
-            error = ApiError(
-                400,
-                f"the header {REQUEST_ID_HEADER} must be 1 to {_MAX_REQUEST_ID_LENGTH} printable ASCII characters "
-                "without spaces",
-                param=REQUEST_ID_HEADER,
-            )
-            await error_response(error)(scope, receive, send_with_id)
+        if refusal is not None:
+            await error_response(refusal)(scope, receive, send_with_id)
             return
         await self._app(scope, receive, send_with_id)
 

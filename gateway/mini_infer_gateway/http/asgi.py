@@ -4,7 +4,7 @@ import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from mini_infer_contract.api_errors import ApiError
+from mini_infer_contract.api_errors import OPENAI_ERRORS, ApiError, ErrorShape
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -14,20 +14,24 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class Sender:
-    """A request's `send` that remembers whether its response began, and ends the connection after it where told to."""
+    """A request's `send`: adds headers to its response, and remembers whether that began and with which status."""
 
-    __slots__ = ("_send", "last", "started")
+    __slots__ = ("_headers", "_send", "last", "status")
 
-    def __init__(self, send: Send, last: Callable[[], bool]) -> None:
+    def __init__(self, send: Send, headers: Headers, last: Callable[[], bool]) -> None:
         """`last`: whether the connection is to be closed after this response, asked when its head goes out."""
-        self._send, self.last, self.started = send, last, False
+        self._send, self._headers, self.last = send, headers, last
+        self.status = 0
+        """Of the response that went out; 0: none did."""
 
     async def __call__(self, message: Message) -> None:
         """See ASGI."""
-        if not self.started and message["type"] == "http.response.start":
-            self.started = True
+        if not self.status and message["type"] == "http.response.start":
+            self.status = message["status"]
+            headers = [*message["headers"], *self._headers]
             if self.last():
-                message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
+                headers.append((b"connection", b"close"))
+            message = {**message, "headers": headers}
         await self._send(message)
 
 
@@ -86,10 +90,10 @@ async def send_json(send: Send, status: int, content: object, headers: Headers |
     await send_bytes(send, status, json.dumps(content).encode(), headers=headers)
 
 
-async def send_error(send: Send, error: ApiError, headers: Headers | None = None) -> None:
-    """An error in OpenAI's shape."""
+async def send_error(send: Send, error: ApiError, shape: ErrorShape = OPENAI_ERRORS) -> None:
+    """An error in the shape of the API that the path belongs to."""
     own = [(name.encode(), value.encode()) for name, value in error.headers.items()]
-    await send_json(send, error.status, error.body(), [*(headers or []), *own])
+    await send_json(send, error.status, shape.body(error), own)
 
 
 async def client_gone(receive: Receive) -> None:

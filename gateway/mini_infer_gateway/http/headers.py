@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 
+from mini_infer_contract.launch import REQUEST_ID_HEADER
+
 Headers = list[tuple[bytes, bytes]]
 
 PRIVATE_PREFIX = b"x-mini-infer-"
@@ -24,8 +26,8 @@ _REQUEST_OWN = frozenset((b"host", b"content-length", b"expect"))
 """Written anew for the connection to the endpoint."""
 _CREDENTIALS = frozenset((b"authorization", b"cookie"))
 """A client's proof towards the gateway, not towards every pod that a namespace may start."""
-_RESPONSE_PRIVATE = frozenset((b"set-cookie", b"location", b"server"))
-"""An endpoint's own address and sessions mean nothing to a client of the gateway."""
+_RESPONSE_PRIVATE = frozenset((b"set-cookie", b"location", b"server", REQUEST_ID_HEADER.encode()))
+"""An endpoint's own address and sessions mean nothing to a client of the gateway; the request's id is told by that."""
 
 
 def to_endpoint(headers: Headers, forward_authorization: bool = False) -> Headers:

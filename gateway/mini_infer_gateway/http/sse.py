@@ -7,7 +7,8 @@ https://html.spec.whatwg.org/multipage/server-sent-events.html: an event ends wi
 LONGEST_EVENT_BYTES = 4 << 20
 """More than this without an empty line is no event stream: it is passed on as it comes."""
 
-_ERROR = b'data: {"error"'
+_ERRORS = (b'data: {"error"', b"event: error")
+"""How it begins: OpenAI's, and the named one of other APIs."""
 
 
 class EventSplitter:
@@ -33,9 +34,12 @@ class EventSplitter:
 
 
 def has_error(events: bytes) -> bool:
-    """Whether one of these whole events is an error in OpenAI's shape: quotes inside of JSON strings are escaped."""
-    position = events.find(_ERROR)
-    return position >= 0 and (position == 0 or events[position - 1] in b"\r\n")
+    """Whether one of these whole events is an error: quotes and line ends inside of JSON strings are escaped."""
+    for mark in _ERRORS:
+        position = events.find(mark)
+        if position >= 0 and (position == 0 or events[position - 1] in b"\r\n"):
+            return True
+    return False
 
 
 def _last_end(data: bytes) -> int:

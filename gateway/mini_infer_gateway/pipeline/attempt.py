@@ -1,15 +1,14 @@
 """One attempt at one endpoint: send the request, relay the answer; says what went wrong, and when.
 
 Bytes are relayed as they come and untouched, event streams by whole events. An endpoint that dies in the middle of an
-event stream leaves it to be continued by another where that is possible, and ends it with an error event in OpenAI's
+event stream leaves it to be continued by another where that is possible, and ends it with an error event in its API's
 shape where it is not. Which endpoint, and what next, is decided in generate; whether a failure may be tried elsewhere,
 in retries; what a continued stream needs, in continuation.
 """
 
-import json
 from collections.abc import Callable
 
-from mini_infer_contract.api_errors import ApiError
+from mini_infer_contract.api_errors import OPENAI_ERRORS, ApiError, ErrorShape
 from mini_infer_contract.launch import DRAINING_HEADER, Endpoint
 from mini_infer_gateway.fleet.attempt_record import AttemptRecord
 from mini_infer_gateway.fleet.breaker import Cause
@@ -61,9 +60,18 @@ class StreamCutError(Exception):
 class Exchange:
     """One client's request across its attempts: who the client is, and whether it is still there."""
 
-    def __init__(self, method: str, path: bytes, headers: Headers, body: bytes, send: Send) -> None:
-        """`headers` as an endpoint gets them."""
+    def __init__(
+        self,
+        method: str,
+        path: bytes,
+        headers: Headers,
+        body: bytes,
+        send: Send,
+        errors: ErrorShape = OPENAI_ERRORS,
+    ) -> None:
+        """`headers` as an endpoint gets them; `path` with its query."""
         self.method, self.path, self.headers, self.body, self.send = method, path, headers, body, send
+        self._errors = errors
         self.gone = False
         self.status = 0
         """Of the response that went to the client; 0: none did."""
@@ -104,7 +112,7 @@ class Exchange:
 
     async def tell_broken(self, detail: str) -> None:
         """Ends an event stream that nobody goes on with."""
-        await self.send({"type": "http.response.body", "body": _error_event(detail)})
+        await self.send({"type": "http.response.body", "body": self._errors.event(_endpoint_failed(detail))})
 
     async def attempt(
         self,
@@ -322,9 +330,8 @@ def _failure(error: UpstreamError) -> Failure:
     return Failure.TIMEOUT if isinstance(error, UpstreamTimeoutError) else Failure.BROKE
 
 
-def _error_event(detail: str) -> bytes:
-    body = ApiError(502, f"the endpoint failed in the middle of this answer: {detail}", code="endpoint_failed").body()
-    return b"data: " + json.dumps(body).encode() + b"\n\n"
+def _endpoint_failed(detail: str) -> ApiError:
+    return ApiError(502, f"the endpoint failed in the middle of this answer: {detail}", code="endpoint_failed")
 
 
 def _is_event_stream(response: Response) -> bool:

@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mini_infer_gateway.prompts.prompt_keys import CHAT_PATH, COMPLETIONS_PATH
-
 DONE = b"data: [DONE]\n\n"
 
 # Quotes inside of JSON strings are escaped, so that no text can look like these.
@@ -34,16 +32,16 @@ _ENDED = re.compile(rb'"code":"(?:engine_dead|engine_error|stopping)"')
 """What an engine of ours says inside of a stream that it cannot go on with, through no fault of the request's."""
 
 
-def can_be_continued(path: str, fields: Mapping[str, Any]) -> bool:
+def can_be_continued(fields: Mapping[str, Any]) -> bool:
     """Whether a request's stream can be resumed: one choice, no probabilities, and not itself a resumed one."""
-    if not fields.get("stream") or path not in (CHAT_PATH, COMPLETIONS_PATH) or "resume_token_ids" in fields:
+    if not fields.get("stream") or "resume_token_ids" in fields:
         return False
     if any(fields.get(name) not in (None, 1) for name in ("n", "best_of")):
         return False
     if any(fields.get(name) not in (None, False) for name in ("logprobs", "top_logprobs", "prompt_logprobs", "echo")):
         return False
-    prompt = fields.get("prompt")
-    return path == CHAT_PATH or isinstance(prompt, str) or (isinstance(prompt, list) and _is_ids(prompt))
+    prompt = fields.get("prompt", "")
+    return isinstance(prompt, str) or (isinstance(prompt, list) and _is_ids(prompt))
 
 
 def _is_ids(prompt: list[Any]) -> bool:

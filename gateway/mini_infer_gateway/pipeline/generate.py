@@ -11,7 +11,7 @@ from functools import partial
 from math import inf
 from secrets import randbits
 from typing import Any
-from uuid import uuid4
+from urllib.parse import parse_qsl
 
 import msgspec
 
@@ -39,6 +39,7 @@ from mini_infer_gateway.http.upstream import Upstream, UpstreamError
 from mini_infer_gateway.index.prefix_index import PrefixIndex
 from mini_infer_gateway.memory import BodyBudget, HeldBody
 from mini_infer_gateway.metrics import Metrics, Outcome, outcome_of
+from mini_infer_gateway.paths import EnginePath
 from mini_infer_gateway.pipeline.attempt import AttemptError, Exchange, StreamCutError
 from mini_infer_gateway.pipeline.continuation import DONE, Continuation, can_be_continued
 from mini_infer_gateway.pipeline.retries import KILLS_LIMIT, Attempts, Failure, RetryBudget
@@ -48,12 +49,8 @@ from mini_infer_gateway.routing.base import Decision, RoutingRequest
 from mini_infer_gateway.routing.router import Router
 from mini_infer_gateway.settings import GatewaySettings
 
-TEXT_PATHS = frozenset(("/tokenize", "/detokenize"))
-"""Here the model may be left out while there is only one."""
 BYTES_PER_TOKEN = 4
 """To weigh a prompt that was not tokenised."""
-LONGEST_REQUEST_ID = 200
-"""The engine's limit."""
 MOST_PRIORITY = 1 << 31
 """What an engine takes."""
 CLIENT_CLOSED_REQUEST = 499
@@ -66,7 +63,7 @@ CONTINUATION_PAUSE_S = 0.1
 _REQUEST_ID = REQUEST_ID_HEADER.encode()
 _QUEUE_TIMEOUT = QUEUE_TIMEOUT_HEADER.encode()
 
-INTERNAL_ERROR = ApiError(500, "an error of the gateway's own; its log says which", code="internal_error")
+INTERNAL_ERROR = ApiError(500, "an error of the gateway's own; its log says which", code="internal")
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +74,7 @@ _decoder = msgspec.json.Decoder()
 class _Call:
     """One request on its way."""
 
-    path: str
+    row: EnginePath
     request_id: str
     arrived_s: float
     exchange: Exchange
@@ -102,7 +99,7 @@ class _Call:
 
 
 class Generate:
-    """Handles POST on the paths that engines answer."""
+    """Handles requests on the paths that engines answer."""
 
     def __init__(
         self,
@@ -124,53 +121,54 @@ class Generate:
         self._index, self._upstream = index, upstream
         self._metrics, self._clock = metrics, clock
         self.retry_budget = RetryBudget(refilled_s=clock())
+        self.in_flight = 0
+        """Requests that are being answered or wait to be."""
         self.flow = FlowController(settings, fleet, router, ledger, backlog, rates, metrics, self._guess, clock)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request, from its first byte to the metrics."""
+    async def __call__(self, row: EnginePath, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request, from its first byte to the metrics; `scope` has its "request_id"."""
         arrived_s = self._clock()
-        sent_ids = [value for name, value in scope["headers"] if name == _REQUEST_ID]
-        request_id = sent_ids[0] if len(sent_ids) == 1 and _is_request_id(sent_ids[0]) else uuid4().hex.encode()
+        request_id: str = scope["request_id"]
         model, status, outcome = "", CLIENT_CLOSED_REQUEST, Outcome.INTERNAL
         exchange: Exchange | None = None
         held = HeldBody(self._bodies)
+        self.in_flight += 1
         try:
-            if sent_ids and sent_ids != [request_id]:
-                raise _BAD_REQUEST_ID
             body = await read_body(scope, receive, self._settings.max_body_bytes, held.grow)
             if not held.grow(len(body) + VALUE_BYTES * body.count(b",")):
                 raise no_room()
-            fields = _fields(body)
-            asked = self._model(scope["path"], fields)
+            fields = _in_query(scope) if scope["method"] == "GET" else _fields(body)
+            asked = self._model(row, fields)
             names = self._fleet.resolve(asked)
             model = asked
-            call = self._call(scope, request_id, arrived_s, fields, model, body, send, held)
+            call = self._call(row, scope, arrived_s, fields, model, body, send, held)
             del body, fields  # The call lets go of them with the answer's first byte.
             exchange = call.exchange
             await self._watched(call, names, receive)
             status, outcome = exchange.status, _outcome(exchange)
         except ApiError as error:
             status, outcome = error.status, outcome_of(error.status)
-            await send_error(send, error, [(_REQUEST_ID, request_id)])
+            await send_error(send, error, row.errors)
         except UpstreamError as error:
             status, outcome = exchange.status if exchange else 0, Outcome.BROKE
-            log.warning("request %s of %s broke off: %s", request_id.decode("latin-1"), model, error)
+            log.warning("request %s of %s broke off: %s", request_id, model, error)
         except ClientGoneError:
             outcome = Outcome.CLIENT_GONE
         except Exception:
             status = 500
-            log.exception("request %s of %s: an error of the gateway's own", request_id.decode("latin-1"), model)
+            log.exception("request %s of %s: an error of the gateway's own", request_id, model)
             if exchange and exchange.status:
                 raise  # The connection is cut: the client must not take half an answer for a whole one.
-            await send_error(send, INTERNAL_ERROR, [(_REQUEST_ID, request_id)])
+            await send_error(send, INTERNAL_ERROR, row.errors)
         finally:
+            self.in_flight -= 1
             held.release()
             self._metrics.answered(model, status, outcome, self._clock() - arrived_s)
 
     def _call(
         self,
+        row: EnginePath,
         scope: Scope,
-        request_id: bytes,
         arrived_s: float,
         fields: dict[str, Any],
         model: str,
@@ -178,22 +176,20 @@ class Generate:
         send: Send,
         held: HeldBody,
     ) -> _Call:
-        settings = self._settings
+        settings, request_id = self._settings, scope["request_id"]
         headers = [(name, value) for name, value in scope["headers"] if name != _REQUEST_ID]
-        headers = [*to_endpoint(headers, settings.forward_authorization), (_REQUEST_ID, request_id)]
+        headers = [*to_endpoint(headers, settings.forward_authorization), (_REQUEST_ID, request_id.encode())]
         target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
-        exchange = Exchange(scope["method"], target, headers, body, send)
+        exchange = Exchange(scope["method"], target, headers, body, send, row.errors)
         self.retry_budget.earn(arrived_s)
         attempts = Attempts(self.retry_budget, settings.max_attempts, arrived_s + settings.request_deadline_s)
-        path, name = scope["path"], request_id.decode("latin-1")
-        return _Call(
-            path, name, arrived_s, exchange, attempts, fields, model, body, held, _patience_s(scope["headers"])
-        )
+        patience_s = _patience_s(scope["headers"])
+        return _Call(row, request_id, arrived_s, exchange, attempts, fields, model, body, held, patience_s)
 
-    def _model(self, path: str, fields: dict[str, Any]) -> str:
+    def _model(self, row: EnginePath, fields: dict[str, Any]) -> str:
         model = fields.get("model")
         listed = self._fleet.catalog.listed
-        if model is None and path in TEXT_PATHS and len(listed) == 1:
+        if model is None and row.lone_model and len(listed) == 1:
             return listed[0]
         if not isinstance(model, str) or not model:
             known = ", ".join(listed) or "none yet"
@@ -322,20 +318,24 @@ class Generate:
     async def _routing_request(self, call: _Call, names: Sequence[str]) -> RoutingRequest:
         revisions = {candidate.assets_revision for candidate in self._fleet.candidates(names, call.arrived_s)}
         began_s = self._clock()
-        prompts = await self._tokenizers.keys(
-            call.path,
-            call.fields,
-            len(call.client_body),
-            revisions,
-            self._fleet.max_prompt_tokens(names),
-            abandoned=lambda: call.exchange.gone,
+        prompts = (
+            await self._tokenizers.keys(
+                call.row.prompts,
+                call.fields,
+                len(call.client_body),
+                revisions,
+                self._fleet.max_prompt_tokens(names),
+                abandoned=lambda: call.exchange.gone,
+            )
+            if call.row.prompts
+            else {}
         )
         call.held.settle(len(call.client_body))
         if prompts:
             self._metrics.tokenized(self._clock() - began_s)
         tokens = max((prompt.tokens for prompt in prompts.values()), default=len(call.client_body) // BYTES_PER_TOKEN)
         # What takes no part in a batch takes no place in the queue either: it goes before all that wait.
-        priority = IMMEDIATE if call.path in TEXT_PATHS else _priority(call.fields)
+        priority = _priority(call.fields) if call.row.generates else IMMEDIATE
         return RoutingRequest(
             call.model, tokens, prompts, order=self.flow.order(priority, call.arrived_s, call.patience_s)
         )
@@ -349,7 +349,7 @@ class Generate:
             self._metrics.overhead(now_s - call.arrived_s - placement.waited_s)
         call.exchange.body = (
             call.client_body
-            if call.fields.get("model") in (endpoint.model, None)
+            if call.fields.get("model") in (endpoint.model, None) or not call.client_body
             else with_model(call.client_body, endpoint.model)
         )
         is_continued = self._ask_for_ids(call, endpoint)
@@ -369,7 +369,7 @@ class Generate:
             await call.exchange.attempt(
                 self._upstream,
                 endpoint,
-                self._answer_headers(call, decision, placement.prompt_tokens),
+                self._answer_headers(decision, placement.prompt_tokens),
                 self._settings,
                 self._head_timeout_s(call, now_s),
                 record,
@@ -406,16 +406,15 @@ class Generate:
             exchange.body = exchange.continuation.body(exchange.body)
             return True
         own = self._fleet.endpoints[endpoint.name].subscriber.assets_revision
-        if own and self._settings.continuation and can_be_continued(call.path, call.fields):
+        if own and self._settings.continuation and call.row.continued and can_be_continued(call.fields):
             exchange.continuation = Continuation.of(call.fields, randbits(63))
             exchange.body = exchange.continuation.body(exchange.body)
         else:
             exchange.continuation = None
         return False
 
-    def _answer_headers(self, call: _Call, decision: Decision, prompt_tokens: int) -> Headers:
-        own = [(_REQUEST_ID, call.request_id.encode("latin-1"))]
-        return own + _decision_headers(decision, prompt_tokens) if self._settings.routing_headers else own
+    def _answer_headers(self, decision: Decision, prompt_tokens: int) -> Headers:
+        return _decision_headers(decision, prompt_tokens) if self._settings.routing_headers else []
 
     def _guess(self, request: RoutingRequest, decision: Decision, now_s: float) -> int:
         """Counts the prompt as cached at the endpoint from now on; returns its tokens."""
@@ -457,17 +456,9 @@ def _outcome(exchange: Exchange) -> Outcome:
     return Outcome.IN_BAND_ERROR if exchange.in_band_error else outcome_of(exchange.status)
 
 
-def _is_request_id(value: bytes) -> bool:
-    return 0 < len(value) <= LONGEST_REQUEST_ID and not value.translate(None, _PRINTABLE)
-
-
-_PRINTABLE = bytes(range(0x21, 0x7F))
-_BAD_REQUEST_ID = ApiError(
-    400,
-    f"send {REQUEST_ID_HEADER} once or not at all: 1 to {LONGEST_REQUEST_ID} printable ASCII characters without spaces",
-    param=REQUEST_ID_HEADER,
-    code="bad_request_id",
-)
+def _in_query(scope: Scope) -> dict[str, Any]:
+    """The fields of a request without a body: each query parameter's last value."""
+    return dict(parse_qsl(scope["query_string"].decode("latin-1")))
 
 
 def _patience_s(headers: Headers) -> float:

@@ -4,7 +4,7 @@ Token ids are exactly the engine's: the text is rendered whole each time, and wh
 tokenised from the same characters. Knows no threads and no sockets.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from mini_infer_contract.api_errors import ApiError
@@ -15,30 +15,38 @@ from mini_infer_gateway.index.prefix_index import prompt_root
 from mini_infer_gateway.prompts.remembered import MAX_MARKS, MIN_CHARACTERS, Mark, Remembered, RememberedPrompts
 from mini_infer_gateway.routing.base import PromptKeys
 
-CHAT_PATH = "/v1/chat/completions"
-COMPLETIONS_PATH = "/v1/completions"
+PromptReader = Callable[[PromptEncoder, dict[str, Any]], list[PromptText | list[int]]]
+"""The prompts of a body, as texts or token ids. ApiError 400: it has none that can be read."""
 
 STEP_CHARACTERS = 16 << 10
 """Tokenised in a step at most, but for what the tokenizer cannot take in parts."""
 
-Steps = Generator[int, None, PromptKeys | None]
-"""Yields how many characters are still to be tokenised; returns the keys, None where the body has no prompt."""
+Steps = Generator[int, None, PromptKeys]
+"""Yields how many characters are still to be tokenised; returns the keys."""
+
+
+def chat_prompts(encoder: PromptEncoder, body: dict[str, Any]) -> list[PromptText | list[int]]:
+    """Of a chat: one, the conversation by the model's template."""
+    return [chat_prompt_text(encoder, body)]
+
+
+def text_prompts(encoder: PromptEncoder, body: dict[str, Any]) -> list[PromptText | list[int]]:
+    """Of a completion: `prompt`, which may be several."""
+    return completion_prompts(body)
 
 
 def key_steps(
-    encoder: PromptEncoder, remembered: RememberedPrompts, path: str, body: dict[str, Any], max_tokens: int | None
+    encoder: PromptEncoder,
+    remembered: RememberedPrompts,
+    read: PromptReader,
+    body: dict[str, Any],
+    max_tokens: int | None,
 ) -> Steps:
     """The keys of a body's prompts. ApiError 400: see contract.prompt, or a prompt has more than `max_tokens`."""
-    if path == CHAT_PATH:
-        prompts: list[PromptText | list[int]] = [chat_prompt_text(encoder, body)]
-    elif path == COMPLETIONS_PATH:
-        prompts = completion_prompts(body)
-    else:
-        return None
     salt = body.get("cache_salt")
     root = prompt_root(salt=salt if isinstance(salt, str) else "")
     tokens, chains = 0, []
-    for prompt in prompts:
+    for prompt in read(encoder, body):
         if isinstance(prompt, PromptText):
             _check_length(encoder, prompt.text, max_tokens)
             count, chain = yield from _text_steps(encoder, remembered, prompt, root, max_tokens)

@@ -17,7 +17,7 @@ from mini_infer_contract.launch import PROMPT_ASSETS_PATH
 from mini_infer_contract.prompt import PromptAssets, PromptEncoder
 from mini_infer_gateway.http.upstream import Upstream
 from mini_infer_gateway.memory import TOKENIZER_FACTOR
-from mini_infer_gateway.prompts.prompt_keys import Steps, key_steps
+from mini_infer_gateway.prompts.prompt_keys import PromptReader, Steps, key_steps
 from mini_infer_gateway.prompts.remembered import RememberedPrompts
 from mini_infer_gateway.prompts.worker_threads import AbandonedError, WorkerThreads
 from mini_infer_gateway.routing.base import PromptKeys
@@ -47,8 +47,8 @@ class _Tokenizer:
     def __init__(self, encoder: PromptEncoder, remembered: RememberedPrompts, size_bytes: int) -> None:
         self._encoder, self._remembered, self.size_bytes = encoder, remembered, size_bytes
 
-    def steps(self, path: str, body: dict[str, Any], max_tokens: int | None) -> Steps:
-        return key_steps(self._encoder, self._remembered, path, body, max_tokens)
+    def steps(self, read: PromptReader, body: dict[str, Any], max_tokens: int | None) -> Steps:
+        return key_steps(self._encoder, self._remembered, read, body, max_tokens)
 
 
 class Tokenizers:
@@ -107,7 +107,7 @@ class Tokenizers:
 
     async def keys(
         self,
-        path: str,
+        read: PromptReader,
         body: dict[str, Any],
         size_bytes: int,
         revisions: Iterable[str],
@@ -122,7 +122,7 @@ class Tokenizers:
         found = {}
         for revision in revisions:
             if tokenizer := self._tokenizers.get(revision):
-                steps = tokenizer.steps(path, body, max_tokens)
+                steps = tokenizer.steps(read, body, max_tokens)
                 keys = await self._finish(steps, _is_light(body, size_bytes), abandoned)
                 if keys:
                     found[revision] = keys

@@ -16,7 +16,7 @@ from mini_infer_contract.blocks import block_keys
 from mini_infer_contract.prompt import PromptAssets, PromptEncoder, chat_prompt_ids, completion_prompt_ids
 from mini_infer_gateway.index.prefix_index import prompt_root
 from mini_infer_gateway.prompts import prompt_keys, remembered
-from mini_infer_gateway.prompts.prompt_keys import CHAT_PATH, COMPLETIONS_PATH, key_steps
+from mini_infer_gateway.prompts.prompt_keys import chat_prompts, key_steps, text_prompts
 from mini_infer_gateway.prompts.remembered import RememberedPrompts
 from mini_infer_gateway.routing.base import PromptKeys
 from tests.contract import conversations
@@ -34,8 +34,8 @@ def encoder_of(tokenizer: str, style: str) -> PromptEncoder:
 
 
 def keys(encoder: PromptEncoder, known: RememberedPrompts, body: Body, limit: int | None = None) -> PromptKeys | None:
-    path = CHAT_PATH if "messages" in body else COMPLETIONS_PATH
-    steps = key_steps(encoder, known, path, body, limit)
+    read = chat_prompts if "messages" in body else text_prompts
+    steps = key_steps(encoder, known, read, body, limit)
     try:
         while True:
             next(steps)

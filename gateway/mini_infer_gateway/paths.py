@@ -1,0 +1,44 @@
+"""Which paths go on to an engine, one row each: how its prompt is tokenised, what kind of work it is, how errors look.
+
+A new path of the engines' is a row here, and a reader of prompts in prompts/prompt_keys where none fits. Paths that
+stand neither here nor in app are answered with 404.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from mini_infer_contract.api_errors import OPENAI_ERRORS, ErrorShape
+from mini_infer_gateway.prompts.prompt_keys import PromptReader, chat_prompts, text_prompts
+
+CHAT_PATH: Final = "/v1/chat/completions"
+COMPLETIONS_PATH: Final = "/v1/completions"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnginePath:
+    """How the gateway treats the requests of one path."""
+
+    path: str
+    methods: frozenset[str] = frozenset(("POST",))
+    """GET carries no body: its model stands in the query."""
+    prompts: PromptReader | None = None
+    """What of the body is tokenised for routing; None: nothing is, it is routed by load."""
+    generates: bool = True
+    """It takes a place in an engine's batch: it waits in the queue for one. What does not goes on at once."""
+    continued: bool = False
+    """A stream of it whose engine died is continued by another engine, where continuation.can_be_continued says so."""
+    lone_model: bool = False
+    """The model may be left out while there is only one."""
+    errors: ErrorShape = OPENAI_ERRORS
+
+
+ENGINE_PATHS: Final = {
+    row.path: row
+    for row in (
+        EnginePath(path=CHAT_PATH, prompts=chat_prompts, continued=True),
+        EnginePath(path=COMPLETIONS_PATH, prompts=text_prompts, continued=True),
+        EnginePath(path="/tokenize", generates=False, lone_model=True),
+        EnginePath(path="/detokenize", generates=False, lone_model=True),
+        EnginePath(path="/tokenizer_info", methods=frozenset(("GET",)), generates=False, lone_model=True),
+    )
+}
