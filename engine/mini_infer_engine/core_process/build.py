@@ -10,6 +10,7 @@ from mini_infer_engine.core.batch import Runner
 from mini_infer_engine.core.engine import Engine
 from mini_infer_engine.core_process.messages import ModelInfo
 from mini_infer_engine.dry import vocabulary as dry_model
+from mini_infer_engine.dry.script import Script
 from mini_infer_engine.dry.scripted_runner import PAGE_SIZE_TOKENS, PRETENDED_BYTES_PER_TOKEN, ScriptedRunner
 
 _DRY_KV_CACHE_BYTES = 2 * 10**9
@@ -20,6 +21,8 @@ class DryRun(msgspec.Struct, frozen=True, kw_only=True):
 
     step_ms: float = 0.0
     """How long a forward pass pretends to take."""
+    script: Script = ()
+    """What it says to which prompts, instead of repeating them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,7 @@ def _build_dry(settings: EngineSettings, dry_run: DryRun, record_events: bool) -
     page_size = settings.page_size or PAGE_SIZE_TOKENS
     pool_bytes = settings.kv_cache_memory or _DRY_KV_CACHE_BYTES
     num_pages = pool_bytes // (PRETENDED_BYTES_PER_TOKEN * page_size)
-    runner = ScriptedRunner(num_pages, dry_run.step_ms / 1000, page_size)
+    runner = ScriptedRunner(num_pages, dry_run.step_ms / 1000, page_size, dry_run.script)
     max_model_len = settings.max_model_len or dry_model.MAX_MODEL_LEN
     engine = Engine(
         settings, runner, dry_model.EOS_TOKEN_IDS, max_model_len, dry_model.DRY_MODEL, record_events=record_events

@@ -1,4 +1,6 @@
-"""The runner of `--dry-run`: a pretended model that repeats what it was asked. No torch, no weights.
+"""The runner of `--dry-run`: a pretended model that repeats what it was asked, or says what a script has it say.
+
+No torch, no weights.
 
 Its KV cache is real: a page holds the token ids that were computed into it, and the reply is read from there alone, so
 that a wrong page table, a wrong cache hit or a page reused too early changes the text.
@@ -11,6 +13,7 @@ from dataclasses import dataclass
 from mini_infer_engine.core.batch import NO_SWAP, Batch, PageCopy, Row
 from mini_infer_engine.core.request import Request
 from mini_infer_engine.core.result import PassResult
+from mini_infer_engine.dry.script import Script, reply_for
 from mini_infer_engine.dry.vocabulary import END_ID, TURN_END_ID, TURN_START_ID
 
 PAGE_SIZE_TOKENS = 16
@@ -32,10 +35,13 @@ class _Launched:
 class ScriptedRunner:
     """Answers a chat with its last user message, a plain prompt with itself, and then ends."""
 
-    def __init__(self, num_pages: int, step_s: float = 0.0, page_size: int = PAGE_SIZE_TOKENS) -> None:
+    def __init__(
+        self, num_pages: int, step_s: float = 0.0, page_size: int = PAGE_SIZE_TOKENS, script: Script = ()
+    ) -> None:
         self.swap_space = NO_SWAP
         self.page_size = page_size
         self.num_pages = num_pages
+        self._script = script
         self._step_s = step_s
         """How long a pass pretends to take."""
         self._pages: dict[int, list[int]] = {}
@@ -98,7 +104,7 @@ class ScriptedRunner:
             return None
         if row.token_ids is not None or row.slot not in self._replies:
             prompt_length = row.start + row.count - row.output_index
-            self._replies[row.slot] = reply_to(self._read(row.page_table, prompt_length))
+            self._replies[row.slot] = reply_to(self._read(row.page_table, prompt_length), self._script)
         reply = self._replies[row.slot]
         token_id = reply[row.output_index % len(reply)]
         if token_id in row.suppressed_token_ids:
@@ -108,11 +114,18 @@ class ScriptedRunner:
         return token_id
 
 
-def reply_to(prompt_token_ids: list[int]) -> list[int]:
-    """The tokens of the scripted reply, its end token last."""
+def reply_to(prompt_token_ids: list[int], script: Script = ()) -> list[int]:
+    """The tokens of the reply, its end token last: the script's, else the last user message or the prompt itself."""
+    said = reply_for(_text(prompt_token_ids), script) if script else None
+    if said is not None:
+        return [*said.encode(), TURN_END_ID]
     for start in range(len(prompt_token_ids) - len(_USER_TURN), -1, -1):
         if prompt_token_ids[start : start + len(_USER_TURN)] == _USER_TURN:
             message = prompt_token_ids[start + len(_USER_TURN) :]
             end = message.index(TURN_END_ID) if TURN_END_ID in message else len(message)
             return [*_GREETING, *message[:end], TURN_END_ID]
     return [*prompt_token_ids, END_ID]
+
+
+def _text(token_ids: list[int]) -> str:
+    return bytes(token_id for token_id in token_ids if token_id < _NUM_BYTES).decode(errors="replace")

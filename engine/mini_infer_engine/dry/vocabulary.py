@@ -14,11 +14,14 @@ MAX_MODEL_LEN = 32_768
 
 _SPECIAL_TOKENS = {TURN_START_ID: "<|im_start|>", TURN_END_ID: "<|im_end|>", END_ID: "<|endoftext|>"}
 _CHAT_TEMPLATE = (
-    "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}"
+    "{% if tools %}<|im_start|>system\n{{ tools | tojson }}\n"
+    'Call one so: <tool_call>\n{"name": NAME, "arguments": OBJECT}\n</tool_call><|im_end|>\n{% endif %}'
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content or '' }}"
+    "{% for call in message.tool_calls or [] %}<tool_call>\n{{ call.function | tojson }}\n</tool_call>{% endfor %}"
     "{% if not (continue_final_message and loop.last) %}<|im_end|>\n{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+"""Tools are shown and called as Hermes models have it, which a script needs."""
 
 
 def dry_assets() -> PromptAssets:

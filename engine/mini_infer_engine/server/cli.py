@@ -18,6 +18,7 @@ from mini_infer_engine.config.server_options import SERVER, ServerOptions
 from mini_infer_engine.config.settings import EngineSettings
 from mini_infer_engine.core_process.build import DryRun, describe_kernels
 from mini_infer_engine.core_process.core_config import CoreConfig
+from mini_infer_engine.dry.script import read_script
 from mini_infer_engine.dry.vocabulary import DRY_MODEL
 from mini_infer_engine.server.child_process import CoreProcess
 from mini_infer_engine.server.flags import add_flags, options_from
@@ -48,6 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.model = options.model if options.MODEL is None else options.MODEL
     if not options.dry_run and options.model is None:
         parser.error("which model? Name a folder, a hub id or demo: mini-infer-serve MODEL (or --dry-run)")
+    if options.dry_run_script is not None and not options.dry_run:
+        parser.error("--dry-run-script is for --dry-run: a real model says what it says")
     if options.dry_run and options.model not in (None, DRY_MODEL):
         parser.error(f"--dry-run pretends a model and loads none: leave out {options.model}")
     try:
@@ -67,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(options: argparse.Namespace, settings: EngineSettings) -> int:
     """Take the port, find the model, start the core, serve."""
     server = options_from(options, ServerOptions)
-    dry_run = DryRun(step_ms=options.dry_run_step_ms) if options.dry_run else None
+    dry_run = _dry_run(options) if options.dry_run else None
     listening = listen(server.host, server.port)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # until the server takes over
     try:
@@ -97,6 +100,14 @@ def run(options: argparse.Namespace, settings: EngineSettings) -> int:
         shown = f"[{host}]" if ":" in host else host
         logger.info("mini-infer %s serves %s at http://%s:%d", __version__, ", ".join(names), shown, port)
         return serve(listening, text, core, server, settings.max_num_seqs)
+
+
+def _dry_run(options: argparse.Namespace) -> DryRun:
+    try:
+        script = read_script(options.dry_run_script) if options.dry_run_script is not None else ()
+    except (ValueError, OSError) as error:
+        raise StartError(f"--dry-run-script: {error}") from None
+    return DryRun(step_ms=options.dry_run_step_ms, script=script)
 
 
 def _find_model(settings: EngineSettings) -> Path:
@@ -181,6 +192,13 @@ def _add_dry_run_flags(group: argparse._ArgumentGroup) -> None:
         default=2.0,
         metavar="MS",
         help="pretended time of a forward pass (default: 2)",
+    )
+    group.add_argument(
+        "--dry-run-script",
+        type=Path,
+        metavar="FILE",
+        help='what it says, for tests of clients: a JSON list of {"when": TEXT, "say": TEXT}, of which the first is '
+        'said whose "when" stands in the prompt (default: it repeats what it is asked)',
     )
 
 

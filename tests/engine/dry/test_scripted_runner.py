@@ -1,7 +1,8 @@
 from mini_infer_engine.core.batch import Batch, PageCopy, Row, Transfers
 from mini_infer_engine.core.request import SamplingParams
-from mini_infer_engine.dry.scripted_runner import ScriptedRunner
-from mini_infer_engine.dry.vocabulary import END_ID
+from mini_infer_engine.dry.script import Reply
+from mini_infer_engine.dry.scripted_runner import ScriptedRunner, reply_to
+from mini_infer_engine.dry.vocabulary import END_ID, TURN_END_ID
 from tests.support.tiny_models import sampled
 
 PROMPT = list(b"sixteen letters!and a tail")
@@ -40,3 +41,15 @@ def test_suppressed_tokens_are_not_said() -> None:
     prefill(runner, [0, 1, 2])
     row = Row(0, len(PROMPT), 1, None, [0, 1, 2], ASKS, 0, len(PROMPT), (END_ID,))
     assert sampled(runner.collect(runner.launch(Batch([row], 1)))) != [END_ID]
+
+
+def test_a_script_has_the_first_line_that_fits_said() -> None:
+    script = (Reply("it rains", when="Result: rain"), Reply("<tool_call>", when="weather"))
+    assert reply_to(list(b"the weather?"), script) == [*b"<tool_call>", TURN_END_ID]
+    assert reply_to([TURN_END_ID, *b"the weather? Result: rain"], script) == [*b"it rains", TURN_END_ID]
+    assert reply_to(list(b"hello"), script) == [*b"hello", END_ID], "as without a script"
+
+
+def test_a_scripted_runner_says_it() -> None:
+    runner = ScriptedRunner(num_pages=8, script=(Reply("yes", when="tail"),))
+    assert [prefill(runner, [3, 1, 2]), *decode(runner, [3, 1, 2], 3)] == [*b"yes", TURN_END_ID]
