@@ -1,0 +1,61 @@
+"""Errors in Anthropic's shape, the same from an engine and from the gateway, and what else its paths have of their own.
+
+Everything inside speaks of chat completions' fields; here they get the names that the client has written.
+"""
+
+import json
+import re
+from typing import Any
+
+from mini_infer_contract.api_errors import ApiError
+from mini_infer_contract.dialects.anthropic import COUNT_TOKENS_PATH, MESSAGES_PATH
+
+REQUEST_ID_HEADER = "request-id"
+"""Anthropic's name of x-request-id."""
+API_KEY_HEADER = "x-api-key"
+
+
+def is_anthropics(path: str) -> bool:
+    """Whether a path's errors have this shape."""
+    return path in (MESSAGES_PATH, COUNT_TOKENS_PATH)
+
+
+def error_body(error: ApiError, request_id: str) -> dict[str, Any]:
+    """The JSON body of an error, with the names of the client's own fields."""
+    kind = _ERROR_TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
+    told = {"type": kind, "message": _renamed(error.message)}
+    return {"type": "error", "error": told, "request_id": request_id}
+
+
+def error_event(error: ApiError, request_id: str) -> bytes:
+    """The end of a stream that cannot go on."""
+    return b"event: error\ndata: " + json.dumps(error_body(error, request_id)).encode() + b"\n\n"
+
+
+_ERROR_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+"""https://docs.anthropic.com/en/api/errors. 503 stays what it is, though Anthropic has 529: every proxy knows it."""
+
+_RENAMED = {
+    "stop": "stop_sequences",
+    "max_completion_tokens": "max_tokens",
+    "thinking_token_budget": "thinking.budget_tokens",
+    "reasoning_effort": "output_config.effort",
+    "response_format": "output_config.format",
+    "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
+}
+"""Fields of chat completions to those they were made of."""
+_FIELD = re.compile(rf"\b(?:{'|'.join(_RENAMED)})\b(?= (?:is|has|holds|=|must|needs)\b| =)|(tools\[\d+\])\.function\.")
+
+
+def _renamed(message: str) -> str:
+    return _FIELD.sub(lambda found: f"{found[1]}." if found[1] else _RENAMED[found[0]], message)

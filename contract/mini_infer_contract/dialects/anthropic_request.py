@@ -1,0 +1,236 @@
+"""Bodies of Anthropic's Messages API as clients send them: which fields there are, of which type. Knows no chats.
+
+Fields are those of https://docs.anthropic.com/en/api/messages and of the client package `anthropic`. One that asks for
+what is not supported has a type that only takes the values that do not, and any other field is refused by name.
+"""
+
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from mini_infer_contract.api_errors import ApiError
+
+_MAX_FAULTS = 10
+"""Fields that an error names."""
+_LONGEST_FAULT = 300
+"""Characters of an error for each field: a client's value stands in it."""
+
+
+class CacheControl(Struct, forbid_unknown_fields=True):
+    """Where a client wants a prefix to be cached. Without effect: all prefixes are, in blocks of 16 tokens."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
+
+
+class TextBlock(Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
+    """Text of the system prompt, of a user, of the assistant, or of a tool's result."""
+
+    text: str
+    cache_control: CacheControl | None = None
+    citations: None = None
+    """Documents are not read, so there is nothing to cite."""
+
+
+class ThinkingBlock(Struct, tag_field="type", tag="thinking", forbid_unknown_fields=True):
+    """The assistant's thinking of an earlier turn."""
+
+    thinking: str
+    signature: str | None = None
+    """Not checked: whoever sends a conversation may write its thinking, too."""
+
+
+class RedactedThinkingBlock(Struct, tag_field="type", tag="redacted_thinking", forbid_unknown_fields=True):
+    """Thinking that only its maker can read: it is left out of the prompt."""
+
+    data: str
+
+
+class DirectCaller(Struct, forbid_unknown_fields=True):
+    """The model itself has called the tool."""
+
+    type: Literal["direct"]
+
+
+class ToolUseBlock(Struct, tag_field="type", tag="tool_use", forbid_unknown_fields=True):
+    """A call of a tool that the assistant has made."""
+
+    id: str
+    name: str
+    input: dict[str, Any]
+    cache_control: CacheControl | None = None
+    caller: DirectCaller | None = None
+    toolset_name: None = None
+
+
+class ToolResultBlock(Struct, tag_field="type", tag="tool_result", forbid_unknown_fields=True):
+    """What a tool has answered."""
+
+    tool_use_id: str
+    content: str | list[TextBlock] | None = None
+    is_error: bool | None = None
+    """The result begins with "Error: " in the prompt."""
+    cache_control: CacheControl | None = None
+    toolset_name: None = None
+
+
+ContentBlock = TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
+
+
+class MessageParam(Struct, forbid_unknown_fields=True):
+    """One turn of the conversation."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | list[ContentBlock]
+
+
+class Tool(Struct, forbid_unknown_fields=True):
+    """A tool of the client's own."""
+
+    name: Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,128}$")]
+    input_schema: dict[str, Any]
+    type: Literal["custom"] | None = None
+    description: str | None = None
+    strict: bool | None = None
+    cache_control: CacheControl | None = None
+    eager_input_streaming: bool | None = None
+    """Without effect: a call's input is streamed as it is made."""
+    defer_loading: bool | None = None
+    """True is refused: all tools are shown."""
+    input_examples: list[dict[str, Any]] | None = None
+    allowed_callers: list[Literal["direct"]] | None = None
+
+
+class ToolChoice(Struct, forbid_unknown_fields=True):
+    """Whether the model may, must or must not call tools."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(Struct, forbid_unknown_fields=True):
+    """Whether the model thinks before it answers."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Annotated[int, Meta(ge=1)] | None = None
+    display: Literal["summarized", "omitted"] | None = None
+    """Thinking is told as it is, or with its text left out."""
+
+
+class JsonSchemaFormat(Struct, tag_field="type", tag="json_schema", forbid_unknown_fields=True):
+    """The answer's text is JSON of this schema."""
+
+    schema: dict[str, Any]
+
+
+class OutputConfig(Struct, forbid_unknown_fields=True):
+    """How much effort the answer is worth, and its form."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: JsonSchemaFormat | None = None
+
+
+class Metadata(Struct, forbid_unknown_fields=True):
+    """Whom the request is for. Without effect."""
+
+    user_id: str | None = None
+
+
+class Conversation(Struct, forbid_unknown_fields=True, kw_only=True):
+    """What /v1/messages and /v1/messages/count_tokens have in common: all that the prompt depends on."""
+
+    model: str
+    messages: Annotated[list[MessageParam], Meta(min_length=1)]
+    system: str | list[TextBlock] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    cache_control: CacheControl | None = None
+    speed: Literal["standard"] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    """VLLM's: for the model's chat template."""
+
+
+class CountTokensRequest(Conversation, kw_only=True):
+    """POST /v1/messages/count_tokens."""
+
+
+class MessagesRequest(Conversation, kw_only=True):
+    """POST /v1/messages."""
+
+    max_tokens: Annotated[int, Meta(ge=0)]
+    """0: the prompt is read, and cached, and nothing is generated."""
+    stream: bool | None = None
+    stop_sequences: list[str] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=0)] | None = None
+    metadata: Metadata | None = None
+    service_tier: Literal["auto", "standard_only"] | None = None
+    container: None = None
+    context_management: None = None
+    diagnostics: None = None
+    inference_geo: None = None
+    mcp_servers: Annotated[list[Any], Meta(max_length=0)] | None = None
+    # vLLM's and ours, as in chat completions.
+    seed: int | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+
+
+RequestType = TypeVar("RequestType", bound=Conversation)
+
+
+def parse_request(body: dict[str, Any], request_type: type[RequestType]) -> RequestType:
+    """ApiError 400: fields are unknown, missing or of the wrong type; all of them are named."""
+    try:
+        return msgspec.convert(body, request_type)
+    except msgspec.ValidationError as error:
+        faults = _faults(body, request_type) or [("", str(error))]
+    messages = [
+        message if len(message) <= _LONGEST_FAULT else f"{message[:_LONGEST_FAULT]}..." for _, message in faults
+    ]
+    more = len(messages) - _MAX_FAULTS
+    told = "; ".join(messages[:_MAX_FAULTS]) + (f"; and {more} more" if more > 0 else "")
+    raise ApiError(400, told, param=faults[0][0] or None)
+
+
+_Fault = tuple[str, str]
+"""A field's name, and what is wrong with it."""
+
+
+def _faults(body: dict[str, Any], request_type: type[Conversation]) -> list[_Fault]:
+    """The first fault within each top-level field."""
+    faults: list[_Fault] = []
+    fields = {field.name: field for field in msgspec.structs.fields(request_type)}
+    faults += [(name, f"{name}: this server does not know this field") for name in body if name not in fields]
+    for name, field in fields.items():
+        if name not in body:
+            if field.required:
+                faults.append((name, f"{name}: the field is missing"))
+            continue
+        try:
+            msgspec.convert(body[name], field.type)
+        except msgspec.ValidationError as error:
+            faults.append(_fault(name, str(error)))
+    return faults
+
+
+def _fault(name: str, message: str) -> _Fault:
+    """`message` is msgspec's, such as "Expected `str`, got `int` - at `$[0].content`"."""
+    text, _, place = message.rpartition(" - at `$")
+    where = name + place.removesuffix("`") if text else name
+    text = text or message
+    if where.endswith(".type") and text.startswith("Invalid value"):
+        read = "text, thinking, redacted_thinking, tool_use and tool_result"
+        return where, f"{where} is {text.removeprefix('Invalid value ')}, and this server reads {read} blocks only"
+    if text.startswith("Expected `null`"):
+        text = "this is not supported here: leave it out"
+    return where, f"{where}: {text}"
+
+
+def _shortened(message: str) -> str:
+    return message if len(message) <= _LONGEST_FAULT else f"{message[: _LONGEST_FAULT - 3]}..."
