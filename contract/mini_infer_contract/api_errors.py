@@ -45,18 +45,20 @@ class ApiError(Exception):
 class ErrorShape:
     """How an API tells of errors."""
 
-    body: Callable[[ApiError], dict[str, Any]]
-    """The JSON object of an error's answer."""
+    body: Callable[[ApiError, str], dict[str, Any]]
+    """The JSON object of an error's answer; the second is the request's id."""
     event_name: str = ""
     """Of the server-sent event that ends a stream with an error; "": it has no name, as OpenAI's have none."""
+    id_header: str = ""
+    """The API's own header for the request's id, beside x-request-id; "": it has none."""
 
-    def event(self, error: ApiError) -> bytes:
+    def event(self, error: ApiError, request_id: str) -> bytes:
         """The server-sent event that ends a stream with `error`."""
         name = f"event: {self.event_name}\n".encode() if self.event_name else b""
-        return name + b"data: " + msgspec.json.encode(self.body(error)) + b"\n\n"
+        return name + b"data: " + msgspec.json.encode(self.body(error, request_id)) + b"\n\n"
 
 
-OPENAI_ERRORS = ErrorShape(ApiError.body)
+OPENAI_ERRORS = ErrorShape(lambda error, request_id: error.body())
 
 
 def read_json_object(body: bytes) -> dict[str, Any]:

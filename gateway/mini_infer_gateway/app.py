@@ -13,6 +13,7 @@ from random import Random
 from urllib.parse import unquote
 
 from mini_infer_contract.api_errors import ApiError
+from mini_infer_contract.dialects.anthropic_errors import errors_of
 from mini_infer_contract.launch import HEALTH_PATH, METRICS_PATH, MODELS_PATH, READY_PATH, REQUEST_ID_HEADER
 from mini_infer_contract.request_ids import request_id_in
 from mini_infer_gateway import __version__
@@ -39,7 +40,6 @@ EXPIRE_PAUSE_S = 0.002
 """Between two parts of it: requests go on."""
 
 _GET = frozenset(("GET", "HEAD"))
-_REQUEST_ID = REQUEST_ID_HEADER.encode()
 
 log = logging.getLogger(__name__)
 
@@ -110,18 +110,20 @@ class Gateway:
         if scope["type"] == "http":
             request_id, refusal = request_id_in(scope["headers"])
             scope["request_id"] = request_id
-            sender = Sender(send, [(_REQUEST_ID, request_id.encode())], lambda: self.stopping)
+            errors = errors_of(scope["path"])
+            ids = [(name.encode(), request_id.encode()) for name in (REQUEST_ID_HEADER, errors.id_header) if name]
+            sender = Sender(send, ids, lambda: self.stopping)
             try:
                 if refusal:
                     raise refusal
                 await self._http(scope, receive, sender)
             except ApiError as error:
-                await send_error(sender, error)
+                await send_error(sender, error, request_id, errors)
             except Exception:
                 log.exception("an error of the gateway's own on %s", scope["path"])
                 if sender.status:
                     raise  # The connection is cut: the client must not take half an answer for a whole one.
-                await send_error(sender, INTERNAL_ERROR)
+                await send_error(sender, INTERNAL_ERROR, request_id, errors)
         elif scope["type"] == "lifespan":
             await self._lifespan(receive, send)
         else:

@@ -1,23 +1,16 @@
-"""Errors in Anthropic's shape, the same from an engine and from the gateway, and what else its paths have of their own.
+"""Errors in Anthropic's shape, the same from an engine and from the gateway, and which paths have them.
 
 Everything inside speaks of chat completions' fields; here they get the names that the client has written.
 """
 
-import json
 import re
 from typing import Any
 
-from mini_infer_contract.api_errors import ApiError
-from mini_infer_contract.dialects.anthropic import COUNT_TOKENS_PATH, MESSAGES_PATH
+from mini_infer_contract.api_errors import OPENAI_ERRORS, ApiError, ErrorShape
+from mini_infer_contract.dialects.anthropic import MESSAGES_PATH
 
-REQUEST_ID_HEADER = "request-id"
+ID_HEADER = "request-id"
 """Anthropic's name of x-request-id."""
-API_KEY_HEADER = "x-api-key"
-
-
-def is_anthropics(path: str) -> bool:
-    """Whether a path's errors have this shape."""
-    return path in (MESSAGES_PATH, COUNT_TOKENS_PATH)
 
 
 def error_body(error: ApiError, request_id: str) -> dict[str, Any]:
@@ -27,9 +20,13 @@ def error_body(error: ApiError, request_id: str) -> dict[str, Any]:
     return {"type": "error", "error": told, "request_id": request_id}
 
 
-def error_event(error: ApiError, request_id: str) -> bytes:
-    """The end of a stream that cannot go on."""
-    return b"event: error\ndata: " + json.dumps(error_body(error, request_id)).encode() + b"\n\n"
+ANTHROPIC_ERRORS = ErrorShape(error_body, event_name="error", id_header=ID_HEADER)
+
+
+def errors_of(path: str) -> ErrorShape:
+    """Which API's errors a path has."""
+    is_anthropics = path == MESSAGES_PATH or path.startswith(MESSAGES_PATH + "/")
+    return ANTHROPIC_ERRORS if is_anthropics else OPENAI_ERRORS
 
 
 _ERROR_TYPES = {

@@ -68,7 +68,7 @@ class GenerationResponse(Response):
             try:
                 work = await self._accept(held)
             except ApiError as error:
-                await error_response(error)(scope, receive, send)
+                await error_response(error, scope)(scope, receive, send)
                 return
             try:
                 await self._run(work, scope, receive, send)
@@ -177,7 +177,7 @@ async def _whole(work: Work, scope: Scope, receive: Receive, send: Send) -> None
     generation = work.generation
     await generation.finished()
     if generation.error is not None:
-        await error_response(generation.error)(scope, receive, send)
+        await error_response(generation.error, scope)(scope, receive, send)
     elif not generation.cancelled:
         await json_response(work.renderer.whole(generation.replies))(scope, receive, send)
 
@@ -187,7 +187,7 @@ async def _stream(work: Work, scope: Scope, receive: Receive, send: Send) -> Non
     # Nothing is sent before the first token: until then an error still has its own status, and can be retried.
     deltas = await generation.deltas()
     if generation.error is not None and not deltas:
-        await error_response(generation.error)(scope, receive, send)
+        await error_response(generation.error, scope)(scope, receive, send)
         return
     await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
     data = renderer.begin(generation.replies)

@@ -1,4 +1,4 @@
-"""HTTP around the routes: request ids, body limit, and every error in OpenAI's shape. Knows nothing of models."""
+"""HTTP around the routes: request ids, body limit, and every error in its API's shape. Knows nothing of models."""
 
 import asyncio
 
@@ -10,6 +10,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mini_infer_contract.api_errors import ApiError
+from mini_infer_contract.dialects.anthropic_errors import errors_of
 from mini_infer_contract.launch import REQUEST_ID_HEADER
 from mini_infer_contract.request_body import check_media_type, too_large, unpacked
 from mini_infer_contract.request_ids import request_id_in
@@ -25,9 +26,10 @@ def json_response(content: object, status: int = 200, headers: dict[str, str] | 
     return Response(body, status, headers, "application/json")
 
 
-def error_response(error: ApiError) -> Response:
-    """An error in OpenAI's shape."""
-    return json_response(error.body(), error.status, error.headers)
+def error_response(error: ApiError, scope: Scope) -> Response:
+    """An error in the shape of the API that the request's path belongs to."""
+    body = errors_of(scope["path"]).body(error, scope.get("request_id", ""))
+    return json_response(body, error.status, error.headers)
 
 
 async def read_json(request: Request, max_bytes: int, timeout_s: float) -> bytes:
@@ -79,37 +81,43 @@ class RequestIds:
             return
         chosen, refusal = request_id_in(scope["headers"])
         scope["request_id"] = chosen
+        id_header = errors_of(scope["path"]).id_header
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)[REQUEST_ID_HEADER] = chosen
+                headers = MutableHeaders(scope=message)
+                headers[REQUEST_ID_HEADER] = chosen
+                if id_header:
+                    headers[id_header] = chosen
             await send(message)
 
         if refusal is not None:
-            await error_response(refusal)(scope, receive, send_with_id)
+            await error_response(refusal, scope)(scope, receive, send_with_id)
             return
         await self._app(scope, receive, send_with_id)
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """All errors, the framework's own too, become bodies in OpenAI's shape."""
+    """All errors, the framework's own too, become bodies in the shape of their path's API."""
 
     @app.exception_handler(ApiError)
     async def api_error(request: Request, error: ApiError) -> Response:
-        return error_response(error)
+        return error_response(error, request.scope)
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
         path = f"{request.method} {request.url.path}"
         if error.status_code == 404:
-            return error_response(ApiError(404, f"{path}: there is no such path", code="unknown_path"))
+            return error_response(ApiError(404, f"{path}: there is no such path", code="unknown_path"), request.scope)
         if error.status_code == 405:
             allowed = (error.headers or {}).get("Allow", "another method")
             message = f"{path}: this path takes {allowed}"
-            return error_response(ApiError(405, message, code="method_not_allowed", headers=dict(error.headers or {})))
-        return error_response(ApiError(error.status_code, str(error.detail)))
+            refusal = ApiError(405, message, code="method_not_allowed", headers=dict(error.headers or {}))
+            return error_response(refusal, request.scope)
+        return error_response(ApiError(error.status_code, str(error.detail)), request.scope)
 
     @app.exception_handler(Exception)
     async def bug(request: Request, error: Exception) -> Response:
         # Starlette raises it again for the server, which logs it.
-        return error_response(ApiError(500, "the server failed at this request; its log says why", code="internal"))
+        failure = ApiError(500, "the server failed at this request; its log says why", code="internal")
+        return error_response(failure, request.scope)

@@ -90,10 +90,10 @@ async def send_json(send: Send, status: int, content: object, headers: Headers |
     await send_bytes(send, status, json.dumps(content).encode(), headers=headers)
 
 
-async def send_error(send: Send, error: ApiError, shape: ErrorShape = OPENAI_ERRORS) -> None:
+async def send_error(send: Send, error: ApiError, request_id: str, shape: ErrorShape = OPENAI_ERRORS) -> None:
     """An error in the shape of the API that the path belongs to."""
     own = [(name.encode(), value.encode()) for name, value in error.headers.items()]
-    await send_json(send, error.status, shape.body(error), own)
+    await send_json(send, error.status, shape.body(error, request_id), own)
 
 
 async def client_gone(receive: Receive) -> None:

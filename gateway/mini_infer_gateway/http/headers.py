@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from mini_infer_contract.dialects.anthropic_errors import ID_HEADER
 from mini_infer_contract.launch import REQUEST_ID_HEADER
 
 Headers = list[tuple[bytes, bytes]]
@@ -24,15 +25,15 @@ _HOP_BY_HOP = frozenset(
 )
 _REQUEST_OWN = frozenset((b"host", b"content-length", b"expect"))
 """Written anew for the connection to the endpoint."""
-_CREDENTIALS = frozenset((b"authorization", b"cookie"))
+_CREDENTIALS = frozenset((b"authorization", b"x-api-key", b"cookie"))
 """A client's proof towards the gateway, not towards every pod that a namespace may start."""
-_RESPONSE_PRIVATE = frozenset((b"set-cookie", b"location", b"server", REQUEST_ID_HEADER.encode()))
+_RESPONSE_PRIVATE = frozenset((b"set-cookie", b"location", b"server", REQUEST_ID_HEADER.encode(), ID_HEADER.encode()))
 """An endpoint's own address and sessions mean nothing to a client of the gateway; the request's id is told by that."""
 
 
 def to_endpoint(headers: Headers, forward_authorization: bool = False) -> Headers:
     """A client's headers as an endpoint gets them."""
-    credentials = _CREDENTIALS - {b"authorization"} if forward_authorization else _CREDENTIALS
+    credentials = frozenset((b"cookie",)) if forward_authorization else _CREDENTIALS
     return _without(headers, _REQUEST_OWN | credentials)
 
 

@@ -67,11 +67,12 @@ class Exchange:
         headers: Headers,
         body: bytes,
         send: Send,
+        request_id: str = "",
         errors: ErrorShape = OPENAI_ERRORS,
     ) -> None:
         """`headers` as an endpoint gets them; `path` with its query."""
         self.method, self.path, self.headers, self.body, self.send = method, path, headers, body, send
-        self._errors = errors
+        self._request_id, self._errors = request_id, errors
         self.gone = False
         self.status = 0
         """Of the response that went to the client; 0: none did."""
@@ -112,7 +113,8 @@ class Exchange:
 
     async def tell_broken(self, detail: str) -> None:
         """Ends an event stream that nobody goes on with."""
-        await self.send({"type": "http.response.body", "body": self._errors.event(_endpoint_failed(detail))})
+        event = self._errors.event(_endpoint_failed(detail), self._request_id)
+        await self.send({"type": "http.response.body", "body": event})
 
     async def attempt(
         self,

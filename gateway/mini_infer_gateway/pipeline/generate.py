@@ -148,7 +148,7 @@ class Generate:
             status, outcome = exchange.status, _outcome(exchange)
         except ApiError as error:
             status, outcome = error.status, outcome_of(error.status)
-            await send_error(send, error, row.errors)
+            await send_error(send, error, request_id, row.errors)
         except UpstreamError as error:
             status, outcome = exchange.status if exchange else 0, Outcome.BROKE
             log.warning("request %s of %s broke off: %s", request_id, model, error)
@@ -159,7 +159,7 @@ class Generate:
             log.exception("request %s of %s: an error of the gateway's own", request_id, model)
             if exchange and exchange.status:
                 raise  # The connection is cut: the client must not take half an answer for a whole one.
-            await send_error(send, INTERNAL_ERROR, row.errors)
+            await send_error(send, INTERNAL_ERROR, request_id, row.errors)
         finally:
             self.in_flight -= 1
             held.release()
@@ -180,7 +180,7 @@ class Generate:
         headers = [(name, value) for name, value in scope["headers"] if name != _REQUEST_ID]
         headers = [*to_endpoint(headers, settings.forward_authorization), (_REQUEST_ID, request_id.encode())]
         target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
-        exchange = Exchange(scope["method"], target, headers, body, send, row.errors)
+        exchange = Exchange(scope["method"], target, headers, body, send, request_id, row.errors)
         self.retry_budget.earn(arrived_s)
         attempts = Attempts(self.retry_budget, settings.max_attempts, arrived_s + settings.request_deadline_s)
         patience_s = _patience_s(scope["headers"])

@@ -5,7 +5,7 @@ import pytest
 
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.dialects.anthropic import COUNT_TOKENS_PATH, chat_body
-from mini_infer_contract.dialects.anthropic_errors import error_body, error_event
+from mini_infer_contract.dialects.anthropic_errors import ANTHROPIC_ERRORS, ID_HEADER, error_body, errors_of
 
 TOOL = {"name": "get_weather", "description": "The weather.", "input_schema": {"properties": {"city": {}}}}
 USER = {"role": "user", "content": "hi"}
@@ -268,6 +268,13 @@ def test_errors_speak_of_the_clients_fields() -> None:
 
 
 def test_an_error_in_a_stream_is_an_event() -> None:
-    event = error_event(ApiError(500, "why"), "r-1")
-    assert event.startswith(b'event: error\ndata: {"type": "error", "error": {')
+    event = ANTHROPIC_ERRORS.event(ApiError(500, "why"), "r-1")
+    assert event.startswith(b'event: error\ndata: {"type":"error","error":{')
     assert event.endswith(b"}\n\n")
+
+
+def test_paths_have_the_errors_of_their_api() -> None:
+    for path in ("/v1/messages", "/v1/messages/count_tokens", "/v1/messages/batches"):
+        assert errors_of(path).id_header == ID_HEADER
+    for path in ("/v1/chat/completions", "/v1/messages2", "/v1/models"):
+        assert errors_of(path).body(ApiError(400, "why"), "r-1") == ApiError(400, "why").body()
