@@ -99,6 +99,8 @@ class PromptEncoder:
         """By name, such as "eos_token"."""
         self.segments = SegmentEncoder(loaded.tokenizer, cache_bytes)
         self._templates = {name: ChatTemplate(source) for name, source in loaded.chat_templates.items()}
+        self.template_sources = tuple(loaded.chat_templates.values())
+        """Of all the model's chat templates."""
         self._adds_special_tokens = loaded.tokenizer.num_special_tokens_to_add(False) > 0
         self._around = _tokens_around(loaded.tokenizer) if self._adds_special_tokens else ([], [])
 

@@ -1,6 +1,7 @@
 """One request for text in any dialect: from its body to a generation, and from that to an answer or a stream."""
 
 import asyncio
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -21,8 +22,12 @@ from mini_infer_engine.api.state import ApiServerState
 from mini_infer_engine.config.generation import GenerationDefaults
 from mini_infer_engine.core.request import SamplingParams
 from mini_infer_engine.core_process.messages import ModelInfo
+from mini_infer_engine.parsing.base import OutputParser
+from mini_infer_engine.parsing.parser import FormatParser, check_parsing, markers
 from mini_infer_engine.sampling.parameters import MODEL_DEFAULTS
 from mini_infer_engine.text.bad_words import with_bad_words
+from mini_infer_engine.text.detokenizer import Decoder
+from mini_infer_engine.text.text_model import TextModel
 from mini_infer_engine.text.tokenizing import whole
 from mini_infer_engine.text.validation import (
     ParameterError,
@@ -81,6 +86,8 @@ class GenerationResponse(Response):
         raw = await read_json(self._request, state.options.max_body_bytes, state.options.body_timeout_s)
         with state.admission.body(len(raw)):
             spec = self._dialect.parse(read_json_object(raw))
+            if spec.parsing is not None:
+                check_parsing(state.text.formats, spec.parsing)
             model = state.admit(spec.model)
             held.enter_context(state.admission.choices(spec.num_prompts * spec.copies))
             try:
@@ -91,8 +98,11 @@ class GenerationResponse(Response):
         requests = state.make_requests(chosen_id, prompts, spec, sampling)
         tells_all = spec.tells_all or state.text.decoder is None
         told_model = spec.model or state.text.names[0]
+        decoder, make_parser = _reading(state.text, spec, prompts)
         return Work(
-            Generation(requests, state.text.decoder, state.metrics, streams=spec.streams, tells_all=tells_all),
+            Generation(
+                requests, decoder, state.metrics, streams=spec.streams, tells_all=tells_all, make_parser=make_parser
+            ),
             self._dialect.renderer(spec, chosen_id, told_model, state.text.decoder),
             told_model,
             spec.streams,
@@ -113,6 +123,16 @@ class GenerationResponse(Response):
             core.leave(generation)
             generation.count_unfinished()
             watcher.cancel()
+
+
+def _reading(
+    text: TextModel, spec: GenerationSpec, prompts: list[list[int]]
+) -> tuple[Decoder | None, Callable[[], OutputParser] | None]:
+    """With what the output is read. Where it is parsed, all choices have one prompt."""
+    if spec.parsing is None or text.decoder is None:
+        return text.decoder, None
+    decoder = text.decoder_showing(markers(text.formats, spec.parsing))
+    return decoder, partial(FormatParser, text.formats, spec.parsing, text.prompt_end(prompts[0]))
 
 
 def _facts(work: Work) -> dict[str, Any]:
@@ -192,7 +212,8 @@ async def _stream(work: Work, scope: Scope, receive: Receive, send: Send) -> Non
     await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
     data = renderer.begin(generation.replies)
     while deltas:
-        await send({"type": "http.response.body", "body": data + renderer.render(deltas), "more_body": True})
+        if data := data + renderer.render(deltas):
+            await send({"type": "http.response.body", "body": data, "more_body": True})
         data = b""
         deltas = await generation.deltas()
     error = generation.error

@@ -2,11 +2,12 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_engine.api.metrics import ServerMetrics
 from mini_infer_engine.core.request import Output, Request
+from mini_infer_engine.parsing.base import OutputParser
 from mini_infer_engine.text.detokenizer import Decoder
 from mini_infer_engine.text.output_text import Delta, OutputText
 
@@ -22,8 +23,10 @@ class Generation:
         *,
         streams: bool,
         tells_all: bool = False,
+        make_parser: Callable[[], OutputParser] | None = None,
     ) -> None:
-        self.replies = [OutputText(request, decoder) for request in requests]
+        """`make_parser`: one a choice, for what the output consists of; None: it is text."""
+        self.replies = [OutputText(request, decoder, make_parser and make_parser()) for request in requests]
         self.error: ApiError | None = None
         """Why it cannot go on."""
         self.cancelled = False
@@ -60,7 +63,8 @@ class Generation:
             self._count(reply, reply.finish_reason, now)
             if reply.finish_reason == "error":
                 self.fail(_error_of(reply))
-        if self._streams and (delta.text or reply.finish_reason is not None or self._tells_all):
+        is_news = bool(delta.text) if reply.parsed is None else bool(delta.parts)
+        if self._streams and (is_news or reply.finish_reason is not None or self._tells_all):
             self._deltas.append(delta)
             self._wake()
         elif self.is_over:
@@ -99,7 +103,10 @@ class Generation:
 
     def _count(self, reply: OutputText, reason: str, now: float) -> None:
         prompt_tokens, output_tokens = len(reply.request.prompt_token_ids), len(reply.token_ids)
-        self._metrics.count_finished(reason, now - self._arrived_at, prompt_tokens, output_tokens)
+        # In metrics a call of tools is a stop, as the engine's own reason and vLLM's label are.
+        self._metrics.count_finished(
+            "stop" if reason == "tool_calls" else reason, now - self._arrived_at, prompt_tokens, output_tokens
+        )
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

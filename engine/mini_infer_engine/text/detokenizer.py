@@ -4,8 +4,10 @@ A token may be part of a character (byte-level and byte-fallback vocabularies) a
 of a text (Metaspace), so that a piece of text is the difference between two decodings of a short window of tokens.
 """
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Iterable, Sequence
+from typing import Protocol, cast
+
+from tokenizers import Tokenizer
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _MAX_WINDOW_TOKENS = 48
@@ -17,6 +19,34 @@ class Decoder(Protocol):
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of `ids`."""
+
+
+class MarkerDecoder:
+    """A decoder that leaves out special tokens but for some."""
+
+    __slots__ = ("_decoder", "_hidden")
+
+    def __init__(self, decoder: Decoder, hidden: frozenset[int]) -> None:
+        """`hidden`: the special tokens that are left out."""
+        self._decoder = decoder
+        self._hidden = hidden
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """See `Decoder`."""
+        if skip_special_tokens:
+            ids = [token_id for token_id in ids if token_id not in self._hidden]
+        return self._decoder.decode(ids, skip_special_tokens=False)
+
+
+def decoder_showing(tokenizer: Tokenizer, markers: Iterable[str]) -> Decoder:
+    """The tokenizer's decoder, or one that also shows those `markers` that are special tokens."""
+    special = {
+        token.content: token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special
+    }
+    shown = {marker for marker in markers if marker in special}
+    if not shown:
+        return cast("Decoder", tokenizer)
+    return MarkerDecoder(tokenizer, frozenset(token_id for text, token_id in special.items() if text not in shown))
 
 
 class Detokenizer:

@@ -1,13 +1,20 @@
 """One sequence on the text side: outputs of the core in, pieces of text and the end out. Knows neither HTTP nor ZMQ.
 
-Stop strings are found here, so a reply may be finished while the core still works: `wants_abort` says so.
+Stop strings are found here, so a reply may be finished while the core still works: `wants_abort` says so. Where the
+request has a parser, text is also told as its parts: thinking, answer, calls of tools.
 """
+
+from typing import Literal
 
 import msgspec
 
 from mini_infer_engine.core.request import FinishReason, Output, Request, TokenLogprobs
+from mini_infer_engine.parsing.base import OutputParser, ParsedOutput, Part
 from mini_infer_engine.text.detokenizer import Decoder, Detokenizer
 from mini_infer_engine.text.stop_strings import StopStrings
+
+EndReason = FinishReason | Literal["tool_calls"]
+"""Why a text ended, as clients are told: the core's reason, unless it stopped after calls of tools."""
 
 
 class Delta(msgspec.Struct, gc=False):
@@ -17,24 +24,26 @@ class Delta(msgspec.Struct, gc=False):
     token_ids: list[int]
     index: int = 0
     """Of the choice in its request; whoever pushes outputs fills it."""
-    finish_reason: FinishReason | None = None
+    finish_reason: EndReason | None = None
     """Set in the last one of a choice, and with it `stop_reason`."""
     stop_reason: int | str | None = None
     logprobs: list[TokenLogprobs] = []
     """Of `token_ids`, where the request asks for them."""
     prompt_logprobs: list[TokenLogprobs] = []
     """Of prompt tokens from the second on, as far as they have become known."""
+    parts: list[Part] = []
+    """Of a request with a parser: what became certain. Without one, `text` is the answer."""
 
 
 class OutputText:
     """Text, tokens and end of one sequence as they are known so far."""
 
-    def __init__(self, request: Request, decoder: Decoder | None) -> None:
+    def __init__(self, request: Request, decoder: Decoder | None, parser: OutputParser | None = None) -> None:
         sampling = request.sampling
         self.request = request
         self.token_ids: list[int] = []
         """Those that count: none after the one that completed a stop string."""
-        self.finish_reason: FinishReason | None = None
+        self.finish_reason: EndReason | None = None
         self.stop_reason: int | str | None = None
         """The stop token id or the stop string that ended it; None for EOS and length."""
         self.error = ""
@@ -46,6 +55,9 @@ class OutputText:
         self.prompt_logprobs: list[TokenLogprobs] = []
         """Of the prompt's tokens from the second on."""
         self.wants_abort = False
+        self.parsed = None if parser is None else ParsedOutput()
+        """What the text consists of; None without a parser."""
+        self._parser = parser
         self._pieces: list[str] = []
         self._detokenizer = (
             Detokenizer(decoder, sampling.skip_special_tokens) if decoder is not None and sampling.detokenize else None
@@ -73,6 +85,8 @@ class OutputText:
         if piece.text:
             self._pieces.append(piece.text)
         self.token_ids += piece.token_ids
+        if self.parsed is not None:
+            self._end_parsing(self.parsed, piece)
         piece.logprobs = output.logprobs[: len(piece.token_ids)]
         piece.prompt_logprobs = output.prompt_logprobs
         self.logprobs += piece.logprobs
@@ -84,23 +98,45 @@ class OutputText:
         detokenizer, sampling = self._detokenizer, self.request.sampling
         if detokenizer is None:
             return Delta("", output.token_ids)
-        text = ""
+        text, parts = "", list[Part]()
         shown = output.token_ids
         if output.finish_reason == "stop" and not sampling.include_stop_str_in_output:
             shown = shown[:-1]
         for index, token_id in enumerate(shown):
             fresh = detokenizer.push(token_id)
             # Text of the first min_tokens tokens can be no part of a stop string.
-            text += fresh if len(self.token_ids) + index < sampling.min_tokens else self._stops.push(fresh)
+            fresh = fresh if len(self.token_ids) + index < sampling.min_tokens else self._stops.push(fresh)
+            text += fresh
+            parts += self._parse(fresh)
             if self._stops.matched is not None:
                 self._end_at_stop_string(abort=output.finish_reason is None or index + 1 < len(output.token_ids))
-                return Delta(text, output.token_ids[: index + 1])
+                return Delta(text, output.token_ids[: index + 1], parts=parts)
         if output.finish_reason is not None:
-            text += self._stops.push(detokenizer.flush(drop_unfinished=output.finish_reason == "length"))
+            rest = self._stops.push(detokenizer.flush(drop_unfinished=output.finish_reason == "length"))
             if self._stops.matched is not None:
                 self._end_at_stop_string(abort=False)
-            text += self._stops.flush()
-        return Delta(text, output.token_ids)
+            rest += self._stops.flush()
+            text += rest
+            parts += self._parse(rest, counts=False)
+        return Delta(text, output.token_ids, parts=parts)
+
+    def _parse(self, fresh: str, *, counts: bool = True) -> list[Part]:
+        """The parts that a token's text completes; the token is one of thinking if it begins and ends within."""
+        parser, parsed = self._parser, self.parsed
+        if parser is None or parsed is None:
+            return []
+        was_reasoning = parser.is_reasoning
+        parts = parser.push(fresh) if fresh else []
+        if counts and was_reasoning and parser.is_reasoning:
+            parsed.reasoning_tokens += 1
+        return parts
+
+    def _end_parsing(self, parsed: ParsedOutput, piece: Delta) -> None:
+        if self.finish_reason is not None and self._parser is not None:
+            piece.parts = piece.parts + self._parser.finish()
+        parsed.add(piece.parts)
+        if self.finish_reason == "stop" and parsed.tool_calls:
+            self.finish_reason = "tool_calls"
 
     def _end_at_stop_string(self, abort: bool) -> None:
         self.finish_reason, self.stop_reason, self.wants_abort = "stop", self._stops.matched, abort

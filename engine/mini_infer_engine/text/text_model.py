@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self, TypeVar, cast
@@ -12,13 +12,16 @@ from mini_infer_contract.prompt import PromptAssets, PromptEncoder
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.config.generation import GenerationDefaults
 from mini_infer_engine.dry import vocabulary as dry_model
-from mini_infer_engine.text.detokenizer import Decoder
+from mini_infer_engine.parsing.registry import AUTO, output_formats
+from mini_infer_engine.text.detokenizer import Decoder, decoder_showing
 from mini_infer_engine.text.tokenizing import PromptLimits, Sliced, longest_token
 
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
+_PROMPT_END_TOKENS = 16
+"""Enough for a marker that stands there, also where the vocabulary has no token for it."""
 _SLICE_S = 0.005
 """Work on one prompt while others wait: a hop between threads costs a hundredth of it."""
 
@@ -26,13 +29,23 @@ _SLICE_S = 0.005
 class TextModel:
     """What requests are read and answered with. Built once, read by all requests."""
 
-    def __init__(self, names: tuple[str, ...], assets: PromptAssets | None, defaults: GenerationDefaults) -> None:
+    def __init__(
+        self,
+        names: tuple[str, ...],
+        assets: PromptAssets | None,
+        defaults: GenerationDefaults,
+        parsers: tuple[str, str] = (AUTO, AUTO),
+    ) -> None:
+        """`parsers`: names of the formats of calls and of thinking, see `output_formats`. ValueError: no such."""
         self.names = names
         """What clients may call the model; the first is what it calls itself."""
         self.assets = assets
         """None: token ids in, token ids out."""
         self.defaults = defaults
         self.encoder = None if assets is None else PromptEncoder(assets)
+        templates = [] if self.encoder is None else self.encoder.template_sources
+        self.formats = output_formats(templates, *parsers)
+        """How the model writes calls of tools and thinking."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
         self._longest_token = 0 if self.encoder is None else longest_token(self.encoder.tokenizer)
 
@@ -40,6 +53,18 @@ class TextModel:
     def decoder(self) -> Decoder | None:
         """Token ids to text; safe anywhere."""
         return None if self.encoder is None else self.encoder.tokenizer
+
+    def decoder_showing(self, markers: Iterable[str]) -> Decoder | None:
+        """The same that shows these texts also where they are special tokens, which are left out of answers."""
+        if self.encoder is None:
+            return None
+        return decoder_showing(self.encoder.tokenizer, markers)
+
+    def prompt_end(self, token_ids: Sequence[int]) -> str:
+        """The last words of a prompt, special tokens shown."""
+        if self.encoder is None:
+            return ""
+        return self.encoder.decode(list(token_ids[-_PROMPT_END_TOKENS:]), skip_special_tokens=False)
 
     def limits(self, max_model_len: int) -> PromptLimits:
         """How long a text may be."""
@@ -62,17 +87,22 @@ class TextModel:
 
     @classmethod
     def load(
-        cls, names: tuple[str, ...], directory: Path | None, skip_tokenizer: bool = False, generation: str = "auto"
+        cls,
+        names: tuple[str, ...],
+        directory: Path | None,
+        skip_tokenizer: bool = False,
+        generation: str = "auto",
+        parsers: tuple[str, str] = (AUTO, AUTO),
     ) -> Self:
         """From a model folder, or of the dry run (None). ValueError, OSError: a file is missing or broken.
 
-        `generation`: where sampling defaults come from, see `EngineOptions.generation_config`.
+        `generation`: where sampling defaults come from, see `EngineOptions.generation_config`; `parsers`: `__init__`.
         """
         if directory is None:
-            return cls(names, None if skip_tokenizer else dry_model.dry_assets(), GenerationDefaults())
+            return cls(names, None if skip_tokenizer else dry_model.dry_assets(), GenerationDefaults(), parsers)
         defaults = _generation_defaults(directory, generation)
         try:
-            return cls(names, None if skip_tokenizer else PromptAssets.from_directory(directory), defaults)
+            return cls(names, None if skip_tokenizer else PromptAssets.from_directory(directory), defaults, parsers)
         except ValueError as error:
             raise ModelError(
                 f"{directory}: {error}. Replace the file; token ids alone need no tokenizer (skip_tokenizer_init)."

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.prompt import PromptEncoder
+from mini_infer_engine.parsing.base import OutputParsing
 from mini_infer_engine.text.detokenizer import Decoder
 from mini_infer_engine.text.output_text import Delta, OutputText
 from mini_infer_engine.text.tokenizing import PromptLimits, Sliced
@@ -68,6 +69,13 @@ class GenerationSpec:
     def tells_all(self) -> bool:
         """Whether a stream tells of steps that make no text."""
         return self.return_token_ids or self.continuous_usage or "logprobs" in self.sampling or self.echo
+
+    parsing: OutputParsing | None = None
+    """What is to be read out of the output: thinking and calls of tools; None: it is told as text."""
+    include_reasoning: bool = True
+    """The answer has the thinking."""
+    forced_tool: str | None = None
+    """The function that must be called."""
 
     resume_token_ids: Sequence[int] = ()
     """Output of the one choice that another engine has made and its client has: the stream goes on after it."""

@@ -1,6 +1,7 @@
 """OpenAI's /v1/chat/completions. Which fields are known, what they ask for, and what the answer looks like."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -8,12 +9,14 @@ from pydantic import Field
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.prompt import PromptEncoder
 from mini_infer_engine.api.dialects.base import GenerationSpec, OutputLimit
+from mini_infer_engine.api.dialects.chat_parts import chat_delta, chat_message
 from mini_infer_engine.api.dialects.fields import GenerationFields, common_spec, parse_fields
 from mini_infer_engine.api.dialects.logprobs import chat_logprobs, prompt_logprobs
 from mini_infer_engine.api.dialects.neutral import BOTH, CHAT
 from mini_infer_engine.api.dialects.openai_shapes import OpenAIRenderer, encode_json
+from mini_infer_engine.parsing.base import OutputParsing
 from mini_infer_engine.text.detokenizer import Decoder
-from mini_infer_engine.text.output_text import Delta, OutputText
+from mini_infer_engine.text.output_text import Delta, EndReason, OutputText
 from mini_infer_engine.text.tokenizing import PromptLimits, Sliced, chat_ids
 from mini_infer_engine.text.validation import MAX_LOGPROBS
 
@@ -34,6 +37,7 @@ class ChatRequest(GenerationFields):
     # Given to the template, which shows the model what it knows of them.
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    include_reasoning: bool | None = None
     documents: list[dict[str, Any]] | None = None
 
     @property
@@ -57,7 +61,7 @@ class ChatDialect:
                 raise ApiError(400, message)
             return [(yield from chat_ids(encoder, body, limits))]
 
-        return common_spec(
+        spec = common_spec(
             request,
             prompt_ids=prompt_ids,
             prompt_param="messages",
@@ -66,6 +70,7 @@ class ChatDialect:
             output_limit=request.output_limit,
             num_logprobs=_num_logprobs(request),
         )
+        return replace(spec, parsing=OutputParsing(), include_reasoning=request.include_reasoning is not False)
 
     def renderer(self, spec: GenerationSpec, request_id: str, model: str, decoder: Decoder | None) -> "ChatRenderer":
         """See `Dialect`."""
@@ -88,7 +93,7 @@ class ChatRenderer(OpenAIRenderer):
 
     def message(self, reply: OutputText) -> dict[str, Any]:
         """The assistant's."""
-        return {"message": {"role": "assistant", "content": reply.text, "refusal": None}}
+        return {"message": chat_message(reply, include_reasoning=self._spec.include_reasoning)}
 
     def whole(self, replies: Sequence[OutputText]) -> bytes:
         """VLLM tells a prompt's log probabilities beside the choices."""
@@ -109,6 +114,10 @@ class ChatRenderer(OpenAIRenderer):
         """A piece of the content."""
         return b'"delta":{"content":' + encode_json(text) + b"}"
 
+    def end_reason(self, reason: EndReason | None) -> str | None:
+        """After a call that the request has forced, OpenAI's answers end with "stop", and vLLM's do."""
+        return "stop" if reason == "tool_calls" and self._spec.forced_tool is not None else reason
+
     def begin(self, replies: Sequence[OutputText]) -> bytes:
         """Each choice begins with its role."""
         super().begin(replies)
@@ -119,10 +128,14 @@ class ChatRenderer(OpenAIRenderer):
 
     def event(self, delta: Delta) -> bytes:
         """The end of a choice is apart from its text."""
+        body = chat_delta(delta.parts, include_reasoning=self._spec.include_reasoning)
         if delta.finish_reason is None:
-            return super().event(delta)
+            if not body and not self._spec.tells_all:
+                return b""
+            return self.chunk(delta, body or self.text_delta(""))
         text, token_ids = b"", delta.token_ids
-        if delta.text or delta.logprobs:
-            text, token_ids = super().event(Delta(delta.text, token_ids, delta.index, logprobs=delta.logprobs)), []
+        if body or delta.logprobs:
+            piece = Delta("", token_ids, delta.index, logprobs=delta.logprobs)
+            text, token_ids = self.chunk(piece, body or self.text_delta("")), []
         last = Delta("", token_ids, delta.index, delta.finish_reason, delta.stop_reason)
         return text + self.chunk(last, b'"delta":{}')

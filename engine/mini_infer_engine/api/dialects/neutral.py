@@ -51,7 +51,6 @@ CHAT: Neutral = {
     # vLLM's.
     "chat_template": (),
     "echo": (False,),
-    "include_reasoning": (True,),
     "media_io_kwargs": ({},),
     "mm_processor_kwargs": ({},),
     "return_prompt_text": (False,),

@@ -15,7 +15,7 @@ from mini_infer_engine import __version__
 from mini_infer_engine.api.dialects.base import GenerationSpec
 from mini_infer_engine.api.dialects.logprobs import TokenNames
 from mini_infer_engine.text.detokenizer import Decoder
-from mini_infer_engine.text.output_text import Delta, OutputText
+from mini_infer_engine.text.output_text import Delta, EndReason, OutputText
 
 DONE = b"data: [DONE]\n\n"
 SYSTEM_FINGERPRINT = f"mini-infer-{__version__}"
@@ -53,6 +53,10 @@ class OpenAIRenderer(ABC):
         """Tokens of the request."""
         return usage(replies)
 
+    def end_reason(self, reason: EndReason | None) -> str | None:
+        """Why a choice ended, as clients are told."""
+        return reason
+
     @abstractmethod
     def message(self, reply: OutputText) -> dict[str, Any]:
         """What a choice of a whole answer has beside its ends."""
@@ -76,7 +80,7 @@ class OpenAIRenderer(ABC):
         return encode_json(head | {"choices": choices, "usage": self.usage(replies)} | self.extra)
 
     def _choice(self, index: int, reply: OutputText) -> dict[str, Any]:
-        choice: dict[str, Any] = {"index": index, "finish_reason": reply.finish_reason}
+        choice: dict[str, Any] = {"index": index, "finish_reason": self.end_reason(reply.finish_reason)}
         choice["logprobs"] = self.whole_logprobs(reply) if self._tells_logprobs else None
         choice |= {"stop_reason": reply.stop_reason} | self.message(reply)
         if self._spec.return_token_ids:
@@ -105,7 +109,9 @@ class OpenAIRenderer(ABC):
         if self._tells_logprobs and delta.logprobs:
             logprobs = encode_json(self.delta_logprobs(delta))
         if delta.finish_reason is not None:
-            end = encode_json(delta.finish_reason) + b',"stop_reason":' + encode_json(delta.stop_reason)
+            end = (
+                encode_json(self.end_reason(delta.finish_reason)) + b',"stop_reason":' + encode_json(delta.stop_reason)
+            )
         if self._spec.return_token_ids:
             end += b',"token_ids":' + encode_json(delta.token_ids)
         return b'%b,"choices":[{"index":%d,%b,"logprobs":%b,"finish_reason":%b}]%b' % (
@@ -138,7 +144,7 @@ def usage(replies: Sequence[OutputText]) -> dict[str, Any]:
     prompts = {id(reply.request.prompt_token_ids): reply for reply in reversed(replies)}.values()
     prompt_tokens = sum(len(reply.request.prompt_token_ids) for reply in prompts)
     completion_tokens = sum(len(reply.token_ids) for reply in replies)
-    return {
+    found: dict[str, Any] = {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
@@ -150,3 +156,6 @@ def usage(replies: Sequence[OutputText]) -> dict[str, Any]:
             )
         },
     }
+    if parsed := [reply.parsed for reply in replies if reply.parsed is not None]:
+        found["completion_tokens_details"] = {"reasoning_tokens": sum(output.reasoning_tokens for output in parsed)}
+    return found

@@ -1,0 +1,33 @@
+"""Calls as Hermes and Qwen write them: <tool_call>{"name": ..., "arguments": ...}</tool_call>, one object a pair.
+
+The format is Nous Research's (github.com/NousResearch/Hermes-Function-Calling); Qwen 2.5, Qwen 3 and the demo model
+share it.
+"""
+
+from mini_infer_engine.parsing.base import Tool
+from mini_infer_engine.parsing.json_calls import read_call
+from mini_infer_engine.parsing.sink import Sink
+from mini_infer_engine.parsing.text_source import TextSource, Waiting
+
+_BEGIN, _END = "<tool_call>", "</tool_call>"
+
+
+class HermesFormat:
+    """A `ToolFormat`."""
+
+    markers = (_BEGIN, _END)
+
+    def read(self, source: TextSource, sink: Sink, tools: tuple[Tool, ...]) -> Waiting[None]:
+        """See `ToolFormat`."""
+        is_open = False
+        while (marker := (yield from source.through([_BEGIN, _END], sink.content))) is not None:
+            if marker == _END:
+                if not is_open:
+                    sink.content(_END)
+                is_open = False
+                continue
+            space = yield from source.skip_space()
+            text = yield from read_call(source, sink)
+            is_open = text is None
+            if text is not None:
+                sink.content(_BEGIN + space + text)

@@ -1,0 +1,98 @@
+"""A call of a tool as a JSON object, {"name": ..., "arguments": ...}, told as it comes. Knows no markers around it."""
+
+from collections.abc import Container
+
+from mini_infer_engine.parsing.json_reader import Recorder, read_decoded_string, read_value
+from mini_infer_engine.parsing.sink import Sink
+from mini_infer_engine.parsing.text_source import TextSource, Waiting
+
+_NAME = "name"
+_ARGUMENTS = ("arguments", "parameters")
+"""Models write either, whatever their template shows."""
+
+
+def read_call(source: TextSource, sink: Sink, names: Container[str] | None = None) -> Waiting[str | None]:
+    """Tell the call that the next object is; reads to the object's end, or to where it is no JSON any more.
+
+    Returns what was read where that is no call, and None where it is one. `names`: only an object that names one of
+    these and has arguments is a call, which tells it from other JSON where no marker does; None: any that has a name.
+    """
+    source.mark()
+    is_call = yield from _Object(source, sink, names).read()
+    read = source.release()
+    return None if is_call else read
+
+
+class _Object:
+    """Until it is known to be a call, nothing is told; from then on, its arguments as they come."""
+
+    def __init__(self, source: TextSource, sink: Sink, names: Container[str] | None) -> None:
+        self._source = source
+        self._sink = sink
+        self._names = names
+        self._name = ""
+        self._early: Recorder | None = None
+        """Arguments that came before the name."""
+        self._has_begun = False
+
+    def read(self) -> Waiting[bool]:
+        if not (yield from self._source.accept("{")):
+            return False
+        while True:
+            yield from self._source.skip_space()
+            character = yield from self._source.peek()
+            if character == ",":
+                self._source.take(1)
+            elif character == "}":
+                self._source.take(1)
+                if self._name and self._names is None:
+                    self._begin(tell_arguments="{}")
+                return self._has_begun
+            elif character != '"' or not (yield from self._read_member()):
+                return self._has_begun
+
+    def _read_member(self) -> Waiting[bool]:
+        """One key and its value; False: the object cannot go on."""
+        key = Recorder()
+        if not (yield from read_decoded_string(self._source, key)):
+            return False
+        yield from self._source.skip_space()
+        if not (yield from self._source.accept(":")):
+            return False
+        yield from self._source.skip_space()
+        if key.text == _NAME and not self._name:
+            return (yield from self._read_name())
+        if key.text in _ARGUMENTS and self._early is None and not self._has_begun:
+            return (yield from self._read_arguments())
+        return (yield from read_value(self._source, Recorder()))
+
+    def _read_name(self) -> Waiting[bool]:
+        name = Recorder()
+        if (yield from self._source.peek()) != '"' or not (yield from read_decoded_string(self._source, name)):
+            return False
+        if not name.text or (self._names is not None and name.text not in self._names):
+            return False
+        self._name = name.text
+        if self._early is not None:
+            self._begin(self._early.text)
+        return True
+
+    def _read_arguments(self) -> Waiting[bool]:
+        if self._name:
+            self._begin()
+            tell = self._sink.arguments
+        else:
+            tell = self._early = Recorder()
+        if (yield from self._source.accept("null")):
+            tell("{}")
+            return True
+        if (yield from self._source.peek()) == '"':  # JSON within a string
+            return (yield from read_decoded_string(self._source, tell))
+        return (yield from read_value(self._source, tell))
+
+    def _begin(self, tell_arguments: str = "") -> None:
+        if not self._has_begun:
+            self._has_begun = True
+            self._source.release()
+            self._sink.begin_call(self._name)
+            self._sink.arguments(tell_arguments)

@@ -1,0 +1,119 @@
+"""JSON as it comes: values told on character by character, and objects that are calls of tools. Knows no markers.
+
+A model may write what is no JSON, so a value ends where it cannot go on; whether it was whole is the result.
+"""
+
+import json
+import re
+
+from mini_infer_engine.parsing.text_source import Teller, TextSource, Waiting
+
+_OUTSIDE_STRINGS = re.compile(r"[\s,:0-9eE+\-.truefalsnNIity]+")
+"""What may stand between brackets and strings; letters are those of true, false, null, NaN, Infinity."""
+_INSIDE_STRINGS = re.compile(r'[^"\\]+')
+_CLOSING = {"{": "}", "[": "]"}
+
+
+def read_value(source: TextSource, tell: Teller) -> Waiting[bool]:
+    """Tell the text of the value that comes next, as it is. False: it breaks off, or is no JSON."""
+    first = yield from source.peek()
+    if first == '"':
+        return (yield from _read_string(source, tell))
+    if first in _CLOSING:
+        return (yield from _read_container(source, tell))
+    return (yield from _read_scalar(source, tell))
+
+
+def _read_scalar(source: TextSource, tell: Teller) -> Waiting[bool]:
+    has_some = False
+    while True:
+        character = yield from source.peek()
+        if character in ("", ",", "}", "]") or character.isspace() or not _OUTSIDE_STRINGS.fullmatch(character):
+            return has_some
+        tell(source.take(1))
+        has_some = True
+
+
+def _read_container(source: TextSource, tell: Teller) -> Waiting[bool]:
+    expected = [_CLOSING[source.take(1)]]
+    tell({"}": "{", "]": "["}[expected[0]])
+    while expected:
+        if not (yield from source.peek()):
+            return False
+        if run := _OUTSIDE_STRINGS.match(source.available):
+            tell(source.take(run.end()))
+            continue
+        character = yield from source.peek()
+        if character == '"':
+            if not (yield from _read_string(source, tell)):
+                return False
+            continue
+        if character in _CLOSING:
+            expected.append(_CLOSING[character])
+        elif character == expected[-1]:
+            expected.pop()
+        else:
+            return False
+        tell(source.take(1))
+    return True
+
+
+def _read_string(source: TextSource, tell: Teller) -> Waiting[bool]:
+    tell(source.take(1))
+    while True:
+        character = yield from source.peek()
+        if not character:
+            return False
+        if run := _INSIDE_STRINGS.match(source.available):
+            tell(source.take(run.end()))
+            continue
+        tell(source.take(1))
+        if character == '"':
+            return True
+        tell(source.take(len((yield from source.peek()))))  # escaped, whatever it is
+
+
+def read_decoded_string(source: TextSource, tell: Teller) -> Waiting[bool]:
+    """Tell what the string that comes next says. False: it breaks off, or holds an escape that JSON has not."""
+    source.take(1)
+    while True:
+        character = yield from source.peek()
+        if run := _INSIDE_STRINGS.match(source.available):
+            tell(source.take(run.end()))
+        elif character == '"':
+            source.take(1)
+            return True
+        elif not character or not (yield from _read_escape(source, tell)):
+            return False
+
+
+def _read_escape(source: TextSource, tell: Teller) -> Waiting[bool]:
+    escape = yield from source.peek(2)
+    if escape == "\\u":
+        escape = yield from source.peek(6)
+        if escape[2:4].lower() in ("d8", "d9", "da", "db"):  # half of a character: the other half follows
+            escape = yield from source.peek(12)
+    try:
+        meant = json.loads(f'"{escape}"')
+        meant.encode()
+    except ValueError:
+        return False
+    source.take(len(escape))
+    tell(meant)
+    return True
+
+
+class Recorder:
+    """Takes what is told for later."""
+
+    def __init__(self) -> None:
+        self._pieces: list[str] = []
+
+    def __call__(self, text: str) -> None:
+        """Take a piece."""
+        self._pieces.append(text)
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        return "".join(self._pieces)

@@ -1,0 +1,72 @@
+"""The parser of one choice: what a model's formats are, and what the request wants read, put together."""
+
+from mini_infer_contract.api_errors import ApiError
+from mini_infer_engine.parsing.base import OutputParsing, Part
+from mini_infer_engine.parsing.reasoning import prompt_opens, read_reasoning
+from mini_infer_engine.parsing.registry import OutputFormats
+from mini_infer_engine.parsing.sink import Sink
+from mini_infer_engine.parsing.text_source import TextSource, Waiting
+
+
+def check_parsing(formats: OutputFormats, parsing: OutputParsing) -> None:
+    """ApiError: calls of tools are asked for, and nobody knows how this model writes them."""
+    if parsing.tools and formats.tools is None:
+        raise ApiError(
+            400,
+            "tools need a parser for this model's calls, and its chat template shows no format that is known: start "
+            "the server with --tool-call-parser, or leave tools out",
+            param="tools",
+            code="no_tool_call_parser",
+        )
+
+
+def markers(formats: OutputFormats, parsing: OutputParsing) -> tuple[str, ...]:
+    """Texts that the parser must see, also where they are special tokens."""
+    of_reasoning = () if formats.reasoning is None else (formats.reasoning.begin, formats.reasoning.end)
+    return of_reasoning + (formats.tools.markers if formats.tools is not None and parsing.tools else ())
+
+
+class FormatParser:
+    """An `OutputParser` of these formats."""
+
+    __slots__ = ("_reader", "_sink", "_source")
+
+    def __init__(self, formats: OutputFormats, parsing: OutputParsing, prompt_end: str = "") -> None:
+        """`prompt_end`: the last words of the prompt, special tokens shown."""
+        self._source = TextSource()
+        self._sink = Sink(looks_for_calls=bool(parsing.tools))
+        self._reader = _read(self._source, self._sink, formats, parsing, prompt_end)
+        next(self._reader)
+
+    @property
+    def is_reasoning(self) -> bool:
+        """See `OutputParser`."""
+        return self._sink.is_reasoning
+
+    def push(self, text: str) -> list[Part]:
+        """See `OutputParser`."""
+        if text:
+            self._source.feed(text)
+            next(self._reader)
+        return self._sink.drain()
+
+    def finish(self) -> list[Part]:
+        """See `OutputParser`."""
+        self._source.close()
+        for _ in self._reader:
+            pass
+        self._sink.finish()
+        return self._sink.drain()
+
+
+def _read(
+    source: TextSource, sink: Sink, formats: OutputFormats, parsing: OutputParsing, prompt_end: str
+) -> Waiting[None]:
+    if (reasoning := formats.reasoning) is not None:
+        begins_inside = parsing.begins_in_reasoning
+        if begins_inside is None:
+            begins_inside = prompt_opens(reasoning, prompt_end)
+        yield from read_reasoning(source, sink, reasoning, begins_inside)
+    if formats.tools is not None and parsing.tools:
+        yield from formats.tools.read(source, sink, parsing.tools)
+    yield from source.through([], sink.content)

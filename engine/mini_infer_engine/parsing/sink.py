@@ -1,0 +1,89 @@
+r"""Where readers tell what they found: numbers and names calls, and drops white space that only parts one thing from
+another. Knows no format.
+
+White space around markers is layout, not answer: "Let me look.\n<tool_call>..." answers "Let me look.", and an output
+of nothing but calls has no content at all. Without a marker nothing is dropped.
+"""
+
+import secrets
+import string
+
+from mini_infer_engine.parsing.base import Content, Part, Reasoning, ToolCallArguments, ToolCallBegin
+
+_ID_CHARACTERS = string.ascii_letters + string.digits
+_ID_LENGTH = 24
+
+
+class Sink:
+    """Parts of one output, in order."""
+
+    __slots__ = ("_held", "_looks_for_calls", "_num_calls", "_parts", "_skips_space", "_told_content", "is_reasoning")
+
+    def __init__(self, looks_for_calls: bool) -> None:
+        self.is_reasoning = False
+        self._looks_for_calls = looks_for_calls
+        """Without, white space in the answer can stand before nothing but more answer: none is held back."""
+        self._parts: list[Part] = []
+        self._num_calls = 0
+        self._held = ""
+        """White space at the end of the text so far: it is told once text follows."""
+        self._skips_space = False
+        """The text follows a marker."""
+        self._told_content = False
+
+    def drain(self) -> list[Part]:
+        """What was told since the last time."""
+        parts, self._parts = self._parts, []
+        return parts
+
+    def begin_reasoning(self) -> None:
+        """The opening marker of thinking was read, or stands at the prompt's end."""
+        self.is_reasoning, self._skips_space, self._held = True, True, ""
+
+    def reasoning(self, text: str) -> None:
+        """More of it."""
+        if certain := self._without_outer_space(text):
+            self._parts.append(Reasoning(certain))
+
+    def end_reasoning(self) -> None:
+        """The closing marker was read."""
+        self.is_reasoning, self._skips_space, self._held = False, True, ""
+
+    def content(self, text: str) -> None:
+        """More of the answer."""
+        if certain := self._without_outer_space(text):
+            self._told_content = True
+            self._parts.append(Content(certain))
+
+    def begin_call(self, name: str) -> None:
+        """A call of this function; its arguments follow."""
+        if not self._told_content:
+            self._held = ""
+        call_id = "call_" + "".join(secrets.choice(_ID_CHARACTERS) for _ in range(_ID_LENGTH))
+        self._parts.append(ToolCallBegin(self._num_calls, call_id, name))
+        self._num_calls += 1
+        self._skips_space = True
+
+    def arguments(self, text: str) -> None:
+        """Of the call that began last."""
+        if text:
+            self._parts.append(ToolCallArguments(self._num_calls - 1, text))
+
+    def finish(self) -> None:
+        """No more text will come: white space at its end is part of it, unless a marker stands before it."""
+        if self._held and not self._skips_space:
+            self._parts.append(Reasoning(self._held) if self.is_reasoning else Content(self._held))
+        self._held = ""
+
+    def _without_outer_space(self, text: str) -> str:
+        if self._skips_space:
+            text = text.lstrip()
+            if not text:
+                return ""
+            self._skips_space = False
+        if not (self._looks_for_calls or self.is_reasoning):
+            return text
+        text = self._held + text
+        certain = text.rstrip()
+        self._held = text[len(certain) :]
+        return certain

@@ -1,0 +1,122 @@
+"""Text that comes in pieces, read as if it were whole: a reader waits for what it needs. Knows no format.
+
+Readers are generators that yield where the text ends for now. They see the text through these methods alone, whose
+results do not depend on where it was cut into pieces; so neither do the readers'.
+"""
+
+from collections.abc import Callable, Generator, Sequence
+from typing import TypeVar
+
+Result = TypeVar("Result")
+Waiting = Generator[None, None, Result]
+"""A reader: it yields when it needs more text, and returns its result."""
+Teller = Callable[[str], None]
+"""Takes text that is certain."""
+
+
+class TextSource:
+    """What was fed and has not been read yet."""
+
+    __slots__ = ("_at", "_mark", "_text", "is_closed")
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._at = 0
+        """Before it, all has been read."""
+        self._mark: int | None = None
+        self.is_closed = False
+        """No more text will come."""
+
+    def feed(self, text: str) -> None:
+        """The next piece."""
+        start = self._at if self._mark is None else self._mark
+        self._text = self._text[start:] + text
+        self._at -= start
+        self._mark = None if self._mark is None else 0
+
+    def close(self) -> None:
+        """There is no next piece."""
+        self.is_closed = True
+
+    @property
+    def available(self) -> str:
+        """What has come and is unread. Only for what a reader tells on as it is: its length depends on the pieces."""
+        return self._text[self._at :]
+
+    def take(self, count: int) -> str:
+        """Read characters that are known to be there."""
+        text = self._text[self._at : self._at + count]
+        self._at += count
+        return text
+
+    def mark(self) -> None:
+        """Keep what is read from here on, in case it turns out to be something else."""
+        self._mark = self._at
+
+    def release(self) -> str:
+        """What was read since the mark; it is kept no longer."""
+        start = self._at if self._mark is None else self._mark
+        self._mark = None
+        return self._text[start : self._at]
+
+    def peek(self, count: int = 1) -> Waiting[str]:
+        """The next characters, unread; fewer only at the end."""
+        while len(self._text) - self._at < count and not self.is_closed:
+            yield
+        return self._text[self._at : self._at + count]
+
+    def accept(self, expected: str) -> Waiting[bool]:
+        """Read `expected` if it comes next; waits only for as long as it may."""
+        while True:
+            have = self._text[self._at : self._at + len(expected)]
+            if have == expected:
+                self._at += len(expected)
+                return True
+            if self.is_closed or not expected.startswith(have):
+                return False
+            yield
+
+    def skip_space(self) -> Waiting[str]:
+        """Read white space; returns it."""
+        skipped = ""
+        while True:
+            rest = self._text[self._at :]
+            length = len(rest) - len(rest.lstrip())
+            skipped += self.take(length)
+            if length < len(rest) or self.is_closed:
+                return skipped
+            yield
+
+    def through(self, markers: Sequence[str], tell: Teller) -> Waiting[str | None]:
+        """Tell the text before the first of `markers`, and read that; returns it, or None: the text ended without.
+
+        The end of the text is held back for as long as it may begin a marker. No marker may begin another, or hold the
+        beginning of another.
+        """
+        while True:
+            rest = self._text[self._at :]
+            found = min(((at, marker) for marker in markers if (at := rest.find(marker)) >= 0), default=None)
+            if found is not None:
+                at, marker = found
+                self._at += at + len(marker)
+                if at:
+                    tell(rest[:at])
+                return marker
+            certain = len(rest) if self.is_closed else len(rest) - _beginning_at_end(rest, markers)
+            self._at += certain
+            if certain:
+                tell(rest[:certain])
+            if self.is_closed:
+                return None
+            yield
+
+
+def _beginning_at_end(text: str, markers: Sequence[str]) -> int:
+    """Length of the longest end of `text` that begins a marker."""
+    longest = 0
+    for marker in markers:
+        for length in range(min(len(marker) - 1, len(text)), longest, -1):
+            if text.endswith(marker[:length]):
+                longest = length
+                break
+    return longest
