@@ -7,7 +7,7 @@ CR ?= examples/demo.yaml
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install up test check format e2e e2e-gpu test-gpu crds dashboards lock clean
+.PHONY: help install up test check format e2e e2e-gpu test-gpu conformance crds dashboards lock clean
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -40,6 +40,9 @@ e2e-gpu: install ## examples/gpu.yaml on a node with GPUs, changed under load (E
 
 test-gpu: install ## the tests that need an NVIDIA GPU
 	@OMP_NUM_THREADS=2 $(BIN)/python -m pytest -n 6 --dist worksteal -m gpu tests/gpu tests/engine/runtime $(PYTEST_ARGS)
+
+conformance: install ## vLLM's server tests, real clients, lm-eval, load tools; SUITES="vllm clients ..." for a part
+	@$(BIN)/python -m tests.conformance $(SUITES)
 
 crds: install ## writes crds/ from the models, the chart's copy, and docs/options.md
 	@$(BIN)/python -m mini_infer_operator.crd >crds/inferenceservices.yaml

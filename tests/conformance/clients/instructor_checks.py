@@ -1,0 +1,63 @@
+"""Checks of instructor: its modes."""
+
+import instructor
+import openai
+import pydantic
+from checking import DEMO, QUESTION, SCRIPTED, URL, check, main
+
+
+class Person(pydantic.BaseModel):
+    name: str = pydantic.Field(max_length=20)
+    age: int = pydantic.Field(ge=0, le=150)
+
+
+USER = [{"role": "user", "content": QUESTION}]
+
+
+def ask(mode, model=DEMO, messages=USER, response_model=Person):
+    plain = openai.OpenAI(base_url=f"{URL}/v1", api_key="any", max_retries=0, timeout=60)
+    client = instructor.from_openai(plain, mode=mode)
+    return client.chat.completions.create(
+        model=model, messages=messages, response_model=response_model, max_retries=0, max_tokens=200
+    )
+
+
+@check
+def tools():
+    assert isinstance(ask(instructor.Mode.TOOLS), Person)
+
+
+@check
+def tools_strict():
+    assert isinstance(ask(instructor.Mode.TOOLS_STRICT), Person)
+
+
+@check
+def json_schema():
+    assert isinstance(ask(instructor.Mode.JSON_SCHEMA), Person)
+
+
+@check
+def json():
+    messages = [{"role": "user", "content": "Ada is how old?"}]
+    assert ask(instructor.Mode.JSON, SCRIPTED, messages) == Person(name="Ada", age=36)
+
+
+@check
+def markdown_json():
+    messages = [{"role": "user", "content": "Ada is how old?"}]
+    assert ask(instructor.Mode.MD_JSON, SCRIPTED, messages) == Person(name="Ada", age=36)
+
+
+@check
+def responses_tools():
+    plain = openai.OpenAI(base_url=f"{URL}/v1", api_key="any", max_retries=0, timeout=60)
+    client = instructor.from_openai(plain, mode=instructor.Mode.RESPONSES_TOOLS)
+    found = client.responses.create(
+        model=DEMO, input=QUESTION, response_model=Person, max_retries=0, max_output_tokens=200
+    )
+    assert isinstance(found, Person)
+
+
+if __name__ == "__main__":
+    main()
