@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mini_infer_engine.core.request import SamplingParams
     from mini_infer_engine.llm import LLM, RequestOutput
+    from mini_infer_engine.structured.params import StructuredOutputsParams
 
 __version__ = "0.1.0"
 
-__all__ = ["LLM", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = ["LLM", "RequestOutput", "SamplingParams", "StructuredOutputsParams", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
@@ -21,4 +22,8 @@ def __getattr__(name: str) -> Any:
         from mini_infer_engine.core.request import SamplingParams
 
         return SamplingParams
+    if name == "StructuredOutputsParams":
+        from mini_infer_engine.structured.params import StructuredOutputsParams
+
+        return StructuredOutputsParams
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -19,6 +19,7 @@ from mini_infer_engine.config.settings import EngineSettings
 from mini_infer_engine.core.request import Request, SamplingParams, TokenLogprobs
 from mini_infer_engine.core_process.build import DryRun, build_engine
 from mini_infer_engine.dry.vocabulary import DRY_MODEL
+from mini_infer_engine.structured.params import of_structured_outputs
 from mini_infer_engine.text.bad_words import with_bad_words
 from mini_infer_engine.text.output_text import OutputText
 from mini_infer_engine.text.text_model import TextModel
@@ -171,7 +172,7 @@ class LLM:
     ) -> list[RequestOutput]:
         params = self._params_for(len(prompts), sampling_params)
         packed = [_packed(token_ids) for _, token_ids in prompts]
-        params = [self._with_bad_words(index, chosen) for index, chosen in enumerate(params)]
+        params = [self._with_grammar(index, self._with_bad_words(index, chosen)) for index, chosen in enumerate(params)]
         for index, (token_ids, chosen) in enumerate(zip(packed, params, strict=True)):
             self._check(index, token_ids, chosen)
         replies = [
@@ -253,6 +254,15 @@ class LLM:
             )
         except ValueError as error:
             raise ValueError(f"prompt {index}: {error}") from None
+
+    def _with_grammar(self, index: int, params: SamplingParams) -> SamplingParams:
+        if params.structured_outputs is None:
+            return params
+        try:
+            grammar = self._text.grammars.build(of_structured_outputs(params.structured_outputs))
+        except ParameterError as error:
+            raise ValueError(f"prompt {index}: {error}") from None
+        return msgspec.structs.replace(params, structured_outputs=None, grammar=grammar)
 
     def _check(self, index: int, token_ids: Sequence[int], params: SamplingParams) -> None:
         model = self.model_info

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -164,6 +165,8 @@ async def _checked(
     if sampling.bad_words:
         sampling = await text.in_thread(partial(_with_bad_words, sampling, text.encoder))
     check_sampling(sampling, model.vocab_size, text.encoder is not None, limit.param)
+    if spec.grammar is not None:
+        sampling = msgspec.structs.replace(sampling, grammar=await text.grammars.build_in_thread(spec.grammar))
     job = spec.prompt_ids(text.encoder, text.limits(model.max_model_len))
     # Token ids are read here: the way through a thread would take longer.
     prompts = await text.in_slices(job) if spec.needs_text and text.encoder is not None else whole(job)

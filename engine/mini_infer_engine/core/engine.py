@@ -96,6 +96,8 @@ class Engine:
         max_tokens = self._max_model_len if sampling.max_tokens is None else sampling.max_tokens
         if max_tokens < 1:
             raise ValueError(f"request {request.request_id!r} has max_tokens {max_tokens}: ask for at least 1")
+        if sampling.grammar is not None:
+            raise ValueError(f"{sampling.grammar.param} cannot be enforced by this engine: leave it out")
         if refusal := self._runner.refuses(request):
             raise ValueError(refusal)
         stops = frozenset(sampling.stop_token_ids)

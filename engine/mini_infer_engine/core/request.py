@@ -6,6 +6,9 @@ from typing import Literal
 
 import msgspec
 
+from mini_infer_engine.structured.grammar import Grammar
+from mini_infer_engine.structured.params import StructuredOutputsParams
+
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
@@ -49,6 +52,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Words that the output may not have. The text side's work, which makes `bad_words_token_ids` of them."""
     bad_words_token_ids: list[list[int]] = []
     """Token sequences that may not be completed."""
+    structured_outputs: StructuredOutputsParams | None = None
+    """To what the output is held, as a caller says it. The text side's work, which makes `grammar` of it."""
+    grammar: Grammar | None = None
+    """What the output must look like; None: any text. Where it ends, the output ends."""
 
     @property
     def changes_logits(self) -> bool:

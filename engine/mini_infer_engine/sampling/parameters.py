@@ -100,6 +100,8 @@ PARAMETERS = (
     Parameter("allowed_token_ids"),
     Parameter("bad_words"),
     Parameter("bad_words_token_ids", is_in_requests=False),
+    Parameter("structured_outputs", is_in_requests=False),
+    Parameter("grammar", is_in_requests=False),
 )
 """Those with a device form in the order of a slot's packet."""
 

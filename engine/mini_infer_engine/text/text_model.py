@@ -14,6 +14,7 @@ from mini_infer_engine.config.generation import GenerationDefaults
 from mini_infer_engine.dry import vocabulary as dry_model
 from mini_infer_engine.parsing.registry import AUTO, output_formats
 from mini_infer_engine.text.detokenizer import Decoder, decoder_showing
+from mini_infer_engine.text.grammars import Grammars
 from mini_infer_engine.text.tokenizing import PromptLimits, Sliced, longest_token
 
 logger = logging.getLogger(__name__)
@@ -46,6 +47,7 @@ class TextModel:
         templates = [] if self.encoder is None else self.encoder.template_sources
         self.formats = output_formats(templates, *parsers)
         """How the model writes calls of tools and thinking."""
+        self.grammars = Grammars(None if self.encoder is None else self.encoder.tokenizer)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
         self._longest_token = 0 if self.encoder is None else longest_token(self.encoder.tokenizer)
 

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.prompt import PromptEncoder
 from mini_infer_engine.parsing.base import OutputParsing
+from mini_infer_engine.structured.params import GrammarRequest
 from mini_infer_engine.text.detokenizer import Decoder
 from mini_infer_engine.text.output_text import Delta, OutputText
 from mini_infer_engine.text.tokenizing import PromptLimits, Sliced
@@ -47,6 +48,8 @@ class GenerationSpec:
     sampling: Mapping[str, Any]
     """SamplingParams' fields that the client sent; for others the model's defaults hold."""
     output_limit: OutputLimit
+    grammar: GrammarRequest | None = None
+    """To what each choice is held; None: any text."""
     priority: int = 0
     cache_salt: str = ""
     streams: bool = False

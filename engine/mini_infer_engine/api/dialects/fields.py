@@ -4,8 +4,9 @@ Types are strict: nothing is converted. Ranges are checked in text/validation.py
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar, get_type_hints
 
+import msgspec
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic_core import ErrorDetails
 
@@ -14,6 +15,12 @@ from mini_infer_engine.api.dialects.base import GenerationSpec, OutputLimit, Pro
 from mini_infer_engine.api.dialects.neutral import REASONS, Neutral, is_one_of
 from mini_infer_engine.core.request import SamplingParams
 from mini_infer_engine.sampling.parameters import PARAMETERS
+from mini_infer_engine.structured.params import (
+    GrammarRequest,
+    StructuredOutputsParams,
+    of_response_format,
+    of_structured_outputs,
+)
 
 MAX_CHOICES = 128
 """Of one request: prompts times `n`."""
@@ -56,6 +63,25 @@ class StreamOptions(Body):
     include_obfuscation: bool | None = None
 
 
+class JsonSchemaFormat(Body):
+    """The `json_schema` of a response format."""
+
+    name: str
+    description: str | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Body):
+    """What the text of an answer must be; vLLM's structural tags in both their shapes."""
+
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
+    json_schema: JsonSchemaFormat | None = None
+    structures: list[dict[str, Any]] | None = None
+    triggers: list[str] | None = None
+    format: dict[str, Any] | None = None
+
+
 class GenerationFields(SamplingFields):
     """What both kinds of generation share beside sampling. None: the field was not sent."""
 
@@ -65,6 +91,7 @@ class GenerationFields(SamplingFields):
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     user: str | None = None
     metadata: dict[str, str] | None = None
+    response_format: ResponseFormat | None = None
     # vLLM's.
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     cache_salt: str | None = None
@@ -72,6 +99,7 @@ class GenerationFields(SamplingFields):
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    structured_outputs: dict[str, Any] | None = None
     # Ours.
     resume_token_ids: Annotated[list[int], Field(min_length=1)] | None = None
 
@@ -138,6 +166,7 @@ def common_spec(
         needs_text=needs_text,
         sampling=sampling,
         output_limit=output_limit,
+        grammar=_grammar(request),
         priority=request.priority or 0,
         cache_salt=request.cache_salt or "",
         streams=bool(request.stream),
@@ -148,6 +177,42 @@ def common_spec(
         resume_token_ids=request.resume_token_ids or (),
     )
 
+
+def _grammar(request: GenerationFields) -> GrammarRequest | None:
+    """ApiError: the fields contradict each other or themselves."""
+    asked = None if request.response_format is None else _response_format(request.response_format)
+    if request.structured_outputs is None:
+        return asked
+    name = "structured_outputs"
+    if asked is not None:
+        message = f"response_format and {name} both say what the output must be: send one of them"
+        raise ApiError(400, message, param=name, code="invalid_value")
+    try:
+        return of_structured_outputs(msgspec.convert(request.structured_outputs, StructuredOutputsParams))
+    except msgspec.ValidationError as error:
+        raise ApiError(400, f"{name}: {error}", param=name, code="invalid_value") from None
+
+
+def _response_format(asked: ResponseFormat) -> GrammarRequest | None:
+    sent: dict[str, Any] = {name: value for name, value in asked if value is not None}
+    if asked.json_schema is not None:
+        sent["json_schema"] = asked.json_schema.model_dump(by_alias=True)
+    wanted = _FORMAT_FIELDS[asked.type]
+    if not any({"type", *names} == sent.keys() for names in wanted):
+        said = " or ".join(" and ".join(names) for names in wanted)
+        found = ", ".join(sorted(sent.keys() - {"type"})) or "none"
+        message = f"response_format of type {asked.type} has {said or 'no other field'}, and here is {found}"
+        raise ApiError(400, message, param="response_format", code="invalid_value")
+    return of_response_format(sent)
+
+
+_FORMAT_FIELDS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "text": ((),),
+    "json_object": ((),),
+    "json_schema": (("json_schema",),),
+    "structural_tag": (("format",), ("structures", "triggers")),
+}
+"""Fields of each type of response format beside its type."""
 
 _Fault = tuple[str, str, str]
 """Name, code and message of a field."""

@@ -10,7 +10,6 @@ Neutral = dict[str, tuple[Any, ...]]
 """Field name to the values that ask for nothing that is not done anyway."""
 
 BOTH: Neutral = {
-    "response_format": ({"type": "text"},),
     # vLLM's.
     "ec_transfer_params": ({},),
     "kv_transfer_params": ({},),
@@ -23,7 +22,6 @@ BOTH: Neutral = {
     "routed_experts_prompt_start": (0,),
     "spaces_between_special_tokens": (True,),
     "stream_interval": (1,),
-    "structured_outputs": (),
     "thinking_token_budget": (-1,),
     "truncate_prompt_tokens": (),
     "truncation_side": ("left", "right"),

@@ -138,9 +138,9 @@ def test_tools_are_refused_with_the_reason() -> None:
 
 
 def test_all_bad_fields_are_named_and_none_is_quoted_whole() -> None:
-    schema = {"type": "json_schema", "json_schema": {"name": "x" * 5000}}
+    schema = {"type": "json_schema", "json_schema": {"name": "x" * 5000, "strict": "y" * 5000}}
     error = refusal({"messages": MESSAGES, "response_format": schema, "nonsense": 1, "temperature": "y" * 5000})
-    assert error.param in ("response_format", "nonsense", "temperature")
+    assert error.param in ("response_format.json_schema.strict", "nonsense", "temperature")
     for name in ("response_format", "nonsense", "temperature"):
         assert name in error.message
     assert len(error.message) < 1000
@@ -155,7 +155,6 @@ def test_reasoning_effort_is_one_of_openais() -> None:
 
 
 NEUTRAL: list[tuple[str, object, object]] = [
-    ("response_format", {"type": "text"}, {"type": "json_object"}),
     ("tool_choice", "auto", "required"),
     ("tool_choice", "none", {"type": "function", "function": {"name": "f"}}),
     ("store", False, True),
@@ -237,3 +236,51 @@ def test_output_limits_have_their_names_and_defaults() -> None:
     assert limit(chat, messages=MESSAGES) == ("max_tokens", None, False)
     assert limit(completions, prompt="x") == ("max_tokens", 16, False)
     assert limit(completions, prompt="x", max_tokens=3) == ("max_tokens", 3, True)
+
+
+STRUCTURED: list[tuple[dict[str, Any], str | None]] = [
+    ({}, None),
+    ({"response_format": {"type": "text"}}, None),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}}, "response_format"),
+    ({"response_format": {"type": "structural_tag", "format": {}}}, "response_format"),
+    ({"response_format": {"type": "structural_tag", "structures": [], "triggers": []}}, "response_format"),
+    ({"structured_outputs": {"regex": "a+"}}, "structured_outputs"),
+    ({"structured_outputs": {"json": "{}", "whitespace_pattern": None}}, "structured_outputs"),
+    ({"structured_outputs": {"choice": ["a"]}, "response_format": {"type": "text"}}, "structured_outputs"),
+]
+
+
+@pytest.mark.parametrize("dialect", [ChatDialect(), CompletionDialect()])
+@pytest.mark.parametrize(("fields", "param"), STRUCTURED)
+def test_what_an_output_is_held_to_is_asked_for_by_one_of_two_fields(
+    dialect: Any, fields: dict[str, Any], param: str | None
+) -> None:
+    spec = dialect.parse(
+        {"messages": MESSAGES} | fields if isinstance(dialect, ChatDialect) else {"prompt": "x"} | fields
+    )
+    assert (None if spec.grammar is None else spec.grammar.param) == param
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"response_format": {"type": "json_object", "json_schema": {"name": "x"}}}, "response_format"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
+            "response_format.json_schema.name",
+        ),
+        ({"response_format": {"type": "structural_tag", "structures": []}}, "response_format"),
+        ({"structured_outputs": {}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "a", "json_object": True}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": 1}}, "structured_outputs"),
+        ({"structured_outputs": {"backend": "x", "regex": "a"}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}, "structured_outputs"),
+    ],
+)
+def test_fields_of_structured_output_that_contradict_themselves_are_refused(fields: Any, param: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        ChatDialect().parse({"messages": MESSAGES} | fields)
+    assert (caught.value.status, caught.value.param) == (400, param)

@@ -1,0 +1,99 @@
+from functools import reduce
+from typing import Any
+
+import pytest
+
+from mini_infer_engine.dry.vocabulary import TURN_START_ID
+from mini_infer_engine.structured.grammar import (
+    MAX_SCHEMA_DEPTH,
+    Grammar,
+    GrammarError,
+    Whitespace,
+    after_thinking,
+    literal,
+    of_choice,
+    of_json_object,
+    of_json_schema,
+    of_lark,
+    of_lark_or_gbnf,
+    of_regex,
+)
+from tests.support.grammars import accepts
+
+POINT = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+ONE_OF = {"oneOf": [{"type": "integer"}, {"type": "number"}]}
+THINKING = after_thinking(of_choice(["yes", "no"]), "</think>")
+GBNF = 'root ::= "a" digit*\ndigit ::= [0-9]'
+
+
+@pytest.mark.parametrize(
+    ("grammar", "yes", "no"),
+    [
+        (of_json_object(), ['{"a": [1, {}]}', "{}"], ["[]", '{"a": }', "{", ""]),
+        (of_json_schema(POINT), ['{"x": 12}', '{"x":1,"y":null}'], ['{"x": "a"}', "{}"]),
+        (of_json_schema(POINT, allows_additional_properties=False), ['{"x":1}'], ['{"x":1,"y":2}']),
+        (of_json_schema(POINT, whitespace=Whitespace(is_allowed=False)), ['{"x":1}'], ['{"x": 1}']),
+        (of_json_schema(POINT, whitespace=Whitespace(pattern="[ ]{1,2}")), ['{"x":  1}'], ['{"x":   1}', '{"x":\n1}']),
+        (of_json_schema(True), ["1", "[null]"], ["x"]),
+        (of_json_schema(ONE_OF), ["1", "1.5"], ["true"]),
+        (of_json_schema({"type": "array", "uniqueItems": True}, strict=False), ["[1, 1]"], ["{}"]),
+        (of_json_schema({"type": "integer", "x-guidance": {"lenient": True}}), ["1"], ["1.5"]),
+        (of_regex(r"[a-c]{2}/\d"), ["ab/7"], ["ab/", "ad/7", "ab/77"]),
+        (of_regex("^a+$"), ["aa"], ["b", ""]),
+        (of_regex("a\nb"), ["a\nb"], ["ab"]),
+        (of_choice(["yes", "no", "yes"]), ["yes", "no"], ["ye", "yesno", ""]),
+        (of_choice(['a"b\\', "é😀", "\x01\x7f\n"]), ['a"b\\', "é😀", "\x01\x7f\n"], ["a"]),
+        (of_choice(["", "x"]), ["", "x"], ["xx"]),
+        (of_lark_or_gbnf(GBNF), ["a", "a12"], ["12", "ab"]),
+        (of_lark_or_gbnf('start: "a" DIGIT*\nDIGIT: /[0-9]/'), ["a", "a12"], ["12"]),
+        (THINKING, ["</think>yes", "hm, no\n</think>\n\nno"], ["yes", "hm</think>hm", "hm</think>"]),
+        (of_lark('start: "<" @a @b ">"', a=of_regex("x+"), b=of_choice(["1", "2"])), ["<x1>", "<xx2>"], ["<1>", "<x>"]),
+        (of_lark("start: @a @a", a=THINKING), ["a</think>yesb</think>no"], ["a</think>yes"]),
+    ],
+)  # fmt: skip
+def test_a_grammar_takes_what_it_describes_and_nothing_else(grammar: Grammar, yes: list[str], no: list[str]) -> None:
+    assert [accepts(grammar, text) for text in yes] == [True] * len(yes)
+    assert [accepts(grammar, text) for text in no] == [False] * len(no)
+
+
+def test_a_marker_that_is_a_special_token_is_met_as_a_token_and_not_as_its_text() -> None:
+    special = {"<|im_start|>": TURN_START_ID}
+    grammar = after_thinking(of_choice(["yes"]), "<|im_start|>", special)
+    assert accepts(grammar, [*b"hm", TURN_START_ID, *b"yes"])
+    assert not accepts(grammar, "hm<|im_start|>yes")
+    said = of_lark(f"start: {literal('a<|im_start|>b', special)}")
+    assert accepts(said, [ord("a"), TURN_START_ID, ord("b")])
+    assert not accepts(said, "a<|im_start|>b")
+
+
+@pytest.mark.parametrize(
+    ("build", "said"),
+    [
+        (lambda: of_json_schema(False), "false"),
+        (lambda: of_json_schema(_nested(MAX_SCHEMA_DEPTH + 1)), f"deeper than {MAX_SCHEMA_DEPTH}"),
+        (lambda: of_json_schema(_nested(100_000)), f"deeper than {MAX_SCHEMA_DEPTH}"),
+        (lambda: of_choice([]), "at least one"),
+        (lambda: of_lark_or_gbnf('root ::= "a'), "neither Lark nor GBNF"),
+        (lambda: of_lark_or_gbnf("root ::= " + "(" * 100_000), "nests too deeply"),
+    ],
+)
+def test_what_no_output_can_be_held_to_is_an_error(build: Any, said: str) -> None:
+    with pytest.raises(GrammarError, match=said):
+        build()
+
+
+def _nested(depth: int) -> dict[str, Any]:
+    return reduce(lambda inner, _: {"not": inner}, range(depth), {})
+
+
+def test_closing_objects_leaves_values_and_names_of_properties_alone() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"properties": {"type": "object", "properties": {}}, "any": {"type": "object"}},
+        "required": ["properties"],
+    }
+    grammar = of_json_schema(schema, allows_additional_properties=False)
+    assert accepts(grammar, '{"properties":{},"any":{"x":1}}')
+    assert not accepts(grammar, '{"properties":{"x":1}}')
+    const = of_json_schema({"const": {"properties": {}}}, allows_additional_properties=False)
+    assert accepts(const, '{"properties":{}}')
