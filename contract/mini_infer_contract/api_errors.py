@@ -72,4 +72,4 @@ def read_json_object(body: bytes) -> dict[str, Any]:
     return value
 
 
-_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+_TYPES = {403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}

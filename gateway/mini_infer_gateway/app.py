@@ -13,6 +13,7 @@ from random import Random
 from urllib.parse import unquote
 
 from mini_infer_contract.api_errors import ApiError
+from mini_infer_contract.api_keys import ApiKeys
 from mini_infer_contract.dialects.anthropic_errors import errors_of
 from mini_infer_contract.launch import HEALTH_PATH, METRICS_PATH, MODELS_PATH, READY_PATH, REQUEST_ID_HEADER
 from mini_infer_contract.request_ids import request_id_in
@@ -55,15 +56,17 @@ class Page:
 class Gateway:
     """An ASGI application; `start` and `stop` follow its lifespan."""
 
-    def __init__(self, settings: GatewaySettings, source: EndpointSource) -> None:
+    def __init__(self, settings: GatewaySettings, source: EndpointSource, keys: ApiKeys | None = None) -> None:
+        """`keys`: of clients; None: any may ask."""
         self.settings = settings
+        self._keys = keys or ApiKeys()
         self._source = source
         self._clock = time.monotonic
         shares = share_out(settings.memory_limit_bytes, 0)
         self.index = PrefixIndex(settings.index_max_blocks or shares.index_blocks)
         self.ledger = LoadLedger()
         self.metrics = Metrics()
-        self.upstream = Upstream(settings.connect_timeout_s)
+        self.upstream = Upstream(settings.connect_timeout_s, settings.engine_api_key)
         self.tokenizers = Tokenizers(
             self.upstream,
             remembered_bytes=shares.remembered_bytes,
@@ -114,7 +117,7 @@ class Gateway:
             ids = [(name.encode(), request_id.encode()) for name in (REQUEST_ID_HEADER, errors.id_header) if name]
             sender = Sender(send, ids, lambda: self.stopping)
             try:
-                if refusal:
+                if refusal := refusal or self._key_refusal(scope):
                     raise refusal
                 await self._http(scope, receive, sender)
             except ApiError as error:
@@ -154,9 +157,15 @@ class Gateway:
         self.tokenizers.close()
         self.upstream.close()
 
+    def _key_refusal(self, scope: Scope) -> ApiError | None:
+        """Operators' own port asks for no key: clients do not reach it."""
+        if _port(scope) == self.settings.admin_port:
+            return None
+        return self._keys.refusal(scope["method"], scope["path"], scope["headers"])
+
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         method, path = scope["method"], scope["path"]
-        if scope["server"][1] == self.settings.admin_port:
+        if _port(scope) == self.settings.admin_port:
             await self._show(self._admin_pages, method, path, send)
         elif row := ENGINE_PATHS.get(path):
             _require(method, row.methods, path)
@@ -267,6 +276,12 @@ class Gateway:
 
     def _plugins(self) -> list[tuple[str, int, float]]:
         return [(name, time.calls, time.seconds) for name, time in self.router.times.items()]
+
+
+def _port(scope: Scope) -> int:
+    """Of ours, to which the client has connected."""
+    port: int = scope["server"][1]
+    return port
 
 
 def _not_found(path: str) -> ApiError:

@@ -9,9 +9,11 @@ import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
+from pathlib import Path
 
 import uvicorn
 
+from mini_infer_contract.api_keys import API_KEY_ENV, ENGINE_API_KEY_ENV, configured_keys, keys_in
 from mini_infer_contract.logs import configure_logging
 from mini_infer_gateway.app import Gateway
 from mini_infer_gateway.endpoints.base import EndpointSource
@@ -76,6 +78,7 @@ def parse(arguments: Sequence[str] | None = None) -> GatewaySettings:
         action="store_true",
         help="send clients' Authorization header on to engines, for servers that check API keys of their own",
     )
+    _add_key_flags(parser)
     parser.add_argument("--seed", type=int, help="makes ties repeatable")
     parser.add_argument("--log-level", choices=LOG_LEVELS, default=defaults.log_level, help="(default: %(default)s)")
     for name, help_text in {
@@ -123,6 +126,8 @@ def parse(arguments: Sequence[str] | None = None) -> GatewaySettings:
         parser.error("--admin-port must be another port than --port")
     given["memory_limit_bytes"] = given.pop("memory_limit")
     given["connections"] = ConnectionLimits(**{field.name: given.pop(field.name) for field in fields(ConnectionLimits)})
+    given["engine_api_key"] = _engine_key(given.pop("engine_api_key_file"))
+    given["api_key"] = tuple(given["api_key"])
     given["endpoints_file"] = given.pop("endpoints")
     for name in TIMES:
         given[f"{name}_s"] = given.pop(name)
@@ -152,6 +157,36 @@ def _add_connection_limits(parser: argparse.ArgumentParser, defaults: Connection
         group.add_argument(
             flag, dest=name, type=type(default), metavar=unit, default=default, help=f"{help_text} (default: {default})"
         )
+
+
+def _add_key_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "API keys", "without any, every client is answered; what is free anyway: docs/api.md"
+    )
+    group.add_argument(
+        "--api-key",
+        nargs="+",
+        metavar="KEY",
+        default=(),
+        help="keys of clients; other users of this machine can read them here, but not in a file or in the environment "
+        f"variable {API_KEY_ENV}, which holds one more",
+    )
+    group.add_argument("--api-key-file", metavar="FILE", help="keys of clients, one a line; read again when it changes")
+    group.add_argument(
+        "--engine-api-key-file",
+        metavar="FILE",
+        help=f"holds the key that is sent to engines (default: what {ENGINE_API_KEY_ENV} says, else none)",
+    )
+
+
+def _engine_key(file: str | None) -> str:
+    """The first key of a file, else the environment's. SystemExit: the file has none."""
+    if file is None:
+        return os.environ.get(ENGINE_API_KEY_ENV, "")
+    try:
+        return keys_in(Path(file).read_text())[0]
+    except (OSError, UnicodeDecodeError, IndexError) as error:
+        raise SystemExit(f"mini-infer-gateway: no key in --engine-api-key-file {file}: {error}") from None
 
 
 def make_source(settings: GatewaySettings) -> EndpointSource:
@@ -194,10 +229,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     settings = parse(arguments)
     configure_logging(settings.log_level)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    try:
+        keys = configured_keys(settings.api_key, settings.api_key_file)
+    except (OSError, ValueError) as error:
+        raise SystemExit(f"mini-infer-gateway: API keys: {error}") from None
     sockets = [listen(settings.host, settings.port)]
     if settings.admin_port is not None:
         sockets.append(listen(settings.host, settings.admin_port))
-    gateway = Gateway(settings, make_source(settings))
+    gateway = Gateway(settings, make_source(settings), keys)
     config = uvicorn.Config(
         gateway,
         loop="auto",

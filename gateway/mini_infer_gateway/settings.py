@@ -53,6 +53,11 @@ class GatewaySettings:
     """From a request's arrival until its answer begins, over all attempts."""
     forward_authorization: bool = False
     """Send clients' Authorization header on to endpoints, for servers with API keys of their own."""
+    api_key: tuple[str, ...] = field(default=(), repr=False)
+    """Of clients, beside those of the file and the environment; with none at all anybody may ask."""
+    api_key_file: str | None = None
+    engine_api_key: str = field(default="", repr=False)
+    """Sent to engines with every request."""
     drain_s: float = 5.0
     """At most, from SIGTERM until it stops to listen: clients leave their kept connections meanwhile."""
     shutdown_timeout_s: float = 30.0

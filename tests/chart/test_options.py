@@ -28,6 +28,7 @@ SET_BY_THE_CHART = {
         "shutdown-timeout",
         "admin-port",
         "memory-limit",
+        *("api-key", "api-key-file", "engine-api-key-file"),
     },
     "mini_infer_operator.controller.settings": {
         *(
@@ -170,6 +171,18 @@ def test_ways_in(full: list[dict[str, Any]]) -> None:
     assert route["rules"][0]["timeouts"] == {"request": "600s"}
     assert not of_kind(rendered(), "Ingress")
     assert "--gateway-url=https://llm.example.com" in container(full, "operator")["args"]
+
+
+def test_keys_come_from_secrets_and_never_stand_in_arguments(full: list[dict[str, Any]]) -> None:
+    described = container(full, "gateway")
+    assert "--api-key-file=/etc/mini-infer/api-keys/list" in described["args"]
+    assert "--engine-api-key-file=/etc/mini-infer/engine-api-key/value" in described["args"]
+    mounted = {mount["name"]: mount["mountPath"] for mount in described["volumeMounts"]}
+    pod = of_kind(full, "Deployment")["mini-infer-gateway"]["spec"]["template"]["spec"]
+    secrets = {volume["name"]: volume["secret"]["secretName"] for volume in pod["volumes"] if "secret" in volume}
+    assert secrets == {"api-keys": "client-keys", "engine-api-key": "engine-key"}
+    assert {name: mounted[name] for name in secrets} == {name: f"/etc/mini-infer/{name}" for name in secrets}
+    assert not any("api-key" in argument for argument in container(rendered(), "gateway")["args"])
 
 
 def test_a_route_without_a_gateway_is_refused() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from mini_infer_contract.api_keys import ApiKeys
 from mini_infer_gateway import __version__
 from mini_infer_gateway.settings import GatewaySettings
 from tests.support.fake_engine import FakeEngine
@@ -180,3 +181,28 @@ async def test_every_answer_has_an_id_and_every_error_a_code(method: str, path: 
 def test_its_version_is_the_wheels() -> None:
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
     assert __version__ == project["project"]["version"]
+
+
+async def test_clients_need_a_key_and_engines_get_the_gateways_own() -> None:
+    async with (
+        FakeEngine("a") as engine,
+        running_gateway(engine.endpoint, keys=ApiKeys(["sk-1"]), engine_api_key="sk-engine", admin_port=1) as gateway,
+    ):
+        async with gateway.chat("hi") as response:
+            assert response.status == 401
+            assert (await response.json())["error"]["code"] == "invalid_api_key"
+            assert response.headers["www-authenticate"] == "Bearer"
+            assert "x-request-id" in response.headers
+        for page in ("/v1/models", "/v1/models/m", "/nothing"):
+            assert await status_of(gateway, gateway.url + page) == 401
+        for page in ("/healthz", "/health", "/version"):
+            assert await status_of(gateway, gateway.url + page) == 200
+        for page in ADMIN_PAGES:
+            assert await status_of(gateway, gateway.admin_url + page) == 200
+        assert engine.bodies == []
+        body = {"model": "m", "prompt": "hi"}
+        for headers in ({"authorization": "Bearer sk-1"}, {"x-api-key": "sk-1"}):
+            async with gateway.client.post(gateway.url + "/v1/completions", json=body, headers=headers) as response:
+                assert response.status == 200
+        for seen in engine.headers:
+            assert (seen["authorization"], "x-api-key" in seen) == ("Bearer sk-engine", False)

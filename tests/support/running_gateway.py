@@ -13,6 +13,7 @@ import aiohttp
 import msgspec
 import uvicorn
 
+from mini_infer_contract.api_keys import ApiKeys
 from mini_infer_contract.launch import Endpoint
 from mini_infer_gateway.app import Gateway
 from mini_infer_gateway.endpoints.base import Listed, Publish
@@ -71,10 +72,12 @@ class RunningGateway:
 
 
 @asynccontextmanager
-async def running_gateway(*endpoints: Endpoint, **settings: Any) -> AsyncIterator[RunningGateway]:
+async def running_gateway(
+    *endpoints: Endpoint, keys: ApiKeys | None = None, **settings: Any
+) -> AsyncIterator[RunningGateway]:
     """Started, synced, and stopped at the end."""
     source = HandSource(endpoints)
-    app = Gateway(replace(GatewaySettings(seed=1, log_level="debug", routing_headers=True), **settings), source)
+    app = Gateway(replace(GatewaySettings(seed=1, log_level="debug", routing_headers=True), **settings), source, keys)
     listener, admin_listener = socket.create_server(("127.0.0.1", 0)), socket.create_server(("127.0.0.1", 0))
     if app.settings.admin_port is not None:
         app.settings = replace(app.settings, admin_port=admin_listener.getsockname()[1])

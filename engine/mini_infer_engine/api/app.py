@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from mini_infer_contract import launch
 from mini_infer_contract.api_errors import ApiError, read_json_object
+from mini_infer_contract.api_keys import ApiKeys
 from mini_infer_engine import __version__
 from mini_infer_engine.api.access_log import AccessLog
 from mini_infer_engine.api.dialects.base import Dialect
@@ -17,6 +18,7 @@ from mini_infer_engine.api.dialects.chat import ChatDialect
 from mini_infer_engine.api.dialects.completions import CompletionDialect
 from mini_infer_engine.api.generate import GenerationResponse
 from mini_infer_engine.api.http import RequestIds, install_error_handlers, json_response
+from mini_infer_engine.api.key_check import KeyCheck
 from mini_infer_engine.api.state import ApiServerState
 from mini_infer_engine.api.tokenize import detokenize, tokenize
 
@@ -24,9 +26,11 @@ _CREATED = int(time.time())
 """`created` of a model: when this server started, as vLLM says it."""
 
 
-def make_app(front: ApiServerState) -> FastAPI:
-    """The application on one front."""
+def make_app(front: ApiServerState, keys: ApiKeys | None = None) -> FastAPI:
+    """The application on one front; `keys`: of clients, None: any may ask."""
     app = FastAPI(title="mini-infer", version=__version__, openapi_url=None, redirect_slashes=False)
+    if keys:
+        app.add_middleware(KeyCheck, keys=keys)
     app.add_middleware(RequestIds)
     if front.options.access_log:
         app.add_middleware(AccessLog)

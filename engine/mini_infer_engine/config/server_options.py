@@ -44,6 +44,11 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     ] = 120
     """/healthz answers 503 when the core has work and has finished no step for so long; a step on a CPU can take a
     minute; 0: never."""
+    api_key: Annotated[tuple[str, ...], Option(group=SERVER, unit="KEY", is_list=True, default_text="none")] = ()
+    """Keys of clients; with none here, in --api-key-file or in MINI_INFER_API_KEY (one more) anybody is answered. Other
+    users of the machine can read these, but not those."""
+    api_key_file: Annotated[str | None, Option(group=SERVER, unit="FILE", default_text="none")] = None
+    """Keys of clients, one a line; read again when it changes."""
     access_log: Annotated[bool, Option(group=SERVER)] = True
     """A line for each request; those that fail are warnings."""
     log_format: Annotated[LogFormat, Option(group=SERVER)] = "text"

@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
+from mini_infer_contract.api_keys import configured_keys
 from mini_infer_contract.engine_options import BATCHING, MODEL, EngineOptions
 from mini_infer_contract.logs import configure_logging
 from mini_infer_engine import __version__
@@ -70,6 +71,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(options: argparse.Namespace, settings: EngineSettings) -> int:
     """Take the port, find the model, start the core, serve."""
     server = options_from(options, ServerOptions)
+    try:
+        keys = configured_keys(server.api_key, server.api_key_file)
+    except (OSError, ValueError) as error:
+        raise StartError(f"API keys: {error}") from None
     dry_run = _dry_run(options) if options.dry_run else None
     listening = listen(server.host, server.port)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # until the server takes over
@@ -99,7 +104,7 @@ def run(options: argparse.Namespace, settings: EngineSettings) -> int:
         host, port = listening.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         logger.info("mini-infer %s serves %s at http://%s:%d", __version__, ", ".join(names), shown, port)
-        return serve(listening, text, core, server, settings.max_num_seqs)
+        return serve(listening, text, core, server, settings.max_num_seqs, keys)
 
 
 def _dry_run(options: argparse.Namespace) -> DryRun:

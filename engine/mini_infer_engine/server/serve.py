@@ -12,6 +12,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from mini_infer_contract.api_errors import ApiError
+from mini_infer_contract.api_keys import ApiKeys
 from mini_infer_contract.launch import DRAINING_HEADER
 from mini_infer_engine.api.app import make_app
 from mini_infer_engine.api.metrics import ServerMetrics
@@ -32,11 +33,16 @@ _KEEP_ALIVE_S = 75
 
 
 def serve(
-    listening: socket.socket, text: TextModel, core: CoreProcess, options: ServerOptions, max_num_seqs: int
+    listening: socket.socket,
+    text: TextModel,
+    core: CoreProcess,
+    options: ServerOptions,
+    max_num_seqs: int,
+    keys: ApiKeys,
 ) -> int:
     """Run until a signal or the core's death. Returns the exit status."""
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(_Server(listening, text, core, options, max_num_seqs).run())
+        return runner.run(_Server(listening, text, core, options, max_num_seqs, keys).run())
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
@@ -57,13 +63,20 @@ class _Uvicorn(uvicorn.Server):
 
 class _Server:
     def __init__(
-        self, listening: socket.socket, text: TextModel, core: CoreProcess, options: ServerOptions, max_num_seqs: int
+        self,
+        listening: socket.socket,
+        text: TextModel,
+        core: CoreProcess,
+        options: ServerOptions,
+        max_num_seqs: int,
+        keys: ApiKeys,
     ) -> None:
         self._listening = listening
         self._text = text
         self._core = core
         self._options = options
         self._max_num_seqs = max_num_seqs
+        self._keys = keys
         self._status = 0
         self._leaving = asyncio.Event()
         """Set when the process should go at once."""
@@ -76,7 +89,7 @@ class _Server:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self._on_terminate)
         loop.add_signal_handler(signal.SIGINT, self._leaving.set)
-        server = _Uvicorn(_uvicorn_config(make_app(self._front)))
+        server = _Uvicorn(_uvicorn_config(make_app(self._front, self._keys)))
         serving = asyncio.create_task(server.serve([self._listening]))
         owned = [
             asyncio.create_task(self._watch_core(client)),

@@ -303,8 +303,10 @@ class Response(asyncio.Protocol):
 class Upstream:
     """Connections to all endpoints."""
 
-    def __init__(self, connect_timeout_s: float) -> None:
+    def __init__(self, connect_timeout_s: float, api_key: str = "") -> None:
+        """`api_key` is sent with every request, in place of a client's; "": none."""
         self._connect_timeout_s = connect_timeout_s
+        self._credentials: Headers = [(b"authorization", b"Bearer " + api_key.encode())] if api_key else []
         self._idle: dict[Address, list[Response]] = {}
         self._tls = ssl.create_default_context()
 
@@ -328,6 +330,8 @@ class Upstream:
         except ValueError as error:
             raise ConnectError(f"{url!r} is no address: {error}") from None
         lines = [b"%s %s%s HTTP/1.1\r\nhost: %s\r\n" % (method.encode(), address.base_path, path, address.host_header)]
+        if self._credentials:
+            headers = [*(header for header in headers if header[0] != b"authorization"), *self._credentials]
         lines += [b"%s: %s\r\n" % header for header in headers]
         lines.append(b"content-length: %d\r\n\r\n" % len(body))
         head = b"".join(lines)

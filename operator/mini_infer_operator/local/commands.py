@@ -5,6 +5,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from mini_infer_contract.api_keys import API_KEY_ENV
 from mini_infer_contract.launch import HEALTH_PATH, READY_PATH
 from mini_infer_operator.launch import Addresses, Launch, grace_s, serve_arguments
 from mini_infer_operator.local.ports import HOST
@@ -23,6 +24,8 @@ def engine_command(launch: Launch, ports: tuple[int, int, int], *, threads: int,
     addresses = Addresses(host=HOST, http_port=http_port, events_port=events_port, replay_port=replay_port)
     arguments = serve_arguments(launch, addresses, claim_mount="", drain_s=grace_s(launch))
     environment = _environment({"OMP_NUM_THREADS": str(threads)} if "OMP_NUM_THREADS" not in os.environ else {})
+    # Keys are for clients of the gateway; engines listen on loopback, where the gateway would need one for them.
+    environment.pop(API_KEY_ENV, None)
     if gpus:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     container = launch.template.container

@@ -4,6 +4,7 @@ import asyncio
 import fcntl
 import importlib.util
 import json
+import os
 import shlex
 import signal
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import aiohttp
 
+from mini_infer_contract.api_keys import API_KEY_ENV
 from mini_infer_contract.resources import InferenceService
 from mini_infer_operator.controller.queue import WorkQueue
 from mini_infer_operator.local.backend import LocalBackend, file_version, notices, refuse_elsewhere
@@ -121,10 +123,14 @@ async def _greet(backend: LocalBackend, gateway: SupervisedProcess, url: str, fo
             break
         await asyncio.sleep(0.1)
     model = backend.status["model"]
+    has_key = bool(os.environ.get(API_KEY_ENV))
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": QUESTION}]})
-    curl = f"curl {url}/v1/chat/completions -H 'content-type: application/json' -d {shlex.quote(body)}"
+    key = f' -H "authorization: Bearer ${API_KEY_ENV}"' if has_key else ""
+    curl = f"curl {url}/v1/chat/completions{key} -H 'content-type: application/json' -d {shlex.quote(body)}"
+    chat = f"OPENAI_API_KEY=${API_KEY_ENV} mini-infer chat" if has_key else "mini-infer chat"
+    keys = f"key ${API_KEY_ENV}" if has_key else "any key"
     _say(
-        f"\n{model} answers at {url}/v1 (OpenAI API, any key). Try:\n\n  {curl}\n\n  mini-infer chat --url {url}\n\n"
+        f"\n{model} answers at {url}/v1 (OpenAI API, {keys}). Try:\n\n  {curl}\n\n  {chat} --url {url}\n\n"
         f"Logs are in {folder}. Ctrl-C ends everything."
     )
 

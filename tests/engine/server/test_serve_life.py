@@ -110,7 +110,10 @@ def test_each_request_has_a_line_and_failures_are_warnings() -> None:
         server.client.get("/nothing")
         wait_until(lambda: "/nothing" in server.text_of_log)
     lines = [json.loads(line) for line in server.log]
-    whole, streamed, refused, missing = [line for line in lines if line["logger"].endswith("access_log")]
+    told = [line for line in lines if line["logger"].endswith("access_log")]
+    whole, streamed, refused, missing = [
+        line for line in told if line["path"] != "/readyz"
+    ]  # asked before it was ready
     assert {"method": "POST", "path": "/v1/completions", "status": 200, "request_id": "mine"}.items() <= whole.items()
     assert (whole["model"], whole["prompt_tokens"], whole["completion_tokens"]) == ("dry", 1, 5)
     assert whole["level"] == "info"
@@ -287,3 +290,29 @@ def test_what_cannot_be_served_is_told_without_a_traceback(flags: tuple[str, ...
     assert status == 1
     assert message in log
     assert "Traceback" not in log
+
+
+def test_with_keys_it_answers_only_who_sends_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINI_INFER_API_KEY", "sk-environment")
+    file = tmp_path / "keys"
+    file.write_text("sk-file\n")
+    with DryServer("--api-key", "sk-one", "sk-two", "--api-key-file", str(file)) as server:
+        refused = server.client.get("/v1/models", headers={"authorization": "Bearer sk-wrong"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
+        assert refused.json()["error"]["type"] == "invalid_request_error"
+        assert (refused.headers["www-authenticate"], len(refused.headers["x-request-id"])) == ("Bearer", 32)
+        for path in ("/v1/models", "/prompt_assets", "/kv_snapshot", "/nothing", "/tokenizer_info"):
+            assert server.client.get(path).status_code == 401
+        for path in ("/healthz", "/readyz", "/metrics", "/health", "/version", "/drain"):
+            assert server.client.get(path).status_code == 200
+        for key in ("sk-one", "sk-two", "sk-file", "sk-environment"):
+            assert server.client.get("/v1/models", headers={"authorization": f"Bearer {key}"}).status_code == 200
+        assert server.client.get("/v1/models", headers={"x-api-key": "sk-two"}).status_code == 200
+    assert "sk-" not in server.text_of_log
+
+
+def test_a_file_without_keys_is_said_at_once(tmp_path: Path) -> None:
+    command = serve_command("--dry-run", "--port", "0", "--api-key-file", str(tmp_path / "none"))
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=30)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "API keys" in done.stderr

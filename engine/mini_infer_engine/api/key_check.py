@@ -1,0 +1,25 @@
+"""ASGI middleware that lets through only who has sent an API key; where and which keys is contract.api_keys'."""
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from mini_infer_contract.api_keys import ApiKeys
+from mini_infer_engine.api.http import error_response
+
+
+class KeyCheck:
+    """Around everything that the server answers."""
+
+    def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
+        self._app, self._keys = app, keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI."""
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        refusal = self._keys.refusal(scope.get("method", "GET"), scope["path"], scope["headers"])
+        if refusal is None:
+            await self._app(scope, receive, send)
+        else:
+            # Of a WebSocket Starlette makes a refused handshake with this answer.
+            await error_response(refusal, scope)(scope, receive, send)
