@@ -11,8 +11,10 @@ from starlette.responses import Response
 from mini_infer_contract import launch
 from mini_infer_contract.api_errors import ApiError, read_json_object
 from mini_infer_contract.api_keys import ApiKeys
+from mini_infer_contract.dialects.anthropic import COUNT_TOKENS_PATH, MESSAGES_PATH
 from mini_infer_engine import __version__
 from mini_infer_engine.api.access_log import AccessLog
+from mini_infer_engine.api.dialects.anthropic import MessagesDialect
 from mini_infer_engine.api.dialects.base import Dialect
 from mini_infer_engine.api.dialects.chat import ChatDialect
 from mini_infer_engine.api.dialects.completions import CompletionDialect
@@ -20,7 +22,7 @@ from mini_infer_engine.api.generate import GenerationResponse
 from mini_infer_engine.api.http import RequestIds, install_error_handlers, json_response
 from mini_infer_engine.api.key_check import KeyCheck
 from mini_infer_engine.api.state import ApiServerState
-from mini_infer_engine.api.tokenize import detokenize, tokenize
+from mini_infer_engine.api.tokenize import count_tokens, detokenize, tokenize
 
 _CREATED = int(time.time())
 """`created` of a model: when this server started, as vLLM says it."""
@@ -38,6 +40,8 @@ def make_app(front: ApiServerState, keys: ApiKeys | None = None) -> FastAPI:
     for path, method, handler in (
         ("/v1/chat/completions", "POST", lambda request: _generate(front, request, ChatDialect())),
         ("/v1/completions", "POST", lambda request: _generate(front, request, CompletionDialect())),
+        (MESSAGES_PATH, "POST", lambda request: _generate(front, request, MessagesDialect())),
+        (COUNT_TOKENS_PATH, "POST", lambda request: count_tokens(front, request)),
         ("/v1/models", "GET", lambda request: _models(front)),
         ("/v1/models/{name:path}", "GET", lambda request: _model(front, request)),
         ("/tokenize", "POST", lambda request: tokenize(front, request)),

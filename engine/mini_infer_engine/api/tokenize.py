@@ -1,4 +1,4 @@
-"""/tokenize and /detokenize, as vLLM has them."""
+"""/tokenize and /detokenize, as vLLM has them, and /v1/messages/count_tokens, as Anthropic has it."""
 
 from typing import Any
 
@@ -6,7 +6,9 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from mini_infer_contract.api_errors import ApiError, read_json_object
+from mini_infer_contract.dialects.anthropic import COUNT_TOKENS_PATH, chat_body
 from mini_infer_contract.prompt import PromptEncoder, PromptText
+from mini_infer_engine.api.dialects.chat import ChatDialect
 from mini_infer_engine.api.dialects.fields import Body, parse_fields
 from mini_infer_engine.api.http import json_response, read_json
 from mini_infer_engine.api.state import ApiServerState
@@ -56,6 +58,16 @@ def _ids(encoder: PromptEncoder, request: TokenizeRequest, body: dict[str, Any])
     if request.prompt is not None:
         return text_ids(encoder, PromptText(request.prompt, request.add_special_tokens is not False), "prompt")
     return chat_ids(encoder, body)
+
+
+async def count_tokens(state: ApiServerState, http_request: HttpRequest) -> Response:
+    """How many tokens the prompt of a message has, however many they are."""
+    raw = await read_json(http_request, state.options.max_body_bytes, state.options.body_timeout_s)
+    with state.admission.body(len(raw)):
+        chat = chat_body(read_json_object(raw), COUNT_TOKENS_PATH)
+        state.check_model(ChatDialect().parse(chat).model)
+        ids = await state.text.in_slices(chat_ids(_encoder(state), chat))
+    return json_response({"input_tokens": len(ids)})
 
 
 async def detokenize(state: ApiServerState, http_request: HttpRequest) -> Response:

@@ -1,0 +1,107 @@
+"""Anthropic's /v1/messages: a chat in other words (see contract/dialects/anthropic), and what the answer looks like."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from mini_infer_contract.api_errors import ApiError
+from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS
+from mini_infer_contract.dialects.anthropic import chat_of
+from mini_infer_contract.dialects.anthropic_errors import ANTHROPIC_ERRORS
+from mini_infer_contract.dialects.anthropic_request import MessagesRequest, parse_request
+from mini_infer_engine.api.dialects.anthropic_events import PING, BlockEvents, event
+from mini_infer_engine.api.dialects.base import GenerationSpec, OutputLimit
+from mini_infer_engine.api.dialects.chat import ChatDialect
+from mini_infer_engine.api.dialects.openai_shapes import encode_json
+from mini_infer_engine.text.detokenizer import Decoder
+from mini_infer_engine.text.output_text import Delta, OutputText
+
+
+class MessagesDialect:
+    """A `Dialect`, of one request."""
+
+    _request: MessagesRequest
+
+    def parse(self, body: dict[str, Any]) -> GenerationSpec:
+        """See `Dialect`."""
+        self._request = parse_request(body, MessagesRequest)
+        spec = ChatDialect().parse(chat_of(self._request))
+        # Where prompt and max_tokens are more than the context, the answer ends with the context, and says so.
+        return replace(spec, output_limit=OutputLimit("max_tokens", self._request.max_tokens or 1, False))
+
+    def renderer(
+        self, spec: GenerationSpec, request_id: str, model: str, decoder: Decoder | None
+    ) -> "MessagesRenderer":
+        """See `Dialect`."""
+        return MessagesRenderer(self._request, request_id, model)
+
+
+class MessagesRenderer:
+    """A `Renderer`: a message, whole or in events."""
+
+    def __init__(self, request: MessagesRequest, request_id: str, model: str) -> None:
+        self._request_id = request_id
+        self._max_tokens = request.max_tokens
+        self._head = {"id": f"msg_{request_id}", "type": "message", "role": "assistant", "model": model}
+        omits_thinking = request.thinking is not None and request.thinking.display == "omitted"
+        self._blocks = BlockEvents(omits_thinking=omits_thinking)
+
+    def whole(self, replies: Sequence[OutputText]) -> bytes:
+        """See `Renderer`."""
+        reply = replies[0]
+        message = self._head | {"content": self._content(reply)} | self._end(reply)
+        return encode_json(message | {"usage": self._usage(reply)})
+
+    def _content(self, reply: OutputText) -> list[dict[str, Any]]:
+        return [{"type": "text", "text": reply.text}] if reply.text and self._max_tokens else []
+
+    def begin(self, replies: Sequence[OutputText]) -> bytes:
+        """See `Renderer`."""
+        nothing: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
+        usage = self._usage(replies[0]) | {"output_tokens": 0}
+        return event({"type": "message_start", "message": self._head | nothing | {"usage": usage}}) + PING
+
+    def render(self, deltas: Sequence[Delta]) -> bytes:
+        """See `Renderer`."""
+        return b"".join([self._blocks.text(delta.text) for delta in deltas]) if self._max_tokens else b""
+
+    def end(self, replies: Sequence[OutputText]) -> bytes:
+        """See `Renderer`."""
+        reply = replies[0]
+        last = {"type": "message_delta", "delta": self._end(reply), "usage": self._usage(reply)}
+        return self._blocks.close() + event(last) + event({"type": "message_stop"})
+
+    def broken(self, error: ApiError) -> bytes:
+        """See `Renderer`."""
+        return ANTHROPIC_ERRORS.event(error, self._request_id)
+
+    def _end(self, reply: OutputText) -> dict[str, Any]:
+        sequence = reply.stop_reason if isinstance(reply.stop_reason, str) and reply.finish_reason == "stop" else None
+        return {"stop_reason": self._stop_reason(reply, sequence), "stop_sequence": sequence}
+
+    def _stop_reason(self, reply: OutputText, stop_sequence: str | None) -> str:
+        if not self._max_tokens:
+            return "max_tokens"
+        if reply.finish_reason == "length":
+            is_limit = len(reply.token_ids) >= self._max_tokens
+            return "max_tokens" if is_limit else "model_context_window_exceeded"
+        return "end_turn" if stop_sequence is None else "stop_sequence"
+
+    def _usage(self, reply: OutputText) -> dict[str, Any]:
+        return message_usage(len(reply.request.prompt_token_ids), reply.num_cached_tokens) | {
+            "output_tokens": len(reply.token_ids) if self._max_tokens else 0
+        }
+
+
+def message_usage(prompt_tokens: int, cached_tokens: int) -> dict[str, Any]:
+    """A prompt's tokens as Anthropic counts them: read from the cache, put into it, and neither; together all of them.
+
+    All whole blocks of a prompt go into the cache, whatever `cache_control` says.
+    """
+    read = min(cached_tokens, prompt_tokens)
+    created = max(0, prompt_tokens // BLOCK_SIZE_TOKENS * BLOCK_SIZE_TOKENS - read)
+    return {
+        "input_tokens": prompt_tokens - read - created,
+        "cache_creation_input_tokens": created,
+        "cache_read_input_tokens": read,
+    }

@@ -1,0 +1,84 @@
+"""The content blocks of a message in Anthropic's stream: which one is open, and the events that make, fill and end it.
+
+Pure: pieces of text in, bytes out. Knows no request and no tokens.
+"""
+
+import hashlib
+from typing import Any
+
+import msgspec
+
+_encode = msgspec.json.Encoder().encode
+
+PING = b'event: ping\ndata: {"type":"ping"}\n\n'
+
+
+def event(content: dict[str, Any]) -> bytes:
+    """One server-sent event, named by its type."""
+    return b"event: %b\ndata: %b\n\n" % (content["type"].encode(), _encode(content))
+
+
+def signature(thinking: str) -> str:
+    """What stands where Anthropic signs thinking: clients want it to be there, and nobody checks it."""
+    return hashlib.sha256(thinking.encode("utf-8", "replace")).hexdigest()
+
+
+def tool_use_id(call_id: str) -> str:
+    """The id of a call as Anthropic's clients know it: "toolu_" where OpenAI's have "call_"."""
+    return f"toolu_{call_id.removeprefix('call_')}"
+
+
+class BlockEvents:
+    """Of one message."""
+
+    def __init__(self, *, omits_thinking: bool) -> None:
+        """`omits_thinking`: that there was some is told, and not what it was."""
+        self._omits_thinking = omits_thinking
+        self._open: str | None = None
+        """The type of the block that is open."""
+        self._index = -1
+        self._thinking: list[str] = []
+
+    def text(self, piece: str) -> bytes:
+        """More of the answer."""
+        if not piece:
+            return b""
+        return self._in_block("text", {"text": ""}) + self._delta({"type": "text_delta", "text": piece})
+
+    def thinking(self, piece: str) -> bytes:
+        """More of the thinking."""
+        begun = self._in_block("thinking", {"thinking": "", "signature": ""})
+        self._thinking.append(piece)
+        return begun if self._omits_thinking else begun + self._delta({"type": "thinking_delta", "thinking": piece})
+
+    def tool_use(self, call_id: str, name: str) -> bytes:
+        """A call begins."""
+        return self.close() + self._in_block("tool_use", {"id": tool_use_id(call_id), "name": name, "input": {}})
+
+    def tool_input(self, piece: str) -> bytes:
+        """More of the open call's input."""
+        return self._delta({"type": "input_json_delta", "partial_json": piece})
+
+    def close(self) -> bytes:
+        """The open block, if there is one, ends."""
+        if self._open is None:
+            return b""
+        signed = b""
+        if self._open == "thinking":
+            signed = self._delta({"type": "signature_delta", "signature": signature("".join(self._thinking))})
+            self._thinking.clear()
+        self._open = None
+        return signed + event({"type": "content_block_stop", "index": self._index})
+
+    def _in_block(self, kind: str, beginning: dict[str, Any]) -> bytes:
+        """Whatever it takes for a block of this type to be open."""
+        if self._open == kind:
+            return b""
+        closed = self.close()
+        self._open = kind
+        self._index += 1
+        block = {"type": kind} | beginning
+        return closed + event({"type": "content_block_start", "index": self._index, "content_block": block})
+
+    def _delta(self, delta: dict[str, Any]) -> bytes:
+        return event({"type": "content_block_delta", "index": self._index, "delta": delta})

@@ -1,0 +1,186 @@
+"""Anthropic's Messages API of a dry-run server, as its clients see it."""
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.engine.server.dry_server import DryServer
+
+QUESTION = "What does textwrap.dedent do? é€😀"
+ANSWER = f"You said: {QUESTION}"
+PATH = "/v1/messages"
+
+
+def message(content: object = QUESTION, **fields: Any) -> dict[str, Any]:
+    return {"model": "dry", "max_tokens": 500, "messages": [{"role": "user", "content": content}], **fields}
+
+
+def post(server: DryServer, body: dict[str, Any], path: str = PATH) -> httpx.Response:
+    headers = {"anthropic-version": "2023-06-01", "anthropic-beta": "some-beta", "x-api-key": "k"}
+    return server.client.post(path, json=body, headers=headers)
+
+
+def whole(server: DryServer, body: dict[str, Any]) -> dict[str, Any]:
+    response = post(server, body)
+    assert response.status_code == 200, response.text
+    answer = response.json()
+    assert isinstance(answer, dict)
+    return answer
+
+
+def events(server: DryServer, body: dict[str, Any]) -> list[dict[str, Any]]:
+    """The events of a stream, whose names are their types."""
+    response = post(server, body | {"stream": True})
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"].startswith("text/event-stream")
+    found = []
+    for text in response.text.split("\n\n")[:-1]:
+        name, data = text.split("\n")
+        found.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {found[-1]['type']}"
+    return found
+
+
+def joined(stream: list[dict[str, Any]]) -> dict[str, Any]:
+    """The message that a stream tells, put together as a client does it."""
+    assert stream[0]["type"] == "message_start"
+    assert stream[-1]["type"] == "message_stop"
+    told: dict[str, Any] = stream[0]["message"]
+    for event in stream[1:-1]:
+        kind = event["type"]
+        if kind == "content_block_start":
+            assert event["index"] == len(told["content"])
+            told["content"].append(event["content_block"] | {"_json": ""})
+        elif kind == "content_block_delta":
+            block, delta = told["content"][event["index"]], event["delta"]
+            for name, target in (("text", "text"), ("thinking", "thinking"), ("partial_json", "_json")):
+                block[target] = block.get(target, "") + delta.get(name, "") if name in delta else block.get(target)
+            block |= {"signature": delta["signature"]} if "signature" in delta else {}
+        elif kind == "message_delta":
+            told |= event["delta"] | {"usage": told["usage"] | event["usage"]}
+    for block in told["content"]:
+        arguments = block.pop("_json")
+        if block["type"] == "tool_use":
+            block["input"] = json.loads(arguments)
+        for name in [name for name, value in block.items() if value is None]:
+            del block[name]
+    return told
+
+
+def test_a_message_has_anthropics_shape(server: DryServer) -> None:
+    response = post(server, message(system="Be kind."))
+    answer = response.json()
+    assert answer.pop("id") == f"msg_{response.headers['request-id']}"
+    assert response.headers["request-id"] == response.headers["x-request-id"]
+    usage = answer.pop("usage")
+    assert answer == {
+        "type": "message",
+        "role": "assistant",
+        "model": "dry",
+        "content": [{"type": "text", "text": ANSWER}],
+        "stop_reason": "end_turn",
+        "stop_sequence": None,
+    }
+    assert usage["output_tokens"] == len(ANSWER.encode()) + 1
+
+
+def test_a_stream_tells_the_same(server: DryServer) -> None:
+    stream = events(server, message())
+    kinds = [event["type"] for event in stream]
+    assert kinds[:3] == ["message_start", "ping", "content_block_start"]
+    assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
+    assert set(kinds[3:-3]) == {"content_block_delta"}
+    told, answer = joined(stream), whole(server, message())
+    assert told["usage"].pop("output_tokens") == answer["usage"].pop("output_tokens")
+    for both in (told, answer):
+        del both["id"], both["usage"]
+    assert told == answer
+
+
+def test_usage_is_of_what_the_cache_had_what_it_got_and_the_rest(server: DryServer) -> None:
+    body = message("A sentence that nobody else sends, long enough for some blocks of the cache. " * 3)
+    counted = post(server, {name: body[name] for name in ("model", "messages")}, PATH + "/count_tokens").json()
+    cold, warm = whole(server, body)["usage"], whole(server, body)["usage"]
+    start = events(server, body)[0]["message"]["usage"]
+    for usage in (cold, warm, start):
+        parts = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
+        assert sum(usage[name] for name in parts) == counted["input_tokens"]
+        assert 0 <= usage["input_tokens"] < 16
+    assert cold["cache_creation_input_tokens"] > cold["cache_read_input_tokens"]
+    assert warm["cache_read_input_tokens"] >= 128
+    assert start["output_tokens"] == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "text", "reason", "sequence"),
+    [
+        ({"max_tokens": 3}, "You", "max_tokens", None),
+        ({"max_tokens": 0}, None, "max_tokens", None),
+        ({"stop_sequences": ["textwrap", "no"]}, "You said: What does ", "stop_sequence", "textwrap"),
+    ],
+)
+def test_why_an_answer_ends(
+    server: DryServer, fields: dict[str, Any], text: str | None, reason: str, sequence: str | None
+) -> None:
+    for told in (whole(server, message(**fields)), joined(events(server, message(**fields)))):
+        assert told["content"] == ([] if text is None else [{"type": "text", "text": text}])
+        assert (told["stop_reason"], told["stop_sequence"]) == (reason, sequence)
+        assert (
+            told["usage"]["output_tokens"] == 0 or fields["max_tokens" if "max_tokens" in fields else "stop_sequences"]
+        )
+
+
+def test_more_tokens_than_the_context_has_are_cut_there(server: DryServer) -> None:
+    assert whole(server, message("x", max_tokens=10_000_000))["stop_reason"] == "end_turn"
+
+
+def test_the_beginning_of_an_answer_is_gone_on_with(server: DryServer) -> None:
+    body = message("ab")
+    body["messages"].append({"role": "assistant", "content": "You"})
+    counted = post(server, {name: body[name] for name in ("model", "messages")}, PATH + "/count_tokens").json()
+    prompt = "<|im_start|>user\nab<|im_end|>\n<|im_start|>assistant\nYou"
+    text = {"model": "dry", "prompt": prompt, "add_special_tokens": False}
+    assert counted["input_tokens"] == server.client.post("/tokenize", json=text).json()["count"]
+
+
+def test_tokens_are_counted_however_many_they_are(server: DryServer) -> None:
+    counted = post(server, {"model": "dry", "messages": message("x" * 100_000)["messages"]}, PATH + "/count_tokens")
+    assert counted.json()["input_tokens"] > 100_000
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "kind", "words"),
+    [
+        (message(model="none"), 404, "not_found_error", "'none'"),
+        (message(temperature=2), 400, "invalid_request_error", "temperature"),
+        (message([{"type": "image", "source": {}}]), 400, "invalid_request_error", "messages[0].content[0].type"),
+        (message("x" * 100_000), 400, "invalid_request_error", "context"),
+        (message(stop_sequences=[""]), 400, "invalid_request_error", "stop_sequences"),
+        ({"model": "dry"}, 400, "invalid_request_error", "max_tokens"),
+    ],
+)
+def test_errors_have_anthropics_shape(
+    server: DryServer, body: dict[str, Any], status: int, kind: str, words: str
+) -> None:
+    response = post(server, body)
+    answer = response.json()
+    assert response.status_code == status
+    assert answer["type"] == "error"
+    assert answer["error"]["type"] == kind
+    assert words in answer["error"]["message"]
+    assert answer["request_id"] == response.headers["request-id"]
+
+
+def test_errors_of_http_have_it_too(server: DryServer) -> None:
+    for response, status in (
+        (server.client.get(PATH), 405),
+        (server.client.post(PATH + "/batches", json={}), 404),
+        (server.client.post(PATH, content="x", headers={"content-type": "text/plain"}), 415),
+        (server.client.post(PATH, content="{", headers={"content-type": "application/json"}), 400),
+        (server.client.post(PATH, json={}, headers={"x-request-id": "a b"}), 400),
+    ):
+        assert response.status_code == status
+        assert response.json()["type"] == "error"
+        assert response.json()["error"]["type"] == ("not_found_error" if status == 404 else "invalid_request_error")
