@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from mini_infer_contract.api_errors import OPENAI_ERRORS, ErrorShape
-from mini_infer_gateway.prompts.prompt_keys import PromptReader, chat_prompts, text_prompts
+from mini_infer_contract.dialects.anthropic import COUNT_TOKENS_PATH, MESSAGES_PATH
+from mini_infer_contract.dialects.anthropic_errors import ANTHROPIC_ERRORS
+from mini_infer_gateway.prompts.prompt_keys import PromptReader, chat_prompts, message_prompts, text_prompts
 
 CHAT_PATH: Final = "/v1/chat/completions"
 COMPLETIONS_PATH: Final = "/v1/completions"
@@ -37,6 +39,8 @@ ENGINE_PATHS: Final = {
     for row in (
         EnginePath(path=CHAT_PATH, prompts=chat_prompts, continued=True),
         EnginePath(path=COMPLETIONS_PATH, prompts=text_prompts, continued=True),
+        EnginePath(path=MESSAGES_PATH, prompts=message_prompts, errors=ANTHROPIC_ERRORS),
+        EnginePath(path=COUNT_TOKENS_PATH, generates=False, errors=ANTHROPIC_ERRORS),
         EnginePath(path="/tokenize", generates=False, lone_model=True),
         EnginePath(path="/detokenize", generates=False, lone_model=True),
         EnginePath(path="/tokenizer_info", methods=frozenset(("GET",)), generates=False, lone_model=True),

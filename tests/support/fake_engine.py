@@ -10,6 +10,7 @@ from aiohttp import web
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from mini_infer_contract.blocks import block_keys, root_key
+from mini_infer_contract.dialects.anthropic import COUNT_TOKENS_PATH, MESSAGES_PATH, chat_body
 from mini_infer_contract.events import (
     EVENTS_TOPIC,
     LOAD_TOPIC,
@@ -88,6 +89,8 @@ class FakeEngine:
         app = web.Application(client_max_size=64 << 20)
         app.router.add_post("/v1/chat/completions", self._generate)
         app.router.add_post("/v1/completions", self._generate)
+        app.router.add_post(MESSAGES_PATH, self._generate)
+        app.router.add_post(COUNT_TOKENS_PATH, self._generate)
         app.router.add_post("/tokenize", self._tokenize)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/tokenizer_info", self._tokenizer_info)
@@ -199,8 +202,12 @@ class FakeEngine:
         body: dict[str, Any] = json.loads(raw)
         if self.hang:
             await asyncio.sleep(60)
-        chat = request.path == "/v1/chat/completions"
-        prompts = [chat_prompt_ids(self.encoder, body)] if chat else completion_prompt_ids(self.encoder, body)
+        if request.path in (MESSAGES_PATH, COUNT_TOKENS_PATH):
+            prompts = [chat_prompt_ids(self.encoder, chat_body(body, request.path))]
+        elif request.path == "/v1/chat/completions":
+            prompts = [chat_prompt_ids(self.encoder, body)]
+        else:
+            prompts = completion_prompt_ids(self.encoder, body)
         for ids in prompts:
             self.hit_tokens += await self.prefill(ids)
         if not body.get("stream"):

@@ -9,6 +9,7 @@ from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS
 from mini_infer_contract.dialects.anthropic import chat_of
 from mini_infer_contract.dialects.anthropic_errors import ANTHROPIC_ERRORS
 from mini_infer_contract.dialects.anthropic_request import MessagesRequest, parse_request
+from mini_infer_engine.api.dialects.anthropic_blocks import text_blocks, thinking_blocks, tool_use_block
 from mini_infer_engine.api.dialects.anthropic_events import PING, BlockEvents, event
 from mini_infer_engine.api.dialects.base import GenerationSpec, OutputLimit
 from mini_infer_engine.api.dialects.chat import ChatDialect
@@ -43,8 +44,9 @@ class MessagesRenderer:
         self._request_id = request_id
         self._max_tokens = request.max_tokens
         self._head = {"id": f"msg_{request_id}", "type": "message", "role": "assistant", "model": model}
-        omits_thinking = request.thinking is not None and request.thinking.display == "omitted"
-        self._blocks = BlockEvents(omits_thinking=omits_thinking)
+        self._omits_thinking = request.thinking is not None and request.thinking.display == "omitted"
+        self._blocks = BlockEvents(omits_thinking=self._omits_thinking)
+        self._is_parsed = False
 
     def whole(self, replies: Sequence[OutputText]) -> bytes:
         """See `Renderer`."""
@@ -53,17 +55,29 @@ class MessagesRenderer:
         return encode_json(message | {"usage": self._usage(reply)})
 
     def _content(self, reply: OutputText) -> list[dict[str, Any]]:
-        return [{"type": "text", "text": reply.text}] if reply.text and self._max_tokens else []
+        if not self._max_tokens:
+            return []
+        parsed = reply.parsed
+        if parsed is None:
+            return text_blocks(reply.text)
+        thinking = thinking_blocks(parsed.reasoning, omitted=self._omits_thinking)
+        return [*thinking, *text_blocks(parsed.content), *map(tool_use_block, parsed.tool_calls)]
 
     def begin(self, replies: Sequence[OutputText]) -> bytes:
         """See `Renderer`."""
+        self._is_parsed = replies[0].parsed is not None
         nothing: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
         usage = self._usage(replies[0]) | {"output_tokens": 0}
         return event({"type": "message_start", "message": self._head | nothing | {"usage": usage}}) + PING
 
     def render(self, deltas: Sequence[Delta]) -> bytes:
         """See `Renderer`."""
-        return b"".join([self._blocks.text(delta.text) for delta in deltas]) if self._max_tokens else b""
+        return b"".join([self._event(delta) for delta in deltas]) if self._max_tokens else b""
+
+    def _event(self, delta: Delta) -> bytes:
+        if not self._is_parsed:
+            return self._blocks.text(delta.text)
+        return b"".join([self._blocks.part(part) for part in delta.parts])
 
     def end(self, replies: Sequence[OutputText]) -> bytes:
         """See `Renderer`."""
@@ -76,7 +90,7 @@ class MessagesRenderer:
         return ANTHROPIC_ERRORS.event(error, self._request_id)
 
     def _end(self, reply: OutputText) -> dict[str, Any]:
-        sequence = reply.stop_reason if isinstance(reply.stop_reason, str) and reply.finish_reason == "stop" else None
+        sequence = reply.stop_reason if isinstance(reply.stop_reason, str) else None
         return {"stop_reason": self._stop_reason(reply, sequence), "stop_sequence": sequence}
 
     def _stop_reason(self, reply: OutputText, stop_sequence: str | None) -> str:
@@ -85,12 +99,16 @@ class MessagesRenderer:
         if reply.finish_reason == "length":
             is_limit = len(reply.token_ids) >= self._max_tokens
             return "max_tokens" if is_limit else "model_context_window_exceeded"
-        return "end_turn" if stop_sequence is None else "stop_sequence"
+        if stop_sequence is not None:
+            return "stop_sequence"
+        return "tool_use" if reply.finish_reason == "tool_calls" else "end_turn"
 
     def _usage(self, reply: OutputText) -> dict[str, Any]:
-        return message_usage(len(reply.request.prompt_token_ids), reply.num_cached_tokens) | {
-            "output_tokens": len(reply.token_ids) if self._max_tokens else 0
-        }
+        usage: dict[str, Any] = message_usage(len(reply.request.prompt_token_ids), reply.num_cached_tokens)
+        usage["output_tokens"] = len(reply.token_ids) if self._max_tokens else 0
+        if reply.parsed is not None:
+            usage["output_tokens_details"] = {"thinking_tokens": reply.parsed.reasoning_tokens}
+        return usage
 
 
 def message_usage(prompt_tokens: int, cached_tokens: int) -> dict[str, Any]:

@@ -3,10 +3,12 @@
 Pure: pieces of text in, bytes out. Knows no request and no tokens.
 """
 
-import hashlib
 from typing import Any
 
 import msgspec
+
+from mini_infer_engine.api.dialects.anthropic_blocks import signature, tool_use_id
+from mini_infer_engine.parsing.base import Content, Part, Reasoning, ToolCallBegin
 
 _encode = msgspec.json.Encoder().encode
 
@@ -18,18 +20,8 @@ def event(content: dict[str, Any]) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (content["type"].encode(), _encode(content))
 
 
-def signature(thinking: str) -> str:
-    """What stands where Anthropic signs thinking: clients want it to be there, and nobody checks it."""
-    return hashlib.sha256(thinking.encode("utf-8", "replace")).hexdigest()
-
-
-def tool_use_id(call_id: str) -> str:
-    """The id of a call as Anthropic's clients know it: "toolu_" where OpenAI's have "call_"."""
-    return f"toolu_{call_id.removeprefix('call_')}"
-
-
 class BlockEvents:
-    """Of one message."""
+    """Of one message. Calls come one after the other: the open one is the one whose arguments come."""
 
     def __init__(self, *, omits_thinking: bool) -> None:
         """`omits_thinking`: that there was some is told, and not what it was."""
@@ -38,6 +30,14 @@ class BlockEvents:
         """The type of the block that is open."""
         self._index = -1
         self._thinking: list[str] = []
+
+    def part(self, part: Part) -> bytes:
+        """More of whatever it is."""
+        if isinstance(part, Content):
+            return self.text(part.text)
+        if isinstance(part, Reasoning):
+            return self.thinking(part.text)
+        return self.tool_use(part.id, part.name) if isinstance(part, ToolCallBegin) else self.tool_input(part.text)
 
     def text(self, piece: str) -> bytes:
         """More of the answer."""
