@@ -41,6 +41,8 @@ ENGINE_PATHS: Final = {
         EnginePath(path=COMPLETIONS_PATH, prompts=text_prompts, continued=True),
         EnginePath(path=MESSAGES_PATH, prompts=message_prompts, errors=ANTHROPIC_ERRORS),
         EnginePath(path=COUNT_TOKENS_PATH, generates=False, errors=ANTHROPIC_ERRORS),
+        EnginePath(path=CHAT_PATH + "/render", generates=False),
+        EnginePath(path=COMPLETIONS_PATH + "/render", generates=False),
         EnginePath(path="/tokenize", generates=False, lone_model=True),
         EnginePath(path="/detokenize", generates=False, lone_model=True),
         EnginePath(path="/tokenizer_info", methods=frozenset(("GET",)), generates=False, lone_model=True),

@@ -21,6 +21,7 @@ from mini_infer_engine.api.dialects.completions import CompletionDialect
 from mini_infer_engine.api.generate import GenerationResponse
 from mini_infer_engine.api.http import RequestIds, install_error_handlers, json_response
 from mini_infer_engine.api.key_check import KeyCheck
+from mini_infer_engine.api.render import render_chat, render_completion
 from mini_infer_engine.api.state import ApiServerState
 from mini_infer_engine.api.tokenize import count_tokens, detokenize, tokenize
 
@@ -40,6 +41,8 @@ def make_app(front: ApiServerState, keys: ApiKeys | None = None) -> FastAPI:
     for path, method, handler in (
         ("/v1/chat/completions", "POST", lambda request: _generate(front, request, ChatDialect())),
         ("/v1/completions", "POST", lambda request: _generate(front, request, CompletionDialect())),
+        ("/v1/chat/completions/render", "POST", lambda request: render_chat(front, request)),
+        ("/v1/completions/render", "POST", lambda request: render_completion(front, request)),
         (MESSAGES_PATH, "POST", lambda request: _generate(front, request, MessagesDialect())),
         (COUNT_TOKENS_PATH, "POST", lambda request: count_tokens(front, request)),
         ("/v1/models", "GET", lambda request: _models(front)),

@@ -92,7 +92,7 @@ class GenerationResponse(Response):
             model = state.admit(spec.model)
             held.enter_context(state.admission.choices(spec.num_prompts * spec.copies))
             try:
-                prompts, sampling = await _checked(state, model, spec)
+                prompts, sampling = await checked(state, model, spec)
             except ParameterError as error:
                 raise bad_parameter(error) from None
         chosen_id = request_id(self._request)
@@ -156,7 +156,7 @@ def bad_parameter(error: ParameterError) -> ApiError:
     return ApiError(400, str(error), param=error.param, code=error.code)
 
 
-async def _checked(
+async def checked(
     state: ApiServerState, model: ModelInfo, spec: GenerationSpec
 ) -> tuple[list[list[int]], SamplingParams]:
     """Prompts and parameters that the engine can serve. ApiError, ParameterError: it cannot."""

@@ -1,0 +1,86 @@
+"""vLLM's /v1/chat/completions/render and /v1/completions/render: what a request becomes before anything is generated.
+
+The answer has the fields of vLLM 0.26's `GenerateRequest`, and the prompt's text.
+"""
+
+from typing import Any
+
+import msgspec
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from mini_infer_contract.api_errors import read_json_object
+from mini_infer_engine.api.dialects.base import Dialect, GenerationSpec
+from mini_infer_engine.api.dialects.chat import ChatDialect, ChatRenderer
+from mini_infer_engine.api.dialects.completions import CompletionDialect, CompletionRenderer
+from mini_infer_engine.api.generate import bad_parameter, checked
+from mini_infer_engine.api.http import json_response, read_json, request_id
+from mini_infer_engine.api.state import ApiServerState
+from mini_infer_engine.core.request import SamplingParams
+from mini_infer_engine.text.text_model import TextModel
+from mini_infer_engine.text.validation import ParameterError
+
+_OF_THE_TEXT_SIDE = frozenset(("bad_words_token_ids", "grammar", "detokenize"))
+"""Sampling parameters that are made of others."""
+
+
+async def render_chat(state: ApiServerState, http_request: HttpRequest) -> Response:
+    """The one prompt of a chat."""
+    (rendered,) = await _rendered(state, http_request, ChatDialect(), ChatRenderer.id_prefix)
+    return json_response(rendered)
+
+
+async def render_completion(state: ApiServerState, http_request: HttpRequest) -> Response:
+    """A list: each prompt of a completion."""
+    return json_response(await _rendered(state, http_request, CompletionDialect(), CompletionRenderer.id_prefix))
+
+
+async def _rendered(
+    state: ApiServerState, http_request: HttpRequest, dialect: Dialect, id_prefix: str
+) -> list[dict[str, Any]]:
+    raw = await read_json(http_request, state.options.max_body_bytes, state.options.body_timeout_s)
+    with state.admission.body(len(raw)):
+        spec = dialect.parse(read_json_object(raw))
+        model = state.admit(spec.model)
+        try:
+            prompts, sampling = await checked(state, model, spec)
+        except ParameterError as error:
+            raise bad_parameter(error) from None
+    head = {"request_id": id_prefix + request_id(http_request), "model": spec.model or state.text.names[0]}
+    return [
+        head
+        | {"prompt": await _text(state.text, ids), "token_ids": ids}
+        | {"sampling_params": _sampling(sampling, spec, model.max_model_len - len(ids))}
+        | _rest(spec)
+        for ids in prompts
+    ]
+
+
+async def _text(text: TextModel, token_ids: list[int]) -> str | None:
+    """With special tokens shown; None where there is no tokenizer."""
+    encoder = text.encoder
+    if encoder is None:
+        return None
+    return await text.in_thread(lambda: encoder.decode(token_ids, skip_special_tokens=False))
+
+
+def _sampling(sampling: SamplingParams, spec: GenerationSpec, room: int) -> dict[str, Any]:
+    """Every parameter, also where it has its default. `room`: tokens that the context has after the prompt."""
+    values = {name: getattr(sampling, name) for name in sampling.__struct_fields__ if name not in _OF_THE_TEXT_SIDE}
+    built: dict[str, Any] = msgspec.to_builtins(values, str_keys=True)
+    return built | {"n": spec.copies, "max_tokens": min(room, sampling.max_tokens or room)}
+
+
+def _rest(spec: GenerationSpec) -> dict[str, Any]:
+    options = {"include_usage": spec.include_usage, "continuous_usage_stats": spec.continuous_usage}
+    return {
+        "stream": spec.streams,
+        "stream_options": options if spec.streams else None,
+        "cache_salt": spec.cache_salt or None,
+        "priority": spec.priority,
+        "assistant_tokens_mask": None,
+        "token_offsets": None,
+        "features": None,
+        "kv_transfer_params": None,
+        "ec_transfer_params": None,
+    }
