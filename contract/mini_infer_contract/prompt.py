@@ -197,10 +197,11 @@ def chat_prompt_ids(encoder: PromptEncoder, body: dict[str, Any]) -> list[int]:
 def chat_prompt_text(encoder: PromptEncoder, body: dict[str, Any]) -> PromptText:
     """The text of a /v1/chat/completions body. ApiError 400 names the field at fault.
 
-    Reads messages, tools, documents, add_generation_prompt, continue_final_message, chat_template_kwargs,
+    Reads messages, tools, tool_choice, documents, add_generation_prompt, continue_final_message, chat_template_kwargs,
     reasoning_effort and add_special_tokens, with vLLM's defaults and meaning.
     """
-    tools = template_tools(body.get("tools"))
+    # A model that is shown tools may call them, whatever is asked of it: where none may be called, none are shown.
+    tools = None if body.get("tool_choice") == "none" else template_tools(body.get("tools"))
     template = encoder.chat_template(tools is not None)
     messages = template_messages(
         body.get("messages"),

@@ -4,7 +4,7 @@ Knows no model's format and no client's: parsers make these parts of text, rende
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -104,12 +104,17 @@ class Tool(msgspec.Struct, frozen=True):
     """Arguments must keep to the schema."""
 
 
+ToolChoice = Literal["auto", "required", "named"]
+"""Whether the model decides if it calls a tool, must call one, or must call the only one there is."""
+
+
 class OutputParsing(msgspec.Struct, frozen=True, kw_only=True):
     """What a request wants to have read out of its output."""
 
     tools: tuple[Tool, ...] = ()
     """Empty: calls are not looked for, and what looks like one is part of the answer."""
-    tool_choice_is_auto: bool = True
-    """The model decides whether it calls one of them."""
+    tool_choice: ToolChoice = "auto"
+    parallel_tool_calls: bool = True
+    """More than one call may be made."""
     begins_in_reasoning: bool | None = None
     """None: as the end of the prompt says."""

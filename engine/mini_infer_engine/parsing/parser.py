@@ -9,7 +9,7 @@ from mini_infer_engine.parsing.text_source import TextSource, Waiting
 
 
 def check_parsing(formats: OutputFormats, parsing: OutputParsing) -> None:
-    """ApiError: calls of tools are asked for, and nobody knows how this model writes them."""
+    """ApiError: calls of tools are asked for that this model's format has not."""
     if parsing.tools and formats.tools is None:
         raise ApiError(
             400,
@@ -18,6 +18,9 @@ def check_parsing(formats: OutputFormats, parsing: OutputParsing) -> None:
             param="tools",
             code="no_tool_call_parser",
         )
+    if parsing.tool_choice != "auto":
+        message = f"tool_choice {parsing.tool_choice} is not supported: leave it out, or write auto or none"
+        raise ApiError(400, message, param="tool_choice", code="unsupported_value")
 
 
 def markers(formats: OutputFormats, parsing: OutputParsing) -> tuple[str, ...]:

@@ -77,8 +77,6 @@ class GenerationSpec:
     """What is to be read out of the output: thinking and calls of tools; None: it is told as text."""
     include_reasoning: bool = True
     """The answer has the thinking."""
-    forced_tool: str | None = None
-    """The function that must be called."""
 
     resume_token_ids: Sequence[int] = ()
     """Output of the one choice that another engine has made and its client has: the stream goes on after it."""

@@ -12,9 +12,10 @@ from mini_infer_engine.api.dialects.base import GenerationSpec, OutputLimit
 from mini_infer_engine.api.dialects.chat_parts import chat_delta, chat_message
 from mini_infer_engine.api.dialects.fields import GenerationFields, common_spec, parse_fields
 from mini_infer_engine.api.dialects.logprobs import chat_logprobs, prompt_logprobs
+from mini_infer_engine.api.dialects.messages import check_messages
 from mini_infer_engine.api.dialects.neutral import BOTH, CHAT
 from mini_infer_engine.api.dialects.openai_shapes import OpenAIRenderer, encode_json
-from mini_infer_engine.parsing.base import OutputParsing
+from mini_infer_engine.api.dialects.tools import Tools, tool_parsing
 from mini_infer_engine.text.detokenizer import Decoder
 from mini_infer_engine.text.output_text import Delta, EndReason, OutputText
 from mini_infer_engine.text.tokenizing import PromptLimits, Sliced, chat_ids
@@ -37,6 +38,9 @@ class ChatRequest(GenerationFields):
     # Given to the template, which shows the model what it knows of them.
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    tools: Tools | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
     documents: list[dict[str, Any]] | None = None
 
@@ -70,7 +74,9 @@ class ChatDialect:
             output_limit=request.output_limit,
             num_logprobs=_num_logprobs(request),
         )
-        return replace(spec, parsing=OutputParsing(), include_reasoning=request.include_reasoning is not False)
+        parsing = tool_parsing(request.tools, request.tool_choice, request.parallel_tool_calls)
+        check_messages(request.messages)
+        return replace(spec, parsing=parsing, include_reasoning=request.include_reasoning is not False)
 
     def renderer(self, spec: GenerationSpec, request_id: str, model: str, decoder: Decoder | None) -> "ChatRenderer":
         """See `Dialect`."""
@@ -116,7 +122,9 @@ class ChatRenderer(OpenAIRenderer):
 
     def end_reason(self, reason: EndReason | None) -> str | None:
         """After a call that the request has forced, OpenAI's answers end with "stop", and vLLM's do."""
-        return "stop" if reason == "tool_calls" and self._spec.forced_tool is not None else reason
+        parsing = self._spec.parsing
+        is_forced = parsing is not None and parsing.tool_choice == "named"
+        return "stop" if reason == "tool_calls" and is_forced else reason
 
     def begin(self, replies: Sequence[OutputText]) -> bytes:
         """Each choice begins with its role."""

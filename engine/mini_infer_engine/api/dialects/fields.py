@@ -219,7 +219,8 @@ _Fault = tuple[str, str, str]
 
 
 def _fault(details: ErrorDetails) -> _Fault:
-    name = ".".join(str(part) for part in details["loc"] if not _names_a_type(part))
+    parts = [part for part in details["loc"] if not _names_a_type(part)]
+    name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).removeprefix(".")
     if details["type"] == "extra_forbidden":
         return name, "unknown_field", f"unknown field {name!r}: this server does not know it"
     if details["type"] == "missing":

@@ -36,14 +36,11 @@ CHAT: Neutral = {
     "functions": ([],),
     "modalities": (["text"],),
     "moderation": (),
-    "parallel_tool_calls": (True,),
     "prediction": (),
     "prompt_cache_options": (),
     "prompt_cache_retention": ("in_memory", "in-memory"),
     "service_tier": ("auto", "default"),
     "store": (False,),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
     "verbosity": ("medium",),
     "web_search_options": (),
     # vLLM's.
@@ -61,8 +58,8 @@ COMPLETION: Neutral = {
 }
 
 REASONS = {
-    "tools": "calls that a model writes are not parsed yet, and would come back as text",
-    "parallel_tool_calls": "calls that a model writes are not parsed yet",
+    "function_call": "tool_choice is its successor",
+    "functions": "tools are their successor",
 }
 """Why, where leaving the field out needs an explanation."""
 

@@ -1,0 +1,109 @@
+from typing import Any
+
+import pytest
+
+from mini_infer_contract.api_errors import ApiError
+from mini_infer_engine.api.dialects.chat import ChatDialect
+from mini_infer_engine.api.dialects.json_schema import fault_in_schema
+from mini_infer_engine.parsing.base import OutputParsing
+
+MESSAGES = [{"role": "user", "content": "x"}]
+OBJECT = {"type": "object", "properties": {"city": {"type": ["string", "null"], "enum": ["Rome", None]}}}
+
+
+def tool(name: str = "f", **function: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name} | function}
+
+
+def named(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
+
+
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [named(name) for name in names]}}
+
+
+def parsing(**fields: Any) -> OutputParsing:
+    asked = ChatDialect().parse({"messages": MESSAGES} | fields).parsing
+    assert asked is not None
+    return asked
+
+
+CHOICES: list[tuple[object, str, set[str]]] = [
+    (None, "auto", {"f", "g"}),
+    ("auto", "auto", {"f", "g"}),
+    ("none", "auto", set()),
+    ("required", "required", {"f", "g"}),
+    (named("g"), "named", {"g"}),
+    (allowed("auto", "g"), "auto", {"g"}),
+    (allowed("required", "g", "f"), "required", {"f", "g"}),
+]
+
+
+@pytest.mark.parametrize(("choice", "mode", "names"), CHOICES)
+def test_a_choice_says_which_tools_may_and_must_be_called(choice: object, mode: str, names: set[str]) -> None:
+    asked = parsing(tools=[tool("f", parameters=OBJECT, strict=True), tool("g")], tool_choice=choice)
+    assert (asked.tool_choice, {tool.name for tool in asked.tools}) == (mode, names)
+
+
+def test_without_tools_nothing_is_looked_for() -> None:
+    assert parsing() == parsing(tools=None, tool_choice="none") == OutputParsing()
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"tools": []}, "tools"),
+    ({"tools": "f"}, "tools"),
+    ({"tools": [tool("a b!")]}, "tools[0].function.name"),
+    ({"tools": [tool("x" * 65)]}, "tools[0].function.name"),
+    ({"tools": [tool(""), tool()]}, "tools[0].function.name"),
+    ({"tools": [tool(), tool()]}, "tools[1].function.name"),
+    ({"tools": [tool(parameters=5)]}, "tools[0].function.parameters"),
+    ({"tools": [tool(parameters={"type": "string"})]}, "tools[0].function.parameters"),
+    ({"tools": [tool(parameters={"properties": {"a": 1}})]}, "tools[0].function.parameters.properties.a"),
+    ({"tools": [tool(color="red")]}, "tools[0].function.color"),
+    ({"tools": [tool() | {"color": "red"}]}, "tools[0].color"),
+    ({"tools": [tool(strict="yes")]}, "tools[0].function.strict"),
+    ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type"),
+    ({"tool_choice": "auto"}, "tool_choice"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"tools": [tool()], "tool_choice": "maybe"}, "tool_choice"),
+    ({"tools": [tool()], "tool_choice": {"type": "function"}}, "tool_choice"),
+    ({"tools": [tool()], "tool_choice": named("g")}, "tool_choice.function.name"),
+    ({"tools": [tool()], "tool_choice": allowed("auto")}, "tool_choice.allowed_tools.tools"),
+    ({"tools": [tool()], "tool_choice": allowed("none", "f")}, "tool_choice.allowed_tools"),
+    ({"tools": [tool()], "tool_choice": allowed("auto", "g")}, "tool_choice.allowed_tools.tools[0].function.name"),
+    ({"tools": [tool()], "parallel_tool_calls": 1}, "parallel_tool_calls"),
+    ({"functions": [{"name": "f"}]}, "functions"),
+    ({"function_call": {"name": "f"}}, "function_call"),
+    ({"messages": [{"role": "alien", "content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"role": "function", "name": "f", "content": "x"}]}, "messages[0].role"),
+    ({"messages": [*MESSAGES, {"role": "tool", "content": "x"}]}, "messages[1].tool_call_id"),
+    ({"messages": [{"role": "user", "content": "x", "tool_calls": "x"}]}, "messages[0].tool_calls"),
+    ({"messages": [{"role": "assistant", "function_call": {"name": "f"}}]}, "messages[0].function_call"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param"), REFUSED)
+def test_what_openai_refuses_of_tools_and_messages_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        parsing(**fields)
+    assert (caught.value.status, caught.value.param) == (400, param)
+    assert param.rsplit(".", 1)[-1] in caught.value.message
+
+
+def test_a_schema_is_looked_through_and_the_first_fault_named() -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(100_000):
+        deep = {"not": deep}
+    for schema, where in (
+        (OBJECT | {"$defs": {"x": {"items": True}}, "required": ["city"], "additionalProperties": False}, None),
+        ({"type": "strng"}, "s.type"),
+        ({"type": [{}]}, "s.type"),
+        ({"required": "city"}, "s.required"),
+        ({"anyOf": [{}, {"enum": 5}]}, "s.anyOf[1].enum"),
+        ({"properties": []}, "s.properties"),
+        ({"items": [{}, 5]}, "s.items[1]"),
+        (deep, "s"),
+    ):
+        fault = fault_in_schema(schema, "s")
+        assert (fault and fault[0]) == where

@@ -1,0 +1,146 @@
+"""Calls of tools and thinking through the HTTP server, as openai-python sees them: the demo model's, and scripted."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from tests.engine.server.dry_server import DryServer, EngineServer
+
+LOOKUP: Any = {
+    "type": "function",
+    "function": {
+        "name": "lookup_docs",
+        "description": "Look up what a Python function does.",
+        "parameters": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]},
+    },
+}
+QUESTION: Any = [{"role": "user", "content": "What does textwrap.dedent do? Look it up."}]
+ARGUMENTS = {"name": "textwrap.dedent"}
+ACCENTED = '{"name": "caf\N{LATIN SMALL LETTER E WITH ACUTE}"}'
+THINKING: Any = {"chat_template_kwargs": {"enable_thinking": True}}
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[openai.OpenAI]:
+    flags = ("--model", "demo", "--device", "cpu", "--dtype", "float32", "--kv-cache-memory", "64MB")
+    with EngineServer(*flags, "--max-model-len", "512", "--max-num-seqs", "8") as server:
+        yield openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
+
+
+@pytest.fixture(scope="module")
+def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
+    call = f'<tool_call>\n{{"name": "lookup_docs", "arguments": {ACCENTED}}}\n</tool_call>'
+    script = [{"when": "twice", "say": f"I look.\n{call}\n{call}\n"}, {"say": call}]
+    path: Path = tmp_path_factory.mktemp("script") / "script.json"
+    path.write_text(json.dumps(script))
+    with DryServer("--dry-run-script", str(path)) as server:
+        yield openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
+
+
+def ask(client: openai.OpenAI, messages: Any = QUESTION, **fields: Any) -> Any:
+    return client.chat.completions.create(model=client.models.list().data[0].id, messages=messages, **fields)
+
+
+def streamed(client: openai.OpenAI, messages: Any = QUESTION, **fields: Any) -> Any:
+    """The message and the reason that a stream's deltas make, joined as openai-python joins them."""
+    model = client.models.list().data[0].id
+    with client.chat.completions.stream(model=model, messages=messages, **fields) as events:
+        return events.get_final_completion().choices[0]
+
+
+def test_a_call_of_the_demo_model_and_its_answer_from_the_result(demo: openai.OpenAI) -> None:
+    whole = ask(demo, tools=[LOOKUP], temperature=0).choices[0]
+    assert (whole.finish_reason, whole.message.content) == ("tool_calls", None)
+    [call] = whole.message.tool_calls
+    assert re.fullmatch(r"call_[a-zA-Z0-9]{24}", call.id)
+    assert (call.type, call.function.name, json.loads(call.function.arguments)) == (
+        "function",
+        "lookup_docs",
+        ARGUMENTS,
+    )
+    stream = streamed(demo, tools=[LOOKUP], temperature=0)
+    assert stream.finish_reason == "tool_calls"
+    assert stream.message.tool_calls[0].function.arguments == call.function.arguments
+    result = {"name": "textwrap.dedent", "signature": "(text)", "doc": "Remove common leading whitespace."}
+    messages = [*QUESTION, whole.message, {"role": "tool", "tool_call_id": call.id, "content": json.dumps(result)}]
+    answer = ask(demo, messages, tools=[LOOKUP], temperature=0).choices[0]
+    assert (answer.finish_reason, answer.message.tool_calls) == ("stop", None)
+    assert "whitespace" in answer.message.content
+
+
+def test_a_call_that_max_tokens_cuts_is_told_as_far_as_it_came(demo: openai.OpenAI) -> None:
+    whole = ask(demo, tools=[LOOKUP], temperature=0, max_tokens=16).choices[0]
+    assert whole.finish_reason == "length"
+    [call] = whole.message.tool_calls
+    assert json.dumps(ARGUMENTS).startswith(call.function.arguments)
+    pieces = [chunk.choices[0] for chunk in ask(demo, tools=[LOOKUP], temperature=0, max_tokens=16, stream=True)]
+    calls = [call for piece in pieces for call in piece.delta.tool_calls or []]
+    assert "".join(call.function.arguments for call in calls) == call.function.arguments
+    assert pieces[-1].finish_reason == "length"
+
+
+def test_where_no_tool_may_be_called_none_is_shown(demo: openai.OpenAI) -> None:
+    plain = ask(demo, temperature=0, max_tokens=20)
+    none = ask(demo, tools=[LOOKUP], tool_choice="none", temperature=0, max_tokens=20)
+    assert none.usage.prompt_tokens == plain.usage.prompt_tokens
+    assert none.choices[0].message.content == plain.choices[0].message.content
+
+
+def test_thinking_is_told_apart_and_counted_whole_and_in_a_stream(demo: openai.OpenAI) -> None:
+    fields = {"temperature": 0, "max_tokens": 120, "extra_body": THINKING}
+    whole = ask(demo, **fields)
+    message = whole.choices[0].message
+    assert message.reasoning.startswith("The user asks about `textwrap.dedent`")
+    assert message.reasoning_content == message.reasoning
+    assert "think>" not in message.reasoning + message.content
+    assert message.content.startswith("Remove any")
+    counted = whole.usage.completion_tokens_details.reasoning_tokens
+    assert 20 < counted < whole.usage.completion_tokens - 5
+    deltas = [chunk.choices[0].delta for chunk in ask(demo, stream=True, **fields)]
+    for name in ("reasoning", "reasoning_content", "content"):
+        told = "".join(getattr(delta, name, None) or "" for delta in deltas)
+        assert told == getattr(message, name)
+
+
+def test_thinking_is_left_out_where_it_is_not_wanted(demo: openai.OpenAI) -> None:
+    fields = {"temperature": 0, "max_tokens": 120, "extra_body": THINKING | {"include_reasoning": False}}
+    whole = ask(demo, **fields)
+    assert not hasattr(whole.choices[0].message, "reasoning")
+    assert whole.usage.completion_tokens_details.reasoning_tokens > 20
+    chunks = list(ask(demo, stream=True, **fields))
+    assert not any(hasattr(chunk.choices[0].delta, "reasoning") for chunk in chunks)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole.choices[0].message.content
+
+
+def test_an_effort_of_none_switches_thinking_off(demo: openai.OpenAI) -> None:
+    assert hasattr(ask(demo, reasoning_effort="low", temperature=0, max_tokens=20).choices[0].message, "reasoning")
+    quiet = ask(demo, reasoning_effort="none", temperature=0, max_tokens=20)
+    assert not hasattr(quiet.choices[0].message, "reasoning")
+    assert quiet.usage.completion_tokens_details.reasoning_tokens == 0
+
+
+def test_several_calls_with_text_are_numbered_and_streamed_in_pieces(scripted: openai.OpenAI) -> None:
+    messages: Any = [{"role": "user", "content": "Look it up twice."}]
+    whole = ask(scripted, messages, tools=[LOOKUP]).choices[0]
+    assert whole.message.content == "I look."
+    assert [call.function.arguments for call in whole.message.tool_calls] == [ACCENTED] * 2
+    chunks = [chunk.choices[0].delta for chunk in ask(scripted, messages, tools=[LOOKUP], stream=True)]
+    assert "".join(chunk.content or "" for chunk in chunks) == "I look."
+    calls = [call for chunk in chunks for call in chunk.tool_calls or []]
+    begun = [(call.index, call.function.name) for call in calls if call.id]
+    assert begun == [(0, "lookup_docs"), (1, "lookup_docs")]
+    assert [call.type for call in calls if call.id] == ["function"] * 2
+    assert not any(call.function.name or call.type for call in calls if not call.id)
+    for index in range(2):
+        pieces = [call.function.arguments for call in calls if call.index == index]
+        assert "".join(pieces) == ACCENTED
+        assert len(pieces) > 10
+
+
+def test_without_tools_a_call_is_text(scripted: openai.OpenAI) -> None:
+    assert "<tool_call>" in ask(scripted).choices[0].message.content
