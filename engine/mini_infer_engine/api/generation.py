@@ -62,7 +62,8 @@ class Generation:
             self._unfinished -= 1
             self._count(reply, reply.finish_reason, now)
             if reply.finish_reason == "error":
-                self.fail(_error_of(reply))
+                self.fail(_error_of(reply))  # told as an error, with its own status where nothing was told yet
+                return reply.wants_abort
         is_news = bool(delta.text) if reply.parsed is None else bool(delta.parts)
         if self._streams and (is_news or reply.finish_reason is not None or self._tells_all):
             self._deltas.append(delta)

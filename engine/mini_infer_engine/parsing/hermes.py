@@ -8,6 +8,7 @@ from mini_infer_engine.parsing.base import Tool
 from mini_infer_engine.parsing.json_calls import read_call
 from mini_infer_engine.parsing.sink import Sink
 from mini_infer_engine.parsing.text_source import TextSource, Waiting
+from mini_infer_engine.parsing.tool_format import ToolCallFormat
 
 _BEGIN, _END = "<tool_call>", "</tool_call>"
 
@@ -16,6 +17,13 @@ class HermesFormat:
     """A `ToolFormat`."""
 
     markers = (_BEGIN, _END)
+    call_format = ToolCallFormat(
+        before_name=f'{_BEGIN}\n{{"name": "',
+        after_name='", "arguments": ',
+        after_arguments=f"}}\n{_END}",
+        separator="\n",
+        trigger=_BEGIN,
+    )
 
     def read(self, source: TextSource, sink: Sink, tools: tuple[Tool, ...]) -> Waiting[None]:
         """See `ToolFormat`."""

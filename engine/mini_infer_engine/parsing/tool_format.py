@@ -9,12 +9,33 @@ from mini_infer_engine.parsing.sink import Sink
 from mini_infer_engine.parsing.text_source import TextSource, Waiting
 
 
+class ToolCallFormat(msgspec.Struct, frozen=True, kw_only=True):
+    """How a call is written, as what a grammar needs to hold an output to it: texts around a name and its arguments.
+
+    An output with calls is `calls_begin`, calls with `separator` between them, `calls_end`; a call is `before_name`,
+    the name, `after_name`, the arguments as JSON that the function's schema validates, `after_arguments`.
+    """
+
+    before_name: str
+    after_name: str
+    after_arguments: str = ""
+    separator: str = ""
+    calls_begin: str = ""
+    calls_end: str = ""
+    trigger: str
+    """Where this stands in free text, calls begin: the beginning of `calls_begin` and `before_name` together."""
+
+
 class ToolFormat(Protocol):
     """One format. It has no state: what it reads is in the source, what it found in the sink."""
 
     @property
     def markers(self) -> tuple[str, ...]:
         """Texts that the format cannot be read without; where they are special tokens, they are shown."""
+
+    @property
+    def call_format(self) -> ToolCallFormat | None:
+        """For grammars; None: what a call looks like cannot be said so."""
 
     def read(self, source: TextSource, sink: Sink, tools: tuple[Tool, ...]) -> Waiting[None]:
         """Tell calls and the answer around them, up to the text's end."""
