@@ -12,6 +12,8 @@ from mini_infer_contract import launch
 from mini_infer_contract.api_errors import ApiError, read_json_object
 from mini_infer_contract.api_keys import ApiKeys
 from mini_infer_contract.dialects.anthropic import COUNT_TOKENS_PATH, MESSAGES_PATH
+from mini_infer_contract.dialects.responses import RESPONSES_PATH
+from mini_infer_contract.stored_responses.service import ResponsesService
 from mini_infer_engine import __version__
 from mini_infer_engine.api.access_log import AccessLog
 from mini_infer_engine.api.dialects.anthropic import MessagesDialect
@@ -22,6 +24,7 @@ from mini_infer_engine.api.generate import GenerationResponse
 from mini_infer_engine.api.http import RequestIds, install_error_handlers, json_response
 from mini_infer_engine.api.key_check import KeyCheck
 from mini_infer_engine.api.render import render_chat, render_completion
+from mini_infer_engine.api.responses import ServiceResponse, responses_service
 from mini_infer_engine.api.state import ApiServerState
 from mini_infer_engine.api.tokenize import count_tokens, detokenize, tokenize
 
@@ -38,6 +41,7 @@ def make_app(front: ApiServerState, keys: ApiKeys | None = None) -> FastAPI:
     if front.options.access_log:
         app.add_middleware(AccessLog)
     install_error_handlers(app)
+    service = responses_service(front, app)
     for path, method, handler in (
         ("/v1/chat/completions", "POST", lambda request: _generate(front, request, ChatDialect())),
         ("/v1/completions", "POST", lambda request: _generate(front, request, CompletionDialect())),
@@ -63,15 +67,21 @@ def make_app(front: ApiServerState, keys: ApiKeys | None = None) -> FastAPI:
         (launch.PROMPT_ASSETS_PATH, "GET", lambda request: _prompt_assets(front, request)),
         (launch.KV_SNAPSHOT_PATH, "GET", lambda request: _kv_snapshot(front)),
     ):
-        _route(app, path, method, handler)
+        _route(app, path, [method], handler)
+    for path in (RESPONSES_PATH, f"{RESPONSES_PATH}/{{rest:path}}"):
+        _route(app, path, ["GET", "POST", "DELETE"], lambda request: _as_response(service))
     return app
 
 
-def _route(app: FastAPI, path: str, method: str, handler: Callable[[Request], Awaitable[Response]]) -> None:
+def _route(app: FastAPI, path: str, methods: list[str], handler: Callable[[Request], Awaitable[Response]]) -> None:
     async def endpoint(request: Request) -> Response:
         return await handler(request)
 
-    app.add_route(path, endpoint, methods=[method])
+    app.add_route(path, endpoint, methods=methods)
+
+
+async def _as_response(service: ResponsesService) -> Response:
+    return ServiceResponse(service)
 
 
 async def _generate(front: ApiServerState, request: Request, dialect: Dialect) -> Response:

@@ -49,6 +49,13 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     users of the machine can read these, but not those."""
     api_key_file: Annotated[str | None, Option(group=SERVER, unit="FILE", default_text="none")] = None
     """Keys of clients, one a line; read again when it changes."""
+    responses_max_bytes: Annotated[
+        int, Option(group=SERVER, flag="responses-memory", unit="SIZE", low=0, is_size=True)
+    ] = 64 * 2**20
+    """For responses of /v1/responses that are kept; the least recently used go first; unused behind a gateway, which
+    keeps them itself."""
+    responses_ttl_s: Annotated[float, Option(group=SERVER, flag="responses-ttl", unit="SECONDS", low=0)] = _DAY_S
+    """For which such a response is kept after its last use."""
     access_log: Annotated[bool, Option(group=SERVER)] = True
     """A line for each request; those that fail are warnings."""
     log_format: Annotated[LogFormat, Option(group=SERVER)] = "text"

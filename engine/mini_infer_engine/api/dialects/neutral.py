@@ -57,7 +57,37 @@ COMPLETION: Neutral = {
     "suffix": ("",),
 }
 
+RESPONSES: Neutral = {
+    "access_programs": (),
+    "context_management": ([],),
+    "conversation": (),
+    "image": (),
+    "moderation": (),
+    "prompt": (),
+    "prompt_cache_options": (),
+    "truncation": ("disabled",),
+    # Fields of generation that a response has not, or under another name.
+    "max_tokens": (),
+    "n": (1,),
+    "prompt_logprobs": (),
+    "resume_token_ids": (),
+    "return_token_ids": (False,),
+    # vLLM's.
+    "ec_transfer_params": ({},),
+    "kv_transfer_params": ({},),
+    "media_io_kwargs": ({},),
+    "mm_processor_kwargs": ({},),
+    "previous_input_messages": (),
+    "request_id": (),
+    "vllm_xargs": ({},),
+}
+
 REASONS = {
+    "conversation": "conversations are not kept here, only responses: send previous_response_id or all items",
+    "context_management": "contexts are not compacted here",
+    "truncation": "items are not dropped from the beginning of a conversation",
+    "prompt": "prompt templates are not kept here",
+    "max_tokens": "the field for it is max_output_tokens",
     "function_call": "tool_choice is its successor",
     "functions": "tools are their successor",
 }

@@ -1,0 +1,65 @@
+"""The response object of OpenAI's Responses API before there is output: what it tells of its request. Pure.
+
+An engine fills it while it generates; whoever keeps responses answers with it before any engine has begun.
+"""
+
+from secrets import token_hex
+from typing import Any
+
+Response = dict[str, Any]
+
+RESPONSE_PREFIX, MESSAGE_PREFIX, REASONING_PREFIX = "resp_", "msg_", "rs_"
+CALL_PREFIX, CUSTOM_CALL_PREFIX = "fc_", "ctc_"
+_ID_BYTES = 24
+
+
+def new_id(prefix: str) -> str:
+    """An id that nobody can guess."""
+    return prefix + token_hex(_ID_BYTES)
+
+
+def new_response(body: dict[str, Any], response_id: str, model: str, created_s: int, status: str) -> Response:
+    """For a request that has been checked; `output` and `usage` are still to come."""
+    reasoning, text = body.get("reasoning") or {}, body.get("text") or {}
+    summary = reasoning.get("summary") or reasoning.get("generate_summary")
+    return {
+        "id": response_id,
+        "object": "response",
+        "created_at": created_s,
+        "status": status,
+        "background": bool(body.get("background")),
+        "completed_at": None,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": body.get("instructions"),
+        "max_output_tokens": body.get("max_output_tokens"),
+        "max_tool_calls": body.get("max_tool_calls"),
+        "model": model,
+        "output": [],
+        "parallel_tool_calls": body.get("parallel_tool_calls") is not False,
+        "previous_response_id": body.get("previous_response_id"),
+        "prompt_cache_key": body.get("prompt_cache_key"),
+        "reasoning": {"effort": reasoning.get("effort"), "summary": summary},
+        "safety_identifier": body.get("safety_identifier"),
+        "service_tier": "default",
+        "store": body.get("store") is not False,
+        "temperature": _else(body.get("temperature"), 1.0),
+        "text": {"format": text.get("format") or {"type": "text"}, "verbosity": text.get("verbosity") or "medium"},
+        "tool_choice": _else(body.get("tool_choice"), "auto"),
+        "tools": body.get("tools") or [],
+        "top_logprobs": body.get("top_logprobs") or 0,
+        "top_p": _else(body.get("top_p"), 1.0),
+        "truncation": body.get("truncation") or "disabled",
+        "usage": None,
+        "user": body.get("user"),
+        "metadata": body.get("metadata") or {},
+    }
+
+
+def with_error(response: Response, code: str | None, message: str) -> Response:
+    """The same response, failed. Codes that are none of OpenAI's are the server's fault."""
+    return response | {"status": "failed", "error": {"code": code or "server_error", "message": message}}
+
+
+def _else(value: Any, default: Any) -> Any:
+    return default if value is None else value

@@ -1,0 +1,88 @@
+"""Tools of OpenAI's Responses API as chat.completions has them. Knows no model and no parser of calls.
+
+Functions stand flat there, under `function` in a chat. A custom tool, whose input is any text, is shown to the model as
+a function with one string; tools that OpenAI runs itself are not there, and refused by name.
+"""
+
+from typing import Any, NoReturn
+
+from mini_infer_contract.api_errors import ApiError
+from mini_infer_contract.dialects.response_items import CUSTOM_INPUT
+
+_FUNCTION_FIELDS = ("name", "description", "parameters", "strict")
+
+
+def chat_tools(tools: object) -> list[dict[str, Any]]:
+    """A request's `tools`. ApiError 400: one is of a kind that is not supported, or malformed."""
+    if not isinstance(tools, list):
+        _refuse("tools", "must be a list of tools", "invalid_value")
+    return [_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
+
+
+def custom_names(tools: object) -> frozenset[str]:
+    """Names of the custom tools among well-formed ones."""
+    return (
+        frozenset(tool["name"] for tool in tools if tool["type"] == "custom")
+        if isinstance(tools, list)
+        else frozenset()
+    )
+
+
+def chat_tool_choice(choice: object) -> Any:
+    """A request's `tool_choice`. ApiError 400: it names a kind of tool that is not supported."""
+    if isinstance(choice, str):
+        return choice
+    kind = choice.get("type") if isinstance(choice, dict) else None
+    if isinstance(choice, dict) and kind in ("function", "custom"):
+        return _named(choice, "tool_choice")
+    if isinstance(choice, dict) and kind == "allowed_tools":
+        tools = choice.get("tools")
+        if not isinstance(tools, list):
+            _refuse("tool_choice.tools", "must be a list of tools", "invalid_value")
+        allowed = [_named(tool, f"tool_choice.tools[{index}]") for index, tool in enumerate(tools)]
+        return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode"), "tools": allowed}}
+    return _refuse(
+        "tool_choice", "must be none, auto, required, or an object of type function, custom or allowed_tools"
+    )
+
+
+def _tool(tool: object, where: str) -> dict[str, Any]:
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    if not isinstance(tool, dict) or not isinstance(kind, str):
+        _refuse(where, 'must be {"type": "function", "name": ...}', "invalid_value")
+    if kind == "custom":
+        return _custom(tool, where)
+    if kind == "function":
+        unknown = next((name for name in tool if name not in (*_FUNCTION_FIELDS, "type")), None)
+        if unknown is not None:
+            _refuse(f"{where}.{unknown}", "is no field of a function that this server knows", "unknown_field")
+        return _function({name: tool[name] for name in _FUNCTION_FIELDS if tool.get(name) is not None}, where)
+    message = f"{kind[:100]!r} is not supported: this server has function and custom tools only"
+    return _refuse(f"{where}.type", message)
+
+
+def _function(function: dict[str, Any], where: str) -> dict[str, Any]:
+    if not isinstance(function.get("name"), str):
+        _refuse(f"{where}.name", "must be a string", "invalid_value")
+    return {"type": "function", "function": function}
+
+
+def _custom(tool: dict[str, Any], where: str) -> dict[str, Any]:
+    form = tool.get("format") or {"type": "text"}
+    if not isinstance(form, dict) or form.get("type") != "text":
+        _refuse(f"{where}.format", "is not supported: a custom tool takes any text here")
+    text = {"type": "string", "description": "The input of the tool, as plain text."}
+    parameters = {"type": "object", "properties": {CUSTOM_INPUT: text}, "required": [CUSTOM_INPUT]}
+    described = {name: tool[name] for name in ("name", "description") if tool.get(name) is not None}
+    return _function(described | {"parameters": parameters | {"additionalProperties": False}}, where)
+
+
+def _named(choice: object, where: str) -> dict[str, Any]:
+    name = choice.get("name") if isinstance(choice, dict) else None
+    if not isinstance(choice, dict) or choice.get("type") not in ("function", "custom") or not isinstance(name, str):
+        _refuse(where, 'must be {"type": "function", "name": ...}')
+    return {"type": "function", "function": {"name": name}}
+
+
+def _refuse(where: str, message: str, code: str = "unsupported_value") -> NoReturn:
+    raise ApiError(400, f"{where} {message}", param=where, code=code)

@@ -1,0 +1,111 @@
+"""What is kept of responses, as conversations: input with all that it goes on from, and pages of it. Pure."""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from mini_infer_contract.api_errors import ApiError
+from mini_infer_contract.dialects.response_items import Item, input_items
+from mini_infer_contract.dialects.response_object import new_id
+from mini_infer_contract.stored_responses.store import LostResponseError, ResponseStore, StoredResponse
+
+_CONTINUABLE = ("completed", "incomplete")
+_ID_PREFIXES = {
+    "message": "msg_",
+    "reasoning": "rs_",
+    "function_call": "fc_",
+    "function_call_output": "fco_",
+    "custom_tool_call": "ctc_",
+    "custom_tool_call_output": "ctco_",
+}
+MAX_PAGE, DEFAULT_PAGE = 100, 20
+
+
+def turn_items(body: dict[str, Any], resolve: Callable[[str], Item | None]) -> list[Item]:
+    """A request's own input as items with ids; `resolve` knows items by id. ApiError: it is malformed."""
+    given = input_items(body["input"]) if body.get("input") is not None else _no_input()
+    return [_item(item, index, resolve) for index, item in enumerate(given)]
+
+
+def _no_input() -> list[Item]:
+    raise ApiError(400, "input is missing: send a string or a list of items", param="input", code="missing_field")
+
+
+def _item(item: Item, index: int, resolve: Callable[[str], Item | None]) -> Item:
+    if item.get("type") == "item_reference" or item.keys() == {"id"}:
+        found = resolve(str(item.get("id")))
+        if found is None:
+            message = f"input[{index}].id: there is no item {str(item.get('id'))[:100]!r} here: send the item itself"
+            raise ApiError(400, message, param=f"input[{index}].id", code="item_not_found")
+        return found
+    kind = item.get("type") or "message"
+    named = {"type": kind} | item
+    if kind == "message" and isinstance(item.get("content"), str):
+        part = "output_text" if item.get("role") == "assistant" else "input_text"
+        named["content"] = [{"type": part, "text": item["content"]}]
+    if not isinstance(item.get("id"), str):
+        named["id"] = new_id(_ID_PREFIXES.get(str(kind), "item_"))
+    return named
+
+
+def history(store: ResponseStore, response_id: str, owner: str, now_s: float) -> list[Item]:
+    """All items up to the end of a response, its output included. ApiError 400: one is lost, or it is not complete."""
+    try:
+        chain = store.chain(response_id, owner, now_s)
+    except LostResponseError as error:
+        raise previous_not_found(error.response_id) from None
+    if chain[-1].status not in _CONTINUABLE:
+        message = f"Previous response with id '{response_id}' is {chain[-1].status}: go on when it is completed."
+        raise ApiError(400, message, param="previous_response_id", code="previous_response_not_completed")
+    items: list[Item] = []
+    for entry in chain:
+        items += msgspec.json.decode(entry.items)
+        items += output_items(entry)
+    return items
+
+
+def output_items(entry: StoredResponse) -> list[Item]:
+    """What a response has put out."""
+    output: list[Item] = msgspec.json.decode(entry.response)["output"]
+    return output
+
+
+def previous_not_found(response_id: str) -> ApiError:
+    """OpenAI's answer to a `previous_response_id` of which nothing is known."""
+    return ApiError(
+        400,
+        f"Previous response with id '{response_id[:200]}' not found.",
+        param="previous_response_id",
+        code="previous_response_not_found",
+    )
+
+
+def not_found(response_id: str) -> ApiError:
+    """OpenAI's answer to an id in the path of which nothing is known."""
+    return ApiError(404, f"Response with id '{response_id[:200]}' not found.", param="id", code="response_not_found")
+
+
+def page_of(items: list[Item], query: dict[str, str]) -> dict[str, Any]:
+    """A page of a list, OpenAI's way: `limit`, `order`, `after`. ApiError 400: one of them is wrong."""
+    limit = query.get("limit", str(DEFAULT_PAGE))
+    if not limit.isdecimal() or not 1 <= int(limit) <= MAX_PAGE:
+        raise ApiError(400, f"limit is {limit[:100]!r}: send 1 to {MAX_PAGE}", param="limit", code="invalid_value")
+    order = query.get("order", "desc")
+    if order not in ("asc", "desc"):
+        raise ApiError(400, f"order is {order[:100]!r}: send asc or desc", param="order", code="invalid_value")
+    ordered = items if order == "asc" else items[::-1]
+    after = query.get("after")
+    if after is not None:
+        index = next((index for index, item in enumerate(ordered) if item.get("id") == after), None)
+        if index is None:
+            raise ApiError(400, f"after is {after[:100]!r}: no item has that id", param="after", code="invalid_value")
+        ordered = ordered[index + 1 :]
+    page = ordered[: int(limit)]
+    return {
+        "object": "list",
+        "data": page,
+        "first_id": page[0]["id"] if page else None,
+        "last_id": page[-1]["id"] if page else None,
+        "has_more": len(ordered) > len(page),
+    }

@@ -1,0 +1,83 @@
+"""What an answer to /v1/responses says as it passes: its response object, and events one by one. Pure, bytes in.
+
+A stream tells the whole response in its last event, so of all others only the head is looked at. Quotes inside of JSON
+strings and the ends of lines in them are escaped, so that no text of a model can look like a head.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+_TERMINAL = tuple(b"event: %b\n" % kind for kind in (b"response.completed", b"response.incomplete", b"response.failed"))
+_DATA = b"\ndata: "
+MAX_WHOLE_BYTES = 64 << 20
+"""Of an answer that is no stream: more is passed on and not kept."""
+
+
+def events_in(data: bytes) -> Iterator[bytes]:
+    """Whole events, one by one."""
+    for event in data.split(b"\n\n"):
+        if event:
+            yield event + b"\n\n"
+
+
+def data_of(event: bytes) -> bytes:
+    """The JSON of an event; b"": it has none."""
+    begin = event.find(_DATA)
+    if begin >= 0:
+        return event[begin + len(_DATA) :].rstrip(b"\n")
+    return event.removeprefix(b"data: ").rstrip(b"\n") if event.startswith(b"data: ") else b""
+
+
+def is_terminal(event: bytes) -> bool:
+    """Whether it tells the end of a response."""
+    return event.startswith(_TERMINAL)
+
+
+def response_in(events: bytes) -> dict[str, Any] | None:
+    """The finished response that whole events tell of; None: it goes on."""
+    if not any(mark in events for mark in _TERMINAL):
+        return None
+    last = next((event for event in events_in(events) if is_terminal(event)), None)
+    return None if last is None else _object(msgspec.json.decode(data_of(last)).get("response"))
+
+
+class Recorder:
+    """Of one answer: a stream of events, or one JSON object."""
+
+    def __init__(self) -> None:
+        self.response: dict[str, Any] | None = None
+        """When it is complete."""
+        self._is_stream = False
+        self._is_kept = False
+        self._pieces: list[bytes] = []
+        self._size_bytes = 0
+
+    def start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        """The head."""
+        self._is_kept = status == 200
+        kind = next((value for name, value in headers if name.lower() == b"content-type"), b"")
+        self._is_stream = kind.lower().startswith(b"text/event-stream")
+
+    def push(self, body: bytes, more: bool) -> bool:
+        """The next piece, whole events of a stream. Whether `response` is known by it."""
+        if not self._is_kept or self.response is not None:
+            return False
+        try:
+            self.response = response_in(body) if self._is_stream else self._whole(body, more)
+        except (msgspec.DecodeError, UnicodeDecodeError, AttributeError):
+            self._is_kept = False
+        return self.response is not None
+
+    def _whole(self, body: bytes, more: bool) -> dict[str, Any] | None:
+        self._pieces.append(body)
+        self._size_bytes += len(body)
+        if self._size_bytes > MAX_WHOLE_BYTES:
+            self._is_kept = False
+            self._pieces.clear()
+        return None if more or not self._is_kept else _object(msgspec.json.decode(b"".join(self._pieces)))
+
+
+def _object(value: object) -> dict[str, Any] | None:
+    return value if isinstance(value, dict) and isinstance(value.get("id"), str) else None

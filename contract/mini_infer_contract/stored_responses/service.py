@@ -1,0 +1,233 @@
+"""/v1/responses and all below it, for whoever keeps responses: a gateway, or an engine that has none before it.
+
+What generates is another ASGI application, which gets complete conversations and knows nothing of what is kept. This
+one looks up what a request goes on from, notes what passes by, and answers for what it has. docs/adr/0030 says why it
+stands here.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from mini_infer_contract.api_errors import ApiError, read_json_object
+from mini_infer_contract.dialects.response_items import Item
+from mini_infer_contract.dialects.response_object import new_response
+from mini_infer_contract.dialects.responses import RESPONSES_PATH
+from mini_infer_contract.stored_responses.asgi import (
+    STREAM_HEADERS,
+    Application,
+    Message,
+    Receive,
+    Scope,
+    Send,
+    owner_of,
+    post_scope,
+    query_of,
+    receive_of,
+    send_json,
+    with_body,
+)
+from mini_infer_contract.stored_responses.background import BackgroundResponse
+from mini_infer_contract.stored_responses.conversation import not_found, page_of
+from mini_infer_contract.stored_responses.recorder import Recorder
+from mini_infer_contract.stored_responses.request import KEPT_HEADER, ResponseRequest, StoreView
+from mini_infer_contract.stored_responses.store import LostResponseError, ResponseStore, StoredResponse
+
+COUNT_PATH = f"{RESPONSES_PATH}/input_tokens"
+MAX_BACKGROUND = 1024
+"""Responses without a client that are generated at once: each holds its request's body."""
+_KEPT = KEPT_HEADER.encode()
+
+
+def is_responses_path(path: str) -> bool:
+    """Whether this application answers it."""
+    return path == RESPONSES_PATH or path.startswith(RESPONSES_PATH + "/")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generator:
+    """What the service stands before."""
+
+    answer: Application
+    """POST of complete conversations to /v1/responses and to /v1/responses/input_tokens."""
+    answer_detached: Application
+    """The same for requests that are no client's own, such as one in the background."""
+    read: Callable[[Scope, Receive], Awaitable[bytes]]
+    """A request's body. ApiError: it is too large, or no JSON by its header."""
+    check: Callable[[dict[str, Any]], str]
+    """The model's name in the answer to a complete conversation. ApiError: it is seen at once that there is none."""
+    may_be_second: bool
+    """Another that keeps responses may stand before it, and says so with `KEPT_HEADER`."""
+
+
+class ResponsesService:
+    """Requests of all clients."""
+
+    def __init__(self, store: ResponseStore, generator: Generator, clock: Callable[[], float] = time.monotonic) -> None:
+        self.store, self.generator, self._clock = store, generator, clock
+        self._background: dict[str, tuple[BackgroundResponse, asyncio.Task[None]]] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI. Raises ApiError as long as nothing was sent."""
+        path, method = scope["path"], scope["method"]
+        if path in (RESPONSES_PATH, COUNT_PATH):
+            _require(method, "POST", path)
+            await self._post(scope, receive, send)
+            return
+        response_id, _, what = path.removeprefix(RESPONSES_PATH + "/").partition("/")
+        owner = owner_of(scope)
+        if what == "cancel":
+            _require(method, "POST", path)
+            await send_json(send, self._cancel(response_id, owner))
+        elif what == "input_items":
+            _require(method, "GET", path)
+            await send_json(send, self._input_items(response_id, owner, query_of(scope)))
+        elif what:
+            raise ApiError(404, f"{method} {path}: there is no such path", code="unknown_path")
+        elif method == "DELETE":
+            await send_json(send, self._delete(response_id, owner))
+        else:
+            _require(method, "GET", path, "GET or DELETE")
+            await self._retrieve(self._entry(response_id, owner), query_of(scope), send)
+
+    async def close(self) -> None:
+        """Ends what runs in the background."""
+        tasks = [task for _, task in self._background.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # -- generating
+
+    async def _post(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self.generator.may_be_second and any(name == _KEPT for name, _ in scope["headers"]):
+            await self.generator.answer(scope, receive, send)  # It is kept by whoever has sent it on.
+            return
+        body = read_json_object(await self.generator.read(scope, receive))
+        request = self.request_of(body, owner_of(scope), {})
+        if scope["path"] == COUNT_PATH:
+            passed = msgspec.json.encode(request.body)
+            await self.generator.answer(with_body(scope, passed, []), receive_of(passed, receive), send)
+        elif request.kept.background:
+            await self._begin_background(request, scope, send)
+        else:
+            await self.generate(self.generator.answer, request, scope, receive, send)
+
+    def request_of(self, body: dict[str, Any], owner: str, local: dict[str, list[Item]]) -> ResponseRequest:
+        """A body with what it goes on from. `local`: conversations that its connection knows. ApiError 400."""
+        return ResponseRequest.of(body, StoreView(self.store, owner, self._clock(), local))
+
+    async def generate(
+        self, answer: Application, request: ResponseRequest, scope: Scope, receive: Receive, send: Send
+    ) -> dict[str, Any] | None:
+        """Has a response generated, and keeps it before its end is told. Returns it; None: there is none."""
+        passed = msgspec.json.encode(request.body)
+        recorder = Recorder()
+
+        async def note(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                recorder.start(message["status"], message["headers"])
+            elif recorder.push(message.get("body", b""), message.get("more_body", False)):
+                self.keep(request, recorder.response)
+            await send(message)
+
+        await answer(self._scope(scope, request, passed), receive_of(passed, receive), note)
+        return recorder.response
+
+    def keep(self, request: ResponseRequest, response: dict[str, Any] | None) -> None:
+        """Keeps a complete response, if its client wants that."""
+        if response is not None and request.kept.store:
+            self.store.put(request.entry(response), self._clock())
+
+    def _scope(self, scope: Scope, request: ResponseRequest, body: bytes) -> Scope:
+        return with_body(scope, body, [(_KEPT, msgspec.json.encode(request.kept))])
+
+    async def _begin_background(self, request: ResponseRequest, scope: Scope, send: Send) -> None:
+        model = self.generator.check(request.body)
+        if len(self._background) >= MAX_BACKGROUND:
+            message = f"{MAX_BACKGROUND} responses are generated in the background: send the request again later"
+            raise ApiError(429, message, code="queue_full", headers={"retry-after": "1"})
+        told = request.body | msgspec.to_builtins(request.kept) | {"background": True}
+        response = new_response(told, request.kept.id, model, int(time.time()), "queued")
+        running = BackgroundResponse(self.store, request, response, self._clock)
+        detached = self._scope(post_scope(scope, RESPONSES_PATH), request, b"")
+        task = asyncio.create_task(running.run(self.generator.answer_detached, detached))
+        self._background[request.kept.id] = running, task
+        task.add_done_callback(lambda _: self._background.pop(request.kept.id, None))
+        if request.body.get("stream"):
+            await _stream(running, 0, send)
+        else:
+            await send_json(send, response)
+
+    # -- what is kept
+
+    def _entry(self, response_id: str, owner: str) -> StoredResponse:
+        entry = self.store.get(response_id, owner, self._clock())
+        if entry is None:
+            raise not_found(response_id)
+        return entry
+
+    async def _retrieve(self, entry: StoredResponse, query: dict[str, str], send: Send) -> None:
+        if query.get("stream", "false").lower() not in ("true", "1"):
+            await send_json(send, entry.response)
+            return
+        after = query.get("starting_after", "-1")
+        if not after.removeprefix("-").isdecimal():
+            message = f"starting_after is {after[:100]!r}: send an event's sequence_number"
+            raise ApiError(400, message, param="starting_after", code="invalid_value")
+        if entry.events is None:
+            message = "Only a response that was created with background and stream can be streamed again."
+            raise ApiError(400, message, param="stream", code="invalid_value")
+        running = self._background.get(entry.response_id)
+        if running is not None:
+            await _stream(running[0], int(after) + 1, send)
+        else:
+            await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
+            await send({"type": "http.response.body", "body": b"".join(entry.events[int(after) + 1 :])})
+
+    def _cancel(self, response_id: str, owner: str) -> bytes:
+        """The response, which is over then."""
+        entry = self._entry(response_id, owner)
+        if not entry.is_background:
+            raise ApiError(400, "Cannot cancel a synchronous response.", param="response_id", code="invalid_value")
+        if response_id in self._background:
+            self._background[response_id][0].cancel()
+        return self._entry(response_id, owner).response
+
+    def _delete(self, response_id: str, owner: str) -> dict[str, Any]:
+        self._entry(response_id, owner)
+        if response_id in self._background:
+            self._background[response_id][0].cancel()
+        self.store.delete(response_id, owner, self._clock())
+        return {"id": response_id, "object": "response", "deleted": True}
+
+    def _input_items(self, response_id: str, owner: str, query: dict[str, str]) -> dict[str, Any]:
+        """All input that led to the response, what it goes on from included."""
+        entry = self._entry(response_id, owner)
+        try:
+            before = self.store.chain(entry.previous_id, owner, self._clock()) if entry.previous_id else []
+        except LostResponseError:
+            before = []  # What is left of it is told.
+        items: list[Item] = []
+        for earlier in before:
+            items += msgspec.json.decode(earlier.items) + msgspec.json.decode(earlier.response)["output"]
+        return page_of(items + msgspec.json.decode(entry.items), query)
+
+
+async def _stream(running: BackgroundResponse, begin: int, send: Send) -> None:
+    """Events from this number on. A client that goes ends nothing but this."""
+    await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
+    async for event in running.events(begin):
+        await send({"type": "http.response.body", "body": event, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
+
+
+def _require(method: str, wanted: str, path: str, described: str = "") -> None:
+    if method != wanted and not (wanted == "GET" and method == "HEAD"):
+        headers = {"allow": wanted}
+        message = f"{method} {path}: this path takes {described or wanted}"
+        raise ApiError(405, message, code="method_not_allowed", headers=headers)

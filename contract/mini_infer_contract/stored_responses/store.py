@@ -1,0 +1,149 @@
+"""Responses that are kept for a while, bounded in bytes and in time. Pure: the time is passed in, nothing is sent.
+
+Each is kept with the input of its own turn; a conversation is a chain of them. What is used moves a whole chain to the
+young end, so that no response outlives those that it goes on from.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+OVERHEAD_BYTES = 1024
+"""Of an entry beside its texts: objects, ids, its places in the tables."""
+
+
+@dataclass(slots=True, kw_only=True)
+class StoredResponse:
+    """One response and what it answers."""
+
+    response_id: str
+    owner: str
+    """Who may see it; see `owner_of`."""
+    previous_id: str | None
+    """The response that it goes on from."""
+    items: bytes
+    """The input of its turn, with ids: a JSON list."""
+    response: bytes
+    """The response object as JSON, as it is now."""
+    status: str
+    """The response's."""
+    is_background: bool = False
+    item_ids: tuple[str, ...] = ()
+    """Of its output."""
+    events: list[bytes] | None = None
+    """Of its stream, where one that joins later may have it."""
+    event_bytes: int = 0
+    used_s: float = field(default=0.0, init=False)
+
+    @property
+    def size_bytes(self) -> int:
+        """What it counts for."""
+        return OVERHEAD_BYTES + len(self.items) + len(self.response) + self.event_bytes
+
+
+class LostResponseError(Exception):
+    """A response that others go on from is not there: it never was, was deleted, or had to go."""
+
+    def __init__(self, response_id: str) -> None:
+        super().__init__(response_id)
+        self.response_id = response_id
+
+
+class ResponseStore:
+    """Least recently used first."""
+
+    def __init__(self, limit_bytes: int, ttl_s: float) -> None:
+        """`ttl_s`: for how long after its last use a response is kept at most."""
+        self._limit_bytes, self._ttl_s = limit_bytes, ttl_s
+        self._kept: OrderedDict[str, StoredResponse] = OrderedDict()
+        self._of_item: dict[str, str] = {}
+        """Output items to their responses."""
+        self.taken_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def put(self, entry: StoredResponse, now_s: float) -> None:
+        """Keep it, in place of one with its id. The oldest go to make room, and it itself if it is too large alone."""
+        self._drop(entry.response_id)
+        entry.used_s = now_s
+        self._kept[entry.response_id] = entry
+        self.taken_bytes += entry.size_bytes
+        for item_id in entry.item_ids:
+            self._of_item[item_id] = entry.response_id
+        self._make_room(now_s)
+
+    def has_grown(self, response_id: str, size_bytes: int, now_s: float) -> bool:
+        """The events of a response that is being made have so many bytes more. False: it had to go."""
+        entry = self._kept.get(response_id)
+        if entry is None:
+            return False
+        entry.event_bytes += size_bytes
+        self.taken_bytes += size_bytes
+        self._touch(entry, now_s)
+        self._make_room(now_s)
+        return response_id in self._kept
+
+    def get(self, response_id: str, owner: str, now_s: float) -> StoredResponse | None:
+        """None: there is none of this owner's."""
+        self._make_room(now_s)
+        entry = self._kept.get(response_id)
+        if entry is None or entry.owner != owner:
+            return None
+        self._touch(entry, now_s)
+        return entry
+
+    def of_item(self, item_id: str, owner: str, now_s: float) -> StoredResponse | None:
+        """The response that has this item in its output."""
+        return self.get(self._of_item.get(item_id, ""), owner, now_s)
+
+    def delete(self, response_id: str, owner: str, now_s: float) -> bool:
+        """Whether there was one of this owner's."""
+        if self.get(response_id, owner, now_s) is None:
+            return False
+        self._drop(response_id)
+        return True
+
+    def chain(self, response_id: str, owner: str, now_s: float) -> list[StoredResponse]:
+        """The response and all that it goes on from, the oldest first. LostResponseError: one is not there."""
+        chain: list[StoredResponse] = []
+        wanted: str | None = response_id
+        while wanted is not None:
+            entry = self.get(wanted, owner, now_s)
+            if entry is None:
+                raise LostResponseError(wanted)
+            chain.append(entry)
+            wanted = entry.previous_id
+        for entry in chain[1:]:
+            self._touch(entry, now_s)  # Those that others go on from are the last to go.
+        return chain[::-1]
+
+    def limit(self, limit_bytes: int) -> None:
+        """From now on so many bytes at most."""
+        self._limit_bytes = limit_bytes
+        self._shrink()
+
+    def _touch(self, entry: StoredResponse, now_s: float) -> None:
+        entry.used_s = now_s
+        self._kept.move_to_end(entry.response_id)
+
+    def _make_room(self, now_s: float) -> None:
+        while self._kept and next(iter(self._kept.values())).used_s + self._ttl_s < now_s:
+            self._drop(next(iter(self._kept)))
+        self._shrink()
+
+    def _shrink(self) -> None:
+        while self.taken_bytes > self._limit_bytes and self._kept:
+            self._drop(next(iter(self._kept)))
+
+    def _drop(self, response_id: str) -> None:
+        entry = self._kept.pop(response_id, None)
+        if entry is None:
+            return
+        self.taken_bytes -= entry.size_bytes
+        for item_id in _of(entry.item_ids, self._of_item, response_id):
+            del self._of_item[item_id]
+
+
+def _of(item_ids: Iterable[str], table: dict[str, str], response_id: str) -> list[str]:
+    return [item_id for item_id in item_ids if table.get(item_id) == response_id]

@@ -1,0 +1,106 @@
+"""Parts of a model's output as the items of a response: which is open, and what its end says. Knows no request."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from mini_infer_engine.api.dialects.response_items import (
+    CustomCallItem,
+    EventWriter,
+    FunctionCallItem,
+    Logprobs,
+    MessageItem,
+    OutputItem,
+    ReasoningItem,
+    ReasoningSummaryItem,
+)
+from mini_infer_engine.parsing.base import Content, ParsedOutput, Part, Reasoning, ToolCallArguments, ToolCallBegin
+
+
+class ResponseOutput:
+    """The items so far. Methods return the events of what they add."""
+
+    def __init__(
+        self,
+        events: EventWriter,
+        *,
+        custom_tools: frozenset[str] = frozenset(),
+        summary: bool = False,
+        sealed: bool = False,
+    ) -> None:
+        """`summary`: thinking is told as one; `sealed`: it also has `encrypted_content`."""
+        self.items: list[dict[str, Any]] = []
+        """Those that are complete."""
+        self._events = events
+        self._custom_tools, self._summary, self._sealed = custom_tools, summary, sealed
+        self._open: OutputItem | None = None
+        self._logprobs: Logprobs = []
+        """Of text that is still to be told."""
+
+    def push(self, parts: Sequence[Part], logprobs: Logprobs) -> bytes:
+        """What is new; `logprobs` are of the tokens that made it, and told with the text among the parts."""
+        self._logprobs += logprobs
+        return b"".join([self._push(part) for part in parts])
+
+    def _push(self, part: Part) -> bytes:
+        match part:
+            case Content(text):
+                told, self._logprobs = self._logprobs, []
+                return self._in(MessageItem) + self._piece(text, told)
+            case Reasoning(text):
+                self._logprobs = []
+                return self._in(ReasoningItem) + self._piece(text)
+            case ToolCallBegin(_, call_id, name):
+                return self._begin(self._call(call_id, name))
+            case ToolCallArguments(_, text):
+                self._logprobs = []
+                return self._piece(text)
+
+    def end(self, status: str) -> bytes:
+        """No more will come: what is open ends with this status; an answer without anything is an empty message."""
+        nothing = self._in(MessageItem) if not self.items and self._open is None else b""
+        return nothing + self._close(status)
+
+    def _in(self, kind: type[OutputItem]) -> bytes:
+        """Events until an item of this kind is open."""
+        if isinstance(self._open, kind):
+            return b""
+        if kind is MessageItem:
+            return self._begin(MessageItem(self._events, self._next_index))
+        thinking = ReasoningSummaryItem if self._summary else ReasoningItem
+        return self._begin(thinking(self._events, self._next_index, sealed=self._sealed))
+
+    def _call(self, call_id: str, name: str) -> OutputItem:
+        kind = CustomCallItem if name in self._custom_tools else FunctionCallItem
+        return kind(self._events, self._next_index, call_id, name)
+
+    def _piece(self, text: str, logprobs: Logprobs | None = None) -> bytes:
+        assert self._open is not None, "a call's arguments come after its beginning"
+        return self._open.push(text, logprobs or [])
+
+    @property
+    def _next_index(self) -> int:
+        return len(self.items) + (self._open is not None)
+
+    def _begin(self, item: OutputItem) -> bytes:
+        closed = self._close("completed")
+        self._open = item
+        return closed + item.begin()
+
+    def _close(self, status: str) -> bytes:
+        if self._open is None:
+            return b""
+        item, self._open = self._open, None
+        self.items.append(item.shown(status))
+        return item.end(status)
+
+
+def parts_of(parsed: ParsedOutput) -> list[Part]:
+    """A whole output as parts, in the order of OpenAI's items: thinking, answer, calls."""
+    parts: list[Part] = []
+    if parsed.reasoning:
+        parts.append(Reasoning(parsed.reasoning))
+    if parsed.content:
+        parts.append(Content(parsed.content))
+    for index, call in enumerate(parsed.tool_calls):
+        parts += [ToolCallBegin(index, call.id, call.name), ToolCallArguments(index, call.arguments)]
+    return parts

@@ -1,0 +1,274 @@
+"""OpenAI's /v1/responses for one conversation: which fields are known, what they ask for, what the answer looks like.
+
+The conversation is that of a chat (contract's `chat_body`), and what has to be generated is what the chat asks for.
+Stored responses are not known here: fields that are about them are checked, told, and have no effect.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+import msgspec
+from pydantic import Field
+
+from mini_infer_contract.api_errors import ApiError
+from mini_infer_contract.dialects.response_object import new_response, with_error
+from mini_infer_contract.dialects.response_tools import custom_names
+from mini_infer_contract.dialects.responses import chat_body
+from mini_infer_contract.prompt import PromptEncoder
+from mini_infer_contract.stored_responses.request import KeptRequest
+from mini_infer_engine.api.dialects.base import GenerationSpec, OutputLimit, PromptIds
+from mini_infer_engine.api.dialects.chat import ChatDialect
+from mini_infer_engine.api.dialects.fields import Body, GenerationFields, parse_fields
+from mini_infer_engine.api.dialects.logprobs import TokenNames, chat_logprobs
+from mini_infer_engine.api.dialects.neutral import RESPONSES
+from mini_infer_engine.api.dialects.openai_shapes import encode_json
+from mini_infer_engine.api.dialects.response_items import EventWriter, Logprobs
+from mini_infer_engine.api.dialects.response_output import ResponseOutput, parts_of
+from mini_infer_engine.core.request import TokenLogprobs
+from mini_infer_engine.parsing.base import Content, Part, Reasoning
+from mini_infer_engine.text.detokenizer import Decoder
+from mini_infer_engine.text.output_text import Delta, OutputText
+from mini_infer_engine.text.tokenizing import PromptLimits, Sliced
+from mini_infer_engine.text.validation import MAX_LOGPROBS, ParameterError
+
+Includable = Literal[
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+    "reasoning.encrypted_content",
+    "message.output_text.logprobs",
+]
+
+
+_OF_CHATS = ("structured_outputs", "thinking_token_budget", "include_reasoning")
+"""vLLM's fields that are a chat's and no completion's: checked there."""
+
+
+class ResponsesStreamOptions(Body):
+    """What a stream tells beside its events."""
+
+    include_obfuscation: Literal[False] | None = None
+
+
+class ResponsesRequest(GenerationFields):
+    """POST /v1/responses."""
+
+    neutral = RESPONSES
+
+    input: str | list[dict[str, Any]]
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    store: bool | None = None
+    background: bool | None = None
+    include: list[Includable] | None = None
+    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tool_calls: Annotated[int, Field(ge=1)] | None = None
+    """Of tools that a server runs itself: there is none here."""
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    parallel_tool_calls: bool | None = None
+    stream_options: ResponsesStreamOptions | None = None  # type: ignore[assignment]  # other options than a chat's
+    chat_template_kwargs: dict[str, Any] | None = None
+    enable_response_messages: bool | None = None
+    """vLLM's: the answer has the prompt and the output as the model saw them."""
+    # Checked where the chat is made of them.
+    reasoning: Any = None
+    text: Any = None
+    tools: Any = None
+    tool_choice: Any = None
+    # Checked as a chat's.
+    prompt_cache_retention: Any = None
+    service_tier: Any = None
+    structured_outputs: Any = None
+    thinking_token_budget: Any = None
+    include_reasoning: Any = None
+
+
+class ResponsesDialect:
+    """A `Dialect`, of one request."""
+
+    def __init__(self, kept: KeptRequest) -> None:
+        """`kept`: what is told of the response by whoever keeps it."""
+        self._kept = kept
+        self._body: dict[str, Any] = {}
+
+    def parse(self, body: dict[str, Any]) -> GenerationSpec:
+        """See `Dialect`."""
+        parse_fields(body, ResponsesRequest)
+        self._body = body | msgspec.structs.asdict(self._kept)
+        try:
+            spec = ChatDialect().parse(_chat_body(body))
+        except ApiError as error:
+            raise _in_clients_words(error) from None
+        limit = spec.output_limit
+        return replace(
+            spec,
+            prompt_ids=_named(spec.prompt_ids),
+            prompt_param="input",
+            output_limit=OutputLimit("max_output_tokens", limit.max_tokens, limit.is_asked),
+        )
+
+    def renderer(
+        self, spec: GenerationSpec, request_id: str, model: str, decoder: Decoder | None
+    ) -> "ResponsesRenderer":
+        """See `Dialect`."""
+        return ResponsesRenderer(spec, self._body, self._kept.id, model, decoder)
+
+
+_PASSED = (*GenerationFields.model_fields.keys() - {"stream_options"}, *_OF_CHATS)
+
+
+def _chat_body(body: dict[str, Any]) -> dict[str, Any]:
+    """The chat, with what else it is asked for: fields of generation beside OpenAI's mean the same there."""
+    return {name: body[name] for name in _PASSED if body.get(name) is not None} | chat_body(body)
+
+
+_CHAT_NAMES = (
+    ("max_completion_tokens", "max_output_tokens"),
+    ("response_format.json_schema", "text.format"),
+    ("response_format", "text.format"),
+    ("reasoning_effort", "reasoning.effort"),
+    ("messages", "input"),
+    (".function.", "."),
+)
+"""Fields of the chat that is made of a body, and what they are there."""
+
+
+def _in_clients_words(error: ApiError) -> ApiError:
+    """An error about the chat, as one about the body that it was made of."""
+    message, param = error.message, error.param
+    for chats, own in _CHAT_NAMES:
+        message = message.replace(chats, own)
+        param = param and param.replace(chats, own)
+    param = "text.verbosity" if param == "verbosity" else param
+    return ApiError(error.status, message, param=param, code=error.code, headers=error.headers)
+
+
+def _named(prompt_ids: PromptIds) -> PromptIds:
+    """The same, with errors in the client's words."""
+
+    def named(encoder: PromptEncoder | None, limits: PromptLimits) -> Sliced[list[list[int]]]:
+        try:
+            return (yield from prompt_ids(encoder, limits))
+        except ApiError as error:
+            raise _in_clients_words(error) from None
+        except ParameterError as error:
+            renamed = _in_clients_words(ApiError(400, str(error), param=error.param))
+            raise ParameterError(renamed.param or error.param, renamed.message, code=error.code) from None
+
+    return named
+
+
+class ResponsesRenderer:
+    """A `Renderer`: one response, whole or as events."""
+
+    def __init__(
+        self, spec: GenerationSpec, body: dict[str, Any], response_id: str, model: str, decoder: Decoder | None
+    ) -> None:
+        self._spec, self._body, self._decoder = spec, body, decoder
+        self._names = TokenNames(decoder, as_ids=False)
+        self._response = new_response(body, response_id, model, int(time.time()), "in_progress")
+        self._events = EventWriter()
+        reasoning = body.get("reasoning") or {}
+        self._output = ResponseOutput(
+            self._events,
+            custom_tools=custom_names(body.get("tools")),
+            summary=bool(reasoning.get("summary") or reasoning.get("generate_summary")),
+            sealed="reasoning.encrypted_content" in (body.get("include") or ()),
+        )
+
+    def whole(self, replies: Sequence[OutputText]) -> bytes:
+        """See `Renderer`."""
+        reply = replies[0]
+        if reply.parsed is None:
+            self._output.push([Content(reply.text)], self._logprobs(reply.logprobs))
+        else:
+            # Log probabilities are of the text: what the model thought comes before it.
+            told = reply.logprobs[reply.parsed.reasoning_tokens :]
+            self._output.push(self._told(parts_of(reply.parsed)), self._logprobs(told))
+        self._finish(reply)
+        if self._body.get("enable_response_messages"):
+            self._response |= self._raw_messages(reply)
+        return encode_json(self._response)
+
+    def begin(self, replies: Sequence[OutputText]) -> bytes:
+        """See `Renderer`."""
+        self._take_sampling(replies[0])
+        created = self._events.write("response.created", response=self._response)
+        return created + self._events.write("response.in_progress", response=self._response)
+
+    def render(self, deltas: Sequence[Delta]) -> bytes:
+        """See `Renderer`."""
+        return b"".join([self._render(delta) for delta in deltas])
+
+    def _render(self, delta: Delta) -> bytes:
+        # Without a decoder there is no parser, and no text either.
+        return self._output.push(self._told(delta.parts), self._logprobs(delta.logprobs))
+
+    def _told(self, parts: list[Part]) -> list[Part]:
+        if self._spec.include_reasoning:
+            return parts
+        return [part for part in parts if not isinstance(part, Reasoning)]
+
+    def end(self, replies: Sequence[OutputText]) -> bytes:
+        """See `Renderer`. Such a stream has no [DONE]."""
+        events = self._finish(replies[0])
+        return events + self._events.write(f"response.{self._response['status']}", response=self._response)
+
+    def broken(self, error: ApiError) -> bytes:
+        """See `Renderer`."""
+        events = self._output.end("incomplete")
+        failed = with_error(self._response | {"output": self._output.items}, error.code, error.message)
+        told = {"code": error.code, "message": error.message, "param": error.param}
+        return events + self._events.write("error", **told) + self._events.write("response.failed", response=failed)
+
+    def _finish(self, reply: OutputText) -> bytes:
+        """Events that end the output; the response is complete then."""
+        self._take_sampling(reply)
+        status = "incomplete" if reply.finish_reason == "length" else "completed"
+        events = self._output.end(status)
+        self._response |= {"status": status, "output": self._output.items, "usage": _usage(reply)}
+        if status == "incomplete":
+            self._response["incomplete_details"] = {"reason": "max_output_tokens"}
+        else:
+            self._response["completed_at"] = int(time.time())
+        return events
+
+    def _take_sampling(self, reply: OutputText) -> None:
+        """What is in force, which may be the model's own."""
+        sampling = reply.request.sampling
+        self._response |= {"temperature": sampling.temperature, "top_p": sampling.top_p}
+
+    def _logprobs(self, positions: Sequence[TokenLogprobs]) -> Logprobs:
+        content: Logprobs = chat_logprobs(positions, self._names)["content"] if positions else []
+        return content
+
+    def _raw_messages(self, reply: OutputText) -> dict[str, Any]:
+        """VLLM's `input_messages` and `output_messages`."""
+        return {
+            "input_messages": [self._raw(reply.request.prompt_token_ids)],
+            "output_messages": [self._raw(reply.token_ids)],
+        }
+
+    def _raw(self, token_ids: Sequence[int]) -> dict[str, Any]:
+        text = "" if self._decoder is None else self._decoder.decode(list(token_ids), skip_special_tokens=False)
+        return {"type": "raw_message_tokens", "message": text, "tokens": list(token_ids)}
+
+
+def _usage(reply: OutputText) -> dict[str, Any]:
+    """Tokens of a response."""
+    input_tokens, output_tokens = len(reply.request.prompt_token_ids), len(reply.token_ids)
+    reasoning_tokens = reply.parsed.reasoning_tokens if reply.parsed is not None else 0
+    return {
+        "input_tokens": input_tokens,
+        "input_tokens_details": {"cached_tokens": reply.num_cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": output_tokens,
+        "output_tokens_details": {"reasoning_tokens": reasoning_tokens},
+        "total_tokens": input_tokens + output_tokens,
+    }

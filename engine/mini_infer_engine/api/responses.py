@@ -1,0 +1,95 @@
+"""/v1/responses of an engine: conversations become generations, and it keeps responses where no gateway does."""
+
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from mini_infer_contract.api_errors import ApiError, read_json_object
+from mini_infer_contract.dialects.response_object import RESPONSE_PREFIX, new_id
+from mini_infer_contract.stored_responses.request import KEPT_HEADER, KeptRequest
+from mini_infer_contract.stored_responses.service import COUNT_PATH, Generator, ResponsesService
+from mini_infer_contract.stored_responses.store import ResponseStore
+from mini_infer_engine.api.access_log import facts_of
+from mini_infer_engine.api.dialects.responses import ResponsesDialect
+from mini_infer_engine.api.generate import GenerationResponse, bad_parameter
+from mini_infer_engine.api.http import error_response, json_response, read_json
+from mini_infer_engine.api.state import ApiServerState
+from mini_infer_engine.parsing.parser import check_parsing
+from mini_infer_engine.text.validation import ParameterError
+
+
+def responses_service(front: ApiServerState, app: ASGIApp) -> ResponsesService:
+    """For one server; `app` is the whole of it, for requests without a client of their own."""
+    options = front.options
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        response: Response
+        if scope["path"] == COUNT_PATH:
+            response = await _count(front, request)
+        else:
+            response = GenerationResponse(front, request, ResponsesDialect(_kept(request)))
+        await response(scope, receive, send)
+
+    async def read(scope: Scope, receive: Receive) -> bytes:
+        return await read_json(Request(scope, receive), options.max_body_bytes, options.body_timeout_s)
+
+    def check(body: dict[str, Any]) -> str:
+        spec = ResponsesDialect(KeptRequest("")).parse(body)
+        if spec.parsing is not None:
+            check_parsing(front.text.formats, spec.parsing)
+        front.admit(spec.model)
+        return spec.model or front.text.names[0]
+
+    store = ResponseStore(options.responses_max_bytes, options.responses_ttl_s)
+    generator = Generator(answer=answer, answer_detached=app, read=read, check=check, may_be_second=True)
+    return ResponsesService(store, generator)
+
+
+class ServiceResponse(Response):
+    """Hands a request on to the service."""
+
+    def __init__(self, service: ResponsesService) -> None:
+        self.background = None
+        self.status_code = 200
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI."""
+        facts_of(scope)  # Shared from here on by the scopes that are made of this one.
+        try:
+            await self._service(scope, receive, send)
+        except ApiError as error:
+            await error_response(error, scope)(scope, receive, send)
+
+
+def _kept(request: Request) -> KeptRequest:
+    """What whoever keeps the response says of it. ApiError: it is malformed."""
+    sent = request.headers.get(KEPT_HEADER)
+    if sent is None:
+        return KeptRequest(new_id(RESPONSE_PREFIX))
+    try:
+        return msgspec.json.decode(sent, type=KeptRequest)
+    except msgspec.DecodeError as error:
+        raise ApiError(400, f"the header {KEPT_HEADER} is malformed: {error}", param=KEPT_HEADER) from None
+
+
+async def _count(front: ApiServerState, request: Request) -> Response:
+    """Tokens of the prompt that a response would be generated from."""
+    raw = await read_json(request, front.options.max_body_bytes, front.options.body_timeout_s)
+    with front.admission.body(len(raw)):
+        spec = ResponsesDialect(KeptRequest("")).parse(read_json_object(raw))
+        front.check_model(spec.model)
+        model = front.core.model
+        if front.text.encoder is None or model is None:
+            raise ApiError(400, "this server has no tokenizer, or still loads its model", code="no_tokenizer")
+        try:
+            prompts = await front.text.in_slices(
+                spec.prompt_ids(front.text.encoder, front.text.limits(model.max_model_len))
+            )
+        except ParameterError as error:
+            raise bad_parameter(error) from None
+    return json_response({"object": "response.input_tokens", "input_tokens": len(prompts[0])})

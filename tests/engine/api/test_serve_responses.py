@@ -1,0 +1,268 @@
+"""/v1/responses of the dry-run server, by the openai package: a lone engine, which keeps responses itself."""
+
+import json
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from openai.types.responses import Response, response_create_params
+
+from mini_infer_engine.api.dialects.responses import ResponsesRequest
+from tests.engine.server.dry_server import DryServer, wait_until
+
+MODEL = "dry"
+
+
+@pytest.fixture(scope="module")
+def client(server: DryServer) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="one", max_retries=0)
+
+
+def create(client: openai.OpenAI, text: object = "hello", **fields: Any) -> Response:
+    made: Response = client.responses.create(model=MODEL, input=text, **fields)  # type: ignore[arg-type]
+    return made
+
+
+def test_every_field_of_openais_is_known() -> None:
+    fields = set(response_create_params.ResponseCreateParamsBase.__annotations__) | {"stream"}
+    assert fields <= {*ResponsesRequest.model_fields, *ResponsesRequest.neutral}
+
+
+def test_a_response_tells_its_request_and_what_it_took(client: openai.OpenAI) -> None:
+    response = create(client, instructions="be brief", metadata={"a": "b"}, max_output_tokens=100, user="me", top_p=0.5)
+    assert response.output_text == "You said: hello"
+    assert (response.status, response.error, response.incomplete_details) == ("completed", None, None)
+    assert (response.instructions, response.metadata, response.max_output_tokens) == ("be brief", {"a": "b"}, 100)
+    assert (response.top_p, response.temperature, response.tools, response.tool_choice) == (0.5, 1.0, [], "auto")
+    assert response.id.startswith("resp_")
+    assert response.output[0].id is not None
+    assert response.output[0].id.startswith("msg_")
+    usage = response.usage
+    assert usage is not None
+    assert usage.output_tokens == len("You said: hello") + 1
+    assert usage.total_tokens == usage.input_tokens + usage.output_tokens
+
+
+def test_a_stream_adds_up_to_the_response(client: openai.OpenAI) -> None:
+    whole = create(client)
+    events = list(client.responses.create(model=MODEL, input="hello", stream=True))
+    assert [event.type for event in events[:4]] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+    ]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    last = events[-1]
+    assert last.type == "response.completed"
+    text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    assert text == last.response.output_text == whole.output_text
+    assert last.response.usage is not None
+    assert whole.usage is not None
+    assert last.response.usage.total_tokens == whole.usage.total_tokens
+    assert events[0].response.id == last.response.id == client.responses.retrieve(last.response.id).id  # type: ignore[union-attr]
+
+
+def test_a_limit_leaves_it_incomplete_and_it_can_be_gone_on_from(client: openai.OpenAI) -> None:
+    for stream in (False, True):
+        made = client.responses.create(model=MODEL, input="hello", max_output_tokens=4, stream=stream)
+        response: Any = list(made)[-1].response if stream else made  # type: ignore[union-attr]
+        assert response.status == "incomplete"
+        assert response.incomplete_details.reason == "max_output_tokens"
+        assert response.output[0].status == "incomplete"
+        assert create(client, "more", previous_response_id=response.id).output_text == "You said: more"
+
+
+def test_previous_responses_are_the_beginning_of_the_prompt(client: openai.OpenAI) -> None:
+    first = create(client, "my name is Mark", instructions="be brief")
+    second = create(client, "and yours?", previous_response_id=first.id)
+    assert second.previous_response_id == first.id
+    whole = create(
+        client,
+        [
+            {"role": "user", "content": "my name is Mark"},
+            {"role": "assistant", "content": first.output_text},
+            {"role": "user", "content": "and yours?"},
+        ],
+        store=False,
+    )
+    assert second.usage is not None
+    assert whole.usage is not None
+    assert second.usage.input_tokens == whole.usage.input_tokens
+    items = client.responses.input_items.list(second.id, order="asc")
+    assert [(item.type, getattr(item, "role", None)) for item in items] == [
+        ("message", "user"),
+        ("message", "assistant"),
+        ("message", "user"),
+    ]
+    other = create(client, "and hers?", previous_response_id=first.id)
+    assert other.output_text == "You said: and hers?"
+
+
+def test_what_is_deleted_or_not_stored_is_not_there(client: openai.OpenAI) -> None:
+    unstored, stored = create(client, store=False), create(client)
+    assert client.responses.retrieve(stored.id) == stored
+    client.responses.delete(stored.id)
+    for response in (unstored, stored):
+        with pytest.raises(openai.NotFoundError, match=r"Response with id .* not found."):
+            client.responses.retrieve(response.id)
+        with pytest.raises(openai.BadRequestError) as caught:
+            create(client, previous_response_id=response.id)
+        assert (caught.value.code, caught.value.param) == ("previous_response_not_found", "previous_response_id")
+
+
+def test_another_key_sees_nothing(server: DryServer, client: openai.OpenAI) -> None:
+    response = create(client)
+    other = client.with_options(api_key="two")
+    for call in (
+        other.responses.retrieve,
+        other.responses.delete,
+        other.responses.cancel,
+        other.responses.input_items.list,
+    ):
+        with pytest.raises(openai.NotFoundError):
+            call(response.id)
+    with pytest.raises(openai.BadRequestError, match="not found"):
+        create(other, previous_response_id=response.id)
+    assert server.client.get(f"/v1/responses/{response.id}").status_code == 404
+
+
+def finished(client: openai.OpenAI, response_id: str) -> Response:
+    wait_until(lambda: client.responses.retrieve(response_id).status not in ("queued", "in_progress"))
+    return client.responses.retrieve(response_id)
+
+
+def test_in_the_background(client: openai.OpenAI) -> None:
+    begun = create(client, background=True)
+    assert (begun.status, begun.output, begun.background) == ("queued", [], True)
+    response = finished(client, begun.id)
+    assert (response.status, response.output_text, response.background) == ("completed", "You said: hello", True)
+    assert client.responses.cancel(begun.id).status == "completed"
+    with pytest.raises(openai.BadRequestError, match="background can only be used when `store` is true"):
+        create(client, background=True, store=False)
+    with pytest.raises(openai.BadRequestError, match="synchronous"):
+        client.responses.cancel(create(client).id)
+
+
+def test_a_stream_in_the_background_can_be_left_and_joined_again(client: openai.OpenAI) -> None:
+    stream = client.responses.create(model=MODEL, input="hello", background=True, stream=True)
+    first = next(iter(stream))
+    assert first.type == "response.created"
+    stream.close()
+    later = list(client.responses.retrieve(first.response.id, stream=True, starting_after=1))
+    assert later[0].sequence_number == 2
+    assert later[-1].type == "response.completed"
+    again = list(client.responses.retrieve(first.response.id, stream=True, starting_after=1))
+    assert [event.to_dict() for event in again] == [event.to_dict() for event in later]
+    with pytest.raises(openai.BadRequestError, match="background and stream"):
+        client.responses.retrieve(create(client).id, stream=True)
+
+
+def test_cancelling_stops_the_engine_and_stays(server: DryServer, client: openai.OpenAI) -> None:
+    before = server.metric("vllm:num_requests_running")
+    begun = create(client, "x" * 3000, background=True)
+    wait_until(lambda: client.responses.retrieve(begun.id).status == "in_progress")
+    assert client.responses.cancel(begun.id).status == "cancelled"
+    wait_until(lambda: server.metric("vllm:num_requests_running") <= before)
+    assert client.responses.retrieve(begun.id).status == "cancelled"
+
+
+def test_what_fails_in_the_background_says_why(client: openai.OpenAI) -> None:
+    begun = create(client, "x" * 5000, background=True)
+    response = finished(client, begun.id)
+    assert response.status == "failed"
+    assert response.error is not None
+    assert response.error.code == "context_length_exceeded"
+    with pytest.raises(openai.BadRequestError) as caught:
+        create(client, background=True, reasoning={"effort": "banana"})
+    assert caught.value.param == "reasoning.effort"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"truncation": "auto"}, "truncation"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"prompt": {"id": "p"}}, "prompt"),
+        ({"max_tokens": 5}, "max_tokens"),
+        ({"n": 2}, "n"),
+        ({"magic": 1}, "magic"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"max_output_tokens": 100_000}, "max_output_tokens"),
+        ({"temperature": 3}, "temperature"),
+        ({"reasoning": {"effort": "banana"}}, "reasoning.effort"),
+        ({"text": {"verbosity": "low"}}, "text.verbosity"),
+        ({"include": ["everything"]}, "include.0"),
+        ({"store": "yes"}, "store"),
+        ({"previous_response_id": 5}, "previous_response_id"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+            "input[0].content[0].type",
+        ),
+        ({"input": "x" * 5000}, "input"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(server: DryServer, fields: dict[str, Any], param: str) -> None:
+    answer = server.client.post("/v1/responses", json={"model": MODEL, "input": "hi"} | fields)
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == param
+
+
+def test_tokens_of_an_input_are_counted(client: openai.OpenAI) -> None:
+    first = create(client)
+    assert first.usage is not None
+    counted = client.responses.input_tokens.count(model=MODEL, input="hello")
+    assert counted.input_tokens == first.usage.input_tokens
+    second = create(client, "more", previous_response_id=first.id)
+    assert second.usage is not None
+    counted = client.responses.input_tokens.count(model=MODEL, input="more", previous_response_id=first.id)
+    assert counted.input_tokens == second.usage.input_tokens
+
+
+def test_fields_of_generation_beside_openais_work(client: openai.OpenAI) -> None:
+    stopped = create(client, "abc", extra_body={"stop": "d: a", "seed": 4, "top_k": 3, "ignore_eos": False})
+    assert stopped.output_text == "You sai"
+    longer = create(client, "abc", extra_body={"ignore_eos": True}, max_output_tokens=30)
+    assert longer.usage is not None
+    assert longer.usage.output_tokens == 30
+    raw = create(client, "abc", extra_body={"enable_response_messages": True}).to_dict()
+    assert raw["input_messages"][0]["type"] == "raw_message_tokens"  # type: ignore[index]
+    assert "abc" in raw["input_messages"][0]["message"]  # type: ignore[index]
+
+
+def test_a_gateway_before_it_keeps_responses_itself(server: DryServer) -> None:
+    kept = {"id": "resp_mine", "previous_response_id": "resp_other", "background": True}
+    answer = server.client.post(
+        "/v1/responses",
+        json={"model": MODEL, "input": "hi"},
+        headers={"x-mini-infer-response": json.dumps(kept)},
+    ).json()
+    assert {name: answer[name] for name in kept} == kept
+    assert server.client.get("/v1/responses/resp_mine").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/v1/responses", 405),
+        ("POST", "/v1/responses/resp_1", 405),
+        ("GET", "/v1/responses/resp_1/cancel", 405),
+        ("GET", "/v1/responses/resp_1/other", 404),
+        ("GET", "/v1/responses/resp_1", 404),
+        ("DELETE", "/v1/responses/resp_1", 404),
+        ("POST", "/v1/responses/resp_1/cancel", 404),
+    ],
+)
+def test_other_paths_and_methods(server: DryServer, method: str, path: str, status: int) -> None:
+    answer: httpx.Response = server.client.request(method, path)
+    assert answer.status_code == status
+    assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+
+
+def test_a_client_that_goes_leaves_nothing_behind(server: DryServer) -> None:
+    before = server.metric("vllm:num_requests_running")
+    body = {"model": MODEL, "input": "x" * 3000, "stream": True}
+    with server.client.stream("POST", "/v1/responses", json=body) as answer:
+        next(answer.iter_bytes())
+    wait_until(lambda: server.metric("vllm:num_requests_running") <= before)
