@@ -51,8 +51,10 @@ _RENAMED = {
     "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
 }
 """Fields of chat completions to those they were made of."""
-_FIELD = re.compile(rf"\b(?:{'|'.join(_RENAMED)})\b(?= (?:is|has|holds|=|must|needs)\b| =)|(tools\[\d+\])\.function\.")
+_FIELD = re.compile(rf"\b(?:{'|'.join(_RENAMED)})\b(?= (?:is|has|holds|must|needs)\b| =)")
+_OF_A_TOOL = re.compile(r"\b(tools\[\d+\]|tool_choice)\.function(\.parameters)?")
 
 
 def _renamed(message: str) -> str:
-    return _FIELD.sub(lambda found: f"{found[1]}." if found[1] else _RENAMED[found[0]], message)
+    message = _OF_A_TOOL.sub(lambda found: found[1] + (".input_schema" if found[2] else ""), message)
+    return _FIELD.sub(lambda found: _RENAMED[found[0]], message)

@@ -88,7 +88,7 @@ class MessageParam(Struct, forbid_unknown_fields=True):
 class Tool(Struct, forbid_unknown_fields=True):
     """A tool of the client's own."""
 
-    name: Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,128}$")]
+    name: Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,64}$")]
     input_schema: dict[str, Any]
     type: Literal["custom"] | None = None
     description: str | None = None

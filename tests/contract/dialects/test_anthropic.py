@@ -262,6 +262,8 @@ def test_errors_speak_of_the_clients_fields() -> None:
         ("max_completion_tokens is 5, ask for less", "max_tokens is 5, ask for less"),
         ("response_format = {} is not supported", "output_config.format = {} is not supported"),
         ("tools[2].function.name is 'x'", "tools[2].name is 'x'"),
+        ("tools[0].function.parameters.type is 5", "tools[0].input_schema.type is 5"),
+        ("tool_choice.function.name is 'x'", "tool_choice.name is 'x'"),
         ("the core can stop at any time", "the core can stop at any time"),
     ):
         assert error_body(ApiError(400, message), "")["error"]["message"] == told

@@ -130,6 +130,32 @@ def test_why_an_answer_ends(
         assert "max_tokens" not in fields or told["usage"]["output_tokens"] == fields["max_tokens"]
 
 
+TOOL = {"name": "get_weather", "input_schema": {"properties": {"city": {"type": "string"}}, "required": ["city"]}}
+CALL = 'I look.<tool_call>\n{"name": "get_weather", "arguments": {"city": "Zürich"}}\n</tool_call>'
+
+
+def test_a_call_of_a_tool_is_a_block_and_its_result_goes_back(server: DryServer) -> None:
+    body = message(CALL, tools=[TOOL])  # the pretended model says it again
+    for told in (whole(server, body), joined(events(server, body))):
+        text, call = told["content"]
+        assert text == {"type": "text", "text": "You said: I look."}
+        assert call.pop("id").startswith("toolu_")
+        assert call == {"type": "tool_use", "name": "get_weather", "input": {"city": "Zürich"}}
+        assert told["stop_reason"] == "tool_use"
+    result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "20 °C"}
+    body["messages"] += [
+        {"role": "assistant", "content": [text, call | {"id": "toolu_1"}]},
+        {"role": "user", "content": [result, {"type": "text", "text": "Thanks."}]},
+    ]
+    assert whole(server, body)["content"] == [{"type": "text", "text": "You said: Thanks."}]
+
+
+def test_tools_that_may_not_be_called_are_not(server: DryServer) -> None:
+    told = whole(server, message(CALL, tools=[TOOL], tool_choice={"type": "none"}))
+    assert [block["type"] for block in told["content"]] == ["text"]
+    assert told["stop_reason"] == "end_turn"
+
+
 def test_more_tokens_than_the_context_has_are_cut_there(server: DryServer) -> None:
     assert whole(server, message("x", max_tokens=10_000_000))["stop_reason"] == "end_turn"
 
