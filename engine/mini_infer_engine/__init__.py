@@ -5,11 +5,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mini_infer_engine.core.request import SamplingParams
     from mini_infer_engine.llm import LLM, RequestOutput
+    from mini_infer_engine.offline_beams import BeamSearchParams
     from mini_infer_engine.structured.params import StructuredOutputsParams
 
 __version__ = "0.1.0"
 
-__all__ = ["LLM", "RequestOutput", "SamplingParams", "StructuredOutputsParams", "__version__"]
+__all__ = ["LLM", "BeamSearchParams", "RequestOutput", "SamplingParams", "StructuredOutputsParams", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
@@ -18,6 +19,10 @@ def __getattr__(name: str) -> Any:
         from mini_infer_engine import llm
 
         return getattr(llm, name)
+    if name == "BeamSearchParams":
+        from mini_infer_engine.offline_beams import BeamSearchParams
+
+        return BeamSearchParams
     if name == "SamplingParams":
         from mini_infer_engine.core.request import SamplingParams
 

@@ -19,6 +19,7 @@ from mini_infer_engine.config.settings import EngineSettings
 from mini_infer_engine.core.request import Request, SamplingParams, TokenLogprobs
 from mini_infer_engine.core_process.build import DryRun, build_engine
 from mini_infer_engine.dry.vocabulary import DRY_MODEL
+from mini_infer_engine.offline_beams import BeamSearchOutput, BeamSearchParams, BeamSearchSequence, Logprob
 from mini_infer_engine.structured.params import of_structured_outputs
 from mini_infer_engine.text.bad_words import with_bad_words
 from mini_infer_engine.text.output_text import OutputText
@@ -29,17 +30,6 @@ from mini_infer_engine.vllm_keywords import to_own_names
 Prompt = str | Mapping[str, Any]
 """A text, {"prompt": text} or {"prompt_token_ids": ids}."""
 Message = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Logprob:
-    """One token at one position."""
-
-    logprob: float
-    rank: int
-    """1 for the most likely token."""
-    decoded_token: str | None
-    """None without a tokenizer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,26 +165,57 @@ class LLM:
         params = [self._with_grammar(index, self._with_bad_words(index, chosen)) for index, chosen in enumerate(params)]
         for index, (token_ids, chosen) in enumerate(zip(packed, params, strict=True)):
             self._check(index, token_ids, chosen)
-        replies = [
-            OutputText(_request(str(next(self._ids)), token_ids, chosen), self._text.decoder)
-            for token_ids, chosen in zip(packed, params, strict=True)
+        requests = [
+            _request(str(next(self._ids)), token_ids, chosen) for token_ids, chosen in zip(packed, params, strict=True)
         ]
+        replies = self._replies(requests, use_tqdm)
+        return [self._output(reply, *prompt) for reply, prompt in zip(replies, prompts, strict=True)]
+
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, use_tqdm: bool = False
+    ) -> list[BeamSearchOutput]:
+        """The `beam_width` most likely continuations of each prompt, the best first.
+
+        ValueError: a prompt or a parameter is at fault, or the KV cache cannot hold so many beams.
+        """
+        listed = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
+        searches: list[list[Request]] = []
+        for index, prompt in enumerate(listed):
+            token_ids = _packed(self._tokens(index, prompt)[1])
+            self._check(index, token_ids, params.sampling())
+            searches.append(params.requests(token_ids, [str(next(self._ids)) for _ in range(params.beam_width)]))
+        requests = [request for search in searches for request in search]
+        replies = iter(self._replies(requests, use_tqdm))
+        return [BeamSearchOutput([self._beam(next(replies)) for _ in search]) for search in searches]
+
+    def _beam(self, reply: OutputText) -> BeamSearchSequence:
+        assert reply.cumulative_logprob is not None
+        assert reply.beam_score is not None
+        tokens = [*reply.request.prompt_token_ids, *reply.token_ids]
+        logprobs = [self._by_token(position) for position in reply.logprobs]
+        encoder = self._text.encoder
+        text = None if encoder is None else encoder.decode(tokens, skip_special_tokens=True)
+        cumulative, score = reply.cumulative_logprob, reply.beam_score
+        return BeamSearchSequence(tokens, logprobs, cumulative, score, text, reply.finish_reason, reply.stop_reason)
+
+    def _replies(self, requests: Sequence[Request], use_tqdm: bool) -> list[OutputText]:
+        """What became of each. RuntimeError: a pass failed. ValueError: the engine refuses one of them."""
+        replies = [OutputText(request, self._text.decoder) for request in requests]
         waiting = {reply.request.request_id: reply for reply in replies}
         try:
-            for reply in replies:
-                self._engine.add(reply.request)
+            for request in requests:
+                if request.leads:
+                    self._engine.add(request)
             finished = self._finished(waiting)
             for _ in tqdm(finished, "prompts", len(replies), unit="prompt") if use_tqdm else finished:
                 pass
         finally:
             for request_id in waiting:
                 self._engine.abort(request_id)  # after Ctrl-C or an error: the next call finds an idle engine
-        return [self._output(reply, *prompt) for reply, prompt in zip(replies, prompts, strict=True)]
+        return replies
 
     def _output(self, reply: OutputText, prompt: str | None, prompt_token_ids: list[int]) -> RequestOutput:
         request, told = reply.request, None
-        if reply.finish_reason == "error":
-            raise RuntimeError(f"request {request.request_id}: {reply.error}")
         if request.sampling.prompt_logprobs is not None:
             told = [None, *map(self._by_token, reply.prompt_logprobs)]
         completion = CompletionOutput(0, reply.text, reply.token_ids, reply.finish_reason, reply.stop_reason)
@@ -228,6 +249,8 @@ class LLM:
                 if reply is None:
                     continue
                 reply.push(output)
+                if reply.finish_reason == "error":
+                    raise RuntimeError(f"request {output.request_id}: {reply.error}")
                 if reply.finish_reason is not None:
                     if reply.wants_abort:
                         self._engine.abort(output.request_id)

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from mini_infer_contract.events import BlockRemoved, BlockStored
 from mini_infer_engine.config.settings import EngineSettings
 from mini_infer_engine.core.engine import Engine
-from mini_infer_engine.core.request import Output, Request, SamplingParams
-from tests.support.fake_runner import EOS, VOCABULARY, FakeRunner, expected_tokens
+from mini_infer_engine.core.request import BeamSearch, Output, Request, SamplingParams
+from tests.support.fake_runner import EOS, VOCABULARY, FakeRunner, expected_beams, expected_tokens
 
 
 def make_engine(
@@ -49,6 +49,7 @@ class World:
     """Steps since the abort of requests that ran then."""
     histories: list[list[int]] = field(default_factory=lambda: [[]])
     num_requests: int = 0
+    num_searches: int = 0
 
     @property
     def num_swaps(self) -> int:
@@ -87,6 +88,29 @@ class World:
         self.made[request.request_id] = []
         self.engine.add(request)
 
+    def add_beams(self) -> None:
+        """A beam search of a short prompt; where the pool may be too small for it, it is refused at once."""
+        draw, name, width = self.draw, f"r{self.num_requests}", self.draw.choice((1, 2, 3, 4))
+        request_ids = [name, *(f"{name}.{index}" for index in range(1, width))]
+        penalty, early = draw.choice((1.0, 0.0, -1.0, 2.0)), draw.choice((False, True, "never"))
+        request = Request(
+            request_id=name,
+            prompt_token_ids=[draw.randrange(3)] * draw.randrange(1, self.max_model_len // 2),
+            sampling=SamplingParams(
+                max_tokens=draw.choice((1, 2, 5, 20)), min_tokens=draw.choice((0, 0, 1)), ignore_eos=draw.random() < 0.5
+            ),
+            priority=draw.choice((0, 0, 1, -1)),
+            beam_search=BeamSearch(request_ids=request_ids, length_penalty=penalty, early_stopping=early),
+        )
+        try:
+            self.engine.add(request)
+        except ValueError:
+            return
+        self.num_requests += 1
+        self.live[name] = request
+        self.made[name] = []
+        self.num_searches += 1
+
     def abort(self) -> None:
         if self.live:
             request_id = self.draw.choice(sorted(self.live))
@@ -111,7 +135,10 @@ class World:
                 assert self.aborted[request_id] < 2, f"{request_id} runs two steps after its abort"
 
     def _take(self, output: Output) -> None:
-        request = self.live[output.request_id]  # nothing comes for an aborted or finished request
+        request = self.live[output.request_id.partition(".")[0]]  # nothing comes for aborted or finished requests
+        if request.beam_search is not None:
+            self._take_beam(request, output)
+            return
         made = self.made[output.request_id]
         made += output.token_ids
         if output.finish_reason is None:
@@ -129,6 +156,18 @@ class World:
         self.histories.append(request.prompt_token_ids + made)
         del self.live[output.request_id]
 
+    def _take_beam(self, request: Request, output: Output) -> None:
+        assert request.beam_search is not None
+        if output.finish_reason == "error":
+            assert "told to fail" in output.error
+        else:
+            index = request.beam_search.request_ids.index(output.request_id)
+            expected = expected_beams(request, self.max_model_len)
+            assert output.token_ids == expected[index], f"beam {index} of {request}"
+            if index + 1 < len(expected):
+                return
+        del self.live[request.request_id]
+
     def check(self) -> None:
         """References are those of the running and the pinned, free pages are all others, events tell what is cached."""
         engine, scheduler = self.engine, self.engine.scheduler
@@ -143,7 +182,10 @@ class World:
         assert pool.references == uses
         assert pool.num_free == uses.count(0)
         assert sorted([*pool._blank, *pool._cached]) == [page for page, count in enumerate(uses) if not count]
-        slots = [sequence.slot for sequence in scheduler.running]
+        slots = [sequence.slot for sequence in scheduler.running] + scheduler._free_slots
+        groups = {id(one.group): one.group for one in scheduler.running if one.group is not None}
+        slots += [slot for group in groups.values() for slot in group.free_slots]
+        assert len(slots) == scheduler._max_num_seqs
         assert len(set(slots)) == len(slots)
         assert all(not sequence.pages and sequence.slot < 0 for sequence in scheduler.waiting)
         swapped = [page for sequence in scheduler.waiting for page in sequence.host_pages]

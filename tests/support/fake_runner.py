@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from mini_infer_engine.core.batch import Batch, Row, SwapSpace
-from mini_infer_engine.core.request import Request, SamplingParams
+from mini_infer_engine.core.beam_search.group import rules_of
+from mini_infer_engine.core.beam_search.search import BeamState, advance
+from mini_infer_engine.core.request import Request, SamplingParams, TokenLogprobs
 from mini_infer_engine.core.result import PassResult
 
 VOCABULARY = 40
@@ -26,6 +28,37 @@ def sample(
     return token
 
 
+def most_likely(cells: Sequence[int], count: int) -> TokenLogprobs:
+    """What may follow, by log probabilities that are hashes of all cells, as `sample` is."""
+    read = hash(tuple(cells))
+    costs = [hash((read, token)) % 9973 for token in range(VOCABULARY)]
+    ranked = sorted(range(VOCABULARY), key=costs.__getitem__)
+    logprobs = [-0.001 - costs[token] / 1000 for token in ranked]
+    end = None if count < 0 else count
+    return TokenLogprobs(ranked[0], logprobs[0], 1, ranked[:end], logprobs[:end])
+
+
+def expected_beams(request: Request, max_model_len: int) -> list[list[int]]:
+    """What a beam search yields when it runs alone, the best first: by the same rules, with no pages and no batches."""
+    num_prompt, limit = len(request.prompt_token_ids), request.sampling.max_tokens or max_model_len
+    stops = frozenset([*request.sampling.stop_token_ids, *(() if request.sampling.ignore_eos else (EOS,))])
+    rules = rules_of(request, stops, min(limit, max_model_len - num_prompt))
+    assert rules is not None
+    state = BeamState()
+    while not state.is_over:
+        histories = [[*request.prompt_token_ids, *beam.token_ids()] for beam in state.running]
+        told = [most_likely(_cells(tokens), rules.num_candidates) for tokens in histories]
+        state = advance(state, told, rules)
+    return [beam.token_ids() for beam in state.finished]
+
+
+def _cells(tokens: Sequence[int]) -> list[int]:
+    cells: list[int] = []
+    for token in tokens:
+        cells.append(cell(cells[-1] if cells else 0, token))
+    return cells
+
+
 def cell(before: int, token: int) -> int:
     return hash((before, token))
 
@@ -34,9 +67,7 @@ def expected_tokens(request: Request, max_model_len: int, eos_token_ids: Sequenc
     """What a request yields when it runs alone: computed directly, with no pages and no batches."""
     sampling = request.sampling
     stops = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos_token_ids)}
-    cells = []
-    for token in request.prompt_token_ids:
-        cells.append(cell(cells[-1] if cells else 0, token))
+    cells = _cells(request.prompt_token_ids)
     limit = max_model_len - len(request.prompt_token_ids)
     limit = min(limit, sampling.max_tokens) if sampling.max_tokens is not None else limit
     output: list[int] = []
@@ -52,6 +83,7 @@ def expected_tokens(request: Request, max_model_len: int, eos_token_ids: Sequenc
 @dataclass(eq=False)
 class Handle:
     tokens: list[int | None]
+    logprobs: dict[int, list[TokenLogprobs]]
     sources: list[int]
     written: list[tuple[int, int]] = field(default_factory=list)
     """(page, offset) of what the pass computed."""
@@ -82,7 +114,7 @@ class FakeRunner:
     def launch(self, batch: Batch) -> Handle:
         assert batch.rows, "an empty batch"
         assert len({row.slot for row in batch.rows}) == len(batch.rows), "two rows of one slot"
-        handle = Handle([], [copy.source for copy in batch.transfers.copies])
+        handle = Handle([], {}, [copy.source for copy in batch.transfers.copies])
         self._in_flight.append(handle)
         self._check_pages(batch)
         for swap in batch.transfers.swap_out:
@@ -99,6 +131,11 @@ class FakeRunner:
             handle.written += self._write(row, is_decode=index < batch.num_decodes)
         self.batches.append(batch)
         handle.tokens = [self._sample(row) for row in batch.rows]
+        handle.logprobs = {
+            index: [most_likely(self._cells_of(row), row.sampling.logprobs)]
+            for index, row in enumerate(batch.rows)
+            if row.sampling is not None and row.sampling.logprobs is not None
+        }
         return handle
 
     def collect(self, handle: Handle) -> PassResult:
@@ -110,7 +147,7 @@ class FakeRunner:
             self._in_flight.pop(0)
             raise error
         self._in_flight.pop(0)
-        return PassResult([() if token is None else (token,) for token in handle.tokens])
+        return PassResult([() if token is None else (token,) for token in handle.tokens], handle.logprobs)
 
     def refuses(self, request: Request) -> str | None:
         too_many = request.sampling.min_tokens and len(request.sampling.stop_token_ids) > VOCABULARY - 1
@@ -145,12 +182,15 @@ class FakeRunner:
         return value
 
     def _sample(self, row: Row) -> int | None:
-        cells = [self._read(row, position) for position in range(row.start + row.count)]
+        cells = self._cells_of(row)
         if row.sampling is None:
             return None
         token = sample(cells, row.sampling, row.noise_seed, row.output_index, row.suppressed_token_ids)
         self._last_token[row.slot] = token
         return token
+
+    def _cells_of(self, row: Row) -> list[int]:
+        return [self._read(row, position) for position in range(row.start + row.count)]
 
     def _check_pages(self, batch: Batch) -> None:
         """A written page is in nobody else's table, and copies run before the pass: no source is written before it."""

@@ -16,6 +16,7 @@ from mini_infer_contract.blocks import root_key
 from mini_infer_contract.events import BlockStored, KVEvent, LoadReport
 from mini_infer_engine.config.settings import EngineSettings
 from mini_infer_engine.core.batch import Runner
+from mini_infer_engine.core.beam_search.group import BeamGroup, request_of_beams, rules_of
 from mini_infer_engine.core.page_allocator import PageAllocator
 from mini_infer_engine.core.prefix_cache import PrefixCache
 from mini_infer_engine.core.request import Output, Request, TokenLogprobs
@@ -69,6 +70,8 @@ class Engine:
         self._max_model_len = max_model_len
         self._model_revision = model_revision
         self._sequences: dict[str, Sequence] = {}
+        self._beam_groups: dict[str, BeamGroup] = {}
+        """Of those that search with beams."""
         self._in_flight: deque[tuple[Any, Step]] = deque()
         self._arrivals = 0
         self._record_events = record_events
@@ -98,11 +101,15 @@ class Engine:
             raise ValueError(f"request {request.request_id!r} has max_tokens {max_tokens}: ask for at least 1")
         if sampling.grammar is not None:
             raise ValueError(f"{sampling.grammar.param} cannot be enforced by this engine: leave it out")
-        if refusal := self._runner.refuses(request):
-            raise ValueError(refusal)
         stops = frozenset(sampling.stop_token_ids)
         if not sampling.ignore_eos:
             stops |= self._eos_token_ids
+        asked, rules = request, rules_of(request, stops, min(max_tokens, self._max_model_len - num_prompt))
+        if rules is not None:
+            self.scheduler.check_group_fits(rules.width, num_prompt, num_prompt + rules.max_tokens)
+            request = request_of_beams(request, rules)
+        if refusal := self._runner.refuses(request):
+            raise ValueError(refusal)
         sequence = Sequence(
             request,
             order=(request.priority, self._arrivals),
@@ -117,6 +124,8 @@ class Engine:
             self._ended_already.append(Output(request_id=request.request_id, token_ids=[], finish_reason=reason))
             return
         self._sequences[request.request_id] = sequence
+        if rules is not None:
+            self._beam_groups[request.request_id] = BeamGroup(sequence, rules, asked)
         if self._record_events:
             self._accepted.append(request.request_id)
         self.scheduler.add(sequence)
@@ -125,6 +134,7 @@ class Engine:
         """Forget a request, within two steps; no output tells of it. An unknown id has ended already: no error."""
         sequence = self._sequences.pop(request_id, None)
         if sequence is not None:
+            self._beam_groups.pop(request_id, None)
             self.scheduler.leave(sequence, State.FINISHED)
 
     @property
@@ -174,7 +184,9 @@ class Engine:
                 if prompts_told and row in prompts_told:
                     request_id = sequence.request.request_id
                     outputs.append(Output(request_id=request_id, token_ids=[], prompt_logprobs=prompts_told[row]))
-                if tokens:
+                if sequence.group is not None:
+                    outputs += self._take_beam(sequence, told.get(row))
+                elif tokens:
                     outputs.append(self._accept(sequence, tokens, told.get(row) if told else None))
             if not sequence.in_flight and sequence.is_leaving:
                 self.scheduler.release(sequence)
@@ -216,10 +228,21 @@ class Engine:
         for sequence in sequences:
             request_id = sequence.request.request_id
             if sequence.state is not State.FINISHED and self._sequences.pop(request_id, None) is not None:
+                self._beam_groups.pop(request_id, None)
                 self.scheduler.leave(sequence, State.FINISHED)
                 outputs.append(Output(request_id=request_id, token_ids=[], finish_reason="error", error=reason))
         if self._failed_passes >= MAX_FAILED_PASSES:
             raise RunnerFailedError(f"{MAX_FAILED_PASSES} passes in a row have failed, the last: {reason}") from error
+        return outputs
+
+    def _take_beam(self, sequence: Sequence, told: list[TokenLogprobs] | None) -> list[Output]:
+        """What may follow one beam of a search; None: it is still a prompt, computed in part."""
+        request_id = sequence.request.request_id
+        group = self._beam_groups.get(request_id)  # none of one that was preempted, and then aborted
+        outputs = group.take(sequence, told[0], self.scheduler) if group is not None and told else []
+        if outputs:
+            del self._sequences[request_id], self._beam_groups[request_id]
+            self.scheduler.leave(sequence, State.FINISHED)
         return outputs
 
     def _accept(self, sequence: Sequence, tokens: Iterable[int], logprobs: list[TokenLogprobs] | None) -> Output:

@@ -68,6 +68,21 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
 
+EarlyStopping = bool | Literal["never"]
+"""When a beam search with as many finished beams as its width is over: at once, by a heuristic, or when none improves.
+"""
+
+
+class BeamSearch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """Look for the most likely continuations of a prompt instead of sampling one; names are transformers'."""
+
+    request_ids: list[str]
+    """One for each beam of the answer, the best first; the first is the request's own. Their number is the width."""
+    length_penalty: float = 1.0
+    """A beam's score is its cumulative log probability divided by its length to this power."""
+    early_stopping: EarlyStopping = False
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """One prompt for the core. It has been validated: 1 <= len(prompt_token_ids) < max_model_len."""
 
@@ -83,6 +98,13 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     """The seed in force: `sampling.seed`, or a random one drawn where the request was made."""
     resumed_token_ids: Sequence[int] = ()
     """Output that another engine has made: it counts as this request's own, and what is made here goes on after it."""
+    beam_search: BeamSearch | None = None
+    """Temperature, filters, penalties and biases then do nothing."""
+
+    @property
+    def leads(self) -> bool:
+        """Whether it is sent to the core; other beams of a search are told as answers to its request."""
+        return self.beam_search is None or self.beam_search.request_ids[0] == self.request_id
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, gc=False):
@@ -116,3 +138,7 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
     """Of `token_ids`, where the request asks for them."""
     prompt_logprobs: list[TokenLogprobs] = []
     """Of prompt tokens from the second on, as far as they have been computed since the last output."""
+    cumulative_logprob: float | None = None
+    """Of a beam, which is told whole: the sum over its tokens."""
+    beam_score: float | None = None
+    """The same divided by its length to the power of `length_penalty`."""

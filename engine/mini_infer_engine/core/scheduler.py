@@ -4,7 +4,9 @@ It plans on upper bounds: rows of launched passes count as computed though their
 sequence are given up only when no launched pass has a row of it. The scheduler knows no tokens' meaning and no runner.
 """
 
+from array import array
 from bisect import bisect_left, insort
+from copy import copy
 from dataclasses import dataclass, field
 from operator import attrgetter
 
@@ -60,6 +62,7 @@ class Scheduler:
         self._swapping: list[Sequence] = []
         self._swap_out: list[PageSwap] = []
         """Of `_swapping`: what the next launched pass copies before anything may write to those pages."""
+        self._max_num_seqs = max_num_seqs
         self._free_slots = list(range(max_num_seqs - 1, -1, -1))
         self._token_budget = token_budget
         self._chunk_limit = chunk_limit
@@ -82,11 +85,34 @@ class Scheduler:
         """Put a new sequence in line."""
         insort(self.waiting, sequence, key=_order)
 
+    def check_group_fits(self, width: int, num_shared: int, num_tokens: int) -> None:
+        """ValueError: a group of so many sequences, which share their first tokens, could be stuck for ever."""
+        if width > self._max_num_seqs:
+            raise ValueError(f"n is {width}, and this engine runs {self._max_num_seqs} sequences at most: ask for less")
+        num_pages = num_shared // self.pool.page_size
+        num_pages += width * (self.pool.pages_for(num_tokens) - num_pages)
+        if num_pages > self.pool.num_pages:
+            raise ValueError(
+                f"max_tokens allows {width} beams of {num_tokens} tokens, prompt included, which take {num_pages} "
+                f"pages of the KV cache, and it has {self.pool.num_pages}: ask for fewer tokens, or a smaller n"
+            )
+
     def leave(self, sequence: Sequence, why: State) -> None:
         """Give a sequence no more rows, and take its pages as soon as no launched pass uses them.
 
-        `why` is PREEMPTED or FINISHED.
+        `why` is PREEMPTED or FINISHED. A group leaves as a whole.
         """
+        group = sequence.group
+        if group is None:
+            self._leave(sequence, why)
+            return
+        for member in list(group.members):
+            self._leave(member, why)
+        del group.members[1:]
+        self._free_slots += group.free_slots
+        group.free_slots = []
+
+    def _leave(self, sequence: Sequence, why: State) -> None:
         if sequence.slot < 0:
             _remove(self.waiting, sequence)
             self._drop_host_pages(sequence)
@@ -101,21 +127,60 @@ class Scheduler:
 
         `may_swap`: its pages hold what they should, and may wait for it in main memory.
         """
-        _remove(self.running, sequence)
         self._free_slots.append(sequence.slot)
-        goes_back = sequence.state is State.PREEMPTED
+        goes_back = sequence.state is State.PREEMPTED and sequence.leads
         sequence.state = State.ENDED
         if goes_back:
             self.num_preemptions += 1
+            may_swap = may_swap and sequence.group is None
             sequence.state = State.SWAPPED if may_swap and self._swaps(sequence) else State.WAITING
+        self._give_back(sequence)
+        if goes_back:
+            sequence.num_expected_cached = sequence.num_computed if self.cache is not None else 0
+            insort(self.waiting, sequence, key=_order)
+
+    def _give_back(self, sequence: Sequence) -> None:
+        """Take it out of those that run, and take its pages; its slot is the caller's to give away."""
+        _remove(self.running, sequence)
         for page in reversed(sequence.pages):  # the end of a prefix is the first to be evicted
             self.pool.release(page)
         sequence.slot = -1
         sequence.pages = []
         sequence.num_published = 0
-        if goes_back:
-            sequence.num_expected_cached = sequence.num_computed if self.cache is not None else 0
-            insort(self.waiting, sequence, key=_order)
+        sequence.forked_page = None
+
+    def fork(self, source: Sequence, token_ids: "array[int]", num_shared: int) -> Sequence:
+        """A new member of the group of `source`, which runs: it has the first `num_shared` tokens in common with it.
+
+        Full pages are shared from now on. The one after them is copied before the next chunk, which computes the rest
+        of `token_ids`; until that has been launched `source` must stay.
+        """
+        group, num_pages = source.group, num_shared // self.pool.page_size
+        assert group is not None
+        group.num_forks += 1
+        fork = copy(source)
+        fork.order = (*source.order[:2], group.num_forks)
+        fork.slot = group.free_slots.pop()
+        fork.pages = source.pages[:num_pages]
+        for page in fork.pages:
+            self.pool.acquire(page)
+        fork.forked_page = source.pages[num_pages] if num_shared % self.pool.page_size else None
+        fork.token_ids = token_ids
+        fork.num_computed = num_shared
+        fork.keys = source.keys[: num_shared // BLOCK_SIZE_TOKENS]
+        fork.num_published = num_pages * self.pool.page_size // BLOCK_SIZE_TOKENS
+        fork.in_flight = 0
+        fork.only_known_tokens()
+        insort(self.running, fork, key=_order)
+        return fork
+
+    def drop(self, member: Sequence) -> None:
+        """End a member of a group, none of whose rows is in flight; the group keeps its slot."""
+        assert member.group is not None
+        assert not member.in_flight
+        member.group.free_slots.append(member.slot)
+        member.state = State.ENDED
+        self._give_back(member)
 
     def _swaps(self, sequence: Sequence) -> bool:
         """Have the next pass bring its pages to main memory, where there is room and computing them costs more."""
@@ -148,7 +213,7 @@ class Scheduler:
         budget, prefills = self._plan_decodes(step)
         computing: set[bytes] = set()
         for sequence in prefills:
-            if budget:
+            if budget and (sequence.group is None or self._has_room(step, sequence)):
                 budget -= self._plan_chunk(step, sequence, budget, computing)
         self._plan_admissions(step, budget, computing)
         if step.batch.rows:
@@ -230,6 +295,22 @@ class Scheduler:
         sequence.pages.append(self.pool.allocate())
         return True
 
+    def _has_room(self, step: Step, sequence: Sequence) -> bool:
+        """Pages for the next chunk of a group's member, and what it shares of another's page; False: it sits out."""
+        pool, start = self.pool, sequence.num_computed
+        while sequence.state is State.RUNNING and len(sequence.pages) < pool.pages_for(sequence.num_prefill):
+            if not self._grow(sequence):
+                return False
+        if sequence.state is not State.RUNNING:
+            return False  # its group was preempted for a page of another member
+        if sequence.forked_page is not None:
+            pool.acquire(sequence.forked_page)
+            step.pinned_pages.append(sequence.forked_page)
+            target = sequence.pages[start // pool.page_size]
+            step.batch.transfers.copies.append(PageCopy(sequence.forked_page, target, start % pool.page_size))
+            sequence.forked_page = None
+        return True
+
     def _plan_chunk(self, step: Step, sequence: Sequence, budget: int, computing: set[bytes]) -> int:
         """The next chunk of a prefill. Returns its tokens, notes in `computing` the block that it fills first."""
         start = sequence.num_computed
@@ -299,7 +380,9 @@ class Scheduler:
         return sequence.key(block) in computing
 
     def _place(self, step: Step, sequence: Sequence, hit: Hit) -> bool:
-        """Slot and pages for all known tokens and the next one; False: there are not enough free pages."""
+        """Slot and pages for all known tokens and the next one; False: there are not enough free slots or pages."""
+        if sequence.num_slots > len(self._free_slots):
+            return False
         pool = self.pool
         num_new = pool.pages_for(len(sequence.token_ids) + 1) - len(hit.pages)
         num_needed = num_new + sum(1 for page in hit.pages if not pool.references[page]) + self._headroom()
@@ -317,6 +400,8 @@ class Scheduler:
             target = sequence.pages[len(hit.pages)]
             step.batch.transfers.copies.append(PageCopy(hit.tail_page, target, hit.num_tokens % pool.page_size))
         sequence.slot = self._free_slots.pop()
+        if sequence.group is not None:
+            sequence.group.free_slots = [self._free_slots.pop() for _ in range(sequence.num_slots - 1)]
         sequence.num_prefill = len(sequence.token_ids)
         if sequence.state is State.SWAPPED:
             pairs = zip(sequence.pages, sequence.host_pages, strict=False)  # the first pages, as many as were swapped

@@ -26,12 +26,28 @@ class State(Enum):
 
 
 @dataclass(slots=True, eq=False)
+class SequenceGroup:
+    """Sequences of one request that share pages. They are admitted and preempted together.
+
+    Only the first is ever in line: the others fork from it when it has been computed.
+    """
+
+    num_slots: int
+    """That it has from admission on."""
+    members: "list[Sequence]" = field(default_factory=list)
+    free_slots: list[int] = field(default_factory=list)
+    """Of its slots, those without a member."""
+    num_forks: int = 0
+    """Since its beginning."""
+
+
+@dataclass(slots=True, eq=False)
 class Sequence:
     """A request and its state. `num_computed` counts what has been launched; the rest counts what is known."""
 
     request: Request
-    order: tuple[int, int]
-    """(priority, arrival): the lower runs first, the highest is preempted first."""
+    order: tuple[int, ...]
+    """(priority, arrival): the lower runs first, the highest is preempted first. Forks have their number after it."""
     arrival_s: float
     root: bytes
     """The parent key of the first block: differs by salt."""
@@ -67,6 +83,10 @@ class Sequence:
     """Keys of the first blocks, as far as anybody asked."""
     num_published: int = 0
     """Blocks of its own pages that the prefix cache knows, or that it took from there as whole pages."""
+    group: SequenceGroup | None = None
+    """None: it is alone."""
+    forked_page: int | None = None
+    """Another sequence's page whose tokens up to `num_computed` it shares: copied before its next chunk."""
 
     def __post_init__(self) -> None:
         self.token_ids = array("I", self.request.prompt_token_ids)
@@ -77,6 +97,21 @@ class Sequence:
     def is_leaving(self) -> bool:
         """Whether it gets no more rows, and its pages go as soon as no launched pass uses them."""
         return self.state in (State.PREEMPTED, State.FINISHED)
+
+    @property
+    def leads(self) -> bool:
+        """Whether it stands in line for itself and for its group."""
+        return self.group is None or self.group.members[0] is self
+
+    @property
+    def num_slots(self) -> int:
+        """That it needs to be admitted."""
+        return 1 if self.group is None else self.group.num_slots
+
+    def only_known_tokens(self) -> None:
+        """Have its known tokens computed, and nothing after them before more are known."""
+        self.num_prefill = len(self.token_ids)
+        self.last_position = len(self.token_ids) - 1
 
     def key(self, index: int) -> bytes:
         """The key of block `index`, all of whose tokens are known."""

@@ -53,6 +53,8 @@ class ScriptedRunner:
     def refuses(self, request: Request) -> str | None:
         """See `Runner.refuses`."""
         asks = request.sampling
+        if request.beam_search is not None:
+            return "use_beam_search asks for probabilities, and the dry run's pretended model has none: serve a model."
         for name in ("logprobs", "prompt_logprobs", "logit_bias", "allowed_token_ids", "bad_words_token_ids"):
             if getattr(asks, name) not in (None, {}, []):
                 return f"{name} asks for probabilities, and the dry run's pretended model has none: serve a real model."

@@ -51,7 +51,8 @@ class CoreClient:
             self._heard_at_s = time.monotonic()
         for index, reply in enumerate(generation.replies):
             self._waiting[reply.request.request_id] = generation, index
-            self._send(messages.Add(reply.request))
+            if reply.request.leads:
+                self._send(messages.Add(reply.request))
 
     @property
     def _owes_work(self) -> bool:

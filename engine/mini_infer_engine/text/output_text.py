@@ -54,6 +54,9 @@ class OutputText:
         """Of `token_ids`, where the request asks for them."""
         self.prompt_logprobs: list[TokenLogprobs] = []
         """Of the prompt's tokens from the second on."""
+        self.cumulative_logprob: float | None = None
+        """Of a beam."""
+        self.beam_score: float | None = None
         self.wants_abort = False
         self.parsed = None if parser is None else ParsedOutput()
         """What the text consists of; None without a parser."""
@@ -82,6 +85,7 @@ class OutputText:
         if self.finish_reason is None and output.finish_reason is not None:
             self.finish_reason, self.stop_reason, self.error = output.finish_reason, output.stop_reason, output.error
             self.is_refused = output.is_refusal
+            self.cumulative_logprob, self.beam_score = output.cumulative_logprob, output.beam_score
         if piece.text:
             self._pieces.append(piece.text)
         self.token_ids += piece.token_ids

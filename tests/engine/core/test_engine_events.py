@@ -39,6 +39,10 @@ class EngineMachine(RuleBasedStateMachine):
         for _ in range(count):
             self.world.add()
 
+    @rule()
+    def add_beams(self) -> None:
+        self.world.add_beams()
+
     @precondition(lambda self: self.world.live)
     @rule()
     def abort(self) -> None:
@@ -71,12 +75,12 @@ TestEngineMachine = EngineMachine.TestCase
 
 def test_after_10_000_random_events_no_page_is_leaked() -> None:
     """Sixty engines, 200 events each; the sums show that the events reach what they are meant to try."""
-    preemptions = cached_tokens = copies = swaps = 0
+    preemptions = cached_tokens = copies = swaps = searches = 0
     for seed in range(60):
         draw = random.Random(seed)
         world = make_world(draw)
         for _ in range(200):
-            draw.choices((world.add, world.abort, world.step), weights=(1, 0.3, 5))[0]()
+            draw.choices((world.add, world.add_beams, world.abort, world.step), weights=(1, 0.2, 0.3, 5))[0]()
             world.check()
         world.drain()
         stats = world.engine.stats()
@@ -84,7 +88,9 @@ def test_after_10_000_random_events_no_page_is_leaked() -> None:
         cached_tokens += stats.cached_prompt_tokens
         copies += world.num_copies
         swaps += world.num_swaps
+        searches += world.num_searches
     assert preemptions > 20
     assert cached_tokens > 2_000
     assert copies > 20
+    assert searches > 200
     assert 5 < swaps < preemptions

@@ -1,0 +1,126 @@
+"""The beams of one request as sequences: each pass tells how they may go on, and when all have, they go on together.
+
+A beam that goes on as one keeps its sequence, one that goes on as several is forked, one that does not is dropped. It
+knows no passes, and of pages only what `Scheduler.fork` and `drop` do.
+"""
+
+from array import array
+
+import msgspec
+
+from mini_infer_engine.core.beam_search.search import Beam, BeamRules, BeamState, advance
+from mini_infer_engine.core.request import Output, Request, SamplingParams, TokenLogprobs
+from mini_infer_engine.core.scheduler import Scheduler
+from mini_infer_engine.core.sequence import Sequence, SequenceGroup, State
+
+
+class BeamGroup:
+    """One request's search. Its sequence is the first beam's, and its first output the best one's."""
+
+    def __init__(self, leader: Sequence, rules: BeamRules, asked: Request) -> None:
+        self._rules = rules
+        self._asked = asked
+        """The request as its client sent it."""
+        self._state = BeamState()
+        self._told: dict[Sequence, TokenLogprobs] = {}
+        """What may follow the beams that this round has computed."""
+        self._group = leader.group = SequenceGroup(rules.width, [leader])
+        leader.only_known_tokens()
+
+    def take(self, member: Sequence, told: TokenLogprobs, scheduler: Scheduler) -> list[Output]:
+        """A pass has told what may follow a member. Outputs come once, when the search is over."""
+        if member.state is not State.RUNNING:
+            return []  # it was preempted, and will be computed again
+        if len(self._group.members) < len(self._state.running):
+            self._told.clear()
+            self._fork_others(scheduler)
+        self._told[member] = told
+        if len(self._told) < len(self._group.members):
+            return []
+        self._state = advance(self._state, [self._told[one] for one in self._group.members], self._rules)
+        self._told.clear()
+        if self._state.is_over:
+            return self._outputs()
+        self._go_on(scheduler)
+        return []
+
+    def _fork_others(self, scheduler: Scheduler) -> None:
+        """The group was preempted, and its first member has been computed again: the others share its prompt."""
+        first = self._group.members[0]
+        for beam in self._state.running[1:]:
+            token_ids = first.token_ids[: first.num_prompt] + array("I", beam.token_ids())
+            fork = scheduler.fork(first, token_ids, first.num_prompt)
+            self._group.members.append(fork)
+
+    def _go_on(self, scheduler: Scheduler) -> None:
+        """Members become those of the beams that run now, in their order."""
+        before, beams = self._group.members, self._state.running
+        parents = {beam.parent_index for beam in beams}
+        for index, member in enumerate(before):
+            if index not in parents:
+                scheduler.drop(member)
+        members: list[Sequence] = []
+        for beam in beams:
+            parent = before[beam.parent_index]
+            if beam.parent_index in parents:  # the first of its children goes on in its place
+                parents.remove(beam.parent_index)
+                members.append(parent)
+            else:
+                token_ids = parent.token_ids + array("I", [beam.token_id])
+                members.append(scheduler.fork(parent, token_ids, len(parent.token_ids)))
+        for beam, member in zip(beams, members, strict=True):
+            if member is before[beam.parent_index]:
+                scheduler.append(member, beam.token_id)
+                member.only_known_tokens()
+        self._group.members = members
+
+    def _outputs(self) -> list[Output]:
+        assert self._asked.beam_search is not None
+        request_ids, found = self._asked.beam_search.request_ids, self._state.finished
+        if len(found) < len(request_ids):
+            error = f"n is {len(request_ids)}, and there are no more than {len(found)} texts to find: ask for so many"
+            return [
+                Output(request_id=request_ids[0], token_ids=[], finish_reason="error", error=error, is_refusal=True)
+            ]
+        return [self._output(*one) for one in zip(request_ids, found, strict=True)]
+
+    def _output(self, request_id: str, beam: Beam) -> Output:
+        asks, is_stop = self._asked.sampling, beam.token_id in self._rules.stops
+        return Output(
+            request_id=request_id,
+            token_ids=beam.token_ids(),
+            finish_reason="stop" if is_stop else "length",
+            stop_reason=beam.token_id if is_stop and beam.token_id in asks.stop_token_ids else None,
+            num_cached_tokens=self._group.members[0].num_cached or 0,
+            logprobs=[] if asks.logprobs is None else beam.logprobs(asks.logprobs),
+            cumulative_logprob=beam.cumulative_logprob,
+            beam_score=beam.score(self._rules.length_penalty),
+        )
+
+
+def request_of_beams(request: Request, rules: BeamRules) -> Request:
+    """The request that each beam's rows ask for: the most likely next tokens, whatever the row itself would choose."""
+    asked = request.sampling
+    tells_all = asked.logprobs == -1
+    sampling = SamplingParams(
+        temperature=0.0,
+        max_tokens=asked.max_tokens,
+        logprobs=-1 if tells_all else max(rules.num_candidates, asked.logprobs or 0),
+        prompt_logprobs=asked.prompt_logprobs,
+    )
+    return msgspec.structs.replace(request, sampling=sampling)
+
+
+def rules_of(request: Request, stops: frozenset[int], max_tokens: int) -> BeamRules | None:
+    """What a request asks for; None: no beam search."""
+    asked = request.beam_search
+    if asked is None:
+        return None
+    return BeamRules(
+        width=len(asked.request_ids),
+        length_penalty=asked.length_penalty,
+        early_stopping=asked.early_stopping,
+        max_tokens=max_tokens,
+        min_tokens=request.sampling.min_tokens,
+        stops=stops,
+    )

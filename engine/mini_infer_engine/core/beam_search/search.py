@@ -1,0 +1,153 @@
+"""Which continuations of a prompt go on, which are finished, and when a beam search is over. No pages and no passes.
+
+The rules are those of transformers' `GenerationMixin._beam_search`, so that `num_beams` there and the width here give
+the same texts and scores: candidates are ranked by the sum of their log probabilities, finished ones by that sum
+divided by `length ** length_penalty`, and `early_stopping` says what may still improve the finished ones.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from heapq import nlargest
+from operator import itemgetter
+
+from mini_infer_engine.core.request import EarlyStopping, TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class BeamRules:
+    """What stays the same during one search."""
+
+    width: int
+    length_penalty: float
+    early_stopping: EarlyStopping
+    max_tokens: int
+    """Of output, EOS included."""
+    min_tokens: int
+    """No stop token before so many tokens of output."""
+    stops: frozenset[int]
+    """EOS and stop tokens."""
+
+    @property
+    def num_candidates(self) -> int:
+        """The best continuations to rank: so many that `width` of them go on, whichever stop tokens are among them."""
+        return max(2, 1 + len(self.stops)) * self.width
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Beam:
+    """A continuation of the prompt: its last token, and the beam before that token."""
+
+    length: int
+    """Tokens of output."""
+    cumulative_logprob: float
+    parent: "Beam | None" = None
+    """None: nothing follows the prompt yet, and `token_id` means nothing."""
+    parent_index: int = 0
+    """Of the parent in its `BeamState.running`."""
+    token_id: int = -1
+    rank: int = 0
+    """1 for the token that was most likely after `parent`."""
+    told: TokenLogprobs | None = None
+    """The most likely tokens after `parent`, shared with its other children."""
+
+    def path(self) -> "list[Beam]":
+        """The beams from the first token of output to this one."""
+        return list(self._backwards())[::-1]
+
+    def _backwards(self) -> "Iterator[Beam]":
+        beam = self
+        while beam.parent is not None:
+            yield beam
+            beam = beam.parent
+
+    def token_ids(self) -> list[int]:
+        """Its output."""
+        return [beam.token_id for beam in self.path()]
+
+    def logprobs(self, most: int) -> list[TokenLogprobs]:
+        """Of each token of its output, with so many of the most likely ones; -1: all."""
+        end = None if most < 0 else most
+        return [
+            TokenLogprobs(
+                beam.token_id,
+                beam.told.top_logprobs[beam.rank - 1],
+                beam.rank,
+                beam.told.top_token_ids[:end],
+                beam.told.top_logprobs[:end],
+            )
+            for beam in self.path()
+            if beam.told is not None
+        ]
+
+    def score(self, length_penalty: float) -> float:
+        """What finished beams are ranked by."""
+        return float(self.cumulative_logprob / self.length**length_penalty)
+
+
+PROMPT = Beam(0, 0.0)
+"""Where every search begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class BeamState:
+    """A search between two passes."""
+
+    running: Sequence[Beam] = (PROMPT,)
+    """The best first; all of one length."""
+    finished: Sequence[Beam] = ()
+    """The best `width` that ended, the best first."""
+    is_over: bool = False
+
+
+def advance(state: BeamState, told: Sequence[TokenLogprobs], rules: BeamRules) -> BeamState:
+    """The state after one more token. `told`: what may follow each running beam.
+
+    Each tells the `rules.num_candidates` most likely tokens, or all that the vocabulary has.
+    """
+    length = state.running[0].length + 1
+    candidates = _best_candidates(state.running, told, rules, may_stop=length > rules.min_tokens)
+    ends = [length >= rules.max_tokens or beam.token_id in rules.stops for beam in candidates]
+    running = [beam for beam, is_end in zip(candidates, ends, strict=True) if not is_end][: rules.width]
+    # What ranks below the first `width` is there to go on, never to end.
+    ended = [beam for beam, is_end in zip(candidates[: rules.width], ends, strict=False) if is_end]
+    finished = _ranked([*state.finished, *ended], rules)
+    is_over = not running or (len(finished) == rules.width and not _may_improve(running[0], finished[-1], rules))
+    return BeamState(running, finished, is_over)
+
+
+def _best_candidates(
+    running: Sequence[Beam], told: Sequence[TokenLogprobs], rules: BeamRules, *, may_stop: bool
+) -> list[Beam]:
+    """The best continuations by one token of all running beams."""
+    most, stops = rules.num_candidates, rules.stops
+    candidates = (
+        (beam.cumulative_logprob + logprob, index, token_id, rank)
+        for index, (beam, after) in enumerate(zip(running, told, strict=True))
+        for rank, token_id, logprob in zip(range(1, most + 1), after.top_token_ids, after.top_logprobs, strict=False)
+        if may_stop or token_id not in stops
+    )
+    length = running[0].length + 1
+    return [
+        Beam(length, total, running[index], index, token_id, rank, told[index])
+        for total, index, token_id, rank in nlargest(most, candidates, key=_total)
+    ]
+
+
+_total = itemgetter(0)
+
+
+def _ranked(beams: list[Beam], rules: BeamRules) -> list[Beam]:
+    return sorted(beams, key=lambda beam: beam.score(rules.length_penalty), reverse=True)[: rules.width]
+
+
+def _may_improve(best: Beam, worst_finished: Beam, rules: BeamRules) -> bool:
+    """Whether the best running beam may still become better than the worst of `width` finished ones.
+
+    With "never", by the length that would suit it best; else as if it ended here, which is a heuristic.
+    """
+    if rules.early_stopping is True:
+        return False
+    longest = rules.early_stopping == "never" and rules.length_penalty > 0
+    length = rules.max_tokens if longest else best.length
+    possible = best.cumulative_logprob / length**rules.length_penalty
+    return bool(possible > worst_finished.score(rules.length_penalty))

@@ -1,0 +1,82 @@
+"""Beam search in the offline API: what is asked for and what comes back, with vLLM's names. It runs nothing."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mini_infer_engine.core.request import BeamSearch, EarlyStopping, Request, SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """One token at one position."""
+
+    logprob: float
+    rank: int
+    """1 for the most likely token."""
+    decoded_token: str | None
+    """None without a tokenizer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeamSearchParams:
+    """What to look for. `early_stopping` is transformers', all else vLLM's."""
+
+    beam_width: int
+    max_tokens: int
+    ignore_eos: bool = False
+    temperature: float = 0.0
+    """As in vLLM it has no effect: beams are ranked by the model's own probabilities."""
+    length_penalty: float = 1.0
+    """A beam's score is its cumulative log probability divided by its number of output tokens to this power."""
+    include_stop_str_in_output: bool = False
+    early_stopping: EarlyStopping = False
+    """True: over as soon as `beam_width` beams have ended; False: a heuristic; "never": when none can become better."""
+
+    def __post_init__(self) -> None:
+        """ValueError: there is no beam to look for."""
+        if self.beam_width < 1:
+            raise ValueError(f"beam_width is {self.beam_width}; it must be at least 1")
+
+    def sampling(self) -> SamplingParams:
+        """Of each beam."""
+        return SamplingParams(temperature=0.0, max_tokens=self.max_tokens, ignore_eos=self.ignore_eos, logprobs=0)
+
+    def requests(self, prompt_token_ids: Sequence[int], request_ids: list[str]) -> list[Request]:
+        """One for each beam of one prompt, the first for all of them."""
+        search = BeamSearch(
+            request_ids=request_ids, length_penalty=self.length_penalty, early_stopping=self.early_stopping
+        )
+        return [
+            Request(
+                request_id=request_id,
+                prompt_token_ids=prompt_token_ids,
+                sampling=self.sampling(),
+                beam_search=search,
+            )
+            for request_id in request_ids
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class BeamSearchSequence:
+    """One beam."""
+
+    tokens: list[int]
+    """Of the prompt and of the output."""
+    logprobs: list[dict[int, Logprob]]
+    """Of each token of the output."""
+    cum_logprob: float
+    score: float
+    """`cum_logprob` with the length penalty: what beams are ranked by."""
+    text: str | None
+    """Prompt and output, without special tokens; None without a tokenizer."""
+    finish_reason: str | None
+    stop_reason: int | str | None
+
+
+@dataclass(frozen=True, slots=True)
+class BeamSearchOutput:
+    """What became of one prompt."""
+
+    sequences: list[BeamSearchSequence]
+    """The best first."""

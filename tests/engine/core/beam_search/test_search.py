@@ -1,0 +1,92 @@
+"""The rules of a search as tables; that they are transformers' is shown on a real model in test_llm_beam_search.py."""
+
+import math
+
+import pytest
+
+from mini_infer_engine.core.beam_search.search import BeamRules, BeamState, advance
+from mini_infer_engine.core.request import EarlyStopping, TokenLogprobs
+
+EOS = 9
+
+
+def rules(**changed: object) -> BeamRules:
+    given: dict[str, object] = {
+        "width": 2,
+        "length_penalty": 1.0,
+        "early_stopping": False,
+        "max_tokens": 10,
+        "min_tokens": 0,
+        "stops": frozenset([EOS]),
+    }
+    return BeamRules(**{**given, **changed})  # type: ignore[arg-type]
+
+
+def told(**shares: float) -> TokenLogprobs:
+    """Tokens by their share, as in t3=0.5."""
+    ranked = sorted(((math.log(share), int(name[1:])) for name, share in shares.items()), reverse=True)
+    ids, logprobs = [token for _, token in ranked], [logprob for logprob, _ in ranked]
+    return TokenLogprobs(ids[0], logprobs[0], 1, ids, logprobs)
+
+
+def tokens(state: BeamState) -> tuple[list[list[int]], list[list[int]]]:
+    return [beam.token_ids() for beam in state.running], [beam.token_ids() for beam in state.finished]
+
+
+def test_the_best_go_on_whichever_beam_they_come_from() -> None:
+    state = advance(BeamState(), [told(t1=0.5, t2=0.4, t3=0.1)], rules())
+    assert tokens(state) == ([[1], [2]], [])
+    state = advance(state, [told(t1=0.3, t4=0.3, t5=0.2), told(t6=0.9, t7=0.05, t8=0.01)], rules())
+    assert state.running[0].token_ids() == [2, 6]
+    assert [beam.parent_index for beam in state.running] == [1, 0]
+
+
+def test_an_end_counts_among_the_first_of_the_width_only() -> None:
+    state = advance(BeamState(), [told(t1=0.5, t2=0.3, t9=0.15)], rules())
+    assert tokens(state) == ([[1], [2]], []), "the third is EOS, and is forgotten"
+    state = advance(BeamState(), [told(t1=0.5, t9=0.3, t2=0.15)], rules())
+    assert tokens(state) == ([[1], [2]], [[9]])
+    assert not state.is_over
+
+
+def test_before_min_tokens_nothing_ends() -> None:
+    state = advance(BeamState(), [told(t9=0.6, t1=0.2, t2=0.1)], rules(min_tokens=1))
+    assert tokens(state) == ([[1], [2]], [])
+
+
+def test_the_last_token_ends_every_beam() -> None:
+    state = advance(BeamState(), [told(t1=0.5, t2=0.3, t3=0.1)], rules(max_tokens=1))
+    assert tokens(state) == ([], [[1], [2]])
+    assert state.is_over
+
+
+@pytest.mark.parametrize(
+    ("early_stopping", "length_penalty", "is_over"),
+    [
+        (True, 2.0, True),
+        (False, 2.0, False),
+        (False, 1.0, True),
+        ("never", 1.0, False),
+        (False, 0.0, True),
+        ("never", 0.0, True),
+    ],
+)
+def test_when_a_search_with_enough_ends_is_over(
+    early_stopping: EarlyStopping, length_penalty: float, is_over: bool
+) -> None:
+    """Two ends of probability 0.5 and 0.12, and a running beam of 0.1 and two tokens."""
+    asked = rules(early_stopping=early_stopping, length_penalty=length_penalty)
+    state = advance(BeamState(), [told(t9=0.5, t1=0.4, t2=0.05)], asked)
+    state = advance(state, [told(t9=0.3, t3=0.25, t4=0.2), told(t9=0.1, t5=0.1, t6=0.1)], asked)
+    assert sorted(beam.token_ids() for beam in state.finished) == [[1, 9], [9]]
+    assert state.is_over is is_over
+
+
+def test_every_candidate_has_the_log_probabilities_of_its_own_path() -> None:
+    state = advance(BeamState(), [told(t1=0.5, t2=0.4, t3=0.1)], rules())
+    state = advance(state, [told(t1=0.3, t4=0.3, t5=0.2), told(t6=0.9, t7=0.05, t8=0.01)], rules(max_tokens=2))
+    best = state.finished[0]
+    assert [position.token_id for position in best.logprobs(1)] == [2, 6]
+    assert [position.rank for position in best.logprobs(1)] == [2, 1]
+    assert [position.top_token_ids for position in best.logprobs(1)] == [[1], [6]]
+    assert sum(position.logprob for position in best.logprobs(0)) == pytest.approx(best.cumulative_logprob)
