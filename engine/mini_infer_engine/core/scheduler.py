@@ -213,7 +213,9 @@ class Scheduler:
         budget, prefills = self._plan_decodes(step)
         computing: set[bytes] = set()
         for sequence in prefills:
-            if budget and (sequence.group is None or self._has_room(step, sequence)):
+            if not budget or sequence.state is not State.RUNNING:  # it may have lost its pages to a beam before it
+                continue
+            if sequence.group is None or self._has_room(step, sequence):
                 budget -= self._plan_chunk(step, sequence, budget, computing)
         self._plan_admissions(step, budget, computing)
         if step.batch.rows:
@@ -298,11 +300,9 @@ class Scheduler:
     def _has_room(self, step: Step, sequence: Sequence) -> bool:
         """Pages for the next chunk of a group's member, and what it shares of another's page; False: it sits out."""
         pool, start = self.pool, sequence.num_computed
-        while sequence.state is State.RUNNING and len(sequence.pages) < pool.pages_for(sequence.num_prefill):
+        while len(sequence.pages) < pool.pages_for(sequence.num_prefill):
             if not self._grow(sequence):
                 return False
-        if sequence.state is not State.RUNNING:
-            return False  # its group was preempted for a page of another member
         if sequence.forked_page is not None:
             pool.acquire(sequence.forked_page)
             step.pinned_pages.append(sequence.forked_page)

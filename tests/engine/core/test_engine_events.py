@@ -80,7 +80,7 @@ def test_after_10_000_random_events_no_page_is_leaked() -> None:
         draw = random.Random(seed)
         world = make_world(draw)
         for _ in range(200):
-            draw.choices((world.add, world.add_beams, world.abort, world.step), weights=(1, 0.2, 0.3, 5))[0]()
+            draw.choices((world.add, world.add_beams, world.abort, world.step), weights=(1, 0.5, 0.3, 5))[0]()
             world.check()
         world.drain()
         stats = world.engine.stats()
