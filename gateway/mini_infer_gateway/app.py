@@ -6,6 +6,7 @@ Plain ASGI rather than a framework, since on the way of a request every layer is
 import asyncio
 import contextlib
 import logging
+import ssl
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -56,8 +57,14 @@ class Page:
 class Gateway:
     """An ASGI application; `start` and `stop` follow its lifespan."""
 
-    def __init__(self, settings: GatewaySettings, source: EndpointSource, keys: ApiKeys | None = None) -> None:
-        """`keys`: of clients; None: any may ask."""
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        source: EndpointSource,
+        keys: ApiKeys | None = None,
+        upstream_tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """`keys`: of clients; None: any may ask. `upstream_tls`: towards engines at https addresses."""
         self.settings = settings
         self._keys = keys or ApiKeys()
         self._source = source
@@ -66,7 +73,9 @@ class Gateway:
         self.index = PrefixIndex(settings.index_max_blocks or shares.index_blocks)
         self.ledger = LoadLedger()
         self.metrics = Metrics()
-        self.upstream = Upstream(settings.connect_timeout_s, settings.engine_api_key)
+        self.upstream = Upstream(
+            settings.connect_timeout_s, settings.engine_api_key, upstream_tls, settings.engine_server_name
+        )
         self.tokenizers = Tokenizers(
             self.upstream,
             remembered_bytes=shares.remembered_bytes,
@@ -115,7 +124,7 @@ class Gateway:
             scope["request_id"] = request_id
             errors = errors_of(scope["path"])
             ids = [(name.encode(), request_id.encode()) for name in (REQUEST_ID_HEADER, errors.id_header) if name]
-            sender = Sender(send, ids, lambda: self.stopping)
+            sender = Sender(send, ids + self.settings.cors.answer_headers(scope["headers"]), lambda: self.stopping)
             try:
                 if refusal := refusal or self._key_refusal(scope):
                     raise refusal
@@ -165,7 +174,9 @@ class Gateway:
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         method, path = scope["method"], scope["path"]
-        if _port(scope) == self.settings.admin_port:
+        if method == "OPTIONS":
+            await self._say_options(scope, send)
+        elif _port(scope) == self.settings.admin_port:
             await self._show(self._admin_pages, method, path, send)
         elif row := ENGINE_PATHS.get(path):
             _require(method, row.methods, path)
@@ -176,6 +187,16 @@ class Gateway:
             await send_json(send, 200, operations.model(self.fleet, name))
         else:
             await self._show(self._client_pages, method, path, send)
+
+    async def _say_options(self, scope: Scope, send: Send) -> None:
+        """What a path takes, and what a browser asks before a page from elsewhere may use it."""
+        path = scope["path"]
+        known = ENGINE_PATHS.get(path) or self._client_pages.get(path)
+        methods = (known.methods if known else frozenset()) | {"OPTIONS"}
+        allow = (b"allow", ", ".join(sorted(methods)).encode())
+        headers = [allow, *self.settings.cors.preflight_headers(scope["headers"])]
+        await send({"type": "http.response.start", "status": 204, "headers": headers})
+        await send({"type": "http.response.body", "body": b""})
 
     async def _show(self, pages: Mapping[str, Page], method: str, path: str, send: Send) -> None:
         if (page := pages.get(path)) is None:

@@ -11,10 +11,13 @@ from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
+import msgspec
 import uvicorn
 
 from mini_infer_contract.api_keys import API_KEY_ENV, ENGINE_API_KEY_ENV, configured_keys, keys_in
+from mini_infer_contract.cors import CorsPolicy
 from mini_infer_contract.logs import configure_logging
+from mini_infer_contract.tls import TlsFiles, client_context, server_tls
 from mini_infer_gateway.app import Gateway
 from mini_infer_gateway.endpoints.base import EndpointSource
 from mini_infer_gateway.endpoints.static_file import StaticFile
@@ -79,6 +82,8 @@ def parse(arguments: Sequence[str] | None = None) -> GatewaySettings:
         help="send clients' Authorization header on to engines, for servers that check API keys of their own",
     )
     _add_key_flags(parser)
+    _add_cors_flags(parser)
+    _add_tls_flags(parser)
     parser.add_argument("--seed", type=int, help="makes ties repeatable")
     parser.add_argument("--log-level", choices=LOG_LEVELS, default=defaults.log_level, help="(default: %(default)s)")
     for name, help_text in {
@@ -128,6 +133,8 @@ def parse(arguments: Sequence[str] | None = None) -> GatewaySettings:
     given["connections"] = ConnectionLimits(**{field.name: given.pop(field.name) for field in fields(ConnectionLimits)})
     given["engine_api_key"] = _engine_key(given.pop("engine_api_key_file"))
     given["api_key"] = tuple(given["api_key"])
+    given["cors"] = CorsPolicy(**{field.name: given.pop(field.name) for field in fields(CorsPolicy)})
+    given["tls"] = TlsFiles(**{field.name: given.pop(field.name) for field in fields(TlsFiles)})
     given["endpoints_file"] = given.pop("endpoints")
     for name in TIMES:
         given[f"{name}_s"] = given.pop(name)
@@ -177,6 +184,61 @@ def _add_key_flags(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help=f"holds the key that is sent to engines (default: what {ENGINE_API_KEY_ENV} says, else none)",
     )
+
+
+def _add_cors_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("pages from elsewhere (CORS)", "off unless origins are named")
+    group.add_argument(
+        "--allowed-origins",
+        type=_names,
+        default=(),
+        metavar="ORIGIN,...",
+        help="pages whose scripts may use the gateway from a browser, such as https://chat.example.com; *: every page",
+    )
+    for name, what in (("methods", "do"), ("headers", "send")):
+        group.add_argument(
+            f"--allowed-{name}",
+            type=_names,
+            default=("*",),
+            metavar=f"{name[:-1].upper()},...",
+            help=f"what they may {what} (default: *, all)",
+        )
+    group.add_argument(
+        "--allow-credentials", action="store_true", help="browsers may send cookies and client certificates"
+    )
+
+
+def _add_tls_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("TLS", "files are read again when they change; --admin-port stays plain HTTP")
+    for name, help_text in {
+        "ssl-certfile": "the gateway's certificate and those behind it (default: none, plain HTTP)",
+        "ssl-keyfile": "its key (default: in --ssl-certfile)",
+        "ssl-ca-certs": "the CA that clients' certificates must be of",
+        "engine-ca-certs": "the CA of engines whose address is https:// (default: the system's)",
+        "engine-certfile": "the gateway's own certificate towards engines (default: none)",
+        "engine-keyfile": "its key (default: in --engine-certfile)",
+    }.items():
+        group.add_argument(f"--{name}", metavar="FILE", help=help_text)
+    group.add_argument(
+        "--ssl-cert-reqs",
+        type=int,
+        choices=(0, 1, 2),
+        default=0,
+        help="whether clients must have a certificate: 0 no, 1 they may, 2 they must (default: 0)",
+    )
+    group.add_argument(
+        "--engine-server-name", metavar="NAME", help="in engines' certificates (default: that of their address)"
+    )
+
+
+def _names(text: str) -> tuple[str, ...]:
+    """With commas, or vLLM's form, a list in JSON."""
+    if not text.lstrip().startswith("["):
+        return tuple(name.strip() for name in text.split(","))
+    try:
+        return msgspec.json.decode(text, type=tuple[str, ...])
+    except msgspec.DecodeError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of strings in JSON: {error}") from None
 
 
 def _engine_key(file: str | None) -> str:
@@ -233,10 +295,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         keys = configured_keys(settings.api_key, settings.api_key_file)
     except (OSError, ValueError) as error:
         raise SystemExit(f"mini-infer-gateway: API keys: {error}") from None
+    try:
+        tls = server_tls(settings.tls)
+        upstream_tls = client_context(settings.engine_ca_certs, settings.engine_certfile, settings.engine_keyfile)
+    except ValueError as error:
+        raise SystemExit(f"mini-infer-gateway: TLS: {error}") from None
     sockets = [listen(settings.host, settings.port)]
     if settings.admin_port is not None:
         sockets.append(listen(settings.host, settings.admin_port))
-    gateway = Gateway(settings, make_source(settings), keys)
+    gateway = Gateway(settings, make_source(settings), keys, upstream_tls)
     config = uvicorn.Config(
         gateway,
         loop="auto",
@@ -251,6 +318,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         backlog=BACKLOG,
         timeout_graceful_shutdown=int(settings.shutdown_timeout_s),
     )
-    logging.getLogger(__name__).info("gateway at http://%s:%d", *sockets[0].getsockname()[:2])
+    scheme = "https" if tls else "http"
+    logging.getLogger(__name__).info("gateway at %s://%s:%d", scheme, *sockets[0].getsockname()[:2])
     with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it once more when it has stopped.
-        DrainingServer(config, settings.drain_s, gateway.stop_gently).run(sockets=sockets)
+        DrainingServer(config, settings.drain_s, gateway.stop_gently, tls).run(sockets=sockets)

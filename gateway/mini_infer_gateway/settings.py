@@ -3,7 +3,9 @@
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 
+from mini_infer_contract.cors import CorsPolicy
 from mini_infer_contract.launch import MAX_BODY_BYTES
+from mini_infer_contract.tls import TlsFiles
 from mini_infer_gateway.http.connections import ConnectionLimits
 from mini_infer_gateway.routing.policies import Policy
 
@@ -58,6 +60,17 @@ class GatewaySettings:
     api_key_file: str | None = None
     engine_api_key: str = field(default="", repr=False)
     """Sent to engines with every request."""
+    cors: CorsPolicy = field(default_factory=CorsPolicy)
+    """Which pages' scripts may use it from a browser."""
+    tls: TlsFiles = field(default_factory=TlsFiles)
+    """Of the clients' port; operators' own port speaks plain HTTP."""
+    engine_ca_certs: str | None = None
+    """The CA of engines at https:// addresses; None: the system's."""
+    engine_certfile: str | None = None
+    """The gateway's own certificate towards engines, with its key in it or in `engine_keyfile`; None: it has none."""
+    engine_keyfile: str | None = None
+    engine_server_name: str | None = None
+    """The name in engines' certificates; None: that of their address."""
     drain_s: float = 5.0
     """At most, from SIGTERM until it stops to listen: clients leave their kept connections meanwhile."""
     shutdown_timeout_s: float = 30.0

@@ -29,6 +29,9 @@ SET_BY_THE_CHART = {
         "admin-port",
         "memory-limit",
         *("api-key", "api-key-file", "engine-api-key-file"),
+        *("ssl-certfile", "ssl-keyfile", "ssl-ca-certs", "ssl-cert-reqs"),
+        # Engines in pods are reached by plain HTTP.
+        *("engine-ca-certs", "engine-certfile", "engine-keyfile", "engine-server-name"),
     },
     "mini_infer_operator.controller.settings": {
         *(
@@ -180,9 +183,20 @@ def test_keys_come_from_secrets_and_never_stand_in_arguments(full: list[dict[str
     mounted = {mount["name"]: mount["mountPath"] for mount in described["volumeMounts"]}
     pod = of_kind(full, "Deployment")["mini-infer-gateway"]["spec"]["template"]["spec"]
     secrets = {volume["name"]: volume["secret"]["secretName"] for volume in pod["volumes"] if "secret" in volume}
-    assert secrets == {"api-keys": "client-keys", "engine-api-key": "engine-key"}
+    assert secrets == {"api-keys": "client-keys", "engine-api-key": "engine-key", "tls": "gateway-tls"}
     assert {name: mounted[name] for name in secrets} == {name: f"/etc/mini-infer/{name}" for name in secrets}
     assert not any("api-key" in argument for argument in container(rendered(), "gateway")["args"])
+
+
+def test_tls_moves_probes_to_the_port_that_stays_plain(full: list[dict[str, Any]]) -> None:
+    described, plain = container(full, "gateway"), container(rendered(), "gateway")
+    assert {"--ssl-certfile=/etc/mini-infer/tls/tls.crt", "--ssl-cert-reqs=2"} <= set(described["args"])
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert described[probe]["httpGet"]["port"] == "admin"
+        assert plain[probe]["httpGet"]["port"] == "http"
+    assert not any("ssl" in argument for argument in plain["args"])
+    without_url = rendered("--set=gateway.tls.secretName=gateway-tls")
+    assert "--gateway-url=https://mini-infer-gateway.here.svc:80" in container(without_url, "operator")["args"]
 
 
 def test_a_route_without_a_gateway_is_refused() -> None:

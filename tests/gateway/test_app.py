@@ -9,10 +9,13 @@ import aiohttp
 import pytest
 
 from mini_infer_contract.api_keys import ApiKeys
+from mini_infer_contract.cors import CorsPolicy
+from mini_infer_contract.tls import ServerTls, TlsFiles, client_context
 from mini_infer_gateway import __version__
 from mini_infer_gateway.settings import GatewaySettings
 from tests.support.fake_engine import FakeEngine
 from tests.support.running_gateway import RunningGateway, running_gateway, until
+from tests.support.tls_files import make_ca, make_certificate, needs_openssl
 
 ADMIN_PAGES = ("/metrics", "/debug/endpoints")
 
@@ -206,3 +209,76 @@ async def test_clients_need_a_key_and_engines_get_the_gateways_own() -> None:
                 assert response.status == 200
         for seen in engine.headers:
             assert (seen["authorization"], "x-api-key" in seen) == ("Bearer sk-engine", False)
+
+
+async def test_options_are_answered_and_pages_from_elsewhere_are_let_in_where_asked_for() -> None:
+    browser = {"origin": "https://chat.example.com", "access-control-request-method": "POST"}
+    keys, cors = ApiKeys(["sk-1"]), CorsPolicy(allowed_origins=("https://chat.example.com",))
+    async with FakeEngine("a") as engine, running_gateway(engine.endpoint, keys=keys, cors=cors) as gateway:
+        for path in ("/v1/chat/completions", "/v1/models", "/healthz", "/nothing"):
+            async with gateway.client.options(gateway.url + path, headers=browser) as response:
+                assert (response.status, await response.read()) == (204, b"")
+                assert response.headers["access-control-allow-origin"] == "https://chat.example.com"
+                assert response.headers["access-control-allow-methods"] == "POST"
+        async with gateway.client.options(gateway.url + "/v1/completions") as response:
+            assert (response.status, response.headers["allow"]) == (204, "OPTIONS, POST")
+            assert "access-control-allow-origin" not in response.headers
+        async with gateway.client.get(gateway.url + "/v1/models", headers=browser) as response:
+            assert response.status == 401
+            assert response.headers["access-control-allow-origin"] == "https://chat.example.com"
+    async with (
+        FakeEngine("a") as engine,
+        running_gateway(engine.endpoint) as gateway,
+        gateway.client.options(gateway.url + "/v1/models", headers=browser) as response,
+    ):
+        assert (response.status, "access-control-allow-origin" in response.headers) == (204, False)
+
+
+@needs_openssl
+async def test_tls_to_clients_and_to_engines(tmp_path: Path) -> None:
+    ca = make_ca(tmp_path)
+    cert, key = make_certificate(tmp_path, "gateway")
+    mine, my_key = make_certificate(tmp_path, "towards-engines")
+    make_certificate(tmp_path, "engine", host="DNS:engine.svc")
+    client = client_context(str(ca))
+    engine = FakeEngine("a")
+    engine.tls = ServerTls(
+        TlsFiles(
+            ssl_certfile=str(tmp_path / "engine.pem"),
+            ssl_keyfile=str(tmp_path / "engine.key"),
+            ssl_ca_certs=str(ca),
+            ssl_cert_reqs=2,
+        )
+    ).context
+    async with (
+        engine,
+        running_gateway(
+            engine.endpoint,
+            upstream_tls=client_context(str(ca), str(mine), str(my_key)),
+            engine_server_name="engine.svc",
+            tls=TlsFiles(ssl_certfile=str(cert), ssl_keyfile=str(key)),
+            admin_port=1,
+        ) as gateway,
+    ):
+        await gateway.settled()
+        assert gateway.url.startswith("https")
+        body = {"model": "m", "prompt": "hi", "stream": True}
+        async with gateway.client.post(gateway.url + "/v1/completions", json=body, ssl=client) as response:
+            assert (response.status, (await response.read()).endswith(b"data: [DONE]\n\n")) == (200, True)
+        with pytest.raises(aiohttp.ClientConnectorCertificateError):
+            await gateway.client.get(gateway.url + "/v1/models")
+        assert await status_of(gateway, gateway.admin_url + "/readyz") == 200, "probes and Prometheus speak plain HTTP"
+    async with FakeEngine("a") as plain, running_gateway(plain.endpoint) as gateway:
+        assert await status_of(gateway, gateway.url + "/v1/models") == 200
+
+
+@needs_openssl
+async def test_an_engine_of_another_ca_is_not_asked(tmp_path: Path) -> None:
+    make_ca(tmp_path)
+    cert, key = make_certificate(tmp_path, "engine")
+    other = client_context(str(make_ca(tmp_path, "other")))
+    engine = FakeEngine("a", events=False, assets=False)
+    engine.tls = ServerTls(TlsFiles(ssl_certfile=str(cert), ssl_keyfile=str(key))).context
+    async with engine, running_gateway(engine.endpoint, upstream_tls=other) as gateway, gateway.chat("hi") as response:
+        assert response.status == 503
+        assert engine.bodies == []

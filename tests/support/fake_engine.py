@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import ssl
 from typing import Any, Self
 
 import zmq
@@ -63,6 +64,7 @@ class FakeEngine:
         self.error_body: dict[str, Any] | None = None
         self.answer_headers: dict[str, str] = {}
         self.hang = False
+        self.tls: ssl.SSLContext | None = None
         self.max_model_len: int | None = None
         self.die_after: int | None = None
         self.bodies: list[bytes] = []
@@ -100,7 +102,7 @@ class FakeEngine:
             app.router.add_get("/readyz", self._ready)
         self.runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
         await self.runner.setup()
-        await web.TCPSite(self.runner, "127.0.0.1", port).start()
+        await web.TCPSite(self.runner, "127.0.0.1", port, ssl_context=self.tls).start()
         self.port = self.runner.addresses[0][1]
         context = zmq.asyncio.Context.instance()
         self._publisher, self._router = context.socket(zmq.PUB), context.socket(zmq.ROUTER)
@@ -137,7 +139,7 @@ class FakeEngine:
         """As a source would list it."""
         return Endpoint(
             name=self.name,
-            url=f"http://127.0.0.1:{self.port}",
+            url=f"{'https' if self.tls else 'http'}://127.0.0.1:{self.port}",
             model=self.model,
             events=f"tcp://127.0.0.1:{self.events_port}" if self.publishes else "",
             replay=f"tcp://127.0.0.1:{self.replay_port}" if self.publishes else "",

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import socket
+import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
@@ -15,6 +16,7 @@ import uvicorn
 
 from mini_infer_contract.api_keys import ApiKeys
 from mini_infer_contract.launch import Endpoint
+from mini_infer_contract.tls import server_tls
 from mini_infer_gateway.app import Gateway
 from mini_infer_gateway.endpoints.base import Listed, Publish
 from mini_infer_gateway.http.connections import limited
@@ -73,11 +75,16 @@ class RunningGateway:
 
 @asynccontextmanager
 async def running_gateway(
-    *endpoints: Endpoint, keys: ApiKeys | None = None, **settings: Any
+    *endpoints: Endpoint, keys: ApiKeys | None = None, upstream_tls: ssl.SSLContext | None = None, **settings: Any
 ) -> AsyncIterator[RunningGateway]:
     """Started, synced, and stopped at the end."""
     source = HandSource(endpoints)
-    app = Gateway(replace(GatewaySettings(seed=1, log_level="debug", routing_headers=True), **settings), source, keys)
+    app = Gateway(
+        replace(GatewaySettings(seed=1, log_level="debug", routing_headers=True), **settings),
+        source,
+        keys,
+        upstream_tls,
+    )
     listener, admin_listener = socket.create_server(("127.0.0.1", 0)), socket.create_server(("127.0.0.1", 0))
     if app.settings.admin_port is not None:
         app.settings = replace(app.settings, admin_port=admin_listener.getsockname()[1])
@@ -91,10 +98,11 @@ async def running_gateway(
         proxy_headers=False,
         timeout_graceful_shutdown=1,
     )
-    server = DrainingServer(config, app.settings.drain_s, app.stop_gently)
+    server = DrainingServer(config, app.settings.drain_s, app.stop_gently, server_tls(app.settings.tls))
     serving = asyncio.create_task(server._serve(sockets=[listener, admin_listener]))
     await until(lambda: server.started)
-    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    scheme = "https" if app.settings.tls.ssl_certfile else "http"
+    url = f"{scheme}://127.0.0.1:{listener.getsockname()[1]}"
     async with aiohttp.ClientSession() as client:
         try:
             yield RunningGateway(app, source, url, client, server)

@@ -16,6 +16,7 @@ from mini_infer_contract.dialects.responses import RESPONSES_PATH
 from mini_infer_contract.stored_responses.service import ResponsesService
 from mini_infer_engine import __version__
 from mini_infer_engine.api.access_log import AccessLog
+from mini_infer_engine.api.cors import Cors
 from mini_infer_engine.api.dialects.anthropic import MessagesDialect
 from mini_infer_engine.api.dialects.base import Dialect
 from mini_infer_engine.api.dialects.chat import ChatDialect
@@ -40,6 +41,7 @@ def make_app(front: ApiServerState, keys: ApiKeys | None = None) -> FastAPI:
     app.add_middleware(RequestIds)
     if front.options.access_log:
         app.add_middleware(AccessLog)
+    app.add_middleware(Cors, policy=front.options.cors, routes=app.router.routes)
     install_error_handlers(app)
     service = responses_service(front, app)
     for path, method, handler in (

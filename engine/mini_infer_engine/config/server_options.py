@@ -4,9 +4,11 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from mini_infer_contract.cors import CorsPolicy
 from mini_infer_contract.launch import HTTP_PORT, MAX_BODY_BYTES
 from mini_infer_contract.logs import LogFormat
 from mini_infer_contract.options import Option
+from mini_infer_contract.tls import TlsFiles
 
 SERVER = "server"
 _DAY_S = 86_400
@@ -56,9 +58,51 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     keeps them itself."""
     responses_ttl_s: Annotated[float, Option(group=SERVER, flag="responses-ttl", unit="SECONDS", low=0)] = _DAY_S
     """For which such a response is kept after its last use."""
+    allowed_origins: Annotated[
+        tuple[str, ...], Option(group=SERVER, unit="ORIGIN,...", is_list=True, default_text="none, CORS is off")
+    ] = ()
+    """Pages whose scripts may use the server from a browser, such as https://chat.example.com; *: every page."""
+    allowed_methods: Annotated[
+        tuple[str, ...], Option(group=SERVER, unit="METHOD,...", is_list=True, default_text="*, all")
+    ] = ("*",)
+    """What such pages may do."""
+    allowed_headers: Annotated[
+        tuple[str, ...], Option(group=SERVER, unit="HEADER,...", is_list=True, default_text="*, all")
+    ] = ("*",)
+    """What such pages may send."""
+    allow_credentials: Annotated[bool, Option(group=SERVER)] = False
+    """Browsers may send cookies and client certificates of such pages' users."""
+    ssl_certfile: Annotated[str | None, Option(group=SERVER, unit="FILE", default_text="none, plain HTTP")] = None
+    """TLS: the server's certificate and those behind it; files of TLS are read again when they change."""
+    ssl_keyfile: Annotated[str | None, Option(group=SERVER, unit="FILE", default_text="in --ssl-certfile")] = None
+    """Its key."""
+    ssl_ca_certs: Annotated[str | None, Option(group=SERVER, unit="FILE", default_text="none")] = None
+    """The CA that clients' certificates must be of."""
+    ssl_cert_reqs: Annotated[Literal[0, 1, 2], Option(group=SERVER)] = 0
+    """Whether clients must have a certificate: 0 no, 1 they may, 2 they must."""
     access_log: Annotated[bool, Option(group=SERVER)] = True
     """A line for each request; those that fail are warnings."""
     log_format: Annotated[LogFormat, Option(group=SERVER)] = "text"
     """json: one object a line, for collectors."""
     log_level: Annotated[Literal["debug", "info", "warning", "error"], Option(group=SERVER)] = "info"
     """The least that is logged."""
+
+    @property
+    def cors(self) -> CorsPolicy:
+        """For pages from elsewhere."""
+        return CorsPolicy(
+            allowed_origins=self.allowed_origins,
+            allowed_methods=self.allowed_methods,
+            allowed_headers=self.allowed_headers,
+            allow_credentials=self.allow_credentials,
+        )
+
+    @property
+    def tls(self) -> TlsFiles:
+        """Of the listening socket."""
+        return TlsFiles(
+            ssl_certfile=self.ssl_certfile,
+            ssl_keyfile=self.ssl_keyfile,
+            ssl_ca_certs=self.ssl_ca_certs,
+            ssl_cert_reqs=self.ssl_cert_reqs,
+        )

@@ -12,6 +12,7 @@ from pathlib import Path
 from mini_infer_contract.api_keys import configured_keys
 from mini_infer_contract.engine_options import BATCHING, MODEL, EngineOptions
 from mini_infer_contract.logs import configure_logging
+from mini_infer_contract.tls import server_tls
 from mini_infer_engine import __version__
 from mini_infer_engine.config.mechanisms import Mechanism
 from mini_infer_engine.config.model_path import resolve_model
@@ -75,6 +76,10 @@ def run(options: argparse.Namespace, settings: EngineSettings) -> int:
         keys = configured_keys(server.api_key, server.api_key_file)
     except (OSError, ValueError) as error:
         raise StartError(f"API keys: {error}") from None
+    try:
+        tls = server_tls(server.tls)
+    except ValueError as error:
+        raise StartError(f"TLS: {error}") from None
     dry_run = _dry_run(options) if options.dry_run else None
     listening = listen(server.host, server.port)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # until the server takes over
@@ -102,9 +107,10 @@ def run(options: argparse.Namespace, settings: EngineSettings) -> int:
         except (ValueError, OSError) as error:
             raise StartError(str(error)) from None
         host, port = listening.getsockname()[:2]
+        scheme = "https" if tls else "http"
         shown = f"[{host}]" if ":" in host else host
-        logger.info("mini-infer %s serves %s at http://%s:%d", __version__, ", ".join(names), shown, port)
-        return serve(listening, text, core, server, settings.max_num_seqs, keys)
+        logger.info("mini-infer %s serves %s at %s://%s:%d", __version__, ", ".join(names), scheme, shown, port)
+        return serve(listening, text, core, server, settings.max_num_seqs, keys, tls)
 
 
 def _dry_run(options: argparse.Namespace) -> DryRun:

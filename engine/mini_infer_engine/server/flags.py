@@ -61,7 +61,12 @@ class _AsTuple(argparse.Action):
 
 
 def comma_separated(text: str) -> tuple[str, ...]:
-    """Names, without blanks around them."""
+    """Names, without blanks around them; vLLM's form of some of them, a list in JSON, is understood too."""
+    if text.lstrip().startswith("["):
+        try:
+            return msgspec.json.decode(text, type=tuple[str, ...])
+        except msgspec.DecodeError as error:
+            raise argparse.ArgumentTypeError(f"{text!r} is no list of strings in JSON: {error}") from None
     return tuple(name.strip() for name in text.split(","))
 
 

@@ -14,6 +14,7 @@ from fastapi import FastAPI
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.api_keys import ApiKeys
 from mini_infer_contract.launch import DRAINING_HEADER
+from mini_infer_contract.tls import LOOK_EVERY_S, ServerTls
 from mini_infer_engine.api.app import make_app
 from mini_infer_engine.api.metrics import ServerMetrics
 from mini_infer_engine.api.state import ApiServerState
@@ -39,10 +40,11 @@ def serve(
     options: ServerOptions,
     max_num_seqs: int,
     keys: ApiKeys,
+    tls: ServerTls | None,
 ) -> int:
     """Run until a signal or the core's death. Returns the exit status."""
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(_Server(listening, text, core, options, max_num_seqs, keys).run())
+        return runner.run(_Server(listening, text, core, options, max_num_seqs, keys, tls).run())
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
@@ -70,13 +72,14 @@ class _Server:
         options: ServerOptions,
         max_num_seqs: int,
         keys: ApiKeys,
+        tls: ServerTls | None,
     ) -> None:
         self._listening = listening
         self._text = text
         self._core = core
         self._options = options
         self._max_num_seqs = max_num_seqs
-        self._keys = keys
+        self._keys, self._tls = keys, tls
         self._status = 0
         self._leaving = asyncio.Event()
         """Set when the process should go at once."""
@@ -89,12 +92,14 @@ class _Server:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self._on_terminate)
         loop.add_signal_handler(signal.SIGINT, self._leaving.set)
-        server = _Uvicorn(_uvicorn_config(make_app(self._front, self._keys)))
+        server = _Uvicorn(_uvicorn_config(make_app(self._front, self._keys), self._tls))
         serving = asyncio.create_task(server.serve([self._listening]))
         owned = [
             asyncio.create_task(self._watch_core(client)),
             asyncio.create_task(self._log_throughput(metrics)),
         ]
+        if self._tls is not None:
+            owned.append(asyncio.create_task(_follow_files(self._tls)))
         await asyncio.wait([serving, asyncio.create_task(self._leaving.wait())], return_when=asyncio.FIRST_COMPLETED)
         for task in owned:
             task.cancel()
@@ -154,8 +159,14 @@ class _Server:
                 logger.info(line)
 
 
-def _uvicorn_config(app: FastAPI) -> uvicorn.Config:
-    return uvicorn.Config(
+async def _follow_files(tls: ServerTls) -> None:
+    while True:
+        await asyncio.sleep(LOOK_EVERY_S)
+        tls.look()
+
+
+def _uvicorn_config(app: FastAPI, tls: ServerTls | None) -> uvicorn.Config:
+    config = uvicorn.Config(
         app,
         log_config=None,
         log_level="warning",
@@ -166,3 +177,6 @@ def _uvicorn_config(app: FastAPI) -> uvicorn.Config:
         timeout_graceful_shutdown=1,
         ws="none",
     )
+    config.load()
+    config.ssl = tls.context if tls else None
+    return config

@@ -14,6 +14,7 @@ from types import FrameType
 
 import uvicorn
 
+from mini_infer_contract.tls import LOOK_EVERY_S, ServerTls
 from mini_infer_gateway.http.connections import look_at_all
 
 QUIET_S = 1.0
@@ -21,13 +22,22 @@ QUIET_S = 1.0
 TICK_S = 0.05
 TICKS_A_LOOK = 10
 """Of uvicorn's, which are a tenth of a second: once a second slow clients are looked for."""
+TICKS_A_LOOK_AT_FILES = int(LOOK_EVERY_S * 10)
 
 
 class DrainingServer(uvicorn.Server):
     """`on_drain` is called once, when the drain begins, on the event loop."""
 
-    def __init__(self, config: uvicorn.Config, drain_s: float, on_drain: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        drain_s: float,
+        on_drain: Callable[[], None],
+        tls: ServerTls | None = None,
+    ) -> None:
+        """`tls`: of the first socket; all others speak plain HTTP."""
         super().__init__(config)
+        self._tls = tls
         self._drain_s, self._on_drain = drain_s, on_drain
         self._drain_ends_s = self._connected_s = 0.0
         self.draining = False
@@ -43,10 +53,28 @@ class DrainingServer(uvicorn.Server):
         """What SIGTERM does. The rest follows with the next tick, since this may run inside a signal handler."""
         self.draining = True
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """See uvicorn.Server, whose TLS is that of all sockets."""
+        first, *others = sockets or []
+        self.config.ssl = self._tls.context if self._tls else None
+        await super().startup([first])
+        self.config.ssl = None
+        loop = asyncio.get_running_loop()
+        for plain in others:
+            self.servers.append(await loop.create_server(self._connection, sock=plain, backlog=self.config.backlog))
+
+    def _connection(self) -> asyncio.Protocol:
+        made: asyncio.Protocol = self.config.http_protocol_class(  # type: ignore[call-arg]  # as uvicorn itself makes it
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        return made
+
     async def on_tick(self, counter: int) -> bool:
         """See uvicorn.Server; called ten times a second."""
         if counter % TICKS_A_LOOK == 0:
             look_at_all(self.server_state, time.monotonic())
+        if self._tls and counter % TICKS_A_LOOK_AT_FILES == 0:
+            self._tls.look()
         if self.draining:
             self.should_exit |= self._has_drained(time.monotonic())
         return await super().on_tick(counter)

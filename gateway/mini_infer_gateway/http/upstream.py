@@ -303,12 +303,21 @@ class Response(asyncio.Protocol):
 class Upstream:
     """Connections to all endpoints."""
 
-    def __init__(self, connect_timeout_s: float, api_key: str = "") -> None:
-        """`api_key` is sent with every request, in place of a client's; "": none."""
+    def __init__(
+        self,
+        connect_timeout_s: float,
+        api_key: str = "",
+        tls: ssl.SSLContext | None = None,
+        server_name: str | None = None,
+    ) -> None:
+        """`api_key` is sent with every request, in place of a client's; "": none.
+
+        `tls`: for https addresses; None: the system's CAs. `server_name`: in their certificates; None: the address's.
+        """
         self._connect_timeout_s = connect_timeout_s
         self._credentials: Headers = [(b"authorization", b"Bearer " + api_key.encode())] if api_key else []
         self._idle: dict[Address, list[Response]] = {}
-        self._tls = ssl.create_default_context()
+        self._tls, self._server_name = tls or ssl.create_default_context(), server_name
 
     async def request(
         self,
@@ -406,6 +415,7 @@ class Upstream:
                     address.host,
                     address.port,
                     ssl=self._tls if address.tls else None,
+                    server_hostname=(self._server_name or address.host) if address.tls else None,
                 )
         except TimeoutError as error:
             raise ConnectError(f"no connection within {self._connect_timeout_s:g} s") from error

@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -44,7 +45,7 @@ def wait_until(condition: Callable[[], bool], limit_s: float = 10.0) -> float:
 
 
 class EngineServer:
-    def __init__(self, *flags: str) -> None:
+    def __init__(self, *flags: str, verify: ssl.SSLContext | bool = True) -> None:
         self.process = subprocess.Popen(
             serve_command("--port", "0", *flags), stderr=subprocess.PIPE, text=True, env=environment()
         )
@@ -52,10 +53,10 @@ class EngineServer:
         self._reader = threading.Thread(target=self._read_log, daemon=True)
         self._reader.start()
         wait_until(lambda: any("serves" in line for line in self.log), START_LIMIT_S)
-        address = re.search(r"http://[\w.:\[\]]+", "".join(self.log))
+        address = re.search(r"https?://[\w.:\[\]]+", "".join(self.log))
         assert address is not None
         self.url = address[0]
-        self.client = httpx.Client(base_url=self.url, timeout=30)
+        self.client = httpx.Client(base_url=self.url, timeout=30, verify=verify)
         wait_until(lambda: self.client.get("/readyz").status_code == 200, START_LIMIT_S)
         self.start_cpu_s = self.cpu_s
 
@@ -116,5 +117,5 @@ class EngineServer:
 class DryServer(EngineServer):
     """Without a model."""
 
-    def __init__(self, *flags: str) -> None:
-        super().__init__("--dry-run", *flags)
+    def __init__(self, *flags: str, verify: ssl.SSLContext | bool = True) -> None:
+        super().__init__("--dry-run", *flags, verify=verify)

@@ -14,7 +14,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from mini_infer_contract.tls import client_context
 from tests.engine.server.dry_server import DryServer, environment, free_port, serve_command, wait_until
+from tests.support.tls_files import make_ca, make_certificate, needs_openssl
 
 SLOW = ("--dry-run-step-ms", "5", "--max-model-len", "2048")
 
@@ -316,3 +318,38 @@ def test_a_file_without_keys_is_said_at_once(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=30)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert "API keys" in done.stderr
+
+
+@needs_openssl
+def test_pages_from_elsewhere_and_tls(tmp_path: Path) -> None:
+    ca = make_ca(tmp_path)
+    cert, key = make_certificate(tmp_path, "server")
+    browser = {"origin": "https://chat.example.com", "access-control-request-method": "POST"}
+    flags = (
+        "--allowed-origins",
+        '["https://chat.example.com"]',
+        "--ssl-certfile",
+        str(cert),
+        "--ssl-keyfile",
+        str(key),
+    )
+    with DryServer(*flags, "--api-key", "sk-1", verify=client_context(str(ca))) as server:
+        assert server.url.startswith("https://")
+        asked = server.client.options("/v1/chat/completions", headers=browser)
+        assert (asked.status_code, asked.headers["allow"]) == (204, "OPTIONS, POST")
+        assert asked.headers["access-control-allow-origin"] == "https://chat.example.com"
+        assert server.client.options("/nothing").status_code == 204
+        refused = server.client.get("/v1/models", headers=browser)
+        assert refused.status_code == 401
+        assert refused.headers["access-control-allow-origin"] == "https://chat.example.com"
+        authorized = {"authorization": "Bearer sk-1"}
+        answer = server.client.post("/v1/completions", json=body(3, stream=False), headers=authorized)
+        assert answer.status_code == 200
+        assert "access-control-allow-origin" not in answer.headers
+
+
+def test_broken_tls_files_are_said_at_once(tmp_path: Path) -> None:
+    command = serve_command("--dry-run", "--port", "0", "--ssl-certfile", str(tmp_path / "none"))
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=30)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "TLS: no certificate" in done.stderr

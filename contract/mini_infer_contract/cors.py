@@ -1,0 +1,63 @@
+"""What a browser is told of pages from elsewhere that want to use a server (CORS, https://fetch.spec.whatwg.org/#http-cors).
+
+Off unless origins are named. Pure: headers in, headers out; the same at the gateway and at an engine.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+Headers = list[tuple[bytes, bytes]]
+
+ANY: Final = "*"
+PREFLIGHT_MAX_AGE_S: Final = 600
+"""How long a browser may remember the answer to its question."""
+EXPOSED: Final = b"x-request-id, request-id, retry-after"
+"""Headers of answers that scripts may read, beside those that they always may."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorsPolicy:
+    """Whose pages may use the server, and how. The names and meanings are those of vLLM's flags."""
+
+    allowed_origins: tuple[str, ...] = ()
+    """Such as https://chat.example.com; "*": every page; none: CORS is off."""
+    allowed_methods: tuple[str, ...] = (ANY,)
+    allowed_headers: tuple[str, ...] = (ANY,)
+    allow_credentials: bool = False
+    """Browsers may send cookies and client certificates; an API key in a header is no credential of this kind."""
+
+    def answer_headers(self, request: Iterable[tuple[bytes, bytes]]) -> Headers:
+        """What every answer to this request carries; nothing where its page may not use the server."""
+        origin = _header(request, b"origin")
+        if not origin or not self.allowed_origins:
+            return []
+        if ANY in self.allowed_origins and not self.allow_credentials:
+            return [(b"access-control-allow-origin", b"*"), (b"access-control-expose-headers", EXPOSED)]
+        headers: Headers = [(b"vary", b"Origin")]
+        if ANY in self.allowed_origins or origin.decode("latin-1") in self.allowed_origins:
+            headers += [(b"access-control-allow-origin", origin), (b"access-control-expose-headers", EXPOSED)]
+            if self.allow_credentials:
+                headers.append((b"access-control-allow-credentials", b"true"))
+        return headers
+
+    def preflight_headers(self, request: Iterable[tuple[bytes, bytes]]) -> Headers:
+        """What the answer to a browser's OPTIONS has beside `answer_headers`."""
+        request = list(request)
+        method = _header(request, b"access-control-request-method")
+        allowed = self.answer_headers(request)
+        if not method or not any(name == b"access-control-allow-origin" for name, _ in allowed):
+            return []
+        # What was asked for instead of "*", which does not cover Authorization, nor anything beside credentials.
+        wanted = _header(request, b"access-control-request-headers")
+        methods = method if ANY in self.allowed_methods else ", ".join(self.allowed_methods).encode()
+        names = wanted if ANY in self.allowed_headers else ", ".join(self.allowed_headers).encode()
+        headers: Headers = [
+            (b"access-control-allow-methods", methods),
+            (b"access-control-max-age", b"%d" % PREFLIGHT_MAX_AGE_S),
+        ]
+        return [*headers, (b"access-control-allow-headers", names)] if names else headers
+
+
+def _header(headers: Iterable[tuple[bytes, bytes]], wanted: bytes) -> bytes:
+    return next((value for name, value in headers if name == wanted), b"")
