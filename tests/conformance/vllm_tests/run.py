@@ -6,6 +6,7 @@ not expected to has to be listed anew, too. `--write` lists what was seen, for t
 
 import argparse
 import importlib.metadata
+import json
 import shlex
 import shutil
 import subprocess
@@ -22,6 +23,7 @@ from tests.conformance.vllm_tests.verdicts import Seen
 HERE = Path(__file__).parent
 SHIM = HERE / "shim"
 TEST_LIMIT_S = 120
+LONG_CONTEXT = 16_384
 
 
 def main() -> int:
@@ -37,7 +39,8 @@ def main() -> int:
     keyword: str = arguments.keyword
     seen: dict[str, Seen] = {}
     for name in files:
-        found = run_file(sources, name, [*table["pytest_flags"], *(["-k", keyword] if keyword else [])])
+        flags = table["flags"].get(name.partition("/")[0], table["flags"]["others"])
+        found = run_file(sources, name, [*flags, *(["-k", keyword] if keyword else [])])
         seen |= found
         print(f"{name}: {verdicts.counts(found)}", flush=True)
     if arguments.write:
@@ -61,6 +64,17 @@ def prepared_sources(requirement: str) -> Path:
     return target
 
 
+def demo_with_a_long_context() -> Path:
+    """The demo model with a larger context in its config.json, for tests that ask for one and not for what it says."""
+    target = environments.FOLDER / "demo-long"
+    shutil.copytree(environments.DEMO_MODEL, target, dirs_exist_ok=True)
+    config = json.loads((target / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps(config | {"max_position_embeddings": LONG_CONTEXT}))
+    config = json.loads((target / "tokenizer_config.json").read_text())
+    (target / "tokenizer_config.json").write_text(json.dumps(config | {"model_max_length": LONG_CONTEXT}))
+    return target
+
+
 def run_file(sources: Path, name: str, flags: list[str]) -> dict[str, Seen]:
     """Outcomes by node id; a file of its own process, so that no fixture outlives it."""
     logs = environments.FOLDER / "logs"
@@ -81,7 +95,7 @@ def _environment(sources: Path, logs: Path) -> dict[str, str]:
     return environments.clean_environment(
         PYTHONPATH=str(SHIM),
         CONFORMANCE_SOURCES=str(sources),
-        CONFORMANCE_DEMO_MODEL=str(environments.DEMO_MODEL),
+        CONFORMANCE_DEMO_MODEL=str(demo_with_a_long_context()),
         CONFORMANCE_SERVE=shlex.join([sys.executable, "-m", "mini_infer_engine.server.cli"]),
         CONFORMANCE_LOGS=str(logs),
         CONFORMANCE_VERSION=importlib.metadata.version("mini-infer"),

@@ -44,7 +44,7 @@ class _Module(types.ModuleType):
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds every module below `vllm`, and the helpers of vLLM's test tree that belong to its insides."""
 
-    own = ("vllm", "tests.v1", "tests.conftest")
+    own = ("vllm", "gpt_oss", "tests.v1", "tests.conftest")
 
     def find_spec(self, name: str, path: object, target: object = None) -> Any:
         if any(name == own or name.startswith(own + ".") for own in self.own):
@@ -85,8 +85,9 @@ def _known() -> dict[str, dict[str, Any]]:
     from shim_utils import free_port
 
     version = os.environ["CONFORMANCE_VERSION"]
+    of_vllm = types.SimpleNamespace(__version__=version, _prev_minor_version=lambda: "0.25")
     return {
-        "vllm": {"__version__": version, "version": types.SimpleNamespace(__version__=version)},
+        "vllm": {"__version__": version, "version": of_vllm},
         "vllm.version": {"__version__": version},
         "vllm.platforms": {"current_platform": _Platform()},
         "vllm.config": {"ModelConfig": _ModelConfig},
@@ -116,10 +117,9 @@ def _patch_hub() -> None:
     transformers.AutoTokenizer.from_pretrained = demo_tokenizer
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """The options of vLLM's own conftest files, which are only read where a run starts in their folder."""
-    parser.addoption("--models", nargs="+")
-    parser.addoption("--extended", action="store_true", default=False)
+@pytest.fixture
+def local_asset_server() -> None:
+    """vLLM's server of pictures, which only its multimodal tests ask something of."""
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -22,13 +22,12 @@ import pytest
 
 VLLM_PATH = Path(os.environ["CONFORMANCE_SOURCES"])
 SERVE = shlex.split(os.environ["CONFORMANCE_SERVE"])
-MAX_MODEL_LEN = 4096
-"""The demo model's: larger contexts that a test asks for are cut to it."""
 START_LIMIT_S = 60.0
 ROCM_ENV_OVERRIDES: dict[str, str] = {}
 ROCM_EXTRA_ARGS: list[str] = []
 
 _OF_THE_NAMED_MODEL = {
+    "port",
     "dtype",
     "tool-call-parser",
     "reasoning-parser",
@@ -61,6 +60,8 @@ class RemoteOpenAIServer:
         if not any(flag.startswith("--served-model-name") for flag in flags):
             flags.append(f"--served-model-name={model}")
         own_environment = {k: v for k, v in (env_dict or {}).items() if os.environ.get(k) != v}
+        if "VLLM_API_KEY" in own_environment:
+            flags.append(f"--api-key={own_environment['VLLM_API_KEY']}")
         self._engine = _engine(tuple(flags), tuple(sorted(own_environment.items())))
         self.host, self.port, self.uds = "127.0.0.1", self._engine.port, self._engine.uds
         self.proc = self._engine.process
@@ -105,7 +106,7 @@ class _Engine:
         self.uds = next((flag.partition("=")[2] for flag in flags if flag.startswith("--uds")), None)
         self.port = free_port()
         where = [] if self.uds else [f"--port={self.port}"]
-        command = [*SERVE, "demo", *where, *flags]
+        command = [*SERVE, os.environ["CONFORMANCE_DEMO_MODEL"], *where, *flags]
         log_path = Path(os.environ["CONFORMANCE_LOGS"]) / f"engine-{self.port}.log"
         with log_path.open("w") as log:
             log.write(shlex.join(command) + "\n")
@@ -175,7 +176,7 @@ def _known_flags() -> dict[str, bool]:
 
 
 def _our_flags(vllm_flags: tuple[str, ...]) -> list[str]:
-    """`--name=value` for each flag that this server has, too; the context is at most the demo model's."""
+    """`--name=value` for each flag that this server has, too."""
     flags: list[str] = []
     position = 0
     while position < len(vllm_flags):
@@ -188,8 +189,6 @@ def _our_flags(vllm_flags: tuple[str, ...]) -> list[str]:
             position += 1
         if name not in _known_flags() or name in _OF_THE_NAMED_MODEL:
             continue
-        if name == "max-model-len":
-            values = [str(min(int(values[0]), MAX_MODEL_LEN))]
         flags += [f"--{name}={values[0]}"] if len(values) == 1 else [f"--{name}", *values]
     return flags
 
