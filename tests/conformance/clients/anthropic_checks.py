@@ -27,7 +27,8 @@ def message():
     assert answer.id.startswith("msg_")
     assert answer.content[0].type == "text"
     assert answer.stop_reason in ("end_turn", "max_tokens")
-    assert answer.usage.input_tokens > 0
+    usage = answer.usage
+    assert usage.input_tokens + usage.cache_read_input_tokens + usage.cache_creation_input_tokens > 0
     assert answer.usage.output_tokens > 0
 
 
@@ -109,7 +110,8 @@ def thinking():
 @check
 def count_tokens():
     counted = client.messages.count_tokens(model=DEMO, messages=USER).input_tokens
-    assert counted == ask().usage.input_tokens
+    usage = ask().usage
+    assert counted == usage.input_tokens + usage.cache_read_input_tokens + usage.cache_creation_input_tokens
 
 
 @check
