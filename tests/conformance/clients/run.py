@@ -47,7 +47,7 @@ def main() -> int:
             seen = run_client(client, platform, arguments.check)
             results += seen
             print(f"{client} {versions_line(client)}: {sum(r.holds for r in seen)} of {len(seen)}", flush=True)
-            print("".join(f"  {r.check}: {r.saw}\n" for r in seen if not r.holds), end="", flush=True)
+            print("".join(f"  {r.check}: {r.saw[:260]}\n" for r in seen if not r.holds), end="", flush=True)
     wrong = [] if arguments.check else different_rows({name: table.get(name, {}) for name in chosen}, results)
     print("\n".join(wrong))
     failed = [result for result in results if not result.holds]
