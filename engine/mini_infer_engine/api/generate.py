@@ -167,6 +167,9 @@ async def checked(
     check_sampling(sampling, model.vocab_size, text.encoder is not None, limit.param)
     if spec.grammar is not None:
         sampling = msgspec.structs.replace(sampling, grammar=await text.grammars.build_in_thread(spec.grammar))
+    if spec.beams is not None and sampling.grammar is not None:
+        param = sampling.grammar.param
+        raise ParameterError(param, f"{param} does not go with use_beam_search = true: leave out one of them")
     job = spec.prompt_ids(text.encoder, text.limits(model.max_model_len))
     # Token ids are read here: the way through a thread would take longer.
     prompts = await text.in_slices(job) if spec.needs_text and text.encoder is not None else whole(job)

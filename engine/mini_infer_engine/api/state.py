@@ -16,7 +16,7 @@ from mini_infer_engine.api.dialects.base import GenerationSpec
 from mini_infer_engine.api.generation import Generation
 from mini_infer_engine.api.metrics import ServerMetrics
 from mini_infer_engine.config.server_options import ServerOptions
-from mini_infer_engine.core.request import Request, SamplingParams
+from mini_infer_engine.core.request import BeamSearch, Request, SamplingParams
 from mini_infer_engine.core_process.messages import ModelInfo, core_id
 from mini_infer_engine.text.text_model import TextModel
 
@@ -130,16 +130,24 @@ class ApiServerState:
     ) -> list[Request]:
         """One request for each choice, those of one prompt next to each other; copies differ in seed."""
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
-        choices = [(prompt, copy) for prompt in prompts for copy in range(spec.copies)]
-        return [
-            Request(
-                request_id=core_id(request_id, next(self._serials)),
-                prompt_token_ids=prompt,
-                sampling=sampling,
-                priority=spec.priority,
-                cache_salt=spec.cache_salt,
-                noise_seed=(seed + copy) % 2**63,
-                resumed_token_ids=spec.resume_token_ids,
-            )
-            for prompt, copy in choices
-        ]
+        requests: list[Request] = []
+        for prompt in prompts:
+            ids = [core_id(request_id, next(self._serials)) for _ in range(spec.copies)]
+            search = None
+            if spec.beams is not None:
+                penalty, early = spec.beams.length_penalty, spec.beams.early_stopping
+                search = BeamSearch(request_ids=ids, length_penalty=penalty, early_stopping=early)
+            requests += [
+                Request(
+                    request_id=name,
+                    prompt_token_ids=prompt,
+                    sampling=sampling,
+                    priority=spec.priority,
+                    cache_salt=spec.cache_salt,
+                    noise_seed=(seed + copy) % 2**63,
+                    resumed_token_ids=spec.resume_token_ids,
+                    beam_search=search,
+                )
+                for copy, name in enumerate(ids)
+            ]
+        return requests

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.prompt import PromptEncoder
+from mini_infer_engine.api.dialects.beams import BeamSpec
 from mini_infer_engine.parsing.base import OutputParsing
 from mini_infer_engine.structured.params import GrammarRequest
 from mini_infer_engine.text.detokenizer import Decoder
@@ -50,6 +51,8 @@ class GenerationSpec:
     output_limit: OutputLimit
     grammar: GrammarRequest | None = None
     """To what each choice is held; None: any text."""
+    beams: BeamSpec | None = None
+    """The choices of a prompt are its most likely continuations, the best first."""
     priority: int = 0
     cache_salt: str = ""
     streams: bool = False

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.prompt import PromptEncoder, is_token_ids
 from mini_infer_engine.api.dialects.base import GenerationSpec, OutputLimit
 from mini_infer_engine.api.dialects.fields import GenerationFields, common_spec, parse_fields
@@ -74,6 +75,9 @@ class CompletionDialect:
             return spec
         texts = [item if isinstance(item, str) else None for item in (prompt if are_several else [prompt])]
         sampling = dict(spec.sampling)
+        if spec.beams is not None and request.logprobs is not None:
+            message = "echo with logprobs has no meaning with use_beam_search = true: leave out one of them"
+            raise ApiError(400, message, param="echo", code="unsupported_value")
         if request.logprobs is not None:
             sampling["prompt_logprobs"] = max(request.logprobs, sampling.get("prompt_logprobs") or 0)
         return replace(

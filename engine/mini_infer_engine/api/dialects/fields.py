@@ -12,6 +12,7 @@ from pydantic_core import ErrorDetails
 
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_engine.api.dialects.base import GenerationSpec, OutputLimit, PromptIds
+from mini_infer_engine.api.dialects.beams import EarlyStoppingField, LengthPenalty, beam_spec
 from mini_infer_engine.api.dialects.neutral import REASONS, Neutral, is_one_of
 from mini_infer_engine.core.request import SamplingParams
 from mini_infer_engine.sampling.parameters import PARAMETERS
@@ -100,6 +101,9 @@ class GenerationFields(SamplingFields):
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     structured_outputs: dict[str, Any] | None = None
+    use_beam_search: bool | None = None
+    length_penalty: LengthPenalty | None = None
+    early_stopping: EarlyStoppingField | None = None
     # Ours.
     resume_token_ids: Annotated[list[int], Field(min_length=1)] | None = None
 
@@ -157,7 +161,15 @@ def common_spec(
         sampling["logprobs"] = num_logprobs
     if request.stream and sampling.get("prompt_logprobs") is not None:
         raise ApiError(400, "prompt_logprobs are not told in a stream: leave out one of them", param="prompt_logprobs")
+    beams = beam_spec(
+        request.use_beam_search,
+        request.length_penalty,
+        request.early_stopping,
+        streams=bool(request.stream),
+        sampling=sampling,
+    )
     return GenerationSpec(
+        beams=beams,
         model=request.model,
         prompt_ids=prompt_ids,
         prompt_param=prompt_param,

@@ -13,7 +13,6 @@ BOTH: Neutral = {
     # vLLM's.
     "ec_transfer_params": ({},),
     "kv_transfer_params": ({},),
-    "length_penalty": (1, 1.0),
     "logprob_token_ids": (),
     "repetition_detection": (),
     "request_id": (),
@@ -25,7 +24,6 @@ BOTH: Neutral = {
     "thinking_token_budget": (-1,),
     "truncate_prompt_tokens": (),
     "truncation_side": ("left", "right"),
-    "use_beam_search": (False,),
     "vllm_xargs": ({},),
     "watermarking": (False,),
 }
@@ -68,6 +66,8 @@ RESPONSES: Neutral = {
     "truncation": ("disabled",),
     # Fields of generation that a response has not, or under another name.
     "max_tokens": (),
+    "early_stopping": (False,),
+    "length_penalty": (1, 1.0),
     "n": (1,),
     "prompt_logprobs": (),
     "resume_token_ids": (),
@@ -79,6 +79,7 @@ RESPONSES: Neutral = {
     "mm_processor_kwargs": ({},),
     "previous_input_messages": (),
     "request_id": (),
+    "use_beam_search": (False,),
     "vllm_xargs": ({},),
 }
 

@@ -1,0 +1,67 @@
+"""Fields of requests that need a real model's probabilities, over HTTP on the demo model."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.engine.server.dry_server import EngineServer
+
+PROMPT = "The list is sorted, and then its names are"
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[EngineServer]:
+    with EngineServer("--model", "demo", "--max-model-len", "512", "--max-num-seqs", "6") as server:
+        yield server
+
+
+def complete(demo: EngineServer, path: str = "completions", status: int = 200, **fields: Any) -> dict[str, Any]:
+    source = {"messages": [{"role": "user", "content": "What is 2+2?"}]} if "chat" in path else {"prompt": PROMPT}
+    answer = demo.client.post(f"/v1/{path}", json={"max_tokens": 12} | source | fields)
+    assert answer.status_code == status, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def test_beams_are_choices_and_the_best_comes_first(demo: EngineServer) -> None:
+    found = complete(demo, n=4, use_beam_search=True, logprobs=1, max_tokens=10)
+    choices = found["choices"]
+    assert [choice["index"] for choice in choices] == [0, 1, 2, 3]
+    assert len({choice["text"] for choice in choices}) == 4
+    scores = [sum(choice["logprobs"]["token_logprobs"]) for choice in choices]
+    assert all(choice["finish_reason"] == "length" for choice in choices)
+    assert scores == sorted(scores, reverse=True)
+    assert found["usage"]["completion_tokens"] == 40
+    (one,) = complete(demo, n=1, use_beam_search=True, max_tokens=10)["choices"]
+    (greedy,) = complete(demo, temperature=0, max_tokens=10)["choices"]
+    assert one["text"] == greedy["text"]
+
+
+def test_a_chat_has_beams_too(demo: EngineServer) -> None:
+    found = complete(
+        demo, "chat/completions", n=3, use_beam_search=True, length_penalty=0.0, early_stopping=True, max_tokens=40
+    )
+    assert len({choice["message"]["content"] for choice in found["choices"]}) == 3
+    assert {choice["finish_reason"] for choice in found["choices"]} == {"stop"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"use_beam_search": True, "stream": True}, "use_beam_search"),
+        ({"use_beam_search": True, "temperature": 0.7}, "temperature"),
+        ({"use_beam_search": True, "presence_penalty": 1}, "presence_penalty"),
+        ({"use_beam_search": True, "stop": ["x"]}, "stop"),
+        ({"use_beam_search": True, "echo": True, "logprobs": 1}, "echo"),
+        ({"use_beam_search": True, "response_format": {"type": "json_object"}}, "response_format"),
+        ({"use_beam_search": True, "n": 7}, "n"),
+        ({"length_penalty": 2.0}, "length_penalty"),
+        ({"early_stopping": True}, "early_stopping"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_what_does_not_go_with_beams_is_refused_by_name(demo: EngineServer, fields: dict[str, Any], param: str) -> None:
+    error = complete(demo, status=400, **fields)["error"]
+    assert error["param"] == param
+    assert param in error["message"]
