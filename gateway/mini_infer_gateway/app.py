@@ -18,6 +18,7 @@ from mini_infer_contract.api_keys import ApiKeys
 from mini_infer_contract.dialects.anthropic_errors import errors_of
 from mini_infer_contract.launch import HEALTH_PATH, METRICS_PATH, MODELS_PATH, READY_PATH, REQUEST_ID_HEADER
 from mini_infer_contract.request_ids import request_id_in
+from mini_infer_contract.stored_responses.service import is_responses_path
 from mini_infer_gateway import __version__
 from mini_infer_gateway.api import operations
 from mini_infer_gateway.endpoints.base import EndpointSource
@@ -33,6 +34,7 @@ from mini_infer_gateway.memory import BodyBudget, share_out
 from mini_infer_gateway.metrics import EndpointFigures, Metrics, StateCollector
 from mini_infer_gateway.paths import CHAT_PATH, ENGINE_PATHS
 from mini_infer_gateway.pipeline.generate import INTERNAL_ERROR, Generate
+from mini_infer_gateway.pipeline.responses import Responses
 from mini_infer_gateway.prompts.tokenizers import Tokenizers
 from mini_infer_gateway.routing.policies import build_router
 from mini_infer_gateway.settings import GatewaySettings
@@ -69,7 +71,7 @@ class Gateway:
         self._keys = keys or ApiKeys()
         self._source = source
         self._clock = time.monotonic
-        shares = share_out(settings.memory_limit_bytes, 0)
+        shares = share_out(settings.memory_limit_bytes, 0, settings.responses_memory_bytes)
         self.index = PrefixIndex(settings.index_max_blocks or shares.index_blocks)
         self.ledger = LoadLedger()
         self.metrics = Metrics()
@@ -92,6 +94,7 @@ class Gateway:
             backlog=self.backlog,
         )
         self.fleet = Fleet(settings, self.index, self.ledger, self.tokenizers, self.upstream, self.metrics, self._clock)
+        bodies = BodyBudget(shares.bodies_bytes)
         self._generate = Generate(
             settings,
             self.fleet,
@@ -104,8 +107,9 @@ class Gateway:
             self.upstream,
             self.metrics,
             self._clock,
-            BodyBudget(shares.bodies_bytes),
+            bodies,
         )
+        self.responses = Responses(settings, self.fleet, self._generate, bodies, shares.responses_bytes)
         self.loop_lag = LoopLag()
         self.metrics.registry.register(self.loop_lag)
         budget = self._generate.retry_budget
@@ -162,6 +166,7 @@ class Gateway:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.responses.service.close()
         await self.fleet.close()
         self.tokenizers.close()
         self.upstream.close()
@@ -178,6 +183,8 @@ class Gateway:
             await self._say_options(scope, send)
         elif _port(scope) == self.settings.admin_port:
             await self._show(self._admin_pages, method, path, send)
+        elif is_responses_path(path):
+            await self.responses(scope, receive, send)
         elif row := ENGINE_PATHS.get(path):
             _require(method, row.methods, path)
             await self._generate(row, scope, receive, send)
@@ -268,7 +275,7 @@ class Gateway:
 
     def _share_out(self, tokenizer_bytes: int) -> None:
         """Tokenizers came or went: the index has what they leave."""
-        shares = share_out(self.settings.memory_limit_bytes, tokenizer_bytes)
+        shares = share_out(self.settings.memory_limit_bytes, tokenizer_bytes, self.settings.responses_memory_bytes)
         if shares.short_bytes:
             log.warning(
                 "--memory-limit of %d MiB is %d MiB short of what tokenizers (%d MiB) and all else need: raise it",

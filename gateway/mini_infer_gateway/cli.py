@@ -33,6 +33,7 @@ TIMES = (
     "request_deadline",
     "queue_timeout",
     "idle_timeout",
+    "responses_ttl",
     "drain",
     "shutdown_timeout",
 )
@@ -110,6 +111,13 @@ def parse(arguments: Sequence[str] | None = None) -> GatewaySettings:
         help="what the process may take, such as its container's limit: 900M, 2Gi; how it is shared out stands in "
         "docs/configuration.md (default: 1Gi)",
     )
+    parser.add_argument(
+        "--responses-memory",
+        type=_size,
+        metavar="SIZE",
+        help="of that, for responses of /v1/responses, which are kept here; the least recently used go first (default: "
+        "5 %% of --memory-limit)",
+    )
     _add_connection_limits(parser, defaults.connections)
     for name, help_text in {
         "connect-timeout": "for a connection to an engine",
@@ -117,6 +125,7 @@ def parse(arguments: Sequence[str] | None = None) -> GatewaySettings:
         "request-deadline": "from a request's arrival until its answer begins, over all endpoints tried",
         "queue-timeout": "that a request waits here for an engine with room before it gets 503",
         "idle-timeout": "between two pieces of a stream",
+        "responses-ttl": "for which a response of /v1/responses is kept after its last use",
         "drain": "at most, from SIGTERM until it stops to listen: /readyz is 503 and connections close after an answer",
         "shutdown-timeout": "for requests in flight at the end",
     }.items():
@@ -130,6 +139,7 @@ def parse(arguments: Sequence[str] | None = None) -> GatewaySettings:
     if given["admin_port"] == given["port"]:
         parser.error("--admin-port must be another port than --port")
     given["memory_limit_bytes"] = given.pop("memory_limit")
+    given["responses_memory_bytes"] = given.pop("responses_memory")
     given["connections"] = ConnectionLimits(**{field.name: given.pop(field.name) for field in fields(ConnectionLimits)})
     given["engine_api_key"] = _engine_key(given.pop("engine_api_key_file"))
     given["api_key"] = tuple(given["api_key"])

@@ -15,6 +15,7 @@ BLOCK_BYTES = 300
 TOKENIZER_FACTOR = 26
 """A tokenizer takes so many times the size of its tokenizer.json."""
 REMEMBERED_SHARE, SEGMENTS_SHARE, BODIES_SHARE, SPARE_SHARE = 0.08, 0.04, 0.2, 0.1
+RESPONSES_SHARE = 0.05
 LEAST_INDEX_SHARE = 0.1
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
@@ -38,19 +39,25 @@ class MemoryShares:
     """Of prompts of before (prompts.remembered)."""
     segments_bytes: int
     """Of pieces of text and their token ids (contract.segments), over all tokenizers."""
+    responses_bytes: int
+    """Of responses that are kept (contract.stored_responses)."""
     index_blocks: int
     short_bytes: int
     """By how much the limit is too low for the tokenizers that are loaded."""
 
 
-def share_out(limit_bytes: int, tokenizer_bytes: int) -> MemoryShares:
-    """The parts for a limit, where tokenizers of this size are loaded: the index has what the others leave."""
+def share_out(limit_bytes: int, tokenizer_bytes: int, responses_bytes: int | None = None) -> MemoryShares:
+    """The parts for a limit, where tokenizers of this size are loaded: the index has what the others leave.
+
+    `responses_bytes`: what kept responses may take; None: a share.
+    """
+    responses = int(RESPONSES_SHARE * limit_bytes) if responses_bytes is None else responses_bytes
     bodies, remembered, segments, spare, least = (
         int(share * limit_bytes)
         for share in (BODIES_SHARE, REMEMBERED_SHARE, SEGMENTS_SHARE, SPARE_SHARE, LEAST_INDEX_SHARE)
     )
-    left = limit_bytes - BASE_BYTES - tokenizer_bytes - bodies - remembered - segments - spare
-    return MemoryShares(bodies, remembered, segments, max(left, least) // BLOCK_BYTES, max(0, least - left))
+    left = limit_bytes - BASE_BYTES - tokenizer_bytes - bodies - remembered - segments - spare - responses
+    return MemoryShares(bodies, remembered, segments, responses, max(left, least) // BLOCK_BYTES, max(0, least - left))
 
 
 class BodyBudget:

@@ -10,7 +10,16 @@ from typing import Final
 from mini_infer_contract.api_errors import OPENAI_ERRORS, ErrorShape
 from mini_infer_contract.dialects.anthropic import COUNT_TOKENS_PATH, MESSAGES_PATH
 from mini_infer_contract.dialects.anthropic_errors import ANTHROPIC_ERRORS
-from mini_infer_gateway.prompts.prompt_keys import PromptReader, chat_prompts, message_prompts, text_prompts
+from mini_infer_contract.dialects.responses import RESPONSES_PATH
+from mini_infer_contract.stored_responses.request import KEPT_HEADER
+from mini_infer_contract.stored_responses.service import COUNT_PATH
+from mini_infer_gateway.prompts.prompt_keys import (
+    PromptReader,
+    chat_prompts,
+    message_prompts,
+    response_prompts,
+    text_prompts,
+)
 
 CHAT_PATH: Final = "/v1/chat/completions"
 COMPLETIONS_PATH: Final = "/v1/completions"
@@ -32,6 +41,8 @@ class EnginePath:
     lone_model: bool = False
     """The model may be left out while there is only one."""
     errors: ErrorShape = OPENAI_ERRORS
+    own_headers: frozenset[bytes] = frozenset()
+    """The gateway's own words to an engine: never a client's."""
 
 
 ENGINE_PATHS: Final = {
@@ -43,6 +54,8 @@ ENGINE_PATHS: Final = {
         EnginePath(path=COUNT_TOKENS_PATH, generates=False, errors=ANTHROPIC_ERRORS),
         EnginePath(path=CHAT_PATH + "/render", generates=False),
         EnginePath(path=COMPLETIONS_PATH + "/render", generates=False),
+        EnginePath(path=RESPONSES_PATH, prompts=response_prompts, own_headers=frozenset((KEPT_HEADER.encode(),))),
+        EnginePath(path=COUNT_PATH, generates=False),
         EnginePath(path="/tokenize", generates=False, lone_model=True),
         EnginePath(path="/detokenize", generates=False, lone_model=True),
         EnginePath(path="/tokenizer_info", methods=frozenset(("GET",)), generates=False, lone_model=True),

@@ -33,6 +33,10 @@ class GatewaySettings:
     """Tell clients which endpoint answered and what it had cached: tenants could learn what others ask."""
     memory_limit_bytes: int = 1 << 30
     """What the process may take, the same as its container's limit; memory.py says who gets what."""
+    responses_memory_bytes: int | None = None
+    """Of that, for responses of /v1/responses that are kept; None: memory.py's share."""
+    responses_ttl_s: float = 86_400.0
+    """For which such a response is kept after its last use."""
     max_body_bytes: int = MAX_BODY_BYTES
     """The same as an engine's: what it would refuse is refused here."""
     connections: ConnectionLimits = field(default_factory=ConnectionLimits)

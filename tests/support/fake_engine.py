@@ -11,7 +11,9 @@ from aiohttp import web
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from mini_infer_contract.blocks import block_keys, root_key
+from mini_infer_contract.dialects import responses
 from mini_infer_contract.dialects.anthropic import COUNT_TOKENS_PATH, MESSAGES_PATH, chat_body
+from mini_infer_contract.dialects.responses import RESPONSES_PATH
 from mini_infer_contract.events import (
     EVENTS_TOPIC,
     LOAD_TOPIC,
@@ -43,6 +45,14 @@ def byte_assets() -> PromptAssets:
     template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
     files = {"tokenizer.json": tokenizer.to_str(), "tokenizer_config.json": "{}", "chat_template.jinja": template}
     return PromptAssets(revision="bytes", files=files)
+
+
+def _response(request: web.Request, body: dict[str, Any]) -> dict[str, Any]:
+    """What a small answer of an engine of ours has, with the id that the gateway has chosen."""
+    said = {"type": "output_text", "text": f"seen {len(body['input'])}", "annotations": []}
+    message = {"id": "msg_1", "type": "message", "role": "assistant", "status": "completed", "content": [said]}
+    kept = json.loads(request.headers["x-mini-infer-response"])
+    return {"object": "response", "status": "completed", "model": body["model"], "output": [message]} | kept
 
 
 class FakeEngine:
@@ -93,6 +103,7 @@ class FakeEngine:
         app.router.add_post("/v1/completions", self._generate)
         app.router.add_post(MESSAGES_PATH, self._generate)
         app.router.add_post(COUNT_TOKENS_PATH, self._generate)
+        app.router.add_post(RESPONSES_PATH, self._generate)
         app.router.add_post("/tokenize", self._tokenize)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/tokenizer_info", self._tokenizer_info)
@@ -208,6 +219,11 @@ class FakeEngine:
             prompts = [chat_prompt_ids(self.encoder, chat_body(body, request.path))]
         elif request.path == "/v1/chat/completions":
             prompts = [chat_prompt_ids(self.encoder, body)]
+        elif request.path == RESPONSES_PATH:
+            prompts = [chat_prompt_ids(self.encoder, responses.chat_body(body))]
+            if not body.get("stream"):
+                await self.prefill(prompts[0])
+                return web.json_response(_response(request, body))
         else:
             prompts = completion_prompt_ids(self.encoder, body)
         for ids in prompts:

@@ -31,11 +31,11 @@ def query_of(scope: Scope) -> dict[str, str]:
     return dict(parse_qsl(scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True))
 
 
-def with_body(scope: Scope, body: bytes, added: Headers) -> Scope:
-    """The scope of the same request with another body and more headers."""
+def with_body(scope: Scope, size_bytes: int, added: Headers) -> Scope:
+    """The scope of the same request with another body, of this size, and more headers."""
     names = {name for name, _ in added}.union(_OF_THE_BODY)
     kept = [header for header in scope["headers"] if header[0] not in names]
-    own = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    own = [(b"content-type", b"application/json"), (b"content-length", b"%d" % size_bytes)]
     return {**scope, "headers": [*kept, *own, *added]}
 
 
@@ -58,15 +58,14 @@ def post_scope(scope: Scope, path: str) -> Scope:
 
 
 def receive_of(body: bytes, then: Receive) -> Receive:
-    """Gives the body, and after it what `then` gives: whether the client goes."""
-    is_given = False
+    """Gives the body, which it holds until then, and after it what `then` gives: whether the client goes."""
+    bodies = [body]
+    del body
 
     async def receive() -> Message:
-        nonlocal is_given
-        if is_given:
-            return await then()
-        is_given = True
-        return {"type": "http.request", "body": body, "more_body": False}
+        if bodies:
+            return {"type": "http.request", "body": bodies.pop(), "more_body": False}
+        return await then()
 
     return receive
 

@@ -14,7 +14,7 @@ from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.dialects.response_object import with_error
 from mini_infer_contract.stored_responses.asgi import Application, Message, Scope, error_in, receive_of
 from mini_infer_contract.stored_responses.recorder import data_of, events_in, is_terminal
-from mini_infer_contract.stored_responses.request import ResponseRequest
+from mini_infer_contract.stored_responses.request import Turn
 from mini_infer_contract.stored_responses.store import ResponseStore
 
 
@@ -22,12 +22,18 @@ class BackgroundResponse:
     """From its queued state to its end."""
 
     def __init__(
-        self, store: ResponseStore, request: ResponseRequest, response: dict[str, Any], clock: Callable[[], float]
+        self,
+        store: ResponseStore,
+        turn: Turn,
+        response: dict[str, Any],
+        clock: Callable[[], float],
+        *,
+        keeps_events: bool,
     ) -> None:
         self.response = response
         self.is_over = False
-        self._store, self._request, self._clock = store, request, clock
-        self._keeps_events = bool(request.body.get("stream"))
+        self._store, self._turn, self._clock = store, turn, clock
+        self._keeps_events = keeps_events
         self._events: list[bytes] = []
         self._changed = asyncio.Event()
         self._cancelled = asyncio.Event()
@@ -35,11 +41,10 @@ class BackgroundResponse:
         self._error_body = b""
         self._keep()
 
-    async def run(self, generate: Application, scope: Scope) -> None:
-        """Generates it."""
-        body = msgspec.json.encode(self._request.body | {"stream": True})
+    async def run(self, generate: Application, scope: Scope, body: list[bytes]) -> None:
+        """Generates it; `body`, which asks for a stream, is taken out of its list."""
         try:
-            await generate(scope, receive_of(body, self._until_cancelled), self._send)
+            await generate(scope, receive_of(body.pop(), self._until_cancelled), self._send)
             if not self.is_over:
                 self._fail(ApiError(502, "the answer broke off"))
         except ApiError as error:
@@ -108,7 +113,7 @@ class BackgroundResponse:
         self._changed.set()
 
     def _keep(self) -> None:
-        entry = self._request.entry(self.response)
+        entry = self._turn.entry(self.response)
         entry.events = self._events if self._keeps_events else None
         entry.event_bytes = sum(map(len, self._events))
         self._store.put(entry, self._clock())

@@ -47,52 +47,51 @@ class StoreView:
 
 
 @dataclass(frozen=True, slots=True)
-class ResponseRequest:
-    """One request."""
+class Turn:
+    """What of one request is needed until its response is kept."""
 
     kept: KeptRequest
     owner: str
-    body: dict[str, Any]
-    """The client's, its input as items with ids, and without what whoever generates need not know."""
-    own_items: list[Item]
-    """The input of this turn."""
-    history: list[Item]
-    """All before it."""
-    is_history_stored: bool
-    """`previous_response_id` names a stored response."""
-
-    @classmethod
-    def of(cls, body: dict[str, Any], view: StoreView) -> "ResponseRequest":
-        """ApiError 400: a field is malformed, or the response that it goes on from is lost."""
-        previous_id = _typed(body, "previous_response_id", str, "a string")
-        kept = KeptRequest(
-            new_id(RESPONSE_PREFIX),
-            previous_id,
-            _typed(body, "store", bool, "true or false") is not False,
-            bool(_typed(body, "background", bool, "true or false")),
-        )
-        if kept.background and not kept.store:
-            raise ApiError(400, "background can only be used when `store` is true", param="background")
-        own = turn_items(body, view.item)
-        before = view.history(previous_id) if previous_id is not None else []
-        dropped = ("previous_response_id", "store", "background")
-        rest = {name: value for name, value in body.items() if name not in dropped}
-        return cls(kept, view.owner, rest | {"input": before + own}, own, before, previous_id not in view.local)
+    previous_id: str | None
+    """A stored response that it goes on from."""
+    items: bytes
+    """Its own input; all of the conversation where what it goes on from is not stored."""
 
     def entry(self, response: dict[str, Any]) -> StoredResponse:
         """What is kept once the response is as given."""
-        is_linked = self.is_history_stored and self.kept.previous_response_id is not None
-        items = self.own_items if is_linked else self.history + self.own_items
         return StoredResponse(
             response_id=response["id"],
             owner=self.owner,
-            previous_id=self.kept.previous_response_id if is_linked else None,
-            items=msgspec.json.encode(items),
+            previous_id=self.previous_id,
+            items=self.items,
             response=msgspec.json.encode(response),
             status=str(response.get("status")),
             is_background=self.kept.background,
             item_ids=tuple(item["id"] for item in response.get("output", ()) if isinstance(item.get("id"), str)),
         )
+
+
+def begin_turn(body: dict[str, Any], view: StoreView) -> tuple[Turn, bytes]:
+    """A client's body as a turn, and as the body for whoever generates, which holds the whole conversation.
+
+    ApiError 400: a field is malformed, or the response that it goes on from is lost.
+    """
+    previous_id = _typed(body, "previous_response_id", str, "a string")
+    store = _typed(body, "store", bool, "true or false") is not False
+    background = bool(_typed(body, "background", bool, "true or false"))
+    if background and not store:
+        raise ApiError(400, "background can only be used when `store` is true", param="background")
+    own = turn_items(body, view.item)
+    whole = own if previous_id is None else view.history(previous_id) + own
+    is_linked = previous_id is not None and previous_id not in view.local
+    passed = {name: value for name, value in body.items() if name not in _FOR_KEEPERS} | {"input": whole}
+    kept = KeptRequest(new_id(RESPONSE_PREFIX), previous_id, store, background)
+    items = msgspec.json.encode(own if is_linked else whole) if store else b""
+    return Turn(kept, view.owner, previous_id if is_linked else None, items), msgspec.json.encode(passed)
+
+
+_FOR_KEEPERS = ("previous_response_id", "store", "background")
+"""Fields that mean nothing to whoever generates."""
 
 
 def _typed(body: dict[str, Any], name: str, kind: type, described: str) -> Any:

@@ -34,7 +34,7 @@ from mini_infer_contract.stored_responses.asgi import (
 from mini_infer_contract.stored_responses.background import BackgroundResponse
 from mini_infer_contract.stored_responses.conversation import not_found, page_of
 from mini_infer_contract.stored_responses.recorder import Recorder
-from mini_infer_contract.stored_responses.request import KEPT_HEADER, ResponseRequest, StoreView
+from mini_infer_contract.stored_responses.request import KEPT_HEADER, StoreView, Turn, begin_turn
 from mini_infer_contract.stored_responses.store import LostResponseError, ResponseStore, StoredResponse
 
 COUNT_PATH = f"{RESPONSES_PATH}/input_tokens"
@@ -108,57 +108,66 @@ class ResponsesService:
             await self.generator.answer(scope, receive, send)  # It is kept by whoever has sent it on.
             return
         body = read_json_object(await self.generator.read(scope, receive))
-        request = self.request_of(body, owner_of(scope), {})
+        turn, passed = self.begin(body, owner_of(scope), {})
+        del body
         if scope["path"] == COUNT_PATH:
-            passed = msgspec.json.encode(request.body)
-            await self.generator.answer(with_body(scope, passed, []), receive_of(passed, receive), send)
-        elif request.kept.background:
-            await self._begin_background(request, scope, send)
+            await self.generator.answer(with_body(scope, len(passed), []), receive_of(passed, receive), send)
+        elif turn.kept.background:
+            await self._begin_background(turn, passed, scope, send)
         else:
-            await self.generate(self.generator.answer, request, scope, receive, send)
+            bodies = [passed]
+            del passed
+            await self.generate(self.generator.answer, turn, bodies, scope, receive, send)
 
-    def request_of(self, body: dict[str, Any], owner: str, local: dict[str, list[Item]]) -> ResponseRequest:
-        """A body with what it goes on from. `local`: conversations that its connection knows. ApiError 400."""
-        return ResponseRequest.of(body, StoreView(self.store, owner, self._clock(), local))
+    def begin(self, body: dict[str, Any], owner: str, local: dict[str, list[Item]]) -> tuple[Turn, bytes]:
+        """A client's body as a turn, and for whoever generates. `local`: what its connection knows. ApiError 400."""
+        return begin_turn(body, StoreView(self.store, owner, self._clock(), local))
 
     async def generate(
-        self, answer: Application, request: ResponseRequest, scope: Scope, receive: Receive, send: Send
+        self, answer: Application, turn: Turn, bodies: list[bytes], scope: Scope, receive: Receive, send: Send
     ) -> dict[str, Any] | None:
-        """Has a response generated, and keeps it before its end is told. Returns it; None: there is none."""
-        passed = msgspec.json.encode(request.body)
-        recorder = Recorder()
+        """Has a response generated, and keeps it before its end is told. Returns it; None: there is none.
+
+        The body is taken out of its list, so that nobody holds it while the response is generated.
+        """
+        recorder, passed = Recorder(), bodies.pop()
 
         async def note(message: Message) -> None:
             if message["type"] == "http.response.start":
                 recorder.start(message["status"], message["headers"])
             elif recorder.push(message.get("body", b""), message.get("more_body", False)):
-                self.keep(request, recorder.response)
+                self.keep(turn, recorder.response)
             await send(message)
 
-        await answer(self._scope(scope, request, passed), receive_of(passed, receive), note)
+        made, given = self._scope(scope, turn, len(passed)), receive_of(passed, receive)
+        del passed
+        await answer(made, given, note)
         return recorder.response
 
-    def keep(self, request: ResponseRequest, response: dict[str, Any] | None) -> None:
+    def keep(self, turn: Turn, response: dict[str, Any] | None) -> None:
         """Keeps a complete response, if its client wants that."""
-        if response is not None and request.kept.store:
-            self.store.put(request.entry(response), self._clock())
+        if response is not None and turn.kept.store:
+            self.store.put(turn.entry(response), self._clock())
 
-    def _scope(self, scope: Scope, request: ResponseRequest, body: bytes) -> Scope:
-        return with_body(scope, body, [(_KEPT, msgspec.json.encode(request.kept))])
+    def _scope(self, scope: Scope, turn: Turn, size_bytes: int) -> Scope:
+        return with_body(scope, size_bytes, [(_KEPT, msgspec.json.encode(turn.kept))])
 
-    async def _begin_background(self, request: ResponseRequest, scope: Scope, send: Send) -> None:
-        model = self.generator.check(request.body)
+    async def _begin_background(self, turn: Turn, passed: bytes, scope: Scope, send: Send) -> None:
+        body = msgspec.json.decode(passed)
+        model, response_id, streams = self.generator.check(body), turn.kept.id, bool(body.get("stream"))
         if len(self._background) >= MAX_BACKGROUND:
             message = f"{MAX_BACKGROUND} responses are generated in the background: send the request again later"
             raise ApiError(429, message, code="queue_full", headers={"retry-after": "1"})
-        told = request.body | msgspec.to_builtins(request.kept) | {"background": True}
-        response = new_response(told, request.kept.id, model, int(time.time()), "queued")
-        running = BackgroundResponse(self.store, request, response, self._clock)
-        detached = self._scope(post_scope(scope, RESPONSES_PATH), request, b"")
-        task = asyncio.create_task(running.run(self.generator.answer_detached, detached))
-        self._background[request.kept.id] = running, task
-        task.add_done_callback(lambda _: self._background.pop(request.kept.id, None))
-        if request.body.get("stream"):
+        told = body | msgspec.structs.asdict(turn.kept)
+        response = new_response(told, response_id, model, int(time.time()), "queued")
+        running = BackgroundResponse(self.store, turn, response, self._clock, keeps_events=streams)
+        bodies = [msgspec.json.encode(body | {"stream": True})]
+        detached = self._scope(post_scope(scope, RESPONSES_PATH), turn, len(bodies[0]))
+        task = asyncio.create_task(running.run(self.generator.answer_detached, detached, bodies))
+        self._background[response_id] = running, task
+        task.add_done_callback(lambda _: self._background.pop(response_id, None))
+        if streams:
+            del body, told, passed
             await _stream(running, 0, send)
         else:
             await send_json(send, response)

@@ -138,7 +138,7 @@ class Generate:
             if not held.grow(len(body) + VALUE_BYTES * body.count(b",")):
                 raise no_room()
             fields = _in_query(scope) if scope["method"] == "GET" else _fields(body)
-            asked = self._model(row, fields)
+            asked = asked_model(row, fields, self._fleet.catalog.listed)
             names = self._fleet.resolve(asked)
             model = asked
             call = self._call(row, scope, arrived_s, fields, model, body, send, held)
@@ -178,23 +178,14 @@ class Generate:
     ) -> _Call:
         settings, request_id = self._settings, scope["request_id"]
         headers = [(name, value) for name, value in scope["headers"] if name != _REQUEST_ID]
-        headers = [*to_endpoint(headers, settings.forward_authorization), (_REQUEST_ID, request_id.encode())]
+        passed = [header for header in headers if header[0] in row.own_headers]
+        headers = [*to_endpoint(headers, settings.forward_authorization), *passed, (_REQUEST_ID, request_id.encode())]
         target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
         exchange = Exchange(scope["method"], target, headers, body, send, request_id, row.errors)
         self.retry_budget.earn(arrived_s)
         attempts = Attempts(self.retry_budget, settings.max_attempts, arrived_s + settings.request_deadline_s)
         patience_s = _patience_s(scope["headers"])
         return _Call(row, request_id, arrived_s, exchange, attempts, fields, model, body, held, patience_s)
-
-    def _model(self, row: EnginePath, fields: dict[str, Any]) -> str:
-        model = fields.get("model")
-        listed = self._fleet.catalog.listed
-        if model is None and row.lone_model and len(listed) == 1:
-            return listed[0]
-        if not isinstance(model, str) or not model:
-            known = ", ".join(listed) or "none yet"
-            raise ApiError(400, f"model must name the model to use; models here: {known}", param="model")
-        return model
 
     async def _watched(self, call: _Call, names: Sequence[str], receive: Receive) -> None:
         """Serves the call as long as its client is there."""
@@ -436,12 +427,28 @@ MAX_VALUES = 1_200_000
 """In a body, by its commas, those in texts included: a million token ids, or more text than any context holds."""
 
 
-def _fields(body: bytes) -> dict[str, Any]:
+def asked_model(row: EnginePath, fields: dict[str, Any], listed: Sequence[str]) -> str:
+    """The model that a body names. ApiError 400: it names none."""
+    model = fields.get("model")
+    if model is None and row.lone_model and len(listed) == 1:
+        return listed[0]
+    if not isinstance(model, str) or not model:
+        known = ", ".join(listed) or "none yet"
+        raise ApiError(400, f"model must name the model to use; models here: {known}", param="model")
+    return model
+
+
+def check_crowd(body: bytes) -> None:
+    """ApiError 400: decoded, the body would take too long and too much."""
     if len(body) > MAX_OBJECTS:
         too_many_objects = body.count(b"{") + body.count(b"[") > MAX_OBJECTS + len(body) // 64
         if too_many_objects or body.count(b",") > MAX_VALUES:
             message = f"the request body's {len(body)} bytes hold too many objects or values: send a shorter prompt"
             raise ApiError(400, message, code="invalid_json")
+
+
+def _fields(body: bytes) -> dict[str, Any]:
+    check_crowd(body)
     try:
         fields = _decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

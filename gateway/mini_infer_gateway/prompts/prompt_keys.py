@@ -9,7 +9,7 @@ from typing import Any
 
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS, block_keys
-from mini_infer_contract.dialects.anthropic import chat_body
+from mini_infer_contract.dialects import anthropic, responses
 from mini_infer_contract.prompt import PromptEncoder, PromptText, chat_prompt_text, completion_prompts
 from mini_infer_gateway.index.key_chain import KeyChain
 from mini_infer_gateway.index.prefix_index import prompt_root
@@ -33,7 +33,12 @@ def chat_prompts(encoder: PromptEncoder, body: dict[str, Any]) -> list[PromptTex
 
 def message_prompts(encoder: PromptEncoder, body: dict[str, Any]) -> list[PromptText | list[int]]:
     """Of a message of Anthropic's API: one, that of the chat which asks for the same."""
-    return [chat_prompt_text(encoder, chat_body(body))]
+    return [chat_prompt_text(encoder, anthropic.chat_body(body))]
+
+
+def response_prompts(encoder: PromptEncoder, body: dict[str, Any]) -> list[PromptText | list[int]]:
+    """Of a response whose input is the whole conversation: one, that of the chat which asks for the same."""
+    return [chat_prompt_text(encoder, responses.chat_body(body))]
 
 
 def text_prompts(encoder: PromptEncoder, body: dict[str, Any]) -> list[PromptText | list[int]]:

@@ -161,7 +161,7 @@ def _is_light(body: dict[str, Any], size_bytes: int) -> bool:
     """Whether rendering the body takes a few milliseconds at most."""
     if size_bytes > INLINE_BYTES:
         return False
-    messages = body.get("messages")
+    messages = body.get("messages", body.get("input"))
     return not isinstance(messages, list) or len(messages) <= INLINE_MESSAGES
 
 

@@ -193,7 +193,7 @@ def test_what_fails_in_the_background_says_why(client: openai.OpenAI) -> None:
         ({"temperature": 3}, "temperature"),
         ({"reasoning": {"effort": "banana"}}, "reasoning.effort"),
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
-        ({"include": ["everything"]}, "include.0"),
+        ({"include": ["everything"]}, "include[0]"),
         ({"store": "yes"}, "store"),
         ({"previous_response_id": 5}, "previous_response_id"),
         (

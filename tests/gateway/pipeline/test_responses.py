@@ -1,0 +1,167 @@
+"""/v1/responses through the gateway: what it keeps survives engines, and every engine gets whole conversations."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+from openai.types.responses import Response
+
+from mini_infer_contract.launch import Endpoint
+from tests.engine.server.dry_server import DryServer
+from tests.support.fake_engine import FakeEngine
+from tests.support.running_gateway import RunningGateway, running_gateway, until
+
+
+@asynccontextmanager
+async def client_of(gateway: RunningGateway, key: str = "one") -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key=key, max_retries=0) as client:
+        yield client
+
+
+async def create(client: openai.AsyncOpenAI, text: str = "hello", model: str = "m", **fields: Any) -> Response:
+    made: Response = await client.responses.create(model=model, input=text, **fields)
+    return made
+
+
+async def test_a_conversation_goes_on_at_another_engine() -> None:
+    async with FakeEngine("a") as first, FakeEngine("b") as second, running_gateway(first.endpoint) as gateway:
+        async with client_of(gateway) as client:
+            one = await create(client, "my name is Mark")
+            gateway.source.publish_endpoints(second.endpoint)
+            two = await create(client, "who am I?", previous_response_id=one.id)
+            assert (await client.responses.retrieve(one.id)).output_text == "seen 1"
+        passed = json.loads(second.bodies[0])
+        assert [item["role"] for item in passed["input"]] == ["user", "assistant", "user"]
+        assert "previous_response_id" not in passed
+        assert two.previous_response_id == one.id
+        assert two.output_text == "seen 3"
+
+
+async def test_it_is_routed_to_the_engine_that_has_the_conversation_cached() -> None:
+    long = "a long beginning of a conversation " * 20
+    async with (
+        FakeEngine("a") as first,
+        FakeEngine("b") as second,
+        running_gateway(first.endpoint, second.endpoint) as gateway,
+        client_of(gateway) as client,
+    ):
+        await gateway.settled()
+        one = await create(client, long)
+        had, other = (first, second) if first.bodies else (second, first)
+        for _ in range(3):
+            one = await create(client, "more", previous_response_id=one.id)
+        assert len(had.bodies) == 4
+        assert not other.bodies
+
+
+async def test_a_clients_word_about_what_is_kept_goes_no_further() -> None:
+    async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
+        headers = {"x-mini-infer-response": '{"id": "resp_mine"}'}
+        body = {"model": "m", "input": "hi"}
+        async with gateway.client.post(gateway.url + "/v1/responses", json=body, headers=headers) as response:
+            made = await response.json()
+        assert made["id"].startswith("resp_")
+        assert made["id"] != "resp_mine"
+
+
+async def test_what_is_kept_belongs_to_its_key_and_is_bounded() -> None:
+    async with (
+        FakeEngine("a") as engine,
+        running_gateway(engine.endpoint, responses_memory_bytes=3000) as gateway,
+        client_of(gateway) as client,
+        client_of(gateway, "two") as other,
+    ):
+        one = await create(client)
+        with pytest.raises(openai.NotFoundError):
+            await other.responses.retrieve(one.id)
+        with pytest.raises(openai.BadRequestError) as caught:
+            await create(other, previous_response_id=one.id)
+        assert caught.value.code == "previous_response_not_found"
+        for _ in range(3):
+            await create(client)
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.retrieve(one.id)
+        assert gateway.app.responses.store.taken_bytes <= 3000
+
+
+async def test_errors_and_bodies_leave_no_trace_in_the_budget() -> None:
+    async with FakeEngine("a") as engine, running_gateway(engine.endpoint, max_body_bytes=10_000) as gateway:
+        async with client_of(gateway) as client:
+            await create(client)
+            with pytest.raises(openai.APIStatusError, match="limit of 10000 bytes"):
+                await create(client, "x" * 20_000)
+            with pytest.raises(openai.NotFoundError, match="does not exist"):
+                await create(client, model="unknown")
+            with pytest.raises(openai.NotFoundError, match="does not exist"):
+                await create(client, model="unknown", background=True)
+            with pytest.raises(openai.BadRequestError, match="input_image"):
+                await create(client, [{"role": "user", "content": [{"type": "input_image"}]}], background=True)  # type: ignore[arg-type]
+        await until(lambda: gateway.app._generate._bodies.taken_bytes == 0)
+
+
+async def failure_of(client: openai.AsyncOpenAI) -> tuple[str | None, str]:
+    """The code and the text of the error with which a response in the background ends."""
+    begun = await create(client, background=True)
+    assert begun.status == "queued"
+    async with asyncio.timeout(10.0):
+        while (now := await client.responses.retrieve(begun.id)).status in ("queued", "in_progress"):  # noqa: ASYNC110 -- as clients do
+            await asyncio.sleep(0.01)
+    assert now.status == "failed"
+    assert now.error is not None
+    return now.error.code, now.error.message
+
+
+async def test_what_breaks_in_the_background_has_failed() -> None:
+    async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway, client_of(gateway) as client:
+        engine.status = 400
+        engine.error_body = {"error": {"message": "not so", "code": "odd", "param": "input"}}
+        assert await failure_of(client) == ("odd", "not so")
+        engine.status, engine.chunks = 200, [b'event: response.created\ndata: {"type":"response.created"}\n\n']
+        assert await failure_of(client) == ("server_error", "the answer broke off")
+
+
+@pytest.fixture(scope="module")
+def dry() -> Iterator[DryServer]:
+    with DryServer("--dry-run-step-ms", "1") as server:
+        yield server
+
+
+@asynccontextmanager
+async def before(dry: DryServer) -> AsyncIterator[openai.AsyncOpenAI]:
+    endpoint = Endpoint(name="dry", url=dry.url, model="dry")
+    async with running_gateway(endpoint) as gateway, client_of(gateway) as client:
+        await until(lambda: gateway.app.fleet.is_ready)
+        yield client
+
+
+async def test_a_stream_is_kept_by_the_time_that_it_ends(dry: DryServer) -> None:
+    async with before(dry) as client:
+        stream = await client.responses.create(model="dry", input="hello", stream=True)
+        events = [event async for event in stream]
+        last = events[-1]
+        assert last.type == "response.completed"
+        assert await client.responses.retrieve(last.response.id) == last.response
+        more = await create(client, "again", model="dry", previous_response_id=last.response.id)
+        assert more.output_text == "You said: again"
+        items = await client.responses.input_items.list(more.id, order="asc")
+        assert [item.type async for item in items] == ["message"] * 3
+        assert httpx2.get(f"{dry.url}/v1/responses/{last.response.id}").status_code == 404, "the engine keeps nothing"
+
+
+async def test_in_the_background_through_the_gateway(dry: DryServer) -> None:
+    async with before(dry) as client:
+        stream = await client.responses.create(model="dry", input="x" * 500, background=True, stream=True)
+        async for event in stream:
+            if event.type == "response.output_text.delta":
+                break
+        await stream.close()
+        begun = await client.responses.create(model="dry", input="x" * 3000, background=True)
+        assert (await client.responses.cancel(begun.id)).status == "cancelled"
+        assert (await client.responses.delete(begun.id)) is None
+        counted = await client.responses.input_tokens.count(model="dry", input="hello")
+        assert counted.input_tokens > 5
