@@ -61,6 +61,11 @@ class ErrorShape:
 OPENAI_ERRORS = ErrorShape(lambda error, request_id: error.body())
 
 
+def context_length(max_model_len: int) -> str:
+    """Says how long the context is, in the words by which OpenAI's clients tell a prompt that is too long."""
+    return f"this model's maximum context length is {max_model_len} tokens (max_model_len)"
+
+
 def read_json_object(body: bytes) -> dict[str, Any]:
     """The JSON object in a request's body. ApiError 400: it is none, and where it goes wrong."""
     try:

@@ -41,7 +41,7 @@ def test_the_body_has_openais_shape() -> None:
     ("status", "kind"),
     [
         (400, "invalid_request_error"),
-        (401, "authentication_error"),
+        (401, "invalid_request_error"),
         (403, "permission_error"),
         (413, "invalid_request_error"),
         (429, "rate_limit_error"),

@@ -8,6 +8,7 @@ from typing import Any
 
 from mini_infer_contract.api_errors import OPENAI_ERRORS, ApiError, ErrorShape
 from mini_infer_contract.dialects.anthropic import MESSAGES_PATH
+from mini_infer_contract.dialects.anthropic_request import THREAD_REFUSED
 
 ID_HEADER = "request-id"
 """Anthropic's name of x-request-id."""
@@ -16,7 +17,9 @@ ID_HEADER = "request-id"
 def error_body(error: ApiError, request_id: str) -> dict[str, Any]:
     """The JSON body of an error, with the names of the client's own fields."""
     kind = _ERROR_TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
-    told = {"type": kind, "message": _renamed(error.message)}
+    told: dict[str, Any] = {"type": kind, "message": _renamed(error.message)}
+    if error.code == THREAD_REFUSED:
+        told["details"] = {"error_code": THREAD_REFUSED, "unsupported": []}
     return {"type": "error", "error": told, "request_id": request_id}
 
 

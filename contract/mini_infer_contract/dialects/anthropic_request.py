@@ -174,6 +174,8 @@ class MessagesRequest(Conversation, kw_only=True):
     context_management: None = None
     diagnostics: None = None
     inference_geo: None = None
+    thread: None = None
+    """A conversation that the server keeps: see THREAD_REFUSED."""
     mcp_servers: Annotated[list[Any], Meta(max_length=0)] | None = None
     # vLLM's and ours, as in chat completions.
     seed: int | None = None
@@ -181,11 +183,17 @@ class MessagesRequest(Conversation, kw_only=True):
     cache_salt: str | None = None
 
 
+THREAD_REFUSED = "thread_unsupported_request"
+"""The code at which Anthropic's clients leave out `thread` and send the whole conversation, as they did before."""
+
 RequestType = TypeVar("RequestType", bound=Conversation)
 
 
 def parse_request(body: dict[str, Any], request_type: type[RequestType]) -> RequestType:
     """ApiError 400: fields are unknown, missing or of the wrong type; all of them are named."""
+    if body.get("thread") is not None:
+        told = "thread is not supported, for this server keeps no conversations: send the whole one, without thread"
+        raise ApiError(400, told, param="thread", code=THREAD_REFUSED)
     try:
         return msgspec.convert(body, request_type)
     except msgspec.ValidationError as error:

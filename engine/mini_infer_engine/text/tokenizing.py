@@ -8,7 +8,7 @@ from typing import Any, NoReturn, TypeVar
 
 from tokenizers import Tokenizer
 
-from mini_infer_contract.api_errors import ApiError
+from mini_infer_contract.api_errors import ApiError, context_length
 from mini_infer_contract.prompt import (
     PromptEncoder,
     PromptText,
@@ -38,8 +38,8 @@ class PromptLimits:
         if count > self.max_characters:
             raise ParameterError(
                 param,
-                f"{param} has {count} characters, and the context of {self.max_model_len} tokens (max_model_len) holds "
-                f"{self.max_characters} at most: send a shorter one",
+                f"{param} has {count} characters, and {context_length(self.max_model_len)}, which are "
+                f"{self.max_characters} characters at most: send a shorter one",
                 code="context_length_exceeded",
             )
 
@@ -51,8 +51,8 @@ class PromptLimits:
                 param = "prompt" if is_one else f"prompt[{index}]"
                 raise ParameterError(
                     param,
-                    f"{param} has {len(prompt)} tokens, and the context of {self.max_model_len} tokens (max_model_len) "
-                    "must also hold the output: send a shorter one",
+                    f"{param} has {len(prompt)} tokens, and {context_length(self.max_model_len)}, which must also "
+                    "hold the output: send a shorter one",
                     code="context_length_exceeded",
                 )
 
@@ -60,8 +60,8 @@ class PromptLimits:
         """ParameterError: the text has more tokens than are worth counting."""
         raise ParameterError(
             param,
-            f"{param} has at least {count} tokens, and the context of {self.max_model_len} tokens (max_model_len) "
-            "must also hold the output: send a shorter one",
+            f"{param} has at least {count} tokens, and {context_length(self.max_model_len)}, which must also hold the "
+            "output: send a shorter one",
             code="context_length_exceeded",
         )
 

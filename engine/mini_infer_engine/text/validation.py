@@ -3,6 +3,7 @@
 from array import array
 from collections.abc import Sequence
 
+from mini_infer_contract.api_errors import context_length
 from mini_infer_engine.core.request import SamplingParams
 from mini_infer_engine.sampling.parameters import out_of_range
 
@@ -104,8 +105,8 @@ def check_prompt(token_ids: Sequence[int], max_model_len: int, vocab_size: int, 
     if len(token_ids) >= max_model_len:
         raise ParameterError(
             param,
-            f"{param} has {len(token_ids)} tokens, and the context of {max_model_len} tokens (max_model_len) must also "
-            "hold the output: send a shorter one",
+            f"{param} has {len(token_ids)} tokens, and {context_length(max_model_len)}, which must also hold the "
+            "output: send a shorter one",
             code="context_length_exceeded",
         )
     if not _are_below(token_ids, vocab_size):
@@ -128,7 +129,7 @@ def check_output_fits(prompt_tokens: int, max_tokens: int, max_model_len: int, p
         raise ParameterError(
             param,
             f"{param} is {max_tokens} and the prompt has {prompt_tokens} tokens, together "
-            f"{prompt_tokens + max_tokens}, but the context is {max_model_len} tokens (max_model_len): ask for at most "
+            f"{prompt_tokens + max_tokens}, but {context_length(max_model_len)}: ask for at most "
             f"{max_model_len - prompt_tokens}",
             code="context_length_exceeded",
         )

@@ -7,7 +7,7 @@ tokenised from the same characters. Knows no threads and no sockets.
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
-from mini_infer_contract.api_errors import ApiError
+from mini_infer_contract.api_errors import ApiError, context_length
 from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS, block_keys
 from mini_infer_contract.dialects import anthropic, responses
 from mini_infer_contract.prompt import PromptEncoder, PromptText, chat_prompt_text, completion_prompts
@@ -123,13 +123,13 @@ def _check_length(encoder: PromptEncoder, text: str, max_tokens: int | None) -> 
 
 def _check_tokens(tokens: int, max_tokens: int | None) -> None:
     if max_tokens is not None and tokens > max_tokens:
-        raise too_long(f"{tokens} tokens or more", max_tokens)
+        raise too_long(f"{tokens} or more", max_tokens)
 
 
 def too_long(tokens: str, max_tokens: int) -> ApiError:
     """The 400 of a prompt that no endpoint of its model can take."""
     return ApiError(
         400,
-        f"the prompt has {tokens} tokens, and the model's context is {max_tokens} tokens (max_model_len): shorten it",
+        f"the prompt has {tokens} tokens, and {context_length(max_tokens)}: shorten it",
         code="context_length_exceeded",
     )

@@ -6,6 +6,7 @@ import pytest
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.dialects.anthropic import COUNT_TOKENS_PATH, chat_body
 from mini_infer_contract.dialects.anthropic_errors import ANTHROPIC_ERRORS, ID_HEADER, error_body, errors_of
+from mini_infer_contract.dialects.anthropic_request import MessagesRequest, parse_request
 
 TOOL = {"name": "get_weather", "description": "The weather.", "input_schema": {"properties": {"city": {}}}}
 USER = {"role": "user", "content": "hi"}
@@ -267,6 +268,16 @@ def test_errors_speak_of_the_clients_fields() -> None:
         ("the core can stop at any time", "the core can stop at any time"),
     ):
         assert error_body(ApiError(400, message), "")["error"]["message"] == told
+
+
+def test_a_conversation_is_not_kept_and_clients_are_told_to_send_the_whole_one() -> None:
+    body = {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "x"}], "thread": None}
+    parse_request(body, MessagesRequest)
+    with pytest.raises(ApiError) as raised:
+        parse_request(body | {"thread": {"type": "create"}}, MessagesRequest)
+    told = error_body(raised.value, "")["error"]
+    assert told["details"]["error_code"] == "thread_unsupported_request", "anthropic's clients look for it"
+    assert "thread is not supported" in told["message"]
 
 
 def test_an_error_in_a_stream_is_an_event() -> None:
