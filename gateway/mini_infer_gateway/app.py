@@ -16,6 +16,7 @@ from urllib.parse import unquote
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.api_keys import ApiKeys
 from mini_infer_contract.dialects.anthropic_errors import errors_of
+from mini_infer_contract.docs_page import DOCS_PAGE, DOCS_PATH
 from mini_infer_contract.launch import HEALTH_PATH, METRICS_PATH, MODELS_PATH, READY_PATH, REQUEST_ID_HEADER
 from mini_infer_contract.request_ids import request_id_in
 from mini_infer_contract.stored_responses.service import is_responses_path
@@ -237,6 +238,7 @@ class Gateway:
             MODELS_PATH: Page(lambda send: send_json(send, 200, operations.models(self.fleet))),
             "/health": Page(self._say_health_as_vllm),
             "/ping": as_vllm,
+            DOCS_PATH: Page(lambda send: send_bytes(send, 200, DOCS_PAGE, b"text/html; charset=utf-8")),
             "/version": Page(lambda send: send_json(send, 200, {"version": __version__})),
             "/load": Page(lambda send: send_json(send, 200, {"server_load": self._generate.in_flight})),
         }

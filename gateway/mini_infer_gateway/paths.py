@@ -11,6 +11,7 @@ from mini_infer_contract.api_errors import OPENAI_ERRORS, ErrorShape
 from mini_infer_contract.dialects.anthropic import COUNT_TOKENS_PATH, MESSAGES_PATH
 from mini_infer_contract.dialects.anthropic_errors import ANTHROPIC_ERRORS
 from mini_infer_contract.dialects.responses import RESPONSES_PATH
+from mini_infer_contract.docs_page import OPENAPI_PATH
 from mini_infer_contract.stored_responses.request import KEPT_HEADER
 from mini_infer_contract.stored_responses.service import COUNT_PATH
 from mini_infer_gateway.prompts.prompt_keys import (
@@ -40,6 +41,8 @@ class EnginePath:
     """A stream of it whose engine died is continued by another engine, where continuation.can_be_continued says so."""
     lone_model: bool = False
     """The model may be left out while there is only one."""
+    any_model: bool = False
+    """The answer is the same whatever the model is: any engine's will do."""
     errors: ErrorShape = OPENAI_ERRORS
     own_headers: frozenset[bytes] = frozenset()
     """The gateway's own words to an engine: never a client's."""
@@ -58,6 +61,7 @@ ENGINE_PATHS: Final = {
         EnginePath(path=COUNT_PATH, generates=False),
         EnginePath(path="/tokenize", generates=False, lone_model=True),
         EnginePath(path="/detokenize", generates=False, lone_model=True),
+        EnginePath(path=OPENAPI_PATH, methods=frozenset(("GET",)), generates=False, any_model=True),
         EnginePath(path="/tokenizer_info", methods=frozenset(("GET",)), generates=False, lone_model=True),
     )
 }

@@ -160,6 +160,21 @@ async def test_pages_that_others_ask_vllm_for() -> None:
         assert await status_of(gateway, gateway.url + "/health") == 503
 
 
+async def test_the_description_of_the_api_is_any_engines() -> None:
+    async with (
+        FakeEngine("a") as one,
+        FakeEngine("b", model="other") as other,
+        running_gateway(one.endpoint, other.endpoint) as gateway,
+    ):
+        await gateway.settled()
+        async with gateway.client.get(gateway.url + "/openapi.json") as response:
+            assert (response.status, await response.json()) == (200, {"asked": "/openapi.json"})
+        async with gateway.client.get(gateway.url + "/docs") as response:
+            assert (response.status, response.content_type) == (200, "text/html")
+    async with running_gateway() as gateway:
+        assert await status_of(gateway, gateway.url + "/openapi.json") == 503
+
+
 @pytest.mark.parametrize(
     ("method", "path", "status", "code"),
     [

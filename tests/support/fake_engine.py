@@ -107,6 +107,7 @@ class FakeEngine:
         app.router.add_post("/tokenize", self._tokenize)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/tokenizer_info", self._tokenizer_info)
+        app.router.add_get("/openapi.json", self._tokenizer_info)
         app.router.add_get("/prompt_assets", self._assets)
         app.router.add_get("/kv_snapshot", self._snapshot)
         if self.says_ready is not None:

@@ -119,7 +119,7 @@ class Thinking(Struct, forbid_unknown_fields=True):
     """Thinking is told as it is, or with its text left out."""
 
 
-class JsonSchemaFormat(Struct, tag_field="type", tag="json_schema", forbid_unknown_fields=True):
+class MessageFormat(Struct, tag_field="type", tag="json_schema", forbid_unknown_fields=True):
     """The answer's text is JSON of this schema."""
 
     schema: dict[str, Any]
@@ -129,7 +129,7 @@ class OutputConfig(Struct, forbid_unknown_fields=True):
     """How much effort the answer is worth, and its form."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
-    format: JsonSchemaFormat | None = None
+    format: MessageFormat | None = None
 
 
 class Metadata(Struct, forbid_unknown_fields=True):

@@ -13,6 +13,7 @@ from mini_infer_contract.api_errors import ApiError, read_json_object
 from mini_infer_contract.api_keys import ApiKeys
 from mini_infer_contract.dialects.anthropic import COUNT_TOKENS_PATH, MESSAGES_PATH
 from mini_infer_contract.dialects.responses import RESPONSES_PATH
+from mini_infer_contract.docs_page import DOCS_PAGE, DOCS_PATH, OPENAPI_PATH
 from mini_infer_contract.stored_responses.service import ResponsesService
 from mini_infer_engine import __version__
 from mini_infer_engine.api.access_log import AccessLog
@@ -24,6 +25,7 @@ from mini_infer_engine.api.dialects.completions import CompletionDialect
 from mini_infer_engine.api.generate import GenerationResponse
 from mini_infer_engine.api.http import RequestIds, install_error_handlers, json_response
 from mini_infer_engine.api.key_check import KeyCheck
+from mini_infer_engine.api.openapi.document import document
 from mini_infer_engine.api.render import render_chat, render_completion
 from mini_infer_engine.api.responses import ServiceResponse, responses_service
 from mini_infer_engine.api.state import ApiServerState
@@ -55,6 +57,8 @@ def make_app(front: ApiServerState, keys: ApiKeys | None = None) -> FastAPI:
         ("/v1/models/{name:path}", "GET", lambda request: _model(front, request)),
         ("/tokenize", "POST", lambda request: tokenize(front, request)),
         ("/detokenize", "POST", lambda request: detokenize(front, request)),
+        (DOCS_PATH, "GET", lambda request: _docs()),
+        (OPENAPI_PATH, "GET", lambda request: _openapi()),
         (launch.HEALTH_PATH, "GET", lambda request: _health(front)),
         ("/health", "GET", lambda request: _health_as_vllm(front)),
         ("/ping", "GET", lambda request: _health_as_vllm(front)),
@@ -107,6 +111,14 @@ async def _health_as_vllm(front: ApiServerState) -> Response:
     """VLLM's /health and /ping: no body, and 200 once requests are answered. vLLM listens only when it is ready."""
     is_up = front.core_problem is None and front.core.model is not None
     return Response(status_code=200 if is_up else 503)
+
+
+async def _docs() -> Response:
+    return Response(DOCS_PAGE, media_type="text/html; charset=utf-8")
+
+
+async def _openapi() -> Response:
+    return json_response(document())
 
 
 async def _version() -> Response:

@@ -430,7 +430,9 @@ MAX_VALUES = 1_200_000
 def asked_model(row: EnginePath, fields: dict[str, Any], listed: Sequence[str]) -> str:
     """The model that a body names. ApiError 400: it names none."""
     model = fields.get("model")
-    if model is None and row.lone_model and len(listed) == 1:
+    if model is None and row.any_model and not listed:
+        raise no_endpoint("any")
+    if model is None and (row.any_model or (row.lone_model and len(listed) == 1)):
         return listed[0]
     if not isinstance(model, str) or not model:
         known = ", ".join(listed) or "none yet"

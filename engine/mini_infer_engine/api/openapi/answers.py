@@ -1,0 +1,313 @@
+"""The shapes of answers, for the description of the API alone: renderers write them as bytes. A test compares them.
+
+Fields that only some answers have are `UNSET` here; there may be more than stand here.
+"""
+
+from typing import Any, Literal
+
+from msgspec import UNSET, Struct, UnsetType
+
+
+class PromptTokensDetails(Struct):
+    """What of the prompt was in the cache."""
+
+    cached_tokens: int
+
+
+class Usage(Struct):
+    """Tokens of a request."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: dict[str, int] | UnsetType = UNSET
+
+
+class CalledFunction(Struct):
+    """Whom the model calls, and with what."""
+
+    name: str
+    arguments: str
+    """JSON."""
+
+
+class ToolCall(Struct):
+    """A call that the model makes."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class AssistantMessage(Struct):
+    """The answer."""
+
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None = None
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
+
+
+EndReason = Literal["stop", "length", "tool_calls", "abort", "error"]
+
+
+class ChatChoice(Struct):
+    """One of `n` answers."""
+
+    index: int
+    message: AssistantMessage
+    logprobs: dict[str, Any] | None
+    finish_reason: EndReason | None
+    stop_reason: int | str | None
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatCompletion(Struct):
+    """The answer of a chat."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    system_fingerprint: str | None = None
+
+
+class ChunkChoice(Struct):
+    """What is new of one answer."""
+
+    index: int
+    delta: dict[str, Any]
+    logprobs: dict[str, Any] | None
+    finish_reason: EndReason | None
+
+
+class ChatCompletionChunk(Struct):
+    """An event of a chat's stream, which ends with `data: [DONE]`."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    usage: Usage | UnsetType | None = UNSET
+    system_fingerprint: str | None = None
+
+
+class CompletionChoice(Struct):
+    """One text."""
+
+    index: int
+    text: str
+    logprobs: dict[str, Any] | None
+    finish_reason: EndReason | None
+    stop_reason: int | str | UnsetType | None = UNSET
+
+
+class Completion(Struct):
+    """The answer of a completion, and an event of its stream, which ends with `data: [DONE]`."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | UnsetType | None = UNSET
+    system_fingerprint: str | None = None
+
+
+class MessageUsage(Struct):
+    """Tokens of a message: the three of the input together are the prompt."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+    output_tokens_details: dict[str, int] | UnsetType = UNSET
+
+
+class Message(Struct):
+    """The answer of /v1/messages."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[dict[str, Any]]
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
+    stop_sequence: str | None
+    usage: MessageUsage
+
+
+class MessageStreamEvent(Struct):
+    """An event of a message's stream; its name is its type."""
+
+    type: Literal[
+        "message_start",
+        "ping",
+        "content_block_start",
+        "content_block_delta",
+        "content_block_stop",
+        "message_delta",
+        "message_stop",
+        "error",
+    ]
+    index: int | UnsetType = UNSET
+    message: dict[str, Any] | UnsetType = UNSET
+    content_block: dict[str, Any] | UnsetType = UNSET
+    delta: dict[str, Any] | UnsetType = UNSET
+    usage: MessageUsage | UnsetType = UNSET
+    error: dict[str, Any] | UnsetType = UNSET
+
+
+class ResponseObject(Struct):
+    """The answer of /v1/responses."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: Literal["completed", "failed", "in_progress", "cancelled", "queued", "incomplete"]
+    model: str
+    output: list[dict[str, Any]]
+    usage: dict[str, Any] | None
+    error: dict[str, Any] | None
+    incomplete_details: dict[str, Any] | None
+    previous_response_id: str | None
+
+
+class ResponseStreamEvent(Struct):
+    """An event of a response's stream; its name is its type."""
+
+    type: str
+    sequence_number: int
+
+
+class ResponseDeleted(Struct):
+    """It is not kept any more."""
+
+    id: str
+    object: str
+    deleted: bool
+
+
+class ResponseItems(Struct):
+    """What a response was an answer to."""
+
+    object: Literal["list"]
+    data: list[dict[str, Any]]
+    has_more: bool
+    first_id: str | None = None
+    last_id: str | None = None
+
+
+class ResponseInputTokens(Struct):
+    """How long a prompt is."""
+
+    object: str
+    input_tokens: int
+
+
+class MessageTokensCount(Struct):
+    """How long a prompt is."""
+
+    input_tokens: int
+
+
+class Rendered(Struct):
+    """A prompt, and with which parameters it would be gone on with."""
+
+    request_id: str
+    model: str
+    prompt: str | None
+    token_ids: list[int]
+    sampling_params: dict[str, Any]
+    stream: bool
+    priority: int
+
+
+class Tokenized(Struct):
+    """Token ids of a text or of messages."""
+
+    count: int
+    tokens: list[int]
+    token_strs: list[str] | None
+    max_model_len: int | None
+
+
+class Detokenized(Struct):
+    """The text of token ids."""
+
+    prompt: str
+
+
+class Model(Struct):
+    """A name that requests may ask for."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str | UnsetType | None = UNSET
+    max_model_len: int | UnsetType | None = UNSET
+
+
+class ModelList(Struct):
+    """All of them."""
+
+    object: Literal["list"]
+    data: list[Model]
+
+
+class Version(Struct):
+    """Of the server."""
+
+    version: str
+
+
+class Load(Struct):
+    """How busy the server is."""
+
+    server_load: int
+    """Requests that are being answered."""
+
+
+class Status(Struct):
+    """How the server is."""
+
+    status: str
+
+
+class Error(Struct):
+    """What is wrong with a request."""
+
+    message: str
+    type: str
+    param: str | None
+    """The field at fault."""
+    code: str | None
+
+
+class ErrorAnswer(Struct):
+    """Of OpenAI's paths, and all others but Anthropic's."""
+
+    error: Error
+
+
+class MessagesError(Struct):
+    """What is wrong with a message."""
+
+    type: str
+    message: str
+
+
+class MessagesErrorAnswer(Struct):
+    """Of Anthropic's paths."""
+
+    type: Literal["error"]
+    error: MessagesError
+    request_id: str

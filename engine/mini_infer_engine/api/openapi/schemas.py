@@ -1,0 +1,98 @@
+"""JSON schemas of request and answer types, under `#/components/schemas`. Knows no paths."""
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+from pydantic import BaseModel
+
+from mini_infer_engine.api.dialects.fields import GenerationFields
+
+REF_TEMPLATE = "#/components/schemas/{name}"
+
+Schema = dict[str, Any]
+
+_TOKEN_IDS: Schema = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
+_PROMPT: Schema = {
+    "anyOf": [
+        {"type": "string"},
+        _TOKEN_IDS,
+        {"type": "array", "minItems": 1, "items": {"anyOf": [{"type": "string"}, _TOKEN_IDS]}},
+    ]
+}
+
+
+class TextPart(Struct):
+    """A part of a message's content."""
+
+    type: Literal["text"]
+    text: str
+
+
+class CalledFunctionParam(Struct):
+    """As the model has called it; `arguments` is JSON."""
+
+    name: str
+    arguments: str
+
+
+class ToolCallParam(Struct):
+    """A call of an earlier turn."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunctionParam
+
+
+class ChatMessage(Struct):
+    """One message of a conversation; a template may know more fields."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | UnsetType | None = UNSET
+    """null only where the assistant calls tools."""
+    tool_calls: list[ToolCallParam] | UnsetType = UNSET
+    tool_call_id: str | UnsetType = UNSET
+    reasoning: str | UnsetType | None = UNSET
+
+
+def schemas_of(types: Iterable[type]) -> dict[str, Schema]:
+    """By name: these types and all that they are made of."""
+    kinds = list(types)
+    found = _of_structs(kind for kind in kinds if issubclass(kind, Struct))
+    for kind in kinds:
+        if issubclass(kind, BaseModel):
+            for name, schema in _of_model(kind).items():
+                # Two types of one name would describe each other's fields.
+                assert found.setdefault(name, schema) == schema, name
+    return found
+
+
+def reference(kind: type) -> Schema:
+    """To the schema of a type."""
+    return {"$ref": REF_TEMPLATE.format(name=kind.__name__)}
+
+
+def _of_structs(kinds: Iterable[type]) -> dict[str, Schema]:
+    return msgspec.json.schema_components([*kinds, ChatMessage], ref_template=REF_TEMPLATE)[1]
+
+
+def _of_model(kind: type[BaseModel]) -> dict[str, Schema]:
+    schema = kind.model_json_schema(ref_template=REF_TEMPLATE.replace("{name}", "{model}"))
+    parts: dict[str, Schema] = schema.pop("$defs", {})
+    properties: dict[str, Schema] = schema["properties"]
+    if issubclass(kind, GenerationFields):
+        properties |= {name: _of_neutral(values) for name, values in kind.neutral.items()}
+    # Read from what the bodies hold rather than by pydantic, and so untyped in the model.
+    if "messages" in properties:
+        properties["messages"] = {"type": "array", "minItems": 1, "items": reference(ChatMessage)}
+    if "prompt" in properties and issubclass(kind, GenerationFields):
+        properties["prompt"] = _PROMPT
+        schema["required"] = sorted({*schema.get("required", []), "prompt"})
+    return parts | {kind.__name__: schema}
+
+
+def _of_neutral(values: tuple[Any, ...]) -> Schema:
+    """A field for what is not done: it takes these values, and null."""
+    builtins = [value for index, value in enumerate(values) if value not in values[:index]]
+    return {"enum": [*builtins, None], "description": "Accepted at these values only."}

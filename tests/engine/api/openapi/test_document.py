@@ -1,0 +1,136 @@
+"""The description of the API: complete, readable by tools, and true of what a server answers."""
+
+import json
+import re
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from mini_infer_engine.api.app import make_app
+from mini_infer_engine.api.dialects.chat import ChatRequest
+from mini_infer_engine.api.openapi import answers
+from mini_infer_engine.api.openapi.document import document, openapi
+from mini_infer_engine.api.openapi.operations import OPERATIONS, Operation
+from mini_infer_engine.config.server_options import ServerOptions
+from tests.engine.server.dry_server import DryServer
+
+API = json.loads(document())
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+def references(value: object) -> Iterator[str]:
+    if isinstance(value, dict):
+        if isinstance(value.get("$ref"), str):
+            yield value["$ref"]
+        for inner in value.values():
+            yield from references(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from references(inner)
+
+
+def test_every_reference_is_there_and_every_schema_is_used() -> None:
+    names = {reference.removeprefix("#/components/schemas/") for reference in references(API)}
+    schemas = set(API["components"]["schemas"])
+    assert names <= schemas
+    events = {row.event.__name__ for row in OPERATIONS if row.event}  # named by descriptions of streams
+    assert schemas <= names | events
+
+
+def test_operations_have_ids_of_their_own() -> None:
+    ids = [operation["operationId"] for methods in API["paths"].values() for operation in methods.values()]
+    assert len(ids) == len(set(ids)) == len(OPERATIONS)
+
+
+def test_fields_are_those_that_requests_may_have() -> None:
+    chat = API["components"]["schemas"]["ChatRequest"]
+    assert set(chat["properties"]) == {*ChatRequest.model_fields, *ChatRequest.neutral}
+    assert chat["additionalProperties"] is False
+    assert chat["required"] == ["messages"]
+    assert set(API["components"]["schemas"]["MessagesRequest"]["required"]) == {"model", "messages", "max_tokens"}
+
+
+def test_streams_are_described() -> None:
+    for path in ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"):
+        content = openapi()["paths"][path]["post"]["responses"]["200"]["content"]
+        assert set(content) == {"application/json", "text/event-stream"}
+
+
+INTERNAL = {"/metrics", "/drain", "/prompt_assets", "/kv_snapshot", "/docs", "/openapi.json"}
+
+
+def test_every_path_for_clients_is_described() -> None:
+
+    routes = {
+        (re.sub(r":path}", "}", route.path), method)
+        for route in make_app(cast("Any", SimpleNamespace(options=ServerOptions()))).routes
+        for method in getattr(route, "methods", None) or ()
+        if route.path not in INTERNAL and "{rest" not in route.path and method != "HEAD"
+    }
+    described = {(row.path, row.method.upper()) for row in OPERATIONS if not row.path.startswith("/v1/responses")}
+    assert {pair for pair in routes if pair[0] != "/v1/responses"} == described
+
+
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": MESSAGES},
+    "/v1/completions": {"prompt": "hi"},
+    "/v1/messages": {"model": "dry", "max_tokens": 5, "messages": MESSAGES},
+    "/v1/messages/count_tokens": {"model": "dry", "messages": MESSAGES},
+    "/v1/responses": {"input": "hi"},
+    "/v1/responses/input_tokens": {"input": "hi"},
+    "/v1/chat/completions/render": {"messages": MESSAGES},
+    "/v1/completions/render": {"prompt": ["hi", "ho"]},
+    "/tokenize": {"prompt": "hi"},
+    "/detokenize": {"tokens": [104, 105]},
+}
+
+
+def response_id(server: DryServer) -> str:
+    made = server.client.post("/v1/responses", json={"input": "hi", "background": True}).json()
+    return str(made["id"])
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda row: f"{row.method} {row.path}")
+def test_answers_are_as_described(operation: Operation, server: DryServer) -> None:
+    path = operation.path.replace("{name}", "dry")
+    if "{response_id}" in path:
+        path = path.replace("{response_id}", response_id(server))
+    body = BODIES.get(operation.path)
+    assert (body is None) == (operation.request is None)
+    answer = (
+        server.client.request(operation.method, path, json=body)
+        if body
+        else server.client.request(operation.method, path)
+    )
+    assert answer.status_code == 200, answer.text
+    if operation.answer is None:
+        assert answer.content == b""
+    elif operation.is_list:
+        assert msgspec.json.decode(answer.content, type=list[operation.answer])  # type: ignore[name-defined]
+    else:
+        msgspec.json.decode(answer.content, type=operation.answer)
+    if body is not None and operation.event is not None:
+        stream = server.client.post(path, json=body | {"stream": True}).text
+        data = [line.removeprefix("data: ") for line in stream.splitlines() if line.startswith("data: {")]
+        assert data
+        for event in data:
+            msgspec.json.decode(event, type=operation.event)
+
+
+@pytest.mark.parametrize("operation", [row for row in OPERATIONS if row.request], ids=lambda row: row.path)
+def test_errors_are_as_described(operation: Operation, server: DryServer) -> None:
+    answer = server.client.post(operation.path, json={"no_such_field": 1})
+    assert str(answer.status_code) in API["paths"][operation.path]["post"]["responses"]
+    msgspec.json.decode(answer.content, type=operation.error)
+    assert operation.error in (answers.ErrorAnswer, answers.MessagesErrorAnswer)
+
+
+def test_the_page_reads_the_description_of_its_own_server(server: DryServer) -> None:
+    page = server.client.get("/docs")
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert 'fetch("openapi.json")' in page.text
+    assert "http" not in page.text.replace("http-equiv", ""), "it works without internet"
+    assert server.client.get("/openapi.json").json() == API
