@@ -11,6 +11,12 @@ BATCHING = "batching and memory"
 
 _MOST_TOKENS = 16_777_216
 
+ToolCallParser = Literal[
+    "auto", "none", "hermes", "qwen3_coder", "qwen3_xml", "llama3_json", "llama4_pythonic", "pythonic", "mistral",
+    "mistral_v11", "mistral_v13", "deepseek_v3", "deepseek_v31",
+]  # fmt: skip
+ReasoningParser = Literal["auto", "none", "qwen3", "deepseek_r1", "mistral"]
+
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine is started with; names are vLLM's where it has one."""
@@ -35,6 +41,12 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Where it runs; auto: a GPU where there is one."""
     generation_config: Annotated[str, Option(group=MODEL, unit="auto|vllm|DIR")] = "auto"
     """Sampling defaults of requests; auto: the model's generation_config.json; vllm: OpenAI's; a folder: its file."""
+    tool_call_parser: Annotated[ToolCallParser, Option(group=MODEL, in_resource=True)] = "auto"
+    """How the model writes calls of tools; auto: as its chat template shows; none: requests with tools are refused."""
+    reasoning_parser: Annotated[ReasoningParser, Option(group=MODEL, in_resource=True)] = "auto"
+    """How the model marks its thinking; auto: as its chat template shows; none: thinking is a part of the answer."""
+    enable_auto_tool_choice: Annotated[bool, Option(group=MODEL)] = True
+    """Requests with tools may leave it to the model whether it calls one; vLLM's flag, which is off there."""
     max_model_len: Annotated[
         int | None,
         Option(group=MODEL, unit="TOKENS", low=1, high=_MOST_TOKENS, in_resource=True, default_text="the model's"),

@@ -168,7 +168,13 @@ async def _model(front: ApiServerState, request: Request) -> Response:
 def _describe(front: ApiServerState, name: str) -> dict[str, Any]:
     max_model_len = front.core.model.max_model_len if front.core.model else None
     model = {"id": name, "object": "model", "created": _CREATED, "owned_by": "mini-infer"}
-    return model | {"root": front.text.names[0], "max_model_len": max_model_len}
+    formats = front.text.formats
+    return model | {
+        "root": front.text.names[0],
+        "max_model_len": max_model_len,
+        "tool_call_parser": formats.tool_call_parser,
+        "reasoning_parser": formats.reasoning_parser,
+    }
 
 
 async def _start_drain(front: ApiServerState, request: Request) -> Response:

@@ -8,13 +8,13 @@ from mini_infer_engine.parsing.base import Tool
 from mini_infer_engine.parsing.json_calls import read_call
 from mini_infer_engine.parsing.sink import Sink
 from mini_infer_engine.parsing.text_source import TextSource, Waiting
-from mini_infer_engine.parsing.tool_format import ToolCallFormat
+from mini_infer_engine.parsing.tool_format import ToolCallFormat, ToolFormat
 
 _BEGIN, _END = "<tool_call>", "</tool_call>"
 
 
-class HermesFormat:
-    """A `ToolFormat`."""
+class HermesFormat(ToolFormat):
+    """See the module."""
 
     markers = (_BEGIN, _END)
     call_format = ToolCallFormat(
@@ -28,14 +28,16 @@ class HermesFormat:
     def read(self, source: TextSource, sink: Sink, tools: tuple[Tool, ...]) -> Waiting[None]:
         """See `ToolFormat`."""
         is_open = False
-        while (marker := (yield from source.through([_BEGIN, _END], sink.content))) is not None:
+        while (marker := (yield from source.through((_BEGIN, _END), sink.content))) is not None:
             if marker == _END:
-                if not is_open:
-                    sink.content(_END)
+                sink.content("" if is_open else _END)
                 is_open = False
                 continue
-            space = yield from source.skip_space()
+            lead = _BEGIN + (yield from source.skip_space())
             text = yield from read_call(source, sink)
             is_open = text is None
             if text is not None:
-                sink.content(_BEGIN + space + text)
+                sink.content(lead + text)
+                continue
+            yield from source.skip_space()
+            is_open = not (yield from source.accept_end(_END))

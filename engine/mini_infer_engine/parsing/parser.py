@@ -18,6 +18,11 @@ def check_parsing(formats: OutputFormats, parsing: OutputParsing) -> None:
             param="tools",
             code="no_tool_call_parser",
         )
+    if parsing.tools and parsing.tool_choice == "auto" and not formats.enable_auto_tool_choice:
+        message = (
+            "tool_choice auto is switched off here (--no-enable-auto-tool-choice): choose a tool, required or none"
+        )
+        raise ApiError(400, message, param="tool_choice", code="unsupported_value")
     if parsing.tool_choice != "auto":
         message = f"tool_choice {parsing.tool_choice} is not supported: leave it out, or write auto or none"
         raise ApiError(400, message, param="tool_choice", code="unsupported_value")
@@ -37,7 +42,9 @@ class FormatParser:
     def __init__(self, formats: OutputFormats, parsing: OutputParsing, prompt_end: str = "") -> None:
         """`prompt_end`: the last words of the prompt, special tokens shown."""
         self._source = TextSource()
-        self._sink = Sink(looks_for_calls=bool(parsing.tools))
+        self._sink = Sink(looks_for_calls=False)
+        if parsing.tools and formats.tools is not None:
+            self._sink = Sink(True, formats.tools.id_prefix, formats.tools.id_length)
         self._reader = _read(self._source, self._sink, formats, parsing, prompt_end)
         next(self._reader)
 

@@ -4,18 +4,46 @@ from collections.abc import Iterable
 
 import msgspec
 
+from mini_infer_engine.parsing.deepseek import V3_FORM, V31_FORM, DeepSeekFormat
 from mini_infer_engine.parsing.hermes import HermesFormat
+from mini_infer_engine.parsing.llama3 import Llama3Format
+from mini_infer_engine.parsing.mistral import LIST_FORM, NAME_AND_MARKER_FORM, NAME_FORM, MistralFormat
+from mini_infer_engine.parsing.pythonic import PythonicFormat
+from mini_infer_engine.parsing.qwen3_coder import Qwen3CoderFormat
 from mini_infer_engine.parsing.tool_format import ReasoningFormat, ToolFormat
 
+_HERMES, _QWEN3_CODER, _PYTHONIC = HermesFormat(), Qwen3CoderFormat(), PythonicFormat()
 TOOL_FORMATS: dict[str, ToolFormat] = {
-    "hermes": HermesFormat(),
+    "hermes": _HERMES,
+    "qwen3_coder": _QWEN3_CODER,
+    "qwen3_xml": _QWEN3_CODER,
+    "llama3_json": Llama3Format(),
+    "llama4_pythonic": _PYTHONIC,
+    "pythonic": _PYTHONIC,
+    "mistral": MistralFormat(LIST_FORM),
+    "mistral_v11": MistralFormat(NAME_FORM),
+    "mistral_v13": MistralFormat(NAME_AND_MARKER_FORM),
+    "deepseek_v3": DeepSeekFormat(V3_FORM),
+    "deepseek_v31": DeepSeekFormat(V31_FORM),
 }
 _THINK_TAGS = ReasoningFormat("<think>", "</think>")
 REASONING_FORMATS = {
     "qwen3": _THINK_TAGS,
     "deepseek_r1": _THINK_TAGS,
+    "mistral": ReasoningFormat("[THINK]", "[/THINK]"),
 }
 AUTO, NONE = "auto", "none"
+
+
+class ParserChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """What a server is told of its model's formats; see the options of these names."""
+
+    tool_call_parser: str = AUTO
+    reasoning_parser: str = AUTO
+    enable_auto_tool_choice: bool = True
+
+
+AS_SHOWN = ParserChoice()
 
 
 class OutputFormats(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,6 +52,13 @@ class OutputFormats(msgspec.Struct, frozen=True, kw_only=True):
     tool_call_parser: str | None = None
     """Name of the format of calls; None: none is known."""
     reasoning_parser: str | None = None
+    enable_auto_tool_choice: bool = True
+    """A request may leave it to the model whether it calls a tool."""
+
+    @property
+    def shown(self) -> tuple[str, str]:
+        """Names of both, for people."""
+        return self.tool_call_parser or NONE, self.reasoning_parser or NONE
 
     @property
     def tools(self) -> ToolFormat | None:
@@ -36,14 +71,15 @@ class OutputFormats(msgspec.Struct, frozen=True, kw_only=True):
         return None if self.reasoning_parser is None else REASONING_FORMATS[self.reasoning_parser]
 
 
-def output_formats(
-    templates: Iterable[str], tool_call_parser: str = AUTO, reasoning_parser: str = AUTO
-) -> OutputFormats:
+def output_formats(templates: Iterable[str], choice: ParserChoice = AS_SHOWN) -> OutputFormats:
     """Those that are asked for by name, or that the sources of a model's chat templates show. ValueError: no such."""
     source = "\n".join(templates)
+    calls = _chosen("tool_call_parser", choice.tool_call_parser, TOOL_FORMATS, _shown_calls(source))
+    reasoning = _chosen("reasoning_parser", choice.reasoning_parser, REASONING_FORMATS, _shown_reasoning(source))
     return OutputFormats(
-        tool_call_parser=_chosen("tool_call_parser", tool_call_parser, TOOL_FORMATS, _shown_calls(source)),
-        reasoning_parser=_chosen("reasoning_parser", reasoning_parser, REASONING_FORMATS, _shown_reasoning(source)),
+        tool_call_parser=calls,
+        reasoning_parser=reasoning,
+        enable_auto_tool_choice=choice.enable_auto_tool_choice,
     )
 
 
@@ -57,9 +93,27 @@ def _chosen(option: str, asked: str, known: Iterable[str], shown: str | None) ->
     return asked
 
 
+_SHOWN_CALLS = (
+    ("qwen3_coder", ("<tool_call>", "<function=")),
+    ("deepseek_v3", ("<｜tool▁calls▁begin｜>", "```json")),
+    ("deepseek_v31", ("<｜tool▁calls▁begin｜>",)),
+    ("mistral_v13", ("[TOOL_CALLS]", "[ARGS]")),
+    ("mistral", ("[TOOL_CALLS] [",)),
+    ("mistral", ("[TOOL_CALLS][",)),
+    ("mistral_v11", ("[TOOL_CALLS]",)),
+    ("hermes", ("<tool_call>",)),
+    ("llama4_pythonic", ("<|python_start|>",)),
+    ("llama4_pythonic", ("<|header_start|>", "[func_name1(")),
+    ("pythonic", ("[func_name1(",)),
+    ("llama3_json", ("<|start_header_id|>", '"parameters"')),
+    ("llama3_json", ("<|header_start|>", '"parameters"')),
+)
+"""Formats and what the templates of their models have in common; the first that has all of it is the one."""
+
+
 def _shown_calls(template: str) -> str | None:
-    return "hermes" if "<tool_call>" in template else None
+    return next((name for name, signs in _SHOWN_CALLS if all(sign in template for sign in signs)), None)
 
 
 def _shown_reasoning(template: str) -> str | None:
-    return "qwen3" if "<think>" in template else None
+    return next((name for name, markers in REASONING_FORMATS.items() if markers.end in template), None)

@@ -11,18 +11,28 @@ import string
 from mini_infer_engine.parsing.base import Content, Part, Reasoning, ToolCallArguments, ToolCallBegin
 
 _ID_CHARACTERS = string.ascii_letters + string.digits
-_ID_LENGTH = 24
 
 
 class Sink:
     """Parts of one output, in order."""
 
-    __slots__ = ("_held", "_looks_for_calls", "_num_calls", "_parts", "_skips_space", "_told_content", "is_reasoning")
+    __slots__ = (
+        "_held",
+        "_id_length",
+        "_id_prefix",
+        "_looks_for_calls",
+        "_num_calls",
+        "_parts",
+        "_skips_space",
+        "_told_content",
+        "is_reasoning",
+    )
 
-    def __init__(self, looks_for_calls: bool) -> None:
+    def __init__(self, looks_for_calls: bool, id_prefix: str = "call_", id_length: int = 24) -> None:
         self.is_reasoning = False
         self._looks_for_calls = looks_for_calls
         """Without, white space in the answer can stand before nothing but more answer: none is held back."""
+        self._id_prefix, self._id_length = id_prefix, id_length
         self._parts: list[Part] = []
         self._num_calls = 0
         self._held = ""
@@ -59,7 +69,7 @@ class Sink:
         """A call of this function; its arguments follow."""
         if not self._told_content:
             self._held = ""
-        call_id = "call_" + "".join(secrets.choice(_ID_CHARACTERS) for _ in range(_ID_LENGTH))
+        call_id = self._id_prefix + "".join(secrets.choice(_ID_CHARACTERS) for _ in range(self._id_length))
         self._parts.append(ToolCallBegin(self._num_calls, call_id, name))
         self._num_calls += 1
         self._skips_space = True

@@ -13,6 +13,8 @@ Waiting = Generator[None, None, Result]
 Teller = Callable[[str], None]
 """Takes text that is certain."""
 
+_IN_WORDS = "_-."
+
 
 class TextSource:
     """What was fed and has not been read yet."""
@@ -76,6 +78,14 @@ class TextSource:
                 return False
             yield
 
+    def accept_end(self, marker: str) -> Waiting[bool]:
+        """As `accept`, for a marker that ends something: where the text is cut within it, its beginning is read."""
+        if (yield from self.accept(marker)):
+            return True
+        if self.is_closed and marker.startswith(self.available):
+            self._at = len(self._text)
+        return False
+
     def skip_space(self) -> Waiting[str]:
         """Read white space; returns it."""
         skipped = ""
@@ -87,8 +97,24 @@ class TextSource:
                 return skipped
             yield
 
+    def word(self, longest: int = 128) -> Waiting[str]:
+        """Read letters, digits, `_`, `-` and `.` as far as they go, or up to so many."""
+        word = ""
+        while len(word) < longest:
+            character = yield from self.peek()
+            if not (character.isalnum() or character in _IN_WORDS) or not character:
+                break
+            word += self.take(1)
+        return word
+
     def through(self, markers: Sequence[str], tell: Teller) -> Waiting[str | None]:
-        """Tell the text before the first of `markers`, and read that; returns it, or None: the text ended without.
+        """As `until`, and reads the marker."""
+        marker = yield from self.until(markers, tell)
+        self._at += len(marker or "")
+        return marker
+
+    def until(self, markers: Sequence[str], tell: Teller) -> Waiting[str | None]:
+        """Tell the text before the first of `markers`; returns it, unread, or None: the text ended without.
 
         The end of the text is held back for as long as it may begin a marker. No marker may begin another, or hold the
         beginning of another.
@@ -96,16 +122,14 @@ class TextSource:
         while True:
             rest = self._text[self._at :]
             found = min(((at, marker) for marker in markers if (at := rest.find(marker)) >= 0), default=None)
-            if found is not None:
-                at, marker = found
-                self._at += at + len(marker)
-                if at:
-                    tell(rest[:at])
-                return marker
-            certain = len(rest) if self.is_closed else len(rest) - _beginning_at_end(rest, markers)
+            certain = len(rest) if found is None else found[0]
+            if found is None and not self.is_closed:
+                certain -= _beginning_at_end(rest, markers)
             self._at += certain
             if certain:
                 tell(rest[:certain])
+            if found is not None:
+                return found[1]
             if self.is_closed:
                 return None
             yield

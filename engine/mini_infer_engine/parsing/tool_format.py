@@ -1,6 +1,6 @@
 """How a family of models writes calls of tools: what a format must say of itself. Knows none of them."""
 
-from typing import Protocol
+from abc import ABC, abstractmethod
 
 import msgspec
 
@@ -26,17 +26,17 @@ class ToolCallFormat(msgspec.Struct, frozen=True, kw_only=True):
     """Where this stands in free text, calls begin: the beginning of `calls_begin` and `before_name` together."""
 
 
-class ToolFormat(Protocol):
+class ToolFormat(ABC):
     """One format. It has no state: what it reads is in the source, what it found in the sink."""
 
-    @property
-    def markers(self) -> tuple[str, ...]:
-        """Texts that the format cannot be read without; where they are special tokens, they are shown."""
+    markers: tuple[str, ...] = ()
+    """Texts that the format cannot be read without; where they are special tokens, they are shown."""
+    call_format: ToolCallFormat | None = None
+    """For grammars; None: what a call looks like cannot be said so."""
+    id_prefix, id_length = "call_", 24
+    """Of a call's id: as OpenAI's are, unless the family's templates want others."""
 
-    @property
-    def call_format(self) -> ToolCallFormat | None:
-        """For grammars; None: what a call looks like cannot be said so."""
-
+    @abstractmethod
     def read(self, source: TextSource, sink: Sink, tools: tuple[Tool, ...]) -> Waiting[None]:
         """Tell calls and the answer around them, up to the text's end."""
 

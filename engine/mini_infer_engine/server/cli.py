@@ -98,14 +98,21 @@ def run(options: argparse.Namespace, settings: EngineSettings) -> int:
     )
     with CoreProcess(config) as core:
         # Imported while the core starts: the web framework takes most of a second.
+        from mini_infer_engine.parsing.registry import ParserChoice
         from mini_infer_engine.server.serve import serve
         from mini_infer_engine.text.text_model import TextModel
 
         names = settings.served_model_name or (settings.model,)
         try:
-            text = TextModel.load(names, directory, settings.skip_tokenizer_init, settings.generation_config)
+            parsers = ParserChoice(
+                tool_call_parser=settings.tool_call_parser,
+                reasoning_parser=settings.reasoning_parser,
+                enable_auto_tool_choice=settings.enable_auto_tool_choice,
+            )
+            text = TextModel.load(names, directory, settings.skip_tokenizer_init, settings.generation_config, parsers)
         except (ValueError, OSError) as error:
             raise StartError(str(error)) from None
+        logger.info("tool calls: %s; reasoning: %s", *text.formats.shown)
         host, port = listening.getsockname()[:2]
         scheme = "https" if tls else "http"
         shown = f"[{host}]" if ":" in host else host

@@ -12,7 +12,7 @@ from mini_infer_contract.prompt import PromptAssets, PromptEncoder
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.config.generation import GenerationDefaults
 from mini_infer_engine.dry import vocabulary as dry_model
-from mini_infer_engine.parsing.registry import AUTO, output_formats
+from mini_infer_engine.parsing.registry import AS_SHOWN, ParserChoice, output_formats
 from mini_infer_engine.text.detokenizer import Decoder, decoder_showing
 from mini_infer_engine.text.grammars import Grammars
 from mini_infer_engine.text.tokenizing import PromptLimits, Sliced, longest_token
@@ -35,9 +35,9 @@ class TextModel:
         names: tuple[str, ...],
         assets: PromptAssets | None,
         defaults: GenerationDefaults,
-        parsers: tuple[str, str] = (AUTO, AUTO),
+        parsers: ParserChoice = AS_SHOWN,
     ) -> None:
-        """`parsers`: names of the formats of calls and of thinking, see `output_formats`. ValueError: no such."""
+        """ValueError: `parsers` names what there is not."""
         self.names = names
         """What clients may call the model; the first is what it calls itself."""
         self.assets = assets
@@ -45,7 +45,7 @@ class TextModel:
         self.defaults = defaults
         self.encoder = None if assets is None else PromptEncoder(assets)
         templates = [] if self.encoder is None else self.encoder.template_sources
-        self.formats = output_formats(templates, *parsers)
+        self.formats = output_formats(templates, parsers)
         """How the model writes calls of tools and thinking."""
         self.grammars = Grammars(None if self.encoder is None else self.encoder.tokenizer)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
@@ -94,7 +94,7 @@ class TextModel:
         directory: Path | None,
         skip_tokenizer: bool = False,
         generation: str = "auto",
-        parsers: tuple[str, str] = (AUTO, AUTO),
+        parsers: ParserChoice = AS_SHOWN,
     ) -> Self:
         """From a model folder, or of the dry run (None). ValueError, OSError: a file is missing or broken.
 

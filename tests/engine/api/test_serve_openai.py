@@ -55,7 +55,10 @@ def test_health_models_and_unknown_paths(server: DryServer) -> None:
     assert server.client.get("/healthz").json()["status"] == "ok"
     assert server.client.get("/healthz").json()["model"] == "dry"
     assert [model["id"] for model in server.client.get("/v1/models").json()["data"]] == ["dry", "other-name"]
-    assert server.client.get("/v1/models/other-name").json()["id"] == "other-name"
+    described = server.client.get("/v1/models/other-name").json()
+    assert described["id"] == "other-name"
+    assert (described["tool_call_parser"], described["reasoning_parser"]) == ("hermes", None)
+    assert "tool calls: hermes; reasoning: none" in server.text_of_log
     for response, status in (
         (server.client.get("/v1/models/none"), 404),
         (server.client.get("/nothing"), 404),

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from mini_infer_engine.dry.vocabulary import VOCAB_SIZE, dry_assets
-from mini_infer_engine.text.detokenizer import Detokenizer
+from mini_infer_engine.dry.vocabulary import TURN_END_ID, TURN_START_ID, VOCAB_SIZE, dry_assets
+from mini_infer_engine.text.detokenizer import Detokenizer, decoder_showing
 
 BYTE_LEVEL = Tokenizer.from_str(dry_assets().files["tokenizer.json"])
 texts = st.text(st.sampled_from("ab é€😀\N{REPLACEMENT CHARACTER}中文"), max_size=40)
@@ -84,3 +84,13 @@ def test_a_long_run_of_special_tokens_or_broken_bytes_keeps_the_window_short() -
     for token_id in [0x61, *[256] * 500, *[0xFF] * 500]:
         detokenizer.push(token_id)
         assert len(detokenizer._window) < 50
+
+
+def test_markers_that_are_special_tokens_are_shown_and_other_special_tokens_are_not() -> None:
+    ids = [TURN_START_ID, *b"call", TURN_END_ID, *b" f"]
+    assert decoder_showing(BYTE_LEVEL, ["<|im_start|>", "no token"]).decode(ids) == "<|im_start|>call f"
+    assert decoder_showing(BYTE_LEVEL, ["no token"]) is BYTE_LEVEL
+    shown = decoder_showing(BYTE_LEVEL, ["<|im_start|>"])
+    assert shown.decode(ids, skip_special_tokens=False) == "<|im_start|>call<|im_end|> f"
+    pieces = Detokenizer(shown)
+    assert "".join(map(pieces.push, ids)) + pieces.flush() == "<|im_start|>call f"

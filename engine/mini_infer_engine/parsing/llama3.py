@@ -1,0 +1,52 @@
+"""Calls as Llama 3 writes them: {"name": ..., "parameters": ...} without a marker, or behind <|python_tag|>.
+
+Several stand behind each other with `;` between (https://www.llama.com/docs/model-cards-and-prompt-formats/llama3_1).
+As nothing marks them, an object is a call if it names one of the request's tools and has parameters.
+"""
+
+from collections.abc import Container
+
+from mini_infer_engine.parsing.base import Tool
+from mini_infer_engine.parsing.json_calls import read_call
+from mini_infer_engine.parsing.sink import Sink
+from mini_infer_engine.parsing.text_source import TextSource, Waiting
+from mini_infer_engine.parsing.tool_format import ToolCallFormat, ToolFormat
+
+_TAG = "<|python_tag|>"
+_SEPARATOR = ";"
+
+
+class Llama3Format(ToolFormat):
+    """See the module."""
+
+    markers = (_TAG,)
+    call_format = ToolCallFormat(
+        before_name='{"name": "',
+        after_name='", "parameters": ',
+        after_arguments="}",
+        separator="; ",
+        trigger='{"name": "',
+    )
+
+    def read(self, source: TextSource, sink: Sink, tools: tuple[Tool, ...]) -> Waiting[None]:
+        """See `ToolFormat`."""
+        names = {tool.name for tool in tools}
+        while (marker := (yield from source.until((_TAG, "{"), sink.content))) is not None:
+            lead = ""
+            if marker == _TAG:
+                lead = source.take(len(_TAG)) + (yield from source.skip_space())
+            yield from _read_calls(source, sink, names, lead)
+
+
+def _read_calls(source: TextSource, sink: Sink, names: Container[str], lead: str) -> Waiting[None]:
+    """Objects that stand behind each other. `lead` was read before them; it is text where no call follows."""
+    while (yield from source.peek()) == "{":
+        text = yield from read_call(source, sink, names)
+        if text is not None:
+            lead += text
+            break
+        lead = yield from source.skip_space()
+        if not (yield from source.accept(_SEPARATOR)):
+            break
+        lead += _SEPARATOR + (yield from source.skip_space())
+    sink.content(lead)

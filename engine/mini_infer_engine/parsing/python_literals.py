@@ -1,0 +1,21 @@
+"""Values of Python as JSON text: what models write where a format shows Python. Nothing is evaluated but literals."""
+
+import ast
+import json
+
+
+def as_json(text: str) -> str:
+    """A JSON text as it is, a literal of Python as JSON says it, anything else as a string."""
+    text = text.strip()
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return _literal_as_json(text)
+    return text
+
+
+def _literal_as_json(text: str) -> str:
+    try:
+        return json.dumps(ast.literal_eval(text), ensure_ascii=False)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return json.dumps(text, ensure_ascii=False)

@@ -1,0 +1,166 @@
+"""Every format but Hermes', which has a file of its own: calls, what stands around them, and what breaks off."""
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mini_infer_engine.parsing.base import Tool
+from mini_infer_engine.parsing.registry import TOOL_FORMATS, OutputFormats
+from tests.engine.parsing.support import Read, cuts, read_pieces
+
+_PROPERTIES: dict[str, Any] = {
+    "city": {"type": "string"},
+    "days": {"type": "integer"},
+    "units": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+    "where": {"type": "object"},
+    "rain": {"type": ["boolean", "null"]},
+}
+TOOLS = (Tool("get_weather", {"type": "object", "properties": _PROPERTIES}), Tool("add"))
+ROME = ("get_weather", '{"city": "Rome"}')
+ADD = ("add", '{"a": 1, "b": [2, {"c": "]}"}]}')
+LLAMA_ROME = '{"name": "get_weather", "parameters": {"city": "Rome"}}'
+LLAMA_ADD = '{"name": "add", "parameters": ' + ADD[1] + "}"
+DEEPSEEK_ROME = (
+    '<｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n{"city": "Rome"}\n```<｜tool▁call▁end｜>'
+)
+DEEPSEEK_ADD = f"<｜tool▁call▁begin｜>add<｜tool▁sep｜>{ADD[1]}<｜tool▁call▁end｜>"
+CODER_ROME = "<tool_call>\n<function=get_weather>\n<parameter=city>\nRome\n</parameter>\n</function>\n</tool_call>"
+
+CASES: list[tuple[str, str, Read]] = [
+    ("llama3_json", LLAMA_ROME, Read("", (ROME,))),
+    ("llama3_json", f"<|python_tag|>{LLAMA_ROME}", Read("", (ROME,))),
+    ("llama3_json", f"{LLAMA_ROME}; {LLAMA_ADD} ;{LLAMA_ROME}", Read("", (ROME, ADD, ROME))),
+    ("llama3_json", f"Let me look: {LLAMA_ROME} Done.", Read("Let me look: Done.", (ROME,))),
+    ("llama3_json", f'{{"type": "function", {LLAMA_ROME[1:]}', Read("", (ROME,))),
+    ("llama3_json", '{"name": "Bob", "parameters": {}}', Read('{"name": "Bob", "parameters": {}}')),
+    ("llama3_json", '{"city": {"name": "add"}}', Read('{"city": {"name": "add"}}')),
+    ("llama3_json", '{"name": "add"}; ok', Read('{"name": "add"}; ok')),
+    ("llama3_json", "<|python_tag|>search.call(x)", Read("<|python_tag|>search.call(x)")),
+    ("llama3_json", "if (x) { y = {}; }", Read("if (x) { y = {}; }")),
+    ("llama3_json", LLAMA_ROME[:-5], Read("", (("get_weather", '{"city": "Ro'),))),
+    ("mistral", '[TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Rome"}}]', Read("", (ROME,))),
+    (
+        "mistral",
+        f'Hello[TOOL_CALLS][{{"arguments": {ADD[1]}, "name": "add"}}, '
+        f'{{"name": "get_weather", "arguments": {ROME[1]}}}]\n',
+        Read("Hello", (ADD, ROME)),
+    ),
+    ("mistral", f"Hello[TOOL_CALLS]get_weather{ROME[1]}", Read("Hello", (ROME,))),
+    ("mistral", f"[TOOL_CALLS]add{ADD[1]}[TOOL_CALLS]get_weather{ROME[1]}", Read("", (ADD, ROME))),
+    (
+        "mistral",
+        f"[TOOL_CALLS]add[ARGS]{ADD[1]}[TOOL_CALLS]get_weather[CALL_ID]abc123XYZ[ARGS]{ROME[1]}",
+        Read("", (ADD, ROME)),
+    ),
+    ("mistral", "[TOOL_CALLS] no call at all", Read("[TOOL_CALLS] no call at all")),
+    ("mistral", "[TOOL_CALLS] [1, 2]", Read("[TOOL_CALLS] [1, 2]")),
+    ("mistral", "an [array] and [TOOL_", Read("an [array] and [TOOL_")),
+    ("mistral", '[TOOL_CALLS]add{"a": "{', Read("", (("add", '{"a": "{'),))),
+    ("deepseek_v3", f"<｜tool▁calls▁begin｜>{DEEPSEEK_ROME}<｜tool▁calls▁end｜>", Read("", (ROME,))),
+    (
+        "deepseek_v3",
+        f"I look.\n<｜tool▁calls▁begin｜>{DEEPSEEK_ROME}\n{DEEPSEEK_ROME}<｜tool▁calls▁end｜> Done",
+        Read("I look.\nDone", (ROME, ROME)),
+    ),
+    ("deepseek_v3", f"<｜tool▁calls▁begin｜>{DEEPSEEK_ROME[22:]}", Read("", (ROME,))),
+    ("deepseek_v3", f"<｜tool▁calls▁begin｜>{DEEPSEEK_ROME[:-8]}", Read("", (ROME,))),
+    ("deepseek_v3", "<｜tool▁calls▁begin｜>nothing", Read("<｜tool▁calls▁begin｜>nothing")),
+    ("deepseek_v3", "a <｜tool▁cal", Read("a <｜tool▁cal")),
+    ("deepseek_v31", f"<｜tool▁calls▁begin｜>{DEEPSEEK_ADD}{DEEPSEEK_ADD}<｜tool▁calls▁end｜>", Read("", (ADD, ADD))),
+    ("qwen3_coder", CODER_ROME, Read("", (ROME,))),
+    ("qwen3_coder", f"I look.\n\n{CODER_ROME}\n{CODER_ROME}\nDone.", Read("I look.\n\nDone.", (ROME, ROME))),
+    ("qwen3_coder", CODER_ROME[12:], Read("", (ROME,))),
+    ("qwen3_coder", CODER_ROME[:-4], Read("", (ROME,))),
+    ("qwen3_coder", CODER_ROME[: CODER_ROME.index("Ro") + 2], Read("", (("get_weather", '{"city": "Ro'),))),
+    (
+        "qwen3_coder",
+        '<tool_call>\n<function=get_weather>\n<parameter=city>\nNew\n"York"\n\n</parameter>\n'
+        "<parameter=days>\n3\n</parameter>\n"
+        "<parameter=units>null</parameter><parameter=where>{'a': [1, None]}</parameter>"
+        "<parameter=rain>\nTrue\n</parameter>"
+        "<parameter=other>5</parameter></function></tool_call>",
+        Read(
+            "",
+            (
+                (
+                    "get_weather",
+                    '{"city": "New\\n\\"York\\"\\n", "days": 3, "units": null, "where": {"a": [1, null]}, '
+                    '"rain": true, "other": "5"}',
+                ),
+            ),
+        ),
+    ),
+    ("qwen3_coder", "<tool_call>\n<function=add>\n</function>\n</tool_call>", Read("", (("add", "{}"),))),
+    ("qwen3_coder", "see <function=f> and <tool_call> </x>", Read("see <function=f> and <tool_call> </x>")),
+    ("pythonic", "[get_weather(city='Rome')]", Read("", (ROME,))),
+    ("pythonic", '[get_weather(city="Rome"), add(a = 1,b=[2, {"c": "]}"}])]', Read("", (ROME, ADD))),
+    ("pythonic", "I look: [get_weather(city='Rome')]\nDone.", Read("I look: Done.", (ROME,))),
+    ("pythonic", "[add()]", Read("", (("add", "{}"),))),
+    (
+        "pythonic",
+        "[add(a='it\\'s', b=-1.5, c=True, d=None, e=false, f={'x': (1, 2)}, g=lambda)]",
+        Read(
+            "",
+            (
+                (
+                    "add",
+                    '{"a": "it\'s", "b": -1.5, "c": true, "d": null, "e": false, "f": {"x": [1, 2]}, "g": "lambda"}',
+                ),
+            ),
+        ),
+    ),
+    ("pythonic", "[1, 2] and [unknown(a=1)] and [add", Read("[1, 2] and [unknown(a=1)] and [add")),
+    ("pythonic", "[get_weather(city='Rome', days=", Read("", (("get_weather", '{"city": "Rome"'),))),
+    ("llama4_pythonic", "<|python_start|>[get_weather(city='Rome')]<|python_end|>", Read("", (ROME,))),
+    ("llama4_pythonic", "<|python_start|>print(1)<|python_end|>", Read("<|python_start|>print(1)<|python_end|>")),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "expected"), CASES)
+def test_a_text_is_read_the_same_whatever_pieces_it_comes_in(name: str, text: str, expected: Read) -> None:
+    formats = OutputFormats(tool_call_parser=name)
+    for pieces in [[text], *cuts(text, seed=len(text), count=5)]:
+        assert read_pieces(pieces, formats, TOOLS) == expected, pieces
+
+
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+def test_a_call_that_a_grammar_would_allow_is_read_as_it_was_meant(name: str) -> None:
+    form = TOOL_FORMATS[name].call_format
+    if form is None:
+        pytest.skip("no grammar is made of this format")
+    calls = [
+        f"{form.before_name}{name}{form.after_name}{arguments}{form.after_arguments}" for name, arguments in (ROME, ADD)
+    ]
+    text = form.calls_begin + form.separator.join(calls) + form.calls_end
+    assert text.startswith(form.trigger)
+    assert read_pieces([text], OutputFormats(tool_call_parser=name), TOOLS) == Read("", (ROME, ADD))
+
+
+MARKS = sorted({mark for form in TOOL_FORMATS.values() for mark in form.markers})
+FRAGMENTS = [*MARKS, "<function=", "<parameter=", "</parameter>", "</function>", "```json", "add", "city", "x", "Rome"]
+FRAGMENTS += ['{"name": "add"', ', "arguments": ', '"parameters"', "{", "}", "[", "]", "(", ")", "=", ":", ",", ";"]
+FRAGMENTS += ['"', "'", "\\", "\\u00e9", "1", "null", "<", ">", " ", "\n", "<think>", "</think>"]
+
+
+@given(st.sampled_from(sorted(TOOL_FORMATS)), st.lists(st.sampled_from(FRAGMENTS), max_size=25), st.integers(0, 2**32))
+@settings(max_examples=300, deadline=None)
+def test_where_a_text_is_cut_changes_nothing(name: str, fragments: list[str], seed: int) -> None:
+    formats = OutputFormats(tool_call_parser=name, reasoning_parser="qwen3")
+    text = "".join(fragments)
+    whole = read_pieces([text], formats, TOOLS)
+    chosen = random.Random(seed)
+    places = sorted(chosen.sample(range(len(text) + 1), chosen.randint(0, len(text))))
+    pieces = [text[start:end] for start, end in zip([0, *places], [*places, len(text)], strict=True)]
+    assert read_pieces(pieces, formats, TOOLS) == whole
+    assert read_pieces(list(text), formats, TOOLS) == whole
+
+
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+def test_no_text_is_lost_where_nothing_is_a_call(name: str) -> None:
+    """Pieces of every format's markers, in an order that means nothing."""
+    text = "".join(f"{mark} x{index}" for index, mark in enumerate(MARKS)) + ' ! {"a": [1}, [b(, <function=c>'
+    read = read_pieces([text], OutputFormats(tool_call_parser=name), TOOLS)
+    assert (read.content, read.calls) == (text, ())

@@ -1,0 +1,59 @@
+from typing import get_args
+
+import pytest
+
+from mini_infer_contract.engine_options import ReasoningParser, ToolCallParser
+from mini_infer_engine.parsing.registry import (
+    AUTO,
+    NONE,
+    REASONING_FORMATS,
+    TOOL_FORMATS,
+    OutputFormats,
+    ParserChoice,
+    output_formats,
+)
+
+TEMPLATES = {
+    '{{ \'<tool_call>\\n{"name": "\' }}': "hermes",
+    "{{ '<tool_call>\\n<function=' }}": "qwen3_coder",
+    '"[TOOL_CALLS] [" + call': "mistral",
+    '"[TOOL_CALLS]" + name + "[ARGS]"': "mistral_v13",
+    '"[TOOL_CALLS]" + name + arguments': "mistral_v11",
+    "'<｜tool▁calls▁begin｜>' type '\\n```json\\n'": "deepseek_v3",
+    "'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' name '<｜tool▁sep｜>'": "deepseek_v31",
+    '<|start_header_id|> in the format {"name": function name, "parameters": dictionary': "llama3_json",
+    "<|start_header_id|> in the format [func_name1(params_name1=params_value1, ...)]": "pythonic",
+    "<|header_start|> Use exact format: [func_name1(param1=value1, param2=value2)]": "llama4_pythonic",
+    "<|im_start|>{{ message.role }}": None,
+}
+
+
+@pytest.mark.parametrize(("template", "name"), TEMPLATES.items())
+def test_a_template_shows_how_its_model_calls_tools(template: str, name: str | None) -> None:
+    assert output_formats([template]).tool_call_parser == name
+
+
+def test_a_template_shows_how_its_model_thinks() -> None:
+    assert output_formats(["content.split('</think>')"]).reasoning_parser == "qwen3"
+    assert output_formats(["[THINK] ... [/THINK]"]).reasoning_parser == "mistral"
+    assert output_formats(["plain", "templates"]).reasoning_parser is None
+
+
+def formats(templates: list[str], calls: str = AUTO, reasoning: str = AUTO) -> OutputFormats:
+    return output_formats(templates, ParserChoice(tool_call_parser=calls, reasoning_parser=reasoning))
+
+
+def test_options_name_what_there_is() -> None:
+    assert set(get_args(ToolCallParser)) == {AUTO, NONE, *TOOL_FORMATS}
+    assert set(get_args(ReasoningParser)) == {AUTO, NONE, *REASONING_FORMATS}
+
+
+def test_names_go_before_what_templates_show() -> None:
+    asked = formats(["<tool_call> </think>"], "mistral", "none")
+    assert (asked.tool_call_parser, asked.reasoning_parser) == ("mistral", None)
+    for name in TOOL_FORMATS:
+        assert formats([], name).tools is TOOL_FORMATS[name]
+    for name in REASONING_FORMATS:
+        assert formats([], "none", name).reasoning == REASONING_FORMATS[name]
+    with pytest.raises(ValueError, match="tool_call_parser is 'x'; write auto, none, hermes"):
+        formats([], "x")
