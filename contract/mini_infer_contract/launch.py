@@ -36,6 +36,12 @@ QUEUE_TIMEOUT_HEADER = "x-mini-infer-queue-timeout"
 """Of a client: seconds that its request may wait at the gateway for an engine with room; among requests of one priority
 those that must go sooner go first."""
 
+REQUEST_TIMEOUT_HEADER = "x-request-timeout"
+"""Of a client: seconds that its whole request may take, at the gateway and at an engine; then it gets a 408, or an
+error in its stream."""
+KEEPALIVE_COMMENT = b": waiting\n\n"
+"""In an event stream whose first token takes long, for proxies that cut silent connections; clients skip it."""
+
 HUB_TOKEN_ENV = "HF_TOKEN"
 """Environment variable with the token for models that a hub serves only to some."""
 

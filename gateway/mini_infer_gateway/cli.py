@@ -31,6 +31,8 @@ TIMES = (
     "connect_timeout",
     "head_timeout",
     "request_deadline",
+    "request_timeout",
+    "sse_keepalive",
     "queue_timeout",
     "idle_timeout",
     "responses_ttl",
@@ -123,6 +125,10 @@ def parse(arguments: Sequence[str] | None = None) -> GatewaySettings:
         "connect-timeout": "for a connection to an engine",
         "head-timeout": "for a response to begin, on one endpoint",
         "request-deadline": "from a request's arrival until its answer begins, over all endpoints tried",
+        "request-timeout": "for a whole request, 408 then, or an error in its stream; a client's header "
+        "x-request-timeout makes it shorter; 0: no limit",
+        "sse-keepalive": "after which a stream that has not begun gets a comment, and then again, so that no proxy "
+        "cuts it; from then on an error is told inside of it; 0: never",
         "queue-timeout": "that a request waits here for an engine with room before it gets 503",
         "idle-timeout": "between two pieces of a stream",
         "responses-ttl": "for which a response of /v1/responses is kept after its last use",

@@ -55,6 +55,10 @@ class GatewaySettings:
     """Endpoints that one request may be tried on."""
     continuation: bool = True
     """Go on with a stream on another endpoint where its own died; costs a number a token between engine and gateway."""
+    request_timeout_s: float = 0.0
+    """For a whole request, its answer included; 0: no limit but that of the client's own header."""
+    sse_keepalive_s: float = 15.0
+    """A stream that has not begun after so long gets comments, one each time, so that no proxy cuts it; 0: never."""
     request_deadline_s: float = 600.0
     """From a request's arrival until its answer begins, over all attempts."""
     forward_authorization: bool = False

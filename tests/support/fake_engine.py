@@ -66,7 +66,7 @@ class FakeEngine:
         self.tokens: dict[bytes, list[int]] = {}
         self.publishes, self.serves_assets, self.serves_snapshot = events, assets, True
         self.chunks = [b'data: {"n":%d}\n\n' % n for n in range(3)] + [b"data: [DONE]\n\n"]
-        self.chunk_delay_s = 0.0
+        self.chunk_delay_s = self.answer_delay_s = 0.0
         self.status = 200
         self.draining = False
         self.says_ready: bool | None = True
@@ -201,6 +201,7 @@ class FakeEngine:
         self.bodies.append(raw)
         self.headers.append({name.lower(): value for name, value in request.headers.items()})
         self._arrived.append(request.headers.get("x-request-id", ""))
+        await asyncio.sleep(self.answer_delay_s)
         if self.draining:
             return web.json_response({"error": {}}, status=503, headers={DRAINING_HEADER: "true"})
         if self.status != 200:

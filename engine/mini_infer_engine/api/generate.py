@@ -1,8 +1,10 @@
 """One request for text in any dialect: from its body to a generation, and from that to an answer or a stream."""
 
 import asyncio
-from collections.abc import Callable
-from contextlib import ExitStack
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,7 +15,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from mini_infer_contract.api_errors import ApiError, read_json_object
+from mini_infer_contract.launch import KEEPALIVE_COMMENT
 from mini_infer_contract.prompt import PromptEncoder
+from mini_infer_contract.request_timeout import request_timeout_s, timed_out
 from mini_infer_engine.api.access_log import facts_of
 from mini_infer_engine.api.dialects.base import Dialect, GenerationSpec, Renderer
 from mini_infer_engine.api.dialects.openai_shapes import usage
@@ -70,14 +74,17 @@ class GenerationResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI. The request counts from here on, its body not read yet: a drain waits for all that have begun."""
+        arrived_s = time.monotonic()
         with self._state.counted(), ExitStack() as held:
             try:
+                timeout_s = request_timeout_s(scope["headers"], self._state.options.request_timeout_s)
                 work = await self._accept(held)
             except ApiError as error:
                 await error_response(error, scope)(scope, receive, send)
                 return
             try:
-                await self._run(work, scope, receive, send)
+                with _time_limit(work.generation, timeout_s, timeout_s - (time.monotonic() - arrived_s)):
+                    await self._run(work, scope, receive, send)
             finally:
                 facts_of(scope).update(_facts(work))
 
@@ -115,7 +122,7 @@ class GenerationResponse(Response):
         try:
             core.submit(generation)
             if work.streams:
-                await _stream(work, scope, receive, send)
+                await _stream(work, scope, receive, send, self._state.options.sse_keepalive_s)
             else:
                 await _whole(work, scope, receive, send)
         except OSError:
@@ -208,14 +215,42 @@ async def _whole(work: Work, scope: Scope, receive: Receive, send: Send) -> None
         await json_response(work.renderer.whole(generation.replies))(scope, receive, send)
 
 
-async def _stream(work: Work, scope: Scope, receive: Receive, send: Send) -> None:
+@contextmanager
+def _time_limit(generation: Generation, timeout_s: float, left_s: float) -> Iterator[None]:
+    """Ends the generation with a 408 when no time is left."""
+    if timeout_s == math.inf:
+        yield
+        return
+    timer = asyncio.get_running_loop().call_later(max(0.0, left_s), generation.fail, timed_out(timeout_s))
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+async def _stream(work: Work, scope: Scope, receive: Receive, send: Send, keepalive_s: float) -> None:
     generation, renderer = work.generation, work.renderer
-    # Nothing is sent before the first token: until then an error still has its own status, and can be retried.
-    deltas = await generation.deltas()
-    if generation.error is not None and not deltas:
+    begun = False
+    # Nothing is sent before the first token: until then an error still has its own status, and can be retried. But
+    # proxies cut what is silent for long.
+    first = asyncio.create_task(generation.deltas())
+    try:
+        while not (await asyncio.wait({first}, timeout=keepalive_s or None))[0]:
+            if not begun:
+                begun = True
+                await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+            await send({"type": "http.response.body", "body": KEEPALIVE_COMMENT, "more_body": True})
+    finally:
+        first.cancel()
+    deltas = first.result()
+    if generation.error is not None and not deltas and not begun:
         await error_response(generation.error, scope)(scope, receive, send)
         return
-    await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+    if not begun:
+        await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+    if not deltas and generation.error is not None:
+        await send({"type": "http.response.body", "body": renderer.broken(generation.error)})
+        return
     data = renderer.begin(generation.replies)
     while deltas:
         if data := data + renderer.render(deltas):

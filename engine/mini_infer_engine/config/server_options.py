@@ -31,6 +31,16 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Of one request, after decompression."""
     body_timeout_s: Annotated[float, Option(group=SERVER, flag="body-timeout", unit="SECONDS", low=0, high=_DAY_S)] = 60
     """For a request's body to come; a slower one is answered with 408."""
+    request_timeout_s: Annotated[
+        float, Option(group=SERVER, flag="request-timeout", unit="SECONDS", low=0, high=_DAY_S)
+    ] = 0
+    """For a whole request, 408 then, or an error in its stream; a client's header x-request-timeout makes it shorter;
+    0: no limit."""
+    sse_keepalive_s: Annotated[
+        float, Option(group=SERVER, flag="sse-keepalive", unit="SECONDS", low=0, high=_DAY_S)
+    ] = 15
+    """A stream whose first token takes longer is begun with comments, one each time, so that no proxy cuts it; from
+    then on an error is told inside of it; 0: never."""
     max_waiting: Annotated[int, Option(group=SERVER, unit="N", low=0, high=2**31 - 1)] = 4096
     """Choices of requests that wait, beside --max-num-seqs that run; above, the answer is 429 with Retry-After."""
     max_tokenizing_bytes: Annotated[

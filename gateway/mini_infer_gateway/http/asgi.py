@@ -27,11 +27,12 @@ class Sender:
     async def __call__(self, message: Message) -> None:
         """See ASGI."""
         if not self.status and message["type"] == "http.response.start":
-            self.status = message["status"]
             headers = [*message["headers"], *self._headers]
             if self.last():
                 headers.append((b"connection", b"close"))
-            message = {**message, "headers": headers}
+            await self._send({**message, "headers": headers})
+            self.status = message["status"]
+            return
         await self._send(message)
 
 

@@ -4,9 +4,12 @@ Takes nothing away and adds nothing: what goes in comes out, later at most. The 
 https://html.spec.whatwg.org/multipage/server-sent-events.html: an event ends with an empty line.
 """
 
+import re
+
 LONGEST_EVENT_BYTES = 4 << 20
 """More than this without an empty line is no event stream: it is passed on as it comes."""
 
+_COMMENTS = re.compile(rb"(?:(?::[^\r\n]*(?:\r\n|\r|\n))+(?:\r\n|\r|\n))+")
 _ERRORS = (b'data: {"error"', b"event: error")
 """How it begins: OpenAI's, and the named one of other APIs."""
 
@@ -31,6 +34,12 @@ class EventSplitter:
     def rest(self) -> bytes:
         """What came after the last whole event, of a stream that ended in good order."""
         return self._held
+
+
+def without_comments(events: bytes) -> bytes:
+    """Whole events without the comments before the first of them, which only keep a connection alive."""
+    found = _COMMENTS.match(events)
+    return events[found.end() :] if found else events
 
 
 def has_error(events: bytes) -> bool:

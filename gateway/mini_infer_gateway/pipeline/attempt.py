@@ -6,15 +6,21 @@ shape where it is not. Which endpoint, and what next, is decided in generate; wh
 in retries; what a continued stream needs, in continuation.
 """
 
+import asyncio
+import contextlib
 from collections.abc import Callable
+from typing import Any
+
+import msgspec
 
 from mini_infer_contract.api_errors import OPENAI_ERRORS, ApiError, ErrorShape
 from mini_infer_contract.launch import DRAINING_HEADER, Endpoint
 from mini_infer_gateway.fleet.attempt_record import AttemptRecord
 from mini_infer_gateway.fleet.breaker import Cause
-from mini_infer_gateway.http.asgi import ClientGoneError, Headers, Send
+from mini_infer_gateway.http.asgi import ClientGoneError, Headers, Send, send_error
 from mini_infer_gateway.http.headers import retry_after_s, to_client
-from mini_infer_gateway.http.sse import EventSplitter, has_error
+from mini_infer_gateway.http.keepalive import KeepAlive
+from mini_infer_gateway.http.sse import EventSplitter, has_error, without_comments
 from mini_infer_gateway.http.upstream import (
     BrokenConnectionError,
     ConnectError,
@@ -67,11 +73,16 @@ class Exchange:
         headers: Headers,
         body: bytes,
         send: Send,
+        keepalive: KeepAlive,
         request_id: str = "",
         errors: ErrorShape = OPENAI_ERRORS,
     ) -> None:
-        """`headers` as an endpoint gets them; `path` with its query."""
+        """`headers` as an endpoint gets them; `path` with its query; `keepalive` of a stream that has not begun."""
         self.method, self.path, self.headers, self.body, self.send = method, path, headers, body, send
+        self.keepalive = keepalive
+        self.expired: ApiError | None = None
+        """Why it was abandoned though its client is there."""
+        self._begin_by_s = 0.0
         self._request_id, self._errors = request_id, errors
         self.gone = False
         self.status = 0
@@ -95,6 +106,11 @@ class Exchange:
         if self._response:
             self._response.cut()
 
+    def expire(self, error: ApiError) -> None:
+        """It has taken too long: it ends as if its client had gone, which is told `error`."""
+        self.expired = error
+        self.abandon()
+
     def move(self, reason: str) -> None:
         """See endpoint_state.Waiting; `reason` is a Failure's value."""
         failure = Failure(reason)
@@ -113,8 +129,19 @@ class Exchange:
 
     async def tell_broken(self, detail: str) -> None:
         """Ends an event stream that nobody goes on with."""
-        event = self._errors.event(_endpoint_failed(detail), self._request_id)
-        await self.send({"type": "http.response.body", "body": event})
+        await self.tell_inside(_endpoint_failed(detail))
+
+    async def tell(self, error: ApiError) -> None:
+        """Ends it with an error: as an answer of its own, or in the stream that has begun; else it is left cut."""
+        self.keepalive.stop()
+        if self._is_events or (self.keepalive.begun and not self.status):
+            await self.tell_inside(error)
+        elif not self.status:
+            await send_error(self.send, error, self._request_id, self._errors)
+
+    async def tell_inside(self, error: ApiError) -> None:
+        """Ends an event stream with an error."""
+        await self.send({"type": "http.response.body", "body": self._errors.event(error, self._request_id)})
 
     async def attempt(
         self,
@@ -134,6 +161,7 @@ class Exchange:
         the stream.
         """
         self._moved = None
+        self._begin_by_s = asyncio.get_running_loop().time() + head_timeout_s
         try:
             response = await upstream.request(
                 endpoint.url,
@@ -199,9 +227,14 @@ class Exchange:
                 raise AttemptError(failure, f"{endpoint.name} answered {status}", again=True)
         record.first_byte(status)
         on_first_byte(status)
-        self._is_events = splitter is not None
         if splitter is None or status != 200:
             self.continuation = None
+        self.keepalive.stop()
+        if self.keepalive.begun and (splitter is None or status != 200):
+            self.status, self.in_band_error = status, True
+            await self.tell_inside(_error_of(status, body, complete))
+            return
+        self._is_events = splitter is not None
         await self._start(status, to_client(response.headers, extra_headers))
         if complete:
             await self.send({"type": "http.response.body", "body": body})
@@ -251,11 +284,12 @@ class Exchange:
     async def _first_events(
         self, response: Response, splitter: EventSplitter, piece: bytes, settings: GatewaySettings
     ) -> tuple[bytes, bool]:
-        """An event stream begins with a whole event."""
+        """An event stream begins with a whole event; comments before it say only that the endpoint is there."""
         while piece:
-            if events := splitter.feed(piece):
+            if events := without_comments(splitter.feed(piece)):
                 return events, False
-            piece = await response.read(settings.idle_timeout_s)
+            left_s = self._begin_by_s - asyncio.get_running_loop().time()
+            piece = await response.read(min(settings.idle_timeout_s, max(0.0, left_s)))
         return splitter.rest(), True
 
     async def _stream(
@@ -302,7 +336,8 @@ class Exchange:
 
     async def _start(self, status: int, headers: Headers) -> None:
         self.status = status
-        await self.send({"type": "http.response.start", "status": status, "headers": headers})
+        if not self.keepalive.begun:
+            await self.send({"type": "http.response.start", "status": status, "headers": headers})
 
     def _say(self, record: AttemptRecord, failure: Failure, response: Response) -> None:
         if failure is Failure.OVERLOADED:
@@ -334,6 +369,25 @@ def _failure(error: UpstreamError) -> Failure:
 
 def _endpoint_failed(detail: str) -> ApiError:
     return ApiError(502, f"the endpoint failed in the middle of this answer: {detail}", code="endpoint_failed")
+
+
+def _error_of(status: int, body: bytes, complete: bool) -> ApiError:
+    """What an endpoint answered instead of a stream, for a client whose stream has begun."""
+    told: dict[str, Any] = {}
+    if complete:
+        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            told = msgspec.json.decode(body, type=_Told).error
+    message, code, param = told.get("message"), told.get("code"), told.get("param")
+    return ApiError(
+        status if status >= 400 else 502,
+        message if isinstance(message, str) else f"the endpoint answered {status} where a stream should have begun",
+        code=code if isinstance(code, str) else "endpoint_failed",
+        param=param if isinstance(param, str) else None,
+    )
+
+
+class _Told(msgspec.Struct):
+    error: dict[str, Any]
 
 
 def _is_event_stream(response: Response) -> bool:

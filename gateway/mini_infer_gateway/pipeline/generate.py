@@ -17,6 +17,7 @@ import msgspec
 
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.launch import QUEUE_TIMEOUT_HEADER, REQUEST_ID_HEADER, Endpoint
+from mini_infer_contract.request_timeout import request_timeout_s, timed_out
 from mini_infer_gateway.fleet.backlog import Backlog
 from mini_infer_gateway.fleet.load import LoadLedger
 from mini_infer_gateway.fleet.prefill_rates import PrefillRates
@@ -35,6 +36,7 @@ from mini_infer_gateway.http.asgi import (
     send_error,
 )
 from mini_infer_gateway.http.headers import to_endpoint
+from mini_infer_gateway.http.keepalive import KeepAlive
 from mini_infer_gateway.http.upstream import Upstream, UpstreamError
 from mini_infer_gateway.index.prefix_index import PrefixIndex
 from mini_infer_gateway.memory import BodyBudget, HeldBody
@@ -86,6 +88,8 @@ class _Call:
     held: HeldBody
     patience_s: float
     """How long its client lets it wait for an endpoint with room."""
+    timeout_s: float
+    """How long all of it may take; infinite: no limit."""
 
     def answer_begins(self, keep_body: bool) -> None:
         """From now on its body is needed only where another endpoint may have to go on with the answer."""
@@ -148,18 +152,21 @@ class Generate:
             status, outcome = exchange.status, _outcome(exchange)
         except ApiError as error:
             status, outcome = error.status, outcome_of(error.status)
-            await send_error(send, error, request_id, row.errors)
+            await _tell(exchange, send, error, request_id, row)
         except UpstreamError as error:
             status, outcome = exchange.status if exchange else 0, Outcome.BROKE
             log.warning("request %s of %s broke off: %s", request_id, model, error)
         except ClientGoneError:
             outcome = Outcome.CLIENT_GONE
+            if exchange and (expired := exchange.expired):
+                status, outcome = expired.status, outcome_of(expired.status)
+                await exchange.tell(expired)
         except Exception:
             status = 500
             log.exception("request %s of %s: an error of the gateway's own", request_id, model)
             if exchange and exchange.status:
                 raise  # The connection is cut: the client must not take half an answer for a whole one.
-            await send_error(send, INTERNAL_ERROR, request_id, row.errors)
+            await _tell(exchange, send, INTERNAL_ERROR, request_id, row)
         finally:
             self.in_flight -= 1
             held.release()
@@ -181,11 +188,14 @@ class Generate:
         passed = [header for header in headers if header[0] in row.own_headers]
         headers = [*to_endpoint(headers, settings.forward_authorization), *passed, (_REQUEST_ID, request_id.encode())]
         target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
-        exchange = Exchange(scope["method"], target, headers, body, send, request_id, row.errors)
+        keepalive_s = settings.sse_keepalive_s if row.generates and fields.get("stream") is True else 0.0
+        keepalive = KeepAlive(send, keepalive_s)
+        exchange = Exchange(scope["method"], target, headers, body, send, keepalive, request_id, row.errors)
         self.retry_budget.earn(arrived_s)
         attempts = Attempts(self.retry_budget, settings.max_attempts, arrived_s + settings.request_deadline_s)
         patience_s = _patience_s(scope["headers"])
-        return _Call(row, request_id, arrived_s, exchange, attempts, fields, model, body, held, patience_s)
+        timeout_s = request_timeout_s(scope["headers"], settings.request_timeout_s)
+        return _Call(row, request_id, arrived_s, exchange, attempts, fields, model, body, held, patience_s, timeout_s)
 
     async def _watched(self, call: _Call, names: Sequence[str], receive: Receive) -> None:
         """Serves the call as long as its client is there."""
@@ -198,11 +208,22 @@ class Generate:
                 call.exchange.abandon()
 
         watch.add_done_callback(leave)
+        call.exchange.keepalive.start()
+        timer = self._time_limit(call)
         try:
             await self._serve(call, names)
         finally:
+            if timer:
+                timer.cancel()
+            call.exchange.keepalive.stop()
             watch.remove_done_callback(leave)
             watch.cancel()
+
+    def _time_limit(self, call: _Call) -> asyncio.TimerHandle | None:
+        if call.timeout_s == inf:
+            return None
+        left_s = max(0.0, call.arrived_s + call.timeout_s - self._clock())
+        return asyncio.get_running_loop().call_later(left_s, call.exchange.expire, timed_out(call.timeout_s))
 
     async def _serve(self, call: _Call, names: Sequence[str]) -> None:
         request = await self._routing_request(call, names)
@@ -458,6 +479,13 @@ def _fields(body: bytes) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise ApiError(400, 'the request body must be a JSON object such as {"model": ...}', code="invalid_json")
     return fields
+
+
+async def _tell(exchange: Exchange | None, send: Send, error: ApiError, request_id: str, row: EnginePath) -> None:
+    if exchange:
+        await exchange.tell(error)
+    else:
+        await send_error(send, error, request_id, row.errors)
 
 
 def _outcome(exchange: Exchange) -> Outcome:

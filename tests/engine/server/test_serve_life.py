@@ -353,3 +353,38 @@ def test_broken_tls_files_are_said_at_once(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=30)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert "TLS: no certificate" in done.stderr
+
+
+def test_a_request_that_takes_too_long_is_ended() -> None:
+    with DryServer(*SLOW, "--request-timeout", "0.5") as server:
+        late = server.client.post("/v1/completions", json=body(stream=False))
+        assert (late.status_code, late.json()["error"]["code"]) == (408, "request_timeout")
+        assert "0.5 s" in late.json()["error"]["message"]
+        with server.client.stream("POST", "/v1/completions", json=body(), headers={"x-request-timeout": "0.3"}) as cut:
+            assert cut.status_code == 200
+            events = [line for line in cut.iter_lines() if line]
+        assert len(events) > 2
+        error = json.loads(events[-1].removeprefix("data: "))["error"]
+        assert (error["code"], "0.3 s" in error["message"]) == ("request_timeout", True)
+        refused = server.client.post("/v1/completions", json=body(1), headers={"x-request-timeout": "soon"})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "x-request-timeout")
+        wait_until(lambda: server.metric("vllm:num_requests_running") == 0)
+        assert server.client.post("/v1/completions", json=body(1, stream=False)).status_code == 200
+
+
+def test_a_stream_that_waits_for_its_first_token_is_kept_alive_by_comments() -> None:
+    with DryServer("--dry-run-step-ms", "400", "--sse-keepalive", "0.1") as server:
+        with server.client.stream("POST", "/v1/completions", json=body(2)) as stream:
+            lines = [line for line in stream.iter_lines() if line]
+        assert lines[0] == ": waiting"
+        assert lines[-1] == "data: [DONE]"
+        answer = [line for line in lines if line.startswith("data: {")]
+        assert lines == [*[": waiting"] * (len(lines) - len(answer) - 1), *answer, "data: [DONE]"]
+        # From then on an error is told inside of the stream.
+        with server.client.stream("POST", "/v1/completions", json=body(2), headers={"x-request-timeout": "0.3"}) as cut:
+            lines = [line for line in cut.iter_lines() if line]
+        assert (cut.status_code, lines[0]) == (200, ": waiting")
+        assert json.loads(lines[-1].removeprefix("data: "))["error"]["code"] == "request_timeout"
+        # Before, it has its own status.
+        early = server.client.post("/v1/completions", json=body(2), headers={"x-request-timeout": "0.05"})
+        assert early.status_code == 408

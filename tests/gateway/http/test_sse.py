@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mini_infer_gateway.http.sse import LONGEST_EVENT_BYTES, EventSplitter, has_error
+from mini_infer_gateway.http.sse import LONGEST_EVENT_BYTES, EventSplitter, has_error, without_comments
 
 EVENT = st.sampled_from(
     [b"data: {}\n\n", b"data: a\r\n\r\n", b"data: b\r\r", b": ping\n\n", b"event: x\ndata: 1\ndata: 2\n\n", b"\n\n"]
@@ -40,7 +40,23 @@ def test_what_is_no_event_stream_is_passed_on() -> None:
         (b'data: {"choices":[]}\n\ndata: {"error": {}}\n\n', True),
         (b'data: {"choices":[{"text":"data: {\\"error\\""}]}\n\n', False),
         (b'data: {"choices":[],"error":null}\n\n', False),
+        (b'event: error\ndata: {"type":"error"}\n\n', True),
     ],
 )
 def test_errors_inside_of_a_stream(events: bytes, error: bool) -> None:
     assert has_error(events) == error
+
+
+@pytest.mark.parametrize(
+    ("events", "rest"),
+    [
+        (b": waiting\n\n", b""),
+        (b": waiting\n\n: waiting\r\n\r\ndata: 1\n\n: later\n\n", b"data: 1\n\n: later\n\n"),
+        (b": one\n:\n\ndata: 1\n\n", b"data: 1\n\n"),
+        (b": of an event\ndata: 1\n\n", b": of an event\ndata: 1\n\n"),
+        (b"data: 1\n\n", b"data: 1\n\n"),
+        (b"", b""),
+    ],
+)
+def test_comments_before_the_first_event_are_none(events: bytes, rest: bytes) -> None:
+    assert without_comments(events) == rest
