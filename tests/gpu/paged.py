@@ -42,7 +42,13 @@ def strided_queries(tokens: int, q_heads: int, kv_heads: int, head_dim: int, dty
 
 
 def exact_attention(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, first_position: int, scale: float, window: int | None
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    first_position: int,
+    scale: float,
+    window: int | None,
+    softcap: float | None = None,
 ) -> torch.Tensor:
     """Causal attention of tokens from `first_position` on: [tokens, q_heads * head_dim] fp64."""
     group = q.shape[1] // keys.shape[1]
@@ -50,5 +56,7 @@ def exact_attention(
     places = torch.arange(keys.shape[0], device=q.device)
     seen = (places <= positions) & (places > positions - (window or 1 << 30))
     scores = torch.einsum("qhd,thd->hqt", q.double(), keys.repeat_interleave(group, 1)) * scale
+    if softcap is not None:
+        scores = softcap * (scores / softcap).tanh()
     weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
     return torch.einsum("hqt,thd->qhd", weights, values.repeat_interleave(group, 1)).flatten(1)

@@ -56,6 +56,7 @@ CHUNKS = (  # (tokens before, new tokens); a padded sequence of a graph has none
 )
 
 
+@pytest.mark.parametrize("softcap", [None, 1.5])
 @pytest.mark.parametrize("with_norm", [False, True])
 @pytest.mark.parametrize(("q_heads", "kv_heads", "head_dim", "page_size", "window", "dtype"), SHAPES)
 def test_decode_attention(
@@ -66,6 +67,7 @@ def test_decode_attention(
     window: int | None,
     dtype: torch.dtype,
     with_norm: bool,
+    softcap: float | None,
 ) -> None:
     """From q, k and v before rotation: the new token's k and v are in their page afterwards, nothing else changed."""
     rows, spare = len(LENGTHS), 2  # padded rows of a graph: all of one sequence, whose only token is the new one
@@ -90,13 +92,23 @@ def test_decode_attention(
     for row, slot in enumerate(slots[:rows]):
         keys, values = paged.keys[slot], paged.values[slot]
         keys[-1], values[-1] = new_keys[row], new_values[row].double()
-        exact.append(exact_attention(q[row : row + 1], keys, values, LENGTHS[slot] - 1, head_dim**-0.5, window))
+        first = LENGTHS[slot] - 1
+        exact.append(exact_attention(q[row : row + 1], keys, values, first, head_dim**-0.5, window, softcap))
 
     for config in CONFIGS:
         slot_tensor, group = torch.tensor(slots, dtype=torch.int32, device=DEVICE), q_heads // kv_heads
         plan = plan_decode(slot_tensor, positions, kv_heads, max(LENGTHS), window, config=config, group=group)
         run = [
-            decode_attention(qkv, rotation, paged.pool, paged.tables, plan, scale=head_dim**-0.5, workspace=WORKSPACE)
+            decode_attention(
+                qkv,
+                rotation,
+                paged.pool,
+                paged.tables,
+                plan,
+                scale=head_dim**-0.5,
+                workspace=WORKSPACE,
+                softcap=softcap,
+            )
             for _ in range(2)
         ]
         assert error(run[0][:rows], torch.cat(exact)) <= ROUNDING[dtype], config
@@ -130,10 +142,17 @@ def test_a_long_sequence_with_more_splits_than_rounds_of_merging(length: int, ma
     assert error(mixed, exact) <= ROUNDING[FP32]
 
 
-@pytest.mark.parametrize("on_hopper", [False, True])
+@pytest.mark.parametrize(("on_hopper", "softcap"), [(False, None), (False, 1.5), (True, None)])
 @pytest.mark.parametrize(("q_heads", "kv_heads", "head_dim", "page_size", "window", "dtype"), SHAPES)
 def test_prefill_attention(
-    q_heads: int, kv_heads: int, head_dim: int, page_size: int, window: int | None, dtype: torch.dtype, on_hopper: bool
+    q_heads: int,
+    kv_heads: int,
+    head_dim: int,
+    page_size: int,
+    window: int | None,
+    dtype: torch.dtype,
+    on_hopper: bool,
+    softcap: float | None,
 ) -> None:
     lengths = [before + new for before, new in CHUNKS]
     shape = PrefillShape(dtype, dtype, 1, 1, q_heads, kv_heads, head_dim, page_size, window, max(lengths))
@@ -153,16 +172,23 @@ def test_prefill_attention(
         tables = torch.nn.functional.pad(paged.tables[chosen], (0, 0, 0, padding))
         q = strided_queries(total + padding, q_heads, kv_heads, head_dim, dtype)
         exact = [
-            exact_attention(part, paged.keys[index], paged.values[index], CHUNKS[index][0], scale, window)
+            exact_attention(part, paged.keys[index], paged.values[index], CHUNKS[index][0], scale, window, softcap)
             for index, part in zip(chosen, q[:total].split(counts), strict=True)
         ]
         rows = PrefillRows(tables, starts, ends, max(counts), max(lengths))
-        sizes = prefill_shape(q, paged.pool, rows, window)
+        sizes = prefill_shape(q, paged.pool, rows, window, softcap)
         config = given or (POLICY.hopper_prefill_config if on_hopper else POLICY.flash_attention_2_config)(sizes)
         assert config is not None
         run = [
             prefill_attention(
-                q, paged.pool, rows, scale=scale, config=config, workspace=WORKSPACE, sliding_window=window
+                q,
+                paged.pool,
+                rows,
+                scale=scale,
+                config=config,
+                workspace=WORKSPACE,
+                sliding_window=window,
+                softcap=softcap,
             )[:total]
             for _ in range(2)
         ]

@@ -24,6 +24,7 @@ from tests.gpu.device import INTERPRETED
 from tests.gpu.runs import make_runner, make_settings
 from tests.support.tiny_models import (
     GREEDY,
+    LONGROPE_PARTIAL,
     PageDealer,
     chunk,
     reference_logits,
@@ -34,6 +35,14 @@ from tests.support.tiny_models import (
 
 pytestmark = pytest.mark.skipif(not INTERPRETED, reason="runs under TRITON_INTERPRET=1 without a GPU only")
 TOKENS = [(position * 37 + 11) % 190 + 5 for position in range(40)]
+
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "phi3": LONGROPE_PARTIAL,
+    "gemma2": {"head_dim": 16, "sliding_window": 9, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 4.0},
+    "granite": {"embedding_multiplier": 12.0, "residual_multiplier": 0.22, "logits_scaling": 8.0},
+    "smollm3": {"no_rope_layers": [1, 0]},
+}
 
 
 def prompt(slot: int, start: int, count: int, pages: list[int]) -> Row:
@@ -62,12 +71,25 @@ def interpreted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...
     return make
 
 
-@pytest.mark.parametrize("decodes_beside", [0, 4])
-@pytest.mark.parametrize("architecture", ["qwen2", "qwen3"])
+@pytest.mark.parametrize(
+    ("architecture", "decodes_beside"),
+    [
+        ("qwen2", 0),
+        ("qwen2", 4),
+        ("qwen3", 0),
+        ("qwen3", 4),
+        ("phi3", 4),
+        ("gemma2", 0),
+        ("gemma2", 4),
+        ("olmo2", 4),
+        ("granite", 4),
+        ("smollm3", 4),
+    ],
+)
 def test_passes_equal_transformers(
     tmp_path: Path, interpreted: Callable[..., ModelRunner], architecture: str, decodes_beside: int
 ) -> None:
-    model = save_tiny_model(tmp_path, architecture, num_hidden_layers=2)
+    model = save_tiny_model(tmp_path, architecture, num_hidden_layers=2, **CHANGES.get(architecture, {}))
     runner = interpreted(decodes_beside=decodes_beside)
     assert isinstance(runner.executor, CudaExecutor)
     expected = reference_logits(model, TOKENS)

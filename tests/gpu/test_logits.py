@@ -16,7 +16,16 @@ from mini_infer_engine.core.batch import Batch, Row
 from mini_infer_engine.runtime.cuda_executor import CudaExecutor
 from tests.gpu.device import DEVICE, GPU_ONLY
 from tests.gpu.runs import make_runner, make_settings
-from tests.support.tiny_models import GREEDY, PageDealer, chunk, reference_logits, run_chunks, sampled, save_tiny_model
+from tests.support.tiny_models import (
+    GREEDY,
+    LONGROPE_PARTIAL,
+    PageDealer,
+    chunk,
+    reference_logits,
+    run_chunks,
+    sampled,
+    save_tiny_model,
+)
 
 pytestmark = GPU_ONLY
 TOKENS = [(position * 37 + 11) % 190 + 5 for position in range(150)]
@@ -55,6 +64,25 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "hidden_size": 128,
         },
     ),
+    "phi3": ("phi3", {"original_max_position_embeddings": 512}),
+    "phi4-mini": ("phi3", LONGROPE_PARTIAL),
+    "gemma2": ("gemma2", {"head_dim": 32, "sliding_window": 24, "attn_logit_softcapping": 2.0}),
+    "gemma2-wide-heads": (
+        "gemma2",
+        {"head_dim": 256, "sliding_window": 64, "num_attention_heads": 2, "num_key_value_heads": 1},
+    ),
+    "olmo2": ("olmo2", {}),
+    "mixtral": ("mixtral", {"num_local_experts": 8, "num_experts_per_tok": 2, "hidden_size": 128}),
+    "granite": (
+        "granite",
+        {
+            "embedding_multiplier": 12.0,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.05,
+            "logits_scaling": 8.0,
+        },
+    ),
+    "smollm3": ("smollm3", {"num_hidden_layers": 5}),
     "mistral-window": ("mistral", {"sliding_window": 24, "head_dim": 64}),
 }
 

@@ -33,12 +33,37 @@ _SHAPE: dict[str, Any] = {
 }
 
 
+_FACTORS = [1.0, 1.1, 1.3, 1.6, 2.0, 2.5, 3.1, 4.0]
+LONGROPE: dict[str, Any] = {
+    "original_max_position_embeddings": 32,
+    "rope_parameters": {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "short_factor": [1.0] * 8,
+        "long_factor": _FACTORS,
+        "original_max_position_embeddings": 32,
+    },
+}
+LONGROPE_PARTIAL: dict[str, Any] = {
+    "original_max_position_embeddings": 32,
+    "rope_parameters": {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "short_factor": [1.0] * 6,
+        "long_factor": _FACTORS[2:],
+        "original_max_position_embeddings": 32,
+        "partial_rotary_factor": 0.75,
+    },
+}
+
+
 def save_tiny_model(directory: Path, architecture: str, *, shard_size: str = "1GB", **changes: Any) -> Any:
     """Save a random model of `architecture` ("qwen3", ...) into `directory` and return it, in fp32."""
     torch.manual_seed(7)
     shape = _SHAPE | ({"head_dim": 24} if architecture in ("qwen3", "llama", "mistral") else {}) | changes
     config = transformers.AutoConfig.for_model(architecture, **shape)
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    eager = {"attn_implementation": "eager"} if architecture == "gemma2" else {}  # torch's own has no soft cap
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, **eager).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name or name.endswith("bias"):

@@ -64,6 +64,13 @@ class Fields:
         value = self._get(key, (int, float), None, "a number")
         return None if value is None else float(value)
 
+    def numbers(self, key: str, default: Any = ...) -> tuple[float, ...]:
+        """A list of numbers; required unless there is a default."""
+        values = self._get(key, (list,), _REQUIRED if default is ... else default, "a list of numbers")
+        if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
+            raise self.refuse(key, "must be a list of numbers.")
+        return tuple(float(value) for value in values)
+
     def boolean(self, key: str, default: bool) -> bool:
         """True or false."""
         return cast("bool", self._get(key, (bool,), default, "true or false"))

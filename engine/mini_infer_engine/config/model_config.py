@@ -9,7 +9,7 @@ from typing import Any, Literal, cast
 
 from mini_infer_engine.config.fields import Fields
 from mini_infer_engine.config.quantization import Fp8Scheme, parse_quantization
-from mini_infer_engine.config.rope import RopeParameters, parse_rope
+from mini_infer_engine.config.rope import RopeParameters, parse_rope, rope_object
 
 Activation = Literal["silu", "gelu_tanh"]
 _ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
@@ -42,6 +42,12 @@ class ModelConfig:
     """Of the gate in the feed-forward block."""
     attention_scale: float
     """Factor of queries times keys before the softmax."""
+    attention_softcap: float | None = None
+    """Scores become softcap * tanh(scores / softcap) before mask and softmax."""
+    logits_softcap: float | None = None
+    """The same of logits."""
+    logits_divisor: float = 1.0
+    """Of logits, before all else."""
     embedding_scale: float = 1.0
     """Factor of the token embeddings."""
     norm_offset: float = 0.0
@@ -85,7 +91,7 @@ def parse_decoder(
         "num_heads": num_heads,
         "num_kv_heads": num_kv_heads,
         "head_dim": head_dim,
-        "rms_norm_eps": fields.number("rms_norm_eps", 1e-6),
+        "rms_norm_eps": fields.number("rms_norm_eps", different.pop("default_eps", 1e-6)),
         "max_position_embeddings": max_position_embeddings,
         "tie_word_embeddings": fields.boolean("tie_word_embeddings", different.pop("default_tie", False)),
         "qkv_bias": False,
@@ -100,7 +106,20 @@ def parse_decoder(
     }
     if "ropes" not in different:
         common["ropes"] = (parse_rope(fields, max_position_embeddings),) * num_layers
-    return common | different
+    arguments = common | different
+    for rope in set(arguments["ropes"]):
+        _check_rotation(fields, rope, head_dim)
+    return arguments
+
+
+def _check_rotation(fields: Fields, rope: RopeParameters, head_dim: int) -> None:
+    rotary_dim = rope.rotary_dim(head_dim)
+    if rotary_dim % 2:
+        raise fields.refuse("partial_rotary_factor", f"of {head_dim} dimensions a head it takes an odd number.")
+    lengths = {len(rope.short_factors), len(rope.long_factors)}
+    if rope.type == "longrope" and lengths != {rotary_dim // 2}:
+        key, _ = rope_object(fields)
+        raise fields.refuse(key, f"short_factor and long_factor must have {rotary_dim // 2} numbers each.")
 
 
 def parse_activation(fields: Fields, key: str = "hidden_act", *supported: Activation) -> Activation:

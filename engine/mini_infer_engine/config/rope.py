@@ -6,8 +6,9 @@ from typing import Any, Literal, cast
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.config.fields import Fields
 
-RopeType = Literal["default", "linear", "llama3", "yarn"]
-_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+RopeType = Literal["none", "default", "linear", "llama3", "yarn", "longrope"]
+_ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope")
+"""Those that a file may name; "none" (NoPE) is what architectures say of single layers."""
 _DEFAULT_THETA = 10_000.0
 
 
@@ -27,14 +28,34 @@ class RopeParameters:
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool = True
+    short_factors: tuple[float, ...] = ()
+    """Of longrope: divisors of the frequencies where the served context is within the original one."""
+    long_factors: tuple[float, ...] = ()
+    """The same for longer contexts."""
+    partial: float = 1.0
+    """Share of a head's dimensions that are rotated: the first ones of the checkpoint."""
+
+    def rotary_dim(self, head_dim: int) -> int:
+        """Dimensions of a head that are rotated."""
+        return int(head_dim * self.partial)
 
 
-def parse_rope(fields: Fields, max_position_embeddings: int) -> RopeParameters:
+NO_ROTATION = RopeParameters(type="none")
+"""Of layers without position embeddings (NoPE, Kazemnejad et al. 2023, arXiv 2305.19466)."""
+
+
+def parse_rope(
+    fields: Fields,
+    max_position_embeddings: int,
+    default_theta: float = _DEFAULT_THETA,
+    *,
+    allows_partial: bool = False,
+) -> RopeParameters:
     """The one rotation of all layers, from `rope_scaling` (older files) or `rope_parameters` (transformers 5)."""
     key, raw = rope_object(fields)
     if any(isinstance(value, dict) for value in raw.values()):
         raise fields.refuse(key, "different rotations for different layers are not supported.")
-    return parse_rope_object(fields, key, raw, max_position_embeddings)
+    return parse_rope_object(fields, key, raw, max_position_embeddings, default_theta, allows_partial=allows_partial)
 
 
 def rope_object(fields: Fields) -> tuple[str, dict[str, Any]]:
@@ -47,7 +68,13 @@ def rope_object(fields: Fields) -> tuple[str, dict[str, Any]]:
 
 
 def parse_rope_object(
-    fields: Fields, key: str, raw: dict[str, Any], max_position_embeddings: int, default_theta: float = _DEFAULT_THETA
+    fields: Fields,
+    key: str,
+    raw: dict[str, Any],
+    max_position_embeddings: int,
+    default_theta: float = _DEFAULT_THETA,
+    *,
+    allows_partial: bool = False,
 ) -> RopeParameters:
     """One rotation; `raw` is the object under `key`, and `rope_theta` may stand beside it in older files."""
     theta = fields.number("rope_theta", default_theta)
@@ -56,7 +83,7 @@ def parse_rope_object(
     if rope_type not in _ROPE_TYPES:
         raise fields.refuse(key, f"rope type {rope_type!r} is not supported; supported are {', '.join(_ROPE_TYPES)}.")
     partial = fields.number("partial_rotary_factor", rope.number("partial_rotary_factor", 1.0))
-    if partial != 1.0:
+    if not (0.0 < partial <= 1.0 if allows_partial else partial == 1.0):
         raise ModelError(f"{fields.path}: partial_rotary_factor = {partial}: only 1.0 is supported.")
     original = fields.size(
         "original_max_position_embeddings",
@@ -67,10 +94,11 @@ def parse_rope_object(
         rope.number(name)
     if rope_type in ("linear", "llama3"):
         rope.number("factor")
+    extends, is_long = rope_type in ("yarn", "longrope"), rope_type == "longrope"
     return RopeParameters(
         type=cast("RopeType", rope_type),
         theta=rope.number("rope_theta"),
-        factor=rope.number("factor", max_position_embeddings / original if rope_type == "yarn" else 1.0),
+        factor=rope.number("factor", max_position_embeddings / original if extends else 1.0),
         original_max_position_embeddings=original,
         low_freq_factor=rope.number("low_freq_factor", 1.0),
         high_freq_factor=rope.number("high_freq_factor", 4.0),
@@ -80,4 +108,7 @@ def parse_rope_object(
         mscale=rope.optional_number("mscale"),
         mscale_all_dim=rope.optional_number("mscale_all_dim"),
         truncate=rope.boolean("truncate", True),
+        short_factors=rope.numbers("short_factor") if is_long else (),
+        long_factors=rope.numbers("long_factor") if is_long else (),
+        partial=partial,
     )

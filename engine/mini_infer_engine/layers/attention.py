@@ -18,12 +18,13 @@ class Attention(nn.Module):
         self.is_last = layer == config.num_layers - 1
         self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
         self.scale = config.attention_scale
+        self.softcap = config.attention_softcap
         self.sliding_window = config.sliding_windows[layer]
         self.rope = config.ropes[layer]
         self.rotary: Rotary | None = None  # set by `DecoderModel.finish_loading`, shared by layers of one rotation
         sizes = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads, "v_proj": config.num_kv_heads}
         parts = {name: heads * config.head_dim for name, heads in sizes.items()}
-        self.qkv_proj = PackedLinear(config.hidden_size, parts, bias=config.qkv_bias)
+        self.qkv_proj: Linear = PackedLinear(config.hidden_size, parts, bias=config.qkv_bias)
         self.o_proj = Linear(config.num_heads * config.head_dim, config.hidden_size, bias=config.output_bias)
         self.q_norm = RMSNorm.of(config, config.head_dim) if has_qk_norm else None
         self.k_norm = RMSNorm.of(config, config.head_dim) if has_qk_norm else None

@@ -13,5 +13,5 @@ class GatedMLP(nn.Module):
         super().__init__()
         parts = {"gate_proj": config.intermediate_size, "up_proj": config.intermediate_size}
         self.activation = config.activation
-        self.gate_up_proj = PackedLinear(config.hidden_size, parts, bias=config.mlp_bias)
+        self.gate_up_proj: Linear = PackedLinear(config.hidden_size, parts, bias=config.mlp_bias)
         self.down_proj = Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)

@@ -1,7 +1,8 @@
 """Rotary position embeddings: one table for the whole model, looked up once a pass.
 
-Frequencies follow transformers' `modeling_rope_utils` (default, linear, llama3, yarn), whose sources are Su et al. 2021
-(arXiv 2104.09864), kaiokendev's linear interpolation, Llama 3.1's model code and Peng et al. 2023 (arXiv 2309.00071).
+Frequencies follow transformers' `modeling_rope_utils` (default, linear, llama3, yarn, longrope), whose sources are Su
+et al. 2021 (arXiv 2104.09864), kaiokendev's linear interpolation, Llama 3.1's model code, Peng et al. 2023 (arXiv
+2309.00071) and Ding et al. 2024 (arXiv 2402.13753).
 """
 
 import math
@@ -12,15 +13,19 @@ from torch import Tensor
 from mini_infer_engine.config.rope import RopeParameters
 
 
-def inverse_frequencies(rope: RopeParameters, head_dim: int) -> tuple[Tensor, float]:
-    """Radians per position for each pair of dimensions, [head_dim / 2] fp32, and the factor on cos and sin."""
-    base = 1.0 / rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+def inverse_frequencies(rope: RopeParameters, rotary_dim: int, max_positions: int) -> tuple[Tensor, float]:
+    """Radians per position for each rotated pair, [rotary_dim / 2] fp32, and the factor on cos and sin."""
+    base = 1.0 / rope.theta ** (torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim)
+    if rope.type == "none":
+        return torch.zeros_like(base), 1.0
     if rope.type == "linear":
         return base / rope.factor, 1.0
     if rope.type == "llama3":
         return _llama3(base, rope), 1.0
     if rope.type == "yarn":
-        return _yarn(base, rope, head_dim), _yarn_attention_factor(rope)
+        return _yarn(base, rope, rotary_dim), _yarn_attention_factor(rope)
+    if rope.type == "longrope":
+        return _longrope(base, rope, max_positions), _longrope_attention_factor(rope)
     return base, 1.0
 
 
@@ -62,15 +67,38 @@ def _yarn_attention_factor(rope: RopeParameters) -> float:
     return mscale(1.0)
 
 
+def _longrope(base: Tensor, rope: RopeParameters, max_positions: int) -> Tensor:
+    """One set of factors for all sequences, by the served context, as vLLM does.
+
+    Transformers takes each sequence's own length; but keys in a page must not depend on how long a sequence becomes.
+    """
+    is_long = max_positions > rope.original_max_position_embeddings
+    return base / torch.tensor(rope.long_factors if is_long else rope.short_factors)
+
+
+def _longrope_attention_factor(rope: RopeParameters) -> float:
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    if rope.factor <= 1:
+        return 1.0
+    return math.sqrt(1 + math.log(rope.factor) / math.log(rope.original_max_position_embeddings))
+
+
 class Rotary:
-    """cos and sin of every position up to `max_positions`, in the model's dtype."""
+    """cos and sin of every position up to `max_positions`, in the model's dtype.
+
+    Where only the first dimensions of a head are rotated, the others' pairs have cos 1 and sin 0, and stand behind.
+    """
 
     def __init__(
         self, rope: RopeParameters, head_dim: int, max_positions: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        frequencies, factor = inverse_frequencies(rope, head_dim)
+        rotary_dim = rope.rotary_dim(head_dim)
+        frequencies, factor = inverse_frequencies(rope, rotary_dim, max_positions)
         angles = torch.arange(max_positions, dtype=torch.float32)[:, None] * frequencies
-        table = torch.cat((angles.cos() * factor, angles.sin() * factor), dim=-1)
+        unrotated = torch.zeros(max_positions, (head_dim - rotary_dim) // 2)
+        cos, sin = angles.cos() * factor, angles.sin() * factor
+        table = torch.cat((cos, unrotated + 1, sin, unrotated), dim=-1)
         self.table = table.to(dtype).to(device)  # [max_positions, head_dim]: cos of each pair, then sin of each
 
     def lookup(self, positions: Tensor) -> tuple[Tensor, Tensor]:

@@ -27,10 +27,12 @@ class DecoderLayer(nn.Module):
     """Attention and MLP, each behind a norm and added to the residual stream."""
 
     has_qk_norm: ClassVar[bool] = False
+    """Of single heads."""
+    has_input_norm: ClassVar[bool] = True
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
-        self.input_layernorm = RMSNorm.of(config)
+        self.input_layernorm = RMSNorm.of(config) if self.has_input_norm else None
         self.self_attn = Attention(config, layer, has_qk_norm=self.has_qk_norm)
         self.post_attention_layernorm = RMSNorm.of(config)
         self.mlp: nn.Module = self.make_mlp(config, layer)
@@ -40,8 +42,11 @@ class DecoderLayer(nn.Module):
         del layer  # other architectures have blocks of several kinds
         return GatedMLP(config)
 
-    def forward(self, ops: Ops, state: ResidualState, attention: AttentionPass, next_norm: RMSNorm) -> ResidualState:
+    def forward(
+        self, ops: Ops, state: ResidualState, attention: AttentionPass, next_norm: RMSNorm | None
+    ) -> ResidualState:
         """The residual state after this layer; after the last one, of the tokens whose logits are asked for."""
+        assert next_norm is not None, "layers of this kind, and the head, begin with a norm"
         mixed, state = self.attend(ops, state, attention)
         if not mixed.shape[0]:
             return state  # no logits are asked for: keys and values are all that this pass is for
@@ -50,11 +55,14 @@ class DecoderLayer(nn.Module):
 
     def attend(self, ops: Ops, state: ResidualState, attention: AttentionPass) -> tuple[Tensor, ResidualState]:
         """What attention mixes, and the residual state of the same tokens: fewer of them after the last layer."""
-        qkv = ops.norm_linear(state, self.input_layernorm, self.self_attn.qkv_proj)
-        mixed = attention.attend(qkv, self.self_attn)
+        mixed = attention.attend(self.project(ops, state), self.self_attn)
         if self.self_attn.is_last and attention.logits_indices is not None:
             state = state.select(attention.logits_indices)
         return mixed, state
+
+    def project(self, ops: Ops, state: ResidualState) -> Tensor:
+        """Side by side q, k and v of all tokens, [tokens, (heads + 2 * kv_heads) * head_dim]."""
+        return ops.norm_linear(state, self.input_layernorm, self.self_attn.qkv_proj)
 
     def feed_forward(self, ops: Ops, state: ResidualState, next_norm: RMSNorm) -> ResidualState:
         """The residual state after the MLP."""
@@ -77,6 +85,8 @@ class DecoderModel(nn.Module):
     """A causal language model; made under the target device and dtype, filled by `loader`, then `finish_loading`."""
 
     layer_class: ClassVar[type[DecoderLayer]] = DecoderLayer
+    checkpoint_names: ClassVar[dict[str, str]] = {}
+    """Parts of names here, and what this architecture's checkpoints have instead."""
     unused_checkpoint_suffixes: ClassVar[tuple[str, ...]] = (
         "rotary_emb.inv_freq",
         ".input_scale",
@@ -124,7 +134,12 @@ class DecoderModel(nn.Module):
                 tensors |= module.checkpoint_tensors(path)
             else:
                 tensors |= {f"{path}.{name}": Placement(p) for name, p in module.named_parameters(recurse=False)}
-        return tensors
+        return {self._checkpoint_name(name): placement for name, placement in tensors.items()}
+
+    def _checkpoint_name(self, name: str) -> str:
+        for ours, theirs in self.checkpoint_names.items():
+            name = name.replace(ours, theirs)
+        return name
 
     def is_unused(self, checkpoint_name: str) -> bool:
         """Whether a checkpoint may have this tensor although the model does not read it."""
@@ -164,11 +179,16 @@ class DecoderModel(nn.Module):
         """
         state = ResidualState(hidden)
         layers = self.layers
-        next_norms = [layer.input_layernorm for layer in layers[1:]] + [self.model.norm]
+        next_norms = [*(layer.input_layernorm for layer in layers[1:]), self.model.norm]
         for layer, next_norm in zip(layers, next_norms, strict=True):
             state = layer(ops, state, attention, next_norm)
         return state
 
     def logits(self, ops: Ops, state: ResidualState, out: Tensor | None = None) -> Tensor:
         """The last norm and the head: [rows, vocab], written to `out` where one is given."""
-        return ops.logits(state, self.model.norm, self.head, out)
+        logits = ops.logits(state, self.model.norm, self.head, out)
+        if self.config.logits_divisor != 1.0:
+            logits.div_(self.config.logits_divisor)
+        if (softcap := self.config.logits_softcap) is not None:
+            logits.div_(softcap).tanh_().mul_(softcap)
+        return logits

@@ -11,36 +11,18 @@ from mini_infer_engine.config.model_config import (
     windows_by_layer,
 )
 from mini_infer_engine.config.rope import RopeParameters, parse_rope_object, rope_object
-from mini_infer_engine.layers.mlp import GatedMLP
-from mini_infer_engine.layers.norm import RMSNorm
 from mini_infer_engine.models.decoder import DecoderLayer, DecoderModel
-from mini_infer_engine.ops.base import AttentionPass, Ops, ResidualState
+from mini_infer_engine.models.gemma2 import Gemma2Layer
 
 _DEFAULT_HEAD_DIM = 256
 _DEFAULT_PATTERN = 6
 _GLOBAL_THETA, _LOCAL_THETA = 1_000_000.0, 10_000.0
 
 
-class Gemma3Layer(DecoderLayer):
-    """What attention and MLP make is normalised once more before it is added to the residual stream."""
+class Gemma3Layer(Gemma2Layer):
+    """Gemma 2's layer with q and k norms."""
 
     has_qk_norm: ClassVar[bool] = True
-
-    def __init__(self, config: ModelConfig, layer: int) -> None:
-        super().__init__(config, layer)
-        self.pre_feedforward_layernorm = RMSNorm.of(config)
-        self.post_feedforward_layernorm = RMSNorm.of(config)
-
-    def forward(self, ops: Ops, state: ResidualState, attention: AttentionPass, next_norm: RMSNorm) -> ResidualState:
-        """See `DecoderLayer.forward`."""
-        mixed, state = self.attend(ops, state, attention)
-        if not mixed.shape[0]:
-            return state
-        before = self.pre_feedforward_layernorm
-        state = ops.linear_norm_add_norm(mixed, self.self_attn.o_proj, self.post_attention_layernorm, state, before)
-        assert isinstance(self.mlp, GatedMLP)
-        gated = ops.norm_gated_linear(state, before, self.mlp.gate_up_proj, self.mlp.activation)
-        return ops.linear_norm_add_norm(gated, self.mlp.down_proj, self.post_feedforward_layernorm, state, next_norm)
 
 
 class Gemma3ForCausalLM(DecoderModel):

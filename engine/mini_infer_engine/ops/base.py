@@ -46,30 +46,38 @@ class AttentionPass(Protocol):
 
 
 class Ops(Protocol):
-    """See the module. Every verb takes activations of [tokens, width] in the model's dtype."""
+    """See the module. Every verb takes activations of [tokens, width] in the model's dtype.
 
-    def norm_linear(self, state: ResidualState, norm: RMSNorm, linear: Linear) -> Tensor:
+    A norm that is None: blocks read the residual stream as it is.
+    """
+
+    def norm_linear(self, state: ResidualState, norm: RMSNorm | None, linear: Linear) -> Tensor:
         """linear(norm(residual)): [tokens, out_features]."""
 
-    def norm_gated_linear(self, state: ResidualState, norm: RMSNorm, linear: Linear, activation: Activation) -> Tensor:
+    def norm_gated_linear(
+        self, state: ResidualState, norm: RMSNorm | None, linear: Linear, activation: Activation
+    ) -> Tensor:
         """activation(gate) * up, where gate and up are the two halves of linear(norm(residual))."""
 
     def linear_add_norm(self, x: Tensor, linear: Linear, state: ResidualState, next_norm: RMSNorm) -> ResidualState:
         """Residual + linear(x), prepared for `next_norm` where that costs nothing."""
 
     def linear_norm_add_norm(
-        self, x: Tensor, linear: Linear, norm: RMSNorm, state: ResidualState, next_norm: RMSNorm
+        self, x: Tensor, linear: Linear, norm: RMSNorm, state: ResidualState, next_norm: RMSNorm | None
     ) -> ResidualState:
         """Residual + norm(linear(x)), for blocks that normalise what they add."""
+
+    def norm_columns_(self, x: Tensor, columns: slice, norm: RMSNorm) -> None:
+        """Normalise these columns of x [tokens, width] in place: norms over all heads of q or of k together."""
 
     def moe_add_norm(self, state: ResidualState, norm: RMSNorm, moe: SparseMoE, next_norm: RMSNorm) -> ResidualState:
         """Residual + moe(norm(residual)), prepared for `next_norm`."""
 
-    def norm(self, state: ResidualState, norm: RMSNorm) -> Tensor:
+    def norm(self, state: ResidualState, norm: RMSNorm | None) -> Tensor:
         """The normalised residual stream, for blocks that read it more than once."""
 
     def logits(self, state: ResidualState, norm: RMSNorm, head: Linear, out: Tensor | None = None) -> Tensor:
         """head(norm(residual)): [rows, vocab], written to `out` where one is given."""
 
-    def add_norm(self, x: Tensor, state: ResidualState, next_norm: RMSNorm) -> ResidualState:
+    def add_norm(self, x: Tensor, state: ResidualState, next_norm: RMSNorm | None) -> ResidualState:
         """Residual + x, for blocks that are not one product."""

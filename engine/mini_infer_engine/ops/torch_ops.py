@@ -9,7 +9,7 @@ from torch.nn import functional
 from mini_infer_engine.config.model_config import Activation
 from mini_infer_engine.layers.linear import Linear
 from mini_infer_engine.layers.moe import MoESpec, SparseMoE
-from mini_infer_engine.layers.norm import RMSNorm
+from mini_infer_engine.layers.norm import RMSNorm, rms_norm
 from mini_infer_engine.ops.base import ResidualState
 
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
@@ -21,14 +21,16 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 class TorchOps:
     """See `ops.base.Ops`. The residual stream is added to in place."""
 
-    def norm_linear(self, state: ResidualState, norm: RMSNorm, linear: Linear) -> Tensor:
+    def norm_linear(self, state: ResidualState, norm: RMSNorm | None, linear: Linear) -> Tensor:
         """See `Ops.norm_linear`."""
-        out: Tensor = linear(norm(state.residual))
+        out: Tensor = linear(self.norm(state, norm))
         return out
 
-    def norm_gated_linear(self, state: ResidualState, norm: RMSNorm, linear: Linear, activation: Activation) -> Tensor:
+    def norm_gated_linear(
+        self, state: ResidualState, norm: RMSNorm | None, linear: Linear, activation: Activation
+    ) -> Tensor:
         """See `Ops.norm_gated_linear`."""
-        gate, up = linear(norm(state.residual)).chunk(2, dim=-1)
+        gate, up = linear(self.norm(state, norm)).chunk(2, dim=-1)
         return ACTIVATIONS[activation](gate).mul_(up)
 
     def linear_add_norm(self, x: Tensor, linear: Linear, state: ResidualState, next_norm: RMSNorm) -> ResidualState:
@@ -36,10 +38,14 @@ class TorchOps:
         return self.add_norm(linear(x), state, next_norm)
 
     def linear_norm_add_norm(
-        self, x: Tensor, linear: Linear, norm: RMSNorm, state: ResidualState, next_norm: RMSNorm
+        self, x: Tensor, linear: Linear, norm: RMSNorm, state: ResidualState, next_norm: RMSNorm | None
     ) -> ResidualState:
         """See `Ops.linear_norm_add_norm`."""
         return self.add_norm(norm(linear(x)), state, next_norm)
+
+    def norm_columns_(self, x: Tensor, columns: slice, norm: RMSNorm) -> None:
+        """See `Ops.norm_columns_`."""
+        rms_norm(x[:, columns], norm.weight, norm.eps, out=x[:, columns])
 
     def moe_add_norm(self, state: ResidualState, norm: RMSNorm, moe: SparseMoE, next_norm: RMSNorm) -> ResidualState:
         """See `Ops.moe_add_norm`: expert after expert, each over the tokens that chose it."""
@@ -53,9 +59,9 @@ class TorchOps:
             mixed.index_add_(0, tokens, made * weights[tokens, choices, None])
         return self.add_norm(mixed, state, next_norm)
 
-    def norm(self, state: ResidualState, norm: RMSNorm) -> Tensor:
+    def norm(self, state: ResidualState, norm: RMSNorm | None) -> Tensor:
         """See `Ops.norm`."""
-        out: Tensor = norm(state.residual)
+        out: Tensor = state.residual if norm is None else norm(state.residual)
         return out
 
     def logits(self, state: ResidualState, norm: RMSNorm, head: Linear, out: Tensor | None = None) -> Tensor:
@@ -63,7 +69,7 @@ class TorchOps:
         made = self.norm_linear(state, norm, head)
         return made if out is None else out.copy_(made)
 
-    def add_norm(self, x: Tensor, state: ResidualState, next_norm: RMSNorm) -> ResidualState:
+    def add_norm(self, x: Tensor, state: ResidualState, next_norm: RMSNorm | None) -> ResidualState:
         """See `Ops.add_norm`."""
         del next_norm  # computed by the verb that reads it
         return ResidualState(state.residual.add_(x))

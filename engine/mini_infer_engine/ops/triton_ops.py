@@ -33,11 +33,11 @@ class TritonOps:
     def __init__(self, kernels: KernelContext) -> None:
         self._policy, self._workspace = kernels.policy, kernels.workspace
 
-    def norm_linear(self, state: ResidualState, norm: RMSNorm, linear: Linear) -> Tensor:
+    def norm_linear(self, state: ResidualState, norm: RMSNorm | None, linear: Linear) -> Tensor:
         """See `Ops.norm_linear`."""
         return self.logits(state, norm, linear)
 
-    def logits(self, state: ResidualState, norm: RMSNorm, head: Linear, out: Tensor | None = None) -> Tensor:
+    def logits(self, state: ResidualState, norm: RMSNorm | None, head: Linear, out: Tensor | None = None) -> Tensor:
         """See `Ops.logits`; one product for any layer, into given memory or not."""
         if head.method is not UNQUANTIZED:
             return quantized_linear(self.norm(state, norm), head, out)
@@ -51,7 +51,9 @@ class TritonOps:
         torch.mm(x, head.weight.t(), out=out)
         return out if head.bias is None else out.add_(head.bias)
 
-    def norm_gated_linear(self, state: ResidualState, norm: RMSNorm, linear: Linear, activation: Activation) -> Tensor:
+    def norm_gated_linear(
+        self, state: ResidualState, norm: RMSNorm | None, linear: Linear, activation: Activation
+    ) -> Tensor:
         """See `Ops.norm_gated_linear`."""
         # What the epilogue of our product can do.
         fused = activation == "silu" and linear.bias is None and linear.method is UNQUANTIZED
@@ -94,7 +96,7 @@ class TritonOps:
         return ResidualState(out if bias is None else out.add_(bias))
 
     def linear_norm_add_norm(
-        self, x: Tensor, linear: Linear, norm: RMSNorm, state: ResidualState, next_norm: RMSNorm
+        self, x: Tensor, linear: Linear, norm: RMSNorm, state: ResidualState, next_norm: RMSNorm | None
     ) -> ResidualState:
         """See `Ops.linear_norm_add_norm`."""
         config = None if linear.method is not UNQUANTIZED else self._policy.gemm_config(x, linear.weight)
@@ -105,6 +107,10 @@ class TritonOps:
         else:
             out = functional.linear(x, linear.weight, linear.bias)
         return self.add_norm(rms_norm(out, norm.weight, norm.eps), state, next_norm)
+
+    def norm_columns_(self, x: Tensor, columns: slice, norm: RMSNorm) -> None:
+        """See `Ops.norm_columns_`."""
+        rms_norm(x[:, columns], norm.weight, norm.eps, out=x[:, columns])
 
     def moe_add_norm(self, state: ResidualState, norm: RMSNorm, moe: SparseMoE, next_norm: RMSNorm) -> ResidualState:
         """See `Ops.moe_add_norm`: the experts' results are added up by the kernel that adds the residual."""
@@ -117,20 +123,24 @@ class TritonOps:
         normed = add_rms_norm(state.residual, summands, next_norm.weight, next_norm.eps)
         return ResidualState(state.residual, normed)
 
-    def norm(self, state: ResidualState, norm: RMSNorm) -> Tensor:
+    def norm(self, state: ResidualState, norm: RMSNorm | None) -> Tensor:
         """See `Ops.norm`."""
+        if norm is None:
+            return state.residual
         normed = state.normed
         return normed if isinstance(normed, Tensor) else rms_norm(state.residual, norm.weight, norm.eps)
 
-    def add_norm(self, x: Tensor, state: ResidualState, next_norm: RMSNorm) -> ResidualState:
+    def add_norm(self, x: Tensor, state: ResidualState, next_norm: RMSNorm | None) -> ResidualState:
         """See `Ops.add_norm`: one kernel for the sum and the norm."""
+        if next_norm is None:
+            return ResidualState(state.residual.add_(x))
         return ResidualState(
             state.residual, add_rms_norm(state.residual, x.unsqueeze(0), next_norm.weight, next_norm.eps)
         )
 
-    def _norm_or_deferred(self, state: ResidualState, norm: RMSNorm) -> Tensor | DeferredRMSNorm:
+    def _norm_or_deferred(self, state: ResidualState, norm: RMSNorm | None) -> Tensor | DeferredRMSNorm:
         """The input of a product of ours, which can itself divide by the root mean square."""
-        return self.norm(state, norm) if state.normed is None else state.normed
+        return self.norm(state, norm) if norm is None or state.normed is None else state.normed
 
 
 def quantized_linear(x: Tensor, linear: Linear, out: Tensor | None = None) -> Tensor:

@@ -162,17 +162,25 @@ class CudaExecutor:
         token = torch.zeros((1, config.num_heads, config.head_dim), dtype=worker.dtype, device=device)
         ends = torch.ones(1, dtype=torch.int32, device=device)
         starts = torch.tensor([0, 1], dtype=torch.int32, device=device)
-        pages = self.attention.pages[0]
+        pages, softcap = self.attention.pages[0], config.attention_softcap
         # One token attends. It is told to be many where that decides the variant: whether programs share a sequence.
         for tokens, longest_key in itertools.product((1, 1 << 16), (1 << 10, 1 << 14)):
             q, out = token.expand(tokens, -1, -1), torch.empty_like(token).flatten(1).expand(tokens, -1)
             rows = PrefillRows(self.state.page_tables[-1:], starts, ends, 1, longest_key)
             for window in self.attention.windows:
-                tiles = policy.flash_attention_2_config(prefill_shape(q, pages, rows, window))
+                tiles = policy.flash_attention_2_config(prefill_shape(q, pages, rows, window, softcap))
                 prefill_attention(
-                    q, pages, rows, scale=1.0, config=tiles, workspace=workspace, sliding_window=window, out=out
+                    q,
+                    pages,
+                    rows,
+                    scale=1.0,
+                    config=tiles,
+                    workspace=workspace,
+                    sliding_window=window,
+                    softcap=softcap,
+                    out=out,
                 )
-        if hopper := policy.hopper_prefill_config(prefill_shape(token, pages, rows)):
+        if hopper := policy.hopper_prefill_config(prefill_shape(token, pages, rows, softcap=softcap)):
             prefill_attention(token, pages, rows, scale=1.0, config=hopper, workspace=workspace)
 
     def capture(self) -> None:

@@ -15,6 +15,8 @@ from mini_infer_engine.models.decoder import DecoderModel
 from mini_infer_engine.models.registry import MODELS, model_class, read_config
 from tests.support.tiny_models import (
     GREEDY,
+    LONGROPE,
+    LONGROPE_PARTIAL,
     PageDealer,
     chunk,
     reference_logits,
@@ -102,6 +104,46 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "mlp_only_layers": [1],
         },
     ),
+    "phi3": ("phi3", {"original_max_position_embeddings": 512}),
+    "phi3-window": ("phi3", {"original_max_position_embeddings": 512, "sliding_window": 18}),
+    "phi3-longrope": ("phi3", LONGROPE),
+    "phi4-mini": ("phi3", LONGROPE_PARTIAL),
+    "gemma2": ("gemma2", {"head_dim": 16, "query_pre_attn_scalar": 20, "sliding_window": 11}),
+    "gemma2-tight-caps": (
+        "gemma2",
+        {
+            "head_dim": 32,
+            "sliding_window": 24,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 3.0,
+            "num_key_value_heads": 4,
+        },
+    ),
+    "gemma2-no-caps": (
+        "gemma2",
+        {"head_dim": 16, "sliding_window": 11, "attn_logit_softcapping": None, "final_logit_softcapping": None},
+    ),
+    "olmo2": ("olmo2", {}),
+    "olmo2-biased": ("olmo2", {"attention_bias": True, "num_key_value_heads": 1, "tie_word_embeddings": True}),
+    "mixtral": ("mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2}),
+    "mixtral-window": ("mixtral", {"num_local_experts": 3, "num_experts_per_tok": 1, "sliding_window": 19}),
+    "granite": (
+        "granite",
+        {
+            "embedding_multiplier": 12.0,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.05,
+            "logits_scaling": 8.0,
+            "rms_norm_eps": 1e-2,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "granite-biased": ("granite", {"attention_bias": True, "mlp_bias": True, "logits_scaling": 0.5}),
+    "smollm3": ("smollm3", {"num_hidden_layers": 5}),
+    "smollm3-window": (
+        "smollm3",
+        {"no_rope_layers": [1, 0, 1], "use_sliding_window": True, "sliding_window": 14, "tie_word_embeddings": False},
+    ),
     **{f"llama-{name}": ("llama", {"rope_parameters": rope}) for name, rope in ROPES.items()},
 }
 
@@ -115,6 +157,16 @@ def test_logits_equal_transformers_whole_chunked_and_token_by_token(variant: str
     for sizes in ([70], [33, 1, 36], [16, 16, 16, 22], [5] + [1] * 65):
         actual = run_chunks(runner, TOKENS, dealer.table(70), sizes)
         assert (actual - expected).abs().max() <= TOLERANCE, sizes
+
+
+def test_longrope_takes_the_short_factors_where_the_served_context_is_the_original_one(tmp_path: Path) -> None:
+    tokens = TOKENS[:30]
+    expected = reference_logits(save_tiny_model(tmp_path, "phi3", **LONGROPE_PARTIAL), tokens)
+    runner = tiny_runner(tmp_path, max_model_len=32)
+    actual = run_chunks(runner, tokens, PageDealer(runner).table(30), [12, 1, 17])
+    assert (actual - expected).abs().max() <= TOLERANCE
+    longer = tiny_runner(tmp_path, max_model_len=33)
+    assert (run_chunks(longer, tokens, PageDealer(longer).table(30), [30]) - expected).abs().max() > 0.01
 
 
 @pytest.mark.parametrize("page_size", [16, 32, 256])
@@ -207,6 +259,21 @@ def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
             {"architectures": ["Qwen3ForCausalLM"], "use_sliding_window": True, "layer_types": ["chunked"]},
             ["layer_types", "chunked"],
         ),
+        ({"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0] * 8}}, ["long_factor", "missing"]),
+        (
+            {"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [1.0] * 3}},
+            ["long_factor", "8 numbers"],
+        ),
+        ({"architectures": ["Phi3ForCausalLM"], "partial_rotary_factor": 1.5}, ["partial_rotary_factor", "1.5"]),
+        ({"architectures": ["Gemma2ForCausalLM"], "hidden_activation": "silu"}, ["hidden_activation", "gelu_tanh"]),
+        (
+            {"architectures": ["Gemma2ForCausalLM"], "hidden_activation": "gelu_pytorch_tanh"}
+            | {"attn_logit_softcapping": -1.0},
+            ["attn_logit_softcapping", "-1.0"],
+        ),
+        ({"architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": [1]}, ["no_rope_layers", "2 ones"]),
+        ({"architectures": ["GraniteForCausalLM"], "residual_multiplier": 0}, ["residual_multiplier", "positive"]),
+        ({"architectures": ["MixtralForCausalLM"], "num_experts_per_tok": 9}, ["num_experts_per_tok", "at most"]),
     ],
 )
 def test_what_cannot_be_served_is_refused_by_name(changes: dict[str, Any], words: list[str], tmp_path: Path) -> None:

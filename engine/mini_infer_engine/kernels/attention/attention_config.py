@@ -61,6 +61,8 @@ class PrefillShape:
     sliding_window: int | None
     longest_key: int
     """Tokens of the longest sequence with its new ones, or more."""
+    caps_scores: bool = False
+    """Whether scores are soft-capped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +122,13 @@ def prefill_config(shape: PrefillShape, sm_count: int, shared_memory_bytes: int)
 
 
 def supports_hopper_fa3(shape: PrefillShape) -> bool:
-    """Whether the FlashAttention-3 kernel can compute this: 16-bit pages of whole blocks, and no window that masks."""
+    """Whether the FlashAttention-3 kernel can compute this: 16-bit pages of whole blocks, no window that masks, no
+    soft cap.
+    """
     masks = shape.sliding_window is not None and shape.sliding_window < shape.longest_key
     halves = shape.pages_dtype in (torch.bfloat16, torch.float16)
-    return halves and shape.head_dim in (64, 128) and shape.page_size % _TILE_QUERIES == 0 and not masks
+    fits = shape.head_dim in (64, 128) and shape.page_size % _TILE_QUERIES == 0
+    return halves and fits and not masks and not shape.caps_scores
 
 
 def hopper_fa3_is_faster(tokens: int, sequences: int, q_heads: int) -> bool:

@@ -13,6 +13,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from mini_infer_engine.kernels.attention.attention_config import MANY_HEAD_ROWS
 from mini_infer_engine.kernels.attention.decode_plan import FIELDS, MAX_SPLITS, NO_WINDOW, DecodePlan
 from mini_infer_engine.kernels.attention.rope_kv import Rotation
+from mini_infer_engine.kernels.attention.softcap import softcapped
 from mini_infer_engine.kernels.sizes import next_power_of_2
 from mini_infer_engine.kernels.workspace import COUNTERS, Workspace
 
@@ -147,6 +148,7 @@ def _decode_attention(
     out_stride,
     eps,
     scale,
+    softcap,
     window,
     GROUP: tl.constexpr,
     GROUP_BLOCK: tl.constexpr,
@@ -156,6 +158,7 @@ def _decode_attention(
     PAGE_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     NORM: tl.constexpr,
+    SOFTCAP: tl.constexpr,
     MERGE: tl.constexpr,
     MERGE_ROWS: tl.constexpr,
     MERGE_SPLITS: tl.constexpr,
@@ -205,7 +208,8 @@ def _decode_attention(
     tl.store(new_at + kv_stride, new_value, mask=new_inside)
 
     log2e: tl.constexpr = 1.4426950408889634
-    new_score = tl.sum(queries.to(tl.float32) * new_key.to(tl.float32), axis=1) * (scale * log2e)
+    new_score = tl.sum(queries.to(tl.float32) * new_key.to(tl.float32), axis=1)
+    new_score = softcapped(new_score * scale, softcap) * log2e if SOFTCAP else new_score * (scale * log2e)
     m_i = tl.where(is_last_split, new_score, float("-inf"))
     l_i = tl.zeros((GROUP_BLOCK,), dtype=tl.float32) + tl.where(is_last_split, 1.0, 0.0)
     acc = tl.zeros((GROUP_BLOCK, DIM_BLOCK), dtype=tl.float32) + new_value.to(tl.float32)
@@ -222,7 +226,8 @@ def _decode_attention(
         mask = (tokens < end) & (tokens > position - window)
         kv_mask = mask[:, None] & dim_inside
         keys = tl.load(head_pool + at[:, None] + dims[None, :], mask=kv_mask, other=0.0).to(queries.dtype)
-        scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * (scale * log2e)
+        scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
+        scores = softcapped(scores * scale, softcap) * log2e if SOFTCAP else scores * (scale * log2e)
         scores = tl.where(mask[None, :], scores, float("-inf"))
         m_new = tl.maximum(m_i, tl.max(scores, axis=1))
         p = tl.exp2(scores - m_new[:, None])
@@ -272,6 +277,7 @@ def decode_attention(
     *,
     scale: float,
     workspace: Workspace,
+    softcap: float | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Write the new token of each sequence into its page, and attend from it over all tokens up to it.
@@ -279,6 +285,7 @@ def decode_attention(
     qkv [rows, (q_heads + 2 kv_heads) * head_dim] before norm and rotation (rows may be strided; not changed); pool: one
     layer's view [pages, 2, page_size, kv_heads, head_dim], of qkv's dtype or fp8; page_tables [slots, width] int32,
     read at the plan's slots. The plan is of the same rows. Returns [rows, q_heads * head_dim], in `out` where given.
+    softcap: see `softcap`; None: scores are not capped.
     """
     rows = qkv.shape[0]
     _, _, page_size, kv_heads, head_dim = pool.shape
@@ -317,6 +324,7 @@ def decode_attention(
         out.stride(0),
         rotation.eps,
         scale,
+        softcap or 0.0,
         plan.sliding_window or NO_WINDOW,
         GROUP=group,
         GROUP_BLOCK=max(16, next_power_of_2(group)),
@@ -326,6 +334,7 @@ def decode_attention(
         PAGE_SIZE=page_size,
         BLOCK=plan.config.block_tokens,
         NORM=rotation.q_norm is not None,
+        SOFTCAP=softcap is not None,
         MERGE=plan.splits,
         MERGE_ROWS=merge_rows,
         MERGE_SPLITS=max(2, _MERGE_VALUES // (merge_rows * dim_block)),

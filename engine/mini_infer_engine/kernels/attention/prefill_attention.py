@@ -12,6 +12,7 @@ import triton.language as tl
 
 from mini_infer_engine.kernels.attention.attention_config import HopperPrefillConfig, PrefillConfig, PrefillShape
 from mini_infer_engine.kernels.attention.prefill_rows import PrefillRows
+from mini_infer_engine.kernels.attention.softcap import softcapped
 from mini_infer_engine.kernels.sizes import LOG2_E, cdiv, next_power_of_2
 from mini_infer_engine.kernels.workspace import Workspace
 
@@ -40,7 +41,10 @@ def _scan(
     kv_stride,
     token_stride,
     scale,
+    softcap,
+    natural_scale,
     window,
+    SOFTCAP: tl.constexpr,
     MASKED: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     DIM_BLOCK: tl.constexpr,
@@ -68,6 +72,8 @@ def _scan(
         else:
             keys = tl.load(head_pool + address, mask=dim_inside[None, :], other=0.0)
         scores = tl.dot(query, tl.trans(keys.to(query.dtype)), input_precision=PRECISION)
+        if SOFTCAP:
+            scores = softcapped(scores * natural_scale, softcap)
         if MASKED:
             mask = (tokens[None, :] <= positions[:, None]) & (tokens[None, :] > positions[:, None] - window)
             scores = tl.where(mask, scores, float("-inf"))
@@ -133,6 +139,8 @@ def _prefill_attention(
     table_stride,
     out_stride,
     scale,
+    softcap,
+    natural_scale,
     window,
     splits,
     sequences,
@@ -144,11 +152,15 @@ def _prefill_attention(
     PAGE_SIZE: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    SOFTCAP: tl.constexpr,
     MERGE: tl.constexpr,
     MIN_SPLIT_BLOCKS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """FlashAttention-2 with split-KV: program (tile and split, KV head)."""
+    """FlashAttention-2 with split-KV: program (tile and split, KV head).
+
+    scale: of what the softmax sees, in base two; with SOFTCAP that is after the cap, and `natural_scale` is before it.
+    """
     tile_of_all = tl.program_id(0) // splits
     sequence, tile = _find_tile(query_starts, sequences, tile_of_all, GROUP, ROWS)
     if tile < 0:
@@ -196,11 +208,13 @@ def _prefill_attention(
     acc = tl.zeros((ROWS, DIM_BLOCK), dtype=tl.float32)
     acc, l_i, m_i = _scan(
         query, acc, l_i, m_i, head_pool, table, first_key_of_split, first_masked_key, positions, end, page_stride,
-        kv_stride, token_stride, scale, window, False, HEAD_DIM, DIM_BLOCK, PAGE_SIZE, BLOCK, PRECISION,
+        kv_stride, token_stride, scale, softcap, natural_scale, window, SOFTCAP, False,
+        HEAD_DIM, DIM_BLOCK, PAGE_SIZE, BLOCK, PRECISION,
     )  # fmt: skip
     acc, l_i, m_i = _scan(
         query, acc, l_i, m_i, head_pool, table, first_masked_key, end_of_split, positions, end, page_stride,
-        kv_stride, token_stride, scale, window, True, HEAD_DIM, DIM_BLOCK, PAGE_SIZE, BLOCK, PRECISION,
+        kv_stride, token_stride, scale, softcap, natural_scale, window, SOFTCAP, True,
+        HEAD_DIM, DIM_BLOCK, PAGE_SIZE, BLOCK, PRECISION,
     )  # fmt: skip
 
     has_all = blocks_of_split >= blocks
@@ -269,14 +283,28 @@ def _merge(
 
 
 def prefill_shape(
-    q: torch.Tensor, pool: torch.Tensor, rows: PrefillRows, sliding_window: int | None = None
+    q: torch.Tensor,
+    pool: torch.Tensor,
+    rows: PrefillRows,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
 ) -> PrefillShape:
     """Sizes of a call of `prefill_attention`, by which a policy chooses its config."""
     tokens, q_heads, head_dim = q.shape
     _, _, page_size, kv_heads, _ = pool.shape
     sequences = rows.ends.shape[0]
     return PrefillShape(
-        q.dtype, pool.dtype, tokens, sequences, q_heads, kv_heads, head_dim, page_size, sliding_window, rows.longest_key
+        q.dtype,
+        pool.dtype,
+        tokens,
+        sequences,
+        q_heads,
+        kv_heads,
+        head_dim,
+        page_size,
+        sliding_window,
+        rows.longest_key,
+        softcap is not None,
     )
 
 
@@ -289,13 +317,15 @@ def prefill_attention(
     config: PrefillConfig | HopperPrefillConfig,
     workspace: Workspace,
     sliding_window: int | None = None,
+    softcap: float | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attend from each sequence's new tokens over all its tokens; their keys and values are in the pool already.
 
     q [tokens, q_heads, head_dim], its rows may be strided; pool: one layer's view
     [pages, 2, page_size, kv_heads, head_dim], of q's dtype or fp8. Returns [tokens, q_heads * head_dim], in `out` where
-    that is given. The config says which of the two kernels computes it: `KernelPolicy.prefill_config`.
+    that is given. The config says which of the two kernels computes it: `KernelPolicy.prefill_config`. softcap: see
+    `softcap`; None: scores are not capped.
     """
     tokens, q_heads, head_dim = q.shape
     _, _, page_size, kv_heads, _ = pool.shape
@@ -306,6 +336,7 @@ def prefill_attention(
     if not tokens:
         return out
     if isinstance(config, HopperPrefillConfig):
+        assert softcap is None, "the FlashAttention-3 kernel does not cap scores: KernelPolicy.prefill_config"
         from mini_infer_engine.kernels.attention.hopper_prefill_attention import hopper_prefill_attention
 
         hopper_prefill_attention(q, pool, rows, scale=scale, config=config, out=out)
@@ -316,7 +347,7 @@ def prefill_attention(
     splits = max(1, min(_MAX_SPLITS, config.programs // (full_tiles * kv_heads)))
     partial_floats = splits * tokens * q_heads * (dim_block + 2) if splits > 1 else 0
     partials = workspace.partials(partial_floats)
-    base_two_scale = scale * LOG2_E
+    base_two_scale = LOG2_E if softcap is not None else scale * LOG2_E
     _prefill_attention[(tiles * splits, kv_heads)](
         q,
         pool,
@@ -332,6 +363,8 @@ def prefill_attention(
         rows.page_tables.stride(0),
         out.stride(0),
         base_two_scale,
+        softcap or 0.0,
+        scale,
         sliding_window or (1 << 30),
         splits,
         sequences,
@@ -343,6 +376,7 @@ def prefill_attention(
         PAGE_SIZE=page_size,
         ROWS=config.rows,
         BLOCK=config.keys,
+        SOFTCAP=softcap is not None,
         MERGE=splits > 1,
         MIN_SPLIT_BLOCKS=cdiv(_MIN_SPLIT_KEYS, config.keys),
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",

@@ -15,6 +15,7 @@ def _rms_norm(
     out,
     x_stride,
     summand_stride,
+    out_stride,
     width,
     eps,
     SUMMANDS: tl.constexpr,
@@ -33,22 +34,28 @@ def _rms_norm(
         tl.store(x + row * x_stride + offsets, rounded, mask=mask)
         values = rounded.to(tl.float32)
     scale = tl.rsqrt(tl.sum(values * values, axis=0) / width + eps)
-    tl.store(out + row * width + offsets, (values * scale * weights).to(out.dtype.element_ty), mask=mask)
+    tl.store(out + row * out_stride + offsets, (values * scale * weights).to(out.dtype.element_ty), mask=mask)
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Each row of x [rows, width] over its root mean square, times weight [width]; statistics in fp32."""
-    return _run(x, None, weight, eps)
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, out: torch.Tensor | None = None) -> torch.Tensor:
+    """Each row of x [rows, width] over its root mean square, times weight [width]; statistics in fp32.
+
+    Rows of x and of `out`, which may be x itself, may be strided.
+    """
+    return _run(x, None, weight, eps, out)
 
 
 def add_rms_norm(x: torch.Tensor, summands: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Add all summands [n, rows, width] to x [rows, width] in place, in fp32, and return the `rms_norm` of that."""
-    return _run(x, summands, weight, eps)
+    return _run(x, summands, weight, eps, None)
 
 
-def _run(x: torch.Tensor, summands: torch.Tensor | None, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def _run(
+    x: torch.Tensor, summands: torch.Tensor | None, weight: torch.Tensor, eps: float, out: torch.Tensor | None
+) -> torch.Tensor:
     rows, width = x.shape
-    out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
+    if out is None:
+        out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
     block = next_power_of_2(width)
     if rows:
         _rms_norm[(rows,)](
@@ -58,6 +65,7 @@ def _run(x: torch.Tensor, summands: torch.Tensor | None, weight: torch.Tensor, e
             out,
             x.stride(0),
             rows * width,
+            out.stride(0),
             width,
             eps,
             SUMMANDS=0 if summands is None else summands.shape[0],

@@ -9,7 +9,14 @@ PAGE_SIZE_STEP = 256
 
 
 def flash_prefill_attention(
-    q: Tensor, pages: Tensor, rows: PrefillRows, *, scale: float, sliding_window: int | None, out: Tensor | None = None
+    q: Tensor,
+    pages: Tensor,
+    rows: PrefillRows,
+    *,
+    scale: float,
+    sliding_window: int | None,
+    softcap: float | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """As `kernels.attention.prefill_attention.prefill_attention`."""
     mixed: Tensor = flash_attn_varlen_func(
@@ -23,6 +30,7 @@ def flash_prefill_attention(
         softmax_scale=scale,
         causal=True,
         window_size=(-1 if sliding_window is None else sliding_window - 1, 0),
+        softcap=softcap or 0.0,
         block_table=rows.page_tables,
     )
     return mixed.flatten(1) if out is None else out.copy_(mixed.flatten(1))

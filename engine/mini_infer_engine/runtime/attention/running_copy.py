@@ -120,5 +120,9 @@ class CopiedDecodes:
         self.new_values[layer.layer].copy_(values)
         mask, seen_keys, seen_values = self.seen[layer.sliding_window]
         grouped = q[: self.count].reshape(len(mask), -1, q.shape[-1])
-        scores = torch.baddbmm(mask, grouped, seen_keys[layer.layer], alpha=layer.scale)
+        if layer.softcap is None:
+            scores = torch.baddbmm(mask, grouped, seen_keys[layer.layer], alpha=layer.scale)
+        else:
+            scores = torch.bmm(grouped, seen_keys[layer.layer])
+            scores.mul_(layer.scale / layer.softcap).tanh_().mul_(layer.softcap).add_(mask)
         return torch.bmm(scores.softmax(dim=-1), seen_values[layer.layer]).view(self.count, -1)

@@ -71,7 +71,15 @@ class TritonAttention:
         def attend(qkv: Tensor, layer: Attention, out: Tensor | None = None) -> Tensor:
             rotation, pages, plan = self.rotations[layer.layer], self.pages[layer.layer], plans[layer.sliding_window]
             return decode_attention(
-                qkv, rotation, pages, tables, plan, scale=layer.scale, workspace=self._workspace, out=out
+                qkv,
+                rotation,
+                pages,
+                tables,
+                plan,
+                scale=layer.scale,
+                workspace=self._workspace,
+                softcap=layer.softcap,
+                out=out,
             )
 
         return attend
@@ -84,8 +92,9 @@ class TritonAttention:
             q = rope_kv(qkv, self.rotations[layer.layer], positions, kv_index, pages)
             if selected is not None:
                 q = q.index_select(0, selected)
-            window = layer.sliding_window
-            return self._run_prefill(q, pages, rows, scale=layer.scale, sliding_window=window, out=out)
+            return self._run_prefill(
+                q, pages, rows, scale=layer.scale, sliding_window=layer.sliding_window, softcap=layer.softcap, out=out
+            )
 
         return attend
 
@@ -97,10 +106,11 @@ class TritonAttention:
         *,
         scale: float,
         sliding_window: int | None,
+        softcap: float | None,
         out: Tensor | None,
     ) -> Tensor:
         """The faster of our two kernels."""
-        config = self._policy.prefill_config(prefill_shape(q, pages, rows, sliding_window))
+        config = self._policy.prefill_config(prefill_shape(q, pages, rows, sliding_window, softcap))
         return prefill_attention(
             q,
             pages,
@@ -109,6 +119,7 @@ class TritonAttention:
             config=config,
             workspace=self._workspace,
             sliding_window=sliding_window,
+            softcap=softcap,
             out=out,
         )
 

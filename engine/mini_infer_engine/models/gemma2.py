@@ -1,0 +1,81 @@
+"""Gemma 2: norms before and after each block, GELU, soft-capped scores and logits, every second layer windowed."""
+
+from typing import ClassVar
+
+from mini_infer_engine.config.fields import Fields
+from mini_infer_engine.config.model_config import (
+    ModelConfig,
+    parse_activation,
+    parse_decoder,
+    sliding_window,
+    windows_by_layer,
+)
+from mini_infer_engine.layers.mlp import GatedMLP
+from mini_infer_engine.layers.norm import RMSNorm
+from mini_infer_engine.models.decoder import DecoderLayer, DecoderModel
+from mini_infer_engine.ops.base import AttentionPass, Ops, ResidualState
+
+_DEFAULT_HEAD_DIM = 256
+_DEFAULT_WINDOW = 4096
+_ATTENTION_SOFTCAP, _LOGITS_SOFTCAP = 50.0, 30.0
+
+
+class Gemma2Layer(DecoderLayer):
+    """What attention and MLP make is normalised once more before it is added to the residual stream."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__(config, layer)
+        self.pre_feedforward_layernorm = RMSNorm.of(config)
+        self.post_feedforward_layernorm = RMSNorm.of(config)
+
+    def forward(
+        self, ops: Ops, state: ResidualState, attention: AttentionPass, next_norm: RMSNorm | None
+    ) -> ResidualState:
+        """See `DecoderLayer.forward`."""
+        mixed, state = self.attend(ops, state, attention)
+        if not mixed.shape[0]:
+            return state
+        before = self.pre_feedforward_layernorm
+        state = ops.linear_norm_add_norm(mixed, self.self_attn.o_proj, self.post_attention_layernorm, state, before)
+        assert isinstance(self.mlp, GatedMLP)
+        gated = ops.norm_gated_linear(state, before, self.mlp.gate_up_proj, self.mlp.activation)
+        return ops.linear_norm_add_norm(gated, self.mlp.down_proj, self.post_feedforward_layernorm, state, next_norm)
+
+
+class Gemma2ForCausalLM(DecoderModel):
+    """Gemma 2 (Gemma Team 2024, arXiv 2408.00118)."""
+
+    layer_class: ClassVar[type[DecoderLayer]] = Gemma2Layer
+
+    @classmethod
+    def parse_config(cls, fields: Fields, architecture: str, eos_token_ids: tuple[int, ...]) -> ModelConfig:
+        """Without `layer_types` the first layer of each two is windowed; an explicit null means no soft cap."""
+        if fields.values.get("use_bidirectional_attention"):
+            raise fields.refuse("use_bidirectional_attention", "it is not supported for this architecture.")
+        num_layers = fields.size("num_hidden_layers")
+        absent = "sliding_window" not in fields.values
+        window = _DEFAULT_WINDOW if absent else sliding_window(fields)
+        otherwise = tuple(None if layer % 2 else window for layer in range(num_layers))
+        bias = fields.boolean("attention_bias", False)
+        different = {
+            "qkv_bias": bias,
+            "output_bias": bias,
+            "activation": parse_activation(fields, "hidden_activation", "gelu_tanh"),
+            "sliding_windows": windows_by_layer(fields, num_layers, window, otherwise),
+            "attention_scale": fields.number("query_pre_attn_scalar", _DEFAULT_HEAD_DIM) ** -0.5,
+            "attention_softcap": softcap(fields, "attn_logit_softcapping", _ATTENTION_SOFTCAP),
+            "logits_softcap": softcap(fields, "final_logit_softcapping", _LOGITS_SOFTCAP),
+            "embedding_scale": fields.size("hidden_size") ** 0.5,
+            "norm_offset": 1.0,
+            "default_head_dim": _DEFAULT_HEAD_DIM,
+            "default_tie": True,
+        }
+        return ModelConfig(**parse_decoder(fields, architecture, eos_token_ids, **different))
+
+
+def softcap(fields: Fields, key: str, default: float | None) -> float | None:
+    """A positive number; None where the file says null, `default` where it says nothing."""
+    value = fields.optional_number(key) if key in fields.values else default
+    if value is not None and value <= 0:
+        raise fields.refuse(key, "must be a positive number, or null for none.")
+    return value

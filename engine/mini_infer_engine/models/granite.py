@@ -1,0 +1,47 @@
+"""Granite 3 (dense): Llama's decoder with multipliers of embeddings, attention scores, residual sums and logits."""
+
+from typing import ClassVar
+
+from torch import Tensor
+
+from mini_infer_engine.config.fields import Fields
+from mini_infer_engine.config.model_config import ModelConfig, parse_activation, parse_decoder
+from mini_infer_engine.models.decoder import DecoderLayer, DecoderModel
+
+
+class GraniteForCausalLM(DecoderModel):
+    """Llama's decoder with the multipliers of maximal update parametrisation (Yang et al. 2022, arXiv 2203.03466)."""
+
+    layer_class: ClassVar[type[DecoderLayer]] = DecoderLayer
+
+    @classmethod
+    def parse_config(cls, fields: Fields, architecture: str, eos_token_ids: tuple[int, ...]) -> ModelConfig:
+        """The residual stream is kept divided by `residual_multiplier`, so that blocks are added as they are.
+
+        Only norms read it. x / rms(x) does not change with the scale of x, but for its epsilon, which is divided by the
+        multiplier's square.
+        """
+        bias = fields.boolean("attention_bias", False)
+        residual_multiplier = _positive(fields, "residual_multiplier")
+        different = {
+            "qkv_bias": bias,
+            "output_bias": bias,
+            "mlp_bias": fields.boolean("mlp_bias", False),
+            "activation": parse_activation(fields),
+            "attention_scale": fields.number("attention_multiplier", 1.0),
+            "embedding_scale": fields.number("embedding_multiplier", 1.0) / residual_multiplier,
+            "logits_divisor": _positive(fields, "logits_scaling"),
+        }
+        common = parse_decoder(fields, architecture, eos_token_ids, **different)
+        return ModelConfig(**common | {"rms_norm_eps": common["rms_norm_eps"] / residual_multiplier**2})
+
+    def scale_embeddings(self, hidden: Tensor) -> Tensor:
+        """See `DecoderModel.scale_embeddings`; the factor is not rounded to the model's dtype, as Gemma's is."""
+        return hidden.mul_(self.config.embedding_scale)
+
+
+def _positive(fields: Fields, key: str) -> float:
+    value = fields.number(key, 1.0)
+    if value <= 0:
+        raise fields.refuse(key, "must be a positive number.")
+    return value

@@ -1,0 +1,49 @@
+"""Mixtral: Mistral's decoder whose feed-forward blocks are mixtures of experts."""
+
+from typing import ClassVar
+
+from mini_infer_engine.config.fields import Fields
+from mini_infer_engine.config.model_config import ModelConfig, parse_activation, parse_decoder, sliding_window
+from mini_infer_engine.config.rope import parse_rope
+from mini_infer_engine.layers.moe import MoESpec
+from mini_infer_engine.models.decoder import DecoderLayer, DecoderModel
+from mini_infer_engine.models.sparse_decoder import SparseConfig, SparseLayer, refuse_quantized_experts
+
+_DEFAULT_THETA = 1_000_000.0
+
+
+class MixtralForCausalLM(DecoderModel):
+    """Mistral's decoder with eight experts a layer, two of them a token (Jiang et al. 2024, arXiv 2401.04088)."""
+
+    layer_class: ClassVar[type[DecoderLayer]] = SparseLayer
+    checkpoint_names: ClassVar[dict[str, str]] = {
+        ".mlp.": ".block_sparse_moe.",
+        ".gate_proj.": ".w1.",
+        ".down_proj.": ".w2.",
+        ".up_proj.": ".w3.",
+    }
+
+    @classmethod
+    def parse_config(cls, fields: Fields, architecture: str, eos_token_ids: tuple[int, ...]) -> ModelConfig:
+        """Every layer is a mixture; the chosen experts' weights are divided by their sum. No window unless asked."""
+        refuse_quantized_experts(fields)
+        num_layers, num_experts = fields.size("num_hidden_layers"), fields.size("num_local_experts", 8)
+        top_k = fields.size("num_experts_per_tok", 2)
+        if top_k > num_experts:
+            raise fields.refuse("num_experts_per_tok", f"must be at most num_local_experts = {num_experts}.")
+        moe = MoESpec(
+            hidden_size=fields.size("hidden_size"),
+            intermediate_size=fields.size("intermediate_size"),
+            num_experts=num_experts,
+            top_k=top_k,
+            normalizes_top_k=True,
+        )
+        rope = parse_rope(fields, fields.size("max_position_embeddings"), _DEFAULT_THETA)
+        different = {
+            "activation": parse_activation(fields),
+            "sliding_windows": (sliding_window(fields),) * num_layers,
+            "ropes": (rope,) * num_layers,
+            "default_eps": 1e-5,
+        }
+        common = parse_decoder(fields, architecture, eos_token_ids, **different)
+        return SparseConfig(**common, moe=moe, sparse_layers=frozenset(range(num_layers)))

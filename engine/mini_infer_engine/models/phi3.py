@@ -1,0 +1,88 @@
+"""Phi-3 and Phi-4: Llama's decoder; checkpoints have q, k and v, and gate and up, in one tensor each."""
+
+from dataclasses import replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from mini_infer_engine.config.fields import Fields
+from mini_infer_engine.config.model_config import ModelConfig, parse_activation, parse_decoder, sliding_window
+from mini_infer_engine.config.rope import parse_rope, rope_object
+from mini_infer_engine.layers.linear import Linear
+from mini_infer_engine.layers.mlp import GatedMLP
+from mini_infer_engine.layers.placement import Placement
+from mini_infer_engine.models.decoder import DecoderLayer, DecoderModel
+
+_ORIGINAL_POSITIONS = 4096
+
+
+class Phi3QKV(Linear):
+    """q, k and v in one tensor, as they are; the dimensions of a head in the order that `Rotary` has.
+
+    Where only the first dimensions of a head are rotated, the checkpoint has the two halves of the rotated ones side by
+    side, and `Rotary` half a head apart. q and k are put in the same new order, which changes none of their products.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        heads = config.num_heads + 2 * config.num_kv_heads
+        super().__init__(config.hidden_size, heads * config.head_dim, bias=config.qkv_bias)
+        self.rotated_heads, self.head_dim = config.num_heads + config.num_kv_heads, config.head_dim
+        self.rotary_dim = config.ropes[0].rotary_dim(config.head_dim)
+
+    def checkpoint_tensors(self, path: str) -> dict[str, Placement]:
+        """See `Linear.checkpoint_tensors`."""
+        tensors = super().checkpoint_tensors(path)
+        if self.rotary_dim == self.head_dim:
+            return tensors
+        return {name: replace(placement, expand=self._reordered) for name, placement in tensors.items()}
+
+    def _reordered(self, weight: Tensor) -> Tensor:
+        half, rest = self.rotary_dim // 2, (self.head_dim - self.rotary_dim) // 2
+        dims = torch.arange(self.head_dim)
+        first, second, others = dims[:half], dims[half : 2 * half], dims[2 * half :]
+        order = torch.cat((first, others[:rest], second, others[rest:]))
+        rotated = self.rotated_heads * self.head_dim
+        heads = weight[:rotated].view(self.rotated_heads, self.head_dim, *weight.shape[1:])[:, order]
+        return torch.cat((heads.flatten(0, 1), weight[rotated:]))
+
+
+class Phi3Layer(DecoderLayer):
+    """Llama's layer over fused tensors."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__(config, layer)
+        assert isinstance(self.mlp, GatedMLP)
+        self.self_attn.qkv_proj = Phi3QKV(config)
+        self.mlp.gate_up_proj = Linear(config.hidden_size, 2 * config.intermediate_size)
+
+
+class Phi3ForCausalLM(DecoderModel):
+    """Phi-3, Phi-3.5, Phi-4 and Phi-4-mini (Abdin et al. 2024, arXiv 2404.14219)."""
+
+    layer_class: ClassVar[type[DecoderLayer]] = Phi3Layer
+
+    @classmethod
+    def parse_config(cls, fields: Fields, architecture: str, eos_token_ids: tuple[int, ...]) -> ModelConfig:
+        """Longer contexts are by longrope, which older files call "su" or "yarn"."""
+        longest = fields.size("max_position_embeddings")
+        rope = parse_rope(_renamed_rope(fields), longest, allows_partial=True)
+        if rope.partial != 1.0 and fields.values.get("quantization_config") is not None:
+            raise fields.refuse("quantization_config", "with a partial rotation only original weights are supported.")
+        num_layers = fields.size("num_hidden_layers")
+        different = {
+            "activation": parse_activation(fields),
+            "ropes": (rope,) * num_layers,
+            "sliding_windows": (sliding_window(fields),) * num_layers,
+            "default_eps": 1e-5,
+        }
+        return ModelConfig(**parse_decoder(fields, architecture, eos_token_ids, **different))
+
+
+def _renamed_rope(fields: Fields) -> Fields:
+    key, raw = rope_object(fields)
+    kind = raw.get("rope_type") or raw.get("type")
+    if kind not in ("su", "yarn", "longrope"):
+        return fields
+    original = {"original_max_position_embeddings": raw.get("original_max_position_embeddings", _ORIGINAL_POSITIONS)}
+    return Fields(fields.path, original | dict(fields.values) | {key: raw | {"rope_type": "longrope"}})

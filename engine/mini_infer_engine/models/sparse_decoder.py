@@ -1,0 +1,43 @@
+"""Decoders whose feed-forward blocks, all or some, are mixtures of experts: what Mixtral and Qwen3-MoE share."""
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from mini_infer_engine.config.fields import Fields
+from mini_infer_engine.config.model_config import ModelConfig
+from mini_infer_engine.layers.mlp import GatedMLP
+from mini_infer_engine.layers.moe import MoESpec, SparseMoE
+from mini_infer_engine.layers.norm import RMSNorm
+from mini_infer_engine.models.decoder import DecoderLayer
+from mini_infer_engine.ops.base import Ops, ResidualState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparseConfig(ModelConfig):
+    """What a mixture adds."""
+
+    moe: MoESpec
+    sparse_layers: frozenset[int]
+    """Layers with a mixture; the others have a plain MLP."""
+
+
+class SparseLayer(DecoderLayer):
+    """Llama's layer, with a mixture where the config says so."""
+
+    def make_mlp(self, config: ModelConfig, layer: int) -> nn.Module:
+        """See `DecoderLayer.make_mlp`."""
+        assert isinstance(config, SparseConfig)
+        return SparseMoE(config.moe) if layer in config.sparse_layers else GatedMLP(config)
+
+    def feed_forward(self, ops: Ops, state: ResidualState, next_norm: RMSNorm) -> ResidualState:
+        """See `DecoderLayer.feed_forward`."""
+        if isinstance(self.mlp, SparseMoE):
+            return ops.moe_add_norm(state, self.post_attention_layernorm, self.mlp, next_norm)
+        return super().feed_forward(ops, state, next_norm)
+
+
+def refuse_quantized_experts(fields: Fields) -> None:
+    """ModelError: the checkpoint is quantised, and experts' kernels read weights in the model's dtype."""
+    if fields.values.get("quantization_config") is not None:
+        raise fields.refuse("quantization_config", "quantised experts are not supported; use the original weights.")
