@@ -14,7 +14,7 @@ from mini_infer_contract.api_keys import ApiKeys
 from mini_infer_contract.dialects.anthropic import COUNT_TOKENS_PATH, MESSAGES_PATH
 from mini_infer_contract.dialects.responses import RESPONSES_PATH
 from mini_infer_contract.docs_page import DOCS_PAGE, DOCS_PATH, OPENAPI_PATH
-from mini_infer_contract.stored_responses.service import ResponsesService
+from mini_infer_contract.stored_responses.service import COUNT_PATH, ResponsesService
 from mini_infer_engine import __version__
 from mini_infer_engine.api.access_log import AccessLog
 from mini_infer_engine.api.cors import Cors
@@ -74,8 +74,14 @@ def make_app(front: ApiServerState, keys: ApiKeys | None = None) -> FastAPI:
         (launch.KV_SNAPSHOT_PATH, "GET", lambda request: _kv_snapshot(front)),
     ):
         _route(app, path, [method], handler)
-    for path in (RESPONSES_PATH, f"{RESPONSES_PATH}/{{rest:path}}"):
-        _route(app, path, ["GET", "POST", "DELETE"], lambda request: _as_response(service))
+    for path, methods in (
+        (RESPONSES_PATH, ["POST"]),
+        (COUNT_PATH, ["POST"]),
+        (f"{RESPONSES_PATH}/{{response_id}}", ["GET", "DELETE"]),
+        (f"{RESPONSES_PATH}/{{response_id}}/cancel", ["POST"]),
+        (f"{RESPONSES_PATH}/{{response_id}}/input_items", ["GET"]),
+    ):
+        _route(app, path, methods, lambda request: _as_response(service))
     return app
 
 

@@ -18,6 +18,8 @@ def check_messages(messages: Sequence[dict[str, Any]]) -> None:
             _refuse(f"{where}.role", f"is {_shown(role)}; roles are {', '.join(_ROLES)}")
         if role == "tool" and not isinstance(message.get("tool_call_id"), str):
             _refuse(f"{where}.tool_call_id", "must be the id of the call that this message answers")
+        if not isinstance(message.get("tool_call_id"), str | None):
+            _refuse(f"{where}.tool_call_id", "must be a string")
         if role != "assistant" and message.get("tool_calls") is not None:
             _refuse(f"{where}.tool_calls", "belongs to messages of the assistant's")
 

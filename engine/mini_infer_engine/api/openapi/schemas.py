@@ -86,7 +86,7 @@ def _of_model(kind: type[BaseModel]) -> dict[str, Schema]:
     # Read from what the bodies hold rather than by pydantic, and so untyped in the model.
     if "messages" in properties:
         properties["messages"] = {"type": "array", "minItems": 1, "items": reference(ChatMessage)}
-    if "prompt" in properties and issubclass(kind, GenerationFields):
+    if "prompt" in kind.model_fields and issubclass(kind, GenerationFields):
         properties["prompt"] = _PROMPT
         schema["required"] = sorted({*schema.get("required", []), "prompt"})
     return parts | {kind.__name__: schema}
