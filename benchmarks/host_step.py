@@ -5,9 +5,10 @@ python benchmarks/host_step.py [--sequences 256] [--steps 2000]
 
 import argparse
 import time
+from typing import Any
 
 from mini_infer_engine.config.settings import EngineSettings
-from mini_infer_engine.core.batch import NO_SWAP, Batch
+from mini_infer_engine.core.batch import NO_SWAP, Batch, TokenMasks
 from mini_infer_engine.core.engine import Engine
 from mini_infer_engine.core.request import Request, SamplingParams
 from mini_infer_engine.core.result import PassResult
@@ -27,6 +28,9 @@ class NullRunner:
     def launch(self, batch: Batch) -> int:
         """The number of rows."""
         return len(batch.rows)
+
+    def sample(self, handle: Any, masks: TokenMasks) -> None:
+        """No pass waits for masks."""
 
     def collect(self, handle: int) -> PassResult:
         """Only last chunks are planned here, so each row has a token."""

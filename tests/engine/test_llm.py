@@ -1,6 +1,8 @@
+import json
+
 import pytest
 
-from mini_infer_engine import LLM, SamplingParams
+from mini_infer_engine import LLM, SamplingParams, StructuredOutputsParams
 
 GREEDY = SamplingParams(temperature=0, max_tokens=100)
 
@@ -128,3 +130,28 @@ def test_without_a_tokenizer_ids_go_in_and_come_out() -> None:
         llm.generate("text", GREEDY)
     with pytest.raises(ValueError, match="tokenizer"):
         llm.chat([{"role": "user", "content": "x"}])
+
+
+def test_outputs_are_held_to_schemas_regexes_and_choices(llm: LLM) -> None:
+    schema = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+    asked = [
+        StructuredOutputsParams(choice=["red", "blue"]),
+        StructuredOutputsParams(regex="[0-9]{4}"),
+        StructuredOutputsParams(json=schema, disable_additional_properties=True),
+    ]
+    params = [SamplingParams(max_tokens=50, structured_outputs=one) for one in asked]
+    color, digits, point = (output.outputs[0] for output in llm.generate(["prompt"] * 3, params, use_tqdm=False))
+    assert color.text in ("red", "blue")
+    assert digits.text.isdigit()
+    assert isinstance(json.loads(point.text)["x"], int)
+    assert {color.finish_reason, digits.finish_reason, point.finish_reason} == {"stop"}
+
+
+def test_what_cannot_be_enforced_is_said_before_anything_runs(llm: LLM) -> None:
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="("))
+    with pytest.raises(ValueError, match="prompt 1: structured_outputs cannot be enforced"):
+        llm.generate(["one", "two"], [GREEDY, params], use_tqdm=False)
+    without = LLM(model="dry", max_model_len=64, skip_tokenizer_init=True)
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(choice=["a"]))
+    with pytest.raises(ValueError, match="structured_outputs needs a tokenizer"):
+        without.generate({"prompt_token_ids": [1]}, params, use_tqdm=False)

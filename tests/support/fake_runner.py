@@ -7,7 +7,9 @@ a wrong page table, copy, start or slot, or a page given away too early, shows a
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from mini_infer_engine.core.batch import Batch, Row, SwapSpace
+import numpy as np
+
+from mini_infer_engine.core.batch import Batch, Row, SwapSpace, TokenMasks
 from mini_infer_engine.core.beam_search.group import rules_of
 from mini_infer_engine.core.beam_search.search import BeamState, advance
 from mini_infer_engine.core.request import Request, SamplingParams, TokenLogprobs
@@ -83,10 +85,12 @@ def expected_tokens(request: Request, max_model_len: int, eos_token_ids: Sequenc
 @dataclass(eq=False)
 class Handle:
     tokens: list[int | None]
+    """None before it is sampled."""
     logprobs: dict[int, list[TokenLogprobs]]
     sources: list[int]
     written: list[tuple[int, int]] = field(default_factory=list)
     """(page, offset) of what the pass computed."""
+    rows: list[Row] = field(default_factory=list)
 
 
 class FakeRunner:
@@ -107,6 +111,8 @@ class FakeRunner:
         """Raised once, by the next launch."""
         self.collect_error: Exception | None = None
         """Raised once, by the next collect."""
+        self.sample_error: Exception | None = None
+        """Raised once, by the next sampling with masks."""
         self._cells: list[list[int | None]] = [[None] * page_size for _ in range(num_pages)]
         self._last_token: list[int | None] = [None] * max_num_seqs
         self._in_flight: list[Handle] = []
@@ -130,13 +136,25 @@ class FakeRunner:
                 raise error
             handle.written += self._write(row, is_decode=index < batch.num_decodes)
         self.batches.append(batch)
-        handle.tokens = [self._sample(row) for row in batch.rows]
+        handle.rows = batch.rows
         handle.logprobs = {
             index: [most_likely(self._cells_of(row), row.sampling.logprobs)]
             for index, row in enumerate(batch.rows)
             if row.sampling is not None and row.sampling.logprobs is not None
         }
+        if not batch.waits_for_masks:
+            self.sample(handle, None)
         return handle
+
+    def sample(self, handle: Handle, masks: TokenMasks | None) -> None:
+        assert self._in_flight[-1] is handle, "a pass was launched before the one that waits for masks was sampled"
+        assert not handle.tokens, "sampled twice"
+        if masks is not None and self.sample_error is not None:
+            error, self.sample_error = self.sample_error, None
+            self._in_flight.pop()
+            raise error
+        by_row = {} if masks is None else dict(zip(masks.rows, masks.bits, strict=True))
+        handle.tokens = [self._sample(row, by_row.get(index)) for index, row in enumerate(handle.rows)]
 
     def collect(self, handle: Handle) -> PassResult:
         assert self._in_flight[0] is handle, "collected out of order"
@@ -181,11 +199,14 @@ class FakeRunner:
         assert value is not None, f"read of position {position}, which was never written"
         return value
 
-    def _sample(self, row: Row) -> int | None:
+    def _sample(self, row: Row, mask: np.ndarray | None = None) -> int | None:
         cells = self._cells_of(row)
         if row.sampling is None:
             return None
         token = sample(cells, row.sampling, row.noise_seed, row.output_index, row.suppressed_token_ids)
+        if mask is not None:
+            allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+            token = int(allowed[token % len(allowed)])
         self._last_token[row.slot] = token
         return token
 

@@ -6,6 +6,7 @@ from operator import attrgetter
 from typing import Any, Protocol
 
 import msgspec
+import numpy as np
 
 from mini_infer_engine.core.request import Request, SamplingParams
 from mini_infer_engine.core.result import PassResult
@@ -84,6 +85,8 @@ class Batch:
     refuse them (`continued_slots`).
     """
     transfers: Transfers = field(default_factory=Transfers)
+    waits_for_masks: bool = False
+    """Some rows may choose among certain tokens only, which are not known yet: see `Runner.sample`."""
 
     @property
     def num_tokens(self) -> int:
@@ -98,6 +101,15 @@ def continued_slots(rows: Sequence[Row]) -> list[int]:
 
 
 _BROUGHT_TOKENS = attrgetter("token_ids")  # no Python frame for each row: this is on the way of every decode step
+
+
+@dataclass(slots=True, frozen=True, eq=False)
+class TokenMasks:
+    """What some rows of a batch may choose."""
+
+    rows: list[int]
+    """Indices in the batch, ascending; all other rows may choose any token."""
+    bits: np.ndarray  # [rows, ceil(vocabulary / 32)] uint32; bit t % 32 of word t // 32: token t may be chosen
 
 
 @dataclass(slots=True, frozen=True)
@@ -134,8 +146,12 @@ class Runner(Protocol):
     def launch(self, batch: Batch) -> Any:
         """Start the pass and return a handle without waiting for the device.
 
+        A batch that `waits_for_masks` goes as far as its logits; `sample` follows before anything else is launched.
         An exception fails the batch's requests and nothing else: state of other slots is as it was before.
         """
 
+    def sample(self, handle: Any, masks: TokenMasks) -> None:
+        """Choose the tokens of a launched pass that waits for masks, without waiting for the device."""
+
     def collect(self, handle: Any) -> PassResult:
-        """Wait for a launched pass: what it made, row by row."""
+        """Wait for a launched pass: what it made, row by row; void where its sampling never came."""

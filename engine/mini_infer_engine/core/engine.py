@@ -4,25 +4,29 @@ With `step_depth` 1 the host plans and launches a pass before it knows the token
 Both make the same tokens.
 """
 
+import dataclasses
 import logging
 import time
 from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from mini_infer_contract.blocks import root_key
 from mini_infer_contract.events import BlockStored, KVEvent, LoadReport
 from mini_infer_engine.config.settings import EngineSettings
 from mini_infer_engine.core.batch import Runner
 from mini_infer_engine.core.beam_search.group import BeamGroup, request_of_beams, rules_of
+from mini_infer_engine.core.constraints import Constraints, has_constrained_rows
 from mini_infer_engine.core.page_allocator import PageAllocator
 from mini_infer_engine.core.prefix_cache import PrefixCache
 from mini_infer_engine.core.request import Output, Request, TokenLogprobs
 from mini_infer_engine.core.scheduler import Scheduler, Step
 from mini_infer_engine.core.sequence import Sequence, State
 from mini_infer_engine.core.stats import EngineStats
+from mini_infer_engine.structured.compiler import GrammarCompiler
 
 MAX_FAILED_PASSES = 10
 """Passes that fail one after the other before the device counts as broken, and the engine as lost."""
@@ -49,7 +53,9 @@ class Engine:
         model_revision: str,
         *,
         record_events: bool = True,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
+        """`grammars`: None where there is no tokenizer; then no output can be held to one."""
         cache = None
         if settings.enable_prefix_caching:
             cache = PrefixCache(runner.num_pages, runner.page_size, record_events=record_events)
@@ -73,6 +79,9 @@ class Engine:
         self._beam_groups: dict[str, BeamGroup] = {}
         """Of those that search with beams."""
         self._in_flight: deque[tuple[Any, Step]] = deque()
+        self._constraints = None if grammars is None else Constraints(grammars, eos_token_ids)
+        self._num_constrained = 0
+        """Of `_sequences`."""
         self._arrivals = 0
         self._record_events = record_events
         self._accepted: list[str] = []
@@ -99,8 +108,10 @@ class Engine:
         max_tokens = self._max_model_len if sampling.max_tokens is None else sampling.max_tokens
         if max_tokens < 1:
             raise ValueError(f"request {request.request_id!r} has max_tokens {max_tokens}: ask for at least 1")
-        if sampling.grammar is not None:
-            raise ValueError(f"{sampling.grammar.param} cannot be enforced by this engine: leave it out")
+        if sampling.grammar is not None and self._constraints is None:
+            raise ValueError(f"{sampling.grammar.param} needs a tokenizer, and this engine runs without: leave it out")
+        if sampling.grammar is not None and request.beam_search is not None:
+            raise ValueError(f"{sampling.grammar.param} does not go with use_beam_search: leave out one of them")
         stops = frozenset(sampling.stop_token_ids)
         if not sampling.ignore_eos:
             stops |= self._eos_token_ids
@@ -128,13 +139,29 @@ class Engine:
             self._beam_groups[request.request_id] = BeamGroup(sequence, rules, asked)
         if self._record_events:
             self._accepted.append(request.request_id)
-        self.scheduler.add(sequence)
+        if sampling.grammar is None or self._constraints is None:
+            self.scheduler.add(sequence)
+        else:
+            self._num_constrained += 1
+            self._constraints.add(sequence)
 
     def abort(self, request_id: str) -> None:
         """Forget a request, within two steps; no output tells of it. An unknown id has ended already: no error."""
-        sequence = self._sequences.pop(request_id, None)
+        sequence = self._forget(request_id)
         if sequence is not None:
             self._beam_groups.pop(request_id, None)
+            self._leave(sequence)
+
+    def _forget(self, request_id: str) -> Sequence | None:
+        """Its request gets no more outputs. None: it has got its last one already."""
+        sequence = self._sequences.pop(request_id, None)
+        if sequence is not None and sequence.request.sampling.grammar is not None:
+            self._num_constrained -= 1
+        return sequence
+
+    def _leave(self, sequence: Sequence) -> None:
+        """It gets no more rows."""
+        if self._constraints is None or not self._constraints.forget(sequence.request.request_id):
             self.scheduler.leave(sequence, State.FINISHED)
 
     @property
@@ -147,18 +174,24 @@ class Engine:
         if self._ended_already:
             outputs, self._ended_already = self._ended_already, []
             return outputs
+        if self._num_constrained:
+            self._admit_compiled()
         planned = self.scheduler.plan()
         before = len(self._in_flight)
-        failed = self._launch(planned) if planned.batch.rows else []
+        outputs = self._launch(planned) if planned.batch.rows else []
         has_launched = len(self._in_flight) > before
+        if has_launched and planned.batch.waits_for_masks:
+            outputs += self._sample_within_grammars(*self._in_flight[-1])
         if len(self._in_flight) > self._depth or (self._in_flight and not has_launched):
-            return failed + self._commit(*self._in_flight.popleft())
-        idle = not self._in_flight and not failed
+            return outputs + self._commit(*self._in_flight.popleft())
+        idle = not self._in_flight and not outputs and not self._num_constrained
         assert not (idle and self._sequences), "requests are left and none can run: pages or slots leaked"
-        return failed
+        return outputs
 
     def _launch(self, step: Step) -> list[Output]:
         """Launch a pass. Where that fails, its rows end with an error, which is returned; all else goes on."""
+        if self._num_constrained:
+            step.batch.waits_for_masks = has_constrained_rows(step)
         try:
             handle = self._runner.launch(step.batch)
         except Exception as error:
@@ -169,6 +202,48 @@ class Engine:
         self._stats.count_launch(step, time.monotonic())
         return []
 
+    def _admit_compiled(self) -> None:
+        """Sequences whose grammar is compiled get in line, or end if it cannot be, or if its output is complete."""
+        assert self._constraints is not None
+        if not self._constraints.num_compiling:
+            return
+        is_idle = not (self._in_flight or self.scheduler.running or self.scheduler.waiting)
+        for sequence, fault in self._constraints.take_ready(may_wait=is_idle):
+            if fault:
+                self._ended_already.append(self._refused(sequence, fault))
+            elif sequence.matcher is not None and sequence.matcher.has_ended:
+                self._forget(sequence.request.request_id)
+                self._ended_already.append(
+                    Output(request_id=sequence.request.request_id, token_ids=[], finish_reason="stop")
+                )
+            else:
+                self.scheduler.add(sequence)
+
+    def _refused(self, sequence: Sequence, reason: str) -> Output:
+        """The last output of a request that asks for what cannot be done."""
+        request_id = sequence.request.request_id
+        self._forget(request_id)
+        return Output(request_id=request_id, token_ids=[], finish_reason="error", error=reason, is_refusal=True)
+
+    def _sample_within_grammars(self, handle: Any, step: Step) -> list[Output]:
+        """Commit what is in flight before this pass, for its masks follow from those tokens, and have it sampled."""
+        assert self._constraints is not None
+        outputs = []
+        while self._in_flight and self._in_flight[0][0] is not handle:
+            outputs += self._commit(*self._in_flight.popleft())
+        if not self._in_flight:
+            return outputs  # the pass before could not be committed, and this one went with it
+        masks, failed = self._constraints.masks(step)
+        for sequence, reason in failed:
+            outputs.append(self._refused(sequence, reason))
+            self._leave(sequence)
+        try:
+            self._runner.sample(handle, masks)
+        except Exception as error:
+            self._in_flight.pop()
+            outputs += self._fail_all_running(step, error)
+        return outputs
+
     def _commit(self, handle: Any, step: Step) -> list[Output]:
         try:
             result = self._runner.collect(handle)
@@ -178,6 +253,7 @@ class Engine:
         self.scheduler.unpin(step)
         outputs = []
         told, prompts_told, finished = result.logprobs, result.prompt_logprobs, State.FINISHED
+        accept = self._accept_within_grammar if step.batch.waits_for_masks else self._accept
         for row, (sequence, tokens) in enumerate(zip(step.sequences, result.tokens, strict=True)):
             sequence.in_flight -= 1
             if sequence.state is not finished:  # else what it made is thrown away: it had ended
@@ -187,7 +263,7 @@ class Engine:
                 if sequence.group is not None:
                     outputs += self._take_beam(sequence, told.get(row))
                 elif tokens:
-                    outputs.append(self._accept(sequence, tokens, told.get(row) if told else None))
+                    outputs.append(accept(sequence, tokens, told.get(row) if told else None))
             if not sequence.in_flight and sequence.is_leaving:
                 self.scheduler.release(sequence)
         self._stats.generation_tokens += sum([len(output.token_ids) for output in outputs])
@@ -227,7 +303,7 @@ class Engine:
         outputs = []
         for sequence in sequences:
             request_id = sequence.request.request_id
-            if sequence.state is not State.FINISHED and self._sequences.pop(request_id, None) is not None:
+            if sequence.state is not State.FINISHED and self._forget(request_id) is not None:
                 self._beam_groups.pop(request_id, None)
                 self.scheduler.leave(sequence, State.FINISHED)
                 outputs.append(Output(request_id=request_id, token_ids=[], finish_reason="error", error=reason))
@@ -258,7 +334,7 @@ class Engine:
         if reason is None and logprobs is None:  # hundreds of times a step: each keyword costs
             return Output(request_id=request_id, token_ids=accepted, num_cached_tokens=num_cached)
         if reason is not None:
-            del self._sequences[request_id]
+            self._forget(request_id)
             self.scheduler.leave(sequence, State.FINISHED)
         return Output(
             request_id=request_id,
@@ -268,6 +344,28 @@ class Engine:
             num_cached_tokens=num_cached,
             logprobs=(logprobs or [])[: len(accepted)],
         )
+
+    def _accept_within_grammar(
+        self, sequence: Sequence, tokens: Iterable[int], logprobs: list[TokenLogprobs] | None
+    ) -> Output:
+        """The same up to the end of the sequence's grammar, where it has one: there the output is complete."""
+        matcher = sequence.matcher
+        if matcher is None:
+            return self._accept(sequence, tokens, logprobs)
+        taken = []
+        for token in tokens:
+            taken.append(token)
+            if token in sequence.stops or not matcher.accept(token) or matcher.has_ended:
+                break
+        output = self._accept(sequence, taken, logprobs)
+        if output.finish_reason is None and (matcher.error or matcher.has_ended):
+            self._forget(output.request_id)
+            self.scheduler.leave(sequence, State.FINISHED)
+        if matcher.error:
+            return replace(output, finish_reason="error", error=matcher.error)
+        if matcher.has_ended and output.finish_reason != "stop":
+            return replace(output, finish_reason="stop", ends_in_text=not matcher.is_end(taken[-1]))
+        return output
 
     def take_events(self) -> list[KVEvent]:
         """What changed in the prefix cache since the last call, in order."""
@@ -284,7 +382,7 @@ class Engine:
         return LoadReport(
             ts=time.time(),
             running=len(scheduler.running),
-            waiting=len(scheduler.waiting),
+            waiting=len(scheduler.waiting) + self._num_compiling,
             queued_tokens=scheduler.num_queued_tokens,
             kv_usage=scheduler.pool.usage,
             accepted=accepted,
@@ -293,10 +391,15 @@ class Engine:
     def stats(self) -> EngineStats:
         """Counters since the start, and gauges of this moment."""
         scheduler = self.scheduler
-        return replace(
+        return dataclasses.replace(
             self._stats,
             running=len(scheduler.running),
-            waiting=len(scheduler.waiting),
+            waiting=len(scheduler.waiting) + self._num_compiling,
             kv_usage=scheduler.pool.usage,
             preemptions=scheduler.num_preemptions,
         )
+
+    @property
+    def _num_compiling(self) -> int:
+        """Requests whose grammar is being compiled: they wait, too."""
+        return 0 if self._constraints is None else self._constraints.num_compiling

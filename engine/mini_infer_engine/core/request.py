@@ -128,12 +128,14 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None
     """The stop token id that ended it, where one of `stop_token_ids` did (None for EOS)."""
+    ends_in_text: bool = False
+    """With finish_reason "stop": no stop token ended it, so that the last token is part of the text, as all others."""
     num_cached_tokens: int = 0
     """Prompt tokens that were found in the prefix cache at first admission."""
     error: str = ""
     """With finish_reason "error": what went wrong, for people."""
     is_refusal: bool = False
-    """With finish_reason "error": the request asks for what this engine cannot do, and was never taken."""
+    """With finish_reason "error": it is the request that is at fault, for what it asks for cannot be done."""
     logprobs: list[TokenLogprobs] = []
     """Of `token_ids`, where the request asks for them."""
     prompt_logprobs: list[TokenLogprobs] = []

@@ -6,6 +6,7 @@ from enum import Enum
 
 from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS, SPAN_SIZE_TOKENS, block_keys
 from mini_infer_engine.core.request import FinishReason, Request
+from mini_infer_engine.structured.matcher import GrammarMatcher
 
 
 class State(Enum):
@@ -65,6 +66,8 @@ class Sequence:
     num_cached: int | None = None
     """Set at first admission: prompt tokens found in the prefix cache."""
 
+    matcher: GrammarMatcher | None = None
+    """What its output is held to, as far as the output is known; None: nothing, or not compiled yet."""
     state: State = State.WAITING
     slot: int = -1
     """Set while it runs."""

@@ -1,10 +1,15 @@
 """From settings to an engine with its runner: the one place where a process decides whether it needs torch."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 
 import msgspec
 
+from mini_infer_contract.prompt import PromptAssets
+from mini_infer_contract.tokenizer_files import load_tokenizer
+from mini_infer_engine.config.model_path import resolve_model
 from mini_infer_engine.config.settings import EngineSettings
 from mini_infer_engine.core.batch import Runner
 from mini_infer_engine.core.engine import Engine
@@ -12,6 +17,7 @@ from mini_infer_engine.core_process.messages import ModelInfo
 from mini_infer_engine.dry import vocabulary as dry_model
 from mini_infer_engine.dry.script import Script
 from mini_infer_engine.dry.scripted_runner import PAGE_SIZE_TOKENS, PRETENDED_BYTES_PER_TOKEN, ScriptedRunner
+from mini_infer_engine.structured.compiler import GrammarCompiler
 
 _DRY_KV_CACHE_BYTES = 2 * 10**9
 
@@ -44,8 +50,15 @@ def _build_dry(settings: EngineSettings, dry_run: DryRun, record_events: bool) -
     num_pages = pool_bytes // (PRETENDED_BYTES_PER_TOKEN * page_size)
     runner = ScriptedRunner(num_pages, dry_run.step_ms / 1000, page_size, dry_run.script)
     max_model_len = settings.max_model_len or dry_model.MAX_MODEL_LEN
+    grammars = _grammars(settings, dry_model.dry_assets, dry_model.VOCAB_SIZE, dry_model.EOS_TOKEN_IDS)
     engine = Engine(
-        settings, runner, dry_model.EOS_TOKEN_IDS, max_model_len, dry_model.DRY_MODEL, record_events=record_events
+        settings,
+        runner,
+        dry_model.EOS_TOKEN_IDS,
+        max_model_len,
+        dry_model.DRY_MODEL,
+        record_events=record_events,
+        grammars=grammars,
     )
     return BuiltEngine(engine, _model_info(runner, max_model_len, dry_model.VOCAB_SIZE))
 
@@ -56,11 +69,28 @@ def _build_real(settings: EngineSettings, record_events: bool) -> BuiltEngine:
     runner = load_runner(settings)
     config = runner.config
     revision = f"{settings.model}@{settings.revision or ''}"
+    folder = resolve_model(settings.model, settings.revision, weights=settings.load_format != "dummy")
+    assets = partial(PromptAssets.from_directory, folder)
     engine = Engine(
-        runner.settings, runner, config.eos_token_ids, runner.max_model_len, revision, record_events=record_events
+        runner.settings,
+        runner,
+        config.eos_token_ids,
+        runner.max_model_len,
+        revision,
+        record_events=record_events,
+        grammars=_grammars(settings, assets, config.vocab_size, config.eos_token_ids),
     )
     model = _model_info(runner, runner.max_model_len, config.vocab_size)
     return BuiltEngine(engine, msgspec.structs.replace(model, kernels=_kernels(str(runner.device), settings)))
+
+
+def _grammars(
+    settings: EngineSettings, assets: Callable[[], PromptAssets], vocab_size: int, eos_token_ids: tuple[int, ...]
+) -> GrammarCompiler | None:
+    """None: there is no tokenizer, and an output can be held to nothing."""
+    if settings.skip_tokenizer_init:
+        return None
+    return GrammarCompiler(lambda: load_tokenizer(assets().files).tokenizer.to_str(), vocab_size, eos_token_ids)
 
 
 def _kernels(device: str, settings: EngineSettings) -> dict[str, str]:

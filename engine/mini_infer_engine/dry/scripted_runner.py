@@ -10,7 +10,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mini_infer_engine.core.batch import NO_SWAP, Batch, PageCopy, Row
+import numpy as np
+
+from mini_infer_engine.core.batch import NO_SWAP, Batch, PageCopy, Row, TokenMasks
 from mini_infer_engine.core.request import Request
 from mini_infer_engine.core.result import PassResult
 from mini_infer_engine.dry.script import Script, reply_for
@@ -24,12 +26,15 @@ _USER_TURN = [TURN_START_ID, *b"user\n"]
 _GREETING = list(b"You said: ")
 _SPACE = 0x20
 _NUM_BYTES = 256
+_ENDS_SOON = (TURN_END_ID, END_ID, *b'"}]0', *range(ord("!"), ord("~")))
+"""Ends, then what closes strings, objects and arrays, then anything that is printed, but for blanks."""
 
 
 @dataclass(slots=True)
 class _Launched:
+    rows: list[Row]
     result: PassResult
-    ready_at: float
+    ready_at: float = 0.0
 
 
 class ScriptedRunner:
@@ -70,10 +75,17 @@ class ScriptedRunner:
             self._copy(copy)
         for row in batch.rows:
             self._write(row)
-        sampled = [self._sample(row) for row in batch.rows]
-        result = PassResult([() if token is None else (token,) for token in sampled])
         self._busy_until = max(time.monotonic(), self._busy_until) + self._step_s
-        return _Launched(result, self._busy_until)
+        launched = _Launched(batch.rows, PassResult([]), self._busy_until)
+        if not batch.waits_for_masks:
+            self.sample(launched, None)
+        return launched
+
+    def sample(self, handle: _Launched, masks: TokenMasks | None) -> None:
+        """See `Runner.sample`; `masks` None: all rows may choose any token."""
+        by_row = {} if masks is None else dict(zip(masks.rows, masks.bits, strict=True))
+        sampled = [self._sample(row, by_row.get(index)) for index, row in enumerate(handle.rows)]
+        handle.result = PassResult([() if token is None else (token,) for token in sampled])
 
     def collect(self, handle: _Launched) -> PassResult:
         """Wait as long as a device would."""
@@ -101,7 +113,7 @@ class ScriptedRunner:
             tokens += self._page(page_id)
         return tokens[:count]
 
-    def _sample(self, row: Row) -> int | None:
+    def _sample(self, row: Row, mask: np.ndarray | None) -> int | None:
         if row.sampling is None:
             return None
         if row.token_ids is not None or row.slot not in self._replies:
@@ -112,8 +124,18 @@ class ScriptedRunner:
         if token_id in row.suppressed_token_ids:
             others = (_SPACE, *range(_NUM_BYTES))
             token_id = next(other for other in others if other not in row.suppressed_token_ids)
+        if mask is not None:
+            token_id = _allowed(token_id, mask)
         self._last_sampled[row.slot] = token_id
         return token_id
+
+
+def _allowed(wanted: int, mask: np.ndarray) -> int:
+    """The token that was to be, where a grammar has it; else what brings its text to an end soonest."""
+    allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+    if wanted in allowed:
+        return wanted
+    return next((token for token in _ENDS_SOON if token in allowed), int(allowed[0]))
 
 
 def reply_to(prompt_token_ids: list[int], script: Script = ()) -> list[int]:

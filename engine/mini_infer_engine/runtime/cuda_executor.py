@@ -20,7 +20,7 @@ from triton import AsyncCompileMode
 
 from mini_infer_engine.config.mechanisms import Mechanism
 from mini_infer_engine.config.settings import EngineSettings
-from mini_infer_engine.core.batch import Batch, Row
+from mini_infer_engine.core.batch import Batch, Row, TokenMasks
 from mini_infer_engine.core.request import Request, SamplingParams
 from mini_infer_engine.kernels.attention.prefill_attention import prefill_attention, prefill_shape
 from mini_infer_engine.kernels.attention.prefill_rows import PrefillRows
@@ -29,6 +29,7 @@ from mini_infer_engine.kernels.gemm.gemm_rules import K_SPLITS
 from mini_infer_engine.kernels.moe.grouped_gemm import TILE_ROWS
 from mini_infer_engine.kernels.norm.rms_norm import add_rms_norm
 from mini_infer_engine.kernels.sampling.penalise import count_sampled, penalised
+from mini_infer_engine.kernels.sampling.token_mask import apply_token_masks
 from mini_infer_engine.layers.moe import SparseMoE
 from mini_infer_engine.ops.base import ResidualState
 from mini_infer_engine.ops.triton_ops import TritonOps
@@ -151,6 +152,9 @@ class CudaExecutor:
         for values, filtered in itertools.product((logits, scores), (False, True)):
             self.sampling.sample(values, padding, filtered=filtered)
         penalised(scores, padding, self.sampling.penalties)
+        no_mask = torch.zeros((1, 1 + -(-worker.config.vocab_size // 32)), dtype=torch.int32, device=worker.device)
+        for values in (logits, scores):
+            apply_token_masks(values, no_mask)
         count_sampled(padding, self.state.state, self.sampling.penalties)
         config, device = worker.config, worker.device
         summands = torch.zeros((max(K_SPLITS), 1, config.hidden_size), dtype=worker.dtype, device=device)
@@ -256,13 +260,26 @@ class CudaExecutor:
             self.state.forget_pages(prefills)
             for row in prefills:
                 self.sampling.begin(row)
-            for indices, forward in self._forwards(batch, handle):
+            parts = list(self._forwards(batch, handle))
+            for number, (indices, forward) in enumerate(parts, start=1):
                 rows = batch.rows if len(indices) == len(batch.rows) else [batch.rows[index] for index in indices]
                 self.sampling.load(rows)
                 forward()
-                self.sampling.run(rows, indices, handle)
-            handle.done.record()
+                if batch.waits_for_masks:
+                    handle.held.append(self.sampling.hold(rows, indices, is_last=number == len(parts)))
+                else:
+                    self.sampling.run(rows, indices, handle)
+            if not batch.waits_for_masks:
+                handle.done.record()
         return handle
+
+    def sample(self, handle: CudaPassHandle, masks: TokenMasks) -> None:
+        """See `Executor.sample`."""
+        with torch.inference_mode():
+            for part in handle.held:
+                self.sampling.run_held(part, masks, handle)
+            handle.held.clear()
+            handle.done.record()
 
     def _forwards(self, batch: Batch, handle: CudaPassHandle) -> Iterator[tuple[Sequence[int], Forward]]:
         """The parts of a pass, in order: indices of rows, and what computes their logits.

@@ -6,6 +6,7 @@ penalties, log probabilities) the same stages run kernel by kernel. Every stage 
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -13,13 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mini_infer_engine.core.batch import Row
+from mini_infer_engine.core.batch import Row, TokenMasks
 from mini_infer_engine.core.result import PassResult
 from mini_infer_engine.device import to_device
 from mini_infer_engine.kernels.context import KernelContext
 from mini_infer_engine.kernels.sampling.penalise import count_sampled, penalised
 from mini_infer_engine.kernels.sampling.sample import sample
 from mini_infer_engine.kernels.sampling.sampling_state import HOST_RING_DEPTH
+from mini_infer_engine.kernels.sampling.token_mask import apply_token_masks
 from mini_infer_engine.runtime.cuda_graphs import record
 from mini_infer_engine.runtime.device_state import DeviceBatchState
 from mini_infer_engine.runtime.prompt_logprobs import PromptLogprobs
@@ -45,6 +47,8 @@ class CudaPassHandle:
         self.logprobs: list[tuple[list[tuple[int, int]], LogprobTensors]] = []
         """For each part of the pass, (row of the batch, number of most likely tokens) and their tensors."""
         self.prompt_logprobs: PromptLogprobs | None = None
+        self.held: list[HeldPart] = []
+        """Parts that wait for their masks."""
         self.done = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's
 
     def result(self) -> PassResult:
@@ -60,6 +64,19 @@ class CudaPassHandle:
         if self.prompt_logprobs is not None:
             result.prompt_logprobs = self.prompt_logprobs.read()
         return result
+
+
+@dataclass(frozen=True, slots=True)
+class HeldPart:
+    """A part of a pass that has its logits and waits for its masks."""
+
+    rows: list[Row]
+    indices: Sequence[int]
+    """Of `rows` in their batch."""
+    logits: Tensor  # [rows, vocab]
+    slots: Tensor  # [rows] int32
+    is_loaded: bool
+    """It is what was loaded last, so that graphs can sample it."""
 
 
 class CudaSampling:
@@ -88,6 +105,8 @@ class CudaSampling:
         self._staging = PinnedStaging(self.slots, _UPLOADS_IN_FLIGHT)
         self._loaded: tuple[int, list[int]] = (0, [])
         self._graphs: dict[int, dict[bool, torch.cuda.CUDAGraph]] = {}
+        self._masks: PinnedStaging | None = None
+        """Made with the first masks: most engines never see any."""
 
     def bucket(self, rows: int) -> int:
         """The number of rows that the graphs for so many rows have."""
@@ -130,11 +149,52 @@ class CudaSampling:
             return
         filtered = self.state.has_filters(slots)
         if self._asks_for_more(slots):
-            self._run_stages(rows, indices, handle, filtered=filtered)
+            self._run_stages(self._loaded_part(rows, indices), None, handle, filtered=filtered)
         elif bucket in self._graphs:
             self._graphs[bucket][filtered].replay()
         else:
             self.sample(self.logits[: len(rows)], self.slots[: len(rows)], filtered=filtered)
+
+    def hold(self, rows: list[Row], indices: Sequence[int], *, is_last: bool) -> HeldPart:
+        """What `run_held` needs of the rows that were loaded; unless it `is_last`, another forward overwrites them."""
+        part = self._loaded_part(rows, indices)
+        if is_last:
+            return part
+        return HeldPart(rows, indices, part.logits.clone(), part.slots.clone(), is_loaded=False)
+
+    def _loaded_part(self, rows: list[Row], indices: Sequence[int]) -> HeldPart:
+        return HeldPart(rows, indices, self.logits[: len(rows)], self.slots[: len(rows)], is_loaded=True)
+
+    def run_held(self, part: HeldPart, masks: TokenMasks, handle: CudaPassHandle) -> None:
+        """Sample a part whose masks have come; by a graph where its rows ask for nothing more."""
+        slots = [row.slot for row in part.rows if row.sampling is not None]
+        if not slots:
+            return
+        packed = self._packed_masks(part, masks)
+        if not part.is_loaded or self._asks_for_more(slots):
+            self._run_stages(part, packed, handle, filtered=self.state.has_filters(slots))
+            return
+        if packed is not None:
+            apply_token_masks(part.logits, packed)
+        self.run(part.rows, part.indices, handle)
+
+    def _packed_masks(self, part: HeldPart, masks: TokenMasks) -> Tensor | None:
+        """What `apply_token_masks` reads, on the device: one line for each masked row of the part."""
+        places = {index: place for place, index in enumerate(part.indices)}
+        chosen = [number for number, row in enumerate(masks.rows) if row in places]
+        if not chosen:
+            return None
+        staging = self._mask_staging(masks.bits.shape[1])
+        array = staging.arrays[staging.begin()]
+        array[: len(chosen), 0] = [places[masks.rows[number]] for number in chosen]
+        array[: len(chosen), 1:] = masks.bits.view(np.int32)[chosen]
+        return staging.send(len(chosen))
+
+    def _mask_staging(self, words: int) -> PinnedStaging:
+        if self._masks is None:
+            packed = torch.zeros((self.buckets[-1], 1 + words), dtype=torch.int32, device=self.state.device)
+            self._masks = PinnedStaging(packed, _UPLOADS_IN_FLIGHT)
+        return self._masks
 
     def sample(self, logits: Tensor, slots: Tensor, *, filtered: bool) -> None:
         """Filters and choice, kernel by kernel; the slots advance."""
@@ -152,22 +212,26 @@ class CudaSampling:
         asking = self._asking_slots
         return self.penalties.concern(slots) or (bool(asking) and not asking.isdisjoint(slots))
 
-    def _run_stages(self, rows: list[Row], indices: Sequence[int], handle: CudaPassHandle, *, filtered: bool) -> None:
-        """Bias and bans, penalties, then filters and choice; log probabilities are those of the raw logits."""
-        logits, slots, state = self.logits[: len(rows)], self.slots[: len(rows)], self.state.state
+    def _run_stages(
+        self, part: HeldPart, packed_masks: Tensor | None, handle: CudaPassHandle, *, filtered: bool
+    ) -> None:
+        """Bias and bans, masks, penalties, filters and choice; log probabilities are those of the raw logits."""
+        rows, logits, slots, state = part.rows, part.logits, part.slots, self.state.state
+        asked = rows_with_logprobs(rows)
+        places = to_device(np.array([index for index, _ in asked], dtype=np.int64), self.state.device)
+        raw = logits.index_select(0, places)  # now, for masks and filters write over what they are given
         scores = logits
         if (changes := build_logit_changes(rows, self.state.device)) is not None:
             scores = changes.apply(scores, state.last_tokens.index_select(0, slots))
+        if packed_masks is not None:
+            apply_token_masks(scores, packed_masks)
         penalises = self.penalties.concern(row.slot for row in rows if row.sampling is not None)
         if penalises:
             scores = penalised(scores, slots, self.penalties)
-        asked = rows_with_logprobs(rows)
-        places = to_device(np.array([index for index, _ in asked], dtype=np.int64), self.state.device)
-        raw = logits.index_select(0, places)  # now, for filters write over what they are given
         self.sample(scores, slots, filtered=filtered)
         if penalises:
             count_sampled(slots, state, self.penalties)
         if asked:
             chosen = state.last_tokens.index_select(0, slots.index_select(0, places))
             made = token_logprobs(raw, chosen, most_of([number for _, number in asked]))
-            handle.logprobs.append(([(indices[index], number) for index, number in asked], made.on_host()))
+            handle.logprobs.append(([(part.indices[index], number) for index, number in asked], made.on_host()))

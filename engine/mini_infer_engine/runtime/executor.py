@@ -1,13 +1,13 @@
 """What executes forward passes: the interface of the CPU's executor and the GPU's, and the choice between them."""
 
 from importlib.util import find_spec
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.config.settings import EngineSettings
-from mini_infer_engine.core.batch import Batch
+from mini_infer_engine.core.batch import Batch, TokenMasks
 from mini_infer_engine.core.request import Request
 from mini_infer_engine.core.result import PassResult
 from mini_infer_engine.runtime.kv_pool import KVPool
@@ -45,7 +45,10 @@ class Executor(Protocol):
         """See `batch.Runner.refuses`."""
 
     def launch(self, batch: Batch) -> PassHandle:
-        """Start a pass without waiting for the device."""
+        """Start a pass without waiting for the device. See `batch.Runner.launch`."""
+
+    def sample(self, handle: Any, masks: TokenMasks) -> None:
+        """See `batch.Runner.sample`."""
 
     def logits(self, batch: Batch) -> Tensor:
         """Logits of every token of a pass, [tokens, vocab]: what `launch` computes, for tests and scoring."""

@@ -10,7 +10,7 @@ from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.config.model_config import ModelConfig
 from mini_infer_engine.config.model_path import resolve_model
 from mini_infer_engine.config.settings import EngineSettings, ResolvedSettings
-from mini_infer_engine.core.batch import Batch
+from mini_infer_engine.core.batch import Batch, TokenMasks
 from mini_infer_engine.core.request import Request
 from mini_infer_engine.core.result import PassResult
 from mini_infer_engine.device import choose_device, choose_threads
@@ -53,6 +53,10 @@ class ModelRunner:
     def launch(self, batch: Batch) -> PassHandle:
         """See `Runner.launch`."""
         return self.executor.launch(batch)
+
+    def sample(self, handle: PassHandle, masks: TokenMasks) -> None:
+        """See `Runner.sample`."""
+        self.executor.sample(handle, masks)
 
     def collect(self, handle: PassHandle) -> PassResult:
         """See `Runner.collect`."""

@@ -26,8 +26,10 @@ class PinnedStaging:
             self._copied[self._turn].synchronize()
         return self._turn
 
-    def send(self) -> None:
-        """Queue the copy of the array that `begin` named."""
-        self._target.copy_(self._buffers[self._turn], non_blocking=True)
+    def send(self, rows: int | None = None) -> Tensor:
+        """Queue the copy of the array that `begin` named, or of its first `rows`; what it is copied to."""
+        target = self._target[:rows]
+        target.copy_(self._buffers[self._turn][:rows], non_blocking=True)
         if self._copied:
             self._copied[self._turn].record()
+        return target

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from mini_infer_engine.config.settings import EngineSettings
-from mini_infer_engine.core.batch import Batch, Row
+from mini_infer_engine.core.batch import Batch, Row, TokenMasks
 from mini_infer_engine.core.request import Request
 from mini_infer_engine.core.result import PassResult
 from mini_infer_engine.ops.base import ResidualState
@@ -20,6 +20,7 @@ from mini_infer_engine.sampling.logit_changes import build_logit_changes
 from mini_infer_engine.sampling.logprobs import LogprobTensors, most_of, rows_with_logprobs, token_logprobs
 from mini_infer_engine.sampling.penalties import Penalties
 from mini_infer_engine.sampling.reference import build_sampling, sample
+from mini_infer_engine.sampling.token_masks import apply_token_masks
 
 
 @dataclass(slots=True)
@@ -33,6 +34,8 @@ class TorchPassHandle:
     logprobs: LogprobTensors | None = None
     """Of the sampling rows that ask for them, in order."""
     prompt_logprobs: PromptLogprobs | None = None
+    held: tuple[PassInputs, Tensor] | None = None
+    """Inputs and logits of a pass that waits for its masks."""
     done: torch.cuda.Event | None = None
 
     def result(self) -> PassResult:
@@ -90,12 +93,22 @@ class TorchExecutor:
             if wants_prompts:
                 handle.prompt_logprobs = PromptLogprobs.of(batch.rows, state, self._logits)
                 state = state.select(inputs.sample_rows)
-            if handle.sampling_rows:
-                self._sample(handle, inputs, self._logits(state))
-            if self.worker.device.type == "cuda":
-                handle.done = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-                handle.done.record()
+            if handle.sampling_rows and batch.waits_for_masks:
+                handle.held = inputs, self._logits(state)
+            elif handle.sampling_rows:
+                self._sample(handle, inputs, self._logits(state), None)
+            if self.worker.device.type == "cuda" and handle.held is None:
+                handle.done = _recorded_event()
             return handle
+
+    def sample(self, handle: TorchPassHandle, masks: TokenMasks) -> None:
+        """See `Executor.sample`."""
+        assert handle.held is not None, "this pass waits for no masks"
+        with torch.inference_mode():
+            self._sample(handle, *handle.held, masks)
+            handle.held = None
+            if self.worker.device.type == "cuda":
+                handle.done = _recorded_event()
 
     def logits(self, batch: Batch) -> Tensor:
         """See `Executor.logits`."""
@@ -120,8 +133,8 @@ class TorchExecutor:
     def _logits(self, state: ResidualState) -> Tensor:
         return self.worker.model.logits(self.ops, state)
 
-    def _sample(self, handle: TorchPassHandle, inputs: PassInputs, logits: Tensor) -> None:
-        """Bias and bans, penalties, then temperature, filters and choice; log probabilities are the raw logits'."""
+    def _sample(self, handle: TorchPassHandle, inputs: PassInputs, logits: Tensor, masks: TokenMasks | None) -> None:
+        """Bias and bans, masks, penalties, temperature, filters, choice; log probabilities are the raw logits'."""
         rows = [handle.rows[index] for index in handle.sampling_rows]
         slots = [row.slot for row in rows]
         for row in rows:
@@ -130,6 +143,8 @@ class TorchExecutor:
         scores, device = logits, self.worker.device
         if (changes := build_logit_changes(rows, device)) is not None:
             scores = changes.apply(scores, self.last_tokens.index_select(0, inputs.sample_slots))
+        if masks is not None:
+            scores = apply_token_masks(scores, masks, handle.sampling_rows)
         scores = self.penalties.applied(scores, slots)
         tokens = sample(scores, build_sampling(rows, self.worker.config.vocab_size, device))
         self.penalties.count(slots, tokens)
@@ -140,6 +155,12 @@ class TorchExecutor:
             made = token_logprobs(logits[places], tokens[places], most_of([number for _, number in asked]))
             handle.logprobs = made.on_host()
         handle.tokens = tokens if device.type == "cpu" else _pinned(tokens)
+
+
+def _recorded_event() -> torch.cuda.Event:
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    event.record()
+    return event
 
 
 def _pinned(tokens: Tensor) -> Tensor:

@@ -104,7 +104,7 @@ class OutputText:
             return Delta("", output.token_ids)
         text, parts = "", list[Part]()
         shown = output.token_ids
-        if output.finish_reason == "stop" and not sampling.include_stop_str_in_output:
+        if output.finish_reason == "stop" and not (sampling.include_stop_str_in_output or output.ends_in_text):
             shown = shown[:-1]
         for index, token_id in enumerate(shown):
             fresh = detokenizer.push(token_id)

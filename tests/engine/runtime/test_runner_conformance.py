@@ -7,15 +7,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from mini_infer_engine.config.settings import EngineSettings
-from mini_infer_engine.core.batch import Batch, PageCopy, Row, Runner, Transfers
+from mini_infer_engine.core.batch import Batch, PageCopy, Row, Runner, TokenMasks, Transfers
 from mini_infer_engine.core.engine import Engine
 from mini_infer_engine.core.request import Request, SamplingParams
 from mini_infer_engine.dry.scripted_runner import ScriptedRunner
 from mini_infer_engine.dry.vocabulary import EOS_TOKEN_IDS, VOCAB_SIZE
 from mini_infer_engine.runtime.model_runner import load_runner
+from mini_infer_engine.structured.matcher import mask_of
 from tests.gpu.device import GPU_ONLY
 from tests.support.fake_runner import EOS, VOCABULARY, FakeRunner
 from tests.support.tiny_models import sampled, save_tiny_model
@@ -203,6 +205,61 @@ def test_suppressed_tokens_are_not_sampled(subject: Subject) -> None:
         assert token is not None
         assert token not in suppressed
         suppressed.append(token)
+
+
+def masks_of(subject: Subject, allowed: dict[int, list[int]]) -> TokenMasks:
+    """By row, the tokens that it may choose."""
+    bits = np.stack([mask_of(tokens, subject.vocabulary) for tokens in allowed.values()])
+    return TokenMasks(list(allowed), bits)
+
+
+def test_a_pass_that_waits_for_masks_chooses_among_what_they_leave(subject: Subject) -> None:
+    """Beside rows without masks, in decode rows and chunks, and the next pass goes on from what was chosen."""
+    runner, prompts = subject.runner, [subject.prompt(seed) for seed in range(3)]
+    tables = [subject.pages(number) for number in range(3)]
+    free = generated(subject, 0, prompts[0], 3, number=0)
+    rows = [chunk(slot, prompts[slot], 0, PROMPT_LENGTH, tables[slot], GREEDY) for slot in range(2)]
+    rows.append(chunk(2, prompts[2], 0, 20, tables[2], None))
+    handle = runner.launch(Batch(rows, 0, waits_for_masks=True))
+    runner.sample(handle, masks_of(subject, {1: [7, 9]}))
+    first = sampled(runner.collect(handle))
+    assert first[0] == free[0]
+    assert first[1] in (7, 9)
+    assert first[2] is None
+
+    rows = [decode(slot, PROMPT_LENGTH, tables[slot], 1) for slot in range(2)]
+    rows.append(chunk(2, prompts[2], 20, PROMPT_LENGTH, tables[2], GREEDY))
+    handle = runner.launch(Batch(rows, 2, waits_for_masks=True))
+    runner.sample(handle, masks_of(subject, {1: [11], 2: [12]}))
+    second = sampled(runner.collect(handle))
+    assert second == [free[1], 11, 12]
+
+    rows = [decode(slot, PROMPT_LENGTH + 1, tables[slot], 2) for slot in range(2)]
+    rows.append(decode(2, PROMPT_LENGTH, tables[2], 1))
+    third = subject.run(rows, 3)
+    assert third[0] == free[2]
+    again = [*prompts[1], first[1] or 0, 11]
+    assert subject.run([chunk(1, again, 0, len(again), tables[1], GREEDY, index=2)]) == [third[1]]
+
+
+def test_masks_and_other_stages_of_sampling_hold_together(subject: Subject) -> None:
+    runner, prompt, table = subject.runner, subject.prompt(), subject.pages(0)
+    asks = SamplingParams(temperature=1.0, top_k=3, top_p=0.9, min_p=0.01, repetition_penalty=1.2, min_tokens=1)
+    row = chunk(0, prompt, 0, PROMPT_LENGTH, table, asks)
+    row.suppressed_token_ids, row.known_token_ids = (5, 6), prompt
+    handle = runner.launch(Batch([row], 0, waits_for_masks=True))
+    runner.sample(handle, masks_of(subject, {0: [8, 30]}))
+    assert sampled(runner.collect(handle))[0] in (8, 30)
+
+
+def test_a_pass_whose_masks_never_come_disturbs_none_after_it(subject: Subject) -> None:
+    prompt, table = subject.prompt(), subject.pages(0)
+    expected = generated(subject, 0, prompt, 2)
+    if not isinstance(subject.runner, FakeRunner):  # which checks the order of its calls more strictly than it must
+        subject.runner.collect(
+            subject.runner.launch(Batch([chunk(0, prompt, 0, PROMPT_LENGTH, table, GREEDY)], 0, waits_for_masks=True))
+        )
+    assert generated(subject, 0, prompt, 2) == expected
 
 
 EXTREMES: list[dict[str, object]] = [

@@ -123,7 +123,6 @@ def test_a_seed_repeats_and_choices_of_one_request_differ(demo: EngineServer) ->
         {"presence_penalty": 2.5},
         {"frequency_penalty": -2.1},
         {"repetition_penalty": 0},
-        {"response_format": {"type": "json_object"}},
         {"tool_choice": "required"},
         {"n": 0},
         {"n": 129},

@@ -1,0 +1,116 @@
+"""How far one output is within its grammar, and which tokens it may go on with. Knows neither batches nor devices."""
+
+from collections.abc import Collection, Iterable, Sequence
+
+import numpy as np
+from llguidance import LLMatcher
+
+from mini_infer_engine.core.request import SamplingParams
+
+Mask = np.ndarray
+"""[ceil(vocabulary / 32)] uint32: bit t % 32 of word t // 32 is set where token t may be chosen."""
+
+
+class GrammarMatcher:
+    """Of one sequence. What its sampling parameters forbid beside the grammar is part of its masks."""
+
+    def __init__(
+        self, library: LLMatcher, sampling: SamplingParams, vocab_size: int, eos_token_ids: Collection[int]
+    ) -> None:
+        """`library`: has taken what the output has already."""
+        assert sampling.grammar is not None
+        self.library = library
+        self._param = sampling.grammar.param
+        self._eos = frozenset(eos_token_ids)
+        self._ends_at_eos = not sampling.ignore_eos
+        self._other_stops = tuple(set(sampling.stop_token_ids) - self._eos)
+        allowed = sampling.allowed_token_ids
+        self._allowed = None if allowed is None else mask_of(allowed, vocab_size)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the output is complete, and nothing can follow."""
+        return self.library.is_stopped() and not self.library.is_error()
+
+    @property
+    def error(self) -> str:
+        """Why it cannot go on; empty: it can."""
+        if not self.library.is_error():
+            return ""
+        return f"{self._param} cannot be enforced any further: {first_line(self.library.get_error())}"
+
+    def accept(self, token: int) -> bool:
+        """Take a token; False: the grammar does not have it here, and `error` says so."""
+        return self.library.consume_token(token)
+
+    def is_end(self, token: int) -> bool:
+        """Whether the token is no part of the text, but an end of sequence."""
+        return token in self._eos
+
+    def restrict(self, mask: Mask, suppressed: Iterable[int], banned: Iterable[int]) -> str:
+        """Take from the library's mask what the request forbids. Why nothing is left; empty: something is.
+
+        Stop tokens may be chosen where the grammar may end, and nowhere else: an output that they end is complete.
+        With `ignore_eos`, EOS may be chosen only where nothing else may.
+        """
+        if not mask.any():
+            return self.error or f"{self._param} allows no token of this model's vocabulary after this output"
+        may_end = bool(self._other_stops) and self.library.is_accepting()
+        for token in self._other_stops:
+            _put(mask, token, may_end)
+        if self._other_stops and not mask.any():
+            return self._nothing_left(["stop_token_ids"])
+        if not self._ends_at_eos:
+            self._leave_eos_for_last(mask)
+        return self._forbid(mask, suppressed, banned)
+
+    def _forbid(self, mask: Mask, suppressed: Iterable[int], banned: Iterable[int]) -> str:
+        asked = []
+        if self._allowed is not None:
+            mask &= self._allowed
+            asked.append("allowed_token_ids")
+        for name, tokens in (("min_tokens", suppressed), ("bad_words", banned)):
+            for token in tokens:
+                _put(mask, token, False)
+                asked = asked if name in asked else [*asked, name]
+        return "" if not asked or mask.any() else self._nothing_left(asked)
+
+    def _nothing_left(self, names: Sequence[str]) -> str:
+        return f"{self._param} and {' and '.join(names)} leave no token that may be chosen after this output"
+
+    def _leave_eos_for_last(self, mask: Mask) -> None:
+        found = [token for token in self._eos if _has(mask, token)]
+        for token in found:
+            _put(mask, token, False)
+        if not mask.any():
+            for token in found:
+                _put(mask, token, True)
+
+
+def mask_of(token_ids: Sequence[int], vocab_size: int) -> Mask:
+    """These tokens may be chosen and no others."""
+    bits = np.zeros(words_of(vocab_size) * 32, dtype=np.uint8)
+    bits[token_ids] = 1
+    return np.packbits(bits, bitorder="little").view(np.uint32)
+
+
+def words_of(vocab_size: int) -> int:
+    """Length of a mask."""
+    return -(-vocab_size // 32)
+
+
+def first_line(text: str) -> str:
+    """Of an error of the library, which goes on with the state of its parser."""
+    return text.partition("\n")[0]
+
+
+def _has(mask: Mask, token: int) -> bool:
+    return bool(mask[token >> 5] >> (token & 31) & 1)
+
+
+def _put(mask: Mask, token: int, value: bool) -> None:
+    bit = np.uint32(1 << (token & 31))
+    if value:
+        mask[token >> 5] |= bit
+    else:
+        mask[token >> 5] &= ~bit
