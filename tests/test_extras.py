@@ -16,7 +16,11 @@ MODULES = {
     "pyzmq": "zmq",
     "pyyaml": "yaml",
 }
-INDIRECT = {"httptools": "uvicorn parses HTTP with it", "uvloop": "uvicorn's event loop, by name"}
+INDIRECT = {
+    "httptools": "uvicorn parses HTTP with it",
+    "uvloop": "uvicorn's event loop, by name",
+    "websockets": "uvicorn's WebSockets, by name",
+}
 OPTIONAL = {"flash_attn": "an extra of its own", "triton": "comes with torch for a GPU"}
 BROUGHT_BY = {"starlette": "fastapi", "pydantic_core": "pydantic"}
 OF_USERS = {"contract": {"aiohttp", "zstandard"}}

@@ -16,6 +16,7 @@ from urllib.parse import unquote
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.api_keys import ApiKeys
 from mini_infer_contract.dialects.anthropic_errors import errors_of
+from mini_infer_contract.dialects.responses import RESPONSES_PATH
 from mini_infer_contract.docs_page import DOCS_PAGE, DOCS_PATH
 from mini_infer_contract.launch import HEALTH_PATH, METRICS_PATH, MODELS_PATH, READY_PATH, REQUEST_ID_HEADER
 from mini_infer_contract.request_ids import request_id_in
@@ -27,7 +28,16 @@ from mini_infer_gateway.fleet.backlog import Backlog
 from mini_infer_gateway.fleet.load import LoadLedger
 from mini_infer_gateway.fleet.prefill_rates import PrefillRates
 from mini_infer_gateway.fleet.registry import Fleet
-from mini_infer_gateway.http.asgi import Receive, Scope, Send, Sender, send_bytes, send_error, send_json
+from mini_infer_gateway.http.asgi import (
+    Receive,
+    Scope,
+    Send,
+    Sender,
+    send_bytes,
+    send_error,
+    send_json,
+    websocket_denial,
+)
 from mini_infer_gateway.http.upstream import Upstream
 from mini_infer_gateway.index.prefix_index import PrefixIndex
 from mini_infer_gateway.loop_lag import LoopLag
@@ -144,8 +154,7 @@ class Gateway:
         elif scope["type"] == "lifespan":
             await self._lifespan(receive, send)
         else:
-            await receive()
-            await send({"type": "websocket.close", "code": 1003})
+            await self._websocket(scope, receive, send)
 
     async def start(self) -> None:
         """Begins to look for endpoints."""
@@ -172,11 +181,23 @@ class Gateway:
         self.tokenizers.close()
         self.upstream.close()
 
+    async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI of a WebSocket: its handshake is refused as a request would be."""
+        scope["request_id"], refusal = request_id_in(scope["headers"])
+        path = scope["path"]
+        if _port(scope) == self.settings.admin_port or path != RESPONSES_PATH:
+            refusal = refusal or _not_found(path)
+        if refusal := refusal or self._key_refusal(scope):
+            await receive()
+            await send_error(websocket_denial(send), refusal, scope["request_id"])
+        else:
+            await self.responses.websocket(scope, receive, send)
+
     def _key_refusal(self, scope: Scope) -> ApiError | None:
         """Operators' own port asks for no key: clients do not reach it."""
         if _port(scope) == self.settings.admin_port:
             return None
-        return self._keys.refusal(scope["method"], scope["path"], scope["headers"])
+        return self._keys.refusal(scope.get("method", "GET"), scope["path"], scope["headers"])
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         method, path = scope["method"], scope["path"]

@@ -22,7 +22,7 @@ from mini_infer_gateway.app import Gateway
 from mini_infer_gateway.endpoints.base import EndpointSource
 from mini_infer_gateway.endpoints.static_file import StaticFile
 from mini_infer_gateway.http.connections import ConnectionLimits, limited
-from mini_infer_gateway.http.server import DrainingServer
+from mini_infer_gateway.http.server import DrainingServer, websocket_settings
 from mini_infer_gateway.memory import parse_size
 from mini_infer_gateway.routing.policies import POLICIES
 from mini_infer_gateway.settings import GatewaySettings
@@ -324,7 +324,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         gateway,
         loop="auto",
         http=limited(settings.connections),
-        ws="none",
+        **websocket_settings(settings.max_body_bytes),
         lifespan="on",
         log_config=None,
         access_log=False,

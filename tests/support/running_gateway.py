@@ -20,7 +20,7 @@ from mini_infer_contract.tls import server_tls
 from mini_infer_gateway.app import Gateway
 from mini_infer_gateway.endpoints.base import Listed, Publish
 from mini_infer_gateway.http.connections import limited
-from mini_infer_gateway.http.server import DrainingServer
+from mini_infer_gateway.http.server import DrainingServer, websocket_settings
 from mini_infer_gateway.settings import GatewaySettings
 
 
@@ -91,7 +91,7 @@ async def running_gateway(
     config = uvicorn.Config(
         app,
         http=limited(app.settings.connections),
-        ws="none",
+        **websocket_settings(app.settings.max_body_bytes),
         lifespan="on",
         log_config=None,
         access_log=False,

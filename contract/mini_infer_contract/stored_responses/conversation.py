@@ -8,7 +8,7 @@ import msgspec
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.dialects.response_items import Item, input_items
 from mini_infer_contract.dialects.response_object import new_id
-from mini_infer_contract.stored_responses.store import LostResponseError, ResponseStore, StoredResponse
+from mini_infer_contract.stored_responses.store import LostResponseError, Owners, ResponseStore, StoredResponse
 
 _CONTINUABLE = ("completed", "incomplete")
 _ID_PREFIXES = {
@@ -49,10 +49,10 @@ def _item(item: Item, index: int, resolve: Callable[[str], Item | None]) -> Item
     return named
 
 
-def history(store: ResponseStore, response_id: str, owner: str, now_s: float) -> list[Item]:
+def history(store: ResponseStore, response_id: str, owners: Owners, now_s: float) -> list[Item]:
     """All items up to the end of a response, its output included. ApiError 400: one is lost, or it is not complete."""
     try:
-        chain = store.chain(response_id, owner, now_s)
+        chain = store.chain(response_id, owners, now_s)
     except LostResponseError as error:
         raise previous_not_found(error.response_id) from None
     if chain[-1].status not in _CONTINUABLE:

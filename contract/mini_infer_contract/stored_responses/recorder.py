@@ -16,9 +16,9 @@ MAX_WHOLE_BYTES = 64 << 20
 
 
 def events_in(data: bytes) -> Iterator[bytes]:
-    """Whole events, one by one."""
+    """Whole events, one by one, without comments that only keep a connection busy."""
     for event in data.split(b"\n\n"):
-        if event:
+        if event and not event.startswith(b":"):
             yield event + b"\n\n"
 
 

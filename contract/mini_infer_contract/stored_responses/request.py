@@ -9,7 +9,7 @@ from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.dialects.response_items import Item
 from mini_infer_contract.dialects.response_object import RESPONSE_PREFIX, new_id
 from mini_infer_contract.stored_responses.conversation import history, output_items, turn_items
-from mini_infer_contract.stored_responses.store import ResponseStore, StoredResponse
+from mini_infer_contract.stored_responses.store import Owners, ResponseStore, StoredResponse
 
 KEPT_HEADER = "x-mini-infer-response"
 """From whoever keeps responses to whoever generates them: the request is complete, and this stands in its answer."""
@@ -32,18 +32,22 @@ class StoreView:
     store: ResponseStore
     owner: str
     now_s: float
-    local: dict[str, list[Item]]
-    """Conversations that its connection remembers by the id of their last response."""
+    connection: str = ""
+    """Owns what is not stored for the client but remembered as long as its connection lasts; "": nothing is."""
 
-    def history(self, response_id: str) -> list[Item]:
-        """All items up to the end of this response. ApiError 400: it is not known."""
-        known = self.local.get(response_id)
-        return known if known is not None else history(self.store, response_id, self.owner, self.now_s)
+    @property
+    def owners(self) -> Owners:
+        """As whom it looks."""
+        return frozenset((self.owner, self.connection)) if self.connection else frozenset((self.owner,))
 
     def item(self, item_id: str) -> Item | None:
-        """An item of a stored response's output."""
-        entry = self.store.of_item(item_id, self.owner, self.now_s)
+        """An item of a kept response's output."""
+        entry = self.store.of_item(item_id, self.owners, self.now_s)
         return next((item for item in output_items(entry) if item.get("id") == item_id), None) if entry else None
+
+    def is_clients(self, response_id: str) -> bool:
+        """Whether a response is kept for the client, and not for its connection alone."""
+        return self.store.get(response_id, frozenset((self.owner,)), self.now_s) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +55,16 @@ class Turn:
     """What of one request is needed until its response is kept."""
 
     kept: KeptRequest
-    owner: str
+    owner: str | None
+    """Of its response; None: it is not kept."""
     previous_id: str | None
-    """A stored response that it goes on from."""
+    """What it goes on from, as far as that is kept for as long."""
     items: bytes
-    """Its own input; all of the conversation where what it goes on from is not stored."""
+    """Its own input, and before it what it goes on from without a `previous_id`."""
 
     def entry(self, response: dict[str, Any]) -> StoredResponse:
         """What is kept once the response is as given."""
+        assert self.owner is not None, "it is not to be kept"
         return StoredResponse(
             response_id=response["id"],
             owner=self.owner,
@@ -81,13 +87,14 @@ def begin_turn(body: dict[str, Any], view: StoreView) -> tuple[Turn, bytes]:
     background = bool(_typed(body, "background", bool, "true or false"))
     if background and not store:
         raise ApiError(400, "background can only be used when `store` is true", param="background")
+    owner = view.owner if store else view.connection or None
     own = turn_items(body, view.item)
-    whole = own if previous_id is None else view.history(previous_id) + own
-    is_linked = previous_id is not None and previous_id not in view.local
-    passed = {name: value for name, value in body.items() if name not in _FOR_KEEPERS} | {"input": whole}
+    before = [] if previous_id is None else history(view.store, previous_id, view.owners, view.now_s)
+    is_linked = previous_id is not None and (not store or view.is_clients(previous_id))
     kept = KeptRequest(new_id(RESPONSE_PREFIX), previous_id, store, background)
-    items = msgspec.json.encode(own if is_linked else whole) if store else b""
-    return Turn(kept, view.owner, previous_id if is_linked else None, items), msgspec.json.encode(passed)
+    items = b"" if owner is None else msgspec.json.encode(own if is_linked else before + own)
+    passed = {name: value for name, value in body.items() if name not in _FOR_KEEPERS} | {"input": before + own}
+    return Turn(kept, owner, previous_id if is_linked else None, items), msgspec.json.encode(passed)
 
 
 _FOR_KEEPERS = ("previous_response_id", "store", "background")

@@ -7,7 +7,8 @@ stands here.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +36,7 @@ from mini_infer_contract.stored_responses.background import BackgroundResponse
 from mini_infer_contract.stored_responses.conversation import not_found, page_of
 from mini_infer_contract.stored_responses.recorder import Recorder
 from mini_infer_contract.stored_responses.request import KEPT_HEADER, StoreView, Turn, begin_turn
-from mini_infer_contract.stored_responses.store import LostResponseError, ResponseStore, StoredResponse
+from mini_infer_contract.stored_responses.store import LostResponseError, Owners, ResponseStore, StoredResponse
 
 COUNT_PATH = f"{RESPONSES_PATH}/input_tokens"
 MAX_BACKGROUND = 1024
@@ -60,6 +61,8 @@ class Generator:
     """A request's body. ApiError: it is too large, or no JSON by its header."""
     check: Callable[[dict[str, Any]], str]
     """The model's name in the answer to a complete conversation. ApiError: it is seen at once that there is none."""
+    room: Callable[[int], AbstractContextManager[None]]
+    """Holds room for a message of so many bytes that does not come by `read`. ApiError: there is none now."""
     may_be_second: bool
     """Another that keeps responses may stand before it, and says so with `KEPT_HEADER`."""
 
@@ -79,20 +82,20 @@ class ResponsesService:
             await self._post(scope, receive, send)
             return
         response_id, _, what = path.removeprefix(RESPONSES_PATH + "/").partition("/")
-        owner = owner_of(scope)
+        owners = frozenset((owner_of(scope),))
         if what == "cancel":
             _require(method, "POST", path)
-            await send_json(send, self._cancel(response_id, owner))
+            await send_json(send, self._cancel(response_id, owners))
         elif what == "input_items":
             _require(method, "GET", path)
-            await send_json(send, self._input_items(response_id, owner, query_of(scope)))
+            await send_json(send, self._input_items(response_id, owners, query_of(scope)))
         elif what:
             raise ApiError(404, f"{method} {path}: there is no such path", code="unknown_path")
         elif method == "DELETE":
-            await send_json(send, self._delete(response_id, owner))
+            await send_json(send, self._delete(response_id, owners))
         else:
             _require(method, "GET", path, "GET or DELETE")
-            await self._retrieve(self._entry(response_id, owner), query_of(scope), send)
+            await self._retrieve(self._entry(response_id, owners), query_of(scope), send)
 
     async def close(self) -> None:
         """Ends what runs in the background."""
@@ -108,7 +111,7 @@ class ResponsesService:
             await self.generator.answer(scope, receive, send)  # It is kept by whoever has sent it on.
             return
         body = read_json_object(await self.generator.read(scope, receive))
-        turn, passed = self.begin(body, owner_of(scope), {})
+        turn, passed = self.begin(body, owner_of(scope))
         del body
         if scope["path"] == COUNT_PATH:
             await self.generator.answer(with_body(scope, len(passed), []), receive_of(passed, receive), send)
@@ -119,9 +122,9 @@ class ResponsesService:
             del passed
             await self.generate(self.generator.answer, turn, bodies, scope, receive, send)
 
-    def begin(self, body: dict[str, Any], owner: str, local: dict[str, list[Item]]) -> tuple[Turn, bytes]:
-        """A client's body as a turn, and for whoever generates. `local`: what its connection knows. ApiError 400."""
-        return begin_turn(body, StoreView(self.store, owner, self._clock(), local))
+    def begin(self, body: dict[str, Any], owner: str, connection: str = "") -> tuple[Turn, bytes]:
+        """A client's body as a turn, and for whoever generates. ApiError 400: see `begin_turn`."""
+        return begin_turn(body, StoreView(self.store, owner, self._clock(), connection))
 
     async def generate(
         self, answer: Application, turn: Turn, bodies: list[bytes], scope: Scope, receive: Receive, send: Send
@@ -145,9 +148,14 @@ class ResponsesService:
         return recorder.response
 
     def keep(self, turn: Turn, response: dict[str, Any] | None) -> None:
-        """Keeps a complete response, if its client wants that."""
-        if response is not None and turn.kept.store:
+        """Keeps a complete response, where that is wanted."""
+        if response is not None and turn.owner is not None:
             self.store.put(turn.entry(response), self._clock())
+
+    def forget(self, response_ids: Iterable[str], connection: str) -> None:
+        """A connection has ended, and what was remembered for it alone."""
+        for response_id in response_ids:
+            self.store.delete(response_id, frozenset((connection,)), self._clock())
 
     def _scope(self, scope: Scope, turn: Turn, size_bytes: int) -> Scope:
         return with_body(scope, size_bytes, [(_KEPT, msgspec.json.encode(turn.kept))])
@@ -174,8 +182,8 @@ class ResponsesService:
 
     # -- what is kept
 
-    def _entry(self, response_id: str, owner: str) -> StoredResponse:
-        entry = self.store.get(response_id, owner, self._clock())
+    def _entry(self, response_id: str, owners: Owners) -> StoredResponse:
+        entry = self.store.get(response_id, owners, self._clock())
         if entry is None:
             raise not_found(response_id)
         return entry
@@ -198,27 +206,27 @@ class ResponsesService:
             await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
             await send({"type": "http.response.body", "body": b"".join(entry.events[int(after) + 1 :])})
 
-    def _cancel(self, response_id: str, owner: str) -> bytes:
+    def _cancel(self, response_id: str, owners: Owners) -> bytes:
         """The response, which is over then."""
-        entry = self._entry(response_id, owner)
+        entry = self._entry(response_id, owners)
         if not entry.is_background:
             raise ApiError(400, "Cannot cancel a synchronous response.", param="response_id", code="invalid_value")
         if response_id in self._background:
             self._background[response_id][0].cancel()
-        return self._entry(response_id, owner).response
+        return self._entry(response_id, owners).response
 
-    def _delete(self, response_id: str, owner: str) -> dict[str, Any]:
-        self._entry(response_id, owner)
+    def _delete(self, response_id: str, owners: Owners) -> dict[str, Any]:
+        self._entry(response_id, owners)
         if response_id in self._background:
             self._background[response_id][0].cancel()
-        self.store.delete(response_id, owner, self._clock())
+        self.store.delete(response_id, owners, self._clock())
         return {"id": response_id, "object": "response", "deleted": True}
 
-    def _input_items(self, response_id: str, owner: str, query: dict[str, str]) -> dict[str, Any]:
+    def _input_items(self, response_id: str, owners: Owners, query: dict[str, str]) -> dict[str, Any]:
         """All input that led to the response, what it goes on from included."""
-        entry = self._entry(response_id, owner)
+        entry = self._entry(response_id, owners)
         try:
-            before = self.store.chain(entry.previous_id, owner, self._clock()) if entry.previous_id else []
+            before = self.store.chain(entry.previous_id, owners, self._clock()) if entry.previous_id else []
         except LostResponseError:
             before = []  # What is left of it is told.
         items: list[Item] = []

@@ -8,6 +8,8 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+Owners = frozenset[str]
+"""As whom somebody asks."""
 OVERHEAD_BYTES = 1024
 """Of an entry beside its texts: objects, ids, its places in the tables."""
 
@@ -18,7 +20,7 @@ class StoredResponse:
 
     response_id: str
     owner: str
-    """Who may see it; see `owner_of`."""
+    """Who may see it: a client (`owner_of`), or one connection of its."""
     previous_id: str | None
     """The response that it goes on from."""
     items: bytes
@@ -84,32 +86,32 @@ class ResponseStore:
         self._make_room(now_s)
         return response_id in self._kept
 
-    def get(self, response_id: str, owner: str, now_s: float) -> StoredResponse | None:
-        """None: there is none of this owner's."""
+    def get(self, response_id: str, owners: Owners, now_s: float) -> StoredResponse | None:
+        """None: there is none of these owners'."""
         self._make_room(now_s)
         entry = self._kept.get(response_id)
-        if entry is None or entry.owner != owner:
+        if entry is None or entry.owner not in owners:
             return None
         self._touch(entry, now_s)
         return entry
 
-    def of_item(self, item_id: str, owner: str, now_s: float) -> StoredResponse | None:
+    def of_item(self, item_id: str, owners: Owners, now_s: float) -> StoredResponse | None:
         """The response that has this item in its output."""
-        return self.get(self._of_item.get(item_id, ""), owner, now_s)
+        return self.get(self._of_item.get(item_id, ""), owners, now_s)
 
-    def delete(self, response_id: str, owner: str, now_s: float) -> bool:
-        """Whether there was one of this owner's."""
-        if self.get(response_id, owner, now_s) is None:
+    def delete(self, response_id: str, owners: Owners, now_s: float) -> bool:
+        """Whether there was one of these owners'."""
+        if self.get(response_id, owners, now_s) is None:
             return False
         self._drop(response_id)
         return True
 
-    def chain(self, response_id: str, owner: str, now_s: float) -> list[StoredResponse]:
+    def chain(self, response_id: str, owners: Owners, now_s: float) -> list[StoredResponse]:
         """The response and all that it goes on from, the oldest first. LostResponseError: one is not there."""
         chain: list[StoredResponse] = []
         wanted: str | None = response_id
         while wanted is not None:
-            entry = self.get(wanted, owner, now_s)
+            entry = self.get(wanted, owners, now_s)
             if entry is None:
                 raise LostResponseError(wanted)
             chain.append(entry)
@@ -118,11 +120,6 @@ class ResponseStore:
             self._touch(entry, now_s)  # Those that others go on from are the last to go.
         return chain[::-1]
 
-    def limit(self, limit_bytes: int) -> None:
-        """From now on so many bytes at most."""
-        self._limit_bytes = limit_bytes
-        self._shrink()
-
     def _touch(self, entry: StoredResponse, now_s: float) -> None:
         entry.used_s = now_s
         self._kept.move_to_end(entry.response_id)
@@ -130,9 +127,6 @@ class ResponseStore:
     def _make_room(self, now_s: float) -> None:
         while self._kept and next(iter(self._kept.values())).used_s + self._ttl_s < now_s:
             self._drop(next(iter(self._kept)))
-        self._shrink()
-
-    def _shrink(self) -> None:
         while self.taken_bytes > self._limit_bytes and self._kept:
             self._drop(next(iter(self._kept)))
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from starlette.responses import Response
+from starlette.routing import WebSocketRoute
 
 from mini_infer_contract import launch
 from mini_infer_contract.api_errors import ApiError, read_json_object
@@ -27,7 +28,7 @@ from mini_infer_engine.api.http import RequestIds, install_error_handlers, json_
 from mini_infer_engine.api.key_check import KeyCheck
 from mini_infer_engine.api.openapi.document import document
 from mini_infer_engine.api.render import render_chat, render_completion
-from mini_infer_engine.api.responses import ServiceResponse, responses_service
+from mini_infer_engine.api.responses import ServiceResponse, WebSocketResponses, responses_service
 from mini_infer_engine.api.state import ApiServerState
 from mini_infer_engine.api.tokenize import count_tokens, detokenize, tokenize
 
@@ -82,6 +83,7 @@ def make_app(front: ApiServerState, keys: ApiKeys | None = None) -> FastAPI:
         (f"{RESPONSES_PATH}/{{response_id}}/input_items", ["GET"]),
     ):
         _route(app, path, methods, lambda request: _as_response(service))
+    app.router.routes.append(WebSocketRoute(RESPONSES_PATH, WebSocketResponses(service)))
     return app
 
 

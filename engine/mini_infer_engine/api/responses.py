@@ -12,6 +12,7 @@ from mini_infer_contract.dialects.response_object import RESPONSE_PREFIX, new_id
 from mini_infer_contract.stored_responses.request import KEPT_HEADER, KeptRequest
 from mini_infer_contract.stored_responses.service import COUNT_PATH, Generator, ResponsesService
 from mini_infer_contract.stored_responses.store import ResponseStore
+from mini_infer_contract.stored_responses.websocket import WebSocketSession
 from mini_infer_engine.api.access_log import facts_of
 from mini_infer_engine.api.dialects.responses import ResponsesDialect
 from mini_infer_engine.api.generate import GenerationResponse, bad_parameter
@@ -45,8 +46,21 @@ def responses_service(front: ApiServerState, app: ASGIApp) -> ResponsesService:
         return spec.model or front.text.names[0]
 
     store = ResponseStore(options.responses_max_bytes, options.responses_ttl_s)
-    generator = Generator(answer=answer, answer_detached=app, read=read, check=check, may_be_second=True)
+    generator = Generator(
+        answer=answer, answer_detached=app, read=read, check=check, room=front.admission.body, may_be_second=True
+    )
     return ResponsesService(store, generator)
+
+
+class WebSocketResponses:
+    """An ASGI application for WebSockets."""
+
+    def __init__(self, service: ResponsesService) -> None:
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI."""
+        await WebSocketSession(self._service, scope, receive, send).run()
 
 
 class ServiceResponse(Response):

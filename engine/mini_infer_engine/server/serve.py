@@ -92,7 +92,7 @@ class _Server:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self._on_terminate)
         loop.add_signal_handler(signal.SIGINT, self._leaving.set)
-        server = _Uvicorn(_uvicorn_config(make_app(self._front, self._keys), self._tls))
+        server = _Uvicorn(_uvicorn_config(make_app(self._front, self._keys), self._tls, self._options.max_body_bytes))
         serving = asyncio.create_task(server.serve([self._listening]))
         owned = [
             asyncio.create_task(self._watch_core(client)),
@@ -165,7 +165,7 @@ async def _follow_files(tls: ServerTls) -> None:
         tls.look()
 
 
-def _uvicorn_config(app: FastAPI, tls: ServerTls | None) -> uvicorn.Config:
+def _uvicorn_config(app: FastAPI, tls: ServerTls | None, max_body_bytes: int) -> uvicorn.Config:
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -175,7 +175,9 @@ def _uvicorn_config(app: FastAPI, tls: ServerTls | None) -> uvicorn.Config:
         server_header=False,
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=1,
-        ws="none",
+        ws="websockets-sansio",
+        ws_max_size=max_body_bytes,
+        ws_per_message_deflate=False,  # Events are small, and would be compressed one by one.
     )
     config.load()
     config.ssl = tls.context if tls else None

@@ -97,6 +97,15 @@ async def send_error(send: Send, error: ApiError, request_id: str, shape: ErrorS
     await send_json(send, error.status, shape.body(error, request_id), own)
 
 
+def websocket_denial(send: Send) -> Send:
+    """A `send` whose response refuses a WebSocket's handshake (ASGI's extension websocket.http.response)."""
+
+    async def deny(message: Message) -> None:
+        await send({**message, "type": f"websocket.{message['type']}"})
+
+    return deny
+
+
 async def client_gone(receive: Receive) -> None:
     """Returns when the client closes its connection; the body must have been read."""
     while (await receive())["type"] != "http.disconnect":

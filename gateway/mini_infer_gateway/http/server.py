@@ -11,6 +11,7 @@ import socket
 import time
 from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
 import uvicorn
 
@@ -23,6 +24,11 @@ TICK_S = 0.05
 TICKS_A_LOOK = 10
 """Of uvicorn's, which are a tenth of a second: once a second slow clients are looked for."""
 TICKS_A_LOOK_AT_FILES = int(LOOK_EVERY_S * 10)
+
+
+def websocket_settings(max_message_bytes: int) -> dict[str, Any]:
+    """Of uvicorn's. Messages are small events, which would be compressed one by one."""
+    return {"ws": "websockets-sansio", "ws_max_size": max_message_bytes, "ws_per_message_deflate": False}
 
 
 class DrainingServer(uvicorn.Server):

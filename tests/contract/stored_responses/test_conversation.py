@@ -7,6 +7,8 @@ from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.stored_responses.conversation import history, page_of, turn_items
 from mini_infer_contract.stored_responses.store import ResponseStore, StoredResponse
 
+ANYBODY = frozenset(("",))
+
 ITEMS = [{"id": str(number)} for number in range(50)]
 
 
@@ -76,7 +78,7 @@ def test_a_history_is_input_and_output_turn_by_turn() -> None:
     store = ResponseStore(1 << 20, 10.0)
     store.put(kept("a", None), 0.0)
     store.put(kept("b", "a"), 0.0)
-    assert [item["id"] for item in history(store, "b", "", 0.0)] == ["in_a", "out_a", "in_b", "out_b"]
+    assert [item["id"] for item in history(store, "b", ANYBODY, 0.0)] == ["in_a", "out_a", "in_b", "out_b"]
 
 
 @pytest.mark.parametrize(
@@ -92,5 +94,5 @@ def test_a_history_that_is_not_whole_is_refused(name: str, code: str) -> None:
     store.put(kept("running", None, "in_progress"), 0.0)
     store.put(kept("orphan", "gone"), 0.0)
     with pytest.raises(ApiError) as caught:
-        history(store, name, "", 0.0)
+        history(store, name, ANYBODY, 0.0)
     assert (caught.value.status, caught.value.param, caught.value.code) == (400, "previous_response_id", code)

@@ -59,4 +59,4 @@ def test_what_is_no_response_is_not_noted(status: int, headers: list[tuple[bytes
 
 def test_events_are_told_apart() -> None:
     events = [event("a", n=1), event("b", n=2)]
-    assert list(events_in(b"".join(events))) == events
+    assert list(events_in(b": waiting\n\n".join([b"", *events, b""]))) == events

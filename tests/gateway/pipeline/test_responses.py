@@ -6,11 +6,13 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import aiohttp
 import httpx2
 import openai
 import pytest
 from openai.types.responses import Response
 
+from mini_infer_contract.api_keys import ApiKeys
 from mini_infer_contract.launch import Endpoint
 from tests.engine.server.dry_server import DryServer
 from tests.support.fake_engine import FakeEngine
@@ -165,3 +167,34 @@ async def test_in_the_background_through_the_gateway(dry: DryServer) -> None:
         assert (await client.responses.delete(begun.id)) is None
         counted = await client.responses.input_tokens.count(model="dry", input="hello")
         assert counted.input_tokens > 5
+
+
+async def test_over_websocket(dry: DryServer) -> None:
+    endpoint = Endpoint(name="dry", url=dry.url, model="dry")
+    async with running_gateway(endpoint) as gateway, client_of(gateway) as client, client.responses.connect() as line:
+        previous, texts = None, []
+        for text in ("hello", "again"):
+            await line.response.create(model="dry", input=text, store=False, previous_response_id=previous)
+            async for event in line:
+                if event.type == "response.completed":
+                    previous = event.response.id
+                    texts.append(event.response.output_text)
+                    break
+        assert texts == ["You said: hello", "You said: again"]
+        await line.response.create(model="unknown", input="x")
+        event = await line.recv()
+        assert event.type == "error"
+        assert event.error.code == "model_not_found"
+        assert gateway.app._generate._bodies.taken_bytes == 0
+    assert len(gateway.app.responses.store) == 0
+
+
+async def test_a_websocket_without_a_key_or_elsewhere_is_refused() -> None:
+    async with running_gateway(keys=ApiKeys(["secret"])) as gateway:
+        for path, key, status in (
+            ("/v1/responses", "wrong", 401),
+            ("/v1/chat/completions", "secret", 404),
+        ):
+            with pytest.raises(aiohttp.WSServerHandshakeError) as caught:
+                await gateway.client.ws_connect(gateway.url + path, headers={"authorization": f"Bearer {key}"})
+            assert caught.value.status == status

@@ -1,0 +1,141 @@
+"""Responses over WebSocket, by the openai package and by hand."""
+
+import json
+from typing import Any
+
+import openai
+import pytest
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import ClientConnection, connect
+
+from tests.engine.server.dry_server import DryServer, wait_until
+
+MODEL = "dry"
+
+
+@pytest.fixture(scope="module")
+def client(server: DryServer) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="one", max_retries=0)
+
+
+def dial(server: DryServer, path: str = "/v1/responses") -> ClientConnection:
+    headers = {"authorization": "Bearer one"}
+    return connect(server.url.replace("http", "ws") + path, additional_headers=headers, compression=None)
+
+
+def ask(connection: ClientConnection, **fields: Any) -> None:
+    connection.send(json.dumps({"type": "response.create", "model": MODEL, **fields}))
+
+
+def next_end(connection: ClientConnection) -> dict[str, Any]:
+    """The last event of the next response, or its error."""
+    while True:
+        event: dict[str, Any] = json.loads(connection.recv(timeout=10))
+        if event["type"] in ("response.completed", "response.incomplete", "response.failed", "error"):
+            return event
+
+
+def text_of(event: dict[str, Any]) -> str:
+    assert event["type"] == "response.completed", event
+    return str(event["response"]["output"][0]["content"][0]["text"])
+
+
+def test_openais_client_goes_on_in_a_connection(client: openai.OpenAI) -> None:
+    with client.responses.connect() as connection:
+        previous, texts = None, []
+        for text in ("hello", "again"):
+            connection.response.create(model=MODEL, input=text, previous_response_id=previous, store=False)  # type: ignore[arg-type]
+            numbers = []
+            for event in connection:
+                numbers.append(getattr(event, "sequence_number", None))
+                if event.type == "response.completed":
+                    previous = event.response.id
+                    texts.append(event.response.output_text)
+                    break
+            assert numbers == list(range(len(numbers)))
+        assert texts == ["You said: hello", "You said: again"]
+
+
+def test_what_is_not_stored_is_the_connections_and_the_rest_the_clients(
+    server: DryServer, client: openai.OpenAI
+) -> None:
+    with dial(server) as connection:
+        ask(connection, input="hello", store=False)
+        local = next_end(connection)["response"]["id"]
+        ask(connection, input="more", previous_response_id=local)
+        stored = next_end(connection)["response"]["id"]
+        with pytest.raises(openai.NotFoundError):
+            client.responses.retrieve(local)
+    with pytest.raises(openai.BadRequestError, match="not found"):
+        client.responses.create(model=MODEL, input="x", previous_response_id=local)
+    # What is stored holds what its connection knew.
+    items = client.responses.input_items.list(stored, order="asc")
+    assert [getattr(item, "role", None) for item in items] == ["user", "assistant", "user"]
+    made = client.responses.create(model=MODEL, input="and now?", previous_response_id=stored)
+    assert made.output_text == "You said: and now?"
+
+
+def test_input_can_be_remembered_before_it_is_needed(server: DryServer) -> None:
+    with dial(server) as connection:
+        ask(connection, input="a beginning", generate=False, store=False)
+        event = next_end(connection)
+        assert event["response"]["output"] == []
+        ask(connection, input="hello", previous_response_id=event["response"]["id"], store=False)
+        done = next_end(connection)
+        assert text_of(done) == "You said: hello"
+        ask(connection, input="hello", store=False)
+        assert done["response"]["usage"]["input_tokens"] > next_end(connection)["response"]["usage"]["input_tokens"]
+
+
+def test_errors_are_told_and_the_connection_stays(server: DryServer) -> None:
+    with dial(server) as connection:
+        for fields, status, param in (
+            ({"input": "x", "previous_response_id": "resp_no"}, 400, "previous_response_id"),
+            ({"input": "x", "temperature": 9}, 400, "temperature"),
+            ({"input": "x", "background": True}, 400, "background"),
+            ({"input": "x", "stream_id": 5}, 400, "stream_id"),
+            ({"input": "x", "type": "response.steer"}, 400, "type"),
+            ({"input": "x", "model": "other"}, 404, "model"),
+            ({}, 400, "input"),
+        ):
+            ask(connection, **fields)
+            event = next_end(connection)
+            assert (event["type"], event["status"], event["error"]["param"]) == ("error", status, param), fields
+            assert event["error"]["message"]
+        connection.send("nonsense")
+        assert next_end(connection)["error"]["code"] == "invalid_json"
+        ask(connection, input="hello")
+        assert text_of(next_end(connection)) == "You said: hello"
+
+
+def test_lanes_run_beside_each_other_and_in_one_all_in_order(server: DryServer) -> None:
+    with dial(server) as connection:
+        for lane in ("a", "b"):
+            for text in ("one", "two"):
+                ask(connection, input=f"{lane} {text}", stream_id=lane)
+        ends = [next_end(connection) for _ in range(4)]
+        for lane in ("a", "b"):
+            told = [text_of(event) for event in ends if event["stream_id"] == lane]
+            assert told == [f"You said: {lane} one", f"You said: {lane} two"]
+
+
+def test_there_is_an_end_to_what_may_wait(server: DryServer) -> None:
+    with dial(server) as connection:
+        for number in range(17):
+            ask(connection, input="x" * 300, stream_id=str(number))
+        ends = [next_end(connection) for _ in range(17)]
+        refused = [event["error"]["code"] for event in ends if event["type"] == "error"]
+        assert refused == ["too_many_responses"]
+
+
+def test_a_client_that_goes_stops_the_engine(server: DryServer) -> None:
+    before = server.metric("vllm:num_requests_running")
+    with dial(server) as connection:
+        ask(connection, input="x" * 3000)
+        connection.recv(timeout=10)
+    wait_until(lambda: server.metric("vllm:num_requests_running") <= before)
+
+
+def test_there_is_no_websocket_elsewhere(server: DryServer) -> None:
+    with pytest.raises(InvalidStatus):
+        dial(server, "/v1/chat/completions")
