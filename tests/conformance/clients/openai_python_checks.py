@@ -253,7 +253,7 @@ def responses_stream():
 
 @check
 def responses_stream_helper():
-    with client.responses.stream(model=DEMO, input=QUESTION, max_output_tokens=24) as stream:
+    with client.responses.stream(model=SCRIPTED, input=QUESTION) as stream:
         for _ in stream:
             pass
         assert stream.get_final_response().output_text
