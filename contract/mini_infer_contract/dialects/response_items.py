@@ -111,6 +111,8 @@ def _read_custom_call(conversation: _Conversation, item: Item, where: str) -> No
 
 def _add_call(conversation: _Conversation, item: Item, where: str, arguments: str) -> None:
     call_id, name = _string(item, "call_id", where), _string(item, "name", where)
+    if item.get("namespace") is not None:
+        name = namespaced(_string(item, "namespace", where), name)
     conversation.call_ids.add(call_id)
     call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
     conversation.turn().setdefault("tool_calls", []).append(call)
@@ -122,6 +124,11 @@ def _read_output(conversation: _Conversation, item: Item, where: str) -> None:
         _refuse(f"{where}.call_id", f"is {call_id[:100]!r}, and no call before it has that call_id: send the call, too")
     content = _content(item.get("output"), f"{where}.output")
     conversation.add({"role": "tool", "tool_call_id": call_id, "content": content})
+
+
+def namespaced(namespace: str, name: str) -> str:
+    """A function of a namespace as the model sees it."""
+    return f"{namespace}__{name}"
 
 
 CUSTOM_INPUT = "input"

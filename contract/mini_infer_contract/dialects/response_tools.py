@@ -1,13 +1,14 @@
 """Tools of OpenAI's Responses API as chat.completions has them. Knows no model and no parser of calls.
 
 Functions stand flat there, under `function` in a chat. A custom tool, whose input is any text, is shown to the model as
-a function with one string; tools that OpenAI runs itself are not there, and refused by name.
+a function with one string, and a function of a namespace as NAMESPACE__NAME, as vLLM has it; tools that OpenAI runs
+itself are not there, and refused by name.
 """
 
 from typing import Any, NoReturn
 
 from mini_infer_contract.api_errors import ApiError
-from mini_infer_contract.dialects.response_items import CUSTOM_INPUT
+from mini_infer_contract.dialects.response_items import CUSTOM_INPUT, namespaced
 
 _FUNCTION_FIELDS = ("name", "description", "parameters", "strict")
 
@@ -16,7 +17,17 @@ def chat_tools(tools: object) -> list[dict[str, Any]]:
     """A request's `tools`. ApiError 400: one is of a kind that is not supported, or malformed."""
     if not isinstance(tools, list):
         _refuse("tools", "must be a list of tools", "invalid_value")
-    return [_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
+    return [made for index, tool in enumerate(tools) for made in _tools(tool, f"tools[{index}]")]
+
+
+def namespaced_names(tools: object) -> dict[str, tuple[str, str]]:
+    """Functions of namespaces among well-formed tools: as the model sees them, to their namespace and name."""
+    spaces = [tool for tool in tools if tool["type"] == "namespace"] if isinstance(tools, list) else []
+    return {
+        namespaced(space["name"], tool["name"]): (space["name"], tool["name"])
+        for space in spaces
+        for tool in space["tools"]
+    }
 
 
 def custom_names(tools: object) -> frozenset[str]:
@@ -46,6 +57,26 @@ def chat_tool_choice(choice: object) -> Any:
     )
 
 
+def _tools(tool: object, where: str) -> list[dict[str, Any]]:
+    """One tool, or those of a namespace."""
+    if not isinstance(tool, dict) or tool.get("type") != "namespace":
+        return [_tool(tool, where)]
+    name, members = tool.get("name"), tool.get("tools")
+    if not isinstance(name, str) or not name:
+        _refuse(f"{where}.name", "must be a string", "invalid_value")
+    if not isinstance(members, list) or not members:
+        _refuse(f"{where}.tools", "must be a list of functions", "invalid_value")
+    made = []
+    for index, member in enumerate(members):
+        place = f"{where}.tools[{index}]"
+        if not isinstance(member, dict) or member.get("type") != "function":
+            _refuse(f"{place}.type", "must be function: a namespace holds functions alone")
+        function = _tool(member, place)
+        function["function"]["name"] = namespaced(name, function["function"]["name"])
+        made.append(function)
+    return made
+
+
 def _tool(tool: object, where: str) -> dict[str, Any]:
     kind = tool.get("type") if isinstance(tool, dict) else None
     if not isinstance(tool, dict) or not isinstance(kind, str):
@@ -57,7 +88,7 @@ def _tool(tool: object, where: str) -> dict[str, Any]:
         if unknown is not None:
             _refuse(f"{where}.{unknown}", "is no field of a function that this server knows", "unknown_field")
         return _function({name: tool[name] for name in _FUNCTION_FIELDS if tool.get(name) is not None}, where)
-    message = f"{kind[:100]!r} is not supported: this server has function and custom tools only"
+    message = f"{kind[:100]!r} is not supported: this server has function and custom tools, and namespaces"
     return _refuse(f"{where}.type", message)
 
 

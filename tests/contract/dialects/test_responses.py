@@ -7,6 +7,7 @@ import pytest
 
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.dialects.response_items import sealed_reasoning
+from mini_infer_contract.dialects.response_tools import namespaced_names
 from mini_infer_contract.dialects.responses import chat_body
 
 CALL = {"type": "function_call", "call_id": "call_1", "name": "look", "arguments": '{"at": 1}', "id": "fc_1"}
@@ -135,6 +136,30 @@ def test_fields_become_a_chats(body: dict[str, Any], chat: dict[str, Any]) -> No
     messages = made.pop("messages")
     assert made == chat
     assert messages[0] == ({"role": "system", "content": "be brief"} if "instructions" in body else messages[-1])
+
+
+NAMESPACE = {
+    "type": "namespace",
+    "name": "mcp",
+    "description": "d",
+    "tools": [{"type": "function", "name": "look", "parameters": {"type": "object"}, "strict": False}],
+}
+
+
+def test_functions_of_a_namespace_are_told_apart_by_it() -> None:
+    call = {"type": "function_call", "call_id": "c", "namespace": "mcp", "name": "look", "arguments": "{}"}
+    chat = chat_body({"input": [call], "tools": [NAMESPACE, {"type": "function", "name": "look"}]})
+    assert [tool["function"]["name"] for tool in chat["tools"]] == ["mcp__look", "look"]
+    assert chat["messages"][0]["tool_calls"][0]["function"]["name"] == "mcp__look"
+    assert namespaced_names([NAMESPACE]) == {"mcp__look": ("mcp", "look")}
+    for wrong, where in (
+        (NAMESPACE | {"tools": []}, "tools[0].tools"),
+        (NAMESPACE | {"tools": [{"type": "custom", "name": "x"}]}, "tools[0].tools[0].type"),
+        (NAMESPACE | {"name": 5}, "tools[0].name"),
+    ):
+        with pytest.raises(ApiError) as raised:
+            chat_body({"input": "x", "tools": [wrong]})
+        assert raised.value.param == where
 
 
 def test_a_custom_tool_is_a_function_of_one_text() -> None:

@@ -192,9 +192,12 @@ class FunctionCallItem(OutputItem):
 
     id_prefix = CALL_PREFIX
 
-    def __init__(self, events: EventWriter, output_index: int, call_id: str, name: str) -> None:
+    def __init__(
+        self, events: EventWriter, output_index: int, call_id: str, name: str, namespace: str | None = None
+    ) -> None:
         super().__init__(events, output_index)
         self._call_id, self._name = call_id, name
+        self._of_namespace = {} if namespace is None else {"namespace": namespace}
         self._head = delta_head("response.function_call_arguments.delta", **self._where)
 
     def _delta(self, text: str, logprobs: Logprobs) -> bytes:
@@ -207,7 +210,7 @@ class FunctionCallItem(OutputItem):
 
     def shown(self, status: str) -> dict[str, Any]:
         """See `OutputItem`."""
-        call = {"call_id": self._call_id, "name": self._name, "arguments": self.text}
+        call = {"call_id": self._call_id, "name": self._name, "arguments": self.text} | self._of_namespace
         return {"id": self.id, "type": "function_call", "status": status} | call
 
 

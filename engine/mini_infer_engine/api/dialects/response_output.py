@@ -1,6 +1,6 @@
 """Parts of a model's output as the items of a response: which is open, and what its end says. Knows no request."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mini_infer_engine.api.dialects.response_items import (
@@ -24,14 +24,19 @@ class ResponseOutput:
         events: EventWriter,
         *,
         custom_tools: frozenset[str] = frozenset(),
+        namespaces: Mapping[str, tuple[str, str]] | None = None,
         summary: bool = False,
         sealed: bool = False,
     ) -> None:
-        """`summary`: thinking is told as one; `sealed`: it also has `encrypted_content`."""
+        """`namespaces`: of a function's name, its namespace and its name there; `summary`: thinking is told as one.
+
+        `sealed`: it also has `encrypted_content`.
+        """
         self.items: list[dict[str, Any]] = []
         """Those that are complete."""
         self._events = events
         self._custom_tools, self._summary, self._sealed = custom_tools, summary, sealed
+        self._namespaces = namespaces or {}
         self._open: OutputItem | None = None
         self._logprobs: Logprobs = []
         """Of text that is still to be told."""
@@ -70,8 +75,10 @@ class ResponseOutput:
         return self._begin(thinking(self._events, self._next_index, sealed=self._sealed))
 
     def _call(self, call_id: str, name: str) -> OutputItem:
-        kind = CustomCallItem if name in self._custom_tools else FunctionCallItem
-        return kind(self._events, self._next_index, call_id, name)
+        if name in self._custom_tools:
+            return CustomCallItem(self._events, self._next_index, call_id, name)
+        namespace, own_name = self._namespaces.get(name, (None, name))
+        return FunctionCallItem(self._events, self._next_index, call_id, own_name, namespace)
 
     def _piece(self, text: str, logprobs: Logprobs | None = None) -> bytes:
         assert self._open is not None, "a call's arguments come after its beginning"

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.dialects.response_object import new_response, with_error
-from mini_infer_contract.dialects.response_tools import custom_names
+from mini_infer_contract.dialects.response_tools import custom_names, namespaced_names
 from mini_infer_contract.dialects.responses import chat_body
 from mini_infer_contract.prompt import PromptEncoder
 from mini_infer_contract.stored_responses.request import KeptRequest
@@ -72,6 +72,8 @@ class ResponsesRequest(GenerationFields):
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    client_metadata: dict[str, str] | None = None
+    """Codex's: which session and turn it is, for OpenAI's records. No effect."""
     parallel_tool_calls: bool | None = None
     stream_options: ResponsesStreamOptions | None = None  # type: ignore[assignment]  # other options than a chat's
     chat_template_kwargs: dict[str, Any] | None = None
@@ -179,6 +181,7 @@ class ResponsesRenderer:
         self._output = ResponseOutput(
             self._events,
             custom_tools=custom_names(body.get("tools")),
+            namespaces=namespaced_names(body.get("tools")),
             summary=bool(reasoning.get("summary") or reasoning.get("generate_summary")),
             sealed="reasoning.encrypted_content" in (body.get("include") or ()),
         )

@@ -155,3 +155,13 @@ def test_reasoning_can_be_sealed_for_clients_that_send_back_that_alone() -> None
     output.push([Reasoning("so")], [])
     output.end("completed")
     assert output.items[0]["encrypted_content"] == sealed_reasoning("so")
+
+
+def test_a_call_of_a_namespaces_function_has_both_names() -> None:
+    output = ResponseOutput(EventWriter(), namespaces={"mcp__look": ("mcp", "look")})
+    output.push([ToolCallBegin(0, "c", "mcp__look"), ToolCallArguments(0, "{}"), ToolCallBegin(1, "d", "f")], [])
+    output.end("completed")
+    first, second = output.items
+    assert (first["namespace"], first["name"]) == ("mcp", "look")
+    assert second["name"] == "f"
+    assert "namespace" not in second
