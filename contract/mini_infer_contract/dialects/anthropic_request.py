@@ -132,6 +132,18 @@ class OutputConfig(Struct, forbid_unknown_fields=True):
     format: MessageFormat | None = None
 
 
+class KeepThinking(Struct, tag_field="type", tag="clear_thinking_20251015", forbid_unknown_fields=True):
+    """All earlier thinking stays in the conversation, as it does here anyway."""
+
+    keep: Literal["all"]
+
+
+class ContextManagement(Struct, forbid_unknown_fields=True):
+    """What the server is to take out of a long conversation: nothing. Claude Code says so in each request."""
+
+    edits: list[KeepThinking] = []
+
+
 class Metadata(Struct, forbid_unknown_fields=True):
     """Whom the request is for. Without effect."""
 
@@ -171,7 +183,7 @@ class MessagesRequest(Conversation, kw_only=True):
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
     container: None = None
-    context_management: None = None
+    context_management: ContextManagement | None = None
     diagnostics: None = None
     inference_geo: None = None
     thread: None = None

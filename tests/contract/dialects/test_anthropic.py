@@ -280,6 +280,15 @@ def test_a_conversation_is_not_kept_and_clients_are_told_to_send_the_whole_one()
     assert "thread is not supported" in told["message"]
 
 
+def test_nothing_is_taken_out_of_a_conversation() -> None:
+    body = {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "x"}]}
+    keep = {"type": "clear_thinking_20251015", "keep": "all"}
+    parse_request(body | {"context_management": {"edits": [keep]}}, MessagesRequest)
+    for edit in (keep | {"keep": {"type": "thinking_turns", "value": 1}}, {"type": "clear_tool_uses_20250919"}):
+        with pytest.raises(ApiError, match="context_management"):
+            parse_request(body | {"context_management": {"edits": [edit]}}, MessagesRequest)
+
+
 def test_an_error_in_a_stream_is_an_event() -> None:
     event = ANTHROPIC_ERRORS.event(ApiError(500, "why"), "r-1")
     assert event.startswith(b'event: error\ndata: {"type":"error","error":{')
