@@ -20,7 +20,7 @@ from mini_infer_contract.dialects.responses import RESPONSES_PATH
 from mini_infer_contract.docs_page import DOCS_PAGE, DOCS_PATH
 from mini_infer_contract.launch import HEALTH_PATH, METRICS_PATH, MODELS_PATH, READY_PATH, REQUEST_ID_HEADER
 from mini_infer_contract.request_ids import request_id_in
-from mini_infer_contract.stored_responses.service import is_responses_path
+from mini_infer_contract.stored_responses.service import is_responses_path, methods_of
 from mini_infer_gateway import __version__
 from mini_infer_gateway.api import operations
 from mini_infer_gateway.endpoints.base import EndpointSource
@@ -219,13 +219,20 @@ class Gateway:
 
     async def _say_options(self, scope: Scope, send: Send) -> None:
         """What a path takes, and what a browser asks before a page from elsewhere may use it."""
-        path = scope["path"]
-        known = ENGINE_PATHS.get(path) or self._client_pages.get(path)
-        methods = (known.methods if known else frozenset()) | {"OPTIONS"}
+        methods = self._methods_of(scope["path"]) | {"OPTIONS"}
         allow = (b"allow", ", ".join(sorted(methods)).encode())
         headers = [allow, *self.settings.cors.preflight_headers(scope["headers"])]
         await send({"type": "http.response.start", "status": 204, "headers": headers})
         await send({"type": "http.response.body", "body": b""})
+
+    def _methods_of(self, path: str) -> frozenset[str]:
+        """Empty where there is no such path."""
+        if is_responses_path(path):
+            return methods_of(path)
+        if path.startswith(MODELS_PATH + "/"):
+            return _GET
+        known = ENGINE_PATHS.get(path) or self._client_pages.get(path)
+        return known.methods if known else frozenset()
 
     async def _show(self, pages: Mapping[str, Page], method: str, path: str, send: Send) -> None:
         if (page := pages.get(path)) is None:

@@ -235,8 +235,17 @@ async def test_options_are_answered_and_pages_from_elsewhere_are_let_in_where_as
                 assert (response.status, await response.read()) == (204, b"")
                 assert response.headers["access-control-allow-origin"] == "https://chat.example.com"
                 assert response.headers["access-control-allow-methods"] == "POST"
-        async with gateway.client.options(gateway.url + "/v1/completions") as response:
-            assert (response.status, response.headers["allow"]) == (204, "OPTIONS, POST")
+        for path, allowed in (
+            ("/v1/completions", "OPTIONS, POST"),
+            ("/v1/models/m", "GET, HEAD, OPTIONS"),
+            ("/v1/responses", "OPTIONS, POST"),
+            ("/v1/responses/r", "DELETE, GET, OPTIONS"),
+            ("/v1/responses/r/cancel", "OPTIONS, POST"),
+            ("/v1/responses/r/input_items", "GET, OPTIONS"),
+            ("/nothing", "OPTIONS"),
+        ):
+            async with gateway.client.options(gateway.url + path) as response:
+                assert (response.status, response.headers["allow"]) == (204, allowed)
             assert "access-control-allow-origin" not in response.headers
         async with gateway.client.get(gateway.url + "/v1/models", headers=browser) as response:
             assert response.status == 401

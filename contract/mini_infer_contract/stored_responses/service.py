@@ -49,6 +49,18 @@ def is_responses_path(path: str) -> bool:
     return path == RESPONSES_PATH or path.startswith(RESPONSES_PATH + "/")
 
 
+def methods_of(path: str) -> frozenset[str]:
+    """What one of its paths takes; empty: there is no such path."""
+    if path in (RESPONSES_PATH, COUNT_PATH):
+        return frozenset(("POST",))
+    _, _, what = path.removeprefix(RESPONSES_PATH + "/").partition("/")
+    return _METHODS.get(what, frozenset())
+
+
+_METHODS = {"": frozenset(("GET", "DELETE")), "cancel": frozenset(("POST",)), "input_items": frozenset(("GET",))}
+"""By what follows the id of a response."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generator:
     """What the service stands before."""

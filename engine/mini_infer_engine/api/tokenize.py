@@ -10,6 +10,7 @@ from mini_infer_contract.dialects.anthropic import COUNT_TOKENS_PATH, chat_body
 from mini_infer_contract.prompt import PromptEncoder, PromptText
 from mini_infer_engine.api.dialects.chat import ChatDialect
 from mini_infer_engine.api.dialects.fields import Body, parse_fields
+from mini_infer_engine.api.dialects.messages import check_messages
 from mini_infer_engine.api.http import json_response, read_json
 from mini_infer_engine.api.state import ApiServerState
 from mini_infer_engine.text.tokenizing import Sliced, chat_ids, text_ids
@@ -57,6 +58,7 @@ def _ids(encoder: PromptEncoder, request: TokenizeRequest, body: dict[str, Any])
         raise ApiError(400, "send either prompt or messages", param="prompt")
     if request.prompt is not None:
         return text_ids(encoder, PromptText(request.prompt, request.add_special_tokens is not False), "prompt")
+    check_messages(request.messages or ())
     return chat_ids(encoder, body)
 
 
