@@ -60,6 +60,7 @@ class Work:
     model: str
     """As the answer tells it."""
     streams: bool
+    in_clients_words: Callable[[ApiError], ApiError]
 
 
 class GenerationResponse(Response):
@@ -94,14 +95,16 @@ class GenerationResponse(Response):
         raw = await read_json(self._request, state.options.max_body_bytes, state.options.body_timeout_s)
         with state.admission.body(len(raw)):
             spec = self._dialect.parse(read_json_object(raw))
-            if spec.parsing is not None:
-                check_parsing(state.text.formats, spec.parsing)
-            model = state.admit(spec.model)
-            held.enter_context(state.admission.choices(spec.num_prompts * spec.copies))
             try:
+                if spec.parsing is not None:
+                    check_parsing(state.text.formats, spec.parsing)
+                model = state.admit(spec.model)
+                held.enter_context(state.admission.choices(spec.num_prompts * spec.copies))
                 prompts, sampling = await checked(state, model, spec)
             except ParameterError as error:
-                raise bad_parameter(error) from None
+                raise spec.in_clients_words(bad_parameter(error)) from None
+            except ApiError as error:
+                raise spec.in_clients_words(error) from None
         chosen_id = request_id(self._request)
         requests = state.make_requests(chosen_id, prompts, spec, sampling)
         tells_all = spec.tells_all or state.text.decoder is None
@@ -114,6 +117,7 @@ class GenerationResponse(Response):
             self._dialect.renderer(spec, chosen_id, told_model, state.text.decoder),
             told_model,
             spec.streams,
+            spec.in_clients_words,
         )
 
     async def _run(self, work: Work, scope: Scope, receive: Receive, send: Send) -> None:
@@ -210,7 +214,7 @@ async def _whole(work: Work, scope: Scope, receive: Receive, send: Send) -> None
     generation = work.generation
     await generation.finished()
     if generation.error is not None:
-        await error_response(generation.error, scope)(scope, receive, send)
+        await error_response(work.in_clients_words(generation.error), scope)(scope, receive, send)
     elif not generation.cancelled:
         await json_response(work.renderer.whole(generation.replies))(scope, receive, send)
 
@@ -244,7 +248,7 @@ async def _stream(work: Work, scope: Scope, receive: Receive, send: Send, keepal
         first.cancel()
     deltas = first.result()
     if generation.error is not None and not deltas and not begun:
-        await error_response(generation.error, scope)(scope, receive, send)
+        await error_response(work.in_clients_words(generation.error), scope)(scope, receive, send)
         return
     if not begun:
         await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})

@@ -105,5 +105,7 @@ async def _count(front: ApiServerState, request: Request) -> Response:
                 spec.prompt_ids(front.text.encoder, front.text.limits(model.max_model_len))
             )
         except ParameterError as error:
-            raise bad_parameter(error) from None
+            raise spec.in_clients_words(bad_parameter(error)) from None
+        except ApiError as error:
+            raise spec.in_clients_words(error) from None
     return json_response({"object": "response.input_tokens", "input_tokens": len(prompts[0])})

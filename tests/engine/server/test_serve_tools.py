@@ -8,6 +8,7 @@ from typing import Any
 
 import openai
 import pytest
+from openai.types.responses import Response
 
 from tests.engine.server.dry_server import DryServer, EngineServer
 
@@ -144,3 +145,103 @@ def test_several_calls_with_text_are_numbered_and_streamed_in_pieces(scripted: o
 
 def test_without_tools_a_call_is_text(scripted: openai.OpenAI) -> None:
     assert "<tool_call>" in ask(scripted).choices[0].message.content
+
+
+LOOKUP_RESPONSES: Any = {"type": "function"} | LOOKUP["function"]
+QUESTION_TEXT = QUESTION[0]["content"]
+
+
+def respond(client: openai.OpenAI, given: Any = QUESTION_TEXT, *, stream: bool = False, **fields: Any) -> Response:
+    """A response, whole or as the last event of its stream tells it."""
+    made = client.responses.create(model=client.models.list().data[0].id, input=given, stream=stream, **fields)
+    if not stream:
+        return made  # type: ignore[return-value]  # openai-python's overloads know only literals
+    last: Any = list(made)[-1]  # type: ignore[call-overload]
+    assert last.type == f"response.{last.response.status}"
+    response: Response = last.response
+    return response
+
+
+def shown(response: Response) -> list[dict[str, Any]]:
+    """Its output without ids."""
+    return [item.to_dict() | {"id": "", "call_id": ""} for item in response.output]
+
+
+def test_a_response_calls_a_tool_and_answers_from_the_result(demo: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"tools": [LOOKUP_RESPONSES], "temperature": 0}
+    called = respond(demo, **asked)
+    assert shown(called) == shown(respond(demo, stream=True, **asked))
+    [call] = [item for item in called.output if item.type == "function_call"]
+    assert (call.name, json.loads(call.arguments)) == ("lookup_docs", ARGUMENTS)
+    assert re.fullmatch(r"call_[a-zA-Z0-9]{24}", call.call_id)
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "Removes common leading whitespace."}
+    answers = [
+        respond(demo, [result], previous_response_id=called.id, **asked),
+        respond(demo, [*QUESTION, *(item.to_dict() for item in called.output), result], **asked),
+    ]
+    assert answers[0].output_text == answers[1].output_text != ""
+    assert len({answer.usage.input_tokens for answer in answers if answer.usage}) == 1
+
+
+def test_a_response_thinks_in_an_item_of_its_own(demo: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"reasoning": {"effort": "low"}, "temperature": 0, "max_output_tokens": 300}
+    whole = respond(demo, **asked)
+    thought, *rest = whole.output
+    assert thought.type == "reasoning"
+    assert [item.type for item in rest] == ["message"]
+    assert thought.content
+    text = thought.content[0].text
+    assert whole.usage is not None
+    assert 0 < whole.usage.output_tokens_details.reasoning_tokens < whole.usage.output_tokens
+    assert shown(respond(demo, stream=True, **asked)) == shown(whole)
+    summed = respond(
+        demo, include=["reasoning.encrypted_content"], **asked | {"reasoning": {"effort": "low", "summary": "auto"}}
+    )
+    for item in summed.output:
+        if item.type == "reasoning":
+            assert (item.summary[0].text, item.content) == (text, [])
+            # What comes back sealed is what was thought.
+            back = [*QUESTION, item.to_dict() | {"summary": []}, *(one.to_dict() for one in rest), *QUESTION]
+            plain = [*QUESTION, thought.to_dict(), *(one.to_dict() for one in rest), *QUESTION]
+            made = [respond(demo, given, max_output_tokens=1) for given in (back, plain)]
+            assert made[0].usage is not None
+            assert made[1].usage is not None
+            assert made[0].usage.input_tokens == made[1].usage.input_tokens
+
+
+def test_a_response_tells_log_probabilities_of_its_text(demo: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"include": ["message.output_text.logprobs"], "top_logprobs": 3, "temperature": 0}
+    texts: list[Any] = [
+        respond(demo, "What does a list hold?", stream=stream, max_output_tokens=12, **asked).output[0]
+        for stream in (False, True)
+    ]
+    told = texts[0].content[0].logprobs
+    assert len(told) == 12
+    assert all(len(one.top_logprobs) == 3 and one.logprob <= 0 for one in told)
+    assert "".join(one.token for one in told).startswith(texts[0].content[0].text)
+    assert texts[1].content[0].logprobs == told
+
+
+def test_a_response_keeps_to_a_schema(demo: openai.OpenAI) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"ok": {"type": "boolean"}},
+        "required": ["ok"],
+        "additionalProperties": False,
+    }
+    form: Any = {"format": {"type": "json_schema", "name": "verdict", "schema": schema, "strict": True}}
+    assert set(json.loads(respond(demo, text=form).output_text)) == {"ok"}
+    wrong = form | {"format": form["format"] | {"schema": {"type": "banana"}}}
+    with pytest.raises(openai.BadRequestError) as caught:
+        respond(demo, text=wrong)
+    assert caught.value.param is not None
+    assert caught.value.param.startswith("text.format")
+
+
+def test_a_response_may_call_a_tool_that_takes_any_text(scripted: openai.OpenAI) -> None:
+    [call] = respond(scripted, "go", tools=[{"type": "custom", "name": "lookup_docs"}], stream=True).output
+    assert call.type == "custom_tool_call"
+    assert json.loads(call.input) == json.loads(ACCENTED)
+    result = {"type": "custom_tool_call_output", "call_id": call.call_id, "output": "done"}
+    again = respond(scripted, [{"role": "user", "content": "go"}, call.to_dict(), result])
+    assert again.status == "completed"

@@ -32,6 +32,10 @@ class OutputLimit:
     """The client sent it: then prompt and output must fit the context together, or the request is refused."""
 
 
+def _as_it_is(error: ApiError) -> ApiError:
+    return error
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationSpec:
     """What a request asks for, whatever its dialect."""
@@ -51,6 +55,8 @@ class GenerationSpec:
     output_limit: OutputLimit
     grammar: GrammarRequest | None = None
     """To what each choice is held; None: any text."""
+    in_clients_words: Callable[[ApiError], ApiError] = _as_it_is
+    """An error about what is asked for here, with the names that the fields have in the client's request."""
     beams: BeamSpec | None = None
     """The choices of a prompt are its most likely continuations, the best first."""
     priority: int = 0

@@ -16,9 +16,8 @@ from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.dialects.response_object import new_response, with_error
 from mini_infer_contract.dialects.response_tools import custom_names, namespaced_names
 from mini_infer_contract.dialects.responses import chat_body
-from mini_infer_contract.prompt import PromptEncoder
 from mini_infer_contract.stored_responses.request import KeptRequest
-from mini_infer_engine.api.dialects.base import GenerationSpec, OutputLimit, PromptIds
+from mini_infer_engine.api.dialects.base import GenerationSpec, OutputLimit
 from mini_infer_engine.api.dialects.chat import ChatDialect
 from mini_infer_engine.api.dialects.fields import Body, GenerationFields, parse_fields
 from mini_infer_engine.api.dialects.logprobs import TokenNames, chat_logprobs
@@ -30,8 +29,7 @@ from mini_infer_engine.core.request import TokenLogprobs
 from mini_infer_engine.parsing.base import Content, Part, Reasoning
 from mini_infer_engine.text.detokenizer import Decoder
 from mini_infer_engine.text.output_text import Delta, OutputText
-from mini_infer_engine.text.tokenizing import PromptLimits, Sliced
-from mini_infer_engine.text.validation import MAX_LOGPROBS, ParameterError
+from mini_infer_engine.text.validation import MAX_LOGPROBS
 
 Includable = Literal[
     "file_search_call.results",
@@ -111,7 +109,7 @@ class ResponsesDialect:
         limit = spec.output_limit
         return replace(
             spec,
-            prompt_ids=_named(spec.prompt_ids),
+            in_clients_words=_in_clients_words,
             prompt_param="input",
             output_limit=OutputLimit("max_output_tokens", limit.max_tokens, limit.is_asked),
         )
@@ -152,21 +150,6 @@ def _in_clients_words(error: ApiError) -> ApiError:
     return ApiError(error.status, message, param=param, code=error.code, headers=error.headers)
 
 
-def _named(prompt_ids: PromptIds) -> PromptIds:
-    """The same, with errors in the client's words."""
-
-    def named(encoder: PromptEncoder | None, limits: PromptLimits) -> Sliced[list[list[int]]]:
-        try:
-            return (yield from prompt_ids(encoder, limits))
-        except ApiError as error:
-            raise _in_clients_words(error) from None
-        except ParameterError as error:
-            renamed = _in_clients_words(ApiError(400, str(error), param=error.param))
-            raise ParameterError(renamed.param or error.param, renamed.message, code=error.code) from None
-
-    return named
-
-
 class ResponsesRenderer:
     """A `Renderer`: one response, whole or as events."""
 
@@ -177,6 +160,7 @@ class ResponsesRenderer:
         self._names = TokenNames(decoder, as_ids=False)
         self._response = new_response(body, response_id, model, int(time.time()), "in_progress")
         self._events = EventWriter()
+        self._has_begun = False
         reasoning = body.get("reasoning") or {}
         self._output = ResponseOutput(
             self._events,
@@ -203,6 +187,10 @@ class ResponsesRenderer:
     def begin(self, replies: Sequence[OutputText]) -> bytes:
         """See `Renderer`."""
         self._take_sampling(replies[0])
+        return self._begin()
+
+    def _begin(self) -> bytes:
+        self._has_begun = True
         created = self._events.write("response.created", response=self._response)
         return created + self._events.write("response.in_progress", response=self._response)
 
@@ -226,7 +214,7 @@ class ResponsesRenderer:
 
     def broken(self, error: ApiError) -> bytes:
         """See `Renderer`."""
-        events = self._output.end("incomplete")
+        events = self._output.end("incomplete") if self._has_begun else self._begin()
         failed = with_error(self._response | {"output": self._output.items}, error.code, error.message)
         told = {"code": error.code, "message": error.message, "param": error.param}
         return events + self._events.write("error", **told) + self._events.write("response.failed", response=failed)
