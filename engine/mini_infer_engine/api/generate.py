@@ -112,7 +112,13 @@ class GenerationResponse(Response):
         decoder, make_parser = _reading(state.text, spec, prompts)
         return Work(
             Generation(
-                requests, decoder, state.metrics, streams=spec.streams, tells_all=tells_all, make_parser=make_parser
+                requests,
+                decoder,
+                state.metrics,
+                streams=spec.streams,
+                tells_all=tells_all,
+                make_parser=make_parser,
+                copies=spec.copies,
             ),
             self._dialect.renderer(spec, chosen_id, told_model, state.text.decoder),
             told_model,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_engine.api.metrics import ServerMetrics
+from mini_infer_engine.api.vllm_metrics import FinishedChoice
 from mini_infer_engine.core.request import Output, Request
 from mini_infer_engine.parsing.base import OutputParser
 from mini_infer_engine.text.detokenizer import Decoder
@@ -24,8 +25,12 @@ class Generation:
         streams: bool,
         tells_all: bool = False,
         make_parser: Callable[[], OutputParser] | None = None,
+        copies: int = 1,
     ) -> None:
-        """`make_parser`: one a choice, for what the output consists of; None: it is text."""
+        """`make_parser`: one a choice, for what the output consists of; None: it is text.
+
+        `copies`: choices of each prompt.
+        """
         self.replies = [OutputText(request, decoder, make_parser and make_parser()) for request in requests]
         self.error: ApiError | None = None
         """Why it cannot go on."""
@@ -41,7 +46,10 @@ class Generation:
         self._arrived_at = time.perf_counter()
         self.first_token_s: float | None = None
         """From its arrival to the first token of any choice."""
+        self._first_token_at = [0.0] * len(self.replies)
         self._last_token_at = [0.0] * len(self.replies)
+        self._copies = copies
+        self._counted: set[int] = set()
         for index, reply in enumerate(self.replies):
             if reply.finish_reason is not None:  # Resumed after its end.
                 self._unfinished -= 1
@@ -60,7 +68,7 @@ class Generation:
         self._measure(index, len(delta.token_ids), now)
         if reply.finish_reason is not None:
             self._unfinished -= 1
-            self._count(reply, reply.finish_reason, now)
+            self._count(index, reply.finish_reason, now, output.queue_time_s)
             if reply.finish_reason == "error":
                 self.fail(_error_of(reply))  # told as an error, with its own status where nothing was told yet
                 return reply.wants_abort
@@ -77,9 +85,10 @@ class Generation:
             return
         last = self._last_token_at[index]
         if last:
-            self._metrics.inter_token_latency.observe((now - last) / num_tokens, num_tokens)
+            self._metrics.vllm.inter_token_latency.observe((now - last) / num_tokens, num_tokens)
         else:
-            self._metrics.time_to_first_token.observe(now - self._arrived_at)
+            self._first_token_at[index] = now
+            self._metrics.vllm.time_to_first_token.observe(now - self._arrived_at)
             if self.first_token_s is None:
                 self.first_token_s = now - self._arrived_at
         self._last_token_at[index] = now
@@ -98,16 +107,33 @@ class Generation:
     def count_unfinished(self) -> None:
         """It is over for its client: choices that have not ended were aborted, or broke off."""
         reason = "error" if self.error is not None else "abort"
-        for reply in self.replies:
+        for index, reply in enumerate(self.replies):
             if reply.finish_reason is None:
-                self._count(reply, reason, time.perf_counter())
+                self._count(index, reason, time.perf_counter(), None)
 
-    def _count(self, reply: OutputText, reason: str, now: float) -> None:
-        prompt_tokens, output_tokens = len(reply.request.prompt_token_ids), len(reply.token_ids)
-        # In metrics a call of tools is a stop, as the engine's own reason and vLLM's label are.
-        self._metrics.count_finished(
-            "stop" if reason == "tool_calls" else reason, now - self._arrived_at, prompt_tokens, output_tokens
+    def _count(self, index: int, reason: str, now: float, queue_time_s: float | None) -> None:
+        reply, first = self.replies[index], self._first_token_at[index]
+        self._metrics.vllm.count_choice(
+            FinishedChoice(
+                # In metrics a call of tools is a stop, as the engine's own reason and vLLM's label are.
+                reason="stop" if reason == "tool_calls" else reason,
+                duration_s=now - self._arrived_at,
+                prompt_tokens=len(reply.request.prompt_token_ids),
+                cached_tokens=reply.num_cached_tokens,
+                output_tokens=len(reply.token_ids),
+                max_tokens=reply.request.sampling.max_tokens,
+                queue_time_s=queue_time_s,
+                first_token_s=first - self._arrived_at if first else None,
+                last_token_s=self._last_token_at[index] - self._arrived_at,
+            ),
+            self._metrics.model,
         )
+        start = index - index % self._copies
+        of_prompt = range(start, start + self._copies)
+        self._counted.add(index)
+        if self._counted.issuperset(of_prompt):
+            most = max(len(self.replies[one].token_ids) for one in of_prompt)
+            self._metrics.vllm.count_prompt(self._copies, most)
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

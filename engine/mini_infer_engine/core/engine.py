@@ -342,6 +342,7 @@ class Engine:
             finish_reason=reason,
             stop_reason=sequence.stop_reason(accepted[-1]) if reason == "stop" else None,
             num_cached_tokens=num_cached,
+            queue_time_s=None if reason is None else sequence.queue_time_s,
             logprobs=(logprobs or [])[: len(accepted)],
         )
 

@@ -136,6 +136,8 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
     """With finish_reason "error": what went wrong, for people."""
     is_refusal: bool = False
     """With finish_reason "error": it is the request that is at fault, for what it asks for cannot be done."""
+    queue_time_s: float | None = None
+    """With a finish reason: from its arrival to its first admission."""
     logprobs: list[TokenLogprobs] = []
     """Of `token_ids`, where the request asks for them."""
     prompt_logprobs: list[TokenLogprobs] = []

@@ -66,6 +66,8 @@ class Sequence:
     num_cached: int | None = None
     """Set at first admission: prompt tokens found in the prefix cache."""
 
+    queue_time_s: float | None = None
+    """Set at first admission: since its arrival."""
     matcher: GrammarMatcher | None = None
     """What its output is held to, as far as the output is known; None: nothing, or not compiled yet."""
     state: State = State.WAITING

@@ -46,6 +46,7 @@ class EngineStats:
         self.last_step_decode_tokens = decodes
         for sequence in step.admitted:
             self.admissions += 1
-            self.queue_time_s += now_s - sequence.arrival_s
+            sequence.queue_time_s = now_s - sequence.arrival_s
+            self.queue_time_s += sequence.queue_time_s
             self.prompt_tokens += sequence.num_prompt
             self.cached_prompt_tokens += sequence.num_cached or 0

@@ -1,7 +1,9 @@
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
-from mini_infer_engine.api.metrics import Histogram, ServerMetrics
+from mini_infer_engine.api.histogram import Histogram
+from mini_infer_engine.api.metrics import ServerMetrics
+from mini_infer_engine.api.vllm_metrics import FinishedChoice
 from mini_infer_engine.core.stats import EngineStats
 from mini_infer_engine.core_process.messages import ModelInfo
 from mini_infer_engine.kernels.report import kernel_report
@@ -57,12 +59,44 @@ def test_throughput_tells_differences_and_is_silent_when_idle() -> None:
 def test_vllms_names_tell_the_same_numbers() -> None:
     metrics = ServerMetrics("m")
     metrics.take_stats(EngineStats(prompt_tokens=100, cached_prompt_tokens=40, preemptions=2, steps=1, running=3))
-    metrics.count_finished("stop", 1.5, 100, 7)
+    ended = FinishedChoice(
+        reason="stop",
+        duration_s=1.5,
+        prompt_tokens=100,
+        cached_tokens=40,
+        output_tokens=7,
+        queue_time_s=0.25,
+        first_token_s=0.75,
+        last_token_s=1.25,
+    )
+    left = FinishedChoice(reason="abort", duration_s=0.0, prompt_tokens=10, output_tokens=0, max_tokens=16)
+    model = ModelInfo(max_model_len=128, vocab_size=2, page_size=16, num_pages=4)
+    metrics.vllm.count_choice(ended, model)
+    metrics.vllm.count_choice(left, model)
     found = values(metrics)
     assert (found["vllm:prefix_cache_queries_total"], found["vllm:prefix_cache_hits_total"]) == (100, 40)
     assert (found["vllm:num_preemptions_total"], found["vllm:num_requests_running"]) == (2, 3)
-    assert found["vllm:request_success_total"] == found["mini_infer_engine_requests_total"] == 1
+    assert metrics.vllm.finished == {"stop": 1, "abort": 1}, "who left counts"
     assert found["vllm:e2e_request_latency_seconds_sum"] == 1.5
-    assert (found["vllm:request_prompt_tokens_sum"], found["vllm:request_generation_tokens_sum"]) == (100, 7)
-    assert found["vllm:iteration_tokens_total_count"] == 1
+    assert (found["vllm:request_prompt_tokens_sum"], found["vllm:request_generation_tokens_sum"]) == (110, 7)
+    assert found["vllm:request_prefill_kv_computed_tokens_sum"] == 70
+    assert found["vllm:request_params_max_tokens_sum"] == 28 + 16
+    phases = {"queue": 0.25, "prefill": 0.5, "decode": 0.5, "inference": 1.0}
+    for phase, took_s in phases.items():
+        assert found[f"vllm:request_{phase}_time_seconds_sum"] == took_s
+        assert found[f"vllm:request_{phase}_time_seconds_count"] == 1, "not of one that was cut off"
     assert found["vllm:time_to_first_token_seconds_count"] == 0
+
+
+def test_an_iterations_tokens_are_those_given_out_and_the_prompts_begun_by_it() -> None:
+    metrics = ServerMetrics("m")
+    for stats in (
+        EngineStats(prompt_tokens=100, steps=1),
+        EngineStats(prompt_tokens=100, generation_tokens=1, steps=2),
+        EngineStats(prompt_tokens=130, generation_tokens=3, steps=3),
+        EngineStats(prompt_tokens=130, generation_tokens=3, steps=4),
+    ):
+        metrics.take_stats(stats)
+    found = values(metrics)
+    assert found["vllm:iteration_tokens_total_count"] == 2
+    assert found["vllm:iteration_tokens_total_sum"] == 133

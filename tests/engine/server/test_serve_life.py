@@ -388,3 +388,52 @@ def test_a_stream_that_waits_for_its_first_token_is_kept_alive_by_comments() -> 
         # Before, it has its own status.
         early = server.client.post("/v1/completions", json=body(2), headers={"x-request-timeout": "0.05"})
         assert early.status_code == 408
+
+
+VLLMS = """num_requests_running num_requests_waiting num_requests_waiting_by_reason kv_cache_usage_perc
+prefix_cache_queries_total prefix_cache_hits_total num_preemptions_total prompt_tokens_total prompt_tokens_cached_total
+prompt_tokens_by_source_total generation_tokens_total request_success_total cache_config_info lora_requests_info"""
+VLLMS_HISTOGRAMS = """iteration_tokens_total request_prompt_tokens request_generation_tokens request_params_n
+request_params_max_tokens request_max_num_generation_tokens request_prefill_kv_computed_tokens
+time_to_first_token_seconds inter_token_latency_seconds request_time_per_output_token_seconds
+e2e_request_latency_seconds
+request_queue_time_seconds request_inference_time_seconds
+request_prefill_time_seconds request_decode_time_seconds"""
+
+
+def test_vllms_metrics_have_the_values_that_its_own_test_wants() -> None:
+    """Ten equal requests of one prompt, as tests/entrypoints/serve/instrumentator/test_metrics.py asks for them."""
+    requests, prompt, max_tokens = 10, "x" * 40, 10
+    with DryServer("--dry-run-step-ms", "1") as server:
+        for _ in range(requests):
+            asked = {"prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True}
+            server.client.post("/v1/completions", json=asked).raise_for_status()
+        total = {
+            "time_to_first_token_seconds_count": requests,
+            "inter_token_latency_seconds_count": requests * (max_tokens - 1),
+            "request_prompt_tokens_sum": requests * len(prompt),
+            "request_generation_tokens_sum": requests * max_tokens,
+            "request_params_n_count": requests,
+            "request_params_n_sum": requests,
+            "request_params_max_tokens_sum": requests * max_tokens,
+            "request_max_num_generation_tokens_sum": requests * max_tokens,
+            "iteration_tokens_total_sum": requests * (len(prompt) + max_tokens),
+            "iteration_tokens_total_count": requests * max_tokens,
+            "prompt_tokens_total": requests * len(prompt),
+            "prompt_tokens_by_source_total": requests * len(prompt),
+            "generation_tokens_total": requests * max_tokens,
+            "request_success_total": requests,
+        }
+        for phase in ("queue", "prefill", "decode", "inference"):
+            total[f"request_{phase}_time_seconds_count"] = requests
+        text = server.client.get("/metrics").text
+        found = {name: server.metric(f"vllm:{name}") for name in total}
+        assert found == total
+        for name in VLLMS.split():
+            assert f"\nvllm:{name}{{" in text, name
+        for name in VLLMS_HISTOGRAMS.split():
+            assert f"\nvllm:{name}_bucket{{" in text, name
+        phases = [
+            server.metric(f"vllm:request_{phase}_time_seconds_sum") for phase in ("prefill", "decode", "inference")
+        ]
+        assert phases[2] == pytest.approx(phases[0] + phases[1])

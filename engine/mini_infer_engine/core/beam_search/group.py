@@ -92,6 +92,7 @@ class BeamGroup:
             finish_reason="stop" if is_stop else "length",
             stop_reason=beam.token_id if is_stop and beam.token_id in asks.stop_token_ids else None,
             num_cached_tokens=self._group.members[0].num_cached or 0,
+            queue_time_s=self._group.members[0].queue_time_s,
             logprobs=[] if asks.logprobs is None else beam.logprobs(asks.logprobs),
             cumulative_logprob=beam.cumulative_logprob,
             beam_score=beam.score(self._rules.length_penalty),
