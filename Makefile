@@ -7,7 +7,7 @@ CR ?= examples/demo.yaml
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install up test check format e2e e2e-gpu test-gpu conformance crds dashboards lock clean
+.PHONY: help install up test test-schemas check format e2e e2e-gpu test-gpu conformance crds dashboards lock clean
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -20,7 +20,10 @@ up: install ## the whole platform on this machine; prints a curl line; Ctrl-C en
 	@exec $(BIN)/mini-infer up -f $(CR) --port $(PORT)
 
 test: install ## everything that needs no GPU; says why it skips the rest
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'not gpu and not e2e' $(PYTEST_ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'not gpu and not e2e and not schemas' $(PYTEST_ARGS)
+
+test-schemas: install ## structured output of 300 JSON schemas, four outputs each; make test has 30
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m schemas tests/engine/structured $(PYTEST_ARGS)
 
 check: install ## ruff, format, mypy, import rules: what CI and pre-commit run
 	$(BIN)/ruff check .

@@ -36,8 +36,8 @@ class Whitespace(msgspec.Struct, frozen=True):
     """What may stand between the tokens of a JSON text."""
 
     is_allowed: bool = True
-    pattern: str | None = None
-    """A regex that it must match; None: any run of blanks, tabs and line ends."""
+    pattern: str = r"[\x20\x0A\x0D\x09]{1,64}"
+    """A regex for one run of it. Bounded: else a model that is not sure how to go on writes blanks for ever."""
 
 
 ANY_WHITESPACE = Whitespace()
@@ -68,7 +68,7 @@ def of_json_schema(
         "coerce_one_of": strict is not True,
         "lenient": strict is False,
     }
-    if whitespace.pattern is not None:
+    if whitespace.is_allowed:
         options["whitespace_pattern"] = whitespace.pattern
     return _document({"json_schema": rules | {"x-guidance": options}})
 

@@ -55,7 +55,7 @@ class StructuredOutputsParams(
 
     def to_grammar(self) -> Grammar:
         """GrammarError: what in it is at fault."""
-        whitespace = Whitespace(not self.disable_any_whitespace, self.whitespace_pattern)
+        whitespace = Whitespace(not self.disable_any_whitespace, self.whitespace_pattern or Whitespace().pattern)
         if self.json is not None:
             schema = _parsed(self.json, "json")
             if not isinstance(schema, Mapping | bool):

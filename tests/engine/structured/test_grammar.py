@@ -97,3 +97,8 @@ def test_closing_objects_leaves_values_and_names_of_properties_alone() -> None:
     assert not accepts(grammar, '{"properties":{"x":1}}')
     const = of_json_schema({"const": {"properties": {}}}, allows_additional_properties=False)
     assert accepts(const, '{"properties":{}}')
+
+
+def test_blanks_between_tokens_of_json_come_to_an_end() -> None:
+    assert accepts(of_json_object(), "{" + " " * 64 + "}")
+    assert not accepts(of_json_object(), "{" + " " * 65 + "}")
