@@ -222,7 +222,7 @@ def test_a_response_tells_log_probabilities_of_its_text(demo: openai.OpenAI) -> 
     assert texts[1].content[0].logprobs == told
 
 
-def test_a_response_keeps_to_a_schema(demo: openai.OpenAI) -> None:
+def test_a_response_keeps_to_a_schema(scripted: openai.OpenAI) -> None:
     schema = {
         "type": "object",
         "properties": {"ok": {"type": "boolean"}},
@@ -230,10 +230,11 @@ def test_a_response_keeps_to_a_schema(demo: openai.OpenAI) -> None:
         "additionalProperties": False,
     }
     form: Any = {"format": {"type": "json_schema", "name": "verdict", "schema": schema, "strict": True}}
-    assert set(json.loads(respond(demo, text=form).output_text)) == {"ok"}
+    for stream in (False, True):
+        assert set(json.loads(respond(scripted, "go", text=form, stream=stream).output_text)) == {"ok"}
     wrong = form | {"format": form["format"] | {"schema": {"type": "banana"}}}
     with pytest.raises(openai.BadRequestError) as caught:
-        respond(demo, text=wrong)
+        respond(scripted, text=wrong)
     assert caught.value.param is not None
     assert caught.value.param.startswith("text.format")
 
