@@ -23,7 +23,7 @@ from tests.conformance.vllm_tests.verdicts import Seen
 HERE = Path(__file__).parent
 SHIM = HERE / "shim"
 TEST_LIMIT_S = 120
-LONG_CONTEXT = 16_384
+LONG_CONTEXT = 32_768
 
 
 def main() -> int:
