@@ -7,6 +7,9 @@ import sys
 SUITES = {
     "vllm": "tests.conformance.vllm_tests.run",
     "clients": "tests.conformance.clients.run",
+    "agents": "tests.conformance.agents.run",
+    "likelihoods": "tests.conformance.likelihoods.run",
+    "loads": "tests.conformance.loads.run",
 }
 
 

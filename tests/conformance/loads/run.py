@@ -44,7 +44,7 @@ def aiperf(url: str, folder: Path) -> str:
         ["--request-count", str(REQUESTS), "--isl", str(INPUT_TOKENS), "--osl", str(OUTPUT_TOKENS)],
         ["--tokenizer", str(environments.DEMO_MODEL), "--ui", "none", "--artifact-dir", str(folder)],
         folder=folder,
-        HF_HUB_OFFLINE="0",  # its offline mode takes no folder for a tokenizer
+        HF_HUB_OFFLINE="",  # its offline mode takes no folder for a tokenizer
     )
     result = json.loads((folder / "profile_export_aiperf.json").read_text())
     assert int(result["request_count"]["avg"]) == REQUESTS, result["request_count"]
