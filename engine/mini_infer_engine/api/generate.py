@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -25,6 +25,7 @@ from mini_infer_engine.api.generation import Generation
 from mini_infer_engine.api.http import error_response, json_response, read_json, request_id
 from mini_infer_engine.api.state import ApiServerState
 from mini_infer_engine.config.generation import GenerationDefaults
+from mini_infer_engine.config.server_options import ServerOptions
 from mini_infer_engine.core.request import SamplingParams
 from mini_infer_engine.core_process.messages import ModelInfo
 from mini_infer_engine.parsing.base import OutputParser
@@ -34,6 +35,7 @@ from mini_infer_engine.text.bad_words import with_bad_words
 from mini_infer_engine.text.detokenizer import Decoder
 from mini_infer_engine.text.text_model import TextModel
 from mini_infer_engine.text.tokenizing import whole
+from mini_infer_engine.text.truncation import truncated
 from mini_infer_engine.text.validation import (
     ParameterError,
     check_output_fits,
@@ -94,7 +96,7 @@ class GenerationResponse(Response):
         state = self._state
         raw = await read_json(self._request, state.options.max_body_bytes, state.options.body_timeout_s)
         with state.admission.body(len(raw)):
-            spec = self._dialect.parse(read_json_object(raw))
+            spec = _with_options(self._dialect.parse(read_json_object(raw)), state.options)
             try:
                 if spec.parsing is not None:
                     check_parsing(state.text.formats, spec.parsing)
@@ -105,7 +107,7 @@ class GenerationResponse(Response):
                 raise spec.in_clients_words(bad_parameter(error)) from None
             except ApiError as error:
                 raise spec.in_clients_words(error) from None
-        chosen_id = request_id(self._request)
+        chosen_id = spec.request_id or request_id(self._request)
         requests = state.make_requests(chosen_id, prompts, spec, sampling)
         tells_all = spec.tells_all or state.text.decoder is None
         told_model = spec.model or state.text.names[0]
@@ -141,6 +143,15 @@ class GenerationResponse(Response):
             core.leave(generation)
             generation.count_unfinished()
             watcher.cancel()
+
+
+def _with_options(spec: GenerationSpec, options: ServerOptions) -> GenerationSpec:
+    """What the server's flags add to what is asked for."""
+    if options.enable_per_request_metrics:
+        spec = replace(spec, tells_timings=True)
+    if options.enable_force_include_usage and spec.streams:
+        spec = replace(spec, include_usage=True)
+    return spec
 
 
 def _reading(
@@ -187,9 +198,12 @@ async def checked(
     if spec.beams is not None and sampling.grammar is not None:
         param = sampling.grammar.param
         raise ParameterError(param, f"{param} does not go with use_beam_search = true: leave out one of them")
-    job = spec.prompt_ids(text.encoder, text.limits(model.max_model_len))
+    limits = text.limits(model.max_model_len) if spec.truncation is None else None
+    job = spec.prompt_ids(text.encoder, limits)
     # Token ids are read here: the way through a thread would take longer.
     prompts = await text.in_slices(job) if spec.needs_text and text.encoder is not None else whole(job)
+    max_tokens = limit.max_tokens if limit.is_asked else None
+    prompts = truncated(prompts, spec.truncation, model.max_model_len, max_tokens or 1)
     for prompt in prompts:
         check_prompt(prompt, model.max_model_len, model.vocab_size, spec.prompt_param)
         if spec.resume_token_ids:

@@ -83,7 +83,10 @@ class Generation:
     def _measure(self, index: int, num_tokens: int, now: float) -> None:
         if not num_tokens:
             return
-        last = self._last_token_at[index]
+        last, reply = self._last_token_at[index], self.replies[index]
+        reply.last_token_s = now - self._arrived_at
+        if reply.first_token_s is None:
+            reply.first_token_s = reply.last_token_s
         if last:
             self._metrics.vllm.inter_token_latency.observe((now - last) / num_tokens, num_tokens)
         else:

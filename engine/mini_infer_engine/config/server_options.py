@@ -90,6 +90,10 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The CA that clients' certificates must be of."""
     ssl_cert_reqs: Annotated[Literal[0, 1, 2], Option(group=SERVER)] = 0
     """Whether clients must have a certificate: 0 no, 1 they may, 2 they must."""
+    enable_per_request_metrics: Annotated[bool, Option(group=SERVER)] = False
+    """Answers of one choice tell how long it took (metrics), in streams beside the usage."""
+    enable_force_include_usage: Annotated[bool, Option(group=SERVER)] = False
+    """Every stream ends with its usage, whatever its stream_options say."""
     access_log: Annotated[bool, Option(group=SERVER)] = True
     """A line for each request; those that fail are warnings."""
     log_format: Annotated[LogFormat, Option(group=SERVER)] = "text"

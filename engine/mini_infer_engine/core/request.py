@@ -9,7 +9,19 @@ import msgspec
 from mini_infer_engine.structured.grammar import Grammar
 from mini_infer_engine.structured.params import StructuredOutputsParams
 
-FinishReason = Literal["stop", "length", "abort", "error"]
+FinishReason = Literal["stop", "length", "abort", "error", "repetition"]
+"""What ends an output; repetition is found by the text side."""
+
+
+class RepetitionDetectionParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """An output ends where its last tokens are a pattern that stands there several times in a row; names are vLLM's."""
+
+    max_pattern_size: int = 0
+    """Tokens; 0: nothing is looked for."""
+    min_pattern_size: int = 0
+    """0 means 1."""
+    min_count: int = 0
+    """Times in a row, at least 2."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -44,6 +56,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Log probabilities of each output token and of this many most likely ones; None: none, -1: all."""
     prompt_logprobs: int | None = None
     """The same of each prompt token after the first. Such a request takes nothing from the prefix cache."""
+    logprob_token_ids: list[int] | None = None
+    """Tokens whose log probabilities are told instead of the most likely ones'; `logprobs` must be set, too."""
+    repetition_detection: RepetitionDetectionParams | None = None
+    """The text side's work."""
     logit_bias: dict[int, float] = {}
     """Added to the logits of these token ids."""
     allowed_token_ids: list[int] | None = None

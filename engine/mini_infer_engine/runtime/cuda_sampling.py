@@ -27,7 +27,13 @@ from mini_infer_engine.runtime.device_state import DeviceBatchState
 from mini_infer_engine.runtime.prompt_logprobs import PromptLogprobs
 from mini_infer_engine.runtime.staging import PinnedStaging
 from mini_infer_engine.sampling.logit_changes import build_logit_changes
-from mini_infer_engine.sampling.logprobs import LogprobTensors, most_of, rows_with_logprobs, token_logprobs
+from mini_infer_engine.sampling.logprobs import (
+    LogprobTensors,
+    most_of,
+    named_tokens,
+    rows_with_logprobs,
+    token_logprobs,
+)
 from mini_infer_engine.sampling.penalties import Penalties
 
 _UPLOADS_IN_FLIGHT = 4
@@ -233,5 +239,5 @@ class CudaSampling:
             count_sampled(slots, state, self.penalties)
         if asked:
             chosen = state.last_tokens.index_select(0, slots.index_select(0, places))
-            made = token_logprobs(raw, chosen, most_of([number for _, number in asked]))
+            made = token_logprobs(raw, chosen, most_of([number for _, number in asked]), named_tokens(rows))
             handle.logprobs.append(([(part.indices[index], number) for index, number in asked], made.on_host()))

@@ -17,7 +17,13 @@ from mini_infer_engine.runtime.kv_pool import KVPool
 from mini_infer_engine.runtime.prompt_logprobs import PromptLogprobs
 from mini_infer_engine.runtime.worker import ModelWorker
 from mini_infer_engine.sampling.logit_changes import build_logit_changes
-from mini_infer_engine.sampling.logprobs import LogprobTensors, most_of, rows_with_logprobs, token_logprobs
+from mini_infer_engine.sampling.logprobs import (
+    LogprobTensors,
+    most_of,
+    named_tokens,
+    rows_with_logprobs,
+    token_logprobs,
+)
 from mini_infer_engine.sampling.penalties import Penalties
 from mini_infer_engine.sampling.reference import build_sampling, sample
 from mini_infer_engine.sampling.token_masks import apply_token_masks
@@ -152,7 +158,9 @@ class TorchExecutor:
         asked = rows_with_logprobs(rows)
         if asked:
             places = torch.tensor([index for index, _ in asked], device=device)
-            made = token_logprobs(logits[places], tokens[places], most_of([number for _, number in asked]))
+            made = token_logprobs(
+                logits[places], tokens[places], most_of([number for _, number in asked]), named_tokens(rows)
+            )
             handle.logprobs = made.on_host()
         handle.tokens = tokens if device.type == "cpu" else _pinned(tokens)
 

@@ -6,11 +6,13 @@ That is what vLLM tells by default (`raw_logprobs`). Tensors stay on the device 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from mini_infer_engine.core.batch import Row
 from mini_infer_engine.core.request import TokenLogprobs
+from mini_infer_engine.device import to_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +46,23 @@ class LogprobTensors:
         ]
 
 
-def token_logprobs(logits: Tensor, token_ids: Tensor, most: int) -> LogprobTensors:
-    """For logits [rows, vocab] of any float type and token_ids [rows] int64; `most` of the most likely, -1: all."""
+def token_logprobs(logits: Tensor, token_ids: Tensor, most: int, named: Sequence[Sequence[int]] = ()) -> LogprobTensors:
+    """For logits [rows, vocab] of any float type and token_ids [rows] int64; `most` of the most likely, -1: all.
+
+    `named`: for each row, tokens to tell instead of the most likely ones, `most` at most; none of a row: those.
+    """
     wide = logits.float()
     normaliser = wide.logsumexp(dim=-1, keepdim=True)
     chosen = wide.gather(1, token_ids[:, None])
     ranks = (wide > chosen).sum(dim=-1) + 1
     top = wide.topk(wide.shape[1] if most < 0 else min(most, wide.shape[1]), dim=-1)
-    return LogprobTensors(token_ids, (chosen - normaliser).squeeze(1), ranks, top.indices, top.values - normaliser)
+    indices, values = top.indices, top.values
+    for row, tokens in enumerate(named):
+        if tokens:
+            indices[row, : len(tokens)] = to_device(np.array(tokens, dtype=np.int64), logits.device)
+    if any(named):
+        values = wide.gather(1, indices)
+    return LogprobTensors(token_ids, (chosen - normaliser).squeeze(1), ranks, indices, values - normaliser)
 
 
 def most_of(wanted: Sequence[int]) -> int:
@@ -62,7 +73,17 @@ def most_of(wanted: Sequence[int]) -> int:
 def rows_with_logprobs(rows: Sequence[Row]) -> list[tuple[int, int]]:
     """(index, number of most likely tokens) of the rows that sample and ask for log probabilities."""
     return [
-        (index, row.sampling.logprobs)
+        (index, len(row.sampling.logprob_token_ids or ()) or row.sampling.logprobs)
         for index, row in enumerate(rows)
         if row.sampling is not None and row.sampling.logprobs is not None
     ]
+
+
+def named_tokens(rows: Sequence[Row]) -> list[Sequence[int]]:
+    """The tokens that these rows name, for those that sample and ask for log probabilities; empty: none names any."""
+    named: list[Sequence[int]] = [
+        row.sampling.logprob_token_ids or ()
+        for row in rows
+        if row.sampling is not None and row.sampling.logprobs is not None
+    ]
+    return named if any(named) else []

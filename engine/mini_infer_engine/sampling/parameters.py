@@ -96,6 +96,8 @@ PARAMETERS = (
     Parameter("detokenize", is_in_requests=False),
     Parameter("logprobs", is_in_requests=False),
     Parameter("prompt_logprobs"),
+    Parameter("logprob_token_ids"),
+    Parameter("repetition_detection", request_type=dict[str, int]),
     Parameter("logit_bias", request_type=dict[str, float]),
     Parameter("allowed_token_ids"),
     Parameter("bad_words"),

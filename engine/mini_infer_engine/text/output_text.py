@@ -8,9 +8,10 @@ from typing import Literal
 
 import msgspec
 
-from mini_infer_engine.core.request import FinishReason, Output, Request, TokenLogprobs
+from mini_infer_engine.core.request import FinishReason, Output, RepetitionDetectionParams, Request, TokenLogprobs
 from mini_infer_engine.parsing.base import OutputParser, ParsedOutput, Part
 from mini_infer_engine.text.detokenizer import Decoder, Detokenizer
+from mini_infer_engine.text.repetition import REPETITION, repeats
 from mini_infer_engine.text.stop_strings import StopStrings
 
 EndReason = FinishReason | Literal["tool_calls"]
@@ -57,6 +58,11 @@ class OutputText:
         self.cumulative_logprob: float | None = None
         """Of a beam."""
         self.beam_score: float | None = None
+        self.first_token_s: float | None = None
+        """From the request's arrival, measured by whoever pushes outputs; and the same of the last token so far."""
+        self.last_token_s: float | None = None
+        self.queue_time_s: float | None = None
+        """Once it has ended: for how long it waited to run."""
         self.wants_abort = False
         self.parsed = None if parser is None else ParsedOutput()
         """What the text consists of; None without a parser."""
@@ -81,11 +87,18 @@ class OutputText:
             return Delta("", [])
         if output.num_cached_tokens:
             self.num_cached_tokens = output.num_cached_tokens
+        is_repetition = False
+        if self.request.sampling.repetition_detection is not None:
+            output, is_repetition = self._until_repetition(output, self.request.sampling.repetition_detection)
         piece = self._push_tokens(output)
+        if is_repetition and self.finish_reason is None:
+            self.wants_abort = True
         if self.finish_reason is None and output.finish_reason is not None:
-            self.finish_reason, self.stop_reason, self.error = output.finish_reason, output.stop_reason, output.error
+            self.finish_reason, self.error = output.finish_reason, output.error
+            self.stop_reason = REPETITION if is_repetition else output.stop_reason
             self.is_refused = output.is_refusal
             self.cumulative_logprob, self.beam_score = output.cumulative_logprob, output.beam_score
+            self.queue_time_s = output.queue_time_s
         if piece.text:
             self._pieces.append(piece.text)
         self.token_ids += piece.token_ids
@@ -97,6 +110,15 @@ class OutputText:
         self.prompt_logprobs += piece.prompt_logprobs
         piece.finish_reason, piece.stop_reason = self.finish_reason, self.stop_reason
         return piece
+
+    def _until_repetition(self, output: Output, params: RepetitionDetectionParams) -> tuple[Output, bool]:
+        """The output up to where it repeats itself, with that as its end, and whether it does."""
+        for end in range(1, len(output.token_ids) + 1):
+            has_ended = output.finish_reason is not None and end == len(output.token_ids)
+            if not has_ended and repeats(self.token_ids + output.token_ids[:end], params):
+                cut = output.token_ids[:end]
+                return msgspec.structs.replace(output, token_ids=cut, finish_reason="repetition"), True
+        return output, False
 
     def _push_tokens(self, output: Output) -> Delta:
         detokenizer, sampling = self._detokenizer, self.request.sampling

@@ -12,6 +12,10 @@ _MAX_STOP_STRING_LENGTH = 1024
 MAX_LOGPROBS = 20
 """Most likely tokens that are told at a position; vLLM's default of `max_logprobs`."""
 _MAX_BIAS = 100.0
+_MAX_NAMED_TOKENS = 128
+_LONGEST_PATTERN = 1024
+_MAX_TOLD = 8_000_000
+"""Log probabilities of one output where those of all tokens are asked for: some hundred megabytes of JSON."""
 
 
 class ParameterError(ValueError):
@@ -38,15 +42,50 @@ def check_sampling(
     for token_id in params.stop_token_ids:
         _check_token("stop_token_ids", token_id, vocab_size)
     _check_stop_strings(params, has_text)
-    _check_logprobs(params)
+    _check_logprobs(params, vocab_size)
+    _check_named_tokens(params, vocab_size)
+    _check_repetition_detection(params)
     _check_logit_changes(params, vocab_size)
 
 
-def _check_logprobs(params: SamplingParams) -> None:
+def _check_logprobs(params: SamplingParams, vocab_size: int) -> None:
     for name in ("logprobs", "prompt_logprobs"):
         number = getattr(params, name)
         if number is not None and not -1 <= number <= MAX_LOGPROBS:
             raise ParameterError(name, f"{name} is {number}; it must be from 0 to {MAX_LOGPROBS}, or -1 for all tokens")
+    if params.logprobs == -1 and (params.max_tokens is None or params.max_tokens * vocab_size > _MAX_TOLD):
+        raise ParameterError(
+            "logprobs",
+            f"logprobs of all {vocab_size} tokens are told of at most {_MAX_TOLD // vocab_size} tokens of output: send "
+            f"max_tokens, and not more",
+        )
+
+
+def _check_named_tokens(params: SamplingParams, vocab_size: int) -> None:
+    named = params.logprob_token_ids
+    if named is None:
+        return
+    if params.logprobs is None:
+        raise ParameterError("logprob_token_ids", "logprob_token_ids needs logprobs: send both, or neither")
+    if not 1 <= len(named) <= _MAX_NAMED_TOKENS:
+        message = f"logprob_token_ids has {len(named)} tokens; it must have from 1 to {_MAX_NAMED_TOKENS}"
+        raise ParameterError("logprob_token_ids", message)
+    for token_id in named:
+        _check_token("logprob_token_ids", token_id, vocab_size)
+
+
+def _check_repetition_detection(params: SamplingParams) -> None:
+    asked, name = params.repetition_detection, "repetition_detection"
+    if asked is None:
+        return
+    if not 0 <= asked.min_pattern_size <= asked.max_pattern_size <= _LONGEST_PATTERN:
+        raise ParameterError(
+            name,
+            f"{name} looks for patterns of {asked.min_pattern_size} to {asked.max_pattern_size} tokens; "
+            f"min_pattern_size must be from 0 to max_pattern_size, and that at most {_LONGEST_PATTERN}",
+        )
+    if asked.max_pattern_size and asked.min_count < 2:
+        raise ParameterError(name, f"{name}.min_count is {asked.min_count}; it must be at least 2")
 
 
 def _check_logit_changes(params: SamplingParams, vocab_size: int) -> None:

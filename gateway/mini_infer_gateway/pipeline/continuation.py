@@ -89,7 +89,7 @@ class Continuation:
         if self.seed is not None:
             added += b',"seed":%d' % self.seed
         if self.strips:
-            added += b',"return_token_ids":true'
+            added += b',"return_token_ids":true,"return_prompt_token_ids":false'
         if self._ids:
             added += b',"resume_token_ids":[' + b",".join(self._ids) + b"]"
         self._resumed = self._asked

@@ -54,6 +54,9 @@ def key_steps(
     max_tokens: int | None,
 ) -> Steps:
     """The keys of a body's prompts. ApiError 400: see contract.prompt, or a prompt has more than `max_tokens`."""
+    if (kept := body.get("truncate_prompt_tokens")) is not None:
+        # Of a prompt of any length the engine keeps an end that no cache is known to have.
+        return PromptKeys(kept if isinstance(kept, int) and kept > 0 else 0, ())
     salt = body.get("cache_salt")
     root = prompt_root(salt=salt if isinstance(salt, str) else "")
     tokens, chains = 0, []

@@ -65,3 +65,47 @@ def test_what_does_not_go_with_beams_is_refused_by_name(demo: EngineServer, fiel
     error = complete(demo, status=400, **fields)["error"]
     assert error["param"] == param
     assert param in error["message"]
+
+
+def test_the_best_of_many_are_told_and_all_are_counted(demo: EngineServer) -> None:
+    asked = {"temperature": 1.0, "seed": 5, "logprobs": 0, "max_tokens": 6}
+    every = complete(demo, n=5, **asked)["choices"]
+    likely = [sum(choice["logprobs"]["token_logprobs"]) / len(choice["logprobs"]["tokens"]) for choice in every]
+    ranked = [choice["text"] for _, choice in sorted(zip(likely, every, strict=True), key=lambda one: -one[0])]
+    found = complete(demo, n=2, best_of=5, **asked)
+    assert [choice["text"] for choice in found["choices"]] == ranked[:2]
+    assert found["usage"]["completion_tokens"] == sum(len(choice["logprobs"]["tokens"]) for choice in every)
+    hidden = complete(demo, n=2, best_of=5, **(asked | {"logprobs": None}))["choices"]
+    assert [choice["logprobs"] for choice in hidden] == [None, None]
+    assert [choice["text"] for choice in hidden] == ranked[:2]
+
+
+def test_tokens_that_are_named_are_told_instead_of_the_most_likely(demo: EngineServer) -> None:
+    every = complete(demo, logprobs=-1, max_tokens=2, temperature=0, return_tokens_as_token_ids=True)
+    tops = every["choices"][0]["logprobs"]["top_logprobs"]
+    assert all(len(top) == 4096 for top in tops)
+    named = [3, 1900, 7]
+    asked = {"logprob_token_ids": named, "return_tokens_as_token_ids": True, "temperature": 0, "max_tokens": 2}
+    told = complete(demo, logprobs=5, **asked)["choices"][0]["logprobs"]
+    for top, whole, token in zip(told["top_logprobs"], tops, told["tokens"], strict=True):
+        assert set(top) == {token, *(f"token_id:{name}" for name in named)}
+        assert {name: whole[name] for name in top} == pytest.approx(top)
+    chat = complete(demo, "chat/completions", logprobs=True, top_logprobs=1, **asked)["choices"][0]["logprobs"]
+    assert [one["token"] for one in chat["content"][0]["top_logprobs"]] == [f"token_id:{name}" for name in named]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"logprob_token_ids": [3]}, "logprob_token_ids"),
+        ({"logprob_token_ids": [4096], "logprobs": 1}, "logprob_token_ids"),
+        ({"logprob_token_ids": [], "logprobs": 1}, "logprob_token_ids"),
+        ({"logprobs": -1, "max_tokens": 5000}, "logprobs"),
+        ({"logprobs": -2}, "logprobs"),
+    ],
+    ids=str,
+)
+def test_log_probabilities_that_cannot_be_told_are_refused(
+    demo: EngineServer, fields: dict[str, Any], param: str
+) -> None:
+    assert complete(demo, status=400, **fields)["error"]["param"] == param

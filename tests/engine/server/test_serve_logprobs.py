@@ -81,12 +81,13 @@ def test_a_chat_tells_each_token_and_its_rivals(
         told = [position for choice in choices if choice.logprobs for position in choice.logprobs.content or []]
         made = [token for choice in choices for token in (choice.model_extra or {}).get("token_ids") or []]
         whole = client.chat.completions.create(**asked)
-        prompt = (whole.choices[0].model_extra or {})["prompt_token_ids"]
+        prompt = (whole.model_extra or {})["prompt_token_ids"]
     else:
-        choice = client.chat.completions.create(**asked).choices[0]
+        answer = client.chat.completions.create(**asked)
+        choice = answer.choices[0]
         assert choice.logprobs is not None
         told = choice.logprobs.content or []
-        made, prompt = (choice.model_extra or {})["token_ids"], (choice.model_extra or {})["prompt_token_ids"]
+        made, prompt = (choice.model_extra or {})["token_ids"], (answer.model_extra or {})["prompt_token_ids"]
     exact = log_softmax(reference, prompt + made)[len(prompt) - 1 : -1]
     assert len(told) == len(made)
     for row, token, position in zip(exact, made, told, strict=True):

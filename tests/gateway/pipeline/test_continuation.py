@@ -64,7 +64,12 @@ def without_ids(event: bytes) -> bytes:
 
 def test_what_the_client_did_not_ask_for_is_taken_out_again() -> None:
     stream = Continuation.of({}, 5)
-    assert json.loads(stream.body(b'{"model":"m"} ')) == {"model": "m", "seed": 5, "return_token_ids": True}
+    assert json.loads(stream.body(b'{"model":"m"} ')) == {
+        "model": "m",
+        "seed": 5,
+        "return_token_ids": True,
+        "return_prompt_token_ids": False,
+    }
     told = stream.take(ROLE) + stream.take(HALF + TOLD) + stream.take(END + USAGE + DONE)
     assert told == without_ids(ROLE) + without_ids(TOLD) + without_ids(END) + USAGE + DONE
     assert stream.finished

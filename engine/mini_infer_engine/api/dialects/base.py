@@ -15,8 +15,9 @@ from mini_infer_engine.structured.params import GrammarRequest
 from mini_infer_engine.text.detokenizer import Decoder
 from mini_infer_engine.text.output_text import Delta, OutputText
 from mini_infer_engine.text.tokenizing import PromptLimits, Sliced
+from mini_infer_engine.text.truncation import Truncation
 
-PromptIds = Callable[[PromptEncoder | None, PromptLimits], Sliced[list[list[int]]]]
+PromptIds = Callable[[PromptEncoder | None, PromptLimits | None], Sliced[list[list[int]]]]
 """Token ids of each prompt. ApiError, ParameterError: a field is at fault."""
 
 
@@ -68,6 +69,22 @@ class GenerationSpec:
     """Each event of a stream has the usage so far."""
     return_token_ids: bool = False
     """The answer has token ids, and a stream tells of steps without text too."""
+    return_prompt_token_ids: bool = False
+    """And those of the prompt, in a stream once."""
+    obfuscates: bool = False
+    """Events of a stream are padded, so that their lengths do not tell what is in them."""
+    request_id: str | None = None
+    """What the answer is to be called; None: by the id of the HTTP request."""
+    truncation: Truncation | None = None
+    """Prompts that are longer are cut."""
+    service_tier: str | None = None
+    """As the answer tells it; None: the client did not ask for one."""
+    keep: int | None = None
+    """The choices of each prompt that are told, those with the highest log probability a token; None: all."""
+    hides_logprobs: bool = False
+    """Log probabilities are there for `keep` alone."""
+    tells_timings: bool = False
+    """The answer says how long things took."""
     tokens_as_ids: bool = False
     """Log probabilities name tokens by their ids."""
     echo: bool = False
@@ -76,6 +93,11 @@ class GenerationSpec:
     """And no text follows: what the engine makes is not told."""
     prompt_texts: Sequence[str | None] = ()
     """For an echo: each prompt as the client sent it; None: as token ids."""
+
+    @property
+    def told_copies(self) -> int:
+        """Choices of each prompt in the answer."""
+        return self.copies if self.keep is None else self.keep
 
     @property
     def tells_all(self) -> bool:

@@ -30,7 +30,9 @@ class ChatRequest(GenerationFields):
     messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    top_logprobs: Annotated[int, Field(ge=-1, le=MAX_LOGPROBS)] | None = None
+    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
+    echo: bool | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     add_generation_prompt: bool | None = None
@@ -59,7 +61,7 @@ class ChatDialect:
         """See `Dialect`."""
         request = parse_fields(body, ChatRequest)
 
-        def prompt_ids(encoder: PromptEncoder | None, limits: PromptLimits) -> Sliced[list[list[int]]]:
+        def prompt_ids(encoder: PromptEncoder | None, limits: PromptLimits | None) -> Sliced[list[list[int]]]:
             if encoder is None:
                 message = "chat needs a tokenizer, and this server runs without: send token ids to /v1/completions"
                 raise ApiError(400, message)
@@ -76,11 +78,35 @@ class ChatDialect:
         )
         parsing = tool_parsing(request.tools, request.tool_choice, request.parallel_tool_calls)
         check_messages(request.messages)
-        return replace(spec, parsing=parsing, include_reasoning=request.include_reasoning is not False)
+        return replace(
+            spec,
+            parsing=parsing,
+            include_reasoning=request.include_reasoning is not False,
+            priority=_priority(request),
+            service_tier="default" if request.service_tier == "auto" else request.service_tier,
+            prompt_texts=_continued(request),
+        )
 
     def renderer(self, spec: GenerationSpec, request_id: str, model: str, decoder: Decoder | None) -> "ChatRenderer":
         """See `Dialect`."""
         return ChatRenderer(spec, request_id, model, decoder)
+
+
+_PRIORITIES = {"priority": -1, "fast": -1, "flex": 1}
+"""Of OpenAI's service tiers, among requests that name none."""
+
+
+def _priority(request: ChatRequest) -> int:
+    """A number that the client sends goes before a tier."""
+    return _PRIORITIES.get(request.service_tier or "", 0) if request.priority is None else request.priority
+
+
+def _continued(request: ChatRequest) -> Sequence[str]:
+    """With `echo`: the last message's text, where the answer goes on in its role."""
+    last = request.messages[-1]
+    if not request.echo or last.get("role") != "assistant" or not isinstance(last.get("content"), str):
+        return ()
+    return (last["content"],)
 
 
 def _num_logprobs(request: ChatRequest) -> int | None:
@@ -99,13 +125,18 @@ class ChatRenderer(OpenAIRenderer):
 
     def message(self, reply: OutputText) -> dict[str, Any]:
         """The assistant's."""
-        return {"message": chat_message(reply, include_reasoning=self._spec.include_reasoning)}
+        message = chat_message(reply, include_reasoning=self._spec.include_reasoning)
+        if self._spec.prompt_texts:
+            message["content"] = f"{self._spec.prompt_texts[0]}{message['content'] or ''}"
+        return {"message": message}
 
     def whole(self, replies: Sequence[OutputText]) -> bytes:
         """VLLM tells a prompt's log probabilities beside the choices."""
         self.extra = {}
         if self._spec.sampling.get("prompt_logprobs") is not None:
             self.extra["prompt_logprobs"] = prompt_logprobs(replies[0].prompt_logprobs, self._decoder)
+        if self._spec.return_prompt_token_ids:
+            self.extra["prompt_token_ids"] = replies[0].request.prompt_token_ids
         return super().whole(replies)
 
     def whole_logprobs(self, reply: OutputText) -> dict[str, Any]:
@@ -132,7 +163,15 @@ class ChatRenderer(OpenAIRenderer):
         if self._spec.resume_token_ids:
             return b""
         role = b'"delta":{"role":"assistant","content":"","refusal":null}'
-        return b"".join([self.chunk(Delta("", [], index), role) for index in range(len(replies))])
+        if self._spec.return_prompt_token_ids:
+            self.once = b',"prompt_token_ids":' + encode_json(replies[0].request.prompt_token_ids)
+        roles = [self.chunk(Delta("", [], index), role) for index in range(len(replies))]
+        echoes = [
+            self.chunk(Delta("", [], index), self.text_delta(text or ""))
+            for index in range(len(replies))
+            for text in self._spec.prompt_texts
+        ]
+        return b"".join(roles + echoes)
 
     def event(self, delta: Delta) -> bytes:
         """The end of a choice is apart from its text."""

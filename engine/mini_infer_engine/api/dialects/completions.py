@@ -1,6 +1,6 @@
 """OpenAI's /v1/completions. Which fields are known, what they ask for, and what the answer looks like."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
 from typing import Annotated, Any
@@ -10,9 +10,9 @@ from pydantic import Field
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.prompt import PromptEncoder, is_token_ids
 from mini_infer_engine.api.dialects.base import GenerationSpec, OutputLimit
-from mini_infer_engine.api.dialects.fields import GenerationFields, common_spec, parse_fields
+from mini_infer_engine.api.dialects.fields import MAX_CHOICES, GenerationFields, common_spec, parse_fields
 from mini_infer_engine.api.dialects.logprobs import CompletionLogprobs, joined, prompt_logprobs
-from mini_infer_engine.api.dialects.neutral import BOTH, COMPLETION, is_one_of
+from mini_infer_engine.api.dialects.neutral import BOTH, COMPLETION
 from mini_infer_engine.api.dialects.openai_shapes import OpenAIRenderer, encode_json
 from mini_infer_engine.core.request import TokenLogprobs
 from mini_infer_engine.text.detokenizer import Decoder
@@ -32,14 +32,8 @@ class CompletionRequest(GenerationFields):
     prompt: Any = Field(default=None)
     """A string, token ids, or a list of these; checked where it becomes token ids."""
     echo: bool | None = None
-    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-
-    @classmethod
-    def is_neutral(cls, name: str, value: object, body: Mapping[str, Any]) -> bool:
-        """Beside the table: the best of n choices are all of them."""
-        if name == "best_of" and value is not None:
-            return is_one_of(value, (body.get("n") or 1,))
-        return super().is_neutral(name, value, body)
+    logprobs: Annotated[int, Field(ge=-1, le=MAX_LOGPROBS)] | None = None
+    best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
 
     @property
     def output_limit(self) -> OutputLimit:
@@ -59,7 +53,7 @@ class CompletionDialect:
         prompt = request.prompt
         are_several = isinstance(prompt, list) and not is_token_ids(prompt)
 
-        def prompt_ids(encoder: PromptEncoder | None, limits: PromptLimits) -> Sliced[list[list[int]]]:
+        def prompt_ids(encoder: PromptEncoder | None, limits: PromptLimits | None) -> Sliced[list[list[int]]]:
             return completion_ids(encoder, body, limits)
 
         spec = common_spec(
@@ -70,7 +64,10 @@ class CompletionDialect:
             needs_text=not is_token_ids(prompt),
             output_limit=request.output_limit,
             num_logprobs=request.logprobs,
+            copies=_copies(request),
         )
+        if spec.copies > (request.n or 1):
+            spec = _keeping_the_best(spec, request.n or 1)
         if not request.echo:
             return spec
         texts = [item if isinstance(item, str) else None for item in (prompt if are_several else [prompt])]
@@ -79,7 +76,8 @@ class CompletionDialect:
             message = "echo with logprobs has no meaning with use_beam_search = true: leave out one of them"
             raise ApiError(400, message, param="echo", code="unsupported_value")
         if request.logprobs is not None:
-            sampling["prompt_logprobs"] = max(request.logprobs, sampling.get("prompt_logprobs") or 0)
+            asked = (request.logprobs, sampling.get("prompt_logprobs") or 0)
+            sampling["prompt_logprobs"] = -1 if -1 in asked else max(asked)
         return replace(
             spec, echo=True, echo_alone=request.max_tokens == 0, prompt_texts=tuple(texts), sampling=sampling
         )
@@ -89,6 +87,33 @@ class CompletionDialect:
     ) -> "CompletionRenderer":
         """See `Dialect`."""
         return CompletionRenderer(spec, request_id, model, decoder)
+
+
+def _copies(request: CompletionRequest) -> int:
+    """Texts to be made of each prompt. ApiError: `best_of` does not go with what else is asked for."""
+    wanted, best_of = request.n or 1, request.best_of
+    if best_of is None or best_of == wanted:
+        return wanted
+    why = ""
+    if best_of < wanted:
+        why = f"is less than n = {wanted}: ask for as many or more"
+    elif request.stream:
+        why = "is known at the end only: leave out stream"
+    elif request.use_beam_search:
+        why = "does not go with use_beam_search = true, whose choices are the best anyway"
+    if why:
+        raise ApiError(400, f"best_of = {best_of} {why}", param="best_of", code="invalid_value")
+    return best_of
+
+
+def _keeping_the_best(spec: GenerationSpec, keep: int) -> GenerationSpec:
+    sampling = {"logprobs": 0, **spec.sampling}
+    return replace(spec, keep=keep, sampling=sampling, hides_logprobs="logprobs" not in spec.sampling)
+
+
+def _by_likelihood(reply: OutputText) -> float:
+    """Log probability a token, as OpenAI ranks `best_of`."""
+    return sum(position.logprob for position in reply.logprobs) / max(1, len(reply.logprobs))
 
 
 class CompletionRenderer(OpenAIRenderer):
@@ -103,6 +128,17 @@ class CompletionRenderer(OpenAIRenderer):
         self._prompt_positions: dict[int, list[TokenLogprobs]] = {}
         """Of choices whose prompt is still to be echoed: its log probabilities so far."""
         self._prompt_ids: list[Sequence[int]] = []
+        self._made: Sequence[OutputText] = ()
+        """All of a whole answer, those that are not told too."""
+
+    def whole(self, replies: Sequence[OutputText]) -> bytes:
+        """See `Renderer`; the best of each prompt's, where that is asked for. Usage counts all."""
+        spec, self._made = self._spec, replies
+        if spec.keep is None:
+            return super().whole(replies)
+        groups = [replies[start : start + spec.copies] for start in range(0, len(replies), spec.copies)]
+        best = [sorted(group, key=_by_likelihood, reverse=True)[: spec.keep] for group in groups]
+        return super().whole([reply for group in best for reply in group])
 
     def message(self, reply: OutputText) -> dict[str, Any]:
         """The text, after its prompt where that is asked for; vLLM tells the prompt's log probabilities here."""
@@ -127,6 +163,8 @@ class CompletionRenderer(OpenAIRenderer):
             )
             parts += [] if self._spec.echo_alone else [logprobs.of_output(reply.logprobs)]
             choice["logprobs"] = reduce(joined, parts)
+        if self._spec.return_prompt_token_ids:
+            choice["prompt_token_ids"] = reply.request.prompt_token_ids
         return choice
 
     def whole_logprobs(self, reply: OutputText) -> dict[str, Any]:
@@ -139,7 +177,7 @@ class CompletionRenderer(OpenAIRenderer):
 
     def usage(self, replies: Sequence[OutputText]) -> dict[str, Any]:
         """Of an echo alone, nothing was made."""
-        found = super().usage(replies)
+        found = super().usage(self._made or replies)
         if self._spec.echo_alone:
             found |= {"completion_tokens": 0, "total_tokens": found["prompt_tokens"]}
         return found
@@ -151,6 +189,9 @@ class CompletionRenderer(OpenAIRenderer):
     def begin(self, replies: Sequence[OutputText]) -> bytes:
         """See `Renderer`."""
         super().begin(replies)
+        if self._spec.return_prompt_token_ids and not self._spec.resume_token_ids:
+            prompts = [encode_json(reply.request.prompt_token_ids) for reply in replies]
+            self.once_in_choice = {index: b',"prompt_token_ids":' + ids for index, ids in enumerate(prompts)}
         if self._spec.echo:
             self._prompt_ids = [reply.request.prompt_token_ids for reply in replies]
             self._prompt_positions = {index: [] for index in range(len(replies))}
@@ -180,7 +221,7 @@ class CompletionRenderer(OpenAIRenderer):
         return Delta("", [], delta.index, delta.finish_reason, delta.stop_reason)
 
     def _prompt_text(self, index: int, token_ids: Sequence[int]) -> str:
-        text = self._spec.prompt_texts[index // self._spec.copies]
+        text = self._spec.prompt_texts[index // self._spec.told_copies]
         if text is not None or self._decoder is None:
             return text or ""
         return self._decoder.decode(list(token_ids), skip_special_tokens=True)

@@ -14,7 +14,7 @@ from mini_infer_contract.api_errors import ApiError
 from mini_infer_engine.api.dialects.base import GenerationSpec, OutputLimit, PromptIds
 from mini_infer_engine.api.dialects.beams import EarlyStoppingField, LengthPenalty, beam_spec
 from mini_infer_engine.api.dialects.neutral import REASONS, Neutral, is_one_of
-from mini_infer_engine.core.request import SamplingParams
+from mini_infer_engine.core.request import RepetitionDetectionParams, SamplingParams
 from mini_infer_engine.sampling.parameters import PARAMETERS
 from mini_infer_engine.structured.params import (
     GrammarRequest,
@@ -22,6 +22,7 @@ from mini_infer_engine.structured.params import (
     of_response_format,
     of_structured_outputs,
 )
+from mini_infer_engine.text.truncation import Truncation, TruncationSide
 
 MAX_CHOICES = 128
 """Of one request: prompts times `n`."""
@@ -54,6 +55,12 @@ else:  # made from the table of sampling parameters: a type checker cannot follo
     )
 
 _SAMPLING = tuple(row.name for row in PARAMETERS if row.is_in_requests and row.name != "max_tokens")
+
+
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
+]
+"""With OpenAI's limits. Nothing is done with it here."""
 
 
 class StreamOptions(Body):
@@ -91,7 +98,7 @@ class GenerationFields(SamplingFields):
     stream_options: StreamOptions | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     user: str | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Metadata | None = None
     response_format: ResponseFormat | None = None
     # vLLM's.
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
@@ -104,8 +111,12 @@ class GenerationFields(SamplingFields):
     use_beam_search: bool | None = None
     length_penalty: LengthPenalty | None = None
     early_stopping: EarlyStoppingField | None = None
+    request_id: Annotated[str, Field(pattern=r"^[!-~]{1,200}$")] | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    truncation_side: TruncationSide | None = None
     # Ours.
     resume_token_ids: Annotated[list[int], Field(min_length=1)] | None = None
+    return_prompt_token_ids: bool | None = None
 
     neutral: ClassVar[Neutral] = {}
     """Fields that are accepted at these values only."""
@@ -143,9 +154,13 @@ def common_spec(
     needs_text: bool,
     output_limit: OutputLimit,
     num_logprobs: int | None,
+    copies: int | None = None,
 ) -> GenerationSpec:
-    """What the shared fields ask for. ApiError: it is more than one request may."""
-    copies = request.n or 1
+    """What the shared fields ask for. ApiError: it is more than one request may.
+
+    `copies`: choices to be made of each prompt, where it is not `n`.
+    """
+    copies = request.n or 1 if copies is None else copies
     if num_prompts * copies > MAX_CHOICES:
         message = f"{num_prompts} prompts with n = {copies} are more than {MAX_CHOICES} choices: send several requests"
         raise ApiError(400, message, param="n" if copies > 1 else prompt_param)
@@ -159,6 +174,8 @@ def common_spec(
         sampling["logit_bias"] = _by_token_id(sampling["logit_bias"])
     if num_logprobs is not None:
         sampling["logprobs"] = num_logprobs
+    if "repetition_detection" in sampling:
+        sampling["repetition_detection"] = _repetition_detection(sampling["repetition_detection"])
     if request.stream and sampling.get("prompt_logprobs") is not None:
         raise ApiError(400, "prompt_logprobs are not told in a stream: leave out one of them", param="prompt_logprobs")
     beams = beam_spec(
@@ -185,9 +202,27 @@ def common_spec(
         include_usage=bool(options.include_usage),
         continuous_usage=bool(options.include_usage and options.continuous_usage_stats),
         return_token_ids=bool(request.return_token_ids),
+        return_prompt_token_ids=bool(request.return_token_ids) and request.return_prompt_token_ids is not False,
+        obfuscates=bool(options.include_obfuscation),
+        request_id=request.request_id,
+        truncation=_truncation(request),
         tokens_as_ids=bool(request.return_tokens_as_token_ids),
         resume_token_ids=request.resume_token_ids or (),
     )
+
+
+def _truncation(request: GenerationFields) -> Truncation | None:
+    if request.truncate_prompt_tokens is None:
+        return None
+    return Truncation(request.truncate_prompt_tokens, request.truncation_side or "left")
+
+
+def _repetition_detection(sent: dict[str, int]) -> RepetitionDetectionParams:
+    unknown = sent.keys() - set(RepetitionDetectionParams.__struct_fields__)
+    if unknown:
+        name = f"repetition_detection.{min(unknown)}"
+        raise ApiError(400, f"unknown field {name!r}: this server does not know it", param=name, code="unknown_field")
+    return RepetitionDetectionParams(**sent)
 
 
 def _grammar(request: GenerationFields) -> GrammarRequest | None:

@@ -13,17 +13,12 @@ BOTH: Neutral = {
     # vLLM's.
     "ec_transfer_params": ({},),
     "kv_transfer_params": ({},),
-    "logprob_token_ids": (),
-    "repetition_detection": (),
-    "request_id": (),
     "return_mm_kwargs": (True,),
     "return_token_offsets": (False,),
     "routed_experts_prompt_start": (0,),
     "spaces_between_special_tokens": (True,),
     "stream_interval": (1,),
     "thinking_token_budget": (-1,),
-    "truncate_prompt_tokens": (),
-    "truncation_side": ("left", "right"),
     "vllm_xargs": ({},),
     "watermarking": (False,),
 }
@@ -37,20 +32,18 @@ CHAT: Neutral = {
     "prediction": (),
     "prompt_cache_options": (),
     "prompt_cache_retention": ("in_memory", "in-memory"),
-    "service_tier": ("auto", "default"),
     "store": (False,),
     "verbosity": ("medium",),
     "web_search_options": (),
     # vLLM's.
     "chat_template": (),
-    "echo": (False,),
     "media_io_kwargs": ({},),
     "mm_processor_kwargs": ({},),
+    "return_assistant_tokens_mask": (False,),
     "return_prompt_text": (False,),
 }
 
 COMPLETION: Neutral = {
-    "best_of": (1,),
     "prompt_embeds": (),
     "suffix": ("",),
 }
@@ -67,6 +60,8 @@ RESPONSES: Neutral = {
     # Fields of generation that a response has not, or under another name.
     "max_tokens": (),
     "early_stopping": (False,),
+    "logprob_token_ids": (),
+    "return_prompt_token_ids": (),
     "length_penalty": (1, 1.0),
     "n": (1,),
     "prompt_logprobs": (),

@@ -3,6 +3,7 @@
 Chunks are put together from parts that are encoded once a request: a stream costs one small encoding a chunk.
 """
 
+import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -34,18 +35,24 @@ class OpenAIRenderer(ABC):
         self._spec = spec
         self._decoder = decoder
         self._names = TokenNames(decoder, as_ids=spec.tokens_as_ids)
-        self._tells_logprobs = spec.sampling.get("logprobs") is not None
+        self._tells_logprobs = spec.sampling.get("logprobs") is not None and not spec.hides_logprobs
         self._head: dict[str, Any] = {
             "id": self.id_prefix + request_id,
             "created": int(time.time()),
             "model": model,
             "system_fingerprint": SYSTEM_FINGERPRINT,
         }
+        if spec.service_tier is not None:
+            self._head["service_tier"] = spec.service_tier
         self._chunk_head = b"data: " + encode_json(self._head | {"object": self.chunk_object_name})[:-1]
         self._chunk_tail = b',"usage":null}\n\n' if spec.include_usage else b"}\n\n"
 
         self.extra: dict[str, Any] = {}
         """Beside the choices of a whole answer."""
+        self.once = b""
+        """What the next event tells beside its choice, and no other."""
+        self.once_in_choice: dict[int, bytes] = {}
+        """What the next event of a choice tells in it, and no other."""
         self._usage: dict[str, Any] = {}
         """So far, for events that tell it."""
 
@@ -77,14 +84,19 @@ class OpenAIRenderer(ABC):
         """See `Renderer`."""
         choices = [self._choice(index, reply) for index, reply in enumerate(replies)]
         head = self._head | {"object": self.object_name}
-        return encode_json(head | {"choices": choices, "usage": self.usage(replies)} | self.extra)
+        timings = {"metrics": timings_of(replies[0])} if self._tells_timings else {}
+        return encode_json(head | {"choices": choices, "usage": self.usage(replies)} | timings | self.extra)
+
+    @property
+    def _tells_timings(self) -> bool:
+        """Those of several choices at once would mean nothing."""
+        return self._spec.tells_timings and self._spec.num_prompts * self._spec.copies == 1
 
     def _choice(self, index: int, reply: OutputText) -> dict[str, Any]:
         choice: dict[str, Any] = {"index": index, "finish_reason": self.end_reason(reply.finish_reason)}
         choice["logprobs"] = self.whole_logprobs(reply) if self._tells_logprobs else None
         choice |= {"stop_reason": reply.stop_reason} | self.message(reply)
         if self._spec.return_token_ids:
-            choice["prompt_token_ids"] = reply.request.prompt_token_ids
             choice["token_ids"] = reply.token_ids
         return choice
 
@@ -114,14 +126,19 @@ class OpenAIRenderer(ABC):
             )
         if self._spec.return_token_ids:
             end += b',"token_ids":' + encode_json(delta.token_ids)
-        return b'%b,"choices":[{"index":%d,%b,"logprobs":%b,"finish_reason":%b}]%b' % (
+        if self.once_in_choice:
+            end += self.once_in_choice.pop(delta.index, b"")
+        beside, self.once = self.once, b""
+        event = b'%b,"choices":[{"index":%d,%b,"logprobs":%b,"finish_reason":%b}]%b%b' % (
             self._chunk_head,
             delta.index,
             body,
             logprobs,
             end,
+            beside,
             self._usage_so_far(delta) if self._spec.continuous_usage else self._chunk_tail,
         )
+        return obfuscated(event) if self._spec.obfuscates else event
 
     def _usage_so_far(self, delta: Delta) -> bytes:
         self._usage["completion_tokens"] += len(delta.token_ids)
@@ -132,11 +149,45 @@ class OpenAIRenderer(ABC):
         """See `Renderer`."""
         if not self._spec.include_usage:
             return DONE
-        return b'%b,"choices":[],"usage":%b}\n\n' % (self._chunk_head, encode_json(self.usage(replies))) + DONE
+        timings = b',"metrics":' + encode_json(timings_of(replies[0])) if self._tells_timings else b""
+        usage = encode_json(self.usage(replies))
+        return b'%b,"choices":[],"usage":%b%b}\n\n' % (self._chunk_head, usage, timings) + DONE
 
     def broken(self, error: ApiError) -> bytes:
         """See `Renderer`; no [DONE] follows."""
         return b"data: " + encode_json(error.body()) + b"\n\n"
+
+
+_PADDED_TO = 64
+"""Bytes: lengths of events are multiples of it."""
+
+
+def obfuscated(event: bytes) -> bytes:
+    """An event with random characters, as OpenAI's have: so its length tells little of the text that is in it."""
+    begin, end = event[: -len(b"}\n\n")], b'"}\n\n'
+    name = b',"obfuscation":"'
+    missing = -(len(begin) + len(name) + len(end)) % _PADDED_TO
+    return begin + name + secrets.token_urlsafe(_PADDED_TO)[:missing].encode() + end
+
+
+def timings_of(reply: OutputText) -> dict[str, float | None]:
+    """How long one choice took, under vLLM's names; what is not known yet, or was not there, is null."""
+    first_s, last_s, tokens = reply.first_token_s, reply.last_token_s, len(reply.token_ids)
+    queue_s = reply.queue_time_s
+    if first_s is None or last_s is None or queue_s is None:
+        return dict.fromkeys(_TIMINGS)
+    computing_s, decoding_s = last_s - queue_s, last_s - first_s
+    values = (
+        max(0.0, first_s - queue_s) * 1000,
+        decoding_s * 1000,
+        queue_s * 1000,
+        decoding_s / (tokens - 1) * 1000 if tokens > 1 else None,
+        tokens / computing_s if computing_s > 0 else None,
+    )
+    return dict(zip(_TIMINGS, values, strict=True))
+
+
+_TIMINGS = ("time_to_first_token_ms", "generation_time_ms", "queue_time_ms", "mean_itl_ms", "tokens_per_second")
 
 
 def usage(replies: Sequence[OutputText]) -> dict[str, Any]:

@@ -1,3 +1,5 @@
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,7 +10,7 @@ from mini_infer_contract.api_errors import ApiError
 from mini_infer_engine.api.dialects.base import Dialect
 from mini_infer_engine.api.dialects.chat import ChatDialect, ChatRequest
 from mini_infer_engine.api.dialects.completions import CompletionDialect, CompletionRequest
-from mini_infer_engine.api.dialects.fields import parse_fields
+from mini_infer_engine.api.dialects.fields import GenerationFields, parse_fields
 from mini_infer_engine.api.generate import sampling_params
 from mini_infer_engine.config.generation import GenerationDefaults
 from mini_infer_engine.core.request import SamplingParams
@@ -30,86 +32,77 @@ def test_every_field_of_openais_is_known() -> None:
     assert completion <= {*CompletionRequest.model_fields, *CompletionRequest.neutral}
 
 
-VLLM_DEFAULTS: dict[str, object] = {
-    "add_special_tokens": True,
-    "allowed_token_ids": None,
-    "bad_words": [],
-    "cache_salt": None,
-    "echo": False,
-    "ec_transfer_params": None,
-    "frequency_penalty": None,
-    "ignore_eos": False,
-    "include_stop_str_in_output": False,
-    "kv_transfer_params": None,
-    "length_penalty": 1.0,
-    "logit_bias": None,
-    "logprob_token_ids": None,
-    "max_tokens": 16,
-    "min_p": None,
-    "min_tokens": 0,
-    "n": 1,
-    "presence_penalty": None,
-    "priority": 0,
-    "prompt_logprobs": None,
-    "repetition_detection": None,
-    "repetition_penalty": None,
-    "request_id": None,
-    "response_format": None,
+VLLM = json.loads((Path(__file__).parent / "vllm_fields.json").read_text())
+"""Made from vLLM's sources by scripts/vllm_request_fields.py."""
+VLLM_REQUESTS = [
+    pytest.param(ChatRequest, VLLM["chat"], {"messages": MESSAGES}, id="chat"),
+    pytest.param(CompletionRequest, VLLM["completion"], {"prompt": "x"}, id="completion"),
+]
+NEWER = {
     "return_mm_kwargs": True,
-    "return_token_ids": None,
-    "return_token_offsets": False,
-    "return_tokens_as_token_ids": None,
     "routed_experts_prompt_start": 0,
-    "seed": None,
     "session_id": None,
-    "skip_special_tokens": True,
-    "spaces_between_special_tokens": True,
-    "stop": [],
-    "stop_token_ids": [],
-    "stream": False,
-    "stream_interval": None,
-    "stream_options": None,
-    "structured_outputs": None,
-    "temperature": None,
-    "thinking_token_budget": None,
-    "top_k": None,
-    "top_p": None,
-    "truncate_prompt_tokens": None,
-    "truncation_side": None,
-    "use_beam_search": False,
-    "user": None,
-    "vllm_xargs": None,
+    "stream_interval": 1,
     "watermarking": None,
 }
-"""vLLM's fields with its defaults, those of both paths; its protocol.py of 2026."""
-VLLM_CHAT_DEFAULTS: dict[str, object] = VLLM_DEFAULTS | {
-    "add_generation_prompt": True,
-    "chat_template": None,
-    "chat_template_kwargs": None,
-    "continue_final_message": False,
-    "documents": None,
-    "include_reasoning": True,
-    "logprobs": False,
-    "max_completion_tokens": None,
-    "media_io_kwargs": None,
-    "mm_processor_kwargs": None,
-    "parallel_tool_calls": True,
-    "reasoning_effort": None,
-    "return_prompt_text": None,
-    "tool_choice": "none",
-    "tools": None,
-    "top_logprobs": 0,
-}
+"""Of later versions than the list's."""
 
 
-def test_vllms_defaults_and_nulls_are_accepted_for_every_field_of_its() -> None:
-    completion = VLLM_DEFAULTS | {"logprobs": None, "prompt_embeds": None, "suffix": None}
-    for values, required, kind in (
-        (VLLM_CHAT_DEFAULTS, {"messages": MESSAGES}, ChatRequest),
-        (completion, {"prompt": "x"}, CompletionRequest),
-    ):
-        parse_fields(values | required, kind)
-        parse_fields(dict.fromkeys(values) | required, kind)
+@pytest.mark.parametrize(("kind", "fields", "required"), VLLM_REQUESTS)
+def test_vllms_defaults_and_nulls_are_accepted_for_every_field_of_its(
+    kind: type[GenerationFields], fields: dict[str, Any], required: dict[str, Any]
+) -> None:
+    defaults = {name: value for name, value in fields.items() if not str(value).startswith("made by")}
+    assert len(defaults) > 40
+    parse_fields(defaults | NEWER | required, kind)
+    parse_fields(dict.fromkeys([*fields, *NEWER]) | required, kind)
+
+
+@pytest.mark.parametrize(("kind", "fields", "required"), VLLM_REQUESTS)
+def test_every_field_of_vllms_works_or_is_refused_by_name(
+    kind: type[GenerationFields], fields: dict[str, Any], required: dict[str, Any]
+) -> None:
+    assert set(fields) <= {*kind.model_fields, *kind.neutral}
+    for name in fields.keys() & kind.neutral.keys():
+        error = refusal(required | {name: {"asks": "for something"}}, kind is ChatRequest)
+        assert (error.param, error.code) == (name, "unsupported_value")
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [{f"key{number}": "x" for number in range(17)}, {"k" * 65: "x"}, {"key": "x" * 513}],
+    ids=["pairs", "name", "value"],
+)
+def test_metadata_has_openais_limits(metadata: dict[str, str]) -> None:
+    parse_fields({"messages": MESSAGES, "metadata": {"k" * 64: "x" * 512}}, ChatRequest)
+    error = refusal({"messages": MESSAGES, "metadata": metadata})
+    assert (error.param or "").startswith("metadata")
+
+
+def test_a_service_tier_is_a_priority_unless_there_is_one() -> None:
+    def asked(**fields: Any) -> tuple[int, str | None]:
+        spec = ChatDialect().parse({"messages": MESSAGES} | fields)
+        return spec.priority, spec.service_tier
+
+    assert asked() == (0, None)
+    assert asked(service_tier="auto") == (0, "default")
+    assert asked(service_tier="flex") == (1, "flex")
+    assert asked(service_tier="priority") == (-1, "priority")
+    assert asked(service_tier="flex", priority=-5) == (-5, "flex")
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"best_of": 2, "n": 3}, "is less than n"),
+        ({"best_of": 3, "stream": True}, "leave out stream"),
+        ({"best_of": 3, "use_beam_search": True}, "use_beam_search"),
+    ],
+)
+def test_best_of_says_what_it_does_not_go_with(fields: dict[str, Any], why: str) -> None:
+    with pytest.raises(ApiError, match=why) as caught:
+        CompletionDialect().parse({"prompt": "x"} | fields)
+    assert caught.value.param == "best_of"
 
 
 def test_log_probabilities_and_biases_become_sampling_parameters() -> None:
@@ -150,7 +143,6 @@ def test_reasoning_effort_is_one_of_openais() -> None:
 
 NEUTRAL: list[tuple[str, object, object]] = [
     ("store", False, True),
-    ("service_tier", "auto", "flex"),
     ("modalities", ["text"], ["text", "audio"]),
     ("function_call", "none", {"name": "f"}),
     ("functions", [], [{"name": "f"}]),
@@ -169,7 +161,7 @@ def test_what_is_not_supported_is_taken_at_its_neutral_value_only(name: str, neu
     assert (error.param, error.code) == (name, "unsupported_value")
 
 
-@pytest.mark.parametrize(("name", "value"), [("suffix", "x"), ("best_of", 3), ("prompt_embeds", "x")])
+@pytest.mark.parametrize(("name", "value"), [("suffix", "x"), ("prompt_embeds", "x")])
 def test_completions_refuse_what_they_cannot_do(name: str, value: object) -> None:
     assert refusal({"prompt": "x", name: value}, chat=False).param == name
 
