@@ -175,7 +175,10 @@ def disconnects(count: int) -> Fault:
     async def fault(world: World, clients: Clients) -> None:
         port = clients.gateways[0].port
         body = b'{"model":"%b","messages":[{"role":"user","content":"go on"}],"stream":true}' % MODEL.encode()
-        request = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+        request = (
+            b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            b"content-length: %d\r\n\r\n%b" % (len(body), body)
+        )
 
         async def leave(share: int) -> None:
             for _ in range(share):

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from random import Random
 from urllib.parse import unquote
 
+from mini_infer_contract.access_log import CLIENT_LEFT, log_request
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.api_keys import ApiKeys
 from mini_infer_contract.dialects.anthropic_errors import errors_of
@@ -44,7 +45,7 @@ from mini_infer_gateway.loop_lag import LoopLag
 from mini_infer_gateway.memory import BodyBudget, share_out
 from mini_infer_gateway.metrics import EndpointFigures, Metrics, StateCollector
 from mini_infer_gateway.paths import CHAT_PATH, ENGINE_PATHS
-from mini_infer_gateway.pipeline.generate import INTERNAL_ERROR, Generate
+from mini_infer_gateway.pipeline.generate import FACTS, INTERNAL_ERROR, Generate
 from mini_infer_gateway.pipeline.responses import Responses
 from mini_infer_gateway.prompts.tokenizers import Tokenizers
 from mini_infer_gateway.routing.policies import build_router
@@ -57,6 +58,7 @@ EXPIRE_PAUSE_S = 0.002
 _GET = frozenset(("GET", "HEAD"))
 
 log = logging.getLogger(__name__)
+access = logging.getLogger("mini_infer_gateway.access_log")
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,17 +142,24 @@ class Gateway:
             errors = errors_of(scope["path"])
             ids = [(name.encode(), request_id.encode()) for name in (REQUEST_ID_HEADER, errors.id_header) if name]
             sender = Sender(send, ids + self.settings.cors.answer_headers(scope["headers"]), lambda: self.stopping)
+            began_s, facts = self._clock(), scope.setdefault(FACTS, {})
             try:
                 if refusal := refusal or self._key_refusal(scope):
                     raise refusal
                 await self._http(scope, receive, sender)
             except ApiError as error:
+                facts["error"] = error.message
                 await send_error(sender, error, request_id, errors)
             except Exception:
                 log.exception("an error of the gateway's own on %s", scope["path"])
                 if sender.status:
                     raise  # The connection is cut: the client must not take half an answer for a whole one.
                 await send_error(sender, INTERNAL_ERROR, request_id, errors)
+            finally:
+                if self.settings.access_log:
+                    error_told, status = facts.pop("error", ""), facts.pop("status", 0) or sender.status or CLIENT_LEFT
+                    took_s = self._clock() - began_s
+                    log_request(access, scope["method"], scope["path"], status, took_s, request_id, facts, error_told)
         elif scope["type"] == "lifespan":
             await self._lifespan(receive, send)
         else:

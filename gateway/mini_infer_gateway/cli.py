@@ -16,8 +16,9 @@ import uvicorn
 
 from mini_infer_contract.api_keys import API_KEY_ENV, ENGINE_API_KEY_ENV, configured_keys, keys_in
 from mini_infer_contract.cors import CorsPolicy
-from mini_infer_contract.logs import configure_logging
+from mini_infer_contract.logs import FORMATS, configure_logging
 from mini_infer_contract.tls import TlsFiles, client_context, server_tls
+from mini_infer_gateway import __version__
 from mini_infer_gateway.app import Gateway
 from mini_infer_gateway.endpoints.base import EndpointSource
 from mini_infer_gateway.endpoints.static_file import StaticFile
@@ -50,6 +51,7 @@ def parse(arguments: Sequence[str] | None = None) -> GatewaySettings:
     parser = argparse.ArgumentParser(
         prog="mini-infer-gateway", description="Sends OpenAI requests to the engine that holds their prompt's KV cache."
     )
+    parser.add_argument("--version", action="version", version=f"mini-infer-gateway {__version__}")
     parser.add_argument("--host", default=defaults.host, help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=int, default=defaults.port, help="port to listen on (default: %(default)s)")
     parser.add_argument(
@@ -89,6 +91,18 @@ def parse(arguments: Sequence[str] | None = None) -> GatewaySettings:
     _add_tls_flags(parser)
     parser.add_argument("--seed", type=int, help="makes ties repeatable")
     parser.add_argument("--log-level", choices=LOG_LEVELS, default=defaults.log_level, help="(default: %(default)s)")
+    parser.add_argument(
+        "--log-format",
+        choices=FORMATS,
+        default=defaults.log_format,
+        help="json: one object a line, for collectors (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--no-access-log",
+        dest="access_log",
+        action="store_false",
+        help="no line for each request (those that fail are warnings)",
+    )
     for name, help_text in {
         "max-body-bytes": "longer requests get 413; an engine's --max-body-size should be the same",
         "max-attempts": "endpoints that one request is tried on",
@@ -305,7 +319,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     settings = parse(arguments)
-    configure_logging(settings.log_level)
+    configure_logging(settings.log_level, settings.log_format)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     try:
         keys = configured_keys(settings.api_key, settings.api_key_file)

@@ -5,6 +5,7 @@ from ipaddress import ip_address
 
 from mini_infer_contract.cors import CorsPolicy
 from mini_infer_contract.launch import MAX_BODY_BYTES
+from mini_infer_contract.logs import LogFormat
 from mini_infer_contract.tls import TlsFiles
 from mini_infer_gateway.http.connections import ConnectionLimits
 from mini_infer_gateway.routing.policies import Policy
@@ -28,6 +29,9 @@ class GatewaySettings:
     seed: int | None = None
     """For ties; None: different in every process, so that replicas do not march in step."""
     log_level: str = "info"
+    log_format: LogFormat = "text"
+    access_log: bool = True
+    """A line for each request."""
 
     routing_headers: bool = False
     """Tell clients which endpoint answered and what it had cached: tenants could learn what others ask."""

@@ -1,12 +1,16 @@
 """The application around the requests: which pages are where, errors of its own, and an end that loses nothing."""
 
 import asyncio
+import gzip
+import logging
 import tomllib
+import zlib
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+import zstandard
 
 from mini_infer_contract.api_keys import ApiKeys
 from mini_infer_contract.cors import CorsPolicy
@@ -306,3 +310,66 @@ async def test_an_engine_of_another_ca_is_not_asked(tmp_path: Path) -> None:
     async with engine, running_gateway(engine.endpoint, upstream_tls=other) as gateway, gateway.chat("hi") as response:
         assert response.status == 503
         assert engine.bodies == []
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "zstd", "deflate"])
+async def test_compressed_bodies_are_read_and_go_on_without_compression(encoding: str) -> None:
+    pack = {"gzip": gzip.compress, "zstd": zstandard.compress, "deflate": zlib.compress}[encoding]
+    body = b'{"model": "m", "prompt": "hi"}'
+    async with FakeEngine("a") as engine, running_gateway(engine.endpoint, max_body_bytes=1 << 16) as gateway:
+        headers, url = {"content-encoding": encoding}, gateway.url + "/v1/completions"
+        async with gateway.client.post(url, data=pack(body), headers=headers) as response:
+            assert response.status == 200
+        assert engine.bodies == [body]
+        assert "content-encoding" not in engine.headers[0]
+        async with gateway.client.post(url, data=pack(b" " * (1 << 17)), headers=headers) as response:
+            assert (response.status, (await response.json())["error"]["code"]) == (413, "body_too_large")
+        async with gateway.client.post(url, data=b"no " + pack(body), headers=headers) as response:
+            assert (response.status, (await response.json())["error"]["code"]) == (400, "invalid_encoding")
+
+
+@pytest.mark.parametrize(
+    "content_type", ["text/plain", "application/x-www-form-urlencoded", "application/octet-stream"]
+)
+async def test_what_does_not_say_that_it_is_json_is_refused(content_type: str) -> None:
+    async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
+        for path in ("/v1/completions", "/v1/messages", "/tokenize"):
+            headers = {"content-type": content_type}
+            async with gateway.client.post(gateway.url + path, data=b"{}", headers=headers) as response:
+                assert response.status == 415
+        assert engine.bodies == []
+
+
+async def test_each_request_has_a_line_and_failures_are_warnings(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "mini_infer_gateway.access_log")
+    async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
+        async with gateway.chat("hi", stream=True) as response:
+            await response.read()
+        async with gateway.client.post(gateway.url + "/v1/completions", data=b"{}") as response:
+            assert response.status == 400
+        assert await status_of(gateway, gateway.url + "/nothing") == 404
+        assert await status_of(gateway, gateway.url + "/healthz") == 200
+    lines = [record for record in caplog.records if record.name == "mini_infer_gateway.access_log"]
+    streamed, refused, missing, probe = lines
+    levels = ["INFO", "WARNING", "WARNING", "DEBUG"]
+    assert [record.levelname for record in lines] == levels
+    fields = streamed.__dict__["fields"]
+    assert {"method": "POST", "path": "/v1/chat/completions", "status": 200, "model": "m", "outcome": "ok"}.items() <= (
+        fields.items()
+    )
+    assert (fields["endpoint"], fields["prompt_tokens"]) == ("a", len("<user>hi<assistant>"))
+    assert 0 < fields["first_token_s"] <= fields["duration_s"]
+    assert refused.__dict__["fields"]["error"].startswith("model must name")
+    assert "404" in missing.getMessage()
+    assert "/healthz 200" in probe.getMessage()
+
+
+async def test_lines_of_requests_can_be_switched_off(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "mini_infer_gateway.access_log")
+    async with (
+        FakeEngine("a") as engine,
+        running_gateway(engine.endpoint, access_log=False) as gateway,
+        gateway.chat("hi") as response,
+    ):
+        assert response.status == 200
+    assert not [record for record in caplog.records if record.name == "mini_infer_gateway.access_log"]

@@ -49,7 +49,11 @@ async def post_and_leave(gateway: RunningGateway, text: str) -> asyncio.StreamWr
     host, port = gateway.url.removeprefix("http://").split(":")
     _, writer = await asyncio.open_connection(host, int(port))
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": text}]}).encode()
-    writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+    writer.write(
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+        % len(body)
+        + body
+    )
     await writer.drain()
     return writer
 

@@ -103,7 +103,7 @@ async def running_gateway(
     await until(lambda: server.started)
     scheme = "https" if app.settings.tls.ssl_certfile else "http"
     url = f"{scheme}://127.0.0.1:{listener.getsockname()[1]}"
-    async with aiohttp.ClientSession() as client:
+    async with aiohttp.ClientSession(headers={"content-type": "application/json"}) as client:
         try:
             yield RunningGateway(app, source, url, client, server)
         finally:

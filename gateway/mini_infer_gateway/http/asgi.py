@@ -1,10 +1,12 @@
 """ASGI in small: types, reading a body, sending JSON, noticing that the client went. Plain functions, no framework."""
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from mini_infer_contract.api_errors import OPENAI_ERRORS, ApiError, ErrorShape
+from mini_infer_contract.request_body import check_media_type, unpacked
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -41,7 +43,27 @@ class ClientGoneError(Exception):
 
 
 async def read_body(scope: Scope, receive: Receive, limit_bytes: int, room: Callable[[int], bool]) -> bytes:
-    """The request's body. ApiError 413 where it is longer than the limit, 503 where `room` has none for its length."""
+    """The request's body without its compression.
+
+    ApiError 413 where it is longer than the limit, 415 where it is no JSON by its head, 503 where there is no `room`.
+    """
+    if scope["method"] == "POST":
+        check_media_type(_header(scope, b"content-type"))
+    body = await _read(scope, receive, limit_bytes, room)
+    encoding = _header(scope, b"content-encoding")
+    if not encoding:
+        return body
+    body = await asyncio.to_thread(unpacked, body, encoding, limit_bytes)  # Sixteen megabytes take a tenth of a second.
+    if not room(len(body)):
+        raise no_room()
+    return body
+
+
+def _header(scope: Scope, name: bytes) -> str:
+    return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), "")
+
+
+async def _read(scope: Scope, receive: Receive, limit_bytes: int, room: Callable[[int], bool]) -> bytes:
     announced = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
     if announced.isdigit():
         if int(announced) > limit_bytes:

@@ -55,6 +55,8 @@ BYTES_PER_TOKEN = 4
 """To weigh a prompt that was not tokenised."""
 MOST_PRIORITY = 1 << 31
 """What an engine takes."""
+FACTS = "mini_infer_facts"
+"""In a scope: what is known of the request beside its head, for its line in the log."""
 CLIENT_CLOSED_REQUEST = 499
 """nginx' status for metrics; nobody receives it."""
 
@@ -90,6 +92,8 @@ class _Call:
     """How long its client lets it wait for an endpoint with room."""
     timeout_s: float
     """How long all of it may take; infinite: no limit."""
+    facts: dict[str, Any]
+    """For its line in the log."""
 
     def answer_begins(self, keep_body: bool) -> None:
         """From now on its body is needed only where another endpoint may have to go on with the answer."""
@@ -135,6 +139,7 @@ class Generate:
         request_id: str = scope["request_id"]
         model, status, outcome = "", CLIENT_CLOSED_REQUEST, Outcome.INTERNAL
         exchange: Exchange | None = None
+        facts: dict[str, Any] = scope.setdefault(FACTS, {})
         held = HeldBody(self._bodies)
         self.in_flight += 1
         try:
@@ -151,15 +156,15 @@ class Generate:
             await self._watched(call, names, receive)
             status, outcome = exchange.status, _outcome(exchange)
         except ApiError as error:
-            status, outcome = error.status, outcome_of(error.status)
+            status, outcome, facts["error"] = error.status, outcome_of(error.status), error.message
             await _tell(exchange, send, error, request_id, row)
         except UpstreamError as error:
-            status, outcome = exchange.status if exchange else 0, Outcome.BROKE
+            status, outcome, facts["error"] = exchange.status if exchange else 0, Outcome.BROKE, str(error)
             log.warning("request %s of %s broke off: %s", request_id, model, error)
         except ClientGoneError:
             outcome = Outcome.CLIENT_GONE
             if exchange and (expired := exchange.expired):
-                status, outcome = expired.status, outcome_of(expired.status)
+                status, outcome, facts["error"] = expired.status, outcome_of(expired.status), expired.message
                 await exchange.tell(expired)
         except Exception:
             status = 500
@@ -170,6 +175,7 @@ class Generate:
         finally:
             self.in_flight -= 1
             held.release()
+            facts.update(model=model, status=status, outcome=outcome.value)
             self._metrics.answered(model, status, outcome, self._clock() - arrived_s)
 
     def _call(
@@ -195,7 +201,10 @@ class Generate:
         attempts = Attempts(self.retry_budget, settings.max_attempts, arrived_s + settings.request_deadline_s)
         patience_s = _patience_s(scope["headers"])
         timeout_s = request_timeout_s(scope["headers"], settings.request_timeout_s)
-        return _Call(row, request_id, arrived_s, exchange, attempts, fields, model, body, held, patience_s, timeout_s)
+        facts = scope[FACTS]
+        return _Call(
+            row, request_id, arrived_s, exchange, attempts, fields, model, body, held, patience_s, timeout_s, facts
+        )
 
     async def _watched(self, call: _Call, names: Sequence[str], receive: Receive) -> None:
         """Serves the call as long as its client is there."""
@@ -371,8 +380,11 @@ class Generate:
         def first_byte(status: int) -> None:
             self.flow.first_byte(placement, is_stream)
             call.answer_begins(keep_body=not self._bodies.is_tight)
+            call.facts.update(endpoint=endpoint.name, prompt_tokens=placement.prompt_tokens)
             if status < 300 and not is_continued:
                 took_s = self._clock() - call.arrived_s
+                if is_stream:
+                    call.facts["first_token_s"] = round(took_s, 6)
                 self._metrics.first_byte(call.model, took_s, placement.prompt_tokens, decision.hit_tokens)
 
         record = self._fleet.begin(endpoint.name, call.exchange)

@@ -15,7 +15,7 @@ from mini_infer_gateway.http.connections import ConnectionLimits, LimitedConnect
 from tests.support.running_gateway import until
 
 LIMITS = ConnectionLimits(max_connections=3, max_header_bytes=4096, body_timeout_s=30, min_body_rate=1000)
-HEAD = b"POST / HTTP/1.1\r\nhost: x\r\n"
+HEAD = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
 
 
 class Echo:
@@ -136,7 +136,7 @@ async def test_slow_clients_are_let_go(sent: bytes, later_s: float, status: int 
 async def test_a_client_that_does_not_read_is_cut() -> None:
     async with served() as there:
         _, writer = await there.connect()
-        writer.write(b"POST /endless HTTP/1.1\r\nhost: x\r\n\r\n")
+        writer.write(HEAD.replace(b"POST / ", b"POST /endless ") + b"\r\n")
         await until(lambda: any(connection._write_paused_s is not None for connection in there.connections))
         there.look(59)
         assert there.app.gone == 0
