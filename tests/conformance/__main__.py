@@ -10,6 +10,7 @@ SUITES = {
     "agents": "tests.conformance.agents.run",
     "likelihoods": "tests.conformance.likelihoods.run",
     "loads": "tests.conformance.loads.run",
+    "openapi": "tests.conformance.openapi.run",
 }
 
 
