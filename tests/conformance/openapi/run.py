@@ -56,18 +56,9 @@ def _schemathesis(document: str, url: str, checks: tuple[str, ...], seconds: int
     """Its output and exit status."""
     program = environments.python_environment("schemathesis").with_name("st")
     how = ["--workers=1", "--no-shrink", "--generation-deterministic", "--continue-on-failure", "--request-timeout=30"]
+    what = [document, f"--url={url}", f"--checks={','.join(checks)}", f"--phases={PHASES}"]
     done = subprocess.run(
-        [
-            program,
-            "run",
-            document,
-            f"--url={url}",
-            f"--checks={','.join(checks)}",
-            f"--phases={PHASES}",
-            *how,
-            f"--max-time={seconds}",
-            "--warnings=off",
-        ],
+        [program, "run", *what, *how, f"--max-time={seconds}", "--warnings=off"],
         cwd=environments.FOLDER,
         env=environments.clean_environment(),
         capture_output=True,

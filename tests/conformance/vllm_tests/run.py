@@ -64,15 +64,24 @@ def prepared_sources(requirement: str) -> Path:
     return target
 
 
-def demo_with_a_long_context() -> Path:
-    """The demo model with a larger context in its config.json, for tests that ask for one and not for what it says."""
-    target = environments.FOLDER / "demo-long"
+def demo_with_a_long_context(*, thinks: bool = False) -> Path:
+    """The demo model with a larger context in its config.json, for tests that ask for one and not for what it says.
+
+    `thinks`: it thinks where a request says nothing, as the models do that vLLM starts with a reasoning parser.
+    """
+    target = environments.FOLDER / ("demo-thinking" if thinks else "demo-long")
     shutil.copytree(environments.DEMO_MODEL, target, dirs_exist_ok=True)
-    config = json.loads((target / "config.json").read_text())
-    (target / "config.json").write_text(json.dumps(config | {"max_position_embeddings": LONG_CONTEXT}))
-    config = json.loads((target / "tokenizer_config.json").read_text())
-    (target / "tokenizer_config.json").write_text(json.dumps(config | {"model_max_length": LONG_CONTEXT}))
+    _change_json(target / "config.json", max_position_embeddings=LONG_CONTEXT)
+    _change_json(target / "tokenizer_config.json", model_max_length=LONG_CONTEXT)
+    if thinks:
+        template = (target / "chat_template.jinja").read_text()
+        changed = template.replace("{%- if enable_thinking -%}", "{%- if enable_thinking | default(true) -%}")
+        (target / "chat_template.jinja").write_text(changed)
     return target
+
+
+def _change_json(path: Path, **changes: object) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
 def run_file(sources: Path, name: str, flags: list[str]) -> dict[str, Seen]:
@@ -96,6 +105,7 @@ def _environment(sources: Path, logs: Path) -> dict[str, str]:
         PYTHONPATH=str(SHIM),
         CONFORMANCE_SOURCES=str(sources),
         CONFORMANCE_DEMO_MODEL=str(demo_with_a_long_context()),
+        CONFORMANCE_THINKING_MODEL=str(demo_with_a_long_context(thinks=True)),
         CONFORMANCE_SERVE=shlex.join([sys.executable, "-m", "mini_infer_engine.server.cli"]),
         CONFORMANCE_LOGS=str(logs),
         CONFORMANCE_VERSION=importlib.metadata.version("mini-infer"),

@@ -57,12 +57,15 @@ class RemoteOpenAIServer:
         self, model: str, vllm_serve_args: list[str], *, env_dict: dict[str, str] | None = None, **ignored: Any
     ) -> None:
         flags = [*_our_flags(tuple(vllm_serve_args))]
+        folder = "THINKING" if "--reasoning-parser" in vllm_serve_args else "DEMO"
         if not any(flag.startswith("--served-model-name") for flag in flags):
             flags.append(f"--served-model-name={model}")
         own_environment = {k: v for k, v in (env_dict or {}).items() if os.environ.get(k) != v}
         if "VLLM_API_KEY" in own_environment:
             flags.append(f"--api-key={own_environment['VLLM_API_KEY']}")
-        self._engine = _engine(tuple(flags), tuple(sorted(own_environment.items())))
+        self._engine = _engine(
+            os.environ[f"CONFORMANCE_{folder}_MODEL"], tuple(flags), tuple(sorted(own_environment.items()))
+        )
         self.host, self.port, self.uds = "127.0.0.1", self._engine.port, self._engine.uds
         self.proc = self._engine.process
         self.show_hidden_metrics = False
@@ -102,11 +105,11 @@ class RemoteOpenAIServer:
 
 
 class _Engine:
-    def __init__(self, flags: tuple[str, ...], environment: tuple[tuple[str, str], ...]) -> None:
+    def __init__(self, model: str, flags: tuple[str, ...], environment: tuple[tuple[str, str], ...]) -> None:
         self.uds = next((flag.partition("=")[2] for flag in flags if flag.startswith("--uds")), None)
         self.port = free_port()
         where = [] if self.uds else [f"--port={self.port}"]
-        command = [*SERVE, os.environ["CONFORMANCE_DEMO_MODEL"], *where, *flags]
+        command = [*SERVE, model, *where, *flags]
         log_path = Path(os.environ["CONFORMANCE_LOGS"]) / f"engine-{self.port}.log"
         with log_path.open("w") as log:
             log.write(shlex.join(command) + "\n")
