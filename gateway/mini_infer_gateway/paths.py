@@ -5,7 +5,7 @@ stand neither here nor in app are answered with 404.
 """
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from mini_infer_contract.api_errors import OPENAI_ERRORS, ErrorShape
 from mini_infer_contract.dialects.anthropic import COUNT_TOKENS_PATH, MESSAGES_PATH
@@ -25,6 +25,9 @@ from mini_infer_gateway.prompts.prompt_keys import (
 CHAT_PATH: Final = "/v1/chat/completions"
 COMPLETIONS_PATH: Final = "/v1/completions"
 
+StreamForm = Literal["chunks", "messages"]
+"""OpenAI's chunks, or Anthropic's named events."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnginePath:
@@ -37,8 +40,9 @@ class EnginePath:
     """What of the body is tokenised for routing; None: nothing is, it is routed by load."""
     generates: bool = True
     """It takes a place in an engine's batch: it waits in the queue for one. What does not goes on at once."""
-    continued: bool = False
-    """A stream of it whose engine died is continued by another engine, where continuation.can_be_continued says so."""
+    continued: StreamForm | None = None
+    """A stream of it whose engine died is continued by another engine, where continuation.can_be_continued says so: the
+    form of its events. None: it is not."""
     lone_model: bool = False
     """The model may be left out while there is only one."""
     any_model: bool = False
@@ -51,9 +55,9 @@ class EnginePath:
 ENGINE_PATHS: Final = {
     row.path: row
     for row in (
-        EnginePath(path=CHAT_PATH, prompts=chat_prompts, continued=True),
-        EnginePath(path=COMPLETIONS_PATH, prompts=text_prompts, continued=True),
-        EnginePath(path=MESSAGES_PATH, prompts=message_prompts, errors=ANTHROPIC_ERRORS),
+        EnginePath(path=CHAT_PATH, prompts=chat_prompts, continued="chunks"),
+        EnginePath(path=COMPLETIONS_PATH, prompts=text_prompts, continued="chunks"),
+        EnginePath(path=MESSAGES_PATH, prompts=message_prompts, continued="messages", errors=ANTHROPIC_ERRORS),
         EnginePath(path=COUNT_TOKENS_PATH, generates=False, errors=ANTHROPIC_ERRORS),
         EnginePath(path=CHAT_PATH + "/render", generates=False),
         EnginePath(path=COMPLETIONS_PATH + "/render", generates=False),

@@ -72,6 +72,8 @@ def _sampling(request: MessagesRequest) -> dict[str, Any]:
         "seed": request.seed,
         "priority": request.priority,
         "cache_salt": request.cache_salt,
+        "return_token_ids": request.return_token_ids,
+        "resume_token_ids": request.resume_token_ids,
     }
     return {name: value for name, value in asked.items() if value is not None}
 

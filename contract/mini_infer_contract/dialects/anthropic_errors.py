@@ -18,6 +18,8 @@ def error_body(error: ApiError, request_id: str) -> dict[str, Any]:
     """The JSON body of an error, with the names of the client's own fields."""
     kind = _ERROR_TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
     told: dict[str, Any] = {"type": kind, "message": _renamed(error.message)}
+    if error.status >= 500 and error.code is not None:
+        told["code"] = error.code  # A gateway reads from it whether another engine may go on.
     if error.code == THREAD_REFUSED:
         told["details"] = {"error_code": THREAD_REFUSED, "unsupported": []}
     return {"type": "error", "error": told, "request_id": request_id}

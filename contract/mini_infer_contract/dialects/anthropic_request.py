@@ -193,6 +193,10 @@ class MessagesRequest(Conversation, kw_only=True):
     seed: int | None = None
     priority: int | None = None
     cache_salt: str | None = None
+    return_token_ids: bool | None = None
+    """The answer has `token_ids`; in a stream, a `ping` behind the events of each step has the step's."""
+    resume_token_ids: Annotated[list[int], Meta(min_length=1)] | None = None
+    """The gateway's: output that another engine has made and its client has; the stream goes on after it."""
 
 
 THREAD_REFUSED = "thread_unsupported_request"

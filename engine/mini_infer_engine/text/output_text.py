@@ -72,9 +72,12 @@ class OutputText:
             Detokenizer(decoder, sampling.skip_special_tokens) if decoder is not None and sampling.detokenize else None
         )
         self._stops = StopStrings(sampling.stop, sampling.include_stop_str_in_output)
+        self.resumed: Delta | None = None
+        """What another engine has told of it already, for a renderer that must know where it goes on."""
         if request.resumed_token_ids:
             # What these tokens say was told already; what they leave unfinished, characters and stop strings, was not.
-            self.push(Output(request_id=request.request_id, token_ids=list(request.resumed_token_ids)))
+            resumed = Output(request_id=request.request_id, token_ids=list(request.resumed_token_ids))
+            self.resumed = self.push(resumed)
 
     @property
     def text(self) -> str:

@@ -27,7 +27,7 @@ _JSON_EVENT = re.compile(rb"(?:^|\n)data: \{")
 _NO_CHOICE = b'"choices":[]'
 """The usage at the end."""
 _CHOICE = b'"choices":[{'
-_ERROR = b'data: {"error"'
+_ERRORS = (b'data: {"error"', b"event: error\n")
 _ENDED = re.compile(rb'"code":"(?:engine_dead|engine_error|stopping)"')
 """What an engine of ours says inside of a stream that it cannot go on with, through no fault of the request's."""
 
@@ -79,6 +79,11 @@ class Continuation:
         )
 
     @property
+    def end(self) -> bytes:
+        """What ends a stream whose finish reason was told."""
+        return DONE
+
+    @property
     def progress(self) -> int:
         """Grows with each step that the client was told of."""
         return len(self._ids) + self.finished + self.done
@@ -119,10 +124,10 @@ class Continuation:
 
 def split_engine_death(events: bytes) -> tuple[bytes, bool]:
     """Whole events up to the one that says that the engine cannot go on, and whether there is one."""
-    position = events.find(_ERROR)
-    if position < 0 or not _ENDED.search(events, position):
+    found = [position for mark in _ERRORS if (position := events.find(mark)) >= 0]
+    if not found or not _ENDED.search(events, min(found)):
         return events, False
-    return events[:position], True
+    return events[: min(found)], True
 
 
 def _without(events: bytes, mark: bytes) -> bytes:

@@ -5,7 +5,7 @@ Stages of one request stand in `Generate.__call__` and `Generate._serve`; what o
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
@@ -41,9 +41,10 @@ from mini_infer_gateway.http.upstream import Upstream, UpstreamError
 from mini_infer_gateway.index.prefix_index import PrefixIndex
 from mini_infer_gateway.memory import BodyBudget, HeldBody
 from mini_infer_gateway.metrics import Metrics, Outcome, outcome_of
-from mini_infer_gateway.paths import EnginePath
+from mini_infer_gateway.paths import EnginePath, StreamForm
 from mini_infer_gateway.pipeline.attempt import AttemptError, Exchange, StreamCutError
-from mini_infer_gateway.pipeline.continuation import DONE, Continuation, can_be_continued
+from mini_infer_gateway.pipeline.continuation import Continuation, can_be_continued
+from mini_infer_gateway.pipeline.message_continuation import MessageContinuation
 from mini_infer_gateway.pipeline.retries import KILLS_LIMIT, Attempts, Failure, RetryBudget
 from mini_infer_gateway.pipeline.rewrite_model import with_model
 from mini_infer_gateway.prompts.tokenizers import Tokenizers
@@ -68,6 +69,8 @@ _REQUEST_ID = REQUEST_ID_HEADER.encode()
 _QUEUE_TIMEOUT = QUEUE_TIMEOUT_HEADER.encode()
 
 INTERNAL_ERROR = ApiError(500, "an error of the gateway's own; its log says which", code="internal")
+
+CONTINUATIONS: Mapping[StreamForm, type[Continuation]] = {"chunks": Continuation, "messages": MessageContinuation}
 
 log = logging.getLogger(__name__)
 
@@ -298,7 +301,8 @@ class Generate:
     async def _end_stream(self, call: _Call, continuation: Continuation, cut: StreamCutError) -> None:
         """Nobody goes on with it: either nothing but its end lacks, or the client is told."""
         if continuation.finished and not continuation.wants_usage:
-            await call.exchange.send({"type": "http.response.body", "body": b"" if continuation.done else DONE})
+            rest = b"" if continuation.done else continuation.end
+            await call.exchange.send({"type": "http.response.body", "body": rest})
             return
         self._metrics.continued(False)
         await call.exchange.tell_broken(str(cut))
@@ -431,7 +435,8 @@ class Generate:
             return True
         own = self._fleet.endpoints[endpoint.name].subscriber.assets_revision
         if own and self._settings.continuation and call.row.continued and can_be_continued(call.fields):
-            exchange.continuation = Continuation.of(call.fields, randbits(63))
+            kind = CONTINUATIONS[call.row.continued]
+            exchange.continuation = kind.of(call.fields, randbits(63))
             exchange.body = exchange.continuation.body(exchange.body)
         else:
             exchange.continuation = None

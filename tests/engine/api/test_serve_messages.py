@@ -150,6 +150,33 @@ def test_a_call_of_a_tool_is_a_block_and_its_result_goes_back(server: DryServer)
     assert whole(server, body)["content"] == [{"type": "text", "text": "You said: Thanks."}]
 
 
+@pytest.mark.parametrize("content", [QUESTION, CALL])
+def test_a_stream_that_is_resumed_anywhere_tells_what_was_left(server: DryServer, content: str) -> None:
+    body = message(content, tools=[TOOL], return_token_ids=True, seed=1)
+    *events_before, message_delta, _ = events(server, body)
+    steps: list[tuple[list[int], list[dict[str, Any]]]] = []  # the ids of each, and its events
+    fresh: list[dict[str, Any]] = []
+    for event in events_before[2:]:
+        if event["type"] == "ping":
+            steps.append((event["token_ids"], fresh))
+            fresh = []
+        else:
+            fresh.append(event)
+    for at in range(1, len(steps) + 1, 7):
+        known = [token_id for ids, _ in steps[:at] for token_id in ids]
+        *rest, end, last = events(server, body | {"resume_token_ids": known})
+        assert (end["delta"], last["type"]) == (message_delta["delta"], "message_stop")
+        assert end["usage"]["output_tokens"] == message_delta["usage"]["output_tokens"]
+        left = [event for _, told in steps[at:] for event in told] + fresh
+        assert without_ids([event for event in rest if event["type"] != "ping"]) == without_ids(left)
+
+
+def without_ids(stream: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    for event in stream:
+        event.get("content_block", {}).pop("id", None)
+    return stream
+
+
 def test_tools_that_may_not_be_called_are_not(server: DryServer) -> None:
     told = whole(server, message(CALL, tools=[TOOL], tool_choice={"type": "none"}))
     assert [block["type"] for block in told["content"]] == ["text"]

@@ -108,6 +108,7 @@ def test_an_engine_that_tells_no_ids_cannot_be_continued() -> None:
         (TOLD + b'data: {"error":{"code":"engine_dead"}}\n\n', (TOLD, True)),
         (TOLD + b'data: {"error":{"code":"stopping"}}\n\n', (TOLD, True)),
         (b'data: {"error":{"code":"other"}}\n\n', (b'data: {"error":{"code":"other"}}\n\n', False)),
+        (TOLD + b'event: error\ndata: {"error":{"code":"engine_dead"}}\n\n', (TOLD, True)),
     ],
 )
 def test_the_word_of_a_dead_engine_is_not_for_the_client(events: bytes, wanted: tuple[bytes, bool]) -> None:
@@ -223,6 +224,36 @@ async def test_streams_survive_engines_that_are_killed_again_and_again() -> None
         exported = gateway.app.metrics.text().decode()
         assert 'continuations_total{outcome="whole"}' in exported
         assert 'continuations_total{outcome="broke"}' not in exported
+
+
+async def message(gateway: RunningGateway, question: str) -> list[dict[str, Any]]:
+    """The events of a stream of Anthropic's API."""
+    body = {"model": "dry", "max_tokens": 500, "stream": True, "messages": [{"role": "user", "content": question}]}
+    async with gateway.client.post(gateway.url + "/v1/messages", json=body) as response:
+        assert response.status == 200
+        events = (await response.read()).decode().split("\n\n")[:-1]
+    return [json.loads(event.partition("data: ")[2]) for event in events]
+
+
+@pytest.mark.parametrize("loss", ["core", "all"])
+async def test_a_stream_of_messages_goes_on_too(loss: str) -> None:
+    async with engines("a", "b") as running, running_gateway(*(engine.endpoint for engine in running)) as gateway:
+        await gateway.settled()
+        asking = [asyncio.create_task(message(gateway, f"{number}: {QUESTION}")) for number in range(4)]
+        endpoints = gateway.app.fleet.endpoints
+        await until(lambda: sum(len(endpoint.streaming) for endpoint in endpoints.values()) == 4)
+        await asyncio.sleep(0.2)
+        victim = running[0] if endpoints["a"].streaming else running[1]
+        victim.kill_core() if loss == "core" else victim.kill()
+        for number, events in enumerate(await asyncio.gather(*asking)):
+            kinds = [event["type"] for event in events]
+            assert kinds[:3] == ["message_start", "ping", "content_block_start"]
+            assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
+            assert set(kinds[3:-3]) == {"content_block_delta"}
+            text = "".join(event["delta"]["text"] for event in events[3:-3])
+            assert text == f"You said: {number}: {QUESTION}"
+            assert events[-2]["usage"]["output_tokens"] == len(text.encode()) + 1
+        assert 'continuations_total{outcome="whole"}' in gateway.app.metrics.text().decode()
 
 
 async def test_the_only_engine_comes_back_and_goes_on() -> None:

@@ -10,7 +10,7 @@ from mini_infer_contract.dialects.anthropic import chat_of
 from mini_infer_contract.dialects.anthropic_errors import ANTHROPIC_ERRORS
 from mini_infer_contract.dialects.anthropic_request import MessagesRequest, parse_request
 from mini_infer_engine.api.dialects.anthropic_blocks import text_blocks, thinking_blocks, tool_use_block
-from mini_infer_engine.api.dialects.anthropic_events import PING, BlockEvents, event
+from mini_infer_engine.api.dialects.anthropic_events import PING, BlockEvents, event, ids_event
 from mini_infer_engine.api.dialects.base import GenerationSpec, OutputLimit
 from mini_infer_engine.api.dialects.chat import ChatDialect
 from mini_infer_engine.api.dialects.openai_shapes import encode_json
@@ -47,12 +47,16 @@ class MessagesRenderer:
         self._omits_thinking = request.thinking is not None and request.thinking.display == "omitted"
         self._blocks = BlockEvents(omits_thinking=self._omits_thinking)
         self._is_parsed = False
+        self._tells_ids = bool(request.return_token_ids)
 
     def whole(self, replies: Sequence[OutputText]) -> bytes:
         """See `Renderer`."""
         reply = replies[0]
         message = self._head | {"content": self._content(reply)} | self._end(reply)
-        return encode_json(message | {"usage": self._usage(reply)})
+        ids: dict[str, Any] = {}
+        if self._tells_ids:
+            ids = {"prompt_token_ids": reply.request.prompt_token_ids, "token_ids": reply.token_ids}
+        return encode_json(message | {"usage": self._usage(reply)} | ids)
 
     def _content(self, reply: OutputText) -> list[dict[str, Any]]:
         if not self._max_tokens:
@@ -66,13 +70,21 @@ class MessagesRenderer:
     def begin(self, replies: Sequence[OutputText]) -> bytes:
         """See `Renderer`."""
         self._is_parsed = replies[0].parsed is not None
+        if replies[0].resumed is not None:
+            self._event(replies[0].resumed)  # Told by another engine: here, only which block is open.
+            return b""
         nothing: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
         usage = self._usage(replies[0]) | {"output_tokens": 0}
         return event({"type": "message_start", "message": self._head | nothing | {"usage": usage}}) + PING
 
     def render(self, deltas: Sequence[Delta]) -> bytes:
         """See `Renderer`."""
-        return b"".join([self._event(delta) for delta in deltas]) if self._max_tokens else b""
+        if not self._max_tokens:
+            return b""
+        events = b"".join([self._event(delta) for delta in deltas])
+        if not self._tells_ids:
+            return events
+        return events + ids_event([token_id for delta in deltas for token_id in delta.token_ids])
 
     def _event(self, delta: Delta) -> bytes:
         if not self._is_parsed:

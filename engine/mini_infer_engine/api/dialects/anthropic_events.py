@@ -15,6 +15,11 @@ _encode = msgspec.json.Encoder().encode
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 
 
+def ids_event(token_ids: list[int]) -> bytes:
+    """The token ids of the events before it since the last of its kind. Clients pass over pings."""
+    return event({"type": "ping", "token_ids": token_ids})
+
+
 def event(content: dict[str, Any]) -> bytes:
     """One server-sent event, named by its type."""
     return b"event: %b\ndata: %b\n\n" % (content["type"].encode(), _encode(content))

@@ -167,6 +167,6 @@ def test_a_stream_that_breaks_off_ends_with_an_error_event() -> None:
     event = renderer().broken(ApiError(500, "the engine failed", code="engine_error"))
     assert json.loads(event.removeprefix(b"event: error\ndata: ")) == {
         "type": "error",
-        "error": {"type": "api_error", "message": "the engine failed"},
+        "error": {"type": "api_error", "message": "the engine failed", "code": "engine_error"},
         "request_id": "1",
     }
