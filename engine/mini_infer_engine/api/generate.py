@@ -23,6 +23,7 @@ from mini_infer_engine.api.dialects.base import Dialect, GenerationSpec, Rendere
 from mini_infer_engine.api.dialects.openai_shapes import usage
 from mini_infer_engine.api.generation import Generation
 from mini_infer_engine.api.http import error_response, json_response, read_json, request_id
+from mini_infer_engine.api.output_grammar import output_grammar
 from mini_infer_engine.api.state import ApiServerState
 from mini_infer_engine.config.generation import GenerationDefaults
 from mini_infer_engine.config.server_options import ServerOptions
@@ -193,11 +194,6 @@ async def checked(
     if sampling.bad_words:
         sampling = await text.in_thread(partial(_with_bad_words, sampling, text.encoder))
     check_sampling(sampling, model.vocab_size, text.encoder is not None, limit.param)
-    if spec.grammar is not None:
-        sampling = msgspec.structs.replace(sampling, grammar=await text.grammars.build_in_thread(spec.grammar))
-    if spec.beams is not None and sampling.grammar is not None:
-        param = sampling.grammar.param
-        raise ParameterError(param, f"{param} does not go with use_beam_search = true: leave out one of them")
     limits = text.limits(model.max_model_len) if spec.truncation is None else None
     job = spec.prompt_ids(text.encoder, limits)
     # Token ids are read here: the way through a thread would take longer.
@@ -210,6 +206,11 @@ async def checked(
             check_resumed(len(prompt), spec.resume_token_ids, model.max_model_len, model.vocab_size)
         if limit.is_asked and limit.max_tokens is not None:
             check_output_fits(len(prompt), limit.max_tokens, model.max_model_len, limit.param)
+    if (request := output_grammar(spec, text.formats, text.prompt_end(prompts[0]), text.token_id)) is not None:
+        if spec.beams is not None:
+            param = request.param
+            raise ParameterError(param, f"{param} does not go with use_beam_search = true: leave out one of them")
+        sampling = msgspec.structs.replace(sampling, grammar=await text.grammars.build_in_thread(request))
     return prompts, sampling
 
 

@@ -114,7 +114,11 @@ class OutputParsing(msgspec.Struct, frozen=True, kw_only=True):
     tools: tuple[Tool, ...] = ()
     """Empty: calls are not looked for, and what looks like one is part of the answer."""
     tool_choice: ToolChoice = "auto"
+    has_forbidden_tools: bool = False
+    """The model is shown tools that it may not call."""
     parallel_tool_calls: bool = True
     """More than one call may be made."""
-    begins_in_reasoning: bool | None = None
-    """None: as the end of the prompt says."""
+    thinking_token_budget: int | None = None
+    """Tokens of thinking after which it is ended; None: no limit."""
+    continued_text: str = ""
+    """The beginning of the answer that the prompt ends with, where a message is to be continued."""

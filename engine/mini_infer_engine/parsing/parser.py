@@ -2,7 +2,7 @@
 
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_engine.parsing.base import OutputParsing, Part
-from mini_infer_engine.parsing.reasoning import prompt_opens, read_reasoning
+from mini_infer_engine.parsing.reasoning import begins_inside, read_reasoning
 from mini_infer_engine.parsing.registry import OutputFormats
 from mini_infer_engine.parsing.sink import Sink
 from mini_infer_engine.parsing.text_source import TextSource, Waiting
@@ -22,9 +22,6 @@ def check_parsing(formats: OutputFormats, parsing: OutputParsing) -> None:
         message = (
             "tool_choice auto is switched off here (--no-enable-auto-tool-choice): choose a tool, required or none"
         )
-        raise ApiError(400, message, param="tool_choice", code="unsupported_value")
-    if parsing.tool_choice != "auto":
-        message = f"tool_choice {parsing.tool_choice} is not supported: leave it out, or write auto or none"
         raise ApiError(400, message, param="tool_choice", code="unsupported_value")
 
 
@@ -73,10 +70,8 @@ def _read(
     source: TextSource, sink: Sink, formats: OutputFormats, parsing: OutputParsing, prompt_end: str
 ) -> Waiting[None]:
     if (reasoning := formats.reasoning) is not None:
-        begins_inside = parsing.begins_in_reasoning
-        if begins_inside is None:
-            begins_inside = prompt_opens(reasoning, prompt_end)
-        yield from read_reasoning(source, sink, reasoning, begins_inside)
+        is_inside = begins_inside(reasoning, parsing.continued_text, prompt_end)
+        yield from read_reasoning(source, sink, reasoning, is_inside)
     if formats.tools is not None and parsing.tools:
         yield from formats.tools.read(source, sink, parsing.tools)
     yield from source.through([], sink.content)

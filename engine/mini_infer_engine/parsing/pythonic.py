@@ -13,7 +13,7 @@ from mini_infer_engine.parsing.json_reader import Recorder
 from mini_infer_engine.parsing.python_literals import as_json
 from mini_infer_engine.parsing.sink import Sink
 from mini_infer_engine.parsing.text_source import Teller, TextSource, Waiting
-from mini_infer_engine.parsing.tool_format import ToolFormat
+from mini_infer_engine.parsing.tool_format import ToolCallFormat, ToolFormat
 
 _BEGIN, _END = "<|python_start|>", "<|python_end|>"
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
@@ -23,6 +23,9 @@ class PythonicFormat(ToolFormat):
     """See the module."""
 
     markers = (_BEGIN, _END)
+    call_format = ToolCallFormat(
+        calls_begin="[", after_name="(", after_arguments=")", separator=", ", calls_end="]", arguments="python"
+    )
 
     def read(self, source: TextSource, sink: Sink, tools: tuple[Tool, ...]) -> Waiting[None]:
         """See `ToolFormat`."""

@@ -1,6 +1,7 @@
 """How a family of models writes calls of tools: what a format must say of itself. Knows none of them."""
 
 from abc import ABC, abstractmethod
+from typing import Literal
 
 import msgspec
 
@@ -13,17 +14,20 @@ class ToolCallFormat(msgspec.Struct, frozen=True, kw_only=True):
     """How a call is written, as what a grammar needs to hold an output to it: texts around a name and its arguments.
 
     An output with calls is `calls_begin`, calls with `separator` between them, `calls_end`; a call is `before_name`,
-    the name, `after_name`, the arguments as JSON that the function's schema validates, `after_arguments`.
+    the name, `after_name`, the arguments that the function's schema validates, `after_arguments`.
     """
 
-    before_name: str
+    before_name: str = ""
     after_name: str
     after_arguments: str = ""
     separator: str = ""
     calls_begin: str = ""
     calls_end: str = ""
-    trigger: str
-    """Where this stands in free text, calls begin: the beginning of `calls_begin` and `before_name` together."""
+    trigger: str = ""
+    """Where this stands in free text, calls begin: the beginning of `calls_begin` and `before_name` together. Empty:
+    what stands before a name is too common, and calls begin where the name of a tool that may be called follows it."""
+    arguments: Literal["json", "xml", "python"] = "json"
+    """JSON: an object; XML: <parameter=KEY>VALUE</parameter> for each; Python: KEY=VALUE with commas between."""
 
 
 class ToolFormat(ABC):
@@ -31,8 +35,8 @@ class ToolFormat(ABC):
 
     markers: tuple[str, ...] = ()
     """Texts that the format cannot be read without; where they are special tokens, they are shown."""
-    call_format: ToolCallFormat | None = None
-    """For grammars; None: what a call looks like cannot be said so."""
+    call_format: ToolCallFormat
+    """For grammars."""
     id_prefix, id_length = "call_", 24
     """Of a call's id: as OpenAI's are, unless the family's templates want others."""
 

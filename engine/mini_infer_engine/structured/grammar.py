@@ -114,16 +114,20 @@ def of_lark(lark: str, **inner: Grammar) -> Grammar:
     return _document({"lark_grammar": lark}, *parts.values())
 
 
-def after_thinking(grammar: Grammar, end_marker: str, special_tokens: Mapping[str, int] | None = None) -> Grammar:
+def after_thinking(
+    grammar: Grammar, end_marker: str, special_tokens: Mapping[str, int] | None = None, begin_marker: str = ""
+) -> Grammar:
     """Free text up to the marker that ends the thinking, then the grammar; blanks may stand between the two.
 
-    `special_tokens`: those of the tokenizer that are no text, with their ids; the marker may be one of them.
+    `special_tokens`: those of the tokenizer that are no text, with their ids; markers may be among them.
+    `begin_marker`: the output need not think, but may do so behind this; without, it begins within its thinking.
     """
     if special_tokens and end_marker in special_tokens:
-        lark = f"start: thinking blanks @answer\nthinking: TEXT <[{special_tokens[end_marker]}]>\nTEXT: {TEXT}"
+        lark = f"thinking: TEXT <[{special_tokens[end_marker]}]>\nTEXT: {TEXT}"
     else:
-        lark = f"start: thinking blanks @answer\nthinking[suffix={literal(end_marker)}]: {TEXT}"
-    made = of_lark(lark + "\nblanks: BLANKS?\nBLANKS: /[ \\n]{1,4}/", answer=grammar)
+        lark = f"thinking[suffix={literal(end_marker)}]: {TEXT}"
+    start = f"({literal(begin_marker, special_tokens)} thinking blanks)?" if begin_marker else "thinking blanks"
+    made = of_lark(f"start: {start} @answer\n{lark}\nblanks: BLANKS?\nBLANKS: /[ \\n]{{1,4}}/", answer=grammar)
     return msgspec.structs.replace(made, param=grammar.param)
 
 

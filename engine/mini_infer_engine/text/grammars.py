@@ -51,6 +51,10 @@ class Grammars:
 
 
 def special_tokens(tokenizer: Tokenizer) -> Mapping[str, int]:
-    """Tokens that are no text, with their ids."""
+    """Tokens that are no text to llguidance, with their ids: special ones, and added ones that look like a tag's."""
     added = tokenizer.get_added_tokens_decoder()
-    return {token.content: token_id for token_id, token in added.items() if token.special}
+    return {token.content: token_id for token_id, token in added.items() if token.special or _is_tag(token.content)}
+
+
+def _is_tag(text: str) -> bool:
+    return text.startswith("<") and text.endswith(">")

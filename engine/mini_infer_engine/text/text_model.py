@@ -62,6 +62,10 @@ class TextModel:
             return None
         return decoder_showing(self.encoder.tokenizer, markers)
 
+    def token_id(self, text: str) -> int | None:
+        """The id of the token that is this text; None: there is none."""
+        return None if self.encoder is None else self.encoder.tokenizer.token_to_id(text)
+
     def prompt_end(self, token_ids: Sequence[int]) -> str:
         """The last words of a prompt, special tokens shown."""
         if self.encoder is None:

@@ -129,8 +129,8 @@ def test_a_text_is_read_the_same_whatever_pieces_it_comes_in(name: str, text: st
 @pytest.mark.parametrize("name", TOOL_FORMATS)
 def test_a_call_that_a_grammar_would_allow_is_read_as_it_was_meant(name: str) -> None:
     form = TOOL_FORMATS[name].call_format
-    if form is None:
-        pytest.skip("no grammar is made of this format")
+    if form.arguments != "json":
+        pytest.skip("arguments are not written as JSON: see tests of the grammar")
     calls = [
         f"{form.before_name}{name}{form.after_name}{arguments}{form.after_arguments}" for name, arguments in (ROME, ADD)
     ]

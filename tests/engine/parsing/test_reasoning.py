@@ -33,3 +33,9 @@ def test_a_parser_knows_from_the_beginning_whether_it_reads_thinking() -> None:
     assert parser.is_reasoning
     parser.push("Well.</think>")
     assert not parser.is_reasoning
+
+
+def test_a_message_that_is_continued_may_have_opened_its_thinking() -> None:
+    for continued, inside in (("<think>\nWe", True), ("<think>\nWell.\n</think>\n\nYe", False), ("Yes", False)):
+        parser = FormatParser(FORMATS, OutputParsing(continued_text=continued), "assistant\n" + continued)
+        assert parser.is_reasoning == inside

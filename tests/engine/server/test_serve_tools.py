@@ -246,3 +246,77 @@ def test_a_response_may_call_a_tool_that_takes_any_text(scripted: openai.OpenAI)
     result = {"type": "custom_tool_call_output", "call_id": call.call_id, "output": "done"}
     again = respond(scripted, [{"role": "user", "content": "go"}, call.to_dict(), result])
     assert again.status == "completed"
+
+
+WEATHER: Any = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"enum": ["Rome", "Oslo"]}, "days": {"enum": [1, 2]}},
+            "required": ["city", "days"],
+            "additionalProperties": False,
+        },
+    },
+}
+HELLO: Any = [{"role": "user", "content": "Hello! Who are you?"}]
+
+
+def test_a_call_that_is_required_is_made_and_its_arguments_keep_to_the_schema(demo: openai.OpenAI) -> None:
+    fields = {"tools": [WEATHER], "tool_choice": "required", "parallel_tool_calls": False, "temperature": 1}
+    for answer in (ask(demo, HELLO, seed=5, **fields).choices[0], streamed(demo, HELLO, seed=5, **fields)):
+        assert (answer.finish_reason, answer.message.content) in (("tool_calls", None), ("tool_calls", ""))
+        [call] = answer.message.tool_calls
+        arguments = json.loads(call.function.arguments)
+        assert (call.function.name, arguments["city"] in ("Rome", "Oslo")) == ("get_weather", True)
+        assert (arguments.keys(), arguments["days"] in (1, 2)) == ({"city", "days"}, True)
+
+
+def test_a_named_tool_is_called_and_the_answer_ends_as_openais(demo: openai.OpenAI) -> None:
+    named: Any = {"type": "function", "function": {"name": "get_weather"}}
+    answer = ask(demo, HELLO, tools=[LOOKUP, WEATHER], tool_choice=named, temperature=0).choices[0]
+    assert answer.finish_reason == "stop"
+    assert [call.function.name for call in answer.message.tool_calls] == ["get_weather"]
+
+
+def test_of_tools_that_are_shown_only_those_that_are_allowed_are_called(demo: openai.OpenAI) -> None:
+    name = {"type": "function", "function": {"name": "get_weather"}}
+    allowed: Any = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [name]}}
+    free = ask(demo, tools=[LOOKUP, WEATHER], temperature=0).choices[0]
+    assert [call.function.name for call in free.message.tool_calls] != ["get_weather"]
+    answer = ask(demo, tools=[LOOKUP, WEATHER], tool_choice=allowed, temperature=0).choices[0]
+    assert [call.function.name for call in answer.message.tool_calls] == ["get_weather"]
+
+
+def test_a_strict_tool_keeps_to_its_schema_also_where_the_model_chose_to_call_it(demo: openai.OpenAI) -> None:
+    schema = {"type": "object", "properties": {"path": {"enum": ["a", "b"]}}, "required": ["path"]}
+    function = LOOKUP["function"] | {"parameters": schema | {"additionalProperties": False}, "strict": True}
+    answer = ask(demo, tools=[LOOKUP | {"function": function}], temperature=0).choices[0]
+    [call] = answer.message.tool_calls
+    assert json.loads(call.function.arguments)["path"] in ("a", "b")
+
+
+def test_thinking_goes_before_a_call_that_is_required(demo: openai.OpenAI) -> None:
+    fields = {"tools": [LOOKUP], "tool_choice": "required", "temperature": 0, "max_tokens": 150}
+    answer = ask(demo, extra_body=THINKING, **fields).choices[0]
+    assert answer.message.reasoning
+    assert answer.message.tool_calls[0].function.name == "lookup_docs"
+    assert answer.message.content is None
+
+
+@pytest.mark.parametrize("budget", [0, 7])
+def test_thinking_ends_where_its_budget_does(demo: openai.OpenAI, budget: int) -> None:
+    whole = ask(demo, extra_body=THINKING | {"thinking_token_budget": budget}, temperature=0, max_tokens=100)
+    assert whole.usage.completion_tokens_details.reasoning_tokens == budget
+    assert whole.choices[0].finish_reason == "stop"
+    assert whole.choices[0].message.content
+    free = ask(demo, extra_body=THINKING | {"thinking_token_budget": -1}, temperature=0, max_tokens=100)
+    assert free.usage.completion_tokens_details.reasoning_tokens > 20
+
+
+def test_an_answer_of_a_given_form_comes_after_thinking(demo: openai.OpenAI) -> None:
+    choice = {"structured_outputs": {"choice": ["yes, indeed", "not at all"]}}
+    message = ask(demo, extra_body=THINKING | choice, temperature=0, max_tokens=150).choices[0].message
+    assert message.reasoning.startswith("The user asks about")
+    assert message.content in choice["structured_outputs"]["choice"]

@@ -2,8 +2,10 @@ import threading
 from collections.abc import Callable
 
 import pytest
+from llguidance import LLTokenizer
 from tokenizers import Tokenizer
 
+from mini_infer_engine.config.model_path import DEMO_DIRECTORY
 from mini_infer_engine.dry.vocabulary import EOS_TOKEN_IDS, TURN_START_ID, dry_assets
 from mini_infer_engine.structured.grammar import Grammar, GrammarError, of_choice, of_regex
 from mini_infer_engine.structured.params import GrammarRequest
@@ -66,3 +68,14 @@ async def test_what_takes_too_long_is_refused_in_time(monkeypatch: pytest.Monkey
             await Grammars(TOKENIZER).build_in_thread(request(build))
     finally:
         goes_on.set()
+
+
+def test_special_tokens_are_those_that_llguidance_takes_for_no_text() -> None:
+    """`<tool_call>` and `<think>` are added tokens of the demo model and many others, and not special."""
+    text = (DEMO_DIRECTORY / "tokenizer.json").read_text()
+    tokenizer = Tokenizer.from_str(text)
+    theirs = LLTokenizer(text, n_vocab=tokenizer.get_vocab_size(), eos_token=[0])
+    added = tokenizer.get_added_tokens_decoder()
+    assert set(special_tokens(tokenizer).values()) == {
+        token_id for token_id in added if theirs.is_special_token(token_id)
+    }

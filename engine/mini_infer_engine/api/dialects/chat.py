@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
+import msgspec
 from pydantic import Field
 
 from mini_infer_contract.api_errors import ApiError
@@ -16,10 +17,14 @@ from mini_infer_engine.api.dialects.messages import check_messages
 from mini_infer_engine.api.dialects.neutral import BOTH, CHAT
 from mini_infer_engine.api.dialects.openai_shapes import OpenAIRenderer, encode_json
 from mini_infer_engine.api.dialects.tools import Tools, tool_parsing
+from mini_infer_engine.parsing.base import OutputParsing
 from mini_infer_engine.text.detokenizer import Decoder
 from mini_infer_engine.text.output_text import Delta, EndReason, OutputText
 from mini_infer_engine.text.tokenizing import PromptLimits, Sliced, chat_ids
 from mini_infer_engine.text.validation import MAX_LOGPROBS
+
+MAX_THINKING_TOKENS = 1_000_000
+"""More than any context has."""
 
 
 class ChatRequest(GenerationFields):
@@ -44,6 +49,8 @@ class ChatRequest(GenerationFields):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
+    # Tokens; -1: no limit, as vLLM has it.
+    thinking_token_budget: Annotated[int, Field(ge=-1, le=MAX_THINKING_TOKENS)] | None = None
     documents: list[dict[str, Any]] | None = None
 
     @property
@@ -76,11 +83,10 @@ class ChatDialect:
             output_limit=request.output_limit,
             num_logprobs=_num_logprobs(request),
         )
-        parsing = tool_parsing(request.tools, request.tool_choice, request.parallel_tool_calls)
         check_messages(request.messages)
         return replace(
             spec,
-            parsing=parsing,
+            parsing=_parsing(request),
             include_reasoning=request.include_reasoning is not False,
             priority=_priority(request),
             service_tier="default" if request.service_tier == "auto" else request.service_tier,
@@ -107,6 +113,17 @@ def _continued(request: ChatRequest) -> Sequence[str]:
     if not request.echo or last.get("role") != "assistant" or not isinstance(last.get("content"), str):
         return ()
     return (last["content"],)
+
+
+def _parsing(request: ChatRequest) -> OutputParsing:
+    """What is to be read out of the output."""
+    parsing = tool_parsing(request.tools, request.tool_choice, request.parallel_tool_calls)
+    budget, content = request.thinking_token_budget, request.messages[-1].get("content")
+    if budget is not None and budget >= 0:
+        parsing = msgspec.structs.replace(parsing, thinking_token_budget=budget)
+    if request.continue_final_message and isinstance(content, str):
+        parsing = msgspec.structs.replace(parsing, continued_text=content)
+    return parsing
 
 
 def _num_logprobs(request: ChatRequest) -> int | None:

@@ -18,7 +18,6 @@ BOTH: Neutral = {
     "routed_experts_prompt_start": (0,),
     "spaces_between_special_tokens": (True,),
     "stream_interval": (1,),
-    "thinking_token_budget": (-1,),
     "vllm_xargs": ({},),
     "watermarking": (False,),
 }
@@ -46,6 +45,7 @@ CHAT: Neutral = {
 COMPLETION: Neutral = {
     "prompt_embeds": (),
     "suffix": ("",),
+    "thinking_token_budget": (-1,),
 }
 
 RESPONSES: Neutral = {

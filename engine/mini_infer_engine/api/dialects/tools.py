@@ -60,9 +60,11 @@ def tool_parsing(tools: list[FunctionTool] | None, tool_choice: object, parallel
     if choice.mode == "none":
         return OutputParsing()
     allowed = choice.names.values() or by_name
+    callable_tools = tuple(tool for name, tool in by_name.items() if name in allowed)
     return OutputParsing(
-        tools=tuple(tool for name, tool in by_name.items() if name in allowed),
+        tools=callable_tools,
         tool_choice=choice.mode,
+        has_forbidden_tools=len(callable_tools) < len(tools),
         parallel_tool_calls=parallel is not False,
     )
 

@@ -1,0 +1,33 @@
+"""A limit on thinking as a grammar: so many tokens at most, then the marker that ends it, then what is asked for.
+
+Tokens are counted as such (llguidance's `<[...]>`), so the marker must be a token of the vocabulary.
+"""
+
+import msgspec
+
+from mini_infer_engine.structured.grammar import Grammar, of_lark
+from mini_infer_engine.structured.params import GrammarRequest
+
+PARAM = "thinking_token_budget"
+
+
+def within_budget(budget: int, end_id: int, begin_id: int | None, answer: GrammarRequest | None) -> GrammarRequest:
+    """`begin_id`: the marker behind which the output may think; None: it begins within its thinking."""
+    param = PARAM if answer is None else answer.param
+    return GrammarRequest(
+        param,
+        lambda special: _grammar(budget, end_id, begin_id, None if answer is None else answer.build(special)),
+    )
+
+
+def _grammar(budget: int, end_id: int, begin_id: int | None, answer: Grammar | None) -> Grammar:
+    thinking = f"<[^{end_id}]>{{0,{budget}}} <[{end_id}]>" if budget else f"<[{end_id}]>"
+    rules = f"thinking: {thinking}\nblanks: BLANKS?\nBLANKS: /[ \\n]{{1,4}}/"
+    if answer is not None:
+        start = "thinking blanks" if begin_id is None else f"(<[{begin_id}]> thinking blanks)?"
+        made = of_lark(f"start: {start} @answer\n{rules}", answer=answer)
+        return msgspec.structs.replace(made, param=answer.param)
+    start = "thinking <[*]>*"
+    if begin_id is not None:
+        start = f"<[{begin_id}]> {start} | (<[^{begin_id}]> <[*]>*)?"
+    return of_lark(f"start: {start}\n{rules}")

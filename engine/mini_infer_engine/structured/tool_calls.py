@@ -1,0 +1,113 @@
+"""Calls of tools as a grammar: what a model's format writes around names and arguments, and the tools' schemas."""
+
+from collections.abc import Mapping
+
+from mini_infer_engine.parsing.base import OutputParsing, Tool
+from mini_infer_engine.parsing.tool_format import ToolCallFormat
+from mini_infer_engine.structured.grammar import TEXT, Grammar, literal, of_lark
+from mini_infer_engine.structured.params import GrammarRequest
+from mini_infer_engine.structured.tool_arguments import SHARED_RULES, Arguments
+
+
+def restricts(parsing: OutputParsing) -> bool:
+    """Whether calls are held to anything: whether one is made, of which tools, with which arguments, how many."""
+    is_strict = any(tool.strict for tool in parsing.tools)
+    is_forced = parsing.tool_choice != "auto"
+    return is_forced or is_strict or parsing.has_forbidden_tools or not parsing.parallel_tool_calls
+
+
+def calls_or_answer(parsing: OutputParsing, form: ToolCallFormat, answer: GrammarRequest | None) -> GrammarRequest:
+    """To what the choice of tools holds an output; `answer`: to what it is held where no tool is called."""
+    is_forced = parsing.tool_choice != "auto"
+    param = "tool_choice" if is_forced else "tools" if answer is None else answer.param
+
+    def build(special_tokens: Mapping[str, int]) -> Grammar:
+        calls = _Calls(form, parsing, special_tokens)
+        if is_forced:
+            return calls.alone()
+        return calls.in_free_text() if answer is None else calls.or_else(answer.build(special_tokens))
+
+    return GrammarRequest(param, build)
+
+
+class _Calls:
+    """Rules of Lark for the calls of one request."""
+
+    def __init__(self, form: ToolCallFormat, parsing: OutputParsing, special_tokens: Mapping[str, int]) -> None:
+        self._form = form
+        self._tools = parsing.tools
+        self._special_tokens = special_tokens
+        self._is_one = not parsing.parallel_tool_calls or parsing.tool_choice == "named"
+        self._is_free = parsing.tool_choice == "auto"
+        self._inner: dict[str, Grammar] = {}
+        rules = [f"arguments{index}: {self._arguments(tool)}" for index, tool in enumerate(parsing.tools)]
+        rules.append("call: " + " | ".join(f"{self._name(index)} {self._ending(index)}" for index in self._indices))
+        rules.append(SHARED_RULES + f"TEXT: {TEXT}")
+        self._rules = "\n".join(rules)
+
+    @property
+    def _indices(self) -> range:
+        return range(len(self._tools))
+
+    def _arguments(self, tool: Tool) -> str:
+        """Those of a tool that is not strict are held to its schema only where a call is forced."""
+        checks_schema = tool.strict or not self._is_free
+        return Arguments(tool, self._refer, checks_schema=checks_schema).expression(self._form.arguments) or '""'
+
+    def _refer(self, grammar: Grammar) -> str:
+        keyword = f"inner{len(self._inner)}_"
+        self._inner[keyword] = grammar
+        return f"@{keyword}"
+
+    def _literal(self, text: str) -> str:
+        return literal(text, self._special_tokens)
+
+    def _name(self, index: int) -> str:
+        return self._literal(self._tools[index].name + self._form.after_name)
+
+    def _ending(self, index: int) -> str:
+        """Of a call, from its arguments on."""
+        return f"arguments{index} {self._literal(self._form.after_arguments)}"
+
+    def alone(self) -> Grammar:
+        """Nothing but calls."""
+        return self._grammar(f"start: {self._calls}")
+
+    def or_else(self, answer: Grammar) -> Grammar:
+        """Nothing but calls, or what the answer is held to."""
+        return self._grammar(f"start: {self._refer(answer)} | {self._calls}")
+
+    def in_free_text(self) -> Grammar:
+        """Any text, in which calls begin at the format's trigger."""
+        form = self._form
+        if form.trigger:
+            rest = (form.calls_begin + form.before_name).removeprefix(form.trigger)
+            begins = {form.trigger: f"{self._literal(rest)} call"}
+        else:
+            before = form.calls_begin + form.before_name
+            begins = {
+                before + tool.name + form.after_name: self._ending(index) for index, tool in enumerate(self._tools)
+            }
+        rules = [self._free(index, trigger) for index, trigger in enumerate(begins)]
+        found = " | ".join(f"free{index} {rest} {self._more}" for index, rest in enumerate(begins.values()))
+        rules.append(f"found: {found}")
+        return self._grammar("\n".join([f"start: {'found | TEXT' if self._is_one else 'found* TEXT'}", *rules]))
+
+    def _free(self, index: int, trigger: str) -> str:
+        """Text up to a trigger. A special token is no text, so that nothing else can match it."""
+        is_special = any(token in trigger for token in self._special_tokens)
+        return f"free{index}{'' if is_special else '[lazy]'}: TEXT {self._literal(trigger)}"
+
+    @property
+    def _calls(self) -> str:
+        return f"{self._literal(self._form.calls_begin + self._form.before_name)} call {self._more}"
+
+    @property
+    def _more(self) -> str:
+        """Behind the first call."""
+        form = self._form
+        more = "" if self._is_one else f"({self._literal(form.separator + form.before_name)} call)* "
+        return more + self._literal(form.calls_end)
+
+    def _grammar(self, rules: str) -> Grammar:
+        return of_lark(f"{rules}\n{self._rules}", **self._inner)
