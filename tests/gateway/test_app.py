@@ -3,12 +3,14 @@
 import asyncio
 import gzip
 import logging
+import time
 import tomllib
 import zlib
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 import zstandard
 
@@ -373,3 +375,22 @@ async def test_lines_of_requests_can_be_switched_off(caplog: pytest.LogCaptureFi
     ):
         assert response.status == 200
     assert not [record for record in caplog.records if record.name == "mini_infer_gateway.access_log"]
+
+
+async def test_models_tell_what_clients_size_their_prompts_by() -> None:
+    async with FakeEngine("a") as a, FakeEngine("b") as b:
+        a.max_model_len, b.max_model_len = 4096, 8192
+        service = {"service": "ns/svc", "service_created": "2026-01-02T03:04:05Z"}
+        endpoints = [msgspec.structs.replace(engine.endpoint, **service) for engine in (a, b)]
+        async with running_gateway(*endpoints) as gateway:
+            await gateway.settled()
+            for path in ("/v1/models/m", "/v1/models/ns/svc"):
+                async with gateway.client.get(gateway.url + path) as response:
+                    model = await response.json()
+                assert (model["root"], model["max_model_len"], model["owned_by"]) == ("m", 8192, "ns/svc")
+                assert model["created"] == 1767323045
+    async with FakeEngine("a") as a, running_gateway(a.endpoint) as gateway:
+        async with gateway.client.get(gateway.url + "/v1/models") as response:
+            (model,) = (await response.json())["data"]
+        assert (model["id"], model["max_model_len"], model["owned_by"]) == ("m", None, "mini-infer")
+        assert model["created"] <= time.time()

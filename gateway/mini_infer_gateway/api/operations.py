@@ -1,11 +1,16 @@
 """What clients and people may ask of the gateway itself: models, and endpoints with what is known of them."""
 
+import time
+from datetime import datetime
 from typing import Any
 
 from mini_infer_contract.api_errors import ApiError
+from mini_infer_contract.launch import Endpoint
 from mini_infer_gateway.fleet.load import LoadLedger
 from mini_infer_gateway.fleet.registry import Fleet
 from mini_infer_gateway.index.prefix_index import PrefixIndex
+
+_STARTED = int(time.time())
 
 
 def models(fleet: Fleet) -> dict[str, Any]:
@@ -21,8 +26,24 @@ def model(fleet: Fleet, name: str) -> dict[str, Any]:
 
 
 def _model(fleet: Fleet, name: str) -> dict[str, Any]:
-    services = {fleet.endpoints[state].endpoint.service for state in fleet.catalog.by_name[name]}
-    return {"id": name, "object": "model", "created": 0, "owned_by": min(services) or "mini-infer"}
+    names = fleet.catalog.by_name[name]
+    endpoints = [fleet.endpoints[one].endpoint for one in names if one in fleet.endpoints]
+    return {
+        "id": name,
+        "object": "model",
+        "created": min(map(_created, endpoints), default=_STARTED),
+        "owned_by": min((endpoint.service for endpoint in endpoints), default="") or "mini-infer",
+        "root": min((endpoint.model for endpoint in endpoints), default=name),
+        "max_model_len": fleet.max_prompt_tokens(names),
+    }
+
+
+def _created(endpoint: Endpoint) -> int:
+    """When its service was made, else when this gateway started."""
+    try:
+        return int(datetime.fromisoformat(endpoint.service_created).timestamp())
+    except ValueError:
+        return _STARTED
 
 
 def endpoints(fleet: Fleet, index: PrefixIndex, ledger: LoadLedger, now_s: float) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`mini-infer chat`: a small terminal chat with any OpenAI-compatible server. Standard library only."""
+"""`mini-infer chat`: a small terminal chat with any OpenAI-compatible server; what it remembers is in conversation."""
 
 import http.client
 import json
@@ -9,42 +9,78 @@ import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
-HELP = "Type a message. /reset forgets the conversation, /quit (or Ctrl-D) ends. Ctrl-C stops an answer."
-TIMEOUT_S = 300.0
+from mini_infer_operator.cli.conversation import END_WORDS, GREETING, CommandError, Conversation
 
-Message = dict[str, str]
+PLACES = ("http://127.0.0.1:8080", "http://127.0.0.1:8000")
+"""Where a server is looked for: the gateway of `mini-infer up`, then a lone `mini-infer-serve`."""
+TIMEOUT_S = 300.0
+LOOK_TIMEOUT_S = 5.0
+DIM, PLAIN = "\033[2m", "\033[0m"
 
 
 class ChatError(Exception):
     """The server cannot be reached or refused; the message says which."""
 
 
-def chat(url: str, model: str | None) -> int:
+class UnreachableError(ChatError):
+    """Nobody answers there."""
+
+
+def chat(
+    url: str | None,
+    model: str | None,
+    *,
+    system: str = "",
+    temperature: float | None = None,
+    thinking: bool | None = None,
+) -> int:
     """Talk until the input ends; the exit code."""
-    base = url.rstrip("/").removesuffix("/v1")
     interactive = sys.stdin.isatty()
     try:
-        model = model or _only_model(base)
+        base = _base(url) if url else _found()
+        talk = Conversation(model or _only_model(base), system, temperature, thinking)
         if interactive:
-            print(f"{model} at {base}. {HELP}")
-        messages: list[Message] = []
+            print(f"{talk.model} at {base}. {GREETING}")
         for text in _inputs(interactive=interactive):
-            if text in {"/quit", "/exit"}:
+            if text in END_WORDS:
                 break
-            if text == "/reset":
-                messages = []
-                if interactive:
-                    print("(forgotten)")
-                continue
-            messages.append({"role": "user", "content": text})
-            answer = _print_answer(base, model, messages)
-            messages.append({"role": "assistant", "content": answer})
+            try:
+                said = talk.command(text)
+            except CommandError as error:
+                said = f"({error})"
+            if said is None:
+                talk.ask(text)
+                talk.answered(_print_answer(base, talk.body()))
+            elif interactive or text == "/help":
+                print(said)
     except ChatError as error:
         print(f"mini-infer chat: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print()
     return 0
+
+
+def _base(url: str) -> str:
+    return url.rstrip("/").removesuffix("/v1")
+
+
+def _found() -> str:
+    """Where OPENAI_BASE_URL says, or the first of the usual places that answers."""
+    if url := os.environ.get("OPENAI_BASE_URL"):
+        return _base(url)
+    for place in PLACES:
+        try:
+            _open(f"{place}/v1/models", timeout_s=LOOK_TIMEOUT_S).close()
+            return place
+        except UnreachableError:
+            continue
+        except ChatError:
+            return place  # It is there, and what is wrong is said by the next request.
+    places = " nor ".join(PLACES)
+    raise ChatError(
+        f"nobody answers at {places}: start `mini-infer up` or `mini-infer-serve`, or name a server by --url"
+    )
 
 
 def _inputs(*, interactive: bool) -> Iterator[str]:
@@ -60,21 +96,29 @@ def _inputs(*, interactive: bool) -> Iterator[str]:
             yield text
 
 
-def _print_answer(base: str, model: str, messages: list[Message]) -> str:
-    """Stream the answer to standard output; what came before Ctrl-C counts as the answer."""
+def _print_answer(base: str, body: dict[str, Any]) -> str:
+    """Stream the answer to standard output, thinking in grey; what came before Ctrl-C counts as the answer."""
     parts: list[str] = []
+    dim = sys.stdout.isatty()
+    thinks = False
     try:
-        for part in _stream(base, {"model": model, "messages": messages, "stream": True}):
-            parts.append(part)
-            print(part, end="", flush=True)
+        for thought, part in _stream(base, body):
+            if thought and dim:
+                print(f"{'' if thinks else DIM}{thought}", end="", flush=True)
+                thinks = True
+            if part:
+                print(f"{PLAIN}\n" if thinks else "", end="")
+                thinks = False
+                parts.append(part)
+                print(part, end="", flush=True)
     except KeyboardInterrupt:
         print(" (stopped)", end="")
-    print()
+    print(PLAIN if thinks else "")
     return "".join(parts)
 
 
-def _stream(base: str, body: dict[str, Any]) -> Iterator[str]:
-    """The pieces of text of a streamed chat completion."""
+def _stream(base: str, body: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """The pieces of a streamed chat completion: thinking, and text."""
     with _open(f"{base}/v1/chat/completions", json.dumps(body).encode()) as response:
         try:
             for line in response:
@@ -85,7 +129,8 @@ def _stream(base: str, body: dict[str, Any]) -> Iterator[str]:
                 if "error" in event:
                     raise ChatError(str(event["error"].get("message", event["error"])))
                 for choice in event.get("choices", ()):
-                    yield choice.get("delta", {}).get("content") or ""
+                    delta = choice.get("delta", {})
+                    yield delta.get("reasoning") or delta.get("reasoning_content") or "", delta.get("content") or ""
         except (http.client.HTTPException, OSError) as error:
             raise ChatError(f"the answer broke off: {error}") from error
 
@@ -100,12 +145,12 @@ def _only_model(base: str) -> str:
     return names[0]
 
 
-def _open(url: str, body: bytes | None = None) -> Any:
+def _open(url: str, body: bytes | None = None, timeout_s: float = TIMEOUT_S) -> Any:
     headers = {"content-type": "application/json"}
     if key := os.environ.get("OPENAI_API_KEY"):
         headers["authorization"] = f"Bearer {key}"
     try:
-        return urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=TIMEOUT_S)
+        return urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=timeout_s)
     except urllib.error.HTTPError as error:
         try:
             message = json.load(error)["error"]["message"]
@@ -114,4 +159,6 @@ def _open(url: str, body: bytes | None = None) -> Any:
         raise ChatError(f"{url} answered {error.code}: {message}") from error
     except (urllib.error.URLError, OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
-        raise ChatError(f"cannot reach {url} ({reason}): is `mini-infer up` running? --url says where") from error
+        raise UnreachableError(
+            f"cannot reach {url} ({reason}): is `mini-infer up` or `mini-infer-serve` running? --url says where"
+        ) from error

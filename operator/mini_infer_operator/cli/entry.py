@@ -74,8 +74,19 @@ def build_parser() -> argparse.ArgumentParser:
         description="A conversation with any OpenAI-compatible server. Lines can be piped in, each a message. "
         "OPENAI_API_KEY is sent where set.",
     )
-    chat.add_argument("--url", default="http://127.0.0.1:8080", help="of the gateway (default: http://127.0.0.1:8080)")
+    chat.add_argument(
+        "--url",
+        help="of the server (default: OPENAI_BASE_URL, else `mini-infer up` at port 8080 or a lone `mini-infer-serve` "
+        "at 8000, whichever answers)",
+    )
     chat.add_argument("--model", help="which one, where the server has several")
+    chat.add_argument("--system", default="", metavar="TEXT", help="what the model is told first")
+    chat.add_argument("--temperature", type=float, metavar="N", help="0 to 2 (default: the server's own)")
+    chat.add_argument(
+        "--thinking",
+        action=argparse.BooleanOptionalAction,
+        help="think before the answer, where the model can (default: as the model does)",
+    )
     _add_status(commands)
     _add_rollout(commands)
     return parser
@@ -159,7 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _rollout(given)
     from mini_infer_operator.cli.chat import chat
 
-    return chat(given.url, given.model)
+    return chat(given.url, given.model, system=given.system, temperature=given.temperature, thinking=given.thinking)
 
 
 def _rollout(given: argparse.Namespace) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mini_infer_operator import __version__
 from mini_infer_operator.images import EngineImages
 
 ENVIRONMENT_PREFIX = "MINI_INFER_"
@@ -65,6 +66,7 @@ def parse_settings(
     def default(flag: str, otherwise: str | None = None) -> str | None:
         return environment.get(ENVIRONMENT_PREFIX + flag.upper().replace("-", "_")) or otherwise
 
+    parser.add_argument("--version", action="version", version=f"mini-infer-operator {__version__}")
     image = default("engine-image")
     parser.add_argument(
         "--engine-image", metavar="IMAGE", default=image, required=image is None, help="for services that name no image"

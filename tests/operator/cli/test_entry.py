@@ -52,7 +52,7 @@ def test_a_missing_file_is_named(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_chat_says_when_nobody_answers(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["chat", "--url", "http://127.0.0.1:9"]) == 1
-    assert "is `mini-infer up` running?" in capsys.readouterr().err
+    assert "is `mini-infer up` or `mini-infer-serve` running?" in capsys.readouterr().err
 
 
 def test_help_loads_nothing_heavy() -> None:

@@ -1,0 +1,90 @@
+"""What `mini-infer chat` remembers: messages, and how answers are asked for. Pure: lines in, bodies out."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+HELP = """\
+/system TEXT      what the model is told first; without TEXT: nothing
+/temperature N    0: always the likeliest; without N: the server's own
+/thinking on|off  think before the answer, where the model can; without a word: as the model does
+/reset            forget the conversation; the settings stay
+/help             this
+/quit             end, as Ctrl-D does; Ctrl-C stops an answer
+Anything else is a message; // at its beginning is sent as /."""
+GREETING = "Type a message. /help shows the commands, /quit (or Ctrl-D) ends."
+END_WORDS = frozenset(("/quit", "/exit"))
+
+Message = dict[str, str]
+
+
+class CommandError(Exception):
+    """A command that cannot be carried out; the message says why."""
+
+
+@dataclass(slots=True)
+class Conversation:
+    """One, with its settings."""
+
+    model: str
+    system: str = ""
+    temperature: float | None = None
+    """None: the server's own."""
+    thinking: bool | None = None
+    """None: as the model does by itself."""
+    messages: list[Message] = field(default_factory=list)
+
+    def body(self) -> dict[str, Any]:
+        """The request for the next answer."""
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        body: dict[str, Any] = {"model": self.model, "messages": [*system, *self.messages], "stream": True}
+        if self.temperature is not None:
+            body["temperature"] = self.temperature
+        if self.thinking is not None:
+            body["reasoning_effort"] = "medium" if self.thinking else "none"
+        return body
+
+    def ask(self, text: str) -> None:
+        """The user's next message."""
+        self.messages.append({"role": "user", "content": text.removeprefix("/") if text.startswith("//") else text})
+
+    def answered(self, text: str) -> None:
+        """What the model said to it, as far as it came."""
+        self.messages.append({"role": "assistant", "content": text})
+
+    def command(self, line: str) -> str | None:
+        """Carries out a command and says so; None: `line` is none, but a message. CommandError."""
+        if not line.startswith("/") or line.startswith("//"):
+            return None
+        name, _, value = line.partition(" ")
+        value = value.strip()
+        if name == "/help":
+            return HELP
+        if name == "/reset":
+            self.messages = []
+            return "(forgotten)"
+        if name == "/system":
+            self.system = value
+            return f"(system prompt: {value or 'none'})"
+        if name == "/temperature":
+            self.temperature = _temperature(value) if value else None
+            return f"(temperature: {value or 'as the server has it'})"
+        if name == "/thinking":
+            self.thinking = _on_or_off(value) if value else None
+            return f"(thinking: {value or 'as the model does'})"
+        raise CommandError(f"there is no {name}: /help shows the commands, // sends what begins with /")
+
+
+def _temperature(value: str) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number <= 2:
+        raise CommandError(f"{value} is no temperature: write a number from 0 to 2")
+    return number
+
+
+def _on_or_off(value: str) -> bool:
+    if value not in {"on", "off"}:
+        raise CommandError(f"{value} is neither on nor off")
+    return value == "on"

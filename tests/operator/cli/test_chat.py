@@ -1,0 +1,77 @@
+"""The conversation's commands, and the command against a real server."""
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from mini_infer_operator.cli import chat
+from mini_infer_operator.cli.conversation import HELP, CommandError, Conversation
+from tests.engine.server.dry_server import DryServer, environment, free_port
+
+
+def body_after(*lines: str) -> dict[str, Any]:
+    talk = Conversation("m")
+    for line in lines:
+        if talk.command(line) is None:
+            talk.ask(line)
+            talk.answered(f"to {line}")
+    return talk.body()
+
+
+@pytest.mark.parametrize(
+    ("lines", "changes"),
+    [
+        ([], {}),
+        (["/temperature 0.5"], {"temperature": 0.5}),
+        (["/temperature 0.5", "/temperature"], {}),
+        (["/thinking on"], {"reasoning_effort": "medium"}),
+        (["/thinking off"], {"reasoning_effort": "none"}),
+        (["/thinking off", "/thinking"], {}),
+        (["/system Be brief."], {"messages": [{"role": "system", "content": "Be brief."}]}),
+        (["/system Be brief.", "/reset"], {"messages": [{"role": "system", "content": "Be brief."}]}),
+        (["/system Be brief.", "/system"], {}),
+        (["hi", "/reset"], {}),
+        (["//etc"], {"messages": [{"role": "user", "content": "/etc"}, {"role": "assistant", "content": "to //etc"}]}),
+        (["hi"], {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "to hi"}]}),
+    ],
+)
+def test_what_is_asked_after_commands(lines: list[str], changes: dict[str, Any]) -> None:
+    assert body_after(*lines) == {"model": "m", "messages": [], "stream": True} | changes
+
+
+@pytest.mark.parametrize(
+    "line", ["/temperature hot", "/temperature 3", "/temperature nan", "/thinking maybe", "/nothing"]
+)
+def test_commands_that_are_wrong_say_so(line: str) -> None:
+    talk = Conversation("m")
+    with pytest.raises(CommandError):
+        talk.command(line)
+    assert talk == Conversation("m")
+
+
+def run(*flags: str, told: str, **more: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "mini_infer_operator.cli", "chat", *flags]
+    return subprocess.run(command, input=told, capture_output=True, text=True, env=environment() | more, timeout=60)
+
+
+def test_it_talks_to_a_lone_server_with_a_key() -> None:
+    with DryServer("--api-key", "sk-1") as server:
+        done = run("--url", server.url, "--system", "x", told="/help\none\n/quit\ntwo\n", OPENAI_API_KEY="sk-1")
+        assert (done.returncode, done.stdout) == (0, f"{HELP}\nYou said: one\n"), done.stderr
+        by_variable = run(told="hi\n", OPENAI_API_KEY="sk-1", OPENAI_BASE_URL=f"{server.url}/v1")
+        assert by_variable.stdout == "You said: hi\n"
+        refused = run("--url", server.url, told="hi\n", OPENAI_API_KEY="sk-2")
+        assert (refused.returncode, "401" in refused.stderr) == (1, True)
+
+
+def test_where_it_looks_for_a_server(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    empty = f"http://127.0.0.1:{free_port()}"
+    with DryServer() as server:
+        monkeypatch.setattr(chat, "PLACES", (empty, server.url))
+        assert chat._found() == server.url
+    monkeypatch.setattr(chat, "PLACES", (empty,))
+    assert chat.chat(None, None) == 1
+    assert "mini-infer-serve" in capsys.readouterr().err
