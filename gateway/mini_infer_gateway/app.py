@@ -127,7 +127,13 @@ class Gateway:
         self.metrics.registry.register(self.loop_lag)
         budget = self._generate.retry_budget
         self.metrics.registry.register(
-            StateCollector(self._figures, self._plugins, lambda: budget.tokens, self.backlog.depths)
+            StateCollector(
+                self._figures,
+                self._plugins,
+                lambda: budget.tokens,
+                self.backlog.depths,
+                lambda: (len(self.responses.store), self.responses.store.taken_bytes),
+            )
         )
         self._admin_pages, self._client_pages = self._make_admin_pages(), self._make_client_pages()
         self._tasks: list[asyncio.Task[None]] = []

@@ -226,16 +226,23 @@ class StateCollector:
         plugins: Callable[[], Iterable[tuple[str, int, float]]],
         retry_budget: Callable[[], float],
         depths: Callable[[], Mapping[str, int]],
+        kept: Callable[[], tuple[int, int]],
     ) -> None:
-        """`plugins`: (name, calls, seconds) of each; `depths`: model -> requests that wait here."""
+        """`plugins`: (name, calls, seconds) of each; `depths`: model -> requests that wait here.
+
+        `kept`: responses that are kept, and their bytes.
+        """
         self._endpoints, self._plugins, self._retry_budget = endpoints, plugins, retry_budget
-        self._depths = depths
+        self._depths, self._kept = depths, kept
 
     def collect(self) -> Iterator[Metric]:
         """See prometheus_client."""
         yield from self._by_model(list(self._endpoints()))
         yield from self._by_endpoint(list(self._endpoints()))
         yield GaugeMetricFamily(names.GATEWAY_RETRY_BUDGET, "Retries that may be made now.", self._retry_budget())
+        number, size_bytes = self._kept()
+        yield GaugeMetricFamily(names.GATEWAY_RESPONSES_KEPT, "Responses that are kept.", number)
+        yield GaugeMetricFamily(names.GATEWAY_RESPONSES_KEPT_BYTES, "What they take.", size_bytes)
         calls = CounterMetricFamily(
             names.GATEWAY_PLUGIN_CALLS, "Calls of a routing plugin.", labels=[names.LABEL_PLUGIN]
         )

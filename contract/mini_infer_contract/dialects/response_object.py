@@ -57,7 +57,7 @@ def new_response(body: dict[str, Any], response_id: str, model: str, created_s: 
 
 
 def with_error(response: Response, code: str | None, message: str) -> Response:
-    """The same response, failed. Codes that are none of OpenAI's are the server's fault."""
+    """The same response, failed."""
     return response | {"status": "failed", "error": {"code": code or "server_error", "message": message}}
 
 

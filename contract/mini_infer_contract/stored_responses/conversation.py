@@ -49,8 +49,13 @@ def _item(item: Item, index: int, resolve: Callable[[str], Item | None]) -> Item
     return named
 
 
-def history(store: ResponseStore, response_id: str, owners: Owners, now_s: float) -> list[Item]:
-    """All items up to the end of a response, its output included. ApiError 400: one is lost, or it is not complete."""
+def history(
+    store: ResponseStore, response_id: str, owners: Owners, now_s: float, limit_bytes: int
+) -> list[msgspec.Raw]:
+    """All items up to the end of a response, its output included, as JSON.
+
+    ApiError 400: one is lost, the response is not complete, or all together have more bytes than a request may.
+    """
     try:
         chain = store.chain(response_id, owners, now_s)
     except LostResponseError as error:
@@ -58,11 +63,23 @@ def history(store: ResponseStore, response_id: str, owners: Owners, now_s: float
     if chain[-1].status not in _CONTINUABLE:
         message = f"Previous response with id '{response_id}' is {chain[-1].status}: go on when it is completed."
         raise ApiError(400, message, param="previous_response_id", code="previous_response_not_completed")
-    items: list[Item] = []
-    for entry in chain:
-        items += msgspec.json.decode(entry.items)
-        items += output_items(entry)
-    return items
+    size_bytes = sum(len(entry.items) + len(entry.response) for entry in chain)
+    if size_bytes > limit_bytes:
+        message = f"the conversation up to '{response_id}' has {size_bytes} bytes, and a request {limit_bytes} at most"
+        raise ApiError(400, message, param="previous_response_id", code="context_length_exceeded")
+    return [item for entry in chain for item in _items(entry)]
+
+
+class _Output(msgspec.Struct):
+    """Of a response, all else passed over."""
+
+    output: list[msgspec.Raw]
+
+
+def _items(entry: StoredResponse) -> list[msgspec.Raw]:
+    """Of one turn."""
+    own = msgspec.json.decode(entry.items, type=list[msgspec.Raw])
+    return own + msgspec.json.decode(entry.response, type=_Output).output
 
 
 def output_items(entry: StoredResponse) -> list[Item]:

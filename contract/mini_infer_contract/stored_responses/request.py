@@ -32,6 +32,8 @@ class StoreView:
     store: ResponseStore
     owner: str
     now_s: float
+    limit_bytes: int
+    """Of a conversation that is gone on with."""
     connection: str = ""
     """Owns what is not stored for the client but remembered as long as its connection lasts; "": nothing is."""
 
@@ -89,11 +91,14 @@ def begin_turn(body: dict[str, Any], view: StoreView) -> tuple[Turn, bytes]:
         raise ApiError(400, "background can only be used when `store` is true", param="background")
     owner = view.owner if store else view.connection or None
     own = turn_items(body, view.item)
-    before = [] if previous_id is None else history(view.store, previous_id, view.owners, view.now_s)
+    before = list[msgspec.Raw]()
+    if previous_id is not None:
+        before = history(view.store, previous_id, view.owners, view.now_s, view.limit_bytes)
     is_linked = previous_id is not None and (not store or view.is_clients(previous_id))
     kept = KeptRequest(new_id(RESPONSE_PREFIX), previous_id, store, background)
-    items = b"" if owner is None else msgspec.json.encode(own if is_linked else before + own)
-    passed = {name: value for name, value in body.items() if name not in _FOR_KEEPERS} | {"input": before + own}
+    whole = [*before, *own]
+    items = b"" if owner is None else msgspec.json.encode(own if is_linked else whole)
+    passed = {name: value for name, value in body.items() if name not in _FOR_KEEPERS} | {"input": whole}
     return Turn(kept, owner, previous_id if is_linked else None, items), msgspec.json.encode(passed)
 
 

@@ -75,6 +75,8 @@ class Generator:
     """The model's name in the answer to a complete conversation. ApiError: it is seen at once that there is none."""
     room: Callable[[int], AbstractContextManager[None]]
     """Holds room for a message of so many bytes that does not come by `read`. ApiError: there is none now."""
+    max_body_bytes: int
+    """Of what it answers."""
     may_be_second: bool
     """Another that keeps responses may stand before it, and says so with `KEPT_HEADER`."""
 
@@ -136,7 +138,7 @@ class ResponsesService:
 
     def begin(self, body: dict[str, Any], owner: str, connection: str = "") -> tuple[Turn, bytes]:
         """A client's body as a turn, and for whoever generates. ApiError 400: see `begin_turn`."""
-        return begin_turn(body, StoreView(self.store, owner, self._clock(), connection))
+        return begin_turn(body, StoreView(self.store, owner, self._clock(), self.generator.max_body_bytes, connection))
 
     async def generate(
         self, answer: Application, turn: Turn, bodies: list[bytes], scope: Scope, receive: Receive, send: Send

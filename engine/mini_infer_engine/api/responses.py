@@ -40,14 +40,23 @@ def responses_service(front: ApiServerState, app: ASGIApp) -> ResponsesService:
 
     def check(body: dict[str, Any]) -> str:
         spec = ResponsesDialect(KeptRequest("")).parse(body)
-        if spec.parsing is not None:
-            check_parsing(front.text.formats, spec.parsing)
-        front.admit(spec.model)
+        try:
+            if spec.parsing is not None:
+                check_parsing(front.text.formats, spec.parsing)
+            front.admit(spec.model)
+        except ApiError as error:
+            raise spec.in_clients_words(error) from None
         return spec.model or front.text.names[0]
 
     store = ResponseStore(options.responses_max_bytes, options.responses_ttl_s)
     generator = Generator(
-        answer=answer, answer_detached=app, read=read, check=check, room=front.admission.body, may_be_second=True
+        answer=answer,
+        answer_detached=app,
+        read=read,
+        check=check,
+        room=front.admission.body,
+        max_body_bytes=options.max_body_bytes,
+        may_be_second=True,
     )
     return ResponsesService(store, generator)
 

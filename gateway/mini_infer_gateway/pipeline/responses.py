@@ -37,6 +37,7 @@ class Responses:
                 read=self._read,
                 check=self._check,
                 room=self._room,
+                max_body_bytes=settings.max_body_bytes,
                 may_be_second=False,
             ),
         )

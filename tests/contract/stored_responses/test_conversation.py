@@ -78,7 +78,11 @@ def test_a_history_is_input_and_output_turn_by_turn() -> None:
     store = ResponseStore(1 << 20, 10.0)
     store.put(kept("a", None), 0.0)
     store.put(kept("b", "a"), 0.0)
-    assert [item["id"] for item in history(store, "b", ANYBODY, 0.0)] == ["in_a", "out_a", "in_b", "out_b"]
+    items = [json.loads(bytes(item)) for item in history(store, "b", ANYBODY, 0.0, 1000)]
+    assert [item["id"] for item in items] == ["in_a", "out_a", "in_b", "out_b"]
+    with pytest.raises(ApiError) as caught:
+        history(store, "b", ANYBODY, 0.0, 50)
+    assert (caught.value.param, caught.value.code) == ("previous_response_id", "context_length_exceeded")
 
 
 @pytest.mark.parametrize(
@@ -94,5 +98,5 @@ def test_a_history_that_is_not_whole_is_refused(name: str, code: str) -> None:
     store.put(kept("running", None, "in_progress"), 0.0)
     store.put(kept("orphan", "gone"), 0.0)
     with pytest.raises(ApiError) as caught:
-        history(store, name, ANYBODY, 0.0)
+        history(store, name, ANYBODY, 0.0, 1000)
     assert (caught.value.status, caught.value.param, caught.value.code) == (400, "previous_response_id", code)

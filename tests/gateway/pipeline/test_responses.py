@@ -88,7 +88,9 @@ async def test_what_is_kept_belongs_to_its_key_and_is_bounded() -> None:
             await create(client)
         with pytest.raises(openai.NotFoundError):
             await client.responses.retrieve(one.id)
-        assert gateway.app.responses.store.taken_bytes <= 3000
+        assert 0 < gateway.app.responses.store.taken_bytes <= 3000
+        told = gateway.app.metrics.text().decode()
+        assert f"mini_infer_gateway_responses_kept {float(len(gateway.app.responses.store))}" in told
 
 
 async def test_errors_and_bodies_leave_no_trace_in_the_budget() -> None:
