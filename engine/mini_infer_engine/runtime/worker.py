@@ -11,7 +11,7 @@ from mini_infer_engine.config.settings import EngineSettings
 from mini_infer_engine.device import choose_device
 from mini_infer_engine.models.decoder import DecoderModel
 from mini_infer_engine.models.registry import model_class
-from mini_infer_engine.models.weights.loader import fill_randomly, load_weights
+from mini_infer_engine.models.weights.loader import fill_randomly, load_weights, open_checkpoint
 from mini_infer_engine.quantization.fp8 import quantize_layers
 
 
@@ -72,6 +72,10 @@ def _load_model(
     settings: EngineSettings, config: ModelConfig, directory: Path | None, device: torch.device, dtype: torch.dtype
 ) -> DecoderModel:
     model = _on_meta(config, dtype)
+    checkpoint = None
+    if settings.load_format != "dummy":
+        assert directory is not None, "only dummy weights need no folder"
+        checkpoint = open_checkpoint(model, directory)  # what does not fit is said before memory is taken
     try:
         model = model.to_empty(device=device).eval()
     except RuntimeError as error:  # what a CPU's allocator raises, and torch.OutOfMemoryError, which is one
@@ -82,9 +86,8 @@ def _load_model(
             "choose a smaller model, a smaller dtype or another device."
         ) from None
     with torch.inference_mode():
-        if settings.load_format == "dummy":
+        if checkpoint is None:
             fill_randomly(model, settings.seed)
         else:
-            assert directory is not None, "only dummy weights need no folder"
-            load_weights(model, directory)
+            load_weights(model, checkpoint)
     return model

@@ -1,0 +1,233 @@
+"""GGUF's architectures: what their metadata is in `config.json`, and what their tensors are called in checkpoints.
+
+After llama.cpp's convert_hf_to_gguf.py, backwards. It knows neither files nor how weights are encoded. No torch.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from mini_infer_engine.config.errors import ModelError
+from mini_infer_engine.gguf.header import GgufHeader
+
+Change = Literal["none", "interleaved_rows", "plus_one"]
+"""What the converter did to a tensor: the two halves of each head of q or k interleaved, or a one added to a norm."""
+
+_BLOCK = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+_OUTSIDE = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+_LLAMA_BLOCK = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_GEMMA_BLOCK = _LLAMA_BLOCK | {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_ROPE_FACTORS = "rope_freqs.weight"
+"""Divisors of the rotation's frequencies, [head_dim / 2]: how Llama 3.1's scaling is written."""
+_TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>")
+"""Tokens that end an answer, whatever the file names as EOS (llama.cpp does the same)."""
+_GEMMA2_27B_LAYERS, _GEMMA3_27B_LAYERS = 46, 62
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """One value of `general.architecture`."""
+
+    name: str
+    """In `architectures` of config.json."""
+    fields: Callable[["Metadata"], dict[str, Any]]
+    """What config.json has beside what all have."""
+    block: Mapping[str, str]
+    """Names within a layer."""
+    interleaves: bool = False
+    """Whether q and k are stored interleaved."""
+    offsets_norms: bool = False
+    """Whether norms are stored plus one."""
+
+
+class Metadata:
+    """The fields of one architecture, which are named after it."""
+
+    def __init__(self, header: GgufHeader) -> None:
+        self.header = header
+        self.architecture = str(header.metadata.get("general.architecture"))
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """A value, or the default."""
+        return self.header.metadata.get(f"{self.architecture}.{key}", default)
+
+    def need(self, key: str) -> Any:
+        """ModelError: there is none."""
+        value = self.get(key)
+        if value is None:
+            raise ModelError(f"{self.header.path}: {self.architecture}.{key} is missing: convert the model again.")
+        return value
+
+    def has_tensor(self, name: str) -> bool:
+        """Whether the file has it."""
+        return name in self.header.tensors
+
+    def refuse(self, key: str, remedy: str) -> ModelError:
+        """For a value that is not supported."""
+        return ModelError(f"{self.header.path}: {self.architecture}.{key} = {self.get(key)!r}: {remedy}.")
+
+
+def _plain(metadata: Metadata) -> dict[str, Any]:
+    del metadata
+    return {}
+
+
+def _llama(metadata: Metadata) -> dict[str, Any]:
+    if metadata.get("expert_count", 0):
+        raise metadata.refuse("expert_count", "mixtures of experts are not read from GGUF; use the original weights")
+    return _biases(metadata)
+
+
+def _biases(metadata: Metadata) -> dict[str, Any]:
+    return {
+        "attention_bias": metadata.has_tensor("blk.0.attn_q.bias"),
+        "mlp_bias": metadata.has_tensor("blk.0.ffn_up.bias"),
+    }
+
+
+def _gemma(metadata: Metadata, large_layers: int) -> dict[str, Any]:
+    """The file does not say what queries are scaled by: llama.cpp knows it by the number of layers, too."""
+    hidden, heads = metadata.need("embedding_length"), metadata.need("attention.head_count")
+    is_large = metadata.need("block_count") == large_layers
+    return {
+        "query_pre_attn_scalar": hidden // heads if is_large else metadata.get("attention.key_length", 256),
+        "hidden_activation": "gelu_pytorch_tanh",
+        "sliding_window": metadata.get("attention.sliding_window"),
+    }
+
+
+def _gemma2(metadata: Metadata) -> dict[str, Any]:
+    return _gemma(metadata, _GEMMA2_27B_LAYERS) | {
+        "attn_logit_softcapping": metadata.get("attn_logit_softcapping"),
+        "final_logit_softcapping": metadata.get("final_logit_softcapping"),
+    }
+
+
+def _gemma3(metadata: Metadata) -> dict[str, Any]:
+    return _gemma(metadata, _GEMMA3_27B_LAYERS) | {"rope_theta": metadata.get("rope.freq_base", 1e6)}
+
+
+ARCHITECTURES = {
+    "gemma2": Architecture("Gemma2ForCausalLM", _gemma2, _GEMMA_BLOCK, offsets_norms=True),
+    "gemma3": Architecture("Gemma3ForCausalLM", _gemma3, _GEMMA_BLOCK, offsets_norms=True),
+    "llama": Architecture("LlamaForCausalLM", _llama, _LLAMA_BLOCK, interleaves=True),
+    "qwen2": Architecture("Qwen2ForCausalLM", _plain, _LLAMA_BLOCK),
+    "qwen3": Architecture("Qwen3ForCausalLM", _plain, _LLAMA_BLOCK),
+    "smollm3": Architecture("SmolLM3ForCausalLM", _biases, _LLAMA_BLOCK, interleaves=True),
+}
+"""`general.architecture` to ours."""
+
+
+def architecture_of(header: GgufHeader) -> Architecture:
+    """ModelError: it is none that is read."""
+    name = header.metadata.get("general.architecture")
+    if name not in ARCHITECTURES:
+        known = ", ".join(ARCHITECTURES)
+        raise ModelError(f"{header.path}: general.architecture = {name!r}: read from GGUF are {known}.")
+    return ARCHITECTURES[name]
+
+
+def model_config(header: GgufHeader, frequency_factors: list[float] | None) -> dict[str, Any]:
+    """`config.json` as an object. ModelError: the architecture is not supported, or a field is missing."""
+    architecture, metadata = architecture_of(header), Metadata(header)
+    embeddings = header.tensors.get("token_embd.weight")
+    if embeddings is None:
+        raise ModelError(f"{header.path}: tensor token_embd.weight is missing: the file is broken; download it again.")
+    heads, hidden = metadata.need("attention.head_count"), metadata.need("embedding_length")
+    if not all(isinstance(count, int) and count > 0 for count in (heads, metadata.get("attention.head_count_kv", 1))):
+        raise metadata.refuse("attention.head_count", "layers of different widths are not supported")
+    common = {
+        "architectures": [architecture.name],
+        "vocab_size": embeddings.shape[0],
+        "hidden_size": hidden,
+        "intermediate_size": metadata.need("feed_forward_length"),
+        "num_hidden_layers": metadata.need("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": metadata.get("attention.head_count_kv", heads),
+        "head_dim": metadata.get("attention.key_length", metadata.get("rope.dimension_count", hidden // heads)),
+        "max_position_embeddings": metadata.need("context_length"),
+        "rms_norm_eps": metadata.need("attention.layer_norm_rms_epsilon"),
+        "rope_theta": metadata.get("rope.freq_base", 10_000.0),
+        "tie_word_embeddings": not metadata.has_tensor("output.weight"),
+        "torch_dtype": "bfloat16",
+        "eos_token_id": eos_token_ids(header),
+        "bos_token_id": header.metadata.get("tokenizer.ggml.bos_token_id"),
+    }
+    scaling = _rope_scaling(metadata, frequency_factors)
+    if scaling is not None:
+        common["rope_scaling"] = scaling
+    return common | architecture.fields(metadata)
+
+
+def eos_token_ids(header: GgufHeader) -> list[int]:
+    """What the file names as end of text, of a turn and of a message, and well-known tokens that end a turn."""
+    keys = ("eos_token_id", "eot_token_id", "eom_token_id")
+    named = [header.metadata.get(f"tokenizer.ggml.{key}") for key in keys]
+    tokens = header.metadata.get("tokenizer.ggml.tokens")
+    places = {token: index for index, token in enumerate(tokens)} if isinstance(tokens, list) else {}
+    known = [places[token] for token in _TURN_ENDS if token in places]
+    return sorted({token_id for token_id in (*named, *known) if isinstance(token_id, int)})
+
+
+def _rope_scaling(metadata: Metadata, frequency_factors: list[float] | None) -> dict[str, Any] | None:
+    """Llama 3.1's factors as longrope's, which divides frequencies in the same way."""
+    if frequency_factors is not None:
+        factors = {"short_factor": frequency_factors, "long_factor": frequency_factors}
+        return {"rope_type": "longrope", "attention_factor": 1.0, "factor": 1.0, **factors}
+    kind = metadata.get("rope.scaling.type", "none")
+    if kind == "none":
+        return None
+    if kind == "linear":
+        return {"rope_type": "linear", "factor": metadata.need("rope.scaling.factor")}
+    if kind == "yarn":
+        original = metadata.need("rope.scaling.original_context_length")
+        factor = metadata.need("rope.scaling.factor")
+        return {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
+    raise metadata.refuse("rope.scaling.type", "supported are none, linear and yarn")
+
+
+def frequency_factors_tensor() -> str:
+    """The tensor whose values `model_config` takes as `frequency_factors`, where a file has it."""
+    return _ROPE_FACTORS
+
+
+def checkpoint_name(architecture: Architecture, name: str) -> str | None:
+    """What a tensor is called in Hugging Face's checkpoints; None: weights have no such tensor."""
+    if name == _ROPE_FACTORS:
+        return None  # it is in the config
+    if name in _OUTSIDE:
+        return _OUTSIDE[name]
+    found = _BLOCK.fullmatch(name)
+    if found is None or found[2] not in architecture.block:
+        return name  # unknown: whoever loads it says so
+    return f"model.layers.{found[1]}.{architecture.block[found[2]]}.{found[3]}"
+
+
+def change_of(architecture: Architecture, name: str) -> Change:
+    """What is to be undone for a tensor of GGUF's name."""
+    if architecture.interleaves and re.fullmatch(r"blk\.\d+\.attn_[qk]\.(weight|bias)", name):
+        return "interleaved_rows"
+    if architecture.offsets_norms and name.endswith("norm.weight"):
+        return "plus_one"
+    return "none"

@@ -1,0 +1,106 @@
+"""A GGUF file as a model folder: its small files are written once into a cache, and say where the weights are.
+
+So everything that reads a model folder (config, tokenizer, chat template, prompt assets) works unchanged. Several
+processes may do this at once. No torch.
+"""
+
+import getpass
+import hashlib
+import json
+import os
+import shutil
+import struct
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mini_infer_engine.config.errors import ModelError
+from mini_infer_engine.gguf.architectures import frequency_factors_tensor, model_config
+from mini_infer_engine.gguf.header import GgufHeader
+from mini_infer_engine.gguf.tokenizer import tokenizer_files
+
+POINTER = "gguf.json"
+"""The file of a folder that names the GGUF file with its weights."""
+_FORM = 1
+"""Of what is written; another number makes other folders."""
+
+
+def model_folder(path: Path) -> Path:
+    """The folder of a GGUF file; made anew when the file has changed.
+
+    Raises:
+        ModelError: the file cannot be read, or what it holds cannot be served.
+
+    """
+    path = path.resolve()
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read ({error}).") from None
+    identity = repr((_FORM, str(path), status.st_size, status.st_mtime_ns))
+    name = f"{path.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
+    for root in _cache_roots():
+        if (root / name / POINTER).is_file():
+            return root / name
+    files = folder_files(GgufHeader.read(path))
+    for root in _cache_roots():
+        try:
+            return _write(root, name, files)
+        except OSError:
+            continue  # a read-only home: the next root
+    raise ModelError(f"{path}: there is no folder to write its config and tokenizer to: set XDG_CACHE_HOME to one.")
+
+
+def folder_files(header: GgufHeader) -> dict[str, Any]:
+    """The folder's files by name, as objects. ModelError: what the file holds cannot be served."""
+    return {
+        "config.json": model_config(header, _frequency_factors(header)),
+        **tokenizer_files(header),
+        POINTER: {"file": str(header.path)},
+    }
+
+
+def weights_file(directory: Path) -> Path | None:
+    """The GGUF file that a folder names; None: it is an ordinary one."""
+    pointer = directory / POINTER
+    return Path(json.loads(pointer.read_text("utf-8"))["file"]) if pointer.is_file() else None
+
+
+def _frequency_factors(header: GgufHeader) -> list[float] | None:
+    tensor = header.tensors.get(frequency_factors_tensor())
+    if tensor is None:
+        return None
+    if tensor.encoding != "F32":
+        raise ModelError(f"{header.path}: tensor {tensor.name} is of type {tensor.encoding}, and must be F32.")
+    with header.path.open("rb") as file:
+        file.seek(tensor.begin)
+        return list(struct.unpack(f"<{tensor.size // 4}f", file.read(tensor.size)))
+
+
+def _cache_roots() -> list[Path]:
+    """The user's cache folder, else one of their own in the folder for temporary files."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
+    return [cache / "mini-infer" / "gguf", Path(tempfile.gettempdir()) / f"mini-infer-{_user()}" / "gguf"]
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        return str(os.getuid())
+
+
+def _write(root: Path, name: str, files: Mapping[str, Any]) -> Path:
+    """Whole or not at all: another process may be writing the same."""
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(dir=root))
+    try:
+        for file_name, content in files.items():
+            (made / file_name).write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+        made.rename(root / name)
+    except OSError:
+        shutil.rmtree(made, ignore_errors=True)
+        if not (root / name / POINTER).is_file():
+            raise
+    return root / name

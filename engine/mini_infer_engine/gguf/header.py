@@ -1,0 +1,178 @@
+"""The header of a GGUF file: metadata, and where each tensor stands (llama.cpp's docs/gguf.md, versions 2 and 3).
+
+Read by hand: the package `gguf` takes seconds where a vocabulary is large, and does not tell a file that was cut short.
+Knows neither architectures nor what tensors hold. No torch, no numpy: the HTTP process reads tokenizers from it.
+"""
+
+import math
+import mmap
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mini_infer_engine.config.errors import ModelError
+
+MAGIC = b"GGUF"
+_VERSIONS = (2, 3)
+_DEFAULT_ALIGNMENT = 32
+_MOST_DIMENSIONS = 4
+_STRING, _ARRAY = 8, 9
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+"""GGUF's value types to struct's."""
+
+ENCODINGS: dict[int, tuple[str, int, int]] = {
+    0: ("F32", 1, 4),
+    1: ("F16", 1, 2),
+    2: ("Q4_0", 32, 18),
+    3: ("Q4_1", 32, 20),
+    6: ("Q5_0", 32, 22),
+    7: ("Q5_1", 32, 24),
+    8: ("Q8_0", 32, 34),
+    10: ("Q2_K", 256, 84),
+    11: ("Q3_K", 256, 110),
+    12: ("Q4_K", 256, 144),
+    13: ("Q5_K", 256, 176),
+    14: ("Q6_K", 256, 210),
+    30: ("BF16", 1, 2),
+}
+"""ggml's tensor types that are read, by id: name, weights a block, bytes a block."""
+_OTHER_ENCODINGS = {
+    9: "Q8_1",
+    15: "Q8_K",
+    16: "IQ2_XXS",
+    17: "IQ2_XS",
+    18: "IQ3_XXS",
+    19: "IQ1_S",
+    20: "IQ4_NL",
+    21: "IQ3_S",
+    22: "IQ2_S",
+    23: "IQ4_XS",
+    28: "F64",
+    29: "IQ1_M",
+    34: "TQ1_0",
+    35: "TQ2_0",
+    39: "MXFP4",
+    40: "NVFP4",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class GgufTensor:
+    """One tensor of a file."""
+
+    name: str
+    shape: tuple[int, ...]
+    """As torch has it: the dimension that is contiguous comes last."""
+    encoding: str
+    """A name of `ENCODINGS`."""
+    begin: int
+    """Byte of the file."""
+    size: int
+    """Bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class GgufHeader:
+    """What a file says before its first weight."""
+
+    path: Path
+    metadata: Mapping[str, Any]
+    tensors: Mapping[str, GgufTensor]
+
+    @classmethod
+    def read(cls, path: Path) -> "GgufHeader":
+        """ModelError: the file cannot be read, is no GGUF file, is cut short, or holds what is not supported."""
+        try:
+            with path.open("rb") as file:
+                if file.read(4) != MAGIC:
+                    raise ModelError(f"{path} is no GGUF file: name one, or a model folder in Hugging Face format.")
+                with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                    return _Reader(path, content).header()
+        except OSError as error:
+            raise ModelError(f"{path} cannot be read ({error}).") from None
+
+
+class _Reader:
+    def __init__(self, path: Path, content: mmap.mmap) -> None:
+        self.path, self.content, self.at = path, content, len(MAGIC)
+
+    def header(self) -> GgufHeader:
+        version = self.scalar("I")
+        if version not in _VERSIONS:
+            raise ModelError(f"{self.path}: GGUF version {version} is not supported; convert the model anew.")
+        num_tensors, num_fields = self.scalar("Q"), self.scalar("Q")
+        metadata = {}
+        for _ in range(num_fields):
+            key = self.string()
+            metadata[key] = self.value(self.scalar("I"))
+        found = [self.tensor_info() for _ in range(num_tensors)]
+        alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
+        if not isinstance(alignment, int) or alignment <= 0:
+            raise self.broken(f"general.alignment = {alignment!r}")
+        first = -(-self.at // alignment) * alignment
+        tensors = {name: self.placed(name, shape, kind, first + offset) for name, shape, kind, offset in found}
+        return GgufHeader(self.path, metadata, tensors)
+
+    def placed(self, name: str, shape: tuple[int, ...], kind: int, begin: int) -> GgufTensor:
+        if kind not in ENCODINGS:
+            told = _OTHER_ENCODINGS.get(kind, f"number {kind}")
+            known = ", ".join(encoding for encoding, _, _ in ENCODINGS.values())
+            raise ModelError(f"{self.path}: tensor {name} is of type {told}: supported are {known}.")
+        encoding, block, block_bytes = ENCODINGS[kind]
+        if not shape or shape[-1] % block:
+            raise self.broken(f"tensor {name} of shape {list(shape)} is not made of {encoding}'s blocks of {block}")
+        size = math.prod(shape) // block * block_bytes
+        if begin + size > len(self.content):
+            missing = begin + size - len(self.content)
+            raise self.cut_short(f"tensor {name} ends {missing:,} bytes behind the end of the file")
+        return GgufTensor(name, shape, encoding, begin, size)
+
+    def tensor_info(self) -> tuple[str, tuple[int, ...], int, int]:
+        name, dimensions = self.string(), self.scalar("I")
+        if dimensions > _MOST_DIMENSIONS:
+            raise self.broken(f"tensor {name} has {dimensions} dimensions")
+        shape = tuple(reversed([self.scalar("Q") for _ in range(dimensions)]))
+        return name, shape, self.scalar("I"), self.scalar("Q")
+
+    def value(self, kind: int) -> Any:
+        if kind == _STRING:
+            return self.string()
+        if kind == _ARRAY:
+            return self.array(self.scalar("I"), self.scalar("Q"))
+        if kind not in _SCALARS:
+            raise self.broken(f"a value is of the unknown type {kind}")
+        return self.scalar(_SCALARS[kind])
+
+    def array(self, kind: int, count: int) -> list[Any]:
+        if kind in _SCALARS:
+            form = f"<{count}{_SCALARS[kind]}"
+            if count > len(self.content):
+                raise self.cut_short(f"an array has {count:,} values")
+            return list(struct.unpack(form, self.take(struct.calcsize(form))))
+        return [self.value(kind) for _ in range(count)]
+
+    def string(self) -> str:
+        try:
+            return self.take(self.scalar("Q")).decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise self.broken(f"a string is no UTF-8 text ({error.reason})") from None
+
+    def scalar(self, form: str) -> Any:
+        form = f"<{form}"
+        return struct.unpack(form, self.take(struct.calcsize(form)))[0]
+
+    def take(self, size: int) -> bytes:
+        end = self.at + size
+        if end > len(self.content):
+            raise self.cut_short("its header goes on behind the end of the file")
+        taken = self.content[self.at : end]
+        self.at = end
+        return taken
+
+    def broken(self, what: str) -> ModelError:
+        return ModelError(f"{self.path}: {what}: the file is broken; download or convert it again.")
+
+    def cut_short(self, what: str) -> ModelError:
+        return ModelError(f"{self.path} is cut short: {what}; download it again.")

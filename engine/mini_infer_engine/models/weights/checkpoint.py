@@ -1,0 +1,74 @@
+"""A checkpoint as named tensors on disk: what a model asks of it, and the comparison of the two before any memory.
+
+It knows no file format: `safetensors_checkpoint` and `gguf_checkpoint` do.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from mini_infer_engine.config.errors import ModelError
+from mini_infer_engine.layers.placement import Placement
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor that is not read yet, as reading will give it."""
+
+    file: Path
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    stored_as: str = ""
+    """The file's own name of the tensor, where that is another."""
+
+
+class Checkpoint(Protocol):
+    """Weights on disk."""
+
+    tensors: Mapping[str, StoredTensor]
+    """By the names of Hugging Face's checkpoints."""
+    missing_remedy: str
+    """What ends the sentence about a tensor that is nowhere: "is in no safetensors file"."""
+
+    def read(self, file: Path, names: list[str], place: Callable[[str, Tensor], None]) -> None:
+        """Call `place` with each of these tensors of one file; may be called by several threads."""
+
+
+def check_fit(
+    checkpoint: Checkpoint,
+    directory: Path,
+    wanted: Mapping[str, Placement],
+    architecture: str,
+    is_unused: Callable[[str], bool],
+) -> None:
+    """Compare names, shapes and dtypes; nothing but headers is read, and placements may be without memory.
+
+    Raises:
+        ModelError: a tensor is missing, unknown, or has another shape or dtype than the config asks for.
+
+    """
+    found = checkpoint.tensors
+    if missing := sorted(wanted.keys() - found.keys()):
+        raise ModelError(f"{directory}: tensor {missing[0]} {checkpoint.missing_remedy}{_and_more(missing)}.")
+    unknown = sorted(name for name in found.keys() - wanted.keys() if not is_unused(name))
+    if unknown:
+        tensor = found[unknown[0]]
+        raise ModelError(
+            f"{tensor.file}: tensor {_told(unknown[0], tensor)} has no place in {architecture}{_and_more(unknown)}."
+        )
+    for name, placement in wanted.items():
+        tensor = found[name]
+        if (obstacle := placement.obstacle(tensor.shape, tensor.dtype)) is not None:
+            raise ModelError(f"{tensor.file}: tensor {_told(name, tensor)} {obstacle}.")
+
+
+def _told(name: str, tensor: StoredTensor) -> str:
+    return f"{tensor.stored_as} ({name})" if tensor.stored_as and tensor.stored_as != name else name
+
+
+def _and_more(names: list[str]) -> str:
+    return f" (and {len(names) - 1} more)" if len(names) > 1 else ""

@@ -1,0 +1,75 @@
+"""A GGUF file as a checkpoint: its tensors under Hugging Face's names, dequantised when they are read.
+
+Weights are in the model's dtype from then on: products with 4- and 8-bit blocks would need kernels of their own.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mini_infer_engine.config.errors import ModelError
+from mini_infer_engine.gguf.architectures import Change, architecture_of, change_of, checkpoint_name
+from mini_infer_engine.gguf.header import ENCODINGS, GgufHeader, GgufTensor
+from mini_infer_engine.models.weights.checkpoint import StoredTensor
+
+
+class GgufCheckpoint:
+    """See `checkpoint.Checkpoint`. `head_dim`: of q and k, whose rows some converters interleave."""
+
+    missing_remedy = "has no counterpart in the GGUF file"
+
+    def __init__(self, path: Path, head_dim: int) -> None:
+        """ModelError: the file cannot be read, or the package that dequantises is missing."""
+        header = GgufHeader.read(path)
+        architecture = architecture_of(header)
+        named = {name: checkpoint_name(architecture, name) for name in header.tensors}
+        self._sources: dict[str, tuple[GgufTensor, Change]] = {
+            ours: (header.tensors[theirs], change_of(architecture, theirs))
+            for theirs, ours in named.items()
+            if ours is not None
+        }
+        # As float32 whatever it is stored as: that is what reading gives.
+        self.tensors: Mapping[str, StoredTensor] = {
+            name: StoredTensor(path, tensor.shape, torch.float32, tensor.name)
+            for name, (tensor, _) in self._sources.items()
+        }
+        self._head_dim = head_dim
+        self._dequantize = _dequantizer(path)
+
+    def read(self, file: Path, names: list[str], place: Callable[[str, Tensor], None]) -> None:
+        """See `Checkpoint.read`."""
+        content = np.memmap(file, mode="r")
+        for name in names:
+            tensor, change = self._sources[name]
+            values = self._dequantize(content[tensor.begin : tensor.begin + tensor.size], tensor)
+            place(name, undone(torch.from_numpy(values), change, self._head_dim))
+
+
+def undone(weight: Tensor, change: Change, head_dim: int) -> Tensor:
+    """A tensor as it was before it was converted to GGUF."""
+    if change == "plus_one":
+        return weight - 1
+    if change == "interleaved_rows":
+        # Of each head the converter has put row i of the second half behind row i of the first.
+        pairs = weight.view(-1, head_dim // 2, 2, *weight.shape[1:])
+        return pairs.transpose(1, 2).reshape(weight.shape)
+    return weight
+
+
+def _dequantizer(path: Path) -> Callable[[np.ndarray, GgufTensor], np.ndarray]:
+    """Bytes of a tensor to float32 in its shape, in memory that may be written to."""
+    try:
+        from gguf import GGMLQuantizationType, dequantize
+    except ImportError:
+        raise ModelError(f"{path}: reading GGUF files needs the package gguf: pip install gguf.") from None
+
+    def run(content: np.ndarray, tensor: GgufTensor) -> np.ndarray:
+        _, block, block_bytes = next(entry for entry in ENCODINGS.values() if entry[0] == tensor.encoding)
+        rows = content.reshape(*tensor.shape[:-1], tensor.shape[-1] // block * block_bytes)
+        values = dequantize(np.ascontiguousarray(rows), GGMLQuantizationType[tensor.encoding])
+        return np.array(values, dtype=np.float32).reshape(tensor.shape)
+
+    return run

@@ -1,0 +1,108 @@
+"""Safetensors files as a checkpoint: one file, several, or shards that an index lists."""
+
+import json
+import struct
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from mini_infer_engine.config.errors import ModelError
+from mini_infer_engine.models.weights.checkpoint import StoredTensor
+
+_INDEX = "model.safetensors.index.json"
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+
+
+class SafetensorsCheckpoint:
+    """See `checkpoint.Checkpoint`."""
+
+    missing_remedy = "is in no safetensors file"
+
+    def __init__(self, directory: Path) -> None:
+        """ModelError: a file is missing or broken, or the index and the files differ."""
+        places = _indexed(directory)
+        headers = {path: _header(path) for path in _files(directory, places)}
+        self.tensors: Mapping[str, StoredTensor] = {
+            name: tensor for tensors in headers.values() for name, tensor in tensors.items()
+        }
+        if places is not None:
+            self.tensors = {name: _placed(headers[path], name, path) for name, path in places.items()}
+
+    def read(self, file: Path, names: list[str], place: Callable[[str, Tensor], None]) -> None:
+        """See `Checkpoint.read`."""
+        with _open(file) as opened:
+            for name in names:
+                place(name, opened.get_tensor(name))
+
+
+def _indexed(directory: Path) -> dict[str, Path] | None:
+    """Tensor names to files, after the index; None: there is none."""
+    index = directory / _INDEX
+    if not index.exists():
+        return None
+    try:
+        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        return {name: directory / file for name, file in weight_map.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(f"{index} cannot be read ({error!r}): download it again.") from None
+
+
+def _files(directory: Path, places: Mapping[str, Path] | None) -> list[Path]:
+    if places is not None:
+        if absent := sorted(file for file in set(places.values()) if not file.is_file()):
+            raise ModelError(f"{absent[0]} is missing, and {_INDEX} names it: download it.")
+        return sorted(set(places.values()))
+    if paths := sorted(directory.glob("*.safetensors")):
+        return paths
+    raise ModelError(f"{directory} has no safetensors file: convert other formats to model.safetensors first.")
+
+
+def _placed(header: Mapping[str, StoredTensor], name: str, path: Path) -> StoredTensor:
+    if name not in header:
+        raise ModelError(f"{path}: tensor {name} is not in this file, although {_INDEX} says so.")
+    return header[name]
+
+
+def _header(path: Path) -> dict[str, StoredTensor]:
+    with _open(path):
+        pass  # its own checks: offsets, sizes, a file that was cut short
+    with path.open("rb") as file:
+        (size,) = struct.unpack("<Q", file.read(8))
+        entries: dict[str, Any] = json.loads(file.read(size))
+    entries.pop("__metadata__", None)
+    return {name: _stored(path, name, entry) for name, entry in entries.items()}
+
+
+def _stored(path: Path, name: str, entry: Mapping[str, Any]) -> StoredTensor:
+    if entry["dtype"] not in _DTYPES:
+        raise ModelError(
+            f"{path}: tensor {name} is {entry['dtype']}: this form of quantised checkpoint is not supported; "
+            "use the original weights."
+        )
+    return StoredTensor(path, tuple(entry["shape"]), _DTYPES[entry["dtype"]])
+
+
+def _open(path: Path) -> safe_open:
+    try:
+        return safe_open(path, framework="pt")
+    except (OSError, SafetensorError) as error:
+        raise ModelError(
+            f"{path} is no readable safetensors file ({error}): it may be cut short; download it again."
+        ) from None

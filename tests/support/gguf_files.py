@@ -1,0 +1,158 @@
+"""GGUF files as llama.cpp's converter writes them, made by the package `gguf` from random tiny models."""
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType as Encoding
+
+from tests.support.tiny_models import save_tiny_model
+
+ARCHITECTURE_ENUM = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}
+INTERLEAVED = ("llama", "smollm3")
+K_QUANTS = (Encoding.Q2_K, Encoding.Q3_K, Encoding.Q4_K, Encoding.Q5_K, Encoding.Q6_K)
+_SCALE_BYTES = {  # of a block: where its halves of 16 bits stand
+    Encoding.Q2_K: (80, 82),
+    Encoding.Q3_K: (108,),
+    Encoding.Q4_K: (0, 2),
+    Encoding.Q5_K: (0, 2),
+    Encoding.Q6_K: (208,),
+}
+_HUGGING_FACE_NAMES = {"gemma3": "gemma3_text"}
+
+
+def encode(weight: np.ndarray, encoding: Encoding, seed: int) -> np.ndarray:
+    """Rows of blocks. The package cannot make K-quants: those get random blocks, which stand for some weights."""
+    if encoding not in K_QUANTS:
+        return np.asarray(gguf.quantize(weight, encoding))
+    block, size = gguf.GGML_QUANT_SIZES[encoding]
+    dice = np.random.default_rng(seed)
+    blocks = dice.integers(0, 256, (weight.shape[0], weight.shape[1] // block, size), dtype=np.uint8)
+    for place in _SCALE_BYTES[encoding]:
+        scales = dice.uniform(0.0005, 0.002, blocks.shape[:2]).astype(np.float16)
+        blocks[:, :, place : place + 2] = scales[..., None].view(np.uint8)
+    return blocks.reshape(weight.shape[0], -1)
+
+
+def interleaved(rows: np.ndarray, heads: int) -> np.ndarray:
+    """Row i of the first half of each head before row i of its second half, as llama.cpp rotates them."""
+    halves = rows.reshape(heads, 2, rows.shape[0] // heads // 2, *rows.shape[1:])
+    return halves.swapaxes(1, 2).reshape(rows.shape)
+
+
+def write_gguf(
+    path: Path,
+    architecture: str,
+    *,
+    encoding: Encoding = Encoding.F32,
+    fields: dict[str, Any] | None = None,
+    tokenizer: dict[str, Any] | None = None,
+    tensors: dict[str, np.ndarray | None] | None = None,
+    **changes: Any,
+) -> Any:
+    """Write a random tiny model and return transformers' model with the weights that the file stands for.
+
+    `fields` and `tensors` (GGUF's names; None leaves one out) replace what would be written.
+    """
+    folder = path.parent / f"{path.stem}-original"
+    model = save_tiny_model(folder, _HUGGING_FACE_NAMES.get(architecture, architecture), **changes)
+    config = model.config
+    writer = gguf.GGUFWriter(path, architecture)
+    _write_fields(writer, architecture, config)
+    for key, value in ((fields or {}) | _tokenizer_fields(tokenizer)).items():
+        _write_field(writer, key, value)
+    written: dict[str, tuple[np.ndarray, Encoding]] = {}
+    state = model.state_dict()
+    names = gguf.get_tensor_name_map(ARCHITECTURE_ENUM[architecture], config.num_hidden_layers)
+    tied = config.tie_word_embeddings
+    for seed, (name, weight) in enumerate(sorted(state.items())):
+        if tied and name == "lm_head.weight":
+            continue
+        values = weight.numpy()
+        if architecture.startswith("gemma") and name.endswith("norm.weight"):
+            values = values + 1
+        kind = encoding if values.ndim > 1 else Encoding.F32
+        rows = encode(values, kind, seed)
+        if values.ndim > 1:
+            state[name].copy_(torch.from_numpy(np.array(gguf.dequantize(rows, kind))))
+        heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
+        if architecture in INTERLEAVED and heads:
+            rows = interleaved(rows, heads)
+        theirs = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert theirs is not None, name
+        written[theirs] = rows, kind
+    for name, given in (tensors or {}).items():
+        written.pop(name, None)
+        if given is not None:
+            written[name] = given, Encoding.F32
+    for name, (rows, kind) in written.items():
+        writer.add_tensor(name, rows, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    if tied:
+        model.tie_weights()
+    return model
+
+
+def _write_fields(writer: gguf.GGUFWriter, architecture: str, config: Any) -> None:
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    rope = config.rope_parameters
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_rope_dimension_count(head_dim)
+    if architecture == "gemma3":
+        rope = rope["full_attention"]
+    writer.add_rope_freq_base(rope["rope_theta"])
+    if architecture.startswith("gemma"):
+        writer.add_sliding_window(config.sliding_window)
+    if architecture == "gemma2":
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+
+
+def _tokenizer_fields(tokenizer: dict[str, Any] | None) -> dict[str, Any]:
+    chosen = dict(tokenizer) if tokenizer is not None else tiny_vocabulary()
+    template = chosen.pop("chat_template", None)
+    named = {f"tokenizer.ggml.{key}": value for key, value in chosen.items()}
+    return named if template is None else named | {"tokenizer.chat_template": template}
+
+
+def tiny_vocabulary() -> dict[str, Any]:
+    """Bytes, a few merges and three control tokens: as many tokens as a tiny model has."""
+    tokens = ["<unk>", "<s>", "</s>"] + [chr(code) for code in range(33, 127)] + ["Ġ", "Ċ", "th", "the", "Ġthe"]
+    tokens += [f"[PAD{index}]" for index in range(len(tokens), 199)]
+    types = [3, 3, 3] + [5 if token.startswith("[PAD") else 1 for token in tokens[3:]]
+    return {
+        "model": "gpt2",
+        "pre": "gpt-2",
+        "tokens": tokens,
+        "token_type": types,
+        "merges": ["t h", "th e", "Ġ the"],
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "unknown_token_id": 0,
+    }
+
+
+def _write_field(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    else:
+        writer.add_array(key, value)
