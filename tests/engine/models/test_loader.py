@@ -1,6 +1,7 @@
 """Weights from disk: all of them, each in its place, or an error that says which one."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,32 @@ def test_a_wrong_shape_names_tensor_file_and_both_shapes(tmp_path: Path) -> None
     with pytest.raises(
         ModelError, match=r"model\.safetensors: tensor .*k_proj\.weight has shape \[7, 64\].*\[48, 64\]"
     ):
+        tiny_runner(tmp_path)
+
+
+NAME = "model.layers.0.self_attn.k_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda tensors: tensors.pop(NAME), f"tensor {NAME} is in no"),
+        (lambda tensors: tensors.update({"model.extra": torch.ones(1)}), "model.extra has no place"),
+        (lambda tensors: tensors.update({NAME: torch.ones(7, 64)}), f"tensor {NAME} has shape [7, 64]"),
+        (lambda tensors: tensors.update({NAME: torch.ones(48, 64, dtype=torch.int8)}), f"tensor {NAME} is torch.int8"),
+        (
+            lambda tensors: tensors.update({NAME: torch.ones(48, 64).to(torch.float8_e4m3fn)}),
+            f"tensor {NAME} is torch.float8",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_said_before_memory_is_taken(
+    change: Callable[[dict[str, torch.Tensor]], Any], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_tiny_model(tmp_path, "qwen3")
+    edit(tmp_path, change)
+    monkeypatch.setattr(torch.nn.Module, "to_empty", None)  # nobody gets as far as that
+    with pytest.raises(ModelError, match=re.escape(words)):
         tiny_runner(tmp_path)
 
 
