@@ -7,7 +7,7 @@ CR ?= examples/demo.yaml
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install up test test-schemas check format e2e e2e-gpu test-gpu conformance crds dashboards lock clean
+.PHONY: help install up test test-schemas check format e2e e2e-gpu test-gpu test-real conformance crds dashboards lock clean
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
