@@ -16,7 +16,9 @@ from mini_infer_contract.stored_responses.request import KEPT_HEADER
 from mini_infer_contract.stored_responses.service import COUNT_PATH
 from mini_infer_gateway.prompts.prompt_keys import (
     PromptReader,
+    batch_prompts,
     chat_prompts,
+    invocation_prompts,
     message_prompts,
     response_prompts,
     text_prompts,
@@ -59,6 +61,8 @@ ENGINE_PATHS: Final = {
         EnginePath(path=COMPLETIONS_PATH, prompts=text_prompts, continued="chunks"),
         EnginePath(path=MESSAGES_PATH, prompts=message_prompts, continued="messages", errors=ANTHROPIC_ERRORS),
         EnginePath(path=COUNT_TOKENS_PATH, generates=False, errors=ANTHROPIC_ERRORS),
+        EnginePath(path=CHAT_PATH + "/batch", prompts=batch_prompts),
+        EnginePath(path="/invocations", prompts=invocation_prompts),
         EnginePath(path=CHAT_PATH + "/render", generates=False),
         EnginePath(path=COMPLETIONS_PATH + "/render", generates=False),
         EnginePath(path=RESPONSES_PATH, prompts=response_prompts, own_headers=frozenset((KEPT_HEADER.encode(),))),

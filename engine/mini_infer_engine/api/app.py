@@ -22,7 +22,9 @@ from mini_infer_engine.api.cors import Cors
 from mini_infer_engine.api.dialects.anthropic import MessagesDialect
 from mini_infer_engine.api.dialects.base import Dialect
 from mini_infer_engine.api.dialects.chat import ChatDialect
+from mini_infer_engine.api.dialects.chat_batch import BatchChatDialect
 from mini_infer_engine.api.dialects.completions import CompletionDialect
+from mini_infer_engine.api.dialects.invocation import InvocationDialect
 from mini_infer_engine.api.generate import GenerationResponse
 from mini_infer_engine.api.http import RequestIds, install_error_handlers, json_response
 from mini_infer_engine.api.key_check import KeyCheck
@@ -50,6 +52,8 @@ def make_app(front: ApiServerState, keys: ApiKeys | None = None) -> FastAPI:
     for path, method, handler in (
         ("/v1/chat/completions", "POST", lambda request: _generate(front, request, ChatDialect())),
         ("/v1/completions", "POST", lambda request: _generate(front, request, CompletionDialect())),
+        ("/v1/chat/completions/batch", "POST", lambda request: _generate(front, request, BatchChatDialect())),
+        ("/invocations", "POST", lambda request: _generate(front, request, InvocationDialect())),
         ("/v1/chat/completions/render", "POST", lambda request: render_chat(front, request)),
         ("/v1/completions/render", "POST", lambda request: render_completion(front, request)),
         (MESSAGES_PATH, "POST", lambda request: _generate(front, request, MessagesDialect())),

@@ -27,7 +27,7 @@ from mini_infer_engine.api.output_grammar import output_grammar
 from mini_infer_engine.api.state import ApiServerState
 from mini_infer_engine.config.generation import GenerationDefaults
 from mini_infer_engine.config.server_options import ServerOptions
-from mini_infer_engine.core.request import SamplingParams
+from mini_infer_engine.core.request import Request, SamplingParams
 from mini_infer_engine.core_process.messages import ModelInfo
 from mini_infer_engine.parsing.base import OutputParser
 from mini_infer_engine.parsing.parser import FormatParser, check_parsing, markers
@@ -112,7 +112,7 @@ class GenerationResponse(Response):
         requests = state.make_requests(chosen_id, prompts, spec, sampling)
         tells_all = spec.tells_all or state.text.decoder is None
         told_model = spec.model or state.text.names[0]
-        decoder, make_parser = _reading(state.text, spec, prompts)
+        decoder, make_parser = _reading(state.text, spec)
         return Work(
             Generation(
                 requests,
@@ -155,14 +155,13 @@ def _with_options(spec: GenerationSpec, options: ServerOptions) -> GenerationSpe
     return spec
 
 
-def _reading(
-    text: TextModel, spec: GenerationSpec, prompts: list[list[int]]
-) -> tuple[Decoder | None, Callable[[], OutputParser] | None]:
-    """With what the output is read. Where it is parsed, all choices have one prompt."""
+def _reading(text: TextModel, spec: GenerationSpec) -> tuple[Decoder | None, Callable[[Request], OutputParser] | None]:
+    """With what the output is read."""
     if spec.parsing is None or text.decoder is None:
         return text.decoder, None
     decoder = text.decoder_showing(markers(text.formats, spec.parsing))
-    return decoder, partial(FormatParser, text.formats, spec.parsing, text.prompt_end(prompts[0]))
+    parsing = spec.parsing
+    return decoder, lambda of: FormatParser(text.formats, parsing, text.prompt_end(of.prompt_token_ids))
 
 
 def _facts(work: Work) -> dict[str, Any]:

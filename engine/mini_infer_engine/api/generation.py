@@ -24,14 +24,14 @@ class Generation:
         *,
         streams: bool,
         tells_all: bool = False,
-        make_parser: Callable[[], OutputParser] | None = None,
+        make_parser: Callable[[Request], OutputParser] | None = None,
         copies: int = 1,
     ) -> None:
         """`make_parser`: one a choice, for what the output consists of; None: it is text.
 
         `copies`: choices of each prompt.
         """
-        self.replies = [OutputText(request, decoder, make_parser and make_parser()) for request in requests]
+        self.replies = [OutputText(request, decoder, make_parser and make_parser(request)) for request in requests]
         self.error: ApiError | None = None
         """Why it cannot go on."""
         self.cancelled = False

@@ -31,6 +31,19 @@ def chat_prompts(encoder: PromptEncoder, body: dict[str, Any]) -> list[PromptTex
     return [chat_prompt_text(encoder, body)]
 
 
+def batch_prompts(encoder: PromptEncoder, body: dict[str, Any]) -> list[PromptText | list[int]]:
+    """Of a batch of chats: one of each."""
+    conversations = body.get("messages")
+    if not isinstance(conversations, list):
+        raise ApiError(400, "messages must be a list of conversations", param="messages")
+    return [chat_prompt_text(encoder, body | {"messages": messages}) for messages in conversations]
+
+
+def invocation_prompts(encoder: PromptEncoder, body: dict[str, Any]) -> list[PromptText | list[int]]:
+    """Of what is a chat or a completion by its fields."""
+    return chat_prompts(encoder, body) if "messages" in body else text_prompts(encoder, body)
+
+
 def message_prompts(encoder: PromptEncoder, body: dict[str, Any]) -> list[PromptText | list[int]]:
     """Of a message of Anthropic's API: one, that of the chat which asks for the same."""
     return [chat_prompt_text(encoder, anthropic.chat_body(body))]

@@ -174,3 +174,12 @@ def test_a_prompt_that_no_context_holds_is_refused_before_it_is_tokenised() -> N
         assert (raised.value.status, raised.value.code) == (400, "context_length_exceeded")
         assert encoder.segments.encoded_characters - before < 40_000
     assert keys(encoder, known, {"prompt": [7] * 1_000}, limit=1_000)
+
+
+def test_batches_and_invocations_have_the_keys_of_what_they_are_made_of() -> None:
+    encoder = encoder_of("byte_level", "chatml")
+    chats = [[{"role": "user", "content": f"{number}: a question of some length"}] for number in range(3)]
+    of_each = [prompt_keys.chat_prompts(encoder, {"messages": messages})[0] for messages in chats]
+    assert prompt_keys.batch_prompts(encoder, {"messages": chats}) == of_each
+    assert prompt_keys.invocation_prompts(encoder, {"messages": chats[0]}) == of_each[:1]
+    assert prompt_keys.invocation_prompts(encoder, {"prompt": [1, 2]}) == [[1, 2]]

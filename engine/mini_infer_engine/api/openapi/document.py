@@ -75,7 +75,7 @@ def _operation(operation: Operation) -> dict[str, Any]:
     if operation.is_probe:
         made["security"] = []
     if operation.request is not None:
-        body = {"application/json": {"schema": reference(operation.request)}}
+        body = {"application/json": {"schema": _schema(operation.request)}}
         made["requestBody"] = {"required": True, "content": body}
     return made
 
@@ -83,7 +83,7 @@ def _operation(operation: Operation) -> dict[str, Any]:
 def _answer(operation: Operation) -> dict[str, Any]:
     if operation.answer is None:
         return {"description": "An empty body"}
-    schema: Schema = {"type": "object"} if operation.answer is dict else reference(operation.answer)
+    schema = _schema(operation.answer)
     if operation.is_list:
         schema = {"type": "array", "items": schema}
     content = {"application/json": {"schema": schema}}
@@ -94,6 +94,10 @@ def _answer(operation: Operation) -> dict[str, Any]:
         "schema": {"type": "string", "description": f"Server-sent events; the data of each is a {name}."}
     }
     return {"description": "The answer; with `stream: true`, server-sent events", "content": content}
+
+
+def _schema(kind: type) -> Schema:
+    return {"type": "object"} if kind is dict else reference(kind)
 
 
 def _errors(operation: Operation) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from mini_infer_contract.dialects.anthropic import COUNT_TOKENS_PATH, MESSAGES_P
 from mini_infer_contract.dialects.anthropic_request import CountTokensRequest, MessagesRequest
 from mini_infer_contract.dialects.responses import RESPONSES_PATH
 from mini_infer_engine.api.dialects.chat import ChatRequest
+from mini_infer_engine.api.dialects.chat_batch import BatchChatRequest
 from mini_infer_engine.api.dialects.completions import CompletionRequest
 from mini_infer_engine.api.dialects.responses import ResponsesRequest
 from mini_infer_engine.api.openapi import answers
@@ -129,6 +130,23 @@ OPERATIONS = (
     ),
     Operation(path="/v1/models", method="get", tag="openai", summary="All models", answer=answers.ModelList),
     Operation(path="/v1/models/{name}", method="get", tag="openai", summary="One model", answer=answers.Model),
+    Operation(
+        path="/v1/chat/completions/batch",
+        method="post",
+        tag="vllm",
+        summary="Answer many conversations, with a choice each",
+        request=BatchChatRequest,
+        answer=answers.ChatCompletion,
+    ),
+    Operation(
+        path="/invocations",
+        method="post",
+        tag="vllm",
+        summary="Answer a conversation, or go on with texts, as SageMaker asks for it",
+        request=dict,
+        answer=dict,
+        event=answers.ChatCompletionChunk,
+    ),
     Operation(
         path="/v1/chat/completions/render",
         method="post",

@@ -85,7 +85,9 @@ def _of_model(kind: type[BaseModel]) -> dict[str, Schema]:
         properties |= {name: _of_neutral(values) for name, values in kind.neutral.items()}
     # Read from what the bodies hold rather than by pydantic, and so untyped in the model.
     if "messages" in properties:
-        properties["messages"] = {"type": "array", "minItems": 1, "items": reference(ChatMessage)}
+        chat: Schema = {"type": "array", "minItems": 1, "items": reference(ChatMessage)}
+        is_batch = properties["messages"].get("items", {}).get("type") == "array"
+        properties["messages"] = {"type": "array", "minItems": 1, "items": chat} if is_batch else chat
     if "prompt" in kind.model_fields and issubclass(kind, GenerationFields):
         properties["prompt"] = _PROMPT
         schema["required"] = sorted({*schema.get("required", []), "prompt"})

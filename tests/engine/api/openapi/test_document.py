@@ -50,6 +50,8 @@ def test_fields_are_those_that_requests_may_have() -> None:
     assert set(chat["properties"]) == {*ChatRequest.model_fields, *ChatRequest.neutral}
     assert chat["additionalProperties"] is False
     assert chat["required"] == ["messages"]
+    batch = API["components"]["schemas"]["BatchChatRequest"]["properties"]["messages"]
+    assert batch["items"] == chat["properties"]["messages"]
     assert API["components"]["schemas"]["CompletionRequest"]["required"] == ["prompt"]
     assert API["components"]["schemas"]["ResponsesRequest"]["required"] == ["input"]
     assert set(API["components"]["schemas"]["MessagesRequest"]["required"]) == {"model", "messages", "max_tokens"}
@@ -78,6 +80,8 @@ def test_every_path_for_clients_is_described() -> None:
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": MESSAGES},
     "/v1/completions": {"prompt": "hi"},
+    "/v1/chat/completions/batch": {"messages": [MESSAGES, MESSAGES]},
+    "/invocations": {"messages": MESSAGES},
     "/v1/messages": {"model": "dry", "max_tokens": 5, "messages": MESSAGES},
     "/v1/messages/count_tokens": {"model": "dry", "messages": MESSAGES},
     "/v1/responses": {"input": "hi"},

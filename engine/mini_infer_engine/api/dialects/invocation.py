@@ -1,0 +1,26 @@
+"""SageMaker's /invocations, as vLLM has it: the body says by its fields which request it is."""
+
+from typing import Any
+
+from mini_infer_contract.api_errors import ApiError
+from mini_infer_engine.api.dialects.base import Dialect, GenerationSpec, Renderer
+from mini_infer_engine.api.dialects.chat import ChatDialect
+from mini_infer_engine.api.dialects.completions import CompletionDialect
+from mini_infer_engine.text.detokenizer import Decoder
+
+
+class InvocationDialect:
+    """A `Dialect`, of one request."""
+
+    _dialect: Dialect
+
+    def parse(self, body: dict[str, Any]) -> GenerationSpec:
+        """See `Dialect`."""
+        if ("messages" in body) == ("prompt" in body):
+            raise ApiError(400, "send either messages, as to a chat, or a prompt, as to a completion", param="messages")
+        self._dialect = ChatDialect() if "messages" in body else CompletionDialect()
+        return self._dialect.parse(body)
+
+    def renderer(self, spec: GenerationSpec, request_id: str, model: str, decoder: Decoder | None) -> Renderer:
+        """See `Dialect`."""
+        return self._dialect.renderer(spec, request_id, model, decoder)
