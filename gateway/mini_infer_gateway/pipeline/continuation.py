@@ -9,7 +9,7 @@ client did not ask for them, taken out again: what it gets is, byte for byte, wh
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 DONE = b"data: [DONE]\n\n"
 
@@ -52,6 +52,7 @@ def _is_ids(prompt: list[Any]) -> bool:
 class Continuation:
     """Of one stream."""
 
+    asks_for_ids: ClassVar[bytes] = b',"return_token_ids":true,"return_prompt_token_ids":false'
     seed: int | None
     """To be set; None: the client sent one."""
     strips: bool
@@ -94,7 +95,7 @@ class Continuation:
         if self.seed is not None:
             added += b',"seed":%d' % self.seed
         if self.strips:
-            added += b',"return_token_ids":true,"return_prompt_token_ids":false'
+            added += self.asks_for_ids
         if self._ids:
             added += b',"resume_token_ids":[' + b",".join(self._ids) + b"]"
         self._resumed = self._asked

@@ -8,7 +8,7 @@ of a step that was lost in the middle it has got nothing.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from mini_infer_gateway.pipeline.continuation import Continuation
 
@@ -22,6 +22,7 @@ _OF_A_STEP = b"event: content_block_"
 class MessageContinuation(Continuation):
     """Of one stream."""
 
+    asks_for_ids: ClassVar[bytes] = b',"return_token_ids":true'
     _held: list[bytes] = field(default_factory=list)
     """Events whose token ids are still to come."""
     _begun: bool = False
