@@ -41,7 +41,9 @@ class FormatParser:
         self._source = TextSource()
         self._sink = Sink(looks_for_calls=False)
         if parsing.tools and formats.tools is not None:
-            self._sink = Sink(True, formats.tools.id_prefix, formats.tools.id_length)
+            style = formats.tools
+            is_free = parsing.tool_choice == "auto"
+            self._sink = Sink(True, style.id_prefix, style.id_length, tells_content=is_free)
         self._reader = _read(self._source, self._sink, formats, parsing, prompt_end)
         next(self._reader)
 

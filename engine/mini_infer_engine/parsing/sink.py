@@ -24,14 +24,19 @@ class Sink:
         "_num_calls",
         "_parts",
         "_skips_space",
+        "_tells_content",
         "_told_content",
         "is_reasoning",
     )
 
-    def __init__(self, looks_for_calls: bool, id_prefix: str = "call_", id_length: int = 24) -> None:
+    def __init__(
+        self, looks_for_calls: bool, id_prefix: str = "call_", id_length: int = 24, *, tells_content: bool = True
+    ) -> None:
+        """`tells_content` False: there is no answer but calls; all that looks like one is a call that was cut."""
         self.is_reasoning = False
         self._looks_for_calls = looks_for_calls
         """Without, white space in the answer can stand before nothing but more answer: none is held back."""
+        self._tells_content = tells_content
         self._id_prefix, self._id_length = id_prefix, id_length
         self._parts: list[Part] = []
         self._num_calls = 0
@@ -61,7 +66,7 @@ class Sink:
 
     def content(self, text: str) -> None:
         """More of the answer."""
-        if certain := self._without_outer_space(text):
+        if self._tells_content and (certain := self._without_outer_space(text)):
             self._told_content = True
             self._parts.append(Content(certain))
 

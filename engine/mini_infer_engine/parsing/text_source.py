@@ -137,10 +137,13 @@ class TextSource:
 
 def _beginning_at_end(text: str, markers: Sequence[str]) -> int:
     """Length of the longest end of `text` that begins a marker."""
-    longest = 0
-    for marker in markers:
-        for length in range(min(len(marker) - 1, len(text)), longest, -1):
-            if text.endswith(marker[:length]):
-                longest = length
-                break
-    return longest
+    return max((_beginning_of(marker, text) for marker in markers), default=0)
+
+
+def _beginning_of(marker: str, text: str) -> int:
+    at = text.find(marker[0], max(0, len(text) - len(marker) + 1))
+    while at >= 0:
+        if marker.startswith(text[at:]):
+            return len(text) - at
+        at = text.find(marker[0], at + 1)
+    return 0

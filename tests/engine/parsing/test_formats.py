@@ -1,13 +1,15 @@
 """Every format but Hermes', which has a file of its own: calls, what stands around them, and what breaks off."""
 
 import random
+import re
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mini_infer_engine.parsing.base import Tool
+from mini_infer_engine.parsing.base import OutputParsing, Tool, ToolCallBegin
+from mini_infer_engine.parsing.parser import FormatParser
 from mini_infer_engine.parsing.registry import TOOL_FORMATS, OutputFormats
 from tests.engine.parsing.support import Read, cuts, read_pieces
 
@@ -164,3 +166,14 @@ def test_no_text_is_lost_where_nothing_is_a_call(name: str) -> None:
     text = "".join(f"{mark} x{index}" for index, mark in enumerate(MARKS)) + ' ! {"a": [1}, [b(, <function=c>'
     read = read_pieces([text], OutputFormats(tool_call_parser=name), TOOLS)
     assert (read.content, read.calls) == (text, ())
+
+
+@pytest.mark.parametrize(("name", "form"), [("hermes", r"call_[a-zA-Z0-9]{24}"), ("mistral", r"[a-zA-Z0-9]{9}")])
+def test_ids_of_calls_differ_and_have_the_form_that_templates_take(name: str, form: str) -> None:
+    style = TOOL_FORMATS[name].call_format
+    call = f"{style.before_name}add{style.after_name}{{}}{style.after_arguments}"
+    text = style.calls_begin + style.separator.join([call] * 3) + style.calls_end
+    parser = FormatParser(OutputFormats(tool_call_parser=name), OutputParsing(tools=TOOLS))
+    ids = [part.id for part in parser.push(text) + parser.finish() if isinstance(part, ToolCallBegin)]
+    assert len(set(ids)) == 3
+    assert all(re.fullmatch(form, one) for one in ids)

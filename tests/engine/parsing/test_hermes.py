@@ -1,7 +1,10 @@
+import msgspec
 import pytest
 
+from mini_infer_engine.parsing.base import OutputParsing
+from mini_infer_engine.parsing.parser import FormatParser
 from mini_infer_engine.parsing.registry import OutputFormats
-from tests.engine.parsing.support import Read, cuts, read_pieces
+from tests.engine.parsing.support import TOOLS, Read, cuts, read_pieces
 
 FORMATS = OutputFormats(tool_call_parser="hermes", reasoning_parser="qwen3")
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'
@@ -50,6 +53,12 @@ def test_a_text_is_read_the_same_whatever_pieces_it_comes_in(name: str) -> None:
     assert read_pieces([text], FORMATS) == expected
     for pieces in cuts(text, seed=len(name)):
         assert read_pieces(pieces, FORMATS) == expected, pieces
+
+
+def test_where_a_call_is_required_the_beginning_of_one_is_no_answer() -> None:
+    for choice in ("required", "named"):
+        parser = FormatParser(FORMATS, msgspec.convert({"tools": TOOLS, "tool_choice": choice}, OutputParsing))
+        assert parser.push(CALL[:25]) + parser.finish() == []
 
 
 def test_without_tools_calls_are_text() -> None:

@@ -143,6 +143,33 @@ def test_several_calls_with_text_are_numbered_and_streamed_in_pieces(scripted: o
         assert len(pieces) > 10
 
 
+def test_a_stream_with_calls_goes_on_anywhere(scripted: openai.OpenAI) -> None:
+    """As the gateway has it go on where an engine died: what was told and what is told then are the whole."""
+    fields: Any = {"tools": [LOOKUP], "stream": True, "messages": [{"role": "user", "content": "Look it up twice."}]}
+
+    def parts(**extra: Any) -> list[tuple[list[int], list[str]]]:
+        """Of each chunk: its token ids, and what it tells, each piece with its place."""
+        chunks = [chunk.choices[0] for chunk in ask(scripted, **fields, extra_body={"return_token_ids": True} | extra)]
+        return [(chunk.token_ids, [*told(chunk.delta), f"end {chunk.finish_reason}"]) for chunk in chunks]
+
+    def told(delta: Any) -> list[str]:
+        found = [f"content {character}" for character in delta.content or ""]
+        for call in delta.tool_calls or []:
+            found += [f"{call.index} name {call.function.name}"] if call.function.name else []
+            found += [f"{call.index} {character}" for character in call.function.arguments]
+        return found
+
+    def joined(chunks: list[tuple[list[int], list[str]]]) -> list[str]:
+        return [piece for _, pieces in chunks for piece in pieces if piece != "end None"]
+
+    whole = parts()
+    for cut in range(1, len(whole), 23):
+        before = whole[:cut]
+        ids = [token_id for token_ids, _ in before for token_id in token_ids]
+        if ids:
+            assert joined(before) + joined(parts(resume_token_ids=ids)) == joined(whole), cut
+
+
 def test_without_tools_a_call_is_text(scripted: openai.OpenAI) -> None:
     assert "<tool_call>" in ask(scripted).choices[0].message.content
 
