@@ -61,6 +61,25 @@ class RequestOutput:
     """The same of the prompt; None for its first token, of which nothing is known."""
 
 
+@dataclass(frozen=True, slots=True)
+class EmbeddingOutput:
+    """The vector of one prompt."""
+
+    embedding: list[float]
+    """Of length 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingRequestOutput:
+    """What became of one prompt that was to be embedded."""
+
+    request_id: str
+    outputs: EmbeddingOutput
+    prompt_token_ids: list[int]
+    finished: bool
+    num_cached_tokens: int
+
+
 class LLM:
     """A model and its engine. Not thread-safe."""
 
@@ -187,6 +206,30 @@ class LLM:
         requests = [request for search in searches for request in search]
         replies = iter(self._replies(requests, use_tqdm))
         return [BeamSearchOutput([self._beam(next(replies)) for _ in search]) for search in searches]
+
+    def embed(self, prompts: Prompt | Sequence[Prompt], use_tqdm: bool = True) -> list[EmbeddingRequestOutput]:
+        """The hidden state of each prompt's last token, L2-normalised; for models that are trained to embed so.
+
+        ValueError: a prompt is at fault.
+        """
+        listed = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
+        sampling = SamplingParams(temperature=0.0, max_tokens=1)
+        requests = []
+        for index, prompt in enumerate(listed):
+            token_ids = _packed(self._tokens(index, prompt)[1])
+            self._check(index, token_ids, sampling)
+            name = str(next(self._ids))
+            requests.append(Request(request_id=name, prompt_token_ids=token_ids, sampling=sampling, embeds=True))
+        return [
+            EmbeddingRequestOutput(
+                reply.request.request_id,
+                EmbeddingOutput(array("f", reply.embedding).tolist()),
+                list(reply.request.prompt_token_ids),
+                True,
+                reply.num_cached_tokens,
+            )
+            for reply in self._replies(requests, use_tqdm)
+        ]
 
     def _beam(self, reply: OutputText) -> BeamSearchSequence:
         assert reply.cumulative_logprob is not None

@@ -18,6 +18,7 @@ from mini_infer_gateway.prompts.prompt_keys import (
     PromptReader,
     batch_prompts,
     chat_prompts,
+    embedding_prompts,
     invocation_prompts,
     message_prompts,
     response_prompts,
@@ -26,6 +27,7 @@ from mini_infer_gateway.prompts.prompt_keys import (
 
 CHAT_PATH: Final = "/v1/chat/completions"
 COMPLETIONS_PATH: Final = "/v1/completions"
+EMBEDDINGS_PATH: Final = "/v1/embeddings"
 
 StreamForm = Literal["chunks", "messages"]
 """OpenAI's chunks, or Anthropic's named events."""
@@ -59,6 +61,7 @@ ENGINE_PATHS: Final = {
     for row in (
         EnginePath(path=CHAT_PATH, prompts=chat_prompts, continued="chunks"),
         EnginePath(path=COMPLETIONS_PATH, prompts=text_prompts, continued="chunks"),
+        EnginePath(path=EMBEDDINGS_PATH, prompts=embedding_prompts),
         EnginePath(path=MESSAGES_PATH, prompts=message_prompts, continued="messages", errors=ANTHROPIC_ERRORS),
         EnginePath(path=COUNT_TOKENS_PATH, generates=False, errors=ANTHROPIC_ERRORS),
         EnginePath(path=CHAT_PATH + "/batch", prompts=batch_prompts),

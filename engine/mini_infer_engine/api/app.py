@@ -24,6 +24,7 @@ from mini_infer_engine.api.dialects.base import Dialect
 from mini_infer_engine.api.dialects.chat import ChatDialect
 from mini_infer_engine.api.dialects.chat_batch import BatchChatDialect
 from mini_infer_engine.api.dialects.completions import CompletionDialect
+from mini_infer_engine.api.dialects.embeddings import EMBEDDINGS_PATH, EmbeddingDialect
 from mini_infer_engine.api.dialects.invocation import InvocationDialect
 from mini_infer_engine.api.generate import GenerationResponse
 from mini_infer_engine.api.http import RequestIds, install_error_handlers, json_response
@@ -56,6 +57,7 @@ def make_app(front: ApiServerState, keys: ApiKeys | None = None) -> FastAPI:
         ("/invocations", "POST", lambda request: _generate(front, request, InvocationDialect())),
         ("/v1/chat/completions/render", "POST", lambda request: render_chat(front, request)),
         ("/v1/completions/render", "POST", lambda request: render_completion(front, request)),
+        (EMBEDDINGS_PATH, "POST", lambda request: _generate(front, request, EmbeddingDialect())),
         (MESSAGES_PATH, "POST", lambda request: _generate(front, request, MessagesDialect())),
         (COUNT_TOKENS_PATH, "POST", lambda request: count_tokens(front, request)),
         ("/v1/models", "GET", lambda request: _models(front)),

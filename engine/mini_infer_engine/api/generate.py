@@ -193,6 +193,9 @@ async def checked(
     if sampling.bad_words:
         sampling = await text.in_thread(partial(_with_bad_words, sampling, text.encoder))
     check_sampling(sampling, model.vocab_size, text.encoder is not None, limit.param)
+    if spec.dimensions is not None and spec.dimensions > model.hidden_size:
+        has = f"embeddings of this model have {model.hidden_size}"
+        raise ParameterError("dimensions", f"dimensions is {spec.dimensions}, and {has}: ask for fewer")
     limits = text.limits(model.max_model_len) if spec.truncation is None else None
     job = spec.prompt_ids(text.encoder, limits)
     # Token ids are read here: the way through a thread would take longer.

@@ -147,6 +147,7 @@ class ApiServerState:
                     noise_seed=(seed + copy) % 2**63,
                     resumed_token_ids=spec.resume_token_ids,
                     beam_search=search,
+                    embeds=spec.embeds,
                 )
                 for copy, name in enumerate(ids)
             ]

@@ -43,6 +43,8 @@ class Row(msgspec.Struct, gc=False):
     """The tokens that follow the chunk's first ones in the prompt, where their log probabilities are asked for."""
     num_prompt_logprobs: int = 0
     """The most likely tokens that are told at each of them; -1: all."""
+    embeds: bool = False
+    """The last token's hidden state is asked for, beside what is sampled."""
 
 
 @dataclass(slots=True, frozen=True)

@@ -253,6 +253,7 @@ class Engine:
         self.scheduler.unpin(step)
         outputs = []
         told, prompts_told, finished = result.logprobs, result.prompt_logprobs, State.FINISHED
+        embeddings = result.embeddings
         accept = self._accept_within_grammar if step.batch.waits_for_masks else self._accept
         for row, (sequence, tokens) in enumerate(zip(step.sequences, result.tokens, strict=True)):
             sequence.in_flight -= 1
@@ -260,7 +261,9 @@ class Engine:
                 if prompts_told and row in prompts_told:
                     request_id = sequence.request.request_id
                     outputs.append(Output(request_id=request_id, token_ids=[], prompt_logprobs=prompts_told[row]))
-                if sequence.group is not None:
+                if embeddings and row in embeddings:
+                    outputs.append(self._end_embedded(sequence, embeddings[row]))
+                elif sequence.group is not None:
                     outputs += self._take_beam(sequence, told.get(row))
                 elif tokens:
                     outputs.append(accept(sequence, tokens, told.get(row) if told else None))
@@ -310,6 +313,20 @@ class Engine:
         if self._failed_passes >= MAX_FAILED_PASSES:
             raise RunnerFailedError(f"{MAX_FAILED_PASSES} passes in a row have failed, the last: {reason}") from error
         return outputs
+
+    def _end_embedded(self, sequence: Sequence, embedding: bytes) -> Output:
+        """All that a request for an embedding asks for is there; the token that was sampled is thrown away."""
+        request_id = sequence.request.request_id
+        del self._sequences[request_id]
+        self.scheduler.leave(sequence, State.FINISHED)
+        return Output(
+            request_id=request_id,
+            token_ids=[],
+            finish_reason="stop",
+            num_cached_tokens=sequence.num_cached or 0,
+            queue_time_s=sequence.queue_time_s,
+            embedding=embedding,
+        )
 
     def _take_beam(self, sequence: Sequence, told: list[TokenLogprobs] | None) -> list[Output]:
         """What may follow one beam of a search; None: it is still a prompt, computed in part."""

@@ -114,6 +114,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     """The seed in force: `sampling.seed`, or a random one drawn where the request was made."""
     resumed_token_ids: Sequence[int] = ()
     """Output that another engine has made: it counts as this request's own, and what is made here goes on after it."""
+    embeds: bool = False
+    """What is asked for is the hidden state of the prompt's last token, and no text."""
     beam_search: BeamSearch | None = None
     """Temperature, filters, penalties and biases then do nothing."""
 
@@ -158,6 +160,8 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
     """Of `token_ids`, where the request asks for them."""
     prompt_logprobs: list[TokenLogprobs] = []
     """Of prompt tokens from the second on, as far as they have been computed since the last output."""
+    embedding: bytes = b""
+    """Of a request with `embeds`: packed fp32 numbers, of length 1."""
     cumulative_logprob: float | None = None
     """Of a beam, which is told whole: the sum over its tokens."""
     beam_score: float | None = None

@@ -16,3 +16,5 @@ class PassResult:
     """By row, of each of its tokens; only of rows whose request asks for them."""
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     """By row, of each of the row's `prompt_targets`."""
+    embeddings: dict[int, bytes] = field(default_factory=dict)
+    """By row, of those with `embeds`: the last token's hidden state after the last norm, of length 1; packed fp32."""

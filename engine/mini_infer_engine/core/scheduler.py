@@ -336,6 +336,7 @@ class Scheduler:
                 banned=sequence.banned(end) if is_last and sampling.bad_words_token_ids else (),
                 prompt_targets=sequence.prompt_targets(start, end),
                 num_prompt_logprobs=sampling.prompt_logprobs or 0,
+                embeds=is_last and request.embeds,
             )
         )
         step.sequences.append(sequence)

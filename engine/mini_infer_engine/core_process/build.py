@@ -16,7 +16,12 @@ from mini_infer_engine.core.engine import Engine
 from mini_infer_engine.core_process.messages import ModelInfo
 from mini_infer_engine.dry import vocabulary as dry_model
 from mini_infer_engine.dry.script import Script
-from mini_infer_engine.dry.scripted_runner import PAGE_SIZE_TOKENS, PRETENDED_BYTES_PER_TOKEN, ScriptedRunner
+from mini_infer_engine.dry.scripted_runner import (
+    EMBEDDING_SIZE,
+    PAGE_SIZE_TOKENS,
+    PRETENDED_BYTES_PER_TOKEN,
+    ScriptedRunner,
+)
 from mini_infer_engine.structured.compiler import GrammarCompiler
 
 _DRY_KV_CACHE_BYTES = 2 * 10**9
@@ -60,7 +65,8 @@ def _build_dry(settings: EngineSettings, dry_run: DryRun, record_events: bool) -
         record_events=record_events,
         grammars=grammars,
     )
-    return BuiltEngine(engine, _model_info(runner, max_model_len, dry_model.VOCAB_SIZE))
+    info = _model_info(runner, max_model_len, dry_model.VOCAB_SIZE)
+    return BuiltEngine(engine, msgspec.structs.replace(info, hidden_size=EMBEDDING_SIZE))
 
 
 def _build_real(settings: EngineSettings, record_events: bool) -> BuiltEngine:
@@ -81,7 +87,8 @@ def _build_real(settings: EngineSettings, record_events: bool) -> BuiltEngine:
         grammars=_grammars(settings, assets, config.vocab_size, config.eos_token_ids),
     )
     model = _model_info(runner, runner.max_model_len, config.vocab_size)
-    return BuiltEngine(engine, msgspec.structs.replace(model, kernels=_kernels(str(runner.device), settings)))
+    kernels = _kernels(str(runner.device), settings)
+    return BuiltEngine(engine, msgspec.structs.replace(model, kernels=kernels, hidden_size=config.hidden_size))
 
 
 def _grammars(

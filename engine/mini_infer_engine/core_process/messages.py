@@ -61,6 +61,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     page_size: int
     """Tokens a page."""
     num_pages: int
+    hidden_size: int = 0
+    """Numbers of an embedding; 0: there are none."""
     kernels: dict[str, str] = {}
     """Which kernels run, by the labels of the metric `mini_infer_engine_kernels_info`; empty for a pretended model."""
 

@@ -6,7 +6,9 @@ Its KV cache is real: a page holds the token ids that were computed into it, and
 that a wrong page table, a wrong cache hit or a page reused too early changes the text.
 """
 
+import math
 import time
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,6 +21,7 @@ from mini_infer_engine.dry.script import Script, reply_for
 from mini_infer_engine.dry.vocabulary import END_ID, TURN_END_ID, TURN_START_ID
 
 PAGE_SIZE_TOKENS = 16
+EMBEDDING_SIZE = 16
 PRETENDED_BYTES_PER_TOKEN = 16_384
 """So that `--kv-cache-memory` means something: about what a model of 0.5 B parameters needs."""
 
@@ -86,6 +89,11 @@ class ScriptedRunner:
         by_row = {} if masks is None else dict(zip(masks.rows, masks.bits, strict=True))
         sampled = [self._sample(row, by_row.get(index)) for index, row in enumerate(handle.rows)]
         handle.result = PassResult([() if token is None else (token,) for token in sampled])
+        handle.result.embeddings = {
+            index: embedding_of(self._read(row.page_table, row.start + row.count))
+            for index, row in enumerate(handle.rows)
+            if row.embeds
+        }
 
     def collect(self, handle: _Launched) -> PassResult:
         """Wait as long as a device would."""
@@ -136,6 +144,14 @@ def _allowed(wanted: int, mask: np.ndarray) -> int:
     if wanted in allowed:
         return wanted
     return next((token for token in _ENDS_SOON if token in allowed), int(allowed[0]))
+
+
+def embedding_of(token_ids: list[int]) -> bytes:
+    """A pretended hidden state, of length 1: how often tokens with each remainder stand in the prompt; packed fp32."""
+    counts = [0] * EMBEDDING_SIZE
+    for token_id in token_ids:
+        counts[token_id % EMBEDDING_SIZE] += 1
+    return array("f", [count / math.hypot(*counts) for count in counts]).tobytes()
 
 
 def reply_to(prompt_token_ids: list[int], script: Script = ()) -> list[int]:

@@ -184,6 +184,10 @@ class DecoderModel(nn.Module):
             state = layer(ops, state, attention, next_norm)
         return state
 
+    def hidden(self, ops: Ops, state: ResidualState) -> Tensor:
+        """After the last norm: [rows, hidden]."""
+        return ops.norm(state, self.model.norm)
+
     def logits(self, ops: Ops, state: ResidualState, out: Tensor | None = None) -> Tensor:
         """The last norm and the head: [rows, vocab], written to `out` where one is given."""
         logits = ops.logits(state, self.model.norm, self.head, out)

@@ -46,6 +46,7 @@ from mini_infer_engine.runtime.cuda_graphs import (
 )
 from mini_infer_engine.runtime.cuda_sampling import CudaPassHandle, CudaSampling
 from mini_infer_engine.runtime.device_state import DeviceBatchState, page_table_width, refuses_suppressed
+from mini_infer_engine.runtime.embeddings import Embeddings, wants_embeddings
 from mini_infer_engine.runtime.inputs import PassInputs, build_inputs
 from mini_infer_engine.runtime.kv_pool import KVPool
 from mini_infer_engine.runtime.prompt_logprobs import PromptLogprobs
@@ -288,8 +289,8 @@ class CudaExecutor:
         """
         num_decodes, num_rows = batch.num_decodes, len(batch.rows)
         decodes, prefills = batch.rows[:num_decodes], batch.rows[num_decodes:]
-        wants_prompts = any(row.prompt_targets for row in prefills)
-        graph = None if wants_prompts else self._prefill_graph(num_decodes, prefills)
+        is_eager = any(row.prompt_targets for row in prefills) or wants_embeddings(prefills)
+        graph = None if is_eager else self._prefill_graph(num_decodes, prefills)
         if not prefills and self.decode_graphs:
             yield range(num_rows), partial(self._decode_graph(num_rows).run, decodes)
         elif graph is None:
@@ -321,6 +322,8 @@ class CudaExecutor:
         if wants_prompts:
             handle.prompt_logprobs = PromptLogprobs.of(batch.rows, state, partial(self.worker.model.logits, self.ops))
             state = state.select(inputs.sample_rows)
+        if wants_embeddings(batch.rows):
+            handle.embeddings = Embeddings.of(batch.rows, state, partial(self.worker.model.hidden, self.ops))
         if num_samples := inputs.sample_rows.shape[0]:
             self.worker.model.logits(self.ops, state, self.sampling.logits[:num_samples])
 

@@ -24,6 +24,7 @@ from mini_infer_engine.kernels.sampling.sampling_state import HOST_RING_DEPTH
 from mini_infer_engine.kernels.sampling.token_mask import apply_token_masks
 from mini_infer_engine.runtime.cuda_graphs import record
 from mini_infer_engine.runtime.device_state import DeviceBatchState
+from mini_infer_engine.runtime.embeddings import Embeddings
 from mini_infer_engine.runtime.prompt_logprobs import PromptLogprobs
 from mini_infer_engine.runtime.staging import PinnedStaging
 from mini_infer_engine.sampling.logit_changes import build_logit_changes
@@ -53,6 +54,7 @@ class CudaPassHandle:
         self.logprobs: list[tuple[list[tuple[int, int]], LogprobTensors]] = []
         """For each part of the pass, (row of the batch, number of most likely tokens) and their tensors."""
         self.prompt_logprobs: PromptLogprobs | None = None
+        self.embeddings: Embeddings | None = None
         self.held: list[HeldPart] = []
         """Parts that wait for their masks."""
         self.done = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's
@@ -69,6 +71,8 @@ class CudaPassHandle:
             result.logprobs |= {row: [one] for (row, _), one in zip(asked, told, strict=True)}
         if self.prompt_logprobs is not None:
             result.prompt_logprobs = self.prompt_logprobs.read()
+        if self.embeddings is not None:
+            result.embeddings = self.embeddings.read()
         return result
 
 

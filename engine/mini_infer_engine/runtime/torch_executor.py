@@ -1,6 +1,7 @@
 """Passes in plain torch: what runs on a CPU, and the slow reference on a GPU. Nothing is captured."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from mini_infer_engine.core.result import PassResult
 from mini_infer_engine.ops.base import ResidualState
 from mini_infer_engine.ops.torch_ops import TorchOps
 from mini_infer_engine.runtime.attention.torch_reference import TorchAttention
+from mini_infer_engine.runtime.embeddings import Embeddings, wants_embeddings
 from mini_infer_engine.runtime.inputs import PassInputs, build_inputs
 from mini_infer_engine.runtime.kv_pool import KVPool
 from mini_infer_engine.runtime.prompt_logprobs import PromptLogprobs
@@ -40,6 +42,7 @@ class TorchPassHandle:
     logprobs: LogprobTensors | None = None
     """Of the sampling rows that ask for them, in order."""
     prompt_logprobs: PromptLogprobs | None = None
+    embeddings: Embeddings | None = None
     held: tuple[PassInputs, Tensor] | None = None
     """Inputs and logits of a pass that waits for its masks."""
     done: torch.cuda.Event | None = None
@@ -58,6 +61,8 @@ class TorchPassHandle:
             result.logprobs = {row: [one] for (row, _), one in zip(asked, told, strict=True)}
         if self.prompt_logprobs is not None:
             result.prompt_logprobs = self.prompt_logprobs.read()
+        if self.embeddings is not None:
+            result.embeddings = self.embeddings.read()
         return result
 
 
@@ -99,6 +104,8 @@ class TorchExecutor:
             if wants_prompts:
                 handle.prompt_logprobs = PromptLogprobs.of(batch.rows, state, self._logits)
                 state = state.select(inputs.sample_rows)
+            if wants_embeddings(batch.rows):
+                handle.embeddings = Embeddings.of(batch.rows, state, partial(self.worker.model.hidden, self.ops))
             if handle.sampling_rows and batch.waits_for_masks:
                 handle.held = inputs, self._logits(state)
             elif handle.sampling_rows:

@@ -55,6 +55,8 @@ class OutputText:
         """Of `token_ids`, where the request asks for them."""
         self.prompt_logprobs: list[TokenLogprobs] = []
         """Of the prompt's tokens from the second on."""
+        self.embedding = b""
+        """Where that is asked for: packed fp32 numbers."""
         self.cumulative_logprob: float | None = None
         """Of a beam."""
         self.beam_score: float | None = None
@@ -100,6 +102,7 @@ class OutputText:
             self.finish_reason, self.error = output.finish_reason, output.error
             self.stop_reason = REPETITION if is_repetition else output.stop_reason
             self.is_refused = output.is_refusal
+            self.embedding = output.embedding
             self.cumulative_logprob, self.beam_score = output.cumulative_logprob, output.beam_score
             self.queue_time_s = output.queue_time_s
         if piece.text:

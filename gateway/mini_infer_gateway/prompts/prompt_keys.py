@@ -59,6 +59,16 @@ def text_prompts(encoder: PromptEncoder, body: dict[str, Any]) -> list[PromptTex
     return completion_prompts(body)
 
 
+def embedding_prompts(encoder: PromptEncoder, body: dict[str, Any]) -> list[PromptText | list[int]]:
+    """Of embeddings: `input`, which may be several, and which names what is wrong."""
+    options = {name: body[name] for name in ("add_special_tokens",) if name in body}
+    try:
+        return completion_prompts({"prompt": body.get("input")} | options)
+    except ApiError as error:
+        param, message = (error.param or "input").replace("prompt", "input", 1), error.message
+        raise ApiError(error.status, message.replace("prompt", "input"), param=param, code=error.code) from None
+
+
 def key_steps(
     encoder: PromptEncoder,
     remembered: RememberedPrompts,

@@ -1,8 +1,12 @@
 """Fields of requests that need a real model's probabilities, over HTTP on the demo model."""
 
+import base64
+import math
+import struct
 from collections.abc import Iterator
 from typing import Any
 
+import openai
 import pytest
 
 from tests.engine.server.dry_server import EngineServer
@@ -109,3 +113,53 @@ def test_log_probabilities_that_cannot_be_told_are_refused(
     demo: EngineServer, fields: dict[str, Any], param: str
 ) -> None:
     assert complete(demo, status=400, **fields)["error"]["param"] == param
+
+
+def embed(demo: EngineServer, status: int = 200, **fields: Any) -> dict[str, Any]:
+    answer = demo.client.post("/v1/embeddings", json=fields)
+    assert answer.status_code == status, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def test_embeddings_of_one_and_several_in_both_encodings(demo: EngineServer) -> None:
+    ids = demo.client.post("/tokenize", json={"prompt": PROMPT}).json()["tokens"]
+    one = embed(demo, input=PROMPT)
+    assert one["object"] == "list"
+    assert one["usage"] == {"prompt_tokens": len(ids), "total_tokens": len(ids)}
+    vector = one["data"][0]["embedding"]
+    assert len(vector) == 256
+    assert math.hypot(*vector) == pytest.approx(1)
+    assert embed(demo, input=ids)["data"] == one["data"]
+    several = embed(demo, input=["Join", PROMPT])
+    assert [item["index"] for item in several["data"]] == [0, 1]
+    assert several["data"][1]["embedding"] == pytest.approx(vector, abs=1e-5)
+    packed = embed(demo, input=PROMPT, encoding_format="base64")["data"][0]["embedding"]
+    assert list(struct.unpack("<256f", base64.b64decode(packed))) == pytest.approx(vector)
+    short = embed(demo, input=PROMPT, dimensions=8)["data"][0]["embedding"]
+    assert math.hypot(*short) == pytest.approx(1)
+    scale = math.hypot(*vector[:8])
+    assert short == pytest.approx([value / scale for value in vector[:8]], abs=1e-6)
+    client = openai.OpenAI(base_url=f"{demo.url}/v1", api_key="none")
+    assert client.embeddings.create(model="demo", input=PROMPT).data[0].embedding == pytest.approx(vector)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input": ""}, "input"),
+        ({"input": []}, "input"),
+        ({"input": ["x", ""]}, "input[1]"),
+        ({"input": [5000]}, "input"),
+        ({"input": "word " * 2000}, "input"),
+        ({"input": "x", "dimensions": 257}, "dimensions"),
+        ({"input": "x", "encoding_format": "hex"}, "encoding_format"),
+        ({"input": "x", "temperature": 1}, "temperature"),
+        ({}, "input"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_what_cannot_be_embedded_is_refused_by_name(demo: EngineServer, fields: dict[str, Any], param: str) -> None:
+    error = embed(demo, status=400, **fields)["error"]
+    assert error["param"] == param
+    assert "prompt" not in error["message"]

@@ -16,7 +16,7 @@ from mini_infer_contract.blocks import block_keys
 from mini_infer_contract.prompt import PromptAssets, PromptEncoder, chat_prompt_ids, completion_prompt_ids
 from mini_infer_gateway.index.prefix_index import prompt_root
 from mini_infer_gateway.prompts import prompt_keys, remembered
-from mini_infer_gateway.prompts.prompt_keys import chat_prompts, key_steps, text_prompts
+from mini_infer_gateway.prompts.prompt_keys import chat_prompts, embedding_prompts, key_steps, text_prompts
 from mini_infer_gateway.prompts.remembered import RememberedPrompts
 from mini_infer_gateway.routing.base import PromptKeys
 from tests.contract import conversations
@@ -34,7 +34,7 @@ def encoder_of(tokenizer: str, style: str) -> PromptEncoder:
 
 
 def keys(encoder: PromptEncoder, known: RememberedPrompts, body: Body, limit: int | None = None) -> PromptKeys | None:
-    read = chat_prompts if "messages" in body else text_prompts
+    read = chat_prompts if "messages" in body else embedding_prompts if "input" in body else text_prompts
     steps = key_steps(encoder, known, read, body, limit)
     try:
         while True:
@@ -183,3 +183,21 @@ def test_batches_and_invocations_have_the_keys_of_what_they_are_made_of() -> Non
     assert prompt_keys.batch_prompts(encoder, {"messages": chats}) == of_each
     assert prompt_keys.invocation_prompts(encoder, {"messages": chats[0]}) == of_each[:1]
     assert prompt_keys.invocation_prompts(encoder, {"prompt": [1, 2]}) == [[1, 2]]
+
+
+def test_a_prompt_that_the_engine_is_to_cut_is_routed_by_load_however_long_it_is() -> None:
+    encoder, known = encoder_of("byte_level", "chatml"), RememberedPrompts(0)
+    for kept, tokens in ((100, 100), (-1, 0)):
+        found = keys(encoder, known, {"prompt": "word " * 40_000, "truncate_prompt_tokens": kept}, limit=1_000)
+        assert found is not None
+        assert (found.tokens, found.chains) == (tokens, ())
+
+
+def test_what_is_embedded_is_tokenised_as_a_prompt_and_named_as_an_input() -> None:
+    encoder, known = encoder_of("byte_level", "chatml"), RememberedPrompts(0)
+    texts = ["word " * 30, "another " * 30]
+    assert keys(encoder, known, {"input": texts}) == keys(encoder, known, {"prompt": texts})
+    with pytest.raises(ApiError) as raised:
+        keys(encoder, known, {"input": ["x", {}]})
+    assert raised.value.param == "input[1]"
+    assert "prompt" not in raised.value.message

@@ -77,6 +77,10 @@ class GenerationSpec:
     """What the answer is to be called; None: by the id of the HTTP request."""
     truncation: Truncation | None = None
     """Prompts that are longer are cut."""
+    embeds: bool = False
+    """The hidden state of each prompt's last token is asked for, and no text."""
+    dimensions: int | None = None
+    """Numbers of an embedding that are told; None: all."""
     service_tier: str | None = None
     """As the answer tells it; None: the client did not ask for one."""
     keep: int | None = None

@@ -51,7 +51,7 @@ class AssistantMessage(Struct):
     tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
-EndReason = Literal["stop", "length", "tool_calls", "abort", "error"]
+EndReason = Literal["stop", "length", "tool_calls", "repetition", "abort", "error"]
 
 
 class ChatChoice(Struct):
@@ -62,7 +62,6 @@ class ChatChoice(Struct):
     logprobs: dict[str, Any] | None
     finish_reason: EndReason | None
     stop_reason: int | str | None
-    prompt_token_ids: list[int] | UnsetType = UNSET
     token_ids: list[int] | UnsetType = UNSET
 
 
@@ -76,6 +75,9 @@ class ChatCompletion(Struct):
     choices: list[ChatChoice]
     usage: Usage
     system_fingerprint: str | None = None
+    metrics: dict[str, float | None] | UnsetType = UNSET
+    service_tier: str | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class ChunkChoice(Struct):
@@ -97,6 +99,9 @@ class ChatCompletionChunk(Struct):
     choices: list[ChunkChoice]
     usage: Usage | UnsetType | None = UNSET
     system_fingerprint: str | None = None
+    metrics: dict[str, float | None] | UnsetType = UNSET
+    service_tier: str | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class CompletionChoice(Struct):
@@ -119,6 +124,32 @@ class Completion(Struct):
     choices: list[CompletionChoice]
     usage: Usage | UnsetType | None = UNSET
     system_fingerprint: str | None = None
+    metrics: dict[str, float | None] | UnsetType = UNSET
+
+
+class EmbeddingsUsage(Struct):
+    """Tokens of all inputs."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Embedding(Struct):
+    """Of one input, of length 1; in base64 its fp32 numbers, the least byte first."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class Embeddings(Struct):
+    """The answer of an embedding."""
+
+    object: Literal["list"]
+    id: str
+    model: str
+    data: list[Embedding]
+    usage: EmbeddingsUsage
 
 
 class MessageUsage(Struct):

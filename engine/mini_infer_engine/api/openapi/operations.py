@@ -13,6 +13,7 @@ from mini_infer_contract.dialects.responses import RESPONSES_PATH
 from mini_infer_engine.api.dialects.chat import ChatRequest
 from mini_infer_engine.api.dialects.chat_batch import BatchChatRequest
 from mini_infer_engine.api.dialects.completions import CompletionRequest
+from mini_infer_engine.api.dialects.embeddings import EMBEDDINGS_PATH, EmbeddingRequest
 from mini_infer_engine.api.dialects.responses import ResponsesRequest
 from mini_infer_engine.api.openapi import answers
 from mini_infer_engine.api.tokenize import DetokenizeRequest, TokenizeRequest
@@ -62,6 +63,14 @@ OPERATIONS = (
         request=CompletionRequest,
         answer=answers.Completion,
         event=answers.Completion,
+    ),
+    Operation(
+        path=EMBEDDINGS_PATH,
+        method="post",
+        tag="openai",
+        summary="The hidden states of texts' last tokens",
+        request=EmbeddingRequest,
+        answer=answers.Embeddings,
     ),
     Operation(
         path=MESSAGES_PATH,

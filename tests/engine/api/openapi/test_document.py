@@ -82,6 +82,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "hi"},
     "/v1/chat/completions/batch": {"messages": [MESSAGES, MESSAGES]},
     "/invocations": {"messages": MESSAGES},
+    "/v1/embeddings": {"input": ["hi", "ho"]},
     "/v1/messages": {"model": "dry", "max_tokens": 5, "messages": MESSAGES},
     "/v1/messages/count_tokens": {"model": "dry", "messages": MESSAGES},
     "/v1/responses": {"input": "hi"},
