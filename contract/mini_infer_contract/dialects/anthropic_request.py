@@ -13,6 +13,8 @@ from mini_infer_contract.api_errors import ApiError
 
 _MAX_FAULTS = 10
 """Fields that an error names."""
+_MAX_BLOCKS = 20_000
+"""Messages and their blocks: more would hold up every other request, and are more than a context holds."""
 _LONGEST_FAULT = 300
 """Characters of an error for each field: a client's value stands in it."""
 
@@ -207,6 +209,7 @@ RequestType = TypeVar("RequestType", bound=Conversation)
 
 def parse_request(body: dict[str, Any], request_type: type[RequestType]) -> RequestType:
     """ApiError 400: fields are unknown, missing or of the wrong type; all of them are named."""
+    _check_blocks(body.get("messages"))
     if body.get("thread") is not None:
         told = "thread is not supported, for this server keeps no conversations: send the whole one, without thread"
         raise ApiError(400, told, param="thread", code=THREAD_REFUSED)
@@ -220,6 +223,17 @@ def parse_request(body: dict[str, Any], request_type: type[RequestType]) -> Requ
     more = len(messages) - _MAX_FAULTS
     told = "; ".join(messages[:_MAX_FAULTS]) + (f"; and {more} more" if more > 0 else "")
     raise ApiError(400, told, param=faults[0][0] or None)
+
+
+def _check_blocks(messages: object) -> None:
+    """Before any of them is looked at."""
+    if not isinstance(messages, list):
+        return
+    contents = (message.get("content") for message in messages if isinstance(message, dict))
+    count = len(messages) + sum(len(content) for content in contents if isinstance(content, list))
+    if count > _MAX_BLOCKS:
+        message = f"messages have {count} messages and blocks, and this server reads {_MAX_BLOCKS} at most: join texts"
+        raise ApiError(400, message, param="messages")
 
 
 _Fault = tuple[str, str]

@@ -217,6 +217,7 @@ def user(*blocks: dict[str, Any]) -> dict[str, Any]:
         (user({"type": "document", "source": {}}), ["messages[0].content[0].type is 'document'"]),
         (user({"type": "tool_use", "id": "t", "name": "f", "input": {}}), ["messages[0].content[0].type", "user"]),
         (user(), ["messages[0].content is empty"]),
+        (user(*[{"type": "text", "text": ""}] * 20_000), ["messages have 20001 messages and blocks", "20000"]),
         (body(USER, {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {}}]}),
          ["messages[1] calls a tool"]),
         (body({"role": "assistant", "content": ""}), ["messages hold no text"]),
