@@ -7,7 +7,11 @@ CR ?= examples/demo.yaml
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
+<<<<<<< HEAD
 .PHONY: help install up test test-schemas check format e2e e2e-gpu test-gpu test-real conformance crds dashboards lock clean
+=======
+.PHONY: help install install-to-run up test test-schemas check format e2e e2e-gpu test-gpu conformance crds dashboards lock clean
+>>>>>>> 3071ca5 (make up installs what running needs, and no more)
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -16,7 +20,10 @@ help: ## this list
 install: ## the environment alone, in .venv
 	@PYTHON='$(PYTHON)' bash scripts/install.sh
 
-up: install ## the whole platform on this machine; prints a curl line; Ctrl-C ends it
+install-to-run: ## as install, without what tests and checks need
+	@PYTHON='$(PYTHON)' bash scripts/install.sh run
+
+up: install-to-run ## the whole platform on this machine; prints a curl line; Ctrl-C ends it
 	@exec $(BIN)/mini-infer up -f $(CR) --port $(PORT)
 
 test: install ## everything that needs no GPU; says why it skips the rest

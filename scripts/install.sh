@@ -1,10 +1,16 @@
 #!/usr/bin/env bash
-# Makes .venv hold this checkout (editable) with everything to run, test and check it. Does nothing when nothing changed.
-# usage: PYTHON=python3 scripts/install.sh
+# Makes .venv hold this checkout (editable) with everything to run, test and check it, or with what running alone needs.
+# Does nothing when nothing changed.
+# usage: PYTHON=python3 scripts/install.sh [run]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
 venv=.venv
+case ${1:-} in
+'') extras=all,dev installed=installed ;;
+run) extras=all installed=installed-to-run ;;
+*) echo "usage: scripts/install.sh [run]" >&2; exit 2 ;;
+esac
 fail() { printf 'make install: %s\n' "$*" >&2; exit 1; }
 
 command -v "$python" >/dev/null || fail "there is no $python; install Python 3.11-3.13 (Debian, Ubuntu: apt-get install python3 python3-venv) or name one: make install PYTHON=python3.12"
@@ -15,7 +21,7 @@ case $python_version in
 esac
 
 stamp=$(cat pyproject.toml constraints.txt constraints-gpu.txt scripts/install.sh scripts/install_torch.sh <(echo "$PWD $python_version") | cksum)
-if [ -x $venv/bin/python ] && [ "$(cat $venv/installed 2>/dev/null)" = "$stamp" ]; then exit; fi
+if [ -x $venv/bin/python ] && { cat $venv/installed $venv/$installed 2>/dev/null || true; } | grep -qxF "$stamp"; then exit; fi
 
 started=$SECONDS
 if [ ! -x $venv/bin/python ] || [ "$($venv/bin/python -c 'import sys; print("%d.%d" % sys.version_info[:2])')" != "$python_version" ]; then
@@ -24,7 +30,7 @@ if [ ! -x $venv/bin/python ] || [ "$($venv/bin/python -c 'import sys; print("%d.
   rm -rf $venv
   "$python" -m venv $venv
 fi
-rm -f $venv/installed
+rm -f $venv/installed $venv/installed-to-run
 export PIP_DISABLE_PIP_VERSION_CHECK=1
 
 echo "==> 2/3 torch"
@@ -34,7 +40,7 @@ echo "==> 3/3 the other packages"
 # The torch and Triton that are there stay, whichever they are: their pins are replaced by themselves, other pins are dropped.
 grep -vE '^(torch|triton|nvidia-|cuda-)' constraints.txt >$venv/constraints.txt
 $venv/bin/python -c 'import importlib.metadata as m; print(*(f"{d.name}=={d.version}" for d in m.distributions() if d.name in ("torch", "triton")), sep="\n")' >>$venv/constraints.txt
-$venv/bin/python -m pip install -c $venv/constraints.txt -e '.[all,dev]' | sed '/^Requirement already satisfied/d'
+$venv/bin/python -m pip install -c $venv/constraints.txt -e ".[$extras]" | sed '/^Requirement already satisfied/d'
 
-echo "$stamp" >$venv/installed
+echo "$stamp" >$venv/$installed
 echo "==> $venv is ready ($((SECONDS - started)) s)"
