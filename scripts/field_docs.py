@@ -50,8 +50,8 @@ def section() -> str:
         "## Field by field, beside vLLM and the APIs' owners",
         "",
         f"vLLM {versions['vllm']} by its source, OpenAI and Anthropic by their clients ({versions['openai']}, "
-        f"{versions['anthropic']}). Here: *works*; *no effect*; *only* at a value that asks for nothing special; or a 400 "
-        "that names the field. vLLM ignores what it does not know.",
+        f"{versions['anthropic']}). Here: *works*; *no effect*; *only* at a value that asks for nothing special; or a "
+        "400 that names the field. vLLM ignores what it does not know.",
         "",
         *_judges(),
     ]

@@ -1,6 +1,7 @@
 """Checks of langchain-openai."""
 
 import json
+from typing import Literal
 
 import pydantic
 from checking import DEMO, QUESTION, SCRIPTED, URL, check, main
@@ -20,6 +21,12 @@ class Person(pydantic.BaseModel):
 def get_weather(city: str) -> str:
     """The weather."""
     return "SUNNY-21"
+
+
+@tool
+def get_sky(city: Literal["Oslo", "Rome"]) -> str:
+    """The sky; of choices alone, for the demo model knows no end of a string."""
+    return "sun"
 
 
 def chat(model=DEMO, **fields):
@@ -89,8 +96,10 @@ def tools_stream():
 
 @check
 def tool_any():
-    model = chat(max_tokens=120).bind_tools([get_weather], tool_choice="any", strict=True)
-    assert model.invoke("Weather?").tool_calls[0]["name"] == "get_weather"
+    model = chat(max_tokens=120).bind_tools([get_sky], tool_choice="any", strict=True)
+    call = model.invoke("Weather?").tool_calls[0]
+    assert call["name"] == "get_sky"
+    assert call["args"]["city"] in ("Oslo", "Rome")
 
 
 @check

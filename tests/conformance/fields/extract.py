@@ -66,7 +66,8 @@ def class_fields(path: Path, name: str) -> list[str]:
 
 
 def _is_field(item: ast.AnnAssign) -> bool:
-    return isinstance(item.target, ast.Name) and not item.target.id.startswith("_") and "ClassVar" not in ast.unparse(item)
+    is_public = isinstance(item.target, ast.Name) and not item.target.id.startswith("_")
+    return is_public and "ClassVar" not in ast.unparse(item)
 
 
 def _parameters(environment: str, code: str) -> dict[str, list[str]]:
