@@ -7,11 +7,7 @@ CR ?= examples/demo.yaml
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-<<<<<<< HEAD
-.PHONY: help install up test test-schemas check format e2e e2e-gpu test-gpu test-real conformance crds dashboards lock clean
-=======
-.PHONY: help install install-to-run up test test-schemas check format e2e e2e-gpu test-gpu conformance crds dashboards lock clean
->>>>>>> 3071ca5 (make up installs what running needs, and no more)
+.PHONY: help install install-to-run up test test-schemas check format e2e e2e-gpu test-gpu test-real conformance crds dashboards lock clean
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
