@@ -36,8 +36,10 @@ class Whitespace(msgspec.Struct, frozen=True):
     """What may stand between the tokens of a JSON text."""
 
     is_allowed: bool = True
-    pattern: str = r"[\x20\x0A\x0D\x09]{1,64}"
-    """A regex for one run of it. Bounded: else a model that is not sure how to go on writes blanks for ever."""
+    pattern: str = r"[ ]|\r?\n[ \t]{0,32}"
+    """A regex for one run of it: a blank, or a line end with indentation. Without a bound, a model that is not sure how
+    to go on writes blanks for ever.
+    """
 
 
 ANY_WHITESPACE = Whitespace()

@@ -99,6 +99,8 @@ def test_closing_objects_leaves_values_and_names_of_properties_alone() -> None:
     assert accepts(const, '{"properties":{}}')
 
 
-def test_blanks_between_tokens_of_json_come_to_an_end() -> None:
-    assert accepts(of_json_object(), "{" + " " * 64 + "}")
-    assert not accepts(of_json_object(), "{" + " " * 65 + "}")
+def test_json_may_be_on_one_line_or_indented_and_its_blanks_come_to_an_end() -> None:
+    for text in ('{"a": [1, 2]}', '{"a":[1,2]}', '{\n  "a": [\n    1,\r\n\t2\n  ]\n}', "{\n" + " " * 32 + "}"):
+        assert accepts(of_json_object(), text), text
+    for text in ("{  }", "{\n\n}", "{\n" + " " * 33 + "}", "{ \n}"):
+        assert not accepts(of_json_object(), text), text

@@ -1,0 +1,57 @@
+"""Structured output of a real model: the demo's, on a CPU, beside requests that ask for nothing of the kind."""
+
+import json
+import re
+
+import jsonschema
+import pytest
+
+from mini_infer_engine import LLM, SamplingParams, StructuredOutputsParams
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "module": {"type": "string", "maxLength": 20},
+        "since": {"type": "integer", "minimum": 1, "maximum": 3},
+        "functions": {"type": "array", "items": {"type": "string", "maxLength": 12}, "maxItems": 3},
+    },
+    "required": ["module", "since", "functions"],
+    "additionalProperties": False,
+}
+QUESTION = [{"role": "user", "content": "Which functions does textwrap have?"}]
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM(model="demo", max_model_len=1024, max_num_seqs=16)
+
+
+def test_the_model_answers_within_what_is_asked_for_beside_free_answers(llm: LLM) -> None:
+    plain = SamplingParams(temperature=0, max_tokens=24)
+    alone = llm.chat(QUESTION, plain, use_tqdm=False)[0].outputs[0].token_ids
+    asked = [
+        *[SamplingParams(temperature=1, seed=seed, max_tokens=200, structured_outputs=_json()) for seed in range(6)],
+        SamplingParams(temperature=0, max_tokens=200, structured_outputs=_json(), logprobs=1, presence_penalty=1.0),
+        SamplingParams(temperature=1, seed=3, top_p=0.5, structured_outputs=StructuredOutputsParams(regex="v[0-9]{2}")),
+        plain,
+    ]
+    *points, version, free = (output.outputs[0] for output in llm.chat([QUESTION] * len(asked), asked, use_tqdm=False))
+    for point in points:
+        assert point.finish_reason == "stop"
+        jsonschema.validate(json.loads(point.text), SCHEMA)
+    assert re.fullmatch("v[0-9]{2}", version.text)
+    assert free.token_ids == alone
+    told = points[-1].logprobs
+    assert told is not None
+    assert len(told) == len(points[-1].token_ids)
+
+
+def test_a_seed_gives_the_same_answer_alone_and_in_company(llm: LLM) -> None:
+    params = SamplingParams(temperature=1, seed=11, max_tokens=200, structured_outputs=_json())
+    [alone] = llm.chat(QUESTION, params, use_tqdm=False)
+    company = llm.chat([QUESTION] * 5, params, use_tqdm=False)
+    assert {one.outputs[0].text for one in company} == {alone.outputs[0].text}
+
+
+def _json() -> StructuredOutputsParams:
+    return StructuredOutputsParams(json=SCHEMA)
