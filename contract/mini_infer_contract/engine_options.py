@@ -13,7 +13,7 @@ _MOST_TOKENS = 16_777_216
 
 ToolCallParser = Literal[
     "auto", "none", "hermes", "qwen3_coder", "qwen3_xml", "llama3_json", "llama4_pythonic", "pythonic", "mistral",
-    "mistral_v11", "mistral_v13", "deepseek_v3", "deepseek_v31",
+    "mistral_v11", "mistral_v13", "deepseek_v3", "deepseek_v31", "granite", "phi4_mini_json",
 ]  # fmt: skip
 ReasoningParser = Literal["auto", "none", "qwen3", "deepseek_r1", "mistral"]
 

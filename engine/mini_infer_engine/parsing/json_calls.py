@@ -25,6 +25,23 @@ def read_call(source: TextSource, sink: Sink, names: Container[str] | None = Non
     return None if is_call else read
 
 
+def read_calls(source: TextSource, sink: Sink, lead: str) -> Waiting[None]:
+    """A list of calls, or one alone. `lead` was read before; it is text where no call follows."""
+    if (yield from source.accept("[")):
+        lead += "["
+    while True:
+        lead += yield from source.skip_space()
+        text = yield from read_call(source, sink)
+        if text is not None:
+            sink.content(lead + text)
+            return
+        lead = yield from source.skip_space()
+        if not (yield from source.accept(",")):
+            yield from source.accept("]")
+            return
+        lead += ","
+
+
 class _Object:
     """Until it is known to be a call, nothing is told; from then on, its arguments as they come."""
 

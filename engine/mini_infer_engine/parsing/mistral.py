@@ -3,7 +3,7 @@
 """
 
 from mini_infer_engine.parsing.base import Tool
-from mini_infer_engine.parsing.json_calls import read_call
+from mini_infer_engine.parsing.json_calls import read_calls
 from mini_infer_engine.parsing.json_reader import read_value
 from mini_infer_engine.parsing.sink import Sink
 from mini_infer_engine.parsing.text_source import TextSource, Waiting
@@ -27,7 +27,7 @@ class MistralFormat(ToolFormat):
         while (yield from source.through((_CALLS,), sink.content)) is not None:
             lead = _CALLS + (yield from source.skip_space())
             if (yield from source.peek()) in ("[", "{"):
-                yield from _read_objects(source, sink, lead)
+                yield from read_calls(source, sink, lead)
             else:
                 yield from _read_named(source, sink, lead)
 
@@ -43,23 +43,6 @@ LIST_FORM = ToolCallFormat(
 )
 NAME_FORM = ToolCallFormat(before_name=_CALLS, after_name="", trigger=_CALLS)
 NAME_AND_MARKER_FORM = ToolCallFormat(before_name=_CALLS, after_name=_ARGUMENTS, trigger=_CALLS)
-
-
-def _read_objects(source: TextSource, sink: Sink, lead: str) -> Waiting[None]:
-    """A list of calls, or one alone. `lead` was read before; it is text where no call follows."""
-    if (yield from source.accept("[")):
-        lead += "["
-    while True:
-        lead += yield from source.skip_space()
-        text = yield from read_call(source, sink)
-        if text is not None:
-            sink.content(lead + text)
-            return
-        lead = yield from source.skip_space()
-        if not (yield from source.accept(",")):
-            yield from source.accept("]")
-            return
-        lead += ","
 
 
 def _read_named(source: TextSource, sink: Sink, lead: str) -> Waiting[None]:

@@ -6,6 +6,7 @@ import msgspec
 
 from mini_infer_engine.parsing.deepseek import V3_FORM, V31_FORM, DeepSeekFormat
 from mini_infer_engine.parsing.hermes import HermesFormat
+from mini_infer_engine.parsing.json_list import JsonListFormat
 from mini_infer_engine.parsing.llama3 import Llama3Format
 from mini_infer_engine.parsing.mistral import LIST_FORM, NAME_AND_MARKER_FORM, NAME_FORM, MistralFormat
 from mini_infer_engine.parsing.pythonic import PythonicFormat
@@ -20,6 +21,8 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
     "llama3_json": Llama3Format(),
     "llama4_pythonic": _PYTHONIC,
     "pythonic": _PYTHONIC,
+    "granite": JsonListFormat("<|tool_call|>", "<tool_call>"),
+    "phi4_mini_json": JsonListFormat("functools"),
     "mistral": MistralFormat(LIST_FORM),
     "mistral_v11": MistralFormat(NAME_FORM),
     "mistral_v13": MistralFormat(NAME_AND_MARKER_FORM),
@@ -101,7 +104,9 @@ _SHOWN_CALLS = (
     ("mistral", ("[TOOL_CALLS] [",)),
     ("mistral", ("[TOOL_CALLS][",)),
     ("mistral_v11", ("[TOOL_CALLS]",)),
-    ("hermes", ("<tool_call>",)),
+    ("granite", ("<|tool_call|>", "JSON list")),
+    ("phi4_mini_json", ("functools[",)),
+    ("hermes", ("<tool_call>", '"name"')),
     ("llama4_pythonic", ("<|python_start|>",)),
     ("llama4_pythonic", ("<|header_start|>", "[func_name1(")),
     ("pythonic", ("[func_name1(",)),
@@ -112,6 +117,7 @@ _SHOWN_CALLS = (
 
 
 def _shown_calls(template: str) -> str | None:
+    template = template.replace('\\"', '"')  # within a template's strings
     return next((name for name, signs in _SHOWN_CALLS if all(sign in template for sign in signs)), None)
 
 

@@ -72,6 +72,11 @@ CASES: list[tuple[str, str, Read]] = [
     ("deepseek_v3", "<｜tool▁calls▁begin｜>nothing", Read("<｜tool▁calls▁begin｜>nothing")),
     ("deepseek_v3", "a <｜tool▁cal", Read("a <｜tool▁cal")),
     ("deepseek_v31", f"<｜tool▁calls▁begin｜>{DEEPSEEK_ADD}{DEEPSEEK_ADD}<｜tool▁calls▁end｜>", Read("", (ADD, ADD))),
+    ("granite", f'<|tool_call|>[{{"name": "add", "arguments": {ADD[1]}}}]', Read("", (ADD,))),
+    ("granite", f'I look.\n<tool_call> [{{"arguments": {ADD[1]}, "name": "add"}}, 5', Read("I look.\n, 5", (ADD,))),
+    ("granite", "<|tool_call|> is a marker", Read("<|tool_call|> is a marker")),
+    ("phi4_mini_json", f'functools[{{"name": "add", "arguments": {ADD[1]}}}] ', Read("", (ADD,))),
+    ("phi4_mini_json", "import functools\n\nfunctools.cache", Read("import functools\n\nfunctools.cache")),
     ("qwen3_coder", CODER_ROME, Read("", (ROME,))),
     ("qwen3_coder", f"I look.\n\n{CODER_ROME}\n{CODER_ROME}\nDone.", Read("I look.\n\nDone.", (ROME, ROME))),
     ("qwen3_coder", CODER_ROME[12:], Read("", (ROME,))),
@@ -128,11 +133,9 @@ def test_a_text_is_read_the_same_whatever_pieces_it_comes_in(name: str, text: st
         assert read_pieces(pieces, formats, TOOLS) == expected, pieces
 
 
-@pytest.mark.parametrize("name", TOOL_FORMATS)
+@pytest.mark.parametrize("name", [name for name, form in TOOL_FORMATS.items() if form.call_format.arguments == "json"])
 def test_a_call_that_a_grammar_would_allow_is_read_as_it_was_meant(name: str) -> None:
     form = TOOL_FORMATS[name].call_format
-    if form.arguments != "json":
-        pytest.skip("arguments are not written as JSON: see tests of the grammar")
     calls = [
         f"{form.before_name}{name}{form.after_name}{arguments}{form.after_arguments}" for name, arguments in (ROME, ADD)
     ]

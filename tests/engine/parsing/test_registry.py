@@ -14,6 +14,7 @@ from mini_infer_engine.parsing.registry import (
 )
 
 TEMPLATES = {
+    r'{{ "<tool_call>\n{\"name\": <function-name>" }}': "hermes",
     '{{ \'<tool_call>\\n{"name": "\' }}': "hermes",
     "{{ '<tool_call>\\n<function=' }}": "qwen3_coder",
     '"[TOOL_CALLS] [" + call': "mistral",
@@ -24,6 +25,9 @@ TEMPLATES = {
     '<|start_header_id|> in the format {"name": function name, "parameters": dictionary': "llama3_json",
     "<|start_header_id|> in the format [func_name1(params_name1=params_value1, ...)]": "pythonic",
     "<|header_start|> Use exact format: [func_name1(param1=value1, param2=value2)]": "llama4_pythonic",
+    "respond with <|tool_call|> followed by a JSON list of tools used": "granite",
+    'formatted as functools[{"name": [function name], ...}]': "phi4_mini_json",
+    "<tool_call>function_name\n<arg_key>key</arg_key>": None,
     "<|im_start|>{{ message.role }}": None,
 }
 
