@@ -91,12 +91,23 @@ class _Calls:
         rules = [self._free(index, trigger) for index, trigger in enumerate(begins)]
         found = " | ".join(f"free{index} {rest} {self._more}" for index, rest in enumerate(begins.values()))
         rules.append(f"found: {found}")
-        return self._grammar("\n".join([f"start: {'found | TEXT' if self._is_one else 'found* TEXT'}", *rules]))
+        if self._is_special(form.trigger):
+            rules.append(f"PLAIN: TEXT & ~(TEXT {literal(form.trigger)} TEXT)")
+        start = f"found | {self._text}" if self._is_one else f"found* {self._text}"
+        return self._grammar("\n".join([f"start: {start}", *rules]))
 
     def _free(self, index: int, trigger: str) -> str:
         """Text up to a trigger. A special token is no text, so that nothing else can match it."""
-        is_special = any(token in trigger for token in self._special_tokens)
-        return f"free{index}{'' if is_special else '[lazy]'}: TEXT {self._literal(trigger)}"
+        attributes = "" if self._is_special(trigger) else "[lazy]"
+        return f"free{index}{attributes}: {self._text} {self._literal(trigger)}"
+
+    def _is_special(self, trigger: str) -> bool:
+        return any(token in trigger for token in self._special_tokens)
+
+    @property
+    def _text(self) -> str:
+        """Free text. A trigger that is a special token does not stand in it letter by letter either."""
+        return "PLAIN" if self._is_special(self._form.trigger) else "TEXT"
 
     @property
     def _calls(self) -> str:

@@ -3,6 +3,7 @@ import json
 import msgspec
 import pytest
 
+from mini_infer_engine.dry.vocabulary import TURN_START_ID
 from mini_infer_engine.parsing.base import OutputParsing, Tool
 from mini_infer_engine.parsing.registry import TOOL_FORMATS
 from mini_infer_engine.parsing.tool_format import ToolCallFormat
@@ -138,3 +139,13 @@ def test_properties_that_stand_apart_are_held_to_their_own_schemas(name: str) ->
         assert not accepts(grammar, calls(form, call(form, "f", json.dumps(arguments)))), arguments
     assert accepts(optional, calls(form, call(form, "f", "{}")))
     assert accepts(optional, calls(form, call(form, "f", '{"text": "x", "days": 1}')))
+
+
+def test_a_trigger_that_is_a_special_token_cannot_be_spelled_instead() -> None:
+    form = ToolCallFormat(before_name="<|im_start|>", after_name="", after_arguments="!", trigger="<|im_start|>")
+    special = {"<|im_start|>": TURN_START_ID}
+    grammar = calls_or_answer(OutputParsing(tools=(STRICT_ADD,)), form, None).build(special)
+    for tokens in ([*b"So: ", TURN_START_ID, *b'add{"a": 1}!'], [*b"a < b"], [TURN_START_ID, *b"add{}!", *b" done"]):
+        assert accepts(grammar, tokens), tokens
+    for tokens in ([TURN_START_ID, *b'add{"a": "x"}!'], [*b'<|im_start|>add{"a": "x"}!'], [*b"so <|im_start|>"]):
+        assert not accepts(grammar, tokens), tokens

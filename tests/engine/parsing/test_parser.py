@@ -1,0 +1,40 @@
+import pytest
+
+from mini_infer_contract.api_errors import ApiError
+from mini_infer_engine.parsing.base import Content, OutputParsing, Tool
+from mini_infer_engine.parsing.parser import FormatParser, check_parsing, markers
+from mini_infer_engine.parsing.registry import OutputFormats
+
+TOOLS = (Tool("f"),)
+
+
+def test_tools_are_refused_where_nobody_can_read_their_calls() -> None:
+    check_parsing(OutputFormats(), OutputParsing())
+    with pytest.raises(ApiError, match="--tool-call-parser") as caught:
+        check_parsing(OutputFormats(), OutputParsing(tools=TOOLS))
+    assert (caught.value.status, caught.value.param) == (400, "tools")
+
+
+def test_a_server_may_want_calls_to_be_asked_for() -> None:
+    formats = OutputFormats(tool_call_parser="hermes", enable_auto_tool_choice=False)
+    check_parsing(formats, OutputParsing(tools=TOOLS, tool_choice="required"))
+    with pytest.raises(ApiError, match="enable-auto-tool-choice") as caught:
+        check_parsing(formats, OutputParsing(tools=TOOLS))
+    assert caught.value.param == "tool_choice"
+
+
+def test_markers_are_those_of_what_is_read() -> None:
+    formats = OutputFormats(tool_call_parser="mistral", reasoning_parser="mistral")
+    assert markers(formats, OutputParsing()) == ("[THINK]", "[/THINK]")
+    assert "[TOOL_CALLS]" in markers(formats, OutputParsing(tools=TOOLS))
+
+
+def test_an_answer_without_markers_comes_as_it_is_and_at_once() -> None:
+    formats = OutputFormats(tool_call_parser="hermes", reasoning_parser="qwen3")
+    parser = FormatParser(formats, OutputParsing())
+    assert [parser.push(piece) for piece in ("Hello ", "\n", "<tool_call>")] == [
+        [Content("Hello ")],
+        [Content("\n")],
+        [Content("<tool_call>")],
+    ]
+    assert parser.finish() == []
