@@ -345,6 +345,7 @@ async def test_what_does_not_say_that_it_is_json_is_refused(content_type: str) -
 async def test_each_request_has_a_line_and_failures_are_warnings(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "mini_infer_gateway.access_log")
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
+        await gateway.settled()  # only then prompts are counted
         async with gateway.chat("hi", stream=True) as response:
             await response.read()
         async with gateway.client.post(gateway.url + "/v1/completions", data=b"{}") as response:

@@ -5,6 +5,7 @@ from typing import Any, cast
 import httpx
 import pytest
 
+from mini_infer_engine.api.admission import Admission
 from mini_infer_engine.api.app import make_app
 from mini_infer_engine.api.state import ApiServerState
 from mini_infer_engine.config.server_options import ServerOptions
@@ -16,6 +17,7 @@ class Front:
     def __init__(self) -> None:
         self.draining, self.in_flight = False, 0
         self.options = ServerOptions()
+        self.admission = Admission(1, 1)
 
     def start_drain(self) -> None:
         self.draining = True
