@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from mini_infer_engine.config.fields import Fields
-from mini_infer_engine.config.quantization import Fp8Scheme, parse_quantization
+from mini_infer_engine.config.quantization import Scheme, parse_quantization
 from mini_infer_engine.config.rope import RopeParameters, parse_rope, rope_object
 
 Activation = Literal["silu", "gelu_tanh"]
@@ -52,7 +52,7 @@ class ModelConfig:
     """Factor of the token embeddings."""
     norm_offset: float = 0.0
     """Added to the weights of every norm: some checkpoints store them less one."""
-    quantization: Fp8Scheme | None = None
+    quantization: Scheme | None = None
     """How the linear layers are stored; None: in `dtype`."""
     dtype: str
     """The checkpoint's: float32, bfloat16 or float16."""

@@ -1,7 +1,8 @@
 """`quantization_config` of a model's config.json: which scheme its linear layers are stored in. No torch.
 
-Read are FP8 checkpoints of two makes: `fp8` (DeepSeek-V3's and Qwen's, transformers' FineGrainedFP8Config) and
-`compressed-tensors` (llm-compressor's, whose format is that package's `config_groups`).
+Read are FP8 checkpoints of two makes, `fp8` (DeepSeek-V3's and Qwen's, transformers' FineGrainedFP8Config) and
+`compressed-tensors` (llm-compressor's, whose format is that package's `config_groups`), and the integers of
+compressed-tensors, GPTQ and AWQ (`integer_quantization`).
 """
 
 import re
@@ -9,8 +10,14 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
-from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.config.fields import Fields
+from mini_infer_engine.config.integer_quantization import (
+    IntegerScheme,
+    parse_awq,
+    parse_compressed_integers,
+    parse_gptq,
+    refuse,
+)
 
 Strategy = Literal["tensor", "channel", "block"]
 
@@ -28,12 +35,21 @@ class Fp8Scheme:
     ignored: tuple[str, ...]
     """Layers that are not quantised: names, beginnings of names, or patterns."""
 
-    def applies_to(self, layer: str) -> bool:
-        """Whether the layer of this name is quantised."""
-        return not any(_matches(layer, pattern) for pattern in self.ignored)
+
+Scheme = Fp8Scheme | IntegerScheme
 
 
-def parse_quantization(fields: Fields) -> Fp8Scheme | None:
+def applies_to(scheme: Scheme, layer: str) -> bool:
+    """Whether the layer of this name is quantised."""
+    return not any(_matches(layer, pattern) for pattern in scheme.ignored)
+
+
+def unused_suffixes(scheme: Scheme | None) -> tuple[str, ...]:
+    """Of tensors that a checkpoint of this scheme may have and that say nothing new: GPTQ's groups, in their order."""
+    return (".g_idx",) if isinstance(scheme, IntegerScheme) and not scheme.act_order else ()
+
+
+def parse_quantization(fields: Fields) -> Scheme | None:
     """The scheme; None: the weights are not quantised. ModelError: they are, in a way that is not supported."""
     raw = fields.values.get("quantization_config")
     if raw is None:
@@ -45,7 +61,11 @@ def parse_quantization(fields: Fields) -> Fp8Scheme | None:
         return _parse_fp8(fields, raw)
     if method == "compressed-tensors":
         return _parse_compressed_tensors(fields, raw)
-    raise _refuse(fields, f"quant_method = {method!r}", "supported are fp8 and compressed-tensors (FP8)")
+    if method == "gptq":
+        return parse_gptq(fields, raw)
+    if method == "awq":
+        return parse_awq(fields, raw, _names(fields, raw, "modules_to_not_convert"))
+    raise refuse(fields, f"quant_method = {method!r}", "supported are fp8, compressed-tensors, gptq and awq")
 
 
 def _parse_fp8(fields: Fields, raw: dict[str, Any]) -> Fp8Scheme:
@@ -54,33 +74,36 @@ def _parse_fp8(fields: Fields, raw: dict[str, Any]) -> Fp8Scheme:
     if block is None:
         return Fp8Scheme("tensor", (0, 0), "weight_scale", ignored)
     if not (isinstance(block, list) and len(block) == 2 and all(isinstance(size, int) and size > 0 for size in block)):
-        raise _refuse(fields, f"weight_block_size = {block!r}", "it must be two positive integers")
+        raise refuse(fields, f"weight_block_size = {block!r}", "it must be two positive integers")
     return Fp8Scheme("block", (block[0], block[1]), "weight_scale_inv", ignored)
 
 
-def _parse_compressed_tensors(fields: Fields, raw: dict[str, Any]) -> Fp8Scheme:
+def _parse_compressed_tensors(fields: Fields, raw: dict[str, Any]) -> Scheme:
     groups = raw.get("config_groups")
     if not isinstance(groups, dict) or len(groups) != 1:
-        raise _refuse(fields, "config_groups", "exactly one group, of all linear layers, is supported")
+        raise refuse(fields, "config_groups", "exactly one group, of all linear layers, is supported")
     group = next(iter(groups.values()))
     weights = group.get("weights") if isinstance(group, dict) else None
     if not isinstance(weights, dict) or group.get("targets") != ["Linear"]:
-        raise _refuse(fields, "config_groups", "supported is one group with targets ['Linear'] and weights")
+        raise refuse(fields, "config_groups", "supported is one group with targets ['Linear'] and weights")
+    ignored = _names(fields, raw, "ignore")
+    if weights.get("type", "int") == "int":
+        form = group.get("format") or raw.get("format")
+        return parse_compressed_integers(fields, form, weights, ignored)
     kind = (weights.get("type"), weights.get("num_bits"), weights.get("symmetric", True))
     if kind != ("float", 8, True):
-        raise _refuse(fields, f"weights of {kind[1]} bits, type {kind[0]!r}", "supported are symmetric 8-bit floats")
+        raise refuse(fields, f"weights of {kind[1]} bits, type {kind[0]!r}", "supported are symmetric 8-bit floats")
     strategy = weights.get("strategy")
     block = weights.get("block_structure") or [0, 0]
     if strategy not in ("tensor", "channel", "block") or (strategy == "block" and block == [0, 0]):
-        raise _refuse(fields, f"strategy = {strategy!r}", "supported are tensor, channel, block")
-    ignored = _names(fields, raw, "ignore")
+        raise refuse(fields, f"strategy = {strategy!r}", "supported are tensor, channel, block")
     return Fp8Scheme(strategy, (block[0], block[1]), "weight_scale", ignored)
 
 
 def _names(fields: Fields, raw: dict[str, Any], key: str) -> tuple[str, ...]:
     names = raw.get(key) or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise _refuse(fields, key, "it must be a list of names")
+        raise refuse(fields, key, "it must be a list of names")
     return tuple(names)
 
 
@@ -88,7 +111,3 @@ def _matches(layer: str, pattern: str) -> bool:
     if pattern.startswith("re:"):
         return re.match(pattern[3:], layer) is not None
     return layer == pattern or layer.startswith(f"{pattern}.") or fnmatchcase(layer, pattern)
-
-
-def _refuse(fields: Fields, what: str, remedy: str) -> ModelError:
-    return ModelError(f"{fields.path}: quantization_config: {what}: {remedy}; or use the original weights.")

@@ -26,9 +26,11 @@ class Placement:
         if shape not in allowed:
             wanted = " or ".join(str(list(one)) for one in allowed)
             return f"has shape {list(shape)}, config.json asks for {wanted}"
-        if (dtype == FP8) != (self.target.dtype == FP8):
+        if (dtype == FP8) != (
+            self.target.dtype == FP8
+        ) or dtype.is_floating_point > self.target.dtype.is_floating_point:
             return f"is {dtype}, and config.json asks for {self.target.dtype}"
-        if not dtype.is_floating_point:
+        if not dtype.is_floating_point and dtype != self.target.dtype:
             return f"is {dtype}: this form of quantised checkpoint is not supported; use the original weights"
         return None
 

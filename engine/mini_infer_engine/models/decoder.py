@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from mini_infer_engine.config.fields import Fields
 from mini_infer_engine.config.model_config import ModelConfig
+from mini_infer_engine.config.quantization import unused_suffixes
 from mini_infer_engine.layers.attention import Attention
 from mini_infer_engine.layers.embedding import Embedding
 from mini_infer_engine.layers.linear import Linear
@@ -91,8 +92,10 @@ class DecoderModel(nn.Module):
         "rotary_emb.inv_freq",
         ".input_scale",
         ".activation_scale",
+        ".weight_shape",
     )
-    """What is computed here, and static scales of activations, which stay in the model's dtype."""
+    """What is computed here, static scales of activations, which stay in the model's dtype, and shapes, which the
+    config has."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -144,7 +147,8 @@ class DecoderModel(nn.Module):
     def is_unused(self, checkpoint_name: str) -> bool:
         """Whether a checkpoint may have this tensor although the model does not read it."""
         tied = self.lm_head is None and checkpoint_name == "lm_head.weight"
-        return tied or checkpoint_name.endswith(self.unused_checkpoint_suffixes)
+        unused_here = unused_suffixes(self.config.quantization)
+        return tied or checkpoint_name.endswith((*self.unused_checkpoint_suffixes, *unused_here))
 
     def finish_loading(self, max_positions: int) -> None:
         """Make what is derived from weights and config: rotary tables, laid-out norms, the tied head."""

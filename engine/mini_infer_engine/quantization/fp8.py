@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.config.quantization import Fp8Scheme
 from mini_infer_engine.layers.linear import UNQUANTIZED, Linear
 from mini_infer_engine.layers.placement import FP8, Placement
@@ -72,20 +71,3 @@ class Fp8Method:
         """The weight in another dtype, [out_features, in_features]."""
         wide = layer.weight_scale.repeat_interleave(self.column_block(layer), dim=1)[:, : layer.in_features]
         return (layer.weight.float() * wide).to(dtype)
-
-
-def quantize_layers(model: nn.Module, scheme: Fp8Scheme) -> None:
-    """Have the scheme's layers stored and computed in FP8; before anything is loaded.
-
-    Raises:
-        ModelError: parts of one packed layer are quantised and others are not, or experts would have to be.
-
-    """
-    for path, module in model.named_modules():
-        if not isinstance(module, Linear):
-            continue
-        applies = {name: scheme.applies_to(name) for name in module.checkpoint_parts(path)}
-        if len(set(applies.values())) > 1:
-            raise ModelError(f"quantization_config ignores some of {', '.join(applies)}: they are one product here.")
-        if all(applies.values()):
-            module.use(Fp8Method(scheme))

@@ -12,7 +12,7 @@ from mini_infer_engine.device import choose_device
 from mini_infer_engine.models.decoder import DecoderModel
 from mini_infer_engine.models.registry import model_class
 from mini_infer_engine.models.weights.loader import fill_randomly, load_weights, open_checkpoint
-from mini_infer_engine.quantization.fp8 import quantize_layers
+from mini_infer_engine.quantization.layers import quantize_layers
 
 
 @dataclass(frozen=True, slots=True)

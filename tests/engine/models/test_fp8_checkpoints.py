@@ -29,7 +29,7 @@ def test_logits_are_those_of_the_dequantised_weights(architecture: str, form: st
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"quant_method": "gptq"}, ["gptq", "fp8"]),
+        ({"quant_method": "bitsandbytes"}, ["bitsandbytes", "fp8"]),
         ({"quant_method": "fp8", "weight_block_size": [128]}, ["weight_block_size", "[128]"]),
         ({"quant_method": "compressed-tensors", "config_groups": {}}, ["config_groups"]),
     ],

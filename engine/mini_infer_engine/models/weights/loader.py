@@ -77,7 +77,11 @@ def fill_randomly(model: DecoderModel, seed: int) -> None:
         elif tensor.dtype == FP8:
             wide = torch.empty(tensor.shape, dtype=torch.bfloat16, device=tensor.device)
             tensor.copy_(wide.normal_(0, 1, generator=generator))
-        elif name.endswith(("weight_scale", "weight_scale_inv")):
+        elif name.endswith("g_idx"):
+            tensor.zero_()
+        elif not tensor.is_floating_point():
+            tensor.random_(generator=generator)
+        elif name.endswith(("weight_scale", "weight_scale_inv", ".scales")):
             tensor.fill_(_DUMMY_STANDARD_DEVIATION)
         else:
             tensor.normal_(0, _DUMMY_STANDARD_DEVIATION, generator=generator)

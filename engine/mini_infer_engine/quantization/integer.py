@@ -1,0 +1,167 @@
+"""Checkpoints with integer weights (GPTQ, AWQ, compressed-tensors), dequantised once they are loaded.
+
+From then on the layer is an unquantised one, on any device: products with packed integers would need kernels of their
+own. weight = (integer - zero point) * scale, with one zero point and one scale for each row and group of columns
+(Frantar et al. 2022, arXiv 2210.17323; Lin et al. 2023, arXiv 2306.00978).
+"""
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from mini_infer_engine.config.integer_quantization import IntegerScheme
+from mini_infer_engine.layers.linear import UNQUANTIZED, Linear, PackedLinear
+from mini_infer_engine.layers.placement import Placement
+
+_WORD_BITS = 32
+_AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
+"""Where in a word of AWQ's layout "gemm" the 1st, 2nd, ... column is."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """One tensor of the checkpoint for one part of a layer."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    other_shapes: tuple[tuple[int, ...], ...] = ()
+    """That the checkpoint may have as well."""
+
+
+class IntegerCheckpointMethod:
+    """See `layers.linear.LinearMethod`. Keeps what the checkpoint has until all of it is loaded."""
+
+    def __init__(self, scheme: IntegerScheme) -> None:
+        self.scheme = scheme
+        self.dtype = torch.get_default_dtype()
+        """The model's, under which it is made."""
+
+    def create_weights(self, layer: Linear) -> None:
+        """See `LinearMethod`. ValueError: the layer's sizes do not fit the scheme."""
+        for rows in _parts(layer):
+            for name, stored in self._stored(rows.stop - rows.start, layer.in_features).items():
+                tensor = torch.empty(stored.shape, dtype=stored.dtype)
+                layer.register_parameter(_parameter(name, rows), nn.Parameter(tensor, requires_grad=False))
+        if hasattr(layer, "weight"):
+            del layer.weight
+
+    def placements(self, layer: Linear, path: str, rows: slice) -> dict[str, Placement]:
+        """See `LinearMethod`."""
+        return {
+            f"{path}.{name}": Placement(
+                getattr(layer, _parameter(name, rows)),
+                (stored.shape, *stored.other_shapes),
+                partial(_wide, stored.shape) if stored.other_shapes else None,
+            )
+            for name, stored in self._stored(rows.stop - rows.start, layer.in_features).items()
+        }
+
+    def process_weights_after_loading(self, layer: Linear) -> None:
+        """Dequantise, and go on as an unquantised layer."""
+        parts = [self._dequantized(layer, rows) for rows in _parts(layer)]
+        for rows in _parts(layer):
+            for name in self._stored(rows.stop - rows.start, layer.in_features):
+                delattr(layer, _parameter(name, rows))
+        layer.method = UNQUANTIZED
+        layer.weight = nn.Parameter(parts[0] if len(parts) == 1 else torch.cat(parts), requires_grad=False)
+        layer.finish_loading()
+
+    def apply(self, layer: Linear, x: Tensor) -> Tensor:
+        """See `LinearMethod`: before `process_weights_after_loading`, over weights made anew at each call."""
+        weight = torch.cat([self._dequantized(layer, rows) for rows in _parts(layer)])
+        return functional.linear(x, weight.to(x.dtype), layer.bias)
+
+    def _stored(self, rows: int, columns: int) -> dict[str, _Stored]:
+        """What the checkpoint has for a part of so many rows, by name."""
+        scheme = self.scheme
+        group = scheme.group_size or columns
+        groups = -(-columns // group)
+        if scheme.form in ("gptq", "awq"):
+            return self._transposed(rows, columns, groups)
+        one = ((1,), (1, 1)) if scheme.tensor_scale else ()
+        channel = ((rows,),) if groups == 1 else ()
+        scale = _Stored((rows, groups), torch.float32, (*one, *channel))
+        group_index = {"weight_g_idx": _Stored((columns,), torch.int32)} if scheme.act_order else {}
+        if scheme.form == "int-quantized":
+            zero = _Stored((rows, groups), torch.int8, (*one, *channel))
+            zeros = {} if scheme.symmetric else {"weight_zero_point": zero}
+            return {"weight": _Stored((rows, columns), torch.int8), "weight_scale": scale, **zeros, **group_index}
+        packed = _Stored((rows, self._words(columns)), torch.int32)
+        zeros = {} if scheme.symmetric else {"weight_zero_point": _Stored((self._words(rows), groups), torch.int32)}
+        return {"weight_packed": packed, "weight_scale": scale, **zeros, **group_index}
+
+    def _transposed(self, rows: int, columns: int, groups: int) -> dict[str, _Stored]:
+        scheme = self.scheme
+        in_a_word = _WORD_BITS // scheme.bits
+        if rows % in_a_word or columns % in_a_word:
+            raise ValueError(f"{rows} x {columns} weights are not made of words of {in_a_word} integers")
+        shape = (columns // in_a_word, rows) if scheme.form == "gptq" else (columns, rows // in_a_word)
+        stored = {"qweight": _Stored(shape, torch.int32), "scales": _Stored((groups, rows), torch.float32)}
+        if not scheme.symmetric:
+            stored["qzeros"] = _Stored((groups, rows // in_a_word), torch.int32)
+        if scheme.act_order:
+            stored["g_idx"] = _Stored((columns,), torch.int32)
+        return stored
+
+    def _words(self, count: int) -> int:
+        return -(-count * self.scheme.bits // _WORD_BITS)
+
+    def _dequantized(self, layer: Linear, rows: slice) -> Tensor:
+        """The weight of one part in the model's dtype, [rows, in_features]."""
+        scheme, count, columns = self.scheme, rows.stop - rows.start, layer.in_features
+        has = {name: getattr(layer, _parameter(name, rows)) for name in self._stored(count, columns)}
+        middle = 1 << (scheme.bits - 1)
+        zeros: Tensor | int = 0
+        if scheme.form == "int-quantized":
+            integers, scales, zeros = has["weight"], has["weight_scale"], has.get("weight_zero_point", 0)
+        elif scheme.form == "pack-quantized":
+            integers, scales = unpacked(has["weight_packed"], scheme.bits)[:, :columns], has["weight_scale"]
+            zeros = middle
+            if not scheme.symmetric:
+                zeros = unpacked(has["weight_zero_point"].t(), scheme.bits)[:, :count].t()
+        elif scheme.form == "gptq":
+            integers, scales = unpacked(has["qweight"].t(), scheme.bits), has["scales"].t()
+            # Zero less one, which wraps around.
+            zeros = (unpacked(has["qzeros"], scheme.bits).t() + scheme.zero_offset) & ((1 << scheme.bits) - 1)
+        else:
+            integers, scales = _awq_unpacked(has["qweight"], scheme.bits).t(), has["scales"].t()
+            zeros = middle if scheme.symmetric else _awq_unpacked(has["qzeros"], scheme.bits).t()
+        groups = has.get("weight_g_idx", has.get("g_idx"))
+        if groups is None:
+            groups = torch.arange(columns, device=scales.device) // (scheme.group_size or columns)
+        groups = groups.long()
+        shift = zeros[:, groups].float() if isinstance(zeros, Tensor) else zeros
+        weight: Tensor = (integers.float() - shift) * scales[:, groups].float()
+        return weight.to(self.dtype)
+
+
+def unpacked(words: Tensor, bits: int) -> Tensor:
+    """Unsigned integers out of int32 words along the last dimension, the lowest bits first; int32."""
+    shifts = torch.arange(0, _WORD_BITS, bits, device=words.device, dtype=torch.int32)
+    integers: Tensor = (words.unsqueeze(-1) >> shifts) & ((1 << bits) - 1)
+    return integers.flatten(-2)
+
+
+def _awq_unpacked(words: Tensor, bits: int) -> Tensor:
+    order = torch.tensor(_AWQ_ORDER, device=words.device)
+    integers = unpacked(words, bits)
+    return integers.view(*words.shape, len(_AWQ_ORDER))[..., order].flatten(-2)
+
+
+def _parts(layer: Linear) -> list[slice]:
+    """Rows of each of the checkpoint's layers that this one is made of."""
+    return (
+        list(layer.checkpoint_parts("").values()) if isinstance(layer, PackedLinear) else [slice(0, layer.out_features)]
+    )
+
+
+def _parameter(name: str, rows: slice) -> str:
+    return f"stored_{rows.start}_{name}"
+
+
+def _wide(shape: tuple[int, ...], tensor: Tensor) -> Tensor:
+    """One scale for all, or one for each row, as one for each row and group."""
+    return tensor if tuple(tensor.shape) == shape else tensor.reshape(-1, 1).expand(shape)

@@ -1,0 +1,103 @@
+"""GPTQ, AWQ and compressed-tensors' integers: logits are those of the weights that the checkpoints stand for."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from mini_infer_engine.config.errors import ModelError
+from mini_infer_engine.models.registry import read_config
+from tests.support.integer_checkpoints import FORMATS, quantize_folder
+from tests.support.tiny_models import PageDealer, reference_logits, run_chunks, save_tiny_model, tiny_runner
+
+TOKENS = [(position * 37 + 11) % 190 + 5 for position in range(40)]
+SHAPE = {"hidden_size": 64, "intermediate_size": 96}
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("architecture", ["qwen2", "phi3"])
+def test_logits_are_those_of_the_dequantised_weights(architecture: str, form: str, tmp_path: Path) -> None:
+    """With layers of several parts, with biases, and with parts that are one tensor."""
+    changes = {"original_max_position_embeddings": 512} if architecture == "phi3" else {}
+    model = save_tiny_model(tmp_path, architecture, **SHAPE, **changes)
+    unquantised = reference_logits(model, TOKENS)
+    model.load_state_dict(quantize_folder(tmp_path, form), strict=False)
+    expected = reference_logits(model, TOKENS)
+    assert (expected - unquantised).abs().max() > 1e-2
+    runner = tiny_runner(tmp_path)
+    actual = run_chunks(runner, TOKENS, PageDealer(runner).table(40), [17, 1, 22])
+    assert (actual - expected).abs().max() <= 1e-3
+
+
+def test_dummy_weights_of_a_quantised_checkpoint(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path, "llama", head_dim=16)
+    quantize_folder(tmp_path, "gptq-act-order")
+    runner = tiny_runner(tmp_path, load_format="dummy")
+    assert torch.isfinite(run_chunks(runner, TOKENS, PageDealer(runner).table(40), [40])).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"quant_method": "gptq", "bits": 3}, ["bits = 3", "4 and 8"]),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 0}, ["group_size = 0"]),
+        ({"quant_method": "gptq", "bits": 4, "dynamic": {"-:x": {}}}, ["dynamic"]),
+        ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, ["marlin", "gptq_v2"]),
+        ({"quant_method": "awq", "bits": 4, "version": "gemv"}, ["gemv", "gemm"]),
+        ({"quant_method": "bitsandbytes"}, ["bitsandbytes", "awq"]),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "format": "pack-quantized",
+                "config_groups": {"group_0": {"targets": ["Linear"], "weights": {"type": "int", "num_bits": 3}}},
+            },
+            ["3 bits"],
+        ),
+    ],
+)
+def test_other_schemes_are_refused_before_weights_are_read(
+    changes: dict[str, Any], words: list[str], tmp_path: Path
+) -> None:
+    save_tiny_model(tmp_path, "llama")
+    config = json.loads((tmp_path / "config.json").read_text()) | {"quantization_config": changes}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match="quantization_config") as raised:
+        read_config(tmp_path)
+    for word in words:
+        assert word in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "words"),
+    [
+        ("qweight", torch.zeros(3, 3, dtype=torch.int32), "has shape [3, 3]"),
+        ("qweight", torch.zeros(12, 64), "is torch.float32, and config.json asks for torch.int32"),
+        ("scales", torch.zeros(3, 64, dtype=torch.int32), "is torch.int32"),
+        ("g_idx", None, "is in no safetensors file"),
+    ],
+)
+def test_what_does_not_fit_is_named_before_memory_is_taken(
+    name: str, wrong: torch.Tensor | None, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_tiny_model(tmp_path, "llama", head_dim=16)
+    quantize_folder(tmp_path, "gptq-act-order")
+    tensors = load_file(tmp_path / "model.safetensors")
+    path = f"model.layers.1.mlp.down_proj.{name}"
+    del tensors[path]
+    save_file(tensors | ({path: wrong} if wrong is not None else {}), tmp_path / "model.safetensors")
+    monkeypatch.setattr(torch.nn.Module, "to_empty", None)
+    with pytest.raises(ModelError, match="down_proj") as raised:
+        tiny_runner(tmp_path)
+    assert words in str(raised.value)
+
+
+def test_a_layer_that_is_not_made_of_words_is_named(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path, "llama", head_dim=16)
+    quantize_folder(tmp_path, "gptq")
+    config = json.loads((tmp_path / "config.json").read_text()) | {"intermediate_size": 100}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=r"does not fit layer model\.layers\.0\.mlp.*words of 8"):
+        tiny_runner(tmp_path)
