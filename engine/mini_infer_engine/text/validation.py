@@ -109,7 +109,8 @@ def _check_logit_changes(params: SamplingParams, vocab_size: int) -> None:
 
 def _check_token(param: str, token_id: int, vocab_size: int) -> None:
     if not 0 <= token_id < vocab_size:
-        raise ParameterError(param, f"{param} holds the token id {token_id}; ids are from 0 to {vocab_size - 1}")
+        message = f"{param} holds the token id {token_id}; ids are from 0 to {vocab_size - 1}, for {vocab_size} tokens"
+        raise ParameterError(param, message)
 
 
 def _check_stop_strings(params: SamplingParams, has_text: bool) -> None:

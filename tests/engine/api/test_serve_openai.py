@@ -118,23 +118,25 @@ def test_usage_so_far_is_in_every_event_where_asked_for(server: DryServer) -> No
             assert counts[-1] == whole["completion_tokens"]
 
 
-def without_stop_reason(body: Any) -> Any:
-    """vLLM's one field beside OpenAI's: why a choice ended."""
+def without_vllms(body: Any) -> Any:
+    """vLLM's fields beside OpenAI's: why a choice ended, and of whole answers that no prompt's logprobs were asked."""
+    assert body.pop("prompt_logprobs", None) is None
     for choice in body["choices"]:
+        assert choice.pop("prompt_logprobs", None) is None
         assert ("stop_reason" in choice) == (choice["finish_reason"] is not None)
         choice.pop("stop_reason", None)
     return body
 
 
 def test_bodies_have_openais_fields_and_no_others(server: DryServer) -> None:
-    ChatCompletion.model_validate(without_stop_reason(post(server, chat()).json()), extra="forbid")
-    for chunk in map(without_stop_reason, stream(server, chat())):
+    ChatCompletion.model_validate(without_vllms(post(server, chat()).json()), extra="forbid")
+    for chunk in map(without_vllms, stream(server, chat())):
         ChatCompletionChunk.model_validate(chunk, extra="forbid")
         assert "usage" not in chunk
     body = {"model": "dry", "prompt": "ab"}
-    Completion.model_validate(without_stop_reason(post(server, body, "/v1/completions").json()), extra="forbid")
+    Completion.model_validate(without_vllms(post(server, body, "/v1/completions").json()), extra="forbid")
     *chunks, last = stream(server, body, "/v1/completions")
-    Completion.model_validate(without_stop_reason(last), extra="forbid")
+    Completion.model_validate(without_vllms(last), extra="forbid")
     assert all(chunk["choices"][0]["finish_reason"] is None for chunk in chunks)  # type: ignore[index]
 
 

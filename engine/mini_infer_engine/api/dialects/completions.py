@@ -143,7 +143,7 @@ class CompletionRenderer(OpenAIRenderer):
     def message(self, reply: OutputText) -> dict[str, Any]:
         """The text, after its prompt where that is asked for; vLLM tells the prompt's log probabilities here."""
         text = "" if self._spec.echo_alone else reply.text
-        found: dict[str, Any] = {"text": text}
+        found: dict[str, Any] = {"text": text, "prompt_logprobs": None}
         if self._asks_prompt_logprobs:
             found["prompt_logprobs"] = prompt_logprobs(reply.prompt_logprobs, self._decoder)
         return found
@@ -224,4 +224,4 @@ class CompletionRenderer(OpenAIRenderer):
         text = self._spec.prompt_texts[index // self._spec.told_copies]
         if text is not None or self._decoder is None:
             return text or ""
-        return self._decoder.decode(list(token_ids), skip_special_tokens=True)
+        return self._decoder.decode(list(token_ids), skip_special_tokens=False)

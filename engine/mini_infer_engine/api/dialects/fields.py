@@ -277,9 +277,10 @@ def _fault(details: ErrorDetails) -> _Fault:
 
 def _by_token_id(bias: dict[str, float]) -> dict[int, float]:
     """JSON's names are strings."""
-    wrong = next((name for name in bias if not name.isascii() or not name.isdigit()), None)
-    if wrong is not None:
-        raise ApiError(400, f"logit_bias has {_quoted(wrong)}: write token ids", param="logit_bias")
+    wrong = [name for name in bias if not name.isascii() or not name.isdigit()]
+    if wrong:
+        told = ", ".join(_quoted(name) for name in wrong[:_MAX_FAULTS])
+        raise ApiError(400, f"logit_bias has {told}: write token ids", param="logit_bias")
     return {int(name): value for name, value in bias.items()}
 
 

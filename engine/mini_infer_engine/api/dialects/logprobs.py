@@ -61,11 +61,12 @@ class CompletionLogprobs:
         self._offset += len(token)
         if position is None:
             return offset, token, None, None
+        own = {token: _finite(position.logprob)}  # first, as vLLM has it
         top = {
             self._names.of(top_id): _finite(logprob)
             for top_id, logprob in zip(position.top_token_ids, position.top_logprobs, strict=True)
         }
-        return offset, token, _finite(position.logprob), top | {token: _finite(position.logprob)}
+        return offset, token, _finite(position.logprob), own | top | own
 
 
 def joined(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
