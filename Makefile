@@ -10,7 +10,7 @@ PYTEST_ARGS ?=
 .PHONY: help install install-to-run up test test-schemas check format e2e e2e-gpu test-gpu test-real conformance crds dashboards lock clean
 
 help: ## this list
-	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 	@echo '  PYTHON=python3.12 chooses the interpreter; PORT=8080 and CR=examples/demo.yaml are for make up.'
 
 install: ## the environment alone, in .venv
