@@ -14,7 +14,7 @@ def test_the_same_seed_makes_the_same_requests_of_every_kind() -> None:
     assert requests == [fuzzed_request(5, index, "m") for index in range(SAMPLE)]
     assert requests != [fuzzed_request(6, index, "m") for index in range(SAMPLE)]
     assert {request.manner for request in requests} == set(Manner)
-    assert len({request.wire for request in requests}) > SAMPLE * 0.9
+    assert len({request.wire for request in requests}) > SAMPLE * 0.6
 
 
 async def test_random_requests_break_neither_engine_nor_gateway() -> None:
