@@ -38,6 +38,8 @@ def test_what_was_seen_is_merged_and_reasons_that_hold_are_kept() -> None:
     assert merged["a.py"] == {"one": {MISSING: "boom"}, "two": {DIFFERS: "why"}, "three": {NOT_A_SERVER_TEST: "why"}}
     assert merged["b.py"] == {"x": PASS}
     assert LISTED["a.py"]["one"] == PASS
+    again = verdicts.merged(merged, {"a.py::one": Seen("failed", "another")})
+    assert again["a.py"]["one"] == {MISSING: "another"}, "what nobody has judged yet is told anew"
 
 
 def test_the_list_is_read_as_it_was_written(tmp_path: Path) -> None:

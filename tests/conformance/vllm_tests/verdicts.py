@@ -70,7 +70,8 @@ def merged(expected: Expected, seen: dict[str, Seen]) -> Expected:
     for key, found in seen.items():
         file, _, test = key.partition("::")
         old = result.get(file, {}).get(test)
-        if old is None or outcome_of(old) != found.outcome:
+        is_to_be_judged = isinstance(old, dict) and MISSING in old
+        if old is None or is_to_be_judged or outcome_of(old) != found.outcome:
             result.setdefault(file, {})[test] = _guess(found)
     return result
 

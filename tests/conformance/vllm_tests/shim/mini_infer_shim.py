@@ -23,6 +23,9 @@ class _AbsentType(type):
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         pytest.skip(f"needs vLLM's own {cls.__module__}.{cls.__qualname__}", allow_module_level=True)
 
+    def __add__(cls, other: Any) -> Any:
+        return cls(other)
+
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)

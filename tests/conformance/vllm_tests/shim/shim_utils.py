@@ -49,7 +49,7 @@ def free_port() -> int:
 
 
 class RemoteOpenAIServer:
-    """One engine for as long as its fixture lives. An engine that is asked for again right away is used again."""
+    """One engine for as long as its fixture lives, or longer where the next one asks for it by the same words."""
 
     DUMMY_API_KEY = "token-abc123"
 
@@ -64,7 +64,10 @@ class RemoteOpenAIServer:
         if "VLLM_API_KEY" in own_environment:
             flags.append(f"--api-key={own_environment['VLLM_API_KEY']}")
         self._engine = _engine(
-            os.environ[f"CONFORMANCE_{folder}_MODEL"], tuple(flags), tuple(sorted(own_environment.items()))
+            os.environ[f"CONFORMANCE_{folder}_MODEL"],
+            tuple(flags),
+            tuple(sorted(own_environment.items())),
+            tuple(vllm_serve_args),
         )
         self.host, self.port, self.uds = "127.0.0.1", self._engine.port, self._engine.uds
         self.proc = self._engine.process
@@ -151,7 +154,7 @@ def _engine(*key: Any) -> _Engine:
     engine = _running.get(key)
     if engine is None or engine.process.poll() is not None:
         stop_all()
-        engine = _running[key] = _Engine(*key)
+        engine = _running[key] = _Engine(*key[:3])
     return engine
 
 
