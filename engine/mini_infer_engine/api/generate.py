@@ -208,7 +208,7 @@ async def checked(
             check_resumed(len(prompt), spec.resume_token_ids, model.max_model_len, model.vocab_size)
         if limit.is_asked and limit.max_tokens is not None:
             check_output_fits(len(prompt), limit.max_tokens, model.max_model_len, limit.param)
-    if (request := output_grammar(spec, text.formats, text.prompt_end(prompts[0]), text.token_id)) is not None:
+    if (request := output_grammar(spec, text, prompts[0])) is not None:
         if spec.beams is not None:
             param = request.param
             raise ParameterError(param, f"{param} does not go with use_beam_search = true: leave out one of them")
