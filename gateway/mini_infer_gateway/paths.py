@@ -29,8 +29,8 @@ CHAT_PATH: Final = "/v1/chat/completions"
 COMPLETIONS_PATH: Final = "/v1/completions"
 EMBEDDINGS_PATH: Final = "/v1/embeddings"
 
-StreamForm = Literal["chunks", "messages"]
-"""OpenAI's chunks, or Anthropic's named events."""
+StreamForm = Literal["chunks", "messages", "responses"]
+"""OpenAI's chunks, Anthropic's named events, or OpenAI's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,12 @@ ENGINE_PATHS: Final = {
         EnginePath(path="/invocations", prompts=invocation_prompts),
         EnginePath(path=CHAT_PATH + "/render", generates=False),
         EnginePath(path=COMPLETIONS_PATH + "/render", generates=False),
-        EnginePath(path=RESPONSES_PATH, prompts=response_prompts, own_headers=frozenset((KEPT_HEADER.encode(),))),
+        EnginePath(
+            path=RESPONSES_PATH,
+            prompts=response_prompts,
+            continued="responses",
+            own_headers=frozenset((KEPT_HEADER.encode(),)),
+        ),
         EnginePath(path=COUNT_PATH, generates=False),
         EnginePath(path="/tokenize", generates=False, lone_model=True),
         EnginePath(path="/detokenize", generates=False, lone_model=True),

@@ -3,6 +3,7 @@
 An engine fills it while it generates; whoever keeps responses answers with it before any engine has begun.
 """
 
+from hashlib import sha256
 from secrets import token_hex
 from typing import Any
 
@@ -16,6 +17,11 @@ _ID_BYTES = 24
 def new_id(prefix: str) -> str:
     """An id that nobody can guess."""
     return prefix + token_hex(_ID_BYTES)
+
+
+def id_in(response_id: str, prefix: str, index: int, characters: int = 2 * _ID_BYTES) -> str:
+    """The id of a response's part; it follows from the response's, so that another engine that goes on tells it."""
+    return prefix + sha256(f"{response_id}/{prefix}{index}".encode()).hexdigest()[:characters]
 
 
 def new_response(body: dict[str, Any], response_id: str, model: str, created_s: int, status: str) -> Response:

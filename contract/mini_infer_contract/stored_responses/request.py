@@ -23,6 +23,8 @@ class KeptRequest(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknow
     previous_response_id: str | None = None
     store: bool = True
     background: bool = False
+    created_at: int = 0
+    """In seconds; 0: now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,8 @@ class StoreView:
     store: ResponseStore
     owner: str
     now_s: float
+    created_at: int
+    """Seconds as clients count them."""
     limit_bytes: int
     """Of a conversation that is gone on with."""
     connection: str = ""
@@ -95,7 +99,7 @@ def begin_turn(body: dict[str, Any], view: StoreView) -> tuple[Turn, bytes]:
     if previous_id is not None:
         before = history(view.store, previous_id, view.owners, view.now_s, view.limit_bytes)
     is_linked = previous_id is not None and (not store or view.is_clients(previous_id))
-    kept = KeptRequest(new_id(RESPONSE_PREFIX), previous_id, store, background)
+    kept = KeptRequest(new_id(RESPONSE_PREFIX), previous_id, store, background, view.created_at)
     whole = [*before, *own]
     items = b"" if owner is None else msgspec.json.encode(own if is_linked else whole)
     passed = {name: value for name, value in body.items() if name not in _FOR_KEEPERS} | {"input": whole}

@@ -138,7 +138,9 @@ class ResponsesService:
 
     def begin(self, body: dict[str, Any], owner: str, connection: str = "") -> tuple[Turn, bytes]:
         """A client's body as a turn, and for whoever generates. ApiError 400: see `begin_turn`."""
-        return begin_turn(body, StoreView(self.store, owner, self._clock(), self.generator.max_body_bytes, connection))
+        now_s, created_at = self._clock(), int(time.time())
+        view = StoreView(self.store, owner, now_s, created_at, self.generator.max_body_bytes, connection)
+        return begin_turn(body, view)
 
     async def generate(
         self, answer: Application, turn: Turn, bodies: list[bytes], scope: Scope, receive: Receive, send: Send
@@ -181,7 +183,7 @@ class ResponsesService:
             message = f"{MAX_BACKGROUND} responses are generated in the background: send the request again later"
             raise ApiError(429, message, code="queue_full", headers={"retry-after": "1"})
         told = body | msgspec.structs.asdict(turn.kept)
-        response = new_response(told, response_id, model, int(time.time()), "queued")
+        response = new_response(told, response_id, model, turn.kept.created_at, "queued")
         running = BackgroundResponse(self.store, turn, response, self._clock, keeps_events=streams)
         bodies = [msgspec.json.encode(body | {"stream": True})]
         detached = self._scope(post_scope(scope, RESPONSES_PATH), turn, len(bodies[0]))

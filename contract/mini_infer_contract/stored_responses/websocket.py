@@ -9,7 +9,6 @@ follows the other. `generate: false` only remembers the input. `response.steer` 
 
 import asyncio
 import logging
-import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from secrets import token_hex
@@ -149,7 +148,7 @@ class WebSocketSession:
         """A response without output, for others to go on from."""
         model = self._service.generator.check(body)
         told = body | msgspec.structs.asdict(turn.kept)
-        response = new_response(told, turn.kept.id, model, int(time.time()), "completed")
+        response = new_response(told, turn.kept.id, model, turn.kept.created_at, "completed")
         self._service.keep(turn, response)
         for number, kind in enumerate(("response.created", "response.completed")):
             event = {"type": kind, "response": response, "sequence_number": number}

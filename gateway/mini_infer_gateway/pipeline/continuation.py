@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from mini_infer_contract.dialects.responses import LOGPROBS
+
 DONE = b"data: [DONE]\n\n"
 
 # Quotes inside of JSON strings are escaped, so that no text can look like these.
@@ -39,6 +41,8 @@ def can_be_continued(fields: Mapping[str, Any]) -> bool:
     if any(fields.get(name) not in (None, 1) for name in ("n", "best_of")):
         return False
     if any(fields.get(name) not in (None, False) for name in ("logprobs", "top_logprobs", "prompt_logprobs", "echo")):
+        return False
+    if fields.get("include") and LOGPROBS in fields["include"]:
         return False
     prompt = fields.get("prompt", "")
     return isinstance(prompt, str) or (isinstance(prompt, list) and _is_ids(prompt))

@@ -45,6 +45,7 @@ from mini_infer_gateway.paths import EnginePath, StreamForm
 from mini_infer_gateway.pipeline.attempt import AttemptError, Exchange, StreamCutError
 from mini_infer_gateway.pipeline.continuation import Continuation, can_be_continued
 from mini_infer_gateway.pipeline.message_continuation import MessageContinuation
+from mini_infer_gateway.pipeline.response_continuation import ResponseContinuation
 from mini_infer_gateway.pipeline.retries import KILLS_LIMIT, Attempts, Failure, RetryBudget
 from mini_infer_gateway.pipeline.rewrite_model import with_model
 from mini_infer_gateway.prompts.tokenizers import Tokenizers
@@ -70,7 +71,11 @@ _QUEUE_TIMEOUT = QUEUE_TIMEOUT_HEADER.encode()
 
 INTERNAL_ERROR = ApiError(500, "an error of the gateway's own; its log says which", code="internal")
 
-CONTINUATIONS: Mapping[StreamForm, type[Continuation]] = {"chunks": Continuation, "messages": MessageContinuation}
+CONTINUATIONS: Mapping[StreamForm, type[Continuation]] = {
+    "chunks": Continuation,
+    "messages": MessageContinuation,
+    "responses": ResponseContinuation,
+}
 
 log = logging.getLogger(__name__)
 

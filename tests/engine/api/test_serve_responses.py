@@ -242,6 +242,35 @@ def test_a_gateway_before_it_keeps_responses_itself(server: DryServer) -> None:
     assert server.client.get("/v1/responses/resp_mine").status_code == 404
 
 
+def test_a_stream_that_is_resumed_anywhere_tells_what_was_left(server: DryServer) -> None:
+    kept = {"x-mini-infer-response": '{"id": "resp_1", "created_at": 5}'}
+    body = {"model": MODEL, "input": "hello there", "stream": True, "return_token_ids": True, "seed": 1}
+
+    def events(**fields: Any) -> list[dict[str, Any]]:
+        answer = server.client.post("/v1/responses", json=body | fields, headers=kept)
+        assert answer.status_code == 200, answer.text
+        return [json.loads(event.partition("data: ")[2]) for event in answer.text.split("\n\n")[:-1]]
+
+    def comparable(told: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Without numbers and ids, and deltas joined: steps may be cut elsewhere."""
+        text = "".join(event.get("delta", "") for event in told)
+        others = [event for event in told if event["type"] not in ("token_ids", "response.output_text.delta")]
+        for event in others:
+            for response in (event, event.get("response", {})):
+                for name in ("sequence_number", "completed_at"):
+                    response.pop(name, None)
+            event.get("response", {}).get("usage", {}).pop("input_tokens_details", None)
+        return [{"text": text}, *others]
+
+    whole = events()
+    marks = [index for index, event in enumerate(whole) if event["type"] == "token_ids"]
+    for mark in marks[::5] + marks[-1:]:
+        known = [token_id for event in whole[: mark + 1] for token_id in event.get("token_ids", [])]
+        left = events(resume_token_ids=known)
+        assert left[0].get("sequence_number", 0) == 0
+        assert comparable(left) == comparable([dict(event) for event in json.loads(json.dumps(whole[mark + 1 :]))])
+
+
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [

@@ -256,6 +256,39 @@ async def test_a_stream_of_messages_goes_on_too(loss: str) -> None:
         assert 'continuations_total{outcome="whole"}' in gateway.app.metrics.text().decode()
 
 
+async def response_of(gateway: RunningGateway, question: str) -> list[dict[str, Any]]:
+    """The events of a stream of OpenAI's Responses API."""
+    body = {"model": "dry", "stream": True, "input": question}
+    async with gateway.client.post(gateway.url + "/v1/responses", json=body) as response:
+        assert response.status == 200
+        events = (await response.read()).decode().split("\n\n")[:-1]
+    return [json.loads(event.partition("data: ")[2]) for event in events]
+
+
+@pytest.mark.parametrize("loss", ["core", "all"])
+async def test_a_stream_of_a_response_goes_on_too(loss: str) -> None:
+    async with engines("a", "b") as running, running_gateway(*(engine.endpoint for engine in running)) as gateway:
+        await gateway.settled()
+        asking = [asyncio.create_task(response_of(gateway, f"{number}: {QUESTION}")) for number in range(4)]
+        endpoints = gateway.app.fleet.endpoints
+        await until(lambda: sum(len(endpoint.streaming) for endpoint in endpoints.values()) == 4)
+        await asyncio.sleep(0.2)
+        victim = running[0] if endpoints["a"].streaming else running[1]
+        victim.kill_core() if loss == "core" else victim.kill()
+        for number, events in enumerate(await asyncio.gather(*asking)):
+            assert [event["sequence_number"] for event in events] == list(range(len(events)))
+            text = "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta")
+            last = events[-1]
+            assert last["type"] == "response.completed"
+            assert text == f"You said: {number}: {QUESTION}" == last["response"]["output"][0]["content"][0]["text"]
+            assert last["response"]["created_at"] == events[0]["response"]["created_at"]
+            assert last["response"]["id"] == events[0]["response"]["id"]
+            assert {event["item_id"] for event in events if "item_id" in event} == {last["response"]["output"][0]["id"]}
+            assert last["response"]["usage"]["output_tokens"] == len(text.encode()) + 1
+        assert len(gateway.app.responses.store) == 4
+        assert 'continuations_total{outcome="whole"}' in gateway.app.metrics.text().decode()
+
+
 async def test_the_only_engine_comes_back_and_goes_on() -> None:
     async with engines("only") as (engine,), running_gateway(engine.endpoint) as gateway:
         await gateway.settled()

@@ -65,8 +65,6 @@ RESPONSES: Neutral = {
     "length_penalty": (1, 1.0),
     "n": (1,),
     "prompt_logprobs": (),
-    "resume_token_ids": (),
-    "return_token_ids": (False,),
     # vLLM's.
     "ec_transfer_params": ({},),
     "kv_transfer_params": ({},),

@@ -14,17 +14,31 @@ from mini_infer_contract.dialects.response_object import (
     CUSTOM_CALL_PREFIX,
     MESSAGE_PREFIX,
     REASONING_PREFIX,
-    new_id,
+    id_in,
 )
 from mini_infer_engine.api.dialects.openai_shapes import encode_json
 
 Logprobs = list[dict[str, Any]]
+_CALL_ID_CHARACTERS = 24
 
 
 class EventWriter:
-    """Events of one stream, numbered."""
+    """Events of one stream, numbered, and the ids in them."""
 
-    def __init__(self) -> None:
+    def __init__(self, response_id: str) -> None:
+        self._response_id = response_id
+        self._number = 0
+
+    def id_of(self, prefix: str, output_index: int) -> str:
+        """Of an item: the same at every engine that goes on with the response."""
+        return id_in(self._response_id, prefix, output_index)
+
+    def call_id_of(self, output_index: int) -> str:
+        """Of a call, by which its result is sent."""
+        return id_in(self._response_id, "call_", output_index, _CALL_ID_CHARACTERS)
+
+    def restart(self) -> None:
+        """What was written so far is not sent."""
         self._number = 0
 
     def write(self, kind: str, **fields: Any) -> bytes:
@@ -39,6 +53,11 @@ class EventWriter:
         return b'%b,"delta":%b%b,"sequence_number":%d}\n\n' % (head, encode_json(delta), tail, number)
 
 
+def ids_event(token_ids: list[int]) -> bytes:
+    """The token ids of the events before it since the last of its kind, for whoever asks; it has no number."""
+    return b"event: token_ids\ndata: %b\n\n" % encode_json({"type": "token_ids", "token_ids": token_ids})
+
+
 def delta_head(kind: str, **fields: Any) -> bytes:
     """The beginning of an item's delta events."""
     return b"event: %b\ndata: %b" % (kind.encode(), encode_json({"type": kind, **fields})[:-1])
@@ -50,7 +69,7 @@ class OutputItem(ABC):
     id_prefix: str
 
     def __init__(self, events: EventWriter, output_index: int) -> None:
-        self.id = new_id(self.id_prefix)
+        self.id = events.id_of(self.id_prefix, output_index)
         self._events = events
         self._where: dict[str, Any] = {"item_id": self.id, "output_index": output_index}
         self._output_index = output_index
@@ -192,11 +211,9 @@ class FunctionCallItem(OutputItem):
 
     id_prefix = CALL_PREFIX
 
-    def __init__(
-        self, events: EventWriter, output_index: int, call_id: str, name: str, namespace: str | None = None
-    ) -> None:
+    def __init__(self, events: EventWriter, output_index: int, name: str, namespace: str | None = None) -> None:
         super().__init__(events, output_index)
-        self._call_id, self._name = call_id, name
+        self._call_id, self._name = events.call_id_of(output_index), name
         self._of_namespace = {} if namespace is None else {"namespace": namespace}
         self._head = delta_head("response.function_call_arguments.delta", **self._where)
 
@@ -219,9 +236,9 @@ class CustomCallItem(OutputItem):
 
     id_prefix = CUSTOM_CALL_PREFIX
 
-    def __init__(self, events: EventWriter, output_index: int, call_id: str, name: str) -> None:
+    def __init__(self, events: EventWriter, output_index: int, name: str) -> None:
         super().__init__(events, output_index)
-        self._call_id, self._name = call_id, name
+        self._call_id, self._name = events.call_id_of(output_index), name
 
     def _delta(self, text: str, logprobs: Logprobs) -> bytes:
         return b""

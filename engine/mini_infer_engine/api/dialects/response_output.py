@@ -54,8 +54,8 @@ class ResponseOutput:
             case Reasoning(text):
                 self._logprobs = []
                 return self._in(ReasoningItem) + self._piece(text)
-            case ToolCallBegin(_, call_id, name):
-                return self._begin(self._call(call_id, name))
+            case ToolCallBegin(_, _, name):  # Another id: one that other engines would give it, too.
+                return self._begin(self._call(name))
             case ToolCallArguments(_, text):
                 self._logprobs = []
                 return self._piece(text)
@@ -74,11 +74,11 @@ class ResponseOutput:
         thinking = ReasoningSummaryItem if self._summary else ReasoningItem
         return self._begin(thinking(self._events, self._next_index, sealed=self._sealed))
 
-    def _call(self, call_id: str, name: str) -> OutputItem:
+    def _call(self, name: str) -> OutputItem:
         if name in self._custom_tools:
-            return CustomCallItem(self._events, self._next_index, call_id, name)
+            return CustomCallItem(self._events, self._next_index, name)
         namespace, own_name = self._namespaces.get(name, (None, name))
-        return FunctionCallItem(self._events, self._next_index, call_id, own_name, namespace)
+        return FunctionCallItem(self._events, self._next_index, own_name, namespace)
 
     def _piece(self, text: str, logprobs: Logprobs | None = None) -> bytes:
         assert self._open is not None, "a call's arguments come after its beginning"

@@ -23,7 +23,7 @@ from mini_infer_engine.api.dialects.fields import Body, GenerationFields, parse_
 from mini_infer_engine.api.dialects.logprobs import TokenNames, chat_logprobs
 from mini_infer_engine.api.dialects.neutral import RESPONSES
 from mini_infer_engine.api.dialects.openai_shapes import encode_json
-from mini_infer_engine.api.dialects.response_items import EventWriter, Logprobs
+from mini_infer_engine.api.dialects.response_items import EventWriter, Logprobs, ids_event
 from mini_infer_engine.api.dialects.response_output import ResponseOutput, parts_of
 from mini_infer_engine.core.request import TokenLogprobs
 from mini_infer_engine.parsing.base import Content, Part, Reasoning
@@ -118,7 +118,7 @@ class ResponsesDialect:
         self, spec: GenerationSpec, request_id: str, model: str, decoder: Decoder | None
     ) -> "ResponsesRenderer":
         """See `Dialect`."""
-        return ResponsesRenderer(spec, self._body, self._kept.id, model, decoder)
+        return ResponsesRenderer(spec, self._body, self._kept, model, decoder)
 
 
 _PASSED = (*GenerationFields.model_fields.keys() - {"stream_options"}, *_OF_CHATS)
@@ -154,12 +154,12 @@ class ResponsesRenderer:
     """A `Renderer`: one response, whole or as events."""
 
     def __init__(
-        self, spec: GenerationSpec, body: dict[str, Any], response_id: str, model: str, decoder: Decoder | None
+        self, spec: GenerationSpec, body: dict[str, Any], kept: KeptRequest, model: str, decoder: Decoder | None
     ) -> None:
         self._spec, self._body, self._decoder = spec, body, decoder
         self._names = TokenNames(decoder, as_ids=False)
-        self._response = new_response(body, response_id, model, int(time.time()), "in_progress")
-        self._events = EventWriter()
+        self._response = new_response(body, kept.id, model, kept.created_at or int(time.time()), "in_progress")
+        self._events = EventWriter(kept.id)
         self._has_begun = False
         reasoning = body.get("reasoning") or {}
         self._output = ResponseOutput(
@@ -182,11 +182,18 @@ class ResponsesRenderer:
         self._finish(reply)
         if self._body.get("enable_response_messages"):
             self._response |= self._raw_messages(reply)
+        if self._spec.return_token_ids:
+            self._response |= {"prompt_token_ids": reply.request.prompt_token_ids, "token_ids": reply.token_ids}
         return encode_json(self._response)
 
     def begin(self, replies: Sequence[OutputText]) -> bytes:
         """See `Renderer`."""
         self._take_sampling(replies[0])
+        if replies[0].resumed is not None:  # Told by another engine: here, only which item is open.
+            self._output.push(self._told(replies[0].resumed.parts), [])
+            self._events.restart()
+            self._has_begun = True
+            return b""
         return self._begin()
 
     def _begin(self) -> bytes:
@@ -196,7 +203,10 @@ class ResponsesRenderer:
 
     def render(self, deltas: Sequence[Delta]) -> bytes:
         """See `Renderer`."""
-        return b"".join([self._render(delta) for delta in deltas])
+        events = b"".join([self._render(delta) for delta in deltas])
+        if not self._spec.return_token_ids:
+            return events
+        return events + ids_event([token_id for delta in deltas for token_id in delta.token_ids])
 
     def _render(self, delta: Delta) -> bytes:
         # Without a decoder there is no parser, and no text either.
@@ -258,7 +268,7 @@ def _usage(reply: OutputText) -> dict[str, Any]:
     reasoning_tokens = reply.parsed.reasoning_tokens if reply.parsed is not None else 0
     return {
         "input_tokens": input_tokens,
-        "input_tokens_details": {"cached_tokens": reply.num_cached_tokens, "cache_write_tokens": 0},
+        "input_tokens_details": {"cached_tokens": min(reply.num_cached_tokens, input_tokens), "cache_write_tokens": 0},
         "output_tokens": output_tokens,
         "output_tokens_details": {"reasoning_tokens": reasoning_tokens},
         "total_tokens": input_tokens + output_tokens,

@@ -84,7 +84,7 @@ def text_of(item: dict[str, Any]) -> str:
 
 @given(outputs(), st.booleans())
 def test_events_add_up_to_the_items(parts: list[Part], summary: bool) -> None:
-    output = ResponseOutput(EventWriter(), summary=summary)
+    output = ResponseOutput(EventWriter("resp_1"), summary=summary)
     data = b"".join([output.push([part], []) for part in parts]) + output.end("completed")
     items = check_order(events_of(data))
     assert items == output.items
@@ -97,31 +97,32 @@ def test_events_add_up_to_the_items(parts: list[Part], summary: bool) -> None:
     assert {item["status"] for item in items} == {"completed"}
 
 
-def without_ids(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [item | {"id": item["id"].partition("_")[0]} for item in items]
-
-
 def test_a_whole_output_has_the_items_of_a_stream() -> None:
     parts: list[Part] = [Reasoning("a"), Reasoning("b"), Content("c"), *calls("{}", "{ }")]
-    streamed, whole, parsed = ResponseOutput(EventWriter()), ResponseOutput(EventWriter()), ParsedOutput()
+    streamed, whole, parsed = (
+        ResponseOutput(EventWriter("resp_1")),
+        ResponseOutput(EventWriter("resp_1")),
+        ParsedOutput(),
+    )
     for part in parts:
         streamed.push([part], [])
     parsed.add(parts)
     whole.push(parts_of(parsed), [])
     streamed.end("completed")
     whole.end("completed")
-    assert without_ids(whole.items) == without_ids(streamed.items)
-    assert [item["id"] for item in without_ids(whole.items)] == ["rs", "msg", "fc", "fc"]
+    assert whole.items == streamed.items, "ids too, which follow from the response's"
+    assert [item["id"].partition("_")[0] for item in whole.items] == ["rs", "msg", "fc", "fc"]
+    assert len({item["id"] for item in whole.items}) == 4
 
 
 def test_an_empty_answer_is_an_empty_message() -> None:
-    output = ResponseOutput(EventWriter())
+    output = ResponseOutput(EventWriter("resp_1"))
     items = check_order(events_of(output.end("completed")))
     assert [(item["type"], text_of(item)) for item in items] == [("message", "")]
 
 
 def test_what_is_cut_off_says_so_and_what_was_complete_too() -> None:
-    output = ResponseOutput(EventWriter())
+    output = ResponseOutput(EventWriter("resp_1"))
     output.push([Reasoning("a"), Content("b")], [])
     output.end("incomplete")
     assert [item["status"] for item in output.items] == ["completed", "incomplete"]
@@ -132,7 +133,7 @@ def test_what_is_cut_off_says_so_and_what_was_complete_too() -> None:
     [('{"input": "a\\nb"}', "a\nb"), ('{"input": "a', '{"input": "a'), ('{"input": 5}', '{"input": 5}'), ("[]", "[]")],
 )
 def test_the_input_of_a_custom_tool_is_plain_text(arguments: str, given: str) -> None:
-    output = ResponseOutput(EventWriter(), custom_tools=frozenset({"f0"}))
+    output = ResponseOutput(EventWriter("resp_1"), custom_tools=frozenset({"f0"}))
     data = output.push(calls(arguments), []) + output.end("completed")
     (item,) = check_order(events_of(data))
     assert (item["type"], item["input"], item["id"][:4]) == ("custom_tool_call", given, "ctc_")
@@ -140,7 +141,7 @@ def test_the_input_of_a_custom_tool_is_plain_text(arguments: str, given: str) ->
 
 def test_log_probabilities_go_with_the_text_that_their_tokens_made() -> None:
     entry = {"token": "x", "logprob": -1.0, "bytes": [120], "top_logprobs": []}
-    output = ResponseOutput(EventWriter())
+    output = ResponseOutput(EventWriter("resp_1"))
     output.push([Reasoning("thought")], [entry | {"token": "thought"}])
     output.push([], [entry | {"token": "hel"}])
     data = output.push([Content("hello")], [entry | {"token": "lo"}])
@@ -151,14 +152,14 @@ def test_log_probabilities_go_with_the_text_that_their_tokens_made() -> None:
 
 
 def test_reasoning_can_be_sealed_for_clients_that_send_back_that_alone() -> None:
-    output = ResponseOutput(EventWriter(), sealed=True)
+    output = ResponseOutput(EventWriter("resp_1"), sealed=True)
     output.push([Reasoning("so")], [])
     output.end("completed")
     assert output.items[0]["encrypted_content"] == sealed_reasoning("so")
 
 
 def test_a_call_of_a_namespaces_function_has_both_names() -> None:
-    output = ResponseOutput(EventWriter(), namespaces={"mcp__look": ("mcp", "look")})
+    output = ResponseOutput(EventWriter("resp_1"), namespaces={"mcp__look": ("mcp", "look")})
     output.push([ToolCallBegin(0, "c", "mcp__look"), ToolCallArguments(0, "{}"), ToolCallBegin(1, "d", "f")], [])
     output.end("completed")
     first, second = output.items

@@ -1,0 +1,79 @@
+"""The same for a stream of OpenAI's Responses API (see continuation): where its engine died, another goes on.
+
+Engines of ours tell a step's token ids in an event behind the step's own, which is for the gateway alone; so events are
+held until their ids have come, as for messages. Ids of items follow from the response's, so that every engine gives
+them the same; numbers of events do not, for another engine may cut its steps in other places: they are written anew.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from mini_infer_gateway.pipeline.continuation import Continuation
+
+_IDS = re.compile(rb'^event: token_ids\ndata: \{"type":"token_ids","token_ids":\[([\d,]*)\]\}$')
+_NUMBER = re.compile(rb'"sequence_number":\d+\}$')
+_STARTS = (b"event: response.created\n", b"event: response.in_progress\n")
+_ENDS = (b"event: response.completed\n", b"event: response.incomplete\n", b"event: response.failed\n")
+_ERROR = b"event: error\n"
+_OF_A_STEP = b"event: response."
+
+
+@dataclass(slots=True)
+class ResponseContinuation(Continuation):
+    """Of one stream."""
+
+    asks_for_ids: ClassVar[bytes] = b',"return_token_ids":true'
+    _held: list[bytes] = field(default_factory=list)
+    """Events whose token ids are still to come."""
+    _number: int = 0
+    """Of the next event that is told."""
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any], seed: int) -> "ResponseContinuation":
+        """For a request with these fields; `seed` is for where there is none."""
+        strips = fields.get("return_token_ids") is not True
+        return cls(seed=seed if fields.get("seed") is None else None, strips=strips, wants_usage=False)
+
+    @property
+    def end(self) -> bytes:
+        """Nothing comes after the last event."""
+        return b""
+
+    def body(self, body: bytes) -> bytes:
+        """See `Continuation`. Events without their ids are made again."""
+        self._held.clear()
+        return super(ResponseContinuation, self).body(body)
+
+    def take(self, events: bytes) -> bytes:
+        """See `Continuation`."""
+        told: list[bytes] = []
+        for event in events.split(b"\n\n"):
+            if event:
+                self._take_one(event, told)
+        return b"".join([event + b"\n\n" for event in told])
+
+    def _take_one(self, event: bytes, told: list[bytes]) -> None:
+        if found := _IDS.match(event):
+            self._ids += [found[1]] if found[1] else []
+            self._release(told)
+            told += [] if self.strips else [event]
+        elif event.startswith(_STARTS):
+            # An engine that goes on before the first token id begins anew.
+            self._held += [event] if event.startswith(_STARTS[self._number : self._number + 1]) else []
+            self._release(told)
+        elif event.startswith((*_ENDS, _ERROR)):
+            self._held.append(event)
+            self._release(told)
+            self.finished = self.done = self.done or event.startswith(_ENDS)
+        elif event.startswith(_OF_A_STEP):
+            self._held.append(event)
+        else:
+            told.append(event)
+
+    def _release(self, told: list[bytes]) -> None:
+        for event in self._held:
+            told.append(_NUMBER.sub(b'"sequence_number":%d}' % self._number, event) if self._resumed else event)
+            self._number += 1
+        self._held.clear()
