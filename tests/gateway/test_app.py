@@ -395,3 +395,11 @@ async def test_models_tell_what_clients_size_their_prompts_by() -> None:
             (model,) = (await response.json())["data"]
         assert (model["id"], model["max_model_len"], model["owned_by"]) == ("m", None, "mini-infer")
         assert model["created"] <= time.time()
+
+
+async def test_a_context_that_is_told_once_the_model_is_loaded_is_soon_known() -> None:
+    async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
+        await gateway.settled()
+        assert gateway.app.fleet.max_prompt_tokens(["a"]) is None
+        engine.max_model_len = 4096
+        await until(lambda: gateway.app.fleet.max_prompt_tokens(["a"]) == 4096)

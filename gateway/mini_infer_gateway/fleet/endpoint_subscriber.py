@@ -119,8 +119,9 @@ class EndpointSubscriber:
             try:
                 self.max_model_len = await self._fetch_max_model_len()
                 self.assets_revision = await self._tokenizers.fetch(self._endpoint.url, self.assets_revision)
-                backoff_s = FIRST_BACKOFF_S
-                pause_s = FOREIGN_BACKOFF_S if self.max_model_len is None else None
+                # One of ours tells how it tokenises before its model is loaded, and then how much it takes.
+                pause_s = backoff_s if self.max_model_len is None else None
+                backoff_s = FIRST_BACKOFF_S if pause_s is None else min(LONGEST_BACKOFF_S, 2 * backoff_s)
             except NoPromptAssetsError as error:
                 log.info("%s is routed by load only: %s", self._endpoint.name, error)
                 pause_s = FOREIGN_BACKOFF_S

@@ -208,7 +208,7 @@ class Generate:
         self.retry_budget.earn(arrived_s)
         attempts = Attempts(self.retry_budget, settings.max_attempts, arrived_s + settings.request_deadline_s)
         patience_s = _patience_s(scope["headers"])
-        timeout_s = request_timeout_s(scope["headers"], settings.request_timeout_s)
+        timeout_s = request_timeout_s(scope["headers"], settings.request_timeout_s) if row.generates else inf
         facts = scope[FACTS]
         return _Call(
             row, request_id, arrived_s, exchange, attempts, fields, model, body, held, patience_s, timeout_s, facts
@@ -479,7 +479,9 @@ def asked_model(row: EnginePath, fields: dict[str, Any], listed: Sequence[str]) 
         return listed[0]
     if not isinstance(model, str) or not model:
         known = ", ".join(listed) or "none yet"
-        raise ApiError(400, f"model must name the model to use; models here: {known}", param="model")
+        raise ApiError(
+            400, f"model must name the model to use; models here: {known}", param="model", code="invalid_value"
+        )
     return model
 
 
