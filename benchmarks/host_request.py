@@ -23,7 +23,7 @@ import torch
 
 from mini_infer_engine import LLM, SamplingParams, llm
 from mini_infer_engine.config.settings import EngineSettings
-from mini_infer_engine.core.batch import Batch, TokenMasks
+from mini_infer_engine.core.batch import Batch
 from mini_infer_engine.core.engine import Engine
 from mini_infer_engine.core_process import build
 from mini_infer_engine.core_process.messages import ModelInfo
@@ -111,9 +111,6 @@ class Clock:
         handle = self._launch(batch)
         self._marks.append(time.perf_counter())
         return handle
-
-    def sample(self, handle: Any, masks: TokenMasks) -> None:
-        """No pass waits for masks."""
 
     def collect(self, handle: Any) -> Any:
         """The runner's, timed."""

@@ -76,7 +76,7 @@ def _build_real(settings: EngineSettings, record_events: bool) -> BuiltEngine:
     config = runner.config
     revision = f"{settings.model}@{settings.revision or ''}"
     folder = resolve_model(settings.model, settings.revision, weights=settings.load_format != "dummy")
-    assets = partial(PromptAssets.from_directory, folder)
+    assets = partial(PromptAssets.from_directory, folder)  # read now that weights have shown the vocabulary's size
     engine = Engine(
         runner.settings,
         runner,

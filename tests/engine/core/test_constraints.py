@@ -49,8 +49,16 @@ class Answer:
 class Bench:
     """An engine on the fake runner over a vocabulary of bytes."""
 
-    def __init__(self, *, depth: int = 1, num_pages: int = 400, with_grammars: bool = True, **settings: Any) -> None:
-        self.runner = FakeRunner(num_pages, 16)
+    def __init__(
+        self,
+        *,
+        depth: int = 1,
+        num_pages: int = 400,
+        num_host_pages: int = 0,
+        with_grammars: bool = True,
+        **settings: Any,
+    ) -> None:
+        self.runner = FakeRunner(num_pages, 16, num_host_pages=num_host_pages)
         grammars = GrammarCompiler(lambda: dry_assets().files["tokenizer.json"], VOCAB_SIZE, EOS_TOKEN_IDS)
         self.engine = Engine(
             EngineSettings(model="fake", step_depth=depth, **settings),  # type: ignore[arg-type]  # names come as text
@@ -139,16 +147,18 @@ def test_what_has_no_grammar_is_made_as_if_no_other_had_one(depth: int) -> None:
     assert all(found[name].token_ids == answer.token_ids for name, answer in expected.items())
 
 
+@pytest.mark.parametrize("num_host_pages", [0, 40])
 @DEPTHS
-def test_depth_pages_and_preemption_change_no_output(depth: int) -> None:
+def test_depth_pages_preemption_and_swapping_change_no_output(depth: int, num_host_pages: int) -> None:
     roomy = Bench(depth=0)
-    tight = Bench(depth=depth, num_pages=30, max_num_batched_tokens=16, kv_swap_memory=0)
+    tight = Bench(depth=depth, num_pages=30, num_host_pages=num_host_pages, max_num_batched_tokens=16)
     names = [str(index) for index in range(24)]
     for bench in (roomy, tight):
         for name in names:
             bench.add(name, CLOSED, max_tokens=400)
     expected, found = roomy.run(), tight.run()
     assert tight.engine.stats().preemptions, "the test is to preempt"
+    assert bool(tight.engine.scheduler.num_swaps) == bool(num_host_pages)
     assert [found[name] for name in names] == [expected[name] for name in names]
 
 
