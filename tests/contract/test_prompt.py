@@ -113,6 +113,8 @@ class TestChat:
     def test_tools_documents_and_continuation_reach_the_template(self, qwen: PromptEncoder, rag: PromptEncoder) -> None:
         assert json.dumps(TOOL) in text_of(qwen, tools=[TOOL])
         assert text_of(qwen, tools=[]) == text_of(qwen)
+        assert text_of(qwen, tools=[TOOL], tool_choice="none") == text_of(qwen)
+        assert text_of(qwen, tools=[TOOL], tool_choice="required") == text_of(qwen, tools=[TOOL])
         assert text_of(rag, documents=[{"title": "t", "text": "x"}]) == "[1] t: x\nUSER> hi\nASSISTANT>"
         draft = {"role": "assistant", "content": "Once"}
         flags = {"add_generation_prompt": False, "continue_final_message": True}

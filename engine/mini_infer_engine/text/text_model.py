@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self, TypeVar, cast
@@ -48,6 +48,7 @@ class TextModel:
         self.formats = output_formats(templates, parsers)
         """How the model writes calls of tools and thinking."""
         self.grammars = Grammars(None if self.encoder is None else self.encoder.tokenizer)
+        self._decoders: dict[tuple[str, ...], Decoder] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
         self._longest_token = 0 if self.encoder is None else longest_token(self.encoder.tokenizer)
 
@@ -56,11 +57,14 @@ class TextModel:
         """Token ids to text; safe anywhere."""
         return None if self.encoder is None else self.encoder.tokenizer
 
-    def decoder_showing(self, markers: Iterable[str]) -> Decoder | None:
+    def decoder_showing(self, markers: tuple[str, ...]) -> Decoder | None:
         """The same that shows these texts also where they are special tokens, which are left out of answers."""
         if self.encoder is None:
             return None
-        return decoder_showing(self.encoder.tokenizer, markers)
+        decoder = self._decoders.get(markers)  # there are as many as ways to combine a model's formats
+        if decoder is None:
+            decoder = self._decoders[markers] = decoder_showing(self.encoder.tokenizer, markers)
+        return decoder
 
     def token_id(self, text: str) -> int | None:
         """The id of the token that is this text; None: there is none."""
