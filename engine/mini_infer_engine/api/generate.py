@@ -150,8 +150,10 @@ def _with_options(spec: GenerationSpec, options: ServerOptions) -> GenerationSpe
     """What the server's flags add to what is asked for."""
     if options.enable_per_request_metrics:
         spec = replace(spec, tells_timings=True)
+    if options.return_tokens_as_token_ids:
+        spec = replace(spec, tokens_as_ids=True)
     if options.enable_force_include_usage and spec.streams:
-        spec = replace(spec, include_usage=True)
+        spec = replace(spec, include_usage=True, continuous_usage=True)
     return spec
 
 

@@ -92,8 +92,10 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Whether clients must have a certificate: 0 no, 1 they may, 2 they must."""
     enable_per_request_metrics: Annotated[bool, Option(group=SERVER)] = False
     """Answers of one choice tell how long it took (metrics), in streams beside the usage."""
+    return_tokens_as_token_ids: Annotated[bool, Option(group=SERVER)] = False
+    """Log probabilities of all requests name tokens by their ids, as the request's field of that name asks for."""
     enable_force_include_usage: Annotated[bool, Option(group=SERVER)] = False
-    """Every stream ends with its usage, whatever its stream_options say."""
+    """Every event of every stream has the usage so far, and a last one all of it, whatever stream_options say."""
     access_log: Annotated[bool, Option(group=SERVER)] = True
     """A line for each request; those that fail are warnings."""
     log_format: Annotated[LogFormat, Option(group=SERVER)] = "text"

@@ -30,13 +30,14 @@ def test_a_chats_prompt_is_told_beside_its_choices_and_in_the_first_event(server
     ids = server.client.post("/tokenize", json={"messages": MESSAGES}).json()["tokens"]
     whole = post(server, CHAT, return_token_ids=True, n=2)
     assert whole["prompt_token_ids"] == ids
-    assert all(len(choice["token_ids"]) == 6 and "prompt_token_ids" not in choice for choice in whole["choices"])
+    assert all(len(choice["token_ids"]) == 6 and choice.get("prompt_token_ids") is None for choice in whole["choices"])
     first, *rest = events(server, CHAT, return_token_ids=True)
     assert first["prompt_token_ids"] == ids
     assert not any("prompt_token_ids" in event for event in rest)
     told = [token for event in [first, *rest] for choice in event["choices"] for token in choice["token_ids"]]
     assert told == post(server, CHAT, return_token_ids=True)["choices"][0]["token_ids"]
-    assert "prompt_token_ids" not in post(server, CHAT)
+    plain = post(server, CHAT)  # vLLM's clients read these of every answer
+    assert (plain["prompt_token_ids"], plain["prompt_logprobs"], plain["choices"][0]["token_ids"]) == (None, None, None)
 
 
 def test_a_completions_prompt_is_told_in_each_choice_once(server: DryServer) -> None:
@@ -117,6 +118,11 @@ def test_an_output_that_repeats_itself_ends(server: DryServer) -> None:
         assert error["param"].startswith("repetition_detection")
 
 
+def test_what_is_not_asked_for_is_null_where_vllm_has_it_in_every_answer(server: DryServer) -> None:
+    choice = post(server, COMPLETION)["choices"][0]
+    assert {choice[name] for name in ("token_ids", "prompt_token_ids", "prompt_logprobs")} == {None}
+
+
 def test_timings_are_told_where_a_flag_asks_for_them() -> None:
     with DryServer("--enable-per-request-metrics", "--enable-force-include-usage", "--dry-run-step-ms", "3") as server:
         found = post(server, CHAT)["metrics"]
@@ -126,7 +132,8 @@ def test_timings_are_told_where_a_flag_asks_for_them() -> None:
         assert found["queue_time_ms"] >= 0
         assert found["tokens_per_second"] > 0
         assert "metrics" not in post(server, CHAT, n=2)
-        *_, last = events(server, CHAT)
+        *rest, last = events(server, CHAT)
+        assert all(event["usage"]["prompt_tokens"] for event in rest)
         assert last["choices"] == []
         assert last["usage"]["completion_tokens"] == 6
         assert last["metrics"].keys() == found.keys()

@@ -119,10 +119,10 @@ def test_usage_so_far_is_in_every_event_where_asked_for(server: DryServer) -> No
 
 
 def without_vllms(body: Any) -> Any:
-    """vLLM's fields beside OpenAI's: why a choice ended, and of whole answers that no prompt's logprobs were asked."""
-    assert body.pop("prompt_logprobs", None) is None
+    """vLLM's fields beside OpenAI's: why a choice ended, and of whole answers what was not asked for."""
+    for name in ("prompt_logprobs", "prompt_token_ids", "token_ids"):
+        assert all(part.pop(name, None) is None for part in (body, *body["choices"]))
     for choice in body["choices"]:
-        assert choice.pop("prompt_logprobs", None) is None
         assert ("stop_reason" in choice) == (choice["finish_reason"] is not None)
         choice.pop("stop_reason", None)
     return body

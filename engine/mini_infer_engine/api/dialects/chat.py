@@ -149,7 +149,7 @@ class ChatRenderer(OpenAIRenderer):
 
     def whole(self, replies: Sequence[OutputText]) -> bytes:
         """VLLM tells a prompt's log probabilities beside the choices, null where none are asked for."""
-        self.extra = {"prompt_logprobs": None}
+        self.extra = {"prompt_logprobs": None, "prompt_token_ids": None}
         if self._spec.sampling.get("prompt_logprobs") is not None:
             self.extra["prompt_logprobs"] = prompt_logprobs(replies[0].prompt_logprobs, self._decoder)
         if self._spec.return_prompt_token_ids:

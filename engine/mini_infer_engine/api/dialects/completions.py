@@ -143,7 +143,7 @@ class CompletionRenderer(OpenAIRenderer):
     def message(self, reply: OutputText) -> dict[str, Any]:
         """The text, after its prompt where that is asked for; vLLM tells the prompt's log probabilities here."""
         text = "" if self._spec.echo_alone else reply.text
-        found: dict[str, Any] = {"text": text, "prompt_logprobs": None}
+        found: dict[str, Any] = {"text": text, "prompt_logprobs": None, "prompt_token_ids": None}
         if self._asks_prompt_logprobs:
             found["prompt_logprobs"] = prompt_logprobs(reply.prompt_logprobs, self._decoder)
         return found

@@ -95,7 +95,7 @@ class OpenAIRenderer(ABC):
     def _choice(self, index: int, reply: OutputText) -> dict[str, Any]:
         choice: dict[str, Any] = {"index": index, "finish_reason": self.end_reason(reply.finish_reason)}
         choice["logprobs"] = self.whole_logprobs(reply) if self._tells_logprobs else None
-        choice |= {"stop_reason": reply.stop_reason} | self.message(reply)
+        choice |= {"stop_reason": reply.stop_reason, "token_ids": None} | self.message(reply)
         if self._spec.return_token_ids:
             choice["token_ids"] = reply.token_ids
         return choice

@@ -62,7 +62,7 @@ class ChatChoice(Struct):
     logprobs: dict[str, Any] | None
     finish_reason: EndReason | None
     stop_reason: int | str | None
-    token_ids: list[int] | UnsetType = UNSET
+    token_ids: list[int] | UnsetType | None = UNSET
 
 
 class ChatCompletion(Struct):
@@ -77,7 +77,7 @@ class ChatCompletion(Struct):
     system_fingerprint: str | None = None
     metrics: dict[str, float | None] | UnsetType = UNSET
     service_tier: str | UnsetType = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType | None = UNSET
 
 
 class ChunkChoice(Struct):
@@ -101,7 +101,7 @@ class ChatCompletionChunk(Struct):
     system_fingerprint: str | None = None
     metrics: dict[str, float | None] | UnsetType = UNSET
     service_tier: str | UnsetType = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType | None = UNSET
 
 
 class CompletionChoice(Struct):
