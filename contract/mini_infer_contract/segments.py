@@ -125,7 +125,7 @@ def encode_whole(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> l
             400,
             f"this model's tokenizer takes {len(text)} characters as one piece, which is more than "
             f"{MAX_WHOLE_CHARACTERS}: send a shorter text or token ids",
-            code="prompt_too_long",
+            code="context_length_exceeded",
         )
     try:
         # The batch call is the one that can leave out character offsets, which nobody needs here.

@@ -31,7 +31,7 @@ FETCH_TIMEOUT_S = 30.0
 CACHE_FACTOR = 2
 """What a cached piece takes of memory, of what its cache counts."""
 
-REFUSED = frozenset(("context_length_exceeded", "prompt_not_text", "prompt_too_long"))
+REFUSED = frozenset(("context_length_exceeded", "prompt_not_text"))
 """Codes of errors that every endpoint would answer too, after more work."""
 
 log = logging.getLogger(__name__)
