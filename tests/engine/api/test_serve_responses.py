@@ -30,7 +30,9 @@ def test_every_field_of_openais_is_known() -> None:
 
 
 def test_a_response_tells_its_request_and_what_it_took(client: openai.OpenAI) -> None:
-    response = create(client, instructions="be brief", metadata={"a": "b"}, max_output_tokens=100, user="me", top_p=0.5)
+    told: Any = {"metadata": {"a": "b"}, "user": "me", "service_tier": "flex"}
+    response = create(client, instructions="be brief", max_output_tokens=100, top_p=0.5, **told)
+    assert (response.service_tier, create(client).service_tier) == ("flex", "default")
     assert response.output_text == "You said: hello"
     assert (response.status, response.error, response.incomplete_details) == ("completed", None, None)
     assert (response.instructions, response.metadata, response.max_output_tokens) == ("be brief", {"a": "b"}, 100)

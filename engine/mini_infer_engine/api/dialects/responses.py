@@ -159,6 +159,8 @@ class ResponsesRenderer:
         self._spec, self._body, self._decoder = spec, body, decoder
         self._names = TokenNames(decoder, as_ids=False)
         self._response = new_response(body, kept.id, model, kept.created_at or int(time.time()), "in_progress")
+        if spec.service_tier is not None:
+            self._response["service_tier"] = spec.service_tier
         self._events = EventWriter(kept.id)
         self._has_begun = False
         reasoning = body.get("reasoning") or {}
