@@ -119,6 +119,8 @@ def _types(schema: Any) -> set[str]:
     types = set(found) if isinstance(found, list) else {found} if isinstance(found, str) else set()
     for part in (*schema.get("anyOf", ()), *schema.get("oneOf", ())):
         types |= _types(part) or {"object"}
+    for value in (*schema.get("enum", ()), *([schema["const"]] if "const" in schema else [])):
+        types.add("string" if isinstance(value, str) else "null" if value is None else "number")
     return types or ({"object"} if schema.keys() & {"properties", "$ref", "allOf", "items"} else set())
 
 

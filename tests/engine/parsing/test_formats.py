@@ -19,6 +19,8 @@ _PROPERTIES: dict[str, Any] = {
     "units": {"anyOf": [{"type": "string"}, {"type": "null"}]},
     "where": {"type": "object"},
     "rain": {"type": ["boolean", "null"]},
+    "level": {"enum": [1, 2]},
+    "side": {"const": "5"},
 }
 TOOLS = (Tool("get_weather", {"type": "object", "properties": _PROPERTIES}), Tool("add"))
 ROME = ("get_weather", '{"city": "Rome"}')
@@ -99,6 +101,11 @@ CASES: list[tuple[str, str, Read]] = [
                 ),
             ),
         ),
+    ),
+    (
+        "qwen3_coder",
+        "<function=get_weather><parameter=level>\n2\n</parameter><parameter=side>\n5\n</parameter></function>",
+        Read("", (("get_weather", '{"level": 2, "side": "5"}'),)),
     ),
     ("qwen3_coder", "<tool_call>\n<function=add>\n</function>\n</tool_call>", Read("", (("add", "{}"),))),
     ("qwen3_coder", "see <function=f> and <tool_call> </x>", Read("see <function=f> and <tool_call> </x>")),

@@ -1,16 +1,19 @@
 import json
+import random
 
+import jsonschema
 import msgspec
 import pytest
 
-from mini_infer_engine.dry.vocabulary import TURN_START_ID
+from mini_infer_engine.dry.vocabulary import EOS_TOKEN_IDS, TURN_START_ID
 from mini_infer_engine.parsing.base import OutputParsing, Tool
-from mini_infer_engine.parsing.registry import TOOL_FORMATS
+from mini_infer_engine.parsing.registry import TOOL_FORMATS, OutputFormats
 from mini_infer_engine.parsing.tool_format import ToolCallFormat
 from mini_infer_engine.structured.grammar import Grammar, of_choice
 from mini_infer_engine.structured.params import GrammarRequest
 from mini_infer_engine.structured.tool_calls import calls_or_answer, restricts
-from tests.support.grammars import accepts
+from tests.engine.parsing.support import read_pieces
+from tests.support.grammars import accepts, matcher_of
 
 CITY = {
     "type": "object",
@@ -149,3 +152,49 @@ def test_a_trigger_that_is_a_special_token_cannot_be_spelled_instead() -> None:
         assert accepts(grammar, tokens), tokens
     for tokens in ([TURN_START_ID, *b'add{"a": "x"}!'], [*b'<|im_start|>add{"a": "x"}!'], [*b"so <|im_start|>"]):
         assert not accepts(grammar, tokens), tokens
+
+
+BOUNDED = {
+    "type": "object",
+    "properties": {
+        "unit": {"enum": ["c", "f"]},
+        "days": {"type": "integer", "minimum": 0, "maximum": 99},
+        "hours": {"type": "array", "items": {"type": "boolean"}, "maxItems": 2},
+        "place": {
+            "type": ["object", "null"],
+            "properties": {"x": {"enum": [1.5, "]}"]}},
+            "additionalProperties": False,
+        },
+    },
+    "required": ["days"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_whatever_a_grammar_lets_through_is_read_as_calls_that_validate(name: str) -> None:
+    tools = (Tool("f", BOUNDED, strict=True), Tool("g", BOUNDED, strict=True))
+    grammar = grammar_of(FORMS[name], tools=tools, tool_choice="required")
+    formats = OutputFormats(tool_call_parser=name)
+    chosen = random.Random(name)
+    for _ in range(8):
+        text = random_text(grammar, chosen)
+        read = read_pieces([text], formats, tools)
+        assert read.calls, text
+        assert read.content == "", text
+        for function, arguments in read.calls:
+            assert function in ("f", "g")
+            jsonschema.validate(json.loads(arguments), BOUNDED)
+
+
+def random_text(grammar: Grammar, chosen: random.Random) -> str:
+    """What a model makes of a grammar that has no idea of its own."""
+    matcher, tokens = matcher_of(grammar), list[int]()
+    while not matcher.is_stopped():
+        allowed = [token for token, bias in enumerate(matcher.compute_logit_bias()) if bias]
+        token = chosen.choice(allowed)
+        if token in EOS_TOKEN_IDS:
+            break
+        assert matcher.consume_token(token)
+        tokens.append(token)
+    return bytes(tokens).decode()
