@@ -17,7 +17,8 @@ from mini_infer_contract.prompt import chat_prompt_ids
 from mini_infer_engine.config.model_path import resolve_model
 from mini_infer_engine.config.settings import EngineSettings
 from mini_infer_engine.core.request import Request, SamplingParams, TokenLogprobs
-from mini_infer_engine.core_process.build import DryRun, build_engine
+from mini_infer_engine.core_process.build import build_engine
+from mini_infer_engine.dry.dry_run import DryRun
 from mini_infer_engine.dry.vocabulary import DRY_MODEL
 from mini_infer_engine.offline_beams import BeamSearchOutput, BeamSearchParams, BeamSearchSequence, Logprob
 from mini_infer_engine.structured.params import of_structured_outputs

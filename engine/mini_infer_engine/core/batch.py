@@ -3,13 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
-import numpy as np
 
 from mini_infer_engine.core.request import Request, SamplingParams
 from mini_infer_engine.core.result import PassResult
+
+if TYPE_CHECKING:  # the HTTP process reads counters of passes, and starts sooner without
+    import numpy as np
 
 
 class Row(msgspec.Struct, gc=False):
@@ -111,7 +113,7 @@ class TokenMasks:
 
     rows: list[int]
     """Indices in the batch, ascending; all other rows may choose any token."""
-    bits: np.ndarray  # [rows, ceil(vocabulary / 32)] uint32; bit t % 32 of word t // 32: token t may be chosen
+    bits: "np.ndarray"  # [rows, ceil(vocabulary / 32)] uint32; bit t % 32 of word t // 32: token t may be chosen
 
 
 @dataclass(slots=True, frozen=True)

@@ -3,10 +3,13 @@
 from array import array
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS, SPAN_SIZE_TOKENS, block_keys
 from mini_infer_engine.core.request import FinishReason, Request
-from mini_infer_engine.structured.matcher import GrammarMatcher
+
+if TYPE_CHECKING:  # with numpy and llguidance, which the HTTP process needs not for its counters
+    from mini_infer_engine.structured.matcher import GrammarMatcher
 
 
 class State(Enum):
@@ -68,7 +71,7 @@ class Sequence:
 
     queue_time_s: float | None = None
     """Set at first admission: since its arrival."""
-    matcher: GrammarMatcher | None = None
+    matcher: "GrammarMatcher | None" = None
     """What its output is held to, as far as the output is known; None: nothing, or not compiled yet."""
     state: State = State.WAITING
     slot: int = -1

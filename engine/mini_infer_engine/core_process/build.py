@@ -15,7 +15,7 @@ from mini_infer_engine.core.batch import Runner
 from mini_infer_engine.core.engine import Engine
 from mini_infer_engine.core_process.messages import ModelInfo
 from mini_infer_engine.dry import vocabulary as dry_model
-from mini_infer_engine.dry.script import Script
+from mini_infer_engine.dry.dry_run import DryRun
 from mini_infer_engine.dry.scripted_runner import (
     EMBEDDING_SIZE,
     PAGE_SIZE_TOKENS,
@@ -25,15 +25,6 @@ from mini_infer_engine.dry.scripted_runner import (
 from mini_infer_engine.structured.compiler import GrammarCompiler
 
 _DRY_KV_CACHE_BYTES = 2 * 10**9
-
-
-class DryRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A pretended model instead of a real one."""
-
-    step_ms: float = 0.0
-    """How long a forward pass pretends to take."""
-    script: Script = ()
-    """What it says to which prompts, instead of repeating them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ import msgspec
 
 from mini_infer_contract.logs import LogFormat
 from mini_infer_engine.config.settings import EngineSettings
-from mini_infer_engine.core_process.build import DryRun
+from mini_infer_engine.dry.dry_run import DryRun
 
 
 class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,8 +18,8 @@ from mini_infer_engine.config.mechanisms import Mechanism
 from mini_infer_engine.config.model_path import resolve_model
 from mini_infer_engine.config.server_options import SERVER, ServerOptions
 from mini_infer_engine.config.settings import EngineSettings
-from mini_infer_engine.core_process.build import DryRun, describe_kernels
 from mini_infer_engine.core_process.core_config import CoreConfig
+from mini_infer_engine.dry.dry_run import DryRun
 from mini_infer_engine.dry.script import read_script
 from mini_infer_engine.dry.vocabulary import DRY_MODEL
 from mini_infer_engine.server.child_process import CoreProcess
@@ -186,6 +186,8 @@ class _Version(argparse.Action):
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         print(__version__)
+        from mini_infer_engine.core_process.build import describe_kernels  # with the engine, which no server needs here
+
         print(f"kernels: {describe_kernels()}")
         parser.exit()
 

@@ -1,5 +1,7 @@
 import argparse
 import re
+import subprocess
+import sys
 import tomllib
 
 import pytest
@@ -115,3 +117,11 @@ def test_the_version_is_the_projects_and_comes_with_the_kernels_that_run_here(
     version, kernels = capsys.readouterr().out.splitlines()
     assert version == project["version"]
     assert kernels.startswith("kernels: ")
+
+
+def test_the_http_process_is_imported_without_numpy_and_torch() -> None:
+    """Both would be a noticeable part of its start."""
+    imports = "import sys, mini_infer_engine.server.cli, mini_infer_engine.server.serve"
+    code = f"{imports}; print(*{{'numpy', 'torch'}} & {{*sys.modules}})"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == ""
