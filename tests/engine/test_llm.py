@@ -112,7 +112,6 @@ def test_vllms_keywords_are_accepted_where_they_ask_for_nothing() -> None:
     ("name", "value", "remedy"),
     [
         ("tensor_parallel_size", 2, "1"),
-        ("quantization", "fp8", "None"),
         ("enable_chunked_prefill", False, "None or True"),
         ("cpu_offload_gb", 4, "0"),
     ],

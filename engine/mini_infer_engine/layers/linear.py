@@ -60,6 +60,8 @@ class Linear(nn.Module):
 
     weight: nn.Parameter  # [out_features, in_features]
     weight_scale: nn.Parameter  # of methods that scale weights
+    weight_minimum: nn.Parameter  # of asymmetric ones
+    integers: nn.Parameter  # of methods that round weights when they are loaded
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool = False) -> None:
         super().__init__()

@@ -13,6 +13,7 @@ from mini_infer_engine.models.decoder import DecoderModel
 from mini_infer_engine.models.registry import model_class
 from mini_infer_engine.models.weights.loader import fill_randomly, load_weights, open_checkpoint
 from mini_infer_engine.quantization.layers import quantize_layers
+from mini_infer_engine.quantization.on_load import Quantization, quantize_on_load
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,22 @@ def _dtype(settings: EngineSettings, config: ModelConfig, device: torch.device) 
     return torch.float32 if device.type == "cpu" or config.dtype == "float32" else torch.bfloat16
 
 
-def _on_meta(config: ModelConfig, dtype: torch.dtype) -> DecoderModel:
+def _check_quantization(settings: EngineSettings, config: ModelConfig, device: torch.device) -> None:
+    """ModelError: weights cannot be rounded on this device, or are rounded already."""
+    if settings.quantization is None:
+        return
+    if device.type != "cpu":
+        raise ModelError(
+            f"quantization = {settings.quantization!r}: there are no kernels for integer weights on a GPU yet: leave "
+            "it out, use an FP8 checkpoint, or --device cpu."
+        )
+    if config.quantization is not None:
+        raise ModelError(
+            f"quantization = {settings.quantization!r}: the checkpoint is quantised already: leave it out."
+        )
+
+
+def _on_meta(config: ModelConfig, dtype: torch.dtype, quantization: Quantization | None) -> DecoderModel:
     """The model without memory: parameters in `dtype`, but for those that say their own."""
     usual = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
@@ -63,6 +79,8 @@ def _on_meta(config: ModelConfig, dtype: torch.dtype) -> DecoderModel:
             model = model_class(config.architecture)(config)
             if config.quantization is not None:
                 quantize_layers(model, config.quantization)
+            if quantization is not None:
+                quantize_on_load(model, quantization)
     finally:
         torch.set_default_dtype(usual)
     return model
@@ -71,7 +89,8 @@ def _on_meta(config: ModelConfig, dtype: torch.dtype) -> DecoderModel:
 def _load_model(
     settings: EngineSettings, config: ModelConfig, directory: Path | None, device: torch.device, dtype: torch.dtype
 ) -> DecoderModel:
-    model = _on_meta(config, dtype)
+    _check_quantization(settings, config, device)
+    model = _on_meta(config, dtype, settings.quantization)
     checkpoint = None
     if settings.load_format != "dummy":
         assert directory is not None, "only dummy weights need no folder"

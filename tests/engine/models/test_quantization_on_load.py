@@ -1,0 +1,111 @@
+"""`quantization="int8"|"int4"`: logits are those of the rounded weights; what it cannot be combined with is refused."""
+
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mini_infer_contract.prompt import PromptAssets, PromptEncoder
+from mini_infer_engine import LLM
+from mini_infer_engine.config.errors import ModelError
+from mini_infer_engine.config.model_path import DEMO_DIRECTORY
+from mini_infer_engine.config.settings import EngineSettings
+from mini_infer_engine.models.registry import read_config
+from mini_infer_engine.quantization.on_load import packed_nibbles, rounded_groups, rounded_rows, unpacked_nibbles
+from mini_infer_engine.runtime.worker import ModelWorker
+from tests.support.demo_reference import reference_model
+from tests.support.integer_checkpoints import quantize_folder
+from tests.support.tiny_models import PageDealer, reference_logits, run_chunks, save_tiny_model, tiny_runner
+
+TOKENS = [(position * 37 + 11) % 190 + 5 for position in range(40)]
+KINDS = ("int8", "int4")
+
+
+def rounded_by_loops(weight: torch.Tensor, kind: str) -> torch.Tensor:
+    """int8: each row by its largest value; int4: each 128 columns of a row by their smallest and largest."""
+    exact = torch.zeros_like(weight)
+    for row in range(weight.shape[0]):
+        if kind == "int8":
+            scale = weight[row].abs().max() / 127
+            exact[row] = (weight[row] / scale).round() * scale
+            continue
+        for begin in range(0, weight.shape[1], 128):
+            part = weight[row, begin : begin + 128]
+            scale = (part.max() - part.min()) / 15
+            exact[row, begin : begin + 128] = ((part - part.min()) / scale).round() * scale + part.min()
+    return exact
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("architecture", ["qwen2", "phi3"])
+def test_logits_are_those_of_the_rounded_weights(architecture: str, kind: Any, tmp_path: Path) -> None:
+    """200 columns: groups of 128, and of the 72 that are left."""
+    changes = {"original_max_position_embeddings": 512} if architecture == "phi3" else {}
+    model = save_tiny_model(tmp_path, architecture, intermediate_size=200, **changes)
+    unquantised = reference_logits(model, TOKENS)
+    for name, parameter in model.named_parameters():
+        if name.endswith("_proj.weight"):
+            parameter.data = rounded_by_loops(parameter.data, kind)
+    expected = reference_logits(model, TOKENS)
+    assert (expected - unquantised).abs().max() > 1e-2
+    runner = tiny_runner(tmp_path, quantization=kind)
+    actual = run_chunks(runner, TOKENS, PageDealer(runner).table(40), [17, 1, 22])
+    assert (actual - expected).abs().max() <= 1e-3
+
+
+@settings(max_examples=40, deadline=None)
+@given(rows=st.integers(1, 5), columns=st.integers(1, 300), group=st.integers(1, 300), seed=st.integers(0, 999))
+def test_rounding_and_packing(rows: int, columns: int, group: int, seed: int) -> None:
+    weight = torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))
+    weight[0] = 0
+    integers, scale, minimum = rounded_groups(weight, group)
+    wide, least = (each.repeat_interleave(group, 1)[:, :columns] for each in (scale, minimum))
+    assert (integers * wide + least - weight).abs().le(wide / 2 + 1e-6).all()
+    assert int(integers.max()) <= 15
+    assert torch.equal(unpacked_nibbles(packed_nibbles(integers), columns), integers)
+    integers, scale = rounded_rows(weight)
+    assert (integers * scale - weight).abs().le(scale / 2 + 1e-6).all()
+
+
+def test_the_demo_model_keeps_its_answers_in_less_memory() -> None:
+    """The most likely next token, over Python's own text; and bytes of the layers' weights."""
+    encoder = PromptEncoder(PromptAssets.from_directory(DEMO_DIRECTORY))
+    tokens = encoder.encode(Path(textwrap.__file__).read_text()[:3000], False)[:500]
+    agreed, taken = {}, {}
+    best = reference_logits(reference_model(), tokens).argmax(-1)
+    for kind in (None, "int8", "int4"):
+        runner = tiny_runner(DEMO_DIRECTORY, quantization=kind, dtype="float32")
+        actual = run_chunks(runner, tokens, PageDealer(runner).table(len(tokens)), [len(tokens)])
+        agreed[kind] = float((actual.argmax(-1) == best).float().mean())
+        down = runner.worker.model.layers[0].mlp.down_proj
+        held = [down.blocked] if down.blocked is not None else list(down.parameters())
+        taken[kind] = sum(tensor.numel() * tensor.itemsize for tensor in held if tensor is not None)
+    assert agreed[None] == 1.0
+    assert agreed["int8"] >= 0.98
+    assert agreed["int4"] >= 0.6  # a small model, without calibration; chance is far below
+    assert taken["int8"] <= 0.26 * taken[None]
+    assert taken["int4"] <= 0.15 * taken[None]
+
+
+def test_what_it_cannot_be_combined_with_is_refused(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path / "experts", "mixtral", num_local_experts=3, num_experts_per_tok=1)
+    with pytest.raises(ModelError, match="experts are not quantised"):
+        tiny_runner(tmp_path / "experts", quantization="int8")
+    save_tiny_model(tmp_path / "quantised", "qwen2")
+    quantize_folder(tmp_path / "quantised", "gptq")
+    with pytest.raises(ModelError, match="quantised already"):
+        tiny_runner(tmp_path / "quantised", quantization="int4")
+    with pytest.raises(ValueError, match="fp8"):
+        LLM("demo", quantization="fp8")
+
+
+def test_a_gpu_refuses_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_tiny_model(tmp_path, "qwen2")
+    monkeypatch.setattr("mini_infer_engine.runtime.worker.choose_device", lambda _: torch.device("cuda"))
+    asks = EngineSettings(model=str(tmp_path), quantization="int8")
+    with pytest.raises(ModelError, match="no kernels for integer weights on a GPU yet"):
+        ModelWorker.load(asks, read_config(tmp_path), tmp_path)
