@@ -242,7 +242,6 @@ async def test_a_stream_of_messages_goes_on_too(loss: str) -> None:
         asking = [asyncio.create_task(message(gateway, f"{number}: {QUESTION}")) for number in range(4)]
         endpoints = gateway.app.fleet.endpoints
         await until(lambda: sum(len(endpoint.streaming) for endpoint in endpoints.values()) == 4)
-        await asyncio.sleep(0.2)
         victim = running[0] if endpoints["a"].streaming else running[1]
         victim.kill_core() if loss == "core" else victim.kill()
         for number, events in enumerate(await asyncio.gather(*asking)):
