@@ -19,11 +19,13 @@ def output_grammar(spec: GenerationSpec, text: TextModel, prompt: Sequence[int])
         return answer
     if parsing.tools and text.formats.tools is not None and (answer is not None or restricts(parsing)):
         answer = calls_or_answer(parsing, text.formats.tools.call_format, answer)
-    if thinking is None:
-        return answer  # and no limit on thinking is ever reached
-    is_inside = begins_inside(thinking, parsing.continued_text, text.prompt_end(prompt))
     budget, longest = parsing.thinking_token_budget, spec.output_limit.max_tokens
-    if budget is not None and (longest is None or budget < longest):
+    if budget is not None and longest is not None and budget >= longest:
+        budget = None  # it is not reached
+    if thinking is None or (answer is None and budget is None):
+        return answer
+    is_inside = begins_inside(thinking, parsing.continued_text, text.prompt_end(prompt))
+    if budget is not None:
         begin_id, end_id = _marker_ids(thinking, text)
         left = max(0, budget - _thought_already(prompt, begin_id)) if is_inside else budget
         return within_budget(left, end_id, None if is_inside else begin_id, answer)

@@ -113,7 +113,7 @@ def test_usage_so_far_is_in_every_event_where_asked_for(server: DryServer) -> No
         counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]  # type: ignore[index]
         assert counts == sorted(counts)
         assert counts[0] <= 1
-        assert chunks[-2]["usage"] == chunks[-1]["usage"]
+        assert chunks[-2]["usage"].items() <= chunks[-1]["usage"].items()  # type: ignore[attr-defined]
         if path.endswith("chat/completions"):
             assert counts[-1] == whole["completion_tokens"]
 

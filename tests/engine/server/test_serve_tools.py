@@ -108,6 +108,14 @@ def test_thinking_is_told_apart_and_counted_whole_and_in_a_stream(demo: openai.O
         assert told == getattr(message, name)
 
 
+def test_thinking_is_counted_at_the_end_of_a_stream(demo: openai.OpenAI) -> None:
+    options: Any = {"include_usage": True, "continuous_usage_stats": True}
+    fields: Any = {"temperature": 0, "max_tokens": 120, "extra_body": THINKING, "stream_options": options}
+    *so_far, last = [chunk.usage for chunk in ask(demo, stream=True, **fields)]
+    assert not any(usage.completion_tokens_details for usage in so_far)
+    assert 20 < last.completion_tokens_details.reasoning_tokens < last.completion_tokens
+
+
 def test_thinking_is_left_out_where_it_is_not_wanted(demo: openai.OpenAI) -> None:
     fields = {"temperature": 0, "max_tokens": 120, "extra_body": THINKING | {"include_reasoning": False}}
     whole = ask(demo, **fields)

@@ -105,6 +105,7 @@ class OpenAIRenderer(ABC):
         self._usage = self.usage(replies)
         # Counted as events go out: replies may be ahead of them.
         self._usage["completion_tokens"] = len(self._spec.resume_token_ids)
+        self._usage.pop("completion_tokens_details", None)  # told at the end, when it is certain
         return b""
 
     def render(self, deltas: Sequence[Delta]) -> bytes:
