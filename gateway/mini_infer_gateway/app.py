@@ -185,6 +185,7 @@ class Gateway:
     def stop_gently(self) -> None:
         """From now on it is not ready, and connections end with their next answer."""
         self.stopping = True
+        self._tasks.append(asyncio.create_task(self.responses.stop_gently(), name="end WebSockets"))
 
     async def stop(self) -> None:
         """Ends every task and connection."""

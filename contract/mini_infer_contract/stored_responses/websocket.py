@@ -28,6 +28,9 @@ MAX_PENDING = 16
 """Requests of one connection that are answered or wait: more are told to come again."""
 LONGEST_STREAM_ID = 256
 _BUG = ApiError(500, "the server failed at this request; its log says why", code="internal")
+_STOPPING = ApiError(503, "this server is stopping: connect anew", code="stopping")
+_RESTART = 1012
+"""Of WebSocket's registry of close codes: the service restarts."""
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +58,7 @@ class WebSocketSession:
         """Responses that are remembered for the connection."""
         self._gone = asyncio.Event()
         self._writing = asyncio.Lock()
+        self._is_stopping = False
 
     async def run(self) -> None:
         """Until the client goes."""
@@ -68,6 +72,13 @@ class WebSocketSession:
             tasks = [lane.task for lane in self._lanes.values() if lane.task is not None]
             await asyncio.gather(*tasks, return_exceptions=True)
             self._service.forget(self._own_ids, self._connection)
+
+    async def stop(self) -> None:
+        """Ends the connection when what is being answered is: nothing new is taken."""
+        self._is_stopping = True
+        if not self._lanes and not self._gone.is_set():
+            async with self._writing:
+                await self._send({"type": "websocket.close", "code": _RESTART, "reason": _STOPPING.message})
 
     async def tell(self, event: bytes, stream_id: str | None) -> None:
         """One message to the client: an event as JSON."""
@@ -101,6 +112,8 @@ class WebSocketSession:
 
     def _lane_for(self, event: dict[str, Any], stream_id: str | None) -> _Lane:
         """ApiError: nothing is made of this event."""
+        if self._is_stopping:
+            raise _STOPPING
         kind = event.pop("type", None)
         if kind != "response.create":
             message = f"type is {str(kind)[:100]!r}: this server takes response.create"
@@ -127,6 +140,8 @@ class WebSocketSession:
                     await self.tell_error(_BUG, lane.stream_id)
             lane.is_answering = False
         del self._lanes[lane.stream_id]
+        if self._is_stopping:
+            await self.stop()
 
     async def _respond(self, body: dict[str, Any], room: ExitStack, stream_id: str | None) -> None:
         generates = body.pop("generate", None) is not False

@@ -16,7 +16,7 @@ from typing import Any
 import uvicorn
 
 from mini_infer_contract.tls import LOOK_EVERY_S, ServerTls
-from mini_infer_gateway.http.connections import look_at_all
+from mini_infer_gateway.http.connections import LimitedConnection, look_at_all
 
 QUIET_S = 1.0
 """Without a connection, after which a drain need not go on."""
@@ -91,10 +91,13 @@ class DrainingServer(uvicorn.Server):
             for server in self.servers:
                 server.close()
             # Who was accepted last may still be sending its first request.
-            deadline_s = time.monotonic() + QUIET_S
-            while self.server_state.connections and time.monotonic() < deadline_s:  # noqa: ASYNC110 -- uvicorn has no event
-                await asyncio.sleep(TICK_S)
+            await _wait_while(lambda: bool(self.server_state.connections), QUIET_S)
+            # uvicorn cuts WebSockets at once; the application ends them when they have been answered.
+            await _wait_while(self._has_websockets, self.config.timeout_graceful_shutdown or 0)
         await super().shutdown(sockets)
+
+    def _has_websockets(self) -> bool:
+        return any(not isinstance(one, LimitedConnection) for one in self.server_state.connections)
 
     def _has_drained(self, now_s: float) -> bool:
         if not self._drain_ends_s:
@@ -103,3 +106,9 @@ class DrainingServer(uvicorn.Server):
         if self.server_state.connections:
             self._connected_s = now_s
         return now_s >= min(self._drain_ends_s, self._connected_s + QUIET_S)
+
+
+async def _wait_while(condition: Callable[[], bool], limit_s: float) -> None:
+    deadline_s = time.monotonic() + limit_s
+    while condition() and time.monotonic() < deadline_s:  # noqa: ASYNC110 -- uvicorn has no event
+        await asyncio.sleep(TICK_S)

@@ -200,3 +200,19 @@ async def test_a_websocket_without_a_key_or_elsewhere_is_refused() -> None:
             with pytest.raises(aiohttp.WSServerHandshakeError) as caught:
                 await gateway.client.ws_connect(gateway.url + path, headers={"authorization": f"Bearer {key}"})
             assert caught.value.status == status
+
+
+async def test_a_shutdown_ends_websockets_when_they_have_been_answered(dry: DryServer) -> None:
+    endpoint = Endpoint(name="dry", url=dry.url, model="dry")
+    async with running_gateway(endpoint, drain_s=0.1) as gateway:
+        await until(lambda: gateway.app.fleet.is_ready)
+        address = gateway.url + "/v1/responses"
+        async with gateway.client.ws_connect(address) as idle, gateway.client.ws_connect(address) as busy:
+            await busy.send_json({"type": "response.create", "model": "dry", "input": "x" * 150})
+            assert (await busy.receive_json())["type"] == "response.created"
+            gateway.server.begin_drain()
+            assert (await idle.receive()).type is aiohttp.WSMsgType.CLOSE
+            assert idle.close_code == 1012
+            events = [message.json() async for message in busy]
+            assert events[-1]["type"] == "response.completed"
+            assert busy.close_code == 1012
