@@ -138,6 +138,12 @@ def test_each_mechanism_that_is_switched_off_is_gone_and_no_other() -> None:
     assert isinstance(off(Mechanism.PDL).prefill_config(LONG_PROMPT), HopperPrefillConfig)
 
 
+def test_soft_caps_have_flash_attention_2() -> None:
+    capped = replace(LONG_PROMPT, caps_scores=True)
+    assert isinstance(ON_H200.prefill_config(LONG_PROMPT), HopperPrefillConfig)
+    assert ON_H200.prefill_config(capped) == ON_H200.flash_attention_2_config(LONG_PROMPT)
+
+
 def test_windows_and_fp8_pages_have_flash_attention_2() -> None:
     for changes in ({"sliding_window": 100}, {"pages_dtype": torch.float8_e4m3fn}):
         assert not isinstance(ON_H200.prefill_config(replace(LONG_PROMPT, **changes)), HopperPrefillConfig)
