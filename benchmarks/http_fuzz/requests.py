@@ -46,7 +46,12 @@ VALID: dict[str, dict[str, Any]] = {
     "/v1/messages": _CHAT,
     "/v1/messages/count_tokens": {"messages": _CHAT["messages"]},
     "/v1/responses": {"input": "What does textwrap.dedent do?", "max_output_tokens": 16},
+    "/v1/responses/input_tokens": {"input": "What does textwrap.dedent do?"},
+    "/v1/embeddings": {"input": ["one two", "three"]},
+    "/v1/chat/completions/batch": {"messages": [_CHAT["messages"], _CHAT["messages"]], "max_tokens": 6},
     "/v1/chat/completions/render": _CHAT,
+    "/v1/completions/render": {"prompt": "one two three"},
+    "/invocations": _CHAT,
     "/tokenize": {"prompt": "one two three"},
     "/detokenize": {"tokens": [1, 2, 3]},
 }
@@ -96,11 +101,24 @@ _SAMPLES = {
 FITTING = {
     "/v1/chat/completions": _CHATS | _GENERATES | _SAMPLES,
     "/v1/completions": _GENERATES | _SAMPLES | {"structured_outputs"},
+    "/invocations": _CHATS | _GENERATES | _SAMPLES,
     "/v1/messages": {"stream", "temperature", "top_p", "top_k", "system"},
     "/v1/responses": {"stream", "temperature", "store", "background", "reasoning_effort", "user"},
 }
 """Those that a path knows; mostly these are taken."""
-READ = ("/v1/models", "/health", "/version", "/load", "/tokenizer_info", "/v1/responses/resp_0", "/nothing", "/metrics")
+READ = (
+    "/v1/models",
+    "/v1/models/dry",
+    "/openapi.json",
+    "/docs",
+    "/health",
+    "/version",
+    "/load",
+    "/tokenizer_info",
+    "/v1/responses/resp_0",
+    "/nothing",
+    "/metrics",
+)
 
 
 def fuzzed_request(seed: int, index: int, model: str) -> FuzzedRequest:

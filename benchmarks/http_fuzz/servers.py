@@ -35,14 +35,13 @@ class Servers:
             self._logs = {name: folder / f"{name}.log" for name in ports}
             engine = ["-m", "mini_infer_engine.server.cli", "--dry-run", "--dry-run-step-ms", "0.2"]
             gateway = ["-m", "mini_infer_gateway", f"--endpoints={endpoints}"]
-            self._processes = {
-                name: stack.enter_context(
-                    _process(self._logs[name], [*command, f"--port={ports[name]}", "--no-access-log"])
-                )
-                for name, command in (("engine", engine), ("gateway", gateway))
-            }
+            self._read = dict.fromkeys(ports, 0)
+            self._processes = {}
+            for name, command in (("engine", engine), ("gateway", gateway)):
+                arguments = [*command, f"--port={ports[name]}", "--no-access-log"]
+                self._processes[name] = stack.enter_context(_process(self._logs[name], arguments))
             for url in self.urls.values():
-                _wait(lambda url=url: _status(f"{url}/readyz") == 200, START_LIMIT_S, f"{url} is not ready")  # type: ignore[misc]  # the default binds the loop's value
+                _wait(partial(_is_ready, url), START_LIMIT_S, f"{url} is not ready")
             self._stack = stack.pop_all()
         self._descriptors = self._count()
         return self
@@ -60,8 +59,11 @@ class Servers:
                 _wait(partial(_is_idle, url), SETTLE_LIMIT_S, "")
             if load := _load(url):
                 problems.append(f"{name}: {load} requests are still being answered")
-            if "Traceback" in (log := self._logs[name].read_text(errors="replace")):
-                problems.append(f"{name}: {log[log.index('Traceback') :][:2000]}")
+            log = self._logs[name].read_text(errors="replace")
+            news, self._read[name] = log[self._read[name] :], len(log)
+            if "Traceback" in news:
+                last = news[news.rindex("Traceback") :].strip().splitlines()
+                problems.append(f"{name}: {last[-1]}, by {last[-3].strip()}")
         metrics = _get(f"{self.urls['engine']}/metrics")
         busy = re.findall(r"^(vllm:num_requests_(?:running|waiting)){.*} ([1-9].*)$", metrics, re.MULTILINE)
         problems += [f"engine: {gauge} is {value}" for gauge, value in busy]

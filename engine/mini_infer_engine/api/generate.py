@@ -195,6 +195,9 @@ async def checked(
     if sampling.bad_words:
         sampling = await text.in_thread(partial(_with_bad_words, sampling, text.encoder))
     check_sampling(sampling, model.vocab_size, text.encoder is not None, limit.param)
+    if sampling.max_tokens is not None and not limit.is_asked:
+        # Nobody is told that it is too many, and the core reads numbers of 64 bits.
+        sampling = msgspec.structs.replace(sampling, max_tokens=min(sampling.max_tokens, model.max_model_len))
     if spec.dimensions is not None and spec.dimensions > model.hidden_size:
         has = f"embeddings of this model have {model.hidden_size}"
         raise ParameterError("dimensions", f"dimensions is {spec.dimensions}, and {has}: ask for fewer")

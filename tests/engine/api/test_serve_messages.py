@@ -235,3 +235,7 @@ def test_errors_of_http_have_it_too(server: DryServer) -> None:
         assert response.status_code == status
         assert response.json()["type"] == "error"
         assert response.json()["error"]["type"] == ("not_found_error" if status == 404 else "invalid_request_error")
+
+
+def test_more_tokens_than_any_context_holds_are_the_contexts(server: DryServer) -> None:
+    assert whole(server, message(max_tokens=10**30))["stop_reason"] == "end_turn"
