@@ -184,7 +184,7 @@ class Engine:
             outputs += self._sample_within_grammars(*self._in_flight[-1])
         if len(self._in_flight) > self._depth or (self._in_flight and not has_launched):
             return outputs + self._commit(*self._in_flight.popleft())
-        idle = not self._in_flight and not outputs and not self._num_constrained
+        idle = not self._in_flight and not outputs and not self._num_compiling
         assert not (idle and self._sequences), "requests are left and none can run: pages or slots leaked"
         return outputs
 
@@ -229,7 +229,7 @@ class Engine:
         """Commit what is in flight before this pass, for its masks follow from those tokens, and have it sampled."""
         assert self._constraints is not None
         outputs = []
-        while self._in_flight and self._in_flight[0][0] is not handle:
+        while self._in_flight and self._in_flight[0][1] is not step:
             outputs += self._commit(*self._in_flight.popleft())
         if not self._in_flight:
             return outputs  # the pass before could not be committed, and this one went with it
