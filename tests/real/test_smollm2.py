@@ -148,6 +148,25 @@ def test_the_template_is_the_files(llm: LLM, folder: Path) -> None:
     assert output.prompt_token_ids == ours(text, add_special_tokens=False).input_ids
 
 
+def best_tokens(llm: LLM, ids: list[int]) -> list[int]:
+    """The likeliest token after each of these but the last."""
+    asks = SamplingParams(max_tokens=1, prompt_logprobs=1)
+    [output] = llm.generate([{"prompt_token_ids": ids}], asks, use_tqdm=False)
+    assert output.prompt_logprobs is not None
+    return [next(token for token, one in each.items() if one.rank == 1) for each in output.prompt_logprobs if each]
+
+
+@pytest.mark.parametrize(("kind", "least"), [("int8", 0.96), ("int4", 0.7)])
+def test_rounded_weights_keep_the_likeliest_tokens(kind: str, least: float, llm: LLM, folder: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "faq.md").read_text()
+    ids = transformers.AutoTokenizer.from_pretrained(folder)(text).input_ids[:400]
+    expected = best_tokens(llm, ids)
+    made = best_tokens(LLM("smollm2", device="cpu", quantization=kind, kv_cache_memory=200_000_000), ids)
+    agreement = sum(map(int.__eq__, made, expected)) / len(expected)
+    print(kind, agreement)
+    assert agreement >= least
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[EngineServer]:
     with EngineServer("--model", "smollm2", "--device", "cpu", "--max-model-len", "1024") as running:

@@ -11,7 +11,7 @@ from gguf import GGMLQuantizationType as Encoding
 from tests.support.tiny_models import save_tiny_model
 
 ARCHITECTURE_ENUM = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}
-INTERLEAVED = ("llama", "smollm3")
+INTERLEAVED = ("granite", "llama", "smollm3")
 K_QUANTS = (Encoding.Q2_K, Encoding.Q3_K, Encoding.Q4_K, Encoding.Q5_K, Encoding.Q6_K)
 _SCALE_BYTES = {  # of a block: where its halves of 16 bits stand
     Encoding.Q2_K: (80, 82),
@@ -116,6 +116,11 @@ def _write_fields(writer: gguf.GGUFWriter, architecture: str, config: Any) -> No
     writer.add_rope_freq_base(rope["rope_theta"])
     if architecture.startswith("gemma"):
         writer.add_sliding_window(config.sliding_window)
+    if architecture == "granite":
+        writer.add_attention_scale(config.attention_multiplier)
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
     if architecture == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)

@@ -38,6 +38,10 @@ _GEMMA_BLOCK = _LLAMA_BLOCK | {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+_OLMO2_BLOCK = _LLAMA_BLOCK | {
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
 _ROPE_FACTORS = "rope_freqs.weight"
 """Divisors of the rotation's frequencies, [head_dim / 2]: how Llama 3.1's scaling is written."""
 _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>")
@@ -128,10 +132,21 @@ def _gemma3(metadata: Metadata) -> dict[str, Any]:
     return _gemma(metadata, _GEMMA3_27B_LAYERS) | {"rope_theta": metadata.get("rope.freq_base", 1e6)}
 
 
+def _granite(metadata: Metadata) -> dict[str, Any]:
+    return _biases(metadata) | {
+        "attention_multiplier": metadata.need("attention.scale"),
+        "embedding_multiplier": metadata.get("embedding_scale", 1.0),
+        "residual_multiplier": metadata.get("residual_scale", 1.0),
+        "logits_scaling": metadata.get("logit_scale", 1.0),
+    }
+
+
 ARCHITECTURES = {
     "gemma2": Architecture("Gemma2ForCausalLM", _gemma2, _GEMMA_BLOCK, offsets_norms=True),
     "gemma3": Architecture("Gemma3ForCausalLM", _gemma3, _GEMMA_BLOCK, offsets_norms=True),
+    "granite": Architecture("GraniteForCausalLM", _granite, _LLAMA_BLOCK, interleaves=True),
     "llama": Architecture("LlamaForCausalLM", _llama, _LLAMA_BLOCK, interleaves=True),
+    "olmo2": Architecture("Olmo2ForCausalLM", _plain, _OLMO2_BLOCK),
     "qwen2": Architecture("Qwen2ForCausalLM", _plain, _LLAMA_BLOCK),
     "qwen3": Architecture("Qwen3ForCausalLM", _plain, _LLAMA_BLOCK),
     "smollm3": Architecture("SmolLM3ForCausalLM", _biases, _LLAMA_BLOCK, interleaves=True),

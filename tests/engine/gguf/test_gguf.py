@@ -38,6 +38,16 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 11, "num_hidden_layers": 6},
     ),
     "smollm3": ("smollm3", {"num_hidden_layers": 4}),
+    "olmo2": ("olmo2", {}),
+    "granite": (
+        "granite",
+        {
+            "embedding_multiplier": 12.0,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.05,
+            "logits_scaling": 8.0,
+        },
+    ),
 }
 ENCODINGS = [
     Encoding.F16,
@@ -165,7 +175,7 @@ BROKEN: dict[str, tuple[dict[str, Any], Callable[[Path], object] | None, list[st
     "in the header": ({}, lambda path: cut(path, 700), ["cut short", "download it again"]),
     "in the weights": ({}, lambda path: cut(path, 0.7), ["cut short", "tensor", "bytes behind the end"]),
     "old version": ({}, lambda path: path.write_bytes(b"GGUF\x01" + bytes(50)), ["version 1", "convert"]),
-    "architecture": ({"fields": {"general.architecture": "mamba"}}, None, ["mamba", "llama, qwen2"]),
+    "architecture": ({"fields": {"general.architecture": "mamba"}}, None, ["mamba", "llama, olmo2, qwen2"]),
     "experts": ({"fields": {"llama.expert_count": 8}}, None, ["expert_count = 8", "original weights"]),
     "rope": ({"fields": {"llama.rope.scaling.type": "longrope"}}, None, ["longrope", "yarn"]),
     "words": ({"tokenizer": {"pre": "tekken"}}, None, ["pre = 'tekken'", "smollm"]),
