@@ -156,7 +156,7 @@ def best_tokens(llm: LLM, ids: list[int]) -> list[int]:
     return [next(token for token, one in each.items() if one.rank == 1) for each in output.prompt_logprobs if each]
 
 
-@pytest.mark.parametrize(("kind", "least"), [("int8", 0.96), ("int4", 0.7)])
+@pytest.mark.parametrize(("kind", "least"), [("int8", 0.96), ("int4", 0.6)])
 def test_rounded_weights_keep_the_likeliest_tokens(kind: str, least: float, llm: LLM, folder: Path) -> None:
     text = (Path(__file__).parents[2] / "docs" / "faq.md").read_text()
     ids = transformers.AutoTokenizer.from_pretrained(folder)(text).input_ids[:400]
