@@ -33,6 +33,7 @@ class Platform:
 @contextlib.contextmanager
 def running_platform(script: Path, gateway_flags: Sequence[str] = ()) -> Iterator[Platform]:
     """A gateway before an engine with the demo model and one whose answers are those of the script."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that servers are ended, too
     with contextlib.ExitStack() as stack:
         demo = stack.enter_context(running_engine(DEMO, f"--served-model-name={DEMO}"))
         scripted_flags = (f"--dry-run-script={script}", f"--served-model-name={SCRIPTED}", "--max-model-len=1000000")

@@ -43,8 +43,8 @@ def main() -> int:
         found = run_file(sources, name, [*flags, *(["-k", keyword] if keyword else [])])
         seen |= found
         print(f"{name}: {verdicts.counts(found)}", flush=True)
-    if arguments.write:
-        verdicts.write(verdicts.merged(verdicts.read(), seen))
+        if arguments.write:
+            verdicts.write(verdicts.merged(verdicts.read(), found))
     whole = [] if keyword else files
     differences = verdicts.differences(verdicts.read(), seen, whole)
     print("\n".join(differences))

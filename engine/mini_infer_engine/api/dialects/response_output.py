@@ -42,8 +42,12 @@ class ResponseOutput:
         """Of text that is still to be told."""
 
     def push(self, parts: Sequence[Part], logprobs: Logprobs) -> bytes:
-        """What is new; `logprobs` are of the tokens that made it, and told with the text among the parts."""
-        self._logprobs += logprobs
+        """What is new; `logprobs` are of the tokens that made it, and told with the text among the parts.
+
+        Without text among them they are of thinking or of a call; without any part, of text that is still to come.
+        """
+        is_text = not parts or any(isinstance(part, Content) for part in parts)
+        self._logprobs = [*self._logprobs, *logprobs] if is_text else []
         return b"".join([self._push(part) for part in parts])
 
     def _push(self, part: Part) -> bytes:
@@ -52,12 +56,10 @@ class ResponseOutput:
                 told, self._logprobs = self._logprobs, []
                 return self._in(MessageItem) + self._piece(text, told)
             case Reasoning(text):
-                self._logprobs = []
                 return self._in(ReasoningItem) + self._piece(text)
             case ToolCallBegin(_, _, name):  # Another id: one that other engines would give it, too.
                 return self._begin(self._call(name))
             case ToolCallArguments(_, text):
-                self._logprobs = []
                 return self._piece(text)
 
     def end(self, status: str) -> bytes:

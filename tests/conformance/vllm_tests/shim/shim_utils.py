@@ -150,10 +150,11 @@ _running: dict[tuple[Any, ...], _Engine] = {}
 
 
 def _engine(*key: Any) -> _Engine:
-    """The one that runs, where it is the same and lives; else that one is stopped and another started."""
+    """One that runs, where it is the same and lives; else another. Two run at most: a module's fixtures may overlap."""
     engine = _running.get(key)
     if engine is None or engine.process.poll() is not None:
-        stop_all()
+        while len(_running) > 1:
+            _running.pop(next(iter(_running))).stop()
         engine = _running[key] = _Engine(*key[:3])
     return engine
 

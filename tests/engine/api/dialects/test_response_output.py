@@ -166,3 +166,14 @@ def test_a_call_of_a_namespaces_function_has_both_names() -> None:
     assert (first["namespace"], first["name"]) == ("mcp", "look")
     assert second["name"] == "f"
     assert "namespace" not in second
+
+
+def test_log_probabilities_of_text_are_told_though_thinking_came_with_it() -> None:
+    one: Any = {"token": "y", "logprob": -1.0, "bytes": [121], "top_logprobs": []}
+    output = ResponseOutput(EventWriter("resp_1"))
+    output.push([Reasoning("x"), Content("y")], [one])
+    output.push([Reasoning("z")], [one])
+    output.end("completed")
+    thinking, message, _ = output.items
+    assert thinking["type"] == "reasoning"
+    assert message["content"][0]["logprobs"] == [one]
