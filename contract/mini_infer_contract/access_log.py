@@ -10,7 +10,7 @@ from mini_infer_contract.logs import with_fields
 PROBES: Final = frozenset(
     (launch.HEALTH_PATH, launch.READY_PATH, launch.METRICS_PATH, "/health", "/ping", "/load", "/version")
 )
-"""Asked every few seconds: at level debug as long as all is well."""
+"""Asked every few seconds: at level debug as long as all is well, and no warning where a server has yet to start."""
 CLIENT_LEFT: Final = 499
 """As nginx logs it: the client left before its answer began."""
 LONGEST_ERROR: Final = 200
@@ -28,7 +28,7 @@ def log_request(
     error: str = "",
 ) -> None:
     """`facts`: what is known beside the head, such as model, tokens and times; the names are those of JSON lines."""
-    level = logging.WARNING if status >= 400 else logging.DEBUG if path in PROBES else logging.INFO
+    level = _level(path, failed=status >= 400)
     if not logger.isEnabledFor(level):
         return
     error = error if len(error) <= LONGEST_ERROR else f"{error[: LONGEST_ERROR - 3]}..."
@@ -57,3 +57,9 @@ def log_request(
         **facts,
     )
     logger.log(level, "%s", ", ".join(parts), extra=fields)
+
+
+def _level(path: str, *, failed: bool) -> int:
+    if path in PROBES:
+        return logging.INFO if failed else logging.DEBUG
+    return logging.WARNING if failed else logging.INFO

@@ -1,0 +1,40 @@
+"""The line of a request: its level, its words, and its fields where lines are JSON."""
+
+import logging
+from typing import Any
+
+import pytest
+
+from mini_infer_contract.access_log import log_request
+
+
+def line(caplog: pytest.LogCaptureFixture, path: str, status: int, error: str = "", **facts: Any) -> logging.LogRecord:
+    caplog.set_level(logging.DEBUG)
+    log_request(logging.getLogger("x"), "GET", path, status, 0.25, "mine", facts, error)
+    return caplog.records[-1]
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "level"),
+    [
+        ("/v1/models", 200, "INFO"),
+        ("/v1/models", 404, "WARNING"),
+        ("/v1/models", 503, "WARNING"),
+        ("/readyz", 200, "DEBUG"),
+        ("/readyz", 503, "INFO"),
+    ],
+)
+def test_failures_are_warnings_and_probes_are_quiet(
+    caplog: pytest.LogCaptureFixture, path: str, status: int, level: str
+) -> None:
+    assert line(caplog, path, status).levelname == level
+
+
+def test_what_is_known_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    record = line(caplog, "/v1/x", 200, model="m", prompt_tokens=5, first_token_s=0.1, endpoint="a", outcome="broke")
+    assert record.getMessage() == (
+        "GET /v1/x 200 in 0.250 s, model m, 5 tokens, first after 0.100 s, by a, broke, id mine"
+    )
+    assert {"status": 200, "endpoint": "a", "duration_s": 0.25}.items() <= record.__dict__["fields"].items()
+    assert "error" not in record.__dict__["fields"]
+    assert line(caplog, "/v1/x", 400, "x" * 500, outcome="client_error").getMessage().endswith(f"mine, {'x' * 197}...")
