@@ -265,15 +265,16 @@ class LLM:
         completion = CompletionOutput(0, reply.text, reply.token_ids, reply.finish_reason, reply.stop_reason)
         if request.sampling.logprobs is not None:
             total = sum(position.logprob for position in reply.logprobs)
-            by_token = [self._by_token(position) for position in reply.logprobs]
+            are_named = request.sampling.logprob_token_ids is not None
+            by_token = [self._by_token(position, are_named=are_named) for position in reply.logprobs]
             completion = replace(completion, cumulative_logprob=total, logprobs=by_token)
         cached = reply.num_cached_tokens
         return RequestOutput(request.request_id, prompt, prompt_token_ids, [completion], True, cached, told)
 
-    def _by_token(self, position: TokenLogprobs) -> dict[int, Logprob]:
-        """The most likely tokens in order, and the position's own, which need not be among them."""
+    def _by_token(self, position: TokenLogprobs, *, are_named: bool = False) -> dict[int, Logprob]:
+        """The most likely tokens in order, or those that were named, and the position's own, if it is none of them."""
         found = {
-            token_id: Logprob(logprob, rank, self._decoded(token_id))
+            token_id: Logprob(logprob, None if are_named else rank, self._decoded(token_id))
             for rank, (token_id, logprob) in enumerate(
                 zip(position.top_token_ids, position.top_logprobs, strict=True), start=1
             )

@@ -11,8 +11,8 @@ class Logprob:
     """One token at one position."""
 
     logprob: float
-    rank: int
-    """1 for the most likely token."""
+    rank: int | None
+    """1 for the most likely token; None: not known of a token that was named."""
     decoded_token: str | None
     """None without a tokenizer."""
 

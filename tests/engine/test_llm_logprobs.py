@@ -93,3 +93,18 @@ def test_what_cannot_be_is_refused_by_name(llm: LLM, fields: dict[str, Any], wor
         llm.generate(PROMPT, SamplingParams(**fields), use_tqdm=False)
     for word in words:
         assert word in str(raised.value)
+
+
+def test_tokens_that_are_named_are_told_without_a_rank(llm: LLM) -> None:
+    asks = SamplingParams(temperature=0.0, max_tokens=3, logprobs=0, logprob_token_ids=[3, 1900])
+    every = SamplingParams(temperature=0.0, max_tokens=3, logprobs=-1)
+    named, whole = (llm.generate(PROMPT, asked, use_tqdm=False)[0].outputs[0] for asked in (asks, every))
+    assert named.token_ids == whole.token_ids
+    assert named.logprobs is not None
+    assert whole.logprobs is not None
+    for told, all_tokens, token in zip(named.logprobs, whole.logprobs, named.token_ids, strict=True):
+        assert set(told) == {token, 3, 1900}
+        assert told[token].rank == 1
+        for one in {3, 1900} - {token}:
+            assert told[one].rank is None
+            assert told[one].logprob == pytest.approx(all_tokens[one].logprob)
