@@ -12,17 +12,16 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
-from msgspec.structs import replace
-
 from mini_infer_contract.blocks import root_key
 from mini_infer_contract.events import BlockStored, KVEvent, LoadReport
 from mini_infer_engine.config.settings import EngineSettings
 from mini_infer_engine.core.batch import Runner
 from mini_infer_engine.core.beam_search.group import BeamGroup, request_of_beams, rules_of
 from mini_infer_engine.core.constraints import Constraints, has_constrained_rows
+from mini_infer_engine.core.output_processor import OutputProcessor
 from mini_infer_engine.core.page_allocator import PageAllocator
 from mini_infer_engine.core.prefix_cache import PrefixCache
-from mini_infer_engine.core.request import Output, Request, TokenLogprobs
+from mini_infer_engine.core.request import Output, Request
 from mini_infer_engine.core.scheduler import Scheduler, Step
 from mini_infer_engine.core.sequence import Sequence, State
 from mini_infer_engine.core.stats import EngineStats
@@ -75,13 +74,9 @@ class Engine:
         self._eos_token_ids = frozenset(eos_token_ids)
         self._max_model_len = max_model_len
         self._model_revision = model_revision
-        self._sequences: dict[str, Sequence] = {}
-        self._beam_groups: dict[str, BeamGroup] = {}
-        """Of those that search with beams."""
+        self._outputs = OutputProcessor(self.scheduler)
         self._in_flight: deque[tuple[Any, Step]] = deque()
         self._constraints = None if grammars is None else Constraints(grammars, eos_token_ids)
-        self._num_constrained = 0
-        """Of `_sequences`."""
         self._arrivals = 0
         self._record_events = record_events
         self._accepted: list[str] = []
@@ -96,22 +91,9 @@ class Engine:
 
         ValueError: its id is in use, it is longer than the model allows, or the runner cannot do what it asks for.
         """
-        num_prompt = len(request.prompt_token_ids)
-        if request.request_id in self._sequences:
-            raise ValueError(f"request id {request.request_id!r} is in use: choose another")
-        if not 1 <= num_prompt < self._max_model_len:
-            raise ValueError(
-                f"request {request.request_id!r} has {num_prompt} prompt tokens: there must be at least one, and "
-                f"fewer than the {self._max_model_len} of the model's context"
-            )
-        sampling = request.sampling
+        self._check(request)
+        sampling, num_prompt = request.sampling, len(request.prompt_token_ids)
         max_tokens = self._max_model_len if sampling.max_tokens is None else sampling.max_tokens
-        if max_tokens < 1:
-            raise ValueError(f"request {request.request_id!r} has max_tokens {max_tokens}: ask for at least 1")
-        if sampling.grammar is not None and self._constraints is None:
-            raise ValueError(f"{sampling.grammar.param} needs a tokenizer, and this engine runs without: leave it out")
-        if sampling.grammar is not None and request.beam_search is not None:
-            raise ValueError(f"{sampling.grammar.param} does not go with use_beam_search: leave out one of them")
         stops = frozenset(sampling.stop_token_ids)
         if not sampling.ignore_eos:
             stops |= self._eos_token_ids
@@ -134,30 +116,37 @@ class Engine:
         if len(sequence.token_ids) > num_prompt and (reason := sequence.finish_reason(sequence.token_ids[-1])):
             self._ended_already.append(Output(request_id=request.request_id, token_ids=[], finish_reason=reason))
             return
-        self._sequences[request.request_id] = sequence
-        if rules is not None:
-            self._beam_groups[request.request_id] = BeamGroup(sequence, rules, asked)
+        self._outputs.expect(sequence, None if rules is None else BeamGroup(sequence, rules, asked))
         if self._record_events:
             self._accepted.append(request.request_id)
         if sampling.grammar is None or self._constraints is None:
             self.scheduler.add(sequence)
         else:
-            self._num_constrained += 1
             self._constraints.add(sequence)
+
+    def _check(self, request: Request) -> None:
+        """ValueError: no engine with this model could serve it."""
+        num_prompt = len(request.prompt_token_ids)
+        if request.request_id in self._outputs.sequences:
+            raise ValueError(f"request id {request.request_id!r} is in use: choose another")
+        if not 1 <= num_prompt < self._max_model_len:
+            raise ValueError(
+                f"request {request.request_id!r} has {num_prompt} prompt tokens: there must be at least one, and "
+                f"fewer than the {self._max_model_len} of the model's context"
+            )
+        sampling = request.sampling
+        if sampling.max_tokens is not None and sampling.max_tokens < 1:
+            raise ValueError(f"request {request.request_id!r} has max_tokens {sampling.max_tokens}: ask for at least 1")
+        if sampling.grammar is not None and self._constraints is None:
+            raise ValueError(f"{sampling.grammar.param} needs a tokenizer, and this engine runs without: leave it out")
+        if sampling.grammar is not None and request.beam_search is not None:
+            raise ValueError(f"{sampling.grammar.param} does not go with use_beam_search: leave out one of them")
 
     def abort(self, request_id: str) -> None:
         """Forget a request, within two steps; no output tells of it. An unknown id has ended already: no error."""
-        sequence = self._forget(request_id)
+        sequence = self._outputs.forget(request_id)
         if sequence is not None:
-            self._beam_groups.pop(request_id, None)
             self._leave(sequence)
-
-    def _forget(self, request_id: str) -> Sequence | None:
-        """Its request gets no more outputs. None: it has got its last one already."""
-        sequence = self._sequences.pop(request_id, None)
-        if sequence is not None and sequence.request.sampling.grammar is not None:
-            self._num_constrained -= 1
-        return sequence
 
     def _leave(self, sequence: Sequence) -> None:
         """It gets no more rows."""
@@ -167,14 +156,14 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether `step` has something to do."""
-        return bool(self._sequences or self._in_flight or self._ended_already)
+        return bool(self._outputs.sequences or self._in_flight or self._ended_already)
 
     def step(self) -> list[Output]:
         """Launch the next pass, then commit the one before it (depth 1) or the same one (depth 0)."""
         if self._ended_already:
             outputs, self._ended_already = self._ended_already, []
             return outputs
-        if self._num_constrained:
+        if self._outputs.num_constrained:
             self._admit_compiled()
         planned = self.scheduler.plan()
         before = len(self._in_flight)
@@ -185,12 +174,12 @@ class Engine:
         if len(self._in_flight) > self._depth or (self._in_flight and not has_launched):
             return outputs + self._commit(*self._in_flight.popleft())
         idle = not self._in_flight and not outputs and not self._num_compiling
-        assert not (idle and self._sequences), "requests are left and none can run: pages or slots leaked"
+        assert not (idle and self._outputs.sequences), "requests are left and none can run: pages or slots leaked"
         return outputs
 
     def _launch(self, step: Step) -> list[Output]:
         """Launch a pass. Where that fails, its rows end with an error, which is returned; all else goes on."""
-        if self._num_constrained:
+        if self._outputs.num_constrained:
             step.batch.waits_for_masks = has_constrained_rows(step)
         try:
             handle = self._runner.launch(step.batch)
@@ -210,20 +199,14 @@ class Engine:
         is_idle = not (self._in_flight or self.scheduler.running or self.scheduler.waiting)
         for sequence, fault in self._constraints.take_ready(may_wait=is_idle):
             if fault:
-                self._ended_already.append(self._refused(sequence, fault))
+                self._ended_already.append(self._outputs.refused(sequence, fault))
             elif sequence.matcher is not None and sequence.matcher.has_ended:
-                self._forget(sequence.request.request_id)
+                self._outputs.forget(sequence.request.request_id)
                 self._ended_already.append(
                     Output(request_id=sequence.request.request_id, token_ids=[], finish_reason="stop")
                 )
             else:
                 self.scheduler.add(sequence)
-
-    def _refused(self, sequence: Sequence, reason: str) -> Output:
-        """The last output of a request that asks for what cannot be done."""
-        request_id = sequence.request.request_id
-        self._forget(request_id)
-        return Output(request_id=request_id, token_ids=[], finish_reason="error", error=reason, is_refusal=True)
 
     def _sample_within_grammars(self, handle: Any, step: Step) -> list[Output]:
         """Commit what is in flight before this pass, for its masks follow from those tokens, and have it sampled."""
@@ -235,7 +218,7 @@ class Engine:
             return outputs  # the pass before could not be committed, and this one went with it
         masks, failed = self._constraints.masks(step)
         for sequence, reason in failed:
-            outputs.append(self._refused(sequence, reason))
+            outputs.append(self._outputs.refused(sequence, reason))
             self._leave(sequence)
         try:
             self._runner.sample(handle, masks)
@@ -254,7 +237,7 @@ class Engine:
         outputs = []
         told, prompts_told, finished = result.logprobs, result.prompt_logprobs, State.FINISHED
         embeddings = result.embeddings
-        accept = self._accept_within_grammar if step.batch.waits_for_masks else self._accept
+        accept = self._outputs.accept_within_grammar if step.batch.waits_for_masks else self._outputs.accept
         for row, (sequence, tokens) in enumerate(zip(step.sequences, result.tokens, strict=True)):
             sequence.in_flight -= 1
             if sequence.state is not finished:  # else what it made is thrown away: it had ended
@@ -262,9 +245,9 @@ class Engine:
                     request_id = sequence.request.request_id
                     outputs.append(Output(request_id=request_id, token_ids=[], prompt_logprobs=prompts_told[row]))
                 if embeddings and row in embeddings:
-                    outputs.append(self._end_embedded(sequence, embeddings[row]))
+                    outputs.append(self._outputs.embedded(sequence, embeddings[row]))
                 elif sequence.group is not None:
-                    outputs += self._take_beam(sequence, told.get(row))
+                    outputs += self._outputs.take_beam(sequence, told.get(row))
                 elif tokens:
                     outputs.append(accept(sequence, tokens, told.get(row) if told else None))
             if not sequence.in_flight and sequence.is_leaving:
@@ -306,84 +289,12 @@ class Engine:
         outputs = []
         for sequence in sequences:
             request_id = sequence.request.request_id
-            if sequence.state is not State.FINISHED and self._forget(request_id) is not None:
-                self._beam_groups.pop(request_id, None)
+            if sequence.state is not State.FINISHED and self._outputs.forget(request_id) is not None:
                 self.scheduler.leave(sequence, State.FINISHED)
                 outputs.append(Output(request_id=request_id, token_ids=[], finish_reason="error", error=reason))
         if self._failed_passes >= MAX_FAILED_PASSES:
             raise RunnerFailedError(f"{MAX_FAILED_PASSES} passes in a row have failed, the last: {reason}") from error
         return outputs
-
-    def _end_embedded(self, sequence: Sequence, embedding: bytes) -> Output:
-        """All that a request for an embedding asks for is there; the token that was sampled is thrown away."""
-        request_id = sequence.request.request_id
-        del self._sequences[request_id]
-        self.scheduler.leave(sequence, State.FINISHED)
-        return Output(
-            request_id=request_id,
-            token_ids=[],
-            finish_reason="stop",
-            num_cached_tokens=sequence.num_cached or 0,
-            queue_time_s=sequence.queue_time_s,
-            embedding=embedding,
-        )
-
-    def _take_beam(self, sequence: Sequence, told: list[TokenLogprobs] | None) -> list[Output]:
-        """What may follow one beam of a search; None: it is still a prompt, computed in part."""
-        request_id = sequence.request.request_id
-        group = self._beam_groups.get(request_id)  # none of one that was preempted, and then aborted
-        outputs = group.take(sequence, told[0], self.scheduler) if group is not None and told else []
-        if outputs:
-            del self._sequences[request_id], self._beam_groups[request_id]
-            self.scheduler.leave(sequence, State.FINISHED)
-        return outputs
-
-    def _accept(self, sequence: Sequence, tokens: Iterable[int], logprobs: list[TokenLogprobs] | None) -> Output:
-        """Append sampled tokens up to the first that ends the sequence; what was sampled after it is thrown away."""
-        accepted, reason = [], None
-        for token in tokens:
-            self.scheduler.append(sequence, token)
-            accepted.append(token)
-            reason = sequence.finish_reason(token)
-            if reason is not None:
-                break
-        request_id, num_cached = sequence.request.request_id, sequence.num_cached or 0
-        if reason is None and logprobs is None:  # hundreds of times a step: each keyword costs
-            return Output(request_id=request_id, token_ids=accepted, num_cached_tokens=num_cached)
-        if reason is not None:
-            self._forget(request_id)
-            self.scheduler.leave(sequence, State.FINISHED)
-        return Output(
-            request_id=request_id,
-            token_ids=accepted,
-            finish_reason=reason,
-            stop_reason=sequence.stop_reason(accepted[-1]) if reason == "stop" else None,
-            num_cached_tokens=num_cached,
-            queue_time_s=None if reason is None else sequence.queue_time_s,
-            logprobs=(logprobs or [])[: len(accepted)],
-        )
-
-    def _accept_within_grammar(
-        self, sequence: Sequence, tokens: Iterable[int], logprobs: list[TokenLogprobs] | None
-    ) -> Output:
-        """The same up to the end of the sequence's grammar, where it has one: there the output is complete."""
-        matcher = sequence.matcher
-        if matcher is None:
-            return self._accept(sequence, tokens, logprobs)
-        taken = []
-        for token in tokens:
-            taken.append(token)
-            if token in sequence.stops or not matcher.accept(token) or matcher.has_ended:
-                break
-        output = self._accept(sequence, taken, logprobs)
-        if output.finish_reason is None and (matcher.error or matcher.has_ended):
-            self._forget(output.request_id)
-            self.scheduler.leave(sequence, State.FINISHED)
-        if matcher.error:
-            return replace(output, finish_reason="error", error=matcher.error)
-        if matcher.has_ended and output.finish_reason != "stop":
-            return replace(output, finish_reason="stop", ends_in_text=not matcher.is_end(taken[-1]))
-        return output
 
     def take_events(self) -> list[KVEvent]:
         """What changed in the prefix cache since the last call, in order."""

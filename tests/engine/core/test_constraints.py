@@ -101,7 +101,7 @@ class Bench:
     def run(self) -> dict[str, Answer]:
         for _ in range(5000):
             if not self.engine.has_work:
-                assert self.engine._num_constrained == 0
+                assert self.engine._outputs.num_constrained == 0
                 assert not self.engine.scheduler.running
                 return self.answers
             self.step()

@@ -1,0 +1,118 @@
+"""What a committed pass made of each sequence, as outputs, and which requests still wait for their last one.
+
+Knows neither passes nor runners. An output with a finish reason is the last of its request.
+"""
+
+from collections.abc import Iterable
+
+from msgspec.structs import replace
+
+from mini_infer_engine.core.beam_search.group import BeamGroup
+from mini_infer_engine.core.request import Output, TokenLogprobs
+from mini_infer_engine.core.scheduler import Scheduler
+from mini_infer_engine.core.sequence import Sequence, State
+
+
+class OutputProcessor:
+    """Of one engine."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self.sequences: dict[str, Sequence] = {}
+        """Of requests that have not got their last output."""
+        self._beam_groups: dict[str, BeamGroup] = {}
+        """Of those that search with beams."""
+        self.num_constrained = 0
+        """Of `sequences`: those that are held to a grammar."""
+
+    def expect(self, sequence: Sequence, beams: BeamGroup | None) -> None:
+        """Its request gets outputs from now on."""
+        request = sequence.request
+        self.sequences[request.request_id] = sequence
+        self.num_constrained += request.sampling.grammar is not None
+        if beams is not None:
+            self._beam_groups[request.request_id] = beams
+
+    def forget(self, request_id: str) -> Sequence | None:
+        """Its request gets no more outputs. None: it has got its last one already."""
+        sequence = self.sequences.pop(request_id, None)
+        if sequence is not None:
+            self.num_constrained -= sequence.request.sampling.grammar is not None
+            self._beam_groups.pop(request_id, None)
+        return sequence
+
+    def end(self, sequence: Sequence) -> None:
+        """The output that is made of it now is its last, and it gets no more rows."""
+        self.forget(sequence.request.request_id)
+        self._scheduler.leave(sequence, State.FINISHED)
+
+    def accept(self, sequence: Sequence, tokens: Iterable[int], logprobs: list[TokenLogprobs] | None) -> Output:
+        """Append sampled tokens up to the first that ends the sequence; what was sampled after it is thrown away."""
+        accepted, reason = [], None
+        for token in tokens:
+            self._scheduler.append(sequence, token)
+            accepted.append(token)
+            reason = sequence.finish_reason(token)
+            if reason is not None:
+                break
+        request_id, num_cached = sequence.request.request_id, sequence.num_cached or 0
+        if reason is None and logprobs is None:  # hundreds of times a step: each keyword costs
+            return Output(request_id=request_id, token_ids=accepted, num_cached_tokens=num_cached)
+        if reason is not None:
+            self.end(sequence)
+        return Output(
+            request_id=request_id,
+            token_ids=accepted,
+            finish_reason=reason,
+            stop_reason=sequence.stop_reason(accepted[-1]) if reason == "stop" else None,
+            num_cached_tokens=num_cached,
+            queue_time_s=None if reason is None else sequence.queue_time_s,
+            logprobs=(logprobs or [])[: len(accepted)],
+        )
+
+    def accept_within_grammar(
+        self, sequence: Sequence, tokens: Iterable[int], logprobs: list[TokenLogprobs] | None
+    ) -> Output:
+        """The same up to the end of the sequence's grammar, where it has one: there the output is complete."""
+        matcher = sequence.matcher
+        if matcher is None:
+            return self.accept(sequence, tokens, logprobs)
+        taken = []
+        for token in tokens:
+            taken.append(token)
+            if token in sequence.stops or not matcher.accept(token) or matcher.has_ended:
+                break
+        output = self.accept(sequence, taken, logprobs)
+        if output.finish_reason is None and (matcher.error or matcher.has_ended):
+            self.end(sequence)
+        if matcher.error:
+            return replace(output, finish_reason="error", error=matcher.error)
+        if matcher.has_ended and output.finish_reason != "stop":
+            return replace(output, finish_reason="stop", ends_in_text=not matcher.is_end(taken[-1]))
+        return output
+
+    def take_beam(self, sequence: Sequence, told: list[TokenLogprobs] | None) -> list[Output]:
+        """What may follow one beam of a search; None: it is still a prompt, computed in part."""
+        group = self._beam_groups.get(sequence.request.request_id)  # none of one that was preempted, and then aborted
+        outputs = group.take(sequence, told[0], self._scheduler) if group is not None and told else []
+        if outputs:
+            self.end(sequence)
+        return outputs
+
+    def embedded(self, sequence: Sequence, embedding: bytes) -> Output:
+        """All that a request for an embedding asks for is there; the token that was sampled is thrown away."""
+        self.end(sequence)
+        return Output(
+            request_id=sequence.request.request_id,
+            token_ids=[],
+            finish_reason="stop",
+            num_cached_tokens=sequence.num_cached or 0,
+            queue_time_s=sequence.queue_time_s,
+            embedding=embedding,
+        )
+
+    def refused(self, sequence: Sequence, reason: str) -> Output:
+        """The last output of a request that asks for what cannot be done."""
+        request_id = sequence.request.request_id
+        self.forget(request_id)
+        return Output(request_id=request_id, token_ids=[], finish_reason="error", error=reason, is_refusal=True)
