@@ -102,6 +102,14 @@ def test_the_readmes_python_runs(server: DryServer, snippet: str) -> None:
     assert done.stdout.strip() == "You said: What does textwrap.dedent do?"
 
 
+def test_the_tables_of_fields_are_made_from_what_is_so() -> None:
+    script = ROOT / "scripts" / "field_docs.py"
+    code = f"import runpy; made = runpy.run_path({str(script)!r}); page = made['PAGE'].read_text()"
+    code += "; assert made['written'](page) == page, 'run make crds: the tables of fields in docs/api.md are old'"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment(), timeout=60)
+    assert done.returncode == 0, done.stderr[-500:]
+
+
 def api_tables() -> dict[str, list[tuple[list[str], str]]]:
     """Heading -> rows of docs/api.md: the names in the first cell, and the second cell."""
     sections = re.split(r"^## ", (ROOT / "docs" / "api.md").read_text(), flags=re.MULTILINE)[1:]

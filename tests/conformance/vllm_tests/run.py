@@ -40,7 +40,8 @@ def main() -> int:
     seen: dict[str, Seen] = {}
     for name in files:
         flags = table["flags"].get(name.partition("/")[0], table["flags"]["others"])
-        found = run_file(sources, name, [*flags, *(["-k", keyword] if keyword else [])])
+        model = demo_with_a_long_context(thinks=name in table["thinking"])
+        found = run_file(sources, name, [*flags, *(["-k", keyword] if keyword else [])], model)
         seen |= found
         print(f"{name}: {verdicts.counts(found)}", flush=True)
         if arguments.write:
@@ -67,7 +68,7 @@ def prepared_sources(requirement: str) -> Path:
 def demo_with_a_long_context(*, thinks: bool = False) -> Path:
     """The demo model with a larger context in its config.json, for tests that ask for one and not for what it says.
 
-    `thinks`: it thinks where a request says nothing, as the models do that vLLM starts with a reasoning parser.
+    `thinks`: it thinks where a request says nothing, as the models do of tests that are about thinking.
     """
     target = environments.FOLDER / ("demo-thinking" if thinks else "demo-long")
     shutil.copytree(environments.DEMO_MODEL, target, dirs_exist_ok=True)
@@ -84,7 +85,7 @@ def _change_json(path: Path, **changes: object) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def run_file(sources: Path, name: str, flags: list[str]) -> dict[str, Seen]:
+def run_file(sources: Path, name: str, flags: list[str], model: Path) -> dict[str, Seen]:
     """Outcomes by node id; a file of its own process, so that no fixture outlives it."""
     logs = environments.FOLDER / "logs"
     logs.mkdir(exist_ok=True)
@@ -93,19 +94,20 @@ def run_file(sources: Path, name: str, flags: list[str]) -> dict[str, Seen]:
         command = [environments.python_environment("vllm-tests"), "-m", "pytest", f"tests/{name}", *flags]
         command += ["-p", "mini_infer_shim", "-p", "no:cacheprovider", "-q", "--tb=short", "-o", "asyncio_mode=auto"]
         command += ["-o", "junit_family=xunit1", f"--timeout={TEST_LIMIT_S}", f"--junitxml={report}", "--rootdir=."]
-        out = subprocess.run(command, cwd=sources, env=_environment(sources, logs), capture_output=True, text=True)
+        out = subprocess.run(
+            command, cwd=sources, env=_environment(sources, logs, model), capture_output=True, text=True
+        )
         (logs / (name.replace("/", "-") + ".txt")).write_text(out.stdout + out.stderr)
         if not report.exists():
             return {f"{name}::": Seen("failed", "pytest did not start:" + out.stderr[-500:])}
         return _outcomes(report, name)
 
 
-def _environment(sources: Path, logs: Path) -> dict[str, str]:
+def _environment(sources: Path, logs: Path, model: Path) -> dict[str, str]:
     return environments.clean_environment(
         PYTHONPATH=str(SHIM),
         CONFORMANCE_SOURCES=str(sources),
-        CONFORMANCE_DEMO_MODEL=str(demo_with_a_long_context()),
-        CONFORMANCE_THINKING_MODEL=str(demo_with_a_long_context(thinks=True)),
+        CONFORMANCE_DEMO_MODEL=str(model),
         CONFORMANCE_SERVE=shlex.join([sys.executable, "-m", "mini_infer_engine.server.cli"]),
         CONFORMANCE_LOGS=str(logs),
         CONFORMANCE_VERSION=importlib.metadata.version("mini-infer"),

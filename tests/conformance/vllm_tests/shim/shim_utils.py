@@ -23,6 +23,8 @@ import pytest
 VLLM_PATH = Path(os.environ["CONFORMANCE_SOURCES"])
 SERVE = shlex.split(os.environ["CONFORMANCE_SERVE"])
 START_LIMIT_S = 180.0
+TIMEOUT_S = 30.0
+"""Of a request: the demo model goes on for as long as it may where a test sets no limit."""
 ROCM_ENV_OVERRIDES: dict[str, str] = {}
 ROCM_EXTRA_ARGS: list[str] = []
 
@@ -57,14 +59,13 @@ class RemoteOpenAIServer:
         self, model: str, vllm_serve_args: list[str], *, env_dict: dict[str, str] | None = None, **ignored: Any
     ) -> None:
         flags = [*_our_flags(tuple(vllm_serve_args))]
-        folder = "THINKING" if "--reasoning-parser" in vllm_serve_args else "DEMO"
         if not any(flag.startswith("--served-model-name") for flag in flags):
             flags.append(f"--served-model-name={model}")
         own_environment = {k: v for k, v in (env_dict or {}).items() if os.environ.get(k) != v}
         if "VLLM_API_KEY" in own_environment:
             flags.append(f"--api-key={own_environment['VLLM_API_KEY']}")
         self._engine = _engine(
-            os.environ[f"CONFORMANCE_{folder}_MODEL"],
+            os.environ["CONFORMANCE_DEMO_MODEL"],
             tuple(flags),
             tuple(sorted(own_environment.items())),
             tuple(vllm_serve_args),
@@ -87,23 +88,23 @@ class RemoteOpenAIServer:
         return "http://localhost/" + "/".join(parts) if self.uds else self.url_root + "/" + "/".join(parts)
 
     def get_client(self, **kwargs: Any) -> openai.OpenAI:
-        kwargs.setdefault("timeout", 60)
+        kwargs.setdefault("timeout", TIMEOUT_S)
         return openai.OpenAI(base_url=self.url_for("v1"), api_key=self.DUMMY_API_KEY, max_retries=0, **kwargs)
 
     def get_async_client(self, **kwargs: Any) -> openai.AsyncOpenAI:
-        kwargs.setdefault("timeout", 60)
+        kwargs.setdefault("timeout", TIMEOUT_S)
         return openai.AsyncOpenAI(base_url=self.url_for("v1"), api_key=self.DUMMY_API_KEY, max_retries=0, **kwargs)
 
     def get_client_anthropic(self, **kwargs: Any) -> Any:
         import anthropic
 
-        kwargs.setdefault("timeout", 60)
+        kwargs.setdefault("timeout", TIMEOUT_S)
         return anthropic.Anthropic(base_url=self.url_for(), api_key=self.DUMMY_API_KEY, max_retries=0, **kwargs)
 
     def get_async_client_anthropic(self, **kwargs: Any) -> Any:
         import anthropic
 
-        kwargs.setdefault("timeout", 60)
+        kwargs.setdefault("timeout", TIMEOUT_S)
         return anthropic.AsyncAnthropic(base_url=self.url_for(), api_key=self.DUMMY_API_KEY, max_retries=0, **kwargs)
 
 
