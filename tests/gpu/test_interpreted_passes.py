@@ -15,7 +15,7 @@ import torch
 
 pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
 
-from mini_infer_engine.core.batch import Batch, Row, TokenMasks
+from mini_infer_engine.core.batch import Batch, PageCopy, Row, TokenMasks, Transfers
 from mini_infer_engine.core.request import SamplingParams
 from mini_infer_engine.core.result import PassResult
 from mini_infer_engine.layers import linear
@@ -211,3 +211,41 @@ def test_masked_rows_choose_as_in_torch(
 def _decodes(index: int, pages: list[int], others: list[int], told: SamplingParams) -> list[Row]:
     first = Row(0, 11 + index, 1, None, pages, GREEDY, output_index=index)
     return [first, Row(1, 8 + index, 1, None, others, told, output_index=index)]
+
+
+@pytest.mark.parametrize("decodes_beside", [0, 4])
+def test_forked_beams_named_tokens_and_embeddings_are_those_of_torch(
+    tmp_path: Path, interpreted: Callable[..., ModelRunner], decodes_beside: int, poisoned_memory: None
+) -> None:
+    """Two beams share a page and part in the next one, beside a decode row; then a row asks for its hidden state."""
+    save_tiny_model(tmp_path, "qwen3", num_hidden_layers=2)
+    runner, plain = interpreted(decodes_beside=decodes_beside), interpreted(attention_backend="torch")
+    told = SamplingParams(temperature=0.0, logprobs=8)
+    named = SamplingParams(temperature=0.0, logprobs=0, logprob_token_ids=[5, 90, 7])
+    parted = [*TOKENS[:20], 17]
+
+    def made_by(one: ModelRunner) -> list[PassResult]:
+        dealer = PageDealer(one)
+        pages, forks, others, third = (dealer.table(48) for _ in range(4))
+        shared = [pages[0], *forks[1:]]
+        fork = Transfers(copies=[PageCopy(pages[1], forks[1], 4)])
+        beams = [chunk(0, TOKENS, 20, 1, pages, sampling=told), chunk(1, parted, 20, 1, shared, sampling=named)]
+        decode = Row(2, 9, 1, None, others, GREEDY, output_index=1)
+        passes = [
+            Batch([chunk(0, TOKENS, 0, 20, pages, sampling=told), prompt(2, 0, 9, others)], 0),
+            Batch([decode, *beams], 1, transfers=fork),
+            Batch([prompt(3, 0, 11, third), chunk(4, TOKENS, 0, 7, dealer.table(16), sampling=GREEDY, embeds=True)], 0),
+        ]
+        return [one.collect(one.launch(batch)) for batch in passes]
+
+    for ours, theirs in zip(made_by(runner), made_by(plain), strict=True):
+        assert ours.tokens == theirs.tokens
+        assert ours.logprobs.keys() == theirs.logprobs.keys()
+        for row, (position,) in ours.logprobs.items():
+            (other,) = theirs.logprobs[row]
+            assert position.top_token_ids == other.top_token_ids
+            assert position.top_logprobs == pytest.approx(other.top_logprobs, abs=1e-3)
+        assert ours.embeddings.keys() == theirs.embeddings.keys()
+        for row, embedding in ours.embeddings.items():
+            expected = np.frombuffer(theirs.embeddings[row], np.float32)
+            assert np.frombuffer(embedding, np.float32) == pytest.approx(expected, abs=1e-3)
