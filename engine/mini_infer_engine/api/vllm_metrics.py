@@ -121,7 +121,9 @@ class VllmMetrics:
             yield histogram.family(name, documentation, self._labels)
         if model is not None:
             sizes = {"block_size": str(model.page_size), "num_gpu_blocks": str(model.num_pages), "engine": "0"}
-            sizes["kv_cache_size_tokens"] = str(model.page_size * model.num_pages)
+            tokens = model.page_size * model.num_pages
+            sizes["kv_cache_size_tokens"] = str(tokens)
+            sizes["kv_cache_max_concurrency"] = f"{tokens / model.max_model_len:.2f}"
             yield _one(GaugeMetricFamily, names.CACHE_CONFIG_INFO, "The page pool.", sizes, 1)
         adapters = {"max_lora": "0", "running_lora_adapters": "", "waiting_lora_adapters": ""}
         yield _one(GaugeMetricFamily, names.LORA_REQUESTS_INFO, "Adapters: none are served.", adapters, 1)
