@@ -4,6 +4,7 @@ python benchmarks/host_step.py [--sequences 256] [--steps 2000]
 """
 
 import argparse
+import gc
 import time
 from typing import Any
 
@@ -53,6 +54,9 @@ def decode_step_us(sequences: int, steps: int, depth: int, page_size: int, cachi
         engine.add(Request(request_id=str(index), prompt_token_ids=prompt, sampling=SamplingParams(max_tokens=None)))
     for _ in range(3):
         engine.step()
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()  # as the core process does
     windows = []
     for _ in range(20):
         start = time.perf_counter()

@@ -234,20 +234,15 @@ class Engine:
             return self._fail_all_running(step, error)
         self._failed_passes = 0
         self.scheduler.unpin(step)
-        outputs = []
-        told, prompts_told, finished = result.logprobs, result.prompt_logprobs, State.FINISHED
-        embeddings = result.embeddings
+        outputs: list[Output] = []
+        told, finished = result.logprobs, State.FINISHED
+        tells_more = bool(result.prompt_logprobs or result.embeddings)
         accept = self._outputs.accept_within_grammar if step.batch.waits_for_masks else self._outputs.accept
         for row, (sequence, tokens) in enumerate(zip(step.sequences, result.tokens, strict=True)):
             sequence.in_flight -= 1
             if sequence.state is not finished:  # else what it made is thrown away: it had ended
-                if prompts_told and row in prompts_told:
-                    request_id = sequence.request.request_id
-                    outputs.append(Output(request_id=request_id, token_ids=[], prompt_logprobs=prompts_told[row]))
-                if embeddings and row in embeddings:
-                    outputs.append(self._outputs.embedded(sequence, embeddings[row]))
-                elif sequence.group is not None:
-                    outputs += self._outputs.take_beam(sequence, told.get(row))
+                if tells_more or sequence.group is not None:
+                    outputs += self._outputs.all_told(sequence, row, result, accept)
                 elif tokens:
                     outputs.append(accept(sequence, tokens, told.get(row) if told else None))
             if not sequence.in_flight and sequence.is_leaving:

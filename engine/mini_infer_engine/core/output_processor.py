@@ -3,14 +3,18 @@
 Knows neither passes nor runners. An output with a finish reason is the last of its request.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from msgspec.structs import replace
 
 from mini_infer_engine.core.beam_search.group import BeamGroup
 from mini_infer_engine.core.request import Output, TokenLogprobs
+from mini_infer_engine.core.result import PassResult
 from mini_infer_engine.core.scheduler import Scheduler
 from mini_infer_engine.core.sequence import Sequence, State
+
+Accept = Callable[[Sequence, Iterable[int], list[TokenLogprobs] | None], Output]
+"""`OutputProcessor.accept`, or the same within grammars."""
 
 
 class OutputProcessor:
@@ -91,7 +95,21 @@ class OutputProcessor:
             return replace(output, finish_reason="stop", ends_in_text=not matcher.is_end(taken[-1]))
         return output
 
-    def take_beam(self, sequence: Sequence, told: list[TokenLogprobs] | None) -> list[Output]:
+    def all_told(self, sequence: Sequence, row: int, result: PassResult, accept: Accept) -> list[Output]:
+        """The outputs of a row that may tell more than tokens."""
+        outputs, logprobs = list[Output](), result.logprobs.get(row)
+        if row in result.prompt_logprobs:
+            told = result.prompt_logprobs[row]
+            outputs.append(Output(request_id=sequence.request.request_id, token_ids=[], prompt_logprobs=told))
+        if row in result.embeddings:
+            outputs.append(self._embedded(sequence, result.embeddings[row]))
+        elif sequence.group is not None:
+            outputs += self._take_beam(sequence, logprobs)
+        elif tokens := result.tokens[row]:
+            outputs.append(accept(sequence, tokens, logprobs))
+        return outputs
+
+    def _take_beam(self, sequence: Sequence, told: list[TokenLogprobs] | None) -> list[Output]:
         """What may follow one beam of a search; None: it is still a prompt, computed in part."""
         group = self._beam_groups.get(sequence.request.request_id)  # none of one that was preempted, and then aborted
         outputs = group.take(sequence, told[0], self._scheduler) if group is not None and told else []
@@ -99,7 +117,7 @@ class OutputProcessor:
             self.end(sequence)
         return outputs
 
-    def embedded(self, sequence: Sequence, embedding: bytes) -> Output:
+    def _embedded(self, sequence: Sequence, embedding: bytes) -> Output:
         """All that a request for an embedding asks for is there; the token that was sampled is thrown away."""
         self.end(sequence)
         return Output(
