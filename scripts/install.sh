@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes .venv hold this checkout (editable) with everything to run, test and check it, or with what running alone needs.
+# Makes .venv hold this checkout (editable) with everything to run, test and check it, or with what running it and its examples need.
 # Does nothing when nothing changed.
 # usage: PYTHON=python3 scripts/install.sh [run]
 set -euo pipefail
@@ -8,7 +8,7 @@ python=${PYTHON:-python3}
 venv=.venv
 case ${1:-} in
 '') extras=all,dev installed=installed ;;
-run) extras=all installed=installed-to-run ;;
+run) extras=all,examples installed=installed-to-run ;;
 *) echo "usage: scripts/install.sh [run]" >&2; exit 2 ;;
 esac
 fail() { printf 'make install: %s\n' "$*" >&2; exit 1; }
