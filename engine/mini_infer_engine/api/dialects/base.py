@@ -98,6 +98,13 @@ class GenerationSpec:
     prompt_texts: Sequence[str | None] = ()
     """For an echo: each prompt as the client sent it; None: as token ids."""
 
+    parsing: OutputParsing | None = None
+    """What is to be read out of the output: thinking and calls of tools; None: it is told as text."""
+    include_reasoning: bool = True
+    """The answer has the thinking."""
+    resume_token_ids: Sequence[int] = ()
+    """Output of the one choice that another engine has made and its client has: the stream goes on after it."""
+
     @property
     def told_copies(self) -> int:
         """Choices of each prompt in the answer."""
@@ -107,14 +114,6 @@ class GenerationSpec:
     def tells_all(self) -> bool:
         """Whether a stream tells of steps that make no text."""
         return self.return_token_ids or self.continuous_usage or "logprobs" in self.sampling or self.echo
-
-    parsing: OutputParsing | None = None
-    """What is to be read out of the output: thinking and calls of tools; None: it is told as text."""
-    include_reasoning: bool = True
-    """The answer has the thinking."""
-
-    resume_token_ids: Sequence[int] = ()
-    """Output of the one choice that another engine has made and its client has: the stream goes on after it."""
 
 
 class Renderer(Protocol):
