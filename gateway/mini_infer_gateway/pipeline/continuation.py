@@ -9,7 +9,7 @@ client did not ask for them, taken out again: what it gets is, byte for byte, wh
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from mini_infer_contract.dialects.responses import LOGPROBS
 
@@ -74,7 +74,7 @@ class Continuation:
     _resumed: bool = False
 
     @classmethod
-    def of(cls, fields: Mapping[str, Any], seed: int) -> "Continuation":
+    def of(cls, fields: Mapping[str, Any], seed: int) -> Self:
         """For a request with these fields; `seed` is for where there is none."""
         options = fields.get("stream_options")
         return cls(

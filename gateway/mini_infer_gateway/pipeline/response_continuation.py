@@ -1,16 +1,14 @@
 """The same for a stream of OpenAI's Responses API (see continuation): where its engine died, another goes on.
 
-Engines of ours tell a step's token ids in an event behind the step's own, which is for the gateway alone; so events are
-held until their ids have come, as for messages. Ids of items follow from the response's, so that every engine gives
-them the same; numbers of events do not, for another engine may cut its steps in other places: they are written anew.
+Engines of ours tell a step's token ids in an event behind the step's own (see held_continuation), which is for the
+gateway alone. Ids of items follow from the response's, so that every engine gives them the same; numbers of events do
+not, for another engine may cut its steps in other places: they are written anew.
 """
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass
 
-from mini_infer_gateway.pipeline.continuation import Continuation
+from mini_infer_gateway.pipeline.held_continuation import HeldContinuation
 
 _IDS = re.compile(rb'^event: token_ids\ndata: \{"type":"token_ids","token_ids":\[([\d,]*)\]\}$')
 _NUMBER = re.compile(rb'"sequence_number":\d+\}$')
@@ -21,40 +19,19 @@ _OF_A_STEP = b"event: response."
 
 
 @dataclass(slots=True)
-class ResponseContinuation(Continuation):
+class ResponseContinuation(HeldContinuation):
     """Of one stream."""
 
-    asks_for_ids: ClassVar[bytes] = b',"return_token_ids":true'
-    _held: list[bytes] = field(default_factory=list)
-    """Events whose token ids are still to come."""
     _number: int = 0
     """Of the next event that is told."""
-
-    @classmethod
-    def of(cls, fields: Mapping[str, Any], seed: int) -> "ResponseContinuation":
-        """For a request with these fields; `seed` is for where there is none."""
-        strips = fields.get("return_token_ids") is not True
-        return cls(seed=seed if fields.get("seed") is None else None, strips=strips, wants_usage=False)
 
     @property
     def end(self) -> bytes:
         """Nothing comes after the last event."""
         return b""
 
-    def body(self, body: bytes) -> bytes:
-        """See `Continuation`. Events without their ids are made again."""
-        self._held.clear()
-        return super(ResponseContinuation, self).body(body)
-
-    def take(self, events: bytes) -> bytes:
-        """See `Continuation`."""
-        told: list[bytes] = []
-        for event in events.split(b"\n\n"):
-            if event:
-                self._take_one(event, told)
-        return b"".join([event + b"\n\n" for event in told])
-
-    def _take_one(self, event: bytes, told: list[bytes]) -> None:
+    def take_one(self, event: bytes, told: list[bytes]) -> None:
+        """See `HeldContinuation`."""
         if found := _IDS.match(event):
             self._ids += [found[1]] if found[1] else []
             self._release(told)
