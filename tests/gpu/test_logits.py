@@ -17,6 +17,7 @@ from mini_infer_engine.runtime.cuda_executor import CudaExecutor
 from tests.gpu.device import DEVICE, GPU_ONLY
 from tests.gpu.runs import make_runner, make_settings
 from tests.support.tiny_models import (
+    GRANITE,
     GREEDY,
     LONGROPE_PARTIAL,
     PageDealer,
@@ -73,15 +74,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "olmo2": ("olmo2", {}),
     "mixtral": ("mixtral", {"num_local_experts": 8, "num_experts_per_tok": 2, "hidden_size": 128}),
-    "granite": (
-        "granite",
-        {
-            "embedding_multiplier": 12.0,
-            "residual_multiplier": 0.22,
-            "attention_multiplier": 0.05,
-            "logits_scaling": 8.0,
-        },
-    ),
+    "granite": ("granite", GRANITE),
     "smollm3": ("smollm3", {"num_hidden_layers": 5}),
     "mistral-window": ("mistral", {"sliding_window": 24, "head_dim": 64}),
 }

@@ -44,6 +44,12 @@ LONGROPE: dict[str, Any] = {
         "original_max_position_embeddings": 32,
     },
 }
+GRANITE: dict[str, Any] = {
+    "embedding_multiplier": 12.0,
+    "residual_multiplier": 0.22,
+    "attention_multiplier": 0.05,
+    "logits_scaling": 8.0,
+}
 LONGROPE_PARTIAL: dict[str, Any] = {
     "original_max_position_embeddings": 32,
     "rope_parameters": {

@@ -72,6 +72,31 @@ class DecoderLayer(nn.Module):
         return ops.linear_add_norm(gated, self.mlp.down_proj, state, next_norm)
 
 
+class OutputNormLayer(DecoderLayer):
+    """What attention and MLP make is normalised once more before it is added to the residual stream."""
+
+    has_feedforward_norm: ClassVar[bool] = True
+    """One more, before the MLP."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__(config, layer)
+        self.pre_feedforward_layernorm = RMSNorm.of(config) if self.has_feedforward_norm else None
+        self.post_feedforward_layernorm = RMSNorm.of(config)
+
+    def forward(
+        self, ops: Ops, state: ResidualState, attention: AttentionPass, next_norm: RMSNorm | None
+    ) -> ResidualState:
+        """See `DecoderLayer.forward`."""
+        mixed, state = self.attend(ops, state, attention)
+        if not mixed.shape[0]:
+            return state
+        before = self.pre_feedforward_layernorm
+        state = ops.linear_norm_add_norm(mixed, self.self_attn.o_proj, self.post_attention_layernorm, state, before)
+        assert isinstance(self.mlp, GatedMLP)
+        gated = ops.norm_gated_linear(state, before, self.mlp.gate_up_proj, self.mlp.activation)
+        return ops.linear_norm_add_norm(gated, self.mlp.down_proj, self.post_feedforward_layernorm, state, next_norm)
+
+
 class Decoder(nn.Module):
     """Embeddings, layers and the last norm: the checkpoint's `model.*`."""
 

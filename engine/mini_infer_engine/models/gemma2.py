@@ -10,42 +10,17 @@ from mini_infer_engine.config.model_config import (
     sliding_window,
     windows_by_layer,
 )
-from mini_infer_engine.layers.mlp import GatedMLP
-from mini_infer_engine.layers.norm import RMSNorm
-from mini_infer_engine.models.decoder import DecoderLayer, DecoderModel
-from mini_infer_engine.ops.base import AttentionPass, Ops, ResidualState
+from mini_infer_engine.models.decoder import DecoderLayer, DecoderModel, OutputNormLayer
 
 _DEFAULT_HEAD_DIM = 256
 _DEFAULT_WINDOW = 4096
 _ATTENTION_SOFTCAP, _LOGITS_SOFTCAP = 50.0, 30.0
 
 
-class Gemma2Layer(DecoderLayer):
-    """What attention and MLP make is normalised once more before it is added to the residual stream."""
-
-    def __init__(self, config: ModelConfig, layer: int) -> None:
-        super().__init__(config, layer)
-        self.pre_feedforward_layernorm = RMSNorm.of(config)
-        self.post_feedforward_layernorm = RMSNorm.of(config)
-
-    def forward(
-        self, ops: Ops, state: ResidualState, attention: AttentionPass, next_norm: RMSNorm | None
-    ) -> ResidualState:
-        """See `DecoderLayer.forward`."""
-        mixed, state = self.attend(ops, state, attention)
-        if not mixed.shape[0]:
-            return state
-        before = self.pre_feedforward_layernorm
-        state = ops.linear_norm_add_norm(mixed, self.self_attn.o_proj, self.post_attention_layernorm, state, before)
-        assert isinstance(self.mlp, GatedMLP)
-        gated = ops.norm_gated_linear(state, before, self.mlp.gate_up_proj, self.mlp.activation)
-        return ops.linear_norm_add_norm(gated, self.mlp.down_proj, self.post_feedforward_layernorm, state, next_norm)
-
-
 class Gemma2ForCausalLM(DecoderModel):
     """Gemma 2 (Gemma Team 2024, arXiv 2408.00118)."""
 
-    layer_class: ClassVar[type[DecoderLayer]] = Gemma2Layer
+    layer_class: ClassVar[type[DecoderLayer]] = OutputNormLayer
 
     @classmethod
     def parse_config(cls, fields: Fields, architecture: str, eos_token_ids: tuple[int, ...]) -> ModelConfig:

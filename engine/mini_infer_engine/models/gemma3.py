@@ -11,15 +11,14 @@ from mini_infer_engine.config.model_config import (
     windows_by_layer,
 )
 from mini_infer_engine.config.rope import RopeParameters, parse_rope_object, rope_object
-from mini_infer_engine.models.decoder import DecoderLayer, DecoderModel
-from mini_infer_engine.models.gemma2 import Gemma2Layer
+from mini_infer_engine.models.decoder import DecoderLayer, DecoderModel, OutputNormLayer
 
 _DEFAULT_HEAD_DIM = 256
 _DEFAULT_PATTERN = 6
 _GLOBAL_THETA, _LOCAL_THETA = 1_000_000.0, 10_000.0
 
 
-class Gemma3Layer(Gemma2Layer):
+class Gemma3Layer(OutputNormLayer):
     """Gemma 2's layer with q and k norms."""
 
     has_qk_norm: ClassVar[bool] = True

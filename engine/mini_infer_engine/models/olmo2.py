@@ -6,20 +6,19 @@ from torch import Tensor
 
 from mini_infer_engine.config.fields import Fields
 from mini_infer_engine.config.model_config import ModelConfig, parse_activation, parse_decoder
-from mini_infer_engine.layers.mlp import GatedMLP
 from mini_infer_engine.layers.norm import RMSNorm
-from mini_infer_engine.models.decoder import DecoderLayer, DecoderModel
-from mini_infer_engine.ops.base import AttentionPass, Ops, ResidualState
+from mini_infer_engine.models.decoder import DecoderLayer, DecoderModel, OutputNormLayer
+from mini_infer_engine.ops.base import Ops, ResidualState
 
 
-class Olmo2Layer(DecoderLayer):
+class Olmo2Layer(OutputNormLayer):
     """Attention and MLP without a norm before them, and with one behind each."""
 
     has_input_norm: ClassVar[bool] = False
+    has_feedforward_norm: ClassVar[bool] = False
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__(config, layer)
-        self.post_feedforward_layernorm = RMSNorm.of(config)
         # Not the attention's: what norms each head by itself is another thing, and rides along with the rotation.
         self.q_norm = RMSNorm.of(config, config.num_heads * config.head_dim)
         self.k_norm = RMSNorm.of(config, config.num_kv_heads * config.head_dim)
@@ -31,18 +30,6 @@ class Olmo2Layer(DecoderLayer):
         ops.norm_columns_(qkv, slice(0, q_width), self.q_norm)
         ops.norm_columns_(qkv, slice(q_width, q_width + kv_width), self.k_norm)
         return qkv
-
-    def forward(
-        self, ops: Ops, state: ResidualState, attention: AttentionPass, next_norm: RMSNorm | None
-    ) -> ResidualState:
-        """See `DecoderLayer.forward`."""
-        mixed, state = self.attend(ops, state, attention)
-        if not mixed.shape[0]:
-            return state
-        state = ops.linear_norm_add_norm(mixed, self.self_attn.o_proj, self.post_attention_layernorm, state, None)
-        assert isinstance(self.mlp, GatedMLP)
-        gated = ops.norm_gated_linear(state, None, self.mlp.gate_up_proj, self.mlp.activation)
-        return ops.linear_norm_add_norm(gated, self.mlp.down_proj, self.post_feedforward_layernorm, state, next_norm)
 
 
 class Olmo2ForCausalLM(DecoderModel):

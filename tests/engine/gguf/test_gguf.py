@@ -15,7 +15,7 @@ from mini_infer_engine.config.model_path import resolve_model
 from mini_infer_engine.gguf.folder import model_folder
 from mini_infer_engine.runtime import worker
 from tests.support.gguf_files import K_QUANTS, tiny_vocabulary, write_gguf
-from tests.support.tiny_models import PageDealer, reference_logits, run_chunks, tiny_runner
+from tests.support.tiny_models import GRANITE, PageDealer, reference_logits, run_chunks, tiny_runner
 
 TOLERANCE = 1e-4
 TOKENS = [(position * 37 + 11) % 190 + 5 for position in range(40)]
@@ -39,15 +39,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "smollm3": ("smollm3", {"num_hidden_layers": 4}),
     "olmo2": ("olmo2", {}),
-    "granite": (
-        "granite",
-        {
-            "embedding_multiplier": 12.0,
-            "residual_multiplier": 0.22,
-            "attention_multiplier": 0.05,
-            "logits_scaling": 8.0,
-        },
-    ),
+    "granite": ("granite", GRANITE),
 }
 ENCODINGS = [
     Encoding.F16,

@@ -14,6 +14,7 @@ from mini_infer_engine.core.batch import Batch
 from mini_infer_engine.models.decoder import DecoderModel
 from mini_infer_engine.models.registry import MODELS, model_class, read_config
 from tests.support.tiny_models import (
+    GRANITE,
     GREEDY,
     LONGROPE,
     LONGROPE_PARTIAL,
@@ -129,14 +130,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral-window": ("mixtral", {"num_local_experts": 3, "num_experts_per_tok": 1, "sliding_window": 19}),
     "granite": (
         "granite",
-        {
-            "embedding_multiplier": 12.0,
-            "residual_multiplier": 0.22,
-            "attention_multiplier": 0.05,
-            "logits_scaling": 8.0,
-            "rms_norm_eps": 1e-2,
-            "tie_word_embeddings": True,
-        },
+        {**GRANITE, "rms_norm_eps": 1e-2, "tie_word_embeddings": True},
     ),
     "granite-biased": ("granite", {"attention_bias": True, "mlp_bias": True, "logits_scaling": 0.5}),
     "smollm3": ("smollm3", {"num_hidden_layers": 5}),
