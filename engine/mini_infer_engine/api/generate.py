@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from starlette.requests import Request as HttpRequest
@@ -19,7 +19,7 @@ from mini_infer_contract.launch import KEEPALIVE_COMMENT
 from mini_infer_contract.prompt import PromptEncoder
 from mini_infer_contract.request_timeout import request_timeout_s, timed_out
 from mini_infer_engine.api.access_log import facts_of
-from mini_infer_engine.api.dialects.base import Dialect, GenerationSpec, Renderer
+from mini_infer_engine.api.dialects.base import Dialect, GenerationSpec, Renderer, StreamRenderer
 from mini_infer_engine.api.dialects.openai_shapes import usage
 from mini_infer_engine.api.generation import Generation
 from mini_infer_engine.api.http import error_response, json_response, read_json, request_id
@@ -261,7 +261,8 @@ def _time_limit(generation: Generation, timeout_s: float, left_s: float) -> Iter
 
 
 async def _stream(work: Work, scope: Scope, receive: Receive, send: Send, keepalive_s: float) -> None:
-    generation, renderer = work.generation, work.renderer
+    # A dialect that takes `stream` renders streams.
+    generation, renderer = work.generation, cast("StreamRenderer", work.renderer)
     begun = False
     # Nothing is sent before the first token: until then an error still has its own status, and can be retried. But
     # proxies cut what is silent for long.

@@ -122,6 +122,10 @@ class Renderer(Protocol):
     def whole(self, replies: Sequence[OutputText]) -> bytes:
         """The answer to a request that does not stream."""
 
+
+class StreamRenderer(Renderer, Protocol):
+    """How a request is answered whose dialect has streams."""
+
     def begin(self, replies: Sequence[OutputText]) -> bytes:
         """What a stream tells before its first delta."""
 

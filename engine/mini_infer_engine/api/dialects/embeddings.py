@@ -14,7 +14,7 @@ from mini_infer_engine.api.dialects.base import GenerationSpec, OutputLimit
 from mini_infer_engine.api.dialects.fields import Body, parse_fields
 from mini_infer_engine.api.dialects.openai_shapes import encode_json
 from mini_infer_engine.text.detokenizer import Decoder
-from mini_infer_engine.text.output_text import Delta, OutputText
+from mini_infer_engine.text.output_text import OutputText
 from mini_infer_engine.text.tokenizing import PromptLimits, Sliced, completion_ids
 from mini_infer_engine.text.truncation import Truncation, TruncationSide
 
@@ -108,22 +108,6 @@ class EmbeddingRenderer:
     def _encoded(self, embedding: bytes) -> str | list[float]:
         vector = shortened(embedding, self._dimensions)
         return base64.b64encode(vector.tobytes()).decode() if self._encoding == "base64" else vector.tolist()
-
-    def begin(self, replies: Sequence[OutputText]) -> bytes:
-        """See `Renderer`."""
-        raise NotImplementedError("embeddings do not stream")
-
-    def render(self, deltas: Sequence[Delta]) -> bytes:
-        """See `Renderer`."""
-        raise NotImplementedError("embeddings do not stream")
-
-    def end(self, replies: Sequence[OutputText]) -> bytes:
-        """See `Renderer`."""
-        raise NotImplementedError("embeddings do not stream")
-
-    def broken(self, error: ApiError) -> bytes:
-        """See `Renderer`."""
-        raise NotImplementedError("embeddings do not stream")
 
 
 def shortened(embedding: bytes, dimensions: int | None) -> "array[float]":
