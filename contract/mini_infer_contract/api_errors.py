@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -39,6 +39,11 @@ class ApiError(Exception):
                 "code": self.code,
             }
         }
+
+
+def refuse_field(where: str, message: str, code: str | None = None) -> NoReturn:
+    """The 400 of the field that `where` names, such as "messages[2].content"; `message` is the rest of the sentence."""
+    raise ApiError(400, f"{where} {message}", param=where, code=code)
 
 
 @dataclass(frozen=True, slots=True)

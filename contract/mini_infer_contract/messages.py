@@ -4,9 +4,9 @@ Bad input gets an ApiError 400 that names the field, such as `messages[2].conten
 """
 
 import json
-from typing import Any, NoReturn
+from typing import Any
 
-from mini_infer_contract.api_errors import ApiError
+from mini_infer_contract.api_errors import refuse_field
 
 Message = dict[str, Any]
 
@@ -18,7 +18,7 @@ def template_messages(messages: object, *, content_parts: bool = False, develope
     otherwise such messages become system messages, and all system messages one at the front, where templates want it.
     """
     if not isinstance(messages, list) or not messages:
-        _refuse("messages", "must be a list with at least one message")
+        refuse_field("messages", "must be a list with at least one message")
     normal = [_message(message, f"messages[{index}]", content_parts) for index, message in enumerate(messages)]
     if developer_role or all(message["role"] != "developer" for message in normal):
         return normal
@@ -30,20 +30,20 @@ def template_tools(tools: object) -> list[dict[str, Any]] | None:
     if tools is None or tools == []:
         return None
     if not isinstance(tools, list):
-        _refuse("tools", "must be a list of tools")
+        refuse_field("tools", "must be a list of tools")
     for index, tool in enumerate(tools):
         function = tool.get("function") if isinstance(tool, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            _refuse(f"tools[{index}]", 'must be {"type": "function", "function": {"name": ..., ...}}')
+            refuse_field(f"tools[{index}]", 'must be {"type": "function", "function": {"name": ..., ...}}')
     return tools
 
 
 def _message(message: object, where: str, content_parts: bool) -> Message:
     if not isinstance(message, dict):
-        _refuse(where, f"must be an object with role and content, not {_kind(message)}")
+        refuse_field(where, f"must be an object with role and content, not {_kind(message)}")
     role = message.get("role")
     if not isinstance(role, str) or not role:
-        _refuse(f"{where}.role", f"must be a string such as user, not {_kind(role)}")
+        refuse_field(f"{where}.role", f"must be a string such as user, not {_kind(role)}")
     normal = {name: value for name, value in message.items() if value is not None}
     normal["content"] = _content(message.get("content"), f"{where}.content", role, content_parts)
     if role == "assistant":
@@ -53,7 +53,7 @@ def _message(message: object, where: str, content_parts: bool) -> Message:
         reasoning = normal.get("reasoning", normal.get("reasoning_content"))
         if reasoning is not None:
             if not isinstance(reasoning, str):
-                _refuse(f"{where}.reasoning", f"must be a string, not {_kind(reasoning)}")
+                refuse_field(f"{where}.reasoning", f"must be a string, not {_kind(reasoning)}")
             normal["reasoning"] = normal["reasoning_content"] = reasoning  # templates read either
     return normal
 
@@ -69,7 +69,7 @@ def _content(content: object, where: str, role: str, content_parts: bool) -> str
     elif isinstance(content, list):
         texts = [_text(part, f"{where}[{index}]") for index, part in enumerate(content)]
     else:
-        _refuse(where, f"must be a string or a list of parts, not {_kind(content)}")
+        refuse_field(where, f"must be a string or a list of parts, not {_kind(content)}")
     # Tool results are strings in every template, also in those that want parts.
     if content_parts and role != "tool":
         return [{"type": "text", "text": text} for text in texts]
@@ -80,26 +80,28 @@ def _text(part: object, where: str) -> str:
     if isinstance(part, str):
         return part
     if not isinstance(part, dict):
-        _refuse(where, f"must be an object with a type, not {_kind(part)}")
+        refuse_field(where, f"must be an object with a type, not {_kind(part)}")
     kind = part.get("type")
     if not isinstance(kind, str) or kind not in _TEXT_OF_PART:
-        _refuse(f"{where}.type", f"{kind!r} is not supported: this server reads text parts only")
+        refuse_field(f"{where}.type", f"{kind!r} is not supported: this server reads text parts only")
     text = part.get(_TEXT_OF_PART[kind])
     if not isinstance(text, str):
-        _refuse(f"{where}.{_TEXT_OF_PART[kind]}", f"must be a string, not {_kind(text)}")
+        refuse_field(f"{where}.{_TEXT_OF_PART[kind]}", f"must be a string, not {_kind(text)}")
     return text
 
 
 def _tool_calls(calls: object, where: str) -> list[dict[str, Any]]:
     if not isinstance(calls, list):
-        _refuse(where, f"must be a list, not {_kind(calls)}")
+        refuse_field(where, f"must be a list, not {_kind(calls)}")
     normal = []
     for index, call in enumerate(calls):
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(call, dict) or not isinstance(function, dict) or call.get("type", "function") != "function":
-            _refuse(f"{where}[{index}]", 'must be {"type": "function", "function": {"name": ..., "arguments": ...}}')
+            refuse_field(
+                f"{where}[{index}]", 'must be {"type": "function", "function": {"name": ..., "arguments": ...}}'
+            )
         if not isinstance(function.get("name"), str):
-            _refuse(f"{where}[{index}].function.name", f"must be a string, not {_kind(function.get('name'))}")
+            refuse_field(f"{where}[{index}].function.name", f"must be a string, not {_kind(function.get('name'))}")
         arguments = _arguments(function.get("arguments"), f"{where}[{index}].function.arguments")
         normal.append({**call, "function": {**function, "arguments": arguments}})
     return normal
@@ -111,11 +113,11 @@ def _arguments(arguments: object, where: str) -> Any:
     if isinstance(arguments, dict | list):
         return arguments
     if not isinstance(arguments, str):
-        _refuse(where, f"must be a string of JSON, not {_kind(arguments)}")
+        refuse_field(where, f"must be a string of JSON, not {_kind(arguments)}")
     try:
         value = json.loads(arguments)
     except (ValueError, RecursionError) as error:
-        _refuse(where, f"is no JSON: {error}")
+        refuse_field(where, f"is no JSON: {error}")
     return {} if value is None else value
 
 
@@ -141,7 +143,3 @@ def _kind(value: object) -> str:
     if value == "":
         return "an empty string"
     return _JSON_KINDS.get(type(value), "a list" if isinstance(value, list) else "an object")
-
-
-def _refuse(where: str, message: str) -> NoReturn:
-    raise ApiError(400, f"{where} {message}", param=where)

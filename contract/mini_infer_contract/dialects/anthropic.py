@@ -5,9 +5,9 @@ Engine and gateway make the same prompt of what comes out. Knows neither templat
 
 import json
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
-from mini_infer_contract.api_errors import ApiError
+from mini_infer_contract.api_errors import refuse_field
 from mini_infer_contract.dialects.anthropic_request import (
     Conversation,
     CountTokensRequest,
@@ -99,20 +99,20 @@ def _budget(thinking: Thinking, request: Conversation) -> int | None:
     name = "thinking.budget_tokens"
     if thinking.type != "enabled":
         if thinking.budget_tokens is not None:
-            _refuse(name, f'goes with type "enabled", not {thinking.type!r}')
+            refuse_field(name, f'goes with type "enabled", not {thinking.type!r}')
         return None
     if thinking.budget_tokens is None:
-        _refuse(name, 'is missing: "enabled" needs it')
+        refuse_field(name, 'is missing: "enabled" needs it')
     if isinstance(request, MessagesRequest) and thinking.budget_tokens >= request.max_tokens:
-        _refuse(name, f"is {thinking.budget_tokens}; it must be less than max_tokens ({request.max_tokens})")
+        refuse_field(name, f"is {thinking.budget_tokens}; it must be less than max_tokens ({request.max_tokens})")
     return thinking.budget_tokens
 
 
 def _tool(tool: Tool, where: str) -> dict[str, Any]:
     if tool.defer_loading:
-        _refuse(f"{where}.defer_loading", "is not supported: every tool is shown to the model")
+        refuse_field(f"{where}.defer_loading", "is not supported: every tool is shown to the model")
     if tool.input_examples:
-        _refuse(f"{where}.input_examples", "is not supported: write examples into the description")
+        refuse_field(f"{where}.input_examples", "is not supported: write examples into the description")
     function: dict[str, Any] = {"name": tool.name, "parameters": {"type": "object"} | tool.input_schema}
     if tool.description is not None:
         function["description"] = tool.description
@@ -123,11 +123,11 @@ def _tool(tool: Tool, where: str) -> dict[str, Any]:
 
 def _tool_choice(choice: ToolChoice, tools: Sequence[Tool]) -> dict[str, Any]:
     if not tools and choice.type != "none":
-        _refuse("tool_choice", "needs tools")
+        refuse_field("tool_choice", "needs tools")
     if (choice.name is not None) != (choice.type == "tool"):
-        _refuse("tool_choice.name", 'goes with type "tool", and is needed there')
+        refuse_field("tool_choice.name", 'goes with type "tool", and is needed there')
     if choice.type == "tool" and all(tool.name != choice.name for tool in tools):
-        _refuse("tool_choice.name", f"is {choice.name!r}, and no tool has that name")
+        refuse_field("tool_choice.name", f"is {choice.name!r}, and no tool has that name")
     named = {"type": "function", "function": {"name": choice.name}}
     asked: dict[str, Any] = {"tool_choice": {"any": "required", "tool": named}.get(choice.type, choice.type)}
     if choice.disable_parallel_tool_use:
@@ -164,7 +164,7 @@ def _only_text(message: MessageParam, where: str) -> str | list[TextBlock]:
         return message.content
     blocks = [block for block in message.content if isinstance(block, TextBlock)]
     if len(blocks) < len(message.content):
-        _refuse(f"{where}.content", f"may hold text blocks only where the role is {message.role}")
+        refuse_field(f"{where}.content", f"may hold text blocks only where the role is {message.role}")
     return blocks
 
 
@@ -172,14 +172,14 @@ def _add_user(messages: list[Message], message: MessageParam, where: str) -> Non
     """A user's turn: results of tools are messages of their own, between the texts as they stand."""
     blocks = [TextBlock(message.content)] if isinstance(message.content, str) else message.content
     if not blocks:
-        _refuse(f"{where}.content", "is empty: send at least one block")
+        refuse_field(f"{where}.content", "is empty: send at least one block")
     for index, block in enumerate(blocks):
         if isinstance(block, TextBlock):
             _add(messages, {"role": "user", "content": [block.text]})
         elif isinstance(block, ToolResultBlock):
             messages.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": [_result(block)]})
         else:
-            _refuse(f"{where}.content[{index}].type", "is a block of the assistant's, and the role is user")
+            refuse_field(f"{where}.content[{index}].type", "is a block of the assistant's, and the role is user")
 
 
 def _result(block: ToolResultBlock) -> str:
@@ -202,7 +202,7 @@ def _assistant(message: MessageParam, where: str) -> Message:
             function = {"name": block.name, "arguments": json.dumps(block.input, ensure_ascii=False)}
             calls.append({"id": block.id, "type": "function", "function": function})
         elif not isinstance(block, RedactedThinkingBlock):
-            _refuse(f"{where}.content[{index}].type", "is tool_result, which stands in a user's message")
+            refuse_field(f"{where}.content[{index}].type", "is tool_result, which stands in a user's message")
     turn: Message = {"role": "assistant", "content": texts}
     if calls:
         turn["tool_calls"] = calls
@@ -228,18 +228,14 @@ def _check_last(messages: list[Message], where: str) -> None:
     """An assistant's turn at the end is the beginning of the answer; an empty one asks for nothing."""
     if messages and messages[-1]["role"] == "assistant":
         if "tool_calls" in messages[-1]:
-            _refuse(where, "calls a tool: send the tool_result in a message of the user's after it")
+            refuse_field(where, "calls a tool: send the tool_result in a message of the user's after it")
         if not any(messages[-1]["content"]):
             del messages[-1]
     if not messages:
-        _refuse("messages", "hold no text: send a message of the user's")
+        refuse_field("messages", "hold no text: send a message of the user's")
 
 
 def _content(texts: list[str]) -> str | list[dict[str, str]] | None:
     if len(texts) > 1:
         return [{"type": "text", "text": text} for text in texts]
     return texts[0] if texts else None
-
-
-def _refuse(where: str, message: str) -> NoReturn:
-    raise ApiError(400, f"{where} {message}", param=where)

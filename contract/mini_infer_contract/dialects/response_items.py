@@ -8,7 +8,7 @@ import base64
 import json
 from typing import Any, NoReturn
 
-from mini_infer_contract.api_errors import ApiError
+from mini_infer_contract.api_errors import refuse_field
 
 Item = dict[str, Any]
 Message = dict[str, Any]
@@ -196,4 +196,4 @@ def _string(item: Item, name: str, where: str) -> str:
 
 
 def _refuse(where: str, message: str) -> NoReturn:
-    raise ApiError(400, f"{where} {message}", param=where, code="invalid_value")
+    refuse_field(where, message, "invalid_value")

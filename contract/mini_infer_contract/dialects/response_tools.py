@@ -7,7 +7,7 @@ itself are not there, and refused by name.
 
 from typing import Any, NoReturn
 
-from mini_infer_contract.api_errors import ApiError
+from mini_infer_contract.api_errors import refuse_field
 from mini_infer_contract.dialects.response_items import CUSTOM_INPUT, namespaced
 
 _FUNCTION_FIELDS = ("name", "description", "parameters", "strict")
@@ -116,4 +116,4 @@ def _named(choice: object, where: str) -> dict[str, Any]:
 
 
 def _refuse(where: str, message: str, code: str = "unsupported_value") -> NoReturn:
-    raise ApiError(400, f"{where} {message}", param=where, code=code)
+    refuse_field(where, message, code)

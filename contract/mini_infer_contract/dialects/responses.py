@@ -7,7 +7,7 @@ the whole conversation here.
 
 from typing import Any, NoReturn
 
-from mini_infer_contract.api_errors import ApiError
+from mini_infer_contract.api_errors import refuse_field
 from mini_infer_contract.dialects.response_items import chat_messages, input_items, is_to_be_continued
 from mini_infer_contract.dialects.response_tools import chat_tool_choice, chat_tools
 
@@ -135,4 +135,4 @@ def _object(value: object, where: str, known: tuple[str, ...]) -> dict[str, Any]
 
 
 def _refuse(where: str, message: str, code: str = "invalid_value") -> NoReturn:
-    raise ApiError(400, f"{where} {message}", param=where, code=code)
+    refuse_field(where, message, code)

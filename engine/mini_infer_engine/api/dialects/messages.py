@@ -1,9 +1,9 @@
 """What OpenAI refuses of a chat's messages whatever the template would do with them. The rest the contract checks."""
 
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
-from mini_infer_contract.api_errors import ApiError
+from mini_infer_contract.api_errors import refuse_field
 
 _ROLES = ("developer", "system", "user", "assistant", "tool")
 
@@ -13,20 +13,16 @@ def check_messages(messages: Sequence[dict[str, Any]]) -> None:
     for index, message in enumerate(messages):
         where, role = f"messages[{index}]", message.get("role")
         if role == "function" or message.get("function_call") is not None:
-            _refuse(f"{where}.{'role' if role == 'function' else 'function_call'}", "is not supported: use tools")
+            refuse_field(f"{where}.{'role' if role == 'function' else 'function_call'}", "is not supported: use tools")
         if role not in _ROLES:
-            _refuse(f"{where}.role", f"is {_shown(role)}; roles are {', '.join(_ROLES)}")
+            refuse_field(f"{where}.role", f"is {_shown(role)}; roles are {', '.join(_ROLES)}")
         if role == "tool" and not isinstance(message.get("tool_call_id"), str):
-            _refuse(f"{where}.tool_call_id", "must be the id of the call that this message answers")
+            refuse_field(f"{where}.tool_call_id", "must be the id of the call that this message answers")
         if not isinstance(message.get("tool_call_id"), str | None):
-            _refuse(f"{where}.tool_call_id", "must be a string")
+            refuse_field(f"{where}.tool_call_id", "must be a string")
         if role != "assistant" and message.get("tool_calls") is not None:
-            _refuse(f"{where}.tool_calls", "belongs to messages of the assistant's")
+            refuse_field(f"{where}.tool_calls", "belongs to messages of the assistant's")
 
 
 def _shown(role: object) -> str:
     return repr(role)[:40] if isinstance(role, str) else "no string"
-
-
-def _refuse(where: str, message: str) -> NoReturn:
-    raise ApiError(400, f"{where} {message}", param=where)
