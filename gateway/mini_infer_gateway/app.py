@@ -16,6 +16,7 @@ from urllib.parse import unquote
 from mini_infer_contract.access_log import CLIENT_LEFT, log_request
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.api_keys import ApiKeys
+from mini_infer_contract.asgi import Receive, Scope, Send
 from mini_infer_contract.dialects.anthropic_errors import errors_of
 from mini_infer_contract.dialects.responses import RESPONSES_PATH
 from mini_infer_contract.docs_page import DOCS_PAGE, DOCS_PATH
@@ -29,16 +30,7 @@ from mini_infer_gateway.fleet.backlog import Backlog
 from mini_infer_gateway.fleet.load import LoadLedger
 from mini_infer_gateway.fleet.prefill_rates import PrefillRates
 from mini_infer_gateway.fleet.registry import Fleet
-from mini_infer_gateway.http.asgi import (
-    Receive,
-    Scope,
-    Send,
-    Sender,
-    send_bytes,
-    send_error,
-    send_json,
-    websocket_denial,
-)
+from mini_infer_gateway.http.asgi import Sender, send_bytes, send_error, send_json, websocket_denial
 from mini_infer_gateway.http.upstream import Upstream
 from mini_infer_gateway.index.prefix_index import PrefixIndex
 from mini_infer_gateway.loop_lag import LoopLag

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from mini_infer_contract.api_errors import ApiError
+from mini_infer_contract.asgi import Application, Message, Scope, error_in, receive_of
 from mini_infer_contract.dialects.response_object import with_error
-from mini_infer_contract.stored_responses.asgi import Application, Message, Scope, error_in, receive_of
 from mini_infer_contract.stored_responses.recorder import data_of, events_in, is_terminal
 from mini_infer_contract.stored_responses.request import Turn
 from mini_infer_contract.stored_responses.store import ResponseStore

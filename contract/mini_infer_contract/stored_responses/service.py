@@ -15,10 +15,7 @@ from typing import Any
 import msgspec
 
 from mini_infer_contract.api_errors import ApiError, read_json_object
-from mini_infer_contract.dialects.response_items import Item
-from mini_infer_contract.dialects.response_object import new_response
-from mini_infer_contract.dialects.responses import RESPONSES_PATH
-from mini_infer_contract.stored_responses.asgi import (
+from mini_infer_contract.asgi import (
     STREAM_HEADERS,
     Application,
     Message,
@@ -32,6 +29,9 @@ from mini_infer_contract.stored_responses.asgi import (
     send_json,
     with_body,
 )
+from mini_infer_contract.dialects.response_items import Item
+from mini_infer_contract.dialects.response_object import new_response
+from mini_infer_contract.dialects.responses import RESPONSES_PATH
 from mini_infer_contract.stored_responses.background import BackgroundResponse
 from mini_infer_contract.stored_responses.conversation import not_found, page_of
 from mini_infer_contract.stored_responses.recorder import Recorder

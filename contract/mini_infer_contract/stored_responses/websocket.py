@@ -17,9 +17,9 @@ from typing import Any
 import msgspec
 
 from mini_infer_contract.api_errors import ApiError, read_json_object
+from mini_infer_contract.asgi import Message, Receive, Scope, Send, error_in, owner_of, post_scope
 from mini_infer_contract.dialects.response_object import new_response
 from mini_infer_contract.dialects.responses import RESPONSES_PATH
-from mini_infer_contract.stored_responses.asgi import Message, Receive, Scope, Send, error_in, owner_of, post_scope
 from mini_infer_contract.stored_responses.recorder import data_of, events_in
 from mini_infer_contract.stored_responses.request import Turn
 from mini_infer_contract.stored_responses.service import ResponsesService

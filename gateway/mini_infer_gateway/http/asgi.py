@@ -1,18 +1,12 @@
-"""ASGI in small: types, reading a body, sending JSON, noticing that the client went. Plain functions, no framework."""
+"""ASGI in small: reading a body, sending JSON, noticing that the client went. Plain functions, no framework."""
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+from collections.abc import Callable
 
 from mini_infer_contract.api_errors import OPENAI_ERRORS, ApiError, ErrorShape
+from mini_infer_contract.asgi import Headers, Message, Receive, Scope, Send
 from mini_infer_contract.request_body import check_media_type, unpacked
-
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-Headers = list[tuple[bytes, bytes]]
 
 
 class Sender:

@@ -14,10 +14,11 @@ from typing import Any
 import msgspec
 
 from mini_infer_contract.api_errors import OPENAI_ERRORS, ApiError, ErrorShape
+from mini_infer_contract.asgi import Headers, Send
 from mini_infer_contract.launch import DRAINING_HEADER, Endpoint
 from mini_infer_gateway.fleet.attempt_record import AttemptRecord
 from mini_infer_gateway.fleet.breaker import Cause
-from mini_infer_gateway.http.asgi import ClientGoneError, Headers, Send, send_error
+from mini_infer_gateway.http.asgi import ClientGoneError, send_error
 from mini_infer_gateway.http.headers import retry_after_s, to_client
 from mini_infer_gateway.http.keepalive import KeepAlive
 from mini_infer_gateway.http.sse import EventSplitter, has_error, without_comments

@@ -16,6 +16,7 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from mini_infer_contract.api_errors import ApiError
+from mini_infer_contract.asgi import Headers, Receive, Scope, Send
 from mini_infer_contract.launch import QUEUE_TIMEOUT_HEADER, REQUEST_ID_HEADER, Endpoint
 from mini_infer_contract.request_timeout import request_timeout_s, timed_out
 from mini_infer_gateway.fleet.backlog import Backlog
@@ -24,17 +25,7 @@ from mini_infer_gateway.fleet.prefill_rates import PrefillRates
 from mini_infer_gateway.fleet.registry import Fleet, no_endpoint
 from mini_infer_gateway.flow_control.controller import FlowController, Placement
 from mini_infer_gateway.flow_control.flow_queue import IMMEDIATE
-from mini_infer_gateway.http.asgi import (
-    ClientGoneError,
-    Headers,
-    Receive,
-    Scope,
-    Send,
-    client_gone,
-    no_room,
-    read_body,
-    send_error,
-)
+from mini_infer_gateway.http.asgi import ClientGoneError, client_gone, no_room, read_body, send_error
 from mini_infer_gateway.http.headers import to_endpoint
 from mini_infer_gateway.http.keepalive import KeepAlive
 from mini_infer_gateway.http.upstream import Upstream, UpstreamError

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import uvicorn
 
-from mini_infer_gateway.http.asgi import Receive, Scope, Send, client_gone, read_body, send_json
+from mini_infer_contract.asgi import Receive, Scope, Send
+from mini_infer_gateway.http.asgi import client_gone, read_body, send_json
 from mini_infer_gateway.http.connections import ConnectionLimits, LimitedConnection, limited
 from tests.support.running_gateway import until
 

@@ -1,4 +1,4 @@
-"""ASGI in small, for an application that stands before another: requests made anew, answers that are looked at."""
+"""ASGI in small: its types, and for an application before another: requests made anew, answers that are looked at."""
 
 import json
 from collections.abc import Awaitable, Callable, MutableMapping
