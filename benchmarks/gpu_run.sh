@@ -80,7 +80,7 @@ benchmark() { # name flags...
 }
 for name in $stages; do
   case $name in
-  tests) OMP_NUM_THREADS=2 stage tests "$python" -m pytest -n 8 --dist worksteal -m gpu tests/gpu -q -rfE --durations=15 -p no:cacheprovider ;;
+  tests) OMP_NUM_THREADS=2 stage tests "$python" -m pytest -n 8 --dist worksteal -m gpu tests/gpu -q -rfEs --durations=15 -p no:cacheprovider ;;
   offline)
     benchmark engine_offline --models "$models" --engines "${ENGINES:-ours,vllm,vllm-inproc}" --max-num-seqs "$mns" \
       --rounds "${ROUNDS:-3}" --caches "$site/caches" --resume "$site/offline.json" --plot "$out/offline.png" "${peers[@]}"

@@ -32,6 +32,9 @@ pytestmark = GPU_ONLY
 TOKENS = [(position * 37 + 11) % 190 + 5 for position in range(150)]
 FP32_TOLERANCE = 3e-4
 """The CPU's is 1e-4; a GPU's exponential and reciprocal root are a few units less exact."""
+WEIGHT_ERROR = 1e-6
+"""Relative; what such a change of the weights does to the logits is allowed, too: some random models (Gemma 2 with one wide
+KV head, Mixtral) are so ill-conditioned that transformers' own fp32 is 4e-4 from its fp64."""
 BF16_ALLOWANCE = 1.5
 """Times the root mean square of transformers' own bf16 error."""
 
@@ -91,9 +94,20 @@ def test_fp32_logits_whole_chunked_and_token_by_token(saved: tuple[Path, Any]) -
     expected = reference_logits(model, TOKENS)
     runner = make_runner(make_settings(directory, enforce_eager=True, page_size=16))
     dealer = PageDealer(runner)
+    allowed = max(FP32_TOLERANCE, effect_of_weight_errors(model, expected))
     for sizes in ([150], [33, 1, 116], [16, 16, 16, 102], [5] + [1] * 30 + [115]):
         actual = run_chunks(runner, TOKENS, dealer.table(150), sizes).cpu()
-        assert (actual - expected).abs().max() <= FP32_TOLERANCE, sizes
+        assert (actual - expected).abs().max() <= allowed, sizes
+
+
+def effect_of_weight_errors(model: Any, expected: torch.Tensor) -> float:
+    """The largest change of a logit when every weight is off by about `WEIGHT_ERROR` of itself."""
+    random = torch.Generator().manual_seed(0)
+    changed = copy.deepcopy(model)
+    with torch.no_grad():
+        for weight in changed.parameters():
+            weight.mul_(1 + WEIGHT_ERROR * torch.randn(weight.shape, generator=random))
+    return float((reference_logits(changed, TOKENS) - expected).abs().max())
 
 
 def test_bf16_error_is_no_larger_than_that_of_transformers(saved: tuple[Path, Any]) -> None:
