@@ -7,6 +7,10 @@ EVENTS_PORT = 5557
 """ZMQ PUB: KV events and load reports (vLLM's default port)."""
 REPLAY_PORT = 5558
 """ZMQ ROUTER: replay of KV events by sequence number (vLLM's default port)."""
+TRANSFER_PORT = 5559
+"""ZMQ: control of KV transfers."""
+RENDEZVOUS_PORT = 29500
+"""Where the ranks of an engine that spans nodes find each other (torch.distributed's store, at the group's leader)."""
 
 DEMO_MODEL = "demo"
 """The model that ships with the engine, as `--model` and as `spec.model.uri`."""
@@ -36,6 +40,11 @@ QUEUE_TIMEOUT_HEADER = "x-mini-infer-queue-timeout"
 """Of a client: seconds that its request may wait at the gateway for an engine with room; among requests of one priority
 those that must go sooner go first."""
 
+PREFILL_FROM_HEADER = "x-mini-infer-prefill-from"
+"""Gateway to a decode engine: transfer address (tcp://host:port) of the prefill engine that computes this prompt."""
+FETCH_FROM_HEADER = "x-mini-infer-fetch-from"
+"""Gateway to an engine: transfer address of another engine that holds a prefix of this prompt."""
+
 REQUEST_TIMEOUT_HEADER = "x-request-timeout"
 """Of a client: seconds that its whole request may take, at the gateway and at an engine; then it gets a 408, or an
 error in its stream."""
@@ -64,6 +73,10 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     events: str = ""
     """ZMQ address of the KV event socket (tcp://...:5557); empty: the engine publishes none."""
     replay: str = ""
+    transfer: str = ""
+    """tcp://host:port of KV transfer control; empty: there is none."""
+    group: str = ""
+    """Identity of a group of several pods or processes, of which this is the leader; empty: it is no group."""
     draining: bool = False
     """Known to be going away: gets no new request."""
 

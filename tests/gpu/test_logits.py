@@ -33,8 +33,8 @@ TOKENS = [(position * 37 + 11) % 190 + 5 for position in range(150)]
 FP32_TOLERANCE = 3e-4
 """The CPU's is 1e-4; a GPU's exponential and reciprocal root are a few units less exact."""
 WEIGHT_ERROR = 1e-6
-"""Relative; what such a change of the weights does to the logits is allowed, too: some random models (Gemma 2 with one wide
-KV head, Mixtral) are so ill-conditioned that transformers' own fp32 is 4e-4 from its fp64."""
+"""Relative; what such a change of the weights does to the logits is allowed, too: some random models (Gemma 2 with one
+wide KV head, Mixtral) are so ill-conditioned that transformers' own fp32 is 4e-4 from its fp64."""
 BF16_ALLOWANCE = 1.5
 """Times the root mean square of transformers' own bf16 error."""
 

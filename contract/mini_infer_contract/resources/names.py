@@ -15,6 +15,15 @@ LABEL_REVISION = f"{GROUP}/revision"
 LABEL_DRAINING = f"{GROUP}/draining"
 """ "true" on a pod that is chosen to go: gateways send it nothing new."""
 
+# Written by LeaderWorkerSet on the pods of a group over several nodes, of which the leader alone answers requests.
+# https://lws.sigs.k8s.io/docs/reference/labels-annotations-and-environment-variables/
+LABEL_GROUP = "leaderworkerset.sigs.k8s.io/group-key"
+"""Of all pods of one group, and of no other."""
+LABEL_GROUP_INDEX = "leaderworkerset.sigs.k8s.io/group-index"
+"""Of a group among those of its LeaderWorkerSet: the highest goes first."""
+LABEL_WORKER_INDEX = "leaderworkerset.sigs.k8s.io/worker-index"
+""" "0" on a group's leader; a pod with another value is no endpoint."""
+
 # Annotations on the pods: what the gateway must know of an engine beside its address.
 ANNOTATION_DRAINING_SINCE = f"{GROUP}/draining-since"
 """On a pod with the draining label: since when, RFC 3339."""
