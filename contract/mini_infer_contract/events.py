@@ -91,6 +91,12 @@ class LoadReport(msgspec.Struct, frozen=True):
     """Share of the pages in use, 0 to 1."""
     accepted: list[str] = []
     """`x-request-id`s that arrived since the last report: what a gateway need no longer add by itself."""
+    role: str = ""
+    """What it is for now (launch.Role), so that a switch is seen at once; empty: an engine that does not tell."""
+    prefill_tokens_per_s: float = 0.0
+    """Of prompts, as measured lately; 0: not yet."""
+    transfer_bytes_per_s: float = 0.0
+    """Of keys and values from and to other engines, as measured lately; 0: not yet."""
 
 
 class Snapshot(msgspec.Struct, frozen=True):

@@ -1,5 +1,7 @@
 """Ports, paths, headers and the endpoints file: what the operator writes, and the engine or the gateway reads."""
 
+from typing import Literal
+
 import msgspec
 
 HTTP_PORT = 8000
@@ -26,6 +28,9 @@ MODELS_PATH = "/v1/models"
 """GET: OpenAI's list of models; engines add `max_model_len` to each, as vLLM's do."""
 PROMPT_ASSETS_PATH = "/prompt_assets"
 """GET: tokenizer, chat template and special tokens under a content hash (see prompt.PromptAssets)."""
+ROLE_PATH = "/role"
+"""POST {"role": "prefill" | "decode" | "unified"} switches without loading again; GET tells the role and what
+is left of the old one's work."""
 KV_SNAPSHOT_PATH = "/kv_snapshot"
 """GET: the sequence number of the last KV event and every cached chain at that moment (see events.Snapshot)."""
 
@@ -53,6 +58,10 @@ KEEPALIVE_COMMENT = b": waiting\n\n"
 
 HUB_TOKEN_ENV = "HF_TOKEN"
 """Environment variable with the token for models that a hub serves only to some."""
+
+
+Role = Literal["unified", "prefill", "decode"]
+"""What an engine is for: whole requests, prompts for others, or what follows prompts that others have computed."""
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from mini_infer_contract.cors import CorsPolicy
-from mini_infer_contract.launch import HTTP_PORT, MAX_BODY_BYTES
+from mini_infer_contract.launch import HTTP_PORT, MAX_BODY_BYTES, TRANSFER_PORT, Role
 from mini_infer_contract.logs import LogFormat
 from mini_infer_contract.options import Option
 from mini_infer_contract.tls import TlsFiles
@@ -25,6 +25,20 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Publish KV events and load over ZMQ."""
     replay_port: Annotated[int, Option(group=SERVER, unit="PORT", low=0, high=65_535, default_text="0, do not")] = 0
     """Let gateways ask for events that they missed."""
+    role: Annotated[Role, Option(group=SERVER)] = "unified"
+    """prefill: it computes prompts for other engines; decode: it goes on after prompts that others have computed;
+    unified: both in one. Changed while it runs by POST /role."""
+    transfer_port: Annotated[
+        int | None,
+        Option(
+            group=SERVER,
+            unit="PORT",
+            low=0,
+            high=65_535,
+            default_text=f"{TRANSFER_PORT}, 0 where --role is unified",
+        ),
+    ] = None
+    """Give keys and values to other engines, and take theirs, by this port of control; 0: do not."""
     max_body_bytes: Annotated[int, Option(group=SERVER, flag="max-body-size", unit="SIZE", low=1, is_size=True)] = (
         MAX_BODY_BYTES
     )

@@ -72,6 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(options: argparse.Namespace, settings: EngineSettings) -> int:
     """Take the port, find the model, start the core, serve."""
     server = options_from(options, ServerOptions)
+    if server.role != "unified" or server.transfer_port:
+        raise StartError("--role and --transfer-port: this version computes prompts and decodes in one engine only")
     try:
         keys = configured_keys(server.api_key, server.api_key_file)
     except (OSError, ValueError) as error:
@@ -171,13 +173,6 @@ def make_parser() -> argparse.ArgumentParser:
     add_flags(parser, EngineOptions, _GROUPS)
     add_flags(parser, ServerOptions, _SERVER_GROUPS)
     _add_dry_run_flags(parser.add_argument_group("dry run", "the whole server without a model"))
-    parser.add_argument(
-        "--role",
-        type=_role,
-        default="unified",
-        metavar="ROLE",
-        help="unified: prefill and decode in one (the only one yet, and the default)",
-    )
     return parser
 
 
@@ -220,12 +215,6 @@ def _add_dry_run_flags(group: argparse._ArgumentGroup) -> None:
         help='what it says, for tests of clients: a JSON list of {"when": TEXT, "say": TEXT}, of which the first is '
         'said whose "when" stands in the prompt (default: it repeats what it is asked)',
     )
-
-
-def _role(text: str) -> str:
-    if text != "unified":
-        raise argparse.ArgumentTypeError(f"{text!r} is not supported: engines are unified, prefill and decode in one")
-    return text
 
 
 def _milliseconds(text: str) -> float:

@@ -91,7 +91,7 @@ def test_what_is_no_size_is_told(text: str) -> None:
         [],
         ["--model", "m", "--nonsense"],
         ["--model", "m", "--max-model", "5"],
-        ["--model", "m", "--role", "prefill"],
+        ["--model", "m", "--role", "both"],
         ["--model", "m", "--port", "70000"],
         ["--model", "m", "--max-num-seqs", "0"],
         ["--model", "m", "--gpu-memory-utilization", "1.5"],
