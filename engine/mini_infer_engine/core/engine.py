@@ -234,21 +234,7 @@ class Engine:
             return self._fail_all_running(step, error)
         self._failed_passes = 0
         self.scheduler.unpin(step)
-        outputs: list[Output] = []
-        told, finished = result.logprobs, State.FINISHED
-        tells_more = bool(result.prompt_logprobs or result.embeddings)
-        accept = self._outputs.accept_within_grammar if step.batch.waits_for_masks else self._outputs.accept
-        for row, (sequence, tokens) in enumerate(zip(step.sequences, result.tokens, strict=True)):
-            sequence.in_flight -= 1
-            if sequence.state is not finished:  # else what it made is thrown away: it had ended
-                if tells_more or sequence.group is not None:
-                    outputs += self._outputs.all_told(sequence, row, result, accept)
-                elif tokens:
-                    outputs.append(accept(sequence, tokens, told.get(row) if told else None))
-            if not sequence.in_flight and sequence.is_leaving:
-                self.scheduler.release(sequence)
-        self._stats.generation_tokens += sum([len(output.token_ids) for output in outputs])
-        return outputs
+        return self._outputs.take(step, result)
 
     def _fail_all_running(self, step: Step, error: Exception) -> list[Output]:
         """What a pass computed is unknown when its result cannot be had, and so is all that later passes made of it.
@@ -321,6 +307,7 @@ class Engine:
             waiting=len(scheduler.waiting) + self._num_compiling,
             kv_usage=scheduler.pool.usage,
             preemptions=scheduler.num_preemptions,
+            generation_tokens=self._outputs.num_tokens,
         )
 
     @property

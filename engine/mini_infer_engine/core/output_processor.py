@@ -10,11 +10,11 @@ from msgspec.structs import replace
 from mini_infer_engine.core.beam_search.group import BeamGroup
 from mini_infer_engine.core.request import Output, TokenLogprobs
 from mini_infer_engine.core.result import PassResult
-from mini_infer_engine.core.scheduler import Scheduler
+from mini_infer_engine.core.scheduler import Scheduler, Step
 from mini_infer_engine.core.sequence import Sequence, State
 
-Accept = Callable[[Sequence, Iterable[int], list[TokenLogprobs] | None], Output]
-"""`OutputProcessor.accept`, or the same within grammars."""
+Accept = Callable[[Sequence, Iterable[int], list[TokenLogprobs]], Output]
+"""`OutputProcessor._accept`, or the same within grammars."""
 
 
 class OutputProcessor:
@@ -28,6 +28,8 @@ class OutputProcessor:
         """Of those that search with beams."""
         self.num_constrained = 0
         """Of `sequences`: those that are held to a grammar."""
+        self.num_tokens = 0
+        """In all outputs since the start."""
 
     def expect(self, sequence: Sequence, beams: BeamGroup | None) -> None:
         """Its request gets outputs from now on."""
@@ -50,43 +52,76 @@ class OutputProcessor:
         self.forget(sequence.request.request_id)
         self._scheduler.leave(sequence, State.FINISHED)
 
-    def accept(self, sequence: Sequence, tokens: Iterable[int], logprobs: list[TokenLogprobs] | None) -> Output:
+    def take(self, step: Step, result: PassResult) -> list[Output]:
+        """The outputs of a committed pass. Sequences that leave are released when their last row is in."""
+        outputs: list[Output] = []
+        num_tokens = 0
+        running, finished = State.RUNNING, State.FINISHED
+        masked = step.batch.waits_for_masks
+        tells_more = bool(result.logprobs or result.prompt_logprobs or result.embeddings or self._beam_groups)
+        are_plain = not (masked or tells_more)
+        for row, (sequence, tokens) in enumerate(zip(step.sequences, result.tokens, strict=True)):
+            sequence.in_flight -= 1
+            if are_plain and sequence.state is running and len(tokens) == 1:  # nearly all rows of nearly all passes
+                outputs.append(self._accept_token(sequence, tokens[0]))
+                num_tokens += 1
+                continue
+            if sequence.state is not finished:  # else what it made is thrown away: it had ended
+                told = self._told(sequence, row, result, self._accept_within_grammar if masked else self._accept)
+                num_tokens += sum(len(output.token_ids) for output in told)
+                outputs += told
+            if not sequence.in_flight and sequence.is_leaving:
+                self._scheduler.release(sequence)
+        self.num_tokens += num_tokens
+        return outputs
+
+    def _accept_token(self, sequence: Sequence, token: int) -> Output:
+        """The same as `_accept` of one token without log probabilities, in fewer steps."""
+        token_ids = sequence.token_ids
+        token_ids.append(token)
+        if sequence.num_computed >= sequence.next_block_end:
+            self._scheduler.publish(sequence)
+        if token in sequence.stops or len(token_ids) > sequence.last_position + 1:
+            return self._last_output(sequence, [token], [])
+        return Output(sequence.request.request_id, [token], sequence.num_cached or 0)
+
+    def _accept(self, sequence: Sequence, tokens: Iterable[int], logprobs: list[TokenLogprobs]) -> Output:
         """Append sampled tokens up to the first that ends the sequence; what was sampled after it is thrown away."""
-        accepted, reason = [], None
+        accepted: list[int] = []
         for token in tokens:
             self._scheduler.append(sequence, token)
             accepted.append(token)
-            reason = sequence.finish_reason(token)
-            if reason is not None:
-                break
-        request_id, num_cached = sequence.request.request_id, sequence.num_cached or 0
-        if reason is None and logprobs is None:  # hundreds of times a step: each keyword costs
-            return Output(request_id=request_id, token_ids=accepted, num_cached_tokens=num_cached)
-        if reason is not None:
-            self.end(sequence)
+            if sequence.finish_reason(token) is not None:
+                return self._last_output(sequence, accepted, logprobs[: len(accepted)])
+        return Output(sequence.request.request_id, accepted, sequence.num_cached or 0, logprobs=logprobs)
+
+    def _last_output(self, sequence: Sequence, tokens: list[int], logprobs: list[TokenLogprobs]) -> Output:
+        """The output of a sequence that ends with the last of these tokens."""
+        reason = sequence.finish_reason(tokens[-1])
+        self.end(sequence)
         return Output(
-            request_id=request_id,
-            token_ids=accepted,
+            sequence.request.request_id,
+            tokens,
+            sequence.num_cached or 0,
             finish_reason=reason,
-            stop_reason=sequence.stop_reason(accepted[-1]) if reason == "stop" else None,
-            num_cached_tokens=num_cached,
-            queue_time_s=None if reason is None else sequence.queue_time_s,
-            logprobs=(logprobs or [])[: len(accepted)],
+            stop_reason=sequence.stop_reason(tokens[-1]) if reason == "stop" else None,
+            queue_time_s=sequence.queue_time_s,
+            logprobs=logprobs,
         )
 
-    def accept_within_grammar(
-        self, sequence: Sequence, tokens: Iterable[int], logprobs: list[TokenLogprobs] | None
+    def _accept_within_grammar(
+        self, sequence: Sequence, tokens: Iterable[int], logprobs: list[TokenLogprobs]
     ) -> Output:
         """The same up to the end of the sequence's grammar, where it has one: there the output is complete."""
         matcher = sequence.matcher
         if matcher is None:
-            return self.accept(sequence, tokens, logprobs)
+            return self._accept(sequence, tokens, logprobs)
         taken = []
         for token in tokens:
             taken.append(token)
             if token in sequence.stops or not matcher.accept(token) or matcher.has_ended:
                 break
-        output = self.accept(sequence, taken, logprobs)
+        output = self._accept(sequence, taken, logprobs[: len(taken)])
         if output.finish_reason is None and (matcher.error or matcher.has_ended):
             self.end(sequence)
         if matcher.error:
@@ -95,18 +130,18 @@ class OutputProcessor:
             return replace(output, finish_reason="stop", ends_in_text=not matcher.is_end(taken[-1]))
         return output
 
-    def all_told(self, sequence: Sequence, row: int, result: PassResult, accept: Accept) -> list[Output]:
+    def _told(self, sequence: Sequence, row: int, result: PassResult, accept: Accept) -> list[Output]:
         """The outputs of a row that may tell more than tokens."""
         outputs, logprobs = list[Output](), result.logprobs.get(row)
         if row in result.prompt_logprobs:
             told = result.prompt_logprobs[row]
-            outputs.append(Output(request_id=sequence.request.request_id, token_ids=[], prompt_logprobs=told))
+            outputs.append(Output(sequence.request.request_id, [], prompt_logprobs=told))
         if row in result.embeddings:
             outputs.append(self._embedded(sequence, result.embeddings[row]))
         elif sequence.group is not None:
             outputs += self._take_beam(sequence, logprobs)
         elif tokens := result.tokens[row]:
-            outputs.append(accept(sequence, tokens, logprobs))
+            outputs.append(accept(sequence, tokens, logprobs or []))
         return outputs
 
     def _take_beam(self, sequence: Sequence, told: list[TokenLogprobs] | None) -> list[Output]:

@@ -137,28 +137,28 @@ class TokenLogprobs(msgspec.Struct, frozen=True, gc=False):
     top_logprobs: list[float]
 
 
-class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+class Output(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """What one committed step made for one request. Plain data without cycles, so the garbage collector is kept out."""
 
     request_id: str
     token_ids: list[int]
     """New tokens only. A stop or EOS token that ended the request is the last of them."""
+    num_cached_tokens: int = 0
+    """Prompt tokens that were found in the prefix cache at first admission."""
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None
     """The stop token id that ended it, where one of `stop_token_ids` did (None for EOS)."""
     ends_in_text: bool = False
     """With finish_reason "stop": no stop token ended it, so that the last token is part of the text, as all others."""
-    num_cached_tokens: int = 0
-    """Prompt tokens that were found in the prefix cache at first admission."""
     error: str = ""
     """With finish_reason "error": what went wrong, for people."""
     is_refusal: bool = False
     """With finish_reason "error": it is the request that is at fault, for what it asks for cannot be done."""
     queue_time_s: float | None = None
     """With a finish reason: from its arrival to its first admission."""
-    logprobs: list[TokenLogprobs] = []
+    logprobs: Sequence[TokenLogprobs] = ()
     """Of `token_ids`, where the request asks for them."""
-    prompt_logprobs: list[TokenLogprobs] = []
+    prompt_logprobs: Sequence[TokenLogprobs] = ()
     """Of prompt tokens from the second on, as far as they have been computed since the last output."""
     embedding: bytes = b""
     """Of a request with `embeds`: packed fp32 numbers, of length 1."""

@@ -4,6 +4,7 @@ It plans on upper bounds: rows of launched passes count as computed though their
 sequence are given up only when no launched pass has a row of it. The scheduler knows no tokens' meaning and no runner.
 """
 
+import sys
 from array import array
 from bisect import bisect_left, insort
 from copy import copy
@@ -18,6 +19,8 @@ from mini_infer_engine.core.sequence import Sequence, State
 
 HELD_BACK_LIMIT = 8
 """Waiting sequences that one plan passes over because a running one is computing what they need: bounds the search."""
+
+_NEVER = sys.maxsize
 
 _order = attrgetter("order")
 
@@ -232,7 +235,14 @@ class Scheduler:
     def append(self, sequence: Sequence, token: int) -> None:
         """A sampled token is known: the block that is full by it can be hit as soon as a launched pass computes it."""
         sequence.token_ids.append(token)
-        if self.cache is not None and sequence.num_computed >= (sequence.num_published + 1) * BLOCK_SIZE_TOKENS:
+        if sequence.num_computed >= sequence.next_block_end:
+            self.publish(sequence)
+
+    def publish(self, sequence: Sequence) -> None:
+        """The blocks of its known tokens that launched passes compute can be hit from now on."""
+        if self.cache is None:
+            sequence.next_block_end = _NEVER
+        else:
             self.cache.publish(sequence)
 
     def unpin(self, step: Step) -> None:
@@ -259,25 +269,12 @@ class Scheduler:
                 break
             if start == len(sequence.pages) * page_size and not self._grow(sequence):
                 continue
-            output_index = start + 1 - sequence.num_prompt
-            sampling = sequence.request.sampling
-            suppressed = sequence.suppressed if output_index < sampling.min_tokens else ()
-            banned = sequence.banned(start + 1) if sampling.bad_words_token_ids else ()
-            rows.append(
-                Row(
-                    sequence.slot,
-                    start,
-                    1,
-                    None,
-                    sequence.pages,
-                    sampling,
-                    sequence.request.noise_seed,
-                    output_index,
-                    suppressed,
-                    (),
-                    banned,
-                )
-            )
+            request, output_index = sequence.request, start + 1 - sequence.num_prompt
+            row = Row(sequence.slot, start, 1, None, sequence.pages, request.sampling, request.noise_seed, output_index)
+            if sequence.excludes_tokens:
+                row.suppressed_token_ids = sequence.suppressed_at(output_index)
+                row.banned = sequence.banned(start + 1)
+            rows.append(row)
             sequences.append(sequence)
             sequence.num_computed = start + 1
             sequence.in_flight += 1
@@ -331,7 +328,7 @@ class Scheduler:
                 sampling=sampling if is_last else None,
                 noise_seed=request.noise_seed,
                 output_index=output_index,
-                suppressed_token_ids=sequence.suppressed if output_index < sampling.min_tokens else (),
+                suppressed_token_ids=sequence.suppressed_at(output_index),
                 known_token_ids=sequence.token_ids if is_last and sampling.has_penalties else (),
                 banned=sequence.banned(end) if is_last and sampling.bad_words_token_ids else (),
                 prompt_targets=sequence.prompt_targets(start, end),

@@ -64,6 +64,8 @@ class Sequence:
     token_ids: "array[int]" = field(init=False)
     """Prompt and output so far, as far as committed. Packed: slices, keys and device copies are memory copies."""
     num_prompt: int = field(init=False)
+    excludes_tokens: bool = field(init=False)
+    """Some tokens may not be chosen at some positions: see `suppressed_at` and `banned`."""
     num_expected_cached: int | None = None
     """While it waits: tokens that were in the prefix cache when a load report first asked, which is all it is for."""
     num_cached: int | None = None
@@ -89,8 +91,8 @@ class Sequence:
     """While it is swapped: pages in main memory that hold its first `num_computed` tokens, in order."""
     keys: list[bytes] = field(default_factory=list)
     """Keys of the first blocks, as far as anybody asked."""
-    num_published: int = 0
-    """Blocks of its own pages that the prefix cache knows, or that it took from there as whole pages."""
+    next_block_end: int = BLOCK_SIZE_TOKENS
+    """Tokens at which the first block is full that the prefix cache does not know of its pages."""
     group: SequenceGroup | None = None
     """None: it is alone."""
     forked_page: int | None = None
@@ -100,6 +102,7 @@ class Sequence:
         self.token_ids = array("I", self.request.prompt_token_ids)
         self.num_prompt = len(self.token_ids)
         self.token_ids.extend(self.request.resumed_token_ids)
+        self.excludes_tokens = bool(self.suppressed or self.request.sampling.bad_words_token_ids)
 
     @property
     def is_leaving(self) -> bool:
@@ -115,6 +118,15 @@ class Sequence:
     def num_slots(self) -> int:
         """That it needs to be admitted."""
         return 1 if self.group is None else self.group.num_slots
+
+    @property
+    def num_published(self) -> int:
+        """Blocks of its own pages that the prefix cache knows, or that it took from there as whole pages."""
+        return self.next_block_end // BLOCK_SIZE_TOKENS - 1
+
+    @num_published.setter
+    def num_published(self, num_blocks: int) -> None:
+        self.next_block_end = (num_blocks + 1) * BLOCK_SIZE_TOKENS
 
     def only_known_tokens(self) -> None:
         """Have its known tokens computed, and nothing after them before more are known."""
@@ -148,17 +160,21 @@ class Sequence:
         self.num_prompt_told = end
         return self.token_ids[start + 1 : min(end + 1, self.num_prompt)]
 
+    def suppressed_at(self, output_index: int) -> tuple[int, ...]:
+        """Token ids that may not be chosen as the output token of this index."""
+        return self.suppressed if output_index < self.request.sampling.min_tokens else ()
+
     def banned(self, position: int) -> list[tuple[int | None, int]]:
         """(token before, token): what may not stand at `position`, since it would complete one of `bad_words`.
 
         The token before is None where it does not matter or is known to fit; where it is not known yet, it is told.
         """
         bans: list[tuple[int | None, int]] = []
-        known = self.token_ids[:position]
+        num_known = min(len(self.token_ids), position)
         for *before, last in self.request.sampling.bad_words_token_ids:
-            is_open = len(known) < position and bool(before)  # the newest token is on the device alone
+            is_open = num_known < position and bool(before)  # the newest token is on the device alone
             told = before[:-1] if is_open else before
-            if len(before) <= position and list(known[len(known) - len(told) :]) == told:
+            if len(told) <= num_known and self.token_ids[num_known - len(told) : num_known].tolist() == told:
                 bans.append((before[-1] if is_open else None, last))
         return bans
 

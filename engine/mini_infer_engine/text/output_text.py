@@ -4,6 +4,7 @@ Stop strings are found here, so a reply may be finished while the core still wor
 request has a parser, text is also told as its parts: thinking, answer, calls of tools.
 """
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -28,9 +29,9 @@ class Delta(msgspec.Struct, gc=False):
     finish_reason: EndReason | None = None
     """Set in the last one of a choice, and with it `stop_reason`."""
     stop_reason: int | str | None = None
-    logprobs: list[TokenLogprobs] = []
+    logprobs: Sequence[TokenLogprobs] = ()
     """Of `token_ids`, where the request asks for them."""
-    prompt_logprobs: list[TokenLogprobs] = []
+    prompt_logprobs: Sequence[TokenLogprobs] = ()
     """Of prompt tokens from the second on, as far as they have become known."""
     parts: list[Part] = []
     """Of a request with a parser: what became certain. Without one, `text` is the answer."""
