@@ -50,6 +50,41 @@ GRANITE: dict[str, Any] = {
     "attention_multiplier": 0.05,
     "logits_scaling": 8.0,
 }
+DEEPSEEK: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 20,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 2,
+    "moe_intermediate_size": 40,
+    "first_k_dense_replace": 1,
+    "topk_method": "greedy",
+}
+DEEPSEEK_YARN: dict[str, Any] = DEEPSEEK | {
+    "q_lora_rank": 48,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_shared_experts": 1,
+    "n_group": 4,
+    "topk_group": 2,
+    "topk_method": "group_limited_greedy",
+    "routed_scaling_factor": 2.5,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 32,
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "mscale": 1.0,
+        "mscale_all_dim": 0.7,
+    },
+}
+"""V2's: yarn with mscale, queries from a latent, experts from the best groups; `DEEPSEEK` has V2-Lite's."""
 LONGROPE_PARTIAL: dict[str, Any] = {
     "original_max_position_embeddings": 32,
     "rope_parameters": {

@@ -1,4 +1,7 @@
-"""The attention block of a decoder as data: projections, norms of q and k, rotation, window. Backends compute it."""
+"""The attention block of a decoder as data: projections, norms of q and k, rotation, window. Backends compute it.
+
+What all kinds of attention have in common is `AttentionBlock`; `latent_attention` has the other kind.
+"""
 
 import torch
 from torch import Tensor, nn
@@ -9,23 +12,39 @@ from mini_infer_engine.layers.norm import RMSNorm
 from mini_infer_engine.layers.rotary import Rotary
 
 
-class Attention(nn.Module):
-    """Grouped-query self-attention over the page pool (Ainslie et al. 2023, arXiv 2305.13245), optionally windowed."""
+class AttentionBlock(nn.Module):
+    """What models, executors and backends know of every kind of attention. One backend computes all layers of a model:
+    they are of one kind.
+    """
 
-    def __init__(self, config: ModelConfig, layer: int, *, has_qk_norm: bool = False) -> None:
+    def __init__(self, config: ModelConfig, layer: int, *, value_dim: int) -> None:
+        """`value_dim`: what one head adds to the output."""
         super().__init__()
         self.layer = layer
         self.is_last = layer == config.num_layers - 1
-        self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+        self.num_heads, self.head_dim = config.num_heads, config.head_dim
+        self.out_width = config.num_heads * value_dim
+        """Columns of what attention mixes, which `o_proj` reads."""
         self.scale = config.attention_scale
         self.softcap = config.attention_softcap
         self.sliding_window = config.sliding_windows[layer]
         self.rope = config.ropes[layer]
         self.rotary: Rotary | None = None  # set by `DecoderModel.finish_loading`, shared by layers of one rotation
+        self.o_proj = Linear(self.out_width, config.hidden_size, bias=config.output_bias)
+
+    def finish_loading(self) -> None:
+        """Make what is derived from weights, after all linear layers have finished."""
+
+
+class Attention(AttentionBlock):
+    """Grouped-query self-attention over the page pool (Ainslie et al. 2023, arXiv 2305.13245), optionally windowed."""
+
+    def __init__(self, config: ModelConfig, layer: int, *, has_qk_norm: bool = False) -> None:
+        super().__init__(config, layer, value_dim=config.head_dim)
+        self.num_kv_heads = config.num_kv_heads
         sizes = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads, "v_proj": config.num_kv_heads}
         parts = {name: heads * config.head_dim for name, heads in sizes.items()}
         self.qkv_proj: Linear = PackedLinear(config.hidden_size, parts, bias=config.qkv_bias)
-        self.o_proj = Linear(config.num_heads * config.head_dim, config.hidden_size, bias=config.output_bias)
         self.q_norm = RMSNorm.of(config, config.head_dim) if has_qk_norm else None
         self.k_norm = RMSNorm.of(config, config.head_dim) if has_qk_norm else None
         self.qk_norm_weight: Tensor | None = None  # [heads + kv_heads, head_dim]

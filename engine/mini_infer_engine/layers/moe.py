@@ -1,9 +1,11 @@
 """A mixture of experts as data: the router's weight, and all experts' weights stacked; `ops` compute it."""
 
 from dataclasses import dataclass
+from functools import partial
+from typing import Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mini_infer_engine.layers.linear import Linear
 from mini_infer_engine.layers.placement import Placement
@@ -21,16 +23,42 @@ class MoESpec:
     """Experts that compute each token."""
     normalizes_top_k: bool
     """Whether the weights of a token's experts are divided by their sum."""
+    num_shared: int = 0
+    """Experts that compute every token, with weight 1 (DeepSeekMoE, arXiv 2401.06066): they stand behind the others."""
+    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    """From the router's logits to weights."""
+    scale: float = 1.0
+    """Factor of the weights, after all else."""
+    num_groups: int = 1
+    """Experts are chosen from the `top_groups` best of so many equal groups: by their best expert, with sigmoid by the
+    sum of their two best."""
+    top_groups: int = 1
+    has_correction: bool = False
+    """Whether a bias is added to the scores that choose (not to the weights): it balances the experts' load."""
+
+    @property
+    def num_stacked(self) -> int:
+        """Routed and shared experts together."""
+        return self.num_experts + self.num_shared
+
+    @property
+    def experts_per_token(self) -> int:
+        """Routed and shared ones that compute a token."""
+        return self.top_k + self.num_shared
 
 
 class SparseMoE(nn.Module):
-    """sum over a token's top-k experts of weight * down(silu(gate(x)) * up(x)); weights are softmax(router(x))."""
+    """sum over a token's experts of weight * down(silu(gate(x)) * up(x)); the router and `MoESpec` say which, and how
+    much.
+    """
 
     def __init__(self, spec: MoESpec) -> None:
         super().__init__()
         self.spec = spec
-        experts, hidden, width = spec.num_experts, spec.hidden_size, spec.intermediate_size
-        self.gate = Linear(hidden, experts)
+        experts, hidden, width = spec.num_stacked, spec.hidden_size, spec.intermediate_size
+        self.gate = Linear(hidden, spec.num_experts)
+        correction = torch.empty(spec.num_experts, dtype=torch.float32) if spec.has_correction else None
+        self.correction = None if correction is None else nn.Parameter(correction, requires_grad=False)
         self.gate_up_proj = nn.Parameter(torch.empty(experts, 2 * width, hidden), requires_grad=False)
         self.down_proj = nn.Parameter(torch.empty(experts, hidden, width), requires_grad=False)
 
@@ -43,4 +71,27 @@ class SparseMoE(nn.Module):
             tensors[f"{name}.gate_proj.weight"] = Placement(self.gate_up_proj[expert, :width])
             tensors[f"{name}.up_proj.weight"] = Placement(self.gate_up_proj[expert, width:])
             tensors[f"{name}.down_proj.weight"] = Placement(self.down_proj[expert])
-        return tensors
+        if self.correction is not None:
+            tensors[f"{path}.gate.e_score_correction_bias"] = Placement(self.correction)
+        return tensors | (self._shared_tensors(f"{path}.shared_experts") if self.spec.num_shared else {})
+
+    def _shared_tensors(self, path: str) -> dict[str, Placement]:
+        """The shared experts are one wide MLP in the checkpoint: each is a part of its width."""
+        spec = self.spec
+        count, width, hidden = spec.num_shared, spec.intermediate_size, spec.hidden_size
+        rows, columns = (count * width, hidden), (hidden, count * width)
+        gate_up, down = self.gate_up_proj[spec.num_experts :], self.down_proj[spec.num_experts :]
+        by_rows = partial(_split_rows, count)
+        return {
+            f"{path}.gate_proj.weight": Placement(gate_up[:, :width], (rows,), by_rows),
+            f"{path}.up_proj.weight": Placement(gate_up[:, width:], (rows,), by_rows),
+            f"{path}.down_proj.weight": Placement(down, (columns,), partial(_split_columns, count)),
+        }
+
+
+def _split_rows(count: int, weight: Tensor) -> Tensor:
+    return weight.view(count, -1, weight.shape[1])
+
+
+def _split_columns(count: int, weight: Tensor) -> Tensor:
+    return weight.view(len(weight), count, -1).transpose(0, 1)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from mini_infer_engine.config.fields import Fields
 from mini_infer_engine.config.model_config import ModelConfig
 from mini_infer_engine.config.quantization import unused_suffixes
-from mini_infer_engine.layers.attention import Attention
+from mini_infer_engine.layers.attention import Attention, AttentionBlock
 from mini_infer_engine.layers.embedding import Embedding
 from mini_infer_engine.layers.linear import Linear
 from mini_infer_engine.layers.mlp import GatedMLP
@@ -34,9 +34,13 @@ class DecoderLayer(nn.Module):
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm.of(config) if self.has_input_norm else None
-        self.self_attn = Attention(config, layer, has_qk_norm=self.has_qk_norm)
+        self.self_attn = self.make_attention(config, layer)
         self.post_attention_layernorm = RMSNorm.of(config)
         self.mlp: nn.Module = self.make_mlp(config, layer)
+
+    def make_attention(self, config: ModelConfig, layer: int) -> AttentionBlock:
+        """The attention block of this layer."""
+        return Attention(config, layer, has_qk_norm=self.has_qk_norm)
 
     def make_mlp(self, config: ModelConfig, layer: int) -> nn.Module:
         """The feed-forward block of this layer."""
@@ -62,7 +66,8 @@ class DecoderLayer(nn.Module):
         return mixed, state
 
     def project(self, ops: Ops, state: ResidualState) -> Tensor:
-        """Side by side q, k and v of all tokens, [tokens, (heads + 2 * kv_heads) * head_dim]."""
+        """What `AttentionPass.attend` reads of all tokens: q, k and v side by side."""
+        assert isinstance(self.self_attn, Attention), "layers with other attention project in a way of their own"
         return ops.norm_linear(state, self.input_layernorm, self.self_attn.qkv_proj)
 
     def feed_forward(self, ops: Ops, state: ResidualState, next_norm: RMSNorm) -> ResidualState:
@@ -140,7 +145,7 @@ class DecoderModel(nn.Module):
         return list(self.model.layers)  # type: ignore[arg-type]  # ModuleList is untyped
 
     @property
-    def attention_layers(self) -> list[Attention]:
+    def attention_layers(self) -> list[AttentionBlock]:
         """What the page pool and attention backends must know of each layer, in order."""
         return [layer.self_attn for layer in self.layers]
 

@@ -12,6 +12,8 @@ from mini_infer_engine.config.model_config import ModelConfig
 from mini_infer_engine.models.decoder import DecoderModel
 
 MODELS = {
+    "DeepseekV2ForCausalLM": "deepseek_v2",
+    "DeepseekV3ForCausalLM": "deepseek_v3",
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3",
     "GraniteForCausalLM": "granite",

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mini_infer_engine.config.model_config import Activation
 from mini_infer_engine.kernels.gemm.gemm_config import DeferredRMSNorm
-from mini_infer_engine.layers.attention import Attention
+from mini_infer_engine.layers.attention import AttentionBlock
 from mini_infer_engine.layers.linear import Linear
 from mini_infer_engine.layers.moe import SparseMoE
 from mini_infer_engine.layers.norm import RMSNorm
@@ -37,11 +37,11 @@ class AttentionPass(Protocol):
     logits_indices: Tensor | None
     """[rows] int64: the tokens whose logits are asked for; None: all tokens of the pass."""
 
-    def attend(self, qkv: Tensor, layer: Attention) -> Tensor:
-        """Normalise and rotate q and k, write k and v into the page pool, attend: [tokens, heads * head_dim].
+    def attend(self, qkv: Tensor, layer: AttentionBlock) -> Tensor:
+        """Normalise and rotate q and k, write what is cached into the page pool, attend: [tokens, out_width].
 
-        qkv is [tokens, (heads + 2 * kv_heads) * head_dim], q then k then v, and may be overwritten. The last layer
-        returns [rows of logits_indices, heads * head_dim].
+        qkv is [tokens, (heads + 2 * kv_heads) * head_dim], q then k then v, and may be overwritten; of a layer with
+        latent attention what `LatentAttention` says. The last layer returns [rows of logits_indices, out_width].
         """
 
 

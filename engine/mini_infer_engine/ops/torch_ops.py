@@ -50,7 +50,7 @@ class TorchOps:
     def moe_add_norm(self, state: ResidualState, norm: RMSNorm, moe: SparseMoE, next_norm: RMSNorm) -> ResidualState:
         """See `Ops.moe_add_norm`: expert after expert, each over the tokens that chose it."""
         x = self.norm(state, norm)
-        weights, experts = route(moe.gate(x), moe.spec)
+        weights, experts = route(moe.gate(x), moe.spec, moe.correction)
         mixed = torch.zeros_like(x)
         for expert in sorted(set(experts.flatten().tolist())):
             tokens, choices = torch.where(experts == expert)
@@ -75,9 +75,30 @@ class TorchOps:
         return ResidualState(state.residual.add_(x))
 
 
-def route(logits: Tensor, spec: MoESpec) -> tuple[Tensor, Tensor]:
-    """Weights [tokens, top_k] in the logits' dtype and experts [tokens, top_k] int64, for logits [tokens, experts]."""
-    chosen, experts = logits.softmax(dim=-1, dtype=torch.float32).topk(spec.top_k, dim=-1)
+def route(logits: Tensor, spec: MoESpec, correction: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Weights in the logits' dtype and experts int64 of each token, for the router's logits [tokens, num_experts].
+
+    Both are [tokens, experts_per_token], the shared experts last.
+    """
+    wide = logits.float()
+    scores = wide.sigmoid() if spec.scoring == "sigmoid" else wide.softmax(dim=-1)
+    choosing = scores if correction is None else scores + correction
+    if spec.num_groups > 1:
+        choosing = _within_best_groups(choosing, spec)
+    experts = choosing.topk(spec.top_k, dim=-1).indices
+    chosen = scores.gather(-1, experts)
     if spec.normalizes_top_k:
         chosen = chosen / chosen.sum(dim=-1, keepdim=True)
-    return chosen.to(logits.dtype), experts
+    chosen = (chosen * spec.scale).to(logits.dtype)
+    if not spec.num_shared:
+        return chosen, experts
+    shared = torch.arange(spec.num_experts, spec.num_stacked, device=logits.device).expand(len(logits), -1)
+    return torch.cat((chosen, chosen.new_ones(shared.shape)), dim=-1), torch.cat((experts, shared), dim=-1)
+
+
+def _within_best_groups(choosing: Tensor, spec: MoESpec) -> Tensor:
+    """The same scores, of experts outside of the best groups minus infinity (DeepSeek-V2's device-limited routing)."""
+    groups = choosing.view(len(choosing), spec.num_groups, -1)
+    best = groups.topk(2, dim=-1).values.sum(-1) if spec.scoring == "sigmoid" else groups.amax(-1)
+    kept = torch.zeros_like(best, dtype=torch.bool).scatter_(-1, best.topk(spec.top_groups, dim=-1).indices, value=True)
+    return groups.masked_fill(~kept.unsqueeze(-1), float("-inf")).flatten(-2)

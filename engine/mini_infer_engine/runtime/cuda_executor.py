@@ -33,6 +33,7 @@ from mini_infer_engine.kernels.sampling.token_mask import apply_token_masks
 from mini_infer_engine.layers.moe import SparseMoE
 from mini_infer_engine.ops.base import ResidualState
 from mini_infer_engine.ops.triton_ops import TritonOps
+from mini_infer_engine.runtime.attention.backends import with_keys_and_values
 from mini_infer_engine.runtime.attention.triton_attention import TritonAttention
 from mini_infer_engine.runtime.cuda_graphs import (
     CapturedModel,
@@ -77,7 +78,8 @@ class CudaExecutor:
         self.ops = TritonOps(self.kernels)
         self.state = DeviceBatchState(settings.max_num_seqs, width, pool.null_page, device)
         longest = width * pool.spec.page_size
-        self.attention = TritonAttention(model.attention_layers, pool, longest, self.kernels, self.prefill_kernel())
+        layers = with_keys_and_values(model.attention_layers)
+        self.attention = TritonAttention(layers, pool, longest, self.kernels, self.prefill_kernel())
         buckets, prefills = decode_buckets(settings.max_num_seqs), self._prefill_sizes()
         most_rows = max((decodes + prefill_sequences(tokens) for tokens, decodes in prefills), default=0)
         self.sampling = CudaSampling(

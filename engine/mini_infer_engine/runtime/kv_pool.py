@@ -1,4 +1,4 @@
-"""The page pool: keys and values of every layer, in pages. It knows addresses, not sequences.
+"""The page pool: keys and values of every layer, or latents, in pages. It knows addresses, not sequences.
 
 All layers of a page lie together so that a page is one piece to copy, swap or send; a layer is read through strides.
 """
@@ -18,16 +18,17 @@ class KVPool:
         self.spec = spec
         self.num_pages = num_pages
         self.null_page = num_pages
-        sizes = (num_pages + 1, spec.num_layers, 2, spec.page_size, spec.num_kv_heads, spec.head_dim)
-        # [pages, layers, keys or values, page_size, kv_heads, head_dim]
+        sizes = (num_pages + 1, spec.num_layers, spec.entries, spec.page_size, spec.num_kv_heads, spec.head_dim)
+        # [pages, layers, keys or values (or one latent), page_size, kv_heads, head_dim]
         self.pages = zeros(sizes, spec.dtype, device)
         # The same in main memory, pinned for a GPU, for pages of preempted sequences.
         on_gpu = device.type == "cuda"
         self.host_pages = torch.empty((num_host_pages, *sizes[1:]), dtype=spec.dtype, pin_memory=on_gpu)
         self.tokens = self.pages.view(-1, spec.row_width)
-        self.half_pages = self.pages.view((num_pages + 1) * spec.num_layers * 2, -1)
+        self.half_pages = self.pages.view((num_pages + 1) * spec.num_layers * spec.entries, -1)
         self._scratch = self.half_pages[:0]
-        self._halves = torch.arange(spec.num_layers * 2, device=device).view(-1, 1, 2)  # keys, values of each layer
+        # Keys, values of each layer.
+        self._halves = torch.arange(spec.num_layers * spec.entries, device=device).view(-1, 1, spec.entries)
 
     def transfer(self, transfers: Transfers) -> None:
         """Queue what a pass needs moved, in the order that `Transfers` says; a copy's target may be a later source."""
@@ -40,26 +41,33 @@ class KVPool:
 
     def token_rows_of(self, pages: Tensor, offsets: Tensor) -> tuple[Tensor, ...]:
         """For each layer, rows of `tokens` for tokens at (page, offset): keys and values of the first, of ..."""
-        tokens_in_page = self.spec.num_layers * 2 * self.spec.page_size
+        tokens_in_page = self.spec.num_layers * self.spec.entries * self.spec.page_size
         rows = (pages * tokens_in_page + offsets).unsqueeze(1) + self._halves * self.spec.page_size
         return rows.flatten(1).unbind(0)
 
     def gather_rows(self, page_tables: Tensor) -> tuple[Tensor, ...]:
         """Rows of `half_pages` for each layer, keys first, for page ids of any shape, flattened."""
-        rows = page_tables.reshape(-1) * (2 * self.spec.num_layers) + self._halves.mT
+        rows = page_tables.reshape(-1) * (self.spec.entries * self.spec.num_layers) + self._halves.mT
         return rows.flatten(1).unbind(0)
 
     def gather(self, rows: Tensor, num_sequences: int) -> tuple[Tensor, Tensor]:
         """Keys and values of one layer for sequences of equally many pages, [sequences, tokens, kv_heads, head_dim].
 
-        They stand in memory that the next call overwrites: fresh memory for each layer costs a CPU more in page faults
-        than the copy itself.
+        They stand in memory that the next call overwrites.
         """
-        if self._scratch.shape[0] < rows.shape[0]:
-            self._scratch = self.half_pages.new_empty(rows.shape[0] * 5 // 4, self.half_pages.shape[1])
-        halves = torch.index_select(self.half_pages, 0, rows, out=self._scratch[: rows.shape[0]])
+        halves = self._gathered(rows)
         keys, values = halves.view(2, num_sequences, -1, self.spec.num_kv_heads, self.spec.head_dim).unbind(0)
         return keys, values
+
+    def gather_latents(self, rows: Tensor, num_sequences: int) -> Tensor:
+        """As `gather`, of a pool with one entry a token: [sequences, tokens, width]."""
+        return self._gathered(rows).view(num_sequences, -1, self.spec.row_width)
+
+    def _gathered(self, rows: Tensor) -> Tensor:
+        """Half pages in scratch memory: fresh memory for each layer costs a CPU more in page faults than the copy."""
+        if self._scratch.shape[0] < rows.shape[0]:
+            self._scratch = self.half_pages.new_empty(rows.shape[0] * 5 // 4, self.half_pages.shape[1])
+        return torch.index_select(self.half_pages, 0, rows, out=self._scratch[: rows.shape[0]])
 
 
 def zeros(sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

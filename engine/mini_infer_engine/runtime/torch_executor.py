@@ -12,7 +12,7 @@ from mini_infer_engine.core.request import Request
 from mini_infer_engine.core.result import PassResult
 from mini_infer_engine.ops.base import ResidualState
 from mini_infer_engine.ops.torch_ops import TorchOps
-from mini_infer_engine.runtime.attention.torch_reference import TorchAttention
+from mini_infer_engine.runtime.attention.backends import torch_backend
 from mini_infer_engine.runtime.embeddings import Embeddings, wants_embeddings
 from mini_infer_engine.runtime.inputs import PassInputs, build_inputs
 from mini_infer_engine.runtime.kv_pool import KVPool
@@ -75,7 +75,7 @@ class TorchExecutor:
     def __init__(self, worker: ModelWorker, pool: KVPool, settings: EngineSettings) -> None:
         self.worker, self.pool = worker, pool
         self.ops = TorchOps()
-        self.attention = TorchAttention(worker.model.attention_layers, pool)
+        self.attention = torch_backend(worker.model.attention_layers, pool)
         self.last_tokens = torch.zeros(settings.max_num_seqs, dtype=torch.int64, device=worker.device)
         self.penalties = Penalties(settings.max_num_seqs, worker.config.vocab_size, worker.device)
 

@@ -14,6 +14,8 @@ from mini_infer_engine.core.batch import Batch
 from mini_infer_engine.models.decoder import DecoderModel
 from mini_infer_engine.models.registry import MODELS, model_class, read_config
 from tests.support.tiny_models import (
+    DEEPSEEK,
+    DEEPSEEK_YARN,
     GRANITE,
     GREEDY,
     LONGROPE,
@@ -137,6 +139,15 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm3-window": (
         "smollm3",
         {"no_rope_layers": [1, 0, 1], "use_sliding_window": True, "sliding_window": 14, "tie_word_embeddings": False},
+    ),
+    "deepseek-v2-lite": ("deepseek_v2", DEEPSEEK),
+    "deepseek-v2": ("deepseek_v2", DEEPSEEK_YARN),
+    "deepseek-v2-dense": ("deepseek_v2", DEEPSEEK | {"first_k_dense_replace": 3}),
+    "deepseek-v3": ("deepseek_v3", {k: v for k, v in DEEPSEEK_YARN.items() if k != "topk_method"}),
+    "deepseek-v3-halves": (
+        "deepseek_v3",
+        {k: v for k, v in DEEPSEEK.items() if k != "topk_method"}
+        | {"n_group": 1, "topk_group": 1, "rope_interleave": False},
     ),
     **{f"llama-{name}": ("llama", {"rope_parameters": rope}) for name, rope in ROPES.items()},
 }

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from mini_infer_engine.layers.attention import Attention
+from mini_infer_engine.layers.attention import Attention, AttentionBlock
 from mini_infer_engine.layers.norm import rms_norm
 from mini_infer_engine.layers.rotary import Rotary, rotate_
 from mini_infer_engine.runtime.attention.masks import additive, decode_masks
@@ -22,7 +22,7 @@ from mini_infer_engine.runtime.kv_pool import KVPool
 class TorchAttention:
     """scaled_dot_product_attention over gathered pages; fp32 decodes on a CPU read a copy that follows them instead."""
 
-    def __init__(self, layers: Sequence[Attention], pool: KVPool) -> None:
+    def __init__(self, layers: Sequence[AttentionBlock], pool: KVPool) -> None:
         self.pool = pool
         self.windows = {layer.sliding_window for layer in layers}
         copies = pool.pages.device.type == "cpu" and pool.spec.dtype == torch.float32
@@ -50,8 +50,9 @@ class TorchAttentionPass:
         self._positions = inputs.positions
         self._rotations: dict[Rotary, tuple[Tensor, Tensor]] = {}
 
-    def attend(self, qkv: Tensor, layer: Attention) -> Tensor:
+    def attend(self, qkv: Tensor, layer: AttentionBlock) -> Tensor:
         """See `AttentionPass.attend`."""
+        assert isinstance(layer, Attention), "this backend has keys and values"
         q, kv = self._rotated(qkv, layer)
         mixed = self.attend_rotated(q, kv, layer)
         if layer.is_last and self.logits_indices is not None:

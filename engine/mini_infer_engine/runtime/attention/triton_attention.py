@@ -15,7 +15,7 @@ from mini_infer_engine.kernels.attention.prefill_attention import prefill_attent
 from mini_infer_engine.kernels.attention.prefill_rows import PrefillRows
 from mini_infer_engine.kernels.attention.rope_kv import Rotation, rope_kv
 from mini_infer_engine.kernels.context import KernelContext
-from mini_infer_engine.layers.attention import Attention
+from mini_infer_engine.layers.attention import Attention, AttentionBlock
 from mini_infer_engine.runtime.inputs import PassInputs
 from mini_infer_engine.runtime.kv_pool import KVPool
 
@@ -32,7 +32,7 @@ class TritonAttentionPass:
     """Of the last layer: keys and values of all tokens, attention of those at `logits_indices` alone."""
     logits_indices: Tensor | None
 
-    def attend(self, qkv: Tensor, layer: Attention) -> Tensor:
+    def attend(self, qkv: Tensor, layer: AttentionBlock) -> Tensor:
         """See `AttentionPass.attend`."""
         is_selected = layer.is_last and self.logits_indices is not None
         return (self.selected if is_selected else self.every_token)(qkv, layer)
@@ -159,7 +159,7 @@ def decodes_before_prefill(prefill: Attend, decode: Attend, num_decodes: int) ->
     Decode rows are written last: the prefill kernels may leave anything in rows that are not theirs.
     """
 
-    def attend(qkv: Tensor, layer: Attention) -> Tensor:
+    def attend(qkv: Tensor, layer: AttentionBlock) -> Tensor:
         mixed = prefill(qkv, layer)
         decode(qkv[:num_decodes], layer, mixed[:num_decodes])
         return mixed
@@ -174,8 +174,8 @@ def _side_by_side(decode: Attend | None, prefill: Attend | None, decodes: int, t
         assert attend is not None, "a pass has rows"
         return attend
 
-    def attend_both(qkv: Tensor, layer: Attention) -> Tensor:
-        mixed = qkv.new_empty((tokens, layer.num_heads * layer.head_dim))
+    def attend_both(qkv: Tensor, layer: AttentionBlock) -> Tensor:
+        mixed = qkv.new_empty((tokens, layer.out_width))
         decode(qkv[:decodes], layer, mixed[:decodes])
         prefill(qkv[decodes:], layer, mixed[decodes:])
         return mixed

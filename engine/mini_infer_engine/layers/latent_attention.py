@@ -1,0 +1,77 @@
+"""Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434) as data: what is cached of a token is one latent vector.
+
+From the latent, `kv_b_proj` makes keys and values of all heads. A prompt's are made from it (decompressed); for single
+new tokens the two halves of that product move to the queries and to the output instead (absorbed), so that attention
+reads latents alone. Backends compute both.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mini_infer_engine.config.model_config import ModelConfig
+from mini_infer_engine.layers.attention import AttentionBlock
+from mini_infer_engine.layers.linear import UNQUANTIZED, Linear, PackedLinear
+from mini_infer_engine.layers.norm import RMSNorm
+
+_EPS = 1e-6
+"""Of the norms within the block, whatever the model's other norms have (transformers' modeling_deepseek_v2)."""
+
+
+@dataclass(frozen=True, slots=True)
+class LatentSpec:
+    """Widths of one block."""
+
+    q_rank: int | None
+    """Of the latent that queries are made from; None: they are made from the hidden state."""
+    kv_rank: int
+    """Of the latent that keys and values are made from."""
+    nope_dim: int
+    """Of a head's queries and keys, the dimensions that are not rotated."""
+    rope_dim: int
+    """Those that are; their keys are the same for all heads, and cached beside the latent."""
+    value_dim: int
+    """Of a head's values."""
+    interleaved: bool
+    """Whether a rotated pair is (2i, 2i + 1), not (i, i + rope_dim / 2)."""
+
+    @property
+    def qk_dim(self) -> int:
+        """Of a head's queries and keys."""
+        return self.nope_dim + self.rope_dim
+
+    @property
+    def latent_width(self) -> int:
+        """What is cached of a token in a layer: the latent after its norm, and the rotated key."""
+        return self.kv_rank + self.rope_dim
+
+
+class LatentAttention(AttentionBlock):
+    """`AttentionPass.attend` reads [tokens, heads * qk_dim + latent_width]: queries, then latent and key before norm
+    and rotation.
+    """
+
+    def __init__(self, config: ModelConfig, layer: int, spec: LatentSpec) -> None:
+        super().__init__(config, layer, value_dim=spec.value_dim)
+        self.spec = spec
+        self.q_width = config.num_heads * spec.qk_dim
+        first = {"q_proj": self.q_width} if spec.q_rank is None else {"q_a_proj": spec.q_rank}
+        self.a_proj: Linear = PackedLinear(config.hidden_size, first | {"kv_a_proj_with_mqa": spec.latent_width})
+        self.q_a_layernorm = None if spec.q_rank is None else RMSNorm(spec.q_rank, _EPS)
+        self.q_b_proj = None if spec.q_rank is None else Linear(spec.q_rank, self.q_width)
+        self.kv_a_layernorm = RMSNorm(spec.kv_rank, _EPS)
+        self.kv_b_proj = Linear(spec.kv_rank, config.num_heads * (spec.nope_dim + spec.value_dim))
+        self.key_up = self.value_up = torch.empty(0)  # [heads, nope_dim or value_dim, kv_rank], see finish_loading
+
+    def finish_loading(self) -> None:
+        """The two halves of `kv_b_proj`, in the model's dtype whatever form its weight is stored in."""
+        linear, spec = self.kv_b_proj, self.spec
+        if linear.method is UNQUANTIZED and linear.weight.numel():
+            weight: Tensor = linear.weight.detach()
+        else:  # stored in another form or order: what it makes of the unit vectors
+            norm = self.kv_a_layernorm.weight
+            units = torch.eye(spec.kv_rank, dtype=norm.dtype, device=norm.device)
+            weight = linear(units).t().contiguous()
+        halves = weight.view(self.num_heads, spec.nope_dim + spec.value_dim, spec.kv_rank)
+        self.key_up, self.value_up = halves[:, : spec.nope_dim], halves[:, spec.nope_dim :]

@@ -1,0 +1,28 @@
+"""DeepSeek-V3: V2's decoder, whose router scores experts by sigmoid and chooses them with a correction."""
+
+from mini_infer_engine.config.fields import Fields
+from mini_infer_engine.config.model_config import ModelConfig
+from mini_infer_engine.models.deepseek_v2 import DeepseekV2ForCausalLM, moe_spec, parse_deepseek
+from mini_infer_engine.models.sparse_decoder import refuse_quantized_experts
+
+
+class DeepseekV3ForCausalLM(DeepseekV2ForCausalLM):
+    """DeepSeek-V3 and R1 (DeepSeek-AI 2024, arXiv 2412.19437), without multi-token prediction."""
+
+    @classmethod
+    def parse_config(cls, fields: Fields, architecture: str, eos_token_ids: tuple[int, ...]) -> ModelConfig:
+        """Defaults are transformers'."""
+        refuse_quantized_experts(fields)
+        if fields.values.get("topk_method") not in (None, "noaux_tc"):
+            raise fields.refuse("topk_method", "only noaux_tc is supported for this architecture.")
+        if fields.values.get("scoring_func") not in (None, "sigmoid"):
+            raise fields.refuse("scoring_func", "only sigmoid is supported for this architecture.")
+        normalizes = fields.boolean("norm_topk_prob", True)
+        moe = moe_spec(fields, in_groups=True, normalizes=normalizes, scoring="sigmoid", has_correction=True)
+        interleaved = fields.boolean("rope_interleave", True)
+        return parse_deepseek(fields, architecture, eos_token_ids, moe, interleaved=interleaved)
+
+    def is_unused(self, checkpoint_name: str) -> bool:
+        """See `DecoderModel.is_unused`; the layers that predict further tokens stand behind the others."""
+        predicts_further = checkpoint_name.startswith(f"model.layers.{self.config.num_layers}.")
+        return predicts_further or super().is_unused(checkpoint_name)

@@ -1,0 +1,36 @@
+"""Which backend computes a model's kind of attention: the one place that knows all of them but their work."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from mini_infer_engine.config.errors import ModelError
+from mini_infer_engine.layers.attention import Attention, AttentionBlock
+from mini_infer_engine.layers.latent_attention import LatentAttention
+from mini_infer_engine.ops.base import AttentionPass
+from mini_infer_engine.runtime.attention.torch_latent import TorchLatentAttention
+from mini_infer_engine.runtime.attention.torch_reference import TorchAttention
+from mini_infer_engine.runtime.inputs import PassInputs
+from mini_infer_engine.runtime.kv_pool import KVPool
+
+
+class TorchBackend(Protocol):
+    """Attention in plain torch over one page pool."""
+
+    def prepare(self, inputs: PassInputs, logits_indices: Tensor | None) -> AttentionPass:
+        """One pass; `logits_indices` [rows] are the tokens whose logits are asked for, None: all."""
+
+
+def torch_backend(layers: Sequence[AttentionBlock], pool: KVPool) -> TorchBackend:
+    """For layers of one kind."""
+    latent = [layer for layer in layers if isinstance(layer, LatentAttention)]
+    return TorchLatentAttention(latent, pool) if latent else TorchAttention(layers, pool)
+
+
+def with_keys_and_values(layers: Sequence[AttentionBlock]) -> list[Attention]:
+    """The layers as our kernels want them. ModelError: they have latent attention."""
+    found = [layer for layer in layers if isinstance(layer, Attention)]
+    if len(found) < len(layers):
+        raise ModelError("latent attention has no kernels here: choose --attention-backend torch.")
+    return found
