@@ -109,6 +109,9 @@ def save_tiny_model(directory: Path, architecture: str, *, shard_size: str = "1G
         for name, parameter in model.named_parameters():
             if "norm" in name or name.endswith("bias"):
                 parameter.uniform_(0.5, 1.5)  # transformers' ones and zeros would hide that they are not loaded
+        for name, buffer in model.named_buffers():
+            if name.endswith("correction_bias"):
+                buffer.uniform_(-0.3, 0.3)
     model.save_pretrained(directory, max_shard_size=shard_size)
     return model
 

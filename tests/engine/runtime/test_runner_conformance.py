@@ -20,7 +20,7 @@ from mini_infer_engine.runtime.model_runner import load_runner
 from mini_infer_engine.structured.matcher import mask_of
 from tests.gpu.device import GPU_ONLY
 from tests.support.fake_runner import EOS, VOCABULARY, FakeRunner
-from tests.support.tiny_models import sampled, save_tiny_model
+from tests.support.tiny_models import DEEPSEEK, sampled, save_tiny_model
 
 GREEDY = SamplingParams(temperature=0.0)
 MAX_MODEL_LEN = 160
@@ -75,8 +75,21 @@ def eager_on_gpu(folder: Path) -> Subject:
     return tiny(folder, device="cuda", enforce_eager=True, kv_cache_memory=1 << 28)
 
 
+def latent_on_cpu(folder: Path) -> Subject:
+    return latent(folder, device="cpu", kv_cache_memory=16_000_000)
+
+
+def latent(folder: Path, **settings: object) -> Subject:
+    save_tiny_model(folder, "deepseek_v2", **DEEPSEEK)
+    return load_tiny(folder, **settings)
+
+
 def tiny(folder: Path, **settings: object) -> Subject:
     save_tiny_model(folder, "qwen3", head_dim=64)
+    return load_tiny(folder, **settings)
+
+
+def load_tiny(folder: Path, **settings: object) -> Subject:
     common = {"model": str(folder), "dtype": "float32", "max_num_seqs": NUM_SLOTS, "max_model_len": 512}
     runner = load_runner(EngineSettings(**(common | settings)))  # type: ignore[arg-type]  # names come as text
     return Subject(runner, runner.config.vocab_size, runner.config.eos_token_ids)
@@ -88,6 +101,7 @@ def tiny(folder: Path, **settings: object) -> Subject:
         fake,
         scripted,
         torch_on_cpu,
+        latent_on_cpu,
         *(pytest.param(make, marks=GPU_ONLY) for make in (torch_on_gpu, graphs_on_gpu, eager_on_gpu)),
     ],
 )
