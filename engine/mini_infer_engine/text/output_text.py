@@ -1,4 +1,4 @@
-"""One sequence on the text side: outputs of the core in, pieces of text and the end out. Knows neither HTTP nor ZMQ.
+"""One sequence on the text side: outputs of the core in, deltas and the end out. Knows neither HTTP nor ZMQ.
 
 Stop strings are found here, so a reply may be finished while the core still works: `wants_abort` says so. Where the
 request has a parser, text is also told as its parts: thinking, answer, calls of tools.
@@ -75,6 +75,8 @@ class OutputText:
             Detokenizer(decoder, sampling.skip_special_tokens) if decoder is not None and sampling.detokenize else None
         )
         self._stops = StopStrings(sampling.stop, sampling.include_stop_str_in_output)
+        self._repetition = sampling.repetition_detection
+        self._searches_text = parser is not None or bool(sampling.stop)
         self.resumed: Delta | None = None
         """What another engine has told of it already, for a renderer that must know where it goes on."""
         if request.resumed_token_ids:
@@ -94,29 +96,35 @@ class OutputText:
         if output.num_cached_tokens:
             self.num_cached_tokens = output.num_cached_tokens
         is_repetition = False
-        if self.request.sampling.repetition_detection is not None:
-            output, is_repetition = self._until_repetition(output, self.request.sampling.repetition_detection)
-        piece = self._push_tokens(output)
-        if is_repetition and self.finish_reason is None:
-            self.wants_abort = True
-        if self.finish_reason is None and output.finish_reason is not None:
-            self.finish_reason, self.error = output.finish_reason, output.error
-            self.stop_reason = REPETITION if is_repetition else output.stop_reason
-            self.is_refused = output.is_refusal
-            self.embedding = output.embedding
-            self.cumulative_logprob, self.beam_score = output.cumulative_logprob, output.beam_score
-            self.queue_time_s = output.queue_time_s
-        if piece.text:
-            self._pieces.append(piece.text)
-        self.token_ids += piece.token_ids
+        if self._repetition is not None:
+            output, is_repetition = self._until_repetition(output, self._repetition)
+        delta = self._push_tokens(output)
+        if output.finish_reason is not None and self.finish_reason is None:
+            self._take_end(output, is_repetition=is_repetition)
+        if delta.text:
+            self._pieces.append(delta.text)
+        self.token_ids += delta.token_ids
         if self.parsed is not None:
-            self._end_parsing(self.parsed, piece)
-        piece.logprobs = output.logprobs[: len(piece.token_ids)]
-        piece.prompt_logprobs = output.prompt_logprobs
-        self.logprobs += piece.logprobs
-        self.prompt_logprobs += piece.prompt_logprobs
-        piece.finish_reason, piece.stop_reason = self.finish_reason, self.stop_reason
-        return piece
+            self._end_parsing(self.parsed, delta)
+        if output.logprobs:
+            delta.logprobs = output.logprobs[: len(delta.token_ids)]
+            self.logprobs += delta.logprobs
+        if output.prompt_logprobs:
+            delta.prompt_logprobs = output.prompt_logprobs
+            self.prompt_logprobs += output.prompt_logprobs
+        if self.finish_reason is not None:
+            delta.finish_reason, delta.stop_reason = self.finish_reason, self.stop_reason
+        return delta
+
+    def _take_end(self, output: Output, *, is_repetition: bool) -> None:
+        """This output is the core's last, and nothing in the text has ended it before."""
+        self.finish_reason, self.error = output.finish_reason, output.error
+        self.stop_reason = REPETITION if is_repetition else output.stop_reason
+        self.wants_abort = is_repetition
+        self.is_refused = output.is_refusal
+        self.embedding = output.embedding
+        self.cumulative_logprob, self.beam_score = output.cumulative_logprob, output.beam_score
+        self.queue_time_s = output.queue_time_s
 
     def _until_repetition(self, output: Output, params: RepetitionDetectionParams) -> tuple[Output, bool]:
         """The output up to where it repeats itself, with that as its end, and whether it does."""
@@ -131,6 +139,8 @@ class OutputText:
         detokenizer, sampling = self._detokenizer, self.request.sampling
         if detokenizer is None:
             return Delta("", output.token_ids)
+        if output.finish_reason is None and not self._searches_text:
+            return Delta("".join([detokenizer.push(token_id) for token_id in output.token_ids]), output.token_ids)
         text, parts = "", list[Part]()
         shown = output.token_ids
         if output.finish_reason == "stop" and not (sampling.include_stop_str_in_output or output.ends_in_text):
@@ -164,10 +174,10 @@ class OutputText:
             parsed.reasoning_tokens += 1
         return parts
 
-    def _end_parsing(self, parsed: ParsedOutput, piece: Delta) -> None:
+    def _end_parsing(self, parsed: ParsedOutput, delta: Delta) -> None:
         if self.finish_reason is not None and self._parser is not None:
-            piece.parts = piece.parts + self._parser.finish()
-        parsed.add(piece.parts)
+            delta.parts = [*delta.parts, *self._parser.finish()]
+        parsed.add(delta.parts)
         if self.finish_reason == "stop" and parsed.tool_calls:
             self.finish_reason = "tool_calls"
 
