@@ -117,7 +117,7 @@ class OutputText:
         return delta
 
     def _take_end(self, output: Output, *, is_repetition: bool) -> None:
-        """This output is the core's last, and nothing in the text has ended it before."""
+        """End with the core's last output: nothing in the text has ended it before."""
         self.finish_reason, self.error = output.finish_reason, output.error
         self.stop_reason = REPETITION if is_repetition else output.stop_reason
         self.wants_abort = is_repetition
