@@ -410,6 +410,44 @@ GATEWAYS = Dashboard(
             ),
         ),
         (
+            "Prefill and decode apart",
+            (
+                Panel(
+                    "Where prompts are computed",
+                    (
+                        (
+                            "{{placement}}: {{reason}}",
+                            rate("mini_infer_gateway_prefill_placements_total", GATEWAY, "placement, reason"),
+                        ),
+                    ),
+                    "ops",
+                    stack=True,
+                    description="Of services with prefill engines, or with engines that fetch from each other.",
+                ),
+                Panel(
+                    "First byte of what is computed apart",
+                    (
+                        (
+                            "{{kind}}, mean",
+                            ratio(
+                                "mini_infer_gateway_first_token_apart_seconds_sum",
+                                "mini_infer_gateway_first_token_apart_seconds_count",
+                                GATEWAY,
+                                "kind",
+                            ),
+                        ),
+                    ),
+                    "s",
+                    description="Expected when it was sent, and as it came.",
+                ),
+                Panel(
+                    "Apart from so many tokens on",
+                    (("{{model}}", f"max by (model) (mini_infer_gateway_prefill_break_even_tokens{{{GATEWAY}}})"),),
+                    description="Uncached prompt tokens, at the latest decision.",
+                ),
+            ),
+        ),
+        (
             "Cost of the gateway",
             (
                 Panel(

@@ -30,6 +30,7 @@ from mini_infer_gateway.fleet.backlog import Backlog
 from mini_infer_gateway.fleet.load import LoadLedger
 from mini_infer_gateway.fleet.prefill_rates import PrefillRates
 from mini_infer_gateway.fleet.registry import Fleet
+from mini_infer_gateway.fleet.transfer_rates import TransferRates
 from mini_infer_gateway.http.asgi import Sender, send_bytes, send_error, send_json, websocket_denial
 from mini_infer_gateway.http.upstream import Upstream
 from mini_infer_gateway.index.prefix_index import PrefixIndex
@@ -40,6 +41,7 @@ from mini_infer_gateway.paths import CHAT_PATH, ENGINE_PATHS
 from mini_infer_gateway.pipeline.generate import FACTS, INTERNAL_ERROR, Generate
 from mini_infer_gateway.pipeline.responses import Responses
 from mini_infer_gateway.prompts.tokenizers import Tokenizers
+from mini_infer_gateway.routing.pairing import Pairing
 from mini_infer_gateway.routing.policies import build_router
 from mini_infer_gateway.settings import GatewaySettings
 
@@ -89,7 +91,7 @@ class Gateway:
             segments_bytes=shares.segments_bytes,
             on_change=self._share_out,
         )
-        self.rates, self.backlog = PrefillRates(), Backlog()
+        self.rates, self.transfers, self.backlog = PrefillRates(), TransferRates(), Backlog()
         self.router = build_router(
             settings.routing,
             self.index,
@@ -97,6 +99,7 @@ class Gateway:
             Random(settings.seed),
             rates=self.rates,
             backlog=self.backlog,
+            pairing=Pairing(self.transfers, settings.max_local_prefill_tokens),
         )
         self.fleet = Fleet(settings, self.index, self.ledger, self.tokenizers, self.upstream, self.metrics, self._clock)
         bodies = BodyBudget(shares.bodies_bytes)
@@ -109,6 +112,7 @@ class Gateway:
             self.ledger,
             self.backlog,
             self.rates,
+            self.transfers,
             self.upstream,
             self.metrics,
             self._clock,

@@ -89,6 +89,14 @@ def parse(arguments: Sequence[str] | None = None) -> GatewaySettings:
     _add_key_flags(parser)
     _add_cors_flags(parser)
     _add_tls_flags(parser)
+    parser.add_argument(
+        "--max-local-prefill-tokens",
+        type=int,
+        metavar="N",
+        help="where there are prefill engines: a prompt of which the decode engine lacks more tokens than this is "
+        "computed by one of them, any other by the decode engine itself; 0: all go to a prefill engine (default: "
+        "whatever takes less time, by measured rates, queues and how many requests decode there)",
+    )
     parser.add_argument("--seed", type=int, help="makes ties repeatable")
     parser.add_argument("--log-level", choices=LOG_LEVELS, default=defaults.log_level, help="(default: %(default)s)")
     parser.add_argument(

@@ -3,11 +3,13 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from math import inf
 from typing import Any, TypeVar
 
 from prometheus_client import (
     CollectorRegistry,
     Counter,
+    Gauge,
     GCCollector,
     Histogram,
     PlatformCollector,
@@ -18,13 +20,17 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from mini_infer_contract import metrics as names
+from mini_infer_gateway.routing.base import PrefillReason
 
-Labelled = TypeVar("Labelled", Counter, Histogram)
+Labelled = TypeVar("Labelled", Counter, Gauge, Histogram)
 
 TTFB_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 DURATION_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 QUEUE_BUCKETS_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 OVERHEAD_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5)
+
+PLACEMENTS: Mapping[PrefillReason, str] = {"cheaper": "apart", "forced": "apart", "fetch": "fetched"}
+"""All other reasons: local."""
 
 
 class Outcome(Enum):
@@ -95,6 +101,25 @@ class Metrics:
         )
         self._decisions = Counter(
             names.GATEWAY_ROUTING_DECISIONS, "Routing decisions.", [names.LABEL_REASON], registry=registry
+        )
+        self._prefill_placements = Counter(
+            names.GATEWAY_PREFILL_PLACEMENTS,
+            "Where prompts were computed, where there was a choice.",
+            [*model, names.LABEL_PLACEMENT, names.LABEL_REASON],
+            registry=registry,
+        )
+        self._break_even = Gauge(
+            names.GATEWAY_BREAK_EVEN_TOKENS,
+            "Uncached prompt tokens from which on a prompt goes apart.",
+            model,
+            registry=registry,
+        )
+        self._first_token_apart = Histogram(
+            names.GATEWAY_FIRST_TOKEN_APART,
+            "To the first byte of a stream whose prompt was computed apart.",
+            [names.LABEL_KIND],
+            buckets=TTFB_BUCKETS_S,
+            registry=registry,
         )
         self._prompt_tokens = Counter(
             names.GATEWAY_PROMPT_TOKENS, "Prompt tokens of routed requests.", model, registry=registry
@@ -179,6 +204,18 @@ class Metrics:
     def decided(self, reason: str) -> None:
         """An endpoint was chosen; a retry is another decision."""
         self._child(self._decisions, reason).inc()
+
+    def prefill_placed(self, model: str, reason: PrefillReason, break_even_tokens: float) -> None:
+        """It was decided who computes a prompt; an empty reason: there was nobody to choose of."""
+        if reason:
+            self._child(self._prefill_placements, model, PLACEMENTS.get(reason, "local"), reason).inc()
+        if break_even_tokens < inf:
+            self._child(self._break_even, model).set(break_even_tokens)
+
+    def first_token_apart(self, expected_s: float, actual_s: float) -> None:
+        """The first byte came of a stream whose prompt another engine computed."""
+        self._child(self._first_token_apart, "expected").observe(expected_s)
+        self._child(self._first_token_apart, "actual").observe(actual_s)
 
     def overhead(self, seconds: float) -> None:
         """A request is about to go out for the first time."""

@@ -26,6 +26,8 @@ class GatewaySettings:
     kubeconfig: str | None = None
     """None: the pod's own service account, or else the usual places."""
     routing: Policy = "prefix"
+    max_local_prefill_tokens: int | None = None
+    """Uncached prompt tokens that a decode engine computes itself beside prefill engines; None: learned."""
     seed: int | None = None
     """For ties; None: different in every process, so that replicas do not march in step."""
     log_level: str = "info"

@@ -17,9 +17,14 @@ TARGET_LABELS = {"namespace", "pod"}
 NOT_SEEN_HERE = {
     "mini_infer_gateway_event_gaps_total": {"healed"},
     "mini_infer_gateway_queue_refused_total": {"model", "reason"},
+    "mini_infer_gateway_prefill_placements_total": {"model", "placement", "reason"},
+    "mini_infer_gateway_prefill_break_even_tokens": {"model"},
+    "mini_infer_gateway_first_token_apart_seconds_sum": {"kind"},
+    "mini_infer_gateway_first_token_apart_seconds_count": {"kind"},
     "mini_infer_operator_reconcile_errors_total": {"reason"},
 }
-"""Metrics that are declared and have no value where nothing was lost, with the labels that they would have."""
+"""Metrics that are declared and have no value where nothing was lost and no engine computes for another, with the
+labels that they would have."""
 
 Exported = dict[str, set[str]]
 """Labels by the name of a series."""
@@ -79,7 +84,7 @@ def exported_by(expositions: Iterable[str]) -> Exported:
             for sample in family.samples:
                 found.setdefault(sample.name, set()).update(sample.labels)
         for name, labels in NOT_SEEN_HERE.items():
-            if name.removesuffix("_total") in declared:
+            if re.sub("_(total|sum|count)$", "", name) in declared:
                 found.setdefault(name, set()).update(labels)
     for name, expression in recorded().items():
         found[name] = set(reads(expression).labels) - {"le", "outcome"}

@@ -76,6 +76,7 @@ class FakeEngine:
         self.hang = False
         self.tls: ssl.SSLContext | None = None
         self.max_model_len: int | None = None
+        self.role, self.transfer, self.revision = "unified", "", ""
         self.die_after: int | None = None
         self.bodies: list[bytes] = []
         self.headers: list[dict[str, str]] = []
@@ -155,6 +156,9 @@ class FakeEngine:
             model=self.model,
             events=f"tcp://127.0.0.1:{self.events_port}" if self.publishes else "",
             replay=f"tcp://127.0.0.1:{self.replay_port}" if self.publishes else "",
+            role=self.role,
+            transfer=self.transfer,
+            revision=self.revision,
         )
 
     async def publish(self, events: list[KVEvent], lost: bool = False) -> None:
@@ -165,10 +169,10 @@ class FakeEngine:
             await self._publisher.send_multipart([EVENTS_TOPIC, sequence_frame(self.sequence), payload])
         self.sequence += 1
 
-    async def report(self, running: int = 0, waiting: int = 0, queued_tokens: int = 0) -> None:
-        """Sends a load report."""
+    async def report(self, running: int = 0, waiting: int = 0, queued_tokens: int = 0, **told: Any) -> None:
+        """Sends a load report; `told`: its other fields."""
         accepted, self._arrived = self._arrived, []
-        report = LoadReport(0.0, running, waiting, queued_tokens, 0.0, accepted)
+        report = LoadReport(0.0, running, waiting, queued_tokens, 0.0, accepted, **told)
         await self._publisher.send_multipart([LOAD_TOPIC, sequence_frame(0), encode(report)])
 
     async def prefill(self, ids: list[int], lost: bool = False) -> int:

@@ -8,13 +8,18 @@ from mini_infer_contract.launch import EVENTS_PORT, HTTP_PORT, REPLAY_PORT, Endp
 from mini_infer_contract.resources import (
     ANNOTATION_MODEL,
     LABEL_DRAINING,
+    LABEL_GROUP,
     LABEL_REVISION,
     LABEL_ROLE,
     LABEL_SERVICE,
+    LABEL_WORKER_INDEX,
 )
 from mini_infer_gateway.endpoints.base import Listed
 
 DEFAULT_PORTS = {"http": HTTP_PORT, "events": EVENTS_PORT, "replay": REPLAY_PORT}
+
+"""Without names. The transfer port is only there where it is named: an engine that is unified does not listen on it."""
+LEADER_INDEX = "0"
 
 
 class Metadata(msgspec.Struct, rename="camel"):
@@ -75,12 +80,15 @@ def listed_from_manifest(manifest: dict[str, Any]) -> Listed | None:
 
 
 def listed_from_pod(pod: Pod) -> Listed | None:
-    """The pod's endpoint; None where it has none: no address yet, finished, or no model annotation.
+    """The pod's endpoint; None where it has none: no address yet, finished, no model annotation, a group's member.
 
-    How old its service is, and so which names it may answer to, is not the pod's to say.
+    Of the pods of a group over several nodes only the leader answers requests. How old its service is, and so which
+    names it may answer to, is not the pod's to say.
     """
     labels, annotations = pod.metadata.labels, pod.metadata.annotations
     model = annotations.get(ANNOTATION_MODEL, "")
+    if labels.get(LABEL_WORKER_INDEX, LEADER_INDEX) != LEADER_INDEX:
+        return None
     if not pod.status.pod_ip or pod.status.phase in ("Succeeded", "Failed") or not model:
         return None
     ports = {port.name: port.container_port for container in pod.spec.containers for port in container.ports}
@@ -98,6 +106,8 @@ def listed_from_pod(pod: Pod) -> Listed | None:
         revision=labels.get(LABEL_REVISION, ""),
         events=f"tcp://{host}:{ports['events']}" if "events" in ports else "",
         replay=f"tcp://{host}:{ports['replay']}" if "replay" in ports else "",
+        transfer=f"tcp://{host}:{ports['transfer']}" if "transfer" in ports else "",
+        group=labels.get(LABEL_GROUP, ""),
         draining=draining,
     )
     ready = any(condition.type == "Ready" and condition.status == "True" for condition in pod.status.conditions)

@@ -36,12 +36,13 @@ def read_endpoints(path: Path) -> list[Listed]:
     for endpoint in content.endpoints:
         try:
             address_of(endpoint.url)
-            for events in filter(None, (endpoint.events, endpoint.replay)):
+            for events in filter(None, (endpoint.events, endpoint.replay, endpoint.transfer)):
                 _check_zmq_address(events)
         except ValueError as error:
             raise EndpointsFileError(
                 f"endpoints file {path}: an address of {endpoint.name!r} is not usable: {error} (its url is "
-                f"{endpoint.url!r}, its events {endpoint.events!r}, its replay {endpoint.replay!r})"
+                f"{endpoint.url!r}, its events {endpoint.events!r}, its replay {endpoint.replay!r}, its "
+                f"transfer {endpoint.transfer!r})"
             ) from None
     return [Listed(endpoint, ready=not endpoint.draining) for endpoint in content.endpoints]
 
@@ -49,7 +50,7 @@ def read_endpoints(path: Path) -> list[Listed]:
 def _check_zmq_address(address: str) -> None:
     parts = urlsplit(address)
     if parts.scheme != "tcp" or not parts.hostname or parts.port is None:
-        raise ValueError("events and replay must be tcp://host:port")
+        raise ValueError("events, replay and transfer must be tcp://host:port")
 
 
 class StaticFile:

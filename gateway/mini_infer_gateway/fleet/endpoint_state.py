@@ -12,8 +12,8 @@ from typing import Protocol
 from mini_infer_contract.launch import Endpoint
 from mini_infer_gateway.fleet.breaker import Breaker
 from mini_infer_gateway.fleet.endpoint_subscriber import EndpointSubscriber
-from mini_infer_gateway.fleet.liveness import Signs
-from mini_infer_gateway.routing.base import Candidate, IndexKind
+from mini_infer_gateway.fleet.liveness import SILENT_S, Signs
+from mini_infer_gateway.routing.base import PREFILL, Candidate, IndexKind
 
 FIRST_BYTES_KEPT = 64
 RECENT_S = 60.0
@@ -69,6 +69,15 @@ class EndpointState:
         return "stale" if now_s < self.subscriber.stale_until_s else "approximate"
 
     @property
+    def role(self) -> str:
+        """Its own word counts: it may have switched since its source was written."""
+        return self.subscriber.role or self.endpoint.role
+
+    def is_reporting(self, now_s: float) -> bool:
+        """Its load reports come; nothing else shows that a prefill engine works, to which no client's request goes."""
+        return self.subscriber.report_s is not None and now_s - self.subscriber.report_s <= SILENT_S
+
+    @property
     def signs(self) -> Signs:
         """What liveness judges."""
         waiting_since_s = next(iter(self.waiting.values()), None)
@@ -84,6 +93,8 @@ class EndpointState:
             circuit_open=circuit_open or now_s < self.overloaded_until_s,
             index=self.index_kind(now_s),
             assets_revision=self.subscriber.assets_revision,
+            role=self.subscriber.role,
+            reporting=self.is_reporting(now_s),
         )
 
     def phase(self, now_s: float) -> str:
@@ -94,6 +105,8 @@ class EndpointState:
             return "starting"
         if not self.breaker.closed:
             return "broken"
+        if self.role == PREFILL and not self.is_reporting(now_s):
+            return "silent"
         return "overloaded" if now_s < self.overloaded_until_s else "ready"
 
     def overloaded(self, now_s: float, retry_after_s: float | None) -> None:

@@ -92,6 +92,8 @@ class EndpointSubscriber:
         """Between the sending and the arrival of the last event or load report, by two machines' clocks."""
         self.report_s: float | None = None
         """When the last load report came over the socket that is open now; None: none has."""
+        self.role = ""
+        """What it says that it is now, over the socket that is open; empty: it does not say."""
         self.asked = False
         """It has been asked how it tokenises, whatever it said."""
         self.assets_revision = ""
@@ -160,7 +162,7 @@ class EndpointSubscriber:
         if self.live:
             self.stale_until_s = self._clock() + self._stale_ttl_s
             self._index.mark_stale(self._endpoint.name, self.stale_until_s)
-        self.live, self.report_s = False, None
+        self.live, self.report_s, self.role = False, None, ""
         self._ledger.silence(self._endpoint.name)
         try:
             await self._upstream.fetch(self._endpoint.url, READY_PATH, ALIVE_TIMEOUT_S)
@@ -213,6 +215,7 @@ class EndpointSubscriber:
             await self._breathe()
             if topic == LOAD_TOPIC:
                 report = decode_load(payload)
+                self.role = report.role
                 self._ledger.report(self._endpoint.name, report)
                 self.report_s, self.lag_s = self._clock(), time.time() - report.ts
                 self._learn(Evidence.REPORT)

@@ -1,8 +1,9 @@
 """How many prompt tokens a second each endpoint computes while it has some to compute, learned from what it does.
 
-Two sources: the tokens that its queue lost between two load reports, and the time to the first byte of a long prompt
-where there are no reports. Endpoints of a fleet are mostly alike, so little evidence about one counts for little: its
-rate is that of all until its own observations outweigh them. Pure: times come with the observations.
+Three sources: what engines measured themselves and tell in load reports; where none does, the tokens that a queue lost
+between two of them; and the time to the first byte of a long prompt where there are no reports. Endpoints of a fleet
+are mostly alike, so little evidence about one counts for little: its rate is that of all until its own observations
+outweigh them. Pure: times come with the observations.
 """
 
 from collections.abc import Collection
@@ -44,13 +45,19 @@ class PrefillRates:
 
     def __init__(self) -> None:
         self._observed: dict[str, _Observed] = {}
+        self._told: dict[str, float] = {}
+        """Endpoint -> tokens a second, by its own measurement."""
+        self._mean_told = 0.0
         self._tokens, self._seconds = float(GUESS_TOKENS), GUESS_TOKENS / FIRST_GUESS
         """The first guess and all observations that are remembered."""
 
     def tokens_per_s(self, endpoint: str) -> float:
         """Of this endpoint if it differs from the others, else of all together."""
         rate = self._tokens / self._seconds
-        if own := self._observed.get(endpoint):
+        if self._told:
+            told = self._told.get(endpoint, self._mean_told)
+            rate = told if abs(told / self._mean_told - 1.0) > ALIKE else self._mean_told
+        elif own := self._observed.get(endpoint):
             own_rate = (own.tokens + FLEET_TOKENS) / (own.seconds + FLEET_TOKENS / rate)
             if abs(own_rate / rate - 1.0) > ALIKE:
                 rate = own_rate
@@ -58,6 +65,9 @@ class PrefillRates:
 
     def report(self, endpoint: str, report: LoadReport) -> None:
         """A load report. A queue loses tokens when their pass is launched, which is when the pass before has ended."""
+        if report.prefill_tokens_per_s > 0:
+            self._told[endpoint] = report.prefill_tokens_per_s
+            self._mean_told = sum(self._told.values()) / len(self._told)
         own = self._observed.setdefault(endpoint, _Observed())
         if own.launched:
             self._add(own, own.launched, report.ts - own.report_s)
@@ -71,6 +81,9 @@ class PrefillRates:
 
     def keep(self, endpoints: Collection[str]) -> None:
         """Forgets all others: they are gone."""
+        if self._told.keys() - endpoints:
+            self._told = {name: rate for name, rate in self._told.items() if name in endpoints}
+            self._mean_told = sum(self._told.values()) / max(1, len(self._told))
         for endpoint in self._observed.keys() - endpoints:
             own = self._observed.pop(endpoint)
             self._tokens, self._seconds = self._tokens - own.tokens, self._seconds - own.seconds

@@ -165,9 +165,9 @@ def no_endpoint(model: str, detail: str = "") -> ApiError:
     return ApiError(503, message, code="no_endpoint", headers={"retry-after": "1"})
 
 
-def _place(endpoint: Endpoint) -> tuple[str, str, str]:
+def _place(endpoint: Endpoint) -> tuple[str, str, str, str]:
     """What must stay the same for it to be the same process."""
-    return endpoint.url, endpoint.events, endpoint.replay
+    return endpoint.url, endpoint.events, endpoint.replay, endpoint.transfer
 
 
 def _complain(task: asyncio.Task[None]) -> None:

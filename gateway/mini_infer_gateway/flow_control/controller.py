@@ -16,6 +16,7 @@ from mini_infer_contract.events import LoadReport
 from mini_infer_gateway.fleet.backlog import Backlog, Order
 from mini_infer_gateway.fleet.load import InFlight, Load, LoadLedger
 from mini_infer_gateway.fleet.prefill_rates import PrefillRates
+from mini_infer_gateway.fleet.transfer_rates import TransferRates
 from mini_infer_gateway.flow_control.flow_queue import FlowQueue, QueuedRequest, QueueFullError
 from mini_infer_gateway.flow_control.wait_prediction import retry_after_s
 from mini_infer_gateway.metrics import Metrics
@@ -41,6 +42,8 @@ class Placement:
 
     decision: Decision
     flight: InFlight
+    prefill_flight: InFlight | None
+    """At the engine that computes its prompt, where that is another one."""
     prompt_tokens: int
     """As its tokenizer counts them; 0: not tokenised."""
     waited_s: float
@@ -76,13 +79,15 @@ class FlowController:
         ledger: LoadLedger,
         backlog: Backlog,
         rates: PrefillRates,
+        transfers: TransferRates,
         metrics: Metrics,
         guess: Callable[[RoutingRequest, Decision, float], int],
         clock: Callable[[], float],
     ) -> None:
         """`guess` counts a prompt as cached at the endpoint that it goes to, and returns its tokens."""
         self._settings, self._fleet, self._router, self._ledger = settings, fleet, router, ledger
-        self._backlog, self._rates, self._metrics, self._guess, self._clock = backlog, rates, metrics, guess, clock
+        self._backlog, self._rates, self._transfers = backlog, rates, transfers
+        self._metrics, self._guess, self._clock = metrics, guess, clock
         self._queue = FlowQueue(self, backlog, rates, settings.max_queue)
         self._numbers, self._turns = count(1), count()
         ledger.on_report = self.reported
@@ -145,18 +150,31 @@ class FlowController:
         """Its answer begins, so its prompt is computed, and, in a stream, not much more."""
         endpoint = placement.flight.endpoint
         placement.flight.answered = True
-        if is_stream and not self._ledger.load(endpoint).reported:
-            self._rates.observe(endpoint, placement.tokens_before_answer, self._clock() - placement.sent_s)
+        took_s = self._clock() - placement.sent_s
+        if placement.prefill_flight:
+            self._end_prefill(placement.prefill_flight)
+            if is_stream:
+                self._transfers.observe(placement.decision.first_token_s, took_s, self._clock())
+                self._metrics.first_token_apart(placement.decision.first_token_s, took_s)
+        elif is_stream and not self._ledger.load(endpoint).reported:
+            self._rates.observe(endpoint, placement.tokens_before_answer, took_s)
         self._pump(endpoint)
 
     def finish(self, placement: Placement) -> None:
         """It is over, however it ended."""
         self._ledger.finish(placement.flight)
+        if placement.prefill_flight:
+            self._end_prefill(placement.prefill_flight)
         self._pump(placement.flight.endpoint)
+
+    def _end_prefill(self, flight: InFlight) -> None:
+        self._ledger.finish(flight)
+        self._pump(flight.endpoint)
 
     def reported(self, endpoint: str, report: LoadReport) -> None:
         """An endpoint said how busy it is."""
         self._rates.report(endpoint, report)
+        self._transfers.report(endpoint, report)
         self._queue.report(endpoint, report.queued_tokens, self._clock())
 
     async def look(self, names: Callable[[], Sequence[str]]) -> None:
@@ -165,6 +183,7 @@ class FlowController:
             await asyncio.sleep(LOOK_EVERY_S)
             known = list(names())
             self._rates.keep(known)
+            self._transfers.keep(known)
             self._queue.keep(known)
             if self._backlog.depths():
                 self.look_once(known)
@@ -207,11 +226,14 @@ class FlowController:
         assert isinstance(entry, Waiter)
         assert entry.request is not None
         prompt_tokens = self._guess(entry.request, decision, now_s)
-        uncached = max(0, entry.request.prompt_tokens - decision.hit_tokens)
+        uncached = 0 if decision.prefill else max(0, entry.request.prompt_tokens - decision.hit_tokens)
         tokens = uncached + self._ledger.load(decision.decode.name).queued_tokens
-        flight = self._ledger.start(decision.decode.name, entry.request_id, uncached)
+        flight, prefill_flight = self._ledger.start(decision.decode.name, entry.request_id, uncached), None
+        if decision.prefill:
+            prefill_flight = self._ledger.start(decision.prefill.name, entry.request_id, decision.prefill_tokens)
         waited_s = now_s - entry.came_s if entry.future else 0.0
-        entry.placement = Placement(decision, flight, prompt_tokens, waited_s, now_s, tokens)
+        entry.placement = Placement(decision, flight, prefill_flight, prompt_tokens, waited_s, now_s, tokens)
+        self._metrics.prefill_placed(entry.pool, decision.prefill_reason, decision.break_even_tokens)
         self._metrics.queue_waited(entry.pool, waited_s, entry.predicted_wait_s if entry.future else None)
         if entry.future and not entry.future.done():
             entry.future.set_result(None)

@@ -4,7 +4,8 @@ A request is routed when it comes. If the endpoint that it should go to has room
 for it, and what waits for an endpoint counts in the choice of those that come later. When an endpoint has room again,
 the first that waits for it is routed once more, with what is known then: it goes there, or on to the endpoint that is
 better by now. An endpoint for which nothing waits is offered the first and the last of what waits for others, and
-takes what would start sooner there at a price worth it. So only the router decides where; the queue only decides
+takes what would start sooner there at a price worth it. A pair needs room at both: the request waits for the one that
+has none. So only the router decides where; the queue only decides
 when.
 """
 
@@ -80,14 +81,14 @@ class FlowQueue:
         decision = self._outlet.route(entry, now_s)
         if decision is None:
             return False
-        name = decision.decode.name
-        if not self._max_queue or entry.order[0] == IMMEDIATE or self._may_go(entry, name):
+        name = self._full(entry, decision)
+        if name is None or not self._max_queue or entry.order[0] == IMMEDIATE:
             self._send(entry, decision, now_s)
             return True
         self._make_room(entry)
         entry.came_s = now_s
         entry.predicted_wait_s = self._predict(entry, name)
-        self._backlog.add(entry, name, _uncached(entry, decision))
+        self._backlog.add(entry, name, _uncached(entry, decision, name))
         return True
 
     def pump(self, endpoint: str, now_s: float) -> None:
@@ -135,6 +136,10 @@ class FlowQueue:
         window = self._windows.get(endpoint) or Window()
         return has_room(self._outlet.load(endpoint), self._rates.tokens_per_s(endpoint), window.seconds)
 
+    def _full(self, entry: QueuedRequest, decision: Decision) -> str | None:
+        """Of the endpoints that it needs the first without room for it; None: it may go."""
+        return next((one.name for one in decision.endpoints if not self._may_go(entry, one.name)), None)
+
     def _may_go(self, entry: QueuedRequest, endpoint: str) -> bool:
         waiting = self._backlog.waiting(endpoint)
         return (not waiting or entry.order < waiting[0].order) and self._has_room(endpoint)
@@ -161,10 +166,10 @@ class FlowQueue:
         self._backlog.remove(entry)
         if decision is None:
             self._outlet.abandon(entry)
-        elif self._may_go(entry, decision.decode.name):
+        elif (name := self._full(entry, decision)) is None:
             self._send(entry, decision, now_s)
         else:
-            self._backlog.add(entry, decision.decode.name, _uncached(entry, decision))
+            self._backlog.add(entry, name, _uncached(entry, decision, name))
 
     def _take_over(self, endpoint: str, now_s: float) -> bool:
         """Sends one request that waits for another endpoint here, if here is the better place by now."""
@@ -173,7 +178,9 @@ class FlowQueue:
         for entry in offered[:OFFERS]:
             assert isinstance(entry, QueuedRequest)
             decision = self._outlet.route(entry, now_s)
-            if decision is not None and decision.decode.name == endpoint:
+            if decision is None or endpoint not in (one.name for one in decision.endpoints):
+                continue
+            if all(one.name == endpoint or self._may_go(entry, one.name) for one in decision.endpoints):
                 self._backlog.remove(entry)
                 self._send(entry, decision, now_s)
                 return True
@@ -194,6 +201,9 @@ class FlowQueue:
         return self._predictions.setdefault(pool, WaitPrediction())
 
 
-def _uncached(entry: QueuedRequest, decision: Decision) -> int:
+def _uncached(entry: QueuedRequest, decision: Decision, endpoint: str) -> int:
+    """Prompt tokens that this endpoint of the decision would compute."""
     assert entry.request is not None
-    return max(1, entry.request.prompt_tokens - decision.hit_tokens)
+    if decision.prefill is None:
+        return max(1, entry.request.prompt_tokens - decision.hit_tokens)
+    return max(1, decision.prefill_tokens) if decision.prefill.name == endpoint else 1

@@ -88,6 +88,8 @@ class Exchange:
         self.gone = False
         self.status = 0
         """Of the response that went to the client; 0: none did."""
+        self.hints: Headers = []
+        """The gateway's own words to the endpoint of this attempt, beside `headers`."""
         self.in_band_error = False
         """The endpoint said in the middle of a stream that it failed."""
         self.continuation: Continuation | None = None
@@ -168,7 +170,7 @@ class Exchange:
                 endpoint.url,
                 self.method,
                 self.path,
-                self.headers,
+                self.headers + self.hints,
                 self.body,
                 head_timeout_s,
                 on_connection=self._remember,

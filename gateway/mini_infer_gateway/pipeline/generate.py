@@ -17,12 +17,19 @@ import msgspec
 
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.asgi import Headers, Receive, Scope, Send
-from mini_infer_contract.launch import QUEUE_TIMEOUT_HEADER, REQUEST_ID_HEADER, Endpoint
+from mini_infer_contract.launch import (
+    FETCH_FROM_HEADER,
+    PREFILL_FROM_HEADER,
+    QUEUE_TIMEOUT_HEADER,
+    REQUEST_ID_HEADER,
+    Endpoint,
+)
 from mini_infer_contract.request_timeout import request_timeout_s, timed_out
 from mini_infer_gateway.fleet.backlog import Backlog
 from mini_infer_gateway.fleet.load import LoadLedger
 from mini_infer_gateway.fleet.prefill_rates import PrefillRates
 from mini_infer_gateway.fleet.registry import Fleet, no_endpoint
+from mini_infer_gateway.fleet.transfer_rates import TransferRates
 from mini_infer_gateway.flow_control.controller import FlowController, Placement
 from mini_infer_gateway.flow_control.flow_queue import IMMEDIATE
 from mini_infer_gateway.http.asgi import ClientGoneError, client_gone, no_room, read_body, send_error
@@ -40,7 +47,7 @@ from mini_infer_gateway.pipeline.response_continuation import ResponseContinuati
 from mini_infer_gateway.pipeline.retries import KILLS_LIMIT, Attempts, Failure, RetryBudget
 from mini_infer_gateway.pipeline.rewrite_model import with_model
 from mini_infer_gateway.prompts.tokenizers import Tokenizers
-from mini_infer_gateway.routing.base import Decision, RoutingRequest
+from mini_infer_gateway.routing.base import Decision, PromptKeys, RoutingRequest
 from mini_infer_gateway.routing.router import Router
 from mini_infer_gateway.settings import GatewaySettings
 
@@ -58,6 +65,7 @@ CONTINUATION_WAIT_S = 20.0
 CONTINUATION_PAUSE_S = 0.1
 
 _REQUEST_ID = REQUEST_ID_HEADER.encode()
+_PREFILL_FROM, _FETCH_FROM = PREFILL_FROM_HEADER.encode(), FETCH_FROM_HEADER.encode()
 _QUEUE_TIMEOUT = QUEUE_TIMEOUT_HEADER.encode()
 
 INTERNAL_ERROR = ApiError(500, "an error of the gateway's own; its log says which", code="internal")
@@ -118,6 +126,7 @@ class Generate:
         ledger: LoadLedger,
         backlog: Backlog,
         rates: PrefillRates,
+        transfers: TransferRates,
         upstream: Upstream,
         metrics: Metrics,
         clock: Callable[[], float],
@@ -130,7 +139,9 @@ class Generate:
         self.retry_budget = RetryBudget(refilled_s=clock())
         self.in_flight = 0
         """Requests that are being answered or wait to be."""
-        self.flow = FlowController(settings, fleet, router, ledger, backlog, rates, metrics, self._guess, clock)
+        self.flow = FlowController(
+            settings, fleet, router, ledger, backlog, rates, transfers, metrics, self._guess, clock
+        )
 
     async def __call__(self, row: EnginePath, scope: Scope, receive: Receive, send: Send) -> None:
         """One request, from its first byte to the metrics; `scope` has its "request_id"."""
@@ -240,7 +251,7 @@ class Generate:
             if placement.decision.decode.name not in self._fleet.endpoints:
                 self.flow.finish(placement)  # It went in the moment between.
                 continue
-            others = replace(request, attempted=request.attempted | {placement.decision.decode.name})
+            others = replace(request, attempted=request.attempted | _names(placement.decision))
             call.attempts.count += 1
             call.exchange.retry = partial(self._may_retry, call, others, names)
             try:
@@ -358,7 +369,11 @@ class Generate:
         # What takes no part in a batch takes no place in the queue either: it goes before all that wait.
         priority = _priority(call.fields) if call.row.generates else IMMEDIATE
         return RoutingRequest(
-            call.model, tokens, prompts, order=self.flow.order(priority, call.arrived_s, call.patience_s)
+            call.model,
+            tokens,
+            prompts,
+            may_split=call.row.continued is not None and _has_one_prompt(prompts),
+            order=self.flow.order(priority, call.arrived_s, call.patience_s),
         )
 
     async def _attempt(self, call: _Call, request: RoutingRequest, placement: Placement) -> None:
@@ -374,13 +389,15 @@ class Generate:
             else with_model(call.client_body, endpoint.model)
         )
         is_continued = self._ask_for_ids(call, endpoint)
-
+        call.exchange.hints = _hints(decision)
         is_stream = call.fields.get("stream") is True
 
         def first_byte(status: int) -> None:
             self.flow.first_byte(placement, is_stream)
             call.answer_begins(keep_body=not self._bodies.is_tight)
             call.facts.update(endpoint=endpoint.name, prompt_tokens=placement.prompt_tokens)
+            if decision.prefill:
+                call.facts["prefill_endpoint"] = decision.prefill.name
             if status < 300 and not is_continued:
                 took_s = self._clock() - call.arrived_s
                 if is_stream:
@@ -449,7 +466,8 @@ class Generate:
             return 0
         ttl_s = self._settings.guess_ttl_s if decision.index == "exact" else self._settings.approximate_ttl_s
         for chain in prompt.chains:
-            self._index.guess(name, chain, now_s + ttl_s)
+            for endpoint in decision.endpoints:
+                self._index.guess(endpoint.name, chain, now_s + ttl_s)
         return prompt.tokens
 
 
@@ -529,6 +547,22 @@ def _priority(fields: dict[str, Any]) -> int:
     return max(-MOST_PRIORITY, min(MOST_PRIORITY, priority)) if isinstance(priority, int) else 0
 
 
+def _names(decision: Decision) -> frozenset[str]:
+    """Of the endpoints that a failure may come from."""
+    return frozenset(endpoint.name for endpoint in decision.endpoints)
+
+
+def _has_one_prompt(prompts: Mapping[str, PromptKeys]) -> bool:
+    return bool(prompts) and all(len(prompt.chains) == 1 for prompt in prompts.values())
+
+
+def _hints(decision: Decision) -> Headers:
+    """What the engine is told of other engines, which clients may not tell it: see headers.PRIVATE_PREFIX."""
+    if decision.prefill:
+        return [(_PREFILL_FROM, decision.prefill.transfer.encode())]
+    return [(_FETCH_FROM, decision.fetch.transfer.encode())] if decision.fetch else []
+
+
 def _decision_headers(decision: Decision, prompt_tokens: int) -> Headers:
     return [
         (b"x-mini-infer-pod", decision.decode.name.encode()),
@@ -536,6 +570,7 @@ def _decision_headers(decision: Decision, prompt_tokens: int) -> Headers:
         (b"x-mini-infer-prompt-tokens", b"%d" % prompt_tokens),
         (b"x-mini-infer-reason", decision.reason.encode()),
         (b"x-mini-infer-index", decision.index.encode()),
+        *([(b"x-mini-infer-prefill-pod", decision.prefill.name.encode())] if decision.prefill else []),
     ]
 
 

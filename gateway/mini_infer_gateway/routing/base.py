@@ -40,6 +40,16 @@ AHEAD_TOKENS = "ahead_tokens"
 PREFILL_RATE = "prefill_rate"
 """Prompt tokens that the endpoint computes in a second."""
 
+UNIFIED, PREFILL, DECODE = "unified", "prefill", "decode"
+"""Roles: does all, computes prompts for others, answers clients and leaves long prompts to others."""
+
+PrefillReason = Literal["", "cheaper", "forced", "short", "dearer", "no_prefill_endpoint", "fetch"]
+"""Why a prompt is computed where it is.
+
+Apart because that is *cheaper*, or because --max-local-prefill-tokens *forced* it; locally because too little is
+missing (*short*), because the other way is *dearer*, or because none can do it; *fetch*: a part comes from a peer.
+Empty: there is nobody to choose of."""
+
 
 @dataclass(frozen=True, slots=True)
 class PromptKeys:
@@ -61,6 +71,8 @@ class RoutingRequest:
     """By revision of the prompt assets: pods of one model may differ while a rollout changes its tokenizer."""
     attempted: frozenset[str] = frozenset()
     """Names of the endpoints that have failed this request."""
+    may_split: bool = True
+    """It generates text from one prompt, which another engine may compute."""
     order: Order = (0, inf, 0)
     """Its place among the requests that wait at the gateway."""
 
@@ -76,6 +88,15 @@ class Candidate:
     """Its breaker is open."""
     index: IndexKind = "none"
     assets_revision: str = ""
+    role: str = ""
+    """As it tells by itself, after a switch; empty: as its source says."""
+    reporting: bool = True
+    """Its load reports come."""
+
+    @property
+    def computes_for_others(self) -> bool:
+        """It is a prefill engine, and answers no clients."""
+        return (self.role or self.endpoint.role) == PREFILL
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +110,25 @@ class Decision:
     index: IndexKind
     prefill: Endpoint | None = None
     """Another endpoint that computes the prompt first; None: the decoding one does."""
+    prefill_tokens: int = 0
+    """That it has to compute: it may hold another part of the prompt than the decoding one."""
+    fetch: Endpoint | None = None
+    """Another endpoint that holds more of the prompt, from which its KV cache is to be fetched."""
+    prefill_reason: PrefillReason = ""
+    first_token_s: float = 0.0
+    """Expected from now on until the first token, where `prefill` is set."""
+    break_even_tokens: float = inf
+    """Missing tokens from which on a prompt would go apart now; infinite: none would, or there is no choice."""
+
+    @property
+    def computing(self) -> Endpoint:
+        """Who computes the prompt."""
+        return self.prefill or self.decode
+
+    @property
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        """All that must have room for it."""
+        return (self.decode, self.prefill) if self.prefill else (self.decode,)
 
 
 class Filter(Protocol):

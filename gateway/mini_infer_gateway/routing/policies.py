@@ -9,6 +9,7 @@ from mini_infer_gateway.fleet.backlog import Backlog
 from mini_infer_gateway.fleet.load import LoadLedger
 from mini_infer_gateway.fleet.prefill_rates import PrefillRates
 from mini_infer_gateway.index.prefix_index import PrefixIndex
+from mini_infer_gateway.routing.pairing import Pairing
 from mini_infer_gateway.routing.producers.load import EndpointLoad
 from mini_infer_gateway.routing.producers.prefill_rate import PrefillRate
 from mini_infer_gateway.routing.producers.prefix_hits import PrefixHits
@@ -42,6 +43,7 @@ def build_router(
     *,
     rates: PrefillRates | None = None,
     backlog: Backlog | None = None,
+    pairing: Pairing | None = None,
     block_size_tokens: int = BLOCK_SIZE_TOKENS,
 ) -> Router:
     """The router of a policy; all of them report hits, so that policies can be compared."""
@@ -51,4 +53,4 @@ def build_router(
         PrefillRate(rates or PrefillRates()),
         WaitingAhead(backlog or Backlog()),
     )
-    return make_router(SPECS[policy], producers, random)
+    return make_router(SPECS[policy], producers, random, pairing)

@@ -10,6 +10,7 @@ from mini_infer_gateway.routing.filters.circuit_closed import CircuitClosed
 from mini_infer_gateway.routing.filters.not_attempted import NotAttempted
 from mini_infer_gateway.routing.filters.ready import Ready
 from mini_infer_gateway.routing.filters.role import Role
+from mini_infer_gateway.routing.pairing import Pairing
 from mini_infer_gateway.routing.pickers.highest_score import HighestScore
 from mini_infer_gateway.routing.pickers.round_robin import RoundRobin
 from mini_infer_gateway.routing.router import Router
@@ -53,7 +54,9 @@ class PolicySpec:
     filters: tuple[Plugin, ...] = tuple(map(Plugin, FILTERS))
 
 
-def make_router(spec: PolicySpec, producers: tuple[Producer, ...], random: Random) -> Router:
+def make_router(
+    spec: PolicySpec, producers: tuple[Producer, ...], random: Random, pairing: Pairing | None = None
+) -> Router:
     """The router of a policy. ValueError: it names a plugin or a parameter that does not exist."""
     return Router(
         filters=[_make("filter", FILTERS, plugin) for plugin in spec.filters],
@@ -61,6 +64,7 @@ def make_router(spec: PolicySpec, producers: tuple[Producer, ...], random: Rando
         scorers=[(_make("scorer", SCORERS, plugin), plugin.weight) for plugin in spec.scorers],
         picker=_make("picker", PICKERS, spec.picker),
         random=random,
+        pairing=pairing,
     )
 
 

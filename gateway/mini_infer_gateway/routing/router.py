@@ -16,6 +16,7 @@ from mini_infer_gateway.routing.base import (
     RoutingRequest,
     Scorer,
 )
+from mini_infer_gateway.routing.pairing import Group, Offer, Offers, Pairing, can_prefill, group_of, site_of
 
 
 @dataclass(slots=True)
@@ -37,13 +38,15 @@ class Router:
         picker: Picker,
         random: Random,
         clock: Callable[[], float] = perf_counter,
+        pairing: Pairing | None = None,
     ) -> None:
+        """`pairing`: who computes a prompt for whom; None: each engine its own."""
         provided = {table for producer in producers for table in producer.provides}
         for scorer, _ in scorers:
             if missing := set(scorer.needs) - provided:
                 raise ValueError(f"scorer {scorer.name} needs {sorted(missing)}: add a producer that provides it")
         self._filters, self._producers, self._scorers, self._picker = filters, producers, scorers, picker
-        self._random, self._clock = random, clock
+        self._random, self._clock, self._pairing = random, clock, pairing
         plugins: list[Filter | Producer | Scorer | Picker] = [
             *filters,
             *producers,
@@ -53,14 +56,33 @@ class Router:
         self.times = {plugin.name: PluginTime() for plugin in plugins}
 
     def route(self, request: RoutingRequest, candidates: Sequence[Candidate], now_s: float) -> Decision | None:
-        """The endpoint for this request; None: there is none that may be chosen. `now_s` is on the monotonic clock."""
-        candidates = self.eligible(request, candidates)
-        if not candidates:
+        """The endpoints for this request; None: there is none that may be chosen. `now_s` is on the monotonic clock."""
+        decodes = self.eligible(request, candidates)
+        if not decodes:
             return None
-        facts = self._produce(request, candidates, now_s)
-        scores = self._score(request, facts, len(candidates))
-        chosen = self._pick(candidates, scores)
-        return self._decide(candidates, facts, scores, chosen)
+        facts = self._produce(request, decodes, now_s)
+        pairing = self._pairing if request.may_split else None
+        offers = self._offers(request, candidates, now_s) if pairing else {}
+        costs = pairing.with_offers(request, decodes, facts, offers) if pairing and offers else facts
+        scores = self._score(request, costs, len(decodes))
+        chosen = self._pick(decodes, scores)
+        decision = self._decide(decodes, facts, scores, chosen)
+        return pairing.complete(decision, request, decodes, facts, chosen, offers, now_s) if pairing else decision
+
+    def _offers(self, request: RoutingRequest, candidates: Sequence[Candidate], now_s: float) -> Offers:
+        """The best prefill engine of each group that has any, by the same scorers."""
+        groups: dict[Group, list[Candidate]] = {}
+        for candidate in candidates:
+            if candidate.computes_for_others:
+                able = groups.setdefault(group_of(candidate), [])
+                if can_prefill(request, candidate):
+                    able.append(candidate)
+        return {group: self._offer(request, able, now_s) if able else None for group, able in groups.items()}
+
+    def _offer(self, request: RoutingRequest, able: Sequence[Candidate], now_s: float) -> Offer:
+        facts = self._produce(request, able, now_s)
+        chosen = self._pick(able, self._score(request, facts, len(able)))
+        return Offer(able[chosen], site_of(request, facts, chosen))
 
     def eligible(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
         """Those that all filters keep."""

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from mini_infer_contract.resources import GROUP
+from mini_infer_contract.resources import GROUP, LABEL_GROUP, LABEL_WORKER_INDEX
 from mini_infer_gateway.endpoints.pods import Pod, listed_from_pod
 
 
@@ -49,6 +49,7 @@ def test_a_ready_pod() -> None:
         {"status": {"phase": "Succeeded"}},
         {"status": {"phase": "Failed"}},
         {"metadata": {"annotations": {}}},
+        {"labels": {LABEL_GROUP: "g", LABEL_WORKER_INDEX: "1"}},
     ],
 )
 def test_a_pod_without_an_endpoint(changes: dict[str, Any]) -> None:
@@ -78,3 +79,18 @@ def test_named_ports_and_ipv6() -> None:
     assert listed.endpoint.url == "http://[fd00::7]:9000"
     assert listed.endpoint.events == "tcp://[fd00::7]:9001"
     assert listed.endpoint.replay == ""
+
+
+def test_the_leader_of_a_group_and_its_transfer_port() -> None:
+    ports = [{"name": name, "containerPort": port} for name, port in (("http", 8000), ("transfer", 5559))]
+    labels = {LABEL_GROUP: "hash", LABEL_WORKER_INDEX: "0", f"{GROUP}/role": "prefill"}
+    listed = listed_from_pod(pod(ports=ports, labels=labels))
+    assert listed is not None
+    endpoint = listed.endpoint
+    assert (endpoint.transfer, endpoint.group, endpoint.role) == ("tcp://10.0.0.7:5559", "hash", "prefill")
+
+
+def test_a_pod_that_names_no_transfer_port_has_none() -> None:
+    listed = listed_from_pod(pod())
+    assert listed is not None
+    assert (listed.endpoint.transfer, listed.endpoint.group) == ("", "")

@@ -39,6 +39,7 @@ def test_a_draining_endpoint_is_not_ready(tmp_path: Path) -> None:
         ("endpoints: [{name: a, url: 'http://h:1', events: 'h:2', model: m}]", "must be tcp://host:port"),
         ("endpoints: [{name: a, url: 'http://h:1', events: 'tcp://h', model: m}]", "must be tcp://host:port"),
         ("endpoints: [{name: a, url: 'http://h:1', replay: 'tcp://h:70000', model: m}]", "Port out of range"),
+        ("endpoints: [{name: a, url: 'http://h:1', transfer: 'http://h:1', model: m}]", "transfer 'http://h:1'"),
         (
             "endpoints: [{name: a, url: 'http://x', model: m}, {name: a, url: 'http://y', model: m}]",
             "'a' is used twice",

@@ -54,3 +54,16 @@ def test_what_arrivals_hide_and_what_is_too_small_is_left_out() -> None:
         rates.report("a", LoadReport(step * 1.0, 1, 0, 50_000 - step, 0.0, ["another"]))
         rates.observe("a", 100, 5.0)
     assert rates.tokens_per_s("a") == FIRST_GUESS
+
+
+def test_what_engines_measured_counts_before_what_is_guessed_from_their_queues() -> None:
+    rates = PrefillRates()
+    work_off(rates, "a", 40_000.0, 30)
+    for name, told in (("a", 30_000.0), ("b", 33_000.0), ("slow", 5_000.0)):
+        rates.report(name, LoadReport(0.0, 0, 0, 0, 0.0, prefill_tokens_per_s=told))
+    assert rates.tokens_per_s("slow") == 5_000.0
+    rates.keep({"a", "b"})
+    assert rates.tokens_per_s("a") == rates.tokens_per_s("b") == 31_500.0
+    assert rates.tokens_per_s("a decode engine that has computed nothing yet") == 31_500.0
+    rates.keep(set())
+    assert rates.tokens_per_s("a") == pytest.approx(FIRST_GUESS)

@@ -12,4 +12,4 @@ class Role:
 
     def keep(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
         """See base.Filter."""
-        return [candidate for candidate in candidates if candidate.endpoint.role != "prefill"]
+        return [candidate for candidate in candidates if not candidate.computes_for_others]

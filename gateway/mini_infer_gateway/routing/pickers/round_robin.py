@@ -13,9 +13,10 @@ class RoundRobin:
     name = "round_robin"
 
     def __init__(self) -> None:
-        self._turn = count()
+        self._turns = {False: count(), True: count()}
+        """Of those that answer clients, and of those that compute prompts for them."""
 
     def pick(self, candidates: Sequence[Candidate], totals: Sequence[float], random: Random) -> int:
         """See base.Picker."""
         order = sorted(range(len(candidates)), key=lambda position: candidates[position].endpoint.name)
-        return order[next(self._turn) % len(order)]
+        return order[next(self._turns[candidates[0].computes_for_others]) % len(order)]

@@ -1,0 +1,174 @@
+"""Which prefill engine goes with which decode engine, and whether a prompt is worth it: the second half of a choice.
+
+A prefill engine is chosen before the decode engine, once for each revision that could decode, by the same scorers. What
+it offers then counts in the choice of the decode engine: tokens that a decode engine lacks cost only as much as having
+them computed apart. The sums are in prefill_costs; here is who takes part.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from mini_infer_gateway.fleet.transfer_rates import TransferRates
+from mini_infer_gateway.routing.base import (
+    AHEAD_TOKENS,
+    CACHED_TOKENS,
+    PREFILL_RATE,
+    QUEUED_TOKENS,
+    RUNNING,
+    Candidate,
+    Decision,
+    Facts,
+    PrefillReason,
+    RoutingRequest,
+)
+from mini_infer_gateway.routing.prefill_costs import (
+    LEAST_TOKENS,
+    Site,
+    break_even_tokens,
+    delay_price,
+    fetched_s,
+    first_token_apart_s,
+    local_s,
+)
+
+LEAST_FETCHED_TOKENS = 256
+"""Fewer are not worth a request to a peer."""
+FETCH_GAIN = 0.8
+"""Fetching must take less than this share of computing: the peer has work of its own, and both are estimates."""
+
+Group = tuple[str, str, str]
+"""What a pair has in common: the service, its revision, and the revision of the prompt assets."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """The prefill engine that a group would use for this prompt; None: it has none that may be chosen now."""
+
+    candidate: Candidate
+    site: Site
+
+
+Offers = dict[Group, Offer | None]
+"""Of all groups that have prefill engines."""
+
+
+def group_of(candidate: Candidate) -> Group:
+    """Engines of two groups hold different weights, or read a prompt differently."""
+    return candidate.endpoint.service, candidate.endpoint.revision, candidate.assets_revision
+
+
+def can_prefill(request: RoutingRequest, candidate: Candidate) -> bool:
+    """Whether this prefill engine may compute the prompt: as no client talks to it, its load reports must show it well.
+
+    An open circuit leaves it out even where there is no other: the decode engine can always do without.
+    """
+    return (
+        candidate.ready
+        and candidate.reporting
+        and not candidate.circuit_open
+        and bool(candidate.endpoint.transfer)
+        and candidate.endpoint.name not in request.attempted
+    )
+
+
+def site_of(request: RoutingRequest, facts: Facts, position: int) -> Site:
+    """A candidate as a place to compute the prompt."""
+    rate = facts[PREFILL_RATE][position]
+    queued = facts[QUEUED_TOKENS][position] + facts[AHEAD_TOKENS][position]
+    return Site(max(1.0, request.prompt_tokens - facts[CACHED_TOKENS][position]), queued / rate, rate)
+
+
+class Pairing:
+    """The rules, with what was learned of transfers."""
+
+    def __init__(self, transfers: TransferRates, max_local_prefill_tokens: int | None = None) -> None:
+        """`max_local_prefill_tokens`: more missing tokens always go apart, fewer never; None: whatever costs less."""
+        self._transfers, self._limit = transfers, max_local_prefill_tokens
+
+    def with_offers(self, request: RoutingRequest, decodes: Sequence[Candidate], facts: Facts, offers: Offers) -> Facts:
+        """The facts to choose a decode engine by: tokens that it lacks cost at most what computing them apart takes."""
+        cached = list(facts[CACHED_TOKENS])
+        for position, candidate in enumerate(decodes):
+            offer = offers.get(group_of(candidate))
+            if offer is None or not candidate.endpoint.transfer:
+                continue
+            link_tokens_per_s = self._transfers.tokens_per_s(candidate.endpoint.name, offer.candidate.endpoint.name)
+            missing = request.prompt_tokens - cached[position]
+            apart_s = max(offer.site.busy_s, missing / link_tokens_per_s)
+            worth = min(missing, apart_s * facts[PREFILL_RATE][position])
+            cached[position] = request.prompt_tokens - worth
+        return {**facts, CACHED_TOKENS: cached}
+
+    def complete(
+        self,
+        decision: Decision,
+        request: RoutingRequest,
+        decodes: Sequence[Candidate],
+        facts: Facts,
+        chosen: int,
+        offers: Offers,
+        now_s: float,
+    ) -> Decision:
+        """Adds to the decision for `decodes[chosen]` who computes its prompt."""
+        candidate = decodes[chosen]
+        if not candidate.endpoint.transfer:
+            return decision
+        own, rows = site_of(request, facts, chosen), facts[RUNNING][chosen]
+        price = delay_price(rows, candidate.role or candidate.endpoint.role)
+        group = group_of(candidate)
+        if group in offers:
+            decision = self._paired(decision, own, price, offers[group], now_s)
+        if decision.prefill is None:
+            decision = self._fetching(decision, own, price, decodes, facts, group, now_s)
+        return decision
+
+    def _paired(self, decision: Decision, own: Site, price: float, offer: Offer | None, now_s: float) -> Decision:
+        if offer is None:
+            return replace(decision, prefill_reason="no_prefill_endpoint")
+        prefill = offer.candidate.endpoint
+        link = self._transfers.link(decision.decode.name, prefill.name, now_s)
+        first_token_s = first_token_apart_s(own, offer.site, link)
+        reason = self._reason(own.missing_tokens, local_s(own, price), first_token_s)
+        even = break_even_tokens(own, offer.site, link, price) if self._limit is None else float(self._limit)
+        decision = replace(decision, prefill_reason=reason, break_even_tokens=even)
+        if reason not in ("cheaper", "forced"):
+            return decision
+        tokens = int(offer.site.missing_tokens)
+        return replace(decision, prefill=prefill, prefill_tokens=tokens, first_token_s=first_token_s)
+
+    def _reason(self, missing_tokens: float, here_s: float, apart_s: float) -> PrefillReason:
+        if self._limit is not None:
+            return "forced" if missing_tokens > self._limit else "short"
+        if missing_tokens < LEAST_TOKENS:
+            return "short"
+        return "cheaper" if apart_s < here_s else "dearer"
+
+    def _fetching(
+        self,
+        decision: Decision,
+        own: Site,
+        price: float,
+        decodes: Sequence[Candidate],
+        facts: Facts,
+        group: Group,
+        now_s: float,
+    ) -> Decision:
+        """With the peer that holds the most of the prompt, where fetching that is cheaper than computing it."""
+        cached = facts[CACHED_TOKENS]
+        peers = [
+            position
+            for position, peer in enumerate(decodes)
+            if cached[position] - decision.hit_tokens >= LEAST_FETCHED_TOKENS
+            and peer.endpoint.transfer
+            and peer.reporting
+            and peer.index == "exact"
+            and group_of(peer) == group
+        ]
+        if not peers:
+            return decision
+        peer = max(peers, key=cached.__getitem__)
+        more_tokens = min(cached[peer] - decision.hit_tokens, own.missing_tokens - 1)
+        link = self._transfers.link(decision.decode.name, decodes[peer].endpoint.name, now_s)
+        if fetched_s(own, more_tokens, link, price) >= FETCH_GAIN * local_s(own, price):
+            return decision
+        return replace(decision, fetch=decodes[peer].endpoint, prefill_reason="fetch")

@@ -1,0 +1,60 @@
+"""What is learned of transfers: rates that engines tell, and how late first tokens came."""
+
+import pytest
+
+from mini_infer_contract.events import LoadReport
+from mini_infer_gateway.fleet.transfer_rates import (
+    FIRST_BYTES_PER_S,
+    FIRST_FIXED_S,
+    FORGOTTEN_AFTER_S,
+    KV_BYTES_PER_TOKEN,
+    LONGEST_FIXED_S,
+    TransferRates,
+)
+
+
+def told(**bytes_per_s: float) -> TransferRates:
+    rates = TransferRates()
+    for name, rate in bytes_per_s.items():
+        rates.report(name, LoadReport(0.0, 0, 0, 0, 0.0, transfer_bytes_per_s=rate))
+    return rates
+
+
+@pytest.mark.parametrize(
+    ("rates", "bytes_per_s"),
+    [
+        pytest.param(told(), FIRST_BYTES_PER_S, id="nothing is known"),
+        pytest.param(told(decode=1e9, prefill=3e9), 1e9, id="the receiver's word first"),
+        pytest.param(told(prefill=3e9, other=9e9), 3e9, id="then the sender's"),
+        pytest.param(told(this=2e9, that=4e9), 3e9, id="then everybody's"),
+        pytest.param(told(decode=0.0), FIRST_BYTES_PER_S, id="zero: not measured yet"),
+    ],
+)
+def test_the_link_between_two_engines(rates: TransferRates, bytes_per_s: float) -> None:
+    link = rates.link("decode", "prefill", 0.0)
+    assert link.tokens_per_s == pytest.approx(bytes_per_s / KV_BYTES_PER_TOKEN)
+    assert link.fixed_s == FIRST_FIXED_S
+    assert link.seconds(1000) == pytest.approx(FIRST_FIXED_S + 1000 * KV_BYTES_PER_TOKEN / bytes_per_s)
+
+
+def test_endpoints_that_are_gone_are_forgotten() -> None:
+    rates = told(decode=1e9, gone=9e9)
+    rates.keep({"decode"})
+    assert rates.tokens_per_s("another", "one") == pytest.approx(1e9 / KV_BYTES_PER_TOKEN)
+
+
+def test_the_fixed_cost_is_learned_bounded_and_forgotten() -> None:
+    rates = TransferRates()
+    for step in range(100):
+        late_s = 0.08 - rates.link("d", "p", step * 0.1).fixed_s
+        rates.observe(0.0, late_s, step * 0.1)  # whatever was expected, 80 ms were needed
+    learned_s = rates.link("d", "p", 9.9).fixed_s
+    assert learned_s == pytest.approx(0.08, rel=0.1)
+    later_s = rates.link("d", "p", 9.9 + FORGOTTEN_AFTER_S).fixed_s
+    assert later_s - FIRST_FIXED_S == pytest.approx((learned_s - FIRST_FIXED_S) / 2)
+    for _ in range(1000):
+        rates.observe(0.0, 1e9, 10.0)
+    assert rates.link("d", "p", 10.0).fixed_s == FIRST_FIXED_S + LONGEST_FIXED_S
+    for _ in range(1000):
+        rates.observe(1e9, 0.0, 10.0)
+    assert rates.link("d", "p", 10.0).fixed_s == 0.0

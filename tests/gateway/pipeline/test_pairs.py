@@ -1,0 +1,191 @@
+"""Pairs on the wire: what engines are told of each other, what clients cannot say, prefill engines that go wrong."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from mini_infer_contract.launch import FETCH_FROM_HEADER, PREFILL_FROM_HEADER
+from tests.gateway.test_metrics import value
+from tests.support.fake_engine import FakeEngine
+from tests.support.running_gateway import RunningGateway, running_gateway, until
+
+LONG = "a long prompt " * 300
+
+
+def engine(name: str, role: str, revision: str = "1") -> FakeEngine:
+    made = FakeEngine(name)
+    made.role, made.transfer, made.revision = role, f"tcp://10.0.0.1:{5559 + ord(name[-1])}", revision
+    return made
+
+
+@asynccontextmanager
+async def fleet(*engines: FakeEngine, **settings: Any) -> AsyncIterator[RunningGateway]:
+    """Started, and each known by a load report."""
+    for one in engines:
+        await one.start()
+    try:
+        async with running_gateway(*(one.endpoint for one in engines), **settings) as gateway:
+            await gateway.settled()
+            for one in engines:
+                await reported(gateway, one)
+            yield gateway
+    finally:
+        for one in engines:
+            await one.stop()
+
+
+async def reported(gateway: RunningGateway, one: FakeEngine, **told: Any) -> None:
+    state = gateway.app.fleet.endpoints[one.name]
+    before = state.subscriber.report_s
+    await one.report(**told)
+    await until(lambda: state.subscriber.report_s != before)
+
+
+async def ask(gateway: RunningGateway, text: str, **fields: Any) -> str:
+    async with gateway.chat(text, **fields) as response:
+        assert response.status == 200
+        await response.read()
+        return response.headers.get("x-mini-infer-prefill-pod", "")
+
+
+def told(one: FakeEngine) -> list[tuple[str | None, str | None]]:
+    """(prefill from, fetch from) of each request."""
+    return [(headers.get(PREFILL_FROM_HEADER), headers.get(FETCH_FROM_HEADER)) for headers in one.headers]
+
+
+async def test_the_decode_engine_is_told_who_computes_and_the_prefill_engine_gets_no_request() -> None:
+    prefill, decode = engine("p1", "prefill"), engine("d1", "decode")
+    async with fleet(prefill, decode) as gateway:
+        assert await ask(gateway, LONG, stream=True) == "p1"
+        assert await ask(gateway, "short") == ""
+        assert told(decode) == [(prefill.transfer, None), (None, None)]
+        assert prefill.bodies == []
+        assert value(gateway, "prefill_placements_total", placement="apart", reason="cheaper") == 1
+        assert value(gateway, "prefill_placements_total", placement="local", reason="short") == 1
+        assert value(gateway, "first_token_apart_seconds_count", kind="expected") == 1
+        assert value(gateway, "first_token_apart_seconds_sum", kind="actual") > 0
+        assert value(gateway, "prefill_break_even_tokens", model="m") > 0
+
+
+@pytest.mark.parametrize("name", [PREFILL_FROM_HEADER, FETCH_FROM_HEADER])
+async def test_clients_cannot_name_engines(name: str) -> None:
+    decode = engine("d1", "decode")
+    async with fleet(decode) as gateway:
+        body = {"model": "m", "messages": [{"role": "user", "content": LONG}]}
+        headers = {name: "tcp://10.9.9.9:1"}
+        async with gateway.client.post(gateway.url + "/v1/chat/completions", json=body, headers=headers) as response:
+            assert response.status == 200
+        assert told(decode) == [(None, None)]
+
+
+async def test_only_what_decodes_one_prompt_is_computed_apart() -> None:
+    prefill, decode = engine("p1", "prefill"), engine("d1", "decode")
+    async with fleet(prefill, decode, max_local_prefill_tokens=0) as gateway:
+        for path, fields in {
+            "/v1/completions": {"prompt": [LONG, LONG]},
+            "/tokenize": {"prompt": LONG},
+            "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": LONG}]},
+        }.items():
+            async with gateway.client.post(gateway.url + path, json={"model": "m", **fields}) as response:
+                assert response.status == 200
+        async with gateway.client.post(
+            gateway.url + "/v1/completions", json={"model": "m", "prompt": LONG}
+        ) as response:
+            assert response.status == 200
+        assert [prefill_from for prefill_from, _ in told(decode)] == [None, None, prefill.transfer]
+
+
+async def test_prompts_that_a_prefill_engine_has_got_count_as_its_load_until_the_answer_begins() -> None:
+    prefill, decode = engine("p1", "prefill"), engine("d1", "decode")
+    async with fleet(prefill, decode) as gateway:
+        load = gateway.app.ledger.load
+        decode.answer_delay_s = 0.3
+        asking = asyncio.create_task(ask(gateway, LONG, stream=True))
+        await until(lambda: bool(decode.bodies))
+        assert load("p1").queued_tokens > 4000
+        assert load("d1").queued_tokens == 0  # it computes nothing
+        assert load("d1").running == 1
+        await asking
+        assert load("p1").queued_tokens == load("p1").running == load("d1").running == 0
+        assert gateway.app.index.held_blocks("p1") > 200, "what it has computed it holds"
+
+
+@pytest.mark.parametrize("fault", ["killed", "silent", "source"])
+async def test_a_prefill_engine_that_is_gone_is_not_asked_for(fault: str) -> None:
+    prefill, decode = engine("p1", "prefill"), engine("d1", "decode")
+    async with fleet(prefill, decode) as gateway:
+        state = gateway.app.fleet.endpoints["p1"]
+        if fault == "source":
+            gateway.source.publish_endpoints(prefill.endpoint, decode.endpoint, draining=("p1",))
+        elif fault == "killed":
+            prefill.silence()
+            await until(lambda: state.subscriber.report_s is None)
+            assert state.phase(gateway.app._clock()) == "silent"
+        else:
+            assert state.subscriber.report_s is not None
+            state.subscriber.report_s -= 10.0  # its reports stopped ten seconds ago
+        assert await ask(gateway, LONG) == ""
+        assert told(decode) == [(None, None)]
+        assert value(gateway, "prefill_placements_total", reason="no_prefill_endpoint") == 1
+        if fault == "killed":
+            prefill.speak(prefill.events_port)
+            await until(lambda: state.subscriber.live)
+            await reported(gateway, prefill)
+            assert await ask(gateway, "another " + LONG) == "p1"
+
+
+async def test_a_request_that_failed_as_a_pair_is_tried_again_without_either() -> None:
+    prefill, broken, well = engine("p1", "prefill"), engine("d1", "decode"), engine("d2", "decode")
+    broken.status = 503
+    async with fleet(prefill, broken, well) as gateway:
+        await reported(gateway, well, running=20)
+        assert await ask(gateway, LONG) == ""
+        assert told(broken) == [(prefill.transfer, None)]
+        assert told(well) == [(None, None)]
+
+
+async def test_roles_switch_by_load_reports() -> None:
+    one, two = engine("e1", "unified"), engine("e2", "unified")
+    async with fleet(one, two) as gateway:
+        await reported(gateway, one, role="prefill")
+        await reported(gateway, two, role="decode")
+        assert await ask(gateway, LONG) == "e1"
+        await reported(gateway, one, role="decode")
+        await reported(gateway, two, role="prefill")
+        assert await ask(gateway, "another " + LONG) == "e2"
+        assert (len(one.bodies), len(two.bodies)) == (1, 1)
+
+
+async def test_a_fleet_of_prefill_engines_is_a_503_that_says_to_come_back() -> None:
+    async with fleet(engine("p1", "prefill")) as gateway, gateway.chat(LONG) as response:
+        assert response.status == 503
+        assert (await response.json())["error"]["code"] == "no_endpoint"
+        assert "retry-after" in response.headers
+
+
+async def test_a_request_waits_here_where_its_prefill_engine_has_no_room() -> None:
+    prefill, decode = engine("p1", "prefill"), engine("d1", "decode")
+    async with fleet(prefill, decode, max_local_prefill_tokens=0) as gateway:
+        await reported(gateway, prefill, queued_tokens=1_000_000)
+        asking = asyncio.create_task(ask(gateway, LONG))
+        await until(lambda: gateway.app.backlog.depth("m") == 1)
+        assert gateway.app.backlog.waiting("p1")
+        assert not decode.bodies
+        await reported(gateway, prefill)
+        assert await asking == "p1"
+
+
+async def test_a_peer_that_holds_the_prompt_is_told() -> None:
+    busy, idle = engine("u1", "unified"), engine("u2", "unified")
+    async with fleet(busy, idle) as gateway:
+        await reported(gateway, idle, running=50)
+        await ask(gateway, LONG)
+        assert len(busy.bodies) == 1
+        await reported(gateway, idle)
+        await reported(gateway, busy, running=50)
+        await ask(gateway, LONG)
+        assert told(idle) == [(None, busy.transfer)]
+        assert value(gateway, "prefill_placements_total", placement="fetched") == 1
