@@ -10,6 +10,7 @@ from typing import Any, Literal, cast
 from mini_infer_engine.config.fields import Fields
 from mini_infer_engine.config.quantization import Scheme, parse_quantization
 from mini_infer_engine.config.rope import RopeParameters, parse_rope, rope_object
+from mini_infer_engine.distributed.tensor_parallel import ALONE, TensorParallel
 
 Activation = Literal["silu", "gelu_tanh"]
 _ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
@@ -59,6 +60,8 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
     """From generation_config.json, else from config.json, else the tokenizer's; may be empty."""
     bos_token_id: int | None
+    tensor_parallel: TensorParallel = ALONE
+    """Which part of the model is built: sizes above are those of the whole model."""
 
 
 def parse_decoder(

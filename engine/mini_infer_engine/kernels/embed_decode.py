@@ -16,30 +16,49 @@ def _gather(
     hidden,
     positions,
     width,
+    first_token,
+    num_tokens,
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0)
     offsets = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     slot = tl.load(slots + row).to(tl.int64)
-    token = tl.load(last_tokens + slot).to(tl.int64)
+    token = tl.load(last_tokens + slot).to(tl.int64) - first_token
     mask = offsets < width
-    values = tl.load(embedding + token * width + offsets, mask=mask)
+    is_here = (token >= 0) & (token < num_tokens)
+    values = tl.load(embedding + token * width + offsets, mask=mask & is_here, other=0.0)
     tl.store(hidden + row.to(tl.int64) * width + offsets, values, mask=mask)
     if tl.program_id(1) == 0:
         tl.store(positions + row, tl.load(lengths + slot).to(tl.int64))
 
 
 def gather_decode_inputs(
-    slots: torch.Tensor, last_tokens: torch.Tensor, lengths: torch.Tensor, embedding: torch.Tensor
+    slots: torch.Tensor,
+    last_tokens: torch.Tensor,
+    lengths: torch.Tensor,
+    embedding: torch.Tensor,
+    *,
+    first_token: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(hidden [rows, width], positions [rows] int64) of the token sampled last in each slot.
 
-    slots [rows] int32 index last_tokens and lengths (tokens in the cache, so the new token's position).
+    slots [rows] int32 index last_tokens and lengths (tokens in the cache, so the new token's position). The table may
+    be a rank's, from `first_token` on: of other tokens the embedding is zeros.
     """
     rows, width = slots.shape[0], embedding.shape[1]
     hidden = torch.empty((rows, width), dtype=embedding.dtype, device=slots.device)
     positions = torch.empty(rows, dtype=torch.int64, device=slots.device)
     _gather[(rows, cdiv(width, 1024))](
-        slots, last_tokens, lengths, embedding, hidden, positions, width, BLOCK=1024, num_warps=4
+        slots,
+        last_tokens,
+        lengths,
+        embedding,
+        hidden,
+        positions,
+        width,
+        first_token,
+        embedding.shape[0],
+        BLOCK=1024,
+        num_warps=4,
     )
     return hidden, positions

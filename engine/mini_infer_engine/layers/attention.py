@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from mini_infer_engine.config.model_config import ModelConfig
-from mini_infer_engine.layers.linear import Linear, PackedLinear
+from mini_infer_engine.layers.linear import Linear, PackedLinear, row_parallel
 from mini_infer_engine.layers.norm import RMSNorm
 from mini_infer_engine.layers.rotary import Rotary
 
@@ -22,15 +22,17 @@ class AttentionBlock(nn.Module):
         super().__init__()
         self.layer = layer
         self.is_last = layer == config.num_layers - 1
-        self.num_heads, self.head_dim = config.num_heads, config.head_dim
-        self.out_width = config.num_heads * value_dim
+        parallel = config.tensor_parallel
+        self.num_heads, self.head_dim = parallel.num_heads(config.num_heads), config.head_dim
+        """Heads of this rank."""
+        self.out_width = self.num_heads * value_dim
         """Columns of what attention mixes, which `o_proj` reads."""
         self.scale = config.attention_scale
         self.softcap = config.attention_softcap
         self.sliding_window = config.sliding_windows[layer]
         self.rope = config.ropes[layer]
         self.rotary: Rotary | None = None  # set by `DecoderModel.finish_loading`, shared by layers of one rotation
-        self.o_proj = Linear(self.out_width, config.hidden_size, bias=config.output_bias)
+        self.o_proj = row_parallel(config.num_heads * value_dim, config.hidden_size, parallel, bias=config.output_bias)
 
     def finish_loading(self) -> None:
         """Make what is derived from weights, after all linear layers have finished."""
@@ -41,9 +43,11 @@ class Attention(AttentionBlock):
 
     def __init__(self, config: ModelConfig, layer: int, *, has_qk_norm: bool = False) -> None:
         super().__init__(config, layer, value_dim=config.head_dim)
-        self.num_kv_heads = config.num_kv_heads
+        parallel = config.tensor_parallel
+        self.num_kv_heads = parallel.num_heads(config.num_kv_heads)
+        """Of this rank; where there are fewer KV heads than ranks, several hold the same one."""
         sizes = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads, "v_proj": config.num_kv_heads}
-        parts = {name: heads * config.head_dim for name, heads in sizes.items()}
+        parts = {name: parallel.heads(heads, config.head_dim) for name, heads in sizes.items()}
         self.qkv_proj: Linear = PackedLinear(config.hidden_size, parts, bias=config.qkv_bias)
         self.q_norm = RMSNorm.of(config, config.head_dim) if has_qk_norm else None
         self.k_norm = RMSNorm.of(config, config.head_dim) if has_qk_norm else None

@@ -3,13 +3,15 @@
 The names of a method's parts are vLLM's (`create_weights`, `process_weights_after_loading`, `apply`).
 """
 
+from collections.abc import Mapping
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mini_infer_engine.layers.placement import Placement
+from mini_infer_engine.distributed.tensor_parallel import Shard, TensorParallel
+from mini_infer_engine.layers.placement import Part, Placement
 
 
 class LinearMethod(Protocol):
@@ -37,7 +39,7 @@ class UnquantizedMethod:
 
     def placements(self, layer: "Linear", path: str, rows: slice) -> dict[str, Placement]:
         """See `LinearMethod`."""
-        return {f"{path}.weight": Placement(layer.weight[rows])}
+        return {f"{path}.weight": Placement(layer.weight[rows], part=layer.part(rows))}
 
     def process_weights_after_loading(self, layer: "Linear") -> None:
         """On a CPU, give the weight up for a copy in blocked order; placements have no meaning afterwards."""
@@ -56,28 +58,66 @@ UNQUANTIZED = UnquantizedMethod()
 
 
 class Linear(nn.Module):
-    """x @ weight.T + bias, with uninitialised weights: a loader fills them, then `finish_loading`."""
+    """x @ weight.T + bias, with uninitialised weights: a loader fills them, then `finish_loading`.
+
+    In a tensor-parallel group it may hold some of the checkpoint's rows (column-parallel in Megatron's words, which
+    have weights transposed), or some of its columns (row-parallel): then the ranks' results must be added up, which
+    the verbs of `ops` do, and the bias is the first rank's.
+    """
 
     weight: nn.Parameter  # [out_features, in_features]
     weight_scale: nn.Parameter  # of methods that scale weights
     weight_minimum: nn.Parameter  # of asymmetric ones
     integers: nn.Parameter  # of methods that round weights when they are loaded
 
-    def __init__(self, in_features: int, out_features: int, *, bias: bool = False) -> None:
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool = False,
+        rows: Shard | None = None,
+        columns: Shard | None = None,
+        adds_bias: bool = True,
+    ) -> None:
+        """`in_features` and `out_features` are those of this rank.
+
+        `rows` or `columns` say which of the checkpoint's they are; None: all. `adds_bias`: false on ranks whose results
+        are added to those of one that does.
+        """
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
+        self.rows, self.columns = rows, columns
+        self._adds_bias = adds_bias
         self.bias = nn.Parameter(torch.empty(out_features), requires_grad=False) if bias else None
         self.blocked: Tensor | None = None
         self.use(UNQUANTIZED)
 
     @classmethod
-    def borrowing(cls, weight: nn.Parameter) -> "Linear":
+    def borrowing(cls, weight: nn.Parameter, rows: Shard | None = None) -> "Linear":
         """A layer over a weight [out_features, in_features] that another module owns and goes on using."""
-        linear = cls(0, 0)
+        linear = cls(0, 0, rows=rows)
         linear.out_features, linear.in_features = weight.shape
         linear.weight = weight
         linear.blocked = blocked_weight(weight)
         return linear
+
+    @property
+    def is_summed(self) -> bool:
+        """Whether what it computes is a summand: the ranks' results must be added up."""
+        return self.columns is not None
+
+    def part(self, rows: slice) -> Part | None:
+        """Which part of one checkpoint's weight these rows of the layer are; None: all of it."""
+        if self.columns is not None:
+            return Part(1, self.columns)
+        shard = self._rows_of(rows)
+        return None if shard is None else Part(0, shard)
+
+    def _rows_of(self, rows: slice) -> Shard | None:
+        """Rows of a checkpoint's layer that stand at these rows of this one; None: all of that layer's."""
+        del rows  # a plain layer is one of the checkpoint's
+        return self.rows
 
     def use(self, method: LinearMethod) -> None:
         """Store and compute by this method from now on; before anything is loaded."""
@@ -94,7 +134,8 @@ class Linear(nn.Module):
 
     def checkpoint_parts(self, path: str) -> dict[str, slice]:
         """The checkpoint's layers that this one is made of, by name, with their rows; `path` is this layer's name."""
-        return {path: slice(0, self.out_features)}
+        rows = self.out_features if self.rows is None else self.rows.count  # what is left over is padding
+        return {path: slice(0, rows)}
 
     def checkpoint_tensors(self, path: str) -> dict[str, Placement]:
         """Checkpoint names to the memory they fill."""
@@ -102,16 +143,33 @@ class Linear(nn.Module):
         for name, rows in self.checkpoint_parts(path).items():
             placements |= self.method.placements(self, name, rows)
             if self.bias is not None:
-                placements[f"{name}.bias"] = Placement(self.bias[rows])
+                placements[f"{name}.bias"] = self._bias_placement(self.bias, rows)
         return placements
+
+    def _bias_placement(self, bias: Tensor, rows: slice) -> Placement:
+        shard = self._rows_of(rows)
+        expand = None if self._adds_bias else torch.zeros_like
+        return Placement(bias[rows], expand=expand, part=None if shard is None else Part(0, shard))
 
 
 class PackedLinear(Linear):
     """Several linear layers of one input; their outputs stand side by side, in the order of `parts`."""
 
-    def __init__(self, in_features: int, parts: dict[str, int], *, bias: bool = False) -> None:
-        super().__init__(in_features, sum(parts.values()), bias=bias)
-        self.parts = parts
+    def __init__(self, in_features: int, parts: Mapping[str, int | Shard], *, bias: bool = False) -> None:
+        """`parts`: rows of each layer, all of them or a rank's."""
+        counts = {name: part.count if isinstance(part, Shard) else part for name, part in parts.items()}
+        self._shards: dict[int, Shard] = {}  # by the first row here
+        begin = 0
+        for part, count in zip(parts.values(), counts.values(), strict=True):
+            if isinstance(part, Shard):
+                self._shards[begin] = part
+            begin += count
+        super().__init__(in_features, begin, bias=bias)
+        self.parts = counts
+
+    def _rows_of(self, rows: slice) -> Shard | None:
+        shard = self._shards.get(rows.start)
+        return None if shard is None or shard.count == shard.total else shard
 
     def checkpoint_parts(self, path: str) -> dict[str, slice]:
         """Each part's own name, as a sibling of this layer, to its rows of the packed weight."""
@@ -121,6 +179,14 @@ class PackedLinear(Linear):
             found[f"{parent}.{part}"] = slice(begin, begin + rows)
             begin += rows
         return found
+
+
+def row_parallel(in_features: int, out_features: int, parallel: TensorParallel, *, bias: bool = False) -> Linear:
+    """A layer of which each rank holds an equal share of the columns, for inputs that are shared out like them."""
+    if parallel.size == 1:
+        return Linear(in_features, out_features, bias=bias)
+    columns = parallel.even(in_features)
+    return Linear(columns.count, out_features, bias=bias, columns=columns, adds_bias=parallel.rank == 0)
 
 
 def blocked_weight(weight: Tensor) -> Tensor | None:

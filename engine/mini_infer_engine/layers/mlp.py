@@ -3,7 +3,7 @@
 from torch import nn
 
 from mini_infer_engine.config.model_config import ModelConfig
-from mini_infer_engine.layers.linear import Linear, PackedLinear
+from mini_infer_engine.layers.linear import Linear, PackedLinear, row_parallel
 
 
 class GatedMLP(nn.Module):
@@ -11,7 +11,10 @@ class GatedMLP(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        parts = {"gate_proj": config.intermediate_size, "up_proj": config.intermediate_size}
+        parallel = config.tensor_parallel
+        share = parallel.even(config.intermediate_size)
         self.activation = config.activation
-        self.gate_up_proj: Linear = PackedLinear(config.hidden_size, parts, bias=config.mlp_bias)
-        self.down_proj = Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
+        self.gate_up_proj: Linear = PackedLinear(
+            config.hidden_size, {"gate_proj": share, "up_proj": share}, bias=config.mlp_bias
+        )
+        self.down_proj = row_parallel(config.intermediate_size, config.hidden_size, parallel, bias=config.mlp_bias)

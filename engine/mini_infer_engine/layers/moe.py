@@ -7,8 +7,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from mini_infer_engine.distributed.tensor_parallel import ALONE, TensorParallel
 from mini_infer_engine.layers.linear import Linear
-from mini_infer_engine.layers.placement import Placement
+from mini_infer_engine.layers.placement import Part, Placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +51,16 @@ class MoESpec:
 class SparseMoE(nn.Module):
     """sum over a token's experts of weight * down(silu(gate(x)) * up(x)); the router and `MoESpec` say which, and how
     much.
+
+    In a tensor-parallel group each rank holds a share of every expert's width, and its result is a summand.
     """
 
-    def __init__(self, spec: MoESpec) -> None:
+    def __init__(self, spec: MoESpec, parallel: TensorParallel = ALONE) -> None:
         super().__init__()
         self.spec = spec
-        experts, hidden, width = spec.num_stacked, spec.hidden_size, spec.intermediate_size
+        self.is_summed = parallel.size > 1
+        self._share = parallel.even(spec.intermediate_size)
+        experts, hidden, width = spec.num_stacked, spec.hidden_size, self._share.count
         self.gate = Linear(hidden, spec.num_experts)
         correction = torch.empty(spec.num_experts, dtype=torch.float32) if spec.has_correction else None
         self.correction = None if correction is None else nn.Parameter(correction, requires_grad=False)
@@ -64,13 +69,14 @@ class SparseMoE(nn.Module):
 
     def checkpoint_tensors(self, path: str) -> dict[str, Placement]:
         """Each expert's own three names, as Qwen's and Mixtral's successors have them, to its part of the stacks."""
-        width = self.spec.intermediate_size
+        width = self._share.count
+        rows, columns = (Part(dim, self._share) if self.is_summed else None for dim in (0, 1))
         tensors: dict[str, Placement] = {}
         for expert in range(self.spec.num_experts):
             name = f"{path}.experts.{expert}"
-            tensors[f"{name}.gate_proj.weight"] = Placement(self.gate_up_proj[expert, :width])
-            tensors[f"{name}.up_proj.weight"] = Placement(self.gate_up_proj[expert, width:])
-            tensors[f"{name}.down_proj.weight"] = Placement(self.down_proj[expert])
+            tensors[f"{name}.gate_proj.weight"] = Placement(self.gate_up_proj[expert, :width], part=rows)
+            tensors[f"{name}.up_proj.weight"] = Placement(self.gate_up_proj[expert, width:], part=rows)
+            tensors[f"{name}.down_proj.weight"] = Placement(self.down_proj[expert], part=columns)
         if self.correction is not None:
             tensors[f"{path}.gate.e_score_correction_bias"] = Placement(self.correction)
         return tensors | (self._shared_tensors(f"{path}.shared_experts") if self.spec.num_shared else {})

@@ -6,13 +6,20 @@ import torch
 from torch import Tensor, nn
 
 from mini_infer_engine.config.model_config import ModelConfig
+from mini_infer_engine.distributed.tensor_parallel import Shard
+from mini_infer_engine.layers.placement import Part, Placement
 
 
 class RMSNorm(nn.Module):
     """x / rms(x) * (offset + weight) over the last dimension (Zhang and Sennrich 2019, arXiv 1910.07467)."""
 
-    def __init__(self, size: int, eps: float, *, offset: float = 0.0) -> None:
+    def __init__(
+        self, size: int, eps: float, *, offset: float = 0.0, columns: Shard | None = None, copies: int = 1
+    ) -> None:
+        """`columns`: this rank's, of a norm over those of all ranks, each of which `copies` ranks hold; None: all."""
         super().__init__()
+        size = size if columns is None else columns.count
+        self.columns, self.copies = columns, copies
         self.weight = nn.Parameter(torch.empty(size), requires_grad=False)
         self.eps = eps
         self._offset = offset
@@ -21,6 +28,20 @@ class RMSNorm(nn.Module):
     def of(cls, config: ModelConfig, size: int | None = None) -> "RMSNorm":
         """A norm over the hidden width, or over `size`, as the model wants it."""
         return cls(config.hidden_size if size is None else size, config.rms_norm_eps, offset=config.norm_offset)
+
+    @classmethod
+    def of_heads(cls, config: ModelConfig, num_heads: int) -> "RMSNorm":
+        """A norm over all heads of q or of k together, of which a rank of a tensor-parallel group has some."""
+        parallel, size = config.tensor_parallel, num_heads * config.head_dim
+        if parallel.size == 1:
+            return cls.of(config, size)
+        columns, copies = parallel.heads(num_heads, config.head_dim), parallel.copies(num_heads)
+        return cls(size, config.rms_norm_eps, offset=config.norm_offset, columns=columns, copies=copies)
+
+    def checkpoint_tensors(self, path: str) -> dict[str, Placement]:
+        """Checkpoint names to the memory they fill."""
+        part = None if self.columns is None else Part(0, self.columns)
+        return {f"{path}.weight": Placement(self.weight, part=part)}
 
     def finish_loading(self) -> None:
         """Add the offset to the weight, which is fp32 from then on: Gemma's weights are small beside their offset."""

@@ -2,11 +2,32 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from mini_infer_engine.distributed.tensor_parallel import Shard
+
 FP8 = torch.float8_e4m3fn
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What of a tensor a rank holds: some of its rows (dimension 0) or columns (dimension 1)."""
+
+    dim: int
+    shard: Shard
+
+    def of(self, tensor: Any) -> Tensor:
+        """Out of a tensor, or out of what reads one slice of a file at a time."""
+        lead = (slice(None),) * self.dim
+        pieces = [tensor[(*lead, slice(begin, end))] for begin, end in self.shard.ranges]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=self.dim)
+
+    def whole_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Of the tensor of which a part has this shape."""
+        return (*shape[: self.dim], self.shard.total, *shape[self.dim + 1 :])
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,13 +37,16 @@ class Placement:
     target: Tensor
     """What it fills; a view of a larger weight where several tensors are packed into one."""
     shapes: tuple[tuple[int, ...], ...] = ()
-    """Shapes that the checkpoint's tensor may have; empty: the target's own."""
+    """Shapes that the checkpoint's tensor may have; empty: the target's own, or the one it is a part of."""
     expand: Callable[[Tensor], Tensor] | None = None
-    """From the checkpoint's form to the target's; None: as it is."""
+    """From the checkpoint's form to the target's, of the part alone; None: as it is."""
+    part: Part | None = None
+    """What of the checkpoint's tensor is read; None: all of it."""
 
     def obstacle(self, shape: tuple[int, ...], dtype: torch.dtype) -> str | None:
         """Why a tensor cannot be placed here, for people; None: it can."""
-        allowed = self.shapes or (tuple(self.target.shape),)
+        shape_here = tuple(self.target.shape)
+        allowed = self.shapes or (shape_here if self.part is None else self.part.whole_shape(shape_here),)
         if shape not in allowed:
             wanted = " or ".join(str(list(one)) for one in allowed)
             return f"has shape {list(shape)}, config.json asks for {wanted}"
@@ -35,5 +59,5 @@ class Placement:
         return None
 
     def place(self, tensor: Tensor) -> None:
-        """Copy it, cast to the target's dtype."""
+        """Copy the tensor, or the part that was read of it, cast to the target's dtype."""
         self.target.copy_(tensor if self.expand is None else self.expand(tensor))

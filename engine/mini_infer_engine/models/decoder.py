@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.config.fields import Fields
 from mini_infer_engine.config.model_config import ModelConfig
 from mini_infer_engine.config.quantization import unused_suffixes
@@ -107,7 +108,7 @@ class Decoder(nn.Module):
 
     def __init__(self, config: ModelConfig, layer_class: type[DecoderLayer]) -> None:
         super().__init__()
-        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, config.tensor_parallel)
         self.layers = nn.ModuleList(layer_class(config, layer) for layer in range(config.num_layers))
         self.norm = RMSNorm.of(config)
 
@@ -131,8 +132,25 @@ class DecoderModel(nn.Module):
         super().__init__()
         self.config = config
         self.model = Decoder(config, self.layer_class)
-        self.lm_head = None if config.tie_word_embeddings else Linear(config.hidden_size, config.vocab_size)
+        self.lm_head = None if config.tie_word_embeddings else self._make_head()
         self._tied_head: list[Linear] = []  # in a list: it is no module of its own, its weight is the embeddings'
+
+    def _make_head(self) -> Linear:
+        parallel, vocab_size = self.config.tensor_parallel, self.config.vocab_size
+        rows = parallel.vocabulary(vocab_size) if parallel.size > 1 else None
+        return Linear(self.config.hidden_size, parallel.vocabulary_rows(vocab_size), rows=rows)
+
+    @classmethod
+    def check_split(cls, config: ModelConfig) -> None:
+        """ModelError: the ranks of `config.tensor_parallel` cannot share this model out."""
+        parallel = config.tensor_parallel
+        obstacles = [
+            parallel.obstacle("num_attention_heads", config.num_heads),
+            parallel.obstacle("num_key_value_heads", config.num_kv_heads, copies=True),
+            parallel.obstacle("intermediate_size", config.intermediate_size),
+        ]
+        for obstacle in filter(None, obstacles):
+            raise ModelError(f"{config.architecture}: {obstacle}.")
 
     @classmethod
     def parse_config(cls, fields: Fields, architecture: str, eos_token_ids: tuple[int, ...]) -> ModelConfig:
@@ -152,7 +170,8 @@ class DecoderModel(nn.Module):
     def kv_spec(self, page_size: int, dtype: torch.dtype) -> KVSpec:
         """What a page of `page_size` tokens holds."""
         config = self.config
-        return KVSpec(config.num_layers, page_size, config.num_kv_heads, config.head_dim, dtype)
+        kv_heads = config.tensor_parallel.num_heads(config.num_kv_heads)
+        return KVSpec(config.num_layers, page_size, kv_heads, config.head_dim, dtype)
 
     @property
     def head(self) -> Linear:
@@ -163,7 +182,7 @@ class DecoderModel(nn.Module):
         """Every tensor that a checkpoint must have, by name, with the memory that it fills."""
         tensors: dict[str, Placement] = {}
         for path, module in self.named_modules():
-            if isinstance(module, Linear | SparseMoE):
+            if isinstance(module, Linear | SparseMoE | Embedding | RMSNorm):
                 tensors |= module.checkpoint_tensors(path)
             else:
                 tensors |= {f"{path}.{name}": Placement(p) for name, p in module.named_parameters(recurse=False)}
@@ -194,11 +213,11 @@ class DecoderModel(nn.Module):
             attention.rotary = tables[rope]
             attention.finish_loading()
         if self.lm_head is None and not self._tied_head:
-            self._tied_head.append(Linear.borrowing(weight))
+            self._tied_head.append(Linear.borrowing(weight, self.model.embed_tokens.rows))
 
-    def embed(self, token_ids: Tensor) -> Tensor:
-        """[tokens] int64 to [tokens, hidden], in new memory."""
-        return self.scale_embeddings(self.model.embed_tokens(token_ids))
+    def embed(self, ops: Ops, token_ids: Tensor) -> Tensor:
+        """[tokens] int64 to [tokens, hidden], in new memory: what every pass begins with."""
+        return self.scale_embeddings(ops.embed(token_ids, self.model.embed_tokens))
 
     def scale_embeddings(self, hidden: Tensor) -> Tensor:
         """Rows of the embedding table as the first layer wants them; changed in place."""

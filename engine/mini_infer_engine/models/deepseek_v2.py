@@ -7,6 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.config.fields import Fields
 from mini_infer_engine.config.model_config import ModelConfig, parse_activation, parse_decoder
 from mini_infer_engine.config.rope import RopeParameters, parse_rope
@@ -55,6 +56,14 @@ class DeepseekV2ForCausalLM(DecoderModel):
         """One latent a token."""
         assert isinstance(self.config, DeepseekConfig)
         return KVSpec(self.config.num_layers, page_size, 1, self.config.latent.latent_width, dtype, entries=1)
+
+    @classmethod
+    def check_split(cls, config: ModelConfig) -> None:
+        """See `DecoderModel.check_split`: not at all."""
+        if config.tensor_parallel.size > 1:
+            raise ModelError(
+                f"{config.architecture}: latent attention cannot be split among ranks: use --tensor-parallel-size 1."
+            )
 
     @classmethod
     def parse_config(cls, fields: Fields, architecture: str, eos_token_ids: tuple[int, ...]) -> ModelConfig:

@@ -6,13 +6,13 @@ from mini_infer_engine.config.fields import Fields
 from mini_infer_engine.config.model_config import ModelConfig, parse_activation, parse_decoder, sliding_window
 from mini_infer_engine.config.rope import parse_rope
 from mini_infer_engine.layers.moe import MoESpec
-from mini_infer_engine.models.decoder import DecoderLayer, DecoderModel
-from mini_infer_engine.models.sparse_decoder import SparseConfig, SparseLayer, refuse_quantized_experts
+from mini_infer_engine.models.decoder import DecoderLayer
+from mini_infer_engine.models.sparse_decoder import SparseConfig, SparseLayer, SparseModel, refuse_quantized_experts
 
 _DEFAULT_THETA = 1_000_000.0
 
 
-class MixtralForCausalLM(DecoderModel):
+class MixtralForCausalLM(SparseModel):
     """Mistral's decoder with eight experts a layer, two of them a token (Jiang et al. 2024, arXiv 2401.04088)."""
 
     layer_class: ClassVar[type[DecoderLayer]] = SparseLayer

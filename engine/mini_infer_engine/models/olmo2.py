@@ -20,8 +20,8 @@ class Olmo2Layer(OutputNormLayer):
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__(config, layer)
         # Not the attention's: what norms each head by itself is another thing, and rides along with the rotation.
-        self.q_norm = RMSNorm.of(config, config.num_heads * config.head_dim)
-        self.k_norm = RMSNorm.of(config, config.num_kv_heads * config.head_dim)
+        self.q_norm = RMSNorm.of_heads(config, config.num_heads)
+        self.k_norm = RMSNorm.of_heads(config, config.num_kv_heads)
 
     def project(self, ops: Ops, state: ResidualState) -> Tensor:
         """See `DecoderLayer.project`."""

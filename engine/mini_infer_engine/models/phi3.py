@@ -9,6 +9,7 @@ from torch import Tensor
 from mini_infer_engine.config.fields import Fields
 from mini_infer_engine.config.model_config import ModelConfig, parse_activation, parse_decoder, sliding_window
 from mini_infer_engine.config.rope import parse_rope, rope_object
+from mini_infer_engine.distributed.tensor_parallel import side_by_side
 from mini_infer_engine.layers.linear import Linear
 from mini_infer_engine.layers.mlp import GatedMLP
 from mini_infer_engine.layers.placement import Placement
@@ -25,9 +26,12 @@ class Phi3QKV(Linear):
     """
 
     def __init__(self, config: ModelConfig) -> None:
-        heads = config.num_heads + 2 * config.num_kv_heads
-        super().__init__(config.hidden_size, heads * config.head_dim, bias=config.qkv_bias)
-        self.rotated_heads, self.head_dim = config.num_heads + config.num_kv_heads, config.head_dim
+        parallel, head_dim = config.tensor_parallel, config.head_dim
+        sizes = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
+        rows = side_by_side([parallel.heads(heads, head_dim) for heads in sizes])
+        super().__init__(config.hidden_size, rows.count, bias=config.qkv_bias, rows=rows if parallel.size > 1 else None)
+        heads, kv_heads = map(parallel.num_heads, (config.num_heads, config.num_kv_heads))
+        self.rotated_heads, self.head_dim = heads + kv_heads, head_dim
         self.rotary_dim = config.ropes[0].rotary_dim(config.head_dim)
 
     def checkpoint_tensors(self, path: str) -> dict[str, Placement]:
@@ -54,7 +58,9 @@ class Phi3Layer(DecoderLayer):
         super().__init__(config, layer)
         assert isinstance(self.mlp, GatedMLP)
         self.self_attn.qkv_proj = Phi3QKV(config)
-        self.mlp.gate_up_proj = Linear(config.hidden_size, 2 * config.intermediate_size)
+        parallel = config.tensor_parallel
+        rows = side_by_side([parallel.even(config.intermediate_size)] * 2)
+        self.mlp.gate_up_proj = Linear(config.hidden_size, rows.count, rows=rows if parallel.size > 1 else None)
 
 
 class Phi3ForCausalLM(DecoderModel):

@@ -5,9 +5,9 @@ from typing import ClassVar
 from mini_infer_engine.config.fields import Fields
 from mini_infer_engine.config.model_config import ModelConfig, parse_activation, parse_decoder
 from mini_infer_engine.layers.moe import MoESpec
-from mini_infer_engine.models.decoder import DecoderLayer, DecoderModel
+from mini_infer_engine.models.decoder import DecoderLayer
 from mini_infer_engine.models.qwen2 import qwen_windows
-from mini_infer_engine.models.sparse_decoder import SparseConfig, SparseLayer, refuse_quantized_experts
+from mini_infer_engine.models.sparse_decoder import SparseConfig, SparseLayer, SparseModel, refuse_quantized_experts
 
 
 class Qwen3MoeLayer(SparseLayer):
@@ -16,7 +16,7 @@ class Qwen3MoeLayer(SparseLayer):
     has_qk_norm: ClassVar[bool] = True
 
 
-class Qwen3MoeForCausalLM(DecoderModel):
+class Qwen3MoeForCausalLM(SparseModel):
     """Qwen3's decoder with sparse feed-forward blocks (Yang et al. 2025, arXiv 2505.09388)."""
 
     layer_class: ClassVar[type[DecoderLayer]] = Qwen3MoeLayer

@@ -1,15 +1,16 @@
 """Decoders whose feed-forward blocks, all or some, are mixtures of experts: what Mixtral and Qwen3-MoE share."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import nn
 
+from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.config.fields import Fields
 from mini_infer_engine.config.model_config import ModelConfig
 from mini_infer_engine.layers.mlp import GatedMLP
 from mini_infer_engine.layers.moe import MoESpec, SparseMoE
 from mini_infer_engine.layers.norm import RMSNorm
-from mini_infer_engine.models.decoder import DecoderLayer
+from mini_infer_engine.models.decoder import DecoderLayer, DecoderModel
 from mini_infer_engine.ops.base import Ops, ResidualState
 
 
@@ -28,13 +29,30 @@ class SparseLayer(DecoderLayer):
     def make_mlp(self, config: ModelConfig, layer: int) -> nn.Module:
         """See `DecoderLayer.make_mlp`."""
         assert isinstance(config, SparseConfig)
-        return SparseMoE(config.moe) if layer in config.sparse_layers else GatedMLP(config)
+        return SparseMoE(config.moe, config.tensor_parallel) if layer in config.sparse_layers else GatedMLP(config)
 
     def feed_forward(self, ops: Ops, state: ResidualState, next_norm: RMSNorm) -> ResidualState:
         """See `DecoderLayer.feed_forward`."""
         if isinstance(self.mlp, SparseMoE):
             return ops.moe_add_norm(state, self.post_attention_layernorm, self.mlp, next_norm)
         return super().feed_forward(ops, state, next_norm)
+
+
+class SparseModel(DecoderModel):
+    """A decoder with mixtures."""
+
+    @classmethod
+    def check_split(cls, config: ModelConfig) -> None:
+        """See `DecoderModel.check_split`; plain MLPs are checked where there are any."""
+        assert isinstance(config, SparseConfig)
+        parallel = config.tensor_parallel
+        if obstacle := parallel.obstacle("the experts' intermediate size", config.moe.intermediate_size):
+            raise ModelError(f"{config.architecture}: {obstacle}.")
+        super().check_split(
+            config
+            if len(config.sparse_layers) < config.num_layers
+            else replace(config, intermediate_size=parallel.size)
+        )
 
 
 def refuse_quantized_experts(fields: Fields) -> None:

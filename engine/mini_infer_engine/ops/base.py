@@ -13,6 +13,7 @@ from torch import Tensor
 from mini_infer_engine.config.model_config import Activation
 from mini_infer_engine.kernels.gemm.gemm_config import DeferredRMSNorm
 from mini_infer_engine.layers.attention import AttentionBlock
+from mini_infer_engine.layers.embedding import Embedding
 from mini_infer_engine.layers.linear import Linear
 from mini_infer_engine.layers.moe import SparseMoE
 from mini_infer_engine.layers.norm import RMSNorm
@@ -48,8 +49,16 @@ class AttentionPass(Protocol):
 class Ops(Protocol):
     """See the module. Every verb takes activations of [tokens, width] in the model's dtype.
 
-    A norm that is None: blocks read the residual stream as it is.
+    A norm that is None: blocks read the residual stream as it is. In a tensor-parallel group verbs add up what layers
+    with `is_summed` compute, and gather logits: activations between verbs are those of the whole model, but for what a
+    layer with a rank's rows makes.
     """
+
+    def embed(self, token_ids: Tensor, embedding: Embedding) -> Tensor:
+        """Rows of the table [tokens, hidden] for token_ids [tokens] int64, in new memory."""
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """The sum of all ranks' x, for what is computed beside the verbs; x itself without ranks."""
 
     def norm_linear(self, state: ResidualState, norm: RMSNorm | None, linear: Linear) -> Tensor:
         """linear(norm(residual)): [tokens, out_features]."""

@@ -7,6 +7,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from mini_infer_engine.config.model_config import Activation
+from mini_infer_engine.distributed.collectives import NO_COLLECTIVES, Collectives
+from mini_infer_engine.layers.embedding import Embedding
 from mini_infer_engine.layers.linear import Linear
 from mini_infer_engine.layers.moe import MoESpec, SparseMoE
 from mini_infer_engine.layers.norm import RMSNorm, rms_norm
@@ -20,6 +22,17 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 
 class TorchOps:
     """See `ops.base.Ops`. The residual stream is added to in place."""
+
+    def __init__(self, collectives: Collectives = NO_COLLECTIVES) -> None:
+        self._collectives = collectives
+
+    def embed(self, token_ids: Tensor, embedding: Embedding) -> Tensor:
+        """See `Ops.embed`."""
+        return self._collectives.all_reduce(embedding(token_ids))
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """See `Ops.all_reduce`."""
+        return self._collectives.all_reduce(x)
 
     def norm_linear(self, state: ResidualState, norm: RMSNorm | None, linear: Linear) -> Tensor:
         """See `Ops.norm_linear`."""
@@ -35,17 +48,20 @@ class TorchOps:
 
     def linear_add_norm(self, x: Tensor, linear: Linear, state: ResidualState, next_norm: RMSNorm) -> ResidualState:
         """See `Ops.linear_add_norm`."""
-        return self.add_norm(linear(x), state, next_norm)
+        return self.add_norm(self._summed(x, linear), state, next_norm)
 
     def linear_norm_add_norm(
         self, x: Tensor, linear: Linear, norm: RMSNorm, state: ResidualState, next_norm: RMSNorm | None
     ) -> ResidualState:
         """See `Ops.linear_norm_add_norm`."""
-        return self.add_norm(norm(linear(x)), state, next_norm)
+        return self.add_norm(norm(self._summed(x, linear)), state, next_norm)
 
     def norm_columns_(self, x: Tensor, columns: slice, norm: RMSNorm) -> None:
         """See `Ops.norm_columns_`."""
-        rms_norm(x[:, columns], norm.weight, norm.eps, out=x[:, columns])
+        if norm.columns is not None:
+            norm_shared_columns_(x[:, columns], norm, self._collectives)
+        else:
+            rms_norm(x[:, columns], norm.weight, norm.eps, out=x[:, columns])
 
     def moe_add_norm(self, state: ResidualState, norm: RMSNorm, moe: SparseMoE, next_norm: RMSNorm) -> ResidualState:
         """See `Ops.moe_add_norm`: expert after expert, each over the tokens that chose it."""
@@ -57,7 +73,7 @@ class TorchOps:
             gate, up = functional.linear(x[tokens], moe.gate_up_proj[expert]).chunk(2, dim=-1)
             made = functional.linear(functional.silu(gate).mul_(up), moe.down_proj[expert])
             mixed.index_add_(0, tokens, made * weights[tokens, choices, None])
-        return self.add_norm(mixed, state, next_norm)
+        return self.add_norm(self._collectives.all_reduce(mixed) if moe.is_summed else mixed, state, next_norm)
 
     def norm(self, state: ResidualState, norm: RMSNorm | None) -> Tensor:
         """See `Ops.norm`."""
@@ -67,12 +83,28 @@ class TorchOps:
     def logits(self, state: ResidualState, norm: RMSNorm, head: Linear, out: Tensor | None = None) -> Tensor:
         """See `Ops.logits`."""
         made = self.norm_linear(state, norm, head)
+        if head.rows is not None:
+            return self._collectives.gather_columns(made, head.rows.total, out)
         return made if out is None else out.copy_(made)
 
     def add_norm(self, x: Tensor, state: ResidualState, next_norm: RMSNorm | None) -> ResidualState:
         """See `Ops.add_norm`."""
         del next_norm  # computed by the verb that reads it
         return ResidualState(state.residual.add_(x))
+
+    def _summed(self, x: Tensor, linear: Linear) -> Tensor:
+        """linear(x), over all ranks."""
+        made: Tensor = linear(x)
+        return self._collectives.all_reduce(made) if linear.is_summed else made
+
+
+def norm_shared_columns_(x: Tensor, norm: RMSNorm, collectives: Collectives) -> None:
+    """RMS norm in place over the columns of all ranks, of which x [tokens, columns] are this one's."""
+    assert norm.columns is not None
+    wide = x.float()
+    squares = collectives.all_reduce(wide.square().sum(dim=-1, keepdim=True))
+    scale = (squares / (norm.copies * norm.columns.total) + norm.eps).rsqrt_()
+    x.copy_(wide.mul_(scale).mul_(norm.weight))
 
 
 def route(logits: Tensor, spec: MoESpec, correction: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from mini_infer_engine.config.model_config import Activation
+from mini_infer_engine.distributed.collectives import NO_COLLECTIVES, Collectives
 from mini_infer_engine.kernels.context import KernelContext
 from mini_infer_engine.kernels.gemm.fp8_gemm import fp8_gemm
 from mini_infer_engine.kernels.gemm.gemm_config import DeferredRMSNorm
@@ -19,26 +20,42 @@ from mini_infer_engine.kernels.moe.grouped_gemm import grouped_experts
 from mini_infer_engine.kernels.moe.route import route
 from mini_infer_engine.kernels.norm.rms_norm import add_rms_norm, rms_norm
 from mini_infer_engine.kernels.norm.silu_mul import silu_mul
+from mini_infer_engine.layers.embedding import Embedding
 from mini_infer_engine.layers.linear import UNQUANTIZED, Linear
 from mini_infer_engine.layers.moe import SparseMoE
 from mini_infer_engine.layers.norm import RMSNorm
 from mini_infer_engine.ops.base import ResidualState
-from mini_infer_engine.ops.torch_ops import ACTIVATIONS
+from mini_infer_engine.ops.torch_ops import ACTIVATIONS, norm_shared_columns_
 from mini_infer_engine.quantization.fp8 import Fp8Method
 
 
 class TritonOps:
     """See `ops.base.Ops`. The kernel policy chooses between our products and cuBLAS."""
 
-    def __init__(self, kernels: KernelContext) -> None:
+    def __init__(self, kernels: KernelContext, collectives: Collectives = NO_COLLECTIVES) -> None:
         self._policy, self._workspace = kernels.policy, kernels.workspace
+        self._collectives = collectives
+
+    def embed(self, token_ids: Tensor, embedding: Embedding) -> Tensor:
+        """See `Ops.embed`."""
+        return self._collectives.all_reduce(embedding(token_ids))
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """See `Ops.all_reduce`."""
+        return self._collectives.all_reduce(x)
 
     def norm_linear(self, state: ResidualState, norm: RMSNorm | None, linear: Linear) -> Tensor:
         """See `Ops.norm_linear`."""
-        return self.logits(state, norm, linear)
+        return self._product(state, norm, linear)
 
     def logits(self, state: ResidualState, norm: RMSNorm | None, head: Linear, out: Tensor | None = None) -> Tensor:
-        """See `Ops.logits`; one product for any layer, into given memory or not."""
+        """See `Ops.logits`."""
+        if head.rows is not None:
+            return self._collectives.gather_columns(self._product(state, norm, head), head.rows.total, out)
+        return self._product(state, norm, head, out)
+
+    def _product(self, state: ResidualState, norm: RMSNorm | None, head: Linear, out: Tensor | None = None) -> Tensor:
+        """One product for any layer, into given memory or not, of this rank alone."""
         if head.method is not UNQUANTIZED:
             return quantized_linear(self.norm(state, norm), head, out)
         config = self._policy.gemm_config(state.residual, head.weight)
@@ -69,6 +86,8 @@ class TritonOps:
 
     def linear_add_norm(self, x: Tensor, linear: Linear, state: ResidualState, next_norm: RMSNorm) -> ResidualState:
         """See `Ops.linear_add_norm`."""
+        if linear.is_summed:
+            return self.add_norm(self._summed(x, linear), state, next_norm)
         if linear.method is not UNQUANTIZED:
             return self.add_norm(quantized_linear(x, linear), state, next_norm)
         weight, bias, residual = linear.weight, linear.bias, state.residual
@@ -99,18 +118,19 @@ class TritonOps:
         self, x: Tensor, linear: Linear, norm: RMSNorm, state: ResidualState, next_norm: RMSNorm | None
     ) -> ResidualState:
         """See `Ops.linear_norm_add_norm`."""
-        config = None if linear.method is not UNQUANTIZED else self._policy.gemm_config(x, linear.weight)
-        if linear.method is not UNQUANTIZED:
-            out = quantized_linear(x, linear)
-        elif config is not None:
-            out = small_m_linear(x, linear.weight, config, workspace=self._workspace, bias=linear.bias)
-        else:
-            out = functional.linear(x, linear.weight, linear.bias)
+        out = self._summed(x, linear) if linear.is_summed else self._product(ResidualState(x), None, linear)
         return self.add_norm(rms_norm(out, norm.weight, norm.eps), state, next_norm)
+
+    def _summed(self, x: Tensor, linear: Linear) -> Tensor:
+        """linear(x), over all ranks."""
+        return self._collectives.all_reduce(self._product(ResidualState(x), None, linear))
 
     def norm_columns_(self, x: Tensor, columns: slice, norm: RMSNorm) -> None:
         """See `Ops.norm_columns_`."""
-        rms_norm(x[:, columns], norm.weight, norm.eps, out=x[:, columns])
+        if norm.columns is not None:
+            norm_shared_columns_(x[:, columns], norm, self._collectives)
+        else:
+            rms_norm(x[:, columns], norm.weight, norm.eps, out=x[:, columns])
 
     def moe_add_norm(self, state: ResidualState, norm: RMSNorm, moe: SparseMoE, next_norm: RMSNorm) -> ResidualState:
         """See `Ops.moe_add_norm`: the experts' results are added up by the kernel that adds the residual."""
@@ -120,6 +140,8 @@ class TritonOps:
         routing = route(logits, spec.top_k, normalizes_top_k=spec.normalizes_top_k, groups=grouped)
         experts = grouped_experts if grouped else expert_gemv
         summands = experts(x, routing, moe.gate_up_proj, moe.down_proj)
+        if moe.is_summed:
+            return self.add_norm(self._collectives.all_reduce(summands.sum(0)), state, next_norm)
         normed = add_rms_norm(state.residual, summands, next_norm.weight, next_norm.eps)
         return ResidualState(state.residual, normed)
 

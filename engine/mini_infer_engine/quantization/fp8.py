@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from mini_infer_engine.config.quantization import Fp8Scheme
 from mini_infer_engine.layers.linear import UNQUANTIZED, Linear
-from mini_infer_engine.layers.placement import FP8, Placement
+from mini_infer_engine.layers.placement import FP8, Part, Placement
 
 
 class Fp8Method:
@@ -30,30 +30,41 @@ class Fp8Method:
     def create_weights(self, layer: Linear) -> None:
         """See `LinearMethod`."""
         layer.weight = nn.Parameter(torch.empty(layer.out_features, layer.in_features, dtype=FP8), requires_grad=False)
-        blocks = -(-layer.in_features // self.column_block(layer))
+        block = self.column_block(layer)
+        if layer.columns is not None and self.scheme.strategy == "block":
+            (begin, end), *_ = layer.columns.ranges
+            if begin % block or (end % block and end != layer.columns.total):
+                raise ValueError(f"a rank's columns {begin} to {end} cut through blocks of {block}")
+        blocks = -(-layer.in_features // block)
         scale = torch.empty(layer.out_features, blocks, dtype=torch.float32)
         layer.weight_scale = nn.Parameter(scale, requires_grad=False)
 
     def placements(self, layer: Linear, path: str, rows: slice) -> dict[str, Placement]:
         """See `LinearMethod`."""
-        scale = layer.weight_scale[rows]
-        count, blocks = scale.shape
+        scale, part = layer.weight_scale[rows], layer.part(rows)
+        whole = None if part is None else part.whole_shape((rows.stop - rows.start, layer.in_features))
+        count, columns = whole or (rows.stop - rows.start, layer.in_features)
         if self.scheme.strategy == "tensor":
             shapes: tuple[tuple[int, ...], ...] = ((), (1,), (1, 1))
         elif self.scheme.strategy == "channel":
             shapes = ((count,), (count, 1))
         else:
-            shapes = ((-(-count // self.scheme.block[0]), blocks),)
+            shapes = ((-(-count // self.scheme.block[0]), -(-columns // self.scheme.block[1])),)
         return {
-            f"{path}.weight": Placement(layer.weight[rows]),
-            f"{path}.{self.scheme.scale_name}": Placement(scale, shapes, partial(self._by_row, count)),
+            f"{path}.weight": Placement(layer.weight[rows], part=part),
+            f"{path}.{self.scheme.scale_name}": Placement(scale, shapes, partial(self._by_row, count, part)),
         }
 
-    def _by_row(self, rows: int, scale: Tensor) -> Tensor:
-        """A scale as the checkpoint has it, for each row."""
-        if self.scheme.strategy == "block":
-            return scale.repeat_interleave(self.scheme.block[0], dim=0)[:rows]
-        return scale.reshape(-1, 1).expand(rows, 1)
+    def _by_row(self, rows: int, part: Part | None, scale: Tensor) -> Tensor:
+        """A scale as the checkpoint has it, for each of `rows`, of which a rank holds a part."""
+        if self.scheme.strategy != "block":
+            wide = scale.reshape(-1, 1).expand(rows, 1)
+        else:
+            wide = scale.repeat_interleave(self.scheme.block[0], dim=0)[:rows]
+            if part is not None and part.dim == 1:
+                block = self.scheme.block[1]
+                return torch.cat([wide[:, begin // block : -(-end // block)] for begin, end in part.shard.ranges], 1)
+        return wide if part is None or part.dim == 1 else part.of(wide)
 
     def process_weights_after_loading(self, layer: Linear) -> None:
         """On a CPU, where FP8 is a form of storage alone, go on with the weights that it stands for."""

@@ -41,6 +41,8 @@ class IntegerCheckpointMethod:
 
     def create_weights(self, layer: Linear) -> None:
         """See `LinearMethod`. ValueError: the layer's sizes do not fit the scheme."""
+        if any(layer.part(rows) is not None for rows in _parts(layer)):
+            raise ValueError("layers stored as integers cannot be split among ranks yet: use --tensor-parallel-size 1")
         for rows in _parts(layer):
             for name, stored in self._stored(rows.stop - rows.start, layer.in_features).items():
                 tensor = torch.empty(stored.shape, dtype=stored.dtype)

@@ -35,7 +35,7 @@ class RoundToNearestMethod:
 
     def placements(self, layer: Linear, path: str, rows: slice) -> dict[str, Placement]:
         """See `LinearMethod`."""
-        return {f"{path}.weight": Placement(layer.weight[rows])}
+        return {f"{path}.weight": Placement(layer.weight[rows], part=layer.part(rows))}
 
     def process_weights_after_loading(self, layer: Linear) -> None:
         """Round, once, and give the weight up."""

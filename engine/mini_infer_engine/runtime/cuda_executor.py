@@ -75,7 +75,7 @@ class CudaExecutor:
         longest = settings.max_model_len or worker.config.max_position_embeddings
         width = page_table_width(longest, pool.spec.page_size)
         self.kernels = KernelContext.of(device, settings.disable)
-        self.ops = TritonOps(self.kernels)
+        self.ops = TritonOps(self.kernels, worker.collectives)
         self.state = DeviceBatchState(settings.max_num_seqs, width, pool.null_page, device)
         longest = width * pool.spec.page_size
         layers = with_keys_and_values(model.attention_layers)
@@ -166,7 +166,8 @@ class CudaExecutor:
             add_rms_norm(summands[0].clone(), summands[:splits], norm.weight, norm.eps)
         if self.prefill_kernel() is not None:
             return  # flash-attn is compiled already
-        token = torch.zeros((1, config.num_heads, config.head_dim), dtype=worker.dtype, device=device)
+        num_heads = worker.model.attention_layers[0].num_heads
+        token = torch.zeros((1, num_heads, config.head_dim), dtype=worker.dtype, device=device)
         ends = torch.ones(1, dtype=torch.int32, device=device)
         starts = torch.tensor([0, 1], dtype=torch.int32, device=device)
         pages, softcap = self.attention.pages[0], config.attention_softcap
@@ -342,7 +343,7 @@ class CudaExecutor:
             pending = self.state.state.last_tokens.index_select(0, inputs.pending_slots)
             token_ids = token_ids.index_copy(0, inputs.pending_tokens, pending)
         attention = self.attention.plan(inputs, every_token=every_token)
-        return inputs, model(self.ops, model.embed(token_ids), attention)
+        return inputs, model(self.ops, model.embed(self.ops, token_ids), attention)
 
 
 class FlashPrefillExecutor(CudaExecutor):

@@ -94,10 +94,14 @@ class DecodeGraph:
         parts = self._parts
         model, state = parts.model, parts.state.state
         slots = parts.slots[: self._bucket]
-        table = model.model.embed_tokens.weight
-        hidden, positions = gather_decode_inputs(slots, state.last_tokens, state.lengths, table)
+        table = model.model.embed_tokens
+        hidden, positions = gather_decode_inputs(
+            slots, state.last_tokens, state.lengths, table.weight, first_token=table.first_token
+        )
         attend = parts.attention.decode(parts.state.page_tables, slots, positions)
-        residual = model(parts.ops, model.scale_embeddings(hidden), TritonAttentionPass(attend, attend, None))
+        residual = model(
+            parts.ops, model.scale_embeddings(parts.ops.all_reduce(hidden)), TritonAttentionPass(attend, attend, None)
+        )
         model.logits(parts.ops, residual, parts.logits[: self._bucket])
 
     def run(self, rows: list[Row]) -> None:
@@ -200,7 +204,9 @@ class PrefillGraph:
             token_ids = self._with_decodes(token_ids, decode_slots)
             decode = attention.decode(state.page_tables, decode_slots, decode_positions)
             attend, selected = (decodes_before_prefill(one, decode, self.num_decodes) for one in (attend, selected))
-        residual = model(parts.ops, model.embed(token_ids), TritonAttentionPass(attend, selected, sample_rows))
+        residual = model(
+            parts.ops, model.embed(parts.ops, token_ids), TritonAttentionPass(attend, selected, sample_rows)
+        )
         model.logits(parts.ops, residual, parts.logits[: sample_rows.shape[0]])
 
     def _with_decodes(self, token_ids: Tensor, decode_slots: Tensor) -> Tensor:

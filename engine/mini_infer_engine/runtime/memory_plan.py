@@ -4,6 +4,7 @@ On a GPU it measures, with a small pool that is thrown away; the arithmetic is `
 """
 
 import gc
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -78,9 +79,16 @@ class _Needs(NamedTuple):
 
 
 def plan_memory(
-    worker: ModelWorker, kind: type[Executor], settings: ResolvedSettings, page_size: int, before: MemoryInUse
+    worker: ModelWorker,
+    kind: type[Executor],
+    settings: ResolvedSettings,
+    page_size: int,
+    before: MemoryInUse,
+    smallest: Callable[[int], int] = lambda pages: pages,
 ) -> MemoryPlan:
     """Pages and context, given the device's memory before this engine took any; the weights are loaded.
+
+    `smallest`: of one number from each rank that shares the model: all have as many pages as the one with the fewest.
 
     Raises:
         ModelError: the settings do not fit model or machine.
@@ -93,6 +101,7 @@ def plan_memory(
     else:
         needs = _measure(worker, kind, settings, page_size)
         pages = _count_pages(worker.device, settings, page_bytes, before, sum(needs))
+    pages = smallest(pages)
     longest = worker.config.max_position_embeddings
     context = fit_context(settings.max_model_len, longest, pages * page_size)
     return MemoryPlan(pages, page_bytes, context, **needs._asdict())

@@ -14,6 +14,7 @@ from mini_infer_engine.core.batch import Batch, TokenMasks
 from mini_infer_engine.core.request import Request
 from mini_infer_engine.core.result import PassResult
 from mini_infer_engine.device import choose_device, choose_threads
+from mini_infer_engine.distributed.rank_group import ALONE_IN_GROUP, RankGroup
 from mini_infer_engine.models.registry import read_config
 from mini_infer_engine.runtime.executor import Executor, PassHandle, executor_class
 from mini_infer_engine.runtime.kv_pool import KVPool
@@ -83,20 +84,28 @@ def load_runner(settings: EngineSettings) -> ModelRunner:
 
 
 def make_runner(
-    settings: EngineSettings, config: ModelConfig, directory: Path | None, kind: type[Executor]
+    settings: EngineSettings,
+    config: ModelConfig,
+    directory: Path | None,
+    kind: type[Executor],
+    group: RankGroup = ALONE_IN_GROUP,
 ) -> ModelRunner:
-    """Weights first, then the memory plan over what they leave, then pool, executor and its graphs."""
+    """Weights first, then the memory plan over what they leave, then pool, executor and its graphs.
+
+    `group`: the others with whom this process shares the model; all make their runners at the same time.
+    """
     page_size = settings.page_size or kind.default_page_size
     if page_size % kind.page_size_step:
         raise ModelError(f"page_size = {page_size}: it must be a multiple of {kind.page_size_step}.")
     before = MemoryInUse.at_start(choose_device(settings))
-    worker = ModelWorker.load(settings, config, directory)
+    worker = ModelWorker.load(settings, config, directory, group.collectives)
+    group.begin_together()
     resolved = settings.resolved(worker.device.type)
-    plan = plan_memory(worker, kind, resolved, page_size, before)
+    plan = plan_memory(worker, kind, resolved, page_size, before, group.smallest)
     log.info("memory: %s", plan)
     worker.model.finish_loading(plan.max_model_len)
     spec = worker.model.kv_spec(page_size, worker.dtype)
-    pool = KVPool(spec, plan.num_pages, worker.device, settings.kv_swap_memory // spec.page_bytes)
+    pool = KVPool(spec, plan.num_pages, worker.device, group.share_of(settings.kv_swap_memory) // spec.page_bytes)
     executor = kind(worker, pool, resolved)
     executor.capture()
     return ModelRunner(worker, pool, executor, plan.max_model_len, resolved)

@@ -74,7 +74,7 @@ class TorchExecutor:
 
     def __init__(self, worker: ModelWorker, pool: KVPool, settings: EngineSettings) -> None:
         self.worker, self.pool = worker, pool
-        self.ops = TorchOps()
+        self.ops = TorchOps(worker.collectives)
         self.attention = torch_backend(worker.model.attention_layers, pool)
         self.last_tokens = torch.zeros(settings.max_num_seqs, dtype=torch.int64, device=worker.device)
         self.penalties = Penalties(settings.max_num_seqs, worker.config.vocab_size, worker.device)
@@ -141,7 +141,7 @@ class TorchExecutor:
             token_ids = token_ids.index_copy(0, inputs.pending_tokens, pending)
         needs_all = every_token or len(inputs.sample_rows) == inputs.num_tokens
         attention = self.attention.prepare(inputs, None if needs_all else inputs.sample_rows)
-        return inputs, model(self.ops, model.embed(token_ids), attention)
+        return inputs, model(self.ops, model.embed(self.ops, token_ids), attention)
 
     def _logits(self, state: ResidualState) -> Tensor:
         return self.worker.model.logits(self.ops, state)

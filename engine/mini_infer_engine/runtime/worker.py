@@ -1,6 +1,6 @@
 """A model on its device: config, weights, dtype. It knows neither batches nor the page pool."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -9,6 +9,7 @@ from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.config.model_config import ModelConfig
 from mini_infer_engine.config.settings import EngineSettings
 from mini_infer_engine.device import choose_device
+from mini_infer_engine.distributed.collectives import NO_COLLECTIVES, Collectives
 from mini_infer_engine.models.decoder import DecoderModel
 from mini_infer_engine.models.registry import model_class
 from mini_infer_engine.models.weights.loader import fill_randomly, load_weights, open_checkpoint
@@ -24,10 +25,17 @@ class ModelWorker:
     model: DecoderModel
     device: torch.device
     dtype: torch.dtype
+    collectives: Collectives = NO_COLLECTIVES
 
     @classmethod
-    def load(cls, settings: EngineSettings, config: ModelConfig, directory: Path | None) -> "ModelWorker":
-        """Read the weights of `directory`, which is not read for dummy weights.
+    def load(
+        cls,
+        settings: EngineSettings,
+        config: ModelConfig,
+        directory: Path | None,
+        collectives: Collectives = NO_COLLECTIVES,
+    ) -> "ModelWorker":
+        """Read the weights of `directory`, or a rank's part of them; it is not read for dummy weights.
 
         Raises:
             ModelError: the weights do not fit the config or the device.
@@ -35,7 +43,9 @@ class ModelWorker:
         """
         device = choose_device(settings)
         dtype = _dtype(settings, config, device)
-        return cls(config, _load_model(settings, config, directory, device, dtype), device, dtype)
+        config = replace(config, tensor_parallel=collectives.parallel)
+        model_class(config.architecture).check_split(config)
+        return cls(config, _load_model(settings, config, directory, device, dtype), device, dtype, collectives)
 
     @property
     def weight_bytes(self) -> int:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mini_infer_engine.config.errors import ModelError
-from mini_infer_engine.layers.placement import Placement
+from mini_infer_engine.layers.placement import Part, Placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,8 @@ class Checkpoint(Protocol):
     missing_remedy: str
     """What ends the sentence about a tensor that is nowhere: "is in no safetensors file"."""
 
-    def read(self, file: Path, names: list[str], place: Callable[[str, Tensor], None]) -> None:
-        """Call `place` with each of these tensors of one file; may be called by several threads."""
+    def read(self, file: Path, parts: Mapping[str, Part | None], place: Callable[[str, Tensor], None]) -> None:
+        """Call `place` with these parts (None: all) of tensors of one file; may be called by several threads."""
 
 
 def check_fit(

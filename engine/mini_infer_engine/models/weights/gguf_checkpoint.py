@@ -13,6 +13,7 @@ from torch import Tensor
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.gguf.architectures import Change, architecture_of, change_of, checkpoint_name
 from mini_infer_engine.gguf.header import ENCODINGS, GgufHeader, GgufTensor
+from mini_infer_engine.layers.placement import Part
 from mini_infer_engine.models.weights.checkpoint import StoredTensor
 
 
@@ -39,13 +40,14 @@ class GgufCheckpoint:
         self._head_dim = head_dim
         self._dequantize = _dequantizer(path)
 
-    def read(self, file: Path, names: list[str], place: Callable[[str, Tensor], None]) -> None:
+    def read(self, file: Path, parts: Mapping[str, Part | None], place: Callable[[str, Tensor], None]) -> None:
         """See `Checkpoint.read`."""
         content = np.memmap(file, mode="r")
-        for name in names:
+        for name, part in parts.items():
             tensor, change = self._sources[name]
             values = self._dequantize(content[tensor.begin : tensor.begin + tensor.size], tensor)
-            place(name, undone(torch.from_numpy(values), change, self._head_dim))
+            weight = undone(torch.from_numpy(values), change, self._head_dim)
+            place(name, weight if part is None else part.of(weight))
 
 
 def undone(weight: Tensor, change: Change, head_dim: int) -> Tensor:

@@ -59,7 +59,8 @@ def load_weights(model: DecoderModel, checkpoint: Checkpoint, *, quiet: bool = F
             progress.update()
 
         def read(task: tuple[Path, list[str]]) -> None:
-            checkpoint.read(*task, place)
+            file, names = task
+            checkpoint.read(file, {name: wanted[name].part for name in names}, place)
 
         list(pool.map(read, tasks))
 

@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from mini_infer_engine.config.errors import ModelError
+from mini_infer_engine.layers.placement import Part
 from mini_infer_engine.models.weights.checkpoint import StoredTensor
 
 _INDEX = "model.safetensors.index.json"
@@ -45,11 +46,11 @@ class SafetensorsCheckpoint:
         if places is not None:
             self.tensors = {name: _placed(headers[path], name, path) for name, path in places.items()}
 
-    def read(self, file: Path, names: list[str], place: Callable[[str, Tensor], None]) -> None:
+    def read(self, file: Path, parts: Mapping[str, Part | None], place: Callable[[str, Tensor], None]) -> None:
         """See `Checkpoint.read`."""
         with _open(file) as opened:
-            for name in names:
-                place(name, opened.get_tensor(name))
+            for name, part in parts.items():
+                place(name, opened.get_tensor(name) if part is None else part.of(opened.get_slice(name)))
 
 
 def _indexed(directory: Path) -> dict[str, Path] | None:

@@ -1,0 +1,59 @@
+"""Every architecture, shared out among ranks: logits equal those of the whole model, and are the same on all ranks."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from mini_infer_engine.config.errors import ModelError
+from tests.engine.models.test_models import VARIANTS
+from tests.support import fp8_checkpoints, integer_checkpoints
+from tests.support.thread_group import ThreadGroup
+from tests.support.tiny_models import PageDealer, run_chunks, save_tiny_model, tiny_runner
+
+TOKENS = [(position * 37 + 11) % 190 + 5 for position in range(40)]
+SIZES = [30, 1, 9]
+CHOSEN = [
+    "qwen2", "qwen2-tied", "qwen3-tied", "llama-biased", "mistral-window", "gemma3", "gemma2-tight-caps", "qwen3-moe",
+    "qwen3-moe-mixed", "mixtral", "phi3", "phi4-mini", "olmo2", "olmo2-biased", "granite-biased", "smollm3",
+]  # fmt: skip
+
+
+def _check(directory: Path, size: int) -> None:
+    runner = tiny_runner(directory)
+    expected = run_chunks(runner, TOKENS, PageDealer(runner).table(len(TOKENS)), SIZES)
+    group = ThreadGroup(directory, size)
+    table = PageDealer(group.runners[0]).table(len(TOKENS))
+    found = group.run(lambda rank: run_chunks(rank, TOKENS, table, SIZES))
+    assert all(torch.equal(logits, found[0]) for logits in found[1:])
+    assert (found[0] - expected).abs().max() < 2e-4
+    shares = [rank.worker.weight_bytes for rank in group.runners]
+    assert max(shares) < (0.75 if size == 2 else 0.6) * runner.worker.weight_bytes
+
+
+@pytest.mark.parametrize("size", [2, 4])  # of two KV heads four ranks hold each twice
+@pytest.mark.parametrize("variant", CHOSEN)
+def test_ranks_compute_what_one_process_does(variant: str, size: int, tmp_path: Path) -> None:
+    architecture, changes = VARIANTS[variant]
+    save_tiny_model(tmp_path, architecture, **changes)
+    _check(tmp_path, size)
+
+
+@pytest.mark.parametrize("form", fp8_checkpoints.FORMATS)
+def test_fp8_checkpoints_are_shared_out_with_their_scales(form: str, tmp_path: Path) -> None:
+    save_tiny_model(tmp_path, "llama", hidden_size=256, intermediate_size=512, head_dim=32)
+    fp8_checkpoints.quantize_folder(tmp_path, form)
+    _check(tmp_path, 2)
+
+
+def test_what_cannot_be_shared_out_is_refused_by_name(tmp_path: Path) -> None:
+    save_tiny_model(
+        tmp_path, "llama", hidden_size=96, num_attention_heads=6, num_key_value_heads=3, intermediate_size=97
+    )
+    for size, words in ((4, "num_attention_heads = 6"), (2, "num_key_value_heads = 3"), (3, "intermediate_size = 97")):
+        with pytest.raises(ModelError, match=f"{words} cannot be split among {size} ranks"):
+            ThreadGroup(tmp_path, size)
+    save_tiny_model(tmp_path, "llama")
+    integer_checkpoints.quantize_folder(tmp_path, next(iter(integer_checkpoints.FORMATS)))
+    with pytest.raises(ModelError, match="--tensor-parallel-size 1"):
+        ThreadGroup(tmp_path, 2)
