@@ -55,6 +55,8 @@ class Running:
     published: int = 0
     expected_cached: int = 0
     cached_tokens: int | None = None
+    elsewhere: bool = False
+    """Another engine has computed its prompt: it needs pages, and decodes at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,8 @@ class EngineModel:
         """Sum of the decode rows' contexts."""
         self.decode_rows = 0
         self.computed_tokens = self.preemptions = 0
+        self.gaps: list[tuple[float, int]] = []
+        """(seconds, tokens) of passes: between two tokens of a request that decodes there."""
         self.next_s: float | None = None
         """When the present pass, or the last of a run of decode passes, ends; None: idle."""
         self._started_s = 0.0
@@ -145,10 +149,14 @@ class EngineModel:
 
     # What its world does.
 
-    def add(self, request: SimulatedRequest, now_s: float, priority: int = 0) -> None:
-        """Takes a request; it can be part of a pass that begins later."""
-        entry = Running(request, (priority, self._arrivals), request.prompt_tokens)
-        entry.expected_cached = self.match_blocks(request) * self.shape.block_tokens
+    def add(self, request: SimulatedRequest, now_s: float, priority: int = 0, *, elsewhere: bool = False) -> None:
+        """Takes a request; it can be part of a pass that begins later.
+
+        `elsewhere`: its prompt is computed, and its keys and values are there as soon as it has pages.
+        """
+        entry = Running(request, (priority, self._arrivals), request.prompt_tokens, elsewhere=elsewhere)
+        hit_tokens = self.match_blocks(request) * self.shape.block_tokens
+        entry.expected_cached = entry.known_tokens if elsewhere else hit_tokens
         self._arrivals += 1
         insort(self.waiting, entry, key=lambda item: item.rank)
         self._accepted.append(request.number)
@@ -181,6 +189,7 @@ class EngineModel:
     def _plan(self, now_s: float) -> None:
         shape = self.shape
         self._grow_all()
+        self._admit_computed(now_s)
         budget = shape.token_budget - self.decode_rows
         computing: set[int] = set()
         self._chunks = []
@@ -221,6 +230,18 @@ class EngineModel:
             self.next_s = now_s + shape.rates.decodes_s(rows, kv_tokens, self._jump_steps)
         else:
             self.next_s = None
+
+    def _admit_computed(self, now_s: float) -> None:
+        """Those whose prompts came from another engine join the batch before anything else."""
+        for entry in [entry for entry in self.waiting if entry.elsewhere]:
+            hit = self.match_blocks(entry.request, entry.known_tokens)
+            if len(self.running) >= self.shape.max_num_seqs or not self._admit(entry, hit):
+                return
+            self.waiting.remove(entry)
+            entry.elsewhere = False  # after a preemption it computes its prompt by itself
+            entry.computed = entry.prefill_end
+            self._publish(entry)
+            self._begin_decoding(entry, now_s)
 
     def _was_refused(self, entry: Running) -> bool:
         if self._refused is None:
@@ -299,6 +320,7 @@ class EngineModel:
     def _commit(self, now_s: float) -> None:
         steps = self._jump_steps or 1
         if self.decode_rows:
+            self.gaps.append(((now_s - self._started_s) / steps, steps * self.decode_rows))
             self.kv_tokens += steps * self.decode_rows
             self._decoded += steps
         while self._finishing and self._finishing[0][0] <= self._decoded:

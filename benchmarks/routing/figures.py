@@ -1,6 +1,6 @@
 """What a run has shown: latency, output and reuse, from its answers. Knows no engines."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from benchmarks.routing.rates import PassRates
@@ -57,6 +57,26 @@ def figures(answers: Sequence[Answer], attainable_tokens: int, engine_count: int
         computed_tokens=sum(computed),
         imbalance=max(computed) * engine_count / max(1, sum(computed)),
     )
+
+
+def gap_s(gaps: Iterable[tuple[float, int]], share: float) -> float:
+    """Of the pauses between two tokens of a request, (seconds, how many) each; nearest rank."""
+    ordered = sorted(gaps)
+    left = share * sum(count for _, count in ordered)
+    for seconds, count in ordered:
+        left -= count
+        if left < 0:
+            return seconds
+    return 0.0
+
+
+def within(answers: Sequence[Answer], first_token_s: float, per_token_s: float) -> float:
+    """Share of requests whose first token and whose mean time per further token kept their targets (goodput)."""
+    kept = 0
+    for answer in answers:
+        wait_s, more = answer.first_token_s - answer.request.arrival_s, max(1, answer.request.output_tokens - 1)
+        kept += wait_s <= first_token_s and (answer.end_s - answer.first_token_s) / more <= per_token_s
+    return kept / len(answers)
 
 
 def output_rate(served: Sequence[Answer]) -> float:

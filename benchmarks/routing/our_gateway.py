@@ -1,5 +1,6 @@
 """The gateway under test: its real Router, PrefixIndex and LoadLedger, fed by what simulated engines publish."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from random import Random
@@ -14,9 +15,11 @@ from mini_infer_contract.launch import Endpoint
 from mini_infer_gateway.fleet.backlog import Backlog
 from mini_infer_gateway.fleet.load import InFlight, Load, LoadLedger
 from mini_infer_gateway.fleet.prefill_rates import PrefillRates
+from mini_infer_gateway.fleet.transfer_rates import KV_BYTES_PER_TOKEN, TransferRates
 from mini_infer_gateway.flow_control.flow_queue import FlowQueue, QueuedRequest, QueueFullError
 from mini_infer_gateway.index.prefix_index import PrefixIndex, prompt_root
 from mini_infer_gateway.routing.base import Candidate, Decision, PromptKeys, RoutingRequest
+from mini_infer_gateway.routing.pairing import Pairing
 from mini_infer_gateway.routing.policies import Policy, build_router
 
 MODEL, REVISION = "simulated", "r"
@@ -60,6 +63,14 @@ def event(stored: bool, what: Any) -> KVEvent:
     )
 
 
+def _endpoint(name: str, number: int, prefill_count: int) -> Endpoint:
+    """Of a fleet without prefill engines each does all."""
+    if not prefill_count:
+        return Endpoint(name=name, url="", model=MODEL)
+    role = "prefill" if number < prefill_count else "decode"
+    return Endpoint(name=name, url="", model=MODEL, role=role, transfer=f"tcp://{name}:5559")
+
+
 @dataclass(slots=True, eq=False)
 class Queued(QueuedRequest):
     """A request of the simulation that may wait."""
@@ -71,11 +82,18 @@ class OurGateway:
     """Routes and queues as the gateway does; it is its queue's outlet."""
 
     def __init__(
-        self, world: World, keys: Keys, policy: Policy, exact: bool = True, seed: int = 0, max_queue: int = NO_LIMIT
+        self,
+        world: World,
+        keys: Keys,
+        policy: Policy,
+        exact: bool = True,
+        seed: int = 0,
+        max_queue: int = NO_LIMIT,
+        max_local_prefill_tokens: int | None = None,
     ) -> None:
         self._world, self._keys, self._exact = world, keys, exact
         self.index, self.ledger = PrefixIndex(4_000_000), LoadLedger()
-        self.rates, self.backlog = PrefillRates(), Backlog()
+        self.rates, self.transfers, self.backlog = PrefillRates(), TransferRates(), Backlog()
         self.queue = FlowQueue(self, self.backlog, self.rates, max_queue)
         self.router = build_router(
             policy,
@@ -84,19 +102,24 @@ class OurGateway:
             Random(seed),
             rates=self.rates,
             backlog=self.backlog,
+            pairing=Pairing(self.transfers, max_local_prefill_tokens) if world.prefill_count else None,
             block_size_tokens=world.shape.block_tokens,
         )
         self._numbers = {engine.name: number for number, engine in enumerate(world.engines)}
         self._candidates = [
             Candidate(
-                Endpoint(name=engine.name, url="", model=MODEL),
+                _endpoint(engine.name, number, world.prefill_count),
                 index="exact" if exact else "approximate",
                 assets_revision=REVISION,
             )
-            for engine in world.engines
+            for number, engine in enumerate(world.engines)
         ]
         self._flights: dict[int, tuple[InFlight, int, float]] = {}
         """Request -> what was sent, prompt tokens there before its answer, and when."""
+        self._prefills: dict[int, tuple[InFlight, float]] = {}
+        """Request whose prompt is computed apart -> what was sent there, and how long it should take."""
+        self.placements: Counter[str] = Counter()
+        """By reason."""
 
     def arrive(self, request: SimulatedRequest, now_s: float) -> None:
         """See SimulatedGateway."""
@@ -114,6 +137,12 @@ class OurGateway:
         """See SimulatedGateway."""
         flight, tokens, sent_s = self._flights[request.number]
         flight.answered = True
+        if request.number in self._prefills:
+            prefill, expected_s = self._prefills.pop(request.number)
+            self.ledger.finish(prefill)
+            self.transfers.observe(expected_s, now_s - sent_s, now_s)
+            self._later(prefill.endpoint)
+            return
         if not self._exact:
             self.rates.observe(flight.endpoint, tokens, now_s - sent_s)
             self._later(flight.endpoint)
@@ -137,10 +166,17 @@ class OurGateway:
             self.index.apply(name, [event(stored, what) for stored, what in events])
         accepted = [str(number) for number in report.accepted]
         told = LoadReport(
-            report.taken_s, report.running, report.waiting, report.queued_tokens, report.kv_usage, accepted
+            report.taken_s,
+            report.running,
+            report.waiting,
+            report.queued_tokens,
+            report.kv_usage,
+            accepted,
+            transfer_bytes_per_s=self._world.transfer_tokens_per_s * KV_BYTES_PER_TOKEN,
         )
         self.ledger.report(name, told)
         self.rates.report(name, told)
+        self.transfers.report(name, told)
         self.queue.report(name, report.queued_tokens, now_s)
 
     # What the queue asks of its outlet.
@@ -158,10 +194,18 @@ class OurGateway:
         name, request = decision.decode.name, entry.simulated
         expires_s = now_s + (GUESS_TTL_S if self._exact else APPROXIMATE_TTL_S)
         self.index.guess(name, entry.request.prompts[REVISION].chains[0], expires_s)
-        uncached = max(0, request.prompt_tokens - decision.hit_tokens)
+        uncached = 0 if decision.prefill else max(0, request.prompt_tokens - decision.hit_tokens)
         tokens = self.ledger.load(name).queued_tokens + uncached
         self._flights[request.number] = (self.ledger.start(name, str(request.number), uncached), tokens, now_s)
-        self._world.send(request, self._numbers[name])
+        prefill = None
+        if decision.prefill:
+            other = decision.prefill.name
+            self.index.guess(other, entry.request.prompts[REVISION].chains[0], expires_s)
+            flight = self.ledger.start(other, str(request.number), decision.prefill_tokens)
+            self._prefills[request.number] = flight, decision.first_token_s
+            prefill = self._numbers[other]
+        self.placements[decision.prefill_reason] += 1
+        self._world.send(request, self._numbers[name], prefill)
 
     def refuse(self, entry: QueuedRequest, retry_after_s: int) -> None:
         """See Outlet."""

@@ -4,7 +4,7 @@ Knows no policy. What an engine publishes reaches every gateway after `NEWS_DELA
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from heapq import heappop, heappush
 from typing import Any, Protocol
@@ -12,6 +12,8 @@ from typing import Any, Protocol
 from benchmarks.routing.engine_model import EngineModel, EngineShape, Report
 from benchmarks.routing.workload import SimulatedRequest, Workload
 
+TRANSFER_FIXED_S = 0.002
+"""After a prompt was computed apart: the pages of its last layer, and the word that they are there."""
 NEWS_DELAY_S = 0.002
 """From the end of a pass until gateways have its events and load report."""
 
@@ -28,6 +30,8 @@ class Answer:
     end_s: float = -1.0
     cached_tokens: int = 0
     refused: bool = False
+    prefill: int | None = None
+    """The engine that computes its prompt, where that is another one."""
     predicted_wait_s: float | None = None
     """At a gateway with a queue: the wait that it predicted on arrival."""
 
@@ -56,6 +60,10 @@ class World:
     engine_count: int
     make_gateway: "Callable[[World], SimulatedGateway]"
     gateway_count: int = 1
+    prefill_count: int = 0
+    """Of the engines, from the first on: those that compute prompts for the others."""
+    transfer_tokens_per_s: float = 1e6
+    """Of KV cache between two engines."""
     publishes: bool = True
     """Whether gateways hear of events and load; references look at the engines themselves."""
     now_s: float = 0.0
@@ -99,12 +107,33 @@ class World:
                 what(self.now_s)
         return [self.answers[request.number] for request in workload.requests]
 
-    def send(self, request: SimulatedRequest, engine: int) -> None:
-        """A gateway's decision."""
+    def send(self, request: SimulatedRequest, engine: int, prefill: int | None = None) -> None:
+        """A gateway's decision; `prefill`: another engine that computes its prompt first."""
         answer = self.answers[request.number]
-        answer.engine, answer.sent_s = engine, self.now_s
-        self.engines[engine].add(request, self.now_s)
-        self._schedule(engine)
+        answer.engine, answer.sent_s, answer.prefill = engine, self.now_s, prefill
+        if prefill is None:
+            self.engines[engine].add(request, self.now_s)
+            self._schedule(engine)
+            return
+        whole = request.prompt_tokens // self.shape.block_tokens
+        only_prompt = replace(request, output_tokens=1, blocks=request.blocks[:whole])
+        self.engines[prefill].add(only_prompt, self.now_s)
+        self._schedule(prefill)
+
+    def _prefilled(self, engine: int, request: SimulatedRequest, now_s: float, cached_tokens: int) -> None:
+        """An engine has computed a prompt for another one; what did not move meanwhile moves now."""
+        answer = self.answers[request.number]
+        answer.cached_tokens = cached_tokens
+        missing = (
+            request.prompt_tokens - self.engines[answer.engine].match_blocks(answer.request) * self.shape.block_tokens
+        )
+        left_s = max(0.0, missing / self.transfer_tokens_per_s - (now_s - answer.sent_s))
+
+        def hand_over(at_s: float) -> None:
+            self.engines[answer.engine].add(answer.request, at_s, elsewhere=True)
+            self._schedule(answer.engine)
+
+        self.call_at(now_s + left_s + TRANSFER_FIXED_S, hand_over)
 
     def refuse(self, request: SimulatedRequest, retry_after_s: int) -> None:
         """A gateway's answer where too many wait."""
@@ -136,12 +165,19 @@ class World:
             self._push(self.now_s + NEWS_DELAY_S, NEWS, (number, engine.take_events(), engine.report(self.now_s)))
 
     def _first_token(self, engine: int, request: SimulatedRequest, now_s: float) -> None:
+        if engine == self.answers[request.number].prefill:
+            return  # it is told by the engine that decodes
         self.answers[request.number].first_token_s = now_s
         self._owner[request.number].first_token(request, engine, now_s)
 
     def _finished(self, engine: int, request: SimulatedRequest, now_s: float, cached_tokens: int) -> None:
         answer = self.answers[request.number]
-        answer.end_s, answer.cached_tokens = now_s, cached_tokens
+        if engine == answer.prefill:
+            self._prefilled(engine, request, now_s, cached_tokens)
+            return
+        answer.end_s = now_s
+        if answer.prefill is None:
+            answer.cached_tokens = cached_tokens
         self._owner[request.number].finished(request, engine, now_s)
 
 
