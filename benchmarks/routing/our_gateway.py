@@ -136,7 +136,7 @@ class OurGateway:
     def first_token(self, request: SimulatedRequest, engine: int, now_s: float) -> None:
         """See SimulatedGateway."""
         flight, tokens, sent_s = self._flights[request.number]
-        flight.answered = True
+        self.ledger.answered(flight)
         if request.number in self._prefills:
             prefill, expected_s = self._prefills.pop(request.number)
             self.ledger.finish(prefill)

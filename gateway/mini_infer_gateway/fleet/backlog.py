@@ -34,6 +34,9 @@ class Backlog:
         self._tokens: dict[str, int] = {}
         self._pools: dict[str, int] = {}
 
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
     def add(self, entry: Entry, endpoint: str, uncached_tokens: int) -> None:
         """`entry` waits for this endpoint now."""
         entry.endpoint, entry.uncached_tokens = endpoint, uncached_tokens

@@ -59,6 +59,9 @@ class EndpointState:
     unready: bool = False
     """The last time it was asked whether it is ready it did not say so."""
     probe: asyncio.Task[None] | None = None
+    _seen: tuple[object, ...] = ()
+    _candidate: Candidate | None = None
+    """Made anew only where something of it has changed."""
 
     def index_kind(self, now_s: float) -> IndexKind:
         """How its cache is known."""
@@ -87,15 +90,20 @@ class EndpointState:
         """As routing sees it."""
         # Where it is known not to be ready, no client's request need find out.
         circuit_open = self.breaker.is_open(now_s) or (self.unready and not self.breaker.closed)
-        return Candidate(
-            endpoint=self.endpoint,
-            ready=self.ready and now_s >= self.draining_until_s,
-            circuit_open=circuit_open or now_s < self.overloaded_until_s,
-            index=self.index_kind(now_s),
-            assets_revision=self.subscriber.assets_revision,
-            role=self.subscriber.role,
-            reporting=self.is_reporting(now_s),
+        subscriber = self.subscriber
+        fields = (
+            self.endpoint,
+            self.ready and now_s >= self.draining_until_s,
+            circuit_open or now_s < self.overloaded_until_s,
+            self.index_kind(now_s),
+            subscriber.assets_revision,
+            subscriber.role,
+            self.is_reporting(now_s),
         )
+        if fields != self._seen:
+            self._seen, self._candidate = fields, Candidate(*fields)
+        assert self._candidate is not None
+        return self._candidate
 
     def phase(self, now_s: float) -> str:
         """One word for where it stands."""

@@ -42,6 +42,8 @@ class LoadLedger:
     def __init__(self) -> None:
         self._reports: dict[str, LoadReport] = {}
         self._in_flight: dict[str, set[InFlight]] = {}
+        self._loads: dict[str, Load] = {}
+        """What `load` has worked out and nothing has changed since."""
         self._unreported: dict[str, dict[str, list[InFlight]]] = {}
         """Endpoint -> request id -> requests, as many as a client sent under one id."""
         self.on_report: Callable[[str, LoadReport], None] = lambda endpoint, report: None
@@ -52,10 +54,17 @@ class LoadLedger:
         flight = InFlight(endpoint, request_id, uncached_tokens)
         self._in_flight.setdefault(endpoint, set()).add(flight)
         self._unreported.setdefault(endpoint, {}).setdefault(request_id, []).append(flight)
+        self._loads.pop(endpoint, None)
         return flight
+
+    def answered(self, flight: InFlight) -> None:
+        """Its first byte came: its prompt is computed."""
+        flight.answered = True
+        self._loads.pop(flight.endpoint, None)
 
     def finish(self, flight: InFlight) -> None:
         """Forgets a request that ended, however it ended."""
+        self._loads.pop(flight.endpoint, None)
         self._in_flight.get(flight.endpoint, set()).discard(flight)
         unreported = self._unreported.get(flight.endpoint, {})
         same_id = unreported.get(flight.request_id, [])
@@ -67,6 +76,7 @@ class LoadLedger:
     def report(self, endpoint: str, report: LoadReport) -> None:
         """Takes an endpoint's own word."""
         self._reports[endpoint] = report
+        self._loads.pop(endpoint, None)
         unreported = self._unreported.get(endpoint)
         if unreported:
             for request_id in report.accepted:
@@ -78,10 +88,12 @@ class LoadLedger:
 
     def silence(self, endpoint: str) -> None:
         """The endpoint's reports stopped coming (its socket is gone): its last one means nothing any more."""
+        self._loads.pop(endpoint, None)
         self._reports.pop(endpoint, None)
 
     def forget(self, endpoint: str) -> None:
         """The endpoint is gone; requests still in flight there end by themselves."""
+        self._loads.pop(endpoint, None)
         self._reports.pop(endpoint, None)
         self._in_flight.pop(endpoint, None)
         self._unreported.pop(endpoint, None)
@@ -92,6 +104,12 @@ class LoadLedger:
 
     def load(self, endpoint: str) -> Load:
         """What is known now."""
+        load = self._loads.get(endpoint)
+        if load is None:
+            load = self._loads[endpoint] = self._worked_out(endpoint)
+        return load
+
+    def _worked_out(self, endpoint: str) -> Load:
         report = self._reports.get(endpoint)
         if report is None:
             flights = self._in_flight.get(endpoint, set())

@@ -6,7 +6,7 @@ are mostly alike, so little evidence about one counts for little: its rate is th
 outweigh them. Pure: times come with the observations.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from mini_infer_contract.events import LoadReport
@@ -53,15 +53,23 @@ class PrefillRates:
 
     def tokens_per_s(self, endpoint: str) -> float:
         """Of this endpoint if it differs from the others, else of all together."""
-        rate = self._tokens / self._seconds
+        return self.all_tokens_per_s((endpoint,))[0]
+
+    def all_tokens_per_s(self, endpoints: Sequence[str]) -> list[float]:
+        """The same of several."""
+        fleet = self._mean_told or self._tokens / self._seconds
         if self._told:
-            told = self._told.get(endpoint, self._mean_told)
-            rate = told if abs(told / self._mean_told - 1.0) > ALIKE else self._mean_told
-        elif own := self._observed.get(endpoint):
-            own_rate = (own.tokens + FLEET_TOKENS) / (own.seconds + FLEET_TOKENS / rate)
-            if abs(own_rate / rate - 1.0) > ALIKE:
-                rate = own_rate
-        return min(FASTEST, max(SLOWEST, rate))
+            own = [self._told.get(endpoint, fleet) for endpoint in endpoints]
+        else:
+            own = [self._own(endpoint, fleet) for endpoint in endpoints]
+        least, most, bounded = fleet * (1.0 - ALIKE), fleet * (1.0 + ALIKE), min(FASTEST, max(SLOWEST, fleet))
+        return [bounded if least <= rate <= most else min(FASTEST, max(SLOWEST, rate)) for rate in own]
+
+    def _own(self, endpoint: str, fleet: float) -> float:
+        """By its own observations, with a rate of all that weighs as much as FLEET_TOKENS."""
+        if own := self._observed.get(endpoint):
+            return (own.tokens + FLEET_TOKENS) / (own.seconds + FLEET_TOKENS / fleet)
+        return fleet
 
     def report(self, endpoint: str, report: LoadReport) -> None:
         """A load report. A queue loses tokens when their pass is launched, which is when the pass before has ended."""

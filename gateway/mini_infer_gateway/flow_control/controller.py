@@ -149,7 +149,7 @@ class FlowController:
     def first_byte(self, placement: Placement, is_stream: bool) -> None:
         """Its answer begins, so its prompt is computed, and, in a stream, not much more."""
         endpoint = placement.flight.endpoint
-        placement.flight.answered = True
+        self._ledger.answered(placement.flight)
         took_s = self._clock() - placement.sent_s
         if placement.prefill_flight:
             self._end_prefill(placement.prefill_flight)

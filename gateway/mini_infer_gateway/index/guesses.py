@@ -50,11 +50,20 @@ class Guesses:
         if now_known < len(keys):
             self._begin(keys[now_known:], expires_s, before)
 
-    def depth(self, keys: Keys, held: int, now_s: float, step: int) -> int:
-        """How many blocks count as held, where `held` are; in whole steps."""
-        if not self.by_key or held >= len(keys) or not self._alive(keys, held, now_s):
+    def depth(self, keys: Keys, held: int, now_s: float, step: int, likely: int = 0) -> int:
+        """How many blocks count as held, where `held` are; in whole steps; `likely`: a guess at it."""
+        length = len(keys)
+        if not self.by_key or held >= length or not self._alive(keys, held, now_s):
             return held
-        low, high = held + 1, len(keys)
+        # Invariant: the first `low` blocks count as held, those after `high` do not.
+        low, high = held + 1, length
+        if low < likely <= high:
+            if not self._alive(keys, likely - 1, now_s):
+                high = likely - 1
+            else:
+                low = likely
+                if low < high and not self._alive(keys, low, now_s):
+                    high = low
         while low < high:
             middle = (low + high + 1) // 2
             if self._alive(keys, middle - 1, now_s):

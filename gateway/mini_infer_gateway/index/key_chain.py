@@ -22,18 +22,18 @@ class Keys(Protocol):
 class Probes(dict[int, bytes]):
     """Keys of a prompt that several look at in the same few places: each is taken out of its chunk once."""
 
-    __slots__ = ("_keys",)
+    __slots__ = ("_keys", "_length")
 
     def __init__(self, keys: Sequence[bytes]) -> None:
         super().__init__()
-        self._keys = keys
+        self._keys, self._length = keys, len(keys)
 
     def __missing__(self, position: int) -> bytes:
         key = self[position] = self._keys[position]
         return key
 
     def __len__(self) -> int:
-        return len(self._keys)
+        return self._length
 
 
 class KeyChain(Sequence[bytes]):

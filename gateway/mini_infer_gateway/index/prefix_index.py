@@ -191,9 +191,9 @@ class PrefixIndex:
 
     def _hit(self, holdings: _Holdings, keys: Keys, now_s: float, likely: int) -> Hit:
         hit = holdings.blocks.hit(keys, likely)
-        if not len(holdings.guesses):
+        if not holdings.guesses.by_key:
             return hit
-        blocks = holdings.guesses.depth(keys, hit.blocks, now_s, holdings.blocks.step)
+        blocks = holdings.guesses.depth(keys, hit.blocks, now_s, holdings.blocks.step, likely)
         return hit if blocks == hit.blocks else Hit(blocks, hit.shared_blocks, hit.sharers)
 
     def held_blocks(self, endpoint: str) -> int:

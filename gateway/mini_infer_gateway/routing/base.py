@@ -51,6 +51,10 @@ missing (*short*), because the other way is *dearer*, or because none can do it;
 Empty: there is nobody to choose of."""
 
 
+Group = tuple[str, str, str]
+"""A service, its revision, and the revision of its prompt assets."""
+
+
 @dataclass(frozen=True, slots=True)
 class PromptKeys:
     """A request's prompts as one tokenizer sees them."""
@@ -92,11 +96,18 @@ class Candidate:
     """As it tells by itself, after a switch; empty: as its source says."""
     reporting: bool = True
     """Its load reports come."""
+    name: str = field(init=False)
+    computes_for_others: bool = field(init=False)
+    """It is a prefill engine, and answers no clients."""
+    group: Group = field(init=False)
+    """Engines of two groups hold different weights, or read a prompt differently: no KV cache moves between them."""
 
-    @property
-    def computes_for_others(self) -> bool:
-        """It is a prefill engine, and answers no clients."""
-        return (self.role or self.endpoint.role) == PREFILL
+    def __post_init__(self) -> None:
+        """What every decision reads of every candidate is worked out once."""
+        set_field, endpoint = object.__setattr__, self.endpoint
+        set_field(self, "name", endpoint.name)
+        set_field(self, "computes_for_others", (self.role or endpoint.role) == PREFILL)
+        set_field(self, "group", (endpoint.service, endpoint.revision, self.assets_revision))
 
 
 @dataclass(frozen=True, slots=True)

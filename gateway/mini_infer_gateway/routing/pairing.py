@@ -18,6 +18,7 @@ from mini_infer_gateway.routing.base import (
     Candidate,
     Decision,
     Facts,
+    Group,
     PrefillReason,
     RoutingRequest,
 )
@@ -36,9 +37,6 @@ LEAST_FETCHED_TOKENS = 256
 FETCH_GAIN = 0.8
 """Fetching must take less than this share of computing: the peer has work of its own, and both are estimates."""
 
-Group = tuple[str, str, str]
-"""What a pair has in common: the service, its revision, and the revision of the prompt assets."""
-
 
 @dataclass(frozen=True, slots=True)
 class Offer:
@@ -52,11 +50,6 @@ Offers = dict[Group, Offer | None]
 """Of all groups that have prefill engines."""
 
 
-def group_of(candidate: Candidate) -> Group:
-    """Engines of two groups hold different weights, or read a prompt differently."""
-    return candidate.endpoint.service, candidate.endpoint.revision, candidate.assets_revision
-
-
 def can_prefill(request: RoutingRequest, candidate: Candidate) -> bool:
     """Whether this prefill engine may compute the prompt: as no client talks to it, its load reports must show it well.
 
@@ -67,7 +60,7 @@ def can_prefill(request: RoutingRequest, candidate: Candidate) -> bool:
         and candidate.reporting
         and not candidate.circuit_open
         and bool(candidate.endpoint.transfer)
-        and candidate.endpoint.name not in request.attempted
+        and candidate.name not in request.attempted
     )
 
 
@@ -89,10 +82,10 @@ class Pairing:
         """The facts to choose a decode engine by: tokens that it lacks cost at most what computing them apart takes."""
         cached = list(facts[CACHED_TOKENS])
         for position, candidate in enumerate(decodes):
-            offer = offers.get(group_of(candidate))
+            offer = offers.get(candidate.group)
             if offer is None or not candidate.endpoint.transfer:
                 continue
-            link_tokens_per_s = self._transfers.tokens_per_s(candidate.endpoint.name, offer.candidate.endpoint.name)
+            link_tokens_per_s = self._transfers.tokens_per_s(candidate.name, offer.candidate.name)
             missing = request.prompt_tokens - cached[position]
             apart_s = max(offer.site.busy_s, missing / link_tokens_per_s)
             worth = min(missing, apart_s * facts[PREFILL_RATE][position])
@@ -115,7 +108,7 @@ class Pairing:
             return decision
         own, rows = site_of(request, facts, chosen), facts[RUNNING][chosen]
         price = delay_price(rows, candidate.role or candidate.endpoint.role)
-        group = group_of(candidate)
+        group = candidate.group
         if group in offers:
             decision = self._paired(decision, own, price, offers[group], now_s)
         if decision.prefill is None:
@@ -162,7 +155,7 @@ class Pairing:
             and peer.endpoint.transfer
             and peer.reporting
             and peer.index == "exact"
-            and group_of(peer) == group
+            and peer.group == group
         ]
         if not peers:
             return decision

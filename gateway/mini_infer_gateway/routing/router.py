@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 from random import Random
 from time import perf_counter
 
@@ -11,12 +12,13 @@ from mini_infer_gateway.routing.base import (
     Decision,
     Facts,
     Filter,
+    Group,
     Picker,
     Producer,
     RoutingRequest,
     Scorer,
 )
-from mini_infer_gateway.routing.pairing import Group, Offer, Offers, Pairing, can_prefill, group_of, site_of
+from mini_infer_gateway.routing.pairing import Offer, Offers, Pairing, can_prefill, site_of
 
 
 @dataclass(slots=True)
@@ -74,7 +76,7 @@ class Router:
         groups: dict[Group, list[Candidate]] = {}
         for candidate in candidates:
             if candidate.computes_for_others:
-                able = groups.setdefault(group_of(candidate), [])
+                able = groups.setdefault(candidate.group, [])
                 if can_prefill(request, candidate):
                     able.append(candidate)
         return {group: self._offer(request, able, now_s) if able else None for group, able in groups.items()}
@@ -105,7 +107,7 @@ class Router:
         rows = []
         for plugin, weight in self._scorers:
             started = self._clock()
-            row = [weight * min(1.0, max(0.0, value)) for value in plugin.score(request, facts)]
+            row = _weighted(plugin.score(request, facts), weight)
             self._took(plugin.name, started)
             if len(row) != count:
                 raise ValueError(f"scorer {plugin.name} gave {len(row)} scores for {count} candidates")
@@ -113,7 +115,7 @@ class Router:
         return rows
 
     def _pick(self, candidates: Sequence[Candidate], scores: list[list[float]]) -> int:
-        totals = [sum(column) for column in zip(*scores, strict=True)] if scores else [0.0] * len(candidates)
+        totals = _totals(scores) if scores else [0.0] * len(candidates)
         started = self._clock()
         chosen = self._picker.pick(candidates, totals, self._random)
         self._took(self._picker.name, started)
@@ -135,8 +137,9 @@ class Router:
             return "only"
         if not scores:
             return self._picker.name
-        others = [position for position in range(count) if position != chosen]
-        next_best = max(others, key=lambda position: sum(row[position] for row in scores))
+        totals = _totals(scores)
+        totals[chosen] = -inf
+        next_best = totals.index(max(totals))
         leads = [row[chosen] - row[next_best] for row in scores]
         largest = max(range(len(leads)), key=leads.__getitem__)
         return self._scorers[largest][0].name if leads[largest] > 1e-9 else "tie"
@@ -145,3 +148,15 @@ class Router:
         time = self.times[name]
         time.calls += 1
         time.seconds += self._clock() - started
+
+
+def _weighted(values: Sequence[float], weight: float) -> list[float]:
+    """Clamped to [0, 1], times the weight."""
+    if values and (min(values) < 0.0 or max(values) > 1.0):
+        values = [min(1.0, max(0.0, value)) for value in values]
+    return list(values) if weight == 1.0 else [weight * value for value in values]
+
+
+def _totals(rows: Sequence[list[float]]) -> list[float]:
+    """Of each candidate, over all rows."""
+    return list(map(sum, zip(*rows, strict=True)))

@@ -12,7 +12,7 @@ def test_without_reports_our_own_requests_count_until_they_end() -> None:
     ledger = LoadLedger()
     first, second = ledger.start("e", "1", 100), ledger.start("e", "2", 50)
     assert (ledger.load("e").running, ledger.load("e").queued_tokens) == (2, 150)
-    first.answered = True
+    ledger.answered(first)
     assert ledger.load("e").queued_tokens == 50
     ledger.finish(first)
     ledger.finish(second)

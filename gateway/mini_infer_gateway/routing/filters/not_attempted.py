@@ -14,4 +14,4 @@ class NotAttempted:
         """See base.Filter."""
         if not request.attempted:
             return candidates
-        return [candidate for candidate in candidates if candidate.endpoint.name not in request.attempted]
+        return [candidate for candidate in candidates if candidate.name not in request.attempted]

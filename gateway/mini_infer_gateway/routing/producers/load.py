@@ -17,9 +17,10 @@ class EndpointLoad:
 
     def produce(self, request: RoutingRequest, candidates: Sequence[Candidate], now_s: float) -> Facts:
         """See base.Producer."""
-        loads = [self._ledger.load(candidate.endpoint.name) for candidate in candidates]
+        load = self._ledger.load
+        loads = [load(candidate.name) for candidate in candidates]
         return {
-            RUNNING: [float(load.running) for load in loads],
-            WAITING: [float(load.waiting) for load in loads],
-            QUEUED_TOKENS: [float(load.queued_tokens) for load in loads],
+            RUNNING: [load.running for load in loads],
+            WAITING: [load.waiting for load in loads],
+            QUEUED_TOKENS: [load.queued_tokens for load in loads],
         }

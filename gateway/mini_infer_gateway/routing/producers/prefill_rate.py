@@ -17,4 +17,4 @@ class PrefillRate:
 
     def produce(self, request: RoutingRequest, candidates: Sequence[Candidate], now_s: float) -> Facts:
         """See base.Producer."""
-        return {PREFILL_RATE: [self._rates.tokens_per_s(candidate.endpoint.name) for candidate in candidates]}
+        return {PREFILL_RATE: self._rates.all_tokens_per_s([candidate.name for candidate in candidates])}

@@ -29,14 +29,15 @@ class PrefixHits:
     def produce(self, request: RoutingRequest, candidates: Sequence[Candidate], now_s: float) -> Facts:
         """See base.Producer."""
         size = self._block_size_tokens
-        names = [candidate.endpoint.name for candidate in candidates]
+        names = [candidate.name for candidate in candidates]
         hits = self._hits(request, candidates, names, now_s)
         held = self._index.held_blocks
+        blocks, shared_blocks, sharers = zip(*hits, strict=True)
         return {
-            CACHED_TOKENS: [float(hit.blocks * size) for hit in hits],
-            SHARED_TOKENS: [float(hit.shared_blocks * size) for hit in hits],
-            SHARERS: [float(hit.sharers) for hit in hits],
-            HELD_TOKENS: [float(held(name) * size) for name in names],
+            CACHED_TOKENS: [count * size for count in blocks],
+            SHARED_TOKENS: [count * size for count in shared_blocks],
+            SHARERS: sharers,
+            HELD_TOKENS: [held(name) * size for name in names],
         }
 
     def _hits(
@@ -48,7 +49,7 @@ class PrefixHits:
             return self._of_prompt(request.prompts.get(revisions.pop()), names, now_s)
         by_name: dict[str, Hit] = {}
         for revision in revisions:
-            own = [candidate.endpoint.name for candidate in candidates if candidate.assets_revision == revision]
+            own = [candidate.name for candidate in candidates if candidate.assets_revision == revision]
             by_name |= zip(own, self._of_prompt(request.prompts.get(revision), own, now_s), strict=True)
         return [by_name[name] for name in names]
 

@@ -17,8 +17,11 @@ class WaitingAhead:
 
     def produce(self, request: RoutingRequest, candidates: Sequence[Candidate], now_s: float) -> Facts:
         """See base.Producer."""
-        ahead = [self._backlog.ahead(candidate.endpoint.name, request.order) for candidate in candidates]
+        if not self._backlog:
+            nothing = [0] * len(candidates)
+            return {AHEAD_REQUESTS: nothing, AHEAD_TOKENS: nothing}
+        ahead = [self._backlog.ahead(candidate.name, request.order) for candidate in candidates]
         return {
-            AHEAD_REQUESTS: [float(requests) for requests, _ in ahead],
-            AHEAD_TOKENS: [float(tokens) for _, tokens in ahead],
+            AHEAD_REQUESTS: [requests for requests, _ in ahead],
+            AHEAD_TOKENS: [tokens for _, tokens in ahead],
         }
