@@ -13,7 +13,7 @@ from mini_infer_gateway.fleet.transfer_rates import Link
 DELAY_PER_ROW = 0.125
 """What a second of prefill beside one decoding request counts, in seconds of the new one: eight requests that stand
 still for a second weigh as much as one that waits a second for its first token."""
-MOST_DELAY = 4.0
+MOST_DELAY = 8.0
 """More requests than that do not make a prompt wait longer for a prefill engine: some work must spill over."""
 ROWS_OF_DECODE_ROLE = 8.0
 """An engine of the role decode counts as busy with at least so many: others come while the prompt is computed."""
