@@ -22,6 +22,7 @@ class NullRunner:
         self.num_pages = num_pages
         self.page_size = page_size
         self.swap_space = NO_SWAP
+        self.max_speculative_rows = 0
 
     def refuses(self, request: Request) -> str | None:
         """Nothing."""

@@ -8,6 +8,7 @@ from mini_infer_contract.options import Option
 
 MODEL = "model"
 BATCHING = "batching and memory"
+SPECULATION = "speculative decoding"
 
 _MOST_TOKENS = 16_777_216
 
@@ -121,3 +122,18 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Mechanisms of the GPU path that are switched off, to measure or to find a fault; --help describes them."""
     step_depth: Annotated[Literal[0, 1], Option(group=BATCHING)] = 1
     """Passes in flight while the host plans the next: 1 hides the host's work behind the device's."""
+    speculative_method: Annotated[
+        Literal["ngram", "draft_model"] | None,
+        Option(group=SPECULATION, in_resource=True, default_text="draft_model with --speculative-model, else off"),
+    ] = None
+    """Who guesses the next tokens, which the model then checks several at a time: the text so far, or a small model."""
+    speculative_model: Annotated[
+        str | None, Option(group=SPECULATION, unit="DIR|HF-ID|demo-draft", in_resource=True, default_text="none")
+    ] = None
+    """The small model that guesses; it has the vocabulary of the model that is served."""
+    num_speculative_tokens: Annotated[int, Option(group=SPECULATION, unit="N", low=1, high=7, in_resource=True)] = 4
+    """Guesses of a pass, at most: fewer where they are seldom right, none where passes without are faster."""
+    prompt_lookup_max: Annotated[int, Option(group=SPECULATION, unit="TOKENS", low=1, high=16, in_resource=True)] = 4
+    """Of ngram: last tokens that are looked up in the text so far, at most."""
+    prompt_lookup_min: Annotated[int, Option(group=SPECULATION, unit="TOKENS", low=1, high=16, in_resource=True)] = 2
+    """Of ngram: the fewest that must be found there."""

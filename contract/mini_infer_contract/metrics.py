@@ -38,6 +38,10 @@ VLLM_PREFILL_KV_COMPUTED = "vllm:request_prefill_kv_computed_tokens"
 VLLM_MAX_NUM_GENERATION_TOKENS = "vllm:request_max_num_generation_tokens"
 VLLM_PARAMS_N = "vllm:request_params_n"
 VLLM_PARAMS_MAX_TOKENS = "vllm:request_params_max_tokens"
+VLLM_SPEC_DRAFTS = "vllm:spec_decode_num_drafts_total"
+VLLM_SPEC_DRAFT_TOKENS = "vllm:spec_decode_num_draft_tokens_total"
+VLLM_SPEC_ACCEPTED_TOKENS = "vllm:spec_decode_num_accepted_tokens_total"
+VLLM_SPEC_ACCEPTED_PER_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
 
 # Engine.
 ENGINE_REQUESTS = "mini_infer_engine_requests_total"

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from mini_infer_engine.speculation.config import options_of_config
+
 _ANY_BOOLEAN = (False, True)
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "tensor_parallel_size": (1,),
@@ -21,7 +23,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "enable_lora": (False,),
     "enable_chunked_prefill": (None, True),
     "disable_log_stats": _ANY_BOOLEAN,
-    "speculative_config": (None,),
     "hf_overrides": (None, {}),
     "limit_mm_per_prompt": (None, {}),
 }
@@ -36,4 +37,7 @@ def to_own_names(settings: Mapping[str, Any]) -> dict[str, Any]:
         if name in settings and settings[name] not in values:
             accepted = " or ".join(map(repr, values))
             raise ValueError(f"{name} = {settings[name]!r} is not supported: leave it out, or at {accepted}")
+    settings = dict(settings)
+    if (speculation := settings.pop("speculative_config", None)) is not None:
+        settings |= options_of_config(speculation)
     return {_RENAMED.get(name, name): value for name, value in settings.items() if name not in _NEUTRAL}

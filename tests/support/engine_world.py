@@ -17,10 +17,11 @@ def make_engine(
     *,
     record_events: bool = True,
     num_host_pages: int = 0,
+    max_speculative_rows: int = 0,
     **settings: object,
 ) -> tuple[Engine, FakeRunner]:
     """`settings` are EngineSettings' fields."""
-    runner = FakeRunner(num_pages, page_size, num_host_pages=num_host_pages)
+    runner = FakeRunner(num_pages, page_size, num_host_pages=num_host_pages, max_speculative_rows=max_speculative_rows)
     engine = Engine(
         EngineSettings(model="fake", **settings),  # type: ignore[arg-type]
         runner,

@@ -7,6 +7,7 @@ a wrong page table, copy, start or slot, or a page given away too early, shows a
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
 from mini_infer_engine.core.batch import Batch, Row, SwapSpace, TokenMasks
@@ -84,8 +85,8 @@ def expected_tokens(request: Request, max_model_len: int, eos_token_ids: Sequenc
 
 @dataclass(eq=False)
 class Handle:
-    tokens: list[int | None]
-    """None before it is sampled."""
+    tokens: list[tuple[int, ...]]
+    """Empty before they are sampled."""
     logprobs: dict[int, list[TokenLogprobs]]
     sources: list[int]
     written: list[tuple[int, int]] = field(default_factory=list)
@@ -98,9 +99,23 @@ class FakeRunner:
 
     With `references` (the pool's) it also checks that a page it writes belongs to one sequence alone. It fails when
     told to: in the middle of a launch, or at a collect, after which nothing that uncollected passes wrote may be read.
+
+    It guesses where it is asked to, right and wrong, and checks then that it was told all tokens before.
     """
 
-    def __init__(self, num_pages: int, page_size: int, max_num_seqs: int = 256, num_host_pages: int = 0) -> None:
+    def __init__(
+        self,
+        num_pages: int,
+        page_size: int,
+        max_num_seqs: int = 256,
+        num_host_pages: int = 0,
+        max_speculative_rows: int = 0,
+    ) -> None:
+        self.max_speculative_rows = max_speculative_rows
+        self._lengths = [0] * max_num_seqs
+        self._output_indexes = [0] * max_num_seqs
+        self._told: list[list[int]] = [[] for _ in range(max_num_seqs)]
+        """Of each slot: the tokens that whatever guesses knows."""
         self.num_pages = num_pages
         self.swap_space = SwapSpace(num_host_pages, swap_s_per_token=1.0, compute_s_per_token=3.0)
         self._host_cells: list[list[int | None]] = [[None] * page_size for _ in range(num_host_pages)]
@@ -115,6 +130,8 @@ class FakeRunner:
         """Raised once, by the next sampling with masks."""
         self._cells: list[list[int | None]] = [[None] * page_size for _ in range(num_pages)]
         self._last_token: list[int | None] = [None] * max_num_seqs
+        self._newest = [0] * max_num_seqs
+        """Of each slot: the token that its last decode row began with."""
         self._in_flight: list[Handle] = []
 
     def launch(self, batch: Batch) -> Handle:
@@ -129,17 +146,28 @@ class FakeRunner:
             self._cells[swap.device_page] = list(self._host_cells[swap.host_page])
         for copy in batch.transfers.copies:
             self._cells[copy.target] = self._cells[copy.source][: copy.tokens] + [None] * (self.page_size - copy.tokens)
+        for told in batch.catch_up:
+            assert told.token_ids is not None
+            assert len(told.token_ids) == told.count
+            del self._told[told.slot][told.start :]
+            assert len(self._told[told.slot]) == told.start, "tokens were left out"
+            self._told[told.slot] += told.token_ids
         for index, row in enumerate(batch.rows):
+            if index < batch.num_decodes:
+                row = self._true_row(row, batch.num_drafts)
             if self.launch_error is not None and index == len(batch.rows) // 2:
                 self._in_flight.pop()
                 error, self.launch_error = self.launch_error, None
                 raise error
             handle.written += self._write(row, is_decode=index < batch.num_decodes)
         self.batches.append(batch)
-        handle.rows = batch.rows
+        handle.rows = [
+            self._true_row(row, batch.num_drafts) if index < batch.num_decodes else row
+            for index, row in enumerate(batch.rows)
+        ]
         handle.logprobs = {
             index: [most_likely(self._cells_of(row), row.sampling.logprobs)]
-            for index, row in enumerate(batch.rows)
+            for index, row in enumerate(handle.rows)
             if row.sampling is not None and row.sampling.logprobs is not None
         }
         if not batch.waits_for_masks:
@@ -165,11 +193,25 @@ class FakeRunner:
             self._in_flight.pop(0)
             raise error
         self._in_flight.pop(0)
-        return PassResult([() if token is None else (token,) for token in handle.tokens], handle.logprobs)
+        return PassResult(list(handle.tokens), handle.logprobs)
 
     def refuses(self, request: Request) -> str | None:
         too_many = request.sampling.min_tokens and len(request.sampling.stop_token_ids) > VOCABULARY - 1
         return "min_tokens with so many stop_token_ids: no token is left" if too_many else None
+
+    def _true_row(self, row: Row, num_drafts: int) -> Row:
+        """A decode row as it is now that earlier guesses are known to be right or wrong; its first token alone."""
+        assert row.count == 1 + (row.num_drafts or 0)
+        length, index = self._lengths[row.slot], self._output_indexes[row.slot]
+        assert length <= row.start
+        assert index <= row.output_index
+        reserved = row.start + 1 + (num_drafts if row.num_drafts is not None else 0)
+        assert len(row.page_table) * self.page_size >= reserved, "no room for guesses"
+        if not self.max_speculative_rows:
+            assert (length, index) == (row.start, row.output_index)
+        assert row.sampling is not None
+        suppressed = row.suppressed_token_ids if index < row.sampling.min_tokens else ()
+        return msgspec.structs.replace(row, start=length, output_index=index, count=1, suppressed_token_ids=suppressed)
 
     def _write(self, row: Row, is_decode: bool) -> list[tuple[int, int]]:
         """Which cells it wrote."""
@@ -179,6 +221,7 @@ class FakeRunner:
             assert row.sampling is not None
             last = self._last_token[row.slot]
             assert last is not None, "a decode of a slot that never sampled"
+            self._newest[row.slot] = last
             token_ids: Sequence[int] = [last]
         else:
             assert row.token_ids is not None
@@ -199,10 +242,38 @@ class FakeRunner:
         assert value is not None, f"read of position {position}, which was never written"
         return value
 
-    def _sample(self, row: Row, mask: np.ndarray | None = None) -> int | None:
-        cells = self._cells_of(row)
+    def _sample(self, row: Row, mask: np.ndarray | None = None) -> tuple[int, ...]:
+        """The token of a row, and those after it as far as guesses were right."""
         if row.sampling is None:
-            return None
+            self._cells_of(row)
+            return ()
+        tokens: list[int] = []
+        for drafts_left in range(row.num_drafts or 0, -1, -1):
+            tokens.append(self._sample_one(row, mask))
+            end, index = row.start + row.count, row.output_index + 1
+            self._lengths[row.slot], self._output_indexes[row.slot] = end, index
+            if row.num_drafts is not None:
+                told = self._told[row.slot]
+                if len(tokens) == 1:  # the last token stands here since the pass before: only the device knows it
+                    assert _cells(told[: row.start])[-1] == self._read(row, row.start - 1), "it was told other tokens"
+                    del told[row.start :]
+                    told.append(self._newest[row.slot])
+                told.append(tokens[-1])
+            if not drafts_left:
+                break
+            right = hash((row.slot, end, tokens[-1])) % 4 > 0
+            guess = tokens[-1] if right else (tokens[-1] + 1) % VOCABULARY
+            page, offset = row.page_table[end // self.page_size], end % self.page_size
+            self._cells[page][offset] = cell(self._read(row, end - 1), guess)
+            if not right:
+                break
+            suppressed = row.suppressed_token_ids if index < row.sampling.min_tokens else ()
+            row = msgspec.structs.replace(row, start=end, output_index=index, count=1, suppressed_token_ids=suppressed)
+        return tuple(tokens)
+
+    def _sample_one(self, row: Row, mask: np.ndarray | None) -> int:
+        cells = self._cells_of(row)
+        assert row.sampling is not None
         token = sample(cells, row.sampling, row.noise_seed, row.output_index, row.suppressed_token_ids)
         if mask is not None:
             allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))

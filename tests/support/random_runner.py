@@ -20,6 +20,7 @@ class RandomRunner:
     """`boosted`: tokens that are likelier than others, such as those that bring a text to its end."""
 
     swap_space = NO_SWAP
+    max_speculative_rows = 0
 
     def __init__(self, vocab_size: int, boosted: Sequence[int], num_pages: int = 4000, page_size: int = 16) -> None:
         self.num_pages, self.page_size = num_pages, page_size

@@ -159,12 +159,31 @@ class VllmMetrics:
         for source, value in (("local_compute", stats.prompt_tokens - cached), ("local_cache_hit", cached)):
             by_source.add_metric([*self._labels.values(), source], value)
         yield by_source
+        yield from self._speculation(stats)
         success = CounterMetricFamily(
             names.VLLM_REQUEST_SUCCESS, "Finished requests.", labels=[*self._labels, "finished_reason"]
         )
         for reason, count in self.finished.items():
             success.add_metric([*self._labels.values(), reason], count)
         yield success
+
+    def _speculation(self, stats: EngineStats) -> Iterator[Metric]:
+        """Nothing where no tokens are guessed, as vLLM does."""
+        by_position = stats.accepted_tokens_by_position
+        if not by_position:
+            return
+        for name, documentation, value in (
+            (names.VLLM_SPEC_DRAFTS, "Times that tokens were guessed for a sequence.", stats.drafts),
+            (names.VLLM_SPEC_DRAFT_TOKENS, "Tokens guessed.", stats.draft_tokens),
+            (names.VLLM_SPEC_ACCEPTED_TOKENS, "Guesses that were right and counted.", sum(by_position)),
+        ):
+            yield _one(CounterMetricFamily, name, documentation, self._labels, value)
+        accepted = CounterMetricFamily(
+            names.VLLM_SPEC_ACCEPTED_PER_POSITION, "Of those, by place.", labels=[*self._labels, "position"]
+        )
+        for position, count in enumerate(by_position):
+            accepted.add_metric([*self._labels.values(), str(position)], count)
+        yield accepted
 
 
 def _one(

@@ -23,9 +23,13 @@ class Row(msgspec.Struct, gc=False):
     slot: int
     """Index of the sequence in the runner's per-sequence state, 0 <= slot < max_num_seqs; its own while it runs."""
     start: int
-    """Tokens of this sequence that are in the KV cache before the pass: the position of the first new token."""
+    """Tokens of this sequence that are in the KV cache before the pass: the position of the first new token.
+
+    Of a decode row the most that there may be, for some guesses of a pass in flight may be rejected. The runner knows
+    the true number; `output_index` is an upper bound in the same way.
+    """
     count: int
-    """New tokens computed by this pass; 1 for a decode."""
+    """New tokens computed by this pass; 1 for a decode, and one more for each guess."""
     token_ids: Sequence[int] | None
     """The `count` new tokens, or None, in a decode row: the one that the runner sampled last for this slot, unseen."""
     page_table: Sequence[int]
@@ -47,6 +51,13 @@ class Row(msgspec.Struct, gc=False):
     """The most likely tokens that are told at each of them; -1: all."""
     embeds: bool = False
     """The last token's hidden state is asked for, beside what is sampled."""
+    num_drafts: int | None = None
+    """Of a decode row: tokens that the runner guesses after the last one and checks in this pass, at most.
+
+    None: it is not told, and knows nothing of the row's draft. The page table has room for the batch's `num_drafts`.
+    """
+    num_samples: int = 1
+    """Of a sampling row: its last tokens from which is sampled. A runner's own, for guesses that it checks."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -89,6 +100,11 @@ class Batch:
     refuse them (`continued_slots`).
     """
     transfers: Transfers = field(default_factory=Transfers)
+    num_drafts: int = 0
+    """The most that a row of this pass guesses."""
+    catch_up: list[Row] = field(default_factory=list)
+    """Known tokens of sequences, for whatever guesses: they are told before the pass, and nothing else becomes of them.
+    """
     waits_for_masks: bool = False
     """Some rows may choose among certain tokens only, which are not known yet: see `Runner.sample`."""
 
@@ -137,6 +153,9 @@ class Runner(Protocol):
     """Tokens a page, a multiple of 16."""
     num_pages: int
     """Pages that the scheduler may hand out, ids 0 .. num_pages - 1; spare pages of the runner's own come on top."""
+
+    max_speculative_rows: int
+    """Rows of a pass that guesses tokens, at most; 0: this runner guesses none."""
 
     swap_space: SwapSpace
     """Where preempted sequences' pages may wait; `NO_SWAP`: nowhere, they are computed again."""

@@ -22,9 +22,12 @@ from mini_infer_engine.core.output_processor import OutputProcessor
 from mini_infer_engine.core.page_allocator import PageAllocator
 from mini_infer_engine.core.prefix_cache import PrefixCache
 from mini_infer_engine.core.request import Output, Request
+from mini_infer_engine.core.result import PassResult
 from mini_infer_engine.core.scheduler import Scheduler, Step
 from mini_infer_engine.core.sequence import Sequence, State
 from mini_infer_engine.core.stats import EngineStats
+from mini_infer_engine.speculation.config import speculation_of
+from mini_infer_engine.speculation.planner import SpeculationPlanner, may_speculate
 from mini_infer_engine.structured.compiler import GrammarCompiler
 
 MAX_FAILED_PASSES = 10
@@ -61,6 +64,15 @@ class Engine:
         pool = PageAllocator(runner.num_pages, runner.page_size) if cache is None else cache.pool
         pool.check_fits(max_model_len)
         token_budget = settings.resolved().max_num_batched_tokens
+        speculation = speculation_of(settings)
+        self._speculation: SpeculationPlanner | None = None
+        if speculation is not None and runner.max_speculative_rows:
+            self._speculation = SpeculationPlanner(
+                speculation,
+                max_rows=runner.max_speculative_rows,
+                max_model_len=max_model_len,
+                token_budget=token_budget,
+            )
         self.scheduler = Scheduler(
             pool,
             cache,
@@ -68,6 +80,7 @@ class Engine:
             swap_space=runner.swap_space,
             token_budget=token_budget,
             chunk_limit=settings.long_prefill_token_threshold or token_budget,
+            speculation=self._speculation,
         )
         self._runner = runner
         self._depth = settings.step_depth
@@ -84,6 +97,7 @@ class Engine:
         """Of requests that were resumed after their last token."""
         self._failed_passes = 0
         """Since the last one that was committed."""
+        self._last_commit_s = 0.0
         self._stats = EngineStats()
 
     def add(self, request: Request) -> None:
@@ -111,6 +125,7 @@ class Engine:
             last_position=min(num_prompt + max_tokens, self._max_model_len) - 2,
             stops=stops,
             suppressed=tuple(sorted(stops)) if sampling.min_tokens else (),
+            speculates=self._speculation is not None and may_speculate(request),
         )
         self._arrivals += 1
         if len(sequence.token_ids) > num_prompt and (reason := sequence.finish_reason(sequence.token_ids[-1])):
@@ -188,7 +203,8 @@ class Engine:
             return self._fail(step.sequences, error)
         self._in_flight.append((handle, step))
         self.scheduler.launched(step)
-        self._stats.count_launch(step, time.monotonic())
+        step.launched_s = time.monotonic()
+        self._stats.count_launch(step, step.launched_s)
         return []
 
     def _admit_compiled(self) -> None:
@@ -234,7 +250,22 @@ class Engine:
             return self._fail_all_running(step, error)
         self._failed_passes = 0
         self.scheduler.unpin(step)
+        if self._speculation is not None:
+            self._settle(step, result)
         return self._outputs.take(step, result)
+
+    def _settle(self, step: Step, result: PassResult) -> None:
+        """Take back what rows with guesses had room for and did not need, and learn what passes take."""
+        assert self._speculation is not None
+        batch, now_s = step.batch, time.monotonic()
+        for row, sequence, tokens in zip(batch.rows, step.sequences, result.tokens, strict=True):
+            if row.num_drafts is not None:
+                self._speculation.settle(row, sequence, len(tokens))
+        # Passes follow each other on the device: one begins when it is launched, or when the one before has ended.
+        if batch.num_decodes == len(batch.rows) and not batch.catch_up and not batch.waits_for_masks:
+            began_s = max(step.launched_s, self._last_commit_s)
+            self._speculation.controller.observe(len(batch.rows), batch.num_drafts, now_s - began_s)
+        self._last_commit_s = now_s
 
     def _fail_all_running(self, step: Step, error: Exception) -> list[Output]:
         """What a pass computed is unknown when its result cannot be had, and so is all that later passes made of it.
@@ -300,9 +331,12 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Counters since the start, and gauges of this moment."""
-        scheduler = self.scheduler
+        scheduler, speculation = self.scheduler, self._speculation
         return dataclasses.replace(
             self._stats,
+            drafts=0 if speculation is None else speculation.num_drafts,
+            draft_tokens=0 if speculation is None else speculation.num_draft_tokens,
+            accepted_tokens_by_position=[] if speculation is None else list(speculation.accepted_by_position),
             running=len(scheduler.running),
             waiting=len(scheduler.waiting) + self._num_compiling,
             kv_usage=scheduler.pool.usage,

@@ -10,12 +10,16 @@ from bisect import bisect_left, insort
 from copy import copy
 from dataclasses import dataclass, field
 from operator import attrgetter
+from typing import TYPE_CHECKING
 
 from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS
 from mini_infer_engine.core.batch import NO_SWAP, Batch, PageCopy, PageSwap, Row, SwapSpace
 from mini_infer_engine.core.page_allocator import PageAllocator
 from mini_infer_engine.core.prefix_cache import MISS, Hit, PrefixCache
 from mini_infer_engine.core.sequence import Sequence, State
+
+if TYPE_CHECKING:  # it plans over the same rows and sequences
+    from mini_infer_engine.speculation.planner import SpeculationPlanner
 
 HELD_BACK_LIMIT = 8
 """Waiting sequences that one plan passes over because a running one is computing what they need: bounds the search."""
@@ -38,6 +42,8 @@ class Step:
     """Sequences whose pages this pass brings to main memory."""
     admitted: list[Sequence] = field(default_factory=list)
     """Sequences that run for the first time."""
+    launched_s: float = 0.0
+    """Set at its launch."""
 
 
 class Scheduler:
@@ -52,6 +58,7 @@ class Scheduler:
         token_budget: int,
         chunk_limit: int,
         swap_space: SwapSpace = NO_SWAP,
+        speculation: "SpeculationPlanner | None" = None,
     ) -> None:
         self.pool = pool
         self.cache = cache
@@ -60,6 +67,7 @@ class Scheduler:
         self.num_preemptions = 0
         self.num_swaps = 0
         """Preemptions whose pages went to main memory."""
+        self._speculation = speculation
         self._swap_space = swap_space
         self._free_host_pages = list(range(swap_space.num_pages - 1, -1, -1))
         self._swapping: list[Sequence] = []
@@ -150,6 +158,7 @@ class Scheduler:
         sequence.slot = -1
         sequence.pages = []
         sequence.num_published = 0
+        sequence.num_drafted = 0
         sequence.forked_page = None
 
     def fork(self, source: Sequence, token_ids: "array[int]", num_shared: int) -> Sequence:
@@ -221,6 +230,8 @@ class Scheduler:
             if sequence.group is None or self._has_room(step, sequence):
                 budget -= self._plan_chunk(step, sequence, budget, computing)
         self._plan_admissions(step, budget, computing)
+        if self._speculation is not None:
+            self._speculation.plan(step.batch, step.sequences, self.pool)
         if step.batch.rows:
             step.swapped, self._swapping = self._swapping, []
             step.batch.transfers.swap_out, self._swap_out = self._swap_out, []
@@ -272,7 +283,7 @@ class Scheduler:
             request, output_index = sequence.request, start + 1 - sequence.num_prompt
             row = Row(sequence.slot, start, 1, None, sequence.pages, request.sampling, request.noise_seed, output_index)
             if sequence.excludes_tokens:
-                row.suppressed_token_ids = sequence.suppressed_at(output_index)
+                row.suppressed_token_ids = sequence.suppressed_at(output_index - sequence.num_uncertain)
                 row.banned = sequence.banned(start + 1)
             rows.append(row)
             sequences.append(sequence)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS, SPAN_SIZE_TOKENS, block_keys
 from mini_infer_engine.core.request import FinishReason, Request
+from mini_infer_engine.speculation.controller import FIRST_ACCEPTANCE
 
 if TYPE_CHECKING:  # with numpy and llguidance, which the HTTP process needs not for its counters
     from mini_infer_engine.structured.matcher import GrammarMatcher
@@ -84,7 +85,15 @@ class Sequence:
     num_prefill: int = 0
     """Set at admission: tokens known then; they are computed in chunks, and what follows is decoding."""
     num_computed: int = 0
-    """Tokens that are in the KV cache once all launched passes have run."""
+    """Tokens that are in the KV cache once all launched passes have run; `num_uncertain` of them may be rejected."""
+    num_uncertain: int = 0
+    """Guesses of passes in flight."""
+    speculates: bool = False
+    """Tokens may be guessed for it."""
+    acceptance: float = FIRST_ACCEPTANCE
+    """The chance that a guess is right, as far as is known."""
+    num_drafted: int = 0
+    """While it runs: tokens that whatever guesses has been told."""
     in_flight: int = 0
     """Rows in passes that are launched and not yet committed."""
     host_pages: list[int] = field(default_factory=list)

@@ -1,6 +1,6 @@
 """Plain counters of an engine, for whoever exports metrics; no metric names here."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mini_infer_engine.core.scheduler import Step
 
@@ -34,6 +34,12 @@ class EngineStats:
     """First admissions."""
     queue_time_s: float = 0.0
     """Summed over first admissions, from arrival to admission."""
+    drafts: int = 0
+    """Rows for which tokens were guessed."""
+    draft_tokens: int = 0
+    """Guesses."""
+    accepted_tokens_by_position: list[int] = field(default_factory=list)
+    """Guesses that were right and counted, by their place behind the last known token; empty: nothing is guessed."""
 
     def count_launch(self, step: Step, now_s: float) -> None:
         """Count a launched pass."""
@@ -41,7 +47,7 @@ class EngineStats:
         prefill = sum(row.count for row in step.batch.rows[decodes:])
         self.steps += 1
         self.prefill_tokens += prefill
-        self.decode_tokens += decodes
+        self.decode_tokens += decodes if not step.batch.num_drafts else step.batch.num_tokens - prefill
         self.last_step_prefill_tokens = prefill
         self.last_step_decode_tokens = decodes
         for sequence in step.admitted:

@@ -22,6 +22,7 @@ from mini_infer_engine.dry.scripted_runner import (
     PRETENDED_BYTES_PER_TOKEN,
     ScriptedRunner,
 )
+from mini_infer_engine.speculation.config import speculation_of
 from mini_infer_engine.structured.compiler import GrammarCompiler
 
 _DRY_KV_CACHE_BYTES = 2 * 10**9
@@ -41,6 +42,8 @@ def build_engine(settings: EngineSettings, dry_run: DryRun | None = None, *, rec
 
 
 def _build_dry(settings: EngineSettings, dry_run: DryRun, record_events: bool) -> BuiltEngine:
+    if speculation_of(settings) is not None:
+        raise ValueError("a dry run has no model for which tokens could be guessed: leave out speculative_method")
     page_size = settings.page_size or PAGE_SIZE_TOKENS
     pool_bytes = settings.kv_cache_memory or _DRY_KV_CACHE_BYTES
     num_pages = pool_bytes // (PRETENDED_BYTES_PER_TOKEN * page_size)

@@ -47,6 +47,7 @@ class ScriptedRunner:
         self, num_pages: int, step_s: float = 0.0, page_size: int = PAGE_SIZE_TOKENS, script: Script = ()
     ) -> None:
         self.swap_space = NO_SWAP
+        self.max_speculative_rows = 0
         self.page_size = page_size
         self.num_pages = num_pages
         self._script = script

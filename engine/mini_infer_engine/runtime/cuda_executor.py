@@ -18,6 +18,7 @@ from torch import Tensor
 from tqdm import tqdm
 from triton import AsyncCompileMode
 
+from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.config.mechanisms import Mechanism
 from mini_infer_engine.config.settings import EngineSettings
 from mini_infer_engine.core.batch import Batch, Row, TokenMasks
@@ -52,6 +53,7 @@ from mini_infer_engine.runtime.inputs import PassInputs, build_inputs
 from mini_infer_engine.runtime.kv_pool import KVPool
 from mini_infer_engine.runtime.prompt_logprobs import PromptLogprobs
 from mini_infer_engine.runtime.worker import ModelWorker
+from mini_infer_engine.speculation.config import speculation_of
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +74,9 @@ class CudaExecutor:
     def __init__(self, worker: ModelWorker, pool: KVPool, settings: EngineSettings) -> None:
         self.worker, self.pool, self.settings = worker, pool, settings
         model, device = worker.model, worker.device
+        if speculation_of(settings) is not None:
+            raise ModelError("speculative_method: there are no kernels for it on a GPU yet: leave it out.")
+        self.max_speculative_rows = 0
         longest = settings.max_model_len or worker.config.max_position_embeddings
         width = page_table_width(longest, pool.spec.page_size)
         self.kernels = KernelContext.of(device, settings.disable)

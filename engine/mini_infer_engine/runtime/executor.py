@@ -26,6 +26,8 @@ class Executor(Protocol):
 
     default_page_size: int
     """Tokens a page, where nobody asks for another size."""
+    max_speculative_rows: int
+    """See `batch.Runner`."""
     page_size_step: int
     """Page sizes are multiples of it."""
 

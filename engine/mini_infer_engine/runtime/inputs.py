@@ -30,7 +30,7 @@ class PassInputs:
     page_tables: Tensor  # [rows, most pages of a row], padded with the spare page
     ends: Tensor  # [rows] start + count
     query_starts: Tensor  # [rows + 1] where each row's tokens begin
-    sample_rows: Tensor  # [samples] index of each sampling row's last token
+    sample_rows: Tensor  # [samples] indices of each sampling row's last tokens, mostly of one
     sample_starts: Tensor  # [rows + 1] samples before each row
     sample_slots: Tensor  # [samples]
     pending_tokens: Tensor  # [pending] tokens whose id only the device knows
@@ -67,7 +67,11 @@ def build_inputs(batch: Batch, page_size: int, null_page: int, device: torch.dev
             pending.append(index)
         else:
             token_ids[begin : begin + row.count] = np.asarray(row.token_ids)
-    sampling = [index for index, row in enumerate(rows) if row.sampling is not None]
+    num_samples = np.array([0 if row.sampling is None else row.num_samples for row in rows], dtype=np.int64)
+    samples_before = np.zeros(num_rows + 1, dtype=np.int64)
+    np.cumsum(num_samples, out=samples_before[1:])
+    row_of_sample = np.repeat(np.arange(num_rows), num_samples)
+    samples_left = samples_before[1:][row_of_sample] - np.arange(samples_before[-1])  # of its row, with itself
 
     parts = [
         token_ids,
@@ -77,9 +81,9 @@ def build_inputs(batch: Batch, page_size: int, null_page: int, device: torch.dev
         tables.reshape(-1),
         start_array + count_array,
         query_starts,
-        query_starts[1:][sampling] - 1,
-        np.searchsorted(sampling, np.arange(num_rows + 1)),
-        np.array([rows[index].slot for index in sampling], dtype=np.int64),
+        query_starts[1:][row_of_sample] - samples_left,
+        samples_before,
+        np.array([row.slot for row in rows], dtype=np.int64)[row_of_sample],
         query_starts[pending],
         np.array([rows[index].slot for index in pending], dtype=np.int64),
     ]

@@ -94,7 +94,7 @@ def plan_memory(
         ModelError: the settings do not fit model or machine.
 
     """
-    page_bytes = worker.model.kv_spec(page_size, worker.dtype).page_bytes
+    page_bytes = worker.page_bytes(page_size)
     if worker.device.type == "cpu":
         needs = _Needs(0, 0, 0)
         pages = pages_for(settings.kv_cache_memory or CPU_KV_BYTES, page_bytes, available_memory())
@@ -125,7 +125,7 @@ def _measure(worker: ModelWorker, kind: type[Executor], settings: ResolvedSettin
     """Bytes of state, of the largest pass and of graphs, with a pool for one sequence that is thrown away."""
     tokens = settings.max_num_batched_tokens
     length = min(tokens, settings.max_model_len or worker.config.max_position_embeddings)
-    worker.model.finish_loading(length)
+    worker.finish_loading(length)
     pool = KVPool(worker.model.kv_spec(page_size, worker.dtype), -(-length // page_size), worker.device)
     before_state = torch.cuda.memory_allocated(worker.device)
     executor = kind(worker, pool, settings)

@@ -36,6 +36,7 @@ class ModelRunner:
         self.page_size, self.num_pages = pool.spec.page_size, pool.num_pages
         self.max_model_len = max_model_len
         self.swap_space = swap_space_of(worker, pool)
+        self.max_speculative_rows = executor.max_speculative_rows
 
     @property
     def config(self) -> ModelConfig:
@@ -103,7 +104,7 @@ def make_runner(
     resolved = settings.resolved(worker.device.type)
     plan = plan_memory(worker, kind, resolved, page_size, before, group.smallest)
     log.info("memory: %s", plan)
-    worker.model.finish_loading(plan.max_model_len)
+    worker.finish_loading(plan.max_model_len)
     spec = worker.model.kv_spec(page_size, worker.dtype)
     pool = KVPool(spec, plan.num_pages, worker.device, group.share_of(settings.kv_swap_memory) // spec.page_bytes)
     executor = kind(worker, pool, resolved)

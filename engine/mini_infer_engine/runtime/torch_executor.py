@@ -1,11 +1,13 @@
 """Passes in plain torch: what runs on a CPU, and the slow reference on a GPU. Nothing is captured."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.config.settings import EngineSettings
 from mini_infer_engine.core.batch import Batch, Row, TokenMasks
 from mini_infer_engine.core.request import Request
@@ -29,6 +31,8 @@ from mini_infer_engine.sampling.logprobs import (
 from mini_infer_engine.sampling.penalties import Penalties
 from mini_infer_engine.sampling.reference import build_sampling, sample
 from mini_infer_engine.sampling.token_masks import apply_token_masks
+from mini_infer_engine.speculation.config import speculation_of
+from mini_infer_engine.speculation.torch_speculation import PreparedBatch, TorchSpeculation, sampled_rows
 
 
 @dataclass(slots=True)
@@ -38,6 +42,10 @@ class TorchPassHandle:
     rows: list[Row]
     sampling_rows: list[int]
     """Indices of the rows that sample."""
+    prepared: PreparedBatch | None = None
+    """What became of the batch, where tokens may be guessed; `rows` are its rows."""
+    made: list[list[int]] | None = None
+    """The tokens of each of these rows."""
     tokens: Tensor | None = None  # [sampling rows] int64
     logprobs: LogprobTensors | None = None
     """Of the sampling rows that ask for them, in order."""
@@ -52,7 +60,9 @@ class TorchPassHandle:
         if self.done is not None:
             self.done.synchronize()
         result = PassResult([()] * len(self.rows))
-        if self.tokens is not None:
+        if self.made is not None:
+            result.tokens = list(self.made)
+        elif self.tokens is not None:
             for row, token in zip(self.sampling_rows, self.tokens.tolist(), strict=True):
                 result.tokens[row] = (token,)
         if self.logprobs is not None:
@@ -63,7 +73,7 @@ class TorchPassHandle:
             result.prompt_logprobs = self.prompt_logprobs.read()
         if self.embeddings is not None:
             result.embeddings = self.embeddings.read()
-        return result
+        return result if self.prepared is None else _in_order(result, self.prepared.places)
 
 
 class TorchExecutor:
@@ -74,6 +84,11 @@ class TorchExecutor:
 
     def __init__(self, worker: ModelWorker, pool: KVPool, settings: EngineSettings) -> None:
         self.worker, self.pool = worker, pool
+        config = speculation_of(settings)
+        if config is not None and worker.device.type != "cpu":
+            raise ModelError("attention_backend = 'torch' guesses no tokens on a GPU: leave out speculative_method.")
+        self.speculation = None if config is None else TorchSpeculation(config, worker, pool, settings.max_num_seqs)
+        self.max_speculative_rows = 0 if config is None else settings.max_num_seqs
         self.ops = TorchOps(worker.collectives)
         self.attention = torch_backend(worker.model.attention_layers, pool)
         self.last_tokens = torch.zeros(settings.max_num_seqs, dtype=torch.int64, device=worker.device)
@@ -98,9 +113,12 @@ class TorchExecutor:
         """See `Executor.launch`."""
         with torch.inference_mode():
             self.pool.transfer(batch.transfers)
+            prepared = None if self.speculation is None else self.speculation.prepare(batch)
+            batch = batch if prepared is None else prepared.batch
             wants_prompts = any(row.prompt_targets for row in batch.rows)
             inputs, state = self._forward(batch, every_token=wants_prompts)
-            handle = TorchPassHandle(batch.rows, [i for i, row in enumerate(batch.rows) if row.sampling is not None])
+            sampling = [index for index, row in enumerate(batch.rows) if row.sampling is not None]
+            handle = TorchPassHandle(batch.rows, sampling, prepared)
             if wants_prompts:
                 handle.prompt_logprobs = PromptLogprobs.of(batch.rows, state, self._logits)
                 state = state.select(inputs.sample_rows)
@@ -148,7 +166,7 @@ class TorchExecutor:
 
     def _sample(self, handle: TorchPassHandle, inputs: PassInputs, logits: Tensor, masks: TokenMasks | None) -> None:
         """Bias and bans, masks, penalties, temperature, filters, choice; log probabilities are the raw logits'."""
-        rows = [handle.rows[index] for index in handle.sampling_rows]
+        rows = sampled_rows(handle.rows)
         slots = [row.slot for row in rows]
         for row in rows:
             if row.token_ids is not None:
@@ -159,11 +177,20 @@ class TorchExecutor:
         if masks is not None:
             if scores is logits and asked:
                 scores = logits.clone()
-            apply_token_masks(scores, masks, handle.sampling_rows)
+            batch_rows = handle.sampling_rows
+            if handle.prepared is not None:
+                batch_rows = [handle.prepared.places[row] for row in batch_rows]
+            apply_token_masks(scores, masks, batch_rows)
         scores = self.penalties.applied(scores, slots)
         tokens = sample(scores, build_sampling(rows, self.worker.config.vocab_size, device))
         self.penalties.count(slots, tokens)
-        self.last_tokens.index_copy_(0, inputs.sample_slots, tokens)
+        if handle.prepared is not None and self.speculation is not None:
+            handle.made = self.speculation.settle(handle.prepared, tokens.tolist())
+            for row, its_tokens in zip(handle.rows, handle.made, strict=True):
+                if its_tokens:
+                    self.last_tokens[row.slot] = its_tokens[-1]
+        else:
+            self.last_tokens.index_copy_(0, inputs.sample_slots, tokens)
         if asked:
             places = torch.tensor([index for index, _ in asked], device=device)
             made = token_logprobs(
@@ -171,6 +198,19 @@ class TorchExecutor:
             )
             handle.logprobs = made.on_host()
         handle.tokens = tokens if device.type == "cpu" else _pinned(tokens)
+
+
+def _in_order(result: PassResult, places: list[int]) -> PassResult:
+    """A result whose rows stand at these places of the batch that was launched."""
+    tokens: list[Sequence[int]] = [()] * len(places)
+    for row, place in enumerate(places):
+        tokens[place] = result.tokens[row]
+    return PassResult(
+        tokens,
+        logprobs={places[row]: told for row, told in result.logprobs.items()},
+        prompt_logprobs={places[row]: told for row, told in result.prompt_logprobs.items()},
+        embeddings={places[row]: vector for row, vector in result.embeddings.items()},
+    )
 
 
 def _recorded_event() -> torch.cuda.Event:

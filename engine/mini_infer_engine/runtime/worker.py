@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
 import torch
 
 from mini_infer_engine.config.errors import ModelError
@@ -15,6 +16,8 @@ from mini_infer_engine.models.registry import model_class
 from mini_infer_engine.models.weights.loader import fill_randomly, load_weights, open_checkpoint
 from mini_infer_engine.quantization.layers import quantize_layers
 from mini_infer_engine.quantization.on_load import Quantization, quantize_on_load
+from mini_infer_engine.speculation.config import speculation_of
+from mini_infer_engine.speculation.draft_files import find_draft
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,8 @@ class ModelWorker:
     device: torch.device
     dtype: torch.dtype
     collectives: Collectives = NO_COLLECTIVES
+    draft: "ModelWorker | None" = None
+    """The small model that guesses tokens; None: there is none."""
 
     @classmethod
     def load(
@@ -45,12 +50,44 @@ class ModelWorker:
         dtype = _dtype(settings, config, device)
         config = replace(config, tensor_parallel=collectives.parallel)
         model_class(config.architecture).check_split(config)
-        return cls(config, _load_model(settings, config, directory, device, dtype), device, dtype, collectives)
+        draft = cls._load_draft(settings, config, directory, device, dtype)
+        return cls(config, _load_model(settings, config, directory, device, dtype), device, dtype, collectives, draft)
+
+    @classmethod
+    def _load_draft(
+        cls,
+        settings: EngineSettings,
+        config: ModelConfig,
+        directory: Path | None,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> "ModelWorker | None":
+        """The small model that guesses tokens, whole on each rank."""
+        if speculation_of(settings) is not None and config.tensor_parallel.size > 1:
+            raise ModelError(
+                "speculative_method does not go with tensor_parallel_size above 1 yet: leave out one of them."
+            )
+        found = None if directory is None else find_draft(settings, config, directory)
+        if found is None:
+            return None
+        own = msgspec.structs.replace(settings, quantization=None, speculative_method=None, speculative_model=None)
+        return cls(found.config, _load_model(own, found.config, found.directory, device, dtype), device, dtype)
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of all weights."""
         return weight_bytes(self.model)
+
+    def page_bytes(self, page_size: int) -> int:
+        """Bytes of a page of so many tokens, with what the draft keeps of them."""
+        own = self.model.kv_spec(page_size, self.dtype).page_bytes
+        return own + (0 if self.draft is None else self.draft.page_bytes(page_size))
+
+    def finish_loading(self, max_positions: int) -> None:
+        """See `DecoderModel.finish_loading`."""
+        self.model.finish_loading(max_positions)
+        if self.draft is not None:
+            self.draft.finish_loading(max_positions)
 
 
 def weight_bytes(model: DecoderModel) -> int:

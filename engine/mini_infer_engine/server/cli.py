@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mini_infer_contract.api_keys import configured_keys
-from mini_infer_contract.engine_options import BATCHING, MODEL, EngineOptions
+from mini_infer_contract.engine_options import BATCHING, MODEL, SPECULATION, EngineOptions
 from mini_infer_contract.logs import configure_logging
 from mini_infer_contract.tls import server_tls
 from mini_infer_engine import __version__
@@ -24,6 +24,7 @@ from mini_infer_engine.dry.script import read_script
 from mini_infer_engine.dry.vocabulary import DRY_MODEL
 from mini_infer_engine.server.child_process import CoreProcess
 from mini_infer_engine.server.flags import add_flags, options_from
+from mini_infer_engine.speculation.config import options_of_config
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +34,11 @@ examples:
   mini-infer-serve ~/models/Qwen3-0.6B --served-model-name qwen
   mini-infer-serve --dry-run                             no weights, no torch: it repeats what it is asked
 """
-_GROUPS = {MODEL: "what is served", BATCHING: "the defaults suit most machines"}
+_GROUPS = {
+    MODEL: "what is served",
+    BATCHING: "the defaults suit most machines",
+    SPECULATION: "several tokens a pass, the same text; see docs/speculation.md",
+}
 _LONGEST_STEP_MS = 86_400
 _SERVER_GROUPS = {SERVER: "addresses, limits, logs"}
 
@@ -153,7 +158,8 @@ def listen(host: str, port: int) -> socket.socket:
 
 def settings_from(options: argparse.Namespace) -> EngineSettings:
     """The engine's part of the flags. ValueError: a value names something that there is not."""
-    return options_from(options, EngineSettings, model=DRY_MODEL if options.dry_run else options.model)
+    speculation = {} if options.speculative_config is None else options_of_config(options.speculative_config)
+    return options_from(options, EngineSettings, model=DRY_MODEL if options.dry_run else options.model, **speculation)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -172,6 +178,12 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add_flags(parser, EngineOptions, _GROUPS)
     add_flags(parser, ServerOptions, _SERVER_GROUPS)
+    parser.add_argument(
+        "--speculative-config",
+        metavar="JSON",
+        help='vLLM\'s form of the options of speculative decoding: {"method": "ngram", "num_speculative_tokens": 4} '
+        "(default: the flags of their own)",
+    )
     _add_dry_run_flags(parser.add_argument_group("dry run", "the whole server without a model"))
     return parser
 

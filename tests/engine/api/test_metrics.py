@@ -56,6 +56,24 @@ def test_throughput_tells_differences_and_is_silent_when_idle() -> None:
     assert throughput.line(EngineStats(prompt_tokens=1000, cached_prompt_tokens=250), 200, 10) is None
 
 
+def test_guesses_are_told_where_there_are_any() -> None:
+    metrics = ServerMetrics("m")
+    assert not [name for name in values(metrics) if "spec_decode" in name]
+    metrics.take_stats(EngineStats(drafts=10, draft_tokens=30, accepted_tokens_by_position=[8, 5, 2]))
+    found = values(metrics)
+    assert found["vllm:spec_decode_num_drafts_total"] == 10
+    assert found["vllm:spec_decode_num_draft_tokens_total"] == 30
+    assert found["vllm:spec_decode_num_accepted_tokens_total"] == 15
+    families = text_string_to_metric_families(metrics.exposition().decode())
+    by_position = [
+        (sample.labels["position"], sample.value)
+        for family in families
+        for sample in family.samples
+        if sample.name == "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+    ]
+    assert by_position == [("0", 8), ("1", 5), ("2", 2)]
+
+
 def test_vllms_names_tell_the_same_numbers() -> None:
     metrics = ServerMetrics("m")
     metrics.take_stats(EngineStats(prompt_tokens=100, cached_prompt_tokens=40, preemptions=2, steps=1, running=3))

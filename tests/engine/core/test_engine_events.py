@@ -17,6 +17,8 @@ SETUPS = {
     "enable_prefix_caching": (True, True, True, False),
     "spare_pages": (0, 1, 2, 4, 20),
     "num_host_pages": (0, 2, 40),
+    "speculative_method": (None, "ngram", "draft_model"),
+    "num_speculative_tokens": (1, 3, 5),
 }
 
 
@@ -24,6 +26,10 @@ def make_world(draw: random.Random) -> World:
     """A random engine with a pool that holds at least one sequence and often hardly more."""
     setup = {name: draw.choice(choices) for name, choices in SETUPS.items()}
     page_size, spare_pages = setup.pop("page_size"), setup.pop("spare_pages")
+    if setup["speculative_method"] is not None:
+        setup |= {"max_speculative_rows": draw.choice((2, 8))}
+    if setup["speculative_method"] == "draft_model":
+        setup |= {"speculative_model": "a smaller one"}
     max_model_len = draw.choice((20, 64, 150, 3 * page_size, 3 * page_size // 2))
     num_pages = -(-max_model_len // page_size) + spare_pages
     return World(*make_engine(num_pages, page_size, max_model_len, **setup), max_model_len, draw)
@@ -75,7 +81,7 @@ TestEngineMachine = EngineMachine.TestCase
 
 def test_after_10_000_random_events_no_page_is_leaked() -> None:
     """Sixty engines, 200 events each; the sums show that the events reach what they are meant to try."""
-    preemptions = cached_tokens = copies = swaps = searches = 0
+    preemptions = cached_tokens = copies = swaps = searches = drafts = accepted = 0
     for seed in range(60):
         draw = random.Random(seed)
         world = make_world(draw)
@@ -89,6 +95,10 @@ def test_after_10_000_random_events_no_page_is_leaked() -> None:
         copies += world.num_copies
         swaps += world.num_swaps
         searches += world.num_searches
+        drafts += stats.draft_tokens
+        accepted += sum(stats.accepted_tokens_by_position)
+    assert drafts > 2_000
+    assert drafts / 4 < accepted < drafts
     assert preemptions > 20
     assert cached_tokens > 2_000
     assert copies > 20

@@ -1,0 +1,76 @@
+"""The draft model's folder, compared with the model whose tokens it guesses before any of its weights is read."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mini_infer_engine.config.errors import ModelError
+from mini_infer_engine.config.model_config import ModelConfig
+from mini_infer_engine.config.model_path import resolve_model
+from mini_infer_engine.config.settings import EngineSettings
+from mini_infer_engine.models.registry import read_config
+from mini_infer_engine.speculation.config import speculation_of
+
+
+@dataclass(frozen=True, slots=True)
+class DraftFiles:
+    """A draft that fits."""
+
+    config: ModelConfig
+    directory: Path
+
+
+def find_draft(settings: EngineSettings, target: ModelConfig, target_directory: Path) -> DraftFiles | None:
+    """None: the settings name no draft.
+
+    Raises:
+        ModelError: there is no such model, or its tokens are not those of the target.
+
+    """
+    speculation = speculation_of(settings)
+    if speculation is None or speculation.model is None:
+        return None
+    name = f"speculative_model {speculation.model!r}"
+    directory = resolve_model(speculation.model, weights=settings.load_format != "dummy")
+    config = read_config(directory)
+    if config.vocab_size != target.vocab_size:
+        raise ModelError(
+            f"{name} has a vocabulary of {config.vocab_size} tokens, and the model it guesses for one of "
+            f"{target.vocab_size}: choose a draft of the same family."
+        )
+    difference = _first_difference(_vocabulary(target_directory), _vocabulary(directory))
+    if difference is not None:
+        raise ModelError(
+            f"{name} has another tokenizer than the model it guesses for: they differ in token {difference!r}. Choose "
+            "a draft of the same family."
+        )
+    context = settings.max_model_len or target.max_position_embeddings
+    if config.max_position_embeddings < context:
+        raise ModelError(
+            f"{name} has a context of {config.max_position_embeddings} tokens, and the engine one of {context}: set "
+            f"max_model_len = {config.max_position_embeddings}, or choose another draft."
+        )
+    return DraftFiles(config, directory)
+
+
+def _vocabulary(directory: Path) -> dict[str, int] | None:
+    """Tokens to ids, of a folder that has a tokenizer in the usual form; a draft may have none of its own."""
+    path = directory / "tokenizer.json"
+    if not path.exists():
+        return None
+    try:
+        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        listed = values["model"]["vocab"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    if not isinstance(listed, dict):
+        return None
+    return {**listed, **{token["content"]: token["id"] for token in values.get("added_tokens", [])}}
+
+
+def _first_difference(ours: dict[str, int] | None, theirs: dict[str, int] | None) -> str | None:
+    """A token that has another id in one of them; None: there is none, or one of them is not known."""
+    if ours is None or theirs is None or ours == theirs:
+        return None
+    return min(token for token in ours.keys() | theirs.keys() if ours.get(token) != theirs.get(token))

@@ -1,0 +1,62 @@
+"""Options of speculation, and vLLM's form of them."""
+
+from typing import Any
+
+import pytest
+
+from mini_infer_engine.config.settings import EngineSettings
+from mini_infer_engine.server.cli import make_parser, settings_from
+from mini_infer_engine.speculation.config import options_of_config, speculation_of
+from mini_infer_engine.vllm_keywords import to_own_names
+
+
+def settings(**options: Any) -> EngineSettings:
+    return EngineSettings(model="demo", **options)
+
+
+def test_it_is_off_unless_asked_for() -> None:
+    assert speculation_of(settings()) is None
+
+
+def test_a_model_alone_says_the_method() -> None:
+    config = speculation_of(settings(speculative_model="small", num_speculative_tokens=3))
+    assert config is not None
+    assert (config.method, config.model, config.num_tokens) == ("draft_model", "small", 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"speculative_method": "draft_model"}, "set speculative_model"),
+        ({"speculative_method": "ngram", "speculative_model": "small"}, "leave out speculative_model 'small'"),
+        ({"speculative_method": "ngram", "prompt_lookup_min": 5}, "prompt_lookup_min is 5"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        settings(**options)
+
+
+VLLM_FORM = '{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 3, "prompt_lookup_min": 2}'
+
+
+def test_vllms_form_is_read_from_the_command_line() -> None:
+    made = settings_from(make_parser().parse_args(["--model", "demo", "--speculative-config", VLLM_FORM]))
+    assert (made.speculative_method, made.num_speculative_tokens, made.prompt_lookup_max) == ("ngram", 5, 3)
+
+
+def test_vllms_form_is_a_keyword_of_llm() -> None:
+    assert to_own_names({"speculative_config": {"model": "small", "num_speculative_tokens": 2}}) == {
+        "speculative_model": "small",
+        "num_speculative_tokens": 2,
+    }
+    assert to_own_names({"speculative_config": None}) == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("{", "is no JSON"), ("[]", "must be an object"), ('{"method": "ngram", "quantization": "fp8"}', "quantization")],
+)
+def test_what_it_does_not_know_is_named(text: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        options_of_config(text)

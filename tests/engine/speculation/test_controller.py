@@ -1,0 +1,90 @@
+"""How many tokens a pass guesses: pure arithmetic on acceptances and measured seconds."""
+
+import pytest
+
+from mini_infer_engine.speculation.controller import (
+    DraftController,
+    draft_levels,
+    expected_tokens,
+    with_outcome,
+    worthwhile_drafts,
+)
+
+
+def controller_with(costs: dict[int, float], rows: int = 1, most: int = 5) -> DraftController:
+    controller = DraftController(most)
+    for drafts, seconds in costs.items():
+        controller.observe(rows, drafts, seconds)
+    return controller
+
+
+@pytest.mark.parametrize(("most", "levels"), [(1, (1,)), (2, (1, 2)), (3, (1, 3)), (5, (1, 3, 5)), (7, (1, 3, 7))])
+def test_levels_end_at_the_most_that_is_allowed(most: int, levels: tuple[int, ...]) -> None:
+    assert draft_levels(most) == levels
+
+
+def test_the_expected_tokens_are_those_of_a_chain_that_ends_at_its_first_wrong_guess() -> None:
+    assert expected_tokens(0.0, 4) == 1
+    assert expected_tokens(1.0, 4) == 5
+    assert expected_tokens(0.5, 2) == pytest.approx(1 + 0.5 + 0.25)
+
+
+def test_acceptance_follows_what_happens() -> None:
+    value = 0.7
+    for _ in range(100):
+        value = with_outcome(value, 4, 4)
+    assert value > 0.98
+    for _ in range(100):
+        value = with_outcome(value, 4, 0)
+    assert value < 0.02
+
+
+def test_guesses_behind_a_wrong_one_count_for_nothing() -> None:
+    assert with_outcome(0.5, 5, 1) == with_outcome(with_outcome(0.5, 1, 1), 1, 0)
+
+
+@pytest.mark.parametrize(("acceptance", "drafts"), [(0.1, 0), (0.3, 1), (0.5, 2), (0.7, 4), (0.99, 5)])
+def test_a_sequence_guesses_as_far_as_there_is_a_chance(acceptance: float, drafts: int) -> None:
+    assert worthwhile_drafts(acceptance, 5) == drafts
+
+
+def test_unmeasured_it_tries_the_most() -> None:
+    assert DraftController(5).choose([0.9]) == 5
+
+
+def test_guesses_that_cost_next_to_nothing_are_made() -> None:
+    assert controller_with({0: 1.0, 1: 1.01, 3: 1.02, 5: 1.05}).choose([0.8]) == 5
+
+
+def test_speculation_leaves_a_batch_where_it_would_lose() -> None:
+    controller = controller_with({0: 1.0, 1: 1.9, 3: 3.5, 5: 5.5}, rows=128)
+    assert controller.choose([0.8] * 128) == 0
+    assert controller.choose([0.8]) == 5, "what was measured of large batches says nothing of small ones"
+
+
+def test_it_leaves_where_nothing_is_accepted() -> None:
+    assert controller_with({0: 1.0, 1: 1.05, 3: 1.1, 5: 1.2}).choose([0.05]) == 0
+
+
+def test_rows_that_guess_nothing_make_guessing_worth_less() -> None:
+    controller = controller_with({0: 1.0, 1: 1.3, 3: 1.5, 5: 1.7}, rows=8)
+    assert controller.choose([0.8], num_rows=8) == 0
+    assert controller.choose([0.8] * 8, num_rows=8) > 0
+
+
+def test_one_pass_that_was_held_up_is_forgiven() -> None:
+    controller = controller_with({0: 1.0, 1: 1.05, 3: 1.1, 5: 1.2})
+    controller.observe(1, 5, 50.0)
+    for _ in range(10):
+        controller.observe(1, 5, 1.2)
+    assert controller.choose([0.9]) == 5
+
+
+def test_an_old_measurement_is_made_again() -> None:
+    controller = controller_with({0: 1.0, 1: 9.0, 3: 9.0, 5: 9.0})
+    choices = []
+    for _ in range(1200):
+        choices.append(controller.choose([0.9]))
+        controller.observe(1, choices[-1], 1.0 if choices[-1] == 0 else 9.0)
+    tries = sum(choice > 0 for choice in choices)
+    assert 1 <= tries <= 12, "now and then, and hardly ever"

@@ -1,0 +1,172 @@
+"""With speculation the text is that of the engine without, token for token: greedy, sampled, and whatever is asked."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mini_infer_engine.config.errors import ModelError
+from mini_infer_engine.config.settings import EngineSettings
+from mini_infer_engine.core.engine import Engine
+from mini_infer_engine.core.request import Request, SamplingParams
+from mini_infer_engine.core.stats import EngineStats
+from mini_infer_engine.runtime.model_runner import load_runner
+from mini_infer_engine.speculation.controller import DraftController
+from mini_infer_engine.speculation.torch_speculation import right_tokens
+from tests.support.tiny_models import save_tiny_model
+
+ASKED = [
+    SamplingParams(temperature=0.0, max_tokens=40),
+    SamplingParams(temperature=0.8, max_tokens=33),
+    SamplingParams(temperature=1.2, top_k=20, max_tokens=40),
+    SamplingParams(temperature=0.9, top_p=0.7, max_tokens=21),
+    SamplingParams(temperature=1.0, min_p=0.05, min_tokens=8, stop_token_ids=list(range(5, 40)), max_tokens=40),
+    SamplingParams(temperature=0.0, min_tokens=12, stop_token_ids=list(range(20, 90)), max_tokens=40),
+    SamplingParams(temperature=0.0, repetition_penalty=1.2, frequency_penalty=0.1, max_tokens=30),
+    SamplingParams(temperature=0.0, logprobs=3, max_tokens=20),
+    SamplingParams(temperature=0.7, logit_bias={7: 4.0}, bad_words_token_ids=[[9], [4, 7]], max_tokens=30),
+    SamplingParams(temperature=0.0, max_tokens=1),
+    SamplingParams(temperature=0.3, max_tokens=None),
+    SamplingParams(temperature=0.0, max_tokens=None, ignore_eos=True),
+]
+METHODS: dict[str, dict[str, Any]] = {
+    "ngram": {"speculative_method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1},
+    "draft": {"num_speculative_tokens": 5},
+    "one guess": {"num_speculative_tokens": 1},
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A model, and one that is nearly the same."""
+    target, draft = tmp_path_factory.mktemp("target"), tmp_path_factory.mktemp("draft")
+    model = save_tiny_model(target, "qwen3")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.01 * parameter.std())
+    model.save_pretrained(draft)
+    return target, draft
+
+
+@pytest.fixture(autouse=True)
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guesses are made however long a pass of a tiny model takes with them."""
+    monkeypatch.setattr(DraftController, "choose", lambda self, acceptances, num_rows=None: self.levels[-1])
+
+
+def requests(count: int = 1) -> list[Request]:
+    made = []
+    for index, sampling in enumerate(ASKED * count):
+        prompt = [(place * 7 + index * 3) % 23 + 4 for place in range(3 + 11 * (index % 5))]
+        made.append(Request(request_id=str(index), prompt_token_ids=prompt, sampling=sampling, noise_seed=index))
+    return made
+
+
+def run(folder: Path, asked: list[Request], **options: Any) -> tuple[list[tuple[object, ...]], EngineStats]:
+    """What each request yields, and the counters at the end."""
+    common: dict[str, Any] = {"device": "cpu", "dtype": "float32", "kv_cache_memory": 4_000_000, "max_model_len": 160}
+    settings = EngineSettings(model=str(folder), **(common | options))
+    runner = load_runner(settings)
+    engine = Engine(runner.settings, runner, (2,), runner.max_model_len, "revision", record_events=False)
+    made: dict[str, list[Any]] = {request.request_id: [[], [], None] for request in asked}
+    for request in asked:
+        engine.add(request)
+    while engine.has_work:
+        for output in engine.step():
+            assert output.finish_reason != "error", output.error
+            one = made[output.request_id]
+            one[0] += output.token_ids
+            one[1] += [(told.token_id, round(told.logprob, 3)) for told in output.logprobs]
+            one[2] = output.finish_reason
+    return [tuple(one) for one in made.values()], engine.stats()
+
+
+@pytest.mark.parametrize("step_depth", [0, 1])
+@pytest.mark.parametrize("method", METHODS)
+def test_the_text_is_that_of_the_plain_engine(folders: tuple[Path, Path], method: str, step_depth: int) -> None:
+    target, draft = folders
+    options = METHODS[method]
+    if "speculative_method" not in options:
+        options = options | {"speculative_model": str(draft)}
+    plain, _ = run(target, requests())
+    guessed, stats = run(target, requests(), step_depth=step_depth, **options)
+    assert guessed == plain
+    assert stats.draft_tokens > 50
+    assert method == "ngram" or sum(stats.accepted_tokens_by_position) > stats.draft_tokens / 3
+
+
+def test_a_model_that_repeats_itself_is_looked_up(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path, "qwen3", initializer_range=0.02)
+    plain, _ = run(tmp_path, requests())
+    guessed, stats = run(tmp_path, requests(), **METHODS["ngram"])
+    assert guessed == plain
+    assert sum(stats.accepted_tokens_by_position) > 20
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_num_seqs": 3, "max_num_batched_tokens": 16},
+        {"max_num_seqs": 8, "kv_cache_memory": 1_000_000, "kv_swap_memory": 4_000_000},
+        {"enable_prefix_caching": False, "page_size": 64},
+    ],
+    ids=["chunks", "preemption", "large pages"],
+)
+def test_the_same_while_prompts_are_cut_and_sequences_preempted(
+    folders: tuple[Path, Path], options: dict[str, Any]
+) -> None:
+    target, draft = folders
+    plain, _ = run(target, requests(2))
+    guessed, stats = run(target, requests(2), speculative_model=str(draft), **options)
+    assert guessed == plain
+    assert stats.draft_tokens > 50
+    assert stats.preemptions or "kv_swap_memory" not in options
+
+
+def test_a_draft_that_is_the_model_itself_is_always_right(folders: tuple[Path, Path]) -> None:
+    target, _ = folders
+    asked = requests()[:4]
+    _, stats = run(target, asked, speculative_model=str(target), num_speculative_tokens=3)
+    assert stats.draft_tokens > 50
+    assert sum(stats.accepted_tokens_by_position) > 0.8 * stats.draft_tokens, "ends of texts are all that it loses"
+
+
+def test_one_hundred_thousand_draws_are_distributed_as_the_model_says() -> None:
+    """Chi-squared over what a wrong draft leaves: what is checked is what was sampled, so the draft has no say."""
+    from mini_infer_engine.core.batch import Row
+    from mini_infer_engine.sampling.reference import build_sampling, sample
+
+    logits = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -1.0])
+    skewed = torch.tensor([0.0, 2.0, -1.0, 1.0, 0.5, 0.0])  # of the draft
+    counts: Counter[int] = Counter()
+    draws, piece, accepted = 100_000, 5_000, 0
+    for first in range(0, draws, piece):
+        rows = [Row(0, 0, 1, None, [0], SamplingParams(), noise_seed=first + draw) for draw in range(piece)]
+        inputs = build_sampling(rows, len(logits), torch.device("cpu"))
+        drafts = sample(skewed.expand(piece, -1).clone(), inputs).tolist()
+        sampled = sample(logits.expand(piece, -1).clone(), inputs).tolist()
+        for draft, token in zip(drafts, sampled, strict=True):
+            made = right_tokens([draft], [token, token])
+            accepted += len(made) == 2
+            counts[made[0]] += 1
+    expected = (logits.softmax(dim=0) * draws).tolist()
+    statistic = sum((counts[token] - wanted) ** 2 / wanted for token, wanted in enumerate(expected))
+    assert statistic < 20.5, "the 99.9th percentile of five degrees of freedom"
+    overlap = float(torch.minimum(logits.softmax(0), skewed.softmax(0)).sum())
+    assert accepted / draws > overlap / (2 - overlap), "the bound of coupled draws (Daliri et al., arXiv:2408.07978)"
+
+
+def test_a_draft_of_another_vocabulary_is_refused_before_its_weights_are_read(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path / "target", "qwen3")
+    save_tiny_model(tmp_path / "other", "qwen3", vocab_size=211)
+    with pytest.raises(ModelError, match=r"vocabulary of 211 tokens.* one of 199"):
+        run(tmp_path / "target", [], speculative_model=str(tmp_path / "other"))
+
+
+def test_a_draft_of_a_shorter_context_is_refused(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path / "target", "qwen3")
+    save_tiny_model(tmp_path / "short", "qwen3", max_position_embeddings=64)
+    with pytest.raises(ModelError, match="context of 64 tokens, and the engine one of 160"):
+        run(tmp_path / "target", [], speculative_model=str(tmp_path / "short"))
