@@ -85,7 +85,7 @@ class DraftModel:
         model, spec = self._worker.model, self._pool.spec
         inputs = build_inputs(batch, spec.page_size, self._pool.null_page, self._worker.device)
         attention = self._attention.prepare(inputs, inputs.sample_rows)
-        state = model(self._ops, model.embed(inputs.token_ids), attention)
+        state = model(self._ops, model.embed(self._ops, inputs.token_ids), attention)
         return model.logits(self._ops, state)
 
 
