@@ -34,9 +34,10 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     dtype: Annotated[Literal["auto", "float32", "bfloat16"], Option(group=MODEL, in_resource=True)] = "auto"
     """Of weights and activations; auto: the checkpoint's on a GPU, float32 on a CPU, where bfloat16 is slower."""
     quantization: Annotated[
-        Literal["int8", "int4"] | None, Option(group=MODEL, in_resource=True, default_text="the checkpoint's own")
+        Literal["int8", "fp8", "int4"] | None,
+        Option(group=MODEL, in_resource=True, default_text="the checkpoint's own"),
     ] = None
-    """Linear layers rounded when they are loaded; int8: a scale a row; int4: one for 128 columns. On a CPU only."""
+    """Linear layers rounded when they are loaded; int8, fp8: a scale a row; int4: one for 128 columns."""
     load_format: Annotated[Literal["auto", "dummy"], Option(group=MODEL, in_resource=True)] = "auto"
     """auto: the model's weights; dummy: random ones, for benchmarks, where only config.json is needed."""
     attention_backend: Annotated[

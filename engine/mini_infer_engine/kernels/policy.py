@@ -28,6 +28,7 @@ from mini_infer_engine.kernels.gemm.gemm_config import (
     pdl_block_m,
     portable_block_m,
 )
+from mini_infer_engine.kernels.gemm.quantized_weight import QuantizedWeight
 from mini_infer_engine.kernels.gemm.tuned_configs import NO_TUNED_CONFIGS, TunedConfigs, load_tuned_configs
 
 _SAMPLE_PROGRAMS_PER_SM = 8
@@ -66,7 +67,7 @@ class KernelPolicy:
         return _SAMPLE_PROGRAMS_PER_SM * self.profile.sm_count
 
     def gemm_config(
-        self, x: torch.Tensor, weight: torch.Tensor, *, gated: bool = False
+        self, x: torch.Tensor, weight: torch.Tensor | QuantizedWeight, *, gated: bool = False
     ) -> SmallMConfig | PdlGemmConfig | None:
         """`small_m_config` of x [M, K] and weight [N, K], or [2 N, K] of a gated GEMM."""
         m, (weight_rows, k) = x.shape[0], weight.shape
@@ -74,6 +75,8 @@ class KernelPolicy:
             return None
         n = weight_rows // 2 if gated else weight_rows
         tma = self.pdl and are_tma_operands(x, weight)
+        if isinstance(weight, QuantizedWeight):
+            return self.quantized_config(m, n, k, weight, gated=gated) if tma else None
         return self.small_m_config(m, n, k, x.dtype, gated=gated, tma_operands=tma)
 
     def small_m_config(
@@ -103,6 +106,17 @@ class KernelPolicy:
                 config = gemm_rules.small_m_config(portable_block_m(m), n, dtype, gated=gated, profile=self.profile)
         is_stream_k = isinstance(config, SmallMConfig) and m > SMALL_M
         return None if is_stream_k and Mechanism.STREAM_K in self.disabled else config
+
+    def quantized_config(
+        self, m: int, n: int, k: int, weight: QuantizedWeight, *, gated: bool = False
+    ) -> PdlGemmConfig | None:
+        """Of pdl_gemm with quantised weights; None: `quantized_gemm`, which fuses nothing."""
+        too_small = self.profile.shared_memory_bytes < gemm_rules.MIN_SHARED_MEMORY_BYTES
+        if m > MAX_M or too_small or not self.pdl or Mechanism.SMALL_M_GEMM in self.disabled:
+            return None
+        return gemm_rules.quantized_gemm_config(
+            pdl_block_m(m), n, k, bits=weight.bits, grouped=weight.is_grouped, gated=gated, profile=self.profile
+        )
 
     def k_splits(self, m: int, n: int, k: int) -> int:
         """Splits of K for cuBLAS's product of x [m, k] and weight [n, k]; 1: none."""

@@ -11,9 +11,10 @@ from torch.nn import functional
 from mini_infer_engine.config.model_config import Activation
 from mini_infer_engine.distributed.collectives import NO_COLLECTIVES, Collectives
 from mini_infer_engine.kernels.context import KernelContext
-from mini_infer_engine.kernels.gemm.fp8_gemm import fp8_gemm
 from mini_infer_engine.kernels.gemm.gemm_config import DeferredRMSNorm
 from mini_infer_engine.kernels.gemm.gemm_dispatch import small_m_linear, small_m_linear_add_norm
+from mini_infer_engine.kernels.gemm.quantized_gemm import quantized_linear
+from mini_infer_engine.kernels.gemm.quantized_weight import QuantizedWeight
 from mini_infer_engine.kernels.gemm.split_k_gemm import split_k_gemm
 from mini_infer_engine.kernels.moe.expert_gemv import expert_gemv
 from mini_infer_engine.kernels.moe.grouped_gemm import grouped_experts
@@ -26,7 +27,7 @@ from mini_infer_engine.layers.moe import SparseMoE
 from mini_infer_engine.layers.norm import RMSNorm
 from mini_infer_engine.ops.base import ResidualState
 from mini_infer_engine.ops.torch_ops import ACTIVATIONS, norm_shared_columns_
-from mini_infer_engine.quantization.fp8 import Fp8Method
+from mini_infer_engine.quantization.packed import PackedMethod
 
 
 class TritonOps:
@@ -56,13 +57,14 @@ class TritonOps:
 
     def _product(self, state: ResidualState, norm: RMSNorm | None, head: Linear, out: Tensor | None = None) -> Tensor:
         """One product for any layer, into given memory or not, of this rank alone."""
-        if head.method is not UNQUANTIZED:
-            return quantized_linear(self.norm(state, norm), head, out)
-        config = self._policy.gemm_config(state.residual, head.weight)
+        weight = kernel_weight(head)
+        config = self._policy.gemm_config(state.residual, weight)
         if config is not None:
             x = self._norm_or_deferred(state, norm)
-            return small_m_linear(x, head.weight, config, workspace=self._workspace, bias=head.bias, out=out)
+            return small_m_linear(x, weight, config, workspace=self._workspace, bias=head.bias, out=out)
         x = self.norm(state, norm)
+        if isinstance(weight, QuantizedWeight):
+            return quantized_linear(x, weight, bias=head.bias, out=out)
         if out is None:
             return functional.linear(x, head.weight, head.bias)
         torch.mm(x, head.weight.t(), out=out)
@@ -73,11 +75,11 @@ class TritonOps:
     ) -> Tensor:
         """See `Ops.norm_gated_linear`."""
         # What the epilogue of our product can do.
-        fused = activation == "silu" and linear.bias is None and linear.method is UNQUANTIZED
-        config = self._policy.gemm_config(state.residual, linear.weight, gated=True) if fused else None
+        fused, weight = activation == "silu" and linear.bias is None, kernel_weight(linear)
+        config = self._policy.gemm_config(state.residual, weight, gated=True) if fused else None
         if config is not None:
             x = self._norm_or_deferred(state, norm)
-            return small_m_linear(x, linear.weight, config, workspace=self._workspace, gated=True)
+            return small_m_linear(x, weight, config, workspace=self._workspace, gated=True)
         both = self.norm_linear(state, norm, linear)
         if activation == "silu":
             return silu_mul(both)
@@ -88,9 +90,7 @@ class TritonOps:
         """See `Ops.linear_add_norm`."""
         if linear.is_summed:
             return self.add_norm(self._summed(x, linear), state, next_norm)
-        if linear.method is not UNQUANTIZED:
-            return self.add_norm(quantized_linear(x, linear), state, next_norm)
-        weight, bias, residual = linear.weight, linear.bias, state.residual
+        weight, bias, residual = kernel_weight(linear), linear.bias, state.residual
         config = self._policy.gemm_config(x, weight)
         if config is not None:
             return ResidualState(
@@ -105,6 +105,8 @@ class TritonOps:
                     eps=next_norm.eps,
                 )
             )
+        if isinstance(weight, QuantizedWeight):
+            return self.add_norm(quantized_linear(x, weight, bias=bias), state, next_norm)
         splits = self._policy.k_splits(x.shape[0], *weight.shape)
         if splits > 1:
             summands = split_k_gemm(x, weight, splits)
@@ -165,9 +167,9 @@ class TritonOps:
         return self.norm(state, norm) if norm is None or state.normed is None else state.normed
 
 
-def quantized_linear(x: Tensor, linear: Linear, out: Tensor | None = None) -> Tensor:
-    """linear(x) for a layer whose method has a kernel of its own: [tokens, out_features]."""
-    method = linear.method
-    assert isinstance(method, Fp8Method), f"{type(method).__name__} has no kernel"
-    block = method.column_block(linear)
-    return fp8_gemm(x, linear.weight, linear.weight_scale, scale_block=block, bias=linear.bias, out=out)
+def kernel_weight(linear: Linear) -> Tensor | QuantizedWeight:
+    """What kernels multiply with. An assertion: the layer's method has made nothing for a GPU."""
+    if linear.method is UNQUANTIZED:
+        return linear.weight
+    assert isinstance(linear.method, PackedMethod), f"{type(linear.method).__name__} has no kernel"
+    return linear.method.weight(linear)

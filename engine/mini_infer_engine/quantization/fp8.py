@@ -1,7 +1,7 @@
 """FP8 weights (float8 e4m3fn, Micikevicius et al. 2022, arXiv 2209.05433) with scales by tensor, channel or block.
 
-In memory every scheme is one: a scale for each row and each block of columns, [out_features, blocks of columns] fp32,
-with one block where a scale is of the whole row. Activations stay in the model's dtype (W8A16).
+When it is loaded every scheme is one: a scale for each row and each block of columns, [out_features, blocks of columns]
+fp32, with one block where a scale is of the whole row. Then a GPU's kernels get their own form (`packed`).
 """
 
 from functools import partial
@@ -13,6 +13,7 @@ from torch.nn import functional
 from mini_infer_engine.config.quantization import Fp8Scheme
 from mini_infer_engine.layers.linear import UNQUANTIZED, Linear
 from mini_infer_engine.layers.placement import FP8, Part, Placement
+from mini_infer_engine.quantization.packed import by_group, multiplies_fp8, pack_bytes
 
 
 class Fp8Method:
@@ -67,8 +68,11 @@ class Fp8Method:
         return wide if part is None or part.dim == 1 else part.of(wide)
 
     def process_weights_after_loading(self, layer: Linear) -> None:
-        """On a CPU, where FP8 is a form of storage alone, go on with the weights that it stands for."""
-        if layer.weight.device.type == "cpu":
+        """Pack for a GPU that has FP8. Elsewhere, or where blocks are not of 128 columns, dequantise."""
+        scale = by_group(layer.weight_scale, self.column_block(layer), layer.in_features)
+        if multiplies_fp8(layer.weight.device) and scale is not None:
+            pack_bytes(layer, layer.weight, scale)
+        else:
             weight = self.dequantized(layer, self.dtype)
             layer.method = UNQUANTIZED
             layer.weight = nn.Parameter(weight, requires_grad=False)

@@ -1,8 +1,9 @@
-"""Checkpoints with integer weights (GPTQ, AWQ, compressed-tensors), dequantised once they are loaded.
+"""Checkpoints with integer weights (GPTQ, AWQ, compressed-tensors): packed for a GPU's kernels once they are loaded.
 
-From then on the layer is an unquantised one, on any device: products with packed integers would need kernels of their
-own. weight = (integer - zero point) * scale, with one zero point and one scale for each row and group of columns
-(Frantar et al. 2022, arXiv 2210.17323; Lin et al. 2023, arXiv 2306.00978).
+What kernels do not have is dequantised, as all is on a CPU, and the layer an unquantised one: groups of other sizes
+than multiples of 128, columns that are not in the order of their groups, 8 bits with zero points. weight = (integer -
+zero point) * scale, with one zero point and one scale for each row and group of columns (Frantar et al. 2022, arXiv
+2210.17323; Lin et al. 2023, arXiv 2306.00978).
 """
 
 from dataclasses import dataclass
@@ -13,10 +14,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mini_infer_engine.config.integer_quantization import IntegerScheme
+from mini_infer_engine.kernels.gemm.quantized_weight import GROUP
 from mini_infer_engine.layers.linear import UNQUANTIZED, Linear, PackedLinear
 from mini_infer_engine.layers.placement import Placement
+from mini_infer_engine.quantization.packed import by_group, pack_bytes, pack_nibbles
 
 _WORD_BITS = 32
+_HALF_PRECISION = 1e-3
+"""Relative error of a scale up to which fp16 does for it."""
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Where in a word of AWQ's layout "gemm" the 1st, 2nd, ... column is."""
 
@@ -29,6 +34,21 @@ class _Stored:
     dtype: torch.dtype
     other_shapes: tuple[tuple[int, ...], ...] = ()
     """That the checkpoint may have as well."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Decoded:
+    """weight = (integer - zero point) * scale."""
+
+    integers: Tensor  # [rows, columns] int32
+    scales: Tensor  # [rows, groups] fp32
+    zeros: Tensor  # [rows, groups] int32
+    groups: Tensor  # [columns] int64: each column's
+
+    def dequantized(self) -> Tensor:
+        """[rows, columns] fp32."""
+        weight: Tensor = (self.integers - self.zeros[:, self.groups]).float() * self.scales[:, self.groups]
+        return weight
 
 
 class IntegerCheckpointMethod:
@@ -62,18 +82,42 @@ class IntegerCheckpointMethod:
         }
 
     def process_weights_after_loading(self, layer: Linear) -> None:
-        """Dequantise, and go on as an unquantised layer."""
-        parts = [self._dequantized(layer, rows) for rows in _parts(layer)]
+        """Pack for a GPU where its kernels know the form; else dequantise, and go on as an unquantised layer."""
+        parts = [self._decoded(layer, rows) for rows in _parts(layer)]
         for rows in _parts(layer):
             for name in self._stored(rows.stop - rows.start, layer.in_features):
                 delattr(layer, _parameter(name, rows))
+        if parts[0].scales.device.type != "cpu" and self._pack(layer, parts):
+            return
         layer.method = UNQUANTIZED
-        layer.weight = nn.Parameter(parts[0] if len(parts) == 1 else torch.cat(parts), requires_grad=False)
+        weight = torch.cat([part.dequantized().to(self.dtype) for part in parts])
+        layer.weight = nn.Parameter(weight, requires_grad=False)
         layer.finish_loading()
+
+    def _pack(self, layer: Linear, parts: list["_Decoded"]) -> bool:
+        """Whether kernels know the form; then the layer has it."""
+        group = self.scheme.group_size or layer.in_features
+        in_order = torch.arange(layer.in_features, device=parts[0].groups.device) // group
+        integers = torch.cat([part.integers for part in parts])
+        scales = by_group(torch.cat([part.scales for part in parts]), group, layer.in_features)
+        zeros = by_group(torch.cat([part.zeros for part in parts]), group, layer.in_features)
+        if scales is None or zeros is None or not all(torch.equal(part.groups, in_order) for part in parts):
+            return False
+        if self.scheme.bits == 8:
+            signed = integers - zeros[:, :1]
+            if not bool((zeros == zeros[:1, :1]).all()) or int(signed.min()) < -128 or int(signed.max()) > 127:
+                return False
+            pack_bytes(layer, signed.to(torch.int8), scales)
+            return True
+        if bool(((scales.half().float() - scales).abs() > scales.abs() * _HALF_PRECISION).any()):
+            return False
+        groups = -(-layer.in_features // GROUP)
+        pack_nibbles(layer, integers, scales.expand(-1, groups), zeros.expand(-1, groups))
+        return True
 
     def apply(self, layer: Linear, x: Tensor) -> Tensor:
         """See `LinearMethod`: before `process_weights_after_loading`, over weights made anew at each call."""
-        weight = torch.cat([self._dequantized(layer, rows) for rows in _parts(layer)])
+        weight = torch.cat([self._decoded(layer, rows).dequantized() for rows in _parts(layer)])
         return functional.linear(x, weight.to(x.dtype), layer.bias)
 
     def _stored(self, rows: int, columns: int) -> dict[str, _Stored]:
@@ -111,8 +155,8 @@ class IntegerCheckpointMethod:
     def _words(self, count: int) -> int:
         return -(-count * self.scheme.bits // _WORD_BITS)
 
-    def _dequantized(self, layer: Linear, rows: slice) -> Tensor:
-        """The weight of one part in the model's dtype, [rows, in_features]."""
+    def _decoded(self, layer: Linear, rows: slice) -> "_Decoded":
+        """The weight of one part."""
         scheme, count, columns = self.scheme, rows.stop - rows.start, layer.in_features
         has = {name: getattr(layer, _parameter(name, rows)) for name in self._stored(count, columns)}
         middle = 1 << (scheme.bits - 1)
@@ -134,10 +178,9 @@ class IntegerCheckpointMethod:
         groups = has.get("weight_g_idx", has.get("g_idx"))
         if groups is None:
             groups = torch.arange(columns, device=scales.device) // (scheme.group_size or columns)
-        groups = groups.long()
-        shift = zeros[:, groups].float() if isinstance(zeros, Tensor) else zeros
-        weight: Tensor = (integers.float() - shift) * scales[:, groups].float()
-        return weight.to(self.dtype)
+        if not isinstance(zeros, Tensor):
+            zeros = torch.full_like(scales, zeros, dtype=torch.int32)
+        return _Decoded(integers.int(), scales.float(), zeros.int(), groups.long())
 
 
 def unpacked(words: Tensor, bits: int) -> Tensor:

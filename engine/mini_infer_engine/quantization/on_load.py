@@ -1,8 +1,9 @@
-"""`--quantization`: linear layers rounded to integers when they are loaded, without calibration (round to nearest).
+"""`--quantization`: linear layers rounded when they are loaded.
 
-int8 (W8A16): symmetric, one scale a row. int4 (W4A16): two integers a byte, a scale and a minimum for each row and 128
-columns. Activations, embeddings, norms and the head stay in the model's dtype. What is computed here is the reference
-that kernels will be tested against: plain torch, which widens a weight at each product.
+int8 (W8A16): symmetric, one scale a row. fp8 (e4m3): one scale a row; W8A16 for few rows, W8A8 for many. int4 (W4A16):
+a scale and a zero point for each row and 128 columns. Embeddings, norms and the head stay in the model's dtype. On a
+GPU a layer is packed for the kernels; on a CPU plain torch widens a weight at each product, and FP8 is dequantised, as
+it is on GPUs without it.
 """
 
 from typing import Literal
@@ -12,15 +13,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mini_infer_engine.config.errors import ModelError
-from mini_infer_engine.layers.linear import Linear
+from mini_infer_engine.kernels.gemm.quantized_weight import GROUP
+from mini_infer_engine.layers.linear import UNQUANTIZED, Linear
 from mini_infer_engine.layers.moe import SparseMoE
-from mini_infer_engine.layers.placement import Placement
+from mini_infer_engine.layers.placement import FP8, Placement
+from mini_infer_engine.quantization.packed import multiplies_fp8, pack_bytes, pack_nibbles
 
-Quantization = Literal["int8", "int4"]
-GROUP_COLUMNS = 128
-_LARGEST_INT8, _LARGEST_INT4 = 127, 15
-_LEAST_SCALE = torch.finfo(torch.float32).tiny
-"""Of weights that are all equal: any would do, but zero."""
+Quantization = Literal["int8", "fp8", "int4"]
+_LARGEST_INT8, _LARGEST_INT4, _LARGEST_FP8 = 127, 15, 448.0
+_LEAST_SCALE = 2.0**-24
+"""Of weights that are all zero: any would do, but zero. The least of fp16."""
 
 
 class RoundToNearestMethod:
@@ -41,15 +43,31 @@ class RoundToNearestMethod:
         """Round, once, and give the weight up."""
         if not layer.weight.numel():
             return
-        if self.kind == "int8":
+        if self.kind == "fp8":
+            self._to_fp8(layer)
+        elif self.kind == "int8":
             integers, scale = rounded_rows(layer.weight)
+            if layer.weight.device.type != "cpu":
+                pack_bytes(layer, integers, scale)
+            else:
+                _keep(layer, integers, scale)
         else:
-            nibbles, scale, minimum = rounded_groups(layer.weight, GROUP_COLUMNS)
-            integers = packed_nibbles(nibbles)
-            layer.weight_minimum = nn.Parameter(minimum, requires_grad=False)
-        layer.integers = nn.Parameter(integers, requires_grad=False)
-        layer.weight_scale = nn.Parameter(scale, requires_grad=False)
-        layer.weight = nn.Parameter(layer.weight.new_empty(0), requires_grad=False)
+            nibbles, scale, zero = rounded_groups(layer.weight, GROUP)
+            if layer.weight.device.type != "cpu":
+                pack_nibbles(layer, nibbles, scale, zero)
+            else:
+                layer.weight_minimum = nn.Parameter(-zero * scale, requires_grad=False)
+                _keep(layer, packed_nibbles(nibbles), scale)
+
+    def _to_fp8(self, layer: Linear) -> None:
+        values, scale = rounded_to_fp8(layer.weight)
+        if multiplies_fp8(layer.weight.device):
+            pack_bytes(layer, values, scale)
+            return
+        weight = (values.float() * scale).to(layer.weight.dtype)
+        layer.method = UNQUANTIZED
+        layer.weight = nn.Parameter(weight, requires_grad=False)
+        layer.finish_loading()
 
     def apply(self, layer: Linear, x: Tensor) -> Tensor:
         """See `LinearMethod`. A row's one scale is multiplied with the product, groups' scales with the weight."""
@@ -58,10 +76,16 @@ class RoundToNearestMethod:
             return out if layer.bias is None else out.add_(layer.bias)
         integers = unpacked_nibbles(layer.integers, layer.in_features)
         scale, minimum = (
-            each.repeat_interleave(GROUP_COLUMNS, dim=1)[:, : layer.in_features]
+            each.repeat_interleave(GROUP, dim=1)[:, : layer.in_features]
             for each in (layer.weight_scale, layer.weight_minimum)
         )
         return functional.linear(x, torch.addcmul(minimum, integers, scale).to(x.dtype), layer.bias)
+
+
+def _keep(layer: Linear, integers: Tensor, scale: Tensor) -> None:
+    layer.integers = nn.Parameter(integers, requires_grad=False)
+    layer.weight_scale = nn.Parameter(scale, requires_grad=False)
+    layer.weight = nn.Parameter(layer.weight.new_empty(0), requires_grad=False)
 
 
 def quantize_on_load(model: nn.Module, kind: Quantization) -> None:
@@ -85,15 +109,25 @@ def rounded_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
     return (wide / scale).round_().to(torch.int8), scale
 
 
+def rounded_to_fp8(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """e4m3 values and scales [rows, 1] fp32: weight = value * scale."""
+    wide = weight.float()
+    scale = (wide.abs().amax(dim=1, keepdim=True) / _LARGEST_FP8).clamp_(min=_LEAST_SCALE)
+    return (wide / scale).to(FP8), scale
+
+
 def rounded_groups(weight: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor]:
-    """uint8 integers in [0, 15], scales and minima [rows, groups] fp32: weight = minimum + integer * scale."""
+    """uint8 integers in [0, 15], fp16 scales as fp32, and integer zero points [rows, groups] in [0, 15].
+
+    weight = (integer - zero point) * scale, of groups of columns.
+    """
     rows, columns = weight.shape
-    last = weight[:, -1:].expand(rows, -columns % group)  # so that padding changes no group's minimum and maximum
-    groups = torch.cat((weight, last), dim=1).float().view(rows, -1, group)
-    minimum, maximum = groups.amin(dim=2), groups.amax(dim=2)
-    scale = ((maximum - minimum) / _LARGEST_INT4).clamp_(min=_LEAST_SCALE)
-    integers = ((groups - minimum.unsqueeze(2)) / scale.unsqueeze(2)).round_().to(torch.uint8)
-    return integers.view(rows, -1)[:, :columns].contiguous(), scale, minimum
+    groups = functional.pad(weight.float(), (0, -columns % group)).view(rows, -1, group)
+    minimum, maximum = groups.amin(dim=2).clamp_(max=0), groups.amax(dim=2).clamp_(min=0)
+    scale = ((maximum - minimum) / _LARGEST_INT4).clamp_(min=_LEAST_SCALE).half().float()
+    zero = (-minimum / scale).round_().clamp_(0, _LARGEST_INT4)
+    integers = (groups / scale.unsqueeze(2)).round_().add_(zero.unsqueeze(2)).clamp_(0, _LARGEST_INT4)
+    return integers.to(torch.uint8).view(rows, -1)[:, :columns].contiguous(), scale, zero
 
 
 def packed_nibbles(integers: Tensor) -> Tensor:

@@ -102,15 +102,10 @@ def _dtype(settings: EngineSettings, config: ModelConfig, device: torch.device) 
     return torch.float32 if device.type == "cpu" or config.dtype == "float32" else torch.bfloat16
 
 
-def _check_quantization(settings: EngineSettings, config: ModelConfig, device: torch.device) -> None:
-    """ModelError: weights cannot be rounded on this device, or are rounded already."""
+def _check_quantization(settings: EngineSettings, config: ModelConfig) -> None:
+    """ModelError: weights are rounded already."""
     if settings.quantization is None:
         return
-    if device.type != "cpu":
-        raise ModelError(
-            f"quantization = {settings.quantization!r}: there are no kernels for integer weights on a GPU yet: leave "
-            "it out, use an FP8 checkpoint, or --device cpu."
-        )
     if config.quantization is not None:
         raise ModelError(
             f"quantization = {settings.quantization!r}: the checkpoint is quantised already: leave it out."
@@ -136,7 +131,7 @@ def _on_meta(config: ModelConfig, dtype: torch.dtype, quantization: Quantization
 def _load_model(
     settings: EngineSettings, config: ModelConfig, directory: Path | None, device: torch.device, dtype: torch.dtype
 ) -> DecoderModel:
-    _check_quantization(settings, config, device)
+    _check_quantization(settings, config)
     model = _on_meta(config, dtype, settings.quantization)
     checkpoint = None
     if settings.load_format != "dummy":

@@ -13,30 +13,33 @@ from mini_infer_contract.prompt import PromptAssets, PromptEncoder
 from mini_infer_engine import LLM
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.config.model_path import DEMO_DIRECTORY
-from mini_infer_engine.config.settings import EngineSettings
-from mini_infer_engine.models.registry import read_config
 from mini_infer_engine.quantization.on_load import packed_nibbles, rounded_groups, rounded_rows, unpacked_nibbles
-from mini_infer_engine.runtime.worker import ModelWorker
 from tests.support.demo_reference import reference_model
 from tests.support.integer_checkpoints import quantize_folder
 from tests.support.tiny_models import PageDealer, reference_logits, run_chunks, save_tiny_model, tiny_runner
 
 TOKENS = [(position * 37 + 11) % 190 + 5 for position in range(40)]
-KINDS = ("int8", "int4")
+KINDS = ("int8", "fp8", "int4")
 
 
 def rounded_by_loops(weight: torch.Tensor, kind: str) -> torch.Tensor:
-    """int8: each row by its largest value; int4: each 128 columns of a row by their smallest and largest."""
+    """int8: each row by its largest value; fp8: the same, to e4m3; int4: each 128 columns of a row, zero among
+    their values."""
     exact = torch.zeros_like(weight)
     for row in range(weight.shape[0]):
+        if kind == "fp8":
+            scale = weight[row].abs().max() / 448
+            exact[row] = (weight[row] / scale).to(torch.float8_e4m3fn).float() * scale
+            continue
         if kind == "int8":
             scale = weight[row].abs().max() / 127
             exact[row] = (weight[row] / scale).round() * scale
             continue
         for begin in range(0, weight.shape[1], 128):
             part = weight[row, begin : begin + 128]
-            scale = (part.max() - part.min()) / 15
-            exact[row, begin : begin + 128] = ((part - part.min()) / scale).round() * scale + part.min()
+            scale = ((part.max().clamp(min=0) - part.min().clamp(max=0)) / 15).half().float()
+            zero = (-part.min().clamp(max=0) / scale).round()
+            exact[row, begin : begin + 128] = (((part / scale).round() + zero).clamp(0, 15) - zero) * scale
     return exact
 
 
@@ -62,9 +65,10 @@ def test_logits_are_those_of_the_rounded_weights(architecture: str, kind: Any, t
 def test_rounding_and_packing(rows: int, columns: int, group: int, seed: int) -> None:
     weight = torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))
     weight[0] = 0
-    integers, scale, minimum = rounded_groups(weight, group)
-    wide, least = (each.repeat_interleave(group, 1)[:, :columns] for each in (scale, minimum))
-    assert (integers * wide + least - weight).abs().le(wide / 2 + 1e-6).all()
+    integers, scale, zero = rounded_groups(weight, group)
+    wide, middle = (each.repeat_interleave(group, 1)[:, :columns] for each in (scale, zero))
+    # At the ends of a range up to half a step more: the zero point is rounded, too, and scales to fp16.
+    assert ((integers - middle) * wide - weight).abs().le(wide * 1.02 + 1e-6).all()
     assert int(integers.max()) <= 15
     assert torch.equal(unpacked_nibbles(packed_nibbles(integers), columns), integers)
     integers, scale = rounded_rows(weight)
@@ -99,13 +103,5 @@ def test_what_it_cannot_be_combined_with_is_refused(tmp_path: Path) -> None:
     quantize_folder(tmp_path / "quantised", "gptq")
     with pytest.raises(ModelError, match="quantised already"):
         tiny_runner(tmp_path / "quantised", quantization="int4")
-    with pytest.raises(ValueError, match="fp8"):
-        LLM("demo", quantization="fp8")
-
-
-def test_a_gpu_refuses_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save_tiny_model(tmp_path, "qwen2")
-    monkeypatch.setattr("mini_infer_engine.runtime.worker.choose_device", lambda _: torch.device("cuda"))
-    asks = EngineSettings(model=str(tmp_path), quantization="int8")
-    with pytest.raises(ModelError, match="no kernels for integer weights on a GPU yet"):
-        ModelWorker.load(asks, read_config(tmp_path), tmp_path)
+    with pytest.raises(ValueError, match="int3"):
+        LLM("demo", quantization="int3")

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
+from mini_infer_engine.kernels.gemm.quantized_weight import QuantizedWeight
 from mini_infer_engine.kernels.sizes import next_power_of_2
 
 MAX_M = 64
@@ -60,8 +61,14 @@ def pdl_block_m(m: int) -> int:
     return max(8, next_power_of_2(m))
 
 
-def are_tma_operands(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether pdl_gemm can compute `x @ weight.T`: TMA reads rows that begin at 16 bytes, in panels of 64 values."""
-    halves = x.dtype in (torch.bfloat16, torch.float16)
-    aligned = all(tensor.data_ptr() % 16 == 0 and tensor.stride(0) % 8 == 0 for tensor in (x, weight))
+def are_tma_operands(x: torch.Tensor, weight: torch.Tensor | QuantizedWeight) -> bool:
+    """Whether pdl_gemm can compute `x @ weight.T`: TMA reads rows that begin at 16 bytes, in panels of 64 values.
+
+    Quantised weights become bf16 on their way.
+    """
+    halves = x.dtype == torch.bfloat16 or (x.dtype == torch.float16 and isinstance(weight, torch.Tensor))
+    memory = weight if isinstance(weight, torch.Tensor) else weight.values
+    aligned = all(
+        tensor.data_ptr() % 16 == 0 and tensor.stride(0) * tensor.itemsize % 16 == 0 for tensor in (x, memory)
+    )
     return halves and aligned and weight.shape[1] % 64 == 0

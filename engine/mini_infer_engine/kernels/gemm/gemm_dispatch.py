@@ -18,6 +18,7 @@ from mini_infer_engine.kernels.gemm.gemm_config import (
     SmallMConfig,
     portable_block_m,
 )
+from mini_infer_engine.kernels.gemm.quantized_weight import QuantizedWeight
 from mini_infer_engine.kernels.gemm.small_m_gemm import launch_small_m_gemm
 from mini_infer_engine.kernels.gemm.stream_k_gemm import launch_stream_k_gemm
 from mini_infer_engine.kernels.sizes import cdiv, next_power_of_2
@@ -26,7 +27,7 @@ from mini_infer_engine.kernels.workspace import Workspace
 
 def small_m_linear(
     x: torch.Tensor | DeferredRMSNorm,
-    weight: torch.Tensor,
+    weight: torch.Tensor | QuantizedWeight,
     config: SmallMConfig | PdlGemmConfig,
     *,
     workspace: Workspace,
@@ -44,7 +45,7 @@ def small_m_linear(
 
 def small_m_linear_add_norm(
     x: torch.Tensor,
-    weight: torch.Tensor,
+    weight: torch.Tensor | QuantizedWeight,
     config: SmallMConfig | PdlGemmConfig,
     *,
     workspace: Workspace,
@@ -61,7 +62,7 @@ def small_m_linear_add_norm(
 
 def _launch(
     x: torch.Tensor | DeferredRMSNorm,
-    weight: torch.Tensor,
+    weight: torch.Tensor | QuantizedWeight,
     config: SmallMConfig | PdlGemmConfig,
     bias: torch.Tensor | None,
     residual: torch.Tensor | None,
@@ -96,6 +97,7 @@ def _launch(
 
         launch_pdl_gemm(values, weight, epilogue, sizes, norm, config, options, workspace)
     elif m and isinstance(config, SmallMConfig):
+        assert isinstance(weight, torch.Tensor), "quantised weights are pdl_gemm's and quantized_gemm's"
         options |= {
             "BLOCK_M": block_m,
             "BLOCK_N": config.block_n,

@@ -7,6 +7,7 @@ import torch
 
 from mini_infer_engine.kernels.device import DeviceProfile
 from mini_infer_engine.kernels.gemm.gemm_config import MAX_M, SMALL_M, PdlGemmConfig, SmallMConfig
+from mini_infer_engine.kernels.gemm.quantized_weight import GROUP
 from mini_infer_engine.kernels.sizes import cdiv
 
 MIN_SHARED_MEMORY_BYTES = 227 << 10
@@ -39,6 +40,23 @@ def pdl_gemm_config(block_m: int, n: int, k: int, *, gated: bool, profile: Devic
     splits = 1 if tiles >= profile.sm_count // 3 else max_splits
     stages = min(ring_stages(residents, 64 + block_m, block_k, profile), cdiv(steps, splits))
     return PdlGemmConfig(block_n, block_k, splits, max(2, stages))
+
+
+def quantized_gemm_config(
+    block_m: int, n: int, k: int, *, bits: int, grouped: bool, gated: bool, profile: DeviceProfile
+) -> PdlGemmConfig:
+    """Of pdl_gemm with quantised weights: two or three programs an SM, for widening wants all SMs' arithmetic."""
+    block_n = 32 if gated else 64
+    tiles = cdiv(n, block_n)
+    padded_k = cdiv(k, GROUP) * GROUP
+    block_k = 256 if block_m <= 16 and padded_k % 256 == 0 else 128
+    steps = cdiv(k, block_k)
+    splits = max(1, min(2 * profile.sm_count // tiles, 4, cdiv(steps, 4)))
+    residents = min(3, max(1, cdiv(tiles * splits, profile.sm_count)))
+    kept_bytes = cdiv(steps, splits) * (block_k // GROUP) * 64 * 4 if grouped else 0
+    ring_bytes = profile.sm_shared_memory_bytes // residents - _SYSTEM_BYTES - kept_bytes
+    stages = ring_bytes // (block_k * 64 * bits // 8 + block_k * block_m * 2)
+    return PdlGemmConfig(block_n, block_k, splits, max(2, min(stages, cdiv(steps, splits), 8)))
 
 
 def ring_stages(residents: int, tile_rows: int, block_k: int, profile: DeviceProfile) -> int:

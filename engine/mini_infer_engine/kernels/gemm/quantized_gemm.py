@@ -1,0 +1,252 @@
+"""GEMM with quantised weights for any M and device: what `pdl_gemm` does not compute.
+
+Rows of x are first brought into the weights' order of columns, on the way to FP8 where both are (W8A8, a dynamic scale
+a row). Few hundred rows: weights are widened in registers, as the left operand of the tensor cores. More: FP8 by cuBLAS
+or CUTLASS (`torch._scaled_mm`); integers are widened to a bf16 copy for cuBLAS, which costs less than its product then.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from mini_infer_engine.kernels.gemm.quantized_weight import GROUP, QuantizedWeight
+from mini_infer_engine.kernels.sizes import cdiv, next_power_of_2
+
+_LARGEST_FP8 = 448.0
+_REGISTER_M = 512
+"""Rows up to which integers are widened in registers."""
+_SCALED_MM_M = 64
+"""Rows above which FP8 products are W8A8."""
+_STEP = tl.constexpr(GROUP)
+
+
+@triton.jit
+def _column(position, BITS: tl.constexpr):
+    """`quantized_weight.column_order` of a position in 128."""
+    place = position % 64
+    thread, word = place // 16, place // 4 % 4
+    if BITS == 8:
+        return position // 64 * 64 + word * 16 + place % 2 * 8 + thread * 2 + place // 2 % 2
+    return word * 32 + place % 2 * 16 + position // 64 * 8 + thread * 2 + place // 2 % 2
+
+
+@triton.jit(do_not_specialize=["x_stride"])
+def _reorder(
+    x,
+    out,
+    scales,
+    K,
+    x_stride,
+    out_stride,
+    BITS: tl.constexpr,
+    TO_FP8: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One row a program: columns in the weights' order; TO_FP8: by the row's largest value, whose scale is kept."""
+    row = tl.program_id(0).to(tl.int64)
+    position = tl.arange(0, BLOCK)
+    column = position // 128 * 128 + _column(position % 128, BITS)
+    scale = 1.0
+    if TO_FP8:
+        largest = tl.zeros((BLOCK,), dtype=tl.float32)
+        for start in range(0, K, BLOCK):
+            plain = start + position
+            values = tl.load(x + row * x_stride + plain, mask=plain < K, other=0.0)
+            largest = tl.maximum(largest, tl.abs(values.to(tl.float32)))
+        scale = tl.maximum(tl.max(largest, axis=0) / 448.0, 1e-12)
+        tl.store(scales + row, scale)
+    for start in range(0, out_stride, BLOCK):
+        values = tl.load(x + row * x_stride + start + column, mask=start + column < K, other=0.0)
+        if TO_FP8:
+            values = values.to(tl.float32) / scale
+        tl.store(out + row * out_stride + start + position, values.to(out.dtype.element_ty),
+                 mask=start + position < out_stride)  # fmt: skip
+
+
+def reordered(x: torch.Tensor, weight: QuantizedWeight, *, to_fp8: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """X [M, K] with columns as the weight has them, zeros up to its padded K; fp32 scales [M, 1] of rows in FP8."""
+    m, k = x.shape
+    assert x.stride(1) == 1
+    width = cdiv(k, GROUP) * GROUP
+    out = torch.empty((m, width), dtype=torch.float8_e4m3fn if to_fp8 else x.dtype, device=x.device)
+    scales = torch.empty((m, 1), dtype=torch.float32, device=x.device)
+    if m:
+        block = min(2048, next_power_of_2(width))
+        _reorder[(m,)](
+            x, out, scales, k, x.stride(0), width, BITS=weight.bits, TO_FP8=to_fp8, BLOCK=block, num_warps=4
+        )  # fmt: skip
+    return out, scales
+
+
+@triton.jit
+def _half_scale(parameters):
+    """fp32, from fp32 or from the low half of a word, where it is fp16."""
+    if parameters.dtype == tl.float32:
+        scale = parameters
+    else:
+        scale = parameters.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    return scale
+
+
+@triton.jit(do_not_specialize=["M"])
+def _quantized_gemm(
+    x,
+    weight,
+    scales,
+    bias,
+    out,
+    M,
+    N,
+    K,
+    x_stride,
+    weight_stride,
+    out_stride,
+    BITS: tl.constexpr,
+    GROUPED: tl.constexpr,
+    BIAS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Program (tile of N, tile of M) of the product of widened weights and reordered rows; K is padded."""
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
+    mask_n = n < N
+    mask_m = (m < M)[None, :]
+    place = tl.arange(0, 64)
+    x_at = x + m.to(tl.int64)[None, :] * x_stride + place[:, None]
+    weight_at = weight + n.to(tl.int64)[:, None] * weight_stride + place[None, :]
+    acc = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
+    for start in range(0, K, 128):
+        lower_x = tl.load(x_at + start, mask=mask_m, other=0.0)
+        upper_x = tl.load(x_at + start + 64, mask=mask_m, other=0.0)
+        if GROUPED:
+            parameters = tl.load(scales + start // 128 * N + n, mask=mask_n, other=0)
+        if BITS == 4:
+            both = tl.load(weight_at + start // 2, mask=mask_n[:, None], other=0).to(tl.int32)
+            zeros = (parameters >> 16)[:, None]
+            lower = ((both & 15) - zeros).to(tl.float32).to(x.dtype.element_ty)
+            upper = ((both >> 4) - zeros).to(tl.float32).to(x.dtype.element_ty)
+        else:
+            lower = tl.load(weight_at + start, mask=mask_n[:, None], other=0.0).to(x.dtype.element_ty)
+            upper = tl.load(weight_at + start + 64, mask=mask_n[:, None], other=0.0).to(x.dtype.element_ty)
+        if GROUPED:
+            products = tl.dot(lower, lower_x, input_precision=PRECISION)
+            products = tl.dot(upper, upper_x, products, input_precision=PRECISION)
+            acc += products * _half_scale(parameters)[:, None]
+        else:
+            acc = tl.dot(lower, lower_x, acc, input_precision=PRECISION)
+            acc = tl.dot(upper, upper_x, acc, input_precision=PRECISION)
+    if not GROUPED:
+        acc *= tl.load(scales + n, mask=mask_n, other=0.0)[:, None]
+    if BIAS:
+        acc += tl.load(bias + n, mask=mask_n, other=0.0).to(tl.float32)[:, None]
+    at = out + m.to(tl.int64)[:, None] * out_stride + n[None, :]
+    tl.store(at, tl.trans(acc).to(out.dtype.element_ty), mask=(m < M)[:, None] & mask_n[None, :])
+
+
+@triton.jit
+def _widen(
+    weight,
+    scales,
+    out,
+    N,
+    K,
+    BITS: tl.constexpr,
+    GROUPED: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Program (group of 128 columns, rows): what the values stand for, in their order of columns."""
+    group = tl.program_id(0)
+    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    mask = (n < N)[:, None]
+    place = tl.arange(0, 64)[None, :]
+    target = out + n.to(tl.int64)[:, None] * K + group * 128 + place
+    if GROUPED:
+        parameters = tl.load(scales + group * N + n, mask=n < N, other=0)
+        scale = _half_scale(parameters)[:, None]
+    else:
+        scale = tl.load(scales + n, mask=n < N, other=0.0)[:, None]
+    if BITS == 4:
+        both = tl.load(weight + n.to(tl.int64)[:, None] * (K // 2) + group * 64 + place, mask=mask, other=0)
+        zeros = (parameters >> 16)[:, None]
+        lower = ((both & 15).to(tl.int32) - zeros).to(tl.float32)
+        upper = ((both >> 4).to(tl.int32) - zeros).to(tl.float32)
+    else:
+        source = weight + n.to(tl.int64)[:, None] * K + group * 128 + place
+        lower = tl.load(source, mask=mask, other=0.0).to(tl.float32)
+        upper = tl.load(source + 64, mask=mask, other=0.0).to(tl.float32)
+    tl.store(target, (lower * scale).to(out.dtype.element_ty), mask=mask)
+    tl.store(target + 64, (upper * scale).to(out.dtype.element_ty), mask=mask)
+
+
+def widened(weight: QuantizedWeight, dtype: torch.dtype) -> torch.Tensor:
+    """[N, padded K] in a dtype, columns in the order that the values have."""
+    n, width = weight.shape[0], cdiv(weight.k, GROUP) * GROUP
+    out = torch.empty((n, width), dtype=dtype, device=weight.values.device)
+    _widen[(width // GROUP, cdiv(n, 64))](
+        weight.values, weight.scales, out, n, width, BITS=weight.bits, GROUPED=weight.is_grouped, BLOCK_N=64
+    )  # fmt: skip
+    return out
+
+
+def quantized_linear(
+    x: torch.Tensor, weight: QuantizedWeight, *, bias: torch.Tensor | None = None, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """X [M, K] @ weight.T + bias: [M, N], in x's dtype, in `out` where given.
+
+    FP8 rows' scales: W8A8 for more than 64 rows on a GPU that has FP8 products; else activations keep their dtype.
+    """
+    m, n = x.shape[0], weight.shape[0]
+    if out is None:
+        out = torch.empty((m, n), dtype=x.dtype, device=x.device)
+    if not m:
+        return out
+    if m > _SCALED_MM_M and _has_scaled_mm(x, weight):
+        values, x_scales = reordered(x, weight, to_fp8=True)
+        made = torch._scaled_mm(
+            values,
+            weight.values.t(),
+            scale_a=x_scales,
+            scale_b=weight.scales.view(1, n),
+            bias=bias,
+            out_dtype=x.dtype,
+            use_fast_accum=True,
+        )
+        return out.copy_(made) if out.data_ptr() != made.data_ptr() else made
+    values = reordered(x, weight)[0]
+    if m > _REGISTER_M:
+        torch.mm(values, widened(weight, x.dtype).t(), out=out)
+        return out if bias is None else out.add_(bias)
+    block_m = min(128, max(16, next_power_of_2(m)))
+    few = block_m <= 64
+    block_n = 64 if few or x.dtype == torch.float32 else 128
+    _quantized_gemm[(cdiv(n, block_n), cdiv(m, block_m))](
+        values,
+        weight.values,
+        weight.scales,
+        bias,
+        out,
+        m,
+        n,
+        values.shape[1],
+        values.stride(0),
+        weight.values.stride(0),
+        out.stride(0),
+        BITS=weight.bits,
+        GROUPED=weight.is_grouped,
+        BIAS=bias is not None,
+        BLOCK_M=block_m if x.dtype != torch.float32 else min(block_m, 32),
+        BLOCK_N=block_n,
+        PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
+        num_warps=4 if few else 8,
+        num_stages=3 if few and x.dtype != torch.float32 else 2,
+    )
+    return out
+
+
+def _has_scaled_mm(x: torch.Tensor, weight: QuantizedWeight) -> bool:
+    """Whether torch multiplies FP8 by FP8 with scales of rows here."""
+    if weight.format != "fp8" or weight.is_grouped or x.dtype != torch.bfloat16 or not x.is_cuda:
+        return False
+    return torch.cuda.get_device_capability(x.device) == (9, 0) and weight.shape[0] % 16 == 0
