@@ -403,3 +403,24 @@ async def test_a_context_that_is_told_once_the_model_is_loaded_is_soon_known() -
         assert gateway.app.fleet.max_prompt_tokens(["a"]) is None
         engine.max_model_len = 4096
         await until(lambda: gateway.app.fleet.max_prompt_tokens(["a"]) == 4096)
+
+
+@pytest.mark.parametrize(
+    ("ones", "others", "told"),
+    [
+        ({"tool_call_parser": "hermes", "reasoning_parser": "qwen3"}, {}, ("hermes", "qwen3")),
+        ({"tool_call_parser": "hermes"}, {"tool_call_parser": "hermes", "reasoning_parser": None}, ("hermes", None)),
+        ({"tool_call_parser": "hermes"}, {"tool_call_parser": "llama3_json"}, (None, None)),
+        ({}, {}, (None, None)),
+    ],
+)
+async def test_models_tell_the_parsers_that_their_engines_agree_on(
+    ones: dict[str, str | None], others: dict[str, str | None], told: tuple[str | None, str | None]
+) -> None:
+    async with FakeEngine("a") as a, FakeEngine("b") as b:
+        a.parsers, b.parsers = ones, others
+        async with running_gateway(a.endpoint, b.endpoint) as gateway:
+            await gateway.settled()
+            async with gateway.client.get(gateway.url + "/v1/models/m") as response:
+                model = await response.json()
+            assert (model["tool_call_parser"], model["reasoning_parser"]) == told

@@ -76,6 +76,7 @@ class FakeEngine:
         self.hang = False
         self.tls: ssl.SSLContext | None = None
         self.max_model_len: int | None = None
+        self.parsers: dict[str, str | None] = {}
         self.role, self.transfer, self.revision = "unified", "", ""
         self.die_after: int | None = None
         self.bodies: list[bytes] = []
@@ -258,7 +259,7 @@ class FakeEngine:
         return web.json_response({}, status=200 if self.says_ready else 503)
 
     async def _models(self, request: web.Request) -> web.Response:
-        return web.json_response({"data": [{"id": self.model, "max_model_len": self.max_model_len}]})
+        return web.json_response({"data": [{"id": self.model, "max_model_len": self.max_model_len, **self.parsers}]})
 
     async def _assets(self, request: web.Request) -> web.Response:
         if not self.serves_assets:

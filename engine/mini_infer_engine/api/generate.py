@@ -282,7 +282,7 @@ async def _stream(work: Work, scope: Scope, receive: Receive, send: Send, keepal
     if not begun:
         await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
     if not deltas and generation.error is not None:
-        await send({"type": "http.response.body", "body": renderer.broken(generation.error)})
+        await send({"type": "http.response.body", "body": renderer.broken(work.in_clients_words(generation.error))})
         return
     data = renderer.begin(generation.replies)
     while deltas:
@@ -291,7 +291,7 @@ async def _stream(work: Work, scope: Scope, receive: Receive, send: Send, keepal
         data = b""
         deltas = await generation.deltas()
     error = generation.error
-    end = renderer.end(generation.replies) if error is None else renderer.broken(error)
+    end = renderer.end(generation.replies) if error is None else renderer.broken(work.in_clients_words(error))
     await send({"type": "http.response.body", "body": end})
 
 

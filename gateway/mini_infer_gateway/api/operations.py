@@ -27,6 +27,7 @@ def model(fleet: Fleet, name: str) -> dict[str, Any]:
 
 def _model(fleet: Fleet, name: str) -> dict[str, Any]:
     names = fleet.catalog.by_name[name]
+    tool_call_parser, reasoning_parser = fleet.parsers(names)
     endpoints = [fleet.endpoints[one].endpoint for one in names if one in fleet.endpoints]
     return {
         "id": name,
@@ -35,6 +36,8 @@ def _model(fleet: Fleet, name: str) -> dict[str, Any]:
         "owned_by": min((endpoint.service for endpoint in endpoints), default="") or "mini-infer",
         "root": min((endpoint.model for endpoint in endpoints), default=name),
         "max_model_len": fleet.max_prompt_tokens(names),
+        "tool_call_parser": tool_call_parser,
+        "reasoning_parser": reasoning_parser,
     }
 
 

@@ -97,8 +97,8 @@ class EndpointSubscriber:
         self.asked = False
         """It has been asked how it tokenises, whatever it said."""
         self.assets_revision = ""
-        self.max_model_len: int | None = None
-        """Tokens that its model's context holds, as it says; None: it does not say."""
+        self.model = ServedModel()
+        """What it says of the model that it serves."""
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -119,10 +119,10 @@ class EndpointSubscriber:
             self._assets_due.clear()
             pause_s: float | None = None
             try:
-                self.max_model_len = await self._fetch_max_model_len()
+                self.model = await self._fetch_model()
                 self.assets_revision = await self._tokenizers.fetch(self._endpoint.url, self.assets_revision)
                 # One of ours tells how it tokenises before its model is loaded, and then how much it takes.
-                pause_s = backoff_s if self.max_model_len is None else None
+                pause_s = backoff_s if self.model.max_model_len is None else None
                 backoff_s = FIRST_BACKOFF_S if pause_s is None else min(LONGEST_BACKOFF_S, 2 * backoff_s)
             except NoPromptAssetsError as error:
                 log.info("%s is routed by load only: %s", self._endpoint.name, error)
@@ -134,12 +134,13 @@ class EndpointSubscriber:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._assets_due.wait(), pause_s)
 
-    async def _fetch_max_model_len(self) -> int | None:
+    async def _fetch_model(self) -> "ServedModel":
         """From the list of models, where vLLM's servers and ours tell it."""
         with contextlib.suppress(UpstreamError):
             status, body = await self._upstream.fetch(self._endpoint.url, MODELS_PATH, SNAPSHOT_TIMEOUT_S)
-            return read_max_model_len(body, self._endpoint.model) if status == 200 else None
-        return None
+            if status == 200:
+                return read_model(body, self._endpoint.model)
+        return ServedModel()
 
     async def _follow_events(self) -> None:
         pause_s = RECONNECT_PAUSE_S
@@ -321,19 +322,24 @@ async def _connection_changed(monitor: zmq.asyncio.Socket) -> None:
     await reply
 
 
-class _Model(msgspec.Struct):
+class ServedModel(msgspec.Struct, frozen=True):
+    """An entry of an engine's list of models; None: it does not say."""
+
     id: str = ""
     max_model_len: int | None = None
+    """Tokens that its context holds."""
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
 
 
 class _Models(msgspec.Struct):
-    data: list[_Model] = []
+    data: list[ServedModel] = []
 
 
-def read_max_model_len(body: bytes, model: str) -> int | None:
-    """The context of `model` in the answer of MODELS_PATH; None: it is not told there."""
+def read_model(body: bytes, model: str) -> ServedModel:
+    """What the answer of MODELS_PATH says of `model`."""
     try:
         models = msgspec.json.decode(body, type=_Models).data
     except msgspec.DecodeError:
-        return None
-    return next((entry.max_model_len for entry in models if entry.id == model), None)
+        return ServedModel()
+    return next((entry for entry in models if entry.id == model), ServedModel())

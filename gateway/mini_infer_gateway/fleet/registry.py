@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.launch import Endpoint
@@ -97,8 +97,13 @@ class Fleet:
 
     def max_prompt_tokens(self, names: Sequence[str]) -> int | None:
         """What the roomiest of these endpoints takes; None: of one of them it is not known."""
-        lengths = [self.endpoints[name].subscriber.max_model_len for name in names if name in self.endpoints]
+        lengths = [self.endpoints[name].subscriber.model.max_model_len for name in names if name in self.endpoints]
         return None if None in lengths else max((length for length in lengths if length), default=None)
+
+    def parsers(self, names: Sequence[str]) -> tuple[str | None, str | None]:
+        """How these endpoints read calls of tools, and thinking; None: they do not, do not say, or do not agree."""
+        models = [self.endpoints[name].subscriber.model for name in names if name in self.endpoints]
+        return _agreed(model.tool_call_parser for model in models), _agreed(model.reasoning_parser for model in models)
 
     def begin(self, name: str, request: Waiting) -> AttemptRecord:
         """`request` goes out to this endpoint. KeyError: it has gone since it was chosen."""
@@ -168,6 +173,12 @@ def no_endpoint(model: str, detail: str = "") -> ApiError:
 def _place(endpoint: Endpoint) -> tuple[str, str, str, str]:
     """What must stay the same for it to be the same process."""
     return endpoint.url, endpoint.events, endpoint.replay, endpoint.transfer
+
+
+def _agreed(told: Iterable[str | None]) -> str | None:
+    """What all say that say anything; None: nothing, or not the same."""
+    said = {value for value in told if value is not None}
+    return said.pop() if len(said) == 1 else None
 
 
 def _complain(task: asyncio.Task[None]) -> None:
