@@ -23,6 +23,7 @@ from mini_infer_engine.dry.vocabulary import DRY_MODEL
 from mini_infer_engine.offline_beams import BeamSearchOutput, BeamSearchParams, BeamSearchSequence, Logprob
 from mini_infer_engine.structured.params import of_structured_outputs
 from mini_infer_engine.text.bad_words import with_bad_words
+from mini_infer_engine.text.detokenizer import Decoder
 from mini_infer_engine.text.output_text import OutputText
 from mini_infer_engine.text.text_model import TextModel
 from mini_infer_engine.text.validation import ParameterError, check_prompt, check_sampling
@@ -81,6 +82,15 @@ class EmbeddingRequestOutput:
     num_cached_tokens: int
 
 
+class _Reply(OutputText):
+    """What becomes of one request."""
+
+    def __init__(self, request: Request, decoder: Decoder | None) -> None:
+        super().__init__(request, decoder)
+        self.logprobs_by_token: list[dict[int, Logprob]] = []
+        """Of each output token."""
+
+
 class LLM:
     """A model and its engine. Not thread-safe."""
 
@@ -98,6 +108,8 @@ class LLM:
         built = build_engine(self.settings, dry_run, record_events=False)
         self._engine, self.model_info = built.engine, built.model
         self._ids = itertools.count()
+        self._decoded_tokens: dict[int, str] = {}
+        """Those of which log probabilities were told; as many as the vocabulary has at most."""
         # What is here now stays: full collections, a tenth of a second each, need not walk it while requests run. When
         # this object goes, they walk again, and find the cycles that hold the weights.
         gc.collect()
@@ -232,19 +244,19 @@ class LLM:
             for reply in self._replies(requests, use_tqdm)
         ]
 
-    def _beam(self, reply: OutputText) -> BeamSearchSequence:
+    def _beam(self, reply: _Reply) -> BeamSearchSequence:
         assert reply.cumulative_logprob is not None
         assert reply.beam_score is not None
         tokens = [*reply.request.prompt_token_ids, *reply.token_ids]
-        logprobs = [self._by_token(position) for position in reply.logprobs]
+        logprobs = reply.logprobs_by_token
         encoder = self._text.encoder
         text = None if encoder is None else encoder.decode(tokens, skip_special_tokens=True)
         cumulative, score = reply.cumulative_logprob, reply.beam_score
         return BeamSearchSequence(tokens, logprobs, cumulative, score, text, reply.finish_reason, reply.stop_reason)
 
-    def _replies(self, requests: Sequence[Request], use_tqdm: bool) -> list[OutputText]:
+    def _replies(self, requests: Sequence[Request], use_tqdm: bool) -> list[_Reply]:
         """What became of each. RuntimeError: a pass failed. ValueError: the engine refuses one of them."""
-        replies = [OutputText(request, self._text.decoder) for request in requests]
+        replies = [_Reply(request, self._text.decoder) for request in requests]
         waiting = {reply.request.request_id: reply for reply in replies}
         try:
             for request in requests:
@@ -258,42 +270,46 @@ class LLM:
                 self._engine.abort(request_id)  # after Ctrl-C or an error: the next call finds an idle engine
         return replies
 
-    def _output(self, reply: OutputText, prompt: str | None, prompt_token_ids: list[int]) -> RequestOutput:
+    def _output(self, reply: _Reply, prompt: str | None, prompt_token_ids: list[int]) -> RequestOutput:
         request, told = reply.request, None
         if request.sampling.prompt_logprobs is not None:
             told = [None, *map(self._by_token, reply.prompt_logprobs)]
         completion = CompletionOutput(0, reply.text, reply.token_ids, reply.finish_reason, reply.stop_reason)
         if request.sampling.logprobs is not None:
             total = sum(position.logprob for position in reply.logprobs)
-            are_named = request.sampling.logprob_token_ids is not None
-            by_token = [self._by_token(position, are_named=are_named) for position in reply.logprobs]
-            completion = replace(completion, cumulative_logprob=total, logprobs=by_token)
+            completion = replace(completion, cumulative_logprob=total, logprobs=reply.logprobs_by_token)
         cached = reply.num_cached_tokens
         return RequestOutput(request.request_id, prompt, prompt_token_ids, [completion], True, cached, told)
 
     def _by_token(self, position: TokenLogprobs, *, are_named: bool = False) -> dict[int, Logprob]:
-        """The most likely tokens in order, or those that were named, and the position's own, if it is none of them."""
-        found = {
-            token_id: Logprob(logprob, None if are_named else rank, self._decoded(token_id))
-            for rank, (token_id, logprob) in enumerate(
-                zip(position.top_token_ids, position.top_logprobs, strict=True), start=1
-            )
-        }
-        own = Logprob(position.logprob, position.rank, self._decoded(position.token_id))
-        return {position.token_id: own} | found | {position.token_id: own}
+        """The position's own token, then the most likely ones in order, or those that were named."""
+        own = position.token_id
+        by_token = {own: Logprob(position.logprob, position.rank, self._decoded(own))}
+        tops = zip(position.top_token_ids, position.top_logprobs, strict=True)
+        for rank, (token_id, logprob) in enumerate(tops, start=1):
+            if token_id != own:
+                by_token[token_id] = Logprob(logprob, None if are_named else rank, self._decoded(token_id))
+        return by_token
 
     def _decoded(self, token_id: int) -> str | None:
         encoder = self._text.encoder
-        return None if encoder is None else encoder.decode([token_id], skip_special_tokens=False)
+        if encoder is None:
+            return None
+        text = self._decoded_tokens.get(token_id)
+        if text is None:
+            text = self._decoded_tokens[token_id] = encoder.decode([token_id], skip_special_tokens=False)
+        return text
 
-    def _finished(self, waiting: dict[str, OutputText]) -> Iterator[OutputText]:
+    def _finished(self, waiting: dict[str, _Reply]) -> Iterator[_Reply]:
         """Step until nobody waits; yields replies, and takes them out, as they finish."""
         while waiting:
             for output in self._engine.step():
                 reply = waiting.get(output.request_id)
                 if reply is None:
                     continue
-                reply.push(output)
+                are_named = reply.request.sampling.logprob_token_ids is not None
+                for position in reply.push(output).logprobs:  # now, while the device computes the next pass
+                    reply.logprobs_by_token.append(self._by_token(position, are_named=are_named))
                 if reply.finish_reason == "error":
                     raise RuntimeError(f"request {output.request_id}: {reply.error}")
                 if reply.finish_reason is not None:

@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from mini_infer_engine.core.request import BeamSearch, EarlyStopping, Request, SamplingParams
 
 
-@dataclass(frozen=True, slots=True)
-class Logprob:
-    """One token at one position."""
+class Logprob(msgspec.Struct, frozen=True, gc=False):
+    """One token at one position. There are thousands, which the garbage collector need not look at."""
 
     logprob: float
     rank: int | None

@@ -14,6 +14,7 @@ SCRIPTS = {  # script: what its JSON must hold beside where it was measured
     "ablations.py": "medians",
     "attention.py": "cases",
     "interference.py": "chunks",
+    "logprobs.py": "ratios",
     "memory.py": "models",
 }
 

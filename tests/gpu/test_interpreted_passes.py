@@ -126,7 +126,7 @@ def test_rows_that_ask_for_more_choose_as_in_torch(
     save_tiny_model(tmp_path, "qwen3", num_hidden_layers=2)
     runner, plain = interpreted(enforce_eager=enforce_eager), interpreted(attention_backend="torch")
     params = [
-        SamplingParams(temperature=0.0, repetition_penalty=1.5, frequency_penalty=0.5),
+        SamplingParams(temperature=0.0, repetition_penalty=1.5, frequency_penalty=0.5, bad_words_token_ids=[[13]]),
         SamplingParams(temperature=0.0, logit_bias={7: 2.0, 9: -5.0}, logprobs=3, frequency_penalty=0.3),
         SamplingParams(temperature=0.0, allowed_token_ids=[4, 50, 51, 120, 121, 122], logprobs=0),
     ]

@@ -164,6 +164,7 @@ class CudaExecutor:
         for values in (logits, scores):
             apply_token_masks(values, no_mask)
         count_sampled(padding, self.state.state, self.sampling.penalties)
+        self.sampling.logprobs.compile_kernels(logits, padding, self.state.state.last_tokens)
         config, device = worker.config, worker.device
         summands = torch.zeros((max(K_SPLITS), 1, config.hidden_size), dtype=worker.dtype, device=device)
         norm = worker.model.model.norm

@@ -1,7 +1,8 @@
 """Logits to tokens on a GPU: one buffer where every pass leaves its logits, and the sampling that reads it.
 
-Rows that ask for nothing but temperature and filters are sampled by CUDA graphs. Where a row asks for more (bias, bans,
-penalties, log probabilities) the same stages run kernel by kernel. Every stage knows slots, none knows a forward pass.
+Rows with nothing but temperature and filters are sampled by CUDA graphs. Where a row has more (bias, bans, penalties)
+the same stages run kernel by kernel; log probabilities come after either. Every stage knows slots, none knows a forward
+pass.
 """
 
 from bisect import bisect_left
@@ -16,25 +17,19 @@ from torch import Tensor
 
 from mini_infer_engine.core.batch import Row, TokenMasks
 from mini_infer_engine.core.result import PassResult
-from mini_infer_engine.device import to_device
 from mini_infer_engine.kernels.context import KernelContext
 from mini_infer_engine.kernels.sampling.penalise import count_sampled, penalised
 from mini_infer_engine.kernels.sampling.sample import sample
 from mini_infer_engine.kernels.sampling.sampling_state import HOST_RING_DEPTH
 from mini_infer_engine.kernels.sampling.token_mask import apply_token_masks
 from mini_infer_engine.runtime.cuda_graphs import record
+from mini_infer_engine.runtime.cuda_logprobs import CudaLogprobs
 from mini_infer_engine.runtime.device_state import DeviceBatchState
 from mini_infer_engine.runtime.embeddings import Embeddings
 from mini_infer_engine.runtime.prompt_logprobs import PromptLogprobs
 from mini_infer_engine.runtime.staging import PinnedStaging
 from mini_infer_engine.sampling.logit_changes import build_logit_changes
-from mini_infer_engine.sampling.logprobs import (
-    LogprobTensors,
-    most_of,
-    named_tokens,
-    rows_with_logprobs,
-    token_logprobs,
-)
+from mini_infer_engine.sampling.logprobs import LogprobTensors, PackedLogprobs
 from mini_infer_engine.sampling.penalties import Penalties
 
 _UPLOADS_IN_FLIGHT = 4
@@ -51,7 +46,7 @@ class CudaPassHandle:
             if row.sampling is not None
         ]
         self._num_rows, self._on_host = len(rows), on_host
-        self.logprobs: list[tuple[list[tuple[int, int]], LogprobTensors]] = []
+        self.logprobs: list[tuple[list[tuple[int, int]], LogprobTensors | PackedLogprobs]] = []
         """For each part of the pass, (row of the batch, number of most likely tokens) and their tensors."""
         self.prompt_logprobs: PromptLogprobs | None = None
         self.embeddings: Embeddings | None = None
@@ -66,9 +61,9 @@ class CudaPassHandle:
         result = PassResult([()] * self._num_rows)
         for row, place in self._places:
             result.tokens[row] = (tokens[place],)
-        for asked, tensors in self.logprobs:
-            told = tensors.read([number for _, number in asked])
-            result.logprobs |= {row: [one] for (row, _), one in zip(asked, told, strict=True)}
+        for rows, tensors in self.logprobs:
+            told = tensors.read([number for _, number in rows])
+            result.logprobs |= {row: [one] for (row, _), one in zip(rows, told, strict=True)}
         if self.prompt_logprobs is not None:
             result.prompt_logprobs = self.prompt_logprobs.read()
         if self.embeddings is not None:
@@ -110,8 +105,9 @@ class CudaSampling:
         self.slots = torch.full((buckets[-1],), state.padding_slot, dtype=torch.int32, device=device)
         # One slot more for the padded rows of graphs, which ask for nothing.
         self.penalties = Penalties(state.padding_slot + 1, vocab_size, device)
-        self._asking_slots: set[int] = set()
-        """Slots whose request wants a stage that no graph has."""
+        self.logprobs = CudaLogprobs(len(self.logits), device)
+        self._biased_slots: set[int] = set()
+        """Slots whose request has biases, bans or a list of allowed tokens."""
         self._staging = PinnedStaging(self.slots, _UPLOADS_IN_FLIGHT)
         self._loaded: tuple[int, list[int]] = (0, [])
         self._graphs: dict[int, dict[bool, torch.cuda.CUDAGraph]] = {}
@@ -125,11 +121,11 @@ class CudaSampling:
     def begin(self, row: Row) -> None:
         """What runs in the row's slot from now on asks for what the row does."""
         self.penalties.begin(row)
-        asks = row.sampling
-        if asks is not None and (asks.logprobs is not None or asks.changes_logits):
-            self._asking_slots.add(row.slot)
+        self.logprobs.begin(row)
+        if row.sampling is not None and row.sampling.changes_logits:
+            self._biased_slots.add(row.slot)
         else:
-            self._asking_slots.discard(row.slot)
+            self._biased_slots.discard(row.slot)
 
     def load(self, rows: list[Row]) -> None:
         """Tell the device whose logits a pass is about to leave; rows that do not sample count as padding."""
@@ -154,16 +150,9 @@ class CudaSampling:
 
     def run(self, rows: list[Row], indices: Sequence[int], handle: CudaPassHandle) -> None:
         """Sample the rows that were loaded, which have these indices in their batch."""
-        bucket, slots = self._loaded
-        if all(slot == self.state.padding_slot for slot in slots):
-            return
-        filtered = self.state.has_filters(slots)
-        if self._asks_for_more(slots):
-            self._run_stages(self._loaded_part(rows, indices), None, handle, filtered=filtered)
-        elif bucket in self._graphs:
-            self._graphs[bucket][filtered].replay()
-        else:
-            self.sample(self.logits[: len(rows)], self.slots[: len(rows)], filtered=filtered)
+        slots = self._loaded[1]
+        if any(slot != self.state.padding_slot for slot in slots):
+            self._sample_part(self._loaded_part(rows, indices), slots, None, handle)
 
     def hold(self, rows: list[Row], indices: Sequence[int], *, is_last: bool) -> HeldPart:
         """What `run_held` needs of the rows that were loaded; unless it `is_last`, another forward overwrites them."""
@@ -180,13 +169,27 @@ class CudaSampling:
         slots = [row.slot for row in part.rows if row.sampling is not None]
         if not slots:
             return
-        packed = self._packed_masks(part, masks)
-        if not part.is_loaded or self._asks_for_more(slots):
-            self._run_stages(part, packed, handle, filtered=self.state.has_filters(slots))
-            return
-        if packed is not None:
-            apply_token_masks(part.logits, packed)
-        self.run(part.rows, part.indices, handle)
+        self._sample_part(part, slots, self._packed_masks(part, masks), handle)
+
+    def _sample_part(
+        self, part: HeldPart, slots: list[int], packed_masks: Tensor | None, handle: CudaPassHandle
+    ) -> None:
+        """Log probabilities are those of the raw logits, which masks and suppressed tokens are written over."""
+        requested = self.logprobs.requested(part.rows, part.logits, are_masked=packed_masks is not None)
+        filtered, bucket = self.state.has_filters(slots), self._loaded[0]
+        if self._are_biased(slots) or self.penalties.concern(slots):
+            self._run_stages(part, slots, packed_masks, filtered=filtered)
+        else:
+            if packed_masks is not None:
+                apply_token_masks(part.logits, packed_masks)
+            if part.is_loaded and bucket in self._graphs:
+                self._graphs[bucket][filtered].replay()
+            else:
+                self.sample(part.logits, part.slots, filtered=filtered)
+        if requested is not None:
+            made = requested.compute(part.slots, self.state.state.last_tokens)
+            rows = [(part.indices[row], number) for row, number in requested.rows]
+            handle.logprobs.append((rows, made.on_host()))
 
     def _packed_masks(self, part: HeldPart, masks: TokenMasks) -> Tensor | None:
         """What `apply_token_masks` reads, on the device: one line for each masked row of the part."""
@@ -217,31 +220,21 @@ class CudaSampling:
             filtered=filtered,
         )
 
-    def _asks_for_more(self, slots: list[int]) -> bool:
-        """Whether what runs in some of these slots wants a stage that no graph has."""
-        asking = self._asking_slots
-        return self.penalties.concern(slots) or (bool(asking) and not asking.isdisjoint(slots))
+    def _are_biased(self, slots: list[int]) -> bool:
+        """Whether what runs in some of these slots has biases, bans or a list of allowed tokens."""
+        return bool(self._biased_slots) and not self._biased_slots.isdisjoint(slots)
 
-    def _run_stages(
-        self, part: HeldPart, packed_masks: Tensor | None, handle: CudaPassHandle, *, filtered: bool
-    ) -> None:
-        """Bias and bans, masks, penalties, filters and choice; log probabilities are those of the raw logits."""
-        rows, logits, slots, state = part.rows, part.logits, part.slots, self.state.state
-        asked = rows_with_logprobs(rows)
-        places = to_device(np.array([index for index, _ in asked], dtype=np.int64), self.state.device)
-        raw = logits.index_select(0, places)  # now, for masks and filters write over what they are given
-        scores = logits
-        if (changes := build_logit_changes(rows, self.state.device)) is not None:
-            scores = changes.apply(scores, state.last_tokens.index_select(0, slots))
+    def _run_stages(self, part: HeldPart, slots: list[int], packed_masks: Tensor | None, *, filtered: bool) -> None:
+        """Bias and bans, masks, penalties, filters and choice, kernel by kernel; `slots` of the rows that sample."""
+        scores, state = part.logits, self.state.state
+        changes = build_logit_changes(part.rows, self.state.device) if self._are_biased(slots) else None
+        if changes is not None:
+            scores = changes.apply(scores, state.last_tokens.index_select(0, part.slots))
         if packed_masks is not None:
             apply_token_masks(scores, packed_masks)
-        penalises = self.penalties.concern(row.slot for row in rows if row.sampling is not None)
+        penalises = self.penalties.concern(slots)
         if penalises:
-            scores = penalised(scores, slots, self.penalties)
-        self.sample(scores, slots, filtered=filtered)
+            scores = penalised(scores, part.slots, self.penalties)
+        self.sample(scores, part.slots, filtered=filtered)
         if penalises:
-            count_sampled(slots, state, self.penalties)
-        if asked:
-            chosen = state.last_tokens.index_select(0, slots.index_select(0, places))
-            made = token_logprobs(raw, chosen, most_of([number for _, number in asked]), named_tokens(rows))
-            handle.logprobs.append(([(part.indices[index], number) for index, number in asked], made.on_host()))
+            count_sampled(part.slots, state, self.penalties)

@@ -46,6 +46,33 @@ class LogprobTensors:
         ]
 
 
+@dataclass(frozen=True, slots=True)
+class PackedLogprobs:
+    """The same as one tensor, which is one copy from a GPU."""
+
+    packed: Tensor  # [rows, 3 + 2 most] int32: token, rank, bits of its logprob, top tokens, bits of their logprobs
+
+    def on_host(self) -> "PackedLogprobs":
+        """The same in main memory; from a GPU the copy is only queued, and must be waited for."""
+        if not self.packed.is_cuda:
+            return self
+        pinned = torch.empty(self.packed.shape, dtype=self.packed.dtype, pin_memory=True)
+        pinned.copy_(self.packed, non_blocking=True)
+        return PackedLogprobs(pinned)
+
+    def read(self, wanted: Sequence[int]) -> list[TokenLogprobs]:
+        """As plain data, of main memory; `wanted` has, for each row, how many of the most likely to tell."""
+        integers = self.packed.numpy()
+        values = integers.view(np.float32)
+        most = (integers.shape[1] - 3) // 2
+        columns = (integers[:, 0], values[:, 2], integers[:, 1], integers[:, 3 : 3 + most], values[:, 3 + most :])
+        lists = [column.tolist() for column in columns]
+        return [
+            TokenLogprobs(token, logprob, rank, top_ids[:count], top[:count])
+            for token, logprob, rank, top_ids, top, count in zip(*lists, wanted, strict=True)
+        ]
+
+
 def token_logprobs(logits: Tensor, token_ids: Tensor, most: int, named: Sequence[Sequence[int]] = ()) -> LogprobTensors:
     """For logits [rows, vocab] of any float type and token_ids [rows] int64; `most` of the most likely, -1: all.
 

@@ -1,0 +1,100 @@
+"""Log probabilities of sampled tokens on a GPU: which rows request them, their raw logits, and what computes them.
+
+Raw logits are those before bias, masks, penalties and filters. Does not sample.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mini_infer_engine.core.batch import Row
+from mini_infer_engine.device import to_device
+from mini_infer_engine.kernels.sampling.top_logprobs import MAX_TOP_LOGPROBS, TOP_WIDTHS, top_logprobs
+from mini_infer_engine.sampling.logprobs import (
+    LogprobTensors,
+    PackedLogprobs,
+    most_of,
+    named_tokens,
+    rows_with_logprobs,
+    token_logprobs,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedLogprobs:
+    """Rows of one part of a pass that request log probabilities, before their tokens are sampled."""
+
+    rows: list[tuple[int, int]]
+    """(row of the part, number of most likely tokens, -1: all)."""
+    logits: Tensor  # [any, vocab], raw
+    logit_rows: Tensor  # [requested] int32, rows of `logits`
+    slot_rows: Tensor  # [requested] int32, rows of the part's slots
+    named: list[Sequence[int]]
+    """For each row, tokens told instead of the most likely ones; empty: none names any."""
+
+    def compute(self, slots: Tensor, last_tokens: Tensor) -> LogprobTensors | PackedLogprobs:
+        """For slots [rows] int32 of the part, whose tokens have been sampled into last_tokens [slots] int64."""
+        most = most_of([number for _, number in self.rows])
+        if 0 <= most <= MAX_TOP_LOGPROBS:
+            named = self._named(most) if self.named else None
+            return PackedLogprobs(
+                top_logprobs(self.logits, self.logit_rows, slots, self.slot_rows, last_tokens, most, named)
+            )
+        chosen = last_tokens.index_select(0, slots.index_select(0, self.slot_rows))
+        return token_logprobs(self.logits.index_select(0, self.logit_rows), chosen, most, self.named)
+
+    def _named(self, most: int) -> Tensor:
+        """[requested, most] int32 on the device, -1 where a row names none."""
+        padded = np.full((len(self.named), most), -1, dtype=np.int32)
+        for line, tokens in zip(padded, self.named, strict=True):
+            line[: len(tokens)] = tokens
+        return to_device(padded, self.logits.device)
+
+
+class CudaLogprobs:
+    """Of one runner: its slots whose requests want log probabilities."""
+
+    def __init__(self, most_rows: int, device: torch.device) -> None:
+        """`most_rows` of a part of a pass."""
+        self._slots: set[int] = set()
+        self._first_rows = torch.arange(most_rows, dtype=torch.int32, device=device)
+        self._uploaded: tuple[list[int], Tensor] = ([], self._first_rows[:0])
+        """The rows of the last part, which most often are those of the next one."""
+
+    def compile_kernels(self, logits: Tensor, slots: Tensor, last_tokens: Tensor) -> None:
+        """Run every variant on one row [1, vocab] of a slot [1]: no request waits for a compiler."""
+        row = self._first_rows[:1]
+        for top in TOP_WIDTHS:
+            unnamed = torch.full((1, top), -1, dtype=torch.int32, device=logits.device)
+            for named in (None, unnamed):
+                top_logprobs(logits, row, slots, row, last_tokens, top, named)
+
+    def begin(self, row: Row) -> None:
+        """What runs in the row's slot from now on requests what the row does."""
+        if row.sampling is not None and row.sampling.logprobs is not None:
+            self._slots.add(row.slot)
+        else:
+            self._slots.discard(row.slot)
+
+    def requested(self, rows: list[Row], logits: Tensor, *, are_masked: bool) -> RequestedLogprobs | None:
+        """What the rows of a part request; None: nothing. `are_masked`: masks are about to change the logits in place.
+
+        So do tokens that may not be chosen yet. Then raw logits are copied, those of the rows that need them.
+        """
+        if not self._slots or self._slots.isdisjoint([row.slot for row in rows]):
+            return None
+        requested = rows_with_logprobs(rows)
+        if not requested:
+            return None
+        slot_rows = logit_rows = self._on_device([row for row, _ in requested], logits.device)
+        if are_masked or any(row.suppressed_token_ids for row in rows):
+            logits, logit_rows = logits.index_select(0, slot_rows), self._first_rows[: len(requested)]
+        return RequestedLogprobs(requested, logits, logit_rows, slot_rows, named_tokens(rows))
+
+    def _on_device(self, rows: list[int], device: torch.device) -> Tensor:
+        if rows != self._uploaded[0]:
+            self._uploaded = (rows, to_device(np.array(rows, dtype=np.int32), device))
+        return self._uploaded[1]
