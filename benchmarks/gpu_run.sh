@@ -2,7 +2,8 @@
 # What is to be shown on a GPU machine, by stages: unpacks what scripts/pack_gpu.sh packed, runs the GPU tests, then the
 # benchmarks beside the peer where it is present. Leaves log.txt and a JSON of each stage in a folder, at most 8 files.
 # usage: benchmarks/gpu_run.sh [STAGE...]    default: tests serving offline interference memory ablations attention
-#   more stages: startup products structured logprobs; soak (starts ten gentle minutes in the background, which wait while others measure; each
+#   more stages: startup products structured logprobs quantization (SCHEMES=bf16,int8,fp8,int4) quantized_products;
+#   soak (starts ten gentle minutes in the background, which wait while others measure; each
 #   later call fetches what it has found), soaked (stays until it ends)
 #   OUT=results          where results go
 #   LIMIT_S=570          the most seconds for all stages: each is told what is left, begins nothing that it cannot end, and
@@ -103,6 +104,10 @@ for name in $stages; do
       sleep 5
     done
     tail -25 "$site/soak.log" | tee -a "$out/log.txt" ;;
+  quantization)
+    benchmark quantization --gpu --models "${models%%,*}" --schemes "${SCHEMES:-bf16,int8,fp8,int4}" --engines "${ENGINES:-ours}" ;;
+  quantized_products)
+    stage quantized_products "$python" benchmarks/quantization.py --products --out "$out/quantized_products.json" --time-limit-s "$(($(left) - 20))" ;;
   products) stage products "$python" benchmarks/kernels.py --out "$out" --time-limit-s "$(($(left) - 20))" ;;
   *) echo "gpu_run.sh: there is no stage $name" >&2; failed=$((failed + 1)) ;;
   esac

@@ -33,7 +33,14 @@ SMOKE_SETTINGS = {
 """Of our engine, for any machine."""
 _LEAST_SHARE = 0.1
 """vLLM starts if so much of the GPU is free; with a KV cache of given size it asks no more."""
-_OF_MEASUREMENT = ("max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "kv_cache_memory_bytes")
+_OF_MEASUREMENT = (
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "gpu_memory_utilization",
+    "kv_cache_memory_bytes",
+    "quantization",
+    "kv_cache_dtype",
+)
 VLLM_ENVIRONMENT = {
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
     "VLLM_USE_DEEP_GEMM": "0",

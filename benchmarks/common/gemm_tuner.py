@@ -22,7 +22,6 @@ from mini_infer_engine.kernels.gemm.gemm_dispatch import small_m_linear, small_m
 from mini_infer_engine.kernels.gemm.gemm_rules import ring_stages
 from mini_infer_engine.kernels.gemm.tuned_configs import (
     GemmConfig,
-    TunedConfigs,
     file_name,
     load_tuned_configs,
     tuned_configs_json,
@@ -242,7 +241,8 @@ def tuned_file(measured: dict[TunedShape, GemmConfig | None]) -> tuple[str, str]
     """Name and contents of this GPU's file with these configs; shapes that were not measured keep what they have."""
     device = policy().profile.name
     known = load_tuned_configs(device)
-    return file_name(device), tuned_configs_json(TunedConfigs(device, {**known.with_pdl, **measured}, known.portable))
+    made = dataclasses.replace(known, device=device, with_pdl={**known.with_pdl, **measured})
+    return file_name(device), tuned_configs_json(made)
 
 
 def tune_all(out: Path, deadline: float) -> None:

@@ -114,6 +114,9 @@ class KernelPolicy:
         too_small = self.profile.shared_memory_bytes < gemm_rules.MIN_SHARED_MEMORY_BYTES
         if m > MAX_M or too_small or not self.pdl or Mechanism.SMALL_M_GEMM in self.disabled:
             return None
+        key = (weight.format, n, k, gated, pdl_block_m(m))
+        if key in self.tuned.quantized and Mechanism.TUNED_CONFIGS not in self.disabled:
+            return self.tuned.quantized[key]
         return gemm_rules.quantized_gemm_config(
             pdl_block_m(m), n, k, bits=weight.bits, grouped=weight.is_grouped, gated=gated, profile=self.profile
         )

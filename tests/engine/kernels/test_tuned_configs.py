@@ -45,6 +45,10 @@ def test_configs_of_all_kernels_are_read_as_they_were_written() -> None:
         "NVIDIA X",
         {(64, 64, True, 8): PdlGemmConfig(32, 128, 1, 2), (64, 64, False, 64): SmallMConfig(64, 64, 0, 4, 3)},
         {(64, 64, False, 16): None},
+        {
+            ("int4", 64, 64, True, 8): PdlGemmConfig(32, 128, 1, 2),
+            ("fp8", 64, 64, False, 8): PdlGemmConfig(64, 256, 2, 3),
+        },
     )
     assert parse_tuned_configs("NVIDIA X", tuned_configs_json(configs)) == configs
 
@@ -62,6 +66,6 @@ def test_configs_of_all_kernels_are_read_as_they_were_written() -> None:
 )
 def test_a_wrong_file_is_an_error(table: str, kernel: dict[str, object], message: str) -> None:
     entry = {"N": 64, "K": 64, "gated": False, "M": 8, **kernel}
-    text = json.dumps({"device": "NVIDIA X", "with_pdl": [], "portable": []} | {table: [entry]})
+    text = json.dumps({"device": "NVIDIA X", "with_pdl": [], "portable": [], "quantized": []} | {table: [entry]})
     with pytest.raises(ValueError, match=message):
         parse_tuned_configs("NVIDIA X", text)

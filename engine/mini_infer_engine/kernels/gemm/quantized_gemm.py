@@ -247,6 +247,6 @@ def quantized_linear(
 
 def _has_scaled_mm(x: torch.Tensor, weight: QuantizedWeight) -> bool:
     """Whether torch multiplies FP8 by FP8 with scales of rows here."""
-    if weight.format != "fp8" or weight.is_grouped or x.dtype != torch.bfloat16 or not x.is_cuda:
+    if weight.format != "fp8" or x.dtype != torch.bfloat16 or not x.is_cuda:
         return False
     return torch.cuda.get_device_capability(x.device) == (9, 0) and weight.shape[0] % 16 == 0

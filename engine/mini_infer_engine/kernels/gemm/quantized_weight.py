@@ -43,8 +43,9 @@ class QuantizedWeight:
 
     @property
     def format(self) -> str:
-        """int8, fp8 or int4: the name of its tuned configs."""
-        return {torch.int8: "int8", torch.uint8: "int4"}.get(self.values.dtype, "fp8")
+        """int8, fp8 or int4, and with groups int8-groups or fp8-groups: the name of its tuned configs."""
+        name = {torch.int8: "int8", torch.uint8: "int4"}.get(self.values.dtype, "fp8")
+        return f"{name}-groups" if self.is_grouped and self.bits == 8 else name
 
 
 def padded(values: Tensor, *, value: int = 0) -> Tensor:

@@ -6,7 +6,7 @@
 import functools
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from importlib import resources
 from typing import Any
 
@@ -16,6 +16,8 @@ FALLBACK_DEVICE = "NVIDIA H200"
 """Its configs serve all GPUs that have no file of their own and as much shared memory."""
 Shape = tuple[int, int, bool, int]
 """N, K, gated, and M of the tile: 8 (pdl_gemm alone), 16, 32 or 64."""
+QuantizedShape = tuple[str, int, int, bool, int]
+"""`QuantizedWeight.format`, then the same."""
 GemmConfig = PdlGemmConfig | SmallMConfig
 _KERNELS: dict[str, type[GemmConfig]] = {"pdl_gemm": PdlGemmConfig, "small_m_gemm": SmallMConfig}
 _CUBLAS = "cublas"
@@ -30,6 +32,8 @@ class TunedConfigs:
     """Where pdl_gemm can run: its config or another kernel's."""
     portable: Mapping[Shape, SmallMConfig | None]
     """Where it cannot, for tiles of at least 16 rows."""
+    quantized: Mapping[QuantizedShape, PdlGemmConfig] = field(default_factory=dict)
+    """Of pdl_gemm with quantised weights."""
 
 
 NO_TUNED_CONFIGS = TunedConfigs("", {}, {})
@@ -58,7 +62,9 @@ def parse_tuned_configs(device: str, text: str) -> TunedConfigs:
     foreign = [shape for shape, config in portable.items() if isinstance(config, PdlGemmConfig)]
     if foreign:
         raise ValueError(f"tuned configs of {device}: {foreign[0]} needs pdl_gemm but stands under 'portable'")
-    return TunedConfigs(device, with_pdl, portable)  # type: ignore[arg-type]  # checked just above
+    quantized = {(entry["format"], *shape): config for entry in data["quantized"] for shape, config in [_parse(entry)]}
+    # The types were checked just above, and by `_parse`.
+    return TunedConfigs(device, with_pdl, portable, quantized)  # type: ignore[arg-type]
 
 
 def _parse(entry: dict[str, Any]) -> tuple[Shape, GemmConfig | None]:
@@ -79,7 +85,11 @@ def tuned_configs_json(configs: TunedConfigs) -> str:
         name: ",\n".join(f"    {json.dumps(_entry(shape, config))}" for shape, config in sorted_items(table))
         for name, table in (("with_pdl", configs.with_pdl), ("portable", configs.portable))
     }
-    tables = ",\n".join(f'  "{name}": [\n{lines}\n  ]' for name, lines in parts.items())
+    parts["quantized"] = ",\n".join(
+        f"    {json.dumps({'format': form} | _entry((n, k, gated, m), config))}"
+        for (form, n, k, gated, m), config in sorted(configs.quantized.items(), key=lambda item: item[0])
+    )
+    tables = ",\n".join(f'  "{name}": [\n{lines}\n  ]' if lines else f'  "{name}": []' for name, lines in parts.items())
     return f'{{\n  "device": {json.dumps(configs.device)},\n{tables}\n}}\n'
 
 

@@ -1,0 +1,133 @@
+"""The tuner of GEMMs with quantised weights: see quantization.py, whose part "products" it is."""
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+
+from common.gemm_tuner import L2_BYTES, SHAPES, SQUARE_SUM_PARTS, Shape, random
+from common.gpu import policy, workspace
+from common.timing import graph_microseconds
+from mini_infer_engine.kernels.gemm.gemm_config import MAX_M, DeferredRMSNorm, PdlGemmConfig, portable_block_m
+from mini_infer_engine.kernels.gemm.gemm_dispatch import small_m_linear, small_m_linear_add_norm
+from mini_infer_engine.kernels.gemm.quantized_gemm import quantized_linear
+from mini_infer_engine.kernels.gemm.quantized_weight import (
+    GROUP,
+    QuantizedWeight,
+    interleaved,
+    packed_nibbles,
+    packed_parameters,
+)
+from mini_infer_engine.kernels.gemm.tuned_configs import (
+    QuantizedShape,
+    file_name,
+    load_tuned_configs,
+    tuned_configs_json,
+)
+
+FORMATS = ("int8", "fp8", "int4")
+BLOCKS_M = (8, 32, 16, 64)
+MANY_ROWS = (256, 4096)
+
+
+def random_weight(form: str, rows: int, k: int) -> QuantizedWeight:
+    """Of one of FORMATS, on the GPU."""
+    if form == "int4":
+        integers = torch.randint(0, 16, (rows, k), dtype=torch.uint8, device="cuda")
+        scales = torch.full((rows, k // GROUP), k**-0.5 / 8, device="cuda")
+        return QuantizedWeight(packed_nibbles(integers), packed_parameters(scales, torch.full_like(scales, 8)), k)
+    values = torch.randint(-127, 128, (rows, k), device="cuda").to(torch.int8)
+    scales = torch.full((rows,), k**-0.5 / 64, device="cuda")
+    return QuantizedWeight(interleaved(values if form == "int8" else values.to(torch.float8_e4m3fn)), scales, k)
+
+
+def candidates(shape: Shape, block_m: int, bits: int) -> list[PdlGemmConfig]:
+    """From a program for every second SM to four an SM; rings of which one to four fit."""
+    found = []
+    profile = policy().profile
+    for tall, block_k, residents, splits in itertools.product((64, 128), (128, 256), (1, 2, 3, 4), (1, 2, 3, 4, 6)):
+        if (tall == 128 and block_m > 16) or (block_k == 256 and shape.k % 256):
+            continue
+        block_n = tall // (2 if shape.gated else 1)
+        tiles, steps = math.ceil(shape.n / block_n), math.ceil(shape.k / block_k)
+        kept = math.ceil(steps / splits) * (block_k // GROUP) * tall * 4 if bits == 4 else 0
+        ring = profile.sm_shared_memory_bytes // residents - 4096 - kept
+        stages = min(ring // (block_k * tall * bits // 8 + block_k * block_m * 2), math.ceil(steps / splits), 12)
+        if stages >= 2 and profile.sm_count // 2 <= tiles * splits and (splits == 1 or tiles * splits <= 4 * 132):
+            found.append(PdlGemmConfig(block_n, block_k, splits, stages))
+    return list(dict.fromkeys(found))
+
+
+def call(shape: Shape, rows: int) -> Callable[[QuantizedWeight, PdlGemmConfig], object]:
+    """The GEMM as serving runs it."""
+    x = random(rows, shape.k)
+    if shape.writes_residual:
+        residual, norm = random(rows, shape.n), random(shape.n)
+        return lambda weight, config: small_m_linear_add_norm(
+            x, weight, config, workspace=workspace(), bias=None, residual=residual, norm_weight=norm, eps=1e-6
+        )
+    deferred_norm = DeferredRMSNorm(x, torch.ones(SQUARE_SUM_PARTS, portable_block_m(rows), device="cuda"), 1e-6)
+    return lambda weight, config: small_m_linear(
+        deferred_norm, weight, config, workspace=workspace(), gated=shape.gated
+    )
+
+
+def tune(shape: Shape, rows: int, form: str) -> tuple[PdlGemmConfig | None, dict[str, float]]:
+    """The fastest config, and microseconds: of it, of the rule's, of the kernel for many rows."""
+    bits = 4 if form == "int4" else 8
+    byte_count = shape.weight_rows * shape.k * bits // 8
+    copies = max(2, math.ceil(4 * L2_BYTES / byte_count))
+    weights = [random_weight(form, shape.weight_rows, shape.k) for _ in range(copies)]
+    x = random(rows, shape.k)
+    figures = {"unfused us": graph_microseconds([functools.partial(quantized_linear, x, each) for each in weights])}
+    if rows > MAX_M:
+        return None, figures
+    gemm = call(shape, rows)
+
+    def microseconds(config: PdlGemmConfig, replays: int = 6) -> float:
+        return graph_microseconds([functools.partial(gemm, each, config) for each in weights], replays)
+
+    rule = policy().quantized_config(rows, shape.n, shape.k, weights[0], gated=shape.gated)
+    assert rule is not None, "needs a Hopper GPU"
+    figures["engine's us"] = microseconds(rule, 15)
+    timed: list[tuple[float, PdlGemmConfig]] = []
+    for config in candidates(shape, rows, bits):
+        with contextlib.suppress(Exception):  # a config that does not fit the chip is only not a candidate
+            timed.append((microseconds(config), config))
+    timed.sort(key=lambda pair: pair[0])
+    again = sorted([(microseconds(config, 15), config) for _, config in timed[:3]], key=lambda pair: pair[0])
+    if not again:
+        return None, figures
+    figures["tuned us"] = again[0][0]
+    figures["TB/s"] = byte_count / again[0][0] / 1e6
+    return again[0][1], figures
+
+
+def tune_all(
+    out: Path | None, deadline: float, names: tuple[str, ...] = ("7b gate_up", "7b down", "7b qkv", "7b o")
+) -> Iterator[dict[str, object]]:
+    """Every GEMM of a layer with each M and format until the deadline; the file of configs is written as they come."""
+    measured: dict[QuantizedShape, PdlGemmConfig] = {}
+    known = load_tuned_configs(policy().profile.name)
+    for rows, form, name in itertools.product((*BLOCKS_M[:1], *MANY_ROWS, *BLOCKS_M[1:]), FORMATS, names):
+        if time.monotonic() > deadline:
+            return
+        shape = SHAPES[name]
+        config, figures = tune(shape, rows, form)
+        if config is not None:
+            measured[form, shape.n, shape.k, shape.gated, rows] = config
+            made = dataclasses.replace(known, device=policy().profile.name, quantized={**known.quantized, **measured})
+            if out is not None:
+                (out / file_name(made.device)).write_text(tuned_configs_json(made))
+        yield {
+            "product": name,
+            "rows": rows,
+            "format": form,
+            "config": config and dataclasses.astuple(config),
+        } | figures
