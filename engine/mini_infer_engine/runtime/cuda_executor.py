@@ -267,7 +267,8 @@ class CudaExecutor:
         prefills = batch.rows[batch.num_decodes :]
         with torch.inference_mode():
             self.pool.transfer(batch.transfers)
-            self.state.forget_pages(prefills)
+            self.state.forget_pages([row for row in prefills if not _continues(row)])
+            self.state.keep_common_pages([row for row in prefills if _continues(row)])
             for row in prefills:
                 self.sampling.begin(row)
             parts = list(self._forwards(batch, handle))
@@ -295,21 +296,34 @@ class CudaExecutor:
         """The parts of a pass, in order: indices of rows, and what computes their logits.
 
         All rows in one part, or, where the graph for the prompts takes no decode rows, those in a part before it.
+        Sequences that go on by one token which the host brings, as beams do, are decode rows whose slots are rewritten.
         """
         num_decodes, num_rows = batch.num_decodes, len(batch.rows)
         decodes, prefills = batch.rows[:num_decodes], batch.rows[num_decodes:]
         is_eager = any(row.prompt_targets for row in prefills) or wants_embeddings(prefills)
+        continued = [index for index in range(num_decodes, num_rows) if _continues(batch.rows[index])]
+        if self.decode_graphs and not is_eager and len(continued) == len(prefills):
+            yield range(num_rows), partial(self._run_decodes, batch.rows, prefills)
+            return
         graph = None if is_eager else self._prefill_graph(num_decodes, prefills)
-        if not prefills and self.decode_graphs:
-            yield range(num_rows), partial(self._decode_graph(num_rows).run, decodes)
-        elif graph is None:
+        if graph is None:
             sampling = [index for index, row in enumerate(batch.rows) if row.sampling is not None]
             yield sampling, partial(self._run_eagerly, batch, handle)
-        elif graph.num_decodes or not decodes:
+        elif graph.num_decodes or not self.decode_graphs:
             yield range(num_rows), partial(graph.run, decodes, prefills)
         else:
-            yield range(num_decodes), partial(self._decode_graph(num_decodes).run, decodes)
-            yield range(num_decodes, num_rows), partial(graph.run, [], prefills)
+            first = [*range(num_decodes), *continued]
+            if first:
+                rows = [batch.rows[index] for index in first]
+                yield first, partial(self._run_decodes, rows, rows[num_decodes:])
+            second = [index for index in range(num_decodes, num_rows) if not _continues(batch.rows[index])]
+            prompts = [batch.rows[index] for index in second]
+            yield second, partial((self._prefill_graph(0, prompts) or graph).run, [], prompts)
+
+    def _run_decodes(self, rows: list[Row], continued: list[Row]) -> None:
+        """Decode rows by their graph, after the slots of some, whose tokens the host brings, are rewritten."""
+        self.state.begin(continued)
+        self._decode_graph(len(rows)).run(rows)
 
     def _decode_graph(self, rows: int) -> DecodeGraph:
         return self.decode_graphs[self.sampling.bucket(rows)]
@@ -350,6 +364,12 @@ class CudaExecutor:
             token_ids = token_ids.index_copy(0, inputs.pending_tokens, pending)
         attention = self.attention.plan(inputs, every_token=every_token)
         return inputs, model(self.ops, model.embed(self.ops, token_ids), attention)
+
+
+def _continues(row: Row) -> bool:
+    """Whether a chunk is what a decode row computes: one token, from whose logits the next is sampled."""
+    is_one = row.count == 1 and row.num_samples == 1 and row.sampling is not None
+    return is_one and not row.prompt_targets and not row.embeds
 
 
 class FlashPrefillExecutor(CudaExecutor):

@@ -4,7 +4,7 @@ It decides nothing about batches; it keeps page tables and sampling parameters t
 """
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -17,8 +17,9 @@ from mini_infer_engine.kernels.sampling.state_update import STATE_FIELDS, update
 from mini_infer_engine.sampling.parameters import DEVICE_FORMAT, DEVICE_PARAMETERS
 from mini_infer_engine.sampling.reference import noise_base
 
-_STATE = struct.Struct(f"<4q{DEVICE_FORMAT}q")
-"""One slot in the packet of `update_slots` (STATE_FIELDS): slot, length, output index, noise, sampling, min_tokens."""
+_STATE = struct.Struct(f"<5q{DEVICE_FORMAT}q")
+"""One slot in the packet of `update_slots` (STATE_FIELDS): slot, last token, length, output index, noise, sampling,
+min_tokens."""
 
 
 class DeviceBatchState:
@@ -31,6 +32,8 @@ class DeviceBatchState:
         # [slots + 1, pages of the longest sequence] int32
         self.page_tables = torch.full((num_slots + 1, table_width), null_page, dtype=torch.int32, device=device)
         self._known_pages = [0] * num_slots
+        self._sent_pages: list[list[int]] = [[] for _ in range(num_slots)]
+        """Of each slot, what the device knows: its first `_known_pages` pages."""
         self._filtered_slots: set[int] = set()
 
     def begin(self, rows: list[Row]) -> None:
@@ -56,7 +59,7 @@ class DeviceBatchState:
 
     def pack_null_update(self) -> bytes:
         """The same of one line that changes nothing: the spare slot as it is."""
-        return _STATE.pack(self.padding_slot, 0, 0, 0, *(form.neutral for _, form in DEVICE_PARAMETERS), 0)
+        return _STATE.pack(self.padding_slot, 0, 0, 0, 0, *(form.neutral for _, form in DEVICE_PARAMETERS), 0)
 
     def compile_updates(self) -> None:
         """Change nothing, so that no request waits for the compiler of `send_pages`' kernel."""
@@ -68,6 +71,15 @@ class DeviceBatchState:
         """These slots prefill: what the device knows of their page tables is another sequence's."""
         for row in rows:
             self._known_pages[row.slot] = 0
+            self._sent_pages[row.slot].clear()
+
+    def keep_common_pages(self, rows: list[Row]) -> None:
+        """These slots go on by one token, be it as a fork of another: the device knows the pages that are the same."""
+        for row in rows:
+            sent = self._sent_pages[row.slot]
+            if sent != row.page_table[: len(sent)]:
+                del sent[_common_length(sent, row.page_table) :]
+                self._known_pages[row.slot] = len(sent)
 
     def send_pages(self, rows: list[Row], page_size: int) -> None:
         """Bring the page tables of decoding rows up to date."""
@@ -79,6 +91,7 @@ class DeviceBatchState:
                 at = slot * self.page_tables.shape[1]
                 for index in range(known[slot], needed):
                     changes += (at + index, row.page_table[index])
+                self._sent_pages[slot] += row.page_table[known[slot] : needed]
                 known[slot] = needed
         if changes:
             update_pages(to_device(np.array(changes, dtype=np.int64).reshape(-1, 2), self.device), self.page_tables)
@@ -89,6 +102,12 @@ class DeviceBatchState:
         padded = np.full(SUPPRESSED_WIDTH, -1, dtype=np.int32)
         padded[: len(token_ids)] = token_ids
         self.state.suppressed[row.slot].copy_(to_device(padded, self.device))
+
+
+def _common_length(some: Sequence[int], others: Sequence[int]) -> int:
+    """Of how many numbers both begin with."""
+    pairs = zip(some, others, strict=False)
+    return next((index for index, (one, other) in enumerate(pairs) if one != other), min(len(some), len(others)))
 
 
 def refuses_suppressed(asks: SamplingParams, eos_token_ids: Iterable[int]) -> str | None:
@@ -111,8 +130,10 @@ def _is_filtered(row: Row) -> bool:
 def _packed_state(row: Row) -> bytes:
     asks = row.sampling
     assert asks is not None
+    assert row.token_ids is not None
     return _STATE.pack(
         row.slot,
+        row.token_ids[-1],
         row.start + row.count - 1,  # sampling adds one to the length
         row.output_index,
         noise_base(row.noise_seed),
