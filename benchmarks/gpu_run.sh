@@ -2,7 +2,7 @@
 # What is to be shown on a GPU machine, by stages: unpacks what scripts/pack_gpu.sh packed, runs the GPU tests, then the
 # benchmarks beside the peer where it is present. Leaves log.txt and a JSON of each stage in a folder, at most 8 files.
 # usage: benchmarks/gpu_run.sh [STAGE...]    default: tests serving offline interference memory ablations attention
-#   more stages: startup products structured logprobs beams quantization (SCHEMES=bf16,int8,fp8,int4) quantized_products;
+#   more stages: startup products structured speculation logprobs beams quantization (SCHEMES=bf16,int8,fp8,int4) quantized_products;
 #   soak (starts ten gentle minutes in the background, which wait while others measure; each
 #   later call fetches what it has found), soaked (stays until it ends)
 #   OUT=results          where results go
@@ -109,6 +109,7 @@ for name in $stages; do
     benchmark quantization --gpu --models "${models%%,*}" --schemes "${SCHEMES:-bf16,int8,fp8,int4}" --engines "${ENGINES:-ours}" ;;
   quantized_products)
     stage quantized_products "$python" benchmarks/quantization.py --products --out "$out/quantized_products.json" --time-limit-s "$(($(left) - 20))" ;;
+  speculation) benchmark speculation ;;
   products) stage products "$python" benchmarks/kernels.py --out "$out" --time-limit-s "$(($(left) - 20))" ;;
   *) echo "gpu_run.sh: there is no stage $name" >&2; failed=$((failed + 1)) ;;
   esac

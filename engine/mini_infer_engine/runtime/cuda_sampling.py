@@ -20,7 +20,6 @@ from mini_infer_engine.core.result import PassResult
 from mini_infer_engine.kernels.context import KernelContext
 from mini_infer_engine.kernels.sampling.penalise import count_sampled, penalised
 from mini_infer_engine.kernels.sampling.sample import sample
-from mini_infer_engine.kernels.sampling.sampling_state import HOST_RING_DEPTH
 from mini_infer_engine.kernels.sampling.token_mask import apply_token_masks
 from mini_infer_engine.runtime.cuda_graphs import record
 from mini_infer_engine.runtime.cuda_logprobs import CudaLogprobs
@@ -36,16 +35,31 @@ _UPLOADS_IN_FLIGHT = 4
 """Two passes of two parts each: decode rows by one graph, prompt chunks by another."""
 
 
+@dataclass(frozen=True, slots=True)
+class SpeculativePart:
+    """Rows with guesses of a launched pass."""
+
+    indices: list[int]
+    """In their batch."""
+    results: Tensor  # [rows, queries + 1] int64, in main memory: how many tokens each has made, and the tokens
+
+    def read(self, result: PassResult) -> None:
+        """Put the tokens where they belong, once the pass has run."""
+        for index, (count, *tokens) in zip(self.indices, self.results.tolist(), strict=True):
+            result.tokens[index] = tokens[:count]
+
+
 class CudaPassHandle:
     """A launched pass: the sampling kernel writes its tokens to the host, so no copy stands between two passes."""
 
-    def __init__(self, rows: list[Row], on_host: Tensor) -> None:
+    def __init__(self, rows: list[Row], state: DeviceBatchState) -> None:
         self._places = [
-            (index, row.slot * HOST_RING_DEPTH + row.output_index % HOST_RING_DEPTH)
+            (index, state.next_place(row))
             for index, row in enumerate(rows)
-            if row.sampling is not None
+            if row.sampling is not None and row.num_drafts is None
         ]
-        self._num_rows, self._on_host = len(rows), on_host
+        self._num_rows, self._on_host = len(rows), state.state.on_host
+        self.speculative: SpeculativePart | None = None
         self.logprobs: list[tuple[list[tuple[int, int]], LogprobTensors | PackedLogprobs]] = []
         """For each part of the pass, (row of the batch, number of most likely tokens) and their tensors."""
         self.prompt_logprobs: PromptLogprobs | None = None
@@ -61,6 +75,8 @@ class CudaPassHandle:
         result = PassResult([()] * self._num_rows)
         for row, place in self._places:
             result.tokens[row] = (tokens[place],)
+        if self.speculative is not None:
+            self.speculative.read(result)
         for rows, tensors in self.logprobs:
             told = tensors.read([number for _, number in rows])
             result.logprobs |= {row: [one] for (row, _), one in zip(rows, told, strict=True)}

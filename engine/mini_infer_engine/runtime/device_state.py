@@ -12,7 +12,7 @@ import torch
 from mini_infer_engine.core.batch import Row
 from mini_infer_engine.core.request import SamplingParams
 from mini_infer_engine.device import to_device
-from mini_infer_engine.kernels.sampling.sampling_state import SUPPRESSED_WIDTH, SamplingState
+from mini_infer_engine.kernels.sampling.sampling_state import HOST_RING_DEPTH, SUPPRESSED_WIDTH, SamplingState
 from mini_infer_engine.kernels.sampling.state_update import STATE_FIELDS, update_pages, update_slots
 from mini_infer_engine.sampling.parameters import DEVICE_FORMAT, DEVICE_PARAMETERS
 from mini_infer_engine.sampling.reference import noise_base
@@ -34,6 +34,8 @@ class DeviceBatchState:
         self._known_pages = [0] * num_slots
         self._sent_pages: list[list[int]] = [[] for _ in range(num_slots)]
         """Of each slot, what the device knows: its first `_known_pages` pages."""
+        self._samplings = [0] * num_slots
+        """The same numbers as the device's `samplings`, counted where passes are launched."""
         self._filtered_slots: set[int] = set()
 
     def begin(self, rows: list[Row]) -> None:
@@ -52,6 +54,13 @@ class DeviceBatchState:
                 self._suppress(row)
             (self._filtered_slots.add if _is_filtered(row) else self._filtered_slots.discard)(row.slot)
         return b"".join(map(_packed_state, rows))
+
+    def next_place(self, row: Row) -> int:
+        """Where in `on_host`, flattened, the token stands that this row, which is being launched, samples."""
+        slot = row.slot
+        count = self._samplings[slot] if row.token_ids is None else row.output_index
+        self._samplings[slot] = count + 1
+        return slot * HOST_RING_DEPTH + count % HOST_RING_DEPTH
 
     def has_filters(self, slots: list[int]) -> bool:
         """Whether, of what runs in one of these slots, some logits may not be chosen."""
@@ -81,12 +90,12 @@ class DeviceBatchState:
                 del sent[_common_length(sent, row.page_table) :]
                 self._known_pages[row.slot] = len(sent)
 
-    def send_pages(self, rows: list[Row], page_size: int) -> None:
-        """Bring the page tables of decoding rows up to date."""
+    def send_pages(self, rows: list[Row], page_size: int, ahead: int = 0) -> None:
+        """Bring the page tables of decoding rows up to date, for their new token and so many `ahead` of it."""
         known = self._known_pages
         changes: list[int] = []
         for row in rows:
-            slot, needed = row.slot, row.start // page_size + 1
+            slot, needed = row.slot, (row.start + ahead) // page_size + 1
             if known[slot] < needed:
                 at = slot * self.page_tables.shape[1]
                 for index in range(known[slot], needed):

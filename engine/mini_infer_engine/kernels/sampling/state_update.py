@@ -20,6 +20,7 @@ def _update_slots(
     last_tokens,
     lengths,
     output_indexes,
+    samplings,
     noise_seeds,
     inverse_temperatures,
     top_ks,
@@ -33,6 +34,7 @@ def _update_slots(
     tl.store(last_tokens + slot, tl.load(row + 1))
     tl.store(lengths + slot, tl.load(row + 2).to(tl.int32))
     tl.store(output_indexes + slot, tl.load(row + 3).to(tl.int32))
+    tl.store(samplings + slot, tl.load(row + 3).to(tl.int32))
     tl.store(noise_seeds + slot, tl.load(row + 4))
     tl.store(inverse_temperatures + slot, tl.load(row + 5).to(tl.float64, bitcast=True).to(tl.float32))
     tl.store(top_ks + slot, tl.load(row + 6).to(tl.int32))
@@ -57,6 +59,7 @@ def update_slots(packet: torch.Tensor, state: SamplingState) -> None:
         state.last_tokens,
         state.lengths,
         state.output_indexes,
+        state.samplings,
         state.noise_seeds,
         state.inverse_temperatures,
         state.top_ks,
