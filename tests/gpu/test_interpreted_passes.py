@@ -217,7 +217,7 @@ def _decodes(index: int, pages: list[int], others: list[int], told: SamplingPara
 def test_forked_beams_named_tokens_and_embeddings_are_those_of_torch(
     tmp_path: Path, interpreted: Callable[..., ModelRunner], decodes_beside: int, poisoned_memory: None
 ) -> None:
-    """Two beams share a page and part in the next one, beside a decode row; then a row asks for its hidden state."""
+    """Two beams share a page and part in the next one, beside a decode row; then a row requests its hidden state."""
     save_tiny_model(tmp_path, "qwen3", num_hidden_layers=2)
     runner, plain = interpreted(decodes_beside=decodes_beside), interpreted(attention_backend="torch")
     told = SamplingParams(temperature=0.0, logprobs=8)

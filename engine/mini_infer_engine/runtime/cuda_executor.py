@@ -116,14 +116,14 @@ class CudaExecutor:
 
     def compile_kernels(self, most_tokens: int) -> None:
         """Every kernel in its variants, several at a time: one by one they would be most of a cold start."""
-        asks = SamplingParams()
+        params = SamplingParams()
         largest = min(self.settings.max_num_seqs, most_tokens)
         # Where products or decode attention change their kernel with the number of rows.
         decodes = [size for size in (1, 9, 17, 33, 65, 129, 257) if size <= largest]
-        batches = [Batch([Row(slot, 0, 1, [0], [0], asks) for slot in range(rows)], rows) for rows in decodes]
+        batches = [Batch([Row(slot, 0, 1, [0], [0], params) for slot in range(rows)], rows) for rows in decodes]
         for tokens in {min(tokens, most_tokens) for tokens in (16, 32, 64, 512, 4096, *self._expert_tokens())}:
             pages = list(range(-(-tokens // self.pool.spec.page_size)))
-            batches.append(Batch([Row(0, 0, tokens, [0] * tokens, pages, asks)], 0))
+            batches.append(Batch([Row(0, 0, tokens, [0] * tokens, pages, params)], 0))
 
         def run(batch: Batch) -> None:
             torch.cuda.set_device(self.worker.device)
@@ -405,7 +405,7 @@ def _continues(row: Row) -> bool:
 class FlashPrefillExecutor(CudaExecutor):
     """With flash-attn instead of our kernels for prompt chunks."""
 
-    default_page_size: int = 256  # what flash-attn asks for
+    default_page_size: int = 256  # what flash-attn requires
     page_size_step: int = 256
 
     @staticmethod

@@ -157,9 +157,9 @@ class PrefillGraph:
     def load(self, decodes: list[Row], prefills: list[Row]) -> None:
         """Lay rows out for the next replay, and pack what changes for the slots that begin."""
         page_size, state = self._parts.attention.page_size, self._parts.state
-        turn = self._staging.begin()
-        self._staging.arrays[turn][:] = self._blank
-        packet, token_ids, positions, kv_index, query_starts, ends, sample_starts, *rest = self._host_parts[turn]
+        buffer = self._staging.begin()
+        self._staging.arrays[buffer][:] = self._blank
+        packet, token_ids, positions, kv_index, query_starts, ends, sample_starts, *rest = self._host_parts[buffer]
         sample_rows, tables, decode_slots = rest
         begun = state.pack_updates([row for row in prefills if row.sampling is not None])
         packet[: len(begun) // packet.itemsize] = np.frombuffer(begun, dtype=np.int32)

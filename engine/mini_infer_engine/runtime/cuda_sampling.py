@@ -119,7 +119,7 @@ class CudaSampling:
         self._kernels = kernels
         self.logits = torch.zeros((max(buckets[-1], most_rows), vocab_size), dtype=dtype, device=device)
         self.slots = torch.full((buckets[-1],), state.padding_slot, dtype=torch.int32, device=device)
-        # One slot more for the padded rows of graphs, which ask for nothing.
+        # One slot more for the padded rows of graphs, which have no penalties.
         self.penalties = Penalties(state.padding_slot + 1, vocab_size, device)
         self.logprobs = CudaLogprobs(len(self.logits), device)
         self._biased_slots: set[int] = set()
@@ -135,7 +135,7 @@ class CudaSampling:
         return self.buckets[bisect_left(self.buckets, rows)]
 
     def begin(self, row: Row) -> None:
-        """What runs in the row's slot from now on asks for what the row does."""
+        """What runs in the row's slot from now on has the row's parameters."""
         self.penalties.begin(row)
         self.logprobs.begin(row)
         if row.sampling is not None and row.sampling.changes_logits:
@@ -181,7 +181,7 @@ class CudaSampling:
         return HeldPart(rows, indices, self.logits[: len(rows)], self.slots[: len(rows)], is_loaded=True)
 
     def run_held(self, part: HeldPart, masks: TokenMasks, handle: CudaPassHandle) -> None:
-        """Sample a part whose masks have come; by a graph where its rows ask for nothing more."""
+        """Sample a part whose masks have come; by a graph where its rows have nothing more."""
         slots = [row.slot for row in part.rows if row.sampling is not None]
         if not slots:
             return

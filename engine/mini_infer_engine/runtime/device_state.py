@@ -107,7 +107,7 @@ class DeviceBatchState:
 
     def _suppress(self, row: Row) -> None:
         token_ids = list(row.suppressed_token_ids)
-        assert len(token_ids) <= SUPPRESSED_WIDTH, "refuses_suppressed was not asked"
+        assert len(token_ids) <= SUPPRESSED_WIDTH, "refuses_suppressed was not called"
         padded = np.full(SUPPRESSED_WIDTH, -1, dtype=np.int32)
         padded[: len(token_ids)] = token_ids
         self.state.suppressed[row.slot].copy_(to_device(padded, self.device))
@@ -119,26 +119,26 @@ def _common_length(some: Sequence[int], others: Sequence[int]) -> int:
     return next((index for index, (one, other) in enumerate(pairs) if one != other), min(len(some), len(others)))
 
 
-def refuses_suppressed(asks: SamplingParams, eos_token_ids: Iterable[int]) -> str | None:
+def refuses_suppressed(params: SamplingParams, eos_token_ids: Iterable[int]) -> str | None:
     """Why these parameters hold back more tokens than a slot has room for on the device; None: they do not."""
-    held_back = {*asks.stop_token_ids, *(() if asks.ignore_eos else eos_token_ids)}
-    if not asks.min_tokens or len(held_back) <= SUPPRESSED_WIDTH:
+    held_back = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
+    if not params.min_tokens or len(held_back) <= SUPPRESSED_WIDTH:
         return None
     return (
-        f"min_tokens = {asks.min_tokens} with {len(held_back)} stop tokens (stop_token_ids and the model's own): "
+        f"min_tokens = {params.min_tokens} with {len(held_back)} stop tokens (stop_token_ids and the model's own): "
         f"at most {SUPPRESSED_WIDTH} can be held back on this engine; send fewer stop_token_ids, or no min_tokens."
     )
 
 
 def _is_filtered(row: Row) -> bool:
-    asks = row.sampling
-    assert asks is not None
-    return bool(row.suppressed_token_ids) or asks.top_k > 0 or asks.top_p < 1 or asks.min_p > 0
+    params = row.sampling
+    assert params is not None
+    return bool(row.suppressed_token_ids) or params.top_k > 0 or params.top_p < 1 or params.min_p > 0
 
 
 def _packed_state(row: Row) -> bytes:
-    asks = row.sampling
-    assert asks is not None
+    params = row.sampling
+    assert params is not None
     assert row.token_ids is not None
     return _STATE.pack(
         row.slot,
@@ -146,8 +146,8 @@ def _packed_state(row: Row) -> bytes:
         row.start + row.count - 1,  # sampling adds one to the length
         row.output_index,
         noise_base(row.noise_seed),
-        *[form.value(getattr(asks, name)) for name, form in DEVICE_PARAMETERS],
-        asks.min_tokens if row.suppressed_token_ids else 0,  # else the slot's last sequence's would be suppressed
+        *[form.value(getattr(params, name)) for name, form in DEVICE_PARAMETERS],
+        params.min_tokens if row.suppressed_token_ids else 0,  # else the slot's last sequence's would be suppressed
     )
 
 
