@@ -4,12 +4,14 @@ Every static rule stands here once, as CEL for the API server and as Python for 
 tests hold the two to the same answers. Nothing here knows how a service becomes pods or processes.
 """
 
+from mini_infer_contract.resources.devices import GPU_VENDORS
 from mini_infer_contract.resources.environment import EnvironmentVariable
 from mini_infer_contract.resources.names import (
     ANNOTATION_DRAINING_SINCE,
     ANNOTATION_IGNORE_MANAGERS,
     ANNOTATION_MODEL,
     ANNOTATION_SERVICE_CREATED,
+    ANSWERING_ROLES,
     FIELD_MANAGER,
     GROUP,
     KIND,
@@ -22,9 +24,11 @@ from mini_infer_contract.resources.names import (
     LABEL_WORKER_INDEX,
     PLURAL,
     RESERVED_ENGINE_FLAGS,
+    ROLES,
     STATUS_FIELD_MANAGER,
     VERSION,
 )
+from mini_infer_contract.resources.parallelism import Parallelism
 from mini_infer_contract.resources.quantity import QUANTITY_PATTERN, Quantity, parse_quantity
 from mini_infer_contract.resources.rollout import DisruptionBudget, Rollout
 from mini_infer_contract.resources.rules import ApiModel, KubernetesType, Rule
@@ -33,7 +37,6 @@ from mini_infer_contract.resources.spec import (
     EngineSpec,
     InferenceServiceSpec,
     ModelSpec,
-    Parallelism,
     PodTemplate,
     ResourceRequirements,
     RoleSpec,
@@ -50,7 +53,9 @@ __all__ = [
     "ANNOTATION_IGNORE_MANAGERS",
     "ANNOTATION_MODEL",
     "ANNOTATION_SERVICE_CREATED",
+    "ANSWERING_ROLES",
     "FIELD_MANAGER",
+    "GPU_VENDORS",
     "GROUP",
     "KIND",
     "LABEL_DRAINING",
@@ -64,6 +69,7 @@ __all__ = [
     "QUANTITY_PATTERN",
     "REASONS",
     "RESERVED_ENGINE_FLAGS",
+    "ROLES",
     "STATUS_FIELD_MANAGER",
     "VERSION",
     "ApiModel",
