@@ -159,20 +159,25 @@ def test_nothing_that_serves_is_lost_in_any_role(
             total, had = sum(replicas.values()), sum(count.replicas for count in seen[each].values())
             assert total <= wanted[each] + limits.surge or (total <= had and (in_groups or not wanted[each]))
             assert list(replicas)[-1] == revision, "what grows is carried out last"
-        if not limits.unavailable:
-            _pairs_stay_whole(revision, wanted, seen, after)
         seen = after
 
 
-def _pairs_stay_whole(revision: str, wanted: dict[str, int], before: Seen, after: Seen) -> None:
-    """Where one old revision was complete in both roles and served alone, its decode engines keep a prefill engine."""
-    old = [name for name in before["decode"] if name != revision]
-    if len(old) != 1 or set(before["prefill"]) - {revision} != set(old) or not all(wanted.values()):
-        return
-    (name,) = old
-    served = all(before[role][name].available == before[role][name].replicas > 0 for role in before)
-    if served and after["decode"].get(name, Count(0, 0)).available:
-        assert after["prefill"].get(name, Count(0, 0)).available
+turns = st.lists(st.tuples(st.sampled_from(["prefill", "decode"]), st.integers(0, 2)), min_size=4, max_size=30)
+
+
+@given(st.integers(1, 4), st.integers(1, 4), turns)
+def test_old_decode_engines_keep_their_prefill_engines(prefill: int, decode: int, turns: list[tuple[str, int]]) -> None:
+    """In whatever order new engines of both roles become available."""
+    wanted = {"prefill": prefill, "decode": decode}
+    seen: Seen = {role: {"old": Count(n, n)} for role, n in wanted.items()}
+    for role, value in turns:
+        new = seen[role].get("new", Count(0, 0))
+        seen[role] = {**seen[role], "new": _with_available(new, min(new.replicas, new.available + value))}
+        seen = planned(wanted, seen)
+        old = {each: counts.get("old", Count(0, 0)).available for each, counts in seen.items()}
+        new_of = {each: counts.get("new", Count(0, 0)).available for each, counts in seen.items()}
+        assert not old["decode"] or old["prefill"], "old decode engines were left without prefill"
+        assert old["decode"] == decode or new_of["prefill"], "old decode engines went before the first new pair"
 
 
 @given(st.integers(1, 6), st.integers(1, 6), st.integers(0, 6), st.integers(0, 6), limits, st.booleans())
