@@ -11,12 +11,17 @@ from mini_infer_operator.yaml_output import to_yaml
 
 _HEADER = "# Made from contract/mini_infer_contract/resources by `python -m mini_infer_operator.crd`; do not edit.\n"
 _READY = '.status.conditions[?(@.type=="Ready")]'
+_ROLE = '.status.roles[?(@.name=="{}")].ready'
 _COLUMNS = [
     {"name": "Ready", "type": "string", "jsonPath": f"{_READY}.status"},
     {"name": "Reason", "type": "string", "jsonPath": f"{_READY}.reason"},
     {"name": "Model", "type": "string", "jsonPath": ".status.model"},
     {"name": "Replicas", "type": "integer", "jsonPath": ".status.replicas"},
     {"name": "Ready replicas", "type": "integer", "jsonPath": ".status.readyReplicas"},
+    {"name": "Prefill", "type": "string", "jsonPath": _ROLE.format("prefill")},
+    {"name": "Decode", "type": "string", "jsonPath": _ROLE.format("decode")},
+    {"name": "TP", "type": "string", "jsonPath": ".status.tensorParallel"},
+    {"name": "GPUs", "type": "integer", "jsonPath": ".status.gpus"},
     {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
 ]
 

@@ -46,7 +46,7 @@ from mini_infer_contract.resources.spec import (
     TemplateMetadata,
     TemplateSpec,
 )
-from mini_infer_contract.resources.status import REASONS, Condition, InferenceServiceStatus, Reason
+from mini_infer_contract.resources.status import REASONS, Condition, InferenceServiceStatus, Reason, RoleStatus
 
 __all__ = [
     "ANNOTATION_DRAINING_SINCE",
@@ -89,6 +89,7 @@ __all__ = [
     "Reason",
     "ResourceRequirements",
     "RoleSpec",
+    "RoleStatus",
     "Rollout",
     "Rule",
     "Scaling",

@@ -33,6 +33,8 @@ class ObjectCache:
         self._entries: dict[str, dict[tuple[str, str], _Entry]] = defaultdict(dict)
         self._of_service: dict[tuple[str, str, str], set[str]] = defaultdict(set)
         self._unrepairable: dict[tuple[str, str, str], int] = {}
+        self.unserved: set[str] = set()
+        """Kinds that this cluster does not know."""
 
     def put(self, kind: str, found: Mapping[str, Any]) -> ServiceKey | None:
         """Keep this version, unless a newer one is known. Returns whose object it is, or None if it is no news."""

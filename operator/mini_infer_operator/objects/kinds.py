@@ -16,6 +16,8 @@ class Kind:
     plural: str
     verbs: tuple[str, ...]
     """What the operator may do; the chart's ClusterRole equals this by test."""
+    optional: bool = False
+    """Whether a cluster may be without it: then there are none of it, and nothing is wrong."""
     child: bool = False
     """Made for a service: labelled, owned, watched, put back when it changes, deleted when it is over."""
 
@@ -40,6 +42,7 @@ KINDS: tuple[Kind, ...] = (
     Kind("NetworkPolicy", "networking.k8s.io", "v1", "networkpolicies", _OWNED, child=True),
     Kind("ControllerRevision", "apps", "v1", "controllerrevisions", _OWNED, child=True),
     Kind("Deployment", "apps", "v1", "deployments", _OWNED, child=True),
+    Kind("LeaderWorkerSet", "leaderworkerset.x-k8s.io", "v1", "leaderworkersets", _OWNED, optional=True, child=True),
     Kind("Pod", "", "v1", "pods", ("list", "watch", "patch")),
     Kind("Event", "", "v1", "events", ("create", "patch")),
 )
