@@ -55,8 +55,8 @@ test-real: install ## parity on a public model: SmolLM2-135M from the package ll
 	@OMP_NUM_THREADS=2 $(BIN)/python -m pytest -m real tests/real $(PYTEST_ARGS)
 
 crds: install ## writes crds/ from the models, the chart's copy, docs/options.md and the tables of fields in docs/api.md
-	@$(BIN)/python -m mini_infer_operator.crd >crds/inferenceservices.yaml
-	@cp crds/inferenceservices.yaml charts/mini-infer/crds/
+	@$(BIN)/python -m mini_infer_operator.crd crds
+	@cp crds/*.yaml charts/mini-infer/crds/
 	@$(BIN)/python scripts/option_docs.py >docs/options.md
 	@$(BIN)/python scripts/field_docs.py
 

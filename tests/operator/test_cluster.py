@@ -65,8 +65,9 @@ def test_columns_say_what_matters(cluster: Cluster) -> None:
     cluster.apply("columns", model={"name": "My/Model"})
     wait(lambda: cluster.ready("columns").get("status") == "True")
     lines = cluster.plane.kubectl("get", "infsvc", "columns").stdout.splitlines()
-    assert lines[0].split() == ["NAME", "READY", "REASON", "MODEL", "REPLICAS", "READY", "REPLICAS", "AGE"]
-    assert lines[1].split()[:6] == ["columns", "True", "AllReplicasReady", "My/Model", "2", "2"]
+    columns = "NAME READY REASON MODEL REPLICAS READY REPLICAS PREFILL DECODE TP GPUS AGE"
+    assert lines[0].split() == columns.split()
+    assert lines[1].split()[:7] == ["columns", "True", "AllReplicasReady", "My/Model", "2", "2", "0"]
 
 
 def test_a_service_at_rest_causes_no_writes(cluster: Cluster) -> None:

@@ -25,6 +25,8 @@ from mini_infer_contract.resources.names import (
     PLURAL,
     RESERVED_ENGINE_FLAGS,
     ROLES,
+    SCALER_KIND,
+    SCALER_PLURAL,
     STATUS_FIELD_MANAGER,
     VERSION,
 )
@@ -32,6 +34,7 @@ from mini_infer_contract.resources.parallelism import Parallelism
 from mini_infer_contract.resources.quantity import QUANTITY_PATTERN, Quantity, parse_quantity
 from mini_infer_contract.resources.rollout import DisruptionBudget, Rollout
 from mini_infer_contract.resources.rules import ApiModel, KubernetesType, Rule
+from mini_infer_contract.resources.scaler import InferenceScaler
 from mini_infer_contract.resources.service import InferenceService, Metadata
 from mini_infer_contract.resources.spec import (
     EngineSpec,
@@ -70,6 +73,8 @@ __all__ = [
     "REASONS",
     "RESERVED_ENGINE_FLAGS",
     "ROLES",
+    "SCALER_KIND",
+    "SCALER_PLURAL",
     "STATUS_FIELD_MANAGER",
     "VERSION",
     "ApiModel",
@@ -77,6 +82,7 @@ __all__ = [
     "DisruptionBudget",
     "EngineSpec",
     "EnvironmentVariable",
+    "InferenceScaler",
     "InferenceService",
     "InferenceServiceSpec",
     "InferenceServiceStatus",

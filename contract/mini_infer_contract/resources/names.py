@@ -4,6 +4,8 @@ GROUP = "serving.mini-infer.io"
 VERSION = "v1alpha1"
 KIND = "InferenceService"
 PLURAL = "inferenceservices"
+SCALER_KIND = "InferenceScaler"
+SCALER_PLURAL = "inferencescalers"
 FIELD_MANAGER = "mini-infer-operator"
 STATUS_FIELD_MANAGER = "mini-infer-operator-status"
 

@@ -14,6 +14,7 @@ from mini_infer_contract.resources import (
     KIND,
     LABEL_DRAINING,
     LABEL_REVISION,
+    SCALER_KIND,
     VERSION,
     InferenceService,
     Reason,
@@ -32,6 +33,7 @@ from mini_infer_operator.objects.observed_objects import frozen_templates, is_ap
 from mini_infer_operator.objects.ownership import belongs
 from mini_infer_operator.objects.render import render
 from mini_infer_operator.objects.running_requests import RunningRequests
+from mini_infer_operator.objects.scalers import initial_replicas, scaled_spec, scaler_status
 from mini_infer_operator.observe import Observed
 from mini_infer_operator.plan.default_image import Change, image_change
 from mini_infer_operator.plan.limits import times_of
@@ -82,7 +84,8 @@ class ClusterBackend:
         stored = self._cache.get(KIND, self._namespace, self._name)
         if stored is None or "deletionTimestamp" in stored["metadata"]:
             return None
-        return {**stored, "spec": self._held(stored)} if _is_paused(stored) else stored
+        spec = self._held(stored) if _is_paused(stored) else stored["spec"]
+        return {**stored, "spec": scaled_spec(spec, self._scalers())}
 
     async def observe(self, service: InferenceService) -> Observed:
         """Counts and times from workloads and pods, reasons for failure from the pods."""
@@ -131,7 +134,8 @@ class ClusterBackend:
         return self._settings.gateway_url or f"http://{engines_service_name(name)}.{namespace}.svc:{HTTP_PORT}"
 
     async def report(self, stored: Mapping[str, Any], status: Object) -> None:
-        """Write the status, if it says something else than the stored one."""
+        """Write the status, if it says something else than the stored one, and that of the service's scalers."""
+        await self._report_scalers(stored["spec"], status)
         status = self._api.fit_status(status)
         before = {key: value for key, value in (stored.get("status") or {}).items() if key not in CLAIM_FIELDS}
         if before == status:
@@ -141,6 +145,24 @@ class ClusterBackend:
             {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "metadata": identity, "status": status}
         )
         self._cache.put(KIND, written)
+
+    def _scalers(self) -> list[Object]:
+        return self._cache.of_service(SCALER_KIND, self._namespace, self._name)
+
+    async def _report_scalers(self, spec: Mapping[str, Any], status: Object) -> None:
+        scalers = self._scalers()
+        for scaler in scalers:
+            name = scaler["metadata"]["name"]
+            replicas = initial_replicas(scaler, spec)
+            if replicas is not None:
+                change = {"spec": {"replicas": replicas}}
+                written = await self._api.merge(SCALER_KIND, self._namespace, name, change)
+                self._cache.put(SCALER_KIND, written or scaler)
+            wanted = scaler_status(scaler, scalers, spec, status)
+            if wanted != scaler.get("status"):
+                identity = {"name": name, "namespace": self._namespace, "uid": scaler["metadata"]["uid"]}
+                manifest = {"apiVersion": f"{GROUP}/{VERSION}", "kind": SCALER_KIND, "metadata": identity}
+                self._cache.put(SCALER_KIND, await self._api.apply_status({**manifest, "status": wanted}))
 
     def record_event(
         self, about: Mapping[str, Any], reason: str, message: str, event_type: EventType = "Normal"

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from mini_infer_contract.resources import GROUP, KIND, PLURAL, VERSION
+from mini_infer_contract.resources import GROUP, KIND, PLURAL, SCALER_KIND, SCALER_PLURAL, VERSION
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,11 @@ class Kind:
     """Made for a service: labelled, owned, watched, put back when it changes, deleted when it is over."""
 
     @property
+    def is_labelled(self) -> bool:
+        """Whether those that matter have the service's label: all that the operator makes, or makes others make."""
+        return self.group != GROUP
+
+    @property
     def prefix(self) -> str:
         """Of its paths."""
         return f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
@@ -37,6 +42,7 @@ _OWNED = ("get", "list", "watch", "create", "patch", "delete")
 
 KINDS: tuple[Kind, ...] = (
     Kind(KIND, GROUP, VERSION, PLURAL, ("get", "list", "watch")),
+    Kind(SCALER_KIND, GROUP, VERSION, SCALER_PLURAL, ("get", "list", "watch", "patch"), optional=True),
     Kind("Service", "", "v1", "services", _OWNED, child=True),
     Kind("PodDisruptionBudget", "policy", "v1", "poddisruptionbudgets", _OWNED, child=True),
     Kind("NetworkPolicy", "networking.k8s.io", "v1", "networkpolicies", _OWNED, child=True),
