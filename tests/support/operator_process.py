@@ -11,6 +11,8 @@ from typing import Any, Self
 
 import yaml
 
+from mini_infer_contract.resources.not_yet import NOT_YET
+from mini_infer_operator.crd import custom_resource_definition
 from mini_infer_operator.local.ports import free_ports
 from mini_infer_operator.permissions import LEASE_RULES, RULES
 from tests.support.control_plane import ControlPlane
@@ -94,13 +96,33 @@ def kubeconfig_with(plane: ControlPlane, path: Path, name: str, rules: list[dict
     return path
 
 
+EVERYTHING_WORKS = """
+from mini_infer_contract.resources import InferenceService
+from mini_infer_contract.resources.not_yet import NOT_YET
+from mini_infer_operator.controller.run import main
+InferenceService.rules = tuple(rule for rule in InferenceService.rules if rule not in NOT_YET)
+main()
+"""
+
+
+def crd_without_refusals() -> dict[str, Any]:
+    """Takes what engines cannot do yet."""
+    crd = custom_resource_definition()
+    root = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    refusals = {rule.message for rule in NOT_YET}
+    root["x-kubernetes-validations"] = [r for r in root["x-kubernetes-validations"] if r["message"] not in refusals]
+    return crd
+
+
 class OperatorProcess:
     """One operator; on leaving it must have run without a traceback, unless it was killed."""
 
-    def __init__(self, plane: ControlPlane, folder: Path, *flags: str) -> None:
+    def __init__(self, plane: ControlPlane, folder: Path, *flags: str, refuses: bool = True) -> None:
+        """`refuses`: services that ask for what engines cannot do yet."""
         (port,) = free_ports(1)
         self.log, self.url = folder / "log", f"http://127.0.0.1:{port}"
-        command = [sys.executable, "-m", "mini_infer_operator.controller.run", "--engine-image=engine:1", *flags]
+        run = ["-m", "mini_infer_operator.controller.run"] if refuses else ["-c", EVERYTHING_WORKS]
+        command = [sys.executable, *run, "--engine-image=engine:1", *flags]
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(sys.path),

@@ -15,6 +15,7 @@ import aiohttp
 import msgspec
 
 from mini_infer_contract.kubernetes_client import ApiError, KubernetesClient, lines
+from mini_infer_contract.resources import KIND
 from mini_infer_operator.objects.cache import ObjectCache, ServiceKey
 from mini_infer_operator.objects.kinds import Kind, path_of
 
@@ -27,7 +28,7 @@ FIRST_BACKOFF_S = 0.5
 LONGEST_BACKOFF_S = 10.0
 GONE = 410
 NOT_SERVED = 404
-SERVED_POLL_S = 30.0
+SERVED_POLL_S = 60.0
 """Look this often whether the cluster knows an optional kind by now."""
 
 log = logging.getLogger(__name__)
@@ -108,7 +109,10 @@ class Reflector:
             if not answer["metadata"].get("continue"):
                 break
             query["continue"] = answer["metadata"]["continue"]
-        self._cache.unserved.discard(self.kind.name)
+        if self.kind.name in self._cache.unserved:  # services may wait for it
+            self._cache.unserved.remove(self.kind.name)
+            for key in self._cache.keys(KIND):
+                self._changed(key)
         for key in self._cache.replace(self.kind.name, self._namespace, found):
             self._changed(key)
         return str(answer["metadata"]["resourceVersion"])
