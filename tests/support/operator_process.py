@@ -14,6 +14,7 @@ import yaml
 from mini_infer_contract.resources.not_yet import NOT_YET
 from mini_infer_operator.crd import custom_resource_definition
 from mini_infer_operator.local.ports import free_ports
+from mini_infer_operator.objects.kinds import KINDS, path_of
 from mini_infer_operator.permissions import LEASE_RULES, RULES
 from tests.support.control_plane import ControlPlane
 from tests.support.services import changed
@@ -21,6 +22,19 @@ from tests.support.services import changed
 ROOT = Path(__file__).parents[2]
 CHILDREN = "deployments,services,controllerrevisions,poddisruptionbudgets"
 LABEL = "serving.mini-infer.io/service"
+
+
+_OTHERS = {
+    "infsvc": path_of("InferenceService", "default"),
+    "hpa": "/apis/autoscaling/v2/namespaces/default/horizontalpodautoscalers",
+    "leases": "/apis/coordination.k8s.io/v1/namespaces/default/leases",
+}
+
+
+def _path(name: str) -> str:
+    """Of a list, by the kind's plural, as the operator's table has it."""
+    paths = {row.plural: path_of(row.name, "default") for row in KINDS}
+    return (paths | {"infscaler": paths["inferencescalers"]} | _OTHERS)[name]
 
 
 class Cluster:
@@ -32,16 +46,19 @@ class Cluster:
         """Of the operator's health port."""
 
     def get(self, kinds: str, selector: str = "") -> list[dict[str, Any]]:
-        result = self.plane.kubectl("get", kinds, f"--selector={selector}", "--show-managed-fields", "-o", "json")
-        assert result.returncode == 0, result.stderr
-        return list(json.loads(result.stdout)["items"])
+        """Objects of the namespace default; several kinds are separated by commas."""
+        found = []
+        for name in kinds.split(","):
+            answer = self.plane.read(_path(name), labelSelector=selector)
+            about = {"apiVersion": answer["apiVersion"], "kind": answer["kind"].removesuffix("List")}
+            found += [{**about, **item} for item in answer["items"]]
+        return found
 
     def children(self, name: str, kinds: str = CHILDREN) -> list[dict[str, Any]]:
         return self.get(kinds, f"{LABEL}={name}")
 
     def status(self, name: str) -> dict[str, Any]:
-        (service,) = [s for s in self.get("infsvc") if s["metadata"]["name"] == name]
-        return dict(service.get("status", {}))
+        return dict(self.plane.read(f"{_path('infsvc')}/{name}").get("status", {}))
 
     def ready(self, name: str) -> dict[str, Any]:
         conditions = self.status(name).get("conditions", [])
