@@ -36,6 +36,7 @@ def without_groups(plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory
 def cluster(plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     assert plane.kubectl("apply", "--server-side", "-f", str(CRD)).returncode == 0
     assert plane.kubectl("wait", "--for=condition=Established", "-f", str(CRD), "--timeout=30s").returncode == 0
+    wait(lambda: plane.kubectl("get", "leaderworkersets").returncode == 0)  # an API server takes a moment for it
     folder = tmp_path_factory.mktemp("operator")
     with OperatorProcess(plane, folder, refuses=False) as operator, leader_worker_sets(plane.kubeconfig):
         yield Cluster(plane, operator.url)
@@ -146,7 +147,7 @@ def group_pods(cluster: Cluster, name: str) -> dict[str, dict[str, Any]]:
 
 def test_a_group_over_nodes_lives_and_dies_together(cluster: Cluster) -> None:
     cluster.apply("large", unified={"replicas": 2, "parallelism": {"tensor": 2, "nodes": 2}, "engine": CPU})
-    wait(lambda: cluster.ready("large").get("status") == "True")
+    wait(lambda: cluster.ready("large").get("status") == "True", limit_s=40)
     revision = cluster.status("large")["revision"]
     (found,) = cluster.children("large", "leaderworkersets")
     assert found["metadata"]["name"] == f"large-unified-{revision}"
@@ -170,7 +171,7 @@ def test_a_group_over_nodes_lives_and_dies_together(cluster: Cluster) -> None:
     wait(made_anew)
     other = f"large-unified-{revision}-1"
     assert group_pods(cluster, "large")[other]["metadata"]["uid"] == pods[other]["metadata"]["uid"]
-    wait(lambda: cluster.ready("large").get("status") == "True")
+    wait(lambda: cluster.ready("large").get("status") == "True", limit_s=40)
 
 
 def test_a_group_that_goes_is_drained_the_highest_first(cluster: Cluster) -> None:

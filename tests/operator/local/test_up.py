@@ -253,7 +253,7 @@ def test_a_busy_port_is_named(up: Up) -> None:
     [
         ({"spec": {"model": {"uri": "pvc://claim"}}}, "spec.model.uri: pvc://claim is a volume of a cluster"),
         ({"spec": {"model": {"uri": "file:///not/here"}}}, "spec.model.uri: there is no folder /not/here"),
-        ({"spec": {"unified": None}}, "spec: unified is missing"),
+        ({"spec": {"unified": None}}, "spec: no role is given"),
         ({"kind": "Other"}, "cr.yaml holds no InferenceService (Other)"),
     ],
 )
