@@ -9,6 +9,7 @@ from mini_infer_contract.options import Option
 MODEL = "model"
 BATCHING = "batching and memory"
 SPECULATION = "speculative decoding"
+KV_TRANSFER = "KV transfer"
 
 _MOST_TOKENS = 16_777_216
 
@@ -44,7 +45,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         Literal["auto", "torch", "flash", "triton"], Option(group=BATCHING, in_resource=True)
     ] = "auto"
     """Kernels that compute attention; auto: Triton on a GPU; flash: flash-attn for prompts; torch: slow reference."""
-    device: Annotated[Literal["auto", "cpu", "cuda"], Option(group=MODEL, in_resource=True)] = "auto"
+    device: Annotated[Literal["auto", "cpu", "cuda"], Option(group=MODEL)] = "auto"
     """Where it runs; auto: a GPU where there is one."""
     generation_config: Annotated[str, Option(group=MODEL, unit="auto|vllm|DIR")] = "auto"
     """Sampling defaults of requests; auto: the model's generation_config.json; vllm: OpenAI's; a folder: its file."""
@@ -138,3 +139,18 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Of ngram: last tokens that are looked up in the text so far, at most."""
     prompt_lookup_min: Annotated[int, Option(group=SPECULATION, unit="TOKENS", low=1, high=16, in_resource=True)] = 2
     """Of ngram: the fewest that must be found there."""
+    kv_transport: Annotated[Literal["auto", "nixl"], Option(group=KV_TRANSFER, in_resource=True)] = "auto"
+    """What moves keys and values between engines; nixl: NIXL over UCX, which finds the fastest way itself; auto: the
+    same. It must be installed (the extra "disaggregated"), or an engine with a transfer port does not start."""
+    kv_transfer_lease: Annotated[
+        float, Option(group=KV_TRANSFER, unit="SECONDS", low=0.1, high=3_600, in_resource=True)
+    ] = 10.0
+    """For how long keys and values are kept for another engine that does not say that it still wants them; six times as
+    long for a proxy that sends prefill and decode one after the other."""
+    kv_transfer_timeout: Annotated[
+        float, Option(group=KV_TRANSFER, unit="SECONDS", low=0.01, high=3_600, in_resource=True)
+    ] = 30.0
+    """After which a prompt that another engine computes is late, at most: sooner where it takes twice as long as
+    measured rates say."""
+    kv_transfer_fallback: Annotated[bool, Option(group=KV_TRANSFER, in_resource=True)] = True
+    """A prompt that another engine does not deliver is computed here, once; without, its request ends with an error."""

@@ -3,7 +3,7 @@
 import ipaddress
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, cast, get_args
 
 from fastapi import FastAPI, Request
 from starlette.responses import Response
@@ -27,7 +27,7 @@ from mini_infer_engine.api.dialects.completions import CompletionDialect
 from mini_infer_engine.api.dialects.embeddings import EMBEDDINGS_PATH, EmbeddingDialect
 from mini_infer_engine.api.dialects.invocation import InvocationDialect
 from mini_infer_engine.api.generate import GenerationResponse
-from mini_infer_engine.api.http import RequestIds, install_error_handlers, json_response
+from mini_infer_engine.api.http import RequestIds, install_error_handlers, json_response, read_json
 from mini_infer_engine.api.key_check import KeyCheck
 from mini_infer_engine.api.openapi.document import document
 from mini_infer_engine.api.render import render_chat, render_completion
@@ -77,6 +77,8 @@ def make_app(front: ApiServerState, keys: ApiKeys | None = None) -> FastAPI:
         (launch.METRICS_PATH, "GET", lambda request: _metrics(front)),
         (launch.DRAIN_PATH, "POST", lambda request: _start_drain(front, request)),
         (launch.DRAIN_PATH, "GET", lambda request: _drain_state(front)),
+        (launch.ROLE_PATH, "POST", lambda request: _switch_role(front, request, has_keys=bool(keys))),
+        (launch.ROLE_PATH, "GET", lambda request: _role(front)),
         (launch.PROMPT_ASSETS_PATH, "GET", lambda request: _prompt_assets(front, request)),
         (launch.KV_SNAPSHOT_PATH, "GET", lambda request: _kv_snapshot(front)),
     ):
@@ -162,7 +164,7 @@ async def _ready(front: ApiServerState) -> Response:
         return json_response({"status": "loading"}, 503)
     if front.draining:
         return json_response({"status": "draining"}, 503, {launch.DRAINING_HEADER: "true"})
-    return json_response({"status": "ready"})
+    return json_response({"status": "ready", "role": front.role, "kv_transport": front.core.model.kv_transport})
 
 
 async def _metrics(front: ApiServerState) -> Response:
@@ -198,6 +200,28 @@ async def _start_drain(front: ApiServerState, request: Request) -> Response:
         raise ApiError(403, message, code="drain_from_elsewhere")
     front.start_drain()
     return await _drain_state(front)
+
+
+async def _switch_role(front: ApiServerState, request: Request, *, has_keys: bool) -> Response:
+    """For whoever is on this machine or in this pod, or has a key: clients must not turn a fleet's engines around."""
+    if not has_keys and request.client is not None and not _is_loopback(request.client.host):
+        message = "POST /role is answered from the engine's own machine or pod, or with an API key where there are any"
+        raise ApiError(403, message, code="role_from_elsewhere")
+    body = await read_json(request, front.options.max_body_bytes, front.options.body_timeout_s)
+    role = read_json_object(body).get("role")
+    if role not in get_args(launch.Role):
+        raise ApiError(400, f"role is {role!r}: choose among {', '.join(get_args(launch.Role))}", param="role")
+    if front.core.model is None:
+        raise ApiError(503, "the model is still loading", code="loading")
+    if role != "unified" and not front.core.model.kv_transport:
+        message = f"role is {role!r}, and this engine moves no keys and values: start it with --transfer-port"
+        raise ApiError(409, message, param="role", code="no_kv_transfer")
+    front.switch_role(cast("launch.Role", role))
+    return await _role(front)
+
+
+async def _role(front: ApiServerState) -> Response:
+    return json_response({"role": front.role, "running": max(front.in_flight, front.metrics.stats.running)})
 
 
 async def _drain_state(front: ApiServerState) -> Response:

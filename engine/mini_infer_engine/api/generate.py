@@ -23,6 +23,7 @@ from mini_infer_engine.api.dialects.base import Dialect, GenerationSpec, Rendere
 from mini_infer_engine.api.dialects.openai_shapes import usage
 from mini_infer_engine.api.generation import Generation
 from mini_infer_engine.api.http import error_response, json_response, read_json, request_id
+from mini_infer_engine.api.kv_source import kv_source
 from mini_infer_engine.api.output_grammar import output_grammar
 from mini_infer_engine.api.state import ApiServerState
 from mini_infer_engine.config.generation import GenerationDefaults
@@ -104,12 +105,13 @@ class GenerationResponse(Response):
                 model = state.admit(spec.model)
                 held.enter_context(state.admission.choices(spec.num_prompts * spec.copies))
                 prompts, sampling = await checked(state, model, spec)
+                source = kv_source(self._request.headers, spec.kv_transfer_params)
             except ParameterError as error:
                 raise spec.in_clients_words(bad_parameter(error)) from None
             except ApiError as error:
                 raise spec.in_clients_words(error) from None
         chosen_id = spec.request_id or request_id(self._request)
-        requests = state.make_requests(chosen_id, prompts, spec, sampling)
+        requests = state.make_requests(chosen_id, prompts, spec, sampling, source)
         tells_all = spec.tells_all or state.text.decoder is None
         told_model = spec.model or state.text.names[0]
         decoder, make_parser = _reading(state.text, spec)

@@ -8,6 +8,7 @@ from prometheus_client.registry import Collector
 
 from mini_infer_contract import metrics as names
 from mini_infer_engine.api.histogram import LATENCY_BUCKETS_S, SIZE_BUCKETS, Histogram
+from mini_infer_engine.api.kv_transfer_metrics import kv_transfer_families
 from mini_infer_engine.api.vllm_metrics import VllmMetrics
 from mini_infer_engine.core.stats import EngineStats
 from mini_infer_engine.core_process.messages import ModelInfo
@@ -19,6 +20,7 @@ class ServerMetrics(Collector):
     def __init__(self, model_name: str) -> None:
         self.model: ModelInfo | None = None
         self.draining = False
+        self.role = "unified"
         self.stats = EngineStats()
         self.generation_tokens = 0
         """Those that clients were given: none after a stop string."""
@@ -70,6 +72,8 @@ class ServerMetrics(Collector):
             (names.ENGINE_STEP_TOKENS, "Tokens in one step's batch.", self._step_tokens),
         ):
             yield histogram.family(name, documentation)
+        transport = "" if self.model is None else self.model.kv_transport
+        yield from kv_transfer_families(stats, self.role, transport)
         if self.model is not None and self.model.kernels:
             kernels = GaugeMetricFamily(
                 names.ENGINE_KERNELS_INFO, "The kernels in force.", labels=list(self.model.kernels)

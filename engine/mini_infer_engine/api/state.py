@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from mini_infer_contract.api_errors import ApiError
-from mini_infer_contract.launch import DRAINING_HEADER
+from mini_infer_contract.launch import DRAINING_HEADER, Role
 from mini_infer_engine.api.admission import Admission
 from mini_infer_engine.api.dialects.base import GenerationSpec
 from mini_infer_engine.api.generation import Generation
+from mini_infer_engine.api.kv_source import holds_kv
 from mini_infer_engine.api.metrics import ServerMetrics
 from mini_infer_engine.config.server_options import ServerOptions
-from mini_infer_engine.core.request import BeamSearch, Request, SamplingParams
+from mini_infer_engine.core.request import BeamSearch, KVSource, Request, SamplingParams
 from mini_infer_engine.core_process.messages import ModelInfo, core_id
 from mini_infer_engine.text.text_model import TextModel
 
@@ -43,6 +44,9 @@ class Core(Protocol):
     async def snapshot(self) -> bytes:
         """The engine's cached chains, encoded."""
 
+    def switch_role(self, role: Role) -> None:
+        """The engine is for something else from now on."""
+
 
 @dataclass(slots=True)
 class ApiServerState:
@@ -59,12 +63,20 @@ class ApiServerState:
     idle: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     """Set while none is."""
 
+    role: Role = field(init=False)
+    """What the engine is for, now."""
     admission: Admission = field(init=False)
     _serials: Iterator[int] = field(default_factory=itertools.count, init=False)
 
     def __post_init__(self) -> None:
         self.admission = Admission(self.max_running + self.options.max_waiting, self.options.max_tokenizing_bytes)
         self.idle.set()
+        self.role = self.metrics.role = self.options.role
+
+    def switch_role(self, role: Role) -> None:
+        """From now on the engine is for something else; what runs ends as it has begun."""
+        self.role = self.metrics.role = role
+        self.core.switch_role(role)
 
     @property
     def draining(self) -> bool:
@@ -126,7 +138,12 @@ class ApiServerState:
                 self.idle.set()
 
     def make_requests(
-        self, request_id: str, prompts: list[list[int]], spec: GenerationSpec, sampling: SamplingParams
+        self,
+        request_id: str,
+        prompts: list[list[int]],
+        spec: GenerationSpec,
+        sampling: SamplingParams,
+        source: KVSource | None = None,
     ) -> list[Request]:
         """One request for each choice, those of one prompt next to each other; copies differ in seed."""
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
@@ -148,6 +165,8 @@ class ApiServerState:
                     resumed_token_ids=spec.resume_token_ids,
                     beam_search=search,
                     embeds=spec.embeds,
+                    kv_source=source,
+                    holds_kv=holds_kv(spec.kv_transfer_params),
                 )
                 for copy, name in enumerate(ids)
             ]

@@ -118,6 +118,13 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The least that is logged."""
 
     @property
+    def listening_transfer_port(self) -> int:
+        """The port in force; 0: there is none."""
+        if self.transfer_port is not None:
+            return self.transfer_port
+        return 0 if self.role == "unified" else TRANSFER_PORT
+
+    @property
     def cors(self) -> CorsPolicy:
         """For pages from elsewhere."""
         return CorsPolicy(

@@ -12,14 +12,18 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
+import msgspec
+
 from mini_infer_contract.blocks import root_key
 from mini_infer_contract.events import BlockStored, KVEvent, LoadReport
 from mini_infer_engine.config.settings import EngineSettings
 from mini_infer_engine.core.batch import Runner
 from mini_infer_engine.core.beam_search.group import BeamGroup, request_of_beams, rules_of
 from mini_infer_engine.core.constraints import Constraints, has_constrained_rows
+from mini_infer_engine.core.kv_transfer import NO_TRANSFERS, KVConnector, Received
 from mini_infer_engine.core.output_processor import OutputProcessor
 from mini_infer_engine.core.page_allocator import PageAllocator
+from mini_infer_engine.core.prefill_rate import PrefillRate
 from mini_infer_engine.core.prefix_cache import PrefixCache
 from mini_infer_engine.core.request import Output, Request
 from mini_infer_engine.core.result import PassResult
@@ -58,6 +62,8 @@ class Engine:
         grammars: GrammarCompiler | None = None,
     ) -> None:
         """`grammars`: None where there is no tokenizer; then no output can be held to one."""
+        self.kv_connector: KVConnector | None = None
+        """Moves keys and values from and to other engines; who builds the engine sets it. None: nothing moves."""
         cache = None
         if settings.enable_prefix_caching:
             cache = PrefixCache(runner.num_pages, runner.page_size, record_events=record_events)
@@ -99,6 +105,7 @@ class Engine:
         """Since the last one that was committed."""
         self._last_commit_s = 0.0
         self._stats = EngineStats()
+        self._rate = PrefillRate()
 
     def add(self, request: Request) -> None:
         """Put a request in line.
@@ -117,6 +124,8 @@ class Engine:
             request = request_of_beams(request, rules)
         if refusal := self._runner.refuses(request):
             raise ValueError(refusal)
+        if request.kv_source is not None and not self._may_receive(request):
+            request = msgspec.structs.replace(request, kv_source=None)
         sequence = Sequence(
             request,
             order=(request.priority, self._arrivals),
@@ -138,6 +147,15 @@ class Engine:
             self.scheduler.add(sequence)
         else:
             self._constraints.add(sequence)
+
+    def _may_receive(self, request: Request) -> bool:
+        """Whether its keys and values can come from another engine; where not, they are computed here."""
+        if self.kv_connector is None:
+            return False
+        reason = self.kv_connector.refuses(request)
+        if reason:
+            self.kv_connector.skip(reason)
+        return not reason
 
     def _check(self, request: Request) -> None:
         """ValueError: no engine with this model could serve it."""
@@ -162,35 +180,93 @@ class Engine:
         sequence = self._outputs.forget(request_id)
         if sequence is not None:
             self._leave(sequence)
+            if sequence.request.holds_kv and self.kv_connector is not None:
+                self.kv_connector.drop(request_id)
 
     def _leave(self, sequence: Sequence) -> None:
         """It gets no more rows."""
+        if sequence.state is State.RECEIVING and self.kv_connector is not None:
+            self.kv_connector.cancel(sequence)
         if self._constraints is None or not self._constraints.forget(sequence.request.request_id):
             self.scheduler.leave(sequence, State.FINISHED)
 
     @property
     def has_work(self) -> bool:
         """Whether `step` has something to do."""
-        return bool(self._outputs.sequences or self._in_flight or self._ended_already)
+        has_news = self.kv_connector is not None and self.kv_connector.has_news(time.monotonic())
+        return has_news or bool(self._outputs.sequences or self._in_flight or self._ended_already)
 
     def step(self) -> list[Output]:
         """Launch the next pass, then commit the one before it (depth 1) or the same one (depth 0)."""
+        outputs = self._step()
+        return outputs if self.kv_connector is None else self.kv_connector.divert(outputs)
+
+    def _step(self) -> list[Output]:
         if self._ended_already:
             outputs, self._ended_already = self._ended_already, []
             return outputs
+        outputs = [] if self.kv_connector is None else self._exchange(self.kv_connector)
         if self._outputs.num_constrained:
             self._admit_compiled()
         planned = self.scheduler.plan()
+        if planned.admitted:
+            self._stats.count_admissions(planned, time.monotonic())
+        if planned.receiving and self.kv_connector is not None:
+            for sequence in planned.receiving:
+                self.kv_connector.receive(sequence)
         before = len(self._in_flight)
-        outputs = self._launch(planned) if planned.batch.rows else []
+        outputs += self._launch(planned) if planned.batch.rows else []
         has_launched = len(self._in_flight) > before
         if has_launched and planned.batch.waits_for_masks:
             outputs += self._sample_within_grammars(*self._in_flight[-1])
         if len(self._in_flight) > self._depth or (self._in_flight and not has_launched):
             return outputs + self._commit(*self._in_flight.popleft())
-        idle = not self._in_flight and not outputs and not self._num_compiling
+        idle = not self._in_flight and not outputs and not self._num_compiling and not self.scheduler.receiving
         assert not (idle and self._outputs.sequences), "requests are left and none can run: pages or slots leaked"
         return outputs
+
+    @property
+    def only_receives(self) -> bool:
+        """Whether `step` would do nothing before something has come from another engine."""
+        scheduler = self.scheduler
+        is_busy = self._in_flight or self._ended_already or self._num_compiling or scheduler.running
+        has_news = self.kv_connector is not None and self.kv_connector.has_news(time.monotonic())
+        return bool(scheduler.receiving) and not is_busy and not has_news
+
+    def _exchange(self, connector: KVConnector) -> list[Output]:
+        """Take in what other engines have sent, and what they want."""
+        work, outputs = connector.take(time.monotonic(), self._rate.tokens_per_s), list[Output]()
+        for request in work.add:
+            try:
+                self.add(request)
+            except ValueError as error:
+                connector.accept_failed(request.request_id, str(error))
+        for request_id in work.abort:
+            self.abort(request_id)
+        for event in work.came:
+            sequence = self._outputs.sequences.get(event.request_id)
+            if sequence is None or sequence.state is not State.RECEIVING:
+                continue  # it was aborted meanwhile
+            source = sequence.kv_source
+            if isinstance(event, Received):
+                outputs += self._go_on_after(sequence, event)
+                continue
+            self.scheduler.not_received(sequence)
+            if not connector.falls_back and source is not None and source.how != "prefix":
+                self._outputs.end(sequence)
+                reason = f"its prompt was to come from another engine: {event.message}"
+                outputs.append(Output(request_id=event.request_id, token_ids=[], finish_reason="error", error=reason))
+        return outputs
+
+    def _go_on_after(self, sequence: Sequence, event: Received) -> list[Output]:
+        """Its known tokens, or most of them, need not be computed here; the first new one may have come along."""
+        self.scheduler.received(sequence, event.num_tokens)
+        sequence.num_cached = max(sequence.num_cached or 0, event.num_cached)
+        if event.token_id is None:
+            return []
+        output = self._outputs.accept_received(sequence, event.token_id, list(event.logprobs))
+        sequence.num_prefill = len(sequence.token_ids)  # the new token is the host's: it comes as a chunk of one
+        return [output]
 
     def _launch(self, step: Step) -> list[Output]:
         """Launch a pass. Where that fails, its rows end with an error, which is returned; all else goes on."""
@@ -204,7 +280,7 @@ class Engine:
         self._in_flight.append((handle, step))
         self.scheduler.launched(step)
         step.launched_s = time.monotonic()
-        self._stats.count_launch(step, step.launched_s)
+        self._stats.count_launch(step)
         return []
 
     def _admit_compiled(self) -> None:
@@ -250,9 +326,19 @@ class Engine:
             return self._fail_all_running(step, error)
         self._failed_passes = 0
         self.scheduler.unpin(step)
+        self._rate.committed(step, time.monotonic())
         if self._speculation is not None:
             self._settle(step, result)
+        if self.kv_connector is not None:
+            self._give(self.kv_connector, step)
         return self._outputs.take(step, result)
+
+    def _give(self, connector: KVConnector, step: Step) -> None:
+        """What this pass has made of prompts may go to other engines; before sequences end and pages with them."""
+        num_decodes = step.batch.num_decodes
+        for row, sequence in zip(step.batch.rows[num_decodes:], step.sequences[num_decodes:], strict=True):
+            if sequence.state is State.RUNNING:
+                connector.computed(sequence, row.start + row.count)
 
     def _settle(self, step: Step, result: PassResult) -> None:
         """Take back what rows with guesses had room for and did not need, and learn what passes take."""
@@ -323,10 +409,12 @@ class Engine:
         return LoadReport(
             ts=time.time(),
             running=len(scheduler.running),
-            waiting=len(scheduler.waiting) + self._num_compiling,
+            waiting=len(scheduler.waiting) + len(scheduler.receiving) + self._num_compiling,
             queued_tokens=scheduler.num_queued_tokens,
             kv_usage=scheduler.pool.usage,
             accepted=accepted,
+            prefill_tokens_per_s=self._rate.tokens_per_s,
+            transfer_bytes_per_s=0.0 if self.kv_connector is None else self.kv_connector.stats.bytes_per_s,
         )
 
     def stats(self) -> EngineStats:
@@ -338,10 +426,12 @@ class Engine:
             draft_tokens=0 if speculation is None else speculation.num_draft_tokens,
             accepted_tokens_by_position=[] if speculation is None else list(speculation.accepted_by_position),
             running=len(scheduler.running),
-            waiting=len(scheduler.waiting) + self._num_compiling,
+            waiting=len(scheduler.waiting) + len(scheduler.receiving) + self._num_compiling,
             kv_usage=scheduler.pool.usage,
             preemptions=scheduler.num_preemptions,
             generation_tokens=self._outputs.num_tokens,
+            prefill_tokens_per_s=self._rate.tokens_per_s,
+            kv_transfer=NO_TRANSFERS if self.kv_connector is None else self.kv_connector.stats,
         )
 
     @property

@@ -109,6 +109,11 @@ class OutputProcessor:
             logprobs=logprobs,
         )
 
+    def accept_received(self, sequence: Sequence, token: int, logprobs: list[TokenLogprobs]) -> Output:
+        """Append a token that another engine has sampled after it had computed the prompt."""
+        self.num_tokens += 1
+        return self._accept_within_grammar(sequence, [token], logprobs)
+
     def _accept_within_grammar(
         self, sequence: Sequence, tokens: Iterable[int], logprobs: list[TokenLogprobs]
     ) -> Output:

@@ -8,11 +8,12 @@ who runs; references are the pool's.
 
 from array import array
 from collections.abc import Iterable
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import cast
 
-from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS
+from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS, block_keys
 from mini_infer_contract.events import BlockStored, KVEvent, block_removed, block_stored
 from mini_infer_engine.core.page_allocator import PageAllocator
 from mini_infer_engine.core.sequence import Sequence
@@ -87,6 +88,18 @@ class PrefixCache:
         pages = [blocks[key].pages[0] for key in keys[step - 1 : count : step]]  # the first copy of each
         tail_page = blocks[keys[count - 1]].pages[0] if count % step else None
         return Hit(count * BLOCK_SIZE_TOKENS, pages, tail_page)
+
+    def longest(self, token_ids: Items[int], root: bytes) -> tuple[list[int], int]:
+        """The pages that hold the longest cached prefix of any tokens, in order, and how many tokens; none is acquired.
+
+        The last page may hold only a beginning of what a page has room for.
+        """
+        keys, count = block_keys(token_ids, root), 0
+        while count < len(keys) and keys[count] in self._blocks:
+            count += 1
+        step = self._blocks_per_page
+        last_of_pages = [*range(step - 1, count, step), *([count - 1] if count % step else [])]
+        return [self._blocks[keys[index]].pages[0] for index in last_of_pages], count * BLOCK_SIZE_TOKENS
 
     def publish(self, sequence: Sequence) -> None:
         """Register the blocks that launched passes fill and whose tokens are known.

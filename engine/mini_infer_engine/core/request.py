@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -99,6 +99,18 @@ class BeamSearch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     early_stopping: EarlyStopping = False
 
 
+class KVSource(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """Another engine that has keys and values of a prompt, or is to make them."""
+
+    address: str
+    """Of its transfer control: tcp://host:port."""
+    how: Literal["prefill", "held", "prefix"]
+    """prefill: it computes the prompt and writes them here; held: it has computed the prompt and keeps them for us to
+    read; prefix: it may have some of them in its prefix cache for us to read."""
+    held_id: str = ""
+    """With `held`: the id of the request for which it keeps them."""
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """One prompt for the core. It has been validated: 1 <= len(prompt_token_ids) < max_model_len."""
 
@@ -118,6 +130,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     """What is asked for is the hidden state of the prompt's last token, and no text."""
     beam_search: BeamSearch | None = None
     """Temperature, filters, penalties and biases then do nothing."""
+
+    kv_source: KVSource | None = None
+    """Where keys and values of the prompt come from; None: they are computed here."""
+    holds_kv: bool = False
+    """Keys and values of the prompt are kept when it has ended, for another engine that asks for them."""
 
     @property
     def leads(self) -> bool:
@@ -164,5 +181,7 @@ class Output(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Of a request with `embeds`: packed fp32 numbers, of length 1."""
     cumulative_logprob: float | None = None
     """Of a beam, which is told whole: the sum over its tokens."""
+    kv_transfer_params: dict[str, Any] | None = None
+    """Of a request with `holds_kv` that has ended: where its keys and values are, in vLLM's words."""
     beam_score: float | None = None
     """The same divided by its length to the power of `length_penalty`."""

@@ -44,6 +44,8 @@ class Step:
     """Sequences that run for the first time."""
     launched_s: float = 0.0
     """Set at its launch."""
+    receiving: list[Sequence] = field(default_factory=list)
+    """Sequences that have got pages, and wait from now on for what another engine puts into them."""
 
 
 class Scheduler:
@@ -64,6 +66,8 @@ class Scheduler:
         self.cache = cache
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
+        self.receiving: list[Sequence] = []
+        """With slot and pages, and without rows until what they wait for has come."""
         self.num_preemptions = 0
         self.num_swaps = 0
         """Preemptions whose pages went to main memory."""
@@ -129,6 +133,8 @@ class Scheduler:
             self._drop_host_pages(sequence)
             sequence.state = State.ENDED
             return
+        if sequence.state is State.RECEIVING:
+            self._end_receiving(sequence)
         sequence.state = why
         if not sequence.in_flight:
             self.release(sequence)
@@ -160,6 +166,28 @@ class Scheduler:
         sequence.num_published = 0
         sequence.num_drafted = 0
         sequence.forked_page = None
+
+    def received(self, sequence: Sequence, num_tokens: int) -> None:
+        """Keys and values of its first `num_tokens` tokens are in its pages: it runs from here on."""
+        self._end_receiving(sequence)
+        sequence.state = State.RUNNING
+        sequence.num_received = max(0, num_tokens - sequence.num_computed)
+        sequence.num_computed = max(num_tokens, sequence.num_computed)
+        if self.cache is not None:
+            self.cache.publish(sequence)
+
+    def not_received(self, sequence: Sequence) -> None:
+        """Nothing came: it goes back in line, to be computed here, in other pages than those that may be written to."""
+        self._end_receiving(sequence)
+        sequence.state = State.WAITING
+        self._free_slots.append(sequence.slot)
+        self._give_back(sequence)
+        insort(self.waiting, sequence, key=_order)
+
+    def _end_receiving(self, sequence: Sequence) -> None:
+        _remove(self.receiving, sequence)
+        sequence.kv_source = None
+        insort(self.running, sequence, key=_order)
 
     def fork(self, source: Sequence, token_ids: "array[int]", num_shared: int) -> Sequence:
         """A new member of the group of `source`, which runs: it has the first `num_shared` tokens in common with it.
@@ -365,14 +393,41 @@ class Scheduler:
             is_swapped = sequence.state is State.SWAPPED
             searches = self.cache is not None and sequence.may_hit and not is_swapped
             hit = self.cache.match(sequence) if self.cache is not None and searches else MISS
-            if not is_swapped and self._is_being_computed(sequence, hit, computing):
+            if sequence.kv_source is not None:
+                self._prefer_own(sequence, hit)
+            if sequence.kv_source is not None:
+                hit = hit.without_tail(self.pool.page_size)  # pages are received whole
+            is_awaited = sequence.kv_source is not None and self._is_being_received(sequence)
+            if not is_swapped and (is_awaited or self._is_being_computed(sequence, hit, computing)):
                 index += 1
             elif self._place(step, sequence, hit):
                 del self.waiting[index]
-                budget -= self._plan_chunk(step, sequence, budget, computing)
+                if sequence.kv_source is None:
+                    insort(self.running, sequence, key=_order)
+                    budget -= self._plan_chunk(step, sequence, budget, computing)
+                else:
+                    sequence.state = State.RECEIVING
+                    insort(self.receiving, sequence, key=_order)
+                    step.receiving.append(sequence)
             else:
                 self._refused = (sequence, self.pool.num_free, len(self.running))
                 return
+
+    def _prefer_own(self, sequence: Sequence, hit: Hit) -> None:
+        """What is missing beside the cached pages is less than a page: it is computed sooner than it would come."""
+        if len(sequence.token_ids) - hit.without_tail(self.pool.page_size).num_tokens <= self.pool.page_size:
+            sequence.kv_source = None
+
+    def _is_being_received(self, sequence: Sequence) -> bool:
+        """Whether another sequence receives all of its blocks, as copies of a prompt do: then it hits them soon."""
+        num_blocks = len(sequence.token_ids) // BLOCK_SIZE_TOKENS
+        if self.cache is None or not num_blocks or not sequence.may_hit:
+            return False
+        last = sequence.key(num_blocks - 1)
+        return any(
+            len(other.token_ids) >= num_blocks * BLOCK_SIZE_TOKENS and other.key(num_blocks - 1) == last
+            for other in self.receiving
+        )
 
     def _was_refused(self, sequence: Sequence) -> bool:
         """Whether it lacked pages before and nothing got better: saves the search for its prefix in every step."""
@@ -423,7 +478,6 @@ class Scheduler:
         if sequence.num_cached is None:
             sequence.num_cached = hit.num_tokens
             step.admitted.append(sequence)
-        insort(self.running, sequence, key=_order)
         return True
 
     def _headroom(self) -> int:

@@ -6,7 +6,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS, SPAN_SIZE_TOKENS, block_keys
-from mini_infer_engine.core.request import FinishReason, Request
+from mini_infer_engine.core.request import FinishReason, KVSource, Request
 from mini_infer_engine.speculation.controller import FIRST_ACCEPTANCE
 
 if TYPE_CHECKING:  # with numpy and llguidance, which the HTTP process needs not for its counters
@@ -20,6 +20,8 @@ class State(Enum):
     """In line, without slot and pages."""
     SWAPPED = "swapped"
     """In line, with its keys and values in main memory."""
+    RECEIVING = "receiving"
+    """It has a slot and pages, which another engine's keys and values are on their way to; it gets no rows."""
     RUNNING = "running"
     """It has a slot and pages, and gets rows."""
     PREEMPTED = "preempted"
@@ -104,6 +106,10 @@ class Sequence:
     """Tokens at which the first block is full that the prefix cache does not know of its pages."""
     group: SequenceGroup | None = None
     """None: it is alone."""
+    kv_source: KVSource | None = None
+    """Where keys and values of its known tokens are to come from; None: computed here, also once that has failed."""
+    num_received: int = 0
+    """Tokens whose keys and values came from there."""
     forked_page: int | None = None
     """Another sequence's page whose tokens up to `num_computed` it shares: copied before its next chunk."""
 
@@ -112,13 +118,7 @@ class Sequence:
         self.num_prompt = len(self.token_ids)
         self.token_ids.extend(self.request.resumed_token_ids)
         self.excludes_tokens = bool(self.suppressed or self.request.sampling.bad_words_token_ids)
-
-    def __copy__(self) -> "Sequence":
-        """The same fields; as beams fork in every step, without the detour by `__reduce_ex__`."""
-        other = object.__new__(Sequence)
-        for name in self.__slots__:
-            setattr(other, name, getattr(self, name))
-        return other
+        self.kv_source = self.request.kv_source
 
     @property
     def is_leaving(self) -> bool:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from mini_infer_engine.core.kv_transfer import NO_TRANSFERS, KVTransferStats
 from mini_infer_engine.core.scheduler import Step
 
 
@@ -41,7 +42,11 @@ class EngineStats:
     accepted_tokens_by_position: list[int] = field(default_factory=list)
     """Guesses that were right and counted, by their place behind the last known token; empty: nothing is guessed."""
 
-    def count_launch(self, step: Step, now_s: float) -> None:
+    prefill_tokens_per_s: float = 0.0
+    """Of passes with prompts, as measured lately; 0: not yet."""
+    kv_transfer: KVTransferStats = NO_TRANSFERS
+
+    def count_launch(self, step: Step) -> None:
         """Count a launched pass."""
         decodes = step.batch.num_decodes
         prefill = sum(row.count for row in step.batch.rows[decodes:])
@@ -50,6 +55,9 @@ class EngineStats:
         self.decode_tokens += decodes if not step.batch.num_drafts else step.batch.num_tokens - prefill
         self.last_step_prefill_tokens = prefill
         self.last_step_decode_tokens = decodes
+
+    def count_admissions(self, step: Step, now_s: float) -> None:
+        """Count sequences that a plan lets in for the first time."""
         for sequence in step.admitted:
             self.admissions += 1
             sequence.queue_time_s = now_s - sequence.arrival_s

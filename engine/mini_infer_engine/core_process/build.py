@@ -22,6 +22,7 @@ from mini_infer_engine.dry.scripted_runner import (
     PRETENDED_BYTES_PER_TOKEN,
     ScriptedRunner,
 )
+from mini_infer_engine.kv_transfer.layout import KVMemory
 from mini_infer_engine.speculation.config import speculation_of
 from mini_infer_engine.structured.compiler import GrammarCompiler
 
@@ -34,6 +35,10 @@ class BuiltEngine:
 
     engine: Engine
     model: ModelInfo
+    model_revision: str
+    """What the keys of cached blocks begin with."""
+    memory: KVMemory
+    """The page pool, for KV transfer."""
 
 
 def build_engine(settings: EngineSettings, dry_run: DryRun | None = None, *, record_events: bool = True) -> BuiltEngine:
@@ -60,7 +65,8 @@ def _build_dry(settings: EngineSettings, dry_run: DryRun, record_events: bool) -
         grammars=grammars,
     )
     info = _model_info(runner, max_model_len, dry_model.VOCAB_SIZE)
-    return BuiltEngine(engine, msgspec.structs.replace(info, hidden_size=EMBEDDING_SIZE))
+    info = msgspec.structs.replace(info, hidden_size=EMBEDDING_SIZE)
+    return BuiltEngine(engine, info, dry_model.DRY_MODEL, runner.kv_memory())
 
 
 def _build_real(settings: EngineSettings, record_events: bool) -> BuiltEngine:
@@ -82,7 +88,8 @@ def _build_real(settings: EngineSettings, record_events: bool) -> BuiltEngine:
     )
     model = _model_info(runner, runner.max_model_len, config.vocab_size)
     kernels = _kernels(str(runner.device), settings)
-    return BuiltEngine(engine, msgspec.structs.replace(model, kernels=kernels, hidden_size=config.hidden_size))
+    model = msgspec.structs.replace(model, kernels=kernels, hidden_size=config.hidden_size)
+    return BuiltEngine(engine, model, revision, runner.kv_memory())
 
 
 def _grammars(

@@ -5,6 +5,7 @@ import msgspec
 from mini_infer_contract.logs import LogFormat
 from mini_infer_engine.config.settings import EngineSettings
 from mini_infer_engine.dry.dry_run import DryRun
+from mini_infer_engine.kv_transfer.transfer_port import TransferPort
 
 
 class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -15,6 +16,7 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     events_port: int
     replay_port: int
+    transfer: TransferPort = TransferPort()
     log_level: str
     log_format: LogFormat
     address: str = ""

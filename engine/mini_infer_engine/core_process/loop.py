@@ -27,6 +27,8 @@ from mini_infer_engine.core_process import messages
 from mini_infer_engine.core_process.build import build_engine
 from mini_infer_engine.core_process.core_config import CoreConfig
 from mini_infer_engine.core_process.publisher import EventPublisher
+from mini_infer_engine.kv_transfer.start import begin_identity, start_transfer
+from mini_infer_engine.kv_transfer.worker import TransferWorker
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +43,14 @@ class CoreLoop:
     """Between the sockets and the engine."""
 
     def __init__(
-        self, engine: Engine, router: zmq.Socket[bytes], publisher: EventPublisher, parent_pid: int, front: bytes
+        self,
+        engine: Engine,
+        router: zmq.Socket[bytes],
+        publisher: EventPublisher,
+        parent_pid: int,
+        front: bytes,
+        transfer: TransferWorker | None,
+        role: str,
     ) -> None:
         self._engine = engine
         self._router = router
@@ -49,6 +58,9 @@ class CoreLoop:
         self._parent_pid = parent_pid
         self._poller = zmq.Poller()
         self._poller.register(router, zmq.POLLIN)
+        self._transfer = transfer
+        if transfer is not None:
+            self._poller.register(transfer.core_woken, zmq.POLLIN)
         if publisher.replay is not None:
             self._poller.register(publisher.replay, zmq.POLLIN)
         self._refused: list[Output] = []
@@ -56,6 +68,7 @@ class CoreLoop:
         self._front = front
         """The HTTP process's identity on the ROUTER socket."""
         self._sent_stats = EngineStats()
+        self._role = role
 
     def run(self) -> None:
         """Until the front says stop or the parent is gone."""
@@ -70,10 +83,10 @@ class CoreLoop:
             if self._publisher.load_is_due(now):
                 load = self._engine.load()
                 accepted = messages.client_ids(load.accepted)
-                self._publisher.publish_load(msgspec.structs.replace(load, accepted=accepted), now)
+                self._publisher.publish_load(msgspec.structs.replace(load, accepted=accepted, role=self._role), now)
 
     def _receive(self) -> None:
-        if not self._engine.has_work:
+        if not self._engine.has_work or self._engine.only_receives:
             wait_s = min(_PARENT_CHECK_S, self._publisher.load_wait_s(time.time()))
             self._poller.poll(max(1, int(wait_s * 1000)))
         if os.getppid() != self._parent_pid:
@@ -100,6 +113,10 @@ class CoreLoop:
                 self._publisher.publish_events(self._engine.take_events(), time.time())
                 snapshot = Snapshot(self._publisher.last_sequence, self._engine.snapshot())
                 send(self._router, self._front, messages.SnapshotTaken(ticket, encode_event(snapshot)))
+            case messages.SwitchRole(role):
+                self._role = role
+                if self._transfer is not None:
+                    self._transfer.role = role
             case messages.Stop():
                 self._stopping = True
             case messages.Hello():
@@ -133,11 +150,22 @@ def serve(config: CoreConfig, folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)  # they are connected: nothing is left behind, however they end
     try:
         publisher = EventPublisher(context, config.host, config.events_port, config.replay_port)
+        moves_kv = config.transfer.port > 0
+        weights = begin_identity(config.settings, config.dry_run) if moves_kv else None
         built = build_engine(config.settings, config.dry_run)
+        transfer = None
+        if weights is not None:
+            transfer = start_transfer(
+                context, config.settings, config.transfer, built.engine, built.model_revision, built.memory, weights
+            )
         gc.collect()
         gc.freeze()  # what is here now stays: without, each full collection walks all of it while requests wait
-        send(router, front, messages.Ready(built.model))
-        CoreLoop(built.engine, router, publisher, config.parent_pid, front).run()
+        kv_transport = "" if transfer is None else transfer.transport_name
+        send(router, front, messages.Ready(msgspec.structs.replace(built.model, kv_transport=kv_transport)))
+        role = config.transfer.role
+        CoreLoop(built.engine, router, publisher, config.parent_pid, front, transfer, role).run()
+        if transfer is not None:
+            transfer.stop()
         publisher.close()
     except Exception as error:
         expected = isinstance(error, ValueError | OSError)

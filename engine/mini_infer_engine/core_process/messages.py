@@ -22,8 +22,8 @@ def core_id(client_id: str, serial: int) -> str:
 
 
 def client_ids(core_ids: Iterable[str]) -> list[str]:
-    """The clients' ids behind these, once each."""
-    return list(dict.fromkeys(name.rpartition("#")[0] for name in core_ids))
+    """The clients' ids behind these, once each; requests of other engines have none."""
+    return list(dict.fromkeys(name.rpartition("#")[0] for name in core_ids if "#" in name))
 
 
 class Add(msgspec.Struct, frozen=True, tag=True):
@@ -42,6 +42,12 @@ class SnapshotWanted(msgspec.Struct, frozen=True, tag=True):
     """Send a `SnapshotTaken` with this ticket."""
 
     ticket: int
+
+
+class SwitchRole(msgspec.Struct, frozen=True, tag=True):
+    """The engine is for something else from now on (launch.Role); what it works on ends as it has begun."""
+
+    role: str
 
 
 class Stop(msgspec.Struct, frozen=True, tag=True):
@@ -63,6 +69,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_pages: int
     hidden_size: int = 0
     """Numbers of an embedding; 0: there are none."""
+    kv_transport: str = ""
+    """What moves keys and values from and to other engines; empty: nothing does."""
     kernels: dict[str, str] = {}
     """Which kernels run, by the labels of the metric `mini_infer_engine_kernels_info`; empty for a pretended model."""
 
@@ -93,7 +101,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-FrontMessage = Add | Abort | SnapshotWanted | Stop | Hello
+FrontMessage = Add | Abort | SnapshotWanted | SwitchRole | Stop | Hello
 CoreMessage = Ready | StepOutputs | SnapshotTaken | Failed
 
 encode = msgspec.msgpack.Encoder().encode

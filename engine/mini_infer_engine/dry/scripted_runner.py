@@ -19,6 +19,7 @@ from mini_infer_engine.core.request import Request
 from mini_infer_engine.core.result import PassResult
 from mini_infer_engine.dry.script import Script, reply_for
 from mini_infer_engine.dry.vocabulary import END_ID, TURN_END_ID, TURN_START_ID
+from mini_infer_engine.kv_transfer.layout import KVLayout, KVMemory
 
 PAGE_SIZE_TOKENS = 16
 EMBEDDING_SIZE = 16
@@ -53,7 +54,7 @@ class ScriptedRunner:
         self._script = script
         self._step_s = step_s
         """How long a pass pretends to take."""
-        self._pages: dict[int, list[int]] = {}
+        self._pages = np.full((num_pages, page_size), END_ID, np.int32)  # as much memory as a token needs to be known
         self._replies: dict[int, list[int]] = {}
         """Slot to the reply that its sequence is being given."""
         self._last_sampled: dict[int, int] = {}
@@ -101,26 +102,29 @@ class ScriptedRunner:
         time.sleep(max(0.0, handle.ready_at - time.monotonic()))
         return handle.result
 
-    def _page(self, page_id: int) -> list[int]:
-        page = self._pages.get(page_id)
-        if page is None:
-            page = self._pages[page_id] = [END_ID] * self.page_size
-        return page
+    def kv_memory(self) -> KVMemory:
+        """The pages, as KV transfer sees them: one layer that keeps a token's id."""
+        layout = KVLayout(num_layers=1, halves=1, page_size=self.page_size, num_heads=1, head_bytes=4, dtype="token id")
+        address = self._pages.ctypes.data
+        return KVMemory(address=address, num_pages=self.num_pages, device="cpu", device_index=0, layout=layout)
 
     def _copy(self, copy: PageCopy) -> None:
-        self._page(copy.target)[: copy.tokens] = self._page(copy.source)[: copy.tokens]
+        self._pages[copy.target, : copy.tokens] = self._pages[copy.source, : copy.tokens]
 
     def _write(self, row: Row) -> None:
         token_ids = [self._last_sampled[row.slot]] if row.token_ids is None else row.token_ids
-        for position, token_id in enumerate(token_ids, row.start):
+        position, end = row.start, row.start + row.count
+        while position < end:
             page_index, offset = divmod(position, self.page_size)
-            self._page(row.page_table[page_index])[offset] = token_id
+            count = min(self.page_size - offset, end - position)
+            first = position - row.start
+            self._pages[row.page_table[page_index], offset : offset + count] = token_ids[first : first + count]
+            position += count
 
     def _read(self, page_table: Sequence[int], count: int) -> list[int]:
-        tokens: list[int] = []
-        for page_id in page_table[: -(-count // self.page_size)]:
-            tokens += self._page(page_id)
-        return tokens[:count]
+        pages = list(page_table[: -(-count // self.page_size)])
+        tokens: list[int] = self._pages[pages].reshape(-1)[:count].tolist()
+        return tokens
 
     def _sample(self, row: Row, mask: np.ndarray | None) -> int | None:
         if row.sampling is None:

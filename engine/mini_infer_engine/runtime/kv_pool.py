@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from mini_infer_engine.core.batch import Transfers
+from mini_infer_engine.kv_transfer.layout import KVLayout, KVMemory
 from mini_infer_engine.models.kv_spec import KVSpec
 
 
@@ -29,6 +30,25 @@ class KVPool:
         self._scratch = self.half_pages[:0]
         # Keys, values of each layer.
         self._halves = torch.arange(spec.num_layers * spec.entries, device=device).view(-1, 1, spec.entries)
+
+    def memory(self) -> KVMemory:
+        """Where it is, and how it is laid out, for KV transfer."""
+        spec, device = self.spec, self.pages.device
+        layout = KVLayout(
+            num_layers=spec.num_layers,
+            halves=spec.entries,
+            page_size=spec.page_size,
+            num_heads=spec.num_kv_heads,
+            head_bytes=spec.head_dim * spec.dtype.itemsize,
+            dtype=str(spec.dtype).removeprefix("torch."),
+        )
+        return KVMemory(
+            address=self.pages.data_ptr(),
+            num_pages=self.num_pages,
+            device="cuda" if device.type == "cuda" else "cpu",
+            device_index=device.index or 0,
+            layout=layout,
+        )
 
     def transfer(self, transfers: Transfers) -> None:
         """Queue what a pass needs moved, in the order that `Transfers` says; a copy's target may be a later source."""
@@ -74,6 +94,6 @@ def zeros(sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
     """Zeros, because attention multiplies masked values by 0 and 0 * NaN is NaN."""
     if device.type != "cpu":
         return torch.zeros(sizes, dtype=dtype, device=device)
-    # numpy has the kernel map zero pages, so that a pool costs memory only where it is used; torch.zeros writes all.
+    # numpy asks the kernel for zero pages, so that a pool costs memory only where it is used; torch.zeros writes all.
     raw = np.zeros(int(np.prod(sizes)) * dtype.itemsize, dtype=np.uint8)
     return torch.from_numpy(raw).view(dtype).view(sizes)

@@ -15,6 +15,7 @@ from mini_infer_engine.core.request import Request
 from mini_infer_engine.core.result import PassResult
 from mini_infer_engine.device import choose_device, choose_threads
 from mini_infer_engine.distributed.rank_group import ALONE_IN_GROUP, RankGroup
+from mini_infer_engine.kv_transfer.layout import KVMemory
 from mini_infer_engine.models.registry import read_config
 from mini_infer_engine.runtime.executor import Executor, PassHandle, executor_class
 from mini_infer_engine.runtime.kv_pool import KVPool
@@ -64,16 +65,20 @@ class ModelRunner:
         """See `Runner.collect`."""
         return handle.result()
 
+    def kv_memory(self) -> KVMemory:
+        """The page pool, as KV transfer sees it."""
+        return self.pool.memory()
+
     def logits(self, batch: Batch) -> Tensor:
         """See `Executor.logits`."""
         return self.executor.logits(batch)
 
 
 def load_runner(settings: EngineSettings) -> ModelRunner:
-    """Find the model and load it: with our kernels and CUDA graphs on an NVIDIA GPU, else with torch.
+    """Find the model and load it: with our kernels and CUDA graphs on an NVIDIA GPU, else (or if asked for) with torch.
 
     Raises:
-        ModelError: the model or the settings are at fault, or the configured backend cannot run here.
+        ModelError: the model or the settings are at fault, or the backend asked for cannot run here.
 
     """
     device_type = choose_device(settings).type

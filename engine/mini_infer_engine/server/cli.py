@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mini_infer_contract.api_keys import configured_keys
-from mini_infer_contract.engine_options import BATCHING, MODEL, SPECULATION, EngineOptions
+from mini_infer_contract.engine_options import BATCHING, KV_TRANSFER, MODEL, SPECULATION, EngineOptions
 from mini_infer_contract.logs import configure_logging
 from mini_infer_contract.tls import server_tls
 from mini_infer_engine import __version__
@@ -22,6 +22,7 @@ from mini_infer_engine.core_process.core_config import CoreConfig
 from mini_infer_engine.dry.dry_run import DryRun
 from mini_infer_engine.dry.script import read_script
 from mini_infer_engine.dry.vocabulary import DRY_MODEL
+from mini_infer_engine.kv_transfer.transfer_port import TransferPort
 from mini_infer_engine.server.child_process import CoreProcess
 from mini_infer_engine.server.flags import add_flags, options_from
 from mini_infer_engine.speculation.config import options_of_config
@@ -38,6 +39,7 @@ _GROUPS = {
     MODEL: "what is served",
     BATCHING: "the defaults suit most machines",
     SPECULATION: "several tokens a pass, the same text; see docs/speculation.md",
+    KV_TRANSFER: "with --transfer-port; see docs/disaggregated.md",
 }
 _LONGEST_STEP_MS = 86_400
 _SERVER_GROUPS = {SERVER: "addresses, limits, logs"}
@@ -77,8 +79,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(options: argparse.Namespace, settings: EngineSettings) -> int:
     """Take the port, find the model, start the core, serve."""
     server = options_from(options, ServerOptions)
-    if server.role != "unified" or server.transfer_port:
-        raise StartError("--role and --transfer-port: this version computes prompts and decodes in one engine only")
     try:
         keys = configured_keys(server.api_key, server.api_key_file)
     except (OSError, ValueError) as error:
@@ -100,6 +100,7 @@ def run(options: argparse.Namespace, settings: EngineSettings) -> int:
         host=server.host,
         events_port=server.events_port,
         replay_port=server.replay_port,
+        transfer=TransferPort(host=server.host, port=server.listening_transfer_port, role=server.role),
         log_level=server.log_level,
         log_format=server.log_format,
     )

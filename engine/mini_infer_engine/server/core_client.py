@@ -9,6 +9,7 @@ import zmq
 import zmq.asyncio
 
 from mini_infer_contract.api_errors import ApiError
+from mini_infer_contract.launch import Role
 from mini_infer_engine.api.generation import Generation
 from mini_infer_engine.api.metrics import ServerMetrics
 from mini_infer_engine.core.request import Output
@@ -80,6 +81,10 @@ class CoreClient:
         self._snapshots[ticket] = answer
         self._send(messages.SnapshotWanted(ticket))
         return await answer
+
+    def switch_role(self, role: Role) -> None:
+        """See `Core.switch_role`."""
+        self._send(messages.SwitchRole(role))
 
     def stop(self) -> None:
         """Tell the core to leave."""

@@ -5,7 +5,7 @@ request has a parser, text is also told as its parts: thinking, answer, calls of
 """
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -61,6 +61,8 @@ class OutputText:
         self.cumulative_logprob: float | None = None
         """Of a beam."""
         self.beam_score: float | None = None
+        self.kv_transfer_params: dict[str, Any] | None = None
+        """Where keys and values of the prompt are, for another engine."""
         self.first_token_s: float | None = None
         """From the request's arrival, measured by whoever pushes outputs; and the same of the last token so far."""
         self.last_token_s: float | None = None
@@ -125,6 +127,7 @@ class OutputText:
         self.embedding = output.embedding
         self.cumulative_logprob, self.beam_score = output.cumulative_logprob, output.beam_score
         self.queue_time_s = output.queue_time_s
+        self.kv_transfer_params = output.kv_transfer_params
 
     def _until_repetition(self, output: Output, params: RepetitionDetectionParams) -> tuple[Output, bool]:
         """The output up to where it repeats itself, with that as its end, and whether it does."""

@@ -105,6 +105,9 @@ class GenerationSpec:
     resume_token_ids: Sequence[int] = ()
     """Output of the one choice that another engine has made and its client has: the stream goes on after it."""
 
+    kv_transfer_params: Mapping[str, Any] | None = None
+    """Where keys and values of the prompt come from or go to, in vLLM's words."""
+
     @property
     def told_copies(self) -> int:
         """Choices of each prompt in the answer."""

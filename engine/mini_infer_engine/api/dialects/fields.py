@@ -114,6 +114,7 @@ class GenerationFields(SamplingFields):
     request_id: Annotated[str, Field(pattern=r"^[!-~]{1,200}$")] | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     truncation_side: TruncationSide | None = None
+    kv_transfer_params: dict[str, Any] | None = None
     # Ours.
     resume_token_ids: Annotated[list[int], Field(min_length=1)] | None = None
     return_prompt_token_ids: bool | None = None
@@ -208,6 +209,7 @@ def common_spec(
         truncation=_truncation(request),
         tokens_as_ids=bool(request.return_tokens_as_token_ids),
         resume_token_ids=request.resume_token_ids or (),
+        kv_transfer_params=request.kv_transfer_params,
     )
 
 

@@ -12,7 +12,6 @@ Neutral = dict[str, tuple[Any, ...]]
 BOTH: Neutral = {
     # vLLM's.
     "ec_transfer_params": ({},),
-    "kv_transfer_params": ({},),
     "return_mm_kwargs": (True,),
     "return_token_offsets": (False,),
     "routed_experts_prompt_start": (0,),

@@ -84,8 +84,10 @@ class OpenAIRenderer(ABC):
         """See `Renderer`."""
         choices = [self._choice(index, reply) for index, reply in enumerate(replies)]
         head = self._head | {"object": self.object_name}
-        timings = {"metrics": timings_of(replies[0])} if self._tells_timings else {}
-        return encode_json(head | {"choices": choices, "usage": self.usage(replies)} | timings | self.extra)
+        more = {"metrics": timings_of(replies[0])} if self._tells_timings else {}
+        if (params := replies[0].kv_transfer_params) is not None:
+            more["kv_transfer_params"] = params
+        return encode_json(head | {"choices": choices, "usage": self.usage(replies)} | more | self.extra)
 
     @property
     def _tells_timings(self) -> bool:

@@ -76,6 +76,7 @@ class ChatCompletion(Struct):
     usage: Usage
     system_fingerprint: str | None = None
     metrics: dict[str, float | None] | UnsetType = UNSET
+    kv_transfer_params: dict[str, Any] | UnsetType = UNSET
     service_tier: str | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType | None = UNSET
 
@@ -100,6 +101,7 @@ class ChatCompletionChunk(Struct):
     usage: Usage | UnsetType | None = UNSET
     system_fingerprint: str | None = None
     metrics: dict[str, float | None] | UnsetType = UNSET
+    kv_transfer_params: dict[str, Any] | UnsetType = UNSET
     service_tier: str | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType | None = UNSET
 
@@ -125,6 +127,7 @@ class Completion(Struct):
     usage: Usage | UnsetType | None = UNSET
     system_fingerprint: str | None = None
     metrics: dict[str, float | None] | UnsetType = UNSET
+    kv_transfer_params: dict[str, Any] | UnsetType = UNSET
 
 
 class EmbeddingsUsage(Struct):

@@ -1,7 +1,7 @@
 """What clients may ask of a server, one row each: the gateway passes the same on. Knows no schemas.
 
-Paths for gateways and operators (/drain, /prompt_assets, /kv_snapshot, /metrics) are not for clients and stand in
-docs/api.md.
+Paths for gateways and operators (/drain, /role, /prompt_assets, /kv_snapshot, /metrics) are not for clients and stand
+in docs/api.md.
 """
 
 from dataclasses import dataclass

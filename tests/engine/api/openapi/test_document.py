@@ -63,7 +63,7 @@ def test_streams_are_described() -> None:
         assert set(content) == {"application/json", "text/event-stream"}
 
 
-INTERNAL = {"/metrics", "/drain", "/prompt_assets", "/kv_snapshot", "/docs", "/openapi.json"}
+INTERNAL = {"/metrics", "/drain", "/role", "/prompt_assets", "/kv_snapshot", "/docs", "/openapi.json"}
 
 
 def test_every_path_for_clients_is_described() -> None:

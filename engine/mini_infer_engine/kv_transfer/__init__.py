@@ -1,0 +1,1 @@
+"""Keys and values between engines: prompts computed elsewhere, prefixes fetched from whoever has them."""

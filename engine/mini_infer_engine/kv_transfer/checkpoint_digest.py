@@ -1,0 +1,71 @@
+"""A digest of a checkpoint's content: two engines may share keys and values only where it is the same.
+
+Reading tens of gigabytes takes a while, so a file's digest is kept beside it, or in the user's cache where the folder
+is read-only, and counts for as long as the file's size and time do not change.
+"""
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+_KEPT_AS = ".mini-infer-digests.json"
+_WEIGHTS = ("*.safetensors", "*.gguf", "config.json")
+
+
+def checkpoint_digest(folder: Path) -> str:
+    """Of all weights and the config in a model's folder; file names do not count, nor where it lies."""
+    files = sorted({path for pattern in _WEIGHTS for path in folder.glob(pattern)}, key=lambda path: path.name)
+    digests = sorted(_digest_of(path) for path in files)
+    return hashlib.sha256("".join(digests).encode()).hexdigest()
+
+
+def _digest_of(path: Path) -> str:
+    status = path.stat()
+    mark = [status.st_size, status.st_mtime_ns]
+    places = [path.parent / _KEPT_AS, _in_cache(path.parent)]
+    for place in places:
+        kept = _read(place).get(path.name)
+        if isinstance(kept, dict) and kept.get("mark") == mark:
+            return str(kept["sha256"])
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    for place in places:
+        if _write(place, path.name, {"mark": mark, "sha256": digest}):
+            break
+    return digest
+
+
+def _in_cache(folder: Path) -> Path:
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    name = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
+    return cache / "mini-infer" / "digests" / f"{name}.json"
+
+
+def _read(place: Path) -> dict[str, Any]:
+    try:
+        kept = json.loads(place.read_text())
+    except (OSError, ValueError):
+        return {}
+    return kept if isinstance(kept, dict) else {}
+
+
+def _write(place: Path, name: str, entry: dict[str, Any]) -> bool:
+    """Replaced as a whole: two engines may start at once."""
+    new = place.with_name(f"{place.name}.{secrets.token_hex(4)}")
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        new.write_text(json.dumps(_read(place) | {name: entry}))
+        new.replace(place)
+    except OSError as error:
+        log.debug("digests are not kept in %s: %s", place.parent, error)
+        with contextlib.suppress(OSError):
+            new.unlink(missing_ok=True)
+        return False
+    return True

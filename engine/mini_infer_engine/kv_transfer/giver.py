@@ -1,0 +1,291 @@
+"""The side that has keys and values, or makes them: what other engines ask of it, their leases, the writes to them.
+
+It is one engine's and lives in the transfer thread. It knows transport and messages, neither sockets nor the scheduler.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from mini_infer_engine.kv_transfer import events, wire
+from mini_infer_engine.kv_transfer.estimates import RateMeter
+from mini_infer_engine.kv_transfer.handshake import handshake_refusal
+from mini_infer_engine.kv_transfer.layout import KVLayout, alignment, pieces
+from mini_infer_engine.kv_transfer.leases import LeaseTable
+from mini_infer_engine.kv_transfer.stats import Counters
+from mini_infer_engine.kv_transfer.transport import Motion, Transport, TransportError
+
+Send = Callable[[bytes, wire.FromGiver], None]
+"""To a peer, by its identity on the ROUTER."""
+
+
+@dataclass(slots=True)
+class Load:
+    """What the core last said of its work: estimates follow from it."""
+
+    queued_tokens: int = 0
+    prefill_tokens_per_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _Prefill:
+    peer: bytes
+    job: int
+    pages: list[int]
+    """The taker's."""
+    write: "_Write | None" = None
+    """On its way: one at a time, so that what has ended has ended in order."""
+    waiting: deque[events.Give] = field(default_factory=deque)
+    """Not begun."""
+    end: events.GiveEnd | None = None
+    is_wanted: bool = True
+    last_words: wire.FromGiver | None = None
+    """What the taker is told when nothing is written any more of what it does not want, or cannot have."""
+    num_bytes: int = 0
+
+
+@dataclass(slots=True)
+class _Write:
+    give: events.Give
+    motion: Motion
+    num_bytes: int
+    begun_s: float
+
+
+@dataclass(slots=True)
+class _Read:
+    peer: bytes
+    job: int
+    lease_s: float
+
+
+class Giver:
+    """See the module."""
+
+    def __init__(
+        self,
+        party: Callable[[], wire.Party],
+        transport: Transport,
+        layout: KVLayout,
+        send: Send,
+        tell: Callable[[events.Event], None],
+        counters: Counters,
+    ) -> None:
+        self._party, self._transport, self._layout = party, transport, layout
+        self._send, self._tell, self._counters = send, tell, counters
+        self._peers: dict[bytes, wire.Party] = {}
+        self._prefills: dict[str, _Prefill] = {}
+        self._reads: dict[str, _Read] = {}
+        self._leases: LeaseTable[str] = LeaseTable()
+        self._rate = RateMeter()
+        self.load = Load()
+        self._asked_tokens: dict[str, int] = {}
+        """Of prompts that the core has not computed to their end."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether bytes are on their way."""
+        return any(prefill.write is not None for prefill in self._prefills.values())
+
+    @property
+    def num_open(self) -> int:
+        """Of what is not settled."""
+        return len(self._prefills) + len(self._reads)
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Of writes lately."""
+        return self._rate.per_s
+
+    # -- From takers
+
+    def handle(self, peer: bytes, message: wire.FromTaker, now_s: float) -> None:
+        """One message of one taker."""
+        if isinstance(message, wire.Hello):
+            self._greet(peer, message.party)
+        elif peer not in self._peers:
+            self._send(peer, wire.Refused("say Hello first: this engine does not know yours (it may have restarted)"))
+        elif isinstance(message, wire.PrefillWanted):
+            self._prefill(peer, message, now_s)
+        elif isinstance(message, wire.KVWanted):
+            self._let_read(peer, message, now_s)
+        elif isinstance(message, wire.Renew):
+            for job in message.jobs:
+                self._leases.renew(_key(peer, job), now_s, message.lease_s)
+        else:
+            self._release(peer, message.jobs)
+
+    def _greet(self, peer: bytes, party: wire.Party) -> None:
+        ours = self._party()
+        refusal = handshake_refusal(ours, party)
+        if not refusal:
+            try:
+                self._transport.add_peer(party.engine_id, party.where)
+            except TransportError as error:
+                refusal = str(error)
+        if refusal:
+            self._send(peer, wire.Refused(refusal))
+            return
+        for old in [identity for identity, known in self._peers.items() if known.engine_id == party.engine_id]:
+            del self._peers[old]  # it has connected anew
+        self._peers[peer] = party
+        self._send(peer, wire.Welcome(ours))
+
+    def _prefill(self, peer: bytes, wanted: wire.PrefillWanted, now_s: float) -> None:
+        if self._party().role == "decode":
+            message = "this engine's role is decode: it computes no prompts for others"
+            self._send(peer, wire.Failed(wanted.job, "role", message))
+            return
+        key, tokens = _key(peer, wanted.job), len(wanted.request.prompt_token_ids) - wanted.first_token
+        queued = self.load.queued_tokens + sum(self._asked_tokens.values())
+        self._prefills[key] = _Prefill(peer, wanted.job, wanted.pages)
+        self._asked_tokens[key] = tokens
+        self._leases.open(key, now_s, wanted.lease_s)
+        self._send(peer, wire.Accepted(wanted.job, queued, self.load.prefill_tokens_per_s, self._rate.per_s))
+        step = alignment(self._layout, self._peers[peer].layout)
+        self._tell(events.PrefillAsked(key, wanted.request, wanted.first_token, step))
+
+    def _let_read(self, peer: bytes, wanted: wire.KVWanted, now_s: float) -> None:
+        key = _key(peer, wanted.job)
+        self._reads[key] = _Read(peer, wanted.job, wanted.lease_s)
+        self._leases.open(key, now_s, wanted.lease_s)
+        self._tell(events.KVAsked(key, wanted.token_ids, wanted.cache_salt, wanted.held_id, wanted.first_token))
+
+    def _release(self, peer: bytes, jobs: list[int]) -> None:
+        released = []
+        for job in jobs:
+            key = _key(peer, job)
+            self._leases.close(key)
+            prefill = self._prefills.get(key)
+            if prefill is not None:
+                self._give_up(key, prefill, wire.Released([job]))
+                continue
+            released.append(job)
+            if self._reads.pop(key, None) is not None:
+                self._tell(events.Gone(key))
+        if released:
+            self._send(peer, wire.Released(released))
+
+    def _give_up(self, key: str, prefill: _Prefill, last_words: wire.FromGiver) -> None:
+        """Begin nothing more; what is on its way ends by itself."""
+        prefill.last_words = last_words
+        if prefill.is_wanted:
+            prefill.is_wanted = False
+            self._leases.close(key)
+            self._asked_tokens.pop(key, None)
+            self._tell(events.Gone(key))
+            for give in prefill.waiting:
+                self._tell(events.Given(key, give.serial))
+            prefill.waiting.clear()
+        self._settle(key, prefill)
+
+    def _settle(self, key: str, prefill: _Prefill) -> None:
+        if prefill.last_words is not None and prefill.write is None:
+            del self._prefills[key]
+            self._send(prefill.peer, prefill.last_words)
+
+    # -- From the core
+
+    def give(self, give: events.Give) -> None:
+        """Write what has been computed."""
+        prefill = self._prefills.get(give.key)
+        if prefill is None or not prefill.is_wanted:
+            self._tell(events.Given(give.key, give.serial))
+            return
+        prefill.waiting.append(give)
+        self._begin_next(give.key, prefill)
+
+    def _begin_next(self, key: str, prefill: _Prefill) -> None:
+        if prefill.write is not None or not prefill.waiting:
+            return
+        give, party = prefill.waiting.popleft(), self._peers.get(prefill.peer)
+        try:
+            if party is None:
+                raise TransportError("its engine has restarted")
+            table = pieces(self._layout, give.pages, party.layout, prefill.pages, (give.begin, give.end))
+            motion = self._transport.start(party.engine_id, "write", table)
+        except TransportError as error:
+            self._tell(events.Given(key, give.serial))
+            self._peers.pop(prefill.peer, None)  # it is to greet again: then it is connected anew
+            self._give_up(key, prefill, wire.Failed(prefill.job, "transport", str(error)))
+            return
+        prefill.write = _Write(give, motion, int(table[:, 2].sum()), time.monotonic())
+
+    def end(self, end: events.GiveEnd) -> None:
+        """The prompt's first token is known."""
+        self._asked_tokens.pop(end.key, None)
+        prefill = self._prefills.get(end.key)
+        if prefill is not None and prefill.is_wanted:
+            prefill.end = end
+            self._finish(end.key, prefill)
+
+    def refuse(self, refuse: events.Refuse) -> None:
+        """The core cannot do what was asked."""
+        prefill, read = self._prefills.get(refuse.key), self._reads.pop(refuse.key, None)
+        if prefill is not None:
+            self._give_up(refuse.key, prefill, wire.Failed(prefill.job, refuse.reason, refuse.message))
+        if read is not None:
+            self._leases.close(refuse.key)
+            self._send(read.peer, wire.Failed(read.job, refuse.reason, refuse.message))
+
+    def grant(self, grant: events.Grant) -> None:
+        """The core has pinned what may be read."""
+        read = self._reads.get(grant.key)
+        if read is None:  # released, or expired, meanwhile
+            self._tell(events.Gone(grant.key))
+            return
+        self._counters.given += 1
+        self._send(read.peer, wire.KVGranted(read.job, grant.pages, grant.num_tokens, read.lease_s))
+
+    # -- From time to time
+
+    def advance(self, now_s: float) -> None:
+        """Look at what is on its way, and at leases."""
+        for key, prefill in list(self._prefills.items()):
+            if prefill.write is not None:
+                self._look_at(key, prefill, prefill.write, now_s)
+        for key in self._leases.expire(now_s):
+            self._counters.leases_expired += 1
+            if (expired := self._prefills.get(key)) is not None:
+                message = "its lease has expired: nobody has renewed it in time"
+                self._give_up(key, expired, wire.Failed(expired.job, "lease_expired", message))
+            elif self._reads.pop(key, None) is not None:
+                self._tell(events.Gone(key))
+
+    def _look_at(self, key: str, prefill: _Prefill, write: _Write, now_s: float) -> None:
+        progress = write.motion.progress()
+        if progress == "busy":
+            return
+        prefill.write = None
+        self._tell(events.Given(key, write.give.serial))
+        if prefill.last_words is not None:
+            self._settle(key, prefill)
+        elif progress == "failed":
+            message = "a write to the other engine has failed"
+            self._peers.pop(prefill.peer, None)
+            self._give_up(key, prefill, wire.Failed(prefill.job, "transport", message))
+        else:
+            prefill.num_bytes += write.num_bytes
+            self._counters.given_bytes += write.num_bytes
+            self._counters.given_s += now_s - write.begun_s
+            self._rate.add(write.num_bytes, now_s - write.begun_s)
+            self._begin_next(key, prefill)
+            self._finish(key, prefill)
+
+    def _finish(self, key: str, prefill: _Prefill) -> None:
+        """Tell the taker, once the last byte is there and the token is known."""
+        if prefill.end is None or prefill.write is not None or prefill.waiting or not prefill.is_wanted:
+            return
+        end = prefill.end
+        del self._prefills[key]
+        self._leases.close(key)
+        self._counters.given += 1
+        self._send(
+            prefill.peer,
+            wire.Prefilled(prefill.job, end.token_id, list(end.logprobs), end.num_cached, prefill.num_bytes),
+        )
+
+
+def _key(peer: bytes, job: int) -> str:
+    return f"{peer.hex()}/{job}"

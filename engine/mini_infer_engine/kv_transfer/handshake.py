@@ -1,0 +1,18 @@
+"""Whether keys and values of one engine mean the same at another: pure, on what the two say of themselves."""
+
+from mini_infer_engine.kv_transfer.layout import layout_refusal
+from mini_infer_engine.kv_transfer.wire import Party
+
+
+def handshake_refusal(ours: Party, theirs: Party) -> str:
+    """Why nothing may move between them; empty: it may. Roles are no matter: they change while engines run."""
+    if ours.version != theirs.version:
+        return f"this engine speaks version {ours.version} of KV transfer and that one {theirs.version}: update one"
+    if ours.weights != theirs.weights:
+        return f"the weights differ ({ours.weights} here, {theirs.weights} there): serve the same model at both"
+    if ours.where.transport != theirs.where.transport:
+        return (
+            f"this engine moves keys and values by {ours.where.transport}, that one by {theirs.where.transport}: "
+            "choose the same --kv-transport"
+        )
+    return layout_refusal(ours.layout, theirs.layout)

@@ -1,0 +1,136 @@
+"""NIXL over UCX: CUDA IPC and shared memory on one host, RDMA or TCP between hosts, chosen by UCX itself.
+
+https://github.com/ai-dynamo/nixl. `UCX_TLS` and its like work as UCX documents them.
+"""
+
+import contextlib
+import importlib
+import logging
+from typing import Any, Literal
+
+import numpy as np
+
+from mini_infer_engine.kv_transfer.layout import KVMemory
+from mini_infer_engine.kv_transfer.transport import Motion, Progress, TransportError
+from mini_infer_engine.kv_transfer.wire import TransportAddress
+
+log = logging.getLogger(__name__)
+
+_BUILDS = ("nixl_cu13", "nixl_cu12")
+"""Of the wheel, by CUDA's version; both run where there is no GPU."""
+_SEGMENTS = {"cpu": "DRAM", "cuda": "VRAM"}
+_PROGRESS: dict[str, Progress] = {"DONE": "done", "PROC": "busy"}
+
+
+def load_nixl() -> Any:
+    """NIXL's Python module. ImportError: none of its builds is installed."""
+    logging.getLogger("nixl").setLevel(logging.WARNING)
+    for build in _BUILDS:
+        try:
+            return importlib.import_module(f"{build}._api")
+        except ModuleNotFoundError as error:
+            if error.name != build:
+                raise
+    raise ImportError("no package nixl-cu13 or nixl-cu12")
+
+
+class NixlTransport:
+    """See `transport.Transport`."""
+
+    name = "nixl"
+
+    def __init__(self, engine_id: str, memory: KVMemory) -> None:
+        """ImportError: NIXL is not installed."""
+        nixl = load_nixl()
+        self._memory = memory
+        self._segment = _SEGMENTS[memory.device]
+        self._agent = nixl.nixl_agent(engine_id, nixl.nixl_agent_config(backends=["UCX"]))
+        if "UCX" not in self._agent.backends:
+            raise ImportError("this build of NIXL has no UCX backend")
+        region = [(memory.address, memory.size, memory.device_index, "")]
+        self._registered = self._agent.register_memory(region, self._segment)
+        self._peers: dict[str, TransportAddress] = {}
+
+    def describe(self) -> TransportAddress:
+        """See `Transport.describe`."""
+        memory = self._memory
+        return TransportAddress(
+            transport=self.name,
+            metadata=self._agent.get_agent_metadata(),
+            address=memory.address,
+            device=memory.device,
+            device_index=memory.device_index,
+        )
+
+    def add_peer(self, engine_id: str, where: TransportAddress) -> None:
+        """See `Transport.add_peer`."""
+        if self._peers.get(engine_id) == where:
+            return
+        self.remove_peer(engine_id)
+        try:
+            self._agent.add_remote_agent(where.metadata)
+            self._agent.make_connection(engine_id)
+        except Exception as error:  # NIXL has a class of its own for each of its faults
+            raise TransportError(f"NIXL cannot reach {engine_id}: {error}") from error
+        self._peers[engine_id] = where
+
+    def remove_peer(self, engine_id: str) -> None:
+        """See `Transport.remove_peer`."""
+        if self._peers.pop(engine_id, None) is not None:
+            try:
+                self._agent.remove_remote_agent(engine_id)
+            except Exception as error:
+                log.info("NIXL has forgotten %s already: %s", engine_id, error)
+
+    def start(self, engine_id: str, how: Literal["write", "read"], pieces: np.ndarray) -> Motion:
+        """See `Transport.start`."""
+        where = self._peers.get(engine_id)
+        if where is None:
+            raise TransportError(f"{engine_id} is not connected")
+        try:
+            handle = self._agent.initialize_xfer(
+                how.upper(),
+                self._descriptors(pieces[:, 0], pieces[:, 2], self._memory),
+                self._descriptors(pieces[:, 1], pieces[:, 2], where),
+                engine_id,
+            )
+            self._agent.transfer(handle)
+        except Exception as error:
+            self.remove_peer(engine_id)  # so that it is connected anew where it greets again
+            raise TransportError(f"NIXL cannot {how} at {engine_id}: {error}") from error
+        return _NixlMotion(self._agent, handle)
+
+    def _descriptors(self, offsets: np.ndarray, sizes: np.ndarray, pool: KVMemory | TransportAddress) -> Any:
+        table = np.empty((len(offsets), 3), np.uint64)
+        table[:, 0] = offsets + pool.address
+        table[:, 1] = sizes
+        table[:, 2] = pool.device_index
+        return self._agent.get_xfer_descs(table, _SEGMENTS[pool.device])
+
+    def close(self) -> None:
+        """See `Transport.close`."""
+        for engine_id in list(self._peers):
+            self.remove_peer(engine_id)
+        self._agent.deregister_memory(self._registered)
+
+
+class _NixlMotion:
+    def __init__(self, agent: Any, handle: Any) -> None:
+        self._agent = agent
+        self._handle = handle
+        self._end: Progress | None = None
+
+    def progress(self) -> Progress:
+        """See `Motion.progress`."""
+        if self._end is not None:
+            return self._end
+        try:
+            progress = _PROGRESS.get(self._agent.check_xfer_state(self._handle), "failed")
+        except Exception as error:  # NIXL has a class of its own for each of its faults
+            log.info("a transfer fails: %s", error)
+            progress = "failed"
+        if progress != "busy":
+            self._end = progress
+            with contextlib.suppress(Exception):  # of one that has failed, too, only memory is left to be freed
+                self._agent.release_xfer_handle(self._handle)
+        return progress

@@ -1,0 +1,111 @@
+"""KV transfer of one engine, put together: identity, transport, port, thread, connector."""
+
+import hashlib
+import logging
+import os
+import socket
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from threading import Thread
+
+import msgspec
+import zmq
+
+from mini_infer_engine.config.model_path import resolve_model
+from mini_infer_engine.config.settings import EngineSettings
+from mini_infer_engine.core.engine import Engine
+from mini_infer_engine.dry.dry_run import DryRun
+from mini_infer_engine.kv_transfer.checkpoint_digest import checkpoint_digest
+from mini_infer_engine.kv_transfer.connector import TransferConnector
+from mini_infer_engine.kv_transfer.layout import KVMemory
+from mini_infer_engine.kv_transfer.taker import TakerLimits
+from mini_infer_engine.kv_transfer.transfer_port import TransferPort
+from mini_infer_engine.kv_transfer.transport import open_transport
+from mini_infer_engine.kv_transfer.worker import Identity, TransferWorker
+
+log = logging.getLogger(__name__)
+
+_ANY_HOST = ("0.0.0.0", "::", "*")
+
+
+def begin_identity(settings: EngineSettings, dry_run: DryRun | None) -> "Future[str]":
+    """What the engine's keys and values depend on, computed while its weights are loaded."""
+    future: Future[str] = Future()
+
+    def compute() -> None:
+        try:
+            future.set_result(_weights(settings, dry_run))
+        except BaseException as error:
+            future.set_exception(error)
+
+    Thread(target=compute, name="checkpoint-digest", daemon=True).start()
+    return future
+
+
+def _weights(settings: EngineSettings, dry_run: DryRun | None) -> str:
+    if dry_run is not None:
+        return f"dry-run:{hashlib.sha256(msgspec.json.encode(dry_run.script)).hexdigest()}"
+    is_dummy = settings.load_format == "dummy"
+    folder = resolve_model(settings.model, settings.revision, weights=not is_dummy)
+    if is_dummy:
+        config = hashlib.sha256((Path(folder) / "config.json").read_bytes()).hexdigest()
+        content = f"dummy:{config}:{settings.seed}"
+    else:
+        content = checkpoint_digest(Path(folder))
+    return f"{content}:{settings.quantization or ''}"
+
+
+def start_transfer(
+    context: zmq.Context[zmq.Socket[bytes]],
+    settings: EngineSettings,
+    where: TransferPort,
+    engine: Engine,
+    model_revision: str,
+    memory: KVMemory,
+    weights: "Future[str]",
+) -> TransferWorker:
+    """Listen, and let the engine exchange keys and values from now on.
+
+    ValueError: the port is taken, or the transport that was asked for is not there.
+    """
+    engine_id = f"{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}"
+    router = _bind(context, where)
+    transport = open_transport(settings.kv_transport, engine_id, memory)
+    identity = Identity(engine_id=engine_id, weights=weights.result(), memory=memory)
+    limits = TakerLimits(lease_s=settings.kv_transfer_lease, timeout_s=settings.kv_transfer_timeout)
+    worker = TransferWorker(identity, transport, router, where.role, limits)
+    scheduler = engine.scheduler
+    engine.kv_connector = TransferConnector(
+        worker,
+        scheduler,
+        model_revision,
+        (_advertised(where.host), where.port),
+        lease_s=settings.kv_transfer_lease,
+        falls_back=settings.kv_transfer_fallback,
+        queued_tokens=partial(getattr, scheduler, "num_queued_tokens"),
+    )
+    worker.start()
+    log.info("KV transfer: role %s, transport %s, control at port %d", where.role, transport.name, where.port)
+    return worker
+
+
+def _bind(context: zmq.Context[zmq.Socket[bytes]], where: TransferPort) -> zmq.Socket[bytes]:
+    router = context.socket(zmq.ROUTER)
+    router.set(zmq.LINGER, 0)
+    router.set(zmq.SNDHWM, 0)
+    router.set(zmq.IPV6, ":" in where.host)
+    address = f"tcp://[{where.host}]:{where.port}" if ":" in where.host else f"tcp://{where.host}:{where.port}"
+    try:
+        router.bind(address)
+    except zmq.ZMQError as error:
+        router.close(linger=0)
+        raise ValueError(f"cannot listen on {address} ({error}): choose another --transfer-port") from None
+    return router
+
+
+def _advertised(host: str) -> str:
+    """By what other machines reach this one: its pod's address where there is one."""
+    if host not in _ANY_HOST:
+        return host
+    return os.environ.get("POD_IP") or socket.gethostname()

@@ -1,0 +1,20 @@
+"""Counters of the transfer thread, which alone writes them; a copy is taken for whoever exports."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Counters:
+    """See `core.kv_transfer.KVTransferStats`."""
+
+    received: int = 0
+    received_bytes: int = 0
+    received_s: float = 0.0
+    estimated_s: float = 0.0
+    estimate_error_s: float = 0.0
+    given: int = 0
+    given_bytes: int = 0
+    given_s: float = 0.0
+    leases_expired: int = 0
+    fallbacks: Counter[str] = field(default_factory=Counter)

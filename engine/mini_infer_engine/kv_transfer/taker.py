@@ -1,0 +1,418 @@
+"""The side that wants keys and values: one connection to each engine that has them, and what is asked over it.
+
+It is one engine's and lives in the transfer thread. A job ends for its sequence with `Taken` or `NotTaken`, and for its
+pages with `Settled`: a peer that is late may still write to them, so they stay where they are until it has said that it
+does not, or is gone.
+"""
+
+import itertools
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from mini_infer_engine.kv_transfer import events, wire
+from mini_infer_engine.kv_transfer.estimates import (
+    RateMeter,
+    fetching_pays,
+    late_after_s,
+    prefill_estimate_s,
+    read_estimate_s,
+)
+from mini_infer_engine.kv_transfer.giver import Load
+from mini_infer_engine.kv_transfer.handshake import handshake_refusal
+from mini_infer_engine.kv_transfer.layout import KVLayout, pieces
+from mini_infer_engine.kv_transfer.stats import Counters
+from mini_infer_engine.kv_transfer.transport import Motion, Transport, TransportError
+
+log = logging.getLogger(__name__)
+
+_ANSWER_S = 2.0
+"""For a peer to answer a greeting, or to say that a prompt is in line: its transfer thread does, while it computes."""
+_GRANT_S = 10.0
+"""For a peer to say what may be read: its core does, between two passes."""
+_GONE_S = 1.0
+"""After a peer's connection has ended, what it had begun to write has arrived or never will."""
+_KEEPALIVE = (
+    (zmq.TCP_KEEPALIVE, 1),
+    (zmq.TCP_KEEPALIVE_IDLE, 5),
+    (zmq.TCP_KEEPALIVE_INTVL, 5),
+    (zmq.TCP_KEEPALIVE_CNT, 3),
+)
+"""A host that is cut off ends its connections within 20 s. A process that is stopped keeps them, and that is right: it
+may go on writing."""
+
+Stage = Literal["connecting", "asked", "accepted", "reading", "given_up"]
+
+
+@dataclass(slots=True)
+class _Job:
+    take: events.Take
+    begun_s: float
+    stage: Stage
+    deadline_s: float
+    estimate_s: float | None = None
+    motion: Motion | None = None
+    granted_tokens: int = 0
+    lease_end_s: float = 0.0
+    num_bytes: int = 0
+    settles_s: float | None = None
+    """When its pages are settled at the latest, since its peer is gone."""
+
+
+@dataclass(slots=True)
+class _Peer:
+    address: str
+    socket: zmq.Socket[bytes]
+    monitor: zmq.Socket[bytes]
+    party: wire.Party | None = None
+    """None: it has not answered yet."""
+    bytes_per_s: RateMeter = field(default_factory=RateMeter)
+    jobs: dict[int, _Job] = field(default_factory=dict)
+    renewed_s: float = 0.0
+
+
+@dataclass(slots=True, frozen=True)
+class TakerLimits:
+    """How long things may take, in seconds."""
+
+    lease_s: float
+    timeout_s: float
+
+
+class Taker:
+    """See the module."""
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        poller: zmq.Poller,
+        party: Callable[[], wire.Party],
+        transport: Transport,
+        layout: KVLayout,
+        tell: Callable[[events.Event], None],
+        counters: Counters,
+        limits: TakerLimits,
+        load: Load,
+    ) -> None:
+        self._context, self._poller = context, poller
+        self._party, self._transport, self._layout = party, transport, layout
+        self._tell, self._counters, self._limits = tell, counters, limits
+        self._load = load
+        self._peers: dict[str, _Peer] = {}
+        self._lost: list[_Peer] = []
+        """Without connections, and with jobs that are not settled."""
+        self._numbers = itertools.count()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether bytes that are read here are on their way."""
+        return any(job.motion is not None for peer in self._all() for job in peer.jobs.values())
+
+    @property
+    def num_open(self) -> int:
+        """Jobs that are not settled."""
+        return sum(len(peer.jobs) for peer in self._all())
+
+    def _all(self) -> list[_Peer]:
+        return [*self._peers.values(), *self._lost]
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Of reads and of what was written here lately, the fastest peer's."""
+        return max((peer.bytes_per_s.per_s for peer in self._peers.values()), default=0.0)
+
+    # -- From the core
+
+    def take(self, take: events.Take, now_s: float) -> None:
+        """Begin a job."""
+        try:
+            peer = self._peers.get(take.source.address) or self._connect(take.source.address)
+        except zmq.ZMQError as error:
+            self._tell(events.NotTaken(take.job, "address", f"{take.source.address} is no address: {error}"))
+            self._tell(events.Settled(take.job))
+            return
+        job = _Job(take, now_s, "connecting", now_s + min(_ANSWER_S, self._limits.timeout_s))
+        peer.jobs[take.job] = job
+        if peer.party is not None:
+            self._ask(peer, job, now_s)
+
+    def cancel(self, number: int) -> None:
+        """Nobody waits for a job any more."""
+        for peer in self._all():
+            if (job := peer.jobs.get(number)) is not None and job.stage != "given_up":
+                self._give_up(peer, job)
+
+    def _connect(self, address: str) -> _Peer:
+        socket = self._context.socket(zmq.DEALER)
+        monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        try:
+            identity = f"{self._party().engine_id}/{next(self._numbers)}"
+            socket.setsockopt(zmq.IDENTITY, identity.encode())
+            socket.setsockopt(zmq.LINGER, 0)
+            socket.setsockopt(zmq.SNDHWM, 0)
+            socket.setsockopt(zmq.IPV6, int("[" in address))
+            for option, value in _KEEPALIVE:
+                socket.setsockopt(option, value)
+            socket.connect(address)
+        except zmq.ZMQError:
+            socket.disable_monitor()
+            socket.close(linger=0)
+            raise
+        self._poller.register(socket, zmq.POLLIN)
+        self._poller.register(monitor, zmq.POLLIN)
+        peer = self._peers[address] = _Peer(address, socket, monitor)
+        self._send(peer, wire.Hello(self._party()))
+        return peer
+
+    def _send(self, peer: _Peer, message: wire.FromTaker) -> None:
+        try:
+            peer.socket.send(wire.encode(message), zmq.NOBLOCK)
+        except zmq.Again:
+            log.info("%s takes no messages", peer.address)
+
+    def _ask(self, peer: _Peer, job: _Job, now_s: float) -> None:
+        take = job.take
+        job.stage = "asked"
+        tokens = take.num_tokens - take.first_token
+        job.num_bytes = tokens * self._layout.token_bytes
+        if take.source.how == "prefill":
+            job.deadline_s = now_s + min(_ANSWER_S, self._limits.timeout_s)
+            self._send(
+                peer,
+                wire.PrefillWanted(take.job, take.request, take.pages, take.first_token, self._limits.lease_s),
+            )
+            return
+        job.deadline_s = now_s + min(_GRANT_S, self._limits.timeout_s)
+        token_ids = [*take.request.prompt_token_ids, *take.request.resumed_token_ids]
+        job.lease_end_s = now_s + self._limits.lease_s
+        wanted = wire.KVWanted(
+            take.job, token_ids, take.request.cache_salt, take.source.held_id, take.first_token, self._limits.lease_s
+        )
+        self._send(peer, wanted)
+
+    # -- From givers
+
+    def receive(self, ready: dict[object, int], now_s: float) -> None:
+        """Whatever givers have said, and whether they are still there."""
+        for peer in list(self._peers.values()):
+            if peer.socket in ready:
+                while peer.address in self._peers:
+                    try:
+                        message = wire.decode_from_giver(peer.socket.recv(zmq.NOBLOCK))
+                    except zmq.Again:
+                        break
+                    except msgspec.MsgspecError as error:
+                        log.warning("%s sends what is no message: %s", peer.address, error)
+                        continue
+                    self._handle(peer, message, now_s)
+            if peer.monitor in ready and peer.address in self._peers:
+                recv_monitor_message(peer.monitor, zmq.NOBLOCK)
+                self._lose(peer, now_s)
+
+    def _handle(self, peer: _Peer, message: wire.FromGiver, now_s: float) -> None:
+        match message:
+            case wire.Welcome(party):
+                self._welcome(peer, party, now_s)
+            case wire.Refused(reason):
+                self._refuse(peer, reason)
+            case wire.Released(jobs):
+                for number in jobs:
+                    if (job := peer.jobs.get(number)) is not None and job.motion is None:
+                        self._settle(peer, job)
+            case _:
+                if (job := peer.jobs.get(message.job)) is not None:
+                    self._answer(peer, job, message, now_s)
+
+    def _welcome(self, peer: _Peer, party: wire.Party, now_s: float) -> None:
+        refusal = handshake_refusal(self._party(), party)
+        if not refusal:
+            try:
+                self._transport.add_peer(party.engine_id, party.where)
+            except TransportError as error:
+                refusal = str(error)
+        if refusal:
+            self._refuse(peer, refusal)
+            return
+        peer.party = party
+        for job in list(peer.jobs.values()):
+            if job.stage == "connecting":
+                self._ask(peer, job, now_s)
+            elif job.stage == "given_up":
+                self._settle(peer, job)
+
+    def _refuse(self, peer: _Peer, reason: str) -> None:
+        """Nothing may move between us; what was asked before (it has restarted) is void."""
+        log.warning("no KV transfer with %s: %s", peer.address, reason)
+        for job in list(peer.jobs.values()):
+            self._fail(peer, job, "refused", reason, is_settled=job.motion is None)
+        self._drop(peer)
+
+    def _answer(
+        self,
+        peer: _Peer,
+        job: _Job,
+        message: wire.Accepted | wire.Prefilled | wire.KVGranted | wire.Failed,
+        now_s: float,
+    ) -> None:
+        if isinstance(message, wire.Failed):
+            self._fail(peer, job, message.reason, message.message, is_settled=True)
+        elif job.stage == "given_up":
+            if isinstance(message, wire.Prefilled):
+                self._settle(peer, job)  # it crossed our release: all has been written
+        elif isinstance(message, wire.Accepted):
+            job.stage = "accepted"
+            rate = message.bytes_per_s or peer.bytes_per_s.per_s
+            tokens = job.take.num_tokens - job.take.first_token
+            job.estimate_s = prefill_estimate_s(
+                message.queued_tokens, tokens, message.prefill_tokens_per_s, job.num_bytes, rate
+            )
+            job.deadline_s = now_s + late_after_s(job.estimate_s, self._limits.timeout_s)
+        elif isinstance(message, wire.Prefilled):
+            taken = events.Taken(
+                job.take.job, job.take.num_tokens, message.token_id, message.logprobs, message.num_cached
+            )
+            job.num_bytes = message.num_bytes
+            self._succeed(peer, job, taken, now_s)
+        else:
+            self._read(peer, job, message, now_s)
+
+    def _read(self, peer: _Peer, job: _Job, granted: wire.KVGranted, now_s: float) -> None:
+        take, rate = job.take, peer.bytes_per_s.per_s
+        end = min(granted.num_tokens, take.num_tokens)
+        first = take.first_token - take.first_token % self._layout.page_size
+        job.num_bytes = max(0, end - first) * self._layout.token_bytes
+        if end <= take.first_token:
+            self._fail(peer, job, "not_held", "it has no more of the prompt than this engine", is_settled=True)
+        elif take.source.how == "prefix" and not fetching_pays(
+            end - first, job.num_bytes, rate, self._load.prefill_tokens_per_s
+        ):
+            self._fail(peer, job, "computing_is_cheaper", "this engine computes them sooner", is_settled=True)
+        else:
+            assert peer.party is not None
+            try:
+                table = pieces(self._layout, take.pages, peer.party.layout, granted.pages, (first, end))
+                job.motion = self._transport.start(peer.party.engine_id, "read", table)
+            except TransportError as error:
+                self._fail(peer, job, "transport", str(error), is_settled=True)
+            else:
+                job.stage, job.granted_tokens, job.begun_s = "reading", end, now_s
+                job.estimate_s = read_estimate_s(job.num_bytes, rate) or None
+                job.deadline_s = min(now_s + late_after_s(job.estimate_s, self._limits.timeout_s), job.lease_end_s)
+                return
+        self._send(peer, wire.Release([take.job]))
+
+    # -- Ends
+
+    def _succeed(self, peer: _Peer, job: _Job, taken: events.Taken, now_s: float) -> None:
+        counters, seconds = self._counters, now_s - job.begun_s
+        counters.received += 1
+        counters.received_bytes += job.num_bytes
+        counters.received_s += seconds
+        if job.estimate_s is not None:
+            counters.estimated_s += job.estimate_s
+            counters.estimate_error_s += abs(seconds - job.estimate_s)
+        self._tell(taken)
+        self._settle(peer, job)
+
+    def _fail(self, peer: _Peer, job: _Job, reason: str, message: str, *, is_settled: bool) -> None:
+        if job.stage != "given_up":
+            job.stage = "given_up"
+            self._counters.fallbacks[reason] += 1
+            self._tell(events.NotTaken(job.take.job, reason, message))
+        if is_settled:
+            self._settle(peer, job)
+
+    def _give_up(self, peer: _Peer, job: _Job) -> None:
+        """Whoever gives is to stop; until it says that it has, its writes may come."""
+        was_asked = job.stage != "connecting"
+        job.stage = "given_up"
+        if not was_asked:
+            self._settle(peer, job)
+        elif job.motion is None and not peer.socket.closed:
+            self._send(peer, wire.Release([job.take.job]))
+
+    def _settle(self, peer: _Peer, job: _Job) -> None:
+        if peer.jobs.pop(job.take.job, None) is not None:
+            self._tell(events.Settled(job.take.job))
+
+    def _lose(self, peer: _Peer, now_s: float) -> None:
+        """Its connection has ended: its process has, or its host is cut off."""
+        for job in list(peer.jobs.values()):
+            job.settles_s = now_s + _GONE_S
+            self._fail(peer, job, "peer_lost", f"{peer.address} is gone", is_settled=False)
+        self._drop(peer)
+
+    def _drop(self, peer: _Peer) -> None:
+        """Connect anew next time."""
+        if self._peers.get(peer.address) is peer:
+            del self._peers[peer.address]
+            if peer.jobs:
+                self._lost.append(peer)
+        self._close(peer)
+
+    def _close(self, peer: _Peer) -> None:
+        if peer.socket.closed:
+            return
+        self._poller.unregister(peer.socket)
+        self._poller.unregister(peer.monitor)
+        peer.socket.disable_monitor()
+        peer.socket.close(linger=0)
+
+    # -- From time to time
+
+    def advance(self, now_s: float) -> None:
+        """Look at what is read, at what is late, at leases, and at peers that are gone."""
+        for peer in self._all():
+            for job in list(peer.jobs.values()):
+                self._look_at(peer, job, now_s)
+            if peer.jobs and not peer.socket.closed and now_s - peer.renewed_s > self._limits.lease_s / 3:
+                peer.renewed_s = now_s
+                waiting = [number for number, job in peer.jobs.items() if job.stage in ("asked", "accepted")]
+                if waiting:
+                    self._send(peer, wire.Renew(waiting, self._limits.lease_s))
+        self._lost = [peer for peer in self._lost if peer.jobs]
+
+    def _look_at(self, peer: _Peer, job: _Job, now_s: float) -> None:
+        if job.motion is not None and (progress := job.motion.progress()) != "busy":
+            job.motion = None
+            self._read_ended(peer, job, has_succeeded=progress == "done", now_s=now_s)
+        elif job.settles_s is not None and job.motion is None and now_s >= job.settles_s:
+            self._settle(peer, job)
+        elif job.stage != "given_up" and now_s >= job.deadline_s:
+            was = job.stage
+            reason = "unreachable" if was == "connecting" else "late"
+            seconds = now_s - job.begun_s
+            message = f"{peer.address} has not given keys and values within {seconds:.2f} s ({was})"
+            self._counters.fallbacks[reason] += 1
+            self._tell(events.NotTaken(job.take.job, reason, message))
+            self._give_up(peer, job)
+            if was == "connecting":
+                self._drop(peer)
+
+    def _read_ended(self, peer: _Peer, job: _Job, *, has_succeeded: bool, now_s: float) -> None:
+        if not peer.socket.closed:
+            self._send(peer, wire.Release([job.take.job]))
+        if job.stage == "given_up":
+            self._settle(peer, job)
+        elif not has_succeeded:
+            self._fail(peer, job, "transport", "a read from the other engine has failed", is_settled=True)
+            if not peer.jobs:
+                self._drop(peer)
+        elif time.monotonic() >= job.lease_end_s:
+            message = "what was read may be another prompt's by now: the lease has expired"
+            self._fail(peer, job, "lease_expired", message, is_settled=True)
+        else:
+            peer.bytes_per_s.add(job.num_bytes, now_s - job.begun_s)
+            self._succeed(peer, job, events.Taken(job.take.job, job.granted_tokens), now_s)
+
+    def close(self) -> None:
+        """Close all connections."""
+        for peer in list(self._peers.values()):
+            self._close(peer)
+        self._peers.clear()

@@ -1,0 +1,210 @@
+"""The transfer thread: control sockets and transport of one engine, beside the core's thread, which never waits for it.
+
+It must go on while a pass computes: leases are renewed, and what is written is noticed, however long a pass takes.
+"""
+
+import contextlib
+import logging
+import queue
+import socket
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, replace
+
+import msgspec
+import zmq
+
+from mini_infer_engine.core.kv_transfer import KVTransferStats
+from mini_infer_engine.kv_transfer import events, wire
+from mini_infer_engine.kv_transfer.giver import Giver, Load
+from mini_infer_engine.kv_transfer.layout import KVMemory
+from mini_infer_engine.kv_transfer.stats import Counters
+from mini_infer_engine.kv_transfer.taker import Taker, TakerLimits
+from mini_infer_engine.kv_transfer.transport import Transport
+
+log = logging.getLogger(__name__)
+
+_IDLE_MS = 50
+"""Between two looks at leases."""
+_BUSY_S = 0.0001
+"""Between two looks at bytes on their way."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """What this engine says of itself, but for what changes."""
+
+    engine_id: str
+    weights: str
+    memory: KVMemory
+
+
+class TransferWorker:
+    """Owns the thread. All methods but `run`'s are the core's."""
+
+    def __init__(
+        self, identity: Identity, transport: Transport, router: zmq.Socket[bytes], role: str, limits: TakerLimits
+    ) -> None:
+        """`router`: bound, and from now on the thread's."""
+        self.identity = identity
+        self.role = role
+        self.transport_name = transport.name
+        self.events: queue.SimpleQueue[events.Event] = queue.SimpleQueue()
+        self.failure: BaseException | None = None
+        """Why the thread has ended by itself."""
+        self.load = Load()
+        self._commands: deque[events.Command] = deque()
+        self._transport, self._router = transport, router
+        self._where = transport.describe()
+        self._wakes_thread, self._thread_woken = socket.socketpair()
+        self._wakes_core, self.core_woken = socket.socketpair()
+        for end in (self._wakes_thread, self._thread_woken, self._wakes_core, self.core_woken):
+            end.setblocking(False)
+        self._stopping = False
+        self._counters = Counters()
+        self.stats = KVTransferStats()
+        self._poller = zmq.Poller()
+        self._poller.register(router, zmq.POLLIN)
+        self._poller.register(self._thread_woken, zmq.POLLIN)
+        layout = identity.memory.layout
+        self._giver = Giver(self._party, transport, layout, self._send, self._tell, self._counters)
+        self._giver.load = self.load
+        self._taker = Taker(
+            router.context, self._poller, self._party, transport, layout, self._tell, self._counters, limits, self.load
+        )
+        self._thread = threading.Thread(target=self._run, name="kv-transfer", daemon=True)
+
+    def _party(self) -> wire.Party:
+        return wire.Party(
+            version=wire.VERSION,
+            engine_id=self.identity.engine_id,
+            role=self.role,
+            weights=self.identity.weights,
+            layout=self.identity.memory.layout,
+            where=self._where,
+        )
+
+    # -- The core's
+
+    def start(self) -> None:
+        """Begin to serve."""
+        self._thread.start()
+
+    def do(self, command: events.Command) -> None:
+        """Have the thread do something."""
+        self._commands.append(command)
+        _wake(self._wakes_thread)
+
+    def drain_wakes(self) -> None:
+        """The core has looked at `events`."""
+        _drain(self.core_woken)
+
+    def stop(self) -> None:
+        """End the thread, with all that is on its way."""
+        self._stopping = True
+        _wake(self._wakes_thread)
+        self._thread.join(5.0)
+
+    # -- The thread's
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                self._turn()
+        except BaseException as error:
+            log.exception("KV transfer fails")
+            self.failure = error
+            _wake(self._wakes_core)
+        finally:
+            self._taker.close()
+
+    def _turn(self) -> None:
+        if self._giver.is_busy or self._taker.is_busy:
+            ready = dict(self._poller.poll(0))
+            if not ready and not self._commands:
+                time.sleep(_BUSY_S)
+        else:
+            ready = dict(self._poller.poll(_IDLE_MS))
+        _drain(self._thread_woken)
+        now_s = time.monotonic()
+        while self._commands:
+            self._do(self._commands.popleft(), now_s)
+        if self._router in ready:
+            self._serve(now_s)
+        self._taker.receive(ready, now_s)
+        now_s = time.monotonic()
+        self._giver.advance(now_s)
+        self._taker.advance(now_s)
+        self._tell_stats()
+
+    def _do(self, command: events.Command, now_s: float) -> None:
+        match command:
+            case events.Take():
+                self._taker.take(command, now_s)
+            case events.Cancel(job):
+                self._taker.cancel(job)
+            case events.Give():
+                self._giver.give(command)
+            case events.GiveEnd():
+                self._giver.end(command)
+            case events.Grant():
+                self._giver.grant(command)
+            case events.Refuse():
+                self._giver.refuse(command)
+
+    def _serve(self, now_s: float) -> None:
+        while True:
+            try:
+                peer, payload = self._router.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            except ValueError:
+                log.warning("a message to the transfer port is ignored: it has not two frames")
+                continue
+            try:
+                message = wire.decode_from_taker(payload)
+            except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+                log.warning("a message to the transfer port is ignored: %s", error)
+                self._send(peer, wire.Refused(f"that is no message of version {wire.VERSION}"))
+                continue
+            self._giver.handle(peer, message, now_s)
+
+    def _send(self, peer: bytes, message: wire.FromGiver) -> None:
+        try:
+            self._router.send_multipart([peer, wire.encode(message)], zmq.NOBLOCK)
+        except zmq.Again:
+            log.info("a peer takes no messages: it finds out by its own time-out")
+
+    def _tell(self, event: events.Event) -> None:
+        self.events.put(event)
+        _wake(self._wakes_core)
+
+    def _tell_stats(self) -> None:
+        counters, giver, taker = self._counters, self._giver, self._taker
+        self.stats = replace(
+            self.stats,
+            received=counters.received,
+            received_bytes=counters.received_bytes,
+            received_s=counters.received_s,
+            estimated_s=counters.estimated_s,
+            estimate_error_s=counters.estimate_error_s,
+            given=counters.given,
+            given_bytes=counters.given_bytes,
+            given_s=counters.given_s,
+            leases_expired=counters.leases_expired,
+            fallbacks=dict(counters.fallbacks),
+            open_leases=giver.num_open + taker.num_open,
+            bytes_per_s=max(giver.bytes_per_s, taker.bytes_per_s),
+        )
+
+
+def _wake(end: socket.socket) -> None:
+    with contextlib.suppress(BlockingIOError):  # enough wakes are waiting
+        end.send(b"w")
+
+
+def _drain(end: socket.socket) -> None:
+    with contextlib.suppress(BlockingIOError):
+        while end.recv(4096):
+            pass

@@ -1,0 +1,66 @@
+"""Who may exchange keys and values with whom, and what makes two checkpoints the same."""
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from mini_infer_engine.kv_transfer.checkpoint_digest import checkpoint_digest
+from mini_infer_engine.kv_transfer.handshake import handshake_refusal
+from mini_infer_engine.kv_transfer.layout import KVLayout
+from mini_infer_engine.kv_transfer.wire import VERSION, Party, TransportAddress
+
+PARTY = Party(
+    version=VERSION,
+    engine_id="a",
+    role="prefill",
+    weights="abc",
+    layout=KVLayout(num_layers=1, halves=2, page_size=16, num_heads=2, head_bytes=8, dtype="float32"),
+    where=TransportAddress(transport="nixl", metadata=b"", address=0, device="cpu", device_index=0),
+)
+
+
+def test_engines_of_other_names_roles_and_page_sizes_may() -> None:
+    other = replace(PARTY, engine_id="b", role="decode", layout=replace(PARTY.layout, page_size=128))
+    assert handshake_refusal(PARTY, other) == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"version": VERSION + 1}, "version"),
+        ({"weights": "abd"}, "weights differ"),
+        ({"where": replace(PARTY.where, transport="other")}, "--kv-transport"),
+        ({"layout": replace(PARTY.layout, dtype="bfloat16")}, "dtype"),
+    ],
+)
+def test_others_are_refused_with_the_reason(changes: dict[str, object], said: str) -> None:
+    assert said in handshake_refusal(PARTY, replace(PARTY, **changes))
+
+
+def test_a_checkpoint_is_its_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    first, second = tmp_path / "first", tmp_path / "second"
+    for folder in (first, second):
+        folder.mkdir()
+        (folder / "config.json").write_text("{}")
+    (first / "model.safetensors").write_bytes(b"weights")
+    (second / "other-name.safetensors").write_bytes(b"weights")
+    digest = checkpoint_digest(first)
+    assert digest == checkpoint_digest(second) == checkpoint_digest(first)
+    (second / "other-name.safetensors").write_bytes(b"weighty")
+    assert checkpoint_digest(second) != digest
+    (first / "config.json").write_text('{"layers": 2}')
+    assert checkpoint_digest(first) != digest
+
+
+def test_a_digest_is_kept_where_the_folder_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(b"weights")
+    (folder / ".mini-infer-digests.json").mkdir()  # nobody can write a file there, not even root
+    digest = checkpoint_digest(folder)
+    assert list((tmp_path / "cache").rglob("*.json"))
+    monkeypatch.setattr("hashlib.file_digest", None)  # it is not computed again
+    assert checkpoint_digest(folder) == digest

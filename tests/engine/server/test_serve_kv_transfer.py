@@ -1,0 +1,357 @@
+"""Two engines that exchange keys and values by NIXL: real processes, real shared memory, a pretended model.
+
+A page of the pretended model holds the token ids that were computed into it, and its reply is read from there alone: a
+page that is missing, wrong or overwritten changes the text.
+"""
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from mini_infer_contract.launch import FETCH_FROM_HEADER, PREFILL_FROM_HEADER
+from tests.engine.server.dry_server import DryServer, EngineServer, free_port, wait_until
+
+PATH = "/v1/completions"
+PINNED = "mini_infer_engine_kv_transfer_pinned_pages"
+LEASES = "mini_infer_engine_kv_transfer_open_leases"
+RECEIVED = 'mini_infer_engine_kv_transfers_total{direction="received"}'
+USAGE = "mini_infer_engine_kv_usage_ratio"
+_numbers = iter(range(10**6))
+
+
+class Side(DryServer):
+    """An engine with a transfer port."""
+
+    def __init__(self, role: str, *flags: str, port: int | None = None) -> None:
+        self.transfer_port = free_port() if port is None else port
+        self.flags = (role, *flags)
+        super().__init__("--role", role, "--transfer-port", str(self.transfer_port), *flags)
+
+    @property
+    def address(self) -> str:
+        return f"tcp://127.0.0.1:{self.transfer_port}"
+
+    def labelled(self, series: str) -> float:
+        lines = self.client.get("/metrics").text.splitlines()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(series))
+
+    def fallbacks(self, reason: str = "") -> float:
+        label = f'{{reason="{reason}"}}' if reason else ""
+        return self.labelled(f"mini_infer_engine_kv_transfer_fallbacks_total{label}")
+
+    def is_at_rest(self) -> bool:
+        return self.metric(PINNED) == 0 and self.metric(LEASES) == 0 and self.metric(USAGE) == 0
+
+    def kill(self) -> None:
+        os.kill(self.core_pid, signal.SIGKILL)
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture(scope="module")
+def prefill() -> Iterator[Side]:
+    with Side("prefill") as side:
+        yield side
+
+
+@pytest.fixture(scope="module")
+def decode() -> Iterator[Side]:
+    with Side("decode", "--kv-transfer-lease", "2") as side:
+        yield side
+
+
+def new_prompt(num_words: int = 60) -> str:
+    """One that no engine has in its cache, not even its beginning."""
+    number = next(_numbers)
+    return f"{number:06d} is what this prompt is about. " + " ".join(f"word{number + n}" for n in range(num_words))
+
+
+def ask(side: EngineServer, prompt: str, headers: dict[str, str] | None = None, **more: Any) -> dict[str, Any]:
+    body = {"prompt": prompt, "max_tokens": 24, "temperature": 0} | more
+    answer = side.client.post(PATH, json=body, headers=headers or {})
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json())
+
+
+def text_of(answer: dict[str, Any]) -> list[str]:
+    return [choice["text"] for choice in answer["choices"]]
+
+
+def test_readyz_tells_role_and_transport(prefill: Side, decode: Side) -> None:
+    told = [side.client.get("/readyz").json() for side in (prefill, decode)]
+    assert [one["role"] for one in told] == ["prefill", "decode"]
+    assert {one["kv_transport"] for one in told} == {"nixl"}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"temperature": 1.0, "seed": 7}, {"stop": ["word"]}, {"n": 2, "temperature": 1, "seed": 3}, {"max_tokens": 1}],
+)
+def test_a_prompt_computed_elsewhere_gives_the_same_text(prefill: Side, decode: Side, more: dict[str, Any]) -> None:
+    prompt, before = new_prompt(), decode.labelled(RECEIVED)
+    own = ask(decode, prompt, cache_salt="own", **more)
+    answer = ask(decode, prompt, {PREFILL_FROM_HEADER: prefill.address}, **more)
+    assert text_of(answer) == text_of(own)
+    assert answer["usage"]["completion_tokens"] == own["usage"]["completion_tokens"]
+    wait_until(lambda: decode.labelled(RECEIVED) == before + 1)  # of n copies only the first receives
+    wait_until(prefill.is_at_rest)
+    wait_until(decode.is_at_rest)
+
+
+def test_both_sides_hit_their_caches(prefill: Side, decode: Side) -> None:
+    prompt = new_prompt()
+    ask(decode, prompt, {PREFILL_FROM_HEADER: prefill.address})
+    bytes_name = 'mini_infer_engine_kv_transfer_bytes_total{direction="given"}'
+    given = prefill.labelled(bytes_name)
+    again = ask(decode, prompt + " and more of it" * 8, {PREFILL_FROM_HEADER: prefill.address})
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] >= len(prompt) - 32
+    assert text_of(again) == text_of(ask(decode, prompt + " and more of it" * 8, cache_salt="own"))
+    wait_until(lambda: prefill.labelled(bytes_name) > given)
+    assert prefill.labelled(bytes_name) - given < 4 * (len(prompt) // 2)  # the missing pages, not the whole prompt
+    hit = ask(decode, prompt)
+    assert hit["usage"]["prompt_tokens_details"]["cached_tokens"] >= len(prompt) - 32
+
+
+def proxied(prefill: EngineServer, decode: EngineServer, prompt: str, **more: Any) -> dict[str, Any]:
+    """What a public proxy of vLLM's kind does: prefill first, then decode with what that answered."""
+    empty = ("remote_engine_id", "remote_block_ids", "remote_host", "remote_port")
+    wish = {"do_remote_decode": True, "do_remote_prefill": False} | dict.fromkeys(empty)
+    first = ask(prefill, prompt, **more | {"max_tokens": 1, "kv_transfer_params": wish})
+    params = first["kv_transfer_params"]
+    assert params["do_remote_prefill"]
+    assert params["remote_block_ids"][0]
+    return ask(decode, prompt, **more, kv_transfer_params=params)
+
+
+def test_public_proxies_work(prefill: Side, decode: Side) -> None:
+    prompt = new_prompt()
+    own, before = ask(decode, prompt, cache_salt="own"), decode.labelled(RECEIVED)
+    assert text_of(proxied(prefill, decode, prompt)) == text_of(own)
+    assert decode.labelled(RECEIVED) == before + 1
+    wait_until(prefill.is_at_rest)
+    wait_until(decode.is_at_rest)
+
+
+def test_what_is_kept_is_given_once_and_only_for_its_own_prompt(prefill: Side, decode: Side) -> None:
+    wish = {"do_remote_decode": True}
+    kept = new_prompt()
+    params = ask(prefill, kept, max_tokens=1, kv_transfer_params=wish)["kv_transfer_params"]
+    other, before = new_prompt(), decode.fallbacks("other_prompt")
+    own = ask(decode, other, cache_salt="own")
+    assert text_of(ask(decode, other, kv_transfer_params=params)) == text_of(own)
+    assert decode.fallbacks("other_prompt") == before + 1
+    received, lost = decode.labelled(RECEIVED), decode.fallbacks("not_held")
+    ask(decode, kept, kv_transfer_params=params, cache_salt="first")
+    assert decode.labelled(RECEIVED) == received + 1
+    ask(decode, kept, kv_transfer_params=params, cache_salt="second")
+    assert decode.fallbacks("not_held") == lost + 1
+    wait_until(prefill.is_at_rest)
+
+
+def test_a_prefix_is_fetched_from_a_peer_that_has_it(prefill: Side, decode: Side) -> None:
+    prompt, before = new_prompt(), decode.labelled(RECEIVED)
+    ask(prefill, prompt)
+    longer = prompt + " and a question about it"
+    own = ask(decode, longer, cache_salt="own")
+    answer = ask(decode, longer, {FETCH_FROM_HEADER: prefill.address})
+    assert text_of(answer) == text_of(own)
+    assert decode.labelled(RECEIVED) + decode.fallbacks("computing_is_cheaper") >= before + 1
+    assert text_of(ask(decode, new_prompt(), {FETCH_FROM_HEADER: prefill.address}))  # it has none of this one
+    assert decode.fallbacks("not_held") >= 1
+    wait_until(prefill.is_at_rest)
+
+
+def test_nobody_there_is_a_fallback(decode: Side) -> None:
+    before = decode.fallbacks()
+    prompt = new_prompt()
+    answer = ask(decode, prompt, {PREFILL_FROM_HEADER: f"tcp://127.0.0.1:{free_port()}"})
+    assert text_of(answer) == text_of(ask(decode, prompt, cache_salt="own"))
+    assert decode.fallbacks() == before + 1
+    wait_until(decode.is_at_rest)
+
+
+def test_an_address_that_is_none_is_a_400(decode: Side) -> None:
+    answer = decode.client.post(PATH, json={"prompt": "x"}, headers={PREFILL_FROM_HEADER: "http://there"})
+    assert answer.status_code == 400
+    assert PREFILL_FROM_HEADER in answer.text
+
+
+def test_a_role_is_switched_without_loading_again(prefill: Side, decode: Side) -> None:
+    core = prefill.core_pid
+    try:
+        assert prefill.client.post("/role", json={"role": "decode"}).json()["role"] == "decode"
+        assert prefill.client.get("/readyz").json()["role"] == "decode"
+        wait_until(lambda: prefill.labelled('mini_infer_engine_kv_transfer_info{role="decode"') == 1)
+        before, prompt = decode.fallbacks("role"), new_prompt()
+        wait_until(lambda: ask(decode, new_prompt(), {PREFILL_FROM_HEADER: prefill.address}) is not None)
+        assert text_of(ask(decode, prompt, {PREFILL_FROM_HEADER: prefill.address}))
+        assert decode.fallbacks("role") > before
+        assert prefill.client.post("/role", json={"role": "both"}).status_code == 400
+    finally:
+        assert prefill.client.post("/role", json={"role": "prefill"}).status_code == 200
+    assert prefill.client.get("/role").json() == {"role": "prefill", "running": 0}
+    assert prefill.core_pid == core
+    before = decode.labelled(RECEIVED)
+    ask(decode, new_prompt(), {PREFILL_FROM_HEADER: prefill.address})
+    assert decode.labelled(RECEIVED) == before + 1
+
+
+def test_a_role_needs_a_transfer_port() -> None:
+    with DryServer() as alone:
+        answer = alone.client.post("/role", json={"role": "prefill"})
+        assert answer.status_code == 409
+        assert "--transfer-port" in answer.text
+        assert text_of(ask(alone, new_prompt(), {PREFILL_FROM_HEADER: "tcp://127.0.0.1:1"}))  # it computes it itself
+
+
+def test_other_weights_are_refused(decode: Side, tmp_path: Any) -> None:
+    script = tmp_path / "script.json"
+    script.write_text('[{"when": "x", "say": "y"}]')
+    with Side("prefill", "--dry-run-script", str(script)) as other:
+        before, prompt = decode.fallbacks("refused"), new_prompt()
+        answer = ask(decode, prompt, {PREFILL_FROM_HEADER: other.address})
+        assert text_of(answer) == text_of(ask(decode, prompt, cache_salt="own"))
+        assert decode.fallbacks("refused") == before + 1
+        assert "the weights differ" in decode.text_of_log
+        assert other.labelled('mini_infer_engine_kv_transfers_total{direction="given"}') == 0
+
+
+def test_page_sizes_may_differ(decode: Side) -> None:
+    with Side("prefill", "--page-size", "64") as wide:
+        prompt, before = new_prompt(), decode.labelled(RECEIVED)
+        own = ask(decode, prompt, cache_salt="own")
+        assert text_of(ask(decode, prompt, {PREFILL_FROM_HEADER: wide.address})) == text_of(own)
+        assert decode.labelled(RECEIVED) == before + 1
+        wait_until(wide.is_at_rest)
+
+
+def test_without_fall_back_the_request_ends_with_the_reason() -> None:
+    with Side("decode", "--no-kv-transfer-fallback") as strict:
+        headers = {PREFILL_FROM_HEADER: f"tcp://127.0.0.1:{free_port()}"}
+        answer = strict.client.post(PATH, json={"prompt": new_prompt(), "max_tokens": 4}, headers=headers)
+        assert answer.status_code == 500
+        assert "another engine" in answer.text
+        wait_until(strict.is_at_rest)
+
+
+SLOW = ("--dry-run-step-ms", "15", "--long-prefill-token-threshold", "64", "--kv-transfer-lease", "1")
+
+
+def test_a_client_that_leaves_frees_both_sides() -> None:
+    with Side("prefill", *SLOW) as prefill, Side("decode", *SLOW) as decode:
+        ask(decode, new_prompt(), {PREFILL_FROM_HEADER: prefill.address})
+        for pause_s in (0.0, 0.02, 0.1, 0.2):
+            with contextlib.suppress(httpx.TimeoutException):
+                decode.client.post(
+                    PATH,
+                    json={"prompt": new_prompt(300), "max_tokens": 200},
+                    headers={PREFILL_FROM_HEADER: prefill.address},
+                    timeout=httpx.Timeout(5, read=0.05 + pause_s),
+                )
+        wait_until(decode.is_at_rest)
+        wait_until(prefill.is_at_rest)
+
+
+def test_what_nobody_comes_for_is_let_go() -> None:
+    with Side("prefill", "--kv-transfer-lease", "0.2") as prefill:
+        answer = ask(prefill, new_prompt(), max_tokens=1, kv_transfer_params={"do_remote_decode": True})
+        assert answer["kv_transfer_params"]
+        wait_until(lambda: prefill.metric("mini_infer_engine_kv_transfer_expired_leases_total") == 1)
+        wait_until(prefill.is_at_rest)
+
+
+async def _ask_all(decode: Side, prompts: list[str], address: str) -> list[str]:
+    async with httpx.AsyncClient(base_url=decode.url, timeout=60) as client:
+
+        async def one(prompt: str) -> str:
+            body = {"prompt": prompt, "max_tokens": 24, "temperature": 0}
+            answer = await client.post(PATH, json=body, headers={PREFILL_FROM_HEADER: address})
+            assert answer.status_code == 200, answer.text
+            return str(answer.json()["choices"][0]["text"])
+
+        return list(await asyncio.gather(*map(one, prompts)))
+
+
+async def _disturbed(how: str, prefill: Side, decode: Side, prompts: list[str], draw: random.Random) -> list[str]:
+    """What requests say that begin before one side is killed, or stopped for a while."""
+    asked = asyncio.create_task(_ask_all(decode, prompts, prefill.address))
+    await asyncio.sleep(draw.uniform(0, 0.4))
+    if how == "kill prefill":
+        prefill.kill()
+        return await asked
+    pid = prefill.core_pid if how == "stop prefill" else decode.core_pid
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        if how == "stop decode":
+            await asyncio.sleep(draw.uniform(0.1, 2.0))
+            os.kill(pid, signal.SIGCONT)
+        return await asked  # with the prefill side still stopped, where it is that one
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def disturb(rounds: int, seed: int) -> None:
+    """At random moments of transfers."""
+    draw = random.Random(seed)
+    with Side("decode", *SLOW) as decode:
+        prefill = Side("prefill", *SLOW)
+        try:
+            for _ in range(rounds):
+                prompts = [new_prompt(draw.choice((80, 200))) for _ in range(3)]
+                own = [text_of(ask(decode, prompt, cache_salt="own"))[0] for prompt in prompts]
+                how = draw.choice(("kill prefill", "stop prefill", "stop decode"))
+                assert asyncio.run(_disturbed(how, prefill, decode, prompts, draw)) == own, how
+                if how == "kill prefill":
+                    prefill.__exit__(None, None, None)
+                    prefill = Side("prefill", *SLOW, port=prefill.transfer_port)
+                wait_until(decode.is_at_rest, 20)
+                wait_until(prefill.is_at_rest, 20)
+        finally:
+            prefill.__exit__(None, None, None)
+
+
+def test_a_side_that_dies_or_stops_costs_time_and_nothing_else() -> None:
+    disturb(rounds=5, seed=2)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("TRANSFER_DISTURBANCES" not in os.environ, reason="takes minutes: TRANSFER_DISTURBANCES=200")
+def test_two_hundred_times() -> None:
+    disturb(rounds=int(os.environ["TRANSFER_DISTURBANCES"]), seed=time.time_ns())
+
+
+@pytest.mark.slow
+def test_the_demo_model_says_the_same() -> None:
+    prefill_port, decode_port = free_port(), free_port()
+    with (
+        EngineServer("demo", "--role", "prefill", "--transfer-port", str(prefill_port)) as prefill,
+        EngineServer("demo", "--role", "decode", "--transfer-port", str(decode_port)) as decode,
+    ):
+        headers = {PREFILL_FROM_HEADER: f"tcp://127.0.0.1:{prefill_port}"}
+        wishes: tuple[dict[str, Any], ...] = (
+            {},
+            {"temperature": 0.8, "seed": 5, "repetition_penalty": 1.3, "frequency_penalty": 0.5},
+            {"logprobs": 3},
+            {"structured_outputs": {"regex": "[a-z]{3,40}"}},
+        )
+        for more in wishes:
+            prompt = new_prompt(30)
+            own = ask(decode, prompt, cache_salt="own", **more)
+            answer = ask(decode, prompt, headers, **more)
+            assert text_of(answer) == text_of(own), more
+            told, expected = answer["choices"][0]["logprobs"], own["choices"][0]["logprobs"]
+            assert (told is None) == (expected is None)
+            if told is not None:
+                assert told["tokens"] == expected["tokens"]
+                assert told["token_logprobs"] == pytest.approx(expected["token_logprobs"], abs=1e-4)
+        assert text_of(proxied(prefill, decode, new_prompt(30)))
+        text = decode.client.get("/metrics").text
+        assert f"{RECEIVED} {len(wishes) + 1}.0" in text
