@@ -35,12 +35,15 @@ _ENDED = re.compile(rb'"code":"(?:engine_dead|engine_error|stopping)"')
 
 
 def can_be_continued(fields: Mapping[str, Any]) -> bool:
-    """Whether a request's stream can be resumed: one choice, no probabilities, and not itself a resumed one."""
+    """Whether a request's stream can be resumed: one choice, nothing told of its prompt, and not itself a resumed one.
+
+    Log probabilities of output tokens stand in the event of their tokens, and so are told once like these.
+    """
     if not fields.get("stream") or "resume_token_ids" in fields:
         return False
     if any(fields.get(name) not in (None, 1) for name in ("n", "best_of")):
         return False
-    if any(fields.get(name) not in (None, False) for name in ("logprobs", "top_logprobs", "prompt_logprobs", "echo")):
+    if any(fields.get(name) not in (None, False) for name in ("prompt_logprobs", "echo")):
         return False
     if fields.get("include") and LOGPROBS in fields["include"]:
         return False

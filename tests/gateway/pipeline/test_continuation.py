@@ -36,8 +36,11 @@ TEXT = {"stream": True, "prompt": "a"}
         (TEXT | {"prompt": [[1, 2]]}, False),
         (CHAT | {"stream": False}, False),
         (CHAT | {"n": 2}, False),
-        (CHAT | {"logprobs": True}, False),
+        (CHAT | {"logprobs": True, "top_logprobs": 2}, True),
         (TEXT | {"logprobs": 0}, True),
+        (TEXT | {"logprobs": 2}, True),
+        (TEXT | {"logprobs": 2, "echo": True}, False),
+        (CHAT | {"prompt_logprobs": 1}, False),
         (CHAT | {"resume_token_ids": [1]}, False),
     ],
 )
@@ -115,11 +118,15 @@ def test_the_word_of_a_dead_engine_is_not_for_the_client(events: bytes, wanted: 
     assert split_engine_death(events) == wanted
 
 
-class Engine:
-    """A dry-run engine on ports that stay."""
+DRY = ("--dry-run", "--dry-run-step-ms", "10")
 
-    def __init__(self, name: str) -> None:
+
+class Engine:
+    """An engine on ports that stay, a dry-run unless its flags say otherwise."""
+
+    def __init__(self, name: str, *flags: str) -> None:
         self.name, self.ports = name, [free_port() for _ in range(3)]
+        self._flags = flags or DRY
 
     @property
     def endpoint(self) -> Endpoint:
@@ -130,15 +137,15 @@ class Engine:
 
     def start(self) -> None:
         http, events, replay = map(str, self.ports)
-        flags = ("--port", http, "--events-port", events, "--replay-port", replay, "--dry-run-step-ms", "10")
-        command = serve_command("--dry-run", "--served-model-name", "dry", *flags)
+        flags = ("--port", http, "--events-port", events, "--replay-port", replay, *self._flags)
+        command = serve_command("--served-model-name", "dry", *flags)
         self.process = subprocess.Popen(
             command, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
         )
 
     async def ready(self) -> None:
         """Waits until it serves."""
-        async with asyncio.timeout(30.0), aiohttp.ClientSession() as client:
+        async with asyncio.timeout(60.0), aiohttp.ClientSession() as client:
             for _ in range(10_000):
                 with contextlib.suppress(aiohttp.ClientError):
                     async with client.get(self.endpoint.url + "/readyz") as response:
@@ -156,8 +163,8 @@ class Engine:
 
 
 @asynccontextmanager
-async def engines(*names: str) -> AsyncIterator[list[Engine]]:
-    running = [Engine(name) for name in names]
+async def engines(*names: str, flags: tuple[str, ...] = ()) -> AsyncIterator[list[Engine]]:
+    running = [Engine(name, *flags) for name in names]
     for engine in running:
         engine.start()
     try:
@@ -285,6 +292,50 @@ async def test_a_stream_of_a_response_goes_on_too() -> None:
             assert last["response"]["usage"]["output_tokens"] == len(text.encode()) + 1
         assert len(gateway.app.responses.store) == 4
         assert 'continuations_total{outcome="whole"}' in gateway.app.metrics.text().decode()
+
+
+TOKENS = 200
+
+
+def joined_logprobs(kind: str, events: list[dict[str, Any]]) -> list[Any]:
+    """Each token's name with its log probability and, of a completion, its offset."""
+    found = [event["choices"][0]["logprobs"] for event in events if event["choices"]]
+    if kind == "chat":
+        return [(entry["token"], entry["bytes"]) for logprobs in found if logprobs for entry in logprobs["content"]]
+    return [(*entry,) for of in found if of for entry in zip(of["tokens"], of["text_offset"], strict=True)]
+
+
+async def asked_logprobs(gateway: RunningGateway, kind: str) -> list[Any]:
+    """What a stream with log probabilities told of its tokens."""
+    body: dict[str, Any] = {"model": "dry", "stream": True, "temperature": 0, "max_tokens": TOKENS, "ignore_eos": True}
+    if kind == "chat":
+        path = "/v1/chat/completions"
+        body |= {"messages": [{"role": "user", "content": QUESTION}], "logprobs": True, "top_logprobs": 1}
+    else:
+        path = "/v1/completions"
+        body |= {"prompt": QUESTION, "logprobs": 1}
+    async with gateway.client.post(gateway.url + path, json=body) as response:
+        assert response.status == 200
+        events = (await response.read()).decode().split("\n\n")
+    assert events[-2:] == ["data: [DONE]", ""]
+    return joined_logprobs(kind, [json.loads(event.removeprefix("data: ")) for event in events[:-2]])
+
+
+async def test_log_probabilities_go_on_too_each_told_once() -> None:
+    async with (
+        engines("a", "b", "c", flags=("--model", "demo", "--device", "cpu")) as running,
+        running_gateway(*(engine.endpoint for engine in running)) as gateway,
+    ):
+        await gateway.settled()
+        by_name, endpoints = {engine.name: engine for engine in running}, gateway.app.fleet.endpoints
+        for kind in ("chat", "completion"):
+            undisturbed = await asked_logprobs(gateway, kind)
+            assert len(undisturbed) == TOKENS
+            asking = asyncio.create_task(asked_logprobs(gateway, kind))
+            await until(lambda: any(endpoint.streaming for endpoint in endpoints.values()))
+            by_name[next(name for name, endpoint in endpoints.items() if endpoint.streaming)].kill()
+            assert await asking == undisturbed
+        assert 'continuations_total{outcome="whole"} 2.0' in gateway.app.metrics.text().decode()
 
 
 async def test_the_only_engine_comes_back_and_goes_on() -> None:

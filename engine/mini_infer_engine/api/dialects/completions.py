@@ -124,7 +124,8 @@ class CompletionRenderer(OpenAIRenderer):
 
     def __init__(self, spec: GenerationSpec, request_id: str, model: str, decoder: Decoder | None) -> None:
         super().__init__(spec, request_id, model, decoder)
-        self._logprobs = [CompletionLogprobs(self._names) for _ in range(spec.num_prompts * spec.copies)]
+        choices = range(spec.num_prompts * spec.copies)
+        self._logprobs = [CompletionLogprobs(self._names, spec.resume_token_ids) for _ in choices]
         self._prompt_positions: dict[int, list[TokenLogprobs]] = {}
         """Of choices whose prompt is still to be echoed: its log probabilities so far."""
         self._prompt_ids: list[Sequence[int]] = []

@@ -43,9 +43,10 @@ def _named(token: str, logprob: float) -> dict[str, Any]:
 class CompletionLogprobs:
     """`logprobs` of a completion's choice, whose offsets go on from chunk to chunk."""
 
-    def __init__(self, names: TokenNames) -> None:
+    def __init__(self, names: TokenNames, told: Sequence[int] = ()) -> None:
+        """`told`: token ids of the output that another engine has told of; the offsets go on behind them."""
         self._names = names
-        self._offset = 0
+        self._offset = sum(len(names.of(token_id)) for token_id in told)
 
     def of_prompt(self, token_ids: Sequence[int], positions: Sequence[TokenLogprobs]) -> dict[str, Any]:
         """An echoed prompt's: there is none of its first token."""
