@@ -14,9 +14,9 @@ from tests.conformance import environments
 from tests.conformance.servers import DEMO, running_platform
 
 SCRIPT = Path(__file__).parents[1] / "clients" / "script.json"
-REQUESTS = 6
+REQUESTS = 100
 INPUT_TOKENS, OUTPUT_TOKENS = 64, 16
-LIMIT_S = 300
+LIMIT_S = 600
 
 
 def guidellm(url: str, folder: Path) -> str:
@@ -24,7 +24,7 @@ def guidellm(url: str, folder: Path) -> str:
     _run(
         "guidellm",
         ["run", "--backend", f"kind=openai_http,target={url},model={DEMO}"],
-        ["--profile", "kind=concurrent,streams=2", "--constraint", f"kind=max_requests,count={REQUESTS}"],
+        ["--profile", "kind=concurrent,streams=4", "--constraint", f"kind=max_requests,count={REQUESTS}"],
         ["--data", f"kind=synthetic_text,prompt_tokens={INPUT_TOKENS},output_tokens={OUTPUT_TOKENS}"],
         ["--tokenizer", f"kind=hf_auto,model={environments.DEMO_MODEL}", "--disable-console-interactive"],
         folder=folder,
@@ -40,7 +40,7 @@ def aiperf(url: str, folder: Path) -> str:
     """Its count of requests, chat, streamed."""
     _run(
         "aiperf",
-        ["profile", "-m", DEMO, "--url", url, "--endpoint-type", "chat", "--streaming", "--concurrency", "2"],
+        ["profile", "-m", DEMO, "--url", url, "--endpoint-type", "chat", "--streaming", "--concurrency", "4"],
         ["--request-count", str(REQUESTS), "--isl", str(INPUT_TOKENS), "--osl", str(OUTPUT_TOKENS)],
         ["--tokenizer", str(environments.DEMO_MODEL), "--ui", "none", "--artifact-dir", str(folder)],
         folder=folder,

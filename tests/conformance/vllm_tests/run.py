@@ -108,7 +108,7 @@ def _environment(sources: Path, logs: Path, model: Path) -> dict[str, str]:
         PYTHONPATH=str(SHIM),
         CONFORMANCE_SOURCES=str(sources),
         CONFORMANCE_DEMO_MODEL=str(model),
-        CONFORMANCE_SERVE=shlex.join([sys.executable, "-m", "mini_infer_engine.server.cli"]),
+        CONFORMANCE_SERVE=shlex.join([sys.executable, str(SHIM / "seeded_serve.py")]),
         CONFORMANCE_LOGS=str(logs),
         CONFORMANCE_VERSION=importlib.metadata.version("mini-infer"),
     )
