@@ -4,14 +4,17 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from mini_infer_contract.launch import RENDEZVOUS_PORT
 from mini_infer_contract.options import Option
 
 MODEL = "model"
 BATCHING = "batching and memory"
 SPECULATION = "speculative decoding"
 KV_TRANSFER = "KV transfer"
+PARALLEL = "several devices"
 
 _MOST_TOKENS = 16_777_216
+_MOST_RANKS = 64
 
 ToolCallParser = Literal[
     "auto", "none", "hermes", "qwen3_coder", "qwen3_xml", "llama3_json", "llama4_pythonic", "pythonic", "mistral",
@@ -154,3 +157,26 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     measured rates say."""
     kv_transfer_fallback: Annotated[bool, Option(group=KV_TRANSFER, in_resource=True)] = True
     """A prompt that another engine does not deliver is computed here, once; without, its request ends with an error."""
+    tensor_parallel_size: Annotated[
+        int, Option(group=PARALLEL, unit="N", low=1, high=_MOST_RANKS, aliases=("-tp",))
+    ] = 1
+    """Devices that share every layer of the model, with a process each: GPUs, or parts of a CPU's cores."""
+    pipeline_parallel_size: Annotated[
+        int, Option(group=PARALLEL, unit="N", low=1, high=_MOST_RANKS, aliases=("-pp",))
+    ] = 1
+    """Groups of layers on devices of their own; only 1 is supported yet."""
+    data_parallel_size: Annotated[int, Option(group=PARALLEL, unit="N", low=1, high=_MOST_RANKS, aliases=("-dp",))] = 1
+    """Copies of the model behind one port; only 1 is supported yet: run several servers behind the gateway."""
+    enable_expert_parallel: Annotated[bool, Option(group=PARALLEL)] = False
+    """Each rank has some experts whole; not supported yet: each has a part of every expert."""
+    nnodes: Annotated[int, Option(group=PARALLEL, unit="N", low=1, high=_MOST_RANKS)] = 1
+    """Machines among which the devices are shared out equally; the same command runs on each."""
+    node_rank: Annotated[
+        int | None,
+        Option(group=PARALLEL, unit="R", low=0, high=_MOST_RANKS - 1, default_text="LWS_WORKER_INDEX, or 0"),
+    ] = None
+    """Which of them this is; 0 serves HTTP, others only tell their health on --port."""
+    master_addr: Annotated[str | None, Option(group=PARALLEL, unit="HOST", default_text="LWS_LEADER_ADDRESS")] = None
+    """Where the machine with node rank 0 is reached by the others."""
+    master_port: Annotated[int, Option(group=PARALLEL, unit="PORT", low=1, high=65_535)] = RENDEZVOUS_PORT
+    """Of that machine, where the group meets; every process of the group opens more, so trust its network."""

@@ -24,14 +24,14 @@ def choose_device(settings: EngineSettings) -> torch.device:
     return torch.device("cpu")
 
 
-def choose_threads() -> None:
-    """Computing threads on a CPU: all cores but one, which the scheduler and the HTTP process share.
+def choose_threads(processes: int = 1) -> None:
+    """Computing threads on a CPU: all cores but one, which the scheduler and the HTTP process share, for `processes`.
 
     With a thread a core, each operation waits for the core that something else uses: beside one busy process the
     demo model makes a twentieth of its tokens. `OMP_NUM_THREADS` goes before it.
     """
     if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(threads_for(available_cores()))
+        torch.set_num_threads(max(1, threads_for(available_cores()) // processes))
 
 
 def threads_for(cores: float) -> int:

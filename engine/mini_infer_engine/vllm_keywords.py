@@ -7,10 +7,7 @@ from mini_infer_engine.speculation.config import options_of_config
 
 _ANY_BOOLEAN = (False, True)
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "tensor_parallel_size": (1,),
-    "pipeline_parallel_size": (1,),
-    "data_parallel_size": (1,),
-    "distributed_executor_backend": (None,),
+    "distributed_executor_backend": (None, "mp"),
     "disable_custom_all_reduce": _ANY_BOOLEAN,
     "trust_remote_code": _ANY_BOOLEAN,  # no code of a model's folder is ever run
     "tokenizer": (None,),

@@ -111,7 +111,7 @@ def test_vllms_keywords_are_accepted_where_they_ask_for_nothing() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "remedy"),
     [
-        ("tensor_parallel_size", 2, "1"),
+        ("cpu_offload_gb", 2, "0"),
         ("enable_chunked_prefill", False, "None or True"),
         ("cpu_offload_gb", 4, "0"),
     ],

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mini_infer_engine.config.settings import EngineSettings
-from mini_infer_engine.distributed.collectives import Collectives
+from mini_infer_engine.distributed.collectives import Collectives, WithoutPeerMemory
 from mini_infer_engine.distributed.tensor_parallel import TensorParallel
 from mini_infer_engine.models.registry import read_config
 from mini_infer_engine.runtime.model_runner import ModelRunner, make_runner
@@ -35,8 +35,10 @@ class _Table:
         return found
 
 
-class ThreadRank:
+class ThreadRank(WithoutPeerMemory):
     """See `collectives.Collectives` and `rank_group.RankGroup`."""
+
+    kind = "threads"
 
     def __init__(self, rank: int, table: _Table) -> None:
         self.parallel = TensorParallel(rank, len(table.values))

@@ -1,5 +1,7 @@
 """An engine's options (contract.engine_options), with what the engine itself checks and resolves. No torch here."""
 
+import os
+
 import msgspec
 
 from mini_infer_contract.engine_options import EngineOptions
@@ -14,9 +16,11 @@ class EngineSettings(EngineOptions, frozen=True, kw_only=True):
     """What an engine is started with."""
 
     def __post_init__(self) -> None:
-        """ValueError: `disable` names a mechanism that there is not, or options of speculation do not go together."""
+        """ValueError: `disable` names a mechanism that there is not, or other options do not go together."""
         parse_mechanisms(self.disable)
-        speculation_of(self)
+        speculates = speculation_of(self) is not None
+        if (fault := parallel_fault(self, speculates=speculates)) is not None:
+            raise ValueError(fault)
 
     def resolved(self, device_type: str = "cpu") -> "ResolvedSettings":
         """With what depends on the device filled in, once: whoever sizes memory and whoever schedules read the same."""
@@ -31,3 +35,47 @@ class ResolvedSettings(EngineSettings, frozen=True, kw_only=True):
 
     max_num_batched_tokens: int
     """Tokens of one forward pass."""
+
+
+def parallel_fault(options: EngineOptions, *, speculates: bool) -> str | None:
+    """What is wrong with the numbers of ranks and machines; None: nothing."""
+    unsupported = {
+        "pipeline_parallel_size": options.pipeline_parallel_size,
+        "data_parallel_size": options.data_parallel_size,
+    }
+    for name, value in unsupported.items():
+        if value != 1:
+            return f"{name.replace('_', '-')} = {value} is not supported yet: use 1"
+    if options.enable_expert_parallel:
+        return "enable-expert-parallel is not supported yet: leave it out, tensor parallelism splits every expert"
+    if speculates and options.tensor_parallel_size > 1:
+        return "tensor-parallel-size: speculative decoding runs on one device only yet: leave one of them out"
+    size, nodes = options.tensor_parallel_size, options.nnodes
+    if size % nodes:
+        return f"nnodes = {nodes} machines cannot share tensor-parallel-size = {size} ranks equally"
+    if options.node_rank is not None and options.node_rank >= nodes:
+        return f"node-rank = {options.node_rank}: with nnodes = {nodes} the last is {nodes - 1}"
+    return None
+
+
+def node_rank(options: EngineOptions) -> int:
+    """Which machine of a group over several this is, from the options or LeaderWorkerSet's environment.
+
+    ValueError: the environment names one that there is not.
+    """
+    if options.nnodes == 1:
+        return 0
+    if options.node_rank is not None:
+        return options.node_rank
+    text = os.environ.get("LWS_WORKER_INDEX", "0")
+    if not text.isdecimal() or int(text) >= options.nnodes:
+        raise ValueError(f"LWS_WORKER_INDEX = {text!r}: with nnodes = {options.nnodes} it is 0 to {options.nnodes - 1}")
+    return int(text)
+
+
+def master_address(options: EngineOptions) -> str:
+    """Where a group over several machines meets. ValueError: nobody says so."""
+    address = options.master_addr or os.environ.get("LWS_LEADER_ADDRESS", "")
+    if not address:
+        raise ValueError(f"nnodes = {options.nnodes} needs --master-addr, the first machine's host name or address")
+    return address

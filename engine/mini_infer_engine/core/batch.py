@@ -146,6 +146,10 @@ class SwapSpace:
 NO_SWAP = SwapSpace(0, 0.0, 0.0)
 
 
+class RunnerLostError(RuntimeError):
+    """A runner that can do nothing any more, for good: one of the processes that make it up has died or hangs."""
+
+
 class Runner(Protocol):
     """Executes batches in the order of their launch. The real one has the model and the page pool on a device."""
 
@@ -170,7 +174,8 @@ class Runner(Protocol):
         """Start the pass and return a handle without waiting for the device.
 
         A batch that `waits_for_masks` goes as far as its logits; `sample` follows before anything else is launched.
-        An exception fails the batch's requests and nothing else: state of other slots is as it was before.
+        An exception fails the batch's requests and nothing else: state of other slots is as it was before. Only
+        `RunnerLostError`, here and from the other methods, says that nothing can be served any more.
         """
 
     def sample(self, handle: Any, masks: TokenMasks) -> None:

@@ -17,7 +17,7 @@ import msgspec
 from mini_infer_contract.blocks import root_key
 from mini_infer_contract.events import BlockStored, KVEvent, LoadReport
 from mini_infer_engine.config.settings import EngineSettings
-from mini_infer_engine.core.batch import Runner
+from mini_infer_engine.core.batch import Runner, RunnerLostError
 from mini_infer_engine.core.beam_search.group import BeamGroup, request_of_beams, rules_of
 from mini_infer_engine.core.constraints import Constraints, has_constrained_rows
 from mini_infer_engine.core.kv_transfer import NO_TRANSFERS, KVConnector, Received
@@ -274,6 +274,8 @@ class Engine:
             step.batch.waits_for_masks = has_constrained_rows(step)
         try:
             handle = self._runner.launch(step.batch)
+        except RunnerLostError:
+            raise
         except Exception as error:
             self._unwind(step)
             return self._fail(step.sequences, error)
@@ -314,6 +316,8 @@ class Engine:
             self._leave(sequence)
         try:
             self._runner.sample(handle, masks)
+        except RunnerLostError:
+            raise
         except Exception as error:
             self._in_flight.pop()
             outputs += self._fail_all_running(step, error)
@@ -322,6 +326,8 @@ class Engine:
     def _commit(self, handle: Any, step: Step) -> list[Output]:
         try:
             result = self._runner.collect(handle)
+        except RunnerLostError:
+            raise
         except Exception as error:
             return self._fail_all_running(step, error)
         self._failed_passes = 0

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -26,6 +27,10 @@ from mini_infer_engine.kv_transfer.layout import KVMemory
 from mini_infer_engine.speculation.config import speculation_of
 from mini_infer_engine.structured.compiler import GrammarCompiler
 
+if TYPE_CHECKING:
+    from mini_infer_engine.distributed.parallel_runner import ParallelRunner, Watched
+    from mini_infer_engine.runtime.model_runner import ModelRunner
+
 _DRY_KV_CACHE_BYTES = 2 * 10**9
 
 
@@ -41,9 +46,20 @@ class BuiltEngine:
     """The page pool, for KV transfer."""
 
 
-def build_engine(settings: EngineSettings, dry_run: DryRun | None = None, *, record_events: bool = True) -> BuiltEngine:
-    """Load the model and make its engine. ValueError: the model or the settings are at fault, and why."""
-    return _build_dry(settings, dry_run, record_events) if dry_run is not None else _build_real(settings, record_events)
+def build_engine(
+    settings: EngineSettings,
+    dry_run: DryRun | None = None,
+    *,
+    record_events: bool = True,
+    watched: "Watched | None" = None,
+) -> BuiltEngine:
+    """Load the model and make its engine. ValueError: the model or the settings are at fault, and why.
+
+    `watched`: how this process is told of the end of a group of ranks, beside the engine's exceptions.
+    """
+    if dry_run is not None:
+        return _build_dry(settings, dry_run, record_events)
+    return _build_real(settings, record_events, watched)
 
 
 def _build_dry(settings: EngineSettings, dry_run: DryRun, record_events: bool) -> BuiltEngine:
@@ -69,10 +85,8 @@ def _build_dry(settings: EngineSettings, dry_run: DryRun, record_events: bool) -
     return BuiltEngine(engine, info, dry_model.DRY_MODEL, runner.kv_memory())
 
 
-def _build_real(settings: EngineSettings, record_events: bool) -> BuiltEngine:
-    from mini_infer_engine.runtime.model_runner import load_runner
-
-    runner = load_runner(settings)
+def _build_real(settings: EngineSettings, record_events: bool, watched: "Watched | None") -> BuiltEngine:
+    runner = _load(settings, watched)
     config = runner.config
     revision = f"{settings.model}@{settings.revision or ''}"
     folder = resolve_model(settings.model, settings.revision, weights=settings.load_format != "dummy")
@@ -88,8 +102,21 @@ def _build_real(settings: EngineSettings, record_events: bool) -> BuiltEngine:
     )
     model = _model_info(runner, runner.max_model_len, config.vocab_size)
     kernels = _kernels(str(runner.device), settings)
+    if settings.tensor_parallel_size > 1:
+        kernels["tensor_parallel_size"] = str(settings.tensor_parallel_size)
+        kernels["all_reduce"] = runner.all_reduce
     model = msgspec.structs.replace(model, kernels=kernels, hidden_size=config.hidden_size)
     return BuiltEngine(engine, model, revision, runner.kv_memory())
+
+
+def _load(settings: EngineSettings, watched: "Watched | None") -> "ModelRunner | ParallelRunner":
+    if settings.tensor_parallel_size == 1:
+        from mini_infer_engine.runtime.model_runner import load_runner
+
+        return load_runner(settings)
+    from mini_infer_engine.distributed.parallel_runner import NOT_WATCHED, load_parallel
+
+    return load_parallel(settings, watched or NOT_WATCHED)
 
 
 def _grammars(

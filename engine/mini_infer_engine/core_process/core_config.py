@@ -20,5 +20,7 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     log_level: str
     log_format: LogFormat
     address: str = ""
-    """Of the core's ROUTER socket; this and the next are core_process.py's to fill."""
+    """Of the core's ROUTER socket; this and the next ones are core_process.py's to fill."""
     parent_pid: int = 0
+    last_words_fd: int = -1
+    """Where the core says why it ends when it cannot say it over its socket."""

@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import zmq
@@ -20,6 +21,7 @@ import zmq
 from mini_infer_contract.events import Snapshot
 from mini_infer_contract.events import encode as encode_event
 from mini_infer_contract.logs import configure_logging
+from mini_infer_engine.core.batch import RunnerLostError
 from mini_infer_engine.core.engine import Engine
 from mini_infer_engine.core.request import Output
 from mini_infer_engine.core.stats import EngineStats
@@ -27,14 +29,20 @@ from mini_infer_engine.core_process import messages
 from mini_infer_engine.core_process.build import build_engine
 from mini_infer_engine.core_process.core_config import CoreConfig
 from mini_infer_engine.core_process.publisher import EventPublisher
+from mini_infer_engine.distributed.last_words import say
 from mini_infer_engine.kv_transfer.start import begin_identity, start_transfer
 from mini_infer_engine.kv_transfer.worker import TransferWorker
+
+if TYPE_CHECKING:
+    from mini_infer_engine.distributed.parallel_runner import Watched
 
 logger = logging.getLogger(__name__)
 
 _PARENT_CHECK_S = 1.0
 _LINGER_MS = 500
 """For the last words to the front."""
+_LOST_S = 1.0
+"""From the end of a group of ranks until the process is ended, if it does not leave by itself."""
 _PR_SET_PDEATHSIG = 1
 """<sys/prctl.h>: the signal that the kernel sends when the parent dies."""
 
@@ -151,8 +159,10 @@ def serve(config: CoreConfig, folder: Path) -> None:
     try:
         publisher = EventPublisher(context, config.host, config.events_port, config.replay_port)
         moves_kv = config.transfer.port > 0
+        if moves_kv and config.settings.tensor_parallel_size > 1 and config.dry_run is None:
+            raise ValueError("--transfer-port: KV transfer needs --tensor-parallel-size 1, ranks do not transfer yet")
         weights = begin_identity(config.settings, config.dry_run) if moves_kv else None
-        built = build_engine(config.settings, config.dry_run)
+        built = build_engine(config.settings, config.dry_run, watched=_watched(config))
         transfer = None
         if weights is not None:
             transfer = start_transfer(
@@ -168,13 +178,32 @@ def serve(config: CoreConfig, folder: Path) -> None:
             transfer.stop()
         publisher.close()
     except Exception as error:
-        expected = isinstance(error, ValueError | OSError)
+        expected = isinstance(error, ValueError | OSError | RunnerLostError)
         send(router, front, messages.Failed(str(error) if expected else f"{type(error).__name__}: {error}"))
         if not expected:
             logger.exception("the core process fails")
         raise SystemExit(1) from None
     finally:
         context.destroy(linger=_LINGER_MS)
+
+
+def _watched(config: CoreConfig) -> "Watched | None":
+    """How the end of a group of ranks ends this process, whatever its main thread is waiting for."""
+    if config.settings.tensor_parallel_size == 1 or config.dry_run is not None:
+        return None
+    from mini_infer_engine.distributed.parallel_runner import Watched
+
+    def end(reason: str) -> None:
+        say(config.last_words_fd, reason)
+        time.sleep(_LOST_S)  # the main thread may say it in the usual way
+        os._exit(1)
+
+    return Watched(
+        on_lost=end,
+        last_words_fd=config.last_words_fd,
+        log_level=config.log_level,
+        log_format=config.log_format,
+    )
 
 
 def main() -> None:

@@ -3,18 +3,32 @@
 All ranks get the same bits, so that they go on with equal activations and sample equal tokens.
 """
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
 from mini_infer_engine.distributed.tensor_parallel import ALONE, TensorParallel
 
+if TYPE_CHECKING:
+    from mini_infer_engine.distributed.peer_memory import PeerMemory
+
 
 class Collectives(Protocol):
     """One group, as a rank sees it."""
 
     parallel: TensorParallel
+
+    @property
+    def kind(self) -> str:
+        """For people."""
+
+    @property
+    def peers(self) -> "PeerMemory | None":
+        """Memory that all ranks read, for verbs that leave their results there."""
+
+    def begin(self, hidden: Tensor) -> Tensor:
+        """`all_reduce` of embeddings, with which every pass begins."""
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """The sum of all ranks' x, which may be written over."""
@@ -23,8 +37,24 @@ class Collectives(Protocol):
         """The first `width` columns of all ranks' x [rows, columns] side by side, into `out` where one is given."""
 
 
-class NoCollectives:
+class WithoutPeerMemory:
+    """What is the same for all collectives that move messages."""
+
+    peers: "PeerMemory | None" = None
+
+    def begin(self, hidden: Tensor) -> Tensor:
+        """See `Collectives.begin`."""
+        return self.all_reduce(hidden)
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """See `Collectives.all_reduce`."""
+        raise NotImplementedError
+
+
+class NoCollectives(WithoutPeerMemory):
     """Of a rank that is alone, or that passes over the others for a while."""
+
+    kind = "none"
 
     def __init__(self, parallel: TensorParallel = ALONE) -> None:
         self.parallel = parallel
@@ -46,8 +76,10 @@ class NoCollectives:
 NO_COLLECTIVES = NoCollectives()
 
 
-class GroupCollectives:
-    """Over a process group of torch.distributed: gloo on CPUs, NCCL on GPUs."""
+class GlooCollectives(WithoutPeerMemory):
+    """Between CPUs."""
+
+    kind = "gloo"
 
     def __init__(self, parallel: TensorParallel, group: torch.distributed.ProcessGroup) -> None:
         self.parallel, self._group = parallel, group

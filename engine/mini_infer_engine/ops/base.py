@@ -57,8 +57,8 @@ class Ops(Protocol):
     def embed(self, token_ids: Tensor, embedding: Embedding) -> Tensor:
         """Rows of the table [tokens, hidden] for token_ids [tokens] int64, in new memory."""
 
-    def all_reduce(self, x: Tensor) -> Tensor:
-        """The sum of all ranks' x, for what is computed beside the verbs; x itself without ranks."""
+    def sum_embeddings(self, hidden: Tensor) -> Tensor:
+        """All ranks' embeddings, where a kernel has looked up this rank's: what such a pass begins with."""
 
     def norm_linear(self, state: ResidualState, norm: RMSNorm | None, linear: Linear) -> Tensor:
         """linear(norm(residual)): [tokens, out_features]."""

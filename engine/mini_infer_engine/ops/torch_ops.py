@@ -28,11 +28,11 @@ class TorchOps:
 
     def embed(self, token_ids: Tensor, embedding: Embedding) -> Tensor:
         """See `Ops.embed`."""
-        return self._collectives.all_reduce(embedding(token_ids))
+        return self._collectives.begin(embedding(token_ids))
 
-    def all_reduce(self, x: Tensor) -> Tensor:
-        """See `Ops.all_reduce`."""
-        return self._collectives.all_reduce(x)
+    def sum_embeddings(self, hidden: Tensor) -> Tensor:
+        """See `Ops.sum_embeddings`."""
+        return self._collectives.begin(hidden)
 
     def norm_linear(self, state: ResidualState, norm: RMSNorm | None, linear: Linear) -> Tensor:
         """See `Ops.norm_linear`."""

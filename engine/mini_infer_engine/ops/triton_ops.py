@@ -39,11 +39,11 @@ class TritonOps:
 
     def embed(self, token_ids: Tensor, embedding: Embedding) -> Tensor:
         """See `Ops.embed`."""
-        return self._collectives.all_reduce(embedding(token_ids))
+        return self._collectives.begin(embedding(token_ids))
 
-    def all_reduce(self, x: Tensor) -> Tensor:
-        """See `Ops.all_reduce`."""
-        return self._collectives.all_reduce(x)
+    def sum_embeddings(self, hidden: Tensor) -> Tensor:
+        """See `Ops.sum_embeddings`."""
+        return self._collectives.begin(hidden)
 
     def norm_linear(self, state: ResidualState, norm: RMSNorm | None, linear: Linear) -> Tensor:
         """See `Ops.norm_linear`."""
@@ -52,7 +52,11 @@ class TritonOps:
     def logits(self, state: ResidualState, norm: RMSNorm | None, head: Linear, out: Tensor | None = None) -> Tensor:
         """See `Ops.logits`."""
         if head.rows is not None:
-            return self._collectives.gather_columns(self._product(state, norm, head), head.rows.total, out)
+            peers = self._collectives.peers
+            part = None
+            if peers is not None:
+                part = peers.logits_part(state.residual.shape[0], head.out_features, state.residual.dtype)
+            return self._collectives.gather_columns(self._product(state, norm, head, part), head.rows.total, out)
         return self._product(state, norm, head, out)
 
     def _product(self, state: ResidualState, norm: RMSNorm | None, head: Linear, out: Tensor | None = None) -> Tensor:
@@ -89,7 +93,7 @@ class TritonOps:
     def linear_add_norm(self, x: Tensor, linear: Linear, state: ResidualState, next_norm: RMSNorm) -> ResidualState:
         """See `Ops.linear_add_norm`."""
         if linear.is_summed:
-            return self.add_norm(self._summed(x, linear), state, next_norm)
+            return self._sum_add_norm(self._summand(x, linear), state, next_norm)
         weight, bias, residual = kernel_weight(linear), linear.bias, state.residual
         config = self._policy.gemm_config(x, weight)
         if config is not None:
@@ -120,12 +124,26 @@ class TritonOps:
         self, x: Tensor, linear: Linear, norm: RMSNorm, state: ResidualState, next_norm: RMSNorm | None
     ) -> ResidualState:
         """See `Ops.linear_norm_add_norm`."""
-        out = self._summed(x, linear) if linear.is_summed else self._product(ResidualState(x), None, linear)
+        if linear.is_summed:
+            out = self._collectives.all_reduce(self._summand(x, linear))
+        else:
+            out = self._product(ResidualState(x), None, linear)
         return self.add_norm(rms_norm(out, norm.weight, norm.eps), state, next_norm)
 
-    def _summed(self, x: Tensor, linear: Linear) -> Tensor:
-        """linear(x), over all ranks."""
-        return self._collectives.all_reduce(self._product(ResidualState(x), None, linear))
+    def _summand(self, x: Tensor, linear: Linear) -> Tensor:
+        """linear(x) of this rank, where its peers can read it if it is small."""
+        return self._product(ResidualState(x), None, linear, self._summand_memory(x.shape[0], linear.out_features, x))
+
+    def _summand_memory(self, rows: int, width: int, like: Tensor) -> Tensor | None:
+        peers = self._collectives.peers
+        return None if peers is None else peers.summand(rows, width, like.dtype)
+
+    def _sum_add_norm(self, summand: Tensor, state: ResidualState, next_norm: RMSNorm) -> ResidualState:
+        """Residual + the sum of all ranks' summands, in one kernel where they stand in peer memory."""
+        peers, residual = self._collectives.peers, state.residual
+        if peers is not None and peers.holds(summand):
+            return ResidualState(residual, peers.sum_add_norm(summand, residual, next_norm.weight, next_norm.eps))
+        return self.add_norm(self._collectives.all_reduce(summand), state, next_norm)
 
     def norm_columns_(self, x: Tensor, columns: slice, norm: RMSNorm) -> None:
         """See `Ops.norm_columns_`."""
@@ -143,7 +161,9 @@ class TritonOps:
         experts = grouped_experts if grouped else expert_gemv
         summands = experts(x, routing, moe.gate_up_proj, moe.down_proj)
         if moe.is_summed:
-            return self.add_norm(self._collectives.all_reduce(summands.sum(0)), state, next_norm)
+            memory = self._summand_memory(x.shape[0], x.shape[1], x)
+            total = summands.sum(0) if memory is None else torch.sum(summands, 0, out=memory)
+            return self._sum_add_norm(total, state, next_norm)
         normed = add_rms_norm(state.residual, summands, next_norm.weight, next_norm.eps)
         return ResidualState(state.residual, normed)
 

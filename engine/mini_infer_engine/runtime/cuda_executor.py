@@ -23,6 +23,7 @@ from mini_infer_engine.config.mechanisms import Mechanism
 from mini_infer_engine.config.settings import EngineSettings
 from mini_infer_engine.core.batch import Batch, Row, TokenMasks
 from mini_infer_engine.core.request import Request, SamplingParams
+from mini_infer_engine.distributed.collectives import NoCollectives
 from mini_infer_engine.kernels.attention.prefill_attention import prefill_attention, prefill_shape
 from mini_infer_engine.kernels.attention.prefill_rows import PrefillRows
 from mini_infer_engine.kernels.context import KernelContext
@@ -130,6 +131,8 @@ class CudaExecutor:
                 slots = torch.full((len(logits),), self.state.padding_slot, dtype=torch.int32, device=logits.device)
                 self.sampling.sample(logits, slots, filtered=True)
 
+        # Threads are in no order: what ranks do together comes with the first passes, which are.
+        ops, self.ops = self.ops, TritonOps(self.kernels, NoCollectives(self.worker.collectives.parallel))
         works: list[Callable[[], None]] = [self._compile_rare_kernels, *(partial(run, batch) for batch in batches)]
         with (
             ThreadPoolExecutor(_COMPILERS) as compilers,
@@ -139,6 +142,7 @@ class CudaExecutor:
             # All on one stream: what kernels leave to each other in the workspace stays theirs.
             for future in [threads.submit(copy_context().run, work) for work in works]:
                 future.result()
+        self.ops = ops
 
     def _expert_tokens(self) -> Iterator[int]:
         """Numbers of tokens for which grouped GEMM has each of its tile heights."""

@@ -100,7 +100,9 @@ class DecodeGraph:
         )
         attend = parts.attention.decode(parts.state.page_tables, slots, positions)
         residual = model(
-            parts.ops, model.scale_embeddings(parts.ops.all_reduce(hidden)), TritonAttentionPass(attend, attend, None)
+            parts.ops,
+            model.scale_embeddings(parts.ops.sum_embeddings(hidden)),
+            TritonAttentionPass(attend, attend, None),
         )
         model.logits(parts.ops, residual, parts.logits[: self._bucket])
 

@@ -40,6 +40,11 @@ class ModelRunner:
         self.max_speculative_rows = executor.max_speculative_rows
 
     @property
+    def all_reduce(self) -> str:
+        """By what ranks of this model talk, for people."""
+        return self.worker.collectives.kind
+
+    @property
     def config(self) -> ModelConfig:
         """The model's shape."""
         return self.worker.config
@@ -74,7 +79,7 @@ class ModelRunner:
         return self.executor.logits(batch)
 
 
-def load_runner(settings: EngineSettings) -> ModelRunner:
+def load_runner(settings: EngineSettings, group: RankGroup = ALONE_IN_GROUP) -> ModelRunner:
     """Find the model and load it: with our kernels and CUDA graphs on an NVIDIA GPU, else (or if asked for) with torch.
 
     Raises:
@@ -83,10 +88,10 @@ def load_runner(settings: EngineSettings) -> ModelRunner:
     """
     device_type = choose_device(settings).type
     if device_type == "cpu":
-        choose_threads()
+        choose_threads(group.collectives.parallel.size // settings.nnodes)
     kind = executor_class(settings, device_type)
     directory = resolve_model(settings.model, settings.revision, weights=settings.load_format != "dummy")
-    return make_runner(settings, read_config(directory), directory, kind)
+    return make_runner(settings, read_config(directory), directory, kind, group)
 
 
 def make_runner(

@@ -13,6 +13,7 @@ from typing import Self
 import msgspec
 
 from mini_infer_engine.core_process.core_config import CoreConfig
+from mini_infer_engine.distributed.last_words import LastWords
 
 _KILL_AFTER_S = 3.0
 
@@ -25,10 +26,14 @@ class CoreProcess:
         self._folder = Path(tempfile.mkdtemp(prefix="mini-infer-"))
         self.address = f"ipc://{self._folder}/core"
         config_path = self._folder / "config.json"
-        config = msgspec.structs.replace(config, address=self.address, parent_pid=os.getpid())
+        self.last_words = LastWords()
+        config = msgspec.structs.replace(
+            config, address=self.address, parent_pid=os.getpid(), last_words_fd=self.last_words.writer
+        )
         config_path.write_bytes(msgspec.json.encode(config))
         command = [sys.executable, "-m", "mini_infer_engine.core_process.loop", str(config_path)]
-        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(self.last_words.writer,))
+        self.last_words.started()
 
     @property
     def pid(self) -> int:
@@ -62,4 +67,5 @@ class CoreProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self.last_words.close()
         shutil.rmtree(self._folder, ignore_errors=True)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mini_infer_contract.api_keys import configured_keys
-from mini_infer_contract.engine_options import BATCHING, KV_TRANSFER, MODEL, SPECULATION, EngineOptions
+from mini_infer_contract.engine_options import BATCHING, KV_TRANSFER, MODEL, PARALLEL, SPECULATION, EngineOptions
 from mini_infer_contract.logs import configure_logging
 from mini_infer_contract.tls import server_tls
 from mini_infer_engine import __version__
@@ -38,6 +38,7 @@ examples:
 _GROUPS = {
     MODEL: "what is served",
     BATCHING: "the defaults suit most machines",
+    PARALLEL: "ranks with a process each, which share the model; see docs/parallelism.md",
     SPECULATION: "several tokens a pass, the same text; see docs/speculation.md",
     KV_TRANSFER: "with --transfer-port; see docs/disaggregated.md",
 }

@@ -138,6 +138,7 @@ class _Server:
                 # Its last words may still be in the socket.
                 await asyncio.wait([receiving], timeout=0.2)
             reason = f"it ended with status {ended.result()}" if ended.done() else "it broke off"
+            reason = self._core.last_words.read() or reason
             if receiving.done() and isinstance(error := receiving.exception(), Exception):
                 reason = str(error) if isinstance(error, CoreFailedError) else f"{type(error).__name__}: {error}"
         finally:

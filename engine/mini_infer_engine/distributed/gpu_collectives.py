@@ -1,0 +1,114 @@
+"""Collectives of ranks with a GPU each: NCCL for large messages, one-shot kernels over peer memory for small ones."""
+
+import logging
+import os
+
+import torch
+import torch.distributed
+from torch import Tensor
+from torch.distributed import Store  # type: ignore[attr-defined]  # torch's
+
+from mini_infer_engine.config.mechanisms import Mechanism
+from mini_infer_engine.distributed.collectives import Collectives
+from mini_infer_engine.distributed.peer_memory import LARGEST_SUM_BYTES, PeerMemory
+from mini_infer_engine.distributed.tensor_parallel import TensorParallel
+from mini_infer_engine.kernels.policy import kernel_policy
+
+logger = logging.getLogger(__name__)
+
+
+class GpuCollectives:
+    """See `collectives.Collectives`. Usable in CUDA graphs, which all ranks capture and replay in the same order."""
+
+    def __init__(self, parallel: TensorParallel, peers: PeerMemory | None) -> None:
+        self.parallel, self.peers = parallel, peers
+
+    @property
+    def kind(self) -> str:
+        """For the log and /metrics."""
+        return "nccl" if self.peers is None else "one_shot+nccl"
+
+    def begin(self, hidden: Tensor) -> Tensor:
+        """See `Collectives.begin`."""
+        total = None if self.peers is None else self.peers.sum_embeddings(hidden)
+        return self.all_reduce(hidden) if total is None else total
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """See `Collectives.all_reduce`."""
+        if not x.numel():
+            return x
+        if self.peers is not None and self.peers.holds(x):
+            return self.peers.sum(x)
+        x = x.contiguous()
+        torch.distributed.all_reduce(x)
+        return x
+
+    def gather_columns(self, x: Tensor, width: int, out: Tensor | None = None) -> Tensor:
+        """See `Collectives.gather_columns`."""
+        rows = x.shape[0]
+        if out is None:
+            out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
+        if not rows:
+            return out
+        if self.peers is not None and self.peers.holds(x) and out.is_contiguous():
+            return self.peers.gather(x, out)
+        parts = x.new_empty((self.parallel.size, *x.shape))
+        torch.distributed.all_gather_into_tensor(parts, x.contiguous())
+        return out.copy_(parts.transpose(0, 1).reshape(rows, -1)[:, :width])
+
+
+def connect_gpus(
+    parallel: TensorParallel,
+    store: Store,
+    device: torch.device,
+    *,
+    one_host: bool,
+    disabled: tuple[str, ...],
+) -> Collectives:
+    """Form the group, with all ranks at the same time, and say by which paths it will talk.
+
+    ValueError: this process is in another group already.
+    """
+    if torch.distributed.is_initialized():
+        raise ValueError("this process has a group of GPUs already: run one tensor-parallel model in a process")
+    # NVLink multicast is not used: on machines whose fabric lacks it, asking for it fails.
+    os.environ |= {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NCCL_NVLS_ENABLE": "0"}
+    torch.distributed.init_process_group(
+        "nccl", store=store, rank=parallel.rank, world_size=parallel.size, device_id=device
+    )
+    obstacle = _obstacle(parallel, device, one_host=one_host, disabled=disabled)
+    peers = None
+    if _on_all_ranks(not obstacle, device):
+        try:
+            policy = kernel_policy(device, disabled)
+            peers = PeerMemory(parallel, device, pdl=policy.pdl)
+        except RuntimeError as error:
+            obstacle = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        if not _on_all_ranks(peers is not None, device):
+            peers = None
+    collectives = GpuCollectives(parallel, peers)
+    if parallel.rank == 0:
+        reason = f" (no one-shot all-reduce: {obstacle or 'another rank cannot'})" if peers is None else ""
+        logger.info("ranks talk by %s%s", collectives.kind, reason)
+    return collectives
+
+
+def _obstacle(parallel: TensorParallel, device: torch.device, *, one_host: bool, disabled: tuple[str, ...]) -> str:
+    """Why GPUs of the group cannot read each other's memory, or are not to; empty: they can."""
+    if Mechanism.ONE_SHOT_ALL_REDUCE in disabled:
+        return "it is disabled"
+    if not one_host:
+        return "the ranks are on several machines"
+    if parallel.size not in LARGEST_SUM_BYTES:
+        return f"{parallel.size} ranks, it is for {', '.join(map(str, LARGEST_SUM_BYTES))}"
+    for peer in range(parallel.size):
+        if peer != device.index and not torch.cuda.can_device_access_peer(device, peer):
+            return f"GPU {device.index} cannot read the memory of GPU {peer}"
+    return ""
+
+
+def _on_all_ranks(is_so: bool, device: torch.device) -> bool:
+    """Whether it is so on every rank; the first call also shows that the GPUs reach each other at all."""
+    count = torch.tensor([int(is_so)], device=device)
+    torch.distributed.all_reduce(count, op=torch.distributed.ReduceOp.MIN)
+    return bool(count.item())

@@ -1,0 +1,64 @@
+"""A rank's place in its group while it loads: all ranks come to the same points, and agree on numbers there."""
+
+import logging
+from collections.abc import Callable
+
+import torch
+from torch.distributed import Store  # type: ignore[attr-defined]  # torch's
+
+from mini_infer_engine.config.settings import EngineSettings
+from mini_infer_engine.distributed.collectives import Collectives
+from mini_infer_engine.distributed.process_group import LateCollectives
+from mini_infer_engine.distributed.tensor_parallel import TensorParallel
+
+logger = logging.getLogger(__name__)
+
+
+class GroupMember:
+    """See `rank_group.RankGroup`."""
+
+    def __init__(
+        self,
+        parallel: TensorParallel,
+        store: Store,
+        host: str,
+        device: torch.device,
+        settings: EngineSettings,
+        agree: Callable[[int], list[int]],
+    ) -> None:
+        """`agree`: one number of this rank to those of all."""
+        self.late = LateCollectives(parallel)
+        self.collectives: Collectives = self.late
+        self._store, self._host, self._device, self._settings = store, host, device, settings
+        self._agree = agree
+
+    def begin_together(self) -> None:
+        """See `RankGroup.begin_together`."""
+        parallel = self.collectives.parallel
+        logger.info("rank %d of %d has its weights", parallel.rank, parallel.size)
+        self._agree(0)
+        self.late.connect(self._store, self._host, self._device, self._settings)
+
+    def smallest(self, number: int) -> int:
+        """See `RankGroup.smallest`."""
+        return min(self._agree(number))
+
+    def share_of(self, total: int) -> int:
+        """See `RankGroup.share_of`."""
+        return total // (self.collectives.parallel.size // self._settings.nnodes)
+
+
+def rank_device(settings_device: str, local_rank: int) -> torch.device:
+    """The device of a rank: its machine's GPU of this index, among those that the process sees, or the CPU.
+
+    ValueError: there are fewer GPUs than ranks.
+    """
+    if settings_device == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    if local_rank >= torch.cuda.device_count():
+        raise ValueError(
+            f"rank {local_rank} of this machine has no GPU: {torch.cuda.device_count()} are visible "
+            "(CUDA_VISIBLE_DEVICES); choose a smaller --tensor-parallel-size"
+        )
+    torch.cuda.set_device(local_rank)
+    return torch.device("cuda", local_rank)

@@ -1,0 +1,244 @@
+"""The first rank: it has a part of the model like every other, tells the others what to launch, and watches them.
+
+To the engine it is one `batch.Runner`: all ranks compute the same batch and sample the same tokens, and the first one's
+are the result.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import torch
+import zmq
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch's
+
+from mini_infer_contract.logs import LogFormat
+from mini_infer_engine.config.errors import ModelError
+from mini_infer_engine.config.settings import EngineSettings, ResolvedSettings, master_address
+from mini_infer_engine.core.batch import Batch, RunnerLostError, TokenMasks
+from mini_infer_engine.core.request import Request
+from mini_infer_engine.core.result import PassResult
+from mini_infer_engine.distributed import step_messages
+from mini_infer_engine.distributed.member import GroupMember, rank_device
+from mini_infer_engine.distributed.process_group import LOOPBACK, open_store
+from mini_infer_engine.distributed.rank_config import Addresses, RankConfig
+from mini_infer_engine.distributed.signs import Watch
+from mini_infer_engine.distributed.tensor_parallel import TensorParallel
+from mini_infer_engine.kv_transfer.layout import KVMemory
+from mini_infer_engine.runtime.executor import PassHandle
+from mini_infer_engine.runtime.model_runner import ModelRunner, load_runner
+
+_STOP_S = 2.0
+"""For ranks to leave by themselves."""
+_REASON_S = 4.0
+"""For the watch to find out why a pass failed: a rank that hangs is missed after three seconds."""
+
+
+class Watched(msgspec.Struct, frozen=True, kw_only=True):
+    """How a process that serves is told of a group's end, beside the exception; a library's user has that alone."""
+
+    on_lost: Callable[[str], None] | None = None
+    """Called by another thread, for the main one may hang."""
+    last_words_fd: int = -1
+    log_level: str = "info"
+    log_format: LogFormat = "text"
+
+
+NOT_WATCHED = Watched()
+
+
+class Ranks:
+    """The other ranks: their processes on this machine, and the sockets to all."""
+
+    def __init__(self, settings: EngineSettings, store: TCPStore, watched: Watched) -> None:
+        self.size = settings.tensor_parallel_size
+        local = range(1, self.size // settings.nnodes)
+        self._folder = tempfile.TemporaryDirectory(prefix="mini-infer-ranks-")
+        is_local = settings.nnodes == 1
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+        router = context.socket(zmq.ROUTER)
+        signs = self._bind(router, "signs", is_local)
+        self._steps = {rank: context.socket(zmq.PUSH) for rank in range(1, self.size)}
+        steps = {}
+        for rank, socket in self._steps.items():
+            socket.set(zmq.SNDHWM, 0)
+            steps[rank] = self._bind(socket, f"steps-{rank}", is_local)
+        store.set("addresses", msgspec.json.encode(Addresses(signs, steps)).decode())
+        self.processes = {rank: self._spawn(settings, rank, store.port, watched) for rank in local}
+        self.watch = Watch(router, range(1, self.size), self._ended, self._on_lost)
+        self._told = watched.on_lost
+        self.close = weakref.finalize(
+            self, _close, self.watch, self.processes, self._steps, router, self._folder, os.getpid()
+        )
+
+    def _bind(self, socket: zmq.Socket[bytes], name: str, is_local: bool) -> str:
+        if is_local:
+            address = f"ipc://{self._folder.name}/{name}"
+            socket.bind(address)
+            return address
+        port = socket.bind_to_random_port("tcp://*")
+        return f"tcp://{os.uname().nodename}:{port}"
+
+    def _spawn(self, settings: EngineSettings, rank: int, port: int, watched: Watched) -> subprocess.Popen[bytes]:
+        config = RankConfig(
+            settings=settings,
+            rank=rank,
+            local_rank=rank,
+            store_host=LOOPBACK,
+            store_port=port,
+            parent_pid=os.getpid(),
+            kills_parent=watched.on_lost is not None,
+            last_words_fd=watched.last_words_fd,
+            log_level=watched.log_level,
+            log_format=watched.log_format,
+        )
+        return spawn_rank(config, Path(self._folder.name))
+
+    def _ended(self) -> dict[int, int]:
+        found = {rank: process.poll() for rank, process in self.processes.items()}
+        return {rank: status for rank, status in found.items() if status is not None}
+
+    def _on_lost(self, reason: str) -> None:
+        for process in self.processes.values():
+            process.kill()  # so that a collective of the main thread breaks off
+        if self._told is not None:
+            self._told(reason)
+
+    def send(self, message: step_messages.StepMessage) -> None:
+        """To every other rank."""
+        payload = step_messages.encode(message)
+        for socket in self._steps.values():
+            socket.send(payload)
+
+    def agree(self, value: int) -> list[int]:
+        """One number of each rank, once all have come to the same point. ModelError: a rank could not."""
+        try:
+            values = [value, *self.watch.gather()]
+        except RuntimeError as error:
+            raise ModelError(str(error)) from None
+        self.send(step_messages.Agreed(values))
+        return values
+
+
+def spawn_rank(config: RankConfig, folder: Path) -> subprocess.Popen[bytes]:
+    """Start a rank's process, which dies with this one."""
+    path = folder / f"rank-{config.rank}.json"
+    path.write_bytes(msgspec.json.encode(config))
+    command = [sys.executable, "-m", "mini_infer_engine.distributed.rank_process", str(path)]
+    passed = (config.last_words_fd,) if config.last_words_fd >= 0 else ()
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=passed)
+
+
+def _close(
+    watch: Watch,
+    processes: dict[int, subprocess.Popen[bytes]],
+    steps: dict[int, zmq.Socket[bytes]],
+    router: zmq.Socket[bytes],
+    folder: "tempfile.TemporaryDirectory[str]",
+    pid: int,
+) -> None:
+    """Tell all ranks to stop, and end those that do not."""
+    if os.getpid() != pid:
+        return  # a fork of the process: the ranks are not its own
+    watch.close()
+    for rank, socket in steps.items():
+        try:
+            socket.send(step_messages.encode(step_messages.Stop()), zmq.NOBLOCK)
+        except zmq.Again:  # it still starts, and listens to nobody
+            if rank in processes:
+                processes[rank].kill()
+        socket.close(linger=500)
+    router.close(linger=0)
+    for process in processes.values():
+        try:
+            process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    folder.cleanup()
+
+
+class ParallelRunner:
+    """See `batch.Runner`. Its own part of the model is `local`."""
+
+    def __init__(self, local: ModelRunner, ranks: Ranks, store: TCPStore) -> None:
+        self.local, self.ranks = local, ranks
+        self._store = store  # the first rank's is the one that all others talk to
+        self.settings: ResolvedSettings = local.settings
+        self.all_reduce = local.worker.collectives.kind
+        """By what the ranks talk, for people."""
+        self.config, self.device = local.config, local.device
+        self.page_size, self.num_pages = local.page_size, local.num_pages
+        self.max_model_len, self.swap_space = local.max_model_len, local.swap_space
+        self.max_speculative_rows = local.max_speculative_rows
+        self._writer = step_messages.StepWriter(self.page_size)
+
+    def kv_memory(self) -> KVMemory:
+        """This rank's page pool, as KV transfer sees it."""
+        return self.local.kv_memory()
+
+    def refuses(self, request: Request) -> str | None:
+        """See `Runner.refuses`."""
+        return self.local.refuses(request)
+
+    def launch(self, batch: Batch) -> PassHandle:
+        """See `Runner.launch`."""
+        with self._all_or_nothing():
+            self.ranks.send(self._writer.launch(batch))
+            return self.local.launch(batch)
+
+    def sample(self, handle: PassHandle, masks: TokenMasks) -> None:
+        """See `Runner.sample`."""
+        with self._all_or_nothing():
+            self.ranks.send(step_messages.masks_message(masks))
+            self.local.sample(handle, masks)
+
+    def collect(self, handle: PassHandle) -> PassResult:
+        """See `Runner.collect`."""
+        with self._all_or_nothing():
+            return self.local.collect(handle)
+
+    @contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        """A pass that fails on one rank leaves the others in the middle of it: then the group is over."""
+        if self.ranks.watch.lost:
+            raise RunnerLostError(self.ranks.watch.lost)
+        try:
+            yield
+        except Exception as error:
+            reason = self.ranks.watch.reason(_REASON_S)
+            reason = reason or f"rank 0 of the tensor-parallel group failed: {type(error).__name__}: {error}"
+            raise RunnerLostError(reason) from error
+
+
+def load_parallel(settings: EngineSettings, watched: Watched = NOT_WATCHED) -> ParallelRunner:
+    """Start the other ranks of this machine, load this rank's part with them, and wait for all.
+
+    Raises:
+        ModelError: the model or the settings are at fault, or a rank cannot load its part.
+        ValueError: there are too few GPUs.
+
+    """
+    device = rank_device(settings.device, 0)
+    store = open_store(settings.master_port if settings.nnodes > 1 else 0)
+    ranks = Ranks(settings, store, watched)
+    try:
+        host = LOOPBACK if settings.nnodes == 1 else master_address(settings)
+        parallel = TensorParallel(0, settings.tensor_parallel_size)
+        member = GroupMember(parallel, store, host, device, settings, ranks.agree)
+        runner = ParallelRunner(load_runner(settings, member), ranks, store)
+    except BaseException as error:
+        reason = ranks.watch.reason(0 if isinstance(error, ValueError) else 1.0)
+        ranks.close()
+        if reason and isinstance(error, Exception):
+            raise ModelError(reason) from error
+        raise
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return runner

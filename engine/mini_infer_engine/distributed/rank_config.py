@@ -1,0 +1,34 @@
+"""What a rank's process is told before it can talk to the first rank, in a file that it reads when it starts."""
+
+import msgspec
+
+from mini_infer_contract.logs import LogFormat
+from mini_infer_engine.config.settings import EngineSettings
+
+
+class RankConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one rank other than the first."""
+
+    settings: EngineSettings
+    rank: int
+    local_rank: int
+    """Among the ranks of its machine: the index of its GPU, among those that the process sees."""
+    store_host: str
+    store_port: int
+    """Where the group meets."""
+    parent_pid: int
+    kills_parent: bool
+    """Whether its parent is the first rank in a process that serves: it is ended when it hangs, so that clients learn.
+    """
+    last_words_fd: int = -1
+    """Where the reason of a group's end is left for whoever watches the first rank; -1: nobody does."""
+    log_level: str = "info"
+    log_format: LogFormat = "text"
+
+
+class Addresses(msgspec.Struct, frozen=True):
+    """Where the first rank talks with the others; told through the store."""
+
+    signs: str
+    steps: dict[int, str]
+    """By rank."""

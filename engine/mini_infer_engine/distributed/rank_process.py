@@ -1,0 +1,125 @@
+"""A rank other than the first, in a process of its own: it loads its part and runs what the first rank tells it."""
+
+import ctypes
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import msgspec
+import zmq
+from torch.distributed import Store  # type: ignore[attr-defined]  # torch's
+
+from mini_infer_contract.logs import configure_logging
+from mini_infer_engine.distributed import step_messages
+from mini_infer_engine.distributed.last_words import say
+from mini_infer_engine.distributed.member import GroupMember, rank_device
+from mini_infer_engine.distributed.process_group import LOOPBACK, join_store
+from mini_infer_engine.distributed.rank_config import Addresses, RankConfig
+from mini_infer_engine.distributed.signs import Signs
+from mini_infer_engine.distributed.tensor_parallel import TensorParallel
+from mini_infer_engine.runtime.executor import PassHandle
+from mini_infer_engine.runtime.model_runner import ModelRunner, load_runner
+
+logger = logging.getLogger(__name__)
+
+_PR_SET_PDEATHSIG = 1
+"""<sys/prctl.h>: the signal that the kernel sends when the parent dies."""
+_HANDLES_KEPT = 4
+"""Launched passes whose memory may still be in use: the first rank has two in flight at most."""
+
+
+class Rank:
+    """One rank."""
+
+    def __init__(self, config: RankConfig, store: Store) -> None:
+        addresses = msgspec.json.decode(store.get("addresses"), type=Addresses)
+        self._config, self._store = config, store
+        self._steps: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PULL)
+        self._steps.set(zmq.RCVHWM, 0)
+        self._steps.connect(addresses.steps[config.rank])
+        self.signs = Signs(addresses.signs, config.rank, self._lost)
+
+    def load(self) -> ModelRunner:
+        """Its part of the model, at the same time as all others."""
+        config, settings = self._config, self._config.settings
+        device = rank_device(settings.device, config.local_rank)
+        parallel = TensorParallel(config.rank, settings.tensor_parallel_size)
+        host = LOOPBACK if settings.nnodes == 1 else own_address(config.store_host, config.store_port)
+        member = GroupMember(parallel, self._store, host, device, settings, self._agree)
+        return load_runner(settings, member)
+
+    def run(self, runner: ModelRunner) -> None:
+        """Passes, until the first rank says stop."""
+        reader, handles = step_messages.StepReader(), list[PassHandle]()
+        while True:
+            match step_messages.decode(self._steps.recv()):
+                case step_messages.Launch() as message:
+                    handles = [*handles[1 - _HANDLES_KEPT :], runner.launch(reader.batch(message))]
+                case step_messages.Sample() as message:
+                    runner.sample(handles[-1], step_messages.masks_of(message))
+                case step_messages.Stop():
+                    return
+                case step_messages.Agreed():
+                    raise AssertionError("there is nothing to agree on while passes run")
+
+    def _agree(self, value: int) -> list[int]:
+        self.signs.reached(value)
+        message = step_messages.decode(self._steps.recv())
+        if isinstance(message, step_messages.Stop):
+            raise SystemExit(0)
+        assert isinstance(message, step_messages.Agreed)
+        return message.values
+
+    def _lost(self, reason: str) -> None:
+        """The first rank is silent. Whoever watches it learns why before it is ended."""
+        logger.error("rank %d: %s", self._config.rank, reason)
+        if self._config.kills_parent and os.getppid() == self._config.parent_pid:
+            say(self._config.last_words_fd, f"{reason} (said by rank {self._config.rank})")
+            os.kill(self._config.parent_pid, signal.SIGKILL)
+        os._exit(1)
+
+
+def own_address(host: str, port: int) -> str:
+    """The address of this machine for those who are reached at `host`."""
+    with socket.create_connection((host, port), timeout=10) as connection:
+        address: str = connection.getsockname()[0]
+        return address
+
+
+def run_rank(config: RankConfig) -> int:
+    """Load and run; what goes wrong is told to the first rank. Returns the exit status."""
+    rank = Rank(config, join_store(config.store_host, config.store_port))
+    try:
+        runner = rank.load()
+        gc.collect()
+        gc.freeze()
+        rank.run(runner)
+    except Exception as error:
+        expected = isinstance(error, ValueError | OSError)
+        if not expected:
+            logger.exception("rank %d fails", config.rank)
+        said = str(error) if expected else f"{type(error).__name__}: {error}"
+        rank.signs.failed(f"rank {config.rank} of the tensor-parallel group failed: {said}")
+        return 1
+    return 0
+
+
+def main() -> None:
+    """Run as `python -m mini_infer_engine.distributed.rank_process CONFIG`; started by the first rank alone."""
+    config = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=RankConfig)
+    configure_logging(config.log_level, config.log_format)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    status = run_rank(config) if os.getppid() == config.parent_pid else 0
+    sys.stdout.flush()
+    os._exit(status)  # threads of gloo and NCCL wait for ranks that are gone
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""What the first rank tells the others of each pass: what has changed since the last one. No torch, no sockets.
+
+A decode row that goes on as expected is its slot's number alone; page tables travel as the pages that were appended.
+Both ends keep the last row of each slot: `StepWriter` and `StepReader` see the same messages in the same order.
+"""
+
+from array import array
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from mini_infer_engine.core.batch import Batch, Row, TokenMasks, Transfers
+
+
+class Launch(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+    """Start a pass."""
+
+    rows: list[int | Row]
+    """A slot: its row follows from the one before. A decode row's page table has only what was appended."""
+    num_decodes: int
+    pages: dict[int, list[int]] = {}
+    """Appended to slots that are told as a number."""
+    transfers: Transfers | None = None
+    waits_for_masks: bool = False
+
+
+class Sample(msgspec.Struct, frozen=True, tag=True):
+    """Choose the tokens of the pass that was launched last."""
+
+    rows: list[int]
+    words: int
+    """Of each row's mask."""
+    bits: bytes
+
+
+class Agreed(msgspec.Struct, frozen=True, tag=True):
+    """What every rank has said, by rank: all have come to the same point."""
+
+    values: list[int]
+
+
+class Stop(msgspec.Struct, frozen=True, tag=True):
+    """Leave."""
+
+
+StepMessage = Launch | Sample | Agreed | Stop
+
+
+def _packed(value: Any) -> Any:
+    if isinstance(value, array):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} cannot be sent to other ranks")
+
+
+encode = msgspec.msgpack.Encoder(enc_hook=_packed).encode
+decode = msgspec.msgpack.Decoder(StepMessage).decode
+
+
+class StepWriter:
+    """The first rank's end."""
+
+    def __init__(self, page_size: int) -> None:
+        self._page_size = page_size
+        self._last: dict[int, Row] = {}
+        self._known_pages: dict[int, int] = {}
+
+    def launch(self, batch: Batch) -> Launch:
+        """The message for a batch, which every rank must get."""
+        pages: dict[int, list[int]] = {}
+        rows = [self._told(row, pages) for row in batch.rows]
+        moves = batch.transfers
+        has_moves = bool(moves.swap_out or moves.swap_in or moves.copies)
+        return Launch(rows, batch.num_decodes, pages, moves if has_moves else None, batch.waits_for_masks)
+
+    def _told(self, row: Row, pages: dict[int, list[int]]) -> int | Row:
+        slot, needed = row.slot, (row.start + row.count - 1) // self._page_size + 1
+        last = self._last.get(slot)
+        known = 0 if row.token_ids is not None else self._known_pages.get(slot, 0)
+        appended = list(row.page_table[known:needed])
+        self._last[slot], self._known_pages[slot] = row, max(known, needed)
+        if last is not None and row.token_ids is None and row == following(last, row.page_table):
+            if appended:
+                pages[slot] = appended
+            return slot
+        sampling = row.sampling
+        if sampling is not None and sampling.grammar is not None:
+            sampling = msgspec.structs.replace(sampling, grammar=None)  # masks say what it allows
+        return msgspec.structs.replace(row, page_table=appended, sampling=sampling)
+
+
+class StepReader:
+    """The end of every other rank."""
+
+    def __init__(self) -> None:
+        self._last: dict[int, Row] = {}
+        self._tables: dict[int, list[int]] = {}
+
+    def batch(self, message: Launch) -> Batch:
+        """The batch that the first rank launches."""
+        rows = [self._row(told, message.pages) for told in message.rows]
+        return Batch(rows, message.num_decodes, message.transfers or Transfers(), message.waits_for_masks)
+
+    def _row(self, told: int | Row, pages: dict[int, list[int]]) -> Row:
+        if isinstance(told, int):
+            table = self._tables[told]
+            table += pages.get(told, ())
+            row = following(self._last[told], table)
+        elif told.token_ids is not None:
+            self._tables[told.slot] = list(told.page_table)
+            row = msgspec.structs.replace(told, page_table=self._tables[told.slot])
+        else:
+            table = self._tables.setdefault(told.slot, [])
+            table += told.page_table
+            row = msgspec.structs.replace(told, page_table=table)
+        self._last[row.slot] = row
+        return row
+
+
+def following(last: Row, page_table: Any) -> Row:
+    """The decode row after `last`, where nothing else has changed."""
+    start, index = last.start + last.count, last.output_index + 1
+    return Row(last.slot, start, 1, None, page_table, last.sampling, last.noise_seed, index)
+
+
+def masks_message(masks: TokenMasks) -> Sample:
+    """The message for the masks of a batch."""
+    return Sample(masks.rows, masks.bits.shape[1], masks.bits.tobytes())
+
+
+def masks_of(message: Sample) -> TokenMasks:
+    """See `masks_message`."""
+    return TokenMasks(message.rows, np.frombuffer(message.bits, dtype=np.uint32).reshape(-1, message.words))

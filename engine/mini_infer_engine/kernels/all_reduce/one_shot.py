@@ -1,0 +1,191 @@
+"""One-shot all-reduce over peer memory, fused with residual sum and RMSNorm, and the gather of logits.
+
+Each GPU reads all GPUs' summands and adds them up for itself, in the order of ranks: one exchange of signals, no second
+step (as in TensorRT-LLM's and vLLM's custom all-reduce). Programs of the same number meet first: each writes a counter
+to every peer's signal pad and waits for theirs. Nothing but counters is ever written to a peer. After the meeting, all
+peers have written their summands, and all have ended every kernel before, so that memory that was read two exchanges
+ago may be written again: who makes summands takes turns between two buffers.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from mini_infer_engine.kernels.sizes import cdiv, next_power_of_2
+
+MAX_PROGRAMS = 1024
+"""Of one kernel: each has counters of its own."""
+_GATHER_BLOCK = 4096
+
+
+@triton.jit
+def _meet(signals, epochs, program, RANK: tl.constexpr, WORLD: tl.constexpr):
+    """Until the programs of this number have come here on all ranks. `signals` [WORLD] are pointers to all pads.
+
+    A pad is [programs, WORLD] int32: what each rank has written last. Counters wrap around, hence the difference.
+    """
+    peers = tl.arange(0, WORLD)
+    epoch = tl.load(epochs + program) + 1
+    pads = tl.load(signals + peers).to(tl.pointer_type(tl.int32))
+    tl.atomic_xchg(pads + program * WORLD + RANK, tl.zeros((WORLD,), tl.int32) + epoch, sem="release", scope="sys")
+    own = tl.load(signals + RANK).to(tl.pointer_type(tl.int32)) + program * WORLD + peers
+    nothing = tl.zeros((WORLD,), tl.int32)
+    behind = tl.min(tl.atomic_add(own, nothing, sem="acquire", scope="sys") - epoch, axis=0)
+    while behind < 0:
+        behind = tl.min(tl.atomic_add(own, nothing, sem="acquire", scope="sys") - epoch, axis=0)
+    tl.debug_barrier()
+    tl.store(epochs + program, epoch)
+
+
+@triton.jit
+def _reduce(
+    buffers,
+    signals,
+    epochs,
+    offset,
+    residual,
+    weight,
+    out,
+    width,
+    eps,
+    RANK: tl.constexpr,
+    WORLD: tl.constexpr,
+    NORM: tl.constexpr,
+    PDL: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Program (row). NORM: the sum is added to the residual, whose norm goes to out; else out is the sum."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    row = tl.program_id(0)
+    offsets = tl.arange(0, BLOCK)
+    mask = offsets < width
+    at = row.to(tl.int64) * width + offsets
+    if NORM:
+        values = tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)
+        weights = tl.load(weight + offsets, mask=mask, other=0.0).to(tl.float32)
+    _meet(signals, epochs, row, RANK, WORLD)
+    total = tl.zeros((BLOCK,), dtype=tl.float32)
+    for peer in tl.static_range(WORLD):
+        base = tl.load(buffers + peer).to(tl.pointer_type(out.dtype.element_ty))
+        base = tl.multiple_of(base + offset, 16)
+        total += tl.load(base + at, mask=mask, other=0.0, cache_modifier=".cg").to(tl.float32)
+    if NORM:
+        rounded = (values + total).to(residual.dtype.element_ty)
+        tl.store(residual + at, rounded, mask=mask)
+        values = rounded.to(tl.float32)
+        scale = tl.rsqrt(tl.sum(values * values, axis=0) / width + eps)
+        total = values * scale * weights
+    tl.store(out + at, total.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _gather(
+    buffers,
+    signals,
+    epochs,
+    offset,
+    out,
+    columns,
+    width,
+    RANK: tl.constexpr,
+    WORLD: tl.constexpr,
+    PDL: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Program (row, block): the same columns of every rank's part of a row."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    row = tl.program_id(0)
+    block = tl.program_id(1)
+    local = block * BLOCK + tl.arange(0, BLOCK)
+    _meet(signals, epochs, row * tl.num_programs(1) + block, RANK, WORLD)
+    for peer in tl.static_range(WORLD):
+        base = tl.load(buffers + peer).to(tl.pointer_type(out.dtype.element_ty))
+        base = tl.multiple_of(base + offset, 16)
+        at = peer * columns + local
+        mask = (local < columns) & (at < width)
+        values = tl.load(base + row.to(tl.int64) * columns + local, mask=mask, cache_modifier=".cg")
+        tl.store(out + row.to(tl.int64) * width + at, values, mask=mask)
+
+
+def launch_reduce(
+    peers: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    offset: int,
+    out: torch.Tensor,
+    *,
+    rank: int,
+    world: int,
+    residual: torch.Tensor | None = None,
+    weight: torch.Tensor | None = None,
+    eps: float = 0.0,
+    pdl: bool = False,
+) -> torch.Tensor:
+    """Sum all ranks' summands, which stand `offset` elements of out's dtype behind their buffers' begins.
+
+    out [rows, width] becomes the sum; with a residual [rows, width], that is added to in place and out becomes its
+    RMSNorm by `weight`. `peers`: pointers to all ranks' buffers [world] int64, to their signal pads [world] int64, and
+    this rank's counters [MAX_PROGRAMS] int32. Rows are at most MAX_PROGRAMS.
+    """
+    rows, width = out.shape
+    block = next_power_of_2(width)
+    options: dict[str, Any] = {"launch_pdl": True} if pdl else {}
+    _reduce[(rows,)](
+        *peers,
+        offset,
+        out if residual is None else residual,
+        out if weight is None else weight,
+        out,
+        width,
+        eps,
+        RANK=rank,
+        WORLD=world,
+        NORM=residual is not None,
+        PDL=pdl,
+        BLOCK=block,
+        num_warps=4 if block <= 2048 else 8,
+        **options,
+    )
+    return out
+
+
+def gather_programs(rows: int, columns: int) -> int:
+    """Programs of `launch_gather`."""
+    return rows * cdiv(columns, _GATHER_BLOCK)
+
+
+def launch_gather(
+    peers: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    offset: int,
+    out: torch.Tensor,
+    columns: int,
+    *,
+    rank: int,
+    world: int,
+    pdl: bool = False,
+) -> torch.Tensor:
+    """The first `width` columns of all ranks' [rows, columns] side by side, in out [rows, width], dense.
+
+    `peers` and `offset` as in `launch_reduce`; `gather_programs` are at most MAX_PROGRAMS.
+    """
+    rows, width = out.shape
+    options: dict[str, Any] = {"launch_pdl": True} if pdl else {}
+    _gather[(rows, cdiv(columns, _GATHER_BLOCK))](
+        *peers,
+        offset,
+        out,
+        columns,
+        width,
+        RANK=rank,
+        WORLD=world,
+        PDL=pdl,
+        BLOCK=_GATHER_BLOCK,
+        num_warps=8,
+        **options,
+    )
+    return out

@@ -1,0 +1,120 @@
+"""Two and four ranks as processes over gloo: the same texts as one process, and the end of a rank is the end of all."""
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mini_infer_engine import LLM, SamplingParams
+from mini_infer_engine.config.errors import ModelError
+from mini_infer_engine.core.batch import RunnerLostError
+from mini_infer_engine.distributed.parallel_runner import ParallelRunner
+from mini_infer_engine.structured.params import StructuredOutputsParams
+from tests.support.tiny_models import save_tiny_model
+
+PROMPTS = [
+    [(position * step + 3) % 190 + 5 for position in range(length)] for step, length in ((31, 50), (7, 9), (13, 70))
+]
+SHARED = [*range(40, 80)]
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+ASKS = [
+    GREEDY,
+    SamplingParams(temperature=1.1, top_p=0.9, seed=3, max_tokens=12, ignore_eos=True, repetition_penalty=1.2),
+    SamplingParams(
+        temperature=0.8, seed=4, max_tokens=10, logprobs=2, prompt_logprobs=1, min_tokens=4, logit_bias={9: 3.0}
+    ),
+]
+
+
+def _engine(folder: Path | str, size: int, **settings: Any) -> LLM:
+    defaults = {"device": "cpu", "kv_cache_memory": 8_000_000, "max_num_seqs": 8, "skip_tokenizer_init": True}
+    return LLM(str(folder), tensor_parallel_size=size, **(defaults | settings))
+
+
+def _tokens(llm: LLM, prompts: list[list[int]], asks: Any) -> list[Any]:
+    made = llm.generate([{"prompt_token_ids": ids} for ids in prompts], asks, use_tqdm=False)
+    return [(list(one.outputs[0].token_ids), one.num_cached_tokens) for one in made]
+
+
+def _runner(llm: LLM) -> ParallelRunner:
+    runner = llm._engine._runner
+    assert isinstance(runner, ParallelRunner)
+    return runner
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("qwen3")
+    save_tiny_model(path, "qwen3", tie_word_embeddings=True)
+    return path
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_sampling_penalties_logprobs_chunks_and_the_prefix_cache_are_as_in_one_process(folder: Path, size: int) -> None:
+    settings = {"max_num_batched_tokens": 32}
+    alone, group = _engine(folder, 1, **settings), _engine(folder, size, **settings)
+    assert _tokens(group, PROMPTS, ASKS) == _tokens(alone, PROMPTS, ASKS)
+    followed = [[*SHARED, *prompt] for prompt in PROMPTS]
+    for prompts in (followed[:1], followed):
+        assert _tokens(group, prompts, GREEDY) == _tokens(alone, prompts, GREEDY)
+    embeddings = [llm.embed([{"prompt_token_ids": PROMPTS[1]}], use_tqdm=False)[0] for llm in (alone, group)]
+    assert embeddings[1].outputs.embedding == pytest.approx(embeddings[0].outputs.embedding, abs=1e-4)
+
+
+def test_preempted_sequences_are_swapped_on_every_rank(folder: Path) -> None:
+    settings = {"kv_cache_memory": 250_000, "max_model_len": 120, "kv_swap_memory": 4_000_000}
+    prompts = [[(position * step + 3) % 190 + 5 for position in range(60)] for step in (3, 7, 11, 13, 17, 19)]
+    asks = SamplingParams(temperature=0, max_tokens=50, ignore_eos=True)
+    group = _engine(folder, 2, **settings)
+    assert [one[0] for one in _tokens(group, prompts, asks)] == [
+        one[0] for one in _tokens(_engine(folder, 1), prompts, asks)
+    ]
+
+
+def test_the_demo_model_says_what_it_says_alone_also_within_a_grammar() -> None:
+    asks = [
+        SamplingParams(temperature=0, max_tokens=24),
+        SamplingParams(temperature=0, max_tokens=24, structured_outputs=StructuredOutputsParams(choice=["yes", "no"])),
+    ]
+    prompts = ["def main():", "Answer yes or no:"]
+    texts = [
+        [
+            one.outputs[0].text
+            for one in _engine("demo", size, skip_tokenizer_init=False).generate(prompts, asks, use_tqdm=False)
+        ]
+        for size in (1, 2)
+    ]
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_the_end_of_a_rank_ends_the_group_with_the_reason(folder: Path, number: signal.Signals) -> None:
+    llm = _engine(folder, 2)
+    process = _runner(llm).ranks.processes[1]
+    os.kill(process.pid, number)
+    started_s = time.monotonic()
+    words = "killed by signal 9" if number == signal.SIGKILL else "hangs: no sign of life"
+    with pytest.raises(RunnerLostError, match=f"rank 1 of the tensor-parallel group .*{words}"):
+        _tokens(llm, PROMPTS, GREEDY)
+    assert time.monotonic() - started_s < 5
+    with pytest.raises(RunnerLostError, match="rank 1"):  # and there is no more to be had
+        _tokens(llm, PROMPTS, GREEDY)
+
+
+def test_what_ranks_cannot_share_is_refused_and_no_process_is_left(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="num_attention_heads = 4 cannot be split among 3 ranks"):
+        _engine(folder, 3)
+    broken = save_and_break(tmp_path)
+    with pytest.raises(ModelError, match="safetensors"):
+        _engine(broken, 2)
+
+
+def save_and_break(folder: Path) -> Path:
+    """A model whose weights were cut short."""
+    save_tiny_model(folder, "llama")
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    return folder
