@@ -180,7 +180,7 @@ class ParallelRunner:
         self._writer = step_messages.StepWriter(self.page_size)
 
     def kv_memory(self) -> KVMemory:
-        """This rank's page pool, as KV transfer sees it."""
+        """Of this rank alone: its page pool, as KV transfer sees it."""
         return self.local.kv_memory()
 
     def refuses(self, request: Request) -> str | None:

@@ -99,7 +99,9 @@ class StepReader:
     def batch(self, message: Launch) -> Batch:
         """The batch that the first rank launches."""
         rows = [self._row(told, message.pages) for told in message.rows]
-        return Batch(rows, message.num_decodes, message.transfers or Transfers(), message.waits_for_masks)
+        return Batch(
+            rows, message.num_decodes, message.transfers or Transfers(), waits_for_masks=message.waits_for_masks
+        )
 
     def _row(self, told: int | Row, pages: dict[int, list[int]]) -> Row:
         if isinstance(told, int):
