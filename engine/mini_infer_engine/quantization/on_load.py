@@ -1,9 +1,9 @@
 """`--quantization`: linear layers rounded when they are loaded.
 
 int8 (W8A16): symmetric, one scale a row. fp8 (e4m3): one scale a row; W8A16 for few rows, W8A8 for many. int4 (W4A16):
-a scale and a zero point for each row and 128 columns. Embeddings, norms and the head stay in the model's dtype. On a
-GPU a layer is packed for the kernels; on a CPU plain torch widens a weight at each product, and FP8 is dequantised, as
-it is on GPUs without it.
+a scale and a zero point for each row and 128 columns, to the nearest or by `runtime.calibration`. Embeddings, norms and
+the head stay in the model's dtype. On a GPU a layer is packed for the kernels; on a CPU plain torch widens a weight at
+each product, and FP8 is dequantised, as it is on GPUs without it.
 """
 
 from typing import Literal
@@ -30,6 +30,8 @@ class RoundToNearestMethod:
 
     def __init__(self, kind: Quantization) -> None:
         self.kind: Quantization = kind
+        self.waits = False
+        """Whether `process_weights_after_loading` leaves weights as they are, for calibration rounds them."""
 
     def create_weights(self, layer: Linear) -> None:
         """See `LinearMethod`."""
@@ -41,7 +43,7 @@ class RoundToNearestMethod:
 
     def process_weights_after_loading(self, layer: Linear) -> None:
         """Round, once, and give the weight up."""
-        if not layer.weight.numel():
+        if not layer.weight.numel() or self.waits:
             return
         if self.kind == "fp8":
             self._to_fp8(layer)
@@ -52,12 +54,15 @@ class RoundToNearestMethod:
             else:
                 _keep(layer, integers, scale)
         else:
-            nibbles, scale, zero = rounded_groups(layer.weight, GROUP)
-            if layer.weight.device.type != "cpu":
-                pack_nibbles(layer, nibbles, scale, zero)
-            else:
-                layer.weight_minimum = nn.Parameter(-zero * scale, requires_grad=False)
-                _keep(layer, packed_nibbles(nibbles), scale)
+            self.keep_groups(layer, *rounded_groups(layer.weight, GROUP))
+
+    def keep_groups(self, layer: Linear, integers: Tensor, scale: Tensor, zero: Tensor) -> None:
+        """Give the weight up for what `rounded_groups` or a calibrated rounding has made of it."""
+        if layer.weight.device.type != "cpu":
+            pack_nibbles(layer, integers, scale, zero)
+        else:
+            layer.weight_minimum = nn.Parameter(-zero * scale, requires_grad=False)
+            _keep(layer, packed_nibbles(integers), scale)
 
     def _to_fp8(self, layer: Linear) -> None:
         values, scale = rounded_to_fp8(layer.weight)
@@ -71,6 +76,8 @@ class RoundToNearestMethod:
 
     def apply(self, layer: Linear, x: Tensor) -> Tensor:
         """See `LinearMethod`. A row's one scale is multiplied with the product, groups' scales with the weight."""
+        if layer.weight.numel():
+            return functional.linear(x, layer.weight, layer.bias)
         if self.kind == "int8":
             out = functional.linear(x, layer.integers.to(x.dtype)) * layer.weight_scale.t().to(x.dtype)
             return out if layer.bias is None else out.add_(layer.bias)

@@ -1,5 +1,7 @@
 """A model on its device: config, weights, dtype. It knows neither batches nor the page pool."""
 
+import logging
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,8 +18,11 @@ from mini_infer_engine.models.registry import model_class
 from mini_infer_engine.models.weights.loader import fill_randomly, load_weights, open_checkpoint
 from mini_infer_engine.quantization.layers import quantize_layers
 from mini_infer_engine.quantization.on_load import Quantization, quantize_on_load
+from mini_infer_engine.runtime.calibration import calibrate, calibrates, calibration_rows
 from mini_infer_engine.speculation.config import speculation_of
 from mini_infer_engine.speculation.draft_files import find_draft
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +133,17 @@ def _on_meta(config: ModelConfig, dtype: torch.dtype, quantization: Quantization
     return model
 
 
+def _calibrate(model: DecoderModel, directory: Path | None, device: torch.device) -> None:
+    """Round 4-bit weights by the committed texts, where the model's layers can run alone and it has a tokenizer."""
+    rows = None if directory is None else calibration_rows(directory)
+    if rows is None or not calibrates(model):
+        log.warning("int4 weights are rounded to the nearest: calibration needs a tokenizer.json, one rank, plain KV.")
+        return
+    begin = time.monotonic()
+    calibrate(model, rows.to(device))
+    log.info("int4 weights were calibrated with %d tokens in %.1f s", rows.numel(), time.monotonic() - begin)
+
+
 def _load_model(
     settings: EngineSettings, config: ModelConfig, directory: Path | None, device: torch.device, dtype: torch.dtype
 ) -> DecoderModel:
@@ -151,4 +167,6 @@ def _load_model(
             fill_randomly(model, settings.seed)
         else:
             load_weights(model, checkpoint)
+            if settings.quantization == "int4" and settings.quantization_calibration == "auto":
+                _calibrate(model, directory, device)
     return model

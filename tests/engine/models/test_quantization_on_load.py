@@ -90,7 +90,7 @@ def test_the_demo_model_keeps_its_answers_in_less_memory() -> None:
         taken[kind] = sum(tensor.numel() * tensor.itemsize for tensor in held if tensor is not None)
     assert agreed[None] == 1.0
     assert agreed["int8"] >= 0.98
-    assert agreed["int4"] >= 0.6  # a small model, without calibration; chance is far below
+    assert agreed["int4"] >= 0.7  # a small model, and text that it has hardly seen; chance is far below
     assert taken["int8"] <= 0.26 * taken[None]
     assert taken["int4"] <= 0.15 * taken[None]
 

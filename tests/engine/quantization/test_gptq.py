@@ -1,0 +1,56 @@
+"""GPTQ: products with inputs like those it was calibrated with come nearer than by rounding to the nearest."""
+
+import pytest
+import torch
+
+from mini_infer_engine.quantization.gptq import clipped_range, gptq_groups
+from mini_infer_engine.quantization.on_load import rounded_groups
+
+
+def widened(integers: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor, group: int) -> torch.Tensor:
+    wide, middle = (each.repeat_interleave(group, 1)[:, : integers.shape[1]] for each in (scale, zero))
+    return (integers - middle) * wide
+
+
+def inputs(count: int, columns: int, *, seed: int) -> torch.Tensor:
+    """Correlated, and a few columns far larger than others, as a model's are."""
+    dice = torch.Generator().manual_seed(seed)
+    mixing = torch.randn(columns // 4, columns, generator=torch.Generator().manual_seed(5))
+    large = torch.where(torch.arange(columns) % 29 == 3, 8.0, 1.0)
+    return (
+        torch.randn(count, columns // 4, generator=dice) @ mixing + torch.randn(count, columns, generator=dice)
+    ) * large
+
+
+@pytest.mark.parametrize(("columns", "group"), [(256, 128), (200, 128), (96, 32)])
+def test_products_come_nearer_than_by_rounding_to_the_nearest(columns: int, group: int) -> None:
+    weight = torch.randn(24, columns, generator=torch.Generator().manual_seed(1))
+    seen, other = inputs(600, columns, seed=2), inputs(300, columns, seed=3)
+    made = gptq_groups(weight, seen.t() @ seen, group)
+    assert made[0].dtype == torch.uint8
+    assert int(made[0].max()) <= 15
+    assert torch.equal(made[1], made[1].half().float())
+    error, nearest = (
+        float((other @ (widened(*each, group) - weight).t()).square().mean())
+        for each in (made, rounded_groups(weight, group))
+    )
+    assert error < 0.6 * nearest
+
+
+def test_columns_that_no_input_uses_change_nothing() -> None:
+    weight = torch.randn(8, 64, generator=torch.Generator().manual_seed(1))
+    seen = inputs(100, 64, seed=2)
+    seen[:, 10:20] = 0
+    integers, scale, zero = gptq_groups(weight, seen.t() @ seen, 32)
+    assert torch.isfinite(widened(integers, scale, zero, 32)).all()
+    constant = gptq_groups(torch.zeros(2, 64), torch.zeros(64, 64), 32)
+    assert not widened(*constant, 32).any()
+
+
+def test_a_group_is_clipped_where_that_lowers_the_error() -> None:
+    part = torch.cat((torch.linspace(-1, 1, 127), torch.tensor([20.0]))).view(1, 128)
+    ignored = torch.ones(128)
+    ignored[-1] = 1e-6
+    whole, _ = clipped_range(part, torch.ones(128))
+    clipped, _ = clipped_range(part, ignored)
+    assert float(clipped) < float(whole)

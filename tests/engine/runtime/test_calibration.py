@@ -1,0 +1,66 @@
+"""Calibrated int4: layers run alone as they do in passes, and the demo model keeps its answers."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from demo.dataset import ChatEncoder, held_out_chats
+from demo.entries import load_entries
+from mini_infer_engine.config.model_path import DEMO_DIRECTORY
+from mini_infer_engine.ops.base import ResidualState
+from mini_infer_engine.ops.torch_ops import TorchOps
+from mini_infer_engine.runtime.calibration import ROW_TOKENS, _DenseAttention, calibrates, calibration_rows
+from tests.support.demo_reference import reference_model
+from tests.support.tiny_models import PageDealer, reference_logits, run_chunks, save_tiny_model, tiny_runner
+
+GEMMA = {"head_dim": 16, "sliding_window": 9, "attn_logit_softcapping": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes"), [("qwen3", {}), ("gemma2", GEMMA), ("mistral", {"sliding_window": 7})]
+)
+def test_layers_without_pages_are_those_of_passes(
+    architecture: str, changes: dict[str, object], tmp_path: Path
+) -> None:
+    reference = save_tiny_model(tmp_path, architecture, **changes)
+    tokens = [[(7 * position + 31 * row) % 190 + 5 for position in range(24)] for row in range(2)]
+    runner = tiny_runner(tmp_path)
+    model = runner.worker.model
+    with torch.inference_mode():
+        rows = torch.tensor(tokens)
+        attention = _DenseAttention(rows.shape, rows.device)
+        state = model.forward(TorchOps(), model.embed(TorchOps(), rows.flatten()), attention)
+        assert isinstance(state, ResidualState)
+        made = model.logits(TorchOps(), state).view(2, 24, -1)
+    expected = torch.stack([reference_logits(reference, row) for row in tokens])
+    assert (made - expected).abs().max() < 1e-3
+    assert calibrates(model)
+
+
+def test_a_model_without_a_tokenizer_is_rounded_to_the_nearest(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_tiny_model(tmp_path, "qwen3")
+    assert calibration_rows(tmp_path) is None
+    tiny_runner(tmp_path, quantization="int4")
+    assert "rounded to the nearest" in caplog.text
+
+
+def test_the_demo_model_keeps_its_answers_in_four_bits() -> None:
+    """The likeliest token, teacher-forced, over what the assistant says in chats whose phrasings it never saw."""
+    rows = calibration_rows(DEMO_DIRECTORY)
+    assert rows is not None
+    assert rows.shape[1] == ROW_TOKENS
+    encoder = ChatEncoder()
+    chats = encoder.encode_many([encoder.render(chat) for chat in held_out_chats(load_entries(), seed=77)[:25]])
+    reference = reference_model()
+    runner = tiny_runner(DEMO_DIRECTORY, quantization="int4", dtype="float32")
+    right = counted = 0
+    for chat in chats:
+        said = torch.tensor([*encoder.loss_mask(chat)[1:], False])
+        actual = run_chunks(runner, chat, PageDealer(runner).table(len(chat)), [len(chat)]).argmax(-1)
+        expected = reference_logits(reference, chat).argmax(-1)
+        right += int((actual == expected)[said].sum())
+        counted += int(said.sum())
+    assert right / counted >= 0.96
