@@ -23,7 +23,7 @@ up: install-to-run ## the whole platform on this machine; prints a curl line; Ct
 	@exec $(BIN)/mini-infer up -f $(CR) --port $(PORT)
 
 test: install ## everything that needs no GPU; says why it skips the rest
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'not gpu and not e2e and not schemas and not real' $(PYTEST_ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not gpu and not e2e and not schemas and not real' $(PYTEST_ARGS)
 
 test-schemas: install ## structured output of 300 JSON schemas, four outputs each; make test has 30
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m schemas tests/engine/structured $(PYTEST_ARGS)
@@ -55,8 +55,8 @@ test-real: install ## parity on a public model: SmolLM2-135M from the package ll
 	@OMP_NUM_THREADS=2 $(BIN)/python -m pytest -m real tests/real $(PYTEST_ARGS)
 
 crds: install ## writes crds/ from the models, the chart's copy, docs/options.md and the tables of fields in docs/api.md
-	@$(BIN)/python -m mini_infer_operator.crd >crds/inferenceservices.yaml
-	@cp crds/inferenceservices.yaml charts/mini-infer/crds/
+	@$(BIN)/python -m mini_infer_operator.crd crds
+	@cp crds/*.yaml charts/mini-infer/crds/
 	@$(BIN)/python scripts/option_docs.py >docs/options.md
 	@$(BIN)/python scripts/field_docs.py
 

@@ -1,12 +1,20 @@
 """Tokens a second of beam search beside sampling with the same batch: as many sequences, as many tokens of each.
 
-python -m benchmarks.beam_search [--model demo] [--prompts 4] [--width 4] [--tokens 64] [--device cpu]
+    python benchmarks/beam_search.py [--models qwen3-0.6b,qwen2.5-7b] [--device auto] [--width 4] [--out FILE]
+
+The two take turns in one engine, round after round; figures are medians. Wanted: at least 0.70 of sampling's.
 """
 
 import argparse
-import statistics
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from common.budget import Budget
+from common.models import CONFIGS, model_folder
+from common.report import Runs, collect, make_parser, medians_of, print_table, save, say, words
 
 from mini_infer_engine import LLM, BeamSearchParams, SamplingParams
 
@@ -18,35 +26,58 @@ def seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
+def measure(name: str, options: argparse.Namespace, budget: Budget, runs: Runs) -> None:
+    """Both in turns; the first round compiles and fills the prefix cache, and is not kept."""
+    longest = options.prompt_tokens + options.tokens + 1
+    prompts = [
+        {"prompt_token_ids": [3 + (index * 31 + place * 7) % 200 for place in range(options.prompt_tokens)]}
+        for index in range(options.prompts)
+    ]
+    beams = BeamSearchParams(beam_width=options.width, max_tokens=options.tokens, ignore_eos=True)
+    sampled = SamplingParams(temperature=0.8, top_p=0.95, max_tokens=options.tokens, ignore_eos=True)
+    copies = [prompt for prompt in prompts for _ in range(options.width)]
+    made = options.prompts * options.width * options.tokens
+    with tempfile.TemporaryDirectory() as root, budget.spending("model"):
+        settings: dict[str, Any] = {"load_format": "dummy", "skip_tokenizer_init": True} if name in CONFIGS else {}
+        llm = LLM(model_folder(name, Path(root)), device=options.device, max_model_len=longest, **settings)
+        for round_ in range(options.rounds + 1):
+            if budget.allows("round"):
+                with budget.spending("round"):
+                    search_s = seconds(lambda: llm.beam_search(prompts, beams))
+                    sample_s = seconds(lambda: llm.generate(copies, sampled, use_tqdm=False))
+                part = {"beam search tok_s": made / search_s, "sampling tok_s": made / sample_s}
+                collect(runs, name, part if round_ else {})
+
+
+def show(runs: Runs) -> dict[str, float]:
+    """Print medians, and beam search's part of sampling's; returns those."""
+    found = medians_of(runs)
+    ratios = {name: figures["beam search tok_s"] / figures["sampling tok_s"] for name, figures in found.items()}
+    rows = [[name, *figures.values(), ratios[name]] for name, figures in found.items()]
+    print_table(["model", "beam search tokens/s", "sampling tokens/s", "of sampling"], rows)
+    return ratios
+
+
 def main() -> None:
-    """Print the medians of interleaved rounds, and their ratio."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default="demo")
+    """Measure model after model, and write what there is after each."""
+    parser = make_parser(__doc__)
+    parser.add_argument("--models", "--model", type=words, default=words("qwen3-0.6b,qwen2.5-7b"), metavar="NAME,...")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--prompts", type=int, default=4)
+    parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--prompt-tokens", type=int, default=128)
     parser.add_argument("--width", type=int, default=4)
-    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5)
-    asked = parser.parse_args()
-    longest = asked.prompt_tokens + asked.tokens + 1
-    llm = LLM(asked.model, device=asked.device, max_model_len=longest)
-    prompts = [
-        {"prompt_token_ids": [3 + (index * 31 + place * 7) % 200 for place in range(asked.prompt_tokens)]}
-        for index in range(asked.prompts)
-    ]
-    beams = BeamSearchParams(beam_width=asked.width, max_tokens=asked.tokens, ignore_eos=True)
-    sampled = SamplingParams(temperature=0.8, top_p=0.95, max_tokens=asked.tokens, ignore_eos=True)
-    copies = [prompt for prompt in prompts for _ in range(asked.width)]
-    searching, sampling = [], []
-    for _ in range(asked.rounds + 1):
-        searching.append(seconds(lambda: llm.beam_search(prompts, beams)))
-        sampling.append(seconds(lambda: llm.generate(copies, sampled, use_tqdm=False)))
-    made = asked.prompts * asked.width * asked.tokens  # the first round compiles and fills the prefix cache
-    search_s, sample_s = statistics.median(searching[1:]), statistics.median(sampling[1:])
-    print(f"{asked.prompts} prompts of {asked.prompt_tokens} tokens, {asked.width} beams, {asked.tokens} tokens each")
-    print(f"beam search {made / search_s:8.0f} tokens/s\nsampling    {made / sample_s:8.0f} tokens/s")
-    print(f"ratio       {sample_s / search_s:8.2f}")
+    options = parser.parse_args()
+    if options.smoke:
+        options.models, options.device, options.rounds = ["tiny"], "cpu", 1
+        options.prompts, options.width, options.tokens = 2, 2, 4
+    budget, runs = Budget(options.time_limit_s), Runs()
+    for name in options.models:
+        if budget.allows("model"):
+            say(name)
+            measure(name, options, budget, runs)
+            save(options.out, {"runs": runs, "ratios": show(runs)})
 
 
 if __name__ == "__main__":

@@ -2,13 +2,13 @@
 # What is to be shown on a GPU machine, by stages: unpacks what scripts/pack_gpu.sh packed, runs the GPU tests, then the
 # benchmarks beside the peer where it is present. Leaves log.txt and a JSON of each stage in a folder, at most 8 files.
 # usage: benchmarks/gpu_run.sh [STAGE...]    default: tests serving offline interference memory ablations attention
-#   more stages: startup products structured logprobs quantization (SCHEMES=bf16,int8,fp8,int4) quantized_products;
+#   more stages: startup products structured speculation logprobs beams quantization (SCHEMES=bf16,int8,fp8,int4) quantized_products;
 #   soak (starts ten gentle minutes in the background, which wait while others measure; each
 #   later call fetches what it has found), soaked (stays until it ends)
 #   OUT=results          where results go
 #   LIMIT_S=570          the most seconds for all stages: each is told what is left, begins nothing that it cannot end, and
 #                        writes what it has
-#   LOGPROBS_MODELS=qwen3-0.6b,qwen2.5-7b    of the stage logprobs
+#   LOGPROBS_MODELS=qwen3-0.6b,qwen2.5-7b    of the stages logprobs and beams
 #   MODELS=a,b ENGINES=ours,vllm,vllm-inproc MNS=512,256 ROUNDS=3 REPEATS=1 (of startup) SOAK_S=30    of the benchmarks; FLAGS: more
 #   PEER_START_S=180     with less left, no peer is started for the first time
 #   COMMIT=abc1234       of what is measured, where this folder does not know
@@ -91,6 +91,7 @@ for name in $stages; do
   startup) benchmark startup --models "$models" --repeats "${REPEATS:-1}" "${peers[@]}" ;;
   ablations) benchmark ablations ;;
   logprobs) benchmark logprobs --models "${LOGPROBS_MODELS:-qwen3-0.6b,qwen2.5-7b}" ;;
+  beams) benchmark beam_search --models "${LOGPROBS_MODELS:-qwen3-0.6b,qwen2.5-7b}" ;;
   structured) PYTHONPATH="$PWD:$PYTHONPATH" benchmark structured_output --parts host,device --model "${models%%,*}" ;;
   attention | interference) touch "$QUIET_FILE" && benchmark "$name"; rm -f "$QUIET_FILE" ;;
   memory) benchmark memory --soak-s "${SOAK_S:-30}" ;;
@@ -108,6 +109,7 @@ for name in $stages; do
     benchmark quantization --gpu --models "${models%%,*}" --schemes "${SCHEMES:-bf16,int8,fp8,int4}" --engines "${ENGINES:-ours}" ;;
   quantized_products)
     stage quantized_products "$python" benchmarks/quantization.py --products --out "$out/quantized_products.json" --time-limit-s "$(($(left) - 20))" ;;
+  speculation) benchmark speculation ;;
   products) stage products "$python" benchmarks/kernels.py --out "$out" --time-limit-s "$(($(left) - 20))" ;;
   *) echo "gpu_run.sh: there is no stage $name" >&2; failed=$((failed + 1)) ;;
   esac

@@ -50,7 +50,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         Literal["auto", "torch", "flash", "triton"], Option(group=BATCHING, in_resource=True)
     ] = "auto"
     """Kernels that compute attention; auto: Triton on a GPU; flash: flash-attn for prompts; torch: slow reference."""
-    device: Annotated[Literal["auto", "cpu", "cuda"], Option(group=MODEL)] = "auto"
+    device: Annotated[Literal["auto", "cpu", "cuda"], Option(group=MODEL, in_resource=True)] = "auto"
     """Where it runs; auto: a GPU where there is one."""
     generation_config: Annotated[str, Option(group=MODEL, unit="auto|vllm|DIR")] = "auto"
     """Sampling defaults of requests; auto: the model's generation_config.json; vllm: OpenAI's; a folder: its file."""

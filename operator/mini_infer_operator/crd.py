@@ -1,22 +1,39 @@
-"""`crds/inferenceservices.yaml` out of the models: `python -m mini_infer_operator.crd > crds/inferenceservices.yaml`.
+"""`crds/` out of the models: `python -m mini_infer_operator.crd crds` writes both files.
 
 Turns pydantic's JSON schema into the structural form that Kubernetes wants (no references, no nulls); knows no field.
 """
 
 import sys
+from pathlib import Path
 from typing import Any
 
-from mini_infer_contract.resources import GROUP, KIND, PLURAL, VERSION, InferenceService
+from mini_infer_contract.resources import (
+    GROUP,
+    KIND,
+    PLURAL,
+    ROLES,
+    SCALER_KIND,
+    SCALER_PLURAL,
+    VERSION,
+    ApiModel,
+    InferenceScaler,
+    InferenceService,
+)
 from mini_infer_operator.yaml_output import to_yaml
 
-_HEADER = "# Made from contract/mini_infer_contract/resources by `python -m mini_infer_operator.crd`; do not edit.\n"
+_HEADER = "# Made from contract/mini_infer_contract/resources by `make crds`; do not edit.\n"
 _READY = '.status.conditions[?(@.type=="Ready")]'
+_ROLE = '.status.roles[?(@.name=="{}")].ready'
 _COLUMNS = [
     {"name": "Ready", "type": "string", "jsonPath": f"{_READY}.status"},
     {"name": "Reason", "type": "string", "jsonPath": f"{_READY}.reason"},
     {"name": "Model", "type": "string", "jsonPath": ".status.model"},
     {"name": "Replicas", "type": "integer", "jsonPath": ".status.replicas"},
     {"name": "Ready replicas", "type": "integer", "jsonPath": ".status.readyReplicas"},
+    {"name": "Prefill", "type": "string", "jsonPath": _ROLE.format("prefill")},
+    {"name": "Decode", "type": "string", "jsonPath": _ROLE.format("decode")},
+    {"name": "TP", "type": "string", "jsonPath": ".status.tensorParallel"},
+    {"name": "GPUs", "type": "integer", "jsonPath": ".status.gpus"},
     {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
 ]
 
@@ -27,39 +44,92 @@ _SCALE = {
 }
 """What `kubectl scale`, HorizontalPodAutoscalers and KEDA read and write."""
 
+_SCALER_COLUMNS = [
+    {"name": "Service", "type": "string", "jsonPath": ".spec.service"},
+    {"name": "Role", "type": "string", "jsonPath": ".spec.role"},
+    {"name": "Wanted", "type": "integer", "jsonPath": ".spec.replicas"},
+    {"name": "Replicas", "type": "integer", "jsonPath": ".status.replicas"},
+    {"name": "Message", "type": "string", "jsonPath": ".status.message"},
+    {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
+]
+_SCALER_SCALE = {**_SCALE, "specReplicasPath": ".spec.replicas"}
+_DESCRIBED_ONCE = ("template", "resources", "engine")
+"""Fields of a role whose inner fields `kubectl explain` describes for unified alone: three times they would make the
+resource larger than what fits into the annotation of `kubectl apply`, with room to grow."""
+
+
+def custom_resource_definitions() -> list[dict[str, Any]]:
+    """All that there are."""
+    return [custom_resource_definition(), scaler_definition()]
+
 
 def custom_resource_definition() -> dict[str, Any]:
     """The CustomResourceDefinition of InferenceService."""
-    schema = InferenceService.model_json_schema(by_alias=True)
+    root = _root(InferenceService, KIND)
+    roles = root["properties"]["spec"]["properties"]
+    for role in set(ROLES) - {"unified"}:
+        fields = roles[role]["properties"]
+        for name in _DESCRIBED_ONCE:
+            fields[name] = {**_undescribed(fields[name]), "description": fields[name]["description"]}
+    return _definition(KIND, PLURAL, ["infsvc"], _COLUMNS, _SCALE, root)
+
+
+def scaler_definition() -> dict[str, Any]:
+    """The CustomResourceDefinition of InferenceScaler."""
+    root = _root(InferenceScaler, SCALER_KIND)
+    return _definition(SCALER_KIND, SCALER_PLURAL, ["infscaler"], _SCALER_COLUMNS, _SCALER_SCALE, root)
+
+
+def _root(model: type[ApiModel], kind: str) -> dict[str, Any]:
+    schema = model.model_json_schema(by_alias=True)
     root = _structural(schema, schema.get("$defs", {}))
     root["properties"] |= {
         "apiVersion": {"type": "string", "description": f"{GROUP}/{VERSION}."},
-        "kind": {"type": "string", "description": f"{KIND}."},
+        "kind": {"type": "string", "description": f"{kind}."},
         "metadata": {"type": "object"},  # described by the API server itself
     }
     root["required"] = ["spec"]
+    return root
+
+
+def _definition(
+    kind: str,
+    plural: str,
+    short: list[str],
+    columns: list[dict[str, str]],
+    scale: dict[str, str],
+    root: dict[str, Any],
+) -> dict[str, Any]:
     version = {
         "name": VERSION,
         "served": True,
         "storage": True,
-        "subresources": {"status": {}, "scale": _SCALE},
-        "additionalPrinterColumns": _COLUMNS,
+        "subresources": {"status": {}, "scale": scale},
+        "additionalPrinterColumns": columns,
         "schema": {"openAPIV3Schema": root},
     }
     names = {
-        "kind": KIND,
-        "listKind": f"{KIND}List",
-        "plural": PLURAL,
-        "singular": KIND.lower(),
-        "shortNames": ["infsvc"],
+        "kind": kind,
+        "listKind": f"{kind}List",
+        "plural": plural,
+        "singular": kind.lower(),
+        "shortNames": short,
         "categories": ["all"],
     }
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{PLURAL}.{GROUP}"},
+        "metadata": {"name": f"{plural}.{GROUP}"},
         "spec": {"group": GROUP, "scope": "Namespaced", "names": names, "versions": [version]},
     }
+
+
+def _undescribed(schema: Any) -> Any:
+    """Without descriptions, at any depth. A field may be called `description`: then it is no text."""
+    if isinstance(schema, dict):
+        texts = {key for key in schema if key == "description" and isinstance(schema[key], str)}
+        return {key: _undescribed(item) for key, item in schema.items() if key not in texts}
+    return [_undescribed(item) for item in schema] if isinstance(schema, list) else schema
 
 
 def _structural(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
@@ -99,8 +169,10 @@ def _structural(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str
 
 
 def main() -> None:
-    """Print the file."""
-    sys.stdout.write(_HEADER + to_yaml([custom_resource_definition()], compact=True))
+    """Write the files into the folder that is named."""
+    for definition in custom_resource_definitions():
+        path = Path(sys.argv[1]) / f"{definition['spec']['names']['plural']}.yaml"
+        path.write_text(_HEADER + to_yaml([definition], compact=True))
 
 
 if __name__ == "__main__":

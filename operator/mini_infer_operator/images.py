@@ -2,11 +2,9 @@
 
 from dataclasses import dataclass
 
-from mini_infer_contract.resources import InferenceService, Reason, ResourceRequirements, RoleSpec, parse_quantity
+from mini_infer_contract.resources import InferenceService, Reason
+from mini_infer_operator.gpus import asks_for_gpu, gpus_of_engine
 from mini_infer_operator.status import PermanentFailure
-
-GPU_VENDORS = ("nvidia.com/", "amd.com/")
-"""Prefixes of the resources that device plugins give GPUs and parts of them (MIG) out as."""
 
 _NAME_AN_IMAGE = (
     "name one with a CUDA build of torch in spec.image (Dockerfile target engine-cuda), or give the operator "
@@ -36,19 +34,6 @@ class EngineImages:
         return PermanentFailure(Reason.NO_GPU_IMAGE, message)
 
 
-def asks_for_gpu(role: RoleSpec) -> bool:
-    """Whether engines of this role are given a GPU."""
-    return role.resources is not None and bool(gpu_resources(role.resources))
-
-
-def gpu_resources(resources: ResourceRequirements) -> dict[str, float]:
-    """How many of what: by a device plugin's resource, or as 1 by a claim's name (dynamic resource allocation)."""
-    claimed = {claim.name: 1.0 for claim in resources.claims or ()}
-    counted = {name: parse_quantity(n) for name, n in resources.allowed.items() if name.startswith(GPU_VENDORS)}
-    return claimed | {name: number for name, number in counted.items() if number}
-
-
-def gpus_of_one_engine(service: InferenceService) -> float:
+def gpus_of_one_engine(service: InferenceService) -> int:
     """GPUs that one engine more of the service takes: of its largest role."""
-    asked = [sum(gpu_resources(role.resources).values()) for role in service.roles.values() if role.resources]
-    return max(asked, default=0.0)
+    return max(map(gpus_of_engine, service.roles.values()), default=0)

@@ -9,11 +9,13 @@ from mini_infer_contract.launch import DEMO_MODEL
 from mini_infer_contract.resources import (
     EngineSpec,
     InferenceService,
+    Parallelism,
     PodTemplate,
     ResourceRequirements,
     SecretKey,
     parse_quantity,
 )
+from mini_infer_operator.gpus import resources_of
 
 REVISION_DIGITS = 10
 DEFAULT_GRACE_S = 300
@@ -45,7 +47,20 @@ class Launch:
     """Flags of `mini-infer-serve` beside the model, its name and addresses."""
     token_secret: SecretKey | None
     resources: ResourceRequirements
+    """Of one pod."""
     template: PodTemplate
+    role: str
+    parallelism: Parallelism
+
+    @property
+    def nodes(self) -> int:
+        """That one engine spans, with a pod on each."""
+        return self.parallelism.nodes or 1
+
+    @property
+    def moves_cache(self) -> bool:
+        """Whether engines hand KV cache on, or take it."""
+        return self.role != "unified"
 
 
 def model_source(uri: str) -> ModelSource:
@@ -78,6 +93,13 @@ def engine_arguments(engine: EngineSpec) -> tuple[str, ...]:
     return (*flags, *(engine.extra_args or ()))
 
 
+def parallel_arguments(parallelism: Parallelism) -> tuple[str, ...]:
+    """The flags of sizes above 1. How many nodes there are, who renders the launch says."""
+    sizes = ("tensor", "pipeline", "data")
+    flags = [f"--{n}-parallel-size={size}" for n in sizes if (size := getattr(parallelism, n) or 1) > 1]
+    return (*flags, *(("--enable-expert-parallel",) if parallelism.expert else ()))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Addresses:
     """Where an engine listens."""
@@ -86,10 +108,18 @@ class Addresses:
     http_port: int
     events_port: int
     replay_port: int
+    transfer_port: int
+    """Used where the engine's role moves KV cache."""
 
 
-def serve_arguments(launch: Launch, addresses: Addresses, *, claim_mount: str, drain_s: float) -> list[str]:
-    """Everything after `mini-infer-serve`; `claim_mount` is where a pvc:// model's volume is to be found."""
+def serve_arguments(
+    launch: Launch, addresses: Addresses, *, claim_mount: str, drain_s: float, nodes: int = 1
+) -> list[str]:
+    """Everything after `mini-infer-serve`; `claim_mount` is where a pvc:// model's volume is to be found.
+
+    `nodes`: over how many pods or processes the engine's ranks are started; each finds its own number and the first of
+    them by LeaderWorkerSet's environment variables.
+    """
     source = launch.source
     if source.demo:
         model = DEMO_MODEL
@@ -108,6 +138,9 @@ def serve_arguments(launch: Launch, addresses: Addresses, *, claim_mount: str, d
         f"--events-port={addresses.events_port}",
         f"--replay-port={addresses.replay_port}",
         f"--drain-timeout={drain_s:g}",
+        *((f"--role={launch.role}", f"--transfer-port={addresses.transfer_port}") if launch.moves_cache else ()),
+        *parallel_arguments(launch.parallelism),
+        *((f"--nnodes={nodes}",) if nodes > 1 else ()),
         *launch.arguments,
     ]
 
@@ -127,8 +160,10 @@ def launch_of(service: InferenceService, role: str, default_image: str) -> Launc
         source=model_source(service.spec.model.uri),
         arguments=engine_arguments(spec.engine or EngineSpec()),
         token_secret=service.spec.model.token_secret,
-        resources=spec.resources or ResourceRequirements(),
+        resources=resources_of(spec),
         template=spec.template or PodTemplate(),
+        role=role,
+        parallelism=spec.parallelism or Parallelism(),
     )
 
 

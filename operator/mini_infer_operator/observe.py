@@ -22,6 +22,8 @@ class ObservedEngine:
     """Requests that it runs, as it says itself; None: it was not asked, or did not answer."""
     grace_s: float = 300.0
     """How long it may take to end its requests."""
+    index: int | None = None
+    """Where the highest index goes first: which this is. None: somebody may choose who goes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,8 @@ class ObservedWorkload:
     """When the next of those that are ready becomes available; None where somebody else tells."""
     unschedulable_since: datetime | None = None
     """Since when one of them finds no node with room for it."""
+    available_by_index: Sequence[bool] | None = None
+    """Where the highest index goes first: which are available. None: those that cannot answer go first."""
     engines: Sequence[ObservedEngine] = ()
     """Each of them; empty where they need not be drained before they go."""
 

@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from mini_infer_contract.resources import GROUP, PLURAL
+from mini_infer_contract.resources import GROUP, PLURAL, SCALER_PLURAL
 from mini_infer_operator.objects.kinds import KINDS
 
 RULES: list[dict[str, Any]] = [
     *({"apiGroups": [kind.group], "resources": [kind.plural], "verbs": list(kind.verbs)} for kind in KINDS),
-    {"apiGroups": [GROUP], "resources": [f"{PLURAL}/status"], "verbs": ["get", "patch"]},
+    {"apiGroups": [GROUP], "resources": [f"{PLURAL}/status", f"{SCALER_PLURAL}/status"], "verbs": ["get", "patch"]},
 ]
 """`rules` of a ClusterRole (or of Roles, where the operator is given namespaces)."""
 
@@ -20,8 +20,9 @@ CRD_RULES: list[dict[str, Any]] = [
     {
         "apiGroups": ["apiextensions.k8s.io"],
         "resources": ["customresourcedefinitions"],
-        "resourceNames": [f"{PLURAL}.{GROUP}"],
+        "resourceNames": [f"{PLURAL}.{GROUP}", f"{SCALER_PLURAL}.{GROUP}"],
         "verbs": ["get", "patch"],
-    }
+    },
+    {"apiGroups": ["apiextensions.k8s.io"], "resources": ["customresourcedefinitions"], "verbs": ["create"]},
 ]
-"""What `mini-infer-operator --apply-crd` uses where there is a CRD already: the rights of the chart's hook."""
+"""What `mini-infer-operator --apply-crd` uses: the rights of the chart's hook. A right to create knows no names."""

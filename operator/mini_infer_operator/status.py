@@ -6,13 +6,16 @@ from datetime import datetime
 from typing import Any, Literal
 
 from mini_infer_contract.resources import (
+    ANSWERING_ROLES,
     LABEL_ROLE,
     LABEL_SERVICE,
     Condition,
     InferenceService,
     InferenceServiceStatus,
     Reason,
+    RoleStatus,
 )
+from mini_infer_operator.gpus import gpus_of_engine
 from mini_infer_operator.observe import Failure, Observed
 from mini_infer_operator.plan.plan import Plan
 
@@ -43,7 +46,11 @@ def service_status(
     """The status of a valid service; `previous` is the stored one: its transition times stay where nothing flips."""
     launched = [workload for workload in plan.workloads if workload.launch is not None]
     look = _look(service, observed, {(workload.role, workload.revision) for workload in launched}, previous)
-    verdicts = {"Ready": _ready(failure, look), "Available": _available(look.ready), **_progress(failure, look, plan)}
+    verdicts = {
+        "Ready": _ready(failure, look),
+        "Available": _available(look.answering),
+        **_progress(failure, look, plan),
+    }
     verdicts |= _ownership(service, observed.claimants)
     status = InferenceServiceStatus(
         observed_generation=service.metadata.generation,
@@ -52,7 +59,10 @@ def service_status(
         revision=launched[0].revision if launched else None,
         replicas=look.existing,
         ready_replicas=look.ready,
-        selector=f"{LABEL_SERVICE}={service.metadata.name},{LABEL_ROLE}=unified",
+        roles=_roles(service, look),
+        tensor_parallel=_tensor_parallel(service),
+        gpus=sum(role.replicas * gpus_of_engine(role) for role in service.roles.values()),
+        selector=role_selector(service, "unified") if "unified" in service.roles else None,
         url=url,
     )
     return status.model_dump(by_alias=True, exclude_none=True)
@@ -102,17 +112,61 @@ def progress_ended(previous: Mapping[str, Any], status: Mapping[str, Any], now: 
     return before["reason"], (now - datetime.fromisoformat(before["lastTransitionTime"])).total_seconds()
 
 
-@dataclass(frozen=True, slots=True)
-class _Look:
-    """What is counted of a service's engines."""
+def role_selector(service: InferenceService, role: str) -> str:
+    """Label selector of a role's engines, for autoscalers."""
+    return f"{LABEL_SERVICE}={service.metadata.name},{LABEL_ROLE}={role}"
 
+
+def _roles(service: InferenceService, look: "_Look") -> list[RoleStatus]:
+    return [
+        RoleStatus(
+            name=role.name,
+            replicas=role.existing,
+            ready_replicas=role.current_ready,
+            ready=f"{role.current_ready}/{role.wanted}",
+            gpus=gpus_of_engine(service.roles[role.name]),
+        )
+        for role in look.roles
+    ]
+
+
+def _tensor_parallel(service: InferenceService) -> str | None:
+    """`2`, or `1/2` where prefill and decode differ; None where no role says a size."""
+    sizes = [role.parallelism.tensor if role.parallelism else None for role in service.roles.values()]
+    if not any(sizes):
+        return None
+    told = [str(size or 1) for size in sizes]
+    return told[0] if len(set(told)) == 1 else "/".join(told)
+
+
+@dataclass(frozen=True, slots=True)
+class _RoleLook:
+    """What is counted of the engines of one role."""
+
+    name: str
     wanted: int
     current: int
     """Existing engines of the wanted revision."""
     current_ready: int
     existing: int
     """Of all revisions."""
+
+    @property
+    def settled(self) -> bool:
+        """Whether there is what is wanted, and nothing else."""
+        return self.existing == self.current_ready == self.wanted
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What is counted of a service's engines."""
+
+    roles: Sequence[_RoleLook]
+    existing: int
+    """Of all roles and revisions."""
     ready: int
+    answering: int
+    """Of those that are ready, the ones that answer clients."""
     has_older: bool
     """Whether there are older revisions."""
     settled: bool
@@ -122,31 +176,63 @@ class _Look:
     paused: bool
 
     @property
+    def wanted(self) -> int:
+        """Engines of all roles."""
+        return sum(role.wanted for role in self.roles)
+
+    @property
     def old_ready(self) -> int:
-        """Engines of older revisions that answer."""
-        return self.ready - self.current_ready
+        """Engines of older revisions that are ready."""
+        return self.ready - sum(role.current_ready for role in self.roles)
+
+    @property
+    def surplus(self) -> int:
+        """Engines of the wanted revision above what is wanted."""
+        return sum(max(0, max(role.current, role.current_ready) - role.wanted) for role in self.roles)
+
+    @property
+    def lost(self) -> int:
+        """Engines that are wanted and not ready."""
+        return sum(max(0, role.wanted - role.current_ready) for role in self.roles)
+
+    @property
+    def told(self) -> str:
+        """How many are ready, by role where there are several."""
+        counts = {role.name: f"{min(role.current_ready, role.wanted)} of {role.wanted}" for role in self.roles}
+        named = [f"{name} {count}" for name, count in counts.items()] if len(counts) > 1 else list(counts.values())
+        return f"{' and '.join(named)} engines are ready"
 
 
 def _look(
     service: InferenceService, observed: Observed, current: set[tuple[str, str]], previous: Mapping[str, Any]
 ) -> _Look:
-    wanted = sum(role.replicas for role in service.roles.values())
-    of_current = [w for w in observed.workloads if (w.role, w.revision) in current]
-    current_ready, existing = sum(w.ready for w in of_current), sum(w.replicas for w in observed.workloads)
+    roles = [_role_look(name, role.replicas, observed, current) for name, role in service.roles.items()]
+    existing = sum(w.replicas for w in observed.workloads)
     before = {c["type"]: c for c in previous.get("conditions", ())}.get("Ready", {})
     same_spec = before.get("observedGeneration") == service.metadata.generation
     was_ready = before.get("status") == "True" or before.get("reason") == Reason.REPLACING_ENGINES
     return _Look(
-        wanted=wanted,
-        current=sum(w.replicas for w in of_current),
-        current_ready=current_ready,
+        roles=roles,
         existing=existing,
         ready=sum(w.ready for w in observed.workloads),
+        answering=sum(w.ready for w in observed.workloads if w.role in ANSWERING_ROLES),
         has_older=any((w.role, w.revision) not in current for w in observed.workloads),
-        settled=existing == current_ready == wanted and len(observed.workloads) == len(current),
+        settled=all(role.settled for role in roles) and len(observed.workloads) == len(current),
         was_ready=same_spec and was_ready,
         failures=observed.failures,
         paused=service.spec.rollout is not None and service.spec.rollout.paused is True,
+    )
+
+
+def _role_look(name: str, wanted: int, observed: Observed, current: set[tuple[str, str]]) -> _RoleLook:
+    mine = [w for w in observed.workloads if w.role == name]
+    of_current = [w for w in mine if (w.role, w.revision) in current]
+    return _RoleLook(
+        name=name,
+        wanted=wanted,
+        current=sum(w.replicas for w in of_current),
+        current_ready=sum(w.ready for w in of_current),
+        existing=sum(w.replicas for w in mine),
     )
 
 
@@ -155,7 +241,7 @@ def _ready(failure: PermanentFailure | None, look: _Look) -> Verdict:
         return False, failure.reason, failure.message
     if look.settled and not look.wanted:
         return True, Reason.SCALED_TO_ZERO, "0 replicas are asked for, and none runs"
-    message = f"{min(look.current_ready, look.wanted)} of {look.wanted} engines are ready"
+    message = look.told
     if look.settled:
         return True, Reason.ALL_REPLICAS_READY, message
     reason, more = _unsettled(look)
@@ -171,11 +257,11 @@ def _unsettled(look: _Look) -> tuple[str, str]:
     """What goes on, as a reason and the rest of a sentence."""
     if look.has_older:
         return Reason.ROLLING_OUT, f"{look.old_ready} of older revisions still answer" if look.old_ready else ""
-    if look.current_ready >= look.wanted:
-        more = max(look.current, look.current_ready) - look.wanted
+    if not look.lost:
+        more = look.surplus
         return Reason.SCALING_DOWN, f"{more} more {'is' if more == 1 else 'are'} being stopped"
-    if look.was_ready and look.current == look.wanted:
-        lost = look.wanted - look.current_ready
+    if look.was_ready and all(role.current == role.wanted for role in look.roles):
+        lost = look.lost
         return Reason.REPLACING_ENGINES, f"{lost} {'was' if lost == 1 else 'were'} lost and {_is_are(lost)} replaced"
     return Reason.STARTING, ""
 

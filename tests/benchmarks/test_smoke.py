@@ -13,6 +13,7 @@ from tests.engine.server.dry_server import ROOT, environment
 SCRIPTS = {  # script: what its JSON must hold beside where it was measured
     "ablations.py": "medians",
     "attention.py": "cases",
+    "beam_search.py": "ratios",
     "interference.py": "chunks",
     "logprobs.py": "ratios",
     "memory.py": "models",

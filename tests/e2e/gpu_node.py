@@ -88,12 +88,15 @@ class GpuNode(NodeCluster):
             process.wait(30)
 
     def service(self, file: str, **changes: Any) -> dict[str, Any]:
-        """An example, with what only this node needs: our folders, a user by number, and where the command is."""
+        """An example, with what only this node needs: our folders, a user by number, and where the command is.
+
+        `changes` are fields of each of its roles.
+        """
         service: dict[str, Any] = yaml.safe_load((ROOT / "examples" / file).read_text())
         python = Path(sys.executable).parent
         path = f"{APP_PATH}:{python}:/opt/mini-infer/bin:/usr/local/cuda/bin:/usr/local/bin:/usr/bin:/bin"
         folders = {"cache": self.cache, "models": self.models}
-        service["spec"]["unified"]["template"] = {
+        template = {
             "spec": {
                 "securityContext": {"runAsUser": 65532, "runAsGroup": 65532},
                 "volumes": [{"name": n, "hostPath": {"path": str(f), "type": "Directory"}} for n, f in folders.items()],
@@ -103,9 +106,9 @@ class GpuNode(NodeCluster):
                 "volumeMounts": [{"name": n, "mountPath": f"/{n}"} for n in folders],
             },
         }
-        service["spec"]["unified"]["resources"]["requests"] = {
-            "cpu": "250m",
-            "memory": "1Gi",
-        }  # two fit on a small node
-        service["spec"]["unified"] |= changes
+        requests = {"cpu": "250m", "memory": "1Gi"}  # two fit on a small node
+        for role in {"unified", "prefill", "decode"} & service["spec"].keys():
+            spec = service["spec"][role] | {"template": template} | changes
+            spec["resources"] = {**spec.get("resources", {}), "requests": requests}
+            service["spec"][role] = spec
         return service

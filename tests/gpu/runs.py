@@ -44,7 +44,7 @@ def texts(engine: Engine, requests: Sequence[Request]) -> list[list[int]]:
     return list(made.values())
 
 
-ASKED = [
+SAMPLINGS = [
     SamplingParams(temperature=0.0),
     SamplingParams(temperature=0.8),
     SamplingParams(temperature=1.2, top_k=20),
@@ -69,8 +69,8 @@ def mixed_requests(
         if index % 3 == 0:
             kept = dice.randrange(len(prompt))
             prompt[:kept] = shared[:kept]
-        asks = ASKED[index % len(ASKED)]
-        params = {field: getattr(asks, field) for field in asks.__struct_fields__}
+        sampling = SAMPLINGS[index % len(SAMPLINGS)]
+        params = {field: getattr(sampling, field) for field in sampling.__struct_fields__}
         params |= {"max_tokens": dice.randint(*outputs), "ignore_eos": True}
         requests.append(
             Request(

@@ -217,7 +217,7 @@ def _decodes(index: int, pages: list[int], others: list[int], told: SamplingPara
 def test_forked_beams_named_tokens_and_embeddings_are_those_of_torch(
     tmp_path: Path, interpreted: Callable[..., ModelRunner], decodes_beside: int, poisoned_memory: None
 ) -> None:
-    """Two beams share a page and part in the next one, beside a decode row; then a row asks for its hidden state."""
+    """Two beams share a page and part in the next one, beside a decode row; then a row requests its hidden state."""
     save_tiny_model(tmp_path, "qwen3", num_hidden_layers=2)
     runner, plain = interpreted(decodes_beside=decodes_beside), interpreted(attention_backend="torch")
     told = SamplingParams(temperature=0.0, logprobs=8)
@@ -231,9 +231,19 @@ def test_forked_beams_named_tokens_and_embeddings_are_those_of_torch(
         fork = Transfers(copies=[PageCopy(pages[1], forks[1], 4)])
         beams = [chunk(0, TOKENS, 20, 1, pages, sampling=told), chunk(1, parted, 20, 1, shared, sampling=named)]
         decode = Row(2, 9, 1, None, others, GREEDY, output_index=1)
+        # Then the second beam's text goes on in both slots: the first has lost its pages, which another prompt gets.
+        again, fresh = [*parted, 9], dealer.table(48)
+        again_shared = [pages[0], fresh[1], *fresh[2:]]
+        refork = Transfers(copies=[PageCopy(forks[1], fresh[1], 5)])
+        later = Row(2, 10, 1, None, others, GREEDY, output_index=2)
+        grown = [
+            chunk(1, [*parted, 8], 21, 1, shared, sampling=told),
+            chunk(0, again, 21, 1, again_shared, sampling=told),
+        ]
         passes = [
             Batch([chunk(0, TOKENS, 0, 20, pages, sampling=told), prompt(2, 0, 9, others)], 0),
             Batch([decode, *beams], 1, transfers=fork),
+            Batch([later, grown[0], prompt(4, 0, 13, pages[1:]), grown[1]], 1, transfers=refork),
             Batch([prompt(3, 0, 11, third), chunk(4, TOKENS, 0, 7, dealer.table(16), sampling=GREEDY, embeds=True)], 0),
         ]
         return [one.collect(one.launch(batch)) for batch in passes]

@@ -36,7 +36,7 @@ PARAMS = [
 ]
 
 
-def asking_row(slot: int, params: SamplingParams, output_index: int) -> Row:
+def row_of_kind(slot: int, params: SamplingParams, output_index: int) -> Row:
     held_back = tuple(params.stop_token_ids) if output_index < params.min_tokens else ()
     return Row(
         slot, 10 + slot, 1, [0], [0], params,
@@ -52,13 +52,13 @@ def test_the_kernel_chooses_as_the_sampler_does(vocabulary: int, dtype: torch.dt
     kinds = [params for params in PARAMS if dtype == FP32 or not (params.top_k and params.top_p < 1)] * rounds
     slots = torch.randperm(len(kinds), generator=torch.Generator().manual_seed(4)).tolist()
     table = DeviceBatchState(len(kinds), 4, 0, DEVICE)
-    table.begin([asking_row(slot, params, 0) for slot, params in zip(slots, kinds, strict=True)])
+    table.begin([row_of_kind(slot, params, 0) for slot, params in zip(slots, kinds, strict=True)])
     spare = table.padding_slot
     on_device = torch.tensor([*slots, spare, spare], dtype=torch.int32, device=DEVICE)
     for step in range(4 if ON_GPU else 3):
         logits = normal(len(slots) + 2, vocabulary, dtype=dtype, seed=step) * 3
         logits[:, STOPS] = 30  # what may not be chosen is what would be
-        rows = [asking_row(slot, params, step) for slot, params in zip(slots, kinds, strict=True)]
+        rows = [row_of_kind(slot, params, step) for slot, params in zip(slots, kinds, strict=True)]
         on_host = logits[: len(slots)].float().cpu()
         expected = sample_by_torch(on_host, build_sampling(rows, vocabulary, torch.device("cpu")))
         sample(
@@ -84,10 +84,10 @@ def test_parts_of_any_size_choose_as_the_sampler_does(rows: int, programs: int) 
     """Three tiles, in one part, in two and in three; the best logits are in all of them, and some are suppressed."""
     vocabulary, kinds = 20_003, [PARAMS[1], PARAMS[0], PARAMS[-1]]
     table = DeviceBatchState(rows, 4, 0, DEVICE)
-    asked = [asking_row(slot, kinds[slot % 3], 0) for slot in range(rows)]
-    table.begin(asked)
+    rows_of_slots = [row_of_kind(slot, kinds[slot % 3], 0) for slot in range(rows)]
+    table.begin(rows_of_slots)
     logits = normal(rows, vocabulary)
-    expected = sample_by_torch(logits.cpu(), build_sampling(asked, vocabulary, torch.device("cpu")))
+    expected = sample_by_torch(logits.cpu(), build_sampling(rows_of_slots, vocabulary, torch.device("cpu")))
     slots = torch.arange(rows, dtype=torch.int32, device=DEVICE)
     sample(
         logits, slots, table.state, workspace=WORKSPACE, programs=programs, filtered=table.has_filters(slots.tolist())
@@ -103,7 +103,7 @@ def test_greedy_takes_the_first_of_equals_for_any_number_of_rows(rows: int) -> N
         logits = normal(rows, vocabulary, dtype=BF16)
         logits[:, [vocabulary - 1, vocabulary // 2, 9216, first]] = logits.amax(dim=1, keepdim=True) + 1
         table = DeviceBatchState(rows, 4, 0, DEVICE)
-        table.begin([asking_row(slot, SamplingParams(temperature=0.0), 0) for slot in range(rows)])
+        table.begin([row_of_kind(slot, SamplingParams(temperature=0.0), 0) for slot in range(rows)])
         slots = torch.arange(rows, dtype=torch.int32, device=DEVICE)
         sample(logits, slots, table.state, workspace=WORKSPACE, programs=POLICY.sample_programs, filtered=False)
         assert table.state.last_tokens[:rows].tolist() == [first] * rows
@@ -114,7 +114,7 @@ def test_draws_follow_the_softmax() -> None:
     draws = 20_000 if ON_GPU else 200
     weights = torch.tensor([0.5, 0.25, 0.125, 0.0625, 0.0625])
     table = DeviceBatchState(draws, 4, 0, DEVICE)
-    table.begin([asking_row(slot, SamplingParams(temperature=1.0), 0) for slot in range(draws)])
+    table.begin([row_of_kind(slot, SamplingParams(temperature=1.0), 0) for slot in range(draws)])
     slots = torch.arange(draws, dtype=torch.int32, device=DEVICE)
     sample(
         weights.log().repeat(draws, 1).to(DEVICE),

@@ -13,7 +13,7 @@ from mini_infer_engine.core.request import Request, SamplingParams
 pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
 
 from tests.gpu.device import GPU_ONLY
-from tests.gpu.runs import ASKED, make_engine, make_runner, make_settings, texts
+from tests.gpu.runs import SAMPLINGS, make_engine, make_runner, make_settings, texts
 
 pytestmark = GPU_ONLY
 REQUESTS = 10_000
@@ -32,8 +32,8 @@ def kinds() -> list[tuple[list[int], SamplingParams, int]]:
         if index % 2:
             kept = dice.randrange(len(prompt))
             prompt[:kept] = shared[:kept]
-        asks = ASKED[index % len(ASKED)]
-        params = {field: getattr(asks, field) for field in asks.__struct_fields__}
+        sampling = SAMPLINGS[index % len(SAMPLINGS)]
+        params = {field: getattr(sampling, field) for field in sampling.__struct_fields__}
         params |= {"max_tokens": dice.randint(1, 24), "ignore_eos": True}
         made.append((prompt, SamplingParams(**params), dice.getrandbits(60)))
     return made

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from mini_infer_operator.images import EngineImages, gpu_resources
+from mini_infer_operator.gpus import gpu_resources
+from mini_infer_operator.images import EngineImages
 from mini_infer_operator.parse import parse_service
 from tests.support.services import changed
 

@@ -83,8 +83,8 @@ def test_a_full_cluster_does_not_roll_where_none_may_be_missing(cluster: Cluster
     cluster.apply("strict", image="gpu-engine:1", unified=gpus, rollout=strict)
     wait(lambda: cluster.ready("strict").get("status") == "True")
     cluster.apply("strict", image="gpu-engine:2", unified=gpus, rollout=strict)
-    late = wait(lambda: (c := condition(cluster, "strict", "Progressing")).get("status") == "False" and c, limit_s=60)
-    assert late["reason"] == "ProgressDeadlineExceeded"
+    reason = "ProgressDeadlineExceeded"
+    late = wait(lambda: (c := condition(cluster, "strict", "Progressing")).get("reason") == reason and c, limit_s=60)
     assert "nvidia.com/gpu" in late["message"]
     assert deployments(cluster, "strict") == {"gpu-engine:1": 4, "gpu-engine:2": 1}
     assert cluster.status("strict")["readyReplicas"] == 4

@@ -57,6 +57,28 @@ def test_a_manifest_without_replicas_leaves_them_to_whoever_set_them(cluster: Cl
     assert replicas(cluster, "gitops") == 2
 
 
+def test_an_inference_scaler_sets_the_number_of_its_role(cluster: Cluster) -> None:
+    cluster.apply("byrole", unified={"replicas": 2})
+    wait(lambda: ready_engines(cluster, "byrole") == 2)
+    spec = {"service": "byrole", "role": "unified"}
+    scaler = {"apiVersion": "serving.mini-infer.io/v1alpha1", "kind": "InferenceScaler", "spec": spec}
+    cluster.plane.apply({**scaler, "metadata": {"name": "byrole-unified", "namespace": "default"}})
+
+    def scale() -> dict[str, Any]:
+        read = cluster.plane.kubectl("get", "infscaler/byrole-unified", "--subresource=scale", "-o", "json")
+        return dict(json.loads(read.stdout))
+
+    wait(lambda: scale()["spec"].get("replicas") == 2)  # the role's own number, written once
+    wait(lambda: scale()["status"].get("replicas") == 2)
+    assert cluster.plane.kubectl("scale", "infscaler/byrole-unified", "--replicas=3").returncode == 0
+    wait(lambda: ready_engines(cluster, "byrole") == 3)
+    assert replicas(cluster, "byrole") == 2
+    wait(lambda: scale()["status"]["replicas"] == 3)
+    assert len(cluster.get("pods", scale()["status"]["selector"])) == 3
+    assert cluster.plane.kubectl("delete", "infscaler/byrole-unified").returncode == 0
+    wait(lambda: ready_engines(cluster, "byrole") == 2, limit_s=30)
+
+
 def test_the_examples_autoscaler_is_taken(cluster: Cluster) -> None:
     taken = cluster.plane.kubectl("apply", "--server-side", "--dry-run=server", "-f", str(EXAMPLES / "hpa.yaml"))
     assert taken.returncode == 0, taken.stderr

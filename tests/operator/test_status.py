@@ -168,3 +168,74 @@ def test_who_owns_a_model_name_that_several_claim_is_told() -> None:
     model, condition, message = told("b/demo", "c/1", "c/2", "c/3", "c/4")
     assert (model, condition) == ("shared", ("True", "ModelNameShared"))
     assert message.endswith("c/1, c/2, c/3 and 1 more claim it too")
+
+
+PAIR = {"unified": None, "prefill": {"replicas": 1}, "decode": {"replicas": 2, "parallelism": {"tensor": 2}}}
+
+
+def pair_status(*seen: tuple[str, str, int, int], failures: tuple[Failure, ...] = ()) -> dict[str, Any]:
+    """Of a service with one prefill and two decode engines; `seen` is (role, revision, replicas, available)."""
+    service = parse_service(changed({"metadata": {"generation": 3}, "spec": PAIR}))
+    current = make_plan(service, Observed(), NOON).workloads[0].revision
+    workloads = [ObservedWorkload(role, current if r == "new" else r, n, a, a) for role, r, n, a in seen]
+    observed = Observed(workloads, failures)
+    plan = make_plan(service, observed, NOON)
+    return service_status(service, observed, plan, None, url=None, previous={}, now=NOON)
+
+
+@pytest.mark.usefixtures("everything_works")
+@pytest.mark.parametrize(
+    ("seen", "ready", "available", "message"),
+    [
+        (
+            [("prefill", "new", 1, 1), ("decode", "new", 2, 2)],
+            ("True", "AllReplicasReady"),
+            ("True", "Available"),
+            "prefill 1 of 1 and decode 2 of 2 engines are ready",
+        ),
+        (
+            [("prefill", "new", 2, 2), ("decode", "new", 1, 1)],
+            ("False", "Starting"),
+            ("True", "Available"),
+            "prefill 1 of 1 and decode 1 of 2 engines are ready",
+        ),
+        (
+            [("prefill", "new", 1, 1), ("decode", "new", 2, 0)],
+            ("False", "Starting"),
+            ("False", "NoneAvailable"),
+            "prefill 1 of 1 and decode 0 of 2 engines are ready",
+        ),
+        (
+            [("unified", "old", 2, 2), ("decode", "new", 1, 0), ("prefill", "new", 1, 1)],
+            ("False", "RollingOut"),
+            ("True", "Available"),
+            "prefill 1 of 1 and decode 0 of 2 engines are ready; 2 of older revisions still answer",
+        ),
+    ],
+)
+def test_roles_are_counted_apart(seen: Any, ready: Any, available: Any, message: str) -> None:
+    value = pair_status(*seen)
+    told = conditions(value)
+    assert (told["Ready"], told["Available"]) == (ready, available)
+    assert value["conditions"][0]["message"] == message
+
+
+@pytest.mark.usefixtures("everything_works")
+def test_columns_of_roles() -> None:
+    value = pair_status(("prefill", "new", 1, 1), ("decode", "new", 2, 1), ("decode", "old", 1, 1))
+    assert value["roles"] == [
+        {"name": "prefill", "replicas": 1, "readyReplicas": 1, "ready": "1/1", "gpus": 0},
+        {"name": "decode", "replicas": 3, "readyReplicas": 1, "ready": "1/2", "gpus": 2},
+    ]
+    assert (value["tensorParallel"], value["gpus"]) == ("1/2", 4)
+    assert "selector" not in value
+
+
+@pytest.mark.usefixtures("everything_works")
+def test_a_failure_says_whose_it_is() -> None:
+    failure = Failure(Reason.ENGINE_CRASHING, "pair-prefill-abc-1: the engine ended with exit code 1: no NIXL")
+    value = pair_status(("prefill", "new", 1, 0), ("decode", "new", 2, 2), failures=(failure,))
+    assert value["conditions"][0]["message"] == (
+        "prefill 0 of 1 and decode 2 of 2 engines are ready; "
+        "pair-prefill-abc-1: the engine ended with exit code 1: no NIXL"
+    )

@@ -17,7 +17,7 @@ def main() -> int:
     parser.add_argument("--port", type=int)
     parser.add_argument("--served-model-name")
     parser.add_argument("--max-num-seqs", type=int, default=256)
-    given, _ = parser.parse_known_args()
+    given, others = parser.parse_known_args()
     if given.max_num_seqs == 13:
         print("ERROR 13 brings bad luck", flush=True)
         return 3
@@ -41,7 +41,7 @@ def main() -> int:
             self.wfile.write(b"data: [DONE]\n\n")
 
         def answer(self, body: dict[str, Any]) -> None:
-            data = json.dumps({**body, "threads": os.environ.get("OMP_NUM_THREADS")}).encode()
+            data = json.dumps({**body, "flags": others, "threads": os.environ.get("OMP_NUM_THREADS")}).encode()
             self.send_response(200)
             self.send_header("content-length", str(len(data)))
             self.end_headers()

@@ -4,12 +4,14 @@ Every static rule stands here once, as CEL for the API server and as Python for 
 tests hold the two to the same answers. Nothing here knows how a service becomes pods or processes.
 """
 
+from mini_infer_contract.resources.devices import GPU_VENDORS
 from mini_infer_contract.resources.environment import EnvironmentVariable
 from mini_infer_contract.resources.names import (
     ANNOTATION_DRAINING_SINCE,
     ANNOTATION_IGNORE_MANAGERS,
     ANNOTATION_MODEL,
     ANNOTATION_SERVICE_CREATED,
+    ANSWERING_ROLES,
     FIELD_MANAGER,
     GROUP,
     KIND,
@@ -22,18 +24,22 @@ from mini_infer_contract.resources.names import (
     LABEL_WORKER_INDEX,
     PLURAL,
     RESERVED_ENGINE_FLAGS,
+    ROLES,
+    SCALER_KIND,
+    SCALER_PLURAL,
     STATUS_FIELD_MANAGER,
     VERSION,
 )
+from mini_infer_contract.resources.parallelism import Parallelism
 from mini_infer_contract.resources.quantity import QUANTITY_PATTERN, Quantity, parse_quantity
 from mini_infer_contract.resources.rollout import DisruptionBudget, Rollout
 from mini_infer_contract.resources.rules import ApiModel, KubernetesType, Rule
+from mini_infer_contract.resources.scaler import InferenceScaler
 from mini_infer_contract.resources.service import InferenceService, Metadata
 from mini_infer_contract.resources.spec import (
     EngineSpec,
     InferenceServiceSpec,
     ModelSpec,
-    Parallelism,
     PodTemplate,
     ResourceRequirements,
     RoleSpec,
@@ -43,14 +49,16 @@ from mini_infer_contract.resources.spec import (
     TemplateMetadata,
     TemplateSpec,
 )
-from mini_infer_contract.resources.status import REASONS, Condition, InferenceServiceStatus, Reason
+from mini_infer_contract.resources.status import REASONS, Condition, InferenceServiceStatus, Reason, RoleStatus
 
 __all__ = [
     "ANNOTATION_DRAINING_SINCE",
     "ANNOTATION_IGNORE_MANAGERS",
     "ANNOTATION_MODEL",
     "ANNOTATION_SERVICE_CREATED",
+    "ANSWERING_ROLES",
     "FIELD_MANAGER",
+    "GPU_VENDORS",
     "GROUP",
     "KIND",
     "LABEL_DRAINING",
@@ -64,6 +72,9 @@ __all__ = [
     "QUANTITY_PATTERN",
     "REASONS",
     "RESERVED_ENGINE_FLAGS",
+    "ROLES",
+    "SCALER_KIND",
+    "SCALER_PLURAL",
     "STATUS_FIELD_MANAGER",
     "VERSION",
     "ApiModel",
@@ -71,6 +82,7 @@ __all__ = [
     "DisruptionBudget",
     "EngineSpec",
     "EnvironmentVariable",
+    "InferenceScaler",
     "InferenceService",
     "InferenceServiceSpec",
     "InferenceServiceStatus",
@@ -83,6 +95,7 @@ __all__ = [
     "Reason",
     "ResourceRequirements",
     "RoleSpec",
+    "RoleStatus",
     "Rollout",
     "Rule",
     "Scaling",

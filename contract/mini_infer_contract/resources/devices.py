@@ -1,9 +1,12 @@
-"""Kubernetes' types for dynamic resource allocation: devices that a pod claims. As in core/v1."""
+"""Devices that a pod asks for: names of GPUs, and Kubernetes' types for dynamic resource allocation, as in core/v1."""
 
 from pydantic import Field
 
 from mini_infer_contract.resources.quantity import ObjectName
 from mini_infer_contract.resources.rules import KubernetesType, Rule
+
+GPU_VENDORS = ("nvidia.com/", "amd.com/")
+"""Prefixes of the resources that device plugins give GPUs and parts of them (MIG) out as."""
 
 
 class PodResourceClaim(KubernetesType):

@@ -4,6 +4,8 @@ GROUP = "serving.mini-infer.io"
 VERSION = "v1alpha1"
 KIND = "InferenceService"
 PLURAL = "inferenceservices"
+SCALER_KIND = "InferenceScaler"
+SCALER_PLURAL = "inferencescalers"
 FIELD_MANAGER = "mini-infer-operator"
 STATUS_FIELD_MANAGER = "mini-infer-operator-status"
 
@@ -50,3 +52,9 @@ RESERVED_MOUNT_PATHS = ("/tmp", "/model")
 """Where the operator mounts its own volumes in an engine's container."""
 LONGEST_NAME = 40
 """Characters of metadata.name: role, revision and the pods' suffixes must still fit into 63."""
+LONGEST_NAME_OVER_NODES = 28
+"""The same where StatefulSets run the pods, whose names, with a revision of their own, must fit into a label."""
+ROLES = ("unified", "prefill", "decode")
+"""Fields of `spec`, and values of the role label."""
+ANSWERING_ROLES = ("unified", "decode")
+"""Those whose engines answer clients' requests."""

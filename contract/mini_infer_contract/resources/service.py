@@ -6,10 +6,17 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
 
-from mini_infer_contract.resources.names import LONGEST_NAME
+from mini_infer_contract.resources.names import LONGEST_NAME, LONGEST_NAME_OVER_NODES, ROLES
+from mini_infer_contract.resources.not_yet import NOT_YET
 from mini_infer_contract.resources.rules import ApiModel, Rule
 from mini_infer_contract.resources.spec import InferenceServiceSpec, RoleSpec
 from mini_infer_contract.resources.status import InferenceServiceStatus
+
+_SPANS_NODES = " || ".join(
+    f"(has(self.spec.{role}) && has(self.spec.{role}.parallelism) && has(self.spec.{role}.parallelism.nodes) && "
+    f"self.spec.{role}.parallelism.nodes > 1)"
+    for role in ROLES
+)
 
 
 class Metadata(BaseModel):
@@ -38,6 +45,16 @@ class InferenceService(ApiModel):
                 and re.match(r"^[a-z]([-a-z0-9]*[a-z0-9])?$", s.metadata.name) is not None
             ),
         ),
+        Rule(
+            f"self.metadata.name.size() <= {LONGEST_NAME_OVER_NODES} || !({_SPANS_NODES})",
+            f"metadata.name must have at most {LONGEST_NAME_OVER_NODES} characters where parallelism.nodes is above 1 "
+            "(the names of its StatefulSets and their labels are made from it)",
+            lambda s: (
+                len(s.metadata.name) <= LONGEST_NAME_OVER_NODES
+                or all(role.parallelism is None or (role.parallelism.nodes or 1) == 1 for role in s.roles.values())
+            ),
+        ),
+        *NOT_YET,
     )
     api_version: Literal["serving.mini-infer.io/v1alpha1"]
     kind: Literal["InferenceService"]
@@ -55,5 +72,5 @@ class InferenceService(ApiModel):
     @property
     def roles(self) -> dict[str, RoleSpec]:
         """The roles that the spec asks for, by name."""
-        named = {"unified": self.spec.unified, "prefill": self.spec.prefill, "decode": self.spec.decode}
+        named = {name: getattr(self.spec, name) for name in ROLES}
         return {name: role for name, role in named.items() if role is not None}

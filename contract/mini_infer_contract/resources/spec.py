@@ -3,14 +3,15 @@
 import re
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, WithJsonSchema, create_model
+from pydantic import Field, create_model
 
 from mini_infer_contract.engine_options import EngineOptions
 from mini_infer_contract.options import OptionRow, option_rows
 from mini_infer_contract.resources.containers import InitContainer, ProbeLimits
-from mini_infer_contract.resources.devices import ContainerResourceClaim, PodResourceClaim
+from mini_infer_contract.resources.devices import GPU_VENDORS, ContainerResourceClaim, PodResourceClaim
 from mini_infer_contract.resources.environment import EnvironmentFrom, EnvironmentVariable, ObjectReference
 from mini_infer_contract.resources.names import GROUP, RESERVED_ENGINE_FLAGS, RESERVED_VOLUME_PREFIX
+from mini_infer_contract.resources.parallelism import Parallelism
 from mini_infer_contract.resources.quantity import (
     LABEL_KEY_PATTERN,
     LabelValue,
@@ -147,6 +148,11 @@ class ResourceRequirements(ApiModel):
     def allowed(self) -> dict[str, Quantity]:
         """The limits; empty if there are none."""
         return self.limits or {}
+
+    @property
+    def gpus(self) -> int:
+        """GPUs, or parts of some (MIG), that limits ask for; claimed ones are not counted."""
+        return int(sum(parse_quantity(n) for name, n in self.allowed.items() if name.startswith(GPU_VENDORS)))
 
 
 def _field_of(row: OptionRow) -> tuple[Any, Any]:
@@ -323,20 +329,10 @@ class PodTemplate(ApiModel):
     """Fields of the engine's container."""
 
 
-class Parallelism(ApiModel):
-    """How one engine is spread over GPUs and nodes. Refused above 1 until the engine can."""
-
-    rules = (
-        Rule(
-            "(!has(self.tensor) || self.tensor == 1) && (!has(self.nodes) || self.nodes == 1)",
-            "parallelism above 1 does not work yet: leave it out, and set replicas to use more GPUs",
-            lambda p: (p.tensor or 1) == 1 and (p.nodes or 1) == 1,
-        ),
-    )
-    tensor: int | None = Field(default=None, ge=1, le=64)
-    """GPUs that share every layer of one engine."""
-    nodes: int | None = Field(default=None, ge=1, le=64)
-    """Nodes that one engine spans."""
+_IS_GPU = "(" + " || ".join(f"k.startsWith('{vendor}')" for vendor in GPU_VENDORS) + ")"
+_RANKS = " * ".join(
+    f"(has(self.parallelism.{size}) ? self.parallelism.{size} : 1)" for size in ("tensor", "pipeline", "data")
+)
 
 
 class Scaling(ApiModel):
@@ -357,6 +353,20 @@ class RoleSpec(ApiModel):
             "scaling does not work yet: leave it out and write replicas",
             lambda r: r.scaling is None,
         ),
+        Rule(
+            f"!has(self.parallelism) || !has(self.resources) || !has(self.resources.limits) || "
+            f"!self.resources.limits.exists(k, {_IS_GPU}) || "
+            f"self.resources.limits.map(k, {_IS_GPU}, quantity(string(self.resources.limits[k])).asInteger()).sum() * "
+            f"(has(self.parallelism.nodes) ? self.parallelism.nodes : 1) == {_RANKS}",
+            "resources.limits asks for another number of GPUs than parallelism needs: write tensor x pipeline x data / "
+            "nodes, which is what each pod of an engine needs, or leave it out",
+            lambda r: (
+                r.parallelism is None
+                or r.resources is None
+                or not r.resources.gpus
+                or r.resources.gpus * (r.parallelism.nodes or 1) == r.parallelism.ranks
+            ),
+        ),
     )
     replicas: int = Field(default=1, ge=0, le=1000)
     """Engines to run; changing it restarts none."""
@@ -372,28 +382,24 @@ class RoleSpec(ApiModel):
     """Bounds for an autoscaler."""
 
 
-RefusedRole = Annotated[RoleSpec, WithJsonSchema({"type": "object", "x-kubernetes-preserve-unknown-fields": True})]
-"""A role that a rule refuses whatever it holds: its fields would only make the CRD three times as large."""
-
-
 class InferenceServiceSpec(ApiModel):
     """What the user wants served."""
 
     rules = (
         Rule(
-            "has(self.unified)",
-            "unified is missing: write `unified: {replicas: 1}`",
-            lambda s: s.unified is not None,
+            "has(self.unified) || has(self.prefill) || has(self.decode)",
+            "no role is given: write `unified: {replicas: 1}`, or prefill and decode",
+            lambda s: s.unified is not None or s.prefill is not None or s.decode is not None,
         ),
         Rule(
-            "!has(self.prefill)",
-            "prefill does not work yet: write unified, whose engines do prefill and decode",
-            lambda s: s.prefill is None,
+            "has(self.prefill) == has(self.decode)",
+            "prefill and decode need each other: write both, or unified, whose engines do both",
+            lambda s: (s.prefill is None) == (s.decode is None),
         ),
         Rule(
-            "!has(self.decode)",
-            "decode does not work yet: write unified, whose engines do prefill and decode",
-            lambda s: s.decode is None,
+            "!has(self.unified) || !(has(self.prefill) || has(self.decode))",
+            "unified engines do prefill and decode: leave out unified, or prefill and decode",
+            lambda s: s.unified is None or (s.prefill is None and s.decode is None),
         ),
         Rule(
             f"!has(self.image) || self.image.matches(r'{IMAGE_PATTERN}')",
@@ -414,7 +420,7 @@ class InferenceServiceSpec(ApiModel):
     """How many engines may be evicted at a time."""
     unified: RoleSpec | None = None
     """Engines that do prefill and decode."""
-    prefill: RefusedRole | None = None
-    """Engines that compute prompts only. Refused until it works."""
-    decode: RefusedRole | None = None
-    """Engines that generate only. Refused until it works."""
+    prefill: RoleSpec | None = None
+    """Engines that compute prompts and hand their KV cache on; fields as in unified."""
+    decode: RoleSpec | None = None
+    """Engines that generate, with the KV cache of a prefill engine or their own; fields as in unified."""

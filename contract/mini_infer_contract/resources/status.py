@@ -34,6 +34,8 @@ class Reason:
     """The API server refused a child object; the message is its own."""
     NO_GPU_IMAGE = "NoGpuImage"
     """Engines ask for a GPU, and the image that they would run from computes on CPUs."""
+    NO_LEADER_WORKER_SET = "NoLeaderWorkerSet"
+    """Engines are to span several nodes, and the cluster does not serve the kind that runs such groups."""
     NAME_TAKEN = "NameTaken"
     """A child's name belongs to an object that this service does not own."""
     API_ERROR = "ApiError"
@@ -79,6 +81,21 @@ class Condition(ApiModel):
     """metadata.generation of the service that this speaks of."""
 
 
+class RoleStatus(ApiModel):
+    """The engines of one role."""
+
+    name: str = Field(min_length=1, max_length=63)
+    """unified, prefill or decode."""
+    replicas: int = Field(default=0, ge=0)
+    """Engines that exist, of all revisions."""
+    ready_replicas: int = Field(default=0, ge=0)
+    """Engines of the wanted revision that are ready."""
+    ready: str = Field(default="", max_length=16)
+    """The same beside how many are wanted, such as 1/2."""
+    gpus: int = Field(default=0, ge=0)
+    """GPUs of one engine, over all its pods."""
+
+
 class InferenceServiceStatus(ApiModel):
     """What the operator saw last."""
 
@@ -97,6 +114,15 @@ class InferenceServiceStatus(ApiModel):
     """Engines that exist, of all revisions."""
     ready_replicas: int = Field(default=0, ge=0)
     """Engines that can answer, of all revisions."""
+    roles: list[RoleStatus] = Field(
+        default=[],
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+    )
+    """The engines of each role of the spec."""
+    tensor_parallel: str | None = Field(default=None, max_length=16)
+    """GPUs that share every layer of an engine; prefill/decode where these differ, such as 1/2."""
+    gpus: int = Field(default=0, ge=0)
+    """GPUs of all engines that the spec asks for."""
     selector: str | None = None
     """Label selector of the engines that `spec.unified.replicas` counts, for autoscalers."""
     url: str | None = None

@@ -120,6 +120,13 @@ class Sequence:
         self.excludes_tokens = bool(self.suppressed or self.request.sampling.bad_words_token_ids)
         self.kv_source = self.request.kv_source
 
+    def __copy__(self) -> "Sequence":
+        """The same fields; as beams fork in every step, without the detour by `__reduce_ex__`."""
+        other = object.__new__(Sequence)
+        for name in self.__slots__:
+            setattr(other, name, getattr(self, name))
+        return other
+
     @property
     def is_leaving(self) -> bool:
         """Whether it gets no more rows, and its pages go as soon as no launched pass uses them."""

@@ -18,7 +18,6 @@ from torch import Tensor
 from tqdm import tqdm
 from triton import AsyncCompileMode
 
-from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.config.mechanisms import Mechanism
 from mini_infer_engine.config.settings import EngineSettings
 from mini_infer_engine.core.batch import Batch, Row, TokenMasks
@@ -48,6 +47,7 @@ from mini_infer_engine.runtime.cuda_graphs import (
     prefill_sequences,
 )
 from mini_infer_engine.runtime.cuda_sampling import CudaPassHandle, CudaSampling
+from mini_infer_engine.runtime.cuda_speculation import CudaSpeculation
 from mini_infer_engine.runtime.device_state import DeviceBatchState, page_table_width, refuses_suppressed
 from mini_infer_engine.runtime.embeddings import Embeddings, wants_embeddings
 from mini_infer_engine.runtime.inputs import PassInputs, build_inputs
@@ -75,9 +75,6 @@ class CudaExecutor:
     def __init__(self, worker: ModelWorker, pool: KVPool, settings: EngineSettings) -> None:
         self.worker, self.pool, self.settings = worker, pool, settings
         model, device = worker.model, worker.device
-        if speculation_of(settings) is not None:
-            raise ModelError("speculative_method: there are no kernels for it on a GPU yet: leave it out.")
-        self.max_speculative_rows = 0
         longest = settings.max_model_len or worker.config.max_position_embeddings
         width = page_table_width(longest, pool.spec.page_size)
         self.kernels = KernelContext.of(device, settings.disable)
@@ -91,6 +88,13 @@ class CudaExecutor:
         self.sampling = CudaSampling(
             self.state, worker.config.vocab_size, worker.dtype, buckets, most_rows, self.kernels
         )
+        config = speculation_of(settings)
+        self.speculation: CudaSpeculation | None = None
+        if config is not None:
+            self.speculation = CudaSpeculation(
+                config, worker, pool, self.state, self.attention, self.kernels, settings.max_num_seqs
+            )
+        self.max_speculative_rows = 0 if self.speculation is None else self.speculation.max_rows
         self.decode_graphs: dict[int, DecodeGraph] = {}
         self.prefill_graphs: dict[int, PrefillGraph] = {}
 
@@ -113,14 +117,14 @@ class CudaExecutor:
 
     def compile_kernels(self, most_tokens: int) -> None:
         """Every kernel in its variants, several at a time: one by one they would be most of a cold start."""
-        asks = SamplingParams()
+        params = SamplingParams()
         largest = min(self.settings.max_num_seqs, most_tokens)
         # Where products or decode attention change their kernel with the number of rows.
         decodes = [size for size in (1, 9, 17, 33, 65, 129, 257) if size <= largest]
-        batches = [Batch([Row(slot, 0, 1, [0], [0], asks) for slot in range(rows)], rows) for rows in decodes]
+        batches = [Batch([Row(slot, 0, 1, [0], [0], params) for slot in range(rows)], rows) for rows in decodes]
         for tokens in {min(tokens, most_tokens) for tokens in (16, 32, 64, 512, 4096, *self._expert_tokens())}:
             pages = list(range(-(-tokens // self.pool.spec.page_size)))
-            batches.append(Batch([Row(0, 0, tokens, [0] * tokens, pages, asks)], 0))
+            batches.append(Batch([Row(0, 0, tokens, [0] * tokens, pages, params)], 0))
 
         def run(batch: Batch) -> None:
             torch.cuda.set_device(self.worker.device)
@@ -218,6 +222,8 @@ class CudaExecutor:
                 self.decode_graphs[bucket] = DecodeGraph(self._captured_model(), bucket, memory)
                 self.sampling.capture(bucket, memory)
                 progress.update()
+            if self.speculation is not None:
+                self.speculation.capture(memory)
         torch.cuda.synchronize()
         log.info("captured %d CUDA graphs in %.1f s", total, time.perf_counter() - started)
 
@@ -240,11 +246,14 @@ class CudaExecutor:
             ]
             kept.append(DecodeGraph(self._captured_model(), buckets[-1], memory))
             self.sampling.capture(buckets[-1], memory)
+            if self.speculation is not None:
+                self.speculation.capture(memory, only_largest=True)
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         taken = before - torch.cuda.mem_get_info(device)[0]
         kept.clear()
         objects = len(prefills) + 3 * len(buckets)
+        objects += 0 if self.speculation is None else self.speculation.num_graphs
         return max(0, taken) + objects * _GRAPH_OBJECT_BYTES
 
     def _captured_model(self) -> CapturedModel:
@@ -267,14 +276,17 @@ class CudaExecutor:
 
     def launch(self, batch: Batch) -> CudaPassHandle:
         """See `Executor.launch`."""
-        handle = CudaPassHandle(batch.rows, self.state.state.on_host)
+        handle = CudaPassHandle(batch.rows, self.state)
         prefills = batch.rows[batch.num_decodes :]
         with torch.inference_mode():
             self.pool.transfer(batch.transfers)
-            self.state.forget_pages(prefills)
+            if self.speculation is not None:
+                self.speculation.catch_up(batch.catch_up)
+            self.state.forget_pages([row for row in prefills if not _continues(row)])
+            self.state.keep_common_pages([row for row in prefills if _continues(row)])
             for row in prefills:
                 self.sampling.begin(row)
-            parts = list(self._forwards(batch, handle))
+            parts = list(self._guessed(batch, handle) if batch.num_drafts else self._forwards(batch, handle))
             for number, (indices, forward) in enumerate(parts, start=1):
                 rows = batch.rows if len(indices) == len(batch.rows) else [batch.rows[index] for index in indices]
                 self.sampling.load(rows)
@@ -299,21 +311,49 @@ class CudaExecutor:
         """The parts of a pass, in order: indices of rows, and what computes their logits.
 
         All rows in one part, or, where the graph for the prompts takes no decode rows, those in a part before it.
+        Sequences that go on by one token which the host brings, as beams do, are decode rows whose slots are rewritten.
         """
         num_decodes, num_rows = batch.num_decodes, len(batch.rows)
         decodes, prefills = batch.rows[:num_decodes], batch.rows[num_decodes:]
         is_eager = any(row.prompt_targets for row in prefills) or wants_embeddings(prefills)
+        continued = [index for index in range(num_decodes, num_rows) if _continues(batch.rows[index])]
+        if self.decode_graphs and not is_eager and len(continued) == len(prefills):
+            yield range(num_rows), partial(self._run_decodes, batch.rows, prefills)
+            return
         graph = None if is_eager else self._prefill_graph(num_decodes, prefills)
-        if not prefills and self.decode_graphs:
-            yield range(num_rows), partial(self._decode_graph(num_rows).run, decodes)
-        elif graph is None:
+        if graph is None:
             sampling = [index for index, row in enumerate(batch.rows) if row.sampling is not None]
             yield sampling, partial(self._run_eagerly, batch, handle)
-        elif graph.num_decodes or not decodes:
+        elif graph.num_decodes or not self.decode_graphs:
             yield range(num_rows), partial(graph.run, decodes, prefills)
         else:
-            yield range(num_decodes), partial(self._decode_graph(num_decodes).run, decodes)
-            yield range(num_decodes, num_rows), partial(graph.run, [], prefills)
+            first = [*range(num_decodes), *continued]
+            if first:
+                rows = [batch.rows[index] for index in first]
+                yield first, partial(self._run_decodes, rows, rows[num_decodes:])
+            second = [index for index in range(num_decodes, num_rows) if not _continues(batch.rows[index])]
+            prompts = [batch.rows[index] for index in second]
+            yield second, partial((self._prefill_graph(0, prompts) or graph).run, [], prompts)
+
+    def _run_decodes(self, rows: list[Row], continued: list[Row]) -> None:
+        """Decode rows by their graph, after the slots of some, whose tokens the host brings, are rewritten."""
+        self.state.begin(continued)
+        self._decode_graph(len(rows)).run(rows)
+
+    def _guessed(self, batch: Batch, handle: CudaPassHandle) -> Iterator[tuple[Sequence[int], Forward]]:
+        """Run the rows with guesses, which are settled then; the part that is left: decode rows that have none."""
+        assert self.speculation is not None
+        rows = batch.rows
+        guessing = [index for index, row in enumerate(rows) if row.num_drafts is not None]
+        self.speculation.run([rows[index] for index in guessing], guessing, batch.num_drafts, handle)
+        others = [index for index, row in enumerate(rows) if row.num_drafts is None]
+        if not others:
+            return
+        decodes = [rows[index] for index in others]
+        if self.decode_graphs:
+            yield others, partial(self._decode_graph(len(others)).run, decodes)
+        else:
+            yield others, partial(self._run_eagerly, Batch(decodes, len(decodes)), handle)
 
     def _decode_graph(self, rows: int) -> DecodeGraph:
         return self.decode_graphs[self.sampling.bucket(rows)]
@@ -350,16 +390,26 @@ class CudaExecutor:
         inputs = build_inputs(batch, self.pool.spec.page_size, self.pool.null_page, self.worker.device)
         token_ids, model = inputs.token_ids, self.worker.model
         if inputs.pending_slots.shape[0]:
-            pending = self.state.state.last_tokens.index_select(0, inputs.pending_slots)
+            known = self.state.state
+            pending = known.last_tokens.index_select(0, inputs.pending_slots)
             token_ids = token_ids.index_copy(0, inputs.pending_tokens, pending)
+            # The host's positions are too high where guesses of a pass in flight are wrong.
+            positions = known.lengths.index_select(0, inputs.pending_slots).to(inputs.positions.dtype)
+            inputs.positions = inputs.positions.index_copy(0, inputs.pending_tokens, positions)
         attention = self.attention.plan(inputs, every_token=every_token)
         return inputs, model(self.ops, model.embed(self.ops, token_ids), attention)
+
+
+def _continues(row: Row) -> bool:
+    """Whether a chunk is what a decode row computes: one token, from whose logits the next is sampled."""
+    is_one = row.count == 1 and row.num_samples == 1 and row.sampling is not None
+    return is_one and not row.prompt_targets and not row.embeds
 
 
 class FlashPrefillExecutor(CudaExecutor):
     """With flash-attn instead of our kernels for prompt chunks."""
 
-    default_page_size: int = 256  # what flash-attn asks for
+    default_page_size: int = 256  # what flash-attn requires
     page_size_step: int = 256
 
     @staticmethod

@@ -122,9 +122,9 @@ class PrefillGraph:
         self._width = parts.state.page_tables.shape[1]
         sequences, samples = self.num_sequences, decodes + self.num_sequences
         # Slot packet (int64, hence first), token ids, positions, kv index, query starts, ends, sample starts, sample
-        # rows, page tables, decode slots, decode positions.
+        # rows, page tables, decode slots.
         sizes = [2 * STATE_FIELDS * sequences, *[tokens] * 3, sequences + 1, sequences, sequences + 1, samples]
-        self._sizes = [*sizes, sequences * self._width, decodes, decodes]
+        self._sizes = [*sizes, sequences * self._width, decodes]
         self._packed = torch.zeros(sum(self._sizes), dtype=torch.int32, device=parts.state.device)
         self._blank = self._blank_array()
         self._staging = PinnedStaging(self._packed)
@@ -148,29 +148,27 @@ class PrefillGraph:
         """Padding alone: tokens that nobody writes, and sequences that have none."""
         state = self._parts.state
         packed = np.zeros(sum(self._sizes), dtype=np.int32)
-        packet, _, _, kv_index, _, ends, _, _, tables, decode_slots, decode_positions = self._split(packed)
+        packet, _, _, kv_index, _, ends, _, _, tables, decode_slots = self._split(packed)
         packet[:] = np.frombuffer(state.pack_null_update() * self.num_sequences, dtype=np.int32)
         kv_index[:] = -1  # so for decode rows, whose attention rotates and writes for itself
         ends[:] = 1  # the last layer attends from one token of each, a padded one too
         tables[:] = self._parts.null_page
         decode_slots[:] = state.padding_slot
-        decode_positions[:] = -1
         return packed
 
     def load(self, decodes: list[Row], prefills: list[Row]) -> None:
         """Lay rows out for the next replay, and pack what changes for the slots that begin."""
         page_size, state = self._parts.attention.page_size, self._parts.state
-        turn = self._staging.begin()
-        self._staging.arrays[turn][:] = self._blank
-        packet, token_ids, positions, kv_index, query_starts, ends, sample_starts, *rest = self._host_parts[turn]
-        sample_rows, tables, decode_slots, decode_positions = rest
+        buffer = self._staging.begin()
+        self._staging.arrays[buffer][:] = self._blank
+        packet, token_ids, positions, kv_index, query_starts, ends, sample_starts, *rest = self._host_parts[buffer]
+        sample_rows, tables, decode_slots = rest
         begun = state.pack_updates([row for row in prefills if row.sampling is not None])
         packet[: len(begun) // packet.itemsize] = np.frombuffer(begun, dtype=np.int32)
         begin = len(decodes)
         if decodes:
             state.send_pages(decodes, page_size)
             decode_slots[:begin] = continued_slots(decodes)
-            decode_positions[:begin] = [row.start for row in decodes]
             sample_rows[:begin] = np.arange(begin)
         sample_starts[:] = np.arange(begin, begin + len(sample_starts))
         query_starts[:] = begin
@@ -193,8 +191,8 @@ class PrefillGraph:
         parts = self._parts
         model, attention, state = parts.model, parts.attention, parts.state
         packed = self._packed.split(self._sizes)  # type: ignore[no-untyped-call]  # torch's
-        packet, token_ids, positions, kv_index, query_starts, ends, sample_starts, sample_rows, tables, *rest = packed
-        decode_slots, decode_positions = rest
+        packet, token_ids, positions, kv_index, query_starts, ends, sample_starts, sample_rows, *rest = packed
+        tables, decode_slots = rest
         update_slots(packet.view(torch.int64).view(-1, STATE_FIELDS), state.state)
         page_tables = tables.view(self.num_sequences, self._width)
         longest_key = self._width * attention.page_size
@@ -204,12 +202,18 @@ class PrefillGraph:
         selected = attention.prefill(last_tokens, positions, kv_index, sample_rows)
         if self.num_decodes:
             token_ids = self._with_decodes(token_ids, decode_slots)
-            decode = attention.decode(state.page_tables, decode_slots, decode_positions)
+            decode = attention.decode(state.page_tables, decode_slots, self._decode_positions(decode_slots))
             attend, selected = (decodes_before_prefill(one, decode, self.num_decodes) for one in (attend, selected))
         residual = model(
             parts.ops, model.embed(parts.ops, token_ids), TritonAttentionPass(attend, selected, sample_rows)
         )
         model.logits(parts.ops, residual, parts.logits[: sample_rows.shape[0]])
+
+    def _decode_positions(self, decode_slots: Tensor) -> Tensor:
+        """[decodes] int32: the device's, since the host may not know how many guesses were right; -1 of padding."""
+        state = self._parts.state
+        positions = state.state.lengths.index_select(0, decode_slots)
+        return torch.where(decode_slots == state.padding_slot, -1, positions)
 
     def _with_decodes(self, token_ids: Tensor, decode_slots: Tensor) -> Tensor:
         """The same [tokens], the first of them those that the decode rows' slots sampled last."""

@@ -20,7 +20,6 @@ from mini_infer_engine.core.result import PassResult
 from mini_infer_engine.kernels.context import KernelContext
 from mini_infer_engine.kernels.sampling.penalise import count_sampled, penalised
 from mini_infer_engine.kernels.sampling.sample import sample
-from mini_infer_engine.kernels.sampling.sampling_state import HOST_RING_DEPTH
 from mini_infer_engine.kernels.sampling.token_mask import apply_token_masks
 from mini_infer_engine.runtime.cuda_graphs import record
 from mini_infer_engine.runtime.cuda_logprobs import CudaLogprobs
@@ -36,16 +35,31 @@ _UPLOADS_IN_FLIGHT = 4
 """Two passes of two parts each: decode rows by one graph, prompt chunks by another."""
 
 
+@dataclass(frozen=True, slots=True)
+class SpeculativePart:
+    """Rows with guesses of a launched pass."""
+
+    indices: list[int]
+    """In their batch."""
+    results: Tensor  # [rows, queries + 1] int64, in main memory: how many tokens each has made, and the tokens
+
+    def read(self, result: PassResult) -> None:
+        """Put the tokens where they belong, once the pass has run."""
+        for index, (count, *tokens) in zip(self.indices, self.results.tolist(), strict=True):
+            result.tokens[index] = tokens[:count]
+
+
 class CudaPassHandle:
     """A launched pass: the sampling kernel writes its tokens to the host, so no copy stands between two passes."""
 
-    def __init__(self, rows: list[Row], on_host: Tensor) -> None:
+    def __init__(self, rows: list[Row], state: DeviceBatchState) -> None:
         self._places = [
-            (index, row.slot * HOST_RING_DEPTH + row.output_index % HOST_RING_DEPTH)
+            (index, state.next_place(row))
             for index, row in enumerate(rows)
-            if row.sampling is not None
+            if row.sampling is not None and row.num_drafts is None
         ]
-        self._num_rows, self._on_host = len(rows), on_host
+        self._num_rows, self._on_host = len(rows), state.state.on_host
+        self.speculative: SpeculativePart | None = None
         self.logprobs: list[tuple[list[tuple[int, int]], LogprobTensors | PackedLogprobs]] = []
         """For each part of the pass, (row of the batch, number of most likely tokens) and their tensors."""
         self.prompt_logprobs: PromptLogprobs | None = None
@@ -61,6 +75,8 @@ class CudaPassHandle:
         result = PassResult([()] * self._num_rows)
         for row, place in self._places:
             result.tokens[row] = (tokens[place],)
+        if self.speculative is not None:
+            self.speculative.read(result)
         for rows, tensors in self.logprobs:
             told = tensors.read([number for _, number in rows])
             result.logprobs |= {row: [one] for (row, _), one in zip(rows, told, strict=True)}
@@ -103,7 +119,7 @@ class CudaSampling:
         self._kernels = kernels
         self.logits = torch.zeros((max(buckets[-1], most_rows), vocab_size), dtype=dtype, device=device)
         self.slots = torch.full((buckets[-1],), state.padding_slot, dtype=torch.int32, device=device)
-        # One slot more for the padded rows of graphs, which ask for nothing.
+        # One slot more for the padded rows of graphs, which have no penalties.
         self.penalties = Penalties(state.padding_slot + 1, vocab_size, device)
         self.logprobs = CudaLogprobs(len(self.logits), device)
         self._biased_slots: set[int] = set()
@@ -119,7 +135,7 @@ class CudaSampling:
         return self.buckets[bisect_left(self.buckets, rows)]
 
     def begin(self, row: Row) -> None:
-        """What runs in the row's slot from now on asks for what the row does."""
+        """What runs in the row's slot from now on has the row's parameters."""
         self.penalties.begin(row)
         self.logprobs.begin(row)
         if row.sampling is not None and row.sampling.changes_logits:
@@ -165,7 +181,7 @@ class CudaSampling:
         return HeldPart(rows, indices, self.logits[: len(rows)], self.slots[: len(rows)], is_loaded=True)
 
     def run_held(self, part: HeldPart, masks: TokenMasks, handle: CudaPassHandle) -> None:
-        """Sample a part whose masks have come; by a graph where its rows ask for nothing more."""
+        """Sample a part whose masks have come; by a graph where its rows have nothing more."""
         slots = [row.slot for row in part.rows if row.sampling is not None]
         if not slots:
             return

@@ -4,7 +4,7 @@ It decides nothing about batches; it keeps page tables and sampling parameters t
 """
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -12,13 +12,14 @@ import torch
 from mini_infer_engine.core.batch import Row
 from mini_infer_engine.core.request import SamplingParams
 from mini_infer_engine.device import to_device
-from mini_infer_engine.kernels.sampling.sampling_state import SUPPRESSED_WIDTH, SamplingState
+from mini_infer_engine.kernels.sampling.sampling_state import HOST_RING_DEPTH, SUPPRESSED_WIDTH, SamplingState
 from mini_infer_engine.kernels.sampling.state_update import STATE_FIELDS, update_pages, update_slots
 from mini_infer_engine.sampling.parameters import DEVICE_FORMAT, DEVICE_PARAMETERS
 from mini_infer_engine.sampling.reference import noise_base
 
-_STATE = struct.Struct(f"<4q{DEVICE_FORMAT}q")
-"""One slot in the packet of `update_slots` (STATE_FIELDS): slot, length, output index, noise, sampling, min_tokens."""
+_STATE = struct.Struct(f"<5q{DEVICE_FORMAT}q")
+"""One slot in the packet of `update_slots` (STATE_FIELDS): slot, last token, length, output index, noise, sampling,
+min_tokens."""
 
 
 class DeviceBatchState:
@@ -31,6 +32,10 @@ class DeviceBatchState:
         # [slots + 1, pages of the longest sequence] int32
         self.page_tables = torch.full((num_slots + 1, table_width), null_page, dtype=torch.int32, device=device)
         self._known_pages = [0] * num_slots
+        self._sent_pages: list[list[int]] = [[] for _ in range(num_slots)]
+        """Of each slot, what the device knows: its first `_known_pages` pages."""
+        self._samplings = [0] * num_slots
+        """The same numbers as the device's `samplings`, counted where passes are launched."""
         self._filtered_slots: set[int] = set()
 
     def begin(self, rows: list[Row]) -> None:
@@ -50,13 +55,20 @@ class DeviceBatchState:
             (self._filtered_slots.add if _is_filtered(row) else self._filtered_slots.discard)(row.slot)
         return b"".join(map(_packed_state, rows))
 
+    def next_place(self, row: Row) -> int:
+        """Where in `on_host`, flattened, the token stands that this row, which is being launched, samples."""
+        slot = row.slot
+        count = self._samplings[slot] if row.token_ids is None else row.output_index
+        self._samplings[slot] = count + 1
+        return slot * HOST_RING_DEPTH + count % HOST_RING_DEPTH
+
     def has_filters(self, slots: list[int]) -> bool:
         """Whether, of what runs in one of these slots, some logits may not be chosen."""
         return bool(self._filtered_slots) and not self._filtered_slots.isdisjoint(slots)
 
     def pack_null_update(self) -> bytes:
         """The same of one line that changes nothing: the spare slot as it is."""
-        return _STATE.pack(self.padding_slot, 0, 0, 0, *(form.neutral for _, form in DEVICE_PARAMETERS), 0)
+        return _STATE.pack(self.padding_slot, 0, 0, 0, 0, *(form.neutral for _, form in DEVICE_PARAMETERS), 0)
 
     def compile_updates(self) -> None:
         """Change nothing, so that no request waits for the compiler of `send_pages`' kernel."""
@@ -68,56 +80,74 @@ class DeviceBatchState:
         """These slots prefill: what the device knows of their page tables is another sequence's."""
         for row in rows:
             self._known_pages[row.slot] = 0
+            self._sent_pages[row.slot].clear()
 
-    def send_pages(self, rows: list[Row], page_size: int) -> None:
-        """Bring the page tables of decoding rows up to date."""
+    def keep_common_pages(self, rows: list[Row]) -> None:
+        """These slots go on by one token, be it as a fork of another: the device knows the pages that are the same."""
+        for row in rows:
+            sent = self._sent_pages[row.slot]
+            if sent != row.page_table[: len(sent)]:
+                del sent[_common_length(sent, row.page_table) :]
+                self._known_pages[row.slot] = len(sent)
+
+    def send_pages(self, rows: list[Row], page_size: int, ahead: int = 0) -> None:
+        """Bring the page tables of decoding rows up to date, for their new token and so many `ahead` of it."""
         known = self._known_pages
         changes: list[int] = []
         for row in rows:
-            slot, needed = row.slot, row.start // page_size + 1
+            slot, needed = row.slot, (row.start + ahead) // page_size + 1
             if known[slot] < needed:
                 at = slot * self.page_tables.shape[1]
                 for index in range(known[slot], needed):
                     changes += (at + index, row.page_table[index])
+                self._sent_pages[slot] += row.page_table[known[slot] : needed]
                 known[slot] = needed
         if changes:
             update_pages(to_device(np.array(changes, dtype=np.int64).reshape(-1, 2), self.device), self.page_tables)
 
     def _suppress(self, row: Row) -> None:
         token_ids = list(row.suppressed_token_ids)
-        assert len(token_ids) <= SUPPRESSED_WIDTH, "refuses_suppressed was not asked"
+        assert len(token_ids) <= SUPPRESSED_WIDTH, "refuses_suppressed was not called"
         padded = np.full(SUPPRESSED_WIDTH, -1, dtype=np.int32)
         padded[: len(token_ids)] = token_ids
         self.state.suppressed[row.slot].copy_(to_device(padded, self.device))
 
 
-def refuses_suppressed(asks: SamplingParams, eos_token_ids: Iterable[int]) -> str | None:
+def _common_length(some: Sequence[int], others: Sequence[int]) -> int:
+    """Of how many numbers both begin with."""
+    pairs = zip(some, others, strict=False)
+    return next((index for index, (one, other) in enumerate(pairs) if one != other), min(len(some), len(others)))
+
+
+def refuses_suppressed(params: SamplingParams, eos_token_ids: Iterable[int]) -> str | None:
     """Why these parameters hold back more tokens than a slot has room for on the device; None: they do not."""
-    held_back = {*asks.stop_token_ids, *(() if asks.ignore_eos else eos_token_ids)}
-    if not asks.min_tokens or len(held_back) <= SUPPRESSED_WIDTH:
+    held_back = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
+    if not params.min_tokens or len(held_back) <= SUPPRESSED_WIDTH:
         return None
     return (
-        f"min_tokens = {asks.min_tokens} with {len(held_back)} stop tokens (stop_token_ids and the model's own): "
+        f"min_tokens = {params.min_tokens} with {len(held_back)} stop tokens (stop_token_ids and the model's own): "
         f"at most {SUPPRESSED_WIDTH} can be held back on this engine; send fewer stop_token_ids, or no min_tokens."
     )
 
 
 def _is_filtered(row: Row) -> bool:
-    asks = row.sampling
-    assert asks is not None
-    return bool(row.suppressed_token_ids) or asks.top_k > 0 or asks.top_p < 1 or asks.min_p > 0
+    params = row.sampling
+    assert params is not None
+    return bool(row.suppressed_token_ids) or params.top_k > 0 or params.top_p < 1 or params.min_p > 0
 
 
 def _packed_state(row: Row) -> bytes:
-    asks = row.sampling
-    assert asks is not None
+    params = row.sampling
+    assert params is not None
+    assert row.token_ids is not None
     return _STATE.pack(
         row.slot,
+        row.token_ids[-1],
         row.start + row.count - 1,  # sampling adds one to the length
         row.output_index,
         noise_base(row.noise_seed),
-        *[form.value(getattr(asks, name)) for name, form in DEVICE_PARAMETERS],
-        asks.min_tokens if row.suppressed_token_ids else 0,  # else the slot's last sequence's would be suppressed
+        *[form.value(getattr(params, name)) for name, form in DEVICE_PARAMETERS],
+        params.min_tokens if row.suppressed_token_ids else 0,  # else the slot's last sequence's would be suppressed
     )
 
 

@@ -1,4 +1,4 @@
-"""Embeddings: of each row that asks, the hidden state of its last token after the last norm, L2-normalised.
+"""Embeddings: of each row that requests it, the hidden state of its last token after the last norm, L2-normalised.
 
 Last-token pooling is what decoder models that are trained for embeddings are trained with.
 """
@@ -16,13 +16,13 @@ from mini_infer_engine.ops.base import ResidualState
 
 
 def wants_embeddings(rows: list[Row]) -> bool:
-    """Whether some of them ask."""
+    """Whether some of them request it."""
     return any(row.embeds for row in rows)
 
 
 @dataclass(slots=True)
 class Embeddings:
-    """Of the rows of one pass that ask; on their way to main memory."""
+    """Of the rows of one pass that request them; on their way to main memory."""
 
     rows: list[int]
     vectors: Tensor  # [rows, hidden] fp32, in main memory

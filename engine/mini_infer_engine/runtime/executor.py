@@ -25,7 +25,7 @@ class Executor(Protocol):
     """Runs batches over one model and one page pool, in the order of their launch."""
 
     default_page_size: int
-    """Tokens a page, where nobody asks for another size."""
+    """Tokens a page, unless another size is configured."""
     max_speculative_rows: int
     """See `batch.Runner`."""
     page_size_step: int
@@ -60,7 +60,7 @@ def executor_class(settings: EngineSettings, device_type: str) -> type[Executor]
     """The executor for a device ("cpu" or "cuda"); `attention_backend` auto means triton on a GPU, torch elsewhere.
 
     Raises:
-        ModelError: the backend that was asked for cannot run here.
+        ModelError: the configured backend cannot run here.
 
     """
     backend = settings.attention_backend

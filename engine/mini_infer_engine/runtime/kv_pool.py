@@ -94,6 +94,6 @@ def zeros(sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
     """Zeros, because attention multiplies masked values by 0 and 0 * NaN is NaN."""
     if device.type != "cpu":
         return torch.zeros(sizes, dtype=dtype, device=device)
-    # numpy asks the kernel for zero pages, so that a pool costs memory only where it is used; torch.zeros writes all.
+    # numpy has the kernel map zero pages, so that a pool costs memory only where it is used; torch.zeros writes all.
     raw = np.zeros(int(np.prod(sizes)) * dtype.itemsize, dtype=np.uint8)
     return torch.from_numpy(raw).view(dtype).view(sizes)

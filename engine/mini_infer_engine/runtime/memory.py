@@ -29,15 +29,15 @@ def pages_for(kv_bytes: int, page_bytes: int, available_bytes: int) -> int:
 
 
 def fit_context(max_model_len: int | None, model_len: int, pool_tokens: int) -> int:
-    """The context in force: what was asked for, or the model's own, cut to the pool if nothing was asked.
+    """The context in force: the configured one, or the model's own, limited by the pool.
 
     Raises:
-        ModelError: the length asked for exceeds the model's or the pool's.
+        ModelError: the configured length exceeds the model's or the pool's.
 
     """
     if max_model_len is None:
         if pool_tokens < model_len:
-            log.warning("context cut from %d to the %d tokens of the KV cache", model_len, pool_tokens)
+            log.warning("context limited from %d to the %d tokens of the KV cache", model_len, pool_tokens)
         return min(model_len, pool_tokens)
     if max_model_len > model_len:
         raise ModelError(

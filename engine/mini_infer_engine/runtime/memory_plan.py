@@ -144,9 +144,9 @@ def _measure(worker: ModelWorker, kind: type[Executor], settings: ResolvedSettin
 
 def _largest_pass(settings: ResolvedSettings, length: int, tokens: int, num_pages: int) -> Batch:
     """As many decode rows as there may be, and the longest prompt chunk beside them; penalties need fp32 logits."""
-    asks = SamplingParams(top_k=20, top_p=0.9)
+    params = SamplingParams(top_k=20, top_p=0.9)
     num_rows = min(settings.max_num_seqs, tokens)
-    rows = [Row(slot, 0, 1, None, [0], asks) for slot in range(num_rows - 1)]
+    rows = [Row(slot, 0, 1, None, [0], params) for slot in range(num_rows - 1)]
     count = min(length, tokens - len(rows))
     last = SamplingParams(top_k=20, top_p=0.9, repetition_penalty=1.1)
     rows.append(Row(num_rows - 1, 0, count, [0] * count, list(range(num_pages)), last, known_token_ids=[0]))

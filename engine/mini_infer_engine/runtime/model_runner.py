@@ -80,10 +80,10 @@ class ModelRunner:
 
 
 def load_runner(settings: EngineSettings, group: RankGroup = ALONE_IN_GROUP) -> ModelRunner:
-    """Find the model and load it: with our kernels and CUDA graphs on an NVIDIA GPU, else (or if asked for) with torch.
+    """Find the model and load it: with our kernels and CUDA graphs on an NVIDIA GPU, else with torch.
 
     Raises:
-        ModelError: the model or the settings are at fault, or the backend asked for cannot run here.
+        ModelError: the model or the settings are at fault, or the configured backend cannot run here.
 
     """
     device_type = choose_device(settings).type

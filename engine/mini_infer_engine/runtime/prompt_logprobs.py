@@ -17,7 +17,7 @@ _TOKENS_AT_A_TIME = 256
 
 @dataclass(slots=True)
 class PromptLogprobs:
-    """Of the rows of one pass that ask for them; tensors are on their way to main memory."""
+    """Of the rows of one pass that request them; tensors are on their way to main memory."""
 
     pieces: list[tuple[int, int, LogprobTensors]]
     """(row, number of most likely tokens, tensors), in the order of the row's targets."""

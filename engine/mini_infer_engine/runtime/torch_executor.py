@@ -48,7 +48,7 @@ class TorchPassHandle:
     """The tokens of each of these rows."""
     tokens: Tensor | None = None  # [sampling rows] int64
     logprobs: LogprobTensors | None = None
-    """Of the sampling rows that ask for them, in order."""
+    """Of the sampling rows that request them, in order."""
     prompt_logprobs: PromptLogprobs | None = None
     embeddings: Embeddings | None = None
     held: tuple[PassInputs, Tensor] | None = None
@@ -66,9 +66,9 @@ class TorchPassHandle:
             for row, token in zip(self.sampling_rows, self.tokens.tolist(), strict=True):
                 result.tokens[row] = (token,)
         if self.logprobs is not None:
-            asked = rows_with_logprobs(self.rows)
-            told = self.logprobs.read([number for _, number in asked])
-            result.logprobs = {row: [one] for (row, _), one in zip(asked, told, strict=True)}
+            requested = rows_with_logprobs(self.rows)
+            told = self.logprobs.read([number for _, number in requested])
+            result.logprobs = {row: [one] for (row, _), one in zip(requested, told, strict=True)}
         if self.prompt_logprobs is not None:
             result.prompt_logprobs = self.prompt_logprobs.read()
         if self.embeddings is not None:
@@ -171,11 +171,11 @@ class TorchExecutor:
         for row in rows:
             if row.token_ids is not None:
                 self.penalties.begin(row)
-        scores, device, asked = logits, self.worker.device, rows_with_logprobs(rows)
+        scores, device, requested = logits, self.worker.device, rows_with_logprobs(rows)
         if (changes := build_logit_changes(rows, device)) is not None:
             scores = changes.apply(scores, self.last_tokens.index_select(0, inputs.sample_slots))
         if masks is not None:
-            if scores is logits and asked:
+            if scores is logits and requested:
                 scores = logits.clone()
             batch_rows = handle.sampling_rows
             if handle.prepared is not None:
@@ -191,10 +191,10 @@ class TorchExecutor:
                     self.last_tokens[row.slot] = its_tokens[-1]
         else:
             self.last_tokens.index_copy_(0, inputs.sample_slots, tokens)
-        if asked:
-            places = torch.tensor([index for index, _ in asked], device=device)
+        if requested:
+            places = torch.tensor([index for index, _ in requested], device=device)
             made = token_logprobs(
-                logits[places], tokens[places], most_of([number for _, number in asked]), named_tokens(rows)
+                logits[places], tokens[places], most_of([number for _, number in requested]), named_tokens(rows)
             )
             handle.logprobs = made.on_host()
         handle.tokens = tokens if device.type == "cpu" else _pinned(tokens)

@@ -1,6 +1,6 @@
 """What requests change in their logits before penalties and filters: biases, allowed tokens, banned continuations.
 
-Rows that ask for none of it cost nothing. The meaning is vLLM's (`logit_bias`, `allowed_token_ids`, `bad_words`).
+Rows without any of it cost nothing. The meaning is vLLM's (`logit_bias`, `allowed_token_ids`, `bad_words`).
 """
 
 import math
@@ -48,12 +48,14 @@ class LogitChanges:
 
 
 def build_logit_changes(rows: Sequence[Row], device: torch.device) -> LogitChanges | None:
-    """What these sampling rows ask for, without waiting for the device; None: nothing."""
-    asked = [(index, row, row.sampling) for index, row in enumerate(rows) if row.sampling is not None]
-    bias = [(index, token, value) for index, _, asks in asked for token, value in asks.logit_bias.items()]
-    restricted = [(index, asks.allowed_token_ids) for index, _, asks in asked if asks.allowed_token_ids is not None]
+    """The changes of these sampling rows, without waiting for the device; None: nothing."""
+    sampled = [(index, row, row.sampling) for index, row in enumerate(rows) if row.sampling is not None]
+    bias = [(index, token, value) for index, _, params in sampled for token, value in params.logit_bias.items()]
+    restricted = [
+        (index, params.allowed_token_ids) for index, _, params in sampled if params.allowed_token_ids is not None
+    ]
     banned = [
-        (index, -1 if before is None else before, token) for index, row, _ in asked for before, token in row.banned
+        (index, -1 if before is None else before, token) for index, row, _ in sampled for before, token in row.banned
     ]
     if not (bias or restricted or banned):
         return None

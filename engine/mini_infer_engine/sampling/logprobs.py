@@ -98,7 +98,7 @@ def most_of(wanted: Sequence[int]) -> int:
 
 
 def rows_with_logprobs(rows: Sequence[Row]) -> list[tuple[int, int]]:
-    """(index, number of most likely tokens) of the rows that sample and ask for log probabilities."""
+    """(index, number of most likely tokens) of the rows that sample and request log probabilities."""
     return [
         (index, len(row.sampling.logprob_token_ids or ()) or row.sampling.logprobs)
         for index, row in enumerate(rows)
@@ -107,7 +107,7 @@ def rows_with_logprobs(rows: Sequence[Row]) -> list[tuple[int, int]]:
 
 
 def named_tokens(rows: Sequence[Row]) -> list[Sequence[int]]:
-    """The tokens that these rows name, for those that sample and ask for log probabilities; empty: none names any."""
+    """The tokens that these rows name, for those that sample and request log probabilities; empty: none names any."""
     named: list[Sequence[int]] = [
         row.sampling.logprob_token_ids or ()
         for row in rows

@@ -1,7 +1,7 @@
 """Penalties for repeated tokens: what is remembered of every slot, and what they make of logits.
 
 Meaning and order are vLLM's: the repetition penalty looks at prompt and output (Keskar et al., arXiv:1909.05858),
-presence and frequency at the output alone (OpenAI). Slots that ask for none cost no time.
+presence and frequency at the output alone (OpenAI). Slots without penalties cost no time.
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,27 +28,29 @@ class Penalties:
         self._slots: set[int] = set()
 
     def begin(self, row: Row) -> None:
-        """What runs in the row's slot from now on asks for this, and has these tokens so far."""
-        asks = row.sampling
-        if asks is not None and asks.has_penalties:
+        """What runs in the row's slot from now on has the row's penalties and these tokens so far."""
+        params = row.sampling
+        if params is not None and params.has_penalties:
             known = np.asarray(row.known_token_ids, dtype=np.int64)
             prompt = len(known) - row.output_index
             counts = np.zeros(self.counts.shape[1], dtype=np.int16)
             counts[known[:prompt]] = 1
             np.add.at(counts, known[prompt:], 2)
             self.counts[row.slot].copy_(to_device(counts, self.counts.device))
-            self._set_strengths(row.slot, (asks.repetition_penalty, asks.presence_penalty, asks.frequency_penalty))
+            self._set_strengths(
+                row.slot, (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
+            )
             self._slots.add(row.slot)
         elif row.slot in self._slots:
             self._set_strengths(row.slot, NEUTRAL)
             self._slots.remove(row.slot)
 
     def concern(self, slots: Iterable[int]) -> bool:
-        """Whether what runs in one of these slots asks for any."""
+        """Whether what runs in one of these slots has penalties."""
         return bool(self._slots) and not self._slots.isdisjoint(slots)
 
     def applied(self, logits: Tensor, slots: Sequence[int]) -> Tensor:
-        """Logits [rows, vocab] of these slots after penalties: in fp32, or the same where nobody asks for any."""
+        """Logits [rows, vocab] of these slots after penalties: in fp32, or the same where no slot has penalties."""
         if not self.concern(slots):
             return logits
         chosen = to_device(np.array(slots, dtype=np.int64), logits.device)

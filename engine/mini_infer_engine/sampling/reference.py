@@ -29,7 +29,7 @@ _STRIPE, _STRIPES = TILE_GROUPS * RUN_TOKENS, GROUP_TOKENS // RUN_TOKENS
 
 @dataclass(slots=True)
 class SamplingInputs:
-    """What the sampling rows of a pass ask for. `random` is None where all are greedy."""
+    """Parameters of the sampling rows of a pass. `random` is None where all are greedy."""
 
     random: "RandomInputs | None"
     suppressed: tuple[Tensor, Tensor] | None
@@ -65,26 +65,26 @@ def build_sampling(rows: Sequence[Row], vocab_size: int, device: torch.device) -
     if pairs:
         row_ids, token_ids = to_device(np.array(pairs, dtype=np.int64).T.copy(), device).unbind(0)
         suppressed = (row_ids, token_ids)
-    asked = [(index, row, row.sampling) for index, row in enumerate(rows) if row.sampling is not None]
-    drawn = [(index, row, asks) for index, row, asks in asked if asks.temperature >= GREEDY_TEMPERATURE]
+    sampled = [(index, row, row.sampling) for index, row in enumerate(rows) if row.sampling is not None]
+    drawn = [(index, row, one) for index, row, one in sampled if one.temperature >= GREEDY_TEMPERATURE]
     if not drawn:
         return SamplingInputs(None, suppressed)
-    params = [asks for _, _, asks in drawn]
-    has_min_p = any(asks.min_p > 0 for asks in params)
-    log_min_p = [math.log(asks.min_p) if asks.min_p > 0 else -math.inf for asks in params]
+    params = [one for _, _, one in drawn]
+    has_min_p = any(one.min_p > 0 for one in params)
+    log_min_p = [math.log(one.min_p) if one.min_p > 0 else -math.inf for one in params]
     random = RandomInputs(
         rows=_indices([index for index, _, _ in drawn], len(rows), device),
         keys=to_device(np.array([[noise_key(row.noise_seed, row.output_index)] for _, row, _ in drawn]), device),
-        temperature=to_device(np.array([[asks.temperature] for asks in params], dtype=np.float32), device),
+        temperature=to_device(np.array([[one.temperature] for one in params], dtype=np.float32), device),
         log_min_p=to_device(np.array(log_min_p, dtype=np.float32)[:, None], device) if has_min_p else None,
         truncation=None,
     )
-    cut = [index for index, asks in enumerate(params) if 0 < asks.top_k < vocab_size or asks.top_p < 1]
-    if cut:
-        top_k = [params[index].top_k if 0 < params[index].top_k < vocab_size else vocab_size for index in cut]
-        top_p = [params[index].top_p if params[index].top_p < 1 else 2.0 for index in cut]
+    truncated = [index for index, one in enumerate(params) if 0 < one.top_k < vocab_size or one.top_p < 1]
+    if truncated:
+        top_k = [params[index].top_k if 0 < params[index].top_k < vocab_size else vocab_size for index in truncated]
+        top_p = [params[index].top_p if params[index].top_p < 1 else 2.0 for index in truncated]
         random.truncation = TruncationInputs(
-            rows=_indices(cut, len(params), device),
+            rows=_indices(truncated, len(params), device),
             top_k=to_device(np.array(top_k, dtype=np.int64)[:, None], device),
             top_p=to_device(np.array(top_p, dtype=np.float64)[:, None], device),
             widest=max(top_k),
@@ -109,11 +109,13 @@ def _draw(logits: Tensor, random: RandomInputs) -> Tensor:
     logits = logits / random.temperature
     if random.log_min_p is not None:
         logits = logits.masked_fill(logits < logits.amax(dim=-1, keepdim=True) + random.log_min_p, -math.inf)
-    if (cut := random.truncation) is not None:
-        if cut.rows is None:
-            logits = _truncate(logits, cut)
+    if (truncation := random.truncation) is not None:
+        if truncation.rows is None:
+            logits = _truncate(logits, truncation)
         else:
-            logits = logits.index_copy(0, cut.rows, _truncate(logits.index_select(0, cut.rows), cut))
+            logits = logits.index_copy(
+                0, truncation.rows, _truncate(logits.index_select(0, truncation.rows), truncation)
+            )
     return _race(logits, random.keys)
 
 
@@ -155,17 +157,18 @@ def _argmax(logits: Tensor) -> Tensor:
     return logits.argmax(dim=-1)
 
 
-def _truncate(logits: Tensor, cut: TruncationInputs) -> Tensor:
+def _truncate(logits: Tensor, truncation: TruncationInputs) -> Tensor:
     """Drop what ranks behind top_k, then what the more likely tokens' mass top_p leaves out. Ties at the edge stay.
 
-    The running sum is sequential and in double precision: a row's result must not depend on how wide others are cut.
+    The running sum is sequential and in double precision: a row's result must not depend on how many
+    tokens others keep.
     """
-    ranked = logits.topk(cut.widest, dim=-1).values  # [rows, widest], descending
+    ranked = logits.topk(truncation.widest, dim=-1).values  # [rows, widest], descending
     weights = (ranked - ranked[:, :1]).double().exp()
     mass = weights.cumsum(dim=-1)
-    total = mass.gather(1, cut.top_k - 1)
-    ranks = torch.arange(cut.widest, device=logits.device)
-    kept = (mass - weights < cut.top_p * total) & (ranks < cut.top_k)
+    total = mass.gather(1, truncation.top_k - 1)
+    ranks = torch.arange(truncation.widest, device=logits.device)
+    kept = (mass - weights < truncation.top_p * total) & (ranks < truncation.top_k)
     lowest = ranked.gather(1, kept.sum(dim=-1, keepdim=True).clamp_(min=1) - 1)
     return logits.masked_fill(logits < lowest, -math.inf)
 

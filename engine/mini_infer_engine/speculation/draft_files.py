@@ -34,12 +34,14 @@ def find_draft(settings: EngineSettings, target: ModelConfig, target_directory: 
     name = f"speculative_model {speculation.model!r}"
     directory = resolve_model(speculation.model, weights=settings.load_format != "dummy")
     config = read_config(directory)
-    if config.vocab_size != target.vocab_size:
+    ours, theirs = _vocabulary(target_directory), _vocabulary(directory)
+    # Equal tokenizers come with tables of different padding: those of Qwen2.5 have 151,936 rows, or 152,064.
+    if config.vocab_size != target.vocab_size and (ours is None or theirs is None):
         raise ModelError(
             f"{name} has a vocabulary of {config.vocab_size} tokens, and the model it guesses for one of "
             f"{target.vocab_size}: choose a draft of the same family."
         )
-    difference = _first_difference(_vocabulary(target_directory), _vocabulary(directory))
+    difference = _first_difference(ours, theirs)
     if difference is not None:
         raise ModelError(
             f"{name} has another tokenizer than the model it guesses for: they differ in token {difference!r}. Choose "

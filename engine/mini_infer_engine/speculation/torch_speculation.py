@@ -85,7 +85,9 @@ class DraftModel:
         model, spec = self._worker.model, self._pool.spec
         inputs = build_inputs(batch, spec.page_size, self._pool.null_page, self._worker.device)
         attention = self._attention.prepare(inputs, inputs.sample_rows)
-        state = model(self._ops, model.embed(self._ops, inputs.token_ids), attention)
+        # A token that its table has not cannot be guessed, but may stand in a prompt.
+        token_ids = inputs.token_ids.clamp_(max=model.config.vocab_size - 1)
+        state = model(self._ops, model.embed(self._ops, token_ids), attention)
         return model.logits(self._ops, state)
 
 

@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any, cast
 
 from mini_infer_contract.api_errors import OPENAI_ERRORS, ApiError, ErrorShape
 from mini_infer_contract.asgi import Headers, Message, Receive, Scope, Send
@@ -30,6 +31,17 @@ class Sender:
             self.status = message["status"]
             return
         await self._send(message)
+
+    def try_send(self, message: Message) -> bool:
+        """Sends at once a part of a response that has begun; False: its client is slow, and nothing was sent."""
+        sending = cast("Coroutine[Any, None, None]", self._send(message))
+        try:
+            # A server that need not wait for its client sends without a pause, so that this runs to its end.
+            sending.send(None)
+        except StopIteration:
+            return True
+        sending.close()
+        return False
 
 
 class ClientGoneError(Exception):

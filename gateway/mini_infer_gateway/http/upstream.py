@@ -115,6 +115,10 @@ class Response(asyncio.Protocol):
         self._head_done = self._head_told = self._done = self._framed = self._keep = False
         self._error: UpstreamError | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._sink: Callable[[bytes], bool] | None = None
+        self._sink_error: Exception | None = None
+        self._heard_s = 0.0
+        """When bytes last came."""
 
     # What the relay uses.
 
@@ -125,16 +129,45 @@ class Response(asyncio.Protocol):
         if not self._body and not self._done and not self._error:
             await self._wait(timeout_s)
         if self._body:
-            piece = self._body[0] if len(self._body) == 1 else b"".join(self._body)
-            self._body.clear()
-            self.buffered_bytes = 0
-            if self._paused and self._transport:
-                self._paused = False
-                self._transport.resume_reading()
-            return piece
+            return self._take()
         if self._done:
             return b""
         raise self._error or BrokenConnectionError("the connection closed")
+
+    async def pump(self, sink: Callable[[bytes], bool], timeout_s: float) -> bool:
+        """Gives body bytes to `sink` in the moment in which they come, so that no task need wake for them.
+
+        Returns True when `sink` has returned False, which takes what it was given but wants no more for now, and False
+        at the end of the body. Raises UpstreamError, also after `timeout_s` without a byte, and what `sink` raises.
+        """
+        if isinstance(self._error, MalformedResponseError):
+            raise self._error
+        if self._body and not sink(self._take()):
+            return True
+        if not self._done and not self._error:
+            self._sink = sink
+            try:
+                await self._wait(timeout_s)
+                stopped = self._sink is None
+            finally:
+                self._sink = None
+            if self._sink_error:
+                raise self._sink_error
+            if stopped:
+                return True
+        if self._done:
+            return False
+        raise self._error or BrokenConnectionError("the connection closed")
+
+    def _take(self) -> bytes:
+        """All body bytes that are there."""
+        piece = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+        self._body.clear()
+        self.buffered_bytes = 0
+        if self._paused and self._transport:
+            self._paused = False
+            self._transport.resume_reading()
+        return piece
 
     def header(self, name: bytes) -> bytes:
         """A header's value, b"" where there is none; `name` in lower case."""
@@ -181,14 +214,19 @@ class Response(asyncio.Protocol):
 
     async def _wait(self, timeout_s: float) -> None:
         self._waiter = self._loop.create_future()
-        timer = self._loop.call_later(timeout_s, self._expire, timeout_s)
+        self._timer = self._loop.call_later(timeout_s, self._expire, timeout_s)
         try:
             await self._waiter
         finally:
-            timer.cancel()
+            self._timer.cancel()
             self._waiter = None
 
     def _expire(self, timeout_s: float) -> None:
+        left_s = self._heard_s + timeout_s - self._loop.time()
+        if self._sink and left_s > 0:
+            # Bytes have come since: one timer serves a whole stream.
+            self._timer = self._loop.call_later(left_s, self._expire, timeout_s)
+            return
         self._fail(UpstreamTimeoutError(f"nothing came for {timeout_s:g} s"))
 
     def _wake(self) -> None:
@@ -226,12 +264,27 @@ class Response(asyncio.Protocol):
                 self._refuse(f"its head is longer than {HEAD_BYTES} bytes")
         if self._error:
             return
+        if self._sink and self._body:
+            self._heard_s = self._loop.time()
+            if self._push(self._sink) and not self._done:
+                return
         if self.buffered_bytes > BUFFER_BYTES and not self._paused and self._transport:
             self._paused = True
             self._transport.pause_reading()
         if self._body or self._done or (self._head_done and not self._head_told):
             self._head_told = True
             self._wake()
+
+    def _push(self, sink: Callable[[bytes], bool]) -> bool:
+        """Whether the sink wants more."""
+        try:
+            going_on = sink(self._take())
+        except Exception as error:  # It is raised where the pump is waited for.
+            self._sink_error, going_on = error, False
+        if not going_on:
+            self._sink = None
+            self._wake()
+        return going_on
 
     def _refuse(self, reason: str) -> None:
         """Whatever comes over this connection is no answer any more."""

@@ -32,6 +32,7 @@ from mini_infer_gateway.http.upstream import (
     UpstreamTimeoutError,
 )
 from mini_infer_gateway.pipeline.continuation import Continuation, split_engine_death
+from mini_infer_gateway.pipeline.relay import Relay
 from mini_infer_gateway.pipeline.retries import CAUSE, Failure
 from mini_infer_gateway.settings import GatewaySettings
 
@@ -242,7 +243,7 @@ class Exchange:
         if complete:
             await self.send({"type": "http.response.body", "body": body})
         else:
-            await self._stream(response, body, splitter, settings, record)
+            await Relay(self.send, splitter, self._events, record.byte).run(response, body, settings.idle_timeout_s)
         if self.in_band_error:
             record.failed(Cause.STATUS)
         elif not failure:
@@ -266,7 +267,7 @@ class Exchange:
             message = f"{endpoint.name} answered {status} where the stream should have gone on"
             raise StreamCutError(message, refused=400 <= status < 500 and status != _OVERLOADED)
         record.first_byte(response.status)
-        await self._stream(response, body, splitter, settings, record)
+        await Relay(self.send, splitter, self._events, record.byte).run(response, body, settings.idle_timeout_s)
         record.succeeded()
 
     async def _beginning(
@@ -294,35 +295,6 @@ class Exchange:
             left_s = self._begin_by_s - asyncio.get_running_loop().time()
             piece = await response.read(min(settings.idle_timeout_s, max(0.0, left_s)))
         return splitter.rest(), True
-
-    async def _stream(
-        self,
-        response: Response,
-        piece: bytes,
-        splitter: EventSplitter | None,
-        settings: GatewaySettings,
-        record: AttemptRecord,
-    ) -> None:
-        """Relays `piece`, which was read already, and what follows."""
-        record.byte()
-        while piece:
-            events, dead = self._events(piece) if splitter else (piece, False)
-            if events:
-                await self.send({"type": "http.response.body", "body": events, "more_body": True})
-            if dead:
-                raise BrokenConnectionError("its engine has ended")
-            piece = await self._next(response, splitter, settings, record)
-        await self.send({"type": "http.response.body", "body": splitter.rest() if splitter else b""})
-
-    async def _next(
-        self, response: Response, splitter: EventSplitter | None, settings: GatewaySettings, record: AttemptRecord
-    ) -> bytes:
-        """The next whole events, or bytes of what is no event stream; b"" at the end."""
-        while data := await response.read(settings.idle_timeout_s):
-            record.byte()
-            if piece := splitter.feed(data) if splitter else data:
-                return piece
-        return b""
 
     def _events(self, events: bytes) -> tuple[bytes, bool]:
         """What of whole events goes to the client, and whether they say that the engine has ended."""

@@ -15,10 +15,8 @@ def status_table(services: Iterable[Object], now: datetime) -> list[str]:
     rows, notes = [_COLUMNS], {}
     for service in sorted(services, key=lambda item: (item["metadata"]["namespace"], item["metadata"]["name"])):
         metadata, status, ready = service["metadata"], service.get("status") or {}, condition(service, "Ready")
-        wanted = sum(role.get("replicas", 1) for role in _roles(service))
-        engines = f"{status.get('readyReplicas', 0)}/{wanted}"
         since = _age(ready.get("lastTransitionTime", metadata.get("creationTimestamp", "")), now)
-        told = (ready.get("status", "Unknown"), ready.get("reason", "NoStatus"), engines)
+        told = (ready.get("status", "Unknown"), ready.get("reason", "NoStatus"), _engines(service))
         model = (status.get("model", "-"), status.get("revision", "-"), since)
         rows.append((metadata["namespace"], metadata["name"], *told, *model))
         if ready.get("status") != "True":
@@ -99,6 +97,15 @@ def condition(service: Object, kind: str) -> Mapping[str, Any]:
     """A condition by its type; empty if there is none."""
     conditions = (service.get("status") or {}).get("conditions", ())
     return next((item for item in conditions if item["type"] == kind), {})
+
+
+def _engines(service: Object) -> str:
+    """`1/2`: ready and wanted; by role where there are several."""
+    status = service.get("status") or {}
+    by_role = {role["name"]: role.get("ready", "") for role in status.get("roles", ())}
+    if len(by_role) > 1:
+        return ", ".join(f"{name} {ready}" for name, ready in by_role.items())
+    return f"{status.get('readyReplicas', 0)}/{sum(role.get('replicas', 1) for role in _roles(service))}"
 
 
 def _roles(service: Object) -> list[Mapping[str, Any]]:

@@ -1,20 +1,21 @@
-"""`mini-infer-operator --apply-crd`: brings the cluster's CRD to this operator's version. Used by the chart's hook."""
+"""`mini-infer-operator --apply-crd`: brings the cluster's CRDs to this operator's version. Used by the chart's hook."""
 
 import asyncio
 import sys
+from typing import Any
 
 import aiohttp
 
 from mini_infer_contract.kubernetes_access import find_access
 from mini_infer_contract.kubernetes_client import ApiError, KubernetesClient
 from mini_infer_contract.resources import FIELD_MANAGER
-from mini_infer_operator.crd import custom_resource_definition
+from mini_infer_operator.crd import custom_resource_definitions
 
 ESTABLISHED_WITHIN_S = 60.0
 
 
 def apply_crd() -> int:
-    """Apply it and wait until it is served; the exit code."""
+    """Apply them and wait until they are served; the exit code."""
     try:
         asyncio.run(_apply())
     except (ApiError, aiohttp.ClientError, OSError, TimeoutError) as error:
@@ -24,16 +25,19 @@ def apply_crd() -> int:
 
 
 async def _apply() -> None:
-    crd = custom_resource_definition()
+    async with KubernetesClient(find_access()) as client:
+        for crd in custom_resource_definitions():
+            await _apply_one(client, crd)
+
+
+async def _apply_one(client: KubernetesClient, crd: dict[str, Any]) -> None:
     path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{crd['metadata']['name']}"
     query = {"fieldManager": FIELD_MANAGER, "force": "true"}
-    async with KubernetesClient(find_access()) as client:
-        live = await client.request("PATCH", path, query=query, body=crd, content_type="application/apply-patch+yaml")
-        async with asyncio.timeout(ESTABLISHED_WITHIN_S):
-            while not any(
-                c["type"] == "Established" and c["status"] == "True"
-                for c in live.get("status", {}).get("conditions", ())
-            ):
-                await asyncio.sleep(0.2)
-                live = await client.request("GET", path)
+    live = await client.request("PATCH", path, query=query, body=crd, content_type="application/apply-patch+yaml")
+    async with asyncio.timeout(ESTABLISHED_WITHIN_S):
+        while not any(
+            c["type"] == "Established" and c["status"] == "True" for c in live.get("status", {}).get("conditions", ())
+        ):
+            await asyncio.sleep(0.2)
+            live = await client.request("GET", path)
     print(f"{crd['metadata']['name']}: applied")

@@ -11,8 +11,9 @@ from enum import Enum
 from typing import Any
 
 ANSWER_S = 15.0
-BELIEVED_S = 600.0
-"""For so long an answer, or the lack of one, holds for all services of that installation."""
+BELIEVED_S = 60.0
+"""For so long an answer, or the lack of one, holds for all services of that installation: one question a minute is what
+it costs, and one that is removed for good has a successor within this and ANSWER_S."""
 
 
 class Step(Enum):

@@ -15,6 +15,7 @@ import aiohttp
 import msgspec
 
 from mini_infer_contract.kubernetes_client import ApiError, KubernetesClient, lines
+from mini_infer_contract.resources import KIND
 from mini_infer_operator.objects.cache import ObjectCache, ServiceKey
 from mini_infer_operator.objects.kinds import Kind, path_of
 
@@ -26,6 +27,9 @@ PAGE = 500
 FIRST_BACKOFF_S = 0.5
 LONGEST_BACKOFF_S = 10.0
 GONE = 410
+NOT_SERVED = 404
+SERVED_POLL_S = 60.0
+"""Look this often whether the cluster knows an optional kind by now."""
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +70,11 @@ class Reflector:
                 await self._watch()
                 failures = 0
             except (ApiError, aiohttp.ClientError, TimeoutError, OSError, msgspec.MsgspecError) as error:
+                if self.kind.optional and isinstance(error, ApiError) and error.status == NOT_SERVED:
+                    self._take_none()
+                    failures = 0
+                    await asyncio.sleep(SERVED_POLL_S)
+                    continue
                 expired = isinstance(error, ApiError) and error.status == GONE
                 if expired or failures > 2:
                     self._version = None  # list anew
@@ -77,6 +86,14 @@ class Reflector:
                 said = str(error) or type(error).__name__
                 log.warning("watch of %s: %s; again in %.1f s", self.kind.plural, said, backoff_s)
                 await asyncio.sleep(backoff_s)
+
+    def _take_none(self) -> None:
+        """The cluster does not know this kind, so there are none of it."""
+        self._version = None
+        self._cache.unserved.add(self.kind.name)
+        for key in self._cache.replace(self.kind.name, self._namespace, ()):
+            self._changed(key)
+        self.synced.set()
 
     async def _list(self) -> str:
         """Returns the version to watch from."""
@@ -92,6 +109,10 @@ class Reflector:
             if not answer["metadata"].get("continue"):
                 break
             query["continue"] = answer["metadata"]["continue"]
+        if self.kind.name in self._cache.unserved:  # services may wait for it
+            self._cache.unserved.remove(self.kind.name)
+            for key in self._cache.keys(KIND):
+                self._changed(key)
         for key in self._cache.replace(self.kind.name, self._namespace, found):
             self._changed(key)
         return str(answer["metadata"]["resourceVersion"])

@@ -45,7 +45,7 @@ def reflectors_of(
 ) -> list[Reflector]:
     """One for each kind that is watched, in each namespace that is looked after."""
     return [
-        Reflector(client, cache, kind, namespace, None if kind.name == KIND else LABEL_SERVICE, changed)
+        Reflector(client, cache, kind, namespace, LABEL_SERVICE if kind.is_labelled else None, changed)
         for kind in KINDS
         if "watch" in kind.verbs
         for namespace in settings.namespaces or (None,)

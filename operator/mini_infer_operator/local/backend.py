@@ -13,7 +13,7 @@ import msgspec
 
 from mini_infer_contract.launch import Endpoint, EndpointsFile
 from mini_infer_contract.resources import InferenceService, RoleSpec
-from mini_infer_operator.images import asks_for_gpu
+from mini_infer_operator.gpus import asks_for_gpu
 from mini_infer_operator.launch import Launch, grace_s
 from mini_infer_operator.local.commands import engine_command
 from mini_infer_operator.local.gpus import choose_gpus, gpus_of
@@ -41,8 +41,8 @@ class Engine:
     process: SupervisedProcess
     gpus: tuple[str, ...] = ()
     """Which it sees, also after a restart; none: those that we see, if any."""
-    ports: tuple[int, int, int] = (0, 0, 0)
-    """HTTP, events, replay; new ones at every start."""
+    ports: tuple[int, int, int, int] = (0, 0, 0, 0)
+    """HTTP, events, replay, transfer; new ones at every start."""
 
 
 class LocalBackend:
@@ -160,13 +160,13 @@ class LocalBackend:
 
     def _start(self, service: InferenceService, workload: Workload, launch: Launch, index: int, total: int) -> None:
         name = f"{service.metadata.name}-{workload.role}-{workload.revision}-{index}"
-        threads = max(1, (os.cpu_count() or 1) // total)
+        threads = max(1, (os.cpu_count() or 1) // (total * launch.parallelism.ranks))
         used = [engine.gpus for engine in self._engines]
         gpus = choose_gpus(gpus_of(service.roles[workload.role]), self._gpus, used)
 
         def make_command() -> Any:
-            http_port, events_port, replay_port = free_ports(3)
-            engine.ports = (http_port, events_port, replay_port)
+            http_port, events_port, replay_port, transfer_port = free_ports(4)
+            engine.ports = (http_port, events_port, replay_port, transfer_port)
             return engine_command(launch, engine.ports, threads=threads, gpus=gpus)
 
         def changed(line: str) -> None:
@@ -200,6 +200,8 @@ class LocalBackend:
                 revision=engine.revision,
                 events=f"tcp://{HOST}:{engine.ports[1]}",
                 replay=f"tcp://{HOST}:{engine.ports[2]}",
+                transfer=f"tcp://{HOST}:{engine.ports[3]}" if engine.launch.moves_cache else "",
+                group=engine.process.name if engine.launch.parallelism.ranks > 1 else "",
                 draining=engine.process.stopping,
             )
             for engine in self._engines
@@ -247,6 +249,8 @@ def notices(service: InferenceService, gpus: Sequence[str]) -> list[str]:
         lines.append("tokenSecret is for a cluster: a token is taken from the environment variable HF_TOKEN")
     for name, role in service.roles.items():
         lines += _about_gpus(name, role, len(gpus))
+        if role.parallelism and (role.parallelism.nodes or 1) > 1:
+            lines.append(f"{name} engines span nodes in a cluster: here all ranks of one run on this machine")
         template = role.template
         if template and (template.spec or template.metadata):
             lines.append(f"{name}.template is for a cluster: of it only container.env values are used")
@@ -257,6 +261,8 @@ def _about_gpus(name: str, role: RoleSpec, present: int) -> list[str]:
     asked = gpus_of(role)
     if asks_for_gpu(role) and not present:
         return [f"{name} asks for {asked} GPU an engine and this machine has none: engines run on the CPU"]
+    if present and not asked:
+        return []
     if present and asked > present:
         return [f"{name} asks for {asked} GPUs an engine and this machine has {present}: it gets those"]
     if present and role.replicas * asked > present:

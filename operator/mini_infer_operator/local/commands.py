@@ -18,10 +18,12 @@ _RUN = "import sys; from {module} import main; sys.exit(main())"
 """Not the console script: that may belong to another environment than the one which runs us."""
 
 
-def engine_command(launch: Launch, ports: tuple[int, int, int], *, threads: int, gpus: Sequence[str]) -> Command:
-    """An engine with its HTTP, events and replay ports. `gpus` are those it may see; none: as inherited."""
-    http_port, events_port, replay_port = ports
-    addresses = Addresses(host=HOST, http_port=http_port, events_port=events_port, replay_port=replay_port)
+def engine_command(launch: Launch, ports: tuple[int, int, int, int], *, threads: int, gpus: Sequence[str]) -> Command:
+    """An engine with its HTTP, events, replay and transfer ports. `gpus` are those it may see; none: as inherited."""
+    http_port, events_port, replay_port, transfer_port = ports
+    addresses = Addresses(
+        host=HOST, http_port=http_port, events_port=events_port, replay_port=replay_port, transfer_port=transfer_port
+    )
     arguments = serve_arguments(launch, addresses, claim_mount="", drain_s=grace_s(launch))
     environment = _environment({"OMP_NUM_THREADS": str(threads)} if "OMP_NUM_THREADS" not in os.environ else {})
     # Keys are for clients of the gateway; engines listen on loopback, where the gateway would need one for them.

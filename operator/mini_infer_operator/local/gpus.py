@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from mini_infer_contract.resources import RoleSpec
-from mini_infer_operator.images import gpu_resources
+from mini_infer_operator.gpus import computes_on_cpu, gpus_of_engine
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 DRIVER = Path("/proc/driver/nvidia/gpus")
@@ -21,8 +21,8 @@ def visible_gpus(environment: Mapping[str, str] = os.environ, driver: Path = DRI
 
 
 def gpus_of(role: RoleSpec) -> int:
-    """How many GPUs an engine of this role asks for; 1 where it does not say."""
-    return int(sum(gpu_resources(role.resources).values())) or 1 if role.resources else 1
+    """How many GPUs an engine of this role needs, over all its nodes; 1 where it does not say, 0 if it uses none."""
+    return 0 if computes_on_cpu(role) else gpus_of_engine(role) or 1
 
 
 def choose_gpus(count: int, visible: Sequence[str], used: Iterable[Sequence[str]]) -> tuple[str, ...]:

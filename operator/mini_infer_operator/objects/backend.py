@@ -14,6 +14,7 @@ from mini_infer_contract.resources import (
     KIND,
     LABEL_DRAINING,
     LABEL_REVISION,
+    SCALER_KIND,
     VERSION,
     InferenceService,
     Reason,
@@ -32,8 +33,10 @@ from mini_infer_operator.objects.observed_objects import frozen_templates, is_ap
 from mini_infer_operator.objects.ownership import belongs
 from mini_infer_operator.objects.render import render
 from mini_infer_operator.objects.running_requests import RunningRequests
+from mini_infer_operator.objects.scalers import initial_replicas, scaled_spec, scaler_status
 from mini_infer_operator.observe import Observed
 from mini_infer_operator.plan.default_image import Change, image_change
+from mini_infer_operator.plan.limits import times_of
 from mini_infer_operator.plan.model_names import ModelNames
 from mini_infer_operator.plan.plan import Plan
 from mini_infer_operator.status import EventType, PermanentFailure
@@ -81,29 +84,31 @@ class ClusterBackend:
         stored = self._cache.get(KIND, self._namespace, self._name)
         if stored is None or "deletionTimestamp" in stored["metadata"]:
             return None
-        return {**stored, "spec": self._held(stored)} if _is_paused(stored) else stored
+        spec = self._held(stored) if _is_paused(stored) else stored["spec"]
+        return {**stored, "spec": scaled_spec(spec, self._scalers())}
 
     async def observe(self, service: InferenceService) -> Observed:
-        """Counts and times from the Deployments and pods, reasons for failure from the pods."""
+        """Counts and times from workloads and pods, reasons for failure from the pods."""
         for kind in CHILD_KINDS:
             found = self._cache.of_service(kind.name, self._namespace, self._name)
             self._children[kind.name] = {child["metadata"]["name"]: child for child in found}
         self._pods = self._cache.of_service("Pod", self._namespace, self._name)
-        deployments = self._ours("Deployment", service)
-        image, look_again_s = self._default_image(service, deployments)
+        workloads = self._workloads(service)
+        image, look_again_s = self._default_image(service, workloads)
         draining = [pod for pod in self._pods if LABEL_DRAINING in pod["metadata"].get("labels", {})]
         running = await self._running.ask(draining) if self._running and draining else {}
         claimants = self._names.claimants(service.model_name)
-        observed = observed_of(deployments, self._pods, image, running)
+        min_ready = times_of(service).min_ready
+        observed = observed_of(workloads, self._pods, image, running, min_ready=min_ready, now=datetime.now(UTC))
         return replace(observed, claimants=claimants, look_again_s=look_again_s)
 
     async def apply(self, service: InferenceService, plan: Plan) -> PermanentFailure | None:
         """Write what differs, then delete what is over. A refusal stops it: no old engine goes without a successor."""
-        if (failure := self._settings.images.failure(service)) is not None:
+        failure = self._settings.images.failure(service) or self._unserved(plan)
+        if failure is not None:
             return failure
-        frozen = frozen_templates(self._ours("Deployment", service), self._ours("ControllerRevision", service))
-        settings = self._settings
-        revisions = self._ours("ControllerRevision", service)
+        revisions, settings = self._ours("ControllerRevision", service), self._settings
+        frozen = frozen_templates(self._workloads(service), revisions)
         manifests = render(service, plan, frozen, settings.engine_image_pull_policy, settings.allow_ingress_from)
         current = next((workload.revision for workload in plan.workloads if workload.launch is not None), None)
         spec = service.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
@@ -129,7 +134,8 @@ class ClusterBackend:
         return self._settings.gateway_url or f"http://{engines_service_name(name)}.{namespace}.svc:{HTTP_PORT}"
 
     async def report(self, stored: Mapping[str, Any], status: Object) -> None:
-        """Write the status, if it says something else than the stored one."""
+        """Write the status, if it says something else than the stored one, and that of the service's scalers."""
+        await self._report_scalers(stored["spec"], status)
         status = self._api.fit_status(status)
         before = {key: value for key, value in (stored.get("status") or {}).items() if key not in CLAIM_FIELDS}
         if before == status:
@@ -140,6 +146,24 @@ class ClusterBackend:
         )
         self._cache.put(KIND, written)
 
+    def _scalers(self) -> list[Object]:
+        return self._cache.of_service(SCALER_KIND, self._namespace, self._name)
+
+    async def _report_scalers(self, spec: Mapping[str, Any], status: Object) -> None:
+        scalers = self._scalers()
+        for scaler in scalers:
+            name = scaler["metadata"]["name"]
+            replicas = initial_replicas(scaler, spec)
+            if replicas is not None:
+                change = {"spec": {"replicas": replicas}}
+                written = await self._api.merge(SCALER_KIND, self._namespace, name, change)
+                self._cache.put(SCALER_KIND, written or scaler)
+            wanted = scaler_status(scaler, scalers, spec, status)
+            if wanted != scaler.get("status"):
+                identity = {"name": name, "namespace": self._namespace, "uid": scaler["metadata"]["uid"]}
+                manifest = {"apiVersion": f"{GROUP}/{VERSION}", "kind": SCALER_KIND, "metadata": identity}
+                self._cache.put(SCALER_KIND, await self._api.apply_status({**manifest, "status": wanted}))
+
     def record_event(
         self, about: Mapping[str, Any], reason: str, message: str, event_type: EventType = "Normal"
     ) -> None:
@@ -147,10 +171,25 @@ class ClusterBackend:
         about = {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, **about}  # items of a list do not say what they are
         self._events.record_event(about, reason, message, event_type)
 
-    def _default_image(self, service: InferenceService, deployments: Sequence[Object]) -> tuple[str, float]:
+    def _workloads(self, service: InferenceService) -> list[Object]:
+        return [*self._ours("Deployment", service), *self._ours("LeaderWorkerSet", service)]
+
+    def _unserved(self, plan: Plan) -> PermanentFailure | None:
+        """Whether engines are to span nodes in a cluster that has nobody to run them."""
+        spanning = sorted({w.role for w in plan.workloads if w.launch is not None and w.launch.nodes > 1})
+        if not spanning or "LeaderWorkerSet" not in self._cache.unserved:
+            return None
+        message = (
+            f"{' and '.join(spanning)} engines span several nodes, and this cluster does not serve LeaderWorkerSet, "
+            "which would run them: install it (https://lws.sigs.k8s.io/docs/installation/), or leave out "
+            "parallelism.nodes"
+        )
+        return PermanentFailure(Reason.NO_LEADER_WORKER_SET, message)
+
+    def _default_image(self, service: InferenceService, workloads: Sequence[Object]) -> tuple[str, float]:
         """The image in force for a service that names none, and when to look again."""
         default, turns = self._settings.images.default_for(service), self._turns
-        change = image_change(service, default, running_images(deployments))
+        change = image_change(service, default, running_images(workloads))
         if turns is None:
             return default, float("inf")
         key, gpus = (self._namespace, self._name), gpus_of_one_engine(service)

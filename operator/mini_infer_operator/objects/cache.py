@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from mini_infer_contract.resources import KIND, LABEL_SERVICE
+from mini_infer_contract.resources import KIND, LABEL_SERVICE, SCALER_KIND
 from mini_infer_operator.objects.trim import trimmed
 
 Object = dict[str, Any]
@@ -33,6 +33,8 @@ class ObjectCache:
         self._entries: dict[str, dict[tuple[str, str], _Entry]] = defaultdict(dict)
         self._of_service: dict[tuple[str, str, str], set[str]] = defaultdict(set)
         self._unrepairable: dict[tuple[str, str, str], int] = {}
+        self.unserved: set[str] = set()
+        """Kinds that this cluster does not know."""
 
     def put(self, kind: str, found: Mapping[str, Any]) -> ServiceKey | None:
         """Keep this version, unless a newer one is known. Returns whose object it is, or None if it is no news."""
@@ -99,4 +101,8 @@ class ObjectCache:
 def service_of(kind: str, found: Mapping[str, Any]) -> str:
     """The name of the service that an object belongs to; "" if it says none."""
     metadata = found["metadata"]
-    return str(metadata["name"] if kind == KIND else metadata.get("labels", {}).get(LABEL_SERVICE, ""))
+    if kind == KIND:
+        return str(metadata["name"])
+    if kind == SCALER_KIND:
+        return str(found["spec"]["service"])
+    return str(metadata.get("labels", {}).get(LABEL_SERVICE, ""))

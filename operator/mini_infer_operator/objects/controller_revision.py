@@ -1,4 +1,4 @@
-"""The ControllerRevision that keeps a revision's pod template as it was first rendered (docs/adr/0003)."""
+"""The ControllerRevision that keeps a revision's pod templates as they were first rendered (docs/adr/0003)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,13 +9,13 @@ from mini_infer_operator.objects.names import selector, workload_name
 from mini_infer_operator.plan.plan import Workload
 
 
-def controller_revision(service: InferenceService, workload: Workload, template: Mapping[str, Any]) -> Manifest:
-    """For one role and revision."""
+def controller_revision(service: InferenceService, workload: Workload, frozen: Mapping[str, Any]) -> Manifest:
+    """For one role and revision; `frozen` as pod.py makes it."""
     name = workload_name(service.metadata.name, workload.role, workload.revision)
     return {
         "apiVersion": "apps/v1",
         "kind": "ControllerRevision",
         "metadata": child_metadata(service, name, selector(service, workload.role, workload.revision)),
         "revision": 1,  # content is found by name; there is no order among revisions
-        "data": {"template": template},
+        "data": dict(frozen),
     }

@@ -1,19 +1,25 @@
 """The Service through which any engine of an InferenceService is reached without a gateway."""
 
 from mini_infer_contract.launch import HTTP_PORT
-from mini_infer_contract.resources import LABEL_SERVICE, InferenceService
+from mini_infer_contract.resources import ANSWERING_ROLES, LABEL_ROLE, LABEL_SERVICE, InferenceService
 from mini_infer_operator.objects.metadata import Manifest, child_metadata
 from mini_infer_operator.objects.names import engines_service_name
+from mini_infer_operator.plan.plan import Plan
 
 
-def engines_service(service: InferenceService) -> Manifest:
-    """Over all roles and revisions."""
+def engines_service(service: InferenceService, plan: Plan) -> Manifest:
+    """Over all revisions of the role that answers; over all roles while an edit replaces that role by another.
+
+    Workers of groups have no port of this name, so nothing is sent to them.
+    """
+    answering = {w.role for w in plan.workloads} & set(ANSWERING_ROLES)
+    role = {LABEL_ROLE: "decode"} if answering == {"decode"} else {}
     return {
         "apiVersion": "v1",
         "kind": "Service",
         "metadata": child_metadata(service, engines_service_name(service.metadata.name), {}),
         "spec": {
-            "selector": {LABEL_SERVICE: service.metadata.name},
+            "selector": {LABEL_SERVICE: service.metadata.name, **role},
             "ports": [{"name": "http", "port": HTTP_PORT, "targetPort": "http", "protocol": "TCP"}],
         },
     }

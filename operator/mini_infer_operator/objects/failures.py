@@ -1,10 +1,11 @@
-"""Why engines are not ready, read from Deployments and pods: a reason and a sentence each. Pure; sends no request."""
+"""Why engines are not ready, read from workloads and pods: a reason and a sentence each. Pure; sends no request."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from mini_infer_contract.resources import LABEL_DRAINING, LABEL_REVISION, LABEL_ROLE, Reason
+from mini_infer_operator.objects.observed_workloads import pods_of
 from mini_infer_operator.observe import Failure
 
 Object = Mapping[str, Any]
@@ -45,14 +46,14 @@ class _Fault:
     words: str
 
 
-def failures_of(deployments: Iterable[Object], pods: Iterable[Object]) -> list[Failure]:
+def failures_of(workloads: Iterable[Object], pods: Iterable[Object]) -> list[Failure]:
     """All that is wrong, the most telling first, pods with the same fault in one sentence, MOST_TOLD at most."""
     by_fault: dict[_Fault, list[str]] = {}
     templates: dict[tuple[str, str], Object] = {}
-    for deployment in deployments:
-        templates[_revision(deployment)] = deployment["spec"].get("template", {}).get("spec", {})
-        if (fault := deployment_fault(deployment)) is not None:
-            by_fault.setdefault(fault, []).append(deployment["metadata"]["name"])
+    for workload in workloads:
+        templates[_revision(workload)] = pods_of(workload)["template"].get("spec", {})
+        if (fault := deployment_fault(workload)) is not None:
+            by_fault.setdefault(fault, []).append(workload["metadata"]["name"])
     for pod in pods:
         if (fault := pod_fault(pod, templates.get(_revision(pod), {}))) is not None:
             by_fault.setdefault(fault, []).append(pod["metadata"]["name"])

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from mini_infer_contract.resources import GROUP, KIND, PLURAL, VERSION
+from mini_infer_contract.resources import GROUP, KIND, PLURAL, SCALER_KIND, SCALER_PLURAL, VERSION
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,8 +16,15 @@ class Kind:
     plural: str
     verbs: tuple[str, ...]
     """What the operator may do; the chart's ClusterRole equals this by test."""
+    optional: bool = False
+    """Whether a cluster may be without it: then there are none of it, and nothing is wrong."""
     child: bool = False
     """Made for a service: labelled, owned, watched, put back when it changes, deleted when it is over."""
+
+    @property
+    def is_labelled(self) -> bool:
+        """Whether those that matter have the service's label: all that the operator makes, or makes others make."""
+        return self.group != GROUP
 
     @property
     def prefix(self) -> str:
@@ -35,11 +42,13 @@ _OWNED = ("get", "list", "watch", "create", "patch", "delete")
 
 KINDS: tuple[Kind, ...] = (
     Kind(KIND, GROUP, VERSION, PLURAL, ("get", "list", "watch")),
+    Kind(SCALER_KIND, GROUP, VERSION, SCALER_PLURAL, ("get", "list", "watch", "patch"), optional=True),
     Kind("Service", "", "v1", "services", _OWNED, child=True),
     Kind("PodDisruptionBudget", "policy", "v1", "poddisruptionbudgets", _OWNED, child=True),
     Kind("NetworkPolicy", "networking.k8s.io", "v1", "networkpolicies", _OWNED, child=True),
     Kind("ControllerRevision", "apps", "v1", "controllerrevisions", _OWNED, child=True),
     Kind("Deployment", "apps", "v1", "deployments", _OWNED, child=True),
+    Kind("LeaderWorkerSet", "leaderworkerset.x-k8s.io", "v1", "leaderworkersets", _OWNED, optional=True, child=True),
     Kind("Pod", "", "v1", "pods", ("list", "watch", "patch")),
     Kind("Event", "", "v1", "events", ("create", "patch")),
 )

@@ -7,13 +7,18 @@ _COMMON = {"app.kubernetes.io/name": "mini-infer", MANAGED_BY: "mini-infer-opera
 
 
 def workload_name(service: str, role: str, revision: str) -> str:
-    """Of a revision's Deployment and ControllerRevision."""
+    """Of a revision's Deployment or LeaderWorkerSet, and ControllerRevision."""
     return f"{service}-{role}-{revision}"
 
 
 def engines_service_name(service: str) -> str:
     """Of the Service that reaches any engine of the service."""
     return f"{service}-engines"
+
+
+def role_name(service: str, role: str) -> str:
+    """Of what there is one of for each role of a service."""
+    return f"{service}-{role}"
 
 
 def service_labels(service: InferenceService) -> dict[str, str]:

@@ -20,6 +20,14 @@ def network_policy(service: InferenceService, allowed: Sequence[Peer]) -> Manife
     if not allowed:
         return None
     engines = {"matchLabels": {LABEL_SERVICE: service.metadata.name}}
+    ingress: list[dict[str, Any]] = [
+        {
+            "ports": [{"port": port, "protocol": "TCP"} for port in PORTS],
+            "from": [*map(dict, allowed), {"podSelector": engines}],
+        }
+    ]
+    if _engines_talk(service):
+        ingress.append({"from": [{"podSelector": engines}]})
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
@@ -27,11 +35,12 @@ def network_policy(service: InferenceService, allowed: Sequence[Peer]) -> Manife
         "spec": {
             "podSelector": engines,
             "policyTypes": ["Ingress"],
-            "ingress": [
-                {
-                    "ports": [{"port": port, "protocol": "TCP"} for port in PORTS],
-                    "from": [*map(dict, allowed), {"podSelector": engines}],
-                }
-            ],
+            "ingress": ingress,
         },
     }
+
+
+def _engines_talk(service: InferenceService) -> bool:
+    """Whether engines of the service, or pods of one engine, exchange data: NCCL, gloo and UCX choose their ports."""
+    spans = any(role.parallelism is not None and (role.parallelism.nodes or 1) > 1 for role in service.roles.values())
+    return spans or "prefill" in service.roles

@@ -1,11 +1,12 @@
 """What the API server holds, read: observed counts, frozen templates, and comparison. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import Any
 
 from mini_infer_contract.resources import parse_quantity
 from mini_infer_operator.objects.failures import failures_of
-from mini_infer_operator.objects.observed_workloads import observed_workloads
+from mini_infer_operator.objects.observed_workloads import observed_workloads, pods_of
 from mini_infer_operator.objects.ownership import revision_key
 from mini_infer_operator.observe import Observed
 
@@ -14,26 +15,35 @@ _QUANTITY_MAPS = {"requests", "limits"}
 
 
 def observed_of(
-    deployments: Iterable[Object], pods: Sequence[Object], default_image: str, running: Mapping[str, int] | None = None
+    workloads: Iterable[Object],
+    pods: Sequence[Object],
+    default_image: str,
+    running: Mapping[str, int] | None = None,
+    *,
+    min_ready: timedelta,
+    now: datetime,
 ) -> Observed:
-    """Counts and times from Deployments and pods; reasons why engines are not ready from both.
+    """Counts and times from workloads and pods; reasons why engines are not ready from both.
 
-    `running` is how many requests pods say that they run, for those that were asked.
+    `workloads` are Deployments and LeaderWorkerSets. `running` is how many requests pods say that they run, for those
+    that were asked.
     """
-    staying = [deployment for deployment in deployments if "deletionTimestamp" not in deployment["metadata"]]
-    return Observed(observed_workloads(staying, pods, running), failures_of(staying, pods), default_image)
+    staying = [workload for workload in workloads if "deletionTimestamp" not in workload["metadata"]]
+    seen = observed_workloads(staying, pods, running, min_ready=min_ready, now=now)
+    return Observed(seen, failures_of(staying, pods), default_image)
 
 
-def frozen_templates(deployments: Iterable[Object], revisions: Iterable[Object]) -> dict[tuple[str, str], Object]:
-    """The pod template of each revision: as frozen, or as it runs where the frozen one was deleted."""
-    templates = {revision_key(d): d["spec"]["template"] for d in deployments}
-    return templates | {revision_key(r): r["data"]["template"] for r in revisions}
+def frozen_templates(workloads: Iterable[Object], revisions: Iterable[Object]) -> dict[tuple[str, str], Object]:
+    """What each revision's pods are made from (pod.py): as frozen, or as it runs where the frozen one was deleted."""
+    templates: dict[tuple[str, str], Object] = {revision_key(workload): pods_of(workload) for workload in workloads}
+    kept = {revision_key(r): {name: r["data"][name] for name in r["data"] if name != "spec"} for r in revisions}
+    return templates | kept
 
 
-def running_images(deployments: Iterable[Object]) -> dict[str, str]:
+def running_images(workloads: Iterable[Object]) -> dict[str, str]:
     """The image of each revision that there is."""
-    staying = [deployment for deployment in deployments if "deletionTimestamp" not in deployment["metadata"]]
-    return {revision_key(d)[1]: d["spec"]["template"]["spec"]["containers"][0]["image"] for d in staying}
+    staying = [workload for workload in workloads if "deletionTimestamp" not in workload["metadata"]]
+    return {revision_key(w)[1]: pods_of(w)["template"]["spec"]["containers"][0]["image"] for w in staying}
 
 
 def is_applied(live: Object, manifest: Object) -> bool:

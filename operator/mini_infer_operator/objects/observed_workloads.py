@@ -1,4 +1,7 @@
-"""Deployments and pods as the counts and times that planning reads. Pure."""
+"""Deployments, LeaderWorkerSets and pods as the counts and times that planning reads. Pure.
+
+Of a group of pods the leader tells how it is: it is ready when all of them work.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -6,7 +9,14 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from mini_infer_contract.resources import ANNOTATION_DRAINING_SINCE, LABEL_DRAINING, LABEL_REVISION, LABEL_ROLE
+from mini_infer_contract.resources import (
+    ANNOTATION_DRAINING_SINCE,
+    LABEL_DRAINING,
+    LABEL_GROUP_INDEX,
+    LABEL_REVISION,
+    LABEL_ROLE,
+    LABEL_WORKER_INDEX,
+)
 from mini_infer_operator.launch import DEFAULT_GRACE_S
 from mini_infer_operator.objects.ownership import revision_key
 from mini_infer_operator.observe import ObservedEngine, ObservedWorkload
@@ -19,32 +29,86 @@ once, and a container that never gets ready does not change it."""
 
 
 def observed_workloads(
-    deployments: Iterable[Object], pods: Iterable[Object], running: Mapping[str, int] | None = None
+    workloads: Iterable[Object],
+    pods: Iterable[Object],
+    running: Mapping[str, int] | None = None,
+    *,
+    min_ready: timedelta,
+    now: datetime,
 ) -> list[ObservedWorkload]:
-    """One for each Deployment that is not being deleted; `running` is what draining pods say, by name."""
-    pods_of: dict[tuple[str, str], list[Object]] = defaultdict(list)
+    """One for each Deployment and LeaderWorkerSet that is not being deleted.
+
+    `running` is what draining pods say, by name. `min_ready` is for LeaderWorkerSets, which do not count it themselves.
+    """
+    pods_by_key: dict[tuple[str, str], list[Object]] = defaultdict(list)
     leaving = False
     for pod in pods:
         leaving |= "deletionTimestamp" in pod["metadata"]
         labels = pod["metadata"].get("labels", {})
         if "deletionTimestamp" not in pod["metadata"]:
-            pods_of[str(labels.get(LABEL_ROLE, "")), str(labels.get(LABEL_REVISION, ""))].append(pod)
-    living = [deployment for deployment in deployments if "deletionTimestamp" not in deployment["metadata"]]
-    seen = [_observed(deployment, pods_of[revision_key(deployment)], running or {}) for deployment in living]
+            pods_by_key[str(labels.get(LABEL_ROLE, "")), str(labels.get(LABEL_REVISION, ""))].append(pod)
+    seen = []
+    for workload in workloads:
+        if "deletionTimestamp" not in workload["metadata"]:
+            mine = pods_by_key[revision_key(workload)]
+            groups = is_of_groups(workload)
+            counts = _observed_groups(workload, mine, min_ready, now) if groups else _observed(workload, mine)
+            leaders = [pod for pod in mine if worker_index(pod) == 0]
+            seen.append(replace(counts, engines=[_engine(pod, running or {}, groups=groups) for pod in leaders]))
     # what an engine that is ending frees may be all that a new one waits for
     return [replace(workload, unschedulable_since=None) for workload in seen] if leaving else seen
 
 
-def _observed(deployment: Object, pods: Sequence[Object], running: Mapping[str, int]) -> ObservedWorkload:
-    role, revision = revision_key(deployment)
-    status, metadata = deployment.get("status", {}), deployment["metadata"]
+def is_of_groups(workload: Object) -> bool:
+    """Whether it is a LeaderWorkerSet."""
+    return "leaderWorkerTemplate" in workload["spec"]
+
+
+def pods_of(workload: Object) -> dict[str, Any]:
+    """What its pods are made from, as pod.py freezes it."""
+    if not is_of_groups(workload):
+        return {"template": workload["spec"].get("template", {})}
+    group = workload["spec"]["leaderWorkerTemplate"]
+    worker = group["workerTemplate"]
+    return {"template": group.get("leaderTemplate", worker), "workerTemplate": worker, "size": group.get("size", 1)}
+
+
+def worker_index(pod: Object) -> int:
+    """Of a pod in its group; 0 for a leader, and for a pod that is no group's."""
+    return int(pod["metadata"].get("labels", {}).get(LABEL_WORKER_INDEX, "0"))
+
+
+def _observed(deployment: Object, pods: Sequence[Object]) -> ObservedWorkload:
+    status = deployment.get("status", {})
     replicas = deployment["spec"].get("replicas", 1)
     ready = min(replicas, status.get("readyReplicas", 0))
     available = min(ready, status.get("availableReplicas", 0))
+    return _with_times(deployment, pods, replicas, ready, available, complete=_was_complete(status))
+
+
+def _observed_groups(workload: Object, pods: Sequence[Object], min_ready: timedelta, now: datetime) -> ObservedWorkload:
+    replicas = workload["spec"].get("replicas", 1)
+    leaders = {_group_index(pod): pod for pod in pods if worker_index(pod) == 0}
+    ready_since = [
+        _since(leaders[i], "Ready") if i in leaders and is_ready(leaders[i]) else None for i in range(replicas)
+    ]
+    available = tuple(since is not None and since + min_ready <= now for since in ready_since)
+    waits = [since + min_ready for since in ready_since if since is not None and since + min_ready > now]
+    ready = sum(since is not None for since in ready_since)
+    seen = _with_times(workload, pods, replicas, ready, sum(available), complete=False)
+    return replace(seen, available_by_index=available, available_at=min(waits, default=None))
+
+
+def _with_times(
+    workload: Object, pods: Sequence[Object], replicas: int, ready: int, available: int, *, complete: bool
+) -> ObservedWorkload:
+    role, revision = revision_key(workload)
+    metadata = workload["metadata"]
     created, last_step = time_of(metadata.get("creationTimestamp")), time_of(metadata.get("lastApplied"))
     unready_since = [_since(pod, "Ready") for pod in pods if not is_ready(pod)]
-    ready_since = [_since(pod, "Ready") for pod in pods if is_ready(pod)]
-    if ready < replicas and len(pods) < replicas:  # some are not even made yet
+    leaders = [pod for pod in pods if worker_index(pod) == 0]
+    ready_since = [_since(pod, "Ready") for pod in leaders if is_ready(pod)]
+    if ready < replicas and len(leaders) < replicas:  # some are not even made yet
         unready_since += [last_step or created]
     return ObservedWorkload(
         role=role,
@@ -52,15 +116,18 @@ def _observed(deployment: Object, pods: Sequence[Object], running: Mapping[str, 
         replicas=replicas,
         ready=ready,
         available=available,
-        worked=available > 0 or _was_complete(status) or any(is_ready(pod) or _was_ready(pod) for pod in pods),
+        worked=available > 0 or complete or any(is_ready(pod) or _was_ready(pod) for pod in leaders),
         unready_since=_latest(unready_since),
         progressed_at=_latest([created, last_step, *ready_since]),
-        engines=[_engine(pod, running) for pod in pods],
         unschedulable_since=min((at for pod in pods if (at := _unschedulable_since(pod))), default=None),
     )
 
 
-def _engine(pod: Object, running: Mapping[str, int]) -> ObservedEngine:
+def _group_index(pod: Object) -> int:
+    return int(pod["metadata"].get("labels", {}).get(LABEL_GROUP_INDEX, "0"))
+
+
+def _engine(pod: Object, running: Mapping[str, int], *, groups: bool) -> ObservedEngine:
     metadata = pod["metadata"]
     labelled = metadata.get("labels", {}).get(LABEL_DRAINING) == "true"
     since = metadata.get("annotations", {}).get(ANNOTATION_DRAINING_SINCE)
@@ -71,6 +138,7 @@ def _engine(pod: Object, running: Mapping[str, int]) -> ObservedEngine:
         draining_since=time_of(since) if labelled else None,
         running=running.get(metadata["name"]),
         grace_s=pod.get("spec", {}).get("terminationGracePeriodSeconds", DEFAULT_GRACE_S),
+        index=_group_index(pod) if groups else None,
     )
 
 

@@ -23,7 +23,7 @@ def belongs(live: Object, service: InferenceService) -> bool:
 
 
 def revision_key(live: Object) -> tuple[str, str]:
-    """Role and revision of a Deployment or a ControllerRevision."""
+    """Role and revision of a Deployment, a LeaderWorkerSet or a ControllerRevision."""
     labels = identity_labels(live)
     return str(labels.get(LABEL_ROLE, "")), str(labels.get(LABEL_REVISION, ""))
 
@@ -31,12 +31,16 @@ def revision_key(live: Object) -> tuple[str, str]:
 def identity_labels(live: Object) -> Mapping[str, Any]:
     """The labels that say what an object is, read where nobody can change them; its own labels where it has no such.
 
-    A Deployment's selector and a ControllerRevision's data are immutable.
+    A Deployment's selector and a ControllerRevision's data are immutable. Of a LeaderWorkerSet, the labels of its pods:
+    to change these would make its pods anew.
     """
     selector = live.get("spec", {}).get("selector") or {}
     if "matchLabels" in selector:
         return dict(selector["matchLabels"])
     if LABEL_SERVICE in selector:  # of a Service
         return dict(selector)
+    leader = live.get("spec", {}).get("leaderWorkerTemplate", {}).get("leaderTemplate", {})
+    if LABEL_SERVICE in (labels := leader.get("metadata", {}).get("labels", {})):
+        return dict(labels)
     frozen = (live.get("data") or {}).get("template", {}).get("metadata", {}).get("labels", {})
     return dict(frozen if LABEL_SERVICE in frozen else live["metadata"].get("labels", {}))

@@ -1,4 +1,4 @@
-"""The pod of one engine: the operator's part, with the user's template merged over it."""
+"""The pods of one engine: the operator's part, with the user's template merged over it."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,7 +9,9 @@ from mini_infer_contract.launch import (
     HTTP_PORT,
     HUB_TOKEN_ENV,
     READY_PATH,
+    RENDEZVOUS_PORT,
     REPLAY_PORT,
+    TRANSFER_PORT,
 )
 from mini_infer_contract.resources import (
     ANNOTATION_MODEL,
@@ -17,7 +19,7 @@ from mini_infer_contract.resources import (
     EnvironmentVariable,
     InferenceService,
 )
-from mini_infer_operator.images import gpu_resources
+from mini_infer_operator.gpus import gpu_resources
 from mini_infer_operator.launch import Addresses, Launch, grace_s, serve_arguments
 from mini_infer_operator.objects.names import selector, service_labels
 
@@ -41,10 +43,23 @@ START_LIMIT_S = 3600
 """A start longer than this (weights from a hub, then into memory) counts as hung."""
 
 
-def pod_template(
+def frozen_pods(
     service: InferenceService, role: str, revision: str, launch: Launch, pull_policy: str | None
 ) -> dict[str, Any]:
-    """The PodTemplateSpec of one revision; stored once, then never rendered again for that revision."""
+    """What a revision's pods are made from, stored once, then never rendered again: `template`, a PodTemplateSpec.
+
+    Of an engine over several nodes that is the leader's; beside it stand `workerTemplate` and `size`, pods of a group.
+    """
+    template = _pod_template(service, role, revision, launch, pull_policy, is_worker=False)
+    if launch.nodes == 1:
+        return {"template": template}
+    worker = _pod_template(service, role, revision, launch, pull_policy, is_worker=True)
+    return {"template": template, "workerTemplate": worker, "size": launch.nodes}
+
+
+def _pod_template(
+    service: InferenceService, role: str, revision: str, launch: Launch, pull_policy: str | None, *, is_worker: bool
+) -> dict[str, Any]:
     user = launch.template
     metadata = user.metadata.model_dump(exclude_none=True) if user.metadata else {}
     annotations = {
@@ -52,6 +67,7 @@ def pod_template(
     }
     if service.metadata.creation_timestamp:
         annotations[ANNOTATION_SERVICE_CREATED] = service.metadata.creation_timestamp
+    scrape = {} if is_worker else SCRAPE
     return {
         "metadata": {
             "labels": {
@@ -59,13 +75,13 @@ def pod_template(
                 **service_labels(service),
                 **selector(service, role, revision),
             },
-            "annotations": {**SCRAPE, **metadata.get("annotations", {}), **annotations},
+            "annotations": {**scrape, **metadata.get("annotations", {}), **annotations},
         },
-        "spec": _pod_spec(launch, selector(service, role, revision), pull_policy),
+        "spec": _pod_spec(launch, selector(service, role, revision), pull_policy, is_worker=is_worker),
     }
 
 
-def _pod_spec(launch: Launch, labels: Mapping[str, str], pull_policy: str | None) -> dict[str, Any]:
+def _pod_spec(launch: Launch, labels: Mapping[str, str], pull_policy: str | None, *, is_worker: bool) -> dict[str, Any]:
     overrides = launch.template.spec.model_dump(by_alias=True, exclude_none=True) if launch.template.spec else {}
     volumes: list[dict[str, Any]] = [{"name": SCRATCH_VOLUME, "emptyDir": {}}]
     if _needs_shared_memory(launch):
@@ -89,11 +105,11 @@ def _pod_spec(launch: Launch, labels: Mapping[str, str], pull_policy: str | None
         **overrides,
         "securityContext": {**security, **overrides.get("securityContext", {})},
         "volumes": volumes + overrides.get("volumes", []),
-        "containers": [_container(launch, pull_policy)],
+        "containers": [_container(launch, pull_policy, is_worker=is_worker)],
     }
 
 
-def _container(launch: Launch, pull_policy: str | None) -> dict[str, Any]:
+def _container(launch: Launch, pull_policy: str | None, *, is_worker: bool) -> dict[str, Any]:
     overrides = (
         launch.template.container.model_dump(by_alias=True, exclude_none=True) if launch.template.container else {}
     )
@@ -109,20 +125,19 @@ def _container(launch: Launch, pull_policy: str | None) -> dict[str, Any]:
         "command": ["mini-infer-serve"],
         "args": serve_arguments(
             launch,
-            Addresses(host="0.0.0.0", http_port=HTTP_PORT, events_port=EVENTS_PORT, replay_port=REPLAY_PORT),
+            Addresses(
+                host="0.0.0.0",
+                http_port=HTTP_PORT,
+                events_port=EVENTS_PORT,
+                replay_port=REPLAY_PORT,
+                transfer_port=TRANSFER_PORT,
+            ),
             claim_mount=MODEL_MOUNT,
             drain_s=grace_s(launch) - UNROUTE_S - EXIT_S,
+            nodes=launch.nodes,
         ),
         "env": _environment(launch, launch.template.container.env or () if launch.template.container else ()),
-        "ports": [
-            {"name": "http", "containerPort": HTTP_PORT},
-            {"name": "events", "containerPort": EVENTS_PORT},
-            {"name": "replay", "containerPort": REPLAY_PORT},
-        ],
-        "startupProbe": {**_probe(READY_PATH, period_s=1, failures=START_LIMIT_S), **overrides.get("startupProbe", {})},
-        "livenessProbe": {**_probe(HEALTH_PATH, period_s=5, failures=3), **overrides.get("livenessProbe", {})},
-        "readinessProbe": {**_probe(READY_PATH, period_s=2, failures=3), **overrides.get("readinessProbe", {})},
-        "lifecycle": {"preStop": {"sleep": {"seconds": UNROUTE_S}}},
+        **({} if is_worker else _serving(launch, overrides)),
         "terminationMessagePolicy": "FallbackToLogsOnError",  # the last line of a crash is told in the status
         "volumeMounts": mounts + overrides.get("volumeMounts", []),
         "securityContext": {**security, **overrides.get("securityContext", {})},
@@ -134,6 +149,22 @@ def _container(launch: Launch, pull_policy: str | None) -> dict[str, Any]:
     if policy:
         container["imagePullPolicy"] = policy
     return container
+
+
+def _serving(launch: Launch, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """What a container has that answers requests; a worker of a group has none of it: its leader knows how it is."""
+    ports = {"http": HTTP_PORT, "events": EVENTS_PORT, "replay": REPLAY_PORT}
+    if launch.moves_cache:
+        ports["transfer"] = TRANSFER_PORT
+    if launch.nodes > 1:
+        ports["rendezvous"] = RENDEZVOUS_PORT
+    return {
+        "ports": [{"name": name, "containerPort": port} for name, port in ports.items()],
+        "startupProbe": {**_probe(READY_PATH, period_s=1, failures=START_LIMIT_S), **overrides.get("startupProbe", {})},
+        "livenessProbe": {**_probe(HEALTH_PATH, period_s=5, failures=3), **overrides.get("livenessProbe", {})},
+        "readinessProbe": {**_probe(READY_PATH, period_s=2, failures=3), **overrides.get("readinessProbe", {})},
+        "lifecycle": {"preStop": {"sleep": {"seconds": UNROUTE_S}}},
+    }
 
 
 def _spread_over_nodes(labels: Mapping[str, str]) -> dict[str, Any]:
@@ -159,10 +190,11 @@ def _tolerating_gpus(tolerations: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _needs_shared_memory(launch: Launch) -> bool:
-    """NCCL, and processes of one engine, exchange data there; 64 MB, as runtimes give, are too few for them."""
+    """NCCL, ranks of one engine, and engines that move KV cache exchange data there; runtimes give it 64 MB."""
     container = launch.template.container
     mounts = (container.volume_mounts if container else None) or ()
-    return bool(gpu_resources(launch.resources)) and all(mount.mount_path != SHARED_MEMORY for mount in mounts)
+    exchanges = gpu_resources(launch.resources) or launch.parallelism.ranks > 1 or launch.moves_cache
+    return bool(exchanges) and all(mount.mount_path != SHARED_MEMORY for mount in mounts)
 
 
 def _unprivileged() -> dict[str, Any]:

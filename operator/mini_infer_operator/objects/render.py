@@ -1,4 +1,4 @@
-"""A plan as manifests: ControllerRevision and Deployment for each revision; Service, budget and policy for all."""
+"""A plan as manifests: ControllerRevision and workload for each role and revision; Service, budgets, policy for all."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,21 +6,22 @@ from typing import Any
 from mini_infer_contract.resources import InferenceService
 from mini_infer_operator.objects.controller_revision import controller_revision
 from mini_infer_operator.objects.deployment import deployment
-from mini_infer_operator.objects.disruption_budget import disruption_budget
+from mini_infer_operator.objects.disruption_budget import disruption_budgets
 from mini_infer_operator.objects.engines_service import engines_service
+from mini_infer_operator.objects.leader_worker_set import leader_worker_set
 from mini_infer_operator.objects.metadata import Manifest
 from mini_infer_operator.objects.network_policy import Peer, network_policy
-from mini_infer_operator.objects.pod import pod_template
+from mini_infer_operator.objects.pod import frozen_pods
 from mini_infer_operator.plan.plan import Plan
 
-Templates = Mapping[tuple[str, str], Mapping[str, Any]]
-"""Pod templates as once rendered, by role and revision."""
+Frozen = Mapping[tuple[str, str], Mapping[str, Any]]
+"""What pods are made from, as once rendered (pod.py), by role and revision."""
 
 
 def render(
     service: InferenceService,
     plan: Plan,
-    frozen: Templates,
+    frozen: Frozen,
     pull_policy: str | None,
     allowed: Sequence[Peer] = (),
 ) -> list[Manifest]:
@@ -28,16 +29,18 @@ def render(
 
     A revision that has a frozen template keeps it, so a newer operator that would render it differently rolls nothing.
     """
-    optional = (disruption_budget(service), network_policy(service, allowed))
-    manifests = [engines_service(service), *(manifest for manifest in optional if manifest is not None)]
+    manifests = [engines_service(service, plan), *disruption_budgets(service)]
+    policy = network_policy(service, allowed)
+    manifests += [policy] if policy is not None else []
     for workload in plan.workloads:
-        template = frozen.get((workload.role, workload.revision))
-        if template is None and workload.launch is not None:
-            template = pod_template(service, workload.role, workload.revision, workload.launch, pull_policy)
-        if template is None:
+        pods = frozen.get((workload.role, workload.revision))
+        if pods is None and workload.launch is not None:
+            pods = frozen_pods(service, workload.role, workload.revision, workload.launch, pull_policy)
+        if pods is None:
             continue  # an older revision whose template is lost: it stays as it is until it is removed
-        manifests += [
-            controller_revision(service, workload, template),
-            deployment(service, workload, template, plan.times),
-        ]
+        manifests.append(controller_revision(service, workload, pods))
+        if "size" in pods:
+            manifests.append(leader_worker_set(service, workload, pods))
+        else:
+            manifests.append(deployment(service, workload, pods["template"], plan.times))
     return manifests

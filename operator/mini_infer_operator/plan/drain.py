@@ -4,7 +4,7 @@ Nothing here tells an engine to drain, which it could not take back: it is label
 is wanted again after all the label goes. What still runs when its time is over ends within the pod's grace period.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -34,7 +34,7 @@ def drain(
     replicas, going = dict[str, int](), set[str]()
     for revision, workload in seen.items():
         target = wanted.get(revision, 0)
-        chosen = victims(workload.engines, workload.replicas - target) if target < workload.replicas else []
+        chosen = victims(workload, target)
         waits = [engine for engine in chosen if not may_go(engine, now)]
         going |= {engine.name for engine in chosen if engine.ready}
         if waits:
@@ -48,12 +48,20 @@ def drain(
     return Drained({**replicas, current: max(0, ours)}, frozenset(going))
 
 
-def victims(engines: Sequence[ObservedEngine], surplus: int) -> list[ObservedEngine]:
-    """Which `surplus` engines go: first those that cannot answer, then those chosen before, then the youngest.
+def victims(workload: ObservedWorkload, target: int) -> list[ObservedEngine]:
+    """Which engines go where `target` replicas stay.
 
-    A Deployment that shrinks takes pods that are not ready before all others, so nobody else may be chosen before them.
+    First those that cannot answer, then those chosen before, then the youngest: a Deployment that shrinks takes pods
+    that are not ready before all others, so nobody else may be chosen before them. A LeaderWorkerSet takes the highest
+    indexes.
     """
-    return sorted(engines, key=lambda e: (e.ready, e.draining_since is None, -e.created.timestamp(), e.name))[:surplus]
+    if workload.available_by_index is not None:
+        return [engine for engine in workload.engines if engine.index is not None and engine.index >= target]
+
+    def order(engine: ObservedEngine) -> tuple[bool, bool, float, str]:
+        return engine.ready, engine.draining_since is None, -engine.created.timestamp(), engine.name
+
+    return sorted(workload.engines, key=order)[: max(0, workload.replicas - target)]
 
 
 def may_go(engine: ObservedEngine, now: datetime) -> bool:

@@ -1,15 +1,22 @@
 """What should run for a service, given what runs: pure, and the same for a cluster and for local processes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from mini_infer_contract.resources import InferenceService
+from mini_infer_contract.resources import ANSWERING_ROLES, InferenceService
 from mini_infer_operator.launch import Launch, launch_of, service_revision
 from mini_infer_operator.observe import Observed, ObservedWorkload
 from mini_infer_operator.plan.drain import drain
-from mini_infer_operator.plan.limits import DEFAULT_TIMES, FULL_CLUSTER_AFTER, RolloutTimes, limits_of, times_of
-from mini_infer_operator.plan.rollout import Count, next_replicas
+from mini_infer_operator.plan.limits import (
+    DEFAULT_TIMES,
+    FULL_CLUSTER_AFTER,
+    RolloutTimes,
+    full_cluster_at,
+    limits_of,
+    times_of,
+)
+from mini_infer_operator.plan.rollout import Count, Limits, RoleState, next_replicas_of_roles
 
 DRAIN_POLL_S = 2.0
 """Ask engines that are to go this often how many requests they still run."""
@@ -42,30 +49,67 @@ class Plan:
 
 def make_plan(service: InferenceService, observed: Observed, now: datetime) -> Plan:
     """The next state to bring about. Calling it again with what came of it leads, step by step, to what was asked."""
-    workloads: list[Workload] = []
     current, times = service_revision(service, observed.default_image), times_of(service)
+    parts = [_part(service, name, roles, observed, current, now) for name, roles in _PARTS.items()]
+    states = {part.name: part.state(times.deadline, now) for part in parts}
+    wanted = next_replicas_of_roles(current, states)
+    workloads: list[Workload] = []
     overdue, moments, draining = False, list[datetime](), set[str]()
-    for role, spec in service.roles.items():
-        seen = {w.revision: w for w in observed.workloads if w.role == role}
-        counts = {revision: _count(workload, times.deadline, now) for revision, workload in seen.items()}
-        limits = limits_of(service.spec.rollout, spec.replicas, seen.get(current), now)
-        wanted = next_replicas(spec.replicas, current, counts, limits)
-        drained = drain(wanted, current, seen, spec.replicas + limits.surge, now)
+    for part in parts:
+        drained = drain(wanted[part.name], current, part.seen, part.wanted + part.limits.surge, now)
         draining |= drained.going
         for revision, replicas in drained.replicas.items():
-            launch = launch_of(service, role, observed.default_image) if revision == current else None
-            workloads.append(Workload(role, revision, replicas, launch))
-        overdue |= _overdue(seen.get(current), spec.replicas, times.deadline, now)
-        moments += [moment for workload in seen.values() for moment in _moments(workload, times.deadline)]
+            if revision != current:
+                workloads.append(Workload(part.seen[revision].role, revision, replicas, None))
+            elif part.role is not None:
+                launch = launch_of(service, part.role, observed.default_image)
+                workloads.append(Workload(part.role, revision, replicas, launch))
+        overdue |= _overdue(part.seen.get(current), part.wanted, times.deadline, now)
+        moments += [moment for workload in part.seen.values() for moment in _moments(workload, times.deadline)]
     coming = [(moment - now).total_seconds() for moment in moments if moment > now]
     look_again_s = min([observed.look_again_s, *coming, *([DRAIN_POLL_S] if draining else ())])
     return Plan(workloads, times, frozenset(draining), overdue, look_again_s)
 
 
+_PARTS = {"prefill": ("prefill",), "answering": ANSWERING_ROLES}
+"""What a service's engines do for it, and the roles that do it. An edit may change the role: decode engines stand in
+for unified ones, as far as answers go."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The engines that do one thing for the service."""
+
+    name: str
+    role: str | None
+    """The service's role; None: it has none now."""
+    wanted: int
+    seen: Mapping[str, ObservedWorkload]
+    """By revision; each has one role."""
+    limits: Limits
+    is_starved: bool
+
+    def state(self, deadline: timedelta, now: datetime) -> RoleState:
+        """As counts."""
+        counts = {revision: _count(workload, deadline, now) for revision, workload in self.seen.items()}
+        return RoleState(self.wanted, counts, self.limits, self.is_starved)
+
+
+def _part(
+    service: InferenceService, name: str, roles: Sequence[str], observed: Observed, current: str, now: datetime
+) -> _Part:
+    role = next((each for each in roles if each in service.roles), None)
+    wanted = service.roles[role].replicas if role is not None else 0
+    seen = {w.revision: w for w in observed.workloads if w.role in roles}
+    limits = limits_of(service.spec.rollout, wanted, seen.get(current), now)
+    return _Part(name, role, wanted, seen, limits, full_cluster_at(seen.get(current), now))
+
+
 def _count(workload: ObservedWorkload, deadline: timedelta, now: datetime) -> Count:
     since = workload.unready_since
     expired = since is not None and now - since >= deadline
-    return Count(workload.replicas, workload.available, workload.worked or workload.available > 0, expired)
+    worked = workload.worked or workload.available > 0
+    return Count(workload.replicas, workload.available, worked, expired, workload.available_by_index)
 
 
 def _overdue(current: ObservedWorkload | None, wanted: int, deadline: timedelta, now: datetime) -> bool:

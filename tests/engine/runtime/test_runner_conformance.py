@@ -210,10 +210,10 @@ def test_a_copied_prefix_stands_for_a_computed_one(subject: Subject) -> None:
 
 def test_suppressed_tokens_are_not_sampled(subject: Subject) -> None:
     prompt, table = subject.prompt(), subject.pages(0)
-    asks = SamplingParams(temperature=0.0, min_tokens=1, stop_token_ids=[0])
+    params = SamplingParams(temperature=0.0, min_tokens=1, stop_token_ids=[0])
     suppressed: list[int] = []
     for _ in range(20):
-        row = chunk(0, prompt, 0, PROMPT_LENGTH, table, asks)
+        row = chunk(0, prompt, 0, PROMPT_LENGTH, table, params)
         row.suppressed_token_ids = tuple(suppressed)
         [token] = subject.run([row])
         assert token is not None
@@ -258,8 +258,8 @@ def test_a_pass_that_waits_for_masks_chooses_among_what_they_leave(subject: Subj
 
 def test_masks_and_other_stages_of_sampling_hold_together(subject: Subject) -> None:
     runner, prompt, table = subject.runner, subject.prompt(), subject.pages(0)
-    asks = SamplingParams(temperature=1.0, top_k=3, top_p=0.9, min_p=0.01, repetition_penalty=1.2, min_tokens=1)
-    row = chunk(0, prompt, 0, PROMPT_LENGTH, table, asks)
+    params = SamplingParams(temperature=1.0, top_k=3, top_p=0.9, min_p=0.01, repetition_penalty=1.2, min_tokens=1)
+    row = chunk(0, prompt, 0, PROMPT_LENGTH, table, params)
     row.suppressed_token_ids, row.known_token_ids = (5, 6), prompt
     handle = runner.launch(Batch([row], 0, waits_for_masks=True))
     runner.sample(handle, masks_of(subject, {0: [8, 30]}))
@@ -299,7 +299,7 @@ EXTREMES: list[dict[str, object]] = [
 
 @pytest.mark.parametrize("depth", [0, 1])
 def test_what_is_not_refused_is_served_beside_all_others(subject: Subject, depth: int) -> None:
-    """At one engine, at the same time: each gets as many tokens as it asks for, or a reason before it waits."""
+    """At one engine, at the same time: each gets as many tokens as it requests, or a reason before it waits."""
     settings = EngineSettings(model="any", max_num_seqs=NUM_SLOTS, step_depth=depth)  # type: ignore[arg-type]
     engine = Engine(settings, subject.runner, subject.eos, MAX_MODEL_LEN, "revision")
     made: dict[str, int] = {}

@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 VOCABULARY = 199
 PROMPTS = [[(place * step + 7) % 190 + 3 for place in range(length)] for step, length in ((37, 5), (11, 40), (3, 70))]
 OUTPUT_TOKENS = 40
-ASKED = [
+PENALTIES = [
     {"repetition_penalty": 1.3},
     {"repetition_penalty": 0.8, "frequency_penalty": 0.3},
     {"presence_penalty": 1.5},
@@ -27,33 +27,33 @@ ASKED = [
 ]
 
 
-def first_row(slot: int, known: list[int], outputs: int = 0, **asks: float) -> Row:
-    params = SamplingParams(temperature=0.0, **asks)
+def first_row(slot: int, known: list[int], outputs: int = 0, **changes: float) -> Row:
+    params = SamplingParams(temperature=0.0, **changes)
     return Row(slot, 0, len(known), known, [0], params, output_index=outputs, known_token_ids=known)
 
 
-def penalised(logits: list[float], prompt: list[int], output: list[int], asks: dict[str, float]) -> list[float]:
+def penalised(logits: list[float], prompt: list[int], output: list[int], changes: dict[str, float]) -> list[float]:
     """The definition, token by token."""
     result = []
     for token, value in enumerate(logits):
         if token in prompt or token in output:
-            repetition = asks.get("repetition_penalty", 1.0)
+            repetition = changes.get("repetition_penalty", 1.0)
             value = value / repetition if value > 0 else value * repetition
-        value -= asks.get("presence_penalty", 0.0) * (token in output)
-        result.append(value - asks.get("frequency_penalty", 0.0) * output.count(token))
+        value -= changes.get("presence_penalty", 0.0) * (token in output)
+        result.append(value - changes.get("frequency_penalty", 0.0) * output.count(token))
     return result
 
 
 def test_what_becomes_of_logits() -> None:
     penalties = Penalties(3, 8, CPU)
-    asks = {"repetition_penalty": 2.0, "presence_penalty": 0.5, "frequency_penalty": 0.25}
-    penalties.begin(first_row(2, [1, 4, 4, 6], outputs=2, **asks))
+    changes = {"repetition_penalty": 2.0, "presence_penalty": 0.5, "frequency_penalty": 0.25}
+    penalties.begin(first_row(2, [1, 4, 4, 6], outputs=2, **changes))
     penalties.begin(first_row(0, [1, 4]))
     penalties.count([2, 0], torch.tensor([5, 4]))
     logits = torch.tensor([[3.0, 2.0, -1.0, 0.5, 4.0, -2.0, 1.0, 0.0]] * 2)
     actual = penalties.applied(logits, [0, 2])
     assert actual[0].tolist() == logits[0].tolist()
-    assert actual[1].tolist() == penalised(logits[1].tolist(), [1, 4], [4, 6, 5], asks)
+    assert actual[1].tolist() == penalised(logits[1].tolist(), [1, 4], [4, 6, 5], changes)
     # Minus infinity, which is what may not be chosen, stays it.
     assert penalties.applied(torch.full((1, 8), -torch.inf), [2]).max() == -torch.inf
 
@@ -102,12 +102,12 @@ def expected(saved: tuple[Path, Any]) -> list[list[int]]:
     model = saved[1]
     texts = []
     for prompt in PROMPTS:
-        for asks in ASKED:
+        for changes in PENALTIES:
             output: list[int] = []
             while len(output) < OUTPUT_TOKENS:
                 with torch.inference_mode():
                     logits = model(torch.tensor([prompt + output])).logits[0, -1]
-                values = penalised(logits.tolist(), prompt, output, asks)
+                values = penalised(logits.tolist(), prompt, output, changes)
                 output.append(max(range(VOCABULARY), key=values.__getitem__))
             texts.append(output)
     return texts
@@ -128,13 +128,13 @@ def test_greedy_texts_are_those_of_the_definition(
 ) -> None:
     keywords = {"max_model_len": 256, "kv_cache_memory": 32_000_000} | settings
     llm = LLM(str(saved[0]), dtype="float32", device="cpu", skip_tokenizer_init=True, **keywords)
-    prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS for _ in ASKED]
-    asked = [
-        SamplingParams(temperature=0.0, max_tokens=OUTPUT_TOKENS, ignore_eos=True, **asks)
+    prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS for _ in PENALTIES]
+    params = [
+        SamplingParams(temperature=0.0, max_tokens=OUTPUT_TOKENS, ignore_eos=True, **changes)
         for _ in PROMPTS
-        for asks in ASKED
+        for changes in PENALTIES
     ]
-    outputs = llm.generate(prompts, asked, use_tqdm=False)
+    outputs = llm.generate(prompts, params, use_tqdm=False)
     assert [output.outputs[0].token_ids for output in outputs] == expected
     assert bool(llm._engine.stats().preemptions) == ("kv_cache_memory" in settings)
 
@@ -142,10 +142,10 @@ def test_greedy_texts_are_those_of_the_definition(
 def test_the_repetition_penalty_is_that_of_transformers(saved: tuple[Path, Any], expected: list[list[int]]) -> None:
     model = saved[1]
     model.generation_config.eos_token_id = None
-    for prompt, text in zip(PROMPTS, expected[:: len(ASKED)], strict=True):
+    for prompt, text in zip(PROMPTS, expected[:: len(PENALTIES)], strict=True):
         ids = torch.tensor([prompt])
         made = model.generate(
-            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=OUTPUT_TOKENS, **ASKED[0]
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=OUTPUT_TOKENS, **PENALTIES[0]
         )
         assert made[0, len(prompt) :].tolist() == text
 

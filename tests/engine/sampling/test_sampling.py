@@ -63,7 +63,7 @@ PARAMS = [
 
 @pytest.mark.parametrize("params", PARAMS, ids=str)
 def test_exactly_the_allowed_tokens_are_ever_chosen(params: dict[str, Any]) -> None:
-    # Spread so little that each allowed token's turn comes within the draws.
+    # Spread so little that each allowed token is chosen within the draws.
     logits = [random.Random(token).uniform(-1, 1) for token in range(24)]
     rows = [row(seed, 1, **params) for seed in range(4000)]
     chosen = set(choose(torch.tensor([logits]).expand(len(rows), -1), rows))
@@ -88,7 +88,7 @@ def test_frequencies_are_the_softmax_by_chi_square() -> None:
 
 
 def test_draws_from_a_large_vocabulary_are_the_softmax_and_independent_by_chi_square() -> None:
-    """5000 tokens are many groups, the last cut short. Seeds and positions follow each other, as they do in service."""
+    """5000 tokens are many groups, the last shorter. Seeds and positions follow each other, as they do in service."""
     vocabulary, draws = 5000, 20_000
     logits = torch.randn(1, vocabulary, generator=torch.Generator().manual_seed(3)) * 2
     probabilities = logits[0].double().softmax(0)
@@ -121,7 +121,7 @@ def most_chi_square(degrees: int) -> float:
 
 @pytest.mark.parametrize("vocabulary", [1, 8, 100, 1024, 1025, 8191, 8193, 20_000])
 def test_every_token_of_any_vocabulary_can_be_chosen(vocabulary: int) -> None:
-    """Each in turn is the only likely one: the groups leave none out and name none twice."""
+    """Each of them once is the only likely one: the groups leave none out and name none twice."""
     tokens = sorted({0, vocabulary // 3, vocabulary // 2, vocabulary - 2, vocabulary - 1} - {-1})
     logits = torch.full((len(tokens), vocabulary), -math.inf)
     logits[range(len(tokens)), tokens] = 1.0
@@ -171,8 +171,8 @@ def test_greedy_is_the_argmax_and_mixes_with_random_rows() -> None:
 def test_suppressed_tokens_are_not_chosen_and_logits_stay_as_they_were() -> None:
     logits = torch.tensor([[9.0, 8.0, 1.0], [9.0, 8.0, 1.0]])
     before = logits.clone()
-    asks = [row(suppressed=(0,), temperature=0.0), row(temperature=0.0)]
-    assert choose(logits, asks) == [1, 0]
+    rows = [row(suppressed=(0,), temperature=0.0), row(temperature=0.0)]
+    assert choose(logits, rows) == [1, 0]
     rows = [row(seed, suppressed=(0, 1)) for seed in range(50)]
     assert set(choose(logits[:1].expand(50, -1), rows)) == {2}
     assert torch.equal(logits, before)

@@ -27,6 +27,21 @@ def test_another_that_answers_keeps_all_its_services_and_is_asked_once() -> None
     assert claims.step(OTHER, {"operator": "other"}, BELIEVED_S)[0] == Step.ASK
 
 
+def test_one_that_goes_after_it_answered_loses_its_services_within_75_seconds() -> None:
+    claims, status = Claims("me"), {"operator": "other"}
+    assert claims.step(KEY, status, 0)[0] == Step.ASK
+    taken_s = None
+    for moment in range(1, 120):  # it answers once, at once, and is gone
+        step, _ = claims.step(KEY, status, moment)
+        if step == Step.ASK:
+            status = {"operator": "other", "challenger": "me"}
+        if step == Step.TAKE:
+            taken_s = moment
+            break
+    assert taken_s is not None
+    assert taken_s <= 75
+
+
 def test_another_that_is_silent_loses_its_services() -> None:
     claims = Claims("me")
     claims.step(KEY, {"operator": "other"}, 0)

@@ -21,9 +21,12 @@ ROOT = Path(__file__).parents[3]
 # The stand-ins start in a tenth of a second; everything else is the real thing.
 RUN = """
 import sys
+from mini_infer_contract.resources import InferenceService
+from mini_infer_contract.resources.not_yet import NOT_YET
 from mini_infer_operator import cli
 from mini_infer_operator.local import commands
 commands.ENGINE, commands.GATEWAY = "tests.support.small_engine", "tests.support.small_gateway"
+InferenceService.rules = tuple(rule for rule in InferenceService.rules if rule not in NOT_YET)
 sys.exit(cli.main())
 """
 
@@ -145,6 +148,30 @@ def test_it_serves_says_how_to_use_it_and_ends_on_ctrl_c(up: Up) -> None:
     assert up.processes() == []
 
 
+def test_roles_run_with_their_flags_and_transfer_ports(up: Up) -> None:
+    roles = {"prefill": {"replicas": 1}, "decode": {"replicas": 2, "parallelism": {"tensor": 2, "nodes": 2}}}
+    service = changed({"spec": {"unified": None, **roles}})
+    (up.folder / "cr.yaml").write_text(yaml.safe_dump(service))
+    up.start()
+    up.until_says("prefill 1 of 1 and decode 2 of 2 engines are ready")
+    up.until_says("decode engines span nodes in a cluster: here all ranks of one run on this machine")
+    endpoints = up.endpoints()
+    assert sorted(e["role"] for e in endpoints) == ["decode", "decode", "prefill"]
+    assert len({e["transfer"] for e in endpoints} | {e["url"] for e in endpoints}) == 6
+    assert len({e["revision"] for e in endpoints}) == 1
+    assert {e["role"]: bool(e.get("group")) for e in endpoints} == {"prefill": False, "decode": True}
+    (decode, *_) = (e for e in endpoints if e["role"] == "decode")
+    with urllib.request.urlopen(f"{decode['url']}/healthz", timeout=5) as answer:
+        flags = json.loads(answer.read())["flags"]
+    port = decode["transfer"].rpartition(":")[2]
+    assert {"--role=decode", f"--transfer-port={port}", "--tensor-parallel-size=2"} <= set(flags)
+    assert not any(flag.startswith("--nnodes") for flag in flags)
+    table = run(up, "status", "--local").stdout
+    assert "prefill 1/1, decode 2/2" in table
+    assert up.stop() == 0
+    assert up.processes() == []
+
+
 def test_a_dead_engine_comes_back_and_leaves_the_endpoints_meanwhile(up: Up) -> None:
     up.start()
     up.until_says("2 of 2 engines are ready")
@@ -226,7 +253,7 @@ def test_a_busy_port_is_named(up: Up) -> None:
     [
         ({"spec": {"model": {"uri": "pvc://claim"}}}, "spec.model.uri: pvc://claim is a volume of a cluster"),
         ({"spec": {"model": {"uri": "file:///not/here"}}}, "spec.model.uri: there is no folder /not/here"),
-        ({"spec": {"unified": None}}, "spec: unified is missing"),
+        ({"spec": {"unified": None}}, "spec: no role is given"),
         ({"kind": "Other"}, "cr.yaml holds no InferenceService (Other)"),
     ],
 )

@@ -1,13 +1,15 @@
 """Who reaches a service's engines."""
 
+from typing import Any
+
 import pytest
 
 from mini_infer_operator.controller.settings import parse_settings
 from mini_infer_operator.launch import launch_of
 from mini_infer_operator.objects.network_policy import network_policy
-from mini_infer_operator.objects.pod import pod_template
+from mini_infer_operator.objects.pod import frozen_pods
 from mini_infer_operator.parse import parse_service
-from tests.support.services import VALID
+from tests.support.services import VALID, changed
 
 SERVICE = parse_service(VALID)
 GATEWAYS = {"podSelector": {"matchLabels": {"app": "gateway"}}}
@@ -18,10 +20,24 @@ def test_gateways_and_engines_are_let_in_at_the_engines_ports() -> None:
     assert policy is not None
     (rule,) = policy["spec"]["ingress"]
     assert rule["from"] == [GATEWAYS, {"podSelector": policy["spec"]["podSelector"]}]
-    template = pod_template(SERVICE, "unified", "r", launch_of(SERVICE, "unified", "i"), None)
+    template = frozen_pods(SERVICE, "unified", "r", launch_of(SERVICE, "unified", "i"), None)["template"]
     (container,) = template["spec"]["containers"]
     assert {port["port"] for port in rule["ports"]} == {port["name"] for port in container["ports"]}
     assert policy["spec"]["podSelector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+
+
+@pytest.mark.usefixtures("everything_works")
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"unified": None, "prefill": {"replicas": 1}, "decode": {"replicas": 2}},
+        {"unified": {"parallelism": {"tensor": 2, "nodes": 2}}},
+    ],
+)
+def test_engines_that_exchange_data_reach_each_other_at_every_port(spec: dict[str, Any]) -> None:
+    policy = network_policy(parse_service(changed({"spec": spec})), [GATEWAYS])
+    assert policy is not None
+    assert policy["spec"]["ingress"][1:] == [{"from": [{"podSelector": policy["spec"]["podSelector"]}]}]
 
 
 def test_without_anybody_to_let_in_there_is_no_policy() -> None:

@@ -1,3 +1,4 @@
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -49,12 +50,16 @@ def deployment(**changes: Any) -> dict[str, Any]:
 def test_observed_counts_what_is_not_going() -> None:
     going = deployment(metadata={"labels": LABELS, "deletionTimestamp": "now"})
     (seen,) = observed_of(
-        [deployment(status={"readyReplicas": 2, "availableReplicas": 1}), going], [], "engine:1"
+        [deployment(status={"readyReplicas": 2, "availableReplicas": 1}), going],
+        [],
+        "engine:1",
+        min_ready=timedelta(0),
+        now=datetime.now(UTC),
     ).workloads
     assert (seen.role, seen.revision, seen.replicas, seen.ready, seen.available) == ("unified", "r1", 3, 2, 1)
 
 
 def test_a_lost_revision_is_taken_from_its_deployment() -> None:
-    revision = {"metadata": {"labels": LABELS}, "data": {"template": {"t": "frozen"}}}
-    assert frozen_templates([deployment()], [revision]) == {("unified", "r1"): {"t": "frozen"}}
-    assert frozen_templates([deployment()], []) == {("unified", "r1"): {"t": "live"}}
+    revision = {"metadata": {"labels": LABELS}, "data": {"template": {"t": "frozen"}, "spec": {}}}
+    assert frozen_templates([deployment()], [revision]) == {("unified", "r1"): {"template": {"t": "frozen"}}}
+    assert frozen_templates([deployment()], []) == {("unified", "r1"): {"template": {"t": "live"}}}

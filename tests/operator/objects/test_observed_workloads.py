@@ -1,9 +1,11 @@
-from datetime import UTC, datetime
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
-from mini_infer_operator.objects.observed_workloads import observed_workloads
+from mini_infer_operator.objects import observed_workloads as module
+from mini_infer_operator.observe import ObservedWorkload
 
 LABELS = {
     "serving.mini-infer.io/service": "demo",
@@ -14,6 +16,10 @@ LABELS = {
 
 def at(minute: int) -> datetime:
     return datetime(2026, 1, 1, 0, minute, tzinfo=UTC)
+
+
+def observed_workloads(workloads: Sequence[Any], pods: Sequence[Any], now: int = 30) -> list[ObservedWorkload]:
+    return module.observed_workloads(workloads, pods, min_ready=timedelta(minutes=2), now=at(now))
 
 
 def text(minute: int) -> str:
@@ -97,3 +103,44 @@ def test_what_is_going_is_not_counted() -> None:
     assert observed_workloads([going], []) == []
     (seen,) = observed_workloads([deployment(1, ready=1, available=1)], [ending, pod(ready=True, since=3)])
     assert seen.unready_since is None
+
+
+def group_set(replicas: int) -> dict[str, Any]:
+    template = {"metadata": {"labels": LABELS}}
+    group = {"size": 2, "leaderTemplate": template, "workerTemplate": template}
+    return {
+        "metadata": {"name": "l", "labels": {}, "creationTimestamp": text(0), "lastApplied": text(1)},
+        "spec": {"replicas": replicas, "leaderWorkerTemplate": group},
+        "status": {"readyReplicas": replicas},
+    }
+
+
+def member(group: int, worker: int, *, ready: bool, since: int = 3) -> dict[str, Any]:
+    found = pod(ready=ready, since=since)
+    labels = {
+        **LABELS,
+        "leaderworkerset.sigs.k8s.io/group-index": str(group),
+        "leaderworkerset.sigs.k8s.io/worker-index": str(worker),
+    }
+    return {**found, "metadata": {**found["metadata"], "name": f"l-{group}-{worker}", "labels": labels}}
+
+
+def test_of_a_group_the_leader_counts() -> None:
+    pods = [member(g, w, ready=g == 1 or w == 1) for g in (0, 1) for w in (0, 1)]
+    (seen,) = observed_workloads([group_set(2)], pods)
+    assert (seen.role, seen.revision, seen.replicas, seen.ready, seen.available) == ("unified", "r1", 2, 1, 1)
+    assert seen.available_by_index == (False, True)
+    assert [(e.name, e.index, e.ready) for e in seen.engines] == [("l-0-0", 0, False), ("l-1-0", 1, True)]
+
+
+def test_a_group_is_available_once_its_leader_was_ready_for_long_enough() -> None:
+    pods = [member(0, 0, ready=True, since=29), member(1, 0, ready=True, since=10)]
+    (seen,) = observed_workloads([group_set(2)], pods)
+    assert (seen.ready, seen.available_by_index, seen.available_at) == (2, (False, True), at(31))
+
+
+def test_a_worker_without_a_node_is_told() -> None:
+    waiting = member(0, 1, ready=False)
+    waiting["status"]["conditions"][0] |= {"reason": "Unschedulable", "status": "False"}
+    (seen,) = observed_workloads([group_set(1)], [member(0, 0, ready=False), waiting])
+    assert seen.unschedulable_since == at(2)

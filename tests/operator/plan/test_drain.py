@@ -1,3 +1,4 @@
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -29,8 +30,15 @@ def test_unready_ones_go_first_then_those_chosen_before_then_the_youngest() -> N
         engine("chosen", 800, draining=timedelta(1)),
         engine("down", 990, ready=False),
     ]
-    assert [e.name for e in victims(engines, 4)] == ["down", "chosen", "young", "old"]
-    assert victims(engines, 0) == []
+    assert [e.name for e in victims(workload("a", *engines), 0)] == ["down", "chosen", "young", "old"]
+    assert [e.name for e in victims(workload("a", *engines), 3)] == ["down"]
+    assert victims(workload("a", *engines), 4) == []
+
+
+def test_of_groups_the_highest_indexes_go() -> None:
+    groups = [replace(engine(name, ready=name != "0"), index=int(name)) for name in ("2", "0", "1")]
+    seen = replace(workload("a", *groups), available_by_index=(False, True, True))
+    assert [e.name for e in victims(seen, 1)] == ["2", "1"]
 
 
 @pytest.mark.parametrize(
@@ -106,4 +114,4 @@ def test_the_limit_holds_and_what_serves_and_is_busy_stays(
         assert sum(after.values()) <= max(most, len(old) + len(new))
     assert keep <= after.get("old", 0) <= len(old)
     if after.get("old", 0) < len(old):
-        assert all(may_go(e, NOW) for e in victims(old, len(old) - after.get("old", 0)))
+        assert all(may_go(e, NOW) for e in victims(seen["old"], after.get("old", 0)))

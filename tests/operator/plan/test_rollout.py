@@ -2,9 +2,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mini_infer_operator.plan.rollout import Count, Limits, next_replicas
+from mini_infer_operator.plan.rollout import Count, Limits, RoleState, next_replicas_of_roles
 
 DEFAULT = Limits(surge=1, unavailable=0)
+
+
+def next_replicas(wanted: int, revision: str, seen: dict[str, Count], limits: Limits) -> dict[str, int]:
+    """Of a service of one role."""
+    return next_replicas_of_roles(revision, {"unified": RoleState(wanted, seen, limits)})["unified"]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ divided by `length ** length_penalty`, and `early_stopping` says what may still 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from heapq import nlargest
 from operator import itemgetter
 
 from mini_infer_engine.core.request import EarlyStopping, TokenLogprobs
@@ -120,16 +119,17 @@ def _best_candidates(
 ) -> list[Beam]:
     """The best continuations by one token of all running beams."""
     most, stops = rules.num_candidates, rules.stops
-    candidates = (
+    candidates = [
         (beam.cumulative_logprob + logprob, index, token_id, rank)
         for index, (beam, after) in enumerate(zip(running, told, strict=True))
         for rank, token_id, logprob in zip(range(1, most + 1), after.top_token_ids, after.top_logprobs, strict=False)
         if may_stop or token_id not in stops
-    )
+    ]
+    candidates.sort(key=_total, reverse=True)
     length = running[0].length + 1
     return [
         Beam(length, total, running[index], index, token_id, rank, told[index])
-        for total, index, token_id, rank in nlargest(most, candidates, key=_total)
+        for total, index, token_id, rank in candidates[:most]
     ]
 
 

@@ -54,6 +54,7 @@ def _choose(
     lengths,
     noise_seeds,
     output_indexes,
+    samplings,
     inverse_temperatures,
     on_host,
     partial_values,
@@ -143,7 +144,9 @@ def _choose(
         chosen = tl.load(partial_tokens + row * MAX_SPLITS + winner, cache_modifier=".cg").to(tl.int64)
         tl.store(counters + row, 0)
         if slot != padding_slot:
-            tl.store(on_host + slot * KEPT + output_index % KEPT, chosen)
+            sampling = tl.load(samplings + slot)
+            tl.store(on_host + slot * KEPT + sampling % KEPT, chosen)
+            tl.store(samplings + slot, sampling + 1)
             tl.store(last_tokens + slot, chosen)
             tl.store(lengths + slot, tl.load(lengths + slot) + 1)
             tl.store(output_indexes + slot, output_index + 1)
@@ -179,6 +182,7 @@ def sample(
         state.lengths,
         state.noise_seeds,
         state.output_indexes,
+        state.samplings,
         state.inverse_temperatures,
         state.on_host,
         partial_values,

@@ -8,7 +8,11 @@ SUPPRESSED_WIDTH = 32
 """Token ids that one slot can suppress on the device (EOS and stop tokens before min_tokens)."""
 
 HOST_RING_DEPTH = 2
-"""Of each slot, for the host: it reads a pass's tokens before it launches the pass after the next."""
+"""Of each slot, for the host: it reads a pass's tokens before it launches the pass after the next.
+
+The place is the remainder of `samplings`, which the host counts too: it does not know an output index while guesses of
+a pass in flight may be wrong.
+"""
 
 
 @dataclass(slots=True)
@@ -19,13 +23,14 @@ class SamplingState:
     lengths: torch.Tensor  # [slots] int32, tokens in the KV cache
     noise_seeds: torch.Tensor  # [slots] int64, sampler.noise_base of the request's seed
     output_indexes: torch.Tensor  # [slots] int32
+    samplings: torch.Tensor  # [slots] int32, passes that have sampled one token, from the first one's output index on
     inverse_temperatures: torch.Tensor  # [slots] fp32, 0: greedy
     top_ks: torch.Tensor  # [slots] int32, 0: off
     top_ps: torch.Tensor  # [slots] fp32, 1: off
     min_ps: torch.Tensor  # [slots] fp32, 0: off
     suppress_until: torch.Tensor  # [slots] int32, output index from which all tokens are allowed
     suppressed: torch.Tensor  # [slots, SUPPRESSED_WIDTH] int32, -1: none
-    on_host: torch.Tensor  # [slots, HOST_RING_DEPTH] int64, pinned: the token of an output index, at its remainder
+    on_host: torch.Tensor  # [slots, HOST_RING_DEPTH] int64, pinned: the token of a sampling, at its remainder
 
     @classmethod
     def zeros(cls, slots: int, device: torch.device) -> "SamplingState":
@@ -39,6 +44,7 @@ class SamplingState:
             lengths=make(torch.int32),
             noise_seeds=make(torch.int64),
             output_indexes=make(torch.int32),
+            samplings=make(torch.int32),
             inverse_temperatures=make(torch.float32),
             top_ks=make(torch.int32),
             top_ps=make(torch.float32) + 1,

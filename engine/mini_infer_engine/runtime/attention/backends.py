@@ -19,7 +19,7 @@ class TorchBackend(Protocol):
     """Attention in plain torch over one page pool."""
 
     def prepare(self, inputs: PassInputs, logits_indices: Tensor | None) -> AttentionPass:
-        """One pass; `logits_indices` [rows] are the tokens whose logits are asked for, None: all."""
+        """One pass; `logits_indices` [rows] are the tokens whose logits are computed, None: all."""
 
 
 def torch_backend(layers: Sequence[AttentionBlock], pool: KVPool) -> TorchBackend:

@@ -124,7 +124,7 @@ class TritonAttention:
         )
 
     def plan(self, inputs: PassInputs, *, every_token: bool) -> TritonAttentionPass:
-        """A mixed pass, decode rows first; with `every_token` the logits of all tokens are asked for."""
+        """A mixed pass, decode rows first; with `every_token` the logits of all tokens are computed."""
         decodes = inputs.num_decodes
         tables = inputs.page_tables.to(torch.int32)
         decode = prefill = prefill_selected = None

@@ -1,0 +1,255 @@
+"""What speculative decoding gains: tokens a second with guesses and without, on one GPU, in one run.
+
+    python benchmarks/speculation.py --out FILE --time-limit-s 300
+
+`demo`: the demo model with its draft, real questions: acceptance, tokens a pass, tokens a second, time to the first
+token. `shapes`: a 7B shape with a 0.5B shape as draft, random weights, so that the cost is real; how many guesses are
+right is set here: a part of each guess is replaced by what was sampled. `ngram`: the same shape with prompt look-up.
+Ratios are to the plain engine with the same settings, which runs first.
+"""
+
+import random
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from common.budget import Budget
+from common.engines import SETTINGS, SMOKE_SETTINGS
+from common.isolation import isolated
+from common.models import CONFIGS, model_folder
+from common.report import integers, make_parser, print_table, save, say, words
+
+if TYPE_CHECKING:
+    from mini_infer_engine.core.engine import Engine
+    from mini_infer_engine.core.request import Request
+    from mini_infer_engine.core.stats import EngineStats
+
+_QUESTIONS = ("What does {} do?", "How do I use {}?", "What is the signature of {}?", "Explain {}.")
+_NAMES = (
+    *("itertools.chain", "json.dumps", "os.path.join", "functools.partial", "collections.Counter", "asyncio.gather"),
+    *("re.sub", "math.sqrt", "str.split", "dict.get", "pathlib.Path", "random.choice", "heapq.heappush"),
+    *("bisect.bisect", "csv.reader", "struct.pack"),
+)
+
+
+def run(engine: "Engine", requests: "list[Request]") -> dict[str, float]:
+    """Tokens a second of decoding: from the moment when all have their first token to the first one's end."""
+    begin = time.perf_counter()
+    first: dict[str, float] = {}
+    made = made_before = made_then = 0
+    decoding_since, ended, now = 0.0, 0.0, begin
+    for request in requests:
+        engine.add(request)
+    while engine.has_work:
+        outputs = engine.step()
+        now = time.perf_counter()
+        for output in outputs:
+            first.setdefault(output.request_id, now)
+            made += len(output.token_ids)
+            if output.finish_reason is not None and not ended:
+                ended, made_then = now, made
+        if len(first) == len(requests) and not decoding_since:
+            decoding_since, made_before = now, made
+    decoding_s = max(1e-9, ended - decoding_since)
+    ttft = sorted(moment - begin for moment in first.values())
+    return {
+        "tok_s": (made_then - made_before) / decoding_s,
+        "all tok_s": made / (now - begin),
+        "ttft ms p50": ttft[len(ttft) // 2] * 1e3,
+    }
+
+
+def counted(before: "EngineStats", after: "EngineStats") -> dict[str, float]:
+    """What was guessed between two moments."""
+    drafts, guesses = after.drafts - before.drafts, after.draft_tokens - before.draft_tokens
+    accepted = sum(after.accepted_tokens_by_position) - sum(before.accepted_tokens_by_position)
+    return {
+        "acceptance": accepted / guesses if guesses else 0.0,
+        "tokens a pass": 1 + accepted / drafts if drafts else 1.0,
+        "guesses a pass": guesses / drafts if drafts else 0.0,
+    }
+
+
+def demo(settings: dict[str, Any], variants: dict[str, dict[str, Any]], batches: list[int]) -> Iterator[dict[str, Any]]:
+    """The demo model on questions about Python's library, greedy."""
+    from mini_infer_contract.prompt import PromptAssets, PromptEncoder, chat_prompt_ids
+    from mini_infer_engine.config.model_path import resolve_model
+    from mini_infer_engine.core.request import Request, SamplingParams
+
+    encoder = PromptEncoder(PromptAssets.from_directory(resolve_model("demo")))
+    texts = [question.format(name) for question in _QUESTIONS for name in _NAMES]
+    prompts = [chat_prompt_ids(encoder, {"messages": [{"role": "user", "content": text}]}) for text in texts]
+    for label, options in variants.items():
+        engine = make_engine(settings | options)
+        for batch in batches:
+
+            def requests(name: str, batch: int = batch) -> "list[Request]":
+                sampling = SamplingParams(temperature=0.0, max_tokens=160, ignore_eos=True)
+                return [
+                    Request(
+                        request_id=f"{name}{place}", prompt_token_ids=prompts[place % len(prompts)], sampling=sampling
+                    )
+                    for place in range(batch)
+                ]
+
+            yield {f"{label}, batch {batch}": measured(engine, requests)}
+
+
+def shapes(
+    settings: dict[str, Any], variants: dict[str, dict[str, Any]], batches: list[int], acceptances: list[float]
+) -> Iterator[dict[str, Any]]:
+    """Random weights and scripted acceptance; without guesses, once for each batch."""
+    from mini_infer_engine.core.request import Request, SamplingParams
+
+    dice = random.Random(1)
+    for label, options in variants.items():
+        script = Script() if options else None
+        engine = make_engine(settings | options)
+        for batch in batches:
+            for acceptance in acceptances if script is not None else [0.0]:
+                if script is not None:
+                    script.set(acceptance)
+
+                def requests(name: str, batch: int = batch) -> "list[Request]":
+                    sampling = SamplingParams(temperature=0.0, max_tokens=256, ignore_eos=True)
+                    tokens = [[dice.randrange(1000, 100_000) for _ in range(128)] for _ in range(batch)]
+                    return [
+                        Request(request_id=f"{name}{place}", prompt_token_ids=one, sampling=sampling)
+                        for place, one in enumerate(tokens)
+                    ]
+
+                scripted = f" at {acceptance}" if script is not None else ""
+                yield {f"{label}{scripted}, batch {batch}": measured(engine, requests)}
+
+
+def measured(engine: "Engine", requests: Any) -> dict[str, float]:
+    """The second run: the first shows the engine what passes take."""
+    run(engine, requests("warm"))
+    before = engine.stats()
+    found = run(engine, requests("timed"))
+    return found | counted(before, engine.stats())
+
+
+class Script:
+    """Makes guesses right with a set probability, where the engine checks them: all that it computes stays as it is."""
+
+    def __init__(self) -> None:
+        import torch
+
+        from mini_infer_engine.runtime import cuda_speculation
+
+        self._chance = torch.zeros((), device="cuda")
+        settle = cuda_speculation.settle_guesses
+
+        def scripted(slots: Any, limits: Any, sampled: Any, state: Any, history: Any, results: Any) -> None:
+            rows, queries = slots.shape[0], results.shape[1] - 1
+            own = slots.long()
+            tokens = sampled[: rows * queries].view(rows, queries)[:, :-1]
+            right = torch.rand(tokens.shape, device=tokens.device) < self._chance
+            guesses = torch.where(right, tokens, (tokens + 1) % 1000)
+            places = state.lengths[own][:, None] + torch.arange(1, queries, device=tokens.device)
+            history[own[:, None], places.long()] = guesses.int()
+            settle(slots, limits, sampled, state, history, results)
+
+        cuda_speculation.settle_guesses = scripted
+
+    def set(self, acceptance: float) -> None:
+        """From the next pass on."""
+        self._chance.fill_(acceptance)
+
+
+def make_engine(settings: dict[str, Any]) -> "Engine":
+    """Over a runner of its own."""
+    from mini_infer_engine.config.settings import EngineSettings
+    from mini_infer_engine.core.engine import Engine
+    from mini_infer_engine.runtime.model_runner import load_runner
+
+    runner = load_runner(EngineSettings(**settings))
+    return Engine(runner.settings, runner, (), runner.max_model_len, "", record_events=False)
+
+
+def main() -> int:
+    parser = make_parser(__doc__)
+    parser.add_argument("--parts", type=words, default=words("demo,shapes"), metavar="demo,shapes,ngram")
+    parser.add_argument("--batches", type=integers, default=[1, 8, 32, 128], metavar="N,...")
+    parser.add_argument("--guesses", type=int, default=5, metavar="N", help="of a pass, at most (default: 5)")
+    parser.add_argument(
+        "--acceptances", type=lambda text: [float(one) for one in words(text)], default=[0.6, 0.7, 0.8, 0.9]
+    )
+    parser.add_argument("--target", default="qwen2.5-7b", metavar="NAME")
+    parser.add_argument("--draft", default="qwen2.5-0.5b", metavar="NAME")
+    options = parser.parse_args()
+    budget = Budget(options.time_limit_s)
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    result: dict[str, Any] = {"guesses": options.guesses, "parts": found}
+    parts = ["demo"] if options.smoke else options.parts
+    batches = [1, 2] if options.smoke else options.batches
+    failed = False
+    with tempfile.TemporaryDirectory() as root:
+        for part in parts:
+            for label, variant in variants_of(part, options.guesses).items():
+                if not budget.allows(part):
+                    continue
+                say(f"{part}, {label}")
+                settings, arguments = settings_of(part, options, Path(root), max(batches))
+                if "speculative_model" in variant and part == "shapes":
+                    variant = variant | {"speculative_model": settings.pop("draft")}
+                settings.pop("draft", None)
+                function = demo if part == "demo" else shapes
+
+                def note(figures: dict[str, Any], part: str = part) -> None:
+                    found.setdefault(part, {}).update(figures)
+                    save(options.out, result)
+
+                with budget.spending(part):
+                    outcome = isolated(
+                        function,
+                        settings | (SMOKE_SETTINGS | {"kv_cache_memory": 64_000_000} if options.smoke else {}),
+                        {label: variant},
+                        batches,
+                        *arguments,
+                        timeout_s=budget.left_s,
+                        note=note,
+                    )
+                failed |= "error" in outcome
+            show(part, found.get(part, {}))
+    save(options.out, result)
+    return int(failed)
+
+
+def variants_of(part: str, guesses: int) -> dict[str, dict[str, Any]]:
+    """Options by label, the plain engine first. Each is measured in a process of its own."""
+    more = {"num_speculative_tokens": guesses}
+    looked_up = more | {"speculative_method": "ngram"}
+    if part == "ngram":
+        return {"plain": {}, "ngram": looked_up}
+    draft = more | {"speculative_model": "demo-draft"}  # of shapes, another takes its place
+    return {"plain": {}, "draft": draft} | ({"ngram": looked_up} if part == "demo" else {})
+
+
+def settings_of(part: str, options: Any, root: Path, max_num_seqs: int) -> tuple[dict[str, Any], tuple[Any, ...]]:
+    """Of every engine of a part, and more arguments of what measures it."""
+    if part == "demo":
+        return {"model": "demo", "max_num_seqs": max_num_seqs, "gpu_memory_utilization": 0.2}, ()
+    target = model_folder(options.target, root)
+    name = f"{options.draft} as draft"
+    CONFIGS[name] = CONFIGS[options.draft] | {"vocab_size": CONFIGS[options.target]["vocab_size"]}
+    settings = SETTINGS | {"model": target, "draft": model_folder(name, root), "max_num_seqs": max_num_seqs}
+    return settings | {"max_model_len": 2048}, (options.acceptances,)
+
+
+def show(part: str, found: dict[str, dict[str, float]]) -> None:
+    """A line for each variant, acceptance and batch, with its ratio to the plain engine at the same batch."""
+    rows = []
+    for label, figures in found.items():
+        plain = found.get(f"plain, {label.rpartition(', ')[2]}", {}).get("tok_s")
+        figures["ratio"] = figures["tok_s"] / plain if plain else float("nan")
+        names = ("tok_s", "ratio", "acceptance", "tokens a pass", "guesses a pass", "ttft ms p50")
+        rows.append([label, *(figures[name] for name in names)])
+    print_table([part, "tok/s", "ratio", "acceptance", "tokens a pass", "guesses", "ttft ms"], rows)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,335 @@
+"""Guesses on the device: where they are kept, what the model reads of them, and which of them were right.
+
+`history` has the tokens of each slot by position: those in the KV cache, the last one, which is not, and guesses behind
+it. Guesses are checked by coupled draws (Daliri et al., arXiv:2408.07978): every position is sampled with its own
+noise, and a guess is right where it is the token that was sampled. Nothing here waits for the host.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from mini_infer_engine.kernels.sampling.sampling_state import SUPPRESSED_WIDTH, SamplingState
+from mini_infer_engine.kernels.sizes import next_power_of_2
+
+LOOK_UP_BLOCK = 1024
+"""Positions that prompt look-up compares at a time."""
+
+
+@triton.jit
+def _expand(
+    slots,
+    history,
+    history_stride,
+    last_tokens,
+    lengths,
+    noise_seeds,
+    output_indexes,
+    inverse_temperatures,
+    top_ks,
+    top_ps,
+    min_ps,
+    suppress_until,
+    suppressed,
+    to_last_tokens,
+    to_lengths,
+    to_noise_seeds,
+    to_output_indexes,
+    to_inverse_temperatures,
+    to_top_ks,
+    to_top_ps,
+    to_min_ps,
+    to_suppress_until,
+    to_suppressed,
+    QUERIES: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """Program (row, query): a slot of its own for each position of a row, as if it were decoded alone."""
+    row, query = tl.program_id(0), tl.program_id(1)
+    to = row * QUERIES + query
+    slot = tl.load(slots + row).to(tl.int64)
+    length = tl.load(lengths + slot)
+    token = tl.load(last_tokens + slot)
+    tl.store(to_last_tokens + to, token)
+    tl.store(to_lengths + to, length + query)
+    tl.store(to_output_indexes + to, tl.load(output_indexes + slot) + query)
+    tl.store(to_noise_seeds + to, tl.load(noise_seeds + slot))
+    tl.store(to_inverse_temperatures + to, tl.load(inverse_temperatures + slot))
+    tl.store(to_top_ks + to, tl.load(top_ks + slot))
+    tl.store(to_top_ps + to, tl.load(top_ps + slot))
+    tl.store(to_min_ps + to, tl.load(min_ps + slot))
+    tl.store(to_suppress_until + to, tl.load(suppress_until + slot))
+    columns = tl.arange(0, WIDTH)
+    tl.store(to_suppressed + to * WIDTH + columns, tl.load(suppressed + slot * WIDTH + columns))
+    if query == 0:
+        tl.store(history + slot * history_stride + length, token.to(tl.int32))
+
+
+@triton.jit
+def _keep_guess(slots, lengths, tokens, history, history_stride, step):
+    """Program (row): the guess of this step, behind those before it."""
+    row = tl.program_id(0)
+    slot = tl.load(slots + row).to(tl.int64)
+    at = tl.load(lengths + slot) + 1 + step
+    tl.store(history + slot * history_stride + at, tl.load(tokens + row).to(tl.int32))
+
+
+@triton.jit
+def _look_up(
+    slots,
+    lengths,
+    history,
+    history_stride,
+    longest,
+    shortest,
+    COUNT: tl.constexpr,
+    MOST: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Program (row): what followed the longest n-gram at the end of the text where it stood before, the latest of them.
+
+    A place's score is the length of its match, then its position: the best has all that follows from it.
+    """
+    slot = tl.load(slots + tl.program_id(0)).to(tl.int64)
+    length = tl.load(lengths + slot)
+    text = history + slot * history_stride
+    best = tl.full((), -1, tl.int64)
+    for start in range(0, length, BLOCK):
+        ends = start + tl.arange(0, BLOCK)
+        matched = tl.zeros((BLOCK,), tl.int32)
+        still = ends < length
+        for back in tl.static_range(MOST):
+            mask = still & (ends >= back) & (back < longest)
+            here = tl.load(text + ends - back, mask=mask, other=-1)
+            wanted = tl.load(text + tl.maximum(length - back, 0))
+            still = mask & (here == wanted)
+            matched += still.to(tl.int32)
+        score = tl.where(matched >= shortest, matched.to(tl.int64) * (1 << 32) + ends, -1)
+        best = tl.maximum(best, tl.max(score, axis=0))
+    end = (best % (1 << 32)).to(tl.int32)
+    period = tl.maximum(length - end, 1)
+    for place in tl.static_range(COUNT):
+        token = tl.full((), -1, tl.int32)
+        if best >= 0:
+            token = tl.load(text + end + 1 + place % period)
+        tl.store(text + length + 1 + place, token)
+
+
+@triton.jit
+def _inputs(
+    slots,
+    lengths,
+    history,
+    history_stride,
+    page_tables,
+    table_stride,
+    token_ids,
+    positions,
+    kv_index,
+    ends,
+    offset,
+    vocabulary,
+    padding_slot,
+    COUNT: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+):
+    """Program (row): its tokens from `offset` behind the cached ones on, and where their keys and values belong."""
+    row = tl.program_id(0)
+    slot = tl.load(slots + row).to(tl.int64)
+    first = tl.load(lengths + slot) + offset
+    query = tl.arange(0, BLOCK)
+    mask = query < COUNT
+    position = tl.maximum(first + query, 0)
+    token = tl.load(history + slot * history_stride + position, mask=mask, other=0)
+    token = tl.where((token >= 0) & (token < vocabulary), token, 0)  # no guess: any token, which is never right
+    page = tl.load(page_tables + slot * table_stride + position // PAGE_SIZE, mask=mask, other=0)
+    to = row * COUNT + query
+    tl.store(token_ids + to, token, mask=mask)
+    tl.store(positions + to, position, mask=mask)
+    at = tl.where(slot == padding_slot, -1, page * PAGE_SIZE + position % PAGE_SIZE)
+    tl.store(kv_index + to, at, mask=mask)
+    tl.store(ends + row, first + COUNT)
+
+
+@triton.jit
+def _settle(
+    slots,
+    limits,
+    sampled,
+    history,
+    history_stride,
+    last_tokens,
+    lengths,
+    output_indexes,
+    results,
+    padding_slot,
+    QUERIES: tl.constexpr,
+):
+    """Program (row): the tokens sampled up to the first wrong guess are the row's, and its slot goes on behind them."""
+    row = tl.program_id(0)
+    slot = tl.load(slots + row).to(tl.int64)
+    limit = tl.load(limits + row)
+    length = tl.load(lengths + slot)
+    text = history + slot * history_stride + length + 1
+    result = results + row * (QUERIES + 1)
+    made = tl.full((), 0, tl.int32)
+    goes_on = slot != padding_slot
+    last = tl.full((), 0, tl.int64)
+    for query in tl.static_range(QUERIES):
+        token = tl.load(sampled + row * QUERIES + query)
+        if goes_on:
+            guess = tl.load(text + query)
+            tl.store(text + query, token.to(tl.int32))
+            tl.store(result + 1 + query, token)
+            last = token
+            made += 1
+            goes_on = (query < limit) & (guess.to(tl.int64) == token)
+    tl.store(result, made.to(tl.int64))
+    if slot != padding_slot:
+        tl.store(last_tokens + slot, last)
+        tl.store(lengths + slot, length + made)
+        tl.store(output_indexes + slot, tl.load(output_indexes + slot) + made)
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkInputs:
+    """Tokens of some rows, equally many of each."""
+
+    token_ids: torch.Tensor  # [rows * count] int32
+    positions: torch.Tensor  # [rows * count] int32
+    kv_index: torch.Tensor  # [rows * count] int32, page * page_size + offset; -1: of a padded row, nowhere
+    ends: torch.Tensor  # [rows] int32, the last position and one
+
+
+def expand_slots(
+    slots: torch.Tensor, state: SamplingState, history: torch.Tensor, virtual: SamplingState, queries: int
+) -> None:
+    """Give each position of each row a slot in `virtual`: row * queries + query, as if that position were decoded.
+
+    slots [rows] int32 index `state` and history [slots, positions] int32, which gets the slots' last tokens.
+    """
+    _expand[(slots.shape[0], queries)](
+        slots,
+        history,
+        history.stride(0),
+        state.last_tokens,
+        state.lengths,
+        state.noise_seeds,
+        state.output_indexes,
+        state.inverse_temperatures,
+        state.top_ks,
+        state.top_ps,
+        state.min_ps,
+        state.suppress_until,
+        state.suppressed,
+        virtual.last_tokens,
+        virtual.lengths,
+        virtual.noise_seeds,
+        virtual.output_indexes,
+        virtual.inverse_temperatures,
+        virtual.top_ks,
+        virtual.top_ps,
+        virtual.min_ps,
+        virtual.suppress_until,
+        virtual.suppressed,
+        QUERIES=queries,
+        WIDTH=SUPPRESSED_WIDTH,
+        num_warps=1,
+    )
+
+
+def keep_guess(
+    slots: torch.Tensor, state: SamplingState, history: torch.Tensor, tokens: torch.Tensor, step: int
+) -> None:
+    """Put guess number `step` of each row, tokens [rows or more], into the history."""
+    _keep_guess[(slots.shape[0],)](slots, state.lengths, tokens, history, history.stride(0), step, num_warps=1)
+
+
+def look_up_guesses(
+    slots: torch.Tensor, state: SamplingState, history: torch.Tensor, count: int, longest: int, shortest: int
+) -> None:
+    """Prompt look-up (`speculation.ngram.look_up`) on the device: `count` guesses into the history, -1 for none."""
+    _look_up[(slots.shape[0],)](
+        slots,
+        state.lengths,
+        history,
+        history.stride(0),
+        longest,
+        shortest,
+        COUNT=count,
+        MOST=next_power_of_2(longest),
+        BLOCK=LOOK_UP_BLOCK,
+        num_warps=4,
+    )
+
+
+def chunk_inputs(
+    slots: torch.Tensor,
+    state: SamplingState,
+    history: torch.Tensor,
+    page_tables: torch.Tensor,
+    *,
+    page_size: int,
+    offset: int,
+    count: int,
+    vocabulary: int,
+) -> ChunkInputs:
+    """The tokens of each row at positions length + offset, ..., `count` of them."""
+    rows = slots.shape[0]
+
+    def make(size: int) -> torch.Tensor:
+        return torch.empty(size, dtype=torch.int32, device=slots.device)
+
+    inputs = ChunkInputs(make(rows * count), make(rows * count), make(rows * count), make(rows))
+    _inputs[(rows,)](
+        slots,
+        state.lengths,
+        history,
+        history.stride(0),
+        page_tables,
+        page_tables.stride(0),
+        inputs.token_ids,
+        inputs.positions,
+        inputs.kv_index,
+        inputs.ends,
+        offset,
+        vocabulary,
+        state.last_tokens.shape[0] - 1,
+        COUNT=count,
+        BLOCK=next_power_of_2(count),
+        PAGE_SIZE=page_size,
+        num_warps=1,
+    )
+    return inputs
+
+
+def settle_guesses(
+    slots: torch.Tensor,
+    limits: torch.Tensor,
+    sampled: torch.Tensor,
+    state: SamplingState,
+    history: torch.Tensor,
+    results: torch.Tensor,
+) -> None:
+    """Compare guesses with what was sampled, and advance the slots.
+
+    limits [rows] int32: guesses of each row that may count; sampled [rows * queries or more] int64. results
+    [rows, queries + 1] int64 gets the number of tokens that a row has made, and the tokens.
+    """
+    _settle[(slots.shape[0],)](
+        slots,
+        limits,
+        sampled,
+        history,
+        history.stride(0),
+        state.last_tokens,
+        state.lengths,
+        state.output_indexes,
+        results,
+        state.last_tokens.shape[0] - 1,
+        QUERIES=results.shape[1] - 1,
+        num_warps=1,
+    )

@@ -1,0 +1,280 @@
+"""Passes with guesses on a GPU: guess, check and settle by CUDA graphs of their own, without the host in between.
+
+Lengths, guesses and what was accepted stay on the device; the host is told with the tokens. A draft model has pages of
+its own under the ids of the model's pages. Every position is sampled as if it were decoded alone, in a slot of its own
+that lives as long as the pass.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mini_infer_engine.core.batch import Batch, Row
+from mini_infer_engine.device import to_device
+from mini_infer_engine.kernels.attention.prefill_rows import PrefillRows
+from mini_infer_engine.kernels.context import KernelContext
+from mini_infer_engine.kernels.embed_decode import gather_decode_inputs
+from mini_infer_engine.kernels.sampling.sample import sample
+from mini_infer_engine.kernels.sampling.sampling_state import SamplingState
+from mini_infer_engine.kernels.sampling.speculate import (
+    chunk_inputs,
+    expand_slots,
+    keep_guess,
+    look_up_guesses,
+    settle_guesses,
+)
+from mini_infer_engine.models.decoder import DecoderModel
+from mini_infer_engine.ops.base import ResidualState
+from mini_infer_engine.ops.triton_ops import TritonOps
+from mini_infer_engine.runtime.attention.backends import with_keys_and_values
+from mini_infer_engine.runtime.attention.triton_attention import TritonAttention, TritonAttentionPass
+from mini_infer_engine.runtime.cuda_graphs import record
+from mini_infer_engine.runtime.cuda_sampling import CudaPassHandle, SpeculativePart
+from mini_infer_engine.runtime.device_state import DeviceBatchState
+from mini_infer_engine.runtime.inputs import build_inputs
+from mini_infer_engine.runtime.kv_pool import KVPool
+from mini_infer_engine.runtime.staging import PinnedStaging
+from mini_infer_engine.runtime.worker import ModelWorker
+from mini_infer_engine.speculation.config import SpeculationConfig
+from mini_infer_engine.speculation.controller import draft_levels
+
+MAX_ROWS = 128
+"""Sequences of a pass with guesses, at most: above, passes without are faster, and logits of all guesses are large."""
+_UPLOADS_IN_FLIGHT = 4
+
+Run = Callable[[], None]
+Recorder = Callable[[Run], Run]
+"""Makes of what is to be run what runs it: a CUDA graph's replay, or the function itself."""
+
+
+def speculative_buckets(largest: int) -> list[int]:
+    """Numbers of sequences with graphs of their own."""
+    return [size for size in (1, 2, 4, 8, 16, 32, 64, 128) if size < largest] + [largest]
+
+
+@dataclass(frozen=True, slots=True)
+class _Captured:
+    """A pass of one number of rows and guesses; guessing and settling with filters and without."""
+
+    guess: dict[bool, Run]
+    verify: Run
+    settle: dict[bool, Run]
+
+
+class CudaSpeculation:
+    """Of one executor, whose model it checks guesses with."""
+
+    def __init__(
+        self,
+        config: SpeculationConfig,
+        worker: ModelWorker,
+        pool: KVPool,
+        state: DeviceBatchState,
+        attention: TritonAttention,
+        kernels: KernelContext,
+        max_num_seqs: int,
+    ) -> None:
+        self._config, self._worker, self._state, self._kernels = config, worker, state, kernels
+        self._page_size, self._null_page = pool.spec.page_size, pool.null_page
+        self.max_rows = min(MAX_ROWS, max_num_seqs)
+        self.buckets = speculative_buckets(self.max_rows)
+        self.levels = draft_levels(config.num_tokens)
+        self._ops = TritonOps(kernels)
+        self._attention = attention
+        self._draft_attention: TritonAttention | None = None
+        slots, width = state.page_tables.shape
+        device, most, vocabulary = state.device, config.num_tokens, worker.config.vocab_size
+        # [slots, positions] int32: see kernels.sampling.speculate
+        self._history = torch.zeros((slots, width * self._page_size + most + 2), dtype=torch.int32, device=device)
+        self._virtual = SamplingState.zeros(self.max_rows * (most + 1) + 1, device)
+        self._own_rows = torch.arange(self.max_rows * (most + 1), dtype=torch.int32, device=device)
+        self._logits = torch.zeros((self.max_rows * (most + 1), vocabulary), dtype=worker.dtype, device=device)
+        self._results = torch.zeros(self.max_rows * (most + 2), dtype=torch.int64, device=device)
+        # Of the rows of a pass: slots, then how many guesses may count; padded rows' are the spare slot's.
+        self._packed = torch.zeros((2, self.max_rows), dtype=torch.int32, device=device)
+        self._packed[0] = state.padding_slot
+        self._staging = PinnedStaging(self._packed, _UPLOADS_IN_FLIGHT)
+        self._captured: dict[tuple[int, int], _Captured] = {}
+        if worker.draft is not None:
+            draft = worker.draft
+            sizes = (self.max_rows, draft.config.vocab_size)
+            self._draft_logits = torch.zeros(sizes, dtype=draft.dtype, device=device)
+            draft_pool = KVPool(draft.model.kv_spec(self._page_size, draft.dtype), pool.num_pages, device)
+            longest = width * self._page_size
+            self._draft_attention = TritonAttention(
+                with_keys_and_values(draft.model.attention_layers), draft_pool, longest, kernels
+            )
+
+    # -- Before the first request
+
+    @property
+    def num_graphs(self) -> int:
+        """That `capture` records."""
+        return 5 * len(self.buckets) * len(self.levels)
+
+    def capture(self, memory: Any, *, only_largest: bool = False) -> None:
+        """Record all passes, or the largest one, whose memory the others share."""
+        for bucket in self.buckets[-1:] if only_largest else reversed(self.buckets):
+            for drafts in self.levels[-1:] if only_largest else reversed(self.levels):
+                made = self._pass(bucket, drafts, lambda run: record(run, memory).replay)
+                self._captured[bucket, drafts] = made
+
+    def _pass(self, bucket: int, drafts: int, recorded: Recorder) -> _Captured:
+        def guess(*, filtered: bool) -> Run:
+            return recorded(partial(self._guess, bucket, drafts, filtered=filtered))
+
+        def settle(*, filtered: bool) -> Run:
+            return recorded(partial(self._settle, bucket, drafts, filtered=filtered))
+
+        return _Captured(
+            {filtered: guess(filtered=filtered) for filtered in (False, True)},
+            recorded(partial(self._verify, bucket, drafts)),
+            {filtered: settle(filtered=filtered) for filtered in (False, True)},
+        )
+
+    # -- Passes
+
+    def catch_up(self, rows: list[Row]) -> None:
+        """Tell known tokens: to the history, and to the draft model, which computes their keys and values."""
+        if not rows:
+            return
+        width = self._history.shape[1]
+        places = np.concatenate([np.arange(row.start, row.start + row.count) + row.slot * width for row in rows])
+        tokens = np.concatenate([np.asarray(row.token_ids, dtype=np.int64) for row in rows])
+        device = self._state.device
+        self._history.view(-1).index_copy_(0, to_device(places, device), to_device(tokens, device).to(torch.int32))
+        if self._draft_attention is None or self._worker.draft is None:
+            return
+        inputs = build_inputs(Batch(rows, 0), self._page_size, self._null_page, device)
+        model = self._worker.draft.model
+        attention = self._draft_attention.plan(inputs, every_token=False)
+        # A token that its table has not cannot be guessed, but may stand in a prompt.
+        token_ids = inputs.token_ids.clamp_(max=model.config.vocab_size - 1)
+        model(self._ops, model.embed(self._ops, token_ids), attention)
+
+    def run(self, rows: list[Row], indices: Sequence[int], drafts: int, handle: CudaPassHandle) -> None:
+        """Guess, check and settle these rows, which have these indices in their batch."""
+        bucket = self.buckets[bisect_left(self.buckets, len(rows))]
+        self._load(rows)
+        self._state.send_pages(rows, self._page_size, ahead=drafts)
+        filtered = self._state.has_filters([row.slot for row in rows])
+        made = self._captured.get((bucket, drafts)) or self._pass(bucket, drafts, lambda run: run)
+        made.guess[filtered]()
+        made.verify()
+        made.settle[filtered]()
+        results = self._results_of(bucket, drafts)[: len(rows)]
+        on_host = torch.empty(results.shape, dtype=results.dtype, pin_memory=results.is_cuda)
+        on_host.copy_(results, non_blocking=True)
+        handle.speculative = SpeculativePart(list(indices), on_host)
+
+    def _load(self, rows: list[Row]) -> None:
+        array = self._staging.arrays[self._staging.begin()]
+        array[0], array[1] = self._state.padding_slot, 0
+        array[0, : len(rows)] = [row.slot for row in rows]
+        array[1, : len(rows)] = [row.num_drafts or 0 for row in rows]
+        self._staging.send()
+
+    def _results_of(self, bucket: int, drafts: int) -> Tensor:
+        return self._results[: bucket * (drafts + 2)].view(bucket, drafts + 2)
+
+    # -- What is recorded
+
+    def _sample(self, logits: Tensor, *, filtered: bool) -> None:
+        """Each row of logits in its own slot of this pass."""
+        sample(
+            logits,
+            self._own_rows[: len(logits)],
+            self._virtual,
+            workspace=self._kernels.workspace,
+            programs=self._kernels.policy.sample_programs,
+            filtered=filtered,
+        )
+
+    def _guess(self, bucket: int, drafts: int, *, filtered: bool) -> None:
+        slots, state = self._packed[0, :bucket], self._state.state
+        expand_slots(slots, state, self._history, self._virtual, 1)
+        if self._draft_attention is None or self._worker.draft is None:
+            config = self._config
+            look_up_guesses(slots, state, self._history, drafts, config.lookup_max, config.lookup_min)
+            return
+        model = self._worker.draft.model
+        for step in range(drafts):
+            logits = self._draft_logits[:bucket]
+            residual = self._draft_step(model, bucket) if step else self._first_draft_step(model, bucket)
+            model.logits(self._ops, residual, logits)
+            self._sample(logits, filtered=filtered)
+            keep_guess(slots, state, self._history, self._virtual.last_tokens, step)
+
+    def _first_draft_step(self, model: DecoderModel, bucket: int) -> ResidualState:
+        """The newest token, and the one before it, which may be a guess that was right: the draft has not read it."""
+        assert self._draft_attention is not None
+        ends = torch.arange(1, bucket + 1, dtype=torch.int64, device=self._state.device) * 2 - 1
+        return self._chunks(model, self._draft_attention, bucket, offset=-1, count=2, selected=ends)
+
+    def _draft_step(self, model: DecoderModel, bucket: int) -> ResidualState:
+        assert self._draft_attention is not None
+        table, virtual = model.model.embed_tokens.weight, self._virtual
+        hidden, positions = gather_decode_inputs(self._own_rows[:bucket], virtual.last_tokens, virtual.lengths, table)
+        attend = self._draft_attention.decode(self._state.page_tables, self._packed[0, :bucket], positions)
+        residual: ResidualState = model(
+            self._ops, model.scale_embeddings(hidden), TritonAttentionPass(attend, attend, None)
+        )
+        return residual
+
+    def _verify(self, bucket: int, drafts: int) -> None:
+        model = self._worker.model
+        residual = self._chunks(model, self._attention, bucket, offset=0, count=drafts + 1)
+        model.logits(self._ops, residual, self._logits[: bucket * (drafts + 1)])
+
+    def _settle(self, bucket: int, drafts: int, *, filtered: bool) -> None:
+        slots, queries = self._packed[0, :bucket], drafts + 1
+        expand_slots(slots, self._state.state, self._history, self._virtual, queries)
+        self._sample(self._logits[: bucket * queries], filtered=filtered)
+        settle_guesses(
+            slots,
+            self._packed[1, :bucket],
+            self._virtual.last_tokens,
+            self._state.state,
+            self._history,
+            self._results_of(bucket, drafts),
+        )
+
+    def _chunks(
+        self,
+        model: DecoderModel,
+        attention: TritonAttention,
+        bucket: int,
+        *,
+        offset: int,
+        count: int,
+        selected: Tensor | None = None,
+    ) -> ResidualState:
+        """`count` tokens of each row, from `offset` behind its cached ones on; of the `selected` the residual state."""
+        slots, tables, device = self._packed[0, :bucket], self._state.page_tables, self._state.device
+        inputs = chunk_inputs(
+            slots,
+            self._state.state,
+            self._history,
+            tables,
+            page_size=self._page_size,
+            offset=offset,
+            count=count,
+            vocabulary=model.config.vocab_size,
+        )
+        own_tables, longest_key = tables.index_select(0, slots), tables.shape[1] * self._page_size
+        steps = torch.arange(bucket + 1, dtype=torch.int32, device=device)
+        rows = PrefillRows(own_tables, steps * count, inputs.ends, count, longest_key)
+        attend = attention.prefill(rows, inputs.positions, inputs.kv_index)
+        attend_selected = attend
+        if selected is not None:
+            last_tokens = PrefillRows(own_tables, steps, inputs.ends, 1, longest_key)
+            attend_selected = attention.prefill(last_tokens, inputs.positions, inputs.kv_index, selected)
+        hidden = model.embed(self._ops, inputs.token_ids)
+        residual: ResidualState = model(self._ops, hidden, TritonAttentionPass(attend, attend_selected, selected))
+        return residual

@@ -1,0 +1,36 @@
+"""The LeaderWorkerSet that runs the engines of one role and revision where each spans several nodes.
+
+A group is one engine: a leader, which answers requests, and a worker on each further node. Its controller (not ours)
+makes the pods, their environment and the headless Service by which they find their leader, and makes all of a group
+anew when one of them restarts. It is scaled, and never rolled in place. https://lws.sigs.k8s.io/
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from mini_infer_contract.resources import InferenceService
+from mini_infer_operator.objects.kinds import BY_NAME
+from mini_infer_operator.objects.metadata import Manifest, child_metadata
+from mini_infer_operator.objects.names import selector, workload_name
+from mini_infer_operator.plan.plan import Workload
+
+
+def leader_worker_set(service: InferenceService, workload: Workload, frozen: Mapping[str, Any]) -> Manifest:
+    """For one role and revision; `frozen` as pod.py makes it."""
+    labels = selector(service, workload.role, workload.revision)
+    name = workload_name(service.metadata.name, workload.role, workload.revision)
+    return {
+        "apiVersion": BY_NAME["LeaderWorkerSet"].api_version,
+        "kind": "LeaderWorkerSet",
+        "metadata": child_metadata(service, name, labels),
+        "spec": {
+            "replicas": workload.replicas,
+            "startupPolicy": "LeaderCreated",
+            "leaderWorkerTemplate": {
+                "size": frozen["size"],
+                "restartPolicy": "RecreateGroupOnPodRestart",
+                "leaderTemplate": frozen["template"],
+                "workerTemplate": frozen["workerTemplate"],
+            },
+        },
+    }

@@ -1,0 +1,185 @@
+"""Passes with guesses on a GPU make the plain engine's text; whole, by graphs, and in small by Triton's interpreter."""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
+
+from mini_infer_engine.core.request import Request, SamplingParams
+from mini_infer_engine.core.stats import EngineStats
+from mini_infer_engine.layers import linear
+from mini_infer_engine.runtime import cuda_executor, cuda_graphs, cuda_sampling, cuda_speculation
+from mini_infer_engine.speculation.controller import DraftController
+from tests.gpu.device import GPU_ONLY, INTERPRETED
+from tests.gpu.runs import make_engine, make_runner, make_settings, mixed_requests, texts
+from tests.support.tiny_models import save_tiny_model
+
+NGRAM: dict[str, Any] = {"speculative_method": "ngram", "prompt_lookup_min": 1}
+
+
+def save_pair(folder: Path, **changes: Any) -> tuple[Path, Path]:
+    """A model, and one that is nearly the same."""
+    target, draft = folder / "target", folder / "draft"
+    model = save_tiny_model(target, "qwen3", **changes)
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.01 * parameter.std())
+    model.save_pretrained(draft)
+    return target, draft
+
+
+@pytest.fixture
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guesses are made, however long passes with them take."""
+    monkeypatch.setattr(DraftController, "choose", lambda self, acceptances, num_rows=None: self.levels[-1])
+
+
+def run(folder: Path, requests: list[Request], **options: Any) -> tuple[list[list[int]], EngineStats]:
+    settings = make_settings(folder, **options)
+    runner = make_runner(settings)
+    engine = make_engine(runner.settings, runner)
+    return texts(engine, requests), engine.stats()
+
+
+def method_of(method: str, draft: Path) -> dict[str, Any]:
+    return NGRAM if method == "ngram" else {"speculative_model": str(draft)}
+
+
+# -- On a GPU
+
+METHODS = pytest.mark.parametrize("method", ["ngram", "draft"])
+
+
+@METHODS
+@pytest.mark.parametrize("step_depth", [0, 1])
+@pytest.mark.parametrize("enforce_eager", [False, True])
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("gpu", [pytest.param(None, marks=GPU_ONLY)])
+def test_the_text_is_that_of_the_plain_engine(
+    tmp_path: Path, method: str, step_depth: int, enforce_eager: bool, gpu: None
+) -> None:
+    """Beside each other: all kinds of sampling, requests that guess nothing, prompts of all lengths."""
+    del gpu
+    target, draft = save_pair(tmp_path, head_dim=64)
+    requests = mixed_requests(36, 199, 90)
+    plain, _ = run(target, requests)
+    options = method_of(method, draft) | {"step_depth": step_depth, "enforce_eager": enforce_eager}
+    guessed, stats = run(target, requests, num_speculative_tokens=4, **options)
+    different = [index for index, (one, other) in enumerate(zip(plain, guessed, strict=True)) if one != other]
+    assert not different
+    assert stats.draft_tokens > 100
+    if method == "draft":
+        assert sum(stats.accepted_tokens_by_position) > stats.draft_tokens / 3
+
+
+@METHODS
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("gpu", [pytest.param(None, marks=GPU_ONLY)])
+def test_the_same_with_few_pages_and_small_chunks(tmp_path: Path, method: str, gpu: None) -> None:
+    del gpu
+    target, draft = save_pair(tmp_path, head_dim=64)
+    requests = mixed_requests(24, 199, 90)
+    plain, _ = run(target, requests)
+    small = {"max_num_seqs": 6, "max_num_batched_tokens": 64, "page_size": 16, "max_model_len": 192}
+    guessed, stats = run(target, requests, **small, **method_of(method, draft), kv_cache_memory=2_000_000)
+    assert guessed == plain
+    assert stats.draft_tokens > 50
+
+
+@pytest.mark.parametrize("gpu", [pytest.param(None, marks=GPU_ONLY)])
+def test_a_controller_that_comes_and_goes_changes_no_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpu: None
+) -> None:
+    """Passes with and without guesses follow each other: the draft reads what it missed."""
+    del gpu
+    target, draft = save_pair(tmp_path, head_dim=64)
+    turns = iter(range(1 << 20))
+    choices = (4, 4, 0, 1, 0, 0, 3, 4)
+    monkeypatch.setattr(DraftController, "choose", lambda *_, **__: choices[next(turns) % len(choices)])
+    requests = mixed_requests(24, 199, 90)
+    plain, _ = run(target, requests)
+    guessed, stats = run(target, requests, speculative_model=str(draft), num_speculative_tokens=4)
+    assert guessed == plain
+    assert sum(stats.accepted_tokens_by_position) > stats.draft_tokens / 3
+
+
+@pytest.mark.parametrize("gpu", [pytest.param(None, marks=GPU_ONLY)])
+@pytest.mark.usefixtures("always")
+def test_a_draft_that_is_the_model_itself_is_right(tmp_path: Path, gpu: None) -> None:
+    del gpu
+    target, _ = save_pair(tmp_path, head_dim=64)
+    requests = [
+        Request(
+            request_id=str(index),
+            prompt_token_ids=list(range(5, 30 + index)),
+            sampling=SamplingParams(temperature=index / 4, max_tokens=60, ignore_eos=True),
+            noise_seed=index,
+        )
+        for index in range(4)
+    ]
+    _, stats = run(target, requests, speculative_model=str(target), num_speculative_tokens=3)
+    assert sum(stats.accepted_tokens_by_position) > 0.9 * stats.draft_tokens
+
+
+# -- Without one
+
+interpreted_only = pytest.mark.skipif(not INTERPRETED, reason="runs under TRITON_INTERPRET=1 without a GPU only")
+
+
+@pytest.fixture
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[list[list[int]], EngineStats]]:
+    """Runs requests over the GPU's executor on a CPU, where a graph is the function that it records."""
+    monkeypatch.setattr(linear, "blocked_weight", lambda weight: None)
+    for module in (cuda_graphs, cuda_sampling, cuda_speculation):
+        monkeypatch.setattr(module, "record", lambda run, memory: SimpleNamespace(replay=run))
+    monkeypatch.setattr(cuda_executor, "prefill_buckets", lambda largest, launch_bound: [16])
+    monkeypatch.setattr(cuda_executor, "decode_buckets", lambda largest: [2])
+    monkeypatch.setattr(cuda_speculation, "speculative_buckets", lambda largest: [2])
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    event = SimpleNamespace(record=lambda: None, synchronize=lambda: None)
+    monkeypatch.setattr(torch.cuda, "Event", lambda: event)
+
+    def make(folder: Path, requests: list[Request], **options: Any) -> tuple[list[list[int]], EngineStats]:
+        common = {"device": "cpu", "page_size": 16, "kv_cache_memory": 1 << 21, "max_num_seqs": 2, "max_model_len": 48}
+        return run(folder, requests, **(common | options))
+
+    return make
+
+
+@interpreted_only
+@pytest.mark.timeout(600)
+@METHODS
+@pytest.mark.parametrize("enforce_eager", [False, True])
+def test_in_small_it_is_the_plain_engines_text(
+    interpreted: Callable[..., tuple[list[list[int]], EngineStats]],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    method: str,
+    enforce_eager: bool,
+) -> None:
+    target, draft = save_pair(tmp_path, head_dim=16, num_hidden_layers=2)
+    asked = [
+        SamplingParams(temperature=0.8, top_k=20, min_tokens=4, stop_token_ids=[7], max_tokens=7, ignore_eos=True),
+        SamplingParams(temperature=0.0, repetition_penalty=1.2, max_tokens=4, ignore_eos=True),
+    ]
+    requests = [
+        Request(
+            request_id=str(index), prompt_token_ids=[9, 8, 7, 9, 8][: 3 + index], sampling=sampling, noise_seed=index
+        )
+        for index, sampling in enumerate(asked)
+    ]
+    turns = iter(range(1 << 20))
+    monkeypatch.setattr(DraftController, "choose", lambda *_, **__: (2, 0, 1, 2)[next(turns) % 4])
+    plain, _ = interpreted(target, requests)
+    options = method_of(method, draft) | {"enforce_eager": enforce_eager, "num_speculative_tokens": 2}
+    guessed, stats = interpreted(target, requests, **options)
+    assert guessed == plain
+    assert stats.draft_tokens >= 2
+    assert method == "ngram" or sum(stats.accepted_tokens_by_position) >= 2

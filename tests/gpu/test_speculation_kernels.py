@@ -1,0 +1,175 @@
+"""Guesses on the device: the kernels do what the functions of the CPU's path do."""
+
+import random
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
+
+from mini_infer_engine.core.batch import Row
+from mini_infer_engine.core.request import SamplingParams
+from mini_infer_engine.kernels.sampling.sample import sample
+from mini_infer_engine.kernels.sampling.sampling_state import SamplingState
+from mini_infer_engine.kernels.sampling.speculate import (
+    chunk_inputs,
+    expand_slots,
+    keep_guess,
+    look_up_guesses,
+    settle_guesses,
+)
+from mini_infer_engine.runtime.device_state import DeviceBatchState
+from mini_infer_engine.sampling.reference import build_sampling
+from mini_infer_engine.sampling.reference import sample as sample_by_torch
+from mini_infer_engine.speculation.ngram import look_up
+from mini_infer_engine.speculation.torch_speculation import right_tokens
+from tests.gpu.device import DEVICE, KERNELS, ON_GPU, POLICY, WORKSPACE, normal
+
+pytestmark = KERNELS
+WIDTH = 64
+INT32 = torch.int32
+
+
+def state_of(
+    texts: list[list[int]], params: list[SamplingParams] | None = None
+) -> tuple[DeviceBatchState, torch.Tensor]:
+    """Slots whose texts end with a last token that is in no cache, and their history without it."""
+    table = DeviceBatchState(len(texts), 4, 0, DEVICE)
+    asked = params or [SamplingParams(temperature=0.0)] * len(texts)
+    rows = [
+        Row(slot, 0, len(text), text, [0], one, noise_seed=slot + 3, output_index=slot,
+            suppressed_token_ids=tuple(one.stop_token_ids) if slot < one.min_tokens else ())
+        for slot, (text, one) in enumerate(zip(texts, asked, strict=True))
+    ]  # fmt: skip
+    table.begin(rows)
+    history = torch.full((len(texts) + 1, WIDTH), -7, dtype=INT32, device=DEVICE)
+    for slot, text in enumerate(texts):
+        history[slot, : len(text) - 1] = torch.tensor(text[:-1], dtype=INT32, device=DEVICE)
+        table.state.last_tokens[slot] = text[-1]
+        table.state.lengths[slot] = len(text) - 1
+    return table, history
+
+
+def on_device(values: list[int]) -> torch.Tensor:
+    return torch.tensor(values, dtype=INT32, device=DEVICE)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_look_up_finds_what_the_cpu_finds(seed: int) -> None:
+    dice = random.Random(seed)
+    texts = [[dice.randrange(3) for _ in range(dice.randrange(2, 50))] for _ in range(6)]
+    table, history = state_of(texts)
+    slots = on_device([4, 0, 1, 2, 3, 5, table.padding_slot])
+    virtual = SamplingState.zeros(8, DEVICE)
+    expand_slots(slots, table.state, history, virtual, 1)
+    look_up_guesses(slots, table.state, history, 3, 4, 2)
+    for slot, text in enumerate(texts):
+        found = history[slot, len(text) : len(text) + 3].tolist()
+        assert found == (look_up(text, 3, longest=4, shortest=2) or [-1, -1, -1]), text
+
+
+PARAMS = [
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=1.0),
+    SamplingParams(temperature=0.8, top_k=4),
+    SamplingParams(temperature=1.2, top_p=0.6),
+    SamplingParams(temperature=1.0, min_p=0.2),
+    SamplingParams(temperature=1.0, min_tokens=6, stop_token_ids=[2, 3]),
+]
+
+
+def test_each_position_is_sampled_as_if_it_were_decoded_alone() -> None:
+    queries, vocabulary = 3, 97
+    table, history = state_of([[5] * (slot + 2) for slot in range(len(PARAMS))], PARAMS)
+    order = [3, 0, 5, 1, 4, 2]
+    slots = on_device([*order, table.padding_slot])
+    virtual = SamplingState.zeros(len(slots) * queries + 1, DEVICE)
+    expand_slots(slots, table.state, history, virtual, queries)
+    logits = normal(len(slots) * queries, vocabulary) * 3
+    logits[:, 2:4] = 20.0
+    rows = [
+        Row(0, 0, 1, None, [0], PARAMS[slot], noise_seed=slot + 3, output_index=slot + query,
+            suppressed_token_ids=(2, 3) if slot + query < PARAMS[slot].min_tokens else ())
+        for slot in order
+        for query in range(queries)
+    ]  # fmt: skip
+    count = len(rows)
+    expected = sample_by_torch(logits[:count].cpu().clone(), build_sampling(rows, vocabulary, torch.device("cpu")))
+    own = torch.arange(len(slots) * queries, dtype=INT32, device=DEVICE)
+    sample(logits, own, virtual, workspace=WORKSPACE, programs=POLICY.sample_programs, filtered=True)
+    assert virtual.last_tokens[:count].tolist() == expected.tolist()
+    assert table.state.output_indexes[: len(PARAMS)].tolist() == list(range(len(PARAMS))), "slots are as they were"
+
+
+@pytest.mark.parametrize("queries", [2, 4, 6])
+def test_what_was_sampled_up_to_the_first_wrong_guess_is_kept(queries: int) -> None:
+    dice = random.Random(queries)
+    texts = [[dice.randrange(9) for _ in range(dice.randrange(2, 20))] for _ in range(12)]
+    table, history = state_of(texts)
+    slots = on_device([*range(12), table.padding_slot])
+    virtual = SamplingState.zeros(13, DEVICE)
+    expand_slots(slots, table.state, history, virtual, 1)
+    drafts = [[dice.randrange(2) for _ in range(queries - 1)] for _ in texts]
+    for step in range(queries - 1):
+        column = torch.tensor([row[step] for row in drafts] + [0], dtype=torch.int64, device=DEVICE)
+        keep_guess(slots, table.state, history, column, step)
+    sampled = [[dice.randrange(2) for _ in range(queries)] for _ in range(13)]
+    limits = [dice.randrange(queries) for _ in texts]
+    results = torch.full((13, queries + 1), -9, dtype=torch.int64, device=DEVICE)
+    flat = torch.tensor(sampled, dtype=torch.int64, device=DEVICE).flatten()
+    settle_guesses(slots, on_device([*limits, 0]), flat, table.state, history, results)
+    for slot, text in enumerate(texts):
+        made = right_tokens(drafts[slot][: limits[slot]], sampled[slot][: limits[slot] + 1])
+        told = results[slot].tolist()
+        assert told[0] == len(made)
+        assert told[1 : 1 + len(made)] == made
+        assert table.state.last_tokens[slot] == made[-1]
+        assert table.state.lengths[slot] == len(text) - 1 + len(made)
+        assert table.state.output_indexes[slot] == slot + len(made)
+        assert history[slot, : len(text) + len(made)].tolist() == text + made
+    assert table.state.lengths[table.padding_slot] == 0
+    assert results[12, 0] == 0
+
+
+def test_inputs_are_the_tokens_behind_the_cached_ones_in_their_pages() -> None:
+    page_size = 16
+    texts = [list(range(10, 10 + length)) for length in (5, 17, 33)]
+    table, history = state_of(texts)
+    tables = torch.tensor([[7, 3, 9], [1, 4, 8], [6, 2, 5], [0, 0, 0]], dtype=INT32, device=DEVICE)
+    slots = on_device([2, 0, 1, table.padding_slot])
+    virtual = SamplingState.zeros(5, DEVICE)
+    expand_slots(slots, table.state, history, virtual, 1)
+    keep_guess(slots, table.state, history, torch.tensor([90, 91, -1, 0], device=DEVICE), 0)
+    for offset, count in ((0, 2), (-1, 2)):
+        made = chunk_inputs(
+            slots, table.state, history, tables, page_size=page_size, offset=offset, count=count, vocabulary=100
+        )
+        for row, (slot, guess) in enumerate(zip((2, 0, 1), (90, 91, 0), strict=True)):
+            tokens = [*texts[slot], guess]
+            first = len(texts[slot]) - 1 + offset
+            places = range(first, first + count)
+            own = slice(row * count, (row + 1) * count)
+            assert made.token_ids[own].tolist() == [tokens[place] for place in places]
+            assert made.positions[own].tolist() == list(places)
+            pages = tables[slot].tolist()
+            assert made.kv_index[own].tolist() == [pages[p // page_size] * page_size + p % page_size for p in places]
+            assert made.ends[row] == first + count
+        assert made.kv_index[3 * count :].tolist() == [-1] * count, "padding is written nowhere"
+
+
+def test_guessing_needs_no_host() -> None:
+    """A chain of guesses and their check are kernels alone: nothing of them is read before the results are."""
+    if not ON_GPU:
+        pytest.skip("a CPU has nothing to wait for")
+    table, history = state_of([[1, 2, 3]])
+    slots, virtual = on_device([0]), SamplingState.zeros(4, DEVICE)
+    results = torch.zeros((1, 3), dtype=torch.int64, device=DEVICE)
+    expand_slots(slots, table.state, history, virtual, 2)  # compiled before it is watched
+    with torch.cuda.device(DEVICE):
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            expand_slots(slots, table.state, history, virtual, 2)
+            look_up_guesses(slots, table.state, history, 1, 4, 2)
+            settle_guesses(slots, slots, virtual.last_tokens, table.state, history, results)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")

@@ -1,0 +1,71 @@
+"""When an engine is given GPUs that its resources do not name, and how many."""
+
+from typing import Any
+
+import pytest
+
+from mini_infer_operator.gpus import asks_for_gpu, gpus_of_engine, resources_of
+from mini_infer_operator.launch import launch_of
+from mini_infer_operator.objects.pod import frozen_pods
+from mini_infer_operator.parse import parse_service
+from tests.support.services import changed
+
+pytestmark = pytest.mark.usefixtures("everything_works")
+
+
+def role(**unified: Any) -> Any:
+    return parse_service(changed({"spec": {"unified": unified}})).roles["unified"]
+
+
+@pytest.mark.parametrize(
+    ("unified", "limits", "of_engine"),
+    [
+        ({}, {}, 0),
+        ({"parallelism": {"tensor": 1}}, {}, 0),
+        ({"parallelism": {"tensor": 2}}, {"nvidia.com/gpu": 2}, 2),
+        ({"parallelism": {"tensor": 4, "pipeline": 2, "data": 2}}, {"nvidia.com/gpu": 16}, 16),
+        ({"parallelism": {"tensor": 8, "nodes": 2}}, {"nvidia.com/gpu": 4}, 8),
+        ({"parallelism": {"tensor": 2}, "engine": {"device": "cpu"}}, {}, 0),
+        ({"parallelism": {"tensor": 2}, "engine": {"extraArgs": ["--device=cpu"]}}, {}, 0),
+        ({"parallelism": {"tensor": 2}, "engine": {"extraArgs": ["--dry-run"]}}, {}, 0),
+        ({"parallelism": {"tensor": 2}, "resources": {"limits": {"amd.com/gpu": 2}}}, {"amd.com/gpu": 2}, 2),
+        (
+            {"parallelism": {"tensor": 2}, "resources": {"limits": {"nvidia.com/mig-1g.10gb": 2}}},
+            {"nvidia.com/mig-1g.10gb": 2},
+            2,
+        ),
+        (
+            {"parallelism": {"tensor": 2}, "resources": {"limits": {"memory": "64Gi"}}},
+            {"memory": "64Gi", "nvidia.com/gpu": 2},
+            2,
+        ),
+        ({"resources": {"limits": {"nvidia.com/gpu": 2}}}, {"nvidia.com/gpu": 2}, 2),
+    ],
+)
+def test_gpus_by_parallelism(unified: dict[str, Any], limits: dict[str, Any], of_engine: int) -> None:
+    assert dict(resources_of(role(**unified)).allowed) == limits
+    assert gpus_of_engine(role(**unified)) == of_engine
+    assert asks_for_gpu(role(**unified)) == bool(of_engine)
+
+
+def test_a_claim_is_enough() -> None:
+    claim = {"claims": [{"name": "gpus"}]}
+    assert resources_of(role(parallelism={"tensor": 2}, resources=claim)).allowed == {}
+
+
+@pytest.mark.parametrize(
+    ("spec", "mounted"),
+    [
+        ({"unified": {}}, False),
+        ({"unified": {"parallelism": {"tensor": 2}, "engine": {"device": "cpu"}}}, True),
+        ({"unified": {"resources": {"limits": {"nvidia.com/gpu": 1}}}}, True),
+        ({"unified": None, "prefill": {}, "decode": {}}, True),
+    ],
+)
+def test_shared_memory(spec: dict[str, Any], mounted: bool) -> None:
+    service = parse_service(changed({"spec": spec}))
+    (name, *_) = service.roles
+    pod = frozen_pods(service, name, "r", launch_of(service, name, "i"), None)["template"]["spec"]
+    shared = [v for v in pod["volumes"] if v.get("emptyDir", {}).get("medium") == "Memory"]
+    assert bool(shared) is mounted
+    assert any(m["mountPath"] == "/dev/shm" for m in pod["containers"][0]["volumeMounts"]) is mounted

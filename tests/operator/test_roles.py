@@ -1,0 +1,213 @@
+"""Prefill, decode and groups over nodes on a real API server, with a stand-in for LeaderWorkerSet's controller."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.support.control_plane import ControlPlane
+from tests.support.leader_worker_sets import CRD, leader_worker_sets
+from tests.support.operator_process import ROOT, Cluster, OperatorProcess, crd_without_refusals, wait
+
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster")]
+ROLE, REVISION = "serving.mini-infer.io/role", "serving.mini-infer.io/revision"
+WORKER_INDEX = "leaderworkerset.sigs.k8s.io/worker-index"
+CPU = {"device": "cpu"}
+
+
+@pytest.fixture(scope="module")
+def plane(plane_with_pods: ControlPlane) -> Iterator[ControlPlane]:
+    """With a CRD that takes what engines cannot do yet."""
+    plane_with_pods.apply(crd_without_refusals())
+    yield plane_with_pods
+    plane_with_pods.kubectl("delete", "infsvc,infscaler", "--all")
+    plane_with_pods.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(ROOT / "crds"))
+
+
+@pytest.fixture(scope="module")
+def without_groups(plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """No LeaderWorkerSet is served."""
+    with OperatorProcess(plane, tmp_path_factory.mktemp("operator"), refuses=False) as operator:
+        yield Cluster(plane, operator.url)
+
+
+@pytest.fixture(scope="module")
+def cluster(plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    assert plane.kubectl("apply", "--server-side", "-f", str(CRD)).returncode == 0
+    assert plane.kubectl("wait", "--for=condition=Established", "-f", str(CRD), "--timeout=30s").returncode == 0
+    wait(lambda: plane.kubectl("get", "leaderworkersets").returncode == 0)  # an API server takes a moment for it
+    folder = tmp_path_factory.mktemp("operator")
+    with OperatorProcess(plane, folder, refuses=False) as operator, leader_worker_sets(plane.kubeconfig):
+        yield Cluster(plane, operator.url)
+    plane.kubectl("delete", "infsvc", "--all")
+    plane.kubectl("delete", "-f", str(CRD))
+
+
+def pair(cluster: Cluster, name: str, **decode: Any) -> None:
+    cluster.apply(name, unified=None, prefill={"replicas": 1}, decode={"replicas": 2, **decode})
+
+
+def replicas(cluster: Cluster, name: str) -> dict[tuple[str, str], int]:
+    """By role and revision."""
+    found = cluster.children(name, "deployments")
+    labels = [deployment["spec"]["selector"]["matchLabels"] for deployment in found]
+    return {(at[ROLE], at[REVISION]): d["spec"]["replicas"] for at, d in zip(labels, found, strict=True)}
+
+
+def test_groups_need_a_cluster_that_runs_them(without_groups: Cluster) -> None:
+    group = {"replicas": 1, "parallelism": {"tensor": 2, "nodes": 2}, "engine": CPU}
+    without_groups.apply("nobody", unified=group)
+    wait(lambda: without_groups.ready("nobody").get("reason") == "NoLeaderWorkerSet")
+    assert "unified engines span several nodes" in without_groups.ready("nobody")["message"]
+    without_groups.apply("nobody", unified={**group, "parallelism": {"tensor": 2}})
+    wait(lambda: without_groups.ready("nobody").get("status") == "True")
+    assert without_groups.plane.kubectl("delete", "infsvc", "nobody").returncode == 0
+
+
+def test_a_pair_gets_ready_with_what_each_role_has(cluster: Cluster) -> None:
+    pair(cluster, "pair", parallelism={"tensor": 2}, engine=CPU)
+    wait(lambda: cluster.ready("pair").get("status") == "True")
+    revision = cluster.status("pair")["revision"]
+    assert replicas(cluster, "pair") == {("prefill", revision): 1, ("decode", revision): 2}
+    budgets = {b["metadata"]["name"]: b["spec"]["selector"] for b in cluster.children("pair", "poddisruptionbudgets")}
+    assert {name: s["matchLabels"][ROLE] for name, s in budgets.items()} == {
+        "pair-prefill": "prefill",
+        "pair-decode": "decode",
+    }
+    (service,) = cluster.children("pair", "services")
+    assert service["spec"]["selector"][ROLE] == "decode"
+    lines = cluster.plane.kubectl("get", "infsvc", "pair").stdout.splitlines()
+    assert lines[1].split()[4:10] == ["3", "3", "1/1", "2/2", "1/2", "0"]
+    message = cluster.ready("pair")["message"]
+    assert message == "prefill 1 of 1 and decode 2 of 2 engines are ready"
+
+
+def test_roles_roll_in_step(cluster: Cluster) -> None:
+    pair(cluster, "step")
+    wait(lambda: cluster.ready("step").get("status") == "True")
+    before = cluster.status("step")["revision"]
+    pair(cluster, "step", engine={"maxNumSeqs": 8})
+    seen: list[dict[tuple[str, str], int]] = []
+
+    def rolled() -> bool:
+        seen.append(replicas(cluster, "step"))
+        return not any(revision == before for _, revision in seen[-1])
+
+    wait(rolled, limit_s=60)
+    for counts in seen:
+        old = {role: counts.get((role, before), 0) for role in ("prefill", "decode")}
+        assert not old["decode"] or old["prefill"], seen
+    wait(lambda: cluster.ready("step").get("status") == "True")
+
+
+def test_one_role_fails_and_is_named(cluster: Cluster) -> None:
+    pair(cluster, "fault", template={"spec": {"nodeSelector": {"there-is": "none"}}})
+    wait(lambda: cluster.ready("fault").get("reason") == "Unschedulable")
+    message = cluster.ready("fault")["message"]
+    assert message.startswith("prefill 1 of 1 and decode 0 of 2 engines are ready; fault-decode-"), message
+
+
+def test_a_role_is_scaled_by_its_scaler(cluster: Cluster) -> None:
+    pair(cluster, "byrole")
+    spec = {"service": "byrole", "role": "decode"}
+    scaler = {"apiVersion": "serving.mini-infer.io/v1alpha1", "kind": "InferenceScaler", "spec": spec}
+    cluster.plane.apply({**scaler, "metadata": {"name": "byrole-decode", "namespace": "default"}})
+    wait(lambda: cluster.ready("byrole").get("status") == "True")
+    wait(lambda: cluster.get("infscaler")[0]["spec"].get("replicas") == 2)
+    assert cluster.plane.kubectl("scale", "infscaler/byrole-decode", "--replicas=3").returncode == 0
+    wait(
+        lambda: (
+            {r["name"]: r["ready"] for r in cluster.status("byrole")["roles"]} == {"prefill": "1/1", "decode": "3/3"}
+        )
+    )
+    assert cluster.plane.kubectl("delete", "infscaler/byrole-decode").returncode == 0
+
+
+def test_an_edit_from_unified_to_roles_leaves_no_gap(cluster: Cluster) -> None:
+    cluster.apply("change", unified={"replicas": 2})
+    wait(lambda: cluster.ready("change").get("status") == "True")
+    wait(lambda: sum(d["status"].get("availableReplicas", 0) for d in cluster.children("change", "deployments")) == 2)
+    pair(cluster, "change")
+    available: list[int] = []
+
+    def changed() -> bool:
+        found = cluster.children("change", "deployments")
+        answer = [d for d in found if d["spec"]["selector"]["matchLabels"][ROLE] != "prefill"]
+        available.append(sum(d["status"].get("availableReplicas", 0) for d in answer))
+        return cluster.ready("change").get("status") == "True" and "prefill" in json.dumps(cluster.status("change"))
+
+    wait(changed, limit_s=60)
+    assert min(available) >= 2
+
+
+def group_pods(cluster: Cluster, name: str) -> dict[str, dict[str, Any]]:
+    return {pod["metadata"]["name"]: pod for pod in cluster.children(name, "pods")}
+
+
+def test_a_group_over_nodes_lives_and_dies_together(cluster: Cluster) -> None:
+    cluster.apply("large", unified={"replicas": 2, "parallelism": {"tensor": 2, "nodes": 2}, "engine": CPU})
+    wait(lambda: cluster.ready("large").get("status") == "True", limit_s=40)
+    revision = cluster.status("large")["revision"]
+    (found,) = cluster.children("large", "leaderworkersets")
+    assert found["metadata"]["name"] == f"large-unified-{revision}"
+    pods = group_pods(cluster, "large")
+    leader, worker = f"large-unified-{revision}-0", f"large-unified-{revision}-0-1"
+    assert sorted(pods) == sorted(f"large-unified-{revision}-{end}" for end in ("0", "0-1", "1", "1-1"))
+    environment = {e["name"]: e.get("value") for e in pods[worker]["spec"]["containers"][0]["env"]}
+    address = f"{leader}.large-unified-{revision}.default"
+    assert (environment["LWS_LEADER_ADDRESS"], environment["LWS_WORKER_INDEX"]) == (address, "1")
+    assert "--nnodes=2" in pods[worker]["spec"]["containers"][0]["args"]
+    assert cluster.status("large")["readyReplicas"] == 2
+
+    assert cluster.plane.kubectl("delete", "pod", worker).returncode == 0
+
+    def made_anew() -> bool:
+        now = group_pods(cluster, "large")
+        return {leader, worker} <= now.keys() and all(
+            now[name]["metadata"]["uid"] != pods[name]["metadata"]["uid"] for name in (leader, worker)
+        )
+
+    wait(made_anew)
+    other = f"large-unified-{revision}-1"
+    assert group_pods(cluster, "large")[other]["metadata"]["uid"] == pods[other]["metadata"]["uid"]
+    wait(lambda: cluster.ready("large").get("status") == "True", limit_s=40)
+
+
+def test_a_group_that_goes_is_drained_the_highest_first(cluster: Cluster) -> None:
+    spec = {"parallelism": {"tensor": 2, "nodes": 2}, "engine": CPU}
+    cluster.apply("shrink", unified={"replicas": 2, **spec})
+    wait(lambda: cluster.ready("shrink").get("status") == "True")
+    kept = {n: p["metadata"]["uid"] for n, p in group_pods(cluster, "shrink").items() if "-0" in n[-4:]}
+    cluster.apply("shrink", unified={"replicas": 1, **spec})
+    labelled: set[str] = set()
+
+    def shrunk() -> bool:
+        pods = group_pods(cluster, "shrink")
+        labelled.update(n for n, p in pods.items() if "serving.mini-infer.io/draining" in p["metadata"]["labels"])
+        return len(pods) == 2
+
+    wait(shrunk, limit_s=40)
+    assert {name[-2:] for name in labelled} == {"-1"}
+    assert all(name.rsplit("-unified-")[1].split("-")[1] == "1" for name in labelled)
+    assert {n: p["metadata"]["uid"] for n, p in group_pods(cluster, "shrink").items()} == kept
+
+
+def test_an_edit_from_one_node_to_two_waits_for_the_group(cluster: Cluster) -> None:
+    cluster.apply("grow", unified={"replicas": 1, "engine": CPU})
+    wait(lambda: cluster.ready("grow").get("status") == "True")
+    (old,) = cluster.children("grow", "pods")
+    cluster.apply("grow", unified={"replicas": 1, "engine": CPU, "parallelism": {"tensor": 2, "nodes": 2}})
+    ready_groups: list[bool] = []
+
+    def rolled() -> bool:
+        pods = group_pods(cluster, "grow")
+        leaders = [p for p in pods.values() if p["metadata"]["labels"].get(WORKER_INDEX) == "0"]
+        ready = any(c["type"] == "Ready" and c["status"] == "True" for p in leaders for c in p["status"]["conditions"])
+        ready_groups.append(ready or old["metadata"]["name"] in pods)
+        return ready and old["metadata"]["name"] not in pods
+
+    wait(rolled, limit_s=60)
+    assert all(ready_groups)
+    wait(lambda: not cluster.children("grow", "deployments"))
+    wait(lambda: cluster.ready("grow").get("status") == "True")
