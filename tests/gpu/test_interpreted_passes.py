@@ -26,6 +26,8 @@ from mini_infer_engine.structured.matcher import mask_of
 from tests.gpu.device import INTERPRETED
 from tests.gpu.runs import make_runner, make_settings
 from tests.support.tiny_models import (
+    DEEPSEEK,
+    DEEPSEEK_YARN,
     GREEDY,
     LONGROPE_PARTIAL,
     PageDealer,
@@ -42,6 +44,8 @@ TOKENS = [(position * 37 + 11) % 190 + 5 for position in range(40)]
 
 CHANGES: dict[str, dict[str, Any]] = {
     "phi3": LONGROPE_PARTIAL,
+    "deepseek_v2": DEEPSEEK,
+    "deepseek_v3": {name: value for name, value in DEEPSEEK_YARN.items() if name != "topk_method"},
     "gemma2": {"head_dim": 16, "sliding_window": 9, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 4.0},
 }
 
@@ -82,6 +86,9 @@ def interpreted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...
         ("phi3", 4),
         ("gemma2", 4),
         ("olmo2", 4),
+        ("deepseek_v2", 0),
+        ("deepseek_v2", 4),
+        ("deepseek_v3", 4),
     ],
 )
 def test_passes_equal_transformers(

@@ -17,6 +17,8 @@ from mini_infer_engine.runtime.cuda_executor import CudaExecutor
 from tests.gpu.device import DEVICE, GPU_ONLY
 from tests.gpu.runs import make_runner, make_settings
 from tests.support.tiny_models import (
+    DEEPSEEK,
+    DEEPSEEK_YARN,
     GRANITE,
     GREEDY,
     LONGROPE_PARTIAL,
@@ -79,6 +81,15 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral", {"num_local_experts": 8, "num_experts_per_tok": 2, "hidden_size": 128}),
     "granite": ("granite", GRANITE),
     "smollm3": ("smollm3", {"num_hidden_layers": 5}),
+    "deepseek-v2-lite": ("deepseek_v2", DEEPSEEK | {"hidden_size": 128}),
+    "deepseek-v2": (
+        "deepseek_v2",
+        DEEPSEEK_YARN | {"hidden_size": 160, "num_attention_heads": 20, "num_key_value_heads": 20},
+    ),
+    "deepseek-v3": (
+        "deepseek_v3",
+        {name: value for name, value in DEEPSEEK_YARN.items() if name != "topk_method"} | {"hidden_size": 128},
+    ),
     "mistral-window": ("mistral", {"sliding_window": 24, "head_dim": 64}),
 }
 

@@ -130,6 +130,11 @@ class KernelPolicy:
         split_kv = Mechanism.SPLIT_KV not in self.disabled
         return attention_config.decode_config(rows, kv_heads, self.profile.sm_count, split_kv=split_kv, pdl=self.pdl)
 
+    def latent_decode_config(self, rows: int) -> DecodeConfig:
+        """Of absorbed latent attention from so many rows."""
+        split_kv = Mechanism.SPLIT_KV not in self.disabled
+        return attention_config.latent_decode_config(rows, self.profile.sm_count, split_kv=split_kv, pdl=self.pdl)
+
     def prefill_config(self, shape: PrefillShape) -> PrefillConfig | HopperPrefillConfig:
         """Of attention from prompt chunks: the faster of the two kernels."""
         supported = self.hopper_prefill_config(shape)

@@ -62,10 +62,11 @@ class LatentAttention(AttentionBlock):
         self.q_b_proj = None if spec.q_rank is None else Linear(spec.q_rank, self.q_width)
         self.kv_a_layernorm = RMSNorm(spec.kv_rank, _EPS)
         self.kv_b_proj = Linear(spec.kv_rank, config.num_heads * (spec.nope_dim + spec.value_dim))
-        self.key_up = self.value_up = torch.empty(0)  # [heads, nope_dim or value_dim, kv_rank], see finish_loading
+        self.kv_up = torch.empty(0)  # [heads * (nope_dim + value_dim), kv_rank], see finish_loading
+        self.key_up = self.value_up = self.kv_up  # [heads, nope_dim or value_dim, kv_rank]
 
     def finish_loading(self) -> None:
-        """The two halves of `kv_b_proj`, in the model's dtype whatever form its weight is stored in."""
+        """The weight of `kv_b_proj` and its two halves, in the model's dtype whatever form it is stored in."""
         linear, spec = self.kv_b_proj, self.spec
         if linear.method is UNQUANTIZED and linear.weight.numel():
             weight: Tensor = linear.weight.detach()
@@ -73,5 +74,6 @@ class LatentAttention(AttentionBlock):
             norm = self.kv_a_layernorm.weight
             units = torch.eye(spec.kv_rank, dtype=norm.dtype, device=norm.device)
             weight = linear(units).t().contiguous()
+        self.kv_up = weight
         halves = weight.view(self.num_heads, spec.nope_dim + spec.value_dim, spec.kv_rank)
         self.key_up, self.value_up = halves[:, : spec.nope_dim], halves[:, spec.nope_dim :]

@@ -155,9 +155,20 @@ class TritonOps:
     def moe_add_norm(self, state: ResidualState, norm: RMSNorm, moe: SparseMoE, next_norm: RMSNorm) -> ResidualState:
         """See `Ops.moe_add_norm`: the experts' results are added up by the kernel that adds the residual."""
         x, spec = self.norm(state, norm), moe.spec
-        grouped = x.shape[0] * spec.top_k > spec.num_experts
+        grouped = x.shape[0] * spec.experts_per_token > spec.num_stacked
         logits = self.norm_linear(ResidualState(state.residual, x), norm, moe.gate)
-        routing = route(logits, spec.top_k, normalizes_top_k=spec.normalizes_top_k, groups=grouped)
+        routing = route(
+            logits,
+            spec.top_k,
+            normalizes_top_k=spec.normalizes_top_k,
+            groups=grouped,
+            num_shared=spec.num_shared,
+            sigmoid=spec.scoring == "sigmoid",
+            scale=spec.scale,
+            num_groups=spec.num_groups,
+            top_groups=spec.top_groups,
+            correction=moe.correction,
+        )
         experts = grouped_experts if grouped else expert_gemv
         summands = experts(x, routing, moe.gate_up_proj, moe.down_proj)
         if moe.is_summed:

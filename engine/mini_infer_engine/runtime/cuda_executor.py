@@ -23,8 +23,6 @@ from mini_infer_engine.config.settings import EngineSettings
 from mini_infer_engine.core.batch import Batch, Row, TokenMasks
 from mini_infer_engine.core.request import Request, SamplingParams
 from mini_infer_engine.distributed.collectives import NoCollectives
-from mini_infer_engine.kernels.attention.prefill_attention import prefill_attention, prefill_shape
-from mini_infer_engine.kernels.attention.prefill_rows import PrefillRows
 from mini_infer_engine.kernels.context import KernelContext
 from mini_infer_engine.kernels.gemm.gemm_rules import K_SPLITS
 from mini_infer_engine.kernels.moe.grouped_gemm import TILE_ROWS
@@ -34,8 +32,7 @@ from mini_infer_engine.kernels.sampling.token_mask import apply_token_masks
 from mini_infer_engine.layers.moe import SparseMoE
 from mini_infer_engine.ops.base import ResidualState
 from mini_infer_engine.ops.triton_ops import TritonOps
-from mini_infer_engine.runtime.attention.backends import with_keys_and_values
-from mini_infer_engine.runtime.attention.triton_attention import TritonAttention
+from mini_infer_engine.runtime.attention.triton_backends import triton_backend
 from mini_infer_engine.runtime.cuda_graphs import (
     CapturedModel,
     DecodeGraph,
@@ -81,8 +78,7 @@ class CudaExecutor:
         self.ops = TritonOps(self.kernels, worker.collectives)
         self.state = DeviceBatchState(settings.max_num_seqs, width, pool.null_page, device)
         longest = width * pool.spec.page_size
-        layers = with_keys_and_values(model.attention_layers)
-        self.attention = TritonAttention(layers, pool, longest, self.kernels, self.prefill_kernel())
+        self.attention = triton_backend(model.attention_layers, pool, longest, self.kernels, self.prefill_kernel())
         buckets, prefills = decode_buckets(settings.max_num_seqs), self._prefill_sizes()
         most_rows = max((decodes + prefill_sequences(tokens) for tokens, decodes in prefills), default=0)
         self.sampling = CudaSampling(
@@ -111,7 +107,11 @@ class CudaExecutor:
         separate = policy.uses(Mechanism.SEPARATE_DECODE_GRAPHS)
         launch_bound = separate and is_launch_bound(self.worker.weight_bytes)
         buckets = prefill_buckets(self.settings.max_num_batched_tokens or 1 << 30, launch_bound=launch_bound)
-        return [(tokens, decodes_beside(tokens, largest, launch_bound=launch_bound)) for tokens in buckets]
+        return [
+            (tokens, decodes_beside(tokens, largest, launch_bound=launch_bound))
+            for tokens in buckets
+            if tokens <= self.attention.most_captured_tokens
+        ]
 
     # -- Before the first request
 
@@ -152,14 +152,14 @@ class CudaExecutor:
         """Numbers of tokens for which grouped GEMM has each of its tile heights."""
         specs = {module.spec for module in self.worker.model.modules() if isinstance(module, SparseMoE)}
         for spec, rows in itertools.product(specs, TILE_ROWS):
-            yield max(1, spec.num_experts * rows // spec.top_k)
+            yield max(1, spec.num_stacked * rows // spec.experts_per_token)
 
     def _compile_rare_kernels(self) -> None:
         """Page updates, plain sampling, sums of products, attention of passes that no graph holds.
 
         No request waits for a compiler.
         """
-        worker, policy, workspace = self.worker, self.kernels.policy, self.kernels.workspace
+        worker = self.worker
         torch.cuda.set_device(worker.device)
         self.state.compile_updates()
         logits = torch.zeros((1, worker.config.vocab_size), dtype=worker.dtype, device=worker.device)
@@ -178,32 +178,7 @@ class CudaExecutor:
         norm = worker.model.model.norm
         for splits in K_SPLITS:
             add_rms_norm(summands[0].clone(), summands[:splits], norm.weight, norm.eps)
-        if self.prefill_kernel() is not None:
-            return  # flash-attn is compiled already
-        num_heads = worker.model.attention_layers[0].num_heads
-        token = torch.zeros((1, num_heads, config.head_dim), dtype=worker.dtype, device=device)
-        ends = torch.ones(1, dtype=torch.int32, device=device)
-        starts = torch.tensor([0, 1], dtype=torch.int32, device=device)
-        pages, softcap = self.attention.pages[0], config.attention_softcap
-        # One token attends. It is told to be many where that decides the variant: whether programs share a sequence.
-        for tokens, longest_key in itertools.product((1, 1 << 16), (1 << 10, 1 << 14)):
-            q, out = token.expand(tokens, -1, -1), torch.empty_like(token).flatten(1).expand(tokens, -1)
-            rows = PrefillRows(self.state.page_tables[-1:], starts, ends, 1, longest_key)
-            for window in self.attention.windows:
-                tiles = policy.flash_attention_2_config(prefill_shape(q, pages, rows, window, softcap))
-                prefill_attention(
-                    q,
-                    pages,
-                    rows,
-                    scale=1.0,
-                    config=tiles,
-                    workspace=workspace,
-                    sliding_window=window,
-                    softcap=softcap,
-                    out=out,
-                )
-        if hopper := policy.hopper_prefill_config(prefill_shape(token, pages, rows, softcap=softcap)):
-            prefill_attention(token, pages, rows, scale=1.0, config=hopper, workspace=workspace)
+        self.attention.compile_rare(self.state.page_tables[-1:], worker.dtype)
 
     def capture(self) -> None:
         """Record the graphs, largest first, so that all share the largest one's memory."""

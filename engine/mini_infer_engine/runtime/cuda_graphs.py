@@ -18,11 +18,8 @@ from mini_infer_engine.kernels.embed_decode import gather_decode_inputs
 from mini_infer_engine.kernels.sampling.state_update import STATE_FIELDS, update_slots
 from mini_infer_engine.models.decoder import DecoderModel
 from mini_infer_engine.ops.base import Ops
-from mini_infer_engine.runtime.attention.triton_attention import (
-    TritonAttention,
-    TritonAttentionPass,
-    decodes_before_prefill,
-)
+from mini_infer_engine.runtime.attention.triton_attention import TritonAttentionPass, decodes_before_prefill
+from mini_infer_engine.runtime.attention.triton_backends import TritonBackend
 from mini_infer_engine.runtime.device_state import DeviceBatchState
 from mini_infer_engine.runtime.staging import PinnedStaging
 
@@ -67,7 +64,7 @@ class CapturedModel:
 
     model: DecoderModel
     ops: Ops
-    attention: TritonAttention
+    attention: TritonBackend
     state: DeviceBatchState
     slots: Tensor  # [rows] int32, of decode rows
     logits: Tensor  # [rows, vocab], where every pass leaves what it has computed

@@ -79,6 +79,10 @@ def latent_on_cpu(folder: Path) -> Subject:
     return latent(folder, device="cpu", kv_cache_memory=16_000_000)
 
 
+def latent_on_gpu(folder: Path) -> Subject:
+    return latent(folder, device="cuda", kv_cache_memory=1 << 28)
+
+
 def latent(folder: Path, **settings: object) -> Subject:
     save_tiny_model(folder, "deepseek_v2", **DEEPSEEK)
     return load_tiny(folder, **settings)
@@ -102,7 +106,7 @@ def load_tiny(folder: Path, **settings: object) -> Subject:
         scripted,
         torch_on_cpu,
         latent_on_cpu,
-        *(pytest.param(make, marks=GPU_ONLY) for make in (torch_on_gpu, graphs_on_gpu, eager_on_gpu)),
+        *(pytest.param(make, marks=GPU_ONLY) for make in (torch_on_gpu, graphs_on_gpu, eager_on_gpu, latent_on_gpu)),
     ],
 )
 def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Subject:

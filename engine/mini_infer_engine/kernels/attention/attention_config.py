@@ -99,6 +99,15 @@ def decode_config(rows: int, kv_heads: int, sm_count: int, *, split_kv: bool, pd
     )
 
 
+def latent_decode_config(rows: int, sm_count: int, *, split_kv: bool, pdl: bool) -> DecodeConfig:
+    """Of absorbed latent attention: a block of latents is as large as one of keys and values of several heads, so that
+    two programs fit on an SM.
+    """
+    few = rows <= _MAX_PDL_ROWS
+    target_programs = 2 * sm_count if split_kv else 0
+    return DecodeConfig(target_programs, 32, programs_per_row=1.5 if split_kv else 1.0, pdl=pdl and few)
+
+
 def prefill_config(shape: PrefillShape, sm_count: int, shared_memory_bytes: int) -> PrefillConfig:
     """The largest tiles of (query, head) pairs that fit and are worth it.
 

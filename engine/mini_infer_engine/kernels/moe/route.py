@@ -1,7 +1,9 @@
-"""Fused top-k routing of a mixture of experts: softmax over all, the k largest, and where each expert's rows are.
+"""Fused top-k routing of a mixture of experts: scores of all, the k largest, and where each expert's rows are.
 
-One program a token. For grouped GEMM it also counts each expert's tokens and lists them: the order within an expert is
-that of arrival, which changes no row's result.
+Scores are softmax or sigmoid of the router's logits. The k may be limited to the best groups of experts (DeepSeek-V2,
+arXiv 2405.04434), chosen with a correction (DeepSeek-V3, arXiv 2412.19437), and followed by experts that all tokens
+share. One program a token. For grouped GEMM it also counts each expert's tokens and lists them: the order within an
+expert is that of arrival, which changes no row's result.
 """
 
 from dataclasses import dataclass
@@ -17,79 +19,155 @@ from mini_infer_engine.kernels.sizes import next_power_of_2
 class Routing:
     """Which experts compute each token of a pass."""
 
-    weights: torch.Tensor  # [tokens, top_k] fp32, rounded as the model's dtype rounds
-    experts: torch.Tensor  # [tokens, top_k] int32
+    weights: torch.Tensor  # [tokens, choices] fp32, rounded as the model's dtype rounds
+    experts: torch.Tensor  # [tokens, choices] int32, shared ones last
     counts: torch.Tensor  # [experts] int32, tokens of each expert
-    pairs: torch.Tensor  # [experts, tokens] int32: token * top_k + choice, of each expert's tokens in any order
+    pairs: torch.Tensor  # [experts, tokens] int32: token * choices + choice, of each expert's tokens in any order
+
+
+@triton.jit
+def _within_best_groups(
+    scores,
+    columns,
+    NUM_EXPERTS: tl.constexpr,
+    NUM_GROUPS: tl.constexpr,
+    TOP_GROUPS: tl.constexpr,
+    GROUPS_BLOCK: tl.constexpr,
+    BY_TWO: tl.constexpr,
+):
+    """The same scores, -inf outside of the best groups: by each group's best expert, or by its two best together."""
+    group_of = columns // (NUM_EXPERTS // NUM_GROUPS)
+    groups = tl.arange(0, GROUPS_BLOCK)
+    best = tl.full((GROUPS_BLOCK,), float("-inf"), dtype=tl.float32)
+    for group in tl.static_range(NUM_GROUPS):
+        mine = tl.where(group_of == group, scores, float("-inf"))
+        score = tl.max(mine, axis=0)
+        if BY_TWO:
+            first = tl.min(tl.where(mine == score, columns, 1 << 30), axis=0)
+            score += tl.max(tl.where(columns == first, float("-inf"), mine), axis=0)
+        best = tl.where(groups == group, score, best)
+    kept = columns < 0
+    for _ in tl.static_range(TOP_GROUPS):
+        top = tl.max(best, axis=0)
+        group = tl.min(tl.where(best == top, groups, GROUPS_BLOCK), axis=0)
+        kept = kept | (group_of == group)
+        best = tl.where(groups == group, float("-inf"), best)
+    return tl.where(kept, scores, float("-inf"))
 
 
 @triton.jit(do_not_specialize=["tokens"])
 def _route(
     logits,
+    correction,
     weights,
     experts,
     counts,
     pairs,
     tokens,
     logits_stride,
+    scale,
     NUM_EXPERTS: tl.constexpr,
     EXPERTS_BLOCK: tl.constexpr,
     TOP_K: tl.constexpr,
-    TOP_K_BLOCK: tl.constexpr,
+    NUM_SHARED: tl.constexpr,
+    CHOICES_BLOCK: tl.constexpr,
+    SIGMOID: tl.constexpr,
+    CORRECTED: tl.constexpr,
+    NUM_GROUPS: tl.constexpr,
+    TOP_GROUPS: tl.constexpr,
+    GROUPS_BLOCK: tl.constexpr,
     NORMALIZES: tl.constexpr,
-    GROUPS: tl.constexpr,
+    LISTS: tl.constexpr,
 ):
     token = tl.program_id(0)
     columns = tl.arange(0, EXPERTS_BLOCK)
     inside = columns < NUM_EXPERTS
     scores = tl.load(logits + token.to(tl.int64) * logits_stride + columns, mask=inside, other=float("-inf"))
     scores = scores.to(tl.float32)
-    unnormalised = tl.exp(scores - tl.max(scores, axis=0))
-    left = unnormalised / tl.sum(unnormalised, axis=0)
-    choices = tl.arange(0, TOP_K_BLOCK)
-    chosen_weights = tl.zeros((TOP_K_BLOCK,), dtype=tl.float32)
-    chosen_experts = tl.zeros((TOP_K_BLOCK,), dtype=tl.int32)
+    if SIGMOID:
+        every_weight = 1.0 / (1.0 + tl.exp(-scores))
+    else:
+        unnormalised = tl.exp(scores - tl.max(scores, axis=0))
+        every_weight = unnormalised / tl.sum(unnormalised, axis=0)
+    left = every_weight
+    if CORRECTED:
+        left += tl.load(correction + columns, mask=inside, other=0.0)
+    left = tl.where(inside, left, float("-inf"))
+    if NUM_GROUPS > 1:
+        left = _within_best_groups(left, columns, NUM_EXPERTS, NUM_GROUPS, TOP_GROUPS, GROUPS_BLOCK, SIGMOID)
+    choices = tl.arange(0, CHOICES_BLOCK)
+    chosen_weights = tl.zeros((CHOICES_BLOCK,), dtype=tl.float32)
+    chosen_experts = tl.zeros((CHOICES_BLOCK,), dtype=tl.int32)
     for choice in tl.static_range(TOP_K):
-        weight = tl.max(left, axis=0)
-        expert = tl.min(tl.where((left == weight) & inside, columns, EXPERTS_BLOCK), axis=0)
+        best = tl.max(left, axis=0)
+        expert = tl.min(tl.where((left == best) & inside, columns, EXPERTS_BLOCK), axis=0)
         # Padding may be no numbers, of which none is the largest: its experts are the first ones, each once.
         expert = tl.where(expert < NUM_EXPERTS, expert, choice)
+        weight = tl.sum(tl.where(columns == expert, every_weight, 0.0), axis=0)
         chosen_weights = tl.where(choices == choice, weight, chosen_weights)
         chosen_experts = tl.where(choices == choice, expert, chosen_experts)
-        left = tl.where(columns == expert, -1.0, left)
+        left = tl.where(columns == expert, float("-inf"), left)
     if NORMALIZES:
         chosen_weights /= tl.sum(chosen_weights, axis=0)
+    is_shared = choices >= TOP_K
+    chosen_weights = tl.where(is_shared, 1.0, chosen_weights * scale)
+    chosen_experts = tl.where(is_shared, NUM_EXPERTS + choices - TOP_K, chosen_experts)
     rounded = chosen_weights.to(logits.dtype.element_ty).to(tl.float32)
-    is_choice = choices < TOP_K
-    tl.store(weights + token * TOP_K + choices, rounded, mask=is_choice)
-    tl.store(experts + token * TOP_K + choices, chosen_experts, mask=is_choice)
-    if GROUPS:
+    num_choices: tl.constexpr = TOP_K + NUM_SHARED
+    is_choice = choices < num_choices
+    tl.store(weights + token * num_choices + choices, rounded, mask=is_choice)
+    tl.store(experts + token * num_choices + choices, chosen_experts, mask=is_choice)
+    if LISTS:
         place = tl.atomic_add(counts + chosen_experts, 1, mask=is_choice, sem="relaxed")
-        tl.store(pairs + chosen_experts.to(tl.int64) * tokens + place, token * TOP_K + choices, mask=is_choice)
+        tl.store(pairs + chosen_experts.to(tl.int64) * tokens + place, token * num_choices + choices, mask=is_choice)
 
 
-def route(logits: torch.Tensor, top_k: int, *, normalizes_top_k: bool, groups: bool) -> Routing:
-    """For logits [tokens, experts] of the router. `groups`: also list each expert's tokens, for grouped GEMM."""
+def route(
+    logits: torch.Tensor,
+    top_k: int,
+    *,
+    normalizes_top_k: bool,
+    groups: bool,
+    num_shared: int = 0,
+    sigmoid: bool = False,
+    scale: float = 1.0,
+    num_groups: int = 1,
+    top_groups: int = 1,
+    correction: torch.Tensor | None = None,
+) -> Routing:
+    """For logits [tokens, experts] of the router. `groups`: also list each expert's tokens, for grouped GEMM.
+
+    The others are `MoESpec`'s; correction [experts] fp32.
+    """
     tokens, num_experts = logits.shape
-    device = logits.device
-    weights = torch.empty((tokens, top_k), dtype=torch.float32, device=device)
-    experts = torch.empty((tokens, top_k), dtype=torch.int32, device=device)
-    counts = torch.zeros(num_experts if groups else 0, dtype=torch.int32, device=device)
-    pairs = torch.empty((num_experts if groups else 0, tokens), dtype=torch.int32, device=device)
+    device, choices = logits.device, top_k + num_shared
+    stacked = num_experts + num_shared if groups else 0
+    weights = torch.empty((tokens, choices), dtype=torch.float32, device=device)
+    experts = torch.empty((tokens, choices), dtype=torch.int32, device=device)
+    counts = torch.zeros(stacked, dtype=torch.int32, device=device)
+    pairs = torch.empty((stacked, tokens), dtype=torch.int32, device=device)
     _route[(tokens,)](
         logits,
+        correction,
         weights,
         experts,
         counts,
         pairs,
         tokens,
         logits.stride(0),
+        scale,
         NUM_EXPERTS=num_experts,
         EXPERTS_BLOCK=next_power_of_2(num_experts),
         TOP_K=top_k,
-        TOP_K_BLOCK=next_power_of_2(top_k),
+        NUM_SHARED=num_shared,
+        CHOICES_BLOCK=next_power_of_2(choices),
+        SIGMOID=sigmoid,
+        CORRECTED=correction is not None,
+        NUM_GROUPS=num_groups,
+        TOP_GROUPS=top_groups,
+        GROUPS_BLOCK=next_power_of_2(num_groups),
         NORMALIZES=normalizes_top_k,
-        GROUPS=groups,
+        LISTS=groups,
         num_warps=1 if num_experts <= 128 else 4,
     )
     return Routing(weights, experts, counts, pairs)

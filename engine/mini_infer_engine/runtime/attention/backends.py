@@ -1,12 +1,11 @@
-"""Which backend computes a model's kind of attention: the one place that knows all of them but their work."""
+"""Which backend of plain torch computes a model's kind of attention; `triton_backends` chooses among our kernels."""
 
 from collections.abc import Sequence
 from typing import Protocol
 
 from torch import Tensor
 
-from mini_infer_engine.config.errors import ModelError
-from mini_infer_engine.layers.attention import Attention, AttentionBlock
+from mini_infer_engine.layers.attention import AttentionBlock
 from mini_infer_engine.layers.latent_attention import LatentAttention
 from mini_infer_engine.ops.base import AttentionPass
 from mini_infer_engine.runtime.attention.torch_latent import TorchLatentAttention
@@ -26,11 +25,3 @@ def torch_backend(layers: Sequence[AttentionBlock], pool: KVPool) -> TorchBacken
     """For layers of one kind."""
     latent = [layer for layer in layers if isinstance(layer, LatentAttention)]
     return TorchLatentAttention(latent, pool) if latent else TorchAttention(layers, pool)
-
-
-def with_keys_and_values(layers: Sequence[AttentionBlock]) -> list[Attention]:
-    """The layers as our kernels want them. ModelError: they have latent attention."""
-    found = [layer for layer in layers if isinstance(layer, Attention)]
-    if len(found) < len(layers):
-        raise ModelError("latent attention has no kernels here: choose --attention-backend torch.")
-    return found

@@ -3,6 +3,7 @@
 It plans; `kernels.attention` compute. It knows neither requests nor whether a pass is captured in a CUDA graph.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -20,7 +21,7 @@ from mini_infer_engine.runtime.inputs import PassInputs
 from mini_infer_engine.runtime.kv_pool import KVPool
 
 Attend = Callable[..., Tensor]
-"""(qkv [tokens, (heads + 2 * kv_heads) * head_dim], layer, out or none) to [tokens, heads * head_dim]."""
+"""(what `AttentionPass.attend` gets, layer, out or none) to [tokens, out_width]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,8 @@ class TritonAttentionPass:
 class TritonAttention:
     """Makes passes over one page pool. `longest_sequence` in tokens bounds every plan, so none is compiled late."""
 
+    most_captured_tokens = 1 << 30
+
     def __init__(
         self,
         layers: Sequence[Attention],
@@ -55,6 +58,7 @@ class TritonAttention:
         self.windows = {layer.sliding_window for layer in layers}
         self._longest_sequence = longest_sequence
         self._kv_heads, self._group = layers[0].num_kv_heads, layers[0].num_heads // layers[0].num_kv_heads
+        self._softcap = layers[0].softcap
         self._policy, self._workspace = kernels.policy, kernels.workspace
         self._run_prefill = run_prefill or self._paged_prefill
 
@@ -123,6 +127,34 @@ class TritonAttention:
             out=out,
         )
 
+    def compile_rare(self, tables: Tensor, dtype: torch.dtype) -> None:
+        """Compile the kernels of passes that no graph holds, over page tables [1, width]."""
+        if self._run_prefill != self._paged_prefill:
+            return  # flash-attn is compiled already
+        device, pages, softcap = tables.device, self.pages[0], self._softcap
+        token = torch.zeros((1, self._kv_heads * self._group, pages.shape[-1]), dtype=dtype, device=device)
+        ends = torch.ones(1, dtype=torch.int32, device=device)
+        starts = torch.tensor([0, 1], dtype=torch.int32, device=device)
+        # One token attends. It is told to be many where that decides the variant: whether programs share a sequence.
+        for tokens, longest_key in itertools.product((1, 1 << 16), (1 << 10, 1 << 14)):
+            q, out = token.expand(tokens, -1, -1), torch.empty_like(token).flatten(1).expand(tokens, -1)
+            rows = PrefillRows(tables, starts, ends, 1, longest_key)
+            for window in self.windows:
+                tiles = self._policy.flash_attention_2_config(prefill_shape(q, pages, rows, window, softcap))
+                prefill_attention(
+                    q,
+                    pages,
+                    rows,
+                    scale=1.0,
+                    config=tiles,
+                    workspace=self._workspace,
+                    sliding_window=window,
+                    softcap=softcap,
+                    out=out,
+                )
+        if hopper := self._policy.hopper_prefill_config(prefill_shape(token, pages, rows, softcap=softcap)):
+            prefill_attention(token, pages, rows, scale=1.0, config=hopper, workspace=self._workspace)
+
     def plan(self, inputs: PassInputs, *, every_token: bool) -> TritonAttentionPass:
         """A mixed pass, decode rows first; with `every_token` the logits of all tokens are computed."""
         decodes = inputs.num_decodes
@@ -147,8 +179,8 @@ class TritonAttention:
             prefill_selected = chunks(inputs.sample_starts, 1, inputs.sample_rows[decodes:] - decodes)
         num_selected = inputs.sample_rows.shape[0]
         return TritonAttentionPass(
-            _side_by_side(decode, prefill, decodes, inputs.num_tokens),
-            _side_by_side(decode, prefill_selected, decodes, num_selected),
+            side_by_side(decode, prefill, decodes, inputs.num_tokens),
+            side_by_side(decode, prefill_selected, decodes, num_selected),
             None if every_token else inputs.sample_rows,
         )
 
@@ -167,7 +199,7 @@ def decodes_before_prefill(prefill: Attend, decode: Attend, num_decodes: int) ->
     return attend
 
 
-def _side_by_side(decode: Attend | None, prefill: Attend | None, decodes: int, tokens: int) -> Attend:
+def side_by_side(decode: Attend | None, prefill: Attend | None, decodes: int, tokens: int) -> Attend:
     """Attention whose first `decodes` tokens are `decode`'s and whose others `prefill`'s; it returns `tokens`."""
     if decode is None or prefill is None:
         attend = decode or prefill

@@ -1,0 +1,54 @@
+"""Which backend of our kernels computes a model's kind of attention, and what executors and graphs ask of each."""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from mini_infer_engine.config.errors import ModelError
+from mini_infer_engine.kernels.attention.prefill_rows import PrefillRows
+from mini_infer_engine.kernels.context import KernelContext
+from mini_infer_engine.layers.attention import Attention, AttentionBlock
+from mini_infer_engine.layers.latent_attention import LatentAttention
+from mini_infer_engine.runtime.attention.triton_attention import Attend, TritonAttention, TritonAttentionPass
+from mini_infer_engine.runtime.attention.triton_latent import TritonLatentAttention
+from mini_infer_engine.runtime.inputs import PassInputs
+from mini_infer_engine.runtime.kv_pool import KVPool
+
+
+class TritonBackend(Protocol):
+    """Attention by our kernels over one page pool."""
+
+    page_size: int
+    most_captured_tokens: int
+    """Passes with prompts that are longer are not worth a graph."""
+
+    def decode(self, tables: Tensor, slots: Tensor, positions: Tensor) -> Attend:
+        """One new token a row: `tables` [slots, width] is read at row `slots`, tokens stand at `positions`."""
+
+    def prefill(self, rows: PrefillRows, positions: Tensor, kv_index: Tensor, selected: Tensor | None = None) -> Attend:
+        """Prompt chunks; attention of the `selected` tokens alone where given, which `rows` then describes."""
+
+    def plan(self, inputs: PassInputs, *, every_token: bool) -> TritonAttentionPass:
+        """A mixed pass, decode rows first; with `every_token` the logits of all tokens are asked for."""
+
+    def compile_rare(self, tables: Tensor, dtype: torch.dtype) -> None:
+        """Compile the kernels of passes that no graph holds, over page tables [1, width]."""
+
+
+def triton_backend(
+    layers: Sequence[AttentionBlock],
+    pool: KVPool,
+    longest_sequence: int,
+    kernels: KernelContext,
+    run_prefill: Callable[..., Tensor] | None = None,
+) -> TritonBackend:
+    """For layers of one kind. ModelError: `run_prefill`, another kernel for prompts, cannot compute it."""
+    latent = [layer for layer in layers if isinstance(layer, LatentAttention)]
+    if not latent:
+        plain = [layer for layer in layers if isinstance(layer, Attention)]
+        return TritonAttention(plain, pool, longest_sequence, kernels, run_prefill)
+    if run_prefill is not None:
+        raise ModelError("attention_backend = 'flash': latent attention needs 'triton', 'torch' or 'auto'.")
+    return TritonLatentAttention(latent, pool, longest_sequence, kernels)

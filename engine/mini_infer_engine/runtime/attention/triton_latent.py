@@ -1,0 +1,260 @@
+"""Latent attention of one pass by our kernels: decode rows absorbed, prompt chunks decompressed, or absorbed in graphs.
+
+How many tokens a captured pass will read is not known when it is recorded, so that nothing can be decompressed there:
+each of its prompt tokens attends to latents as a decode row does. That costs more arithmetic, which is little beside
+the rest of so short a pass.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mini_infer_engine.device import to_device
+from mini_infer_engine.kernels.attention.decode_plan import plan_decode
+from mini_infer_engine.kernels.attention.latent_decode import latent_decode
+from mini_infer_engine.kernels.attention.latent_prefill import KeyPart, latent_prefill
+from mini_infer_engine.kernels.attention.latent_rope import LatentShape, latent_rope
+from mini_infer_engine.kernels.attention.prefill_rows import PrefillRows
+from mini_infer_engine.kernels.context import KernelContext
+from mini_infer_engine.layers.attention import AttentionBlock
+from mini_infer_engine.layers.latent_attention import LatentAttention
+from mini_infer_engine.runtime.attention.triton_attention import Attend, TritonAttentionPass, side_by_side
+from mini_infer_engine.runtime.inputs import PassInputs
+from mini_infer_engine.runtime.kv_pool import KVPool
+
+_PART_BYTES = 64 << 20
+"""Keys and values that are decompressed at a time, where the new tokens' own are not more."""
+_MERGE_GROUP = 2
+"""What `plan_decode` takes the merge of splits for: each head's is a program of its own."""
+
+
+class TritonLatentAttention:
+    """See `triton_backends.TritonBackend`. `longest_sequence` in tokens bounds every plan, so none is compiled late."""
+
+    most_captured_tokens = 512
+    """Beyond that, absorbed prompts would cost more than launches one by one."""
+
+    def __init__(
+        self, layers: Sequence[LatentAttention], pool: KVPool, longest_sequence: int, kernels: KernelContext
+    ) -> None:
+        assert pool.spec.row_width == layers[0].spec.latent_width, "the pool is of another model"
+        self.page_size = pool.spec.page_size
+        self.pages = pool.pages.unbind(1)  # of each layer [pages, 1, page_size, 1, latent_width]
+        self._longest_sequence = longest_sequence
+        self._policy, self._workspace = kernels.policy, kernels.workspace
+        self.shape = _shape(layers[0])
+
+    def decode(self, tables: Tensor, slots: Tensor, positions: Tensor) -> Attend:
+        """See `TritonBackend.decode`."""
+        return self._absorbed(tables, slots, positions, writes=True)
+
+    def prefill(self, rows: PrefillRows, positions: Tensor, kv_index: Tensor, selected: Tensor | None = None) -> Attend:
+        """See `TritonBackend.prefill`: every token as a row of its own."""
+        tokens = positions.shape[0] if selected is None else selected.shape[0]
+        index = torch.arange(tokens, dtype=torch.int32, device=positions.device)
+        sequences = torch.searchsorted(rows.query_starts[1:], index, right=True, out_int32=True)
+        sequences = sequences.clamp_(max=rows.ends.shape[0] - 1)
+        if selected is None:
+            places = torch.where(kv_index >= 0, positions, -1)
+            return self._absorbed(rows.page_tables, sequences, places, writes=True)
+        last = rows.ends.index_select(0, sequences) - 1
+        places = torch.where((index >= rows.query_starts[0]) & (index < rows.query_starts[-1]), last, -1)
+        attend_selected = self._absorbed(rows.page_tables, sequences, places, writes=False)
+
+        def attend(packed: Tensor, layer: LatentAttention, out: Tensor | None = None) -> Tensor:
+            self._rope(packed, layer, positions, kv_index, rotates_queries=False)
+            return attend_selected(packed.index_select(0, selected), layer, out)
+
+        return attend
+
+    def _absorbed(self, tables: Tensor, slots: Tensor, positions: Tensor, *, writes: bool) -> Attend:
+        config = self._policy.latent_decode_config(positions.shape[0])
+        plan = plan_decode(slots, positions, 1, self._longest_sequence, config=config, group=_MERGE_GROUP)
+
+        def attend(packed: Tensor, layer: LatentAttention, out: Tensor | None = None) -> Tensor:
+            return latent_decode(
+                packed,
+                self.shape,
+                _table(layer),
+                layer.kv_a_layernorm.weight,
+                layer.key_up,
+                layer.value_up,
+                self.pages[layer.layer],
+                tables,
+                slots,
+                positions,
+                plan,
+                scale=layer.scale,
+                workspace=self._workspace,
+                writes=writes,
+                out=out,
+            )
+
+        return attend
+
+    def _rope(
+        self, packed: Tensor, layer: LatentAttention, positions: Tensor, kv_index: Tensor, *, rotates_queries: bool
+    ) -> None:
+        norm, pages = layer.kv_a_layernorm.weight, self.pages[layer.layer]
+        latent_rope(
+            packed, self.shape, _table(layer), norm, positions, kv_index, pages, rotates_queries=rotates_queries
+        )
+
+    def plan(self, inputs: PassInputs, *, every_token: bool) -> TritonAttentionPass:
+        """See `TritonBackend.plan`."""
+        decodes = inputs.num_decodes
+        decode: Attend | None = None
+        prefill: Attend | None = None
+        prefill_selected: Attend | None = None
+        if decodes:
+            tables = inputs.page_tables.to(torch.int32)
+            own_rows = torch.arange(decodes, dtype=torch.int32, device=tables.device)
+            decode = self.decode(tables, own_rows, inputs.positions[:decodes])
+        if len(inputs.counts) > decodes:
+            context = _Context.of(inputs, self.page_size, self.shape)
+            prefill = self._decompressed(context, inputs.query_starts[decodes:] - decodes, None)
+            selected = inputs.sample_rows[decodes:] - decodes
+            prefill_selected = self._decompressed(context, inputs.sample_starts[decodes:] - decodes, selected)
+        num_selected = inputs.sample_rows.shape[0]
+        return TritonAttentionPass(
+            side_by_side(decode, prefill, decodes, inputs.num_tokens),
+            side_by_side(decode, prefill_selected, decodes, num_selected),
+            None if every_token else inputs.sample_rows,
+        )
+
+    def _decompressed(self, context: "_Context", query_starts: Tensor, selected: Tensor | None) -> Attend:
+        """Keys and values made from latents, part by part, and all heads over them."""
+        shape, starts = self.shape, query_starts.to(torch.int32)
+
+        def attend(packed: Tensor, layer: LatentAttention, out: Tensor | None = None) -> Tensor:
+            self._rope(packed, layer, context.positions, context.kv_index, rotates_queries=True)
+            q = packed[:, : shape.q_width].view(len(packed), shape.heads, shape.qk_dim)
+            q = q if selected is None else q.index_select(0, selected)
+            if out is None:
+                out = q.new_empty((q.shape[0], layer.out_width))
+            state_floats = q.shape[0] * shape.heads * (shape.value_dim + 2) if len(context.parts) > 1 else 1
+            state = torch.empty(state_floats, dtype=torch.float32, device=q.device)
+            for part in context.parts:
+                latents = packed[:, shape.q_width :] if part.pages is None else part.read(self.pages[layer.layer])
+                kv = torch.mm(latents[:, : shape.kv_rank], layer.kv_up.t())
+                kv = kv.view(-1, shape.heads, shape.nope_dim + shape.value_dim)
+                latent_prefill(
+                    q,
+                    kv,
+                    latents[:, shape.kv_rank :],
+                    shape,
+                    starts,
+                    context.ends,
+                    part.keys,
+                    scale=layer.scale,
+                    state=state,
+                    out=out,
+                )
+            return out
+
+        return attend
+
+    def compile_rare(self, tables: Tensor, dtype: torch.dtype) -> None:
+        """Nothing: the kernels of graphs and of eager passes have no further variants."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Tokens of the sequences of a pass whose latents are decompressed together."""
+
+    keys: KeyPart
+    pages: Tensor | None  # [keys] of each token; None: all are new, and stand in the pass's own memory
+    offsets: Tensor | None  # [keys] their places in their pages
+
+    def read(self, pool: Tensor) -> Tensor:
+        """Their latents, [keys, latent_width], from one layer's pages."""
+        assert self.pages is not None, "new tokens are not read from pages"
+        return pool[self.pages, 0, self.offsets, 0]
+
+
+@dataclass(frozen=True, slots=True)
+class _Context:
+    """The prompt chunks of a pass, with the tokens before them."""
+
+    ends: Tensor  # [sequences] int32
+    positions: Tensor  # [tokens] int32, of the new tokens
+    kv_index: Tensor  # [tokens] int32, where they are written
+    parts: list[_Part]
+
+    @classmethod
+    def of(cls, inputs: PassInputs, page_size: int, shape: LatentShape) -> "_Context":
+        """Of all rows behind the decode rows."""
+        decodes = inputs.num_decodes
+        kv_index = (inputs.write_pages * page_size + inputs.write_offsets)[decodes:].to(torch.int32)
+        starts, counts = inputs.starts[decodes:], inputs.counts[decodes:]
+        ends = [start + count for start, count in zip(starts, counts, strict=True)]
+        device = kv_index.device
+        if any(starts):
+            token_bytes = shape.heads * (shape.nope_dim + shape.value_dim) * 2
+            room = max(sum(counts), _PART_BYTES // token_bytes)
+            parts = [
+                _part_of_pages(ranges, inputs.page_tables[decodes:], page_size, device)
+                for ranges in part_ranges(ends, room)
+            ]
+        else:
+            parts = [_Part(KeyPart(_running_sum(counts, device), 0, is_first=True, is_last=True), None, None)]
+        positions = inputs.positions[decodes:].to(torch.int32)
+        return cls(inputs.ends[decodes:].to(torch.int32), positions, kv_index, parts)
+
+
+@dataclass(frozen=True, slots=True)
+class PartRange:
+    """Tokens from `first` on of every sequence: so many as `counts` says."""
+
+    first: int
+    counts: tuple[int, ...]
+    is_first: bool
+    is_last: bool
+
+
+def part_ranges(ends: Sequence[int], room: int) -> list[PartRange]:
+    """Cut sequences of `ends` tokens into parts of at most `room` tokens over all of them, or one of each."""
+    step = max(1, room // len(ends)) if sum(ends) > room else max(ends)
+    firsts = range(0, max(ends), step)
+
+    def part(first: int) -> PartRange:
+        counts = tuple(max(0, min(end - first, step)) for end in ends)
+        return PartRange(first, counts, is_first=first == 0, is_last=first == firsts[-1])
+
+    return list(map(part, firsts))
+
+
+def _part_of_pages(ranges: PartRange, tables: Tensor, page_size: int, device: torch.device) -> _Part:
+    counts = np.array(ranges.counts, dtype=np.int64)
+    begins = np.cumsum(counts) - counts
+    rows = np.repeat(np.arange(len(counts)), counts)
+    places = np.arange(counts.sum()) - np.repeat(begins, counts) + ranges.first
+    row_of_key, place_of_key = to_device(np.stack((rows, places)), device).unbind(0)
+    keys = KeyPart(_running_sum(ranges.counts, device), ranges.first, ranges.is_first, ranges.is_last)
+    return _Part(keys, tables[row_of_key, place_of_key // page_size], place_of_key % page_size)
+
+
+def _running_sum(counts: Sequence[int], device: torch.device) -> Tensor:
+    """[len + 1] int32, from 0 on."""
+    return to_device(np.concatenate(([0], np.cumsum(counts))).astype(np.int32), device)
+
+
+def _shape(layer: LatentAttention) -> LatentShape:
+    spec = layer.spec
+    return LatentShape(
+        heads=layer.num_heads,
+        kv_rank=spec.kv_rank,
+        nope_dim=spec.nope_dim,
+        rope_dim=spec.rope_dim,
+        value_dim=spec.value_dim,
+        interleaved=spec.interleaved,
+        eps=layer.kv_a_layernorm.eps,
+    )
+
+
+def _table(layer: AttentionBlock) -> Tensor:
+    assert layer.rotary is not None, "finish_loading comes before the first pass"
+    return layer.rotary.table
