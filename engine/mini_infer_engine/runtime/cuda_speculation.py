@@ -32,8 +32,8 @@ from mini_infer_engine.kernels.sampling.speculate import (
 from mini_infer_engine.models.decoder import DecoderModel
 from mini_infer_engine.ops.base import ResidualState
 from mini_infer_engine.ops.triton_ops import TritonOps
-from mini_infer_engine.runtime.attention.backends import with_keys_and_values
-from mini_infer_engine.runtime.attention.triton_attention import TritonAttention, TritonAttentionPass
+from mini_infer_engine.runtime.attention.triton_attention import TritonAttentionPass
+from mini_infer_engine.runtime.attention.triton_backends import TritonBackend, triton_backend
 from mini_infer_engine.runtime.cuda_graphs import record
 from mini_infer_engine.runtime.cuda_sampling import CudaPassHandle, SpeculativePart
 from mini_infer_engine.runtime.device_state import DeviceBatchState
@@ -76,7 +76,7 @@ class CudaSpeculation:
         worker: ModelWorker,
         pool: KVPool,
         state: DeviceBatchState,
-        attention: TritonAttention,
+        attention: TritonBackend,
         kernels: KernelContext,
         max_num_seqs: int,
     ) -> None:
@@ -87,7 +87,7 @@ class CudaSpeculation:
         self.levels = draft_levels(config.num_tokens)
         self._ops = TritonOps(kernels)
         self._attention = attention
-        self._draft_attention: TritonAttention | None = None
+        self._draft_attention: TritonBackend | None = None
         slots, width = state.page_tables.shape
         device, most, vocabulary = state.device, config.num_tokens, worker.config.vocab_size
         # [slots, positions] int32: see kernels.sampling.speculate
@@ -107,9 +107,7 @@ class CudaSpeculation:
             self._draft_logits = torch.zeros(sizes, dtype=draft.dtype, device=device)
             draft_pool = KVPool(draft.model.kv_spec(self._page_size, draft.dtype), pool.num_pages, device)
             longest = width * self._page_size
-            self._draft_attention = TritonAttention(
-                with_keys_and_values(draft.model.attention_layers), draft_pool, longest, kernels
-            )
+            self._draft_attention = triton_backend(draft.model.attention_layers, draft_pool, longest, kernels)
 
     # -- Before the first request
 
@@ -248,7 +246,7 @@ class CudaSpeculation:
     def _chunks(
         self,
         model: DecoderModel,
-        attention: TritonAttention,
+        attention: TritonBackend,
         bucket: int,
         *,
         offset: int,
