@@ -7,7 +7,7 @@ CR ?= examples/demo.yaml
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-to-run up test test-schemas check format e2e e2e-gpu test-gpu test-real conformance crds dashboards lock clean
+.PHONY: help install install-to-run up test test-schemas check format e2e e2e-gpu test-gpu test-gpu2 test-real conformance crds dashboards lock clean
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -23,7 +23,7 @@ up: install-to-run ## the whole platform on this machine; prints a curl line; Ct
 	@exec $(BIN)/mini-infer up -f $(CR) --port $(PORT)
 
 test: install ## everything that needs no GPU; says why it skips the rest
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not gpu and not e2e and not schemas and not real' $(PYTEST_ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not gpu and not gpu2 and not e2e and not schemas and not real' $(PYTEST_ARGS)
 
 test-schemas: install ## structured output of 300 JSON schemas, four outputs each; make test has 30
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m schemas tests/engine/structured $(PYTEST_ARGS)
@@ -46,6 +46,9 @@ e2e-gpu: install ## examples/gpu.yaml on a node with GPUs, changed under load (E
 
 test-gpu: install ## the tests that need an NVIDIA GPU
 	@OMP_NUM_THREADS=2 $(BIN)/python -m pytest -n 6 --dist worksteal -m gpu tests/gpu tests/engine/runtime $(PYTEST_ARGS)
+
+test-gpu2: install ## the tests that need two NVIDIA GPUs of one host
+	@OMP_NUM_THREADS=2 $(BIN)/python -m pytest -m gpu2 tests/gpu2 $(PYTEST_ARGS)
 
 conformance: install ## vLLM's server tests, real clients, lm-eval, load tools; SUITES="vllm clients ..." for a part
 	@$(BIN)/python -m tests.conformance $(SUITES)

@@ -2,6 +2,7 @@
 # What is to be shown on a GPU machine, by stages: unpacks what scripts/pack_gpu.sh packed, runs the GPU tests, then the
 # benchmarks beside the peer where it is present. Leaves log.txt and a JSON of each stage in a folder, at most 8 files.
 # usage: benchmarks/gpu_run.sh [STAGE...]    default: tests serving offline interference memory ablations attention
+#   on two GPUs: kv_tests kv_transfer disaggregation
 #   more stages: startup products structured speculation logprobs beams quantization (SCHEMES=bf16,int8,fp8,int4) quantized_products;
 #   soak (starts ten gentle minutes in the background, which wait while others measure; each
 #   later call fetches what it has found), soaked (stays until it ends)
@@ -13,6 +14,7 @@
 #   PEER_START_S=180     with less left, no peer is started for the first time
 #   COMMIT=abc1234       of what is measured, where this folder does not know
 #   GPU_DIR=.gpu         what pack_gpu.sh made; not needed where all packages are installed
+#   GPU_NIXL_DIR=.gpu-nixl   what pack_gpu.sh --nixl made: needed by kv_transfer, disaggregation and kv_tests
 #   PEER_SITE=DIR        a folder of the peer's packages, if it is not installed
 #   PEER_PARTS=DIR       or parts p1, p2, p3 of which unpack.sh in p1 makes that folder; each may come in a call of its own
 #   SITE=/tmp/mini-infer-site   where things are unpacked, once; later calls add their models to offline.json there, and
@@ -38,11 +40,16 @@ install_wheels() {
   $python -m pip install --quiet --no-index --no-deps --no-compile --upgrade --target "$site/ours" "$directory"/wheels/*.whl &&
     { $python -m compileall -qq -j 0 "$site/ours" contract engine || true; }
 }
+install_nixl() { # where it is carried in a call of its own, later than the others
+  $python -m pip install --quiet --no-index --no-deps --no-compile --upgrade --target "$site/nixl" "$nixl"/wheels/*.whl
+}
 unpack_flash() { mkdir -p "$site/flash" && tar -xf "$(echo "$directory"/flash_attn.tar.*)" -C "$site/flash"; }
 unpack_peer() { # compiled here, or its first start would compile thousands of modules
   sh "$site/parts/p1/unpack.sh" "$site/parts" "$site/peer" && rm -r "$site"/parts/p? &&
     { $python -m compileall -qq -j 0 "$site/peer" || true; }
 }
+nixl=${GPU_NIXL_DIR:-.gpu-nixl}
+[ -d "$nixl/wheels" ] && { once "$site/nixl-installed" install_nixl || exit 103; }
 [ -d "$directory/wheels" ] && { once "$site/wheels-installed" install_wheels || exit 100; }
 compgen -G "$directory/flash_attn.tar.*" >/dev/null && { once "$site/flash-unpacked" unpack_flash || exit 101; }
 if [ -n "${PEER_PARTS:-}" ] && [ ! -f "$site/peer-unpacked" ]; then
@@ -54,6 +61,7 @@ fi
 flash=$(find "$site/flash" -maxdepth 3 -type d -name flash_attn 2>/dev/null | head -1)
 parts=("$PWD/contract" "$PWD/engine" "$PWD/gateway" "$PWD/operator")
 [ -d "$site/ours" ] && parts+=("$site/ours")
+[ -d "$site/nixl" ] && parts+=("$site/nixl")
 [ -n "$flash" ] && parts+=("$(dirname "$flash")")
 [ -n "${PYTHONPATH:-}" ] && parts+=("$PYTHONPATH")
 PYTHONPATH=$(IFS=:; echo "${parts[*]}")
@@ -93,6 +101,9 @@ for name in $stages; do
   logprobs) benchmark logprobs --models "${LOGPROBS_MODELS:-qwen3-0.6b,qwen2.5-7b}" ;;
   beams) benchmark beam_search --models "${LOGPROBS_MODELS:-qwen3-0.6b,qwen2.5-7b}" ;;
   structured) PYTHONPATH="$PWD:$PYTHONPATH" benchmark structured_output --parts host,device --model "${models%%,*}" ;;
+  kv_tests) OMP_NUM_THREADS=2 stage kv_tests "$python" -m pytest -m gpu2 tests/gpu2 -k kv -q -rfE -p no:cacheprovider ;;
+  kv_transfer) benchmark kv_transfer ;;
+  disaggregation) CACHES=$site/caches benchmark disaggregation --model "${models%%,*}" ;;
   attention | interference) touch "$QUIET_FILE" && benchmark "$name"; rm -f "$QUIET_FILE" ;;
   memory) benchmark memory --soak-s "${SOAK_S:-30}" ;;
   soak)

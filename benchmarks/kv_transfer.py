@@ -1,0 +1,183 @@
+"""Gigabytes a second between two engines' page pools: NIXL against the link, by size of a piece.
+
+    python benchmarks/kv_transfer.py --out FILE
+
+Two processes hold a pool each, as engines do, on two GPUs where there are two, else in main memory. One writes to the
+other's pool and reads from it. Beside it, in the same run: what the link does (a copy between the two GPUs, and between
+a GPU and pinned memory) or, without GPUs, a copy in main memory.
+"""
+
+import multiprocessing
+import os
+import time
+from multiprocessing.connection import Connection
+from statistics import median
+from typing import Any
+
+import numpy as np
+from common.budget import Budget
+from common.report import make_parser, print_table, save, say
+
+SIZES = (16 << 10, 64 << 10, 256 << 10, 1 << 20, 2 << 20, 7 << 20)
+"""Bytes of a piece: 256 KB are a layer of a page of Qwen2.5-7B, 7 MB a whole page."""
+PLACES = {  # name: (device, whether each process sees its own GPU alone)
+    "gpu to gpu": ("cuda", False),
+    "gpu to gpu, each sees its own": ("cuda", True),
+    "host to host": ("cpu", False),
+}
+_REPEATS = 5
+
+
+def open_pool(device: str, index: int, size: int) -> tuple[Any, Any]:
+    """Memory and a transport over it, as an engine has them."""
+    import torch
+
+    from mini_infer_engine.kv_transfer.layout import KVLayout, KVMemory
+    from mini_infer_engine.kv_transfer.transport import open_transport
+
+    where = torch.device("cuda", index) if device == "cuda" else torch.device("cpu")
+    memory = torch.zeros(size, dtype=torch.uint8, device=where)
+    layout = KVLayout(num_layers=1, halves=1, page_size=16, num_heads=1, head_bytes=size // 16, dtype="uint8")
+    pool = KVMemory(
+        address=memory.data_ptr(), num_pages=1, device=where.type, device_index=where.index or 0, layout=layout
+    )
+    return memory, open_transport("nixl", f"pool-{os.getpid()}", pool)
+
+
+def hold(connection: Connection, device: str, index: int, visible: str | None, size: int) -> None:
+    """The process that is written to and read from, until it is told to end."""
+    if visible is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible
+    memory, transport = open_pool(device, index, size)
+    connection.send((f"pool-{os.getpid()}", transport.describe()))
+    while (asked := connection.recv()) is not None:
+        peer, where = asked
+        transport.add_peer(peer, where)
+        connection.send(int(memory[-1].item()))
+
+
+def drive(
+    connection: Connection, other: Connection, device: str, visible: str | None, size: int, sizes: tuple[int, ...]
+) -> None:
+    """The process that writes and reads: sends rates by how and piece."""
+    if visible is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible
+    memory, transport = open_pool(device, 0, size)
+    memory.fill_(7)
+    if device == "cuda":
+        import torch
+
+        torch.cuda.synchronize()
+    peer, where = other.recv()
+    other.send((f"pool-{os.getpid()}", transport.describe()))
+    other.recv()
+    transport.add_peer(peer, where)
+    found: dict[str, dict[str, float]] = {}
+    for piece in sizes:
+        offsets = np.arange(size // piece, dtype=np.int64) * piece
+        table = np.stack([offsets, offsets, np.full_like(offsets, piece)], axis=1)
+        found[str(piece)] = {
+            how: median([_timed(transport, peer, how, table) for _ in range(_REPEATS)][1:]) for how in ("write", "read")
+        }
+    one = np.array([[0, 0, 16 << 10]])
+    found["16 KB alone, us"] = {
+        how: 16384 / median([_timed(transport, peer, how, one) for _ in range(30)][5:]) * 1e6
+        for how in ("write", "read")
+    }
+    connection.send(found)
+
+
+def _timed(transport: Any, peer: str, how: str, table: np.ndarray) -> float:
+    """Bytes a second, from the call to its end."""
+    begin = time.perf_counter()
+    motion = transport.start(peer, how, table)
+    while (progress := motion.progress()) == "busy":
+        pass
+    if progress != "done":
+        raise RuntimeError(f"a {how} has failed")
+    return float(table[:, 2].sum()) / (time.perf_counter() - begin)
+
+
+def measure(device: str, apart: bool, size: int, sizes: tuple[int, ...]) -> dict[str, Any]:
+    """Rates by piece and way; of gpu to gpu from the first GPU to the second."""
+    context = multiprocessing.get_context("spawn")
+    results, told = context.Pipe()
+    ours, theirs = context.Pipe()
+    held_index, visible = (0, ("0", "1")) if apart else (1, (None, None))
+    holder = context.Process(target=hold, args=(theirs, device, held_index, visible[1], size))
+    driver = context.Process(target=drive, args=(told, ours, device, visible[0], size, sizes))
+    holder.start()
+    driver.start()
+    try:
+        if not results.poll(120):
+            raise TimeoutError("no figures within two minutes")
+        return dict(results.recv())
+    finally:
+        driver.join(5)
+        for process in (driver, holder):
+            process.kill()
+            process.join()
+
+
+def link(size: int) -> dict[str, float]:
+    """Bytes a second of plain copies."""
+    import torch
+
+    if torch.cuda.device_count() < 2:
+        source, target = (torch.zeros(size, dtype=torch.uint8) for _ in range(2))
+        return {"memory copy": _copied(lambda: target.copy_(source), size, lambda: None)}
+    first, second = (torch.zeros(size, dtype=torch.uint8, device=f"cuda:{index}") for index in range(2))
+    pinned = torch.zeros(size, dtype=torch.uint8, pin_memory=True)
+
+    def wait() -> None:
+        for index in range(2):
+            torch.cuda.synchronize(index)
+
+    return {
+        "peer copy": _copied(lambda: second.copy_(first, non_blocking=True), size, wait),
+        "to pinned memory": _copied(lambda: pinned.copy_(first, non_blocking=True), size, wait),
+        "from pinned memory": _copied(lambda: first.copy_(pinned, non_blocking=True), size, wait),
+    }
+
+
+def _copied(copy: Any, size: int, wait: Any) -> float:
+    seconds = []
+    for _ in range(_REPEATS + 2):
+        wait()
+        begin = time.perf_counter()
+        copy()
+        wait()
+        seconds.append(time.perf_counter() - begin)
+    return size / median(seconds[2:])
+
+
+def main() -> None:
+    """See the module."""
+    parser = make_parser(__doc__)
+    asked = parser.parse_args()
+    budget = Budget(asked.time_limit_s)
+    import torch
+
+    size, sizes = (8 << 20, SIZES[:3]) if asked.smoke else (448 << 20, SIZES)
+    result: dict[str, Any] = {"link": link(size), "transports": {}, "failures": {}}
+    for name, (device, apart) in PLACES.items():
+        if (device == "cuda" and torch.cuda.device_count() < 2) or not budget.allows("place", 20):
+            continue
+        with budget.spending("place"):
+            try:
+                result["transports"][name] = measure(device, apart, size, sizes)
+            except Exception as error:
+                result["failures"][name] = f"{type(error).__name__}: {error}"
+        say(f"{name}: {result['transports'].get(name) or result['failures'].get(name)}")
+        save(asked.out, result)
+    save(asked.out, result)
+    rows = [[name, "", f"{rate / 1e9:.1f}", ""] for name, rate in result["link"].items()]
+    for name, found in result["transports"].items():
+        for piece, rates in found.items():
+            unit = 1.0 if piece.endswith("us") else 1e9
+            rows.append([name, piece, *(f"{rates[how] / unit:.1f}" for how in ("write", "read"))])
+    print_table(["GB/s", "piece", "write", "read"], rows)
+
+
+if __name__ == "__main__":
+    main()

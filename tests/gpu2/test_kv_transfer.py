@@ -1,0 +1,156 @@
+"""Keys and values between engines on two GPUs of one host, by NIXL: the same text, and nothing lost where one dies."""
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from mini_infer_contract.launch import FETCH_FROM_HEADER, PREFILL_FROM_HEADER
+from tests.engine.server import dry_server
+from tests.engine.server.dry_server import EngineServer, free_port, wait_until
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("nixl_cu13", reason="without NIXL nothing moves: pip install nixl-cu13")
+pytestmark = [
+    pytest.mark.gpu2,
+    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two NVIDIA GPUs of one host"),
+]
+
+PATH = "/v1/completions"
+FLAGS = ("demo", "--kv-cache-memory", "2GB", "--max-num-seqs", "16", "--long-prefill-token-threshold", "512")
+dice = random.Random(0)
+
+
+class GpuSide(EngineServer):
+    """An engine on a GPU of its own."""
+
+    def __init__(self, role: str, gpu: int, port: int) -> None:
+        self.address = f"tcp://127.0.0.1:{port}"
+        before, limit_s = os.environ.get("CUDA_VISIBLE_DEVICES"), dry_server.START_LIMIT_S
+        os.environ["CUDA_VISIBLE_DEVICES"], dry_server.START_LIMIT_S = str(gpu), 240.0
+        try:
+            super().__init__(*FLAGS, "--role", role, "--transfer-port", str(port))
+        finally:
+            dry_server.START_LIMIT_S = limit_s
+            if before is None:
+                del os.environ["CUDA_VISIBLE_DEVICES"]
+            else:
+                os.environ["CUDA_VISIBLE_DEVICES"] = before
+
+    def labelled(self, series: str) -> float:
+        lines = self.client.get("/metrics").text.splitlines()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(series))
+
+    @property
+    def received(self) -> float:
+        return self.labelled('mini_infer_engine_kv_transfers_total{direction="received"}')
+
+    @property
+    def fallbacks(self) -> float:
+        return self.labelled("mini_infer_engine_kv_transfer_fallbacks_total")
+
+    def is_at_rest(self) -> bool:
+        pins = self.labelled("mini_infer_engine_kv_transfer_pinned_pages")
+        return pins + self.labelled("mini_infer_engine_kv_usage_ratio") == 0
+
+
+@pytest.fixture(scope="module")
+def sides() -> Iterator[dict[str, GpuSide]]:
+    ports = {"prefill": free_port(), "decode": free_port()}
+    made = {role: GpuSide(role, gpu, ports[role]) for gpu, role in enumerate(ports)}
+    yield made
+    for side in made.values():
+        side.__exit__(None, None, None)
+
+
+def prompt(num_tokens: int) -> list[int]:
+    return [dice.randrange(300, 2000) for _ in range(num_tokens)]
+
+
+def ask(side: GpuSide, token_ids: list[int], headers: dict[str, str] | None = None, **more: Any) -> str:
+    body = {"prompt": token_ids, "max_tokens": 32, "temperature": 0, "ignore_eos": True} | more
+    answer = side.client.post(PATH, json=body, headers=headers or {}, timeout=120)
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["choices"][0]["text"])
+
+
+@pytest.mark.parametrize("num_tokens", [40, 128, 700, 3000])
+@pytest.mark.parametrize("more", [{}, {"temperature": 0.9, "seed": 11}], ids=["greedy", "seeded"])
+def test_text_is_that_of_one_engine(sides: dict[str, GpuSide], num_tokens: int, more: dict[str, Any]) -> None:
+    prefill, decode = sides["prefill"], sides["decode"]
+    token_ids, before = prompt(num_tokens), decode.received
+    own = ask(decode, token_ids, cache_salt="own", **more)
+    assert ask(decode, token_ids, {PREFILL_FROM_HEADER: prefill.address}, **more) == own
+    assert decode.received == before + (num_tokens > 128)  # less than a page is computed where it is
+    wait_until(prefill.is_at_rest)
+    wait_until(decode.is_at_rest)
+
+
+def test_kept_and_fetched_prompts_give_the_same_text(sides: dict[str, GpuSide]) -> None:
+    prefill, decode = sides["prefill"], sides["decode"]
+    token_ids, before = prompt(1500), decode.received
+    own = ask(decode, token_ids, cache_salt="own")
+    wish = {"do_remote_decode": True}
+    body = {"prompt": token_ids, "max_tokens": 1, "temperature": 0, "kv_transfer_params": wish}
+    params = prefill.client.post(PATH, json=body).json()["kv_transfer_params"]
+    assert ask(decode, token_ids, kv_transfer_params=params, cache_salt="") == own
+    assert decode.received == before + 1
+    other = prompt(1500)
+    ask(prefill, other)
+    assert ask(decode, [*other, 301, 302], {FETCH_FROM_HEADER: prefill.address}) == ask(
+        decode, [*other, 301, 302], cache_salt="own"
+    )
+    wait_until(prefill.is_at_rest)
+
+
+async def _ask_all(decode: GpuSide, prompts: list[list[int]], address: str) -> list[str]:
+    async with httpx.AsyncClient(base_url=decode.url, timeout=120) as client:
+
+        async def one(token_ids: list[int]) -> str:
+            body = {"prompt": token_ids, "max_tokens": 32, "temperature": 0, "ignore_eos": True}
+            answer = await client.post(PATH, json=body, headers={PREFILL_FROM_HEADER: address})
+            assert answer.status_code == 200, answer.text
+            return str(answer.json()["choices"][0]["text"])
+
+        return list(await asyncio.gather(*map(one, prompts)))
+
+
+@pytest.mark.parametrize("pause_s", [0.0, 0.01, 0.05, 0.2])
+def test_a_prefill_engine_that_stops_costs_time_and_nothing_else(sides: dict[str, GpuSide], pause_s: float) -> None:
+    prefill, decode = sides["prefill"], sides["decode"]
+    prompts = [prompt(2500) for _ in range(4)]
+
+    async def stopped() -> list[str]:
+        asked = asyncio.create_task(_ask_all(decode, prompts, prefill.address))
+        await asyncio.sleep(pause_s)
+        os.kill(prefill.core_pid, signal.SIGSTOP)
+        try:
+            return await asked
+        finally:
+            os.kill(prefill.core_pid, signal.SIGCONT)
+
+    said = asyncio.run(stopped())
+    assert [bool(text) for text in said] == [True] * 4
+    wait_until(prefill.is_at_rest, 30)
+    wait_until(decode.is_at_rest, 30)
+
+
+def test_last_a_prefill_engine_that_dies_is_a_fall_back(sides: dict[str, GpuSide]) -> None:
+    prefill, decode = sides["prefill"], sides["decode"]
+    prompts, before = [prompt(2500) for _ in range(4)], decode.fallbacks
+
+    async def killed() -> list[str]:
+        asked = asyncio.create_task(_ask_all(decode, prompts, prefill.address))
+        await asyncio.sleep(0.02)
+        os.kill(prefill.core_pid, signal.SIGKILL)
+        return await asked
+
+    assert len(asyncio.run(killed())) == 4
+    assert ask(decode, prompt(600), {PREFILL_FROM_HEADER: prefill.address})
+    assert decode.fallbacks > before
+    wait_until(decode.is_at_rest, 30)
