@@ -1,7 +1,7 @@
 """GEMM with quantised weights for any M and device: what `pdl_gemm` does not compute.
 
 Rows of x are first brought into the weights' order of columns, on the way to FP8 where both are (W8A8, a dynamic scale
-a row). Few hundred rows: weights are widened in registers, as the left operand of the tensor cores. More: FP8 by cuBLAS
+a row). At most 64 rows: weights are widened in registers, as the left operand of the tensor cores. More: FP8 by cuBLAS
 or CUTLASS (`torch._scaled_mm`); integers are widened to a bf16 copy for cuBLAS, which costs less than its product then.
 """
 
@@ -13,8 +13,11 @@ from mini_infer_engine.kernels.gemm.quantized_weight import GROUP, QuantizedWeig
 from mini_infer_engine.kernels.sizes import cdiv, next_power_of_2
 
 _LARGEST_FP8 = 448.0
-_REGISTER_M = 512
-"""Rows up to which integers are widened in registers."""
+_REGISTER_M = 64
+"""Rows up to which integers are widened in registers on a GPU with tensor cores; more are worth a bf16 copy for cuBLAS.
+
+(7B on an H200, 256 rows: widening in registers took 18 ms a pass more than bf16 weights.)
+"""
 _SCALED_MM_M = 64
 """Rows above which FP8 products are W8A8."""
 _STEP = tl.constexpr(GROUP)
@@ -218,7 +221,8 @@ def quantized_linear(
     if m > _REGISTER_M:
         torch.mm(values, widened(weight, x.dtype).t(), out=out)
         return out if bias is None else out.add_(bias)
-    block_m = min(128, max(16, next_power_of_2(m)))
+    # Without tensor cores, in fp32, larger tiles do not fit the registers.
+    block_m = min(32 if x.dtype == torch.float32 else 128, max(16, next_power_of_2(m)))
     few = block_m <= 64
     block_n = 64 if few or x.dtype == torch.float32 else 128
     _quantized_gemm[(cdiv(n, block_n), cdiv(m, block_m))](
@@ -236,7 +240,7 @@ def quantized_linear(
         BITS=weight.bits,
         GROUPED=weight.is_grouped,
         BIAS=bias is not None,
-        BLOCK_M=block_m if x.dtype != torch.float32 else min(block_m, 32),
+        BLOCK_M=block_m,
         BLOCK_N=block_n,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
         num_warps=4 if few else 8,
