@@ -40,6 +40,7 @@ _OF_MEASUREMENT = (
     "kv_cache_memory_bytes",
     "quantization",
     "kv_cache_dtype",
+    "tensor_parallel_size",
 )
 VLLM_ENVIRONMENT = {
     "VLLM_USE_FLASHINFER_SAMPLER": "0",

@@ -130,6 +130,29 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "rope_scaling": _LLAMA3_ROPE | {"factor": 8.0},
         "tie_word_embeddings": False,
     },
+    "qwen2.5-14b": _QWEN2
+    | {
+        "hidden_size": 5120,
+        "intermediate_size": 13824,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 40,
+        "num_key_value_heads": 8,
+        "vocab_size": 152064,
+        "tie_word_embeddings": False,
+    },
+    "mistral-small-24b": _LLAMA3
+    | {
+        "architectures": ["MistralForCausalLM"],
+        "model_type": "mistral",
+        "hidden_size": 5120,
+        "intermediate_size": 32768,
+        "num_hidden_layers": 40,
+        "head_dim": 128,
+        "rope_theta": 1e8,
+        "max_position_embeddings": 32768,
+        "vocab_size": 131072,
+        "tie_word_embeddings": False,
+    },
     "qwen3-14b": _QWEN3
     | {
         "hidden_size": 5120,

@@ -28,6 +28,12 @@ class GpuCollectives:
         """For the log and /metrics."""
         return "nccl" if self.peers is None else "one_shot+nccl"
 
+    def release(self) -> None:
+        """Break off what waits for a rank that is gone, so that the main thread can say so; another thread calls."""
+        if self.peers is not None:
+            self.peers.release()
+        torch.distributed.distributed_c10d._abort_process_group()
+
     def begin(self, hidden: Tensor) -> Tensor:
         """See `Collectives.begin`."""
         total = None if self.peers is None else self.peers.sum_embeddings(hidden)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -71,8 +71,16 @@ class Ranks:
             steps[rank] = self._bind(socket, f"steps-{rank}", is_local)
         store.set("addresses", msgspec.json.encode(Addresses(signs, steps)).decode())
         self.processes = {rank: self._spawn(settings, rank, store.port, watched) for rank in local}
-        self.watch = Watch(router, range(1, self.size), self._ended, self._on_lost)
+        ranks, processes = weakref.ref(self), self.processes  # the thread does not keep this object alive
+
+        def lost(reason: str) -> None:
+            if (found := ranks()) is not None:
+                found._on_lost(reason)
+
+        self.watch = Watch(router, range(1, self.size), lambda: _ended(processes), lost)
         self._told = watched.on_lost
+        self.release: Callable[[], None] | None = None
+        """Breaks off what this rank's device waits for."""
         self.close = weakref.finalize(
             self, _close, self.watch, self.processes, self._steps, router, self._folder, os.getpid()
         )
@@ -100,15 +108,13 @@ class Ranks:
         )
         return spawn_rank(config, Path(self._folder.name))
 
-    def _ended(self) -> dict[int, int]:
-        found = {rank: process.poll() for rank, process in self.processes.items()}
-        return {rank: status for rank, status in found.items() if status is not None}
-
     def _on_lost(self, reason: str) -> None:
         for process in self.processes.values():
             process.kill()  # so that a collective of the main thread breaks off
         if self._told is not None:
-            self._told(reason)
+            self._told(reason)  # which ends the process
+        if self.release is not None:
+            self.release()
 
     def send(self, message: step_messages.StepMessage) -> None:
         """To every other rank."""
@@ -124,6 +130,12 @@ class Ranks:
             raise ModelError(str(error)) from None
         self.send(step_messages.Agreed(values))
         return values
+
+
+def _ended(processes: Mapping[int, "subprocess.Popen[bytes]"]) -> dict[int, int]:
+    """Ranks whose processes have ended, to their statuses."""
+    found = {rank: process.poll() for rank, process in processes.items()}
+    return {rank: status for rank, status in found.items() if status is not None}
 
 
 def spawn_rank(config: RankConfig, folder: Path) -> subprocess.Popen[bytes]:
@@ -215,6 +227,8 @@ class ParallelRunner:
             reason = self.ranks.watch.reason(_REASON_S)
             reason = reason or f"rank 0 of the tensor-parallel group failed: {type(error).__name__}: {error}"
             raise RunnerLostError(reason) from error
+        if self.ranks.watch.lost:  # what has come may be of a sum that was broken off
+            raise RunnerLostError(self.ranks.watch.lost)
 
 
 def load_parallel(settings: EngineSettings, watched: Watched = NOT_WATCHED) -> ParallelRunner:
@@ -232,6 +246,7 @@ def load_parallel(settings: EngineSettings, watched: Watched = NOT_WATCHED) -> P
         host = LOOPBACK if settings.nnodes == 1 else master_address(settings)
         parallel = TensorParallel(0, settings.tensor_parallel_size)
         member = GroupMember(parallel, store, host, device, settings, ranks.agree)
+        ranks.release = member.late.release
         runner = ParallelRunner(load_runner(settings, member), ranks, store)
     except BaseException as error:
         reason = ranks.watch.reason(0 if isinstance(error, ValueError) else 1.0)

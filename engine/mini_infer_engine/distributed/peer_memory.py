@@ -112,6 +112,15 @@ class PeerMemory:
             self._peers, self._offset(part), out, part.shape[1], rank=self._rank, world=self._world, pdl=self._pdl
         )
 
+    def release(self) -> None:
+        """Let this GPU's kernels that wait for a peer go on, with whatever is there: the group is over."""
+        begin = self._logits_places[1] + _LOGITS_BYTES
+        pads = self._memory[begin:].view(torch.int32)
+        beside = torch.cuda.Stream(pads.device)  # type: ignore[no-untyped-call]  # torch's
+        with torch.inference_mode(), torch.cuda.stream(beside):
+            pads.add_(1 << 30)  # far ahead of what any of them waits for, for their differences count
+        beside.synchronize()
+
     def _view(self, place: int, rows: int, width: int, dtype: torch.dtype) -> Tensor:
         return self._memory[place : place + rows * width * dtype.itemsize].view(dtype).view(rows, width)
 

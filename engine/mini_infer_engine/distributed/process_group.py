@@ -64,6 +64,12 @@ class LateCollectives:
         group = ProcessGroupGloo(PrefixStore("gloo", store), rank, size, options)
         self._connected = GlooCollectives(self.parallel, cast("torch.distributed.ProcessGroup", group))
 
+    def release(self) -> None:
+        """Break off what waits for ranks that are gone; gloo notices by itself."""
+        release = getattr(self._connected, "release", None)
+        if release is not None:
+            release()
+
     @property
     def connected(self) -> Collectives:
         """The group's, which has formed."""
