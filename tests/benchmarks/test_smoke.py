@@ -19,6 +19,7 @@ SCRIPTS = {  # script: what its JSON must hold beside where it was measured
     "kv_transfer.py": "transports",
     "logprobs.py": "ratios",
     "memory.py": "models",
+    "tensor_parallel.py": "runs",
 }
 
 
