@@ -2,7 +2,7 @@
 # Fills .gpu/ (ignored by git) with what a GPU machine without a package index lacks: wheels, and a flash-attn build.
 # There, benchmarks/gpu_run.sh unpacks and uses it.
 # usage: scripts/pack_gpu.sh [FLASH_ATTN_ARCHIVE]
-#        scripts/pack_gpu.sh --nixl    fills .gpu-nixl/ alone, with what moves KV between engines (59 MB)
+#        scripts/pack_gpu.sh --nixl    fills .gpu-nixl/ alone, with what moves KV between engines (28 MB)
 #   FLASH_ATTN_ARCHIVE  a tar archive that holds a folder flash_attn (or set the variable of this name); without: none
 #   GPU_DIR=.gpu        where to
 #   GPU_PYTHON=3.12     the GPU machine's Python
@@ -33,6 +33,9 @@ ${PYTHON:-python3} -m pip download --quiet --no-deps --only-binary=:all: --imple
   --python-version "$python_version" --platform manylinux_2_31_x86_64 --platform manylinux_2_28_x86_64 --platform manylinux_2_26_x86_64 \
   --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 --platform manylinux_2_5_x86_64 \
   --platform manylinux1_x86_64 --dest "$directory/wheels" "${pins[@]}"
+if [ "${1:-}" = --nixl ]; then # half of the wheel is for the exchange of experts, which is not used: 28 MB are left
+  zip --quiet --delete "$directory"/wheels/nixl_cu13-*.whl 'nixl_ep_cu13/*' '*.scripts/*' '*libucx_perftest*'
+fi
 if [ -n "$archive" ]; then
   [ -f "$archive" ] || fail "there is no archive $archive"
   rm -f "$directory"/flash_attn*
