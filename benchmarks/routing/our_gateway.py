@@ -172,7 +172,8 @@ class OurGateway:
             report.queued_tokens,
             report.kv_usage,
             accepted,
-            transfer_bytes_per_s=self._world.transfer_tokens_per_s * KV_BYTES_PER_TOKEN,
+            # Measured anew all the time: a rate that stays as it is would be forgotten.
+            transfer_bytes_per_s=self._world.transfer_tokens_per_s * KV_BYTES_PER_TOKEN + 1e-3 * report.taken_s,
         )
         self.ledger.report(name, told)
         self.rates.report(name, told)

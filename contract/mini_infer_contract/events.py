@@ -97,6 +97,8 @@ class LoadReport(msgspec.Struct, frozen=True):
     """Of prompts, as measured lately; 0: not yet."""
     transfer_bytes_per_s: float = 0.0
     """Of keys and values from and to other engines, as measured lately; 0: not yet."""
+    kv_bytes_per_token: int = 0
+    """Of keys and values in all layers; 0: it does not tell, since it neither gives nor takes any."""
 
 
 class Snapshot(msgspec.Struct, frozen=True):

@@ -236,6 +236,8 @@ class Engine:
     def _exchange(self, connector: KVConnector) -> list[Output]:
         """Take in what other engines have sent, and what they want."""
         work, outputs = connector.take(time.monotonic(), self._rate.tokens_per_s), list[Output]()
+        if self._record_events:
+            self._accepted += work.accepted
         for request in work.add:
             try:
                 self.add(request)
@@ -412,15 +414,17 @@ class Engine:
         """What there is to do, for gateways. `accepted` are the request ids added since the last call."""
         scheduler = self.scheduler
         accepted, self._accepted = self._accepted, []
+        transfers = NO_TRANSFERS if self.kv_connector is None else self.kv_connector.stats
         return LoadReport(
             ts=time.time(),
-            running=len(scheduler.running),
-            waiting=len(scheduler.waiting) + len(scheduler.receiving) + self._num_compiling,
+            running=len(scheduler.running) + len(scheduler.receiving),  # all that hold pages
+            waiting=len(scheduler.waiting) + self._num_compiling,
             queued_tokens=scheduler.num_queued_tokens,
             kv_usage=scheduler.pool.usage,
             accepted=accepted,
             prefill_tokens_per_s=self._rate.tokens_per_s,
-            transfer_bytes_per_s=0.0 if self.kv_connector is None else self.kv_connector.stats.bytes_per_s,
+            transfer_bytes_per_s=transfers.bytes_per_s,
+            kv_bytes_per_token=transfers.bytes_per_token,
         )
 
     def stats(self) -> EngineStats:

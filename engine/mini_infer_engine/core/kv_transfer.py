@@ -41,6 +41,8 @@ class KVTransferStats:
     """Now: pages that are kept for transfers, whoever else uses them."""
     bytes_per_s: float = 0.0
     """Of transfers lately; 0: not yet."""
+    bytes_per_token: int = 0
+    """Of keys and values, in all layers."""
 
 
 NO_TRANSFERS = KVTransferStats()
@@ -76,6 +78,8 @@ class Work:
     """What other engines want: requests to compute, and ids of those that nobody wants any more."""
 
     add: list[Request] = field(default_factory=list)
+    accepted: list[str] = field(default_factory=list)
+    """Ids of the same at the engines that want them: by these, gateways know what they have counted themselves."""
     abort: list[str] = field(default_factory=list)
     came: list[Received | NotReceived] = field(default_factory=list)
 

@@ -114,7 +114,6 @@ class TransferConnector:
         known = sequence.token_ids[sequence.num_prompt :].tolist()
         wanted = msgspec.structs.replace(
             request,
-            request_id="",
             prompt_token_ids=list(request.prompt_token_ids),
             resumed_token_ids=known,
             sampling=msgspec.structs.replace(request.sampling, max_tokens=len(known) + 1),
@@ -171,6 +170,7 @@ class TransferConnector:
             case events.PrefillAsked(key, request, first_token, alignment):
                 request_id = _PREFIX + key
                 self._giving[request_id] = _Giving(key, first_token, alignment)
+                work.accepted.append(request.request_id)
                 work.add.append(msgspec.structs.replace(request, request_id=request_id))
             case events.KVAsked():
                 self._let_read(event)

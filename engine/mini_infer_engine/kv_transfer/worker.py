@@ -63,7 +63,7 @@ class TransferWorker:
             end.setblocking(False)
         self._stopping = False
         self._counters = Counters()
-        self.stats = KVTransferStats()
+        self.stats = KVTransferStats(bytes_per_token=identity.memory.layout.token_bytes)
         self._poller = zmq.Poller()
         self._poller.register(router, zmq.POLLIN)
         self._poller.register(self._thread_woken, zmq.POLLIN)

@@ -37,6 +37,24 @@ def test_the_link_between_two_engines(rates: TransferRates, bytes_per_s: float) 
     assert link.seconds(1000) == pytest.approx(FIRST_FIXED_S + 1000 * KV_BYTES_PER_TOKEN / bytes_per_s)
 
 
+def test_what_a_token_takes_is_the_models() -> None:
+    rates = TransferRates()
+    rates.report("d", LoadReport(0.0, 0, 0, 0, 0.0, transfer_bytes_per_s=1e8, kv_bytes_per_token=1000))
+    assert rates.tokens_per_s("d", "p") == pytest.approx(1e5)
+
+
+def test_a_rate_that_is_not_measured_any_more_is_forgotten() -> None:
+    rates = TransferRates()
+
+    def tell(now_s: float, bytes_per_s: float) -> float:
+        rates.report("d", LoadReport(now_s, 0, 0, 0, 0.0, transfer_bytes_per_s=bytes_per_s))
+        return rates.tokens_per_s("d", "p") * KV_BYTES_PER_TOKEN
+
+    assert tell(0.0, 1e6) == tell(FORGOTTEN_AFTER_S - 1, 1e6) == pytest.approx(1e6)
+    assert tell(FORGOTTEN_AFTER_S, 1e6) == pytest.approx(FIRST_BYTES_PER_S), "tried once more, and measured"
+    assert tell(FORGOTTEN_AFTER_S + 1, 2e6) == pytest.approx(2e6)
+
+
 def test_endpoints_that_are_gone_are_forgotten() -> None:
     rates = told(decode=1e9, gone=9e9)
     rates.keep({"decode"})
