@@ -3,11 +3,12 @@
     python benchmarks/speculation.py --out FILE --time-limit-s 300
 
 `demo`: the demo model with its draft, real questions: acceptance, tokens a pass, tokens a second, time to the first
-token. `shapes`: a 7B shape with a 0.5B shape as draft, random weights, so that the cost is real; how many guesses are
-right is set here: a part of each guess is replaced by what was sampled. `ngram`: the same shape with prompt look-up.
+token. `shapes`: a 7B shape with a 0.5B shape as draft and with a head, random weights, so that the cost is real; how
+many guesses are right is set here, where they are checked. `ngram`: the same shape with prompt look-up.
 Ratios are to the plain engine with the same settings, which runs first.
 """
 
+import json
 import random
 import tempfile
 import time
@@ -195,8 +196,9 @@ def main() -> int:
                 say(f"{part}, {label}")
                 settings, arguments = settings_of(part, options, Path(root), max(batches))
                 if "speculative_model" in variant and part == "shapes":
-                    variant = variant | {"speculative_model": settings.pop("draft")}
-                settings.pop("draft", None)
+                    variant = variant | {"speculative_model": settings[label]}
+                for name in ("draft", "head"):
+                    settings.pop(name, None)
                 function = demo if part == "demo" else shapes
 
                 def note(figures: dict[str, Any], part: str = part) -> None:
@@ -225,8 +227,9 @@ def variants_of(part: str, guesses: int) -> dict[str, dict[str, Any]]:
     looked_up = more | {"speculative_method": "ngram"}
     if part == "ngram":
         return {"plain": {}, "ngram": looked_up}
-    draft = more | {"speculative_model": "demo-draft"}  # of shapes, another takes its place
-    return {"plain": {}, "draft": draft} | ({"ngram": looked_up} if part == "demo" else {})
+    draft = more | {"speculative_model": "demo-draft"}  # of shapes, others take their place
+    head = more | {"speculative_method": "head", "speculative_model": "demo-head"}
+    return {"plain": {}, "draft": draft, "head": head} | ({"ngram": looked_up} if part == "demo" else {})
 
 
 def settings_of(part: str, options: Any, root: Path, max_num_seqs: int) -> tuple[dict[str, Any], tuple[Any, ...]]:
@@ -236,8 +239,25 @@ def settings_of(part: str, options: Any, root: Path, max_num_seqs: int) -> tuple
     target = model_folder(options.target, root)
     name = f"{options.draft} as draft"
     CONFIGS[name] = CONFIGS[options.draft] | {"vocab_size": CONFIGS[options.target]["vocab_size"]}
-    settings = SETTINGS | {"model": target, "draft": model_folder(name, root), "max_num_seqs": max_num_seqs}
+    drafts = {"draft": model_folder(name, root), "head": head_folder(CONFIGS[options.target], root)}
+    settings = SETTINGS | {"model": target, **drafts, "max_num_seqs": max_num_seqs}
     return settings | {"max_model_len": 2048}, (options.acceptances,)
+
+
+def head_folder(config: dict[str, Any], root: Path) -> str:
+    """A head of about one layer's size for a shape: its first, middle and last layers are read."""
+    hidden_size, layers = config["hidden_size"], config["num_hidden_layers"]
+    made = {
+        "architectures": ["MiniInferSpeculativeHead"],
+        "hidden_size": hidden_size,
+        "width": hidden_size,
+        "intermediate_size": config["intermediate_size"] // 2,
+        "layers": [1, layers // 2, layers - 1],
+    }
+    folder = root / "head"
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(made))
+    return str(folder)
 
 
 def show(part: str, found: dict[str, dict[str, float]]) -> None:

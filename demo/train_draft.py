@@ -69,7 +69,7 @@ def _train(
         progress = (now - start) / max(1e-9, deadline - start)
         for optimizer in chosen:
             for group in optimizer.param_groups:
-                group["lr"] = group["initial_lr"] * _factor(progress)
+                group["lr"] = group["initial_lr"] * learning_rate_factor(progress)
         batch = batches.draw(0)
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             loss = _loss(draft, teacher, batch, dtype)
@@ -85,7 +85,8 @@ def _train(
     return steps, tokens, curve
 
 
-def _factor(progress: float) -> float:
+def learning_rate_factor(progress: float) -> float:
+    """A short warm-up, a flat part, and down to nearly nothing at the end."""
     return min(1.0, progress / WARM_UP_SHARE + 0.01) * max(
         FINAL_LR_SHARE, min(1.0, (1.0 - progress) / (1.0 - FLAT_SHARE))
     )

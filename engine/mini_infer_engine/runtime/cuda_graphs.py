@@ -69,6 +69,8 @@ class CapturedModel:
     slots: Tensor  # [rows] int32, of decode rows
     logits: Tensor  # [rows, vocab], where every pass leaves what it has computed
     null_page: int
+    keep_features: Callable[[Tensor], None] | None = None
+    """Of these slots [rows] int32, a pass's first rows: keeps their hidden states for what guesses from them."""
 
 
 def record(run: Callable[[], None], memory: Any) -> torch.cuda.CUDAGraph:
@@ -102,6 +104,8 @@ class DecodeGraph:
             TritonAttentionPass(attend, attend, None),
         )
         model.logits(parts.ops, residual, parts.logits[: self._bucket])
+        if parts.keep_features is not None:
+            parts.keep_features(slots)
 
     def run(self, rows: list[Row]) -> None:
         """Compute the logits of these rows, whose slots are those at the front of `parts.slots`."""
@@ -205,6 +209,8 @@ class PrefillGraph:
             parts.ops, model.embed(parts.ops, token_ids), TritonAttentionPass(attend, selected, sample_rows)
         )
         model.logits(parts.ops, residual, parts.logits[: sample_rows.shape[0]])
+        if parts.keep_features is not None:
+            parts.keep_features(parts.slots[: sample_rows.shape[0]])
 
     def _decode_positions(self, decode_slots: Tensor) -> Tensor:
         """[decodes] int32: the device's, since the host may not know how many guesses were right; -1 of padding."""

@@ -30,6 +30,7 @@ from mini_infer_engine.kernels.sampling.speculate import (
     settle_guesses,
 )
 from mini_infer_engine.models.decoder import DecoderModel
+from mini_infer_engine.models.hidden_taps import HiddenTaps
 from mini_infer_engine.ops.base import ResidualState
 from mini_infer_engine.ops.triton_ops import TritonOps
 from mini_infer_engine.runtime.attention.triton_attention import TritonAttentionPass
@@ -43,6 +44,7 @@ from mini_infer_engine.runtime.staging import PinnedStaging
 from mini_infer_engine.runtime.worker import ModelWorker
 from mini_infer_engine.speculation.config import SpeculationConfig
 from mini_infer_engine.speculation.controller import draft_levels
+from mini_infer_engine.speculation.head import SpeculativeHead
 
 MAX_ROWS = 128
 """Sequences of a pass with guesses, at most: above, passes without are faster, and logits of all guesses are large."""
@@ -101,6 +103,13 @@ class CudaSpeculation:
         self._packed[0] = state.padding_slot
         self._staging = PinnedStaging(self._packed, _UPLOADS_IN_FLIGHT)
         self._captured: dict[tuple[int, int], _Captured] = {}
+        self._head = worker.head
+        if worker.head is not None:
+            worker.model.taps = HiddenTaps(worker.head.shape.layers)
+            width = worker.head.shape.num_features
+            # Hidden states of each slot's token before the last one, and of every position of a pass with guesses.
+            self._features = torch.zeros((slots, width), dtype=worker.dtype, device=device)
+            self._checked_features = torch.zeros((len(self._logits), width), dtype=worker.dtype, device=device)
         if worker.draft is not None:
             draft = worker.draft
             sizes = (self.max_rows, draft.config.vocab_size)
@@ -115,6 +124,11 @@ class CudaSpeculation:
     def num_graphs(self) -> int:
         """That `capture` records."""
         return 5 * len(self.buckets) * len(self.levels)
+
+    def passes(self) -> list[Run]:
+        """Every pass kernel by kernel, over rows that are all padding: to compile what they need."""
+        made = [self._pass(bucket, drafts, lambda run: run) for bucket in self.buckets for drafts in self.levels]
+        return [run for one in made for run in (one.verify, *one.guess.values(), *one.settle.values())]
 
     def capture(self, memory: Any, *, only_largest: bool = False) -> None:
         """Record all passes, or the largest one, whose memory the others share."""
@@ -155,6 +169,14 @@ class CudaSpeculation:
         # A token that its table has not cannot be guessed, but may stand in a prompt.
         token_ids = inputs.token_ids.clamp_(max=model.config.vocab_size - 1)
         model(self._ops, model.embed(self._ops, token_ids), attention)
+
+    def keep_features(self, slots: Tensor, rows: Tensor | None = None) -> None:
+        """The hidden states of the pass that was just computed, of its rows or some of them, for these slots [rows]."""
+        taps = self._worker.model.taps
+        if taps is not None:
+            features = taps.take()
+            features = features if rows is None else features.index_select(0, rows)
+            self._features.index_copy_(0, slots.long(), features[: len(slots)])
 
     def run(self, rows: list[Row], indices: Sequence[int], drafts: int, handle: CudaPassHandle) -> None:
         """Guess, check and settle these rows, which have these indices in their batch."""
@@ -197,6 +219,9 @@ class CudaSpeculation:
     def _guess(self, bucket: int, drafts: int, *, filtered: bool) -> None:
         slots, state = self._packed[0, :bucket], self._state.state
         expand_slots(slots, state, self._history, self._virtual, 1)
+        if self._head is not None:
+            self._guess_by_head(self._head, bucket, drafts, filtered=filtered)
+            return
         if self._draft_attention is None or self._worker.draft is None:
             config = self._config
             look_up_guesses(slots, state, self._history, drafts, config.lookup_max, config.lookup_min)
@@ -208,6 +233,17 @@ class CudaSpeculation:
             model.logits(self._ops, residual, logits)
             self._sample(logits, filtered=filtered)
             keep_guess(slots, state, self._history, self._virtual.last_tokens, step)
+
+    def _guess_by_head(self, head: SpeculativeHead, bucket: int, drafts: int, *, filtered: bool) -> None:
+        """A chain from the hidden states of the tokens before the last ones."""
+        model, slots, logits = self._worker.model, self._packed[0, :bucket], self._logits[:bucket]
+        state = head.begin(self._features.index_select(0, slots))
+        for step in range(drafts):
+            embedding = model.embed(self._ops, self._virtual.last_tokens[:bucket])
+            state, hidden = head.step(state, embedding)
+            model.logits(self._ops, ResidualState(hidden), logits)
+            self._sample(logits, filtered=filtered)
+            keep_guess(slots, self._state.state, self._history, self._virtual.last_tokens, step)
 
     def _first_draft_step(self, model: DecoderModel, bucket: int) -> ResidualState:
         """The newest token, and the one before it, which may be a guess that was right: the draft has not read it."""
@@ -229,6 +265,8 @@ class CudaSpeculation:
         model = self._worker.model
         residual = self._chunks(model, self._attention, bucket, offset=0, count=drafts + 1)
         model.logits(self._ops, residual, self._logits[: bucket * (drafts + 1)])
+        if model.taps is not None:
+            self._checked_features[: bucket * (drafts + 1)] = model.taps.take()
 
     def _settle(self, bucket: int, drafts: int, *, filtered: bool) -> None:
         slots, queries = self._packed[0, :bucket], drafts + 1
@@ -242,6 +280,10 @@ class CudaSpeculation:
             self._history,
             self._results_of(bucket, drafts),
         )
+        if self._head is not None:
+            made = self._results_of(bucket, drafts)[:, 0]
+            places = torch.arange(bucket, device=self._state.device) * queries + (made - 1).clamp_(min=0)
+            self._features.index_copy_(0, slots.long(), self._checked_features.index_select(0, places))
 
     def _chunks(
         self,

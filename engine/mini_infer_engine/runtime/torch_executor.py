@@ -44,6 +44,8 @@ class TorchPassHandle:
     """Indices of the rows that sample."""
     prepared: PreparedBatch | None = None
     """What became of the batch, where tokens may be guessed; `rows` are its rows."""
+    features: Tensor | None = None  # [samples, layers * hidden]
+    """Hidden states, where a head guesses from them."""
     made: list[list[int]] | None = None
     """The tokens of each of these rows."""
     tokens: Tensor | None = None  # [sampling rows] int64
@@ -119,6 +121,8 @@ class TorchExecutor:
             inputs, state = self._forward(batch, every_token=wants_prompts)
             sampling = [index for index, row in enumerate(batch.rows) if row.sampling is not None]
             handle = TorchPassHandle(batch.rows, sampling, prepared)
+            if (taps := self.worker.model.taps) is not None:
+                handle.features = taps.take()[inputs.sample_rows] if wants_prompts else taps.take()
             if wants_prompts:
                 handle.prompt_logprobs = PromptLogprobs.of(batch.rows, state, self._logits)
                 state = state.select(inputs.sample_rows)
@@ -185,7 +189,7 @@ class TorchExecutor:
         tokens = sample(scores, build_sampling(rows, self.worker.config.vocab_size, device))
         self.penalties.count(slots, tokens)
         if handle.prepared is not None and self.speculation is not None:
-            handle.made = self.speculation.settle(handle.prepared, tokens.tolist())
+            handle.made = self.speculation.settle(handle.prepared, tokens.tolist(), handle.features)
             for row, its_tokens in zip(handle.rows, handle.made, strict=True):
                 if its_tokens:
                     self.last_tokens[row.slot] = its_tokens[-1]

@@ -10,6 +10,7 @@ import torch
 
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.config.model_config import ModelConfig
+from mini_infer_engine.config.model_path import resolve_model
 from mini_infer_engine.config.settings import EngineSettings
 from mini_infer_engine.device import choose_device
 from mini_infer_engine.distributed.collectives import NO_COLLECTIVES, Collectives
@@ -21,6 +22,7 @@ from mini_infer_engine.quantization.on_load import Quantization, quantize_on_loa
 from mini_infer_engine.runtime.calibration import calibrate, calibrates, calibration_rows
 from mini_infer_engine.speculation.config import speculation_of
 from mini_infer_engine.speculation.draft_files import find_draft
+from mini_infer_engine.speculation.head import SpeculativeHead, load_head
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +38,8 @@ class ModelWorker:
     collectives: Collectives = NO_COLLECTIVES
     draft: "ModelWorker | None" = None
     """The small model that guesses tokens; None: there is none."""
+    head: SpeculativeHead | None = None
+    """What guesses them from the model's hidden states."""
 
     @classmethod
     def load(
@@ -56,7 +60,9 @@ class ModelWorker:
         config = replace(config, tensor_parallel=collectives.parallel)
         model_class(config.architecture).check_split(config)
         draft = cls._load_draft(settings, config, directory, device, dtype)
-        return cls(config, _load_model(settings, config, directory, device, dtype), device, dtype, collectives, draft)
+        head = _load_head(settings, config, device, dtype)
+        model = _load_model(settings, config, directory, device, dtype)
+        return cls(config, model, device, dtype, collectives, draft, head)
 
     @classmethod
     def _load_draft(
@@ -93,6 +99,18 @@ class ModelWorker:
         self.model.finish_loading(max_positions)
         if self.draft is not None:
             self.draft.finish_loading(max_positions)
+
+
+def _load_head(
+    settings: EngineSettings, config: ModelConfig, device: torch.device, dtype: torch.dtype
+) -> SpeculativeHead | None:
+    speculation = speculation_of(settings)
+    if speculation is None or speculation.method != "head" or speculation.model is None:
+        return None
+    dummy = settings.load_format == "dummy"
+    directory = resolve_model(speculation.model, weights=not dummy)
+    sizes = config.hidden_size, config.num_layers
+    return load_head(directory, *sizes, device, dtype, dummy=dummy, seed=settings.seed)
 
 
 def weight_bytes(model: DecoderModel) -> int:

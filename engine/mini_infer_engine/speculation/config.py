@@ -11,7 +11,7 @@ import msgspec
 
 from mini_infer_contract.engine_options import EngineOptions
 
-Method = Literal["ngram", "draft_model"]
+Method = Literal["ngram", "draft_model", "head"]
 
 _OPTION_OF = {
     "method": "speculative_method",
@@ -29,7 +29,7 @@ class SpeculationConfig:
 
     method: Method
     model: str | None
-    """Of draft_model."""
+    """Of draft_model and head."""
     num_tokens: int
     """Guesses of a pass, at most."""
     lookup_max: int
@@ -41,8 +41,8 @@ def speculation_of(options: EngineOptions) -> SpeculationConfig | None:
     method, model = options.speculative_method, options.speculative_model
     if method is None and model is None:
         return None
-    if method == "draft_model" and model is None:
-        raise ValueError("speculative_method is draft_model, which needs a small model: set speculative_model")
+    if method in ("draft_model", "head") and model is None:
+        raise ValueError(f"speculative_method is {method}, which needs a folder of its own: set speculative_model")
     if method == "ngram" and model is not None:
         raise ValueError(f"speculative_method is ngram, which has no model: leave out speculative_model {model!r}")
     if options.prompt_lookup_min > options.prompt_lookup_max:

@@ -29,7 +29,7 @@ def find_draft(settings: EngineSettings, target: ModelConfig, target_directory: 
 
     """
     speculation = speculation_of(settings)
-    if speculation is None or speculation.model is None:
+    if speculation is None or speculation.model is None or speculation.method != "draft_model":
         return None
     name = f"speculative_model {speculation.model!r}"
     directory = resolve_model(speculation.model, weights=settings.load_format != "dummy")

@@ -29,6 +29,7 @@ class SpeculationPlanner:
         self.num_drafts = self.num_draft_tokens = 0
         self.accepted_by_position = [0] * config.num_tokens
         self._computes_catch_up = config.method == "draft_model"
+        self._reads_text = config.method != "head"
         self._max_rows = max_rows
         self._max_model_len = max_model_len
         self._token_budget = token_budget
@@ -64,6 +65,8 @@ class SpeculationPlanner:
 
     def _catch_up(self, batch: Batch, chosen: list[tuple[Row, Sequence]], budget: int) -> bool:
         """Tell the draft tokens that it does not know; False: there are too many for one pass."""
+        if not self._reads_text:
+            return True
         is_complete = True
         for row, sequence in chosen:
             start, known = sequence.num_drafted, len(sequence.token_ids)

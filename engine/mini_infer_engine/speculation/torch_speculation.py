@@ -10,9 +10,12 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import msgspec
+import torch
 from torch import Tensor
 
 from mini_infer_engine.core.batch import Batch, Row
+from mini_infer_engine.models.hidden_taps import HiddenTaps
+from mini_infer_engine.ops.base import ResidualState
 from mini_infer_engine.ops.torch_ops import TorchOps
 from mini_infer_engine.runtime.attention.backends import torch_backend
 from mini_infer_engine.runtime.inputs import build_inputs
@@ -20,6 +23,7 @@ from mini_infer_engine.runtime.kv_pool import KVPool
 from mini_infer_engine.runtime.worker import ModelWorker
 from mini_infer_engine.sampling.reference import build_sampling, sample
 from mini_infer_engine.speculation.config import SpeculationConfig
+from mini_infer_engine.speculation.head import SpeculativeHead
 from mini_infer_engine.speculation.ngram import look_up
 
 
@@ -31,6 +35,8 @@ class SlotProgress:
     """Tokens in the KV cache."""
     output_index: int = 0
     last_token: int = 0
+    features: Tensor | None = None  # [layers * hidden], where a head reads them
+    """Hidden states of the token before the last one."""
     history: list[int] = field(default_factory=list)
     """The tokens that were told, and those made in passes with guesses: all up to `length`, then the last one."""
 
@@ -91,12 +97,39 @@ class DraftModel:
         return model.logits(self._ops, state)
 
 
+class HeadModel:
+    """A head over the model's own embeddings and output matrix."""
+
+    def __init__(self, head: SpeculativeHead, worker: ModelWorker) -> None:
+        self._head, self._worker, self._ops = head, worker, TorchOps()
+        worker.model.taps = HiddenTaps(head.shape.layers)
+
+    def guess(self, rows: Sequence[Row], slots: Sequence[SlotProgress]) -> list[list[int]]:
+        """See `DraftModel.guess`: a chain from the hidden states of the token before the last one."""
+        guesses: list[list[int]] = [[] for _ in rows]
+        model, device = self._worker.model, self._worker.device
+        state = self._head.begin(torch.stack([slot.features for slot in slots if slot.features is not None]))
+        newest = torch.tensor([slot.last_token for slot in slots], device=device)
+        for step in range(max(row.num_drafts or 0 for row in rows)):
+            state, hidden = self._head.step(state, model.embed(self._ops, newest))
+            logits = model.logits(self._ops, ResidualState(hidden))
+            asking = [
+                _as_chunk(row, 0, [0], slot.output_index + step, 1) for row, slot in zip(rows, slots, strict=True)
+            ]
+            newest = sample(logits, build_sampling(asking, self._worker.config.vocab_size, device))
+            for row, own, token in zip(rows, guesses, newest.tolist(), strict=True):
+                if len(own) < (row.num_drafts or 0):
+                    own.append(token)
+        return guesses
+
+
 class TorchSpeculation:
     """Of one executor."""
 
     def __init__(self, config: SpeculationConfig, worker: ModelWorker, pool: KVPool, num_slots: int) -> None:
         self._slots = [SlotProgress() for _ in range(num_slots)]
         self._draft = None if worker.draft is None else DraftModel(worker.draft, pool)
+        self._head = None if worker.head is None else HeadModel(worker.head, worker)
         self._look_up = partial(look_up, longest=config.lookup_max, shortest=config.lookup_min)
 
     def prepare(self, batch: Batch) -> PreparedBatch:
@@ -129,14 +162,19 @@ class TorchSpeculation:
             return {}
         if self._draft is not None:
             return dict(zip(asking, self._draft.guess(rows, slots), strict=True))
+        if self._head is not None:
+            return dict(zip(asking, self._head.guess(rows, slots), strict=True))
         found = [
             self._look_up([*slot.history[: slot.length], slot.last_token], row.num_drafts or 0)
             for row, slot in zip(rows, slots, strict=True)
         ]
         return dict(zip(asking, found, strict=True))
 
-    def settle(self, prepared: PreparedBatch, sampled: list[int]) -> list[list[int]]:
-        """The tokens that each row of the prepared batch has made, from what was sampled at all of its positions."""
+    def settle(self, prepared: PreparedBatch, sampled: list[int], features: Tensor | None) -> list[list[int]]:
+        """The tokens that each row of the prepared batch has made, from what was sampled at all of its positions.
+
+        features [positions, layers * hidden]: the hidden states there, where a head reads them.
+        """
         made: list[list[int]] = []
         at = 0
         for row, drafts in zip(prepared.batch.rows, prepared.drafts, strict=True):
@@ -144,8 +182,9 @@ class TorchSpeculation:
                 made.append([])
                 continue
             tokens = right_tokens(drafts, sampled[at : at + row.num_samples])
-            at += row.num_samples
             slot = self._slots[row.slot]
+            slot.features = None if features is None else features[at + len(tokens) - 1]
+            at += row.num_samples
             if row.num_drafts is not None:
                 slot.history[slot.length :] = [slot.last_token, *tokens[:-1]]
             slot.length = row.start + row.count - row.num_samples + len(tokens)

@@ -1,11 +1,13 @@
 """With speculation the text is that of the engine without, token for token: greedy, sampled, and whatever is asked."""
 
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.config.settings import EngineSettings
@@ -14,6 +16,7 @@ from mini_infer_engine.core.request import Request, SamplingParams
 from mini_infer_engine.core.stats import EngineStats
 from mini_infer_engine.runtime.model_runner import load_runner
 from mini_infer_engine.speculation.controller import DraftController
+from mini_infer_engine.speculation.head import HeadShape, SpeculativeHead
 from mini_infer_engine.speculation.torch_speculation import right_tokens
 from tests.support.tiny_models import save_tiny_model
 
@@ -35,6 +38,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "ngram": {"speculative_method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1},
     "draft": {"num_speculative_tokens": 5},
     "one guess": {"num_speculative_tokens": 1},
+    "head": {"speculative_method": "head", "num_speculative_tokens": 3},
 }
 
 
@@ -48,6 +52,16 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
             parameter.add_(torch.randn_like(parameter) * 0.01 * parameter.std())
     model.save_pretrained(draft)
     return target, draft
+
+
+def save_head(folder: Path, hidden_size: int, num_layers: int) -> Path:
+    """An untrained head: what it guesses is seldom right."""
+    folder.mkdir()
+    shape = HeadShape(hidden_size, width=32, intermediate_size=48, layers=(0, num_layers - 1))
+    torch.manual_seed(5)
+    save_file(SpeculativeHead(shape).state_dict(), str(folder / "model.safetensors"))
+    (folder / "config.json").write_text(json.dumps(shape.to_config()))
+    return folder
 
 
 @pytest.fixture(autouse=True)
@@ -88,13 +102,15 @@ def run(folder: Path, asked: list[Request], **options: Any) -> tuple[list[tuple[
 def test_the_text_is_that_of_the_plain_engine(folders: tuple[Path, Path], method: str, step_depth: int) -> None:
     target, draft = folders
     options = METHODS[method]
-    if "speculative_method" not in options:
+    if method == "head":
+        options = options | {"speculative_model": str(save_head(target.parent / f"head{step_depth}", 64, 3))}
+    elif method != "ngram":
         options = options | {"speculative_model": str(draft)}
     plain, _ = run(target, requests())
     guessed, stats = run(target, requests(), step_depth=step_depth, **options)
     assert guessed == plain
     assert stats.draft_tokens > 50
-    assert method == "ngram" or sum(stats.accepted_tokens_by_position) > stats.draft_tokens / 3
+    assert method in ("ngram", "head") or sum(stats.accepted_tokens_by_position) > stats.draft_tokens / 3
 
 
 def test_a_model_that_repeats_itself_is_looked_up(tmp_path: Path) -> None:
@@ -163,6 +179,18 @@ def test_a_draft_of_another_vocabulary_is_refused_before_its_weights_are_read(tm
     save_tiny_model(tmp_path / "other", "qwen3", vocab_size=211)
     with pytest.raises(ModelError, match=r"vocabulary of 211 tokens.* one of 199"):
         run(tmp_path / "target", [], speculative_model=str(tmp_path / "other"))
+
+
+def test_a_head_for_another_model_is_refused(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path / "target", "qwen3")
+    options = {"speculative_method": "head", "speculative_model": str(save_head(tmp_path / "wide", 96, 3))}
+    with pytest.raises(ModelError, match=r"reads layers \[0, 2\] of width 96, and the model has 3 layers of width 64"):
+        run(tmp_path / "target", [], **options)
+    options["speculative_model"] = str(save_head(tmp_path / "torn", 64, 3))
+    shape = HeadShape(64, 48, 96, (0, 2))
+    (tmp_path / "torn" / "config.json").write_text(json.dumps(shape.to_config()))
+    with pytest.raises(ModelError, match=r"tensor 'down.weight' has the shape \(32, 48\), and config.json asks for"):
+        run(tmp_path / "target", [], **options)
 
 
 def test_a_draft_of_a_shorter_context_is_refused(tmp_path: Path) -> None:

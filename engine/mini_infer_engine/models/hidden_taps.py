@@ -1,0 +1,28 @@
+"""Hidden states of some layers, kept while a model computes a pass. Knows neither models nor who reads them."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+
+class HiddenTaps:
+    """Of the tokens whose logits a pass asks for."""
+
+    def __init__(self, layers: Iterable[int]) -> None:
+        self.layers = frozenset(layers)
+        """From 0."""
+        self._kept: list[Tensor] = []
+
+    def begin(self) -> None:
+        """A pass begins: what nobody took of the one before is not needed."""
+        self._kept = []
+
+    def keep(self, residual: Tensor, rows: Tensor | None) -> None:
+        """The residual stream [tokens, hidden] after one of the layers, or some of its rows; later layers change it."""
+        self._kept.append(residual.clone() if rows is None else residual.index_select(0, rows))
+
+    def take(self) -> Tensor:
+        """All that were kept of this pass, side by side: [rows, layers * hidden]."""
+        kept, self._kept = self._kept, []
+        return torch.cat(kept, dim=-1)

@@ -1,0 +1,139 @@
+"""The trained head: guesses from hidden states of the model itself, a chain of small steps without attention.
+
+As in EAGLE-3 (Li et al., arXiv:2503.01840) it reads several layers at once, feeds its own state back, and is trained
+over the whole chain. As in recurrent drafters (Zhang et al., arXiv:2403.09919) a step sees that state and the newest
+token alone: it has no keys and values, so a cached prefix, a swap or a pass without guesses leaves it nothing to catch
+up with. Token embeddings, last norm and output matrix are the model's.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn import functional
+
+from mini_infer_engine.config.errors import ModelError
+
+ARCHITECTURE = "MiniInferSpeculativeHead"
+"""In `architectures` of its config.json."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadShape:
+    """Of config.json."""
+
+    hidden_size: int
+    """The model's."""
+    width: int
+    """Of the head's state."""
+    intermediate_size: int
+    layers: tuple[int, ...]
+    """Of the model, whose outputs it reads, from 0."""
+
+    @property
+    def num_features(self) -> int:
+        """Numbers that it reads of a token."""
+        return len(self.layers) * self.hidden_size
+
+    def to_config(self) -> dict[str, Any]:
+        """As config.json has it."""
+        return {"architectures": [ARCHITECTURE], **asdict(self), "layers": list(self.layers)}
+
+    @classmethod
+    def read(cls, path: Path) -> "HeadShape":
+        """ModelError: this is no config.json of a head."""
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+            if values["architectures"] != [ARCHITECTURE]:
+                raise ModelError(f"{path} is of {values['architectures']}, and a head's says {ARCHITECTURE}.")
+            sizes = {name: int(values[name]) for name in ("hidden_size", "width", "intermediate_size")}
+            return cls(**sizes, layers=tuple(int(layer) for layer in values["layers"]))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ModelError(f"{path} is no config.json of a speculative head: {error!r}.") from None
+
+
+class SpeculativeHead(nn.Module):
+    """See the module. Rows are sequences."""
+
+    def __init__(self, shape: HeadShape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.fuse = nn.Linear(shape.num_features, shape.width, bias=False)
+        self.embedded = nn.Linear(shape.hidden_size, shape.width, bias=False)
+        self.gate_up = nn.Linear(shape.width, 2 * shape.intermediate_size, bias=False)
+        self.down = nn.Linear(shape.intermediate_size, shape.width, bias=False)
+        self.out = nn.Linear(shape.width, shape.hidden_size, bias=False)
+
+    def begin(self, features: Tensor) -> Tensor:
+        """The first state [rows, width] of hidden states [rows, layers * hidden_size], normalised layer by layer."""
+        layers = features.view(-1, len(self.shape.layers), self.shape.hidden_size)
+        state: Tensor = self.fuse(_normed(layers).flatten(-2))
+        return state
+
+    def step(self, state: Tensor, embedding: Tensor) -> tuple[Tensor, Tensor]:
+        """The next state, and what the model's last norm and output matrix make logits of: [rows, hidden_size].
+
+        `embedding` [rows, hidden_size] is that of the newest token.
+        """
+        x = _normed(state) + self.embedded(_normed(embedding))
+        gate, up = self.gate_up(_normed(x)).chunk(2, dim=-1)
+        x = x + self.down(functional.silu(gate) * up)
+        return x, self.out(_normed(x))
+
+
+def _normed(x: Tensor) -> Tensor:
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+
+
+def load_head(
+    directory: Path,
+    hidden_size: int,
+    num_layers: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    dummy: bool,
+    seed: int,
+) -> SpeculativeHead:
+    """A head for a model of these sizes; `dummy`: with random weights.
+
+    Raises:
+        ModelError: it is for another model, or unreadable; said before memory is taken.
+
+    """
+    shape = HeadShape.read(directory / "config.json")
+    if shape.hidden_size != hidden_size or max(shape.layers, default=num_layers) >= num_layers:
+        raise ModelError(
+            f"{directory}: this head reads layers {list(shape.layers)} of width {shape.hidden_size}, and the model has "
+            f"{num_layers} layers of width {hidden_size}: choose the head that was trained for it."
+        )
+    with torch.device("meta"):
+        head = SpeculativeHead(shape)
+    wanted = {name: tuple(tensor.shape) for name, tensor in head.state_dict().items()}
+    if dummy:
+        generator = torch.Generator().manual_seed(seed)
+        tensors = {name: torch.randn(sizes, generator=generator) * sizes[-1] ** -0.5 for name, sizes in wanted.items()}
+    else:
+        tensors = _read(directory / "model.safetensors")
+        found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        if found != wanted:
+            name = min(name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name))
+            raise ModelError(
+                f"{directory}: tensor {name!r} has the shape {found.get(name)}, and config.json asks for "
+                f"{wanted.get(name)}: the files do not belong together."
+            )
+    head.load_state_dict({name: tensor.to(device, dtype) for name, tensor in tensors.items()}, assign=True)
+    return head.eval().requires_grad_(False)
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(str(path))
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"{path} cannot be read: {error}.") from None
