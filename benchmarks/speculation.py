@@ -223,13 +223,18 @@ def main() -> int:
 
 def variants_of(part: str, guesses: int) -> dict[str, dict[str, Any]]:
     """Options by label, the plain engine first. Each is measured in a process of its own."""
+    from mini_infer_engine.config.model_path import resolve_model
+
     more = {"num_speculative_tokens": guesses}
     looked_up = more | {"speculative_method": "ngram"}
     if part == "ngram":
         return {"plain": {}, "ngram": looked_up}
     draft = more | {"speculative_model": "demo-draft"}  # of shapes, others take their place
     head = more | {"speculative_method": "head", "speculative_model": "demo-head"}
-    return {"plain": {}, "draft": draft, "head": head} | ({"ngram": looked_up} if part == "demo" else {})
+    if part == "shapes":
+        return {"plain": {}, "draft": draft, "head": head}
+    trained = {"head": head} if resolve_model("demo-head").exists() else {}
+    return {"plain": {}, "draft": draft, **trained, "ngram": looked_up}
 
 
 def settings_of(part: str, options: Any, root: Path, max_num_seqs: int) -> tuple[dict[str, Any], tuple[Any, ...]]:
