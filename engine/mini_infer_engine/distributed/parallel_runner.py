@@ -6,7 +6,6 @@ are the result.
 
 import os
 import subprocess
-import sys
 import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -27,7 +26,7 @@ from mini_infer_engine.core.result import PassResult
 from mini_infer_engine.distributed import step_messages
 from mini_infer_engine.distributed.member import GroupMember, rank_device
 from mini_infer_engine.distributed.process_group import LOOPBACK, open_store
-from mini_infer_engine.distributed.rank_config import Addresses, RankConfig
+from mini_infer_engine.distributed.rank_config import Addresses, RankConfig, spawn_rank
 from mini_infer_engine.distributed.signs import Watch
 from mini_infer_engine.distributed.tensor_parallel import TensorParallel
 from mini_infer_engine.kv_transfer.layout import KVMemory
@@ -63,12 +62,13 @@ class Ranks:
         is_local = settings.nnodes == 1
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         router = context.socket(zmq.ROUTER)
-        signs = self._bind(router, "signs", is_local)
+        host = "" if is_local else master_address(settings)
+        signs = self._bind(router, "signs", host)
         self._steps = {rank: context.socket(zmq.PUSH) for rank in range(1, self.size)}
         steps = {}
         for rank, socket in self._steps.items():
             socket.set(zmq.SNDHWM, 0)
-            steps[rank] = self._bind(socket, f"steps-{rank}", is_local)
+            steps[rank] = self._bind(socket, f"steps-{rank}", host)
         store.set("addresses", msgspec.json.encode(Addresses(signs, steps)).decode())
         self.processes = {rank: self._spawn(settings, rank, store.port, watched) for rank in local}
         ranks, processes = weakref.ref(self), self.processes  # the thread does not keep this object alive
@@ -85,13 +85,14 @@ class Ranks:
             self, _close, self.watch, self.processes, self._steps, router, self._folder, os.getpid()
         )
 
-    def _bind(self, socket: zmq.Socket[bytes], name: str, is_local: bool) -> str:
-        if is_local:
+    def _bind(self, socket: zmq.Socket[bytes], name: str, host: str) -> str:
+        """Its address: a file for this machine's processes, a port for those who reach it at `host`."""
+        if not host:
             address = f"ipc://{self._folder.name}/{name}"
             socket.bind(address)
             return address
         port = socket.bind_to_random_port("tcp://*")
-        return f"tcp://{os.uname().nodename}:{port}"
+        return f"tcp://{host}:{port}"
 
     def _spawn(self, settings: EngineSettings, rank: int, port: int, watched: Watched) -> subprocess.Popen[bytes]:
         config = RankConfig(
@@ -136,15 +137,6 @@ def _ended(processes: Mapping[int, "subprocess.Popen[bytes]"]) -> dict[int, int]
     """Ranks whose processes have ended, to their statuses."""
     found = {rank: process.poll() for rank, process in processes.items()}
     return {rank: status for rank, status in found.items() if status is not None}
-
-
-def spawn_rank(config: RankConfig, folder: Path) -> subprocess.Popen[bytes]:
-    """Start a rank's process, which dies with this one."""
-    path = folder / f"rank-{config.rank}.json"
-    path.write_bytes(msgspec.json.encode(config))
-    command = [sys.executable, "-m", "mini_infer_engine.distributed.rank_process", str(path)]
-    passed = (config.last_words_fd,) if config.last_words_fd >= 0 else ()
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=passed)
 
 
 def _close(

@@ -1,5 +1,9 @@
 """What a rank's process is told before it can talk to the first rank, in a file that it reads when it starts."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import msgspec
 
 from mini_infer_contract.logs import LogFormat
@@ -32,3 +36,12 @@ class Addresses(msgspec.Struct, frozen=True):
     signs: str
     steps: dict[int, str]
     """By rank."""
+
+
+def spawn_rank(config: RankConfig, folder: Path) -> subprocess.Popen[bytes]:
+    """Start a rank's process, which dies with this one."""
+    path = folder / f"rank-{config.rank}.json"
+    path.write_bytes(msgspec.json.encode(config))
+    command = [sys.executable, "-m", "mini_infer_engine.distributed.rank_process", str(path)]
+    passed = (config.last_words_fd,) if config.last_words_fd >= 0 else ()
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=passed)

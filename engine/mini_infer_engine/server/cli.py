@@ -17,7 +17,7 @@ from mini_infer_engine import __version__
 from mini_infer_engine.config.mechanisms import Mechanism
 from mini_infer_engine.config.model_path import resolve_model
 from mini_infer_engine.config.server_options import SERVER, ServerOptions
-from mini_infer_engine.config.settings import EngineSettings
+from mini_infer_engine.config.settings import EngineSettings, master_address, node_rank
 from mini_infer_engine.core_process.core_config import CoreConfig
 from mini_infer_engine.dry.dry_run import DryRun
 from mini_infer_engine.dry.script import read_script
@@ -90,6 +90,16 @@ def run(options: argparse.Namespace, settings: EngineSettings) -> int:
         raise StartError(f"TLS: {error}") from None
     dry_run = _dry_run(options) if options.dry_run else None
     listening = listen(server.host, server.port)
+    try:
+        node = node_rank(settings)
+        if settings.nnodes > 1:
+            master_address(settings)  # or it is missed only when the others wait
+    except ValueError as error:
+        raise StartError(str(error)) from None
+    if node and dry_run is None:
+        from mini_infer_engine.server.worker_node import WorkerNode
+
+        return WorkerNode(settings, node, server.log_level, server.log_format).run(listening)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # until the server takes over
     try:
         directory = None if dry_run is not None else _find_model(settings)

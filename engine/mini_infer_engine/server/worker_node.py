@@ -1,0 +1,105 @@
+"""A machine of a group over several that is not the first: it runs its ranks, and tells by HTTP whether they live.
+
+It serves no requests: `/healthz` and `/readyz` are for probes. When one of its ranks or the group ends, it
+ends.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+from pathlib import Path
+
+from mini_infer_contract.logs import LogFormat
+from mini_infer_engine.config.settings import EngineSettings, master_address
+from mini_infer_engine.distributed.rank_config import RankConfig, spawn_rank
+
+logger = logging.getLogger(__name__)
+
+_LOOK_S = 0.2
+_REQUEST_S = 5.0
+_ANSWERS = {"/healthz": b"200 OK", "/readyz": b"200 OK"}
+
+
+class WorkerNode:
+    """The ranks of one machine."""
+
+    def __init__(self, settings: EngineSettings, node: int, log_level: str, log_format: LogFormat) -> None:
+        """ValueError: nobody says where the group meets."""
+        self._settings, self._node = settings, node
+        self._host = master_address(settings)
+        self._log_level, self._log_format = log_level, log_format
+        self._stopping = asyncio.Event()
+
+    def run(self, listening: socket.socket) -> int:
+        """Until the group ends, or a signal comes. Returns the exit status."""
+        local = self._settings.tensor_parallel_size // self._settings.nnodes
+        ranks = range(self._node * local, (self._node + 1) * local)
+        host, port = listening.getsockname()[:2]
+        logger.info(
+            "node %d of %d: ranks %d to %d of the group at %s:%d; health at http://%s:%d",
+            self._node,
+            self._settings.nnodes,
+            ranks[0],
+            ranks[-1],
+            self._host,
+            self._settings.master_port,
+            host,
+            port,
+        )
+        with tempfile.TemporaryDirectory(prefix="mini-infer-ranks-") as folder:
+            processes = {rank: spawn_rank(self._config(rank, index), Path(folder)) for index, rank in enumerate(ranks)}
+            try:
+                return asyncio.run(self._watch(listening, processes))
+            finally:
+                for process in processes.values():
+                    process.kill()
+                    process.wait()
+
+    def _config(self, rank: int, local_rank: int) -> RankConfig:
+        return RankConfig(
+            settings=self._settings,
+            rank=rank,
+            local_rank=local_rank,
+            store_host=self._host,
+            store_port=self._settings.master_port,
+            parent_pid=os.getpid(),
+            kills_parent=False,
+            log_level=self._log_level,
+            log_format=self._log_format,
+        )
+
+    async def _watch(self, listening: socket.socket, processes: dict[int, "subprocess.Popen[bytes]"]) -> int:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stopping.set)
+        server = await asyncio.start_server(_answer, sock=listening)
+        async with server:
+            while not self._stopping.is_set():
+                for rank, process in processes.items():
+                    if (status := process.poll()) is not None:
+                        if status:
+                            logger.error("rank %d ended with status %d: this node leaves the group", rank, status)
+                        return int(status != 0)
+                try:
+                    await asyncio.wait_for(self._stopping.wait(), _LOOK_S)
+                except TimeoutError:
+                    continue
+        return 0
+
+
+async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """One request of a probe, and the connection is closed."""
+    try:
+        request = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), _REQUEST_S)
+        path = request.split(b" ", 2)[1].decode("latin-1").partition("?")[0]
+        status = _ANSWERS.get(path, b"404 Not Found")
+        writer.write(b"HTTP/1.1 " + status + b"\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        await writer.drain()
+    except (TimeoutError, OSError, IndexError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+        pass  # a probe that says nothing gets no answer
+    finally:
+        writer.close()

@@ -1,0 +1,118 @@
+"""Servers of tensor-parallel groups: text, metrics, the end of a rank while clients wait, and groups of two nodes."""
+
+import os
+import re
+import signal
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.engine.server.dry_server import EngineServer, environment, free_port, serve_command, wait_until
+
+FLAGS = ("demo", "--device", "cpu", "--kv-cache-memory", "30MB")
+ASKED = {"model": "demo", "prompt": "def main():", "max_tokens": 30, "temperature": 0}
+
+
+def _children(pid: int) -> list[int]:
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rsplit(")", 1)[1].split()
+        except OSError:
+            continue
+        if int(fields[1]) == pid:
+            found.append(int(stat.parent.name))
+    return found
+
+
+class _Waiting:
+    """A client with a long request."""
+
+    def __init__(self, url: str) -> None:
+        self.status = 0
+        self.text = ""
+        self.thread = threading.Thread(target=self._run, args=(url,), daemon=True)
+        self.thread.start()
+
+    def _run(self, url: str) -> None:
+        asked = ASKED | {"max_tokens": 3000, "ignore_eos": True, "stream": True}
+        try:
+            with httpx.stream("POST", f"{url}/v1/completions", json=asked, timeout=60) as response:
+                self.status = response.status_code
+                for part in response.iter_text():
+                    self.text += part
+        except httpx.HTTPError as error:
+            self.text += repr(error)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_clients_learn_of_the_end_of_a_rank_within_five_seconds(number: signal.Signals) -> None:
+    server = EngineServer(*FLAGS, "--tensor-parallel-size", "2")
+    try:
+        labels = server.client.get("/metrics").text
+        assert 'all_reduce="gloo"' in labels
+        assert 'tensor_parallel_size="2"' in labels
+        assert server.client.post("/v1/completions", json=ASKED).status_code == 200
+        (rank,) = _children(server.core_pid)
+        client = _Waiting(server.url)
+        wait_until(lambda: "data:" in client.text)
+        os.kill(rank, number)
+        begin_s = time.monotonic()
+        client.thread.join(10)
+        assert time.monotonic() - begin_s < 5.5
+        assert "rank 1 of the tensor-parallel group" in client.text
+        assert server.process.wait(10) == 1
+        wait_until(lambda: not Path(f"/proc/{rank}").exists())
+    finally:
+        server.process.kill()
+
+
+def test_a_group_of_two_nodes_says_what_one_process_does_and_ends_whole() -> None:
+    group = ("--tensor-parallel-size", "2", "--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port")
+    port, health = str(free_port()), free_port()
+    command = serve_command(*FLAGS, *group, port, "--port", str(health))
+    variables = environment() | {"LWS_WORKER_INDEX": "1"}
+    worker = subprocess.Popen(command, env=variables, stderr=subprocess.PIPE, text=True)
+    leader = EngineServer(*FLAGS, *group, port, "--node-rank", "0")
+    try:
+        for path, status in (("/healthz", 200), ("/readyz?x", 200), ("/v1/models", 404)):
+            assert httpx.get(f"http://127.0.0.1:{health}{path}").status_code == status
+        alone = EngineServer(*FLAGS)
+        texts = [one.client.post("/v1/completions", json=ASKED).json()["choices"][0]["text"] for one in (leader, alone)]
+        alone.process.terminate()
+        assert texts[0] == texts[1]
+        (rank,) = _children(worker.pid)
+        client = _Waiting(leader.url)
+        wait_until(lambda: "data:" in client.text)
+        os.kill(rank, signal.SIGKILL)
+        client.thread.join(10)
+        assert re.search("rank 1 of the tensor-parallel group", client.text)
+        assert worker.wait(10) == 1
+        assert leader.process.wait(10) == 1
+    finally:
+        worker.kill()
+        leader.process.kill()
+
+
+def test_a_worker_leaves_when_its_leader_is_gone() -> None:
+    group = ("--tensor-parallel-size", "2", "--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port")
+    port = str(free_port())
+    worker = subprocess.Popen(
+        serve_command(*FLAGS, *group, port, "--port", "0", "--node-rank", "1"),
+        env=environment(),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    leader = EngineServer(*FLAGS, *group, port, "--node-rank", "0")
+    try:
+        leader.process.kill()
+        _, log = worker.communicate(timeout=15)
+        assert worker.returncode == 1
+        assert "first rank hangs or is gone" in log or "Connection" in log
+    finally:
+        worker.kill()
+        leader.process.kill()
