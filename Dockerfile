@@ -65,7 +65,7 @@ FROM build AS engine-cpu-packages
 RUN bash /build/install_torch.sh python /build/constraints.txt && python -c 'import torch' 2>/dev/null \
     && cd /opt/mini-infer/lib/python3.11/site-packages/torch \
     && rm -rf include share test lib/*.a && find bin -type f ! -name torch_shm_manager -delete
-RUN python /build/requirements.py /build/pyproject.toml engine >/build/requirements.txt \
+RUN python /build/requirements.py /build/pyproject.toml engine disaggregated >/build/requirements.txt \
     && pip install --quiet -c /build/constraints.txt -r /build/requirements.txt \
     && pip uninstall --quiet --yes pip \
     && python -m compileall -q -j 0 -x '/(torch|sympy|networkx)/' /opt/mini-infer/lib
@@ -84,7 +84,7 @@ LABEL org.opencontainers.image.title="mini-infer-engine-cpu" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="$VERSION" \
       org.opencontainers.image.revision="$REVISION"
-EXPOSE 8000 5557 5558
+EXPOSE 8000 5557 5558 5559
 ENTRYPOINT ["mini-infer-serve"]
 
 # Triton compiles a launcher in C for each kernel when it first meets a GPU: a compiler and Python's headers stay in.
@@ -102,7 +102,7 @@ COPY constraints.txt constraints-gpu.txt pyproject.toml scripts/requirements.py 
 # The pair of torch and Triton that was measured comes first and is not to change; the other packages follow.
 RUN python3 -m venv /opt/mini-infer && python -m pip install --quiet $(grep -oE '^(torch|triton)==[^ ;]+' /build/constraints-gpu.txt) \
     && python -c 'import torch, triton; assert torch.version.cuda, "this torch is a build for CPUs"'
-RUN python /build/requirements.py /build/pyproject.toml engine >/build/requirements.txt \
+RUN python /build/requirements.py /build/pyproject.toml engine disaggregated >/build/requirements.txt \
     && grep -vE '^(torch|triton|nvidia-|cuda-|setuptools)' /build/constraints.txt >/build/others.txt \
     && python -m pip install --quiet -c /build/others.txt -c /build/constraints-gpu.txt -r /build/requirements.txt
 WORKDIR /src
@@ -127,5 +127,5 @@ LABEL org.opencontainers.image.title="mini-infer-engine-cuda" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="$VERSION" \
       org.opencontainers.image.revision="$REVISION"
-EXPOSE 8000 5557 5558
+EXPOSE 8000 5557 5558 5559
 ENTRYPOINT ["mini-infer-serve"]

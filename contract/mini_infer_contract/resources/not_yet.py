@@ -6,6 +6,11 @@ from typing import Any
 from mini_infer_contract.resources.names import ROLES
 from mini_infer_contract.resources.rules import Rule
 
+_EXPERT = (
+    "(has(self.spec.{0}) && has(self.spec.{0}.parallelism) && has(self.spec.{0}.parallelism.expert) && "
+    "self.spec.{0}.parallelism.expert)"
+)
+
 
 def _size_is_one(size: str) -> tuple[str, Callable[[Any], bool]]:
     """CEL and Python for: no role has `parallelism.SIZE` above 1."""
@@ -25,14 +30,12 @@ def _size(size: str, remedy: str) -> Rule:
 
 
 NOT_YET = (
-    _size("tensor", "set replicas to use more GPUs"),
-    _size("pipeline", "set replicas to use more GPUs"),
+    _size("pipeline", "set tensor"),
     _size("data", "set replicas"),
-    _size("nodes", "let an engine stay on one node"),
     Rule(
-        "!has(self.spec.prefill) && !has(self.spec.decode)",
-        "prefill and decode do not work yet: write unified, whose engines do both",
-        lambda s: s.spec.prefill is None and s.spec.decode is None,
+        f"!({' || '.join(_EXPERT.format(role) for role in ROLES)})",
+        "parallelism.expert does not work yet: leave it out, and every rank has a slice of each expert",
+        lambda s: not any(role.parallelism is not None and role.parallelism.expert for role in s.roles.values()),
     ),
 )
 """Rules of an InferenceService, each taken away with what makes it needless."""
