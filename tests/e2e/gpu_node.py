@@ -60,7 +60,13 @@ class GpuNode(NodeCluster):
         image = f"localhost/{NAME}"
         operator = ["mini_infer_operator.controller.run", "--engine-image=none", f"--engine-cuda-image={image}"]
         operator += ["--engine-image-pull-policy=Never", f"--gateway-url={self.url}"]
-        gateway = ["mini_infer_gateway", "--host=0.0.0.0", f"--port={PORT}", "--kubernetes"]
+        gateway = [
+            "mini_infer_gateway",
+            "--host=0.0.0.0",
+            f"--port={PORT}",
+            "--kubernetes",
+            "--max-local-prefill-tokens=256",
+        ]
         with self._inside("operator", *operator), self._inside("gateway", *gateway):
             yield
 

@@ -1,5 +1,7 @@
 """`make e2e-gpu`: examples/gpu.yaml on a node with GPUs, changed under load, and how soon a pod gives its first token.
 
+With two GPUs also prefill and decode apart, and an engine of two ranks, asked through the gateway.
+
 E2E_NODE       a program that makes the node: PROGRAM up DIR --gpus G, and exec, load, down
 E2E_GPUS       what is given to --gpus: real (default), or a number where GPUs are only counted
 E2E_GPU_TARGET the Dockerfile's target: engine-cuda (default), or engine-cpu where GPUs are only counted
@@ -11,6 +13,7 @@ E2E_GPU_MODELS shapes of benchmarks/common/models.py to start with random weight
 import json
 import os
 import shutil
+import statistics
 import tempfile
 import threading
 import time
@@ -23,6 +26,7 @@ import pytest
 import yaml
 
 from benchmarks.common.models import model_folder
+from mini_infer_contract.metrics import ENGINE_KV_TRANSFER_BYTES
 from tests.e2e.cluster import wait_until
 from tests.e2e.commands import ROOT, say
 from tests.e2e.gpu_node import GpuNode
@@ -163,12 +167,8 @@ def uids(node: GpuNode) -> set[str]:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_a_shape_starts_cold_and_warm(node: GpuNode, model: str) -> None:
-    node.kubectl("delete", "infsvc", "--all", "--wait=true")
-    wait_until("all engines to be gone", lambda: not node.get("pods"), timeout_s=400)
-    folder = Path(model_folder(model, node.models))
-    assets = ROOT / "engine/mini_infer_engine/assets/demo"
-    for name in ("tokenizer.json", "tokenizer_config.json"):  # any will do: weights are random
-        shutil.copy(assets / name, folder / name)
+    clear(node)
+    make_shape(node, model)
     engine = {"loadFormat": "dummy", "maxModelLen": 4096, "gpuMemoryUtilization": 0.8}
     service = node.service("gpu.yaml", engine=engine)
     service["spec"]["model"] = {"uri": f"file:///models/{model}"}
@@ -180,3 +180,122 @@ def test_a_shape_starts_cold_and_warm(node: GpuNode, model: str) -> None:
     warm_s = first_token_s(node, "demo-gpu")
     say(json.dumps({"model": model, "apply_to_first_token_s": round(cold_s, 1), "new_pod_s": round(warm_s, 1)}))
     ready(node, "demo-gpu")
+
+
+def clear(node: GpuNode) -> None:
+    """No service, and no pod of one."""
+    node.kubectl("delete", "infsvc", "--all", "--wait=true")
+    for pod in node.get("pods"):  # nobody asks them any more
+        node.kubectl("delete", "pod", pod["metadata"]["name"], "--grace-period=1", "--ignore-not-found", "--wait=false")
+    wait_until("all engines to be gone", lambda: not node.get("pods"), timeout_s=120)
+
+
+def make_shape(node: GpuNode, model: str) -> None:
+    """A folder for engines that make up its weights."""
+    folder = Path(model_folder(model, node.models))
+    assets = ROOT / "engine/mini_infer_engine/assets/demo"
+    for name in ("tokenizer.json", "tokenizer_config.json"):  # any will do: weights are random
+        shutil.copy(assets / name, folder / name)
+
+
+def of_model(service: dict[str, Any], model: str) -> dict[str, Any]:
+    """The same service with another model; of a shape the weights are made up."""
+    if model != "demo":
+        service["spec"]["model"] = {"uri": f"file:///models/{model}"}
+        for role in {"unified", "prefill", "decode"} & service["spec"].keys():
+            service["spec"][role]["engine"] = {**service["spec"][role]["engine"], "loadFormat": "dummy"}
+    return service
+
+
+def figures(node: GpuNode, name: str, words: int = 900, requests: int = 8) -> dict[str, float]:
+    """Of streams one after another, each with a prompt that no cache knows: first tokens, and gaps between tokens."""
+    first_s, gaps_s, tokens = list[float](), list[float](), 0
+    with httpx.Client(timeout=120) as client:
+        for number in range(requests):
+            prompt = " ".join(f"{number}-{word}" for word in range(words // 3))
+            body = {"model": name, "prompt": prompt, "max_tokens": 64, "temperature": 0, "ignore_eos": True}
+            begun_s, last_s = time.monotonic(), 0.0
+            with client.stream("POST", f"{node.url}/v1/completions", json={**body, "stream": True}) as response:
+                assert response.status_code == 200, response.read()
+                for line in response.iter_lines():
+                    if line.startswith("data: {"):
+                        now_s = time.monotonic()
+                        if last_s:
+                            gaps_s.append(now_s - last_s)
+                        else:
+                            first_s.append(now_s - begun_s)
+                        last_s, tokens = now_s, tokens + 1
+    assert tokens > requests
+    return {
+        "ttft_p50_ms": round(1000 * statistics.median(first_s), 1),
+        "gap_p50_ms": round(1000 * statistics.median(gaps_s), 2),
+        "events": tokens,
+    }
+
+
+def ask(node: GpuNode, name: str) -> None:
+    """What the demo model must say."""
+    body = {"model": name, "messages": QUESTION, "max_tokens": 60, "temperature": 0}
+    answer = httpx.post(f"{node.url}/v1/chat/completions", json=body, timeout=60).json()
+    assert ANSWER in answer["choices"][0]["message"]["content"], answer
+
+
+def engine_metric(node: GpuNode, service: str, role: str, name: str) -> float:
+    """The sum of a counter over a role's engines."""
+    program = "import urllib.request as r; print(r.urlopen('http://127.0.0.1:8000/metrics').read().decode())"
+    selector = f"serving.mini-infer.io/service={service},serving.mini-infer.io/role={role}"
+    total = 0.0
+    for pod in node.get("pods", "-l", selector):
+        text = node.kubectl("exec", pod["metadata"]["name"], "-c", "engine", "--", "python3", "-c", program)
+        total += sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(name))
+    return total
+
+
+TWO = pytest.mark.parametrize("model", ["demo", *MODELS[-1:]])
+
+
+def needs_two(node: GpuNode) -> None:
+    if node.allocatable() < 2:
+        pytest.skip("needs two GPUs")
+
+
+@TWO
+def test_prefill_and_decode_on_a_gpu_each(node: GpuNode, model: str) -> None:
+    needs_two(node)
+    clear(node)
+    if model != "demo":
+        make_shape(node, model)
+    engine = {"gpuMemoryUtilization": 0.8, "maxModelLen": 4096}
+    service = node.service("disaggregated.yaml", engine=engine, resources={"limits": {"nvidia.com/gpu": 1}}, replicas=1)
+    apply(node, of_model(service, model))
+    cold_s = first_token_s(node, "pair")
+    ready(node, "pair", replicas=2)
+    if model == "demo":
+        ask(node, "pair")
+    told = figures(node, "pair")
+    moved = engine_metric(node, "pair", "decode", ENGINE_KV_TRANSFER_BYTES)
+    say(
+        json.dumps(
+            {"roles": "prefill 1, decode 1", "model": model, "first_s": round(cold_s, 1), **told, "bytes": moved}
+        )
+    )
+    if model != "demo":  # a prompt of the demo model is computed sooner than it is sent anywhere
+        assert moved > 0
+
+
+@TWO
+def test_an_engine_of_two_ranks(node: GpuNode, model: str) -> None:
+    needs_two(node)
+    clear(node)
+    if model != "demo":
+        make_shape(node, model)
+    engine = {"gpuMemoryUtilization": 0.8, "maxModelLen": 4096}
+    service = node.service("tensor-parallel.yaml", engine=engine)
+    apply(node, of_model(service, model))
+    cold_s = first_token_s(node, "tensor")
+    ready(node, "tensor")
+    (pod,) = node.get("pods", "-l", "serving.mini-infer.io/service=tensor")
+    assert pod["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "2"
+    if model == "demo":
+        ask(node, "tensor")
+    say(json.dumps({"tensor": 2, "model": model, "first_s": round(cold_s, 1), **figures(node, "tensor")}))

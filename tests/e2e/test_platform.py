@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import openai
 import pytest
 
-from mini_infer_contract.resources import GROUP, LABEL_SERVICE, PLURAL
+from mini_infer_contract.resources import GROUP, LABEL_SERVICE, PLURAL, SCALER_PLURAL
 from tests.e2e.cluster import Cluster, wait_until
 from tests.e2e.commands import ROOT, say
 from tests.e2e.images import TAG, repository
@@ -26,7 +26,7 @@ RELEASE_KINDS = (
 @pytest.fixture
 def namespaces(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[None]:
     """Two empty namespaces; explains a failure and leaves nothing behind."""
-    crd = f"{PLURAL}.{GROUP}"
+    crd, scalers = f"{PLURAL}.{GROUP}", f"{SCALER_PLURAL}.{GROUP}"
     if cluster.get("crd", "--field-selector", f"metadata.name={crd}"):
         pytest.fail(f"this cluster has {crd} already: the test would remove it, with everything made of it")
     failed_before = request.session.testsfailed
@@ -39,7 +39,7 @@ def namespaces(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Non
             cluster.explain(SYSTEM, USER)
         if RELEASE in cluster.helm("list", "--short", "-n", SYSTEM).split():
             cluster.helm("uninstall", RELEASE, "-n", SYSTEM)
-        cluster.kubectl("delete", "crd", crd, "--ignore-not-found")
+        cluster.kubectl("delete", "crd", crd, scalers, "--ignore-not-found")
         # The next test makes namespaces of the same names, so this one waits until they are gone.
         cluster.kubectl("delete", "namespace", SYSTEM, USER, "--ignore-not-found", "--timeout=120s")
         say("the CRD and the namespaces are deleted")
@@ -80,7 +80,7 @@ def engines(cluster: Cluster) -> int:
     return int(service["status"]["replicas"])
 
 
-def install(cluster: Cluster) -> None:
+def install(cluster: Cluster, **more: str) -> None:
     settings = {"gateway.service.type": "NodePort", "networkPolicy.enabled": "true"}
     for part, target in (("gateway", "gateway"), ("operator", "operator"), ("engine", "engine-cpu")):
         settings |= {
@@ -88,7 +88,7 @@ def install(cluster: Cluster) -> None:
             f"{part}.image.tag": TAG,
             f"{part}.image.pullPolicy": "Never",
         }
-    flags = [f"--set={name}={value}" for name, value in settings.items()]
+    flags = [f"--set={name}={value}" for name, value in {**settings, **more}.items()]
     cluster.helm("install", RELEASE, str(ROOT / "charts/mini-infer"), "-n", SYSTEM, *flags)
 
 

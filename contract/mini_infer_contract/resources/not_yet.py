@@ -1,6 +1,5 @@
 """What the resource has fields for and the engine cannot do yet: refused with a message, never accepted and broken."""
 
-from collections.abc import Callable
 from typing import Any
 
 from mini_infer_contract.resources.names import ROLES
@@ -12,30 +11,52 @@ _EXPERT = (
 )
 
 
-def _size_is_one(size: str) -> tuple[str, Callable[[Any], bool]]:
-    """CEL and Python for: no role has `parallelism.SIZE` above 1."""
-    path = "has(self.spec.{0}) && has(self.spec.{0}.parallelism) && has(self.spec.{0}.parallelism.{1})"
-    above = [f"({path.format(role, size)} && self.spec.{role}.parallelism.{size} > 1)" for role in ROLES]
+def _above_one(role: str, size: str) -> str:
+    """CEL for: the role has `parallelism.SIZE` above 1."""
+    parallelism = f"self.spec.{role}.parallelism"
+    return f"(has(self.spec.{role}) && has({parallelism}) && has({parallelism}.{size}) && {parallelism}.{size} > 1)"
 
-    def holds(service: Any) -> bool:
-        sizes = [role.parallelism for role in service.roles.values() if role.parallelism is not None]
-        return all((getattr(parallelism, size) or 1) == 1 for parallelism in sizes)
 
-    return f"!({' || '.join(above)})", holds
+def _sizes(service: Any, size: str) -> dict[str, int]:
+    """By role."""
+    sizes = {name: role.parallelism for name, role in service.roles.items() if role.parallelism is not None}
+    return {name: getattr(parallelism, size) or 1 for name, parallelism in sizes.items()}
 
 
 def _size(size: str, remedy: str) -> Rule:
-    cel, holds = _size_is_one(size)
-    return Rule(cel, f"parallelism.{size} above 1 does not work yet: leave it out, and {remedy}", holds)
+    return Rule(
+        f"!({' || '.join(_above_one(role, size) for role in ROLES)})",
+        f"parallelism.{size} above 1 does not work yet: leave it out, and {remedy}",
+        lambda service: all(value == 1 for value in _sizes(service, size).values()),
+    )
 
 
 NOT_YET = (
     _size("pipeline", "set tensor"),
     _size("data", "set replicas"),
+    _size("nodes", "let an engine stay on one node"),
     Rule(
         f"!({' || '.join(_EXPERT.format(role) for role in ROLES)})",
         "parallelism.expert does not work yet: leave it out, and every rank has a slice of each expert",
         lambda s: not any(role.parallelism is not None and role.parallelism.expert for role in s.roles.values()),
+    ),
+    Rule(
+        f"!({_above_one('prefill', 'tensor')} || {_above_one('decode', 'tensor')})",
+        "ranks do not hand KV cache on yet: leave parallelism.tensor of prefill and decode out, or write unified",
+        lambda s: all(size == 1 for name, size in _sizes(s, "tensor").items() if name != "unified"),
+    ),
+    Rule(
+        f"!({_above_one('unified', 'tensor')} && has(self.spec.unified.engine) && "
+        "(has(self.spec.unified.engine.speculativeMethod) || has(self.spec.unified.engine.speculativeModel)))",
+        "speculative decoding runs on one GPU only yet: leave out parallelism.tensor, or the speculative options",
+        lambda s: (
+            _sizes(s, "tensor").get("unified", 1) == 1
+            or s.roles["unified"].engine is None
+            or (
+                s.roles["unified"].engine.speculative_method is None
+                and s.roles["unified"].engine.speculative_model is None
+            )
+        ),
     ),
 )
 """Rules of an InferenceService, each taken away with what makes it needless."""
