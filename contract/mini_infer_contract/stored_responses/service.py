@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from mini_infer_contract.api_errors import ApiError, read_json_object
+from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.asgi import (
     STREAM_HEADERS,
     Application,
@@ -32,6 +32,7 @@ from mini_infer_contract.asgi import (
 from mini_infer_contract.dialects.response_items import Item
 from mini_infer_contract.dialects.response_object import new_response
 from mini_infer_contract.dialects.responses import RESPONSES_PATH
+from mini_infer_contract.sliced_json import read_large_json_object
 from mini_infer_contract.stored_responses.background import BackgroundResponse
 from mini_infer_contract.stored_responses.conversation import not_found, page_of
 from mini_infer_contract.stored_responses.recorder import Recorder
@@ -124,7 +125,7 @@ class ResponsesService:
         if self.generator.may_be_second and any(name == _KEPT for name, _ in scope["headers"]):
             await self.generator.answer(scope, receive, send)  # It is kept by whoever has sent it on.
             return
-        body = read_json_object(await self.generator.read(scope, receive))
+        body = await read_large_json_object(await self.generator.read(scope, receive))
         turn, passed = self.begin(body, owner_of(scope))
         del body
         if scope["path"] == COUNT_PATH:

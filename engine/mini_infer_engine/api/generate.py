@@ -14,10 +14,11 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from mini_infer_contract.api_errors import ApiError, read_json_object
+from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.launch import KEEPALIVE_COMMENT
 from mini_infer_contract.prompt import PromptEncoder
 from mini_infer_contract.request_timeout import request_timeout_s, timed_out
+from mini_infer_contract.sliced_json import read_large_json_object
 from mini_infer_engine.api.access_log import facts_of
 from mini_infer_engine.api.dialects.base import Dialect, GenerationSpec, Renderer, StreamRenderer
 from mini_infer_engine.api.dialects.openai_shapes import usage
@@ -98,7 +99,7 @@ class GenerationResponse(Response):
         state = self._state
         raw = await read_json(self._request, state.options.max_body_bytes, state.options.body_timeout_s)
         with state.admission.body(len(raw)):
-            spec = _with_options(self._dialect.parse(read_json_object(raw)), state.options)
+            spec = _with_options(self._dialect.parse(await read_large_json_object(raw)), state.options)
             try:
                 if spec.parsing is not None:
                     check_parsing(state.text.formats, spec.parsing)

@@ -9,7 +9,7 @@ import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from mini_infer_contract.api_errors import read_json_object
+from mini_infer_contract.sliced_json import read_large_json_object
 from mini_infer_engine.api.dialects.base import Dialect, GenerationSpec
 from mini_infer_engine.api.dialects.chat import ChatDialect, ChatRenderer
 from mini_infer_engine.api.dialects.completions import CompletionDialect, CompletionRenderer
@@ -40,7 +40,7 @@ async def _rendered(
 ) -> list[dict[str, Any]]:
     raw = await read_json(http_request, state.options.max_body_bytes, state.options.body_timeout_s)
     with state.admission.body(len(raw)):
-        spec = dialect.parse(read_json_object(raw))
+        spec = dialect.parse(await read_large_json_object(raw))
         model = state.admit(spec.model)
         try:
             prompts, sampling = await checked(state, model, spec)

@@ -7,8 +7,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from mini_infer_contract.api_errors import ApiError, read_json_object
+from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.dialects.response_object import RESPONSE_PREFIX, new_id
+from mini_infer_contract.sliced_json import read_large_json_object
 from mini_infer_contract.stored_responses.request import KEPT_HEADER, KeptRequest
 from mini_infer_contract.stored_responses.service import COUNT_PATH, Generator, ResponsesService
 from mini_infer_contract.stored_responses.store import ResponseStore
@@ -104,7 +105,7 @@ async def _count(front: ApiServerState, request: Request) -> Response:
     """Tokens of the prompt that a response would be generated from."""
     raw = await read_json(request, front.options.max_body_bytes, front.options.body_timeout_s)
     with front.admission.body(len(raw)):
-        spec = ResponsesDialect(KeptRequest("")).parse(read_json_object(raw))
+        spec = ResponsesDialect(KeptRequest("")).parse(await read_large_json_object(raw))
         front.check_model(spec.model)
         model = front.core.model
         if front.text.encoder is None or model is None:

@@ -8,6 +8,7 @@ from starlette.responses import Response
 from mini_infer_contract.api_errors import ApiError, read_json_object
 from mini_infer_contract.dialects.anthropic import COUNT_TOKENS_PATH, chat_body
 from mini_infer_contract.prompt import PromptEncoder, PromptText
+from mini_infer_contract.sliced_json import read_large_json_object
 from mini_infer_engine.api.dialects.chat import ChatDialect
 from mini_infer_engine.api.dialects.fields import Body, parse_fields
 from mini_infer_engine.api.dialects.messages import check_messages
@@ -43,7 +44,7 @@ async def tokenize(state: ApiServerState, http_request: HttpRequest) -> Response
     """Token ids of a text or of messages, however many they are."""
     raw = await read_json(http_request, state.options.max_body_bytes, state.options.body_timeout_s)
     with state.admission.body(len(raw)):
-        body = read_json_object(raw)
+        body = await read_large_json_object(raw)
         request = parse_fields(body, TokenizeRequest)
         state.check_model(request.model)
         encoder = _encoder(state)
@@ -66,7 +67,7 @@ async def count_tokens(state: ApiServerState, http_request: HttpRequest) -> Resp
     """How many tokens the prompt of a message has, however many they are."""
     raw = await read_json(http_request, state.options.max_body_bytes, state.options.body_timeout_s)
     with state.admission.body(len(raw)):
-        chat = chat_body(read_json_object(raw), COUNT_TOKENS_PATH)
+        chat = chat_body(await read_large_json_object(raw), COUNT_TOKENS_PATH)
         state.check_model(ChatDialect().parse(chat).model)
         ids = await state.text.in_slices(chat_ids(_encoder(state), chat))
     return json_response({"input_tokens": len(ids)})

@@ -25,6 +25,7 @@ from mini_infer_contract.launch import (
     Endpoint,
 )
 from mini_infer_contract.request_timeout import request_timeout_s, timed_out
+from mini_infer_contract.sliced_json import read_large_json_object
 from mini_infer_gateway.fleet.backlog import Backlog
 from mini_infer_gateway.fleet.load import LoadLedger
 from mini_infer_gateway.fleet.prefill_rates import PrefillRates
@@ -79,6 +80,8 @@ CONTINUATIONS: Mapping[StreamForm, type[Continuation]] = {
 log = logging.getLogger(__name__)
 
 _decoder = msgspec.json.Decoder()
+_COUNTED_BYTES = 1 << 20
+"""Looked through before another task may run."""
 
 
 @dataclass(slots=True)
@@ -156,7 +159,7 @@ class Generate:
             body = await read_body(scope, receive, self._settings.max_body_bytes, held.grow)
             if not held.grow(len(body) + VALUE_BYTES * body.count(b",")):
                 raise no_room()
-            fields = _in_query(scope) if scope["method"] == "GET" else _fields(body)
+            fields = _in_query(scope) if scope["method"] == "GET" else await _fields(body)
             asked = asked_model(row, fields, self._fleet.catalog.listed)
             names = self._fleet.resolve(asked)
             model = asked
@@ -494,17 +497,27 @@ def asked_model(row: EnginePath, fields: dict[str, Any], listed: Sequence[str]) 
     return model
 
 
-def check_crowd(body: bytes) -> None:
+async def check_crowd(body: bytes) -> None:
     """ApiError 400: decoded, the body would take too long and too much."""
-    if len(body) > MAX_OBJECTS:
-        too_many_objects = body.count(b"{") + body.count(b"[") > MAX_OBJECTS + len(body) // 64
-        if too_many_objects or body.count(b",") > MAX_VALUES:
-            message = f"the request body's {len(body)} bytes hold too many objects or values: send a shorter prompt"
-            raise ApiError(400, message, code="invalid_json")
+    if len(body) <= MAX_OBJECTS:
+        return
+    objects = values = 0
+    for start in range(0, len(body), _COUNTED_BYTES):
+        end = start + _COUNTED_BYTES
+        objects += body.count(b"{", start, end) + body.count(b"[", start, end)
+        values += body.count(b",", start, end)
+        await asyncio.sleep(0)  # fifteen megabytes take 10 ms, in which no stream would go on
+    if objects > MAX_OBJECTS + len(body) // 64 or values > MAX_VALUES:
+        message = f"the request body's {len(body)} bytes hold too many objects or values: send a shorter prompt"
+        raise ApiError(400, message, code="invalid_json")
 
 
-def _fields(body: bytes) -> dict[str, Any]:
-    check_crowd(body)
+async def _fields(body: bytes) -> dict[str, Any]:
+    await check_crowd(body)
+    return await read_large_json_object(body, _fields_at_once)
+
+
+def _fields_at_once(body: bytes) -> dict[str, Any]:
     try:
         fields = _decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

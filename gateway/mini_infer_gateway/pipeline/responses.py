@@ -73,7 +73,7 @@ class Responses:
         body = await read_body(scope, receive, self._settings.max_body_bytes, held.grow)
         if not held.grow(len(body) + VALUE_BYTES * body.count(b",")):
             raise no_room()
-        check_crowd(body)
+        await check_crowd(body)
         return body
 
     @contextmanager
