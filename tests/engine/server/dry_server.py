@@ -26,6 +26,8 @@ def serve_command(*flags: str) -> list[str]:
 
 def environment() -> dict[str, str]:
     parts = [str(ROOT / name) for name in ("contract", "engine", "gateway", "operator")]
+    if given := os.environ.get("PYTHONPATH"):
+        parts.append(given)
     return os.environ | {"PYTHONPATH": os.pathsep.join(parts), "PYTHONUNBUFFERED": "1"}
 
 
@@ -52,7 +54,8 @@ class EngineServer:
         self.log: list[str] = []
         self._reader = threading.Thread(target=self._read_log, daemon=True)
         self._reader.start()
-        wait_until(lambda: any("serves" in line for line in self.log), START_LIMIT_S)
+        wait_until(lambda: self._has_ended or any("serves" in line for line in self.log), START_LIMIT_S)
+        assert not self._has_ended, "".join(self.log)
         address = re.search(r"https?://[\w.:\[\]]+", "".join(self.log))
         assert address is not None
         self.url = address[0]
@@ -64,6 +67,11 @@ class EngineServer:
         assert self.process.stderr is not None
         for line in self.process.stderr:
             self.log.append(line)
+
+    @property
+    def _has_ended(self) -> bool:
+        """The process is gone, and its log complete."""
+        return self.process.poll() is not None and not self._reader.is_alive()
 
     @property
     def text_of_log(self) -> str:
