@@ -3,14 +3,15 @@
 # system. A builder as E2E_GPU_BUILD names one, for machines with GPUs that reach no registry.
 # usage: host_image.sh CONTEXT NAME:TAG OUT.tar [ignored...]
 #   HOST_IMAGE=FILE      the Python program that packs folders into an image: FILE NAME:TAG OUT.tar SRC:DEST... -e K=V...
-#   HOST_PACKAGES=DIR    a folder of packages, if the machine's Python lacks some
+#   HOST_PACKAGES=DIR:.. folders of packages, if the machine's Python lacks some
 set -euo pipefail
 context=${1:?context} name=${2:?name:tag} out=${3:?out.tar}
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 mkdir -p "$scratch/bin" "$scratch/site"
 cp -r "$context/contract/mini_infer_contract" "$context/engine/mini_infer_engine" "$scratch/site/"
-[ -z "${HOST_PACKAGES:-}" ] || cp -r "$HOST_PACKAGES/." "$scratch/site/"
+IFS=: read -ra folders <<<"${HOST_PACKAGES:-}"
+for folder in "${folders[@]}"; do cp -r "$folder/." "$scratch/site/"; done
 cat >"$scratch/bin/mini-infer-serve" <<'RUN'
 #!/usr/bin/env bash
 exec python3 -c 'import sys; from mini_infer_engine.server.cli import main; sys.exit(main())' "$@"
