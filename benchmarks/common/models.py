@@ -179,6 +179,51 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "mlp_only_layers": [],
         "tie_word_embeddings": False,
     },
+    "deepseek-v2-lite": {
+        "architectures": ["DeepseekV2ForCausalLM"],
+        "model_type": "deepseek_v2",
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "torch_dtype": "bfloat16",
+        "bos_token_id": 100000,
+        "eos_token_id": 100001,
+        "max_position_embeddings": 163840,
+        "vocab_size": 102400,
+        "hidden_size": 2048,
+        "intermediate_size": 10944,
+        "moe_intermediate_size": 1408,
+        "num_hidden_layers": 27,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "q_lora_rank": None,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "n_routed_experts": 64,
+        "n_shared_experts": 2,
+        "num_experts_per_tok": 6,
+        "first_k_dense_replace": 1,
+        "moe_layer_freq": 1,
+        "n_group": 1,
+        "topk_group": 1,
+        "topk_method": "greedy",
+        "scoring_func": "softmax",
+        "norm_topk_prob": False,
+        "routed_scaling_factor": 1.0,
+        "attention_bias": False,
+        "rope_theta": 10000,
+        "rope_scaling": {
+            "type": "yarn",
+            "factor": 40,
+            "original_max_position_embeddings": 4096,
+            "beta_fast": 32,
+            "beta_slow": 1,
+            "mscale": 0.707,
+            "mscale_all_dim": 0.707,
+        },
+        "tie_word_embeddings": False,
+    },
     "gemma-3-1b": {
         "architectures": ["Gemma3ForCausalLM"],
         "model_type": "gemma3_text",
@@ -234,6 +279,8 @@ def model_folder(name: str, root: Path) -> str:
 def kv_bytes_per_token(folder: str) -> int:
     """Of a model's folder, in bf16."""
     config = _config_of(folder)
+    if "kv_lora_rank" in config:
+        return int(config["num_hidden_layers"] * (config["kv_lora_rank"] + config["qk_rope_head_dim"]) * 2)
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     return int(2 * config["num_hidden_layers"] * config["num_key_value_heads"] * head_dim * 2)
 
@@ -262,7 +309,7 @@ class Bound:
     def of(name: str) -> "Bound | None":
         """None for models whose shape is not known here, and for mixtures: what a pass reads depends on its tokens."""
         config = CONFIGS.get(name)
-        if config is None or "num_experts" in config:
+        if config is None or not {"num_experts", "n_routed_experts"}.isdisjoint(config):
             return None
         hidden, heads, kv_heads = (config[key] for key in ("hidden_size", "num_attention_heads", "num_key_value_heads"))
         head_dim = config.get("head_dim", hidden // heads)
