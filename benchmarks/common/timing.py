@@ -6,25 +6,9 @@ from collections.abc import Callable
 
 import torch
 
+from mini_infer_engine.tuning.timing import graph_microseconds
 
-def graph_microseconds(calls: list[Callable[[], object]], replays: int = 15) -> float:
-    """Microseconds a call inside a CUDA graph of all calls, median of several replays."""
-    for call in calls[:2]:
-        call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    times = []
-    for _ in range(replays):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3 / len(calls))
-    return statistics.median(times[3:])
+__all__ = ["graph_microseconds", "microseconds"]
 
 
 def microseconds(calls: list[Callable[[], object]], replays: int = 15) -> float:

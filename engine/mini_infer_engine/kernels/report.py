@@ -67,7 +67,7 @@ def report_of(policy: KernelPolicy, backend: str = "auto") -> KernelReport:
         profile.name,
         profile.triton_version,
         kernels[type(gemm).__name__],
-        policy.tuned.device if gemm is not None and policy.uses(Mechanism.TUNED_CONFIGS) else "",
+        policy.tuned.origin if gemm is not None and policy.uses(Mechanism.TUNED_CONFIGS) else "",
         "flash_decoding_pdl" if policy.decode_config(1, 1).pdl else "flash_decoding",
         "flash_attn" if backend == "flash" else "flash_attention_3" if policy.hopper_fa3 else "flash_attention_2",
         ",".join(sorted(policy.disabled)),

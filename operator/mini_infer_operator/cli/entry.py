@@ -1,11 +1,13 @@
-"""`mini-infer`: up, plan, chat, status, why, rollout. Imports nothing heavy before it knows which."""
+"""`mini-infer`: up, plan, chat, status, why, rollout, tune. Imports nothing heavy before it knows which."""
 
 import argparse
+import subprocess
 import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+_TUNE = "mini_infer_engine.tuning.command"
 _DESCRIPTION = """\
 Serve language models: on this machine as processes, or look at what the operator would do in a cluster.
 
@@ -14,6 +16,7 @@ Serve language models: on this machine as processes, or look at what the operato
   mini-infer plan -f examples/demo.yaml    print the Kubernetes objects that the operator would make
   mini-infer status                        what runs, here or in a cluster, and why something is not ready
   mini-infer why NAME                      all that is known of why it is as it is: conditions, engines, last log lines
+  mini-infer tune --model DIR              measure kernels for a model on this GPU, for engines that start later
   mini-infer rollout undo NAME             back to the revision before; also status, history, restart, pause, resume
 """
 
@@ -32,7 +35,9 @@ def build_parser() -> argparse.ArgumentParser:
         prog="mini-infer", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--version", action="version", version=f"mini-infer {_release()}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="up | plan | chat | status | why | rollout")
+    commands = parser.add_subparsers(
+        dest="command", required=True, metavar="up | plan | chat | status | why | rollout | tune"
+    )
 
     up = commands.add_parser(
         "up",
@@ -89,6 +94,8 @@ def build_parser() -> argparse.ArgumentParser:
     )
     _add_status(commands)
     _add_rollout(commands)
+    # The engine's own flags: this package knows nothing of kernels.
+    commands.add_parser("tune", help="measure kernels for a model on this GPU", add_help=False)
     return parser
 
 
@@ -147,7 +154,12 @@ def _add_rollout(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; the exit code."""
-    given = build_parser().parse_args(arguments)
+    parser = build_parser()
+    given, unknown = parser.parse_known_args(arguments)
+    if given.command == "tune":
+        return subprocess.run([sys.executable, "-m", _TUNE, *unknown], check=False).returncode
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     if given.command == "up":
         from mini_infer_operator.local.up import up
 

@@ -1,16 +1,22 @@
 """Tile configs of small-M GEMMs by shape, as they were measured: one JSON file a GPU in configs/, read when needed.
 
+Configs that `mini-infer tune` has measured on this machine are in such a file in the user's cache folder, and win.
 `benchmarks/kernels.py` writes such a file. Does not decide what runs where no config is stored: `gemm_rules` does.
 """
 
 import functools
 import json
+import logging
+import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from mini_infer_engine.kernels.gemm.gemm_config import PdlGemmConfig, SmallMConfig
+
+log = logging.getLogger(__name__)
 
 FALLBACK_DEVICE = "NVIDIA H200"
 """Its configs serve all GPUs that have no file of their own and as much shared memory."""
@@ -35,13 +41,53 @@ class TunedConfigs:
     quantized: Mapping[QuantizedShape, PdlGemmConfig] = field(default_factory=dict)
     """Of pdl_gemm with quantised weights."""
 
+    local: int = 0
+    """How many of these were measured on this machine."""
+
+    @property
+    def origin(self) -> str:
+        """Where they were measured, for people; empty: there are none."""
+        return f"{self.device} and {self.local} of {tuned_configs_folder()}" if self.local else self.device
+
 
 NO_TUNED_CONFIGS = TunedConfigs("", {}, {})
 
 
 @functools.cache
 def load_tuned_configs(device: str) -> TunedConfigs:
-    """Those of a GPU of this name, or the fallback's."""
+    """Those of the package for a GPU of this name, and what was measured on this machine."""
+    packaged, local = packaged_configs(device), cached_configs(device)
+    if local is None:
+        return packaged
+    return replace(
+        packaged,
+        with_pdl={**packaged.with_pdl, **local.with_pdl},
+        portable={**packaged.portable, **local.portable},
+        quantized={**packaged.quantized, **local.quantized},
+        local=len(local.with_pdl) + len(local.portable) + len(local.quantized),
+    )
+
+
+def tuned_configs_folder() -> Path:
+    """Where `mini-infer tune` writes: in the user's cache folder."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
+    return cache / "mini-infer" / "gemm-configs"
+
+
+def cached_configs(device: str) -> TunedConfigs | None:
+    """What was measured on this machine for a GPU of this name. A file that cannot be read is told of and left out."""
+    file = tuned_configs_folder() / file_name(device)
+    try:
+        return parse_tuned_configs(device, file.read_text())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        log.warning("%s is not used: %s; delete it, or run `mini-infer tune` again", file, error)
+        return None
+
+
+def packaged_configs(device: str) -> TunedConfigs:
+    """Those of the package for a GPU of this name, or the fallback's."""
     folder = resources.files(__package__) / "configs"
     file = folder / file_name(device)
     if not file.is_file():
