@@ -2,7 +2,7 @@
 
     python benchmarks/tensor_parallel.py --models qwen2.5-7b,qwen2.5-14b --out FILE
 
-For each model an engine on one GPU, then one on two, in processes of their own: time between tokens at batch 1, 8 and
+For each model an engine on two GPUs and one on one, in processes of their own: time between tokens at batch 1, 8 and
 32, time to the first token of 4,096, mixed load W1 (common/loads.py). Ratios are of two GPUs to one in the same run.
 All-reduces of [rows, hidden] in a CUDA graph, 20 one after another: our one-shot kernel with residual and RMSNorm fused
 and without, NCCL, and torch's own one-shot kernel. `--engines vllm` starts the peer with two GPUs as well.
@@ -13,6 +13,8 @@ import socket
 import tempfile
 import traceback
 from collections.abc import Callable
+from contextlib import ExitStack
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ import torch.multiprocessing as processes
 from common import engines
 from common.budget import Budget
 from common.isolation import Isolated, IsolationError
-from common.models import CONFIGS, model_folder
+from common.models import CONFIGS, kv_bytes_per_token, model_folder
 from common.report import Runs, collect, integers, make_parser, medians_of, print_table, save, say, words
 from engine_offline import measure
 
@@ -31,6 +33,9 @@ TARGETS = {"itl ms bs 1": 0.64, "itl ms bs 32": 0.68, "ttft ms 4096": 0.58, "w1 
 """Of qwen2.5-7b, two GPUs to one: at most, and at least for tokens a second. Batch 1 is also to be below 2.3 ms."""
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 CALLS = 20
+_KV_TOKENS = 280_000
+_TOGETHER_BYTES = 35 * 10**9
+"""Of weights: engines on one and on two GPUs fit the same 141 GB."""
 _RANKS = 2
 
 
@@ -147,7 +152,7 @@ def main() -> int:
         "--models", type=words, default=words("qwen2.5-7b,qwen2.5-14b,mistral-small-24b"), metavar="NAME,..."
     )
     parser.add_argument("--engines", type=words, default=words("ours"), metavar="NAME,...")
-    parser.add_argument("--sizes", type=integers, default=[1, 2], metavar="N,...", help="of tensor parallelism")
+    parser.add_argument("--sizes", type=integers, default=[2, 1], metavar="N,...", help="of tensor parallelism")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--max-num-seqs", type=int, default=256)
     parser.add_argument("--all-reduce", action="store_true", help="nothing but the all-reduce")
@@ -175,36 +180,83 @@ def main() -> int:
 
 
 def measure_engines(options: Any, budget: Budget, root: Path, result: dict[str, Any]) -> None:
-    """Every model by every engine and size, one after another."""
+    """Every model by every engine and size: ours start together where memory allows, and are measured in turns."""
     models = [engines.SMOKE_MODEL] if options.smoke else options.models
     kinds = [kind for kind in options.engines if engines.is_present(kind)]
-    for model, kind, size in [(m, k, s) for m in models for k in kinds for s in options.sizes]:
-        label = f"{kind} x{size}"
-        if not budget.allows(label, options.peer_start_s if kind == "vllm" else 60.0):
-            continue
+    for model in models:
         folder = model_folder(model, root)
-        settings: dict[str, Any] = {"max_num_seqs": options.max_num_seqs, "tensor_parallel_size": size}
-        if options.smoke:
-            settings |= {"device": "cpu", "kv_cache_memory": 32_000_000, "max_num_seqs": 8}
-        wanted = SMOKE_WANTED if options.smoke else WANTED
-        runs: Runs = result["runs"].setdefault(model, {})
-        arguments = (kind, str(folder), settings, options.smoke, None, *wanted)
+        together = ["ours"] if not options.smoke and _weight_bytes(model) < _TOGETHER_BYTES else []
+        if "ours" in kinds and together:
+            measure_together(model, folder, options, budget, result)
+        for kind, size in [(kind, size) for kind in kinds if kind not in together for size in options.sizes]:
+            measure_alone(model, folder, kind, size, options, budget, result)
+
+
+def measure_together(model: str, folder: Path, options: Any, budget: Budget, result: dict[str, Any]) -> None:
+    """Our engines of all sizes hold the GPUs together, with a KV cache of as many tokens; one at a time is measured."""
+    runs: Runs = result["runs"].setdefault(model, {})
+    with ExitStack() as stack:
+        running: dict[str, Isolated] = {}
+        for size in options.sizes:
+            share = engines.share_of_gpu(kv_bytes_per_token(str(folder)) * _KV_TOKENS // size)
+            settings = share | {"max_num_seqs": options.max_num_seqs, "tensor_parallel_size": size}
+            arguments = ("ours", str(folder), settings, False, None, *WANTED)
+            running[f"ours x{size}"] = stack.enter_context(Isolated(measure, *arguments))
+            running[f"ours x{size}"].ask()
         try:
-            with budget.spending(label), Isolated(measure, *arguments) as isolated:
-                for part in isolated.parts(budget.left_s):  # its start
+            for label, isolated in running.items():
+                for part in islice(isolated.answers(budget.left_s), 1):
                     collect(runs, label, part)
-                    if not part:
-                        break
-                for _ in range(options.rounds - 1):
-                    for part in isolated.parts(budget.left_s):
-                        collect(runs, label, part)
-                        if not part:
-                            break
+            for round_ in range(options.rounds):
+                for label, isolated in running.items():
+                    if budget.allows(f"{model}, {label}", 20.0):
+                        with budget.spending(f"{model}, {label}"):
+                            for part in takewhile(bool, isolated.parts(budget.left_s)):
+                                collect(runs, label, part)
+                    save(options.out, result)
+                say(f"round {round_ + 1}")
+                show(model, runs)
         except IsolationError as error:
-            result["errors"].append(f"{model}, {label}: {error}")
+            result["errors"].append(f"{model}: {error}")
             say(result["errors"][-1])
-        save(options.out, result)
-        show(model, runs)
+
+
+def _weight_bytes(model: str) -> int:
+    """About, in bf16."""
+    config = CONFIGS[model]
+    hidden, heads = config["hidden_size"], config["num_attention_heads"]
+    head_dim = config.get("head_dim") or hidden // heads
+    attention = 2 * (heads + config["num_key_value_heads"]) * head_dim * hidden
+    layer = attention + 3 * hidden * config["intermediate_size"]
+    return int(2 * (config["num_hidden_layers"] * layer + 2 * config["vocab_size"] * hidden))
+
+
+def measure_alone(
+    model: str, folder: Path, kind: str, size: int, options: Any, budget: Budget, result: dict[str, Any]
+) -> None:
+    """One engine of one size, which has the GPUs for itself."""
+    label = f"{kind} x{size}"
+    if not budget.allows(f"{model}, {label}", options.peer_start_s if kind == "vllm" else 40.0):
+        return
+    settings: dict[str, Any] = {"max_num_seqs": options.max_num_seqs, "tensor_parallel_size": size}
+    if options.smoke:
+        settings |= {"device": "cpu", "kv_cache_memory": 32_000_000, "max_num_seqs": 8}
+    wanted = SMOKE_WANTED if options.smoke else WANTED
+    runs: Runs = result["runs"].setdefault(model, {})
+    arguments = (kind, str(folder), settings, options.smoke, None, *wanted)
+    try:
+        with budget.spending(f"{model}, {label}"), Isolated(measure, *arguments) as isolated:
+            isolated.ask()
+            for part in islice(isolated.answers(budget.left_s), 1):
+                collect(runs, label, part)
+            for _ in range(options.rounds):
+                for part in takewhile(bool, isolated.parts(budget.left_s)):
+                    collect(runs, label, part)
+    except IsolationError as error:
+        result["errors"].append(f"{model}, {label}: {error}")
+        say(result["errors"][-1])
+    save(options.out, result)
+    show(model, runs)
 
 
 def show(model: str, runs: Runs) -> None:
