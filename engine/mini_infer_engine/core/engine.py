@@ -274,6 +274,7 @@ class Engine:
         """Launch a pass. Where that fails, its rows end with an error, which is returned; all else goes on."""
         if self._outputs.num_constrained:
             step.batch.waits_for_masks = has_constrained_rows(step)
+        step.launched_s = time.monotonic()  # before: a CPU has computed the pass when the launch returns
         try:
             handle = self._runner.launch(step.batch)
         except RunnerLostError:
@@ -283,7 +284,6 @@ class Engine:
             return self._fail(step.sequences, error)
         self._in_flight.append((handle, step))
         self.scheduler.launched(step)
-        step.launched_s = time.monotonic()
         self._stats.count_launch(step)
         return []
 

@@ -4,7 +4,9 @@ from mini_infer_engine.core.scheduler import Step
 
 _LEAST_TOKENS = 64
 """Of a pass that counts: in smaller ones the weights' way to the cores is what takes time, not the prompt."""
-_NEWEST_SHARE = 0.2
+_OLDER_COUNT = 0.8
+"""What each pass leaves of those before it, in tokens and seconds alike. Rates are not averaged: where a pass is
+computed within its launch, with another launched before it is collected, the last one seems to take no time."""
 
 
 class PrefillRate:
@@ -13,6 +15,8 @@ class PrefillRate:
     def __init__(self) -> None:
         self.tokens_per_s = 0.0
         """0: not measured yet."""
+        self._tokens, self._seconds = 0.0, 0.0
+        """Of passes with prompts, the older ones for less."""
         self._free_s = 0.0
         """When the device was last known to have finished a pass."""
 
@@ -22,5 +26,6 @@ class PrefillRate:
         tokens = sum(row.count for row in step.batch.rows[step.batch.num_decodes :])
         if tokens < _LEAST_TOKENS or now_s <= begin_s:
             return
-        rate, known = tokens / (now_s - begin_s), self.tokens_per_s
-        self.tokens_per_s = rate if not known else known + _NEWEST_SHARE * (rate - known)
+        self._tokens = _OLDER_COUNT * self._tokens + tokens
+        self._seconds = _OLDER_COUNT * self._seconds + now_s - begin_s
+        self.tokens_per_s = self._tokens / self._seconds
