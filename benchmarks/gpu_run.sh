@@ -124,7 +124,7 @@ for name in $stages; do
   quantized_products)
     stage quantized_products "$python" benchmarks/quantization.py --products --out "$out/quantized_products.json" --time-limit-s "$(($(left) - 20))" ;;
   speculation) benchmark speculation ;;
-  products) stage products "$python" benchmarks/kernels.py --out "$out" --time-limit-s "$(($(left) - 20))" ;;
+  products) stage products "$python" benchmarks/kernels.py --out "$out" --log "$out/kernels.json" --time-limit-s "$(($(left) - 20))" ;;
   *) echo "gpu_run.sh: there is no stage $name" >&2; failed=$((failed + 1)) ;;
   esac
 done

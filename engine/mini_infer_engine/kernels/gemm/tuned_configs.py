@@ -1,7 +1,7 @@
 """Tile configs of small-M GEMMs by shape, as they were measured: one JSON file a GPU in configs/, read when needed.
 
 Configs that `mini-infer tune` has measured on this machine are in such a file in the user's cache folder, and win.
-`benchmarks/kernels.py` writes such a file. Does not decide what runs where no config is stored: `gemm_rules` does.
+`mini-infer tune --out` writes a whole file. Does not decide what runs where no config is stored: `gemm_rules` does.
 """
 
 import functools
