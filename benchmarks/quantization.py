@@ -1,5 +1,6 @@
-"""What quantised weights gain: speed of a 7B shape, and of its single products.
+"""What quantised weights cost and gain: precision of the demo model, speed of a 7B shape, and of its single products.
 
+    python benchmarks/quantization.py --precision --out FILE         the tool mini-infer-compare
     python benchmarks/quantization.py --gpu --out FILE --models qwen2.5-7b,qwen3-14b --schemes bf16,int8,fp8,int4
     python benchmarks/quantization.py --products --out FILE          single products, and configs tuned for them
 
@@ -123,12 +124,20 @@ def main() -> int:
     """Parse, and run one part."""
     parser = make_parser(__doc__)
     part = parser.add_mutually_exclusive_group(required=True)
+    part.add_argument("--precision", action="store_true", help="mini-infer-compare of the demo model; PNG beside --out")
     part.add_argument("--gpu", action="store_true", help="speed of models with random weights on a GPU")
     part.add_argument("--products", action="store_true", help="time and tune single products on a GPU")
     parser.add_argument("--models", type=words, default=["qwen2.5-7b"], metavar="NAME,...")
     parser.add_argument("--schemes", type=words, default=words("bf16,int8,fp8,int4"), metavar="NAME,...")
     parser.add_argument("--engines", type=words, default=["ours"], metavar="NAME,...")
     options = parser.parse_args()
+    if options.precision:
+        from mini_infer_engine.compare.cli import main as compare
+
+        flags = ["--device", "cpu", "--limit", "2"] if options.smoke else ["--limit", "100"]
+        if options.out:
+            flags += ["--json", str(options.out), "--plot", str(options.out.with_suffix(".png"))]
+        return compare([*flags, "--schemes", ",".join(options.schemes)])
     if options.products:
         return products(options)
     return speed(options)

@@ -1,0 +1,115 @@
+"""`mini-infer-compare`: what quantisation changes in a model's predictions, memory and speed, scheme beside scheme."""
+
+import argparse
+import importlib.util
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from mini_infer_engine.compare.measure import Baseline, measure
+from mini_infer_engine.compare.report import draw, table
+from mini_infer_engine.compare.texts import Questions, Text, demo_texts, read_texts
+from mini_infer_engine.config.model_path import DEMO_DIRECTORY, resolve_model
+from mini_infer_engine.config.settings import EngineSettings
+
+SCHEMES: dict[str, dict[str, Any]] = {
+    "bf16": {},
+    "int8": {"quantization": "int8"},
+    "fp8": {"quantization": "fp8"},
+    "int4": {"quantization": "int4"},
+    "int4-nearest": {"quantization": "int4", "quantization_calibration": "none"},
+}
+"""Settings by name; bf16 is the model as it is, in `--dtype`."""
+_CPU_KV_CACHE_BYTES = 64_000_000
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command. Returns the exit status."""
+    parser = make_parser()
+    options = parser.parse_args(arguments)
+    if options.plot is not None and importlib.util.find_spec("matplotlib") is None:
+        parser.error(f"--plot {options.plot}: matplotlib is not installed: pip install matplotlib, or leave it out")
+    try:
+        figures = compare(options)
+    except (ValueError, OSError) as error:
+        print(f"mini-infer-compare: {error}", file=sys.stderr)
+        return 1
+    print(table(figures))
+    if options.json is not None:
+        options.json.write_text(json.dumps({"model": options.model, "figures": figures}, indent=1) + "\n")
+    if options.plot is not None:
+        draw(figures, options.plot)
+    return 0
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Flags of the command."""
+    parser = argparse.ArgumentParser(
+        prog="mini-infer-compare",
+        description=__doc__,
+        epilog="Perplexity, the share of equal first choices (teacher-forced) and the divergence (KL) are of the "
+        "answers of the demo evaluation's chats with --model demo in a checkout, else of Python's sources or --texts. "
+        "The first scheme is what the others are compared with.",
+    )
+    known = ", ".join(SCHEMES)
+    parser.add_argument("--model", default="demo", metavar="DIR", help="a folder, a hub id, or demo (default)")
+    parser.add_argument(
+        "--schemes",
+        default="bf16,int8,fp8,int4",
+        metavar="NAME,...",
+        help=f"of {known}; or folders of checkpoints of the same model, as of AWQ (default: bf16,int8,fp8,int4)",
+    )
+    parser.add_argument("--texts", type=Path, metavar="FILE", help="a text to predict in place of the usual ones")
+    parser.add_argument("--limit", type=int, default=40, metavar="N", help="texts, and questions (default: 40)")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto", help="of activations")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where the figures are written")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="where a picture is drawn (PNG, SVG; matplotlib)")
+    return parser
+
+
+def compare(options: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """Figures by scheme. ValueError: a scheme is unknown, or the model cannot be loaded that way."""
+    schemes = {name: settings_of(name, options) for name in dict.fromkeys(options.schemes.split(","))}
+    folder = resolve_model(options.model, None)
+    texts, questions = asked_of(folder, options)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    baseline, figures = Baseline(), {}
+    for name, settings in schemes.items():
+        print(f"{name} ...", file=sys.stderr, flush=True)
+        figures[name] = measure(settings, texts, questions, tokenizer.decode, baseline)
+    return figures
+
+
+def settings_of(scheme: str, options: argparse.Namespace) -> EngineSettings:
+    """Of one scheme. ValueError: there is none of this name, and no such folder."""
+    model = options.model
+    if scheme not in SCHEMES:
+        if not Path(scheme).is_dir():
+            raise ValueError(f"--schemes {scheme}: it is none of {', '.join(SCHEMES)}, and no folder of a checkpoint.")
+        model = scheme
+    memory: dict[str, Any] = {"kv_cache_memory": _CPU_KV_CACHE_BYTES} if options.device == "cpu" else {}
+    return EngineSettings(
+        model=model,
+        device=options.device,
+        dtype=options.dtype,
+        max_num_seqs=16,
+        enable_prefix_caching=False,
+        **memory,
+        **SCHEMES.get(scheme, {}),
+    )
+
+
+def asked_of(folder: Path, options: argparse.Namespace) -> tuple[list[Text], Questions | None]:
+    """Texts, and questions of the demo evaluation where it is there. ValueError: there is no text."""
+    demo = demo_texts(options.limit) if options.texts is None and folder == DEMO_DIRECTORY else None
+    if demo is not None:
+        return demo
+    texts = read_texts(folder, options.texts, options.limit)
+    if not texts:
+        raise ValueError(f"--texts {options.texts}: no text of at least two tokens.")
+    return texts, None

@@ -1,0 +1,74 @@
+"""What schemes are compared on: token ids of texts, and which of their tokens count. Knows no model.
+
+The demo model is asked what its evaluation asks, where the package `demo` is there (a checkout of this repository);
+other models read Python's own sources, which every installation has, or a file that the user names.
+"""
+
+import importlib
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mini_infer_contract.prompt import PromptAssets, PromptEncoder
+
+ROW_TOKENS = 512
+_MODULES = ("textwrap", "heapq", "bisect", "queue", "shelve", "fractions", "statistics", "graphlib")
+_DEMO_SEED = 77
+"""Of the questions of `demo.evaluate` in phrasings that were never trained."""
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """One sequence; `counts[i]`: whether the prediction of token i + 1 is compared."""
+
+    tokens: list[int]
+    counts: list[bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Questions:
+    """Prompts, and how many of their answers' texts are right, as a share."""
+
+    prompts: list[list[int]]
+    judge: Callable[[list[str]], float]
+    max_tokens: int
+
+
+def read_texts(folder: Path, file: Path | None, limit: int) -> list[Text]:
+    """At most `limit` texts of up to ROW_TOKENS tokens, all of whose predictions count.
+
+    OSError: the file cannot be read. ApiError: the model's tokenizer.
+    """
+    encoder = PromptEncoder(PromptAssets.from_directory(folder))
+    if file is not None:
+        sources = [file.read_text(encoding="utf-8")]
+    else:
+        found = [importlib.util.find_spec(name) for name in _MODULES]
+        sources = [Path(spec.origin).read_text(encoding="utf-8") for spec in found if spec and spec.origin]
+    rows: list[list[int]] = []
+    for source in sources:
+        tokens = list(encoder.encode(source[: 40 * ROW_TOKENS * limit], False))
+        most = ROW_TOKENS * (limit if file is not None else 1)
+        rows += [tokens[begin : begin + ROW_TOKENS] for begin in range(0, min(len(tokens), most), ROW_TOKENS)]
+    return [Text(row, [True] * (len(row) - 1)) for row in rows[:limit] if len(row) > 1]
+
+
+def demo_texts(limit: int) -> tuple[list[Text], Questions] | None:
+    """Chats whose answers count, and questions, in phrasings that were never trained; None: there is no `demo`."""
+    if importlib.util.find_spec("demo") is None:
+        return None
+    dataset, entries, evaluate = (
+        importlib.import_module(f"demo.{name}") for name in ("dataset", "entries", "evaluate")
+    )
+    chats = dataset.held_out_chats(entries.load_entries(), seed=_DEMO_SEED)[:limit]
+    encoder: Any = dataset.ChatEncoder()
+    rows = encoder.encode_many([encoder.render(chat) for chat in chats])
+    texts = [Text(row[:ROW_TOKENS], encoder.loss_mask(row)[1:ROW_TOKENS]) for row in rows]
+    asked = [chat for chat in chats if chat.entry is not None]
+
+    def judge(answers: list[str]) -> float:
+        return float(evaluate.judge(asked, answers)["share"])
+
+    return texts, Questions(evaluate.prompts(encoder, asked), judge, evaluate.MAX_NEW_TOKENS)
