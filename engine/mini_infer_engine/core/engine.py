@@ -352,13 +352,16 @@ class Engine:
         """Take back what rows with guesses had room for and did not need, and learn what passes take."""
         assert self._speculation is not None
         batch, now_s = step.batch, time.monotonic()
-        for row, sequence, tokens in zip(batch.rows, step.sequences, result.tokens, strict=True):
-            if row.num_drafts is not None:
-                self._speculation.settle(row, sequence, len(tokens))
+        if batch.num_drafts:
+            for row, sequence, tokens in zip(batch.rows, step.sequences, result.tokens, strict=True):
+                if row.num_drafts is not None:
+                    self._speculation.settle(row, sequence, len(tokens))
         # Passes follow each other on the device: one begins when it is launched, or when the one before has ended.
         if batch.num_decodes == len(batch.rows) and not batch.catch_up and not batch.waits_for_masks:
             began_s = max(step.launched_s, self._last_commit_s)
             self._speculation.controller.observe(len(batch.rows), batch.num_drafts, now_s - began_s)
+        else:
+            self._speculation.controller.interrupt()
         self._last_commit_s = now_s
 
     def _fail_all_running(self, step: Step, error: Exception) -> list[Output]:

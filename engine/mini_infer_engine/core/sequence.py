@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS, SPAN_SIZE_TOKENS, block_keys
 from mini_infer_engine.core.request import FinishReason, KVSource, Request
-from mini_infer_engine.speculation.controller import FIRST_ACCEPTANCE
 
 if TYPE_CHECKING:  # with numpy and llguidance, which the HTTP process needs not for its counters
     from mini_infer_engine.structured.matcher import GrammarMatcher
@@ -92,8 +91,8 @@ class Sequence:
     """Guesses of passes in flight."""
     speculates: bool = False
     """Tokens may be guessed for it."""
-    acceptance: float = FIRST_ACCEPTANCE
-    """The chance that a guess is right, as far as is known."""
+    acceptance: float | None = None
+    """The chance that a guess is right, once any was made."""
     num_drafted: int = 0
     """While it runs: tokens that whatever guesses has been told."""
     in_flight: int = 0

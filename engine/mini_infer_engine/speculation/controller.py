@@ -7,15 +7,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 FIRST_ACCEPTANCE = 0.7
-"""Assumed of a sequence of which nothing is known: high enough to try."""
+"""Assumed before anything is known: high enough to try."""
+TYPICAL_WEIGHT = 0.01
+"""Of a sequence's newest outcome in what is assumed of the next sequence."""
 _ACCEPTANCE_WEIGHT, _SECONDS_WEIGHT = 0.1, 0.25
 """Of the newest observation in the running means."""
 _LEAST_CHANCE = 0.2
 """That a guess is reached and right, for it to be made at all."""
 _PRIOR_COST = 0.05
 """Of one more guess, as a share of a pass without any, until it is measured: low, so that it is measured."""
-_MEASURED_FOR = 512
-"""Choices after which a measurement counts as old, and its number of guesses is tried again."""
+_MEASURED_FOR = 4096
+"""Passes after which a measurement counts as old, and is made again."""
+_HOLD = 8
+"""Passes for which a choice stands: to choose anew for each would cost the host more than it brings."""
+_PROBE_AFTER = 512
+"""Passes without guesses after which some are made all the same, or it would never be known that texts are easier now.
+"""
+_LEAST_GAIN = 1.02
+"""Of guessing, as it is expected, for it to be done: measurements are not exact."""
+_STEPS = 32
+"""Acceptances are told apart by this share of one."""
 
 
 def draft_levels(most: int) -> tuple[int, ...]:
@@ -23,10 +34,10 @@ def draft_levels(most: int) -> tuple[int, ...]:
     return tuple(sorted({1, min(3, most), most}))
 
 
-def with_outcome(acceptance: float, drafted: int, accepted: int) -> float:
+def with_outcome(acceptance: float, drafted: int, accepted: int, weight: float = _ACCEPTANCE_WEIGHT) -> float:
     """A row's chance that a guess is right, after `accepted` of `drafted` were; those behind a wrong one are moot."""
     for right in [True] * accepted + [False] * (accepted < drafted):
-        acceptance += _ACCEPTANCE_WEIGHT * (right - acceptance)
+        acceptance += weight * (right - acceptance)
     return acceptance
 
 
@@ -48,7 +59,7 @@ def worthwhile_drafts(acceptance: float, most: int) -> int:
 @dataclass(slots=True)
 class _Measured:
     seconds: float
-    at_choice: int
+    at_pass: int
 
 
 class DraftController:
@@ -56,8 +67,26 @@ class DraftController:
 
     def __init__(self, most: int) -> None:
         self.levels = draft_levels(most)
+        steps = [step / _STEPS for step in range(_STEPS + 1)]
+        self._expected = {
+            level: [expected_tokens(step, worthwhile_drafts(step, level)) for step in steps] for level in self.levels
+        }
         self._measured: dict[tuple[int, int], _Measured] = {}
-        self._choices = 0
+        self._passes = 0
+        self._level = self._size = self._left = 0
+        """The choice in force, the size of batch that it is for, and passes for which it stands."""
+        self.is_trial = False
+        """Whether the choice in force is to find out what it is worth."""
+        self._guessed_at = 0
+        self._previous: tuple[int, int] | None = None
+
+    def stays_plain(self, num_rows: int) -> bool:
+        """Whether the choice not to guess still stands: then nobody need look at the rows."""
+        if self._level or self._left <= 0 or self._size != _size_class(num_rows):
+            return False
+        self._left -= 1
+        self._passes += 1
+        return True
 
     def choose(self, acceptances: Sequence[float], num_rows: int | None = None) -> int:
         """Guesses for a pass over sequences of these acceptances; 0: it is faster without.
@@ -65,42 +94,70 @@ class DraftController:
         `num_rows`: of the whole pass, where it has sequences for which nothing is guessed.
         """
         rows = len(acceptances) if num_rows is None else num_rows
-        others = rows - len(acceptances)
-        self._choices += 1
-        rates = {0: rows / self._seconds(rows, 0)}
+        size = _size_class(rows)
+        self._passes += 1
+        if self._left <= 0 or self._size != size:
+            self._level, self._size, self._left = self._decide(acceptances, rows, size), size, _HOLD
+        self._left -= 1
+        if self._level:
+            self._guessed_at = self._passes
+        return self._level
+
+    def rest(self) -> None:
+        """A trial would cost too much now: no guesses for a while."""
+        self._level, self._left, self._guessed_at = 0, _PROBE_AFTER, self._passes
+
+    def _decide(self, acceptances: Sequence[float], rows: int, size: int) -> int:
+        plain_s = self._known_seconds(size, 0)
+        self.is_trial = True
+        if plain_s is None:
+            return 0  # first what there is to be beaten
+        if self._passes - self._guessed_at > _PROBE_AFTER:
+            return self.levels[0]
+        others, steps = rows - len(acceptances), [int(one * _STEPS) for one in acceptances]
+        best, best_rate = 0, rows / plain_s * _LEAST_GAIN
         for level in self.levels:
-            tokens = sum(expected_tokens(one, worthwhile_drafts(one, level)) for one in acceptances)
-            rates[level] = (tokens + others) / self._seconds(rows, level)
-        return max(rates, key=rates.__getitem__)  # of equals the fewest
+            expected = self._expected[level]
+            rate = (sum([expected[step] for step in steps]) + others) / self._seconds(size, level)
+            if rate > best_rate:
+                best, best_rate = level, rate
+        self.is_trial = self._known_seconds(size, best) is None
+        return best
 
     def observe(self, num_rows: int, drafts: int, seconds: float) -> None:
-        """A pass over so many rows, decodes alone, took so long."""
+        """A pass over so many rows, decodes alone, took so long. Counted only where the pass before was of its kind.
+
+        Else a part of the time may be that one's, for the host plans while the device computes.
+        """
         key = _size_class(num_rows), drafts
+        if key != self._previous:
+            self._previous = key
+            return
         known = self._measured.get(key)
-        if known is None or self._choices - known.at_choice > _MEASURED_FOR:
-            self._measured[key] = _Measured(seconds, self._choices)
+        if known is None or self._passes - known.at_pass > _MEASURED_FOR:
+            self._measured[key] = _Measured(seconds, self._passes)
             return
         # A pass that was held up tells nothing of the next: one that took far longer counts for little.
         known.seconds += _SECONDS_WEIGHT * (min(seconds, 2 * known.seconds) - known.seconds)
-        known.at_choice = self._choices
+        if self._passes - known.at_pass <= _HOLD:
+            known.at_pass = self._passes
 
-    def _seconds(self, num_rows: int, drafts: int) -> float:
-        size = _size_class(num_rows)
+    def interrupt(self) -> None:
+        """A pass of another kind was made: the next one's time may be that one's in part."""
+        self._previous = None
+
+    def _known_seconds(self, size: int, drafts: int) -> float | None:
         own = self._measured.get((size, drafts))
-        if own is not None and self._choices - own.at_choice <= _MEASURED_FOR:
-            return own.seconds
-        return self._assumed(size, drafts)
+        return own.seconds if own is not None and self._passes - own.at_pass <= _MEASURED_FOR else None
 
-    def _assumed(self, size: int, drafts: int) -> float:
-        """From the nearest number of guesses that was measured; nothing is known: a pass without takes 1."""
-        others = {
-            level: self._measured[(size, level)] for level in (0, *self.levels) if (size, level) in self._measured
-        }
-        others.pop(drafts, None)
-        if not others:
-            return 1.0 + _PRIOR_COST * drafts
-        nearest = min(others, key=lambda level: abs(level - drafts))
-        return others[nearest].seconds * (1 + _PRIOR_COST * drafts) / (1 + _PRIOR_COST * nearest)
+    def _seconds(self, size: int, drafts: int) -> float:
+        """Measured, or assumed from the nearest number of guesses that was."""
+        own = self._known_seconds(size, drafts)
+        if own is not None:
+            return own
+        known = {level: seconds for level in (0, *self.levels) if (seconds := self._known_seconds(size, level))}
+        nearest = min(known, key=lambda level: abs(level - drafts))
+        return known[nearest] * (1 + _PRIOR_COST * drafts) / (1 + _PRIOR_COST * nearest)
 
 
 def _size_class(num_rows: int) -> int:

@@ -9,7 +9,13 @@ from mini_infer_engine.core.page_allocator import PageAllocator
 from mini_infer_engine.core.request import Request
 from mini_infer_engine.core.sequence import Sequence, State
 from mini_infer_engine.speculation.config import SpeculationConfig
-from mini_infer_engine.speculation.controller import DraftController, with_outcome, worthwhile_drafts
+from mini_infer_engine.speculation.controller import (
+    FIRST_ACCEPTANCE,
+    TYPICAL_WEIGHT,
+    DraftController,
+    with_outcome,
+    worthwhile_drafts,
+)
 
 
 def may_speculate(request: Request) -> bool:
@@ -26,6 +32,7 @@ class SpeculationPlanner:
     def __init__(self, config: SpeculationConfig, *, max_rows: int, max_model_len: int, token_budget: int) -> None:
         """`max_rows`: sequences of a pass with guesses, at most, as the runner says."""
         self.controller = DraftController(config.num_tokens)
+        self._typical_acceptance = FIRST_ACCEPTANCE
         self.num_drafts = self.num_draft_tokens = 0
         self.accepted_by_position = [0] * config.num_tokens
         self._computes_catch_up = config.method == "draft_model"
@@ -37,7 +44,7 @@ class SpeculationPlanner:
     def plan(self, batch: Batch, sequences: list[Sequence], pool: PageAllocator) -> None:
         """Give rows of a planned pass guesses, where that is possible and worth it."""
         rows = batch.rows
-        if not rows or batch.num_decodes < len(rows):
+        if not rows or batch.num_decodes < len(rows) or self.controller.stays_plain(len(rows)):
             return
         chosen = [
             (row, sequence)
@@ -46,7 +53,15 @@ class SpeculationPlanner:
         ]
         if not chosen or len(chosen) > self._max_rows or any(one.matcher is not None for one in sequences):
             return
-        most = self.controller.choose([sequence.acceptance for _, sequence in chosen], len(rows))
+        for _, sequence in chosen:
+            if sequence.acceptance is None:
+                sequence.acceptance = self._typical_acceptance
+        most = self.controller.choose([sequence.acceptance or 0.0 for _, sequence in chosen], len(rows))
+        if self._computes_catch_up and most and self.controller.is_trial:
+            missing = sum(max(0, len(sequence.token_ids) - sequence.num_drafted) for _, sequence in chosen)
+            if missing > self._token_budget:
+                self.controller.rest()
+                return
         chosen = [pair for pair in chosen if pair[0].start + most + 1 <= self._max_model_len]
         budget = self._token_budget - len(rows) - most * len(chosen)
         if not most or budget < 0 or not _reserve(chosen, most, pool):
@@ -55,8 +70,8 @@ class SpeculationPlanner:
             return
         batch.num_drafts = most
         for row, sequence in chosen:
-            drafts = worthwhile_drafts(sequence.acceptance, most)
-            if not drafts and not len(sequence.token_ids) % 16:
+            drafts = worthwhile_drafts(sequence.acceptance or 0.0, most)
+            if not drafts and (most == self.controller.levels[0] or not len(sequence.token_ids) % 16):
                 drafts = 1  # now and then, or it would never be known that its text has become easier
             row.num_drafts, row.count = drafts, drafts + 1
             sequence.num_computed += drafts
@@ -87,7 +102,9 @@ class SpeculationPlanner:
         if sequence.state is State.RUNNING:
             sequence.num_drafted = len(sequence.token_ids) + num_tokens
         if drafts:
-            sequence.acceptance = with_outcome(sequence.acceptance, drafts, accepted)
+            typical = self._typical_acceptance
+            sequence.acceptance = with_outcome(sequence.acceptance or 0.0, drafts, accepted)
+            self._typical_acceptance = with_outcome(typical, drafts, accepted, TYPICAL_WEIGHT)
             self.num_drafts += 1
             self.num_draft_tokens += drafts
             for place in range(accepted):
