@@ -34,7 +34,6 @@ def _size(size: str, remedy: str) -> Rule:
 NOT_YET = (
     _size("pipeline", "set tensor"),
     _size("data", "set replicas"),
-    _size("nodes", "let an engine stay on one node"),
     Rule(
         f"!({' || '.join(_EXPERT.format(role) for role in ROLES)})",
         "parallelism.expert does not work yet: leave it out, and every rank has a slice of each expert",

@@ -137,7 +137,8 @@ def _container(launch: Launch, pull_policy: str | None, *, is_worker: bool) -> d
             nodes=launch.nodes,
         ),
         "env": _environment(launch, launch.template.container.env or () if launch.template.container else ()),
-        **({} if is_worker else _serving(launch, overrides)),
+        **({} if is_worker else _serving(launch)),
+        **_probes(overrides, HTTP_PORT if is_worker else "http"),
         "terminationMessagePolicy": "FallbackToLogsOnError",  # the last line of a crash is told in the status
         "volumeMounts": mounts + overrides.get("volumeMounts", []),
         "securityContext": {**security, **overrides.get("securityContext", {})},
@@ -151,8 +152,11 @@ def _container(launch: Launch, pull_policy: str | None, *, is_worker: bool) -> d
     return container
 
 
-def _serving(launch: Launch, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """What a container has that answers requests; a worker of a group has none of it: its leader knows how it is."""
+def _serving(launch: Launch) -> dict[str, Any]:
+    """What a container has that answers requests.
+
+    A worker of a group tells its health alone, at a port without a name: Services and gateways find ports by name.
+    """
     ports = {"http": HTTP_PORT, "events": EVENTS_PORT, "replay": REPLAY_PORT}
     if launch.moves_cache:
         ports["transfer"] = TRANSFER_PORT
@@ -160,11 +164,17 @@ def _serving(launch: Launch, overrides: Mapping[str, Any]) -> dict[str, Any]:
         ports["rendezvous"] = RENDEZVOUS_PORT
     return {
         "ports": [{"name": name, "containerPort": port} for name, port in ports.items()],
-        "startupProbe": {**_probe(READY_PATH, period_s=1, failures=START_LIMIT_S), **overrides.get("startupProbe", {})},
-        "livenessProbe": {**_probe(HEALTH_PATH, period_s=5, failures=3), **overrides.get("livenessProbe", {})},
-        "readinessProbe": {**_probe(READY_PATH, period_s=2, failures=3), **overrides.get("readinessProbe", {})},
         "lifecycle": {"preStop": {"sleep": {"seconds": UNROUTE_S}}},
     }
+
+
+def _probes(overrides: Mapping[str, Any], port: int | str) -> dict[str, Any]:
+    asked = {
+        "startupProbe": _probe(READY_PATH, port, period_s=1, failures=START_LIMIT_S),
+        "livenessProbe": _probe(HEALTH_PATH, port, period_s=5, failures=3),
+        "readinessProbe": _probe(READY_PATH, port, period_s=2, failures=3),
+    }
+    return {name: {**probe, **overrides.get(name, {})} for name, probe in asked.items()}
 
 
 def _spread_over_nodes(labels: Mapping[str, str]) -> dict[str, Any]:
@@ -219,9 +229,9 @@ def _environment(launch: Launch, users: Sequence[EnvironmentVariable]) -> list[d
     return [item for item in ours if item["name"] not in taken] + theirs
 
 
-def _probe(path: str, *, period_s: int, failures: int) -> dict[str, Any]:
+def _probe(path: str, port: int | str, *, period_s: int, failures: int) -> dict[str, Any]:
     return {
-        "httpGet": {"path": path, "port": "http"},
+        "httpGet": {"path": path, "port": port},
         "periodSeconds": period_s,
         "timeoutSeconds": 3,
         "failureThreshold": failures,
