@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import multiprocessing
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -51,8 +52,9 @@ def candidates(shape: Shape, block_m: int, bits: int) -> list[PdlGemmConfig]:
     """From a program for every second SM to four an SM; rings of which one to four fit."""
     found = []
     profile = policy().profile
-    for tall, block_k, residents, splits in itertools.product((64, 128), (128, 256), (1, 2, 3, 4), (1, 2, 3, 4, 6)):
-        if (tall == 128 and block_m > 16) or (block_k == 256 and shape.k % 256):
+    tall = 64
+    for block_k, residents, splits in itertools.product((128, 256), (1, 2, 3, 4, 6), (1, 2, 3, 4, 6, 8)):
+        if block_k == 256 and shape.k % 256:
             continue
         block_n = tall // (2 if shape.gated else 1)
         tiles, steps = math.ceil(shape.n / block_n), math.ceil(shape.k / block_k)
@@ -76,6 +78,25 @@ def call(shape: Shape, rows: int) -> Callable[[QuantizedWeight, PdlGemmConfig], 
     return lambda weight, config: small_m_linear(
         deferred_norm, weight, config, workspace=workspace(), gated=shape.gated
     )
+
+
+def compile_kernels(works: list[tuple[str, int, str]]) -> None:
+    """All candidates of some products into the shared cache."""
+    torch.set_num_threads(1)
+    for name, rows, form in works:
+        shape = SHAPES[name]
+        weight, gemm = random_weight(form, shape.weight_rows, shape.k), call(shape, rows)
+        for config in candidates(shape, rows, weight.bits):
+            with contextlib.suppress(Exception):  # a config that does not fit the chip is only not a candidate
+                gemm(weight, config)
+        torch.cuda.synchronize()
+
+
+def compile_all(rows: int, names: tuple[str, ...]) -> None:
+    """Candidates of every product with so many rows, in a process for each."""
+    works = [[(name, rows, form)] for form, name in itertools.product(FORMATS, names)]
+    with multiprocessing.get_context("spawn").Pool(len(works)) as pool:
+        pool.map(compile_kernels, works, chunksize=1)
 
 
 def tune(shape: Shape, rows: int, form: str) -> tuple[PdlGemmConfig | None, dict[str, float]]:
@@ -114,10 +135,14 @@ def tune_all(
 ) -> Iterator[dict[str, object]]:
     """Every GEMM of a layer with each M and format until the deadline; the file of configs is written as they come."""
     measured: dict[QuantizedShape, PdlGemmConfig] = {}
+    compiled: set[int] = set()
     known = load_tuned_configs(policy().profile.name)
     for rows, form, name in itertools.product((*BLOCKS_M[:1], *MANY_ROWS, *BLOCKS_M[1:]), FORMATS, names):
         if time.monotonic() > deadline:
             return
+        if rows not in compiled and rows <= MAX_M:
+            compiled.add(rows)
+            compile_all(rows, names)
         shape = SHAPES[name]
         config, figures = tune(shape, rows, form)
         if config is not None:
