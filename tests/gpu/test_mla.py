@@ -32,7 +32,7 @@ SHAPES = cases(  # heads, rank, nope, rope, value, interleaved, page size, dtype
         ((16, 512, 128, 64, 128, True, 128, BF16),),
         ((128, 512, 128, 64, 128, True, 64, BF16),),
         ((16, 512, 128, 64, 128, False, 16, BF16),),
-        ((16, 512, 128, 64, 128, True, 128, FP32),),
+        ((16, 128, 64, 32, 64, True, 128, FP32),),
         ((5, 96, 40, 32, 48, True, 128, BF16),),
     ],
 )

@@ -119,17 +119,17 @@ def _latent_rope(
         tl.store(key_at + half + dims[None, :], second.to(packed.dtype.element_ty), mask=key_mask)
         tl.store(target + KV_RANK + dims[None, :], first.to(packed.dtype.element_ty), mask=key_mask)
         tl.store(target + KV_RANK + half + dims[None, :], second.to(packed.dtype.element_ty), mask=key_mask)
-    else:
+    else:  # names of its own: Triton wants one type of a name that both branches have
         heads = (part - 1) * HEADS_BLOCK + tl.arange(0, HEADS_BLOCK)
         inside = heads < HEADS
         at = row + (heads * (NOPE_DIM + ROPE_DIM) + NOPE_DIM)[:, None]
-        first, second = rotated_halves(
+        q_first, q_second = rotated_halves(
             at, inside, cos_sin, position + tl.zeros_like(heads), ROPE_DIM, HALF_BLOCK, INTERLEAVED
         )
         tl.debug_barrier()  # all of a pair is read before any is written
         mask = inside[:, None] & (dims < half)[None, :]
-        tl.store(at + dims[None, :], first.to(packed.dtype.element_ty), mask=mask)
-        tl.store(at + half + dims[None, :], second.to(packed.dtype.element_ty), mask=mask)
+        tl.store(at + dims[None, :], q_first.to(packed.dtype.element_ty), mask=mask)
+        tl.store(at + half + dims[None, :], q_second.to(packed.dtype.element_ty), mask=mask)
 
 
 def latent_rope(
