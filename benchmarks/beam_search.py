@@ -8,11 +8,13 @@ The two take turns in one engine, round after round; figures are medians. Wanted
 import argparse
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from common.budget import Budget
+from common.isolation import isolated
 from common.models import CONFIGS, model_folder
 from common.report import Runs, collect, make_parser, medians_of, print_table, save, say, words
 
@@ -26,8 +28,8 @@ def seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def measure(name: str, options: argparse.Namespace, budget: Budget, runs: Runs) -> None:
-    """Both in turns; the first round compiles and fills the prefix cache, and is not kept."""
+def measure(name: str, options: argparse.Namespace) -> Iterator[dict[str, float]]:
+    """Both in turns, a round a part; the first compiles and fills the prefix cache, and is not told."""
     longest = options.prompt_tokens + options.tokens + 1
     prompts = [
         {"prompt_token_ids": [3 + (index * 31 + place * 7) % 200 for place in range(options.prompt_tokens)]}
@@ -37,16 +39,13 @@ def measure(name: str, options: argparse.Namespace, budget: Budget, runs: Runs) 
     sampled = SamplingParams(temperature=0.8, top_p=0.95, max_tokens=options.tokens, ignore_eos=True)
     copies = [prompt for prompt in prompts for _ in range(options.width)]
     made = options.prompts * options.width * options.tokens
-    with tempfile.TemporaryDirectory() as root, budget.spending("model"):
+    with tempfile.TemporaryDirectory() as root:
         settings: dict[str, Any] = {"load_format": "dummy", "skip_tokenizer_init": True} if name in CONFIGS else {}
         llm = LLM(model_folder(name, Path(root)), device=options.device, max_model_len=longest, **settings)
         for round_ in range(options.rounds + 1):
-            if budget.allows("round"):
-                with budget.spending("round"):
-                    search_s = seconds(lambda: llm.beam_search(prompts, beams))
-                    sample_s = seconds(lambda: llm.generate(copies, sampled, use_tqdm=False))
-                part = {"beam search tok_s": made / search_s, "sampling tok_s": made / sample_s}
-                collect(runs, name, part if round_ else {})
+            search_s = seconds(lambda: llm.beam_search(prompts, beams))
+            sample_s = seconds(lambda: llm.generate(copies, sampled, use_tqdm=False))
+            yield {"beam search tok_s": made / search_s, "sampling tok_s": made / sample_s} if round_ else {}
 
 
 def show(runs: Runs) -> dict[str, float]:
@@ -76,7 +75,8 @@ def main() -> None:
     for name in options.models:
         if budget.allows("model"):
             say(name)
-            measure(name, options, budget, runs)
+            with budget.spending("model"):
+                isolated(measure, name, options, timeout_s=budget.left_s, note=partial(collect, runs, name))
             save(options.out, {"runs": runs, "ratios": show(runs)})
 
 

@@ -8,10 +8,13 @@ The kinds take turns in one engine, round after round; figures are medians. Want
 import argparse
 import tempfile
 import time
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from common.budget import Budget
+from common.isolation import isolated
 from common.models import CONFIGS, model_folder
 from common.report import Runs, collect, make_parser, medians_of, print_table, save, say, words
 
@@ -43,19 +46,17 @@ def label_of(top: int | None) -> str:
     return "none tok_s" if top is None else f"top {top} tok_s"
 
 
-def measure(name: str, options: argparse.Namespace, budget: Budget, runs: Runs) -> None:
-    """All kinds in turns; the first round compiles and fills the prefix cache, and is not kept."""
-    with tempfile.TemporaryDirectory() as root, budget.spending("model"):
+def measure(name: str, options: argparse.Namespace) -> Iterator[dict[str, float]]:
+    """All kinds in turns, a round a part; the first compiles and fills the prefix cache, and is not told."""
+    with tempfile.TemporaryDirectory() as root:
         settings: dict[str, Any] = {"load_format": "dummy", "skip_tokenizer_init": True} if name in CONFIGS else {}
         longest = _PROMPT_TOKENS + options.tokens + 1
         folder = model_folder(name, Path(root))
         llm = LLM(folder, device=options.device, max_model_len=longest, max_num_seqs=options.batch, **settings)
         for round_ in range(options.rounds + 1):
-            if budget.allows("round"):
-                with budget.spending("round"):
-                    for top in TOPS if round_ % 2 else TOPS[::-1]:
-                        rate = tokens_per_s(llm, options, top)
-                        collect(runs, name, {label_of(top): rate} if round_ else {})
+            order = TOPS if round_ % 2 else TOPS[::-1]
+            rates = {label_of(top): tokens_per_s(llm, options, top) for top in order}
+            yield rates if round_ else {}
 
 
 def show(runs: Runs) -> dict[str, dict[str, float]]:
@@ -83,7 +84,8 @@ def main() -> None:
     for name in options.models:
         if budget.allows("model"):
             say(name)
-            measure(name, options, budget, runs)
+            with budget.spending("model"):
+                isolated(measure, name, options, timeout_s=budget.left_s, note=partial(collect, runs, name))
             save(options.out, {"runs": runs, "ratios": show(runs)})
 
 

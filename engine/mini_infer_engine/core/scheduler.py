@@ -357,24 +357,28 @@ class Scheduler:
         is_last = end == sequence.num_prefill
         request, sampling = sequence.request, sequence.request.sampling
         output_index = sequence.num_prefill - sequence.num_prompt
-        step.batch.rows.append(
-            Row(
-                slot=sequence.slot,
-                start=start,
-                count=count,
-                token_ids=sequence.token_ids[start:end],
-                page_table=sequence.pages,
-                sampling=sampling if is_last else None,
-                noise_seed=request.noise_seed,
-                output_index=output_index,
-                suppressed_token_ids=sequence.suppressed_at(output_index),
-                known_token_ids=sequence.token_ids if is_last and sampling.has_penalties else (),
-                banned=sequence.banned(end) if is_last and sampling.bad_words_token_ids else (),
-                prompt_targets=sequence.prompt_targets(start, end),
-                num_prompt_logprobs=sampling.prompt_logprobs or 0,
-                embeds=is_last and request.embeds,
-            )
+        row = Row(
+            sequence.slot,
+            start,
+            count,
+            sequence.token_ids[start:end],
+            sequence.pages,
+            sampling if is_last else None,
+            request.noise_seed,
+            output_index,
         )
+        if sequence.excludes_tokens:
+            row.suppressed_token_ids = sequence.suppressed_at(output_index)
+        if is_last:
+            row.embeds = request.embeds
+            if sampling.has_penalties:
+                row.known_token_ids = sequence.token_ids
+            if sampling.bad_words_token_ids:
+                row.banned = sequence.banned(end)
+        if sampling.prompt_logprobs is not None:
+            row.prompt_targets = sequence.prompt_targets(start, end)
+            row.num_prompt_logprobs = sampling.prompt_logprobs
+        step.batch.rows.append(row)
         step.sequences.append(sequence)
         sequence.num_computed = end
         sequence.in_flight += 1

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
@@ -20,10 +21,12 @@ from triton import AsyncCompileMode
 
 from mini_infer_engine.config.mechanisms import Mechanism
 from mini_infer_engine.config.settings import EngineSettings
-from mini_infer_engine.core.batch import Batch, Row, TokenMasks
+from mini_infer_engine.core.batch import Batch, Row, TokenMasks, Transfers
 from mini_infer_engine.core.request import Request, SamplingParams
+from mini_infer_engine.device import to_device
 from mini_infer_engine.distributed.collectives import NoCollectives
 from mini_infer_engine.kernels.context import KernelContext
+from mini_infer_engine.kernels.copy_pages import copy_pages
 from mini_infer_engine.kernels.gemm.gemm_rules import K_SPLITS
 from mini_infer_engine.kernels.moe.grouped_gemm import TILE_ROWS
 from mini_infer_engine.kernels.norm.rms_norm import add_rms_norm
@@ -59,6 +62,9 @@ _COMPILERS = 16
 """At a time. Batches that want the same kernel wait for one of them: else each compiles it, 130 kernels for 39."""
 _GRAPH_OBJECT_BYTES = 1 << 20
 """Of the driver, for a recorded graph, beside the memory that its kernels use."""
+
+_COPIES_AT_ONCE = 2
+"""A launch for each is a tenth of a millisecond of the host's time for ten beams."""
 
 Forward = Callable[[], None]
 
@@ -169,6 +175,8 @@ class CudaExecutor:
         worker = self.worker
         torch.cuda.set_device(worker.device)
         self.state.compile_updates()
+        null = self.pool.null_page
+        copy_pages(self.pool.pages, torch.tensor([[null, null, 0]], dtype=torch.int32, device=worker.device))
         logits = torch.zeros((1, worker.config.vocab_size), dtype=worker.dtype, device=worker.device)
         padding = torch.full((1,), self.state.padding_slot, dtype=torch.int32, device=worker.device)
         scores = penalised(logits, padding, self.sampling.penalties)  # fp32, as what a bias or a ban has changed is
@@ -263,7 +271,7 @@ class CudaExecutor:
         handle = CudaPassHandle(batch.rows, self.state)
         prefills = batch.rows[batch.num_decodes :]
         with torch.inference_mode():
-            self.pool.transfer(batch.transfers)
+            self._transfer(batch.transfers)
             if self.speculation is not None:
                 self.speculation.catch_up(batch.catch_up)
             self.state.forget_pages([row for row in prefills if not _continues(row)])
@@ -282,6 +290,18 @@ class CudaExecutor:
             if not batch.waits_for_masks:
                 handle.done.record()
         return handle
+
+    def _transfer(self, transfers: Transfers) -> None:
+        """Several copies by one launch, where none reads what another writes."""
+        copies = transfers.copies
+        if len(copies) < _COPIES_AT_ONCE or not {copy.source for copy in copies}.isdisjoint(
+            [copy.target for copy in copies]
+        ):
+            self.pool.transfer(transfers)
+            return
+        self.pool.swap(transfers)
+        packet = np.array([(copy.source, copy.target, copy.tokens) for copy in copies], dtype=np.int32)
+        copy_pages(self.pool.pages, to_device(packet, self.worker.device))
 
     def sample(self, handle: CudaPassHandle, masks: TokenMasks) -> None:
         """See `Executor.sample`."""

@@ -17,9 +17,10 @@ from mini_infer_engine.kernels.sampling.state_update import STATE_FIELDS, update
 from mini_infer_engine.sampling.parameters import DEVICE_FORMAT, DEVICE_PARAMETERS
 from mini_infer_engine.sampling.reference import noise_base
 
-_STATE = struct.Struct(f"<5q{DEVICE_FORMAT}q")
-"""One slot in the packet of `update_slots` (STATE_FIELDS): slot, last token, length, output index, noise, sampling,
-min_tokens."""
+_PROGRESS = struct.Struct("<4q")
+"""The first fields of a slot in the packet of `update_slots` (STATE_FIELDS): slot, last token, length, output index."""
+_SAMPLING = struct.Struct(f"<q{DEVICE_FORMAT}q")
+"""The others: noise, sampling, min_tokens."""
 
 
 class DeviceBatchState:
@@ -37,6 +38,8 @@ class DeviceBatchState:
         self._samplings = [0] * num_slots
         """The same numbers as the device's `samplings`, counted where passes are launched."""
         self._filtered_slots: set[int] = set()
+        self._packed_samplings: list[tuple[SamplingParams, int, bytes] | None] = [None] * num_slots
+        """Of each slot's last request: its parameters and seed, and what they are in a packet."""
 
     def begin(self, rows: list[Row]) -> None:
         """Rows whose sample is their slot's first: their sampling parameters and lengths go to the device."""
@@ -53,7 +56,20 @@ class DeviceBatchState:
             if row.suppressed_token_ids:
                 self._suppress(row)
             (self._filtered_slots.add if _is_filtered(row) else self._filtered_slots.discard)(row.slot)
-        return b"".join(map(_packed_state, rows))
+        return b"".join([part for row in rows for part in self._packed_state(row)])
+
+    def _packed_state(self, row: Row) -> tuple[bytes, bytes]:
+        """Progress, and sampling parameters, which stay what they were where a request goes on in its slot."""
+        assert row.token_ids is not None
+        assert row.sampling is not None
+        kept = self._packed_samplings[row.slot]
+        is_kept = kept is not None and kept[0] is row.sampling and kept[1] == row.noise_seed
+        if kept is None or not is_kept or row.suppressed_token_ids:  # which a packet has until min_tokens
+            kept = (row.sampling, row.noise_seed, _packed_sampling(row, row.sampling))
+            self._packed_samplings[row.slot] = None if row.suppressed_token_ids else kept
+        # Sampling adds one to the length.
+        length = row.start + row.count - 1
+        return _PROGRESS.pack(row.slot, row.token_ids[-1], length, row.output_index), kept[2]
 
     def next_place(self, row: Row) -> int:
         """Where in `on_host`, flattened, the token stands that this row, which is being launched, samples."""
@@ -68,7 +84,8 @@ class DeviceBatchState:
 
     def pack_null_update(self) -> bytes:
         """The same of one line that changes nothing: the spare slot as it is."""
-        return _STATE.pack(self.padding_slot, 0, 0, 0, 0, *(form.neutral for _, form in DEVICE_PARAMETERS), 0)
+        neutral = [form.neutral for _, form in DEVICE_PARAMETERS]
+        return _PROGRESS.pack(self.padding_slot, 0, 0, 0) + _SAMPLING.pack(0, *neutral, 0)
 
     def compile_updates(self) -> None:
         """Change nothing, so that no request waits for the compiler of `send_pages`' kernel."""
@@ -136,15 +153,8 @@ def _is_filtered(row: Row) -> bool:
     return bool(row.suppressed_token_ids) or params.top_k > 0 or params.top_p < 1 or params.min_p > 0
 
 
-def _packed_state(row: Row) -> bytes:
-    params = row.sampling
-    assert params is not None
-    assert row.token_ids is not None
-    return _STATE.pack(
-        row.slot,
-        row.token_ids[-1],
-        row.start + row.count - 1,  # sampling adds one to the length
-        row.output_index,
+def _packed_sampling(row: Row, params: SamplingParams) -> bytes:
+    return _SAMPLING.pack(
         noise_base(row.noise_seed),
         *[form.value(getattr(params, name)) for name, form in DEVICE_PARAMETERS],
         params.min_tokens if row.suppressed_token_ids else 0,  # else the slot's last sequence's would be suppressed

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mini_infer_engine.core.batch import Transfers
+from mini_infer_engine.core.batch import PageCopy, Transfers
 from mini_infer_engine.kv_transfer.layout import KVLayout, KVMemory
 from mini_infer_engine.models.kv_spec import KVSpec
 
@@ -52,11 +52,19 @@ class KVPool:
 
     def transfer(self, transfers: Transfers) -> None:
         """Queue what a pass needs moved, in the order that `Transfers` says; a copy's target may be a later source."""
+        self.swap(transfers)
+        self.copy(transfers.copies)
+
+    def swap(self, transfers: Transfers) -> None:
+        """Queue copies to main memory and from there."""
         for swap in transfers.swap_out:
             self.host_pages[swap.host_page].copy_(self.pages[swap.device_page], non_blocking=True)
         for swap in transfers.swap_in:
             self.pages[swap.device_page].copy_(self.host_pages[swap.host_page], non_blocking=True)
-        for copy in transfers.copies:
+
+    def copy(self, copies: list[PageCopy]) -> None:
+        """Copies on the device, one after the other."""
+        for copy in copies:
             self.pages[copy.target, :, :, : copy.tokens].copy_(self.pages[copy.source, :, :, : copy.tokens])
 
     def token_rows_of(self, pages: Tensor, offsets: Tensor) -> tuple[Tensor, ...]:

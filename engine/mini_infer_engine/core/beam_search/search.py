@@ -32,9 +32,12 @@ class BeamRules:
         return max(2, 1 + len(self.stops)) * self.width
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Beam:
-    """A continuation of the prompt: its last token, and the beam before that token."""
+    """A continuation of the prompt: its last token, and the beam before that token. Nothing of it ever changes.
+
+    Not frozen, for a frozen one takes three times as long to make, and a step makes dozens.
+    """
 
     length: int
     """Tokens of output."""
@@ -104,20 +107,24 @@ def advance(state: BeamState, told: Sequence[TokenLogprobs], rules: BeamRules) -
     Each tells the `rules.num_candidates` most likely tokens, or all that the vocabulary has.
     """
     length = state.running[0].length + 1
-    candidates = _best_candidates(state.running, told, rules, may_stop=length > rules.min_tokens)
-    ends = [length >= rules.max_tokens or beam.token_id in rules.stops for beam in candidates]
-    running = [beam for beam, is_end in zip(candidates, ends, strict=True) if not is_end][: rules.width]
-    # What ranks below the first `width` is there to go on, never to end.
-    ended = [beam for beam, is_end in zip(candidates[: rules.width], ends, strict=False) if is_end]
-    finished = _ranked([*state.finished, *ended], rules)
+    running: list[Beam] = []
+    ended: list[Beam] = []
+    for place, candidate in enumerate(_best_candidates(state.running, told, rules, may_stop=length > rules.min_tokens)):
+        total, index, token_id, rank = candidate
+        is_end = length >= rules.max_tokens or token_id in rules.stops
+        # What ranks below the first `width` is there to go on, never to end.
+        if place < rules.width if is_end else len(running) < rules.width:
+            beam = Beam(length, total, state.running[index], index, token_id, rank, told[index])
+            (ended if is_end else running).append(beam)
+    finished = _ranked([*state.finished, *ended], rules) if ended else state.finished
     is_over = not running or (len(finished) == rules.width and not _may_improve(running[0], finished[-1], rules))
     return BeamState(running, finished, is_over)
 
 
 def _best_candidates(
     running: Sequence[Beam], told: Sequence[TokenLogprobs], rules: BeamRules, *, may_stop: bool
-) -> list[Beam]:
-    """The best continuations by one token of all running beams."""
+) -> list[tuple[float, int, int, int]]:
+    """The best continuations by one token: sum of log probabilities, index of the beam, token and its rank after it."""
     most, stops = rules.num_candidates, rules.stops
     candidates = [
         (beam.cumulative_logprob + logprob, index, token_id, rank)
@@ -126,11 +133,7 @@ def _best_candidates(
         if may_stop or token_id not in stops
     ]
     candidates.sort(key=_total, reverse=True)
-    length = running[0].length + 1
-    return [
-        Beam(length, total, running[index], index, token_id, rank, told[index])
-        for total, index, token_id, rank in candidates[:most]
-    ]
+    return candidates[:most]
 
 
 _total = itemgetter(0)
