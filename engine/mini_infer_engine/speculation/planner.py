@@ -51,6 +51,9 @@ class SpeculationPlanner:
             for row, sequence in zip(rows, sequences, strict=True)
             if sequence.speculates and sequence.matcher is None
         ]
+        # To launch a draft's reading of a prompt takes the host milliseconds, and first tokens would wait for it.
+        if self._computes_catch_up and any(len(one.token_ids) == one.num_prompt for _, one in chosen):
+            return
         if not chosen or len(chosen) > self._max_rows or any(one.matcher is not None for one in sequences):
             return
         for _, sequence in chosen:

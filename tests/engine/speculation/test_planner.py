@@ -1,0 +1,146 @@
+"""Which rows of a pass guess, with how much room, and what a draft is told before."""
+
+from typing import Any
+
+import pytest
+
+from mini_infer_engine.core.batch import Batch, Row
+from mini_infer_engine.core.page_allocator import PageAllocator
+from mini_infer_engine.core.request import Request, SamplingParams
+from mini_infer_engine.core.sequence import Sequence, State
+from mini_infer_engine.speculation.config import Method, SpeculationConfig
+from mini_infer_engine.speculation.planner import SpeculationPlanner, may_speculate
+
+PAGE = 16
+
+
+class Bench:
+    """A planner that always wants the most guesses, and the decode rows of some sequences."""
+
+    def __init__(
+        self, method: Method = "ngram", num_pages: int = 20, max_model_len: int = 200, budget: int = 64
+    ) -> None:
+        config = SpeculationConfig(method, None, 3, 4, 2)
+        self.planner = SpeculationPlanner(config, max_rows=4, max_model_len=max_model_len, token_budget=budget)
+        self.planner.controller.choose = lambda acceptances, num_rows=None: 3  # type: ignore[method-assign]
+        self.pool = PageAllocator(num_pages, PAGE)
+        self.sequences: list[Sequence] = []
+        self.batch = Batch([], 0)
+
+    def add(self, num_prompt: int, num_made: int, **sampling: Any) -> Sequence:
+        """A sequence that decodes, and its row; nothing of it is in flight."""
+        request = Request(
+            request_id=str(len(self.sequences)),
+            prompt_token_ids=list(range(num_prompt)),
+            sampling=SamplingParams(**sampling),
+        )
+        sequence = Sequence(request, (0, 0), 0.0, b"", 10**6, frozenset(), (), speculates=may_speculate(request))
+        sequence.token_ids.extend(range(100, 100 + num_made))
+        start = num_prompt + num_made - 1
+        sequence.slot, sequence.state, sequence.num_computed = len(self.sequences), State.RUNNING, start + 1
+        sequence.pages = [self.pool.allocate() for _ in range(self.pool.pages_for(start + 1))]
+        self.sequences.append(sequence)
+        self.batch.rows.append(Row(sequence.slot, start, 1, None, sequence.pages, request.sampling))
+        self.batch.num_decodes += 1
+        return sequence
+
+    def plan(self) -> list[int | None]:
+        """Guesses of each row."""
+        self.planner.plan(self.batch, self.sequences, self.pool)
+        return [row.num_drafts for row in self.batch.rows]
+
+
+def test_rows_get_room_for_all_guesses_of_the_pass() -> None:
+    bench = Bench()
+    bench.add(10, 5)  # position 14; with three guesses it reaches the next page
+    assert bench.plan() == [3]
+    assert bench.batch.num_drafts == 3
+    assert (bench.batch.rows[0].count, len(bench.sequences[0].pages)) == (4, 2)
+    assert (bench.sequences[0].num_computed, bench.sequences[0].num_uncertain) == (18, 3)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [{"logprobs": 1}, {"repetition_penalty": 1.1}, {"logit_bias": {3: 1.0}}, {"bad_words_token_ids": [[1, 2]]}],
+    ids=["logprobs", "penalty", "bias", "bad words"],
+)
+def test_what_depends_on_the_last_token_guesses_nothing_beside_rows_that_do(sampling: dict[str, Any]) -> None:
+    bench = Bench()
+    bench.add(10, 5)
+    bench.add(10, 5, **sampling)
+    assert bench.plan() == [3, None]
+
+
+def test_a_draft_is_told_what_it_does_not_know() -> None:
+    bench = Bench("draft_model")
+    bench.add(10, 5)
+    bench.sequences[0].num_drafted = 12
+    assert bench.plan() == [3]
+    (told,) = bench.batch.catch_up
+    assert (told.start, list(told.token_ids or ())) == (12, [102, 103, 104])
+    told_once = bench.sequences[0].num_drafted
+    bench.planner.settle(bench.batch.rows[0], bench.sequences[0], 2)
+    assert told_once >= bench.sequences[0].num_drafted == 17, "and then it knows what was made"
+    assert bench.sequences[0].num_computed == 16, "two tokens are in the cache, two were rejected"
+
+
+def test_too_much_to_read_is_read_in_part_and_nothing_is_guessed() -> None:
+    bench = Bench("draft_model", budget=32)
+    bench.add(60, 4)
+    assert bench.plan() == [None]
+    (told,) = bench.batch.catch_up
+    assert (told.start, told.count) == (0, 28)
+    assert bench.sequences[0].num_computed == 64
+
+
+def test_a_first_token_waits_for_no_draft() -> None:
+    bench = Bench("draft_model")
+    bench.add(10, 5)
+    bench.add(10, 0)
+    assert bench.plan() == [None, None]
+    assert not bench.batch.catch_up
+
+
+def test_a_head_is_told_nothing() -> None:
+    bench = Bench("head")
+    bench.add(10, 5)
+    assert bench.plan() == [3]
+    assert not bench.batch.catch_up
+
+
+def test_no_page_is_taken_from_anybody() -> None:
+    bench = Bench(num_pages=1)
+    bench.add(10, 5)
+    assert bench.plan() == [None]
+    assert bench.sequences[0].num_computed == 15
+
+
+def test_the_end_of_the_context_is_reached_one_by_one() -> None:
+    bench = Bench(max_model_len=17)
+    bench.add(10, 5)
+    assert bench.plan() == [None]
+
+
+def test_passes_with_prompts_guess_nothing() -> None:
+    bench = Bench()
+    bench.add(10, 5)
+    bench.batch.rows.append(Row(1, 0, 5, [1] * 5, [9], None))
+    bench.sequences.append(bench.sequences[0])
+    assert bench.plan() == [None, None]
+
+
+def test_more_rows_than_the_runner_has_graphs_for_guess_nothing() -> None:
+    bench = Bench()
+    for _ in range(5):
+        bench.add(10, 5)
+    assert bench.plan() == [None] * 5
+
+
+def test_what_was_rejected_is_taken_back() -> None:
+    bench = Bench()
+    sequence = bench.add(10, 5)
+    bench.plan()
+    bench.planner.settle(bench.batch.rows[0], sequence, 1)
+    assert (sequence.num_computed, sequence.num_uncertain) == (15, 0)
+    assert (bench.planner.num_drafts, bench.planner.num_draft_tokens) == (1, 3)
+    assert bench.planner.accepted_by_position == [0, 0, 0]
