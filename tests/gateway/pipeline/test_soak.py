@@ -1,0 +1,75 @@
+"""Thousands of streams while an engine is killed every five seconds: none fails, and every text is that of a quiet run.
+
+`MINI_INFER_SOAK_STREAMS=10000 pytest tests/gateway/pipeline/test_soak.py` (about a quarter of an hour on two cores).
+"""
+
+import asyncio
+import os
+import random
+import time
+
+import pytest
+
+from tests.gateway.pipeline.test_continuation import QUESTION, Engine, engines, told
+from tests.gateway.pipeline.test_disaggregated import Side, fleet
+from tests.gateway.test_metrics import value
+from tests.support.running_gateway import RunningGateway, running_gateway, until
+
+STREAMS = int(os.environ.get("MINI_INFER_SOAK_STREAMS", "0"))
+CLIENTS = 24
+KILL_EVERY_S = 5.0
+
+pytestmark = pytest.mark.skipif(not STREAMS, reason="takes long: MINI_INFER_SOAK_STREAMS=10000")
+
+
+async def soak(gateway: RunningGateway, victims: list[Engine]) -> None:
+    """Asks until STREAMS answers are there; kills one of `victims` at a time, and starts it again."""
+    left = iter(range(STREAMS))
+    answers = 0
+
+    async def ask() -> None:
+        nonlocal answers
+        for number in left:
+            question = f"{number}: {QUESTION}"
+            assert (await told(gateway, question, temperature=1.0))[0] == f"You said: {question}"
+            answers += 1
+
+    async def kill() -> None:
+        dice = random.Random(1)
+        while True:
+            victim, began_s = dice.choice(victims), time.monotonic()
+            await asyncio.sleep(dice.uniform(0.2, 1.0))
+            victim.kill()
+            victim.start()
+            await victim.ready()
+            state = gateway.app.fleet.endpoints[victim.name]
+            await until(lambda state=state: state.breaker.closed and state.subscriber.live, 20.0)  # type: ignore[misc]
+            await asyncio.sleep(max(0.0, KILL_EVERY_S - (time.monotonic() - began_s)))
+
+    killing = asyncio.create_task(kill())
+    try:
+        await asyncio.gather(*(ask() for _ in range(CLIENTS)))
+        assert not killing.done(), killing.exception()
+    finally:
+        killing.cancel()
+        await asyncio.gather(killing, return_exceptions=True)
+    assert answers == STREAMS
+    assert value(gateway, "continuations_total", outcome="broke") == 0
+    assert value(gateway, "continuations_total", outcome="whole") > 0
+    print(f"{answers} streams, {value(gateway, 'continuations_total', outcome='whole'):.0f} of them continued")
+
+
+async def test_unified_engines() -> None:
+    async with (
+        engines("a", "b", "c") as running,
+        running_gateway(*(engine.endpoint for engine in running), log_level="warning") as gateway,
+    ):
+        await gateway.settled()
+        await soak(gateway, running)
+
+
+async def test_prefill_and_decode_engines() -> None:
+    sides = [Side("p1", "prefill"), Side("p2", "prefill"), Side("d1", "decode"), Side("d2", "decode")]
+    async with fleet(*sides, max_local_prefill_tokens=0, log_level="warning") as gateway:
+        await soak(gateway, [*sides])
+        assert value(gateway, "prefill_placements_total", placement="apart") > STREAMS / 2
