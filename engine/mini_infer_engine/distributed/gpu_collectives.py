@@ -60,7 +60,10 @@ class GpuCollectives:
             return self.peers.gather(x, out)
         parts = x.new_empty((self.parallel.size, *x.shape))
         torch.distributed.all_gather_into_tensor(parts, x.contiguous())
-        return out.copy_(parts.transpose(0, 1).reshape(rows, -1)[:, :width])
+        for begin, part in zip(range(0, width, x.shape[1]), parts, strict=False):
+            columns = out[:, begin : begin + x.shape[1]]
+            columns.copy_(part[:, : columns.shape[1]])
+        return out
 
 
 def connect_gpus(

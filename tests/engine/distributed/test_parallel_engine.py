@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mini_infer_engine import LLM, SamplingParams
+from mini_infer_engine import LLM, BeamSearchParams, SamplingParams
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.core.batch import RunnerLostError
 from mini_infer_engine.distributed.parallel_runner import ParallelRunner
@@ -60,6 +60,9 @@ def test_sampling_penalties_logprobs_chunks_and_the_prefix_cache_are_as_in_one_p
     followed = [[*SHARED, *prompt] for prompt in PROMPTS]
     for prompts in (followed[:1], followed):
         assert _tokens(group, prompts, GREEDY) == _tokens(alone, prompts, GREEDY)
+    search = BeamSearchParams(beam_width=3, max_tokens=8)
+    beams = [llm.beam_search([{"prompt_token_ids": PROMPTS[0]}], search)[0].sequences for llm in (alone, group)]
+    assert [beam.tokens for beam in beams[1]] == [beam.tokens for beam in beams[0]]
     embeddings = [llm.embed([{"prompt_token_ids": PROMPTS[1]}], use_tqdm=False)[0] for llm in (alone, group)]
     assert embeddings[1].outputs.embedding == pytest.approx(embeddings[0].outputs.embedding, abs=1e-4)
 

@@ -59,7 +59,7 @@ def test_clients_learn_of_the_end_of_a_rank_within_five_seconds(number: signal.S
         assert server.client.post("/v1/completions", json=ASKED).status_code == 200
         (rank,) = _children(server.core_pid)
         client = _Waiting(server.url)
-        wait_until(lambda: "data:" in client.text)
+        wait_until(lambda: "data:" in client.text, 30)
         os.kill(rank, number)
         begin_s = time.monotonic()
         client.thread.join(10)
@@ -67,6 +67,21 @@ def test_clients_learn_of_the_end_of_a_rank_within_five_seconds(number: signal.S
         assert "rank 1 of the tensor-parallel group" in client.text
         assert server.process.wait(10) == 1
         wait_until(lambda: not Path(f"/proc/{rank}").exists())
+    finally:
+        server.process.kill()
+
+
+def test_a_first_rank_that_hangs_is_ended_by_the_others() -> None:
+    server = EngineServer(*FLAGS, "--tensor-parallel-size", "2")
+    try:
+        client = _Waiting(server.url)
+        wait_until(lambda: "data:" in client.text, 30)
+        begin_s = time.monotonic()
+        os.kill(server.core_pid, signal.SIGSTOP)
+        client.thread.join(10)
+        assert time.monotonic() - begin_s < 5.5
+        assert "the first rank hangs or is gone" in client.text
+        assert server.process.wait(10) == 1
     finally:
         server.process.kill()
 
@@ -87,7 +102,7 @@ def test_a_group_of_two_nodes_says_what_one_process_does_and_ends_whole() -> Non
         assert texts[0] == texts[1]
         (rank,) = _children(worker.pid)
         client = _Waiting(leader.url)
-        wait_until(lambda: "data:" in client.text)
+        wait_until(lambda: "data:" in client.text, 30)
         os.kill(rank, signal.SIGKILL)
         client.thread.join(10)
         assert re.search("rank 1 of the tensor-parallel group", client.text)

@@ -46,6 +46,21 @@ def test_fp8_checkpoints_are_shared_out_with_their_scales(form: str, tmp_path: P
     _check(tmp_path, 2)
 
 
+@pytest.mark.parametrize("kind", ["int8", "int4", "fp8"])
+def test_ranks_round_their_own_share_of_the_weights(kind: str, tmp_path: Path) -> None:
+    save_tiny_model(tmp_path, "llama", hidden_size=256, intermediate_size=512, head_dim=64)
+    runner = tiny_runner(tmp_path)
+    expected = run_chunks(runner, TOKENS, PageDealer(runner).table(len(TOKENS)), SIZES)
+    group = ThreadGroup(tmp_path, 2, quantization=kind)
+    table = PageDealer(group.runners[0]).table(len(TOKENS))
+    found = group.run(lambda rank: run_chunks(rank, TOKENS, table, SIZES))
+    assert torch.equal(found[0], found[1])
+    rounded = tiny_runner(tmp_path, quantization=kind)
+    alone = run_chunks(rounded, TOKENS, PageDealer(rounded).table(len(TOKENS)), SIZES)
+    nearness = [torch.nn.functional.cosine_similarity(made, expected).mean() for made in (found[0], alone)]
+    assert nearness[0] > nearness[1] - 0.1
+
+
 def test_what_cannot_be_shared_out_is_refused_by_name(tmp_path: Path) -> None:
     save_tiny_model(
         tmp_path, "llama", hidden_size=96, num_attention_heads=6, num_key_value_heads=3, intermediate_size=97
