@@ -68,8 +68,9 @@ class OutputProcessor:
                 continue
             if sequence.state is not finished:  # else what it made is thrown away: it had ended
                 told = self._told(sequence, row, result, self._accept_within_grammar if masked else self._accept)
-                num_tokens += sum(len(output.token_ids) for output in told)
-                outputs += told
+                if told:  # one beam of many mostly has none
+                    num_tokens += sum(len(output.token_ids) for output in told)
+                    outputs += told
             if not sequence.in_flight and sequence.is_leaving:
                 self._scheduler.release(sequence)
         self.num_tokens += num_tokens
@@ -137,7 +138,8 @@ class OutputProcessor:
 
     def _told(self, sequence: Sequence, row: int, result: PassResult, accept: Accept) -> list[Output]:
         """The outputs of a row that may tell more than tokens."""
-        outputs, logprobs = list[Output](), result.logprobs.get(row)
+        outputs: list[Output] = []
+        logprobs = result.logprobs.get(row)
         if row in result.prompt_logprobs:
             told = result.prompt_logprobs[row]
             outputs.append(Output(sequence.request.request_id, [], prompt_logprobs=told))

@@ -269,7 +269,8 @@ class Scheduler:
         """The pass is on its way: what its prefill chunks compute can be hit by later passes."""
         if self.cache is not None:
             for sequence in step.sequences[step.batch.num_decodes :]:
-                self.cache.publish(sequence)
+                if sequence.num_computed >= sequence.next_block_end:
+                    self.cache.publish(sequence)
 
     def append(self, sequence: Sequence, token: int) -> None:
         """A sampled token is known: the block that is full by it can be hit as soon as a launched pass computes it."""
@@ -336,7 +337,7 @@ class Scheduler:
     def _has_room(self, step: Step, sequence: Sequence) -> bool:
         """Pages for the next chunk of a group's member, and what it shares of another's page; False: it sits out."""
         pool, start = self.pool, sequence.num_computed
-        while len(sequence.pages) < pool.pages_for(sequence.num_prefill):
+        while len(sequence.pages) * pool.page_size < sequence.num_prefill:
             if not self._grow(sequence):
                 return False
         if sequence.forked_page is not None:

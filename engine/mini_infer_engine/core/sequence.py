@@ -152,8 +152,8 @@ class Sequence:
 
     def only_known_tokens(self) -> None:
         """Have its known tokens computed, and nothing after them before more are known."""
-        self.num_prefill = len(self.token_ids)
-        self.last_position = len(self.token_ids) - 1
+        self.num_prefill = length = len(self.token_ids)
+        self.last_position = length - 1
 
     def key(self, index: int) -> bytes:
         """The key of block `index`, all of whose tokens are known."""
