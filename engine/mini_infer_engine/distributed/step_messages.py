@@ -77,8 +77,11 @@ class StepWriter:
         slot, needed = row.slot, (row.start + row.count - 1) // self._page_size + 1
         last = self._last.get(slot)
         known = 0 if row.token_ids is not None else self._known_pages.get(slot, 0)
-        appended = list(row.page_table[known:needed])
-        self._last[slot], self._known_pages[slot] = row, max(known, needed)
+        self._last[slot] = row
+        appended: list[int] = []
+        if known < needed:
+            appended = list(row.page_table[known:needed])
+            self._known_pages[slot] = needed
         if last is not None and row.token_ids is None and row == following(last, row.page_table):
             if appended:
                 pages[slot] = appended

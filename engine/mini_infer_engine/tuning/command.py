@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mini_infer_engine.config.model_path import resolve_model
+from mini_infer_engine.distributed.tensor_parallel import TensorParallel
 from mini_infer_engine.kernels.gemm.tuned_configs import (
     GemmConfig,
     Shape,
@@ -48,6 +49,13 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--checkpoints", action="store_true", help="the shapes of the twenty most used checkpoints of 0.5B to 32B"
+    )
+    parser.add_argument(
+        "--tensor-parallel-size",
+        type=int,
+        default=1,
+        metavar="N",
+        help="of --model: the products of one of N ranks (default: 1)",
     )
     parser.add_argument(
         "--time-limit-s", type=float, default=600.0, metavar="S", help="stop measuring after so long (default: 600)"
@@ -209,11 +217,16 @@ def _compile(jobs: "list[tuple[Product, int]]") -> None:
 
 def _models(options: argparse.Namespace) -> "dict[str, Counter[Product]]":
     """Products by the model's name. ValueError: a folder cannot be read."""
-    from mini_infer_engine.models.registry import read_config
+    from mini_infer_engine.models.registry import model_class, read_config
     from mini_infer_engine.tuning.checkpoints import CHECKPOINTS
     from mini_infer_engine.tuning.products import products_of
 
-    models = {name: products_of(read_config(resolve_model(name, None, weights=False))) for name in options.model}
+    size = options.tensor_parallel_size
+    configs = {name: read_config(resolve_model(name, None, weights=False)) for name in options.model}
+    configs = {name: replace(config, tensor_parallel=TensorParallel(0, size)) for name, config in configs.items()}
+    for config in configs.values():
+        model_class(config.architecture).check_split(config)
+    models = {name: products_of(config) for name, config in configs.items()}
     if options.checkpoints:
         models |= {name: shape.products for name, shape in CHECKPOINTS.items()}
     return models

@@ -33,18 +33,21 @@ class Product:
 
 
 def products_of(config: ModelConfig) -> Counter[Product]:
-    """The products of one decode step, and how often each is computed; those with quantised weights are left out."""
+    """The products of one decode step, by a rank where it is one, and how often each is computed.
+
+    Those with quantised weights are left out.
+    """
     with torch.device("meta"):
         model = model_class(config.architecture)(config)
     found: Counter[Product] = Counter()
     for path, module in model.named_modules():
         if isinstance(module, Linear) and module.method is UNQUANTIZED:
-            writes = path.endswith((".o_proj", ".down_proj"))
+            writes = path.endswith((".o_proj", ".down_proj")) and not module.is_summed
             found[Product(module.out_features, module.in_features, writes_residual=writes)] += 1
         if isinstance(module, GatedMLP) and module.activation == "silu" and module.gate_up_proj.bias is None:
             both = module.gate_up_proj
             found[Product(both.out_features // 2, both.in_features, gated=True)] += 1
             found[Product(both.out_features, both.in_features)] -= 1
     if config.tie_word_embeddings:
-        found[Product(config.vocab_size, config.hidden_size)] += 1
+        found[Product(config.tensor_parallel.vocabulary_rows(config.vocab_size), config.hidden_size)] += 1
     return +found

@@ -1,6 +1,6 @@
 """What is tuned for a model, where the table goes and how engines read it: all that needs no GPU."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+from mini_infer_engine.distributed.tensor_parallel import TensorParallel
 from mini_infer_engine.kernels.gemm import tuned_configs
 from mini_infer_engine.kernels.gemm.gemm_config import PdlGemmConfig
 from mini_infer_engine.kernels.gemm.tuned_configs import cached_configs, load_tuned_configs, packaged_configs
@@ -53,6 +54,17 @@ def test_a_models_products_are_those_of_its_shape(architecture: str, changes: di
         is_gated=config.activation == "silu",
     )
     assert products_of(config) == shape.products
+
+
+def test_a_ranks_products_are_its_share_and_their_sums_come_later(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path, "llama")  # width 64, MLP 96, 4 heads of 24 with 2 for keys and values, 199 tokens
+    found = products_of(replace(read_config(tmp_path), tensor_parallel=TensorParallel(1, 2)))
+    assert found == {
+        Product((2 + 2) * 24, 64): 3,
+        Product(64, 48): 6,  # o_proj of 2 heads of 24, and down_proj
+        Product(48, 64, gated=True): 3,
+        Product(128, 64): 1,
+    }
 
 
 def test_latent_attentions_products_are_found_and_experts_are_none(tmp_path: Path) -> None:
