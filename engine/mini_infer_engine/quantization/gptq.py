@@ -1,4 +1,4 @@
-"""4-bit rounding that looks at inputs: a clipping search for each group's scale, and GPTQ's compensation of its errors.
+"""4-bit rounding that looks at inputs: a clipping search for each group's scale, and GPTQ's compensation of errors.
 
 GPTQ (Frantar et al. 2022, arXiv 2210.17323) rounds column after column, and changes the columns that are left so that
 the product with the calibration inputs stays as near as it can. Groups' ranges are clipped where that lowers the error,
@@ -11,6 +11,8 @@ from torch import Tensor
 _LARGEST = 15
 _DAMPING = (0.01, 0.1, 1.0)
 """Of the mean of the Hessian's diagonal, added to it: more where fp32 does not do with less."""
+_BLOCK = 128
+"""Columns whose errors go into those behind the block together, as one product."""
 _SHARES = tuple(1 - step / 50 for step in range(21))
 """Of a group's range that are tried."""
 _LEAST_SCALE = 2.0**-24
@@ -18,31 +20,44 @@ _LEAST_SCALE = 2.0**-24
 
 
 def gptq_groups(weight: Tensor, hessian: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor]:
-    """As `on_load.rounded_groups`, for inputs x with `hessian` = sum of x x.T, [columns, columns] fp32."""
-    left, hessian = weight.float().clone(), hessian.clone()
-    rows, columns = left.shape
+    """As `on_load.rounded_groups`, for inputs x with `hessian` = sum of x x.T, [columns, columns] fp32.
+
+    Columns are rounded in order of their inputs' size, the largest first, while many are left to compensate; groups
+    stay those of neighbouring columns, with scales that are chosen before.
+    """
+    wide, hessian = weight.float(), hessian.clone()
+    rows, columns = wide.shape
     diagonal = hessian.diagonal()
-    unused = diagonal == 0
-    diagonal[unused] = 1
-    importance = diagonal.clone()
-    compensation = _compensation(hessian)
+    diagonal[diagonal == 0] = 1
+    ranges = [
+        clipped_range(wide[:, begin : begin + group], diagonal[begin : begin + group])
+        for begin in range(0, columns, group)
+    ]
+    scale, zero = (torch.stack(each, 1) for each in zip(*ranges, strict=True))
+    order = diagonal.argsort(descending=True, stable=True)
+    compensation = _compensation(hessian[order][:, order])
+    rounded = _rounded(wide[:, order], scale[:, order // group], zero[:, order // group], compensation)
     integers = torch.empty(rows, columns, dtype=torch.uint8, device=weight.device)
-    scales, zeros = [], []
-    for begin in range(0, columns, group):
-        end = min(begin + group, columns)
-        scale, zero = clipped_range(left[:, begin:end], importance[begin:end])
-        scales.append(scale)
-        zeros.append(zero)
-        errors = torch.empty(rows, end - begin, device=weight.device)
+    integers[:, order] = rounded.to(torch.uint8)
+    return integers, scale, zero
+
+
+def _rounded(left: Tensor, scale: Tensor, zero: Tensor, compensation: Tensor) -> Tensor:
+    """Integers of columns that are rounded in their order, all tensors [rows, columns] fp32; `left` is overwritten."""
+    integers = torch.empty_like(left)
+    columns = left.shape[1]
+    for begin in range(0, columns, _BLOCK):
+        end = min(begin + _BLOCK, columns)
+        errors = torch.empty_like(left[:, begin:end])
         for column in range(begin, end):
-            value = left[:, column]
-            integer = (value / scale).round_().add_(zero).clamp_(0, _LARGEST)
-            integers[:, column] = integer.to(torch.uint8)
-            error = (value - (integer - zero) * scale) / compensation[column, column]
+            value, step, middle = left[:, column], scale[:, column], zero[:, column]
+            integer = (value / step).round_().add_(middle).clamp_(0, _LARGEST)
+            integers[:, column] = integer
+            error = (value - (integer - middle) * step) / compensation[column, column]
             left[:, column + 1 : end].addr_(error, compensation[column, column + 1 : end], alpha=-1)
             errors[:, column - begin] = error
         left[:, end:].addmm_(errors, compensation[begin:end, end:], alpha=-1)
-    return integers, torch.stack(scales, 1), torch.stack(zeros, 1)
+    return integers
 
 
 def _compensation(hessian: Tensor) -> Tensor:

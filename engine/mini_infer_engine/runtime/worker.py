@@ -14,6 +14,7 @@ from mini_infer_engine.config.model_path import resolve_model
 from mini_infer_engine.config.settings import EngineSettings
 from mini_infer_engine.device import choose_device
 from mini_infer_engine.distributed.collectives import NO_COLLECTIVES, Collectives
+from mini_infer_engine.layers.linear import Linear
 from mini_infer_engine.models.decoder import DecoderModel
 from mini_infer_engine.models.registry import model_class
 from mini_infer_engine.models.weights.loader import fill_randomly, load_weights, open_checkpoint
@@ -114,8 +115,10 @@ def _load_head(
 
 
 def weight_bytes(model: DecoderModel) -> int:
-    """Bytes of all weights of a model."""
-    return sum(parameter.numel() * parameter.itemsize for parameter in model.parameters())
+    """Bytes of all weights of a model, copies in a CPU's blocked order among them."""
+    blocked = (module.blocked for module in model.modules() if isinstance(module, Linear))
+    tensors = [*model.parameters(), *(tensor for tensor in blocked if tensor is not None)]
+    return sum(tensor.numel() * tensor.itemsize for tensor in tensors)
 
 
 def _dtype(settings: EngineSettings, config: ModelConfig, device: torch.device) -> torch.dtype:
