@@ -5,13 +5,13 @@ import os
 import random
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
 
 from mini_infer_contract.launch import FETCH_FROM_HEADER, PREFILL_FROM_HEADER
-from tests.engine.server import dry_server
 from tests.engine.server.dry_server import EngineServer, free_port, wait_until
 
 torch = pytest.importorskip("torch")
@@ -23,6 +23,7 @@ pytestmark = [
 
 PATH = "/v1/completions"
 FLAGS = ("demo", "--kv-cache-memory", "2GB", "--max-num-seqs", "16", "--long-prefill-token-threshold", "512")
+START_S = 150.0
 dice = random.Random(0)
 
 
@@ -31,16 +32,8 @@ class GpuSide(EngineServer):
 
     def __init__(self, role: str, gpu: int, port: int) -> None:
         self.address = f"tcp://127.0.0.1:{port}"
-        before, limit_s = os.environ.get("CUDA_VISIBLE_DEVICES"), dry_server.START_LIMIT_S
-        os.environ["CUDA_VISIBLE_DEVICES"], dry_server.START_LIMIT_S = str(gpu), 240.0
-        try:
-            super().__init__(*FLAGS, "--role", role, "--transfer-port", str(port))
-        finally:
-            dry_server.START_LIMIT_S = limit_s
-            if before is None:
-                del os.environ["CUDA_VISIBLE_DEVICES"]
-            else:
-                os.environ["CUDA_VISIBLE_DEVICES"] = before
+        flags = (*FLAGS, "--role", role, "--transfer-port", str(port))
+        super().__init__(*flags, variables={"CUDA_VISIBLE_DEVICES": str(gpu)}, limit_s=START_S)
 
     def labelled(self, series: str) -> float:
         lines = self.client.get("/metrics").text.splitlines()
@@ -61,8 +54,10 @@ class GpuSide(EngineServer):
 
 @pytest.fixture(scope="module")
 def sides() -> Iterator[dict[str, GpuSide]]:
-    ports = {"prefill": free_port(), "decode": free_port()}
-    made = {role: GpuSide(role, gpu, ports[role]) for gpu, role in enumerate(ports)}
+    roles = ("prefill", "decode")
+    with ThreadPoolExecutor() as threads:  # each compiles its kernels: together they take half the time
+        begun = [threads.submit(GpuSide, role, gpu, free_port()) for gpu, role in enumerate(roles)]
+        made = {role: future.result() for role, future in zip(roles, begun, strict=True)}
     yield made
     for side in made.values():
         side.__exit__(None, None, None)

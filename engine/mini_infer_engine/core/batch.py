@@ -105,6 +105,8 @@ class Batch:
     catch_up: list[Row] = field(default_factory=list)
     """Known tokens of sequences, for whatever guesses: they are told before the pass, and nothing else becomes of them.
     """
+    marks_layers: bool = False
+    """Keys and values go to another engine layer by layer, as far as this pass can tell when each is done."""
     waits_for_masks: bool = False
     """Some rows may choose among certain tokens only, which are not known yet: see `Runner.sample`."""
 

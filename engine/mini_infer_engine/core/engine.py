@@ -275,6 +275,8 @@ class Engine:
         if self._outputs.num_constrained:
             step.batch.waits_for_masks = has_constrained_rows(step)
         step.launched_s = time.monotonic()  # before: a CPU has computed the pass when the launch returns
+        connector = self.kv_connector
+        given = [] if connector is None else self._given_layer_by_layer(connector, step)
         try:
             handle = self._runner.launch(step.batch)
         except RunnerLostError:
@@ -284,6 +286,10 @@ class Engine:
             return self._fail(step.sequences, error)
         self._in_flight.append((handle, step))
         self.scheduler.launched(step)
+        marks = getattr(handle, "layer_marks", ())  # of runners that compute layers, in passes that can tell
+        if connector is not None and marks:
+            for sequence, num_tokens in given:
+                connector.launched(sequence, num_tokens, marks)
         self._stats.count_launch(step)
         return []
 
@@ -340,6 +346,15 @@ class Engine:
         if self.kv_connector is not None:
             self._give(self.kv_connector, step)
         return self._outputs.take(step, result)
+
+    @staticmethod
+    def _given_layer_by_layer(connector: KVConnector, step: Step) -> list[tuple[Sequence, int]]:
+        """Sequences of this pass that other engines wait for, with their tokens after it; it tells of its layers."""
+        batch = step.batch
+        rows = zip(batch.rows[batch.num_decodes :], step.sequences[batch.num_decodes :], strict=True)
+        given = [(sequence, row.start + row.count) for row, sequence in rows if connector.gives(sequence)]
+        batch.marks_layers = bool(given)
+        return given
 
     def _give(self, connector: KVConnector, step: Step) -> None:
         """What this pass has made of prompts may go to other engines; before sequences end and pages with them."""

@@ -48,6 +48,13 @@ class KVTransferStats:
 NO_TRANSFERS = KVTransferStats()
 
 
+class LayerMark(Protocol):
+    """Of one layer of a launched pass."""
+
+    def is_done(self) -> bool:
+        """Whether its keys and values are in the page pool; any thread may ask."""
+
+
 @dataclass(slots=True, frozen=True)
 class Received:
     """Keys and values of a sequence's first `num_tokens` tokens are in its pages."""
@@ -107,6 +114,12 @@ class KVConnector(Protocol):
 
     def take(self, now_s: float, prefill_tokens_per_s: float) -> Work:
         """What has happened since the last call, without waiting; the rate is this engine's own, for estimates."""
+
+    def gives(self, sequence: "Sequence") -> bool:
+        """Whether what is computed of this sequence goes to another engine that waits for it."""
+
+    def launched(self, sequence: "Sequence", num_tokens: int, marks: Items[LayerMark]) -> None:
+        """A pass is on its way that makes the first `num_tokens` tokens' keys and values; marks tell of its layers."""
 
     def computed(self, sequence: "Sequence", num_tokens: int) -> None:
         """A pass that made the first `num_tokens` tokens' keys and values is done; before its pages can be released."""

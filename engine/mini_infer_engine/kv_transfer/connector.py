@@ -8,13 +8,14 @@ import queue
 import time
 from collections import Counter
 from collections.abc import Callable
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
 from mini_infer_contract.blocks import root_key
-from mini_infer_engine.core.kv_transfer import KVTransferStats, NotReceived, Received, Work
+from mini_infer_engine.core.kv_transfer import KVTransferStats, LayerMark, NotReceived, Received, Work
 from mini_infer_engine.core.request import Output, Request
 from mini_infer_engine.core.scheduler import Scheduler
 from mini_infer_engine.core.sequence import Sequence
@@ -196,6 +197,15 @@ class TransferConnector:
         giving = self._giving.pop(request_id)
         self._worker.do(events.Refuse(giving.key, "refused_request", message))
 
+    def gives(self, sequence: Sequence) -> bool:
+        """See `KVConnector.gives`."""
+        return sequence.request.request_id in self._giving
+
+    def launched(self, sequence: Sequence, num_tokens: int, marks: Items[LayerMark]) -> None:
+        """See `KVConnector.launched`."""
+        if len(marks) == self._worker.identity.memory.layout.num_layers:
+            self._give(sequence, num_tokens, tuple(marks))
+
     def computed(self, sequence: Sequence, num_tokens: int) -> None:
         """See `KVConnector.computed`."""
         request = sequence.request
@@ -204,7 +214,11 @@ class TransferConnector:
             self._pin(pages)
             self._held[request.request_id] = _Held(sequence.token_ids[: sequence.num_prefill].tolist(), pages)
             self._held_leases.open(request.request_id, time.monotonic(), self._lease_s * _HELD_FACTOR)
-        giving = self._giving.get(request.request_id)
+        self._give(sequence, num_tokens, None)
+
+    def _give(self, sequence: Sequence, num_tokens: int, marks: tuple[LayerMark, ...] | None) -> None:
+        """Hand on what is new, once; what was given as it was launched is not given again as it is computed."""
+        giving = self._giving.get(sequence.request.request_id)
         if giving is None:
             return
         is_whole = num_tokens >= sequence.num_prefill
@@ -216,7 +230,7 @@ class TransferConnector:
         pinned = pages[first_page : self._pool.pages_for(end)]
         self._pin(pinned)
         self._pins[giving.key, serial] = pinned
-        self._worker.do(events.Give(giving.key, serial, pages, giving.sent, end))
+        self._worker.do(events.Give(giving.key, serial, pages, giving.sent, end, marks))
         giving.sent = end
 
     def divert(self, outputs: list[Output]) -> list[Output]:

@@ -5,9 +5,10 @@ It is one engine's and lives in the transfer thread. It knows transport and mess
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from mini_infer_engine.core.kv_transfer import LayerMark
 from mini_infer_engine.kv_transfer import events, wire
 from mini_infer_engine.kv_transfer.estimates import RateMeter
 from mini_infer_engine.kv_transfer.handshake import handshake_refusal
@@ -37,7 +38,9 @@ class _Prefill:
     write: "_Write | None" = None
     """On its way: one at a time, so that what has ended has ended in order."""
     waiting: deque[events.Give] = field(default_factory=deque)
-    """Not begun."""
+    """Not written, or not all layers; the first may wait for layers that are still being computed."""
+    next_layer: int = 0
+    """Of the first of `waiting`."""
     end: events.GiveEnd | None = None
     is_wanted: bool = True
     last_words: wire.FromGiver | None = None
@@ -51,6 +54,8 @@ class _Write:
     motion: Motion
     num_bytes: int
     begun_s: float
+    ends_give: bool
+    """It writes the last layers of its `give`."""
 
 
 @dataclass(slots=True)
@@ -86,7 +91,7 @@ class Giver:
     @property
     def is_busy(self) -> bool:
         """Whether bytes are on their way."""
-        return any(prefill.write is not None for prefill in self._prefills.values())
+        return any(prefill.write is not None or prefill.waiting for prefill in self._prefills.values())
 
     @property
     def num_open(self) -> int:
@@ -175,6 +180,9 @@ class Giver:
             self._leases.close(key)
             self._asked_tokens.pop(key, None)
             self._tell(events.Gone(key))
+            if prefill.write is not None and not prefill.write.ends_give:
+                prefill.waiting.popleft()  # told of when the write has ended
+                prefill.write.ends_give = True
             for give in prefill.waiting:
                 self._tell(events.Given(key, give.serial))
             prefill.waiting.clear()
@@ -199,18 +207,26 @@ class Giver:
     def _begin_next(self, key: str, prefill: _Prefill) -> None:
         if prefill.write is not None or not prefill.waiting:
             return
-        give, party = prefill.waiting.popleft(), self._peers.get(prefill.peer)
+        give, party = prefill.waiting[0], self._peers.get(prefill.peer)
+        layers = None
+        if give.marks is not None:
+            layers = (prefill.next_layer, _done(give.marks, prefill.next_layer))
+            if layers[0] == layers[1]:
+                return  # looked at again by `advance`
+        ends_give = layers is None or layers[1] == len(give.marks or ())
         try:
             if party is None:
                 raise TransportError("its engine has restarted")
-            table = pieces(self._layout, give.pages, party.layout, prefill.pages, (give.begin, give.end))
+            table = pieces(self._layout, give.pages, party.layout, prefill.pages, (give.begin, give.end), layers)
             motion = self._transport.start(party.engine_id, "write", table)
         except TransportError as error:
-            self._tell(events.Given(key, give.serial))
             self._peers.pop(prefill.peer, None)  # it is to greet again: then it is connected anew
             self._give_up(key, prefill, wire.Failed(prefill.job, "transport", str(error)))
             return
-        prefill.write = _Write(give, motion, int(table[:, 2].sum()), time.monotonic())
+        prefill.write = _Write(give, motion, int(table[:, 2].sum()), time.monotonic(), ends_give)
+        prefill.next_layer = 0 if ends_give or layers is None else layers[1]
+        if ends_give:
+            prefill.waiting.popleft()
 
     def end(self, end: events.GiveEnd) -> None:
         """The prompt's first token is known."""
@@ -245,6 +261,8 @@ class Giver:
         for key, prefill in list(self._prefills.items()):
             if prefill.write is not None:
                 self._look_at(key, prefill, prefill.write, now_s)
+            elif prefill.waiting:
+                self._begin_next(key, prefill)
         for key in self._leases.expire(now_s):
             self._counters.leases_expired += 1
             if (expired := self._prefills.get(key)) is not None:
@@ -258,7 +276,8 @@ class Giver:
         if progress == "busy":
             return
         prefill.write = None
-        self._tell(events.Given(key, write.give.serial))
+        if write.ends_give:
+            self._tell(events.Given(key, write.give.serial))
         if prefill.last_words is not None:
             self._settle(key, prefill)
         elif progress == "failed":
@@ -285,6 +304,13 @@ class Giver:
             prefill.peer,
             wire.Prefilled(prefill.job, end.token_id, list(end.logprobs), end.num_cached, prefill.num_bytes),
         )
+
+
+def _done(marks: Sequence[LayerMark], first: int) -> int:
+    """The first layer from `first` on that is still being computed."""
+    while first < len(marks) and marks[first].is_done():
+        first += 1
+    return first
 
 
 def _key(peer: bytes, job: int) -> str:

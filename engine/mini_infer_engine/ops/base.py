@@ -35,8 +35,9 @@ class ResidualState:
 class AttentionPass(Protocol):
     """Attention of one forward pass, with all that does not depend on the layer already computed."""
 
-    logits_indices: Tensor | None
-    """[rows] int64: the tokens whose logits are asked for; None: all tokens of the pass."""
+    @property
+    def logits_indices(self) -> Tensor | None:
+        """[rows] int64: the tokens whose logits are asked for; None: all tokens of the pass."""
 
     def attend(self, qkv: Tensor, layer: AttentionBlock) -> Tensor:
         """Normalise and rotate q and k, write what is cached into the page pool, attend: [tokens, out_width].

@@ -33,7 +33,7 @@ from mini_infer_engine.kernels.norm.rms_norm import add_rms_norm
 from mini_infer_engine.kernels.sampling.penalise import count_sampled, penalised
 from mini_infer_engine.kernels.sampling.token_mask import apply_token_masks
 from mini_infer_engine.layers.moe import SparseMoE
-from mini_infer_engine.ops.base import ResidualState
+from mini_infer_engine.ops.base import AttentionPass, ResidualState
 from mini_infer_engine.ops.triton_ops import TritonOps
 from mini_infer_engine.runtime.attention.triton_backends import triton_backend
 from mini_infer_engine.runtime.cuda_graphs import (
@@ -52,6 +52,7 @@ from mini_infer_engine.runtime.device_state import DeviceBatchState, page_table_
 from mini_infer_engine.runtime.embeddings import Embeddings, wants_embeddings
 from mini_infer_engine.runtime.inputs import PassInputs, build_inputs
 from mini_infer_engine.runtime.kv_pool import KVPool
+from mini_infer_engine.runtime.layer_marks import LayerMarks, MarkedAttention
 from mini_infer_engine.runtime.prompt_logprobs import PromptLogprobs
 from mini_infer_engine.runtime.worker import ModelWorker
 from mini_infer_engine.speculation.config import speculation_of
@@ -375,7 +376,8 @@ class CudaExecutor:
         """Any batch, kernel by kernel: the logits of the rows that sample, and log probabilities of prompts."""
         self.state.begin([row for row in batch.rows[batch.num_decodes :] if row.sampling is not None])
         wants_prompts = any(row.prompt_targets for row in batch.rows)
-        inputs, state = self._eager(batch, every_token=wants_prompts)
+        marks = handle.layer_marks if batch.marks_layers else None
+        inputs, state = self._eager(batch, every_token=wants_prompts, marks=marks)
         if wants_prompts:
             handle.prompt_logprobs = PromptLogprobs.of(batch.rows, state, partial(self.worker.model.logits, self.ops))
             state = state.select(inputs.sample_rows)
@@ -392,7 +394,9 @@ class CudaExecutor:
         with torch.inference_mode():
             return self.worker.model.logits(self.ops, self._eager(batch, every_token=True)[1])
 
-    def _eager(self, batch: Batch, *, every_token: bool) -> tuple[PassInputs, ResidualState]:
+    def _eager(
+        self, batch: Batch, *, every_token: bool, marks: LayerMarks | None = None
+    ) -> tuple[PassInputs, ResidualState]:
         """Inputs, and the residual state of all tokens or of those that sample."""
         inputs = build_inputs(batch, self.pool.spec.page_size, self.pool.null_page, self.worker.device)
         token_ids, model = inputs.token_ids, self.worker.model
@@ -403,7 +407,8 @@ class CudaExecutor:
             # The host's positions are too high where guesses of a pass in flight are wrong.
             positions = known.lengths.index_select(0, inputs.pending_slots).to(inputs.positions.dtype)
             inputs.positions = inputs.positions.index_copy(0, inputs.pending_tokens, positions)
-        attention = self.attention.plan(inputs, every_token=every_token)
+        attention: AttentionPass = self.attention.plan(inputs, every_token=every_token)
+        attention = attention if marks is None else MarkedAttention(attention, marks)
         return inputs, model(self.ops, model.embed(self.ops, token_ids), attention)
 
 

@@ -25,6 +25,7 @@ from mini_infer_engine.runtime.cuda_graphs import record
 from mini_infer_engine.runtime.cuda_logprobs import CudaLogprobs
 from mini_infer_engine.runtime.device_state import DeviceBatchState
 from mini_infer_engine.runtime.embeddings import Embeddings
+from mini_infer_engine.runtime.layer_marks import LayerMarks
 from mini_infer_engine.runtime.prompt_logprobs import PromptLogprobs
 from mini_infer_engine.runtime.staging import PinnedStaging
 from mini_infer_engine.sampling.logit_changes import build_logit_changes
@@ -66,6 +67,8 @@ class CudaPassHandle:
         self.embeddings: Embeddings | None = None
         self.held: list[HeldPart] = []
         """Parts that wait for their masks."""
+        self.layer_marks: LayerMarks = []
+        """Of each layer, where the batch asks for them and the pass is no CUDA graph."""
         self.done = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's
 
     def result(self) -> PassResult:

@@ -1,7 +1,7 @@
 """Passes in plain torch: what runs on a CPU, and the slow reference on a GPU. Nothing is captured."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -12,12 +12,13 @@ from mini_infer_engine.config.settings import EngineSettings
 from mini_infer_engine.core.batch import Batch, Row, TokenMasks
 from mini_infer_engine.core.request import Request
 from mini_infer_engine.core.result import PassResult
-from mini_infer_engine.ops.base import ResidualState
+from mini_infer_engine.ops.base import AttentionPass, ResidualState
 from mini_infer_engine.ops.torch_ops import TorchOps
 from mini_infer_engine.runtime.attention.backends import torch_backend
 from mini_infer_engine.runtime.embeddings import Embeddings, wants_embeddings
 from mini_infer_engine.runtime.inputs import PassInputs, build_inputs
 from mini_infer_engine.runtime.kv_pool import KVPool
+from mini_infer_engine.runtime.layer_marks import LayerMarks, MarkedAttention
 from mini_infer_engine.runtime.prompt_logprobs import PromptLogprobs
 from mini_infer_engine.runtime.worker import ModelWorker
 from mini_infer_engine.sampling.logit_changes import build_logit_changes
@@ -56,6 +57,8 @@ class TorchPassHandle:
     held: tuple[PassInputs, Tensor] | None = None
     """Inputs and logits of a pass that waits for its masks."""
     done: torch.cuda.Event | None = None
+    layer_marks: LayerMarks = field(default_factory=list)
+    """Of each layer, where the batch asks for them."""
 
     def result(self) -> PassResult:
         """See `PassHandle.result`."""
@@ -115,14 +118,17 @@ class TorchExecutor:
         """See `Executor.launch`."""
         with torch.inference_mode():
             self.pool.transfer(batch.transfers)
+            marks_layers = batch.marks_layers
             prepared = None if self.speculation is None else self.speculation.prepare(batch)
             batch = batch if prepared is None else prepared.batch
             wants_prompts = any(row.prompt_targets for row in batch.rows)
-            inputs, state = self._forward(batch, every_token=wants_prompts)
+            marks: LayerMarks | None = [] if marks_layers else None
+            inputs, state = self._forward(batch, every_token=wants_prompts, marks=marks)
             sampling = [index for index, row in enumerate(batch.rows) if row.sampling is not None]
             handle = TorchPassHandle(batch.rows, sampling, prepared)
             if (taps := self.worker.model.taps) is not None:
                 handle.features = taps.take()[inputs.sample_rows] if wants_prompts else taps.take()
+            handle.layer_marks = marks or []
             if wants_prompts:
                 handle.prompt_logprobs = PromptLogprobs.of(batch.rows, state, self._logits)
                 state = state.select(inputs.sample_rows)
@@ -151,7 +157,9 @@ class TorchExecutor:
             self.pool.transfer(batch.transfers)
             return self._logits(self._forward(batch, every_token=True)[1])
 
-    def _forward(self, batch: Batch, *, every_token: bool) -> tuple[PassInputs, ResidualState]:
+    def _forward(
+        self, batch: Batch, *, every_token: bool, marks: LayerMarks | None = None
+    ) -> tuple[PassInputs, ResidualState]:
         """Inputs, and the residual state of all tokens or of those that sample."""
         model = self.worker.model
         inputs = build_inputs(batch, self.pool.spec.page_size, self.pool.null_page, self.worker.device)
@@ -162,7 +170,8 @@ class TorchExecutor:
             pending = self.last_tokens.index_select(0, inputs.pending_slots)
             token_ids = token_ids.index_copy(0, inputs.pending_tokens, pending)
         needs_all = every_token or len(inputs.sample_rows) == inputs.num_tokens
-        attention = self.attention.prepare(inputs, None if needs_all else inputs.sample_rows)
+        attention: AttentionPass = self.attention.prepare(inputs, None if needs_all else inputs.sample_rows)
+        attention = attention if marks is None else MarkedAttention(attention, marks)
         return inputs, model(self.ops, model.embed(self.ops, token_ids), attention)
 
     def _logits(self, state: ResidualState) -> Tensor:

@@ -47,20 +47,31 @@ def wait_until(condition: Callable[[], bool], limit_s: float = 10.0) -> float:
 
 
 class EngineServer:
-    def __init__(self, *flags: str, verify: ssl.SSLContext | bool = True) -> None:
+    def __init__(
+        self,
+        *flags: str,
+        verify: ssl.SSLContext | bool = True,
+        variables: dict[str, str] | None = None,
+        limit_s: float = START_LIMIT_S,
+    ) -> None:
+        """`variables`: more of its environment; `limit_s`: for its start."""
         self.process = subprocess.Popen(
-            serve_command("--port", "0", *flags), stderr=subprocess.PIPE, text=True, env=environment()
+            serve_command("--port", "0", *flags),
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment() | (variables or {}),
         )
         self.log: list[str] = []
         self._reader = threading.Thread(target=self._read_log, daemon=True)
         self._reader.start()
-        wait_until(lambda: self._has_ended or any("serves" in line for line in self.log), START_LIMIT_S)
+        wait_until(lambda: self._has_ended or any("serves" in line for line in self.log), limit_s)
         assert not self._has_ended, "".join(self.log)
         address = re.search(r"https?://[\w.:\[\]]+", "".join(self.log))
         assert address is not None
         self.url = address[0]
         self.client = httpx.Client(base_url=self.url, timeout=30, verify=verify)
-        wait_until(lambda: self.client.get("/readyz").status_code == 200, START_LIMIT_S)
+        wait_until(lambda: self._has_ended or self.client.get("/readyz").status_code == 200, limit_s)
+        assert not self._has_ended, self.text_of_log
         self.start_cpu_s = self.cpu_s
 
     def _read_log(self) -> None:

@@ -1,0 +1,209 @@
+"""The side that gives, with a fake transport and a given time: what is written when, and when pages are free."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import pytest
+
+from mini_infer_engine.core.request import Request, SamplingParams
+from mini_infer_engine.kv_transfer import events, wire
+from mini_infer_engine.kv_transfer.giver import Giver
+from mini_infer_engine.kv_transfer.layout import KVLayout
+from mini_infer_engine.kv_transfer.stats import Counters
+from mini_infer_engine.kv_transfer.transport import Motion, Progress, TransportError
+
+LAYOUT = KVLayout(num_layers=4, halves=2, page_size=16, num_heads=1, head_bytes=4, dtype="float32")
+WHERE = wire.TransportAddress(transport="fake", metadata=b"", address=0, device="cpu", device_index=0)
+PEER = b"taker/0"
+
+
+@dataclass
+class FakeMotion:
+    end: Progress = "busy"
+
+    def progress(self) -> Progress:
+        return self.end
+
+
+@dataclass
+class FakeTransport:
+    name: str = "fake"
+    tables: list[np.ndarray] = field(default_factory=list)
+    motions: list[FakeMotion] = field(default_factory=list)
+    is_broken: bool = False
+
+    def enter_thread(self) -> None: ...
+
+    def describe(self) -> wire.TransportAddress:
+        return WHERE
+
+    def add_peer(self, engine_id: str, where: wire.TransportAddress) -> None: ...
+
+    def remove_peer(self, engine_id: str) -> None: ...
+
+    def start(self, engine_id: str, how: Literal["write", "read"], pieces: np.ndarray) -> Motion:
+        if self.is_broken:
+            raise TransportError("gone")
+        self.tables.append(pieces)
+        self.motions.append(FakeMotion())
+        return self.motions[-1]
+
+    def close(self) -> None: ...
+
+
+@dataclass
+class Mark:
+    is_there: bool = False
+
+    def is_done(self) -> bool:
+        return self.is_there
+
+
+@dataclass
+class World:
+    role: str = "prefill"
+    transport: FakeTransport = field(default_factory=FakeTransport)
+    sent: list[wire.FromGiver] = field(default_factory=list)
+    told: list[events.Event] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        def send(peer: bytes, message: wire.FromGiver) -> None:
+            assert peer == PEER
+            self.sent.append(message)
+
+        self.giver = Giver(
+            lambda: party("giver", self.role), self.transport, LAYOUT, send, self.told.append, Counters()
+        )
+        self.giver.handle(PEER, wire.Hello(party("taker", "decode")), 0.0)
+        assert isinstance(self.sent.pop(), wire.Welcome)
+
+    def ask(self, now_s: float = 0.0, num_tokens: int = 40) -> str:
+        request = Request(
+            request_id="", prompt_token_ids=list(range(num_tokens)), sampling=SamplingParams(max_tokens=1)
+        )
+        self.giver.handle(PEER, wire.PrefillWanted(1, request, [7, 8, 9], 0, 10.0), now_s)
+        assert isinstance(self.sent.pop(), wire.Accepted)
+        asked = self.told.pop()
+        assert isinstance(asked, events.PrefillAsked)
+        return asked.key
+
+
+def party(engine_id: str, role: str) -> wire.Party:
+    return wire.Party(version=wire.VERSION, engine_id=engine_id, role=role, weights="w", layout=LAYOUT, where=WHERE)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_the_token_is_told_when_the_last_byte_is_there(world: World) -> None:
+    key = world.ask()
+    world.giver.give(events.Give(key, 0, [1, 2, 3], 0, 32))
+    world.giver.give(events.Give(key, 1, [1, 2, 3], 32, 40))
+    world.giver.end(events.GiveEnd(key, 5, [], 0))
+    assert len(world.transport.motions) == 1  # one after the other
+    world.transport.motions[0].end = "done"
+    world.giver.advance(1.0)
+    assert world.told == [events.Given(key, 0)]
+    assert not world.sent
+    world.transport.motions[1].end = "done"
+    world.giver.advance(2.0)
+    assert world.told == [events.Given(key, 0), events.Given(key, 1)]
+    assert world.sent == [wire.Prefilled(1, 5, [], 0, 3 * LAYOUT.page_bytes)]
+    assert world.giver.num_open == 0
+
+
+def test_layers_go_as_soon_as_they_are_computed_and_as_many_as_are(world: World) -> None:
+    key, marks = world.ask(), tuple(Mark() for _ in range(LAYOUT.num_layers))
+    world.giver.give(events.Give(key, 0, [1, 2, 3], 0, 40, marks))
+    world.giver.end(events.GiveEnd(key, 5, [], 0))
+    world.giver.advance(0.0)
+    assert not world.transport.motions
+    assert world.giver.is_busy  # it looks again soon
+    marks[0].is_there = True
+    world.giver.advance(0.1)
+    assert world.transport.tables[0][:, 2].tolist() == [LAYOUT.layer_bytes] * 3
+    for mark in marks[1:]:
+        mark.is_there = True
+    world.giver.advance(0.2)
+    assert len(world.transport.motions) == 1  # the first is still on its way
+    world.transport.motions[0].end = "done"
+    world.giver.advance(0.3)
+    assert world.transport.tables[1][:, 2].tolist() == [3 * LAYOUT.layer_bytes] * 3
+    assert not world.told  # the pages are still read
+    world.transport.motions[1].end = "done"
+    world.giver.advance(0.4)
+    assert world.told == [events.Given(key, 0)]
+    assert world.sent == [wire.Prefilled(1, 5, [], 0, 3 * LAYOUT.page_bytes)]
+
+
+@pytest.mark.parametrize("by_layers", [False, True])
+def test_what_is_released_is_told_when_nothing_is_written_any_more(world: World, by_layers: bool) -> None:
+    key, marks = world.ask(), (Mark(is_there=True), *(Mark() for _ in range(3)))
+    world.giver.give(events.Give(key, 0, [1, 2, 3], 0, 32, marks if by_layers else None))
+    world.giver.give(events.Give(key, 1, [1, 2, 3], 32, 40))
+    world.giver.handle(PEER, wire.Release([1]), 1.0)
+    assert world.told == [events.Gone(key), events.Given(key, 1)]  # what was not begun is free at once
+    assert not world.sent
+    world.transport.motions[0].end = "done"
+    world.giver.advance(2.0)
+    assert world.told[2:] == [events.Given(key, 0)]
+    assert world.sent == [wire.Released([1])]
+    assert len(world.transport.motions) == 1
+    assert world.giver.num_open == 0
+
+
+def test_an_expired_lease_ends_the_work_and_a_renewed_one_does_not(world: World) -> None:
+    key = world.ask(now_s=0.0)
+    world.giver.handle(PEER, wire.Renew([1], 10.0), 5.0)
+    world.giver.advance(14.9)
+    assert not world.told
+    world.giver.advance(15.0)
+    assert world.told == [events.Gone(key)]
+    assert isinstance(world.sent[0], wire.Failed)
+    assert world.sent[0].reason == "lease_expired"
+
+
+def test_a_write_that_fails_is_told_and_the_peer_is_to_greet_again(world: World) -> None:
+    key = world.ask()
+    world.giver.give(events.Give(key, 0, [1, 2, 3], 0, 40))
+    world.transport.motions[0].end = "failed"
+    world.giver.advance(1.0)
+    assert world.told == [events.Given(key, 0), events.Gone(key)]
+    assert [type(message) for message in world.sent] == [wire.Failed]
+    world.giver.handle(PEER, wire.Renew([1], 10.0), 2.0)
+    assert isinstance(world.sent[-1], wire.Refused)
+
+
+def test_a_write_that_cannot_begin_frees_all_pages(world: World) -> None:
+    key = world.ask()
+    world.transport.is_broken = True
+    world.giver.give(events.Give(key, 0, [1, 2, 3], 0, 40))
+    assert sorted(map(str, world.told)) == sorted(map(str, [events.Gone(key), events.Given(key, 0)]))
+    assert world.giver.num_open == 0
+
+
+def test_a_decode_engine_computes_no_prompts_for_others() -> None:
+    world = World(role="decode")
+    request = Request(request_id="", prompt_token_ids=[1, 2], sampling=SamplingParams())
+    world.giver.handle(PEER, wire.PrefillWanted(1, request, [0], 0, 1.0), 0.0)
+    assert world.sent == [wire.Failed(1, "role", "this engine's role is decode: it computes no prompts for others")]
+    assert not world.told
+
+
+def test_what_is_read_is_free_when_it_is_released_or_its_lease_ends(world: World) -> None:
+    for job, end in ((1, "release"), (2, "lease")):
+        world.giver.handle(PEER, wire.KVWanted(job, [1, 2], "", "", 0, 10.0), 0.0)
+        asked = world.told.pop()
+        assert isinstance(asked, events.KVAsked)
+        world.giver.grant(events.Grant(asked.key, [3], 16))
+        assert world.sent.pop() == wire.KVGranted(job, [3], 16, 10.0)
+        if end == "release":
+            world.giver.handle(PEER, wire.Release([job]), 1.0)
+            assert world.sent.pop() == wire.Released([job])
+        else:
+            world.giver.advance(10.0)
+        assert world.told.pop() == events.Gone(asked.key)
+    assert world.giver.num_open == 0
