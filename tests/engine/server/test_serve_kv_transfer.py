@@ -108,8 +108,10 @@ def test_a_prompt_computed_elsewhere_gives_the_same_text(prefill: Side, decode: 
 
 def test_both_sides_hit_their_caches(prefill: Side, decode: Side) -> None:
     prompt = new_prompt()
-    ask(decode, prompt, {PREFILL_FROM_HEADER: prefill.address})
     bytes_name = 'mini_infer_engine_kv_transfer_bytes_total{direction="given"}'
+    given = prefill.labelled(bytes_name)
+    ask(decode, prompt, {PREFILL_FROM_HEADER: prefill.address})
+    wait_until(lambda: prefill.labelled(bytes_name) >= given + 4 * len(prompt))  # told a moment later
     given = prefill.labelled(bytes_name)
     again = ask(decode, prompt + " and more of it" * 8, {PREFILL_FROM_HEADER: prefill.address})
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] >= len(prompt) - 32
