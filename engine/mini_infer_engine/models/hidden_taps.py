@@ -1,5 +1,6 @@
 """Hidden states of some layers, kept while a model computes a pass. Knows neither models nor who reads them."""
 
+import threading
 from collections.abc import Iterable
 
 import torch
@@ -12,17 +13,18 @@ class HiddenTaps:
     def __init__(self, layers: Iterable[int]) -> None:
         self.layers = frozenset(layers)
         """From 0."""
-        self._kept: list[Tensor] = []
+        self._pass = threading.local()  # kernels are compiled by several passes at a time
 
     def begin(self) -> None:
         """A pass begins: what nobody took of the one before is not needed."""
-        self._kept = []
+        self._pass.kept = []
 
     def keep(self, residual: Tensor, rows: Tensor | None) -> None:
         """The residual stream [tokens, hidden] after one of the layers, or some of its rows; later layers change it."""
-        self._kept.append(residual.clone() if rows is None else residual.index_select(0, rows))
+        self._pass.kept.append(residual.clone() if rows is None else residual.index_select(0, rows))
 
     def take(self) -> Tensor:
         """All that were kept of this pass, side by side: [rows, layers * hidden]."""
-        kept, self._kept = self._kept, []
+        kept: list[Tensor] = self._pass.kept
+        self._pass.kept = []
         return torch.cat(kept, dim=-1)

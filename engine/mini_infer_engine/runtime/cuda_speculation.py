@@ -126,9 +126,18 @@ class CudaSpeculation:
         return 5 * len(self.buckets) * len(self.levels)
 
     def passes(self) -> list[Run]:
-        """Every pass kernel by kernel, over rows that are all padding: to compile what they need."""
+        """Every pass kernel by kernel, over rows that are all padding: to compile what they need, in threads.
+
+        Guessing and settling come in one piece: they share the slots of a pass, whose positions must stay in bounds.
+        """
         made = [self._pass(bucket, drafts, lambda run: run) for bucket in self.buckets for drafts in self.levels]
-        return [run for one in made for run in (one.verify, *one.guess.values(), *one.settle.values())]
+
+        def guess_and_settle() -> None:
+            for one in made:
+                for run in (*one.guess.values(), *one.settle.values()):
+                    run()
+
+        return [guess_and_settle, *(one.verify for one in made)]
 
     def capture(self, memory: Any, *, only_largest: bool = False) -> None:
         """Record all passes, or the largest one, whose memory the others share."""
