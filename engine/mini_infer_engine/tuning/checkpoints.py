@@ -1,8 +1,9 @@
 """Shapes of the twenty most used dense checkpoints of 0.5B to 32B, as their files say: for the shipped table."""
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from mini_infer_engine.distributed.tensor_parallel import TensorParallel
 from mini_infer_engine.tuning.products import Product
 
 
@@ -19,10 +20,27 @@ class CheckpointShape:
     layers: int
     is_gated: bool = True
     """Whether gate and up are one product with its activation: not with gelu."""
+    is_share: bool = False
+    """Of a rank that is not alone."""
+
+    def of_rank(self, ranks: int) -> "CheckpointShape":
+        """What one of so many tensor-parallel ranks computes. ValueError: they cannot share it out."""
+        sizes = (self.intermediate, self.heads)
+        if any(size % ranks for size in sizes) or (self.kv_heads % ranks and ranks % self.kv_heads):
+            raise ValueError(f"{ranks} ranks cannot share out {self}")
+        return replace(
+            self,
+            is_share=ranks > 1,
+            intermediate=self.intermediate // ranks,
+            heads=self.heads // ranks,
+            kv_heads=max(1, self.kv_heads // ranks),
+            vocabulary=TensorParallel(rank=0, size=ranks).vocabulary_rows(self.vocabulary),
+        )
 
     @property
     def products(self) -> Counter[Product]:
         """Of one decode step."""
+        writes = not self.is_share  # ranks add up before the residual stream is added
         width = self.heads * self.head_dim
         both = Product(self.intermediate, self.hidden, gated=True)
         found = Counter(
@@ -32,8 +50,8 @@ class CheckpointShape:
                 (both if self.is_gated else Product(2 * self.intermediate, self.hidden)): self.layers,
             }
         )
-        found[Product(self.hidden, width, writes_residual=True)] += self.layers
-        found[Product(self.hidden, self.intermediate, writes_residual=True)] += self.layers
+        found[Product(self.hidden, width, writes_residual=writes)] += self.layers
+        found[Product(self.hidden, self.intermediate, writes_residual=writes)] += self.layers
         return found
 
 

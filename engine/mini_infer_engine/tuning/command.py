@@ -1,6 +1,7 @@
 """`mini-infer tune`: which products, for how long, and where the table goes; says what it gained."""
 
 import argparse
+import contextlib
 import json
 import multiprocessing
 import sys
@@ -51,13 +52,6 @@ def make_parser() -> argparse.ArgumentParser:
         "--checkpoints", action="store_true", help="the shapes of the twenty most used checkpoints of 0.5B to 32B"
     )
     parser.add_argument(
-        "--tensor-parallel-size",
-        type=int,
-        default=1,
-        metavar="N",
-        help="of --model: the products of one of N ranks (default: 1)",
-    )
-    parser.add_argument(
         "--time-limit-s", type=float, default=600.0, metavar="S", help="stop measuring after so long (default: 600)"
     )
     parser.add_argument(
@@ -66,6 +60,14 @@ def make_parser() -> argparse.ArgumentParser:
         default=(8, 32, 16, 64),
         metavar="M,...",
         help="batches up to which a config serves, of 8, 16, 32, 64, the most important first (default: 8,32,16,64)",
+    )
+    parser.add_argument(
+        "--tensor-parallel-size",
+        "-tp",
+        type=int,
+        default=1,
+        metavar="N",
+        help="tune what one of N tensor-parallel ranks computes (default: 1)",
     )
     parser.add_argument("--again", action="store_true", help="also products that have a measured config already")
     parser.add_argument(
@@ -221,14 +223,19 @@ def _models(options: argparse.Namespace) -> "dict[str, Counter[Product]]":
     from mini_infer_engine.tuning.checkpoints import CHECKPOINTS
     from mini_infer_engine.tuning.products import products_of
 
-    size = options.tensor_parallel_size
-    configs = {name: read_config(resolve_model(name, None, weights=False)) for name in options.model}
-    configs = {name: replace(config, tensor_parallel=TensorParallel(0, size)) for name, config in configs.items()}
-    for config in configs.values():
+    ranks = options.tensor_parallel_size
+    if ranks < 1:
+        raise ValueError(f"--tensor-parallel-size {ranks}: must be positive.")
+    models = {}
+    for name in options.model:
+        config = replace(
+            read_config(resolve_model(name, None, weights=False)), tensor_parallel=TensorParallel(rank=0, size=ranks)
+        )
         model_class(config.architecture).check_split(config)
-    models = {name: products_of(config) for name, config in configs.items()}
-    if options.checkpoints:
-        models |= {name: shape.products for name, shape in CHECKPOINTS.items()}
+        models[name] = products_of(config)
+    for name, shape in CHECKPOINTS.items() if options.checkpoints else ():
+        with contextlib.suppress(ValueError):  # so many ranks cannot share it out
+            models[name] = shape.of_rank(ranks).products
     return models
 
 

@@ -75,6 +75,16 @@ def test_latent_attentions_products_are_found_and_experts_are_none(tmp_path: Pat
     assert found[Product(96, 64, gated=True)] == 1  # of the one dense layer
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_a_ranks_products_are_those_of_its_share(ranks: int, tmp_path: Path) -> None:
+    from mini_infer_engine.tuning.checkpoints import CheckpointShape
+
+    save_tiny_model(tmp_path, "qwen3", num_key_value_heads=2, vocab_size=200)
+    options = command.make_parser().parse_args(["--model", str(tmp_path), "-tp", str(ranks)])
+    shape = CheckpointShape(64, 96, 4, 2, 24, 200, 3)
+    assert command._models(options) == {str(tmp_path): shape.of_rank(ranks).products}
+
+
 def test_the_checkpoints_are_twenty() -> None:
     assert len(CHECKPOINTS) == 20
     assert CHECKPOINTS["Qwen2.5-7B"].products[Product(18944, 3584, gated=True)] == 28
