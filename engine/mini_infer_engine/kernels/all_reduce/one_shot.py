@@ -22,22 +22,28 @@ _GATHER_BLOCK = 4096
 
 
 @triton.jit
-def _meet(signals, epochs, program, RANK: tl.constexpr, WORLD: tl.constexpr):
-    """Until the programs of this number have come here on all ranks. `signals` [WORLD] are pointers to all pads.
+def _meet(pads, epochs, program, RANK: tl.constexpr, WORLD: tl.constexpr):
+    """Until the programs of this number have come here on all ranks. `pads` [WORLD] int64 are pointers to all pads.
 
     A pad is [programs, WORLD] int32: what each rank has written last. Counters wrap around, hence the difference.
     """
     peers = tl.arange(0, WORLD)
     epoch = tl.load(epochs + program) + 1
-    pads = tl.load(signals + peers).to(tl.pointer_type(tl.int32))
-    tl.atomic_xchg(pads + program * WORLD + RANK, tl.zeros((WORLD,), tl.int32) + epoch, sem="release", scope="sys")
-    own = tl.load(signals + RANK).to(tl.pointer_type(tl.int32)) + program * WORLD + peers
+    theirs = pads.to(tl.pointer_type(tl.int32)) + program * WORLD + RANK
+    tl.atomic_xchg(theirs, tl.zeros((WORLD,), tl.int32) + epoch, sem="release", scope="sys")
+    own = _of_rank(pads, RANK, WORLD).to(tl.pointer_type(tl.int32)) + program * WORLD + peers
     nothing = tl.zeros((WORLD,), tl.int32)
     behind = tl.min(tl.atomic_add(own, nothing, sem="acquire", scope="sys") - epoch, axis=0)
     while behind < 0:
         behind = tl.min(tl.atomic_add(own, nothing, sem="acquire", scope="sys") - epoch, axis=0)
     tl.debug_barrier()
     tl.store(epochs + program, epoch)
+
+
+@triton.jit
+def _of_rank(pointers, rank, WORLD: tl.constexpr):
+    """One of [WORLD] int64."""
+    return tl.sum(tl.where(tl.arange(0, WORLD) == rank, pointers, 0), axis=0)
 
 
 @triton.jit
@@ -58,20 +64,24 @@ def _reduce(
     BLOCK: tl.constexpr,
 ):
     """Program (row). NORM: the sum is added to the residual, whose norm goes to out; else out is the sum."""
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
     row = tl.program_id(0)
     offsets = tl.arange(0, BLOCK)
     mask = offsets < width
     at = row.to(tl.int64) * width + offsets
+    # What no kernel writes is read before the wait for the kernel before.
+    places = tl.load(buffers + tl.arange(0, WORLD))
+    pads = tl.load(signals + tl.arange(0, WORLD))
+    if NORM:
+        weights = tl.load(weight + offsets, mask=mask, other=0.0).to(tl.float32)
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     if NORM:
         values = tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)
-        weights = tl.load(weight + offsets, mask=mask, other=0.0).to(tl.float32)
-    _meet(signals, epochs, row, RANK, WORLD)
+    _meet(pads, epochs, row, RANK, WORLD)
     total = tl.zeros((BLOCK,), dtype=tl.float32)
     for peer in tl.static_range(WORLD):
-        base = tl.load(buffers + peer).to(tl.pointer_type(out.dtype.element_ty))
+        base = _of_rank(places, peer, WORLD).to(tl.pointer_type(out.dtype.element_ty))
         base = tl.multiple_of(base + offset, 16)
         total += tl.load(base + at, mask=mask, other=0.0, cache_modifier=".cg").to(tl.float32)
     if NORM:
@@ -98,15 +108,17 @@ def _gather(
     BLOCK: tl.constexpr,
 ):
     """Program (row, block): the same columns of every rank's part of a row."""
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
     row = tl.program_id(0)
     block = tl.program_id(1)
     local = block * BLOCK + tl.arange(0, BLOCK)
-    _meet(signals, epochs, row * tl.num_programs(1) + block, RANK, WORLD)
+    places = tl.load(buffers + tl.arange(0, WORLD))
+    pads = tl.load(signals + tl.arange(0, WORLD))
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    _meet(pads, epochs, row * tl.num_programs(1) + block, RANK, WORLD)
     for peer in tl.static_range(WORLD):
-        base = tl.load(buffers + peer).to(tl.pointer_type(out.dtype.element_ty))
+        base = _of_rank(places, peer, WORLD).to(tl.pointer_type(out.dtype.element_ty))
         base = tl.multiple_of(base + offset, 16)
         at = peer * columns + local
         mask = (local < columns) & (at < width)

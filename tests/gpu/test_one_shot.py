@@ -1,0 +1,78 @@
+"""One-shot all-reduce and gather: one rank whose peers' memory is on the same device, and who have come everywhere."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
+
+from mini_infer_engine.kernels.all_reduce.one_shot import MAX_PROGRAMS, launch_gather, launch_reduce
+from tests.gpu.device import BF16, DEVICE, FP32, KERNELS, cases, error, normal
+from tests.gpu.exact import exact_norm
+
+pytestmark = KERNELS
+FAR = 1 << 20
+
+
+class Peers:
+    """Buffers and pads of `world` ranks, of which `rank` runs."""
+
+    def __init__(self, world: int, rank: int, buffers: list[torch.Tensor]) -> None:
+        self.world, self.rank = world, rank
+        self.pads = [torch.zeros((MAX_PROGRAMS, world), dtype=torch.int32, device=DEVICE) for _ in range(world)]
+        self.pads[rank] += FAR
+        self.epochs = torch.zeros(MAX_PROGRAMS, dtype=torch.int32, device=DEVICE)
+        self.buffers = buffers
+
+    @property
+    def arguments(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """What kernels are told."""
+        pointers = [
+            torch.tensor([each.data_ptr() for each in group], device=DEVICE) for group in (self.buffers, self.pads)
+        ]
+        return pointers[0], pointers[1], self.epochs
+
+    def check_signals(self, programs: int, calls: int) -> None:
+        """Every program of each call has told every rank, its own pad included, and nobody else was told."""
+        for pad in self.pads:
+            assert (pad[:programs, self.rank] == calls).all()
+            assert (pad[programs:, self.rank] == (FAR if pad is self.pads[self.rank] else 0)).all()
+        assert (self.epochs[:programs] == calls).all()
+        assert not self.epochs[programs:].any()
+
+
+@pytest.mark.parametrize("dtype", [FP32, BF16])
+@pytest.mark.parametrize(("world", "rank"), [(2, 0), (2, 1), (4, 2)])
+@pytest.mark.parametrize(("rows", "width"), cases([(1, 64), (3, 96)], [(33, 3584), (257, 1024)]))
+def test_sums_with_and_without_a_norm(rows: int, width: int, world: int, rank: int, dtype: torch.dtype) -> None:
+    offset = rows * width
+    peers = Peers(world, rank, [normal(2 * offset, dtype=dtype, seed=seed) for seed in range(world)])
+    exact = sum(buffer[offset:].view(rows, width).double() for buffer in peers.buffers)
+    assert isinstance(exact, torch.Tensor)
+    common = {"rank": rank, "world": world}
+    made = launch_reduce(peers.arguments, offset, torch.empty((rows, width), dtype=dtype, device=DEVICE), **common)  # type: ignore[arg-type]  # integers
+    assert error(made, exact) <= 1
+    residual, weight = normal(rows, width, dtype=dtype, seed=8), normal(width, dtype=dtype, seed=9)
+    total = residual.double() + exact
+    normed = launch_reduce(
+        peers.arguments,
+        offset,
+        torch.empty_like(residual),
+        rank=rank,
+        world=world,
+        residual=residual,
+        weight=weight,
+        eps=1e-6,
+    )
+    assert error(residual, total) <= 1
+    assert error(normed, exact_norm(residual, weight, 1e-6)) <= (8 if dtype == FP32 else 1)
+    peers.check_signals(rows, calls=2)
+
+
+@pytest.mark.parametrize(("rows", "columns", "width"), cases([(2, 48, 90), (1, 4100, 8200)], [(5, 76032, 152064)]))
+def test_parts_stand_side_by_side(rows: int, columns: int, width: int) -> None:
+    peers = Peers(2, 1, [normal(rows, columns, dtype=BF16, seed=seed).flatten() for seed in range(2)])
+    out = torch.empty((rows, width), dtype=BF16, device=DEVICE)
+    launch_gather(peers.arguments, 0, out, columns, rank=1, world=2)
+    parts = [buffer.view(rows, columns) for buffer in peers.buffers]
+    assert torch.equal(out, torch.cat(parts, dim=1)[:, :width])
+    peers.check_signals(rows * -(-columns // 4096), calls=1)
