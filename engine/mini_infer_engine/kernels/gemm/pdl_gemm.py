@@ -182,8 +182,13 @@ def _widened_nibbles(panel, parameters):
 @gluon.jit
 def _multiply_quantized(acc, weight_panels, x_panels, scales, stage, first_group, GROUPS: gl.constexpr,
                         GROUPED: gl.constexpr):  # fmt: skip
-    """One step: acc plus the product of quantised weights and x, times the scales of groups where there are any."""
+    """One step: acc plus the product of quantised weights and x, times the scales of groups where there are any.
+
+    One group is widened while the one before is multiplied.
+    """
     operand: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
+    # Products of the group before, which run while this one is widened, and its scale.
+    earlier, earlier_scale = acc, acc
     for index in gl.static_range(GROUPS):
         at = stage * GROUPS + index
         group = first_group + index
@@ -200,10 +205,17 @@ def _multiply_quantized(acc, weight_panels, x_panels, scales, stage, first_group
             scale = _scale_of(scales.index(group).load(gl.SliceLayout(1, acc.type.layout)))
             products = warpgroup_mma(first, x_first, gl.zeros_like(acc), is_async=True)
             products = warpgroup_mma(second, x_second, products, is_async=True)
-            acc += mma_wait(0, deps=[products]) * scale[:, None]
+            if index > 0:
+                acc += mma_wait(2, deps=[earlier]) * earlier_scale[:, None]
+            earlier = products
+            earlier_scale = scale
         else:
             acc = warpgroup_mma(first, x_first, acc, is_async=True)
-            acc = mma_wait(0, deps=[warpgroup_mma(second, x_second, acc, is_async=True)])
+            acc = warpgroup_mma(second, x_second, acc, is_async=True)
+    if GROUPED:
+        acc += mma_wait(0, deps=[earlier]) * earlier_scale[:, None]
+    else:
+        acc = mma_wait(0, deps=[acc])
     return acc
 
 
