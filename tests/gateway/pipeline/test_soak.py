@@ -19,7 +19,10 @@ STREAMS = int(os.environ.get("MINI_INFER_SOAK_STREAMS", "0"))
 CLIENTS = 24
 KILL_EVERY_S = 5.0
 
-pytestmark = pytest.mark.skipif(not STREAMS, reason="takes long: MINI_INFER_SOAK_STREAMS=10000")
+pytestmark = [
+    pytest.mark.skipif(not STREAMS, reason="takes long: MINI_INFER_SOAK_STREAMS=10000"),
+    pytest.mark.timeout(3600),
+]
 
 
 async def soak(gateway: RunningGateway, victims: list[Engine]) -> None:
