@@ -24,13 +24,13 @@ _STEP = tl.constexpr(GROUP)
 
 
 @triton.jit
-def _column(position, BITS: tl.constexpr):
-    """`quantized_weight.column_order` of a position in 128."""
-    place = position % 64
-    thread, word = place // 16, place // 4 % 4
-    if BITS == 8:
-        return position // 64 * 64 + word * 16 + place % 2 * 8 + thread * 2 + place // 2 % 2
-    return word * 32 + place % 2 * 16 + position // 64 * 8 + thread * 2 + place // 2 % 2
+def _in_order(row, BITS: tl.constexpr, BLOCK: tl.constexpr):
+    """Columns [BLOCK] as `quantized_weight.column_order` has them: threads exchange them, memory is read in order."""
+    if BITS == 8:  # step, upper 8, thread, odd
+        pieces = tl.permute(tl.reshape(row, (BLOCK // 64, 4, 2, 4, 2)), (0, 3, 1, 4, 2))
+    else:  # word, step, upper 8, thread, odd
+        pieces = tl.permute(tl.reshape(row, (BLOCK // 128, 4, 2, 2, 4, 2)), (0, 3, 4, 1, 5, 2))
+    return tl.reshape(pieces, (BLOCK,))
 
 
 @triton.jit(do_not_specialize=["x_stride"])
@@ -48,7 +48,6 @@ def _reorder(
     """One row a program: columns in the weights' order; TO_FP8: by the row's largest value, whose scale is kept."""
     row = tl.program_id(0).to(tl.int64)
     position = tl.arange(0, BLOCK)
-    column = position // 128 * 128 + _column(position % 128, BITS)
     scale = 1.0
     if TO_FP8:
         largest = tl.zeros((BLOCK,), dtype=tl.float32)
@@ -59,11 +58,11 @@ def _reorder(
         scale = tl.maximum(tl.max(largest, axis=0) / 448.0, 1e-12)
         tl.store(scales + row, scale)
     for start in range(0, out_stride, BLOCK):
-        values = tl.load(x + row * x_stride + start + column, mask=start + column < K, other=0.0)
+        values = tl.load(x + row * x_stride + start + position, mask=start + position < K, other=0.0)
         if TO_FP8:
             values = values.to(tl.float32) / scale
-        tl.store(out + row * out_stride + start + position, values.to(out.dtype.element_ty),
-                 mask=start + position < out_stride)  # fmt: skip
+        ordered = _in_order(values.to(out.dtype.element_ty), BITS, BLOCK)
+        tl.store(out + row * out_stride + start + position, ordered, mask=start + position < out_stride)
 
 
 def reordered(x: torch.Tensor, weight: QuantizedWeight, *, to_fp8: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
@@ -201,10 +200,6 @@ def quantized_linear(
     FP8 rows' scales: W8A8 for more than 64 rows on a GPU that has FP8 products; else activations keep their dtype.
     """
     m, n = x.shape[0], weight.shape[0]
-    if out is None:
-        out = torch.empty((m, n), dtype=x.dtype, device=x.device)
-    if not m:
-        return out
     if m > _SCALED_MM_M and _has_scaled_mm(x, weight):
         values, x_scales = reordered(x, weight, to_fp8=True)
         made = torch._scaled_mm(
@@ -216,7 +211,11 @@ def quantized_linear(
             out_dtype=x.dtype,
             use_fast_accum=True,
         )
-        return out.copy_(made) if out.data_ptr() != made.data_ptr() else made
+        return made if out is None else out.copy_(made)
+    if out is None:
+        out = torch.empty((m, n), dtype=x.dtype, device=x.device)
+    if not m:
+        return out
     values = reordered(x, weight)[0]
     if m > _REGISTER_M:
         torch.mm(values, widened(weight, x.dtype).t(), out=out)
