@@ -164,7 +164,9 @@ async def _ready(front: ApiServerState) -> Response:
         return json_response({"status": "loading"}, 503)
     if front.draining:
         return json_response({"status": "draining"}, 503, {launch.DRAINING_HEADER: "true"})
-    return json_response({"status": "ready", "role": front.role, "kv_transport": front.core.model.kv_transport})
+    model = front.core.model
+    told = {"status": "ready", "role": front.role, "kv_transport": model.kv_transport}
+    return json_response(told | {"tensor_parallel_size": model.tensor_parallel_size})
 
 
 async def _metrics(front: ApiServerState) -> Response:

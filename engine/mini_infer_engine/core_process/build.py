@@ -105,6 +105,7 @@ def _build_real(settings: EngineSettings, record_events: bool, watched: "Watched
     if settings.tensor_parallel_size > 1:
         kernels["tensor_parallel_size"] = str(settings.tensor_parallel_size)
         kernels["all_reduce"] = runner.all_reduce
+        model = msgspec.structs.replace(model, tensor_parallel_size=settings.tensor_parallel_size)
     model = msgspec.structs.replace(model, kernels=kernels, hidden_size=config.hidden_size)
     return BuiltEngine(engine, model, revision, runner.kv_memory())
 

@@ -71,6 +71,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Numbers of an embedding; 0: there are none."""
     kv_transport: str = ""
     """What moves keys and values from and to other engines; empty: nothing does."""
+    tensor_parallel_size: int = 1
+    """Ranks that share it."""
     kernels: dict[str, str] = {}
     """Which kernels run, by the labels of the metric `mini_infer_engine_kernels_info`; empty for a pretended model."""
 
