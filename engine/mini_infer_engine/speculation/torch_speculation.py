@@ -8,6 +8,7 @@ speculation, token for token, greedy or sampled, whatever guessed.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import takewhile
 
 import msgspec
 import torch
@@ -129,8 +130,13 @@ class TorchSpeculation:
     def __init__(self, config: SpeculationConfig, worker: ModelWorker, pool: KVPool, num_slots: int) -> None:
         self._slots = [SlotProgress() for _ in range(num_slots)]
         self._draft = None if worker.draft is None else DraftModel(worker.draft, pool)
+        self._vocab_size = worker.config.vocab_size
         self._head = None if worker.head is None else HeadModel(worker.head, worker)
         self._look_up = partial(look_up, longest=config.lookup_max, shortest=config.lookup_min)
+
+    def _is_known(self, token: int) -> bool:
+        """Whether the model has it: a draft's table may have more rows."""
+        return token < self._vocab_size
 
     def prepare(self, batch: Batch) -> PreparedBatch:
         """Tell known tokens, guess, and lay out a batch of true positions: decodes, guesses, prompts."""
@@ -161,7 +167,8 @@ class TorchSpeculation:
         if not rows:
             return {}
         if self._draft is not None:
-            return dict(zip(asking, self._draft.guess(rows, slots), strict=True))
+            guessed = [list(takewhile(self._is_known, tokens)) for tokens in self._draft.guess(rows, slots)]
+            return dict(zip(asking, guessed, strict=True))
         if self._head is not None:
             return dict(zip(asking, self._head.guess(rows, slots), strict=True))
         found = [

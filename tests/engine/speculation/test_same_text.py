@@ -174,6 +174,25 @@ def test_one_hundred_thousand_draws_are_distributed_as_the_model_says() -> None:
     assert accepted / draws > overlap / (2 - overlap), "the bound of coupled draws (Daliri et al., arXiv:2408.07978)"
 
 
+@pytest.mark.parametrize("vocab_size", [150, 211])
+def test_a_draft_whose_table_has_other_padding_guesses_all_the_same(
+    folders: tuple[Path, Path], tmp_path: Path, vocab_size: int
+) -> None:
+    """With the smaller one, tokens of the prompt and of the text have no row in the draft's table."""
+    target, _ = folders
+    save_tiny_model(tmp_path, "qwen3", vocab_size=vocab_size)
+    tokenizer = json.dumps({"model": {"vocab": {"a": 0}}})
+    (tmp_path / "tokenizer.json").write_text(tokenizer)
+    (target / "tokenizer.json").write_text(tokenizer)
+    try:
+        plain, _ = run(target, requests())
+        guessed, stats = run(target, requests(), speculative_model=str(tmp_path))
+    finally:
+        (target / "tokenizer.json").unlink()
+    assert guessed == plain
+    assert stats.draft_tokens > 50
+
+
 def test_a_draft_of_another_vocabulary_is_refused_before_its_weights_are_read(tmp_path: Path) -> None:
     save_tiny_model(tmp_path / "target", "qwen3")
     save_tiny_model(tmp_path / "other", "qwen3", vocab_size=211)

@@ -1,0 +1,59 @@
+"""A draft is compared with the model that it guesses for before any weight is read."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mini_infer_engine.config.errors import ModelError
+from mini_infer_engine.config.settings import EngineSettings
+from mini_infer_engine.models.registry import read_config
+from mini_infer_engine.speculation.draft_files import DraftFiles, find_draft
+from tests.support.tiny_models import save_tiny_model
+
+VOCABULARY = {"a": 0, "b": 1, "ab": 2}
+
+
+def save(folder: Path, vocabulary: dict[str, int] | None, **changes: object) -> Path:
+    save_tiny_model(folder, "qwen3", **changes)
+    if vocabulary is not None:
+        added = [{"content": "<end>", "id": 5}]
+        (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}, "added_tokens": added}))
+    return folder
+
+
+def find(target: Path, draft: Path, **options: object) -> DraftFiles | None:
+    settings = EngineSettings(model=str(target), speculative_model=str(draft), **options)  # type: ignore[arg-type]
+    return find_draft(settings, read_config(target), target)
+
+
+def test_the_same_tokenizer_fits_however_its_table_is_padded(tmp_path: Path) -> None:
+    target = save(tmp_path / "target", VOCABULARY)
+    found = find(target, save(tmp_path / "draft", VOCABULARY, vocab_size=211))
+    assert found is not None
+    assert found.config.vocab_size == 211
+
+
+def test_without_a_tokenizer_of_its_own_the_size_must_be_the_same(tmp_path: Path) -> None:
+    target = save(tmp_path / "target", VOCABULARY)
+    assert find(target, save(tmp_path / "draft", None)) is not None
+    with pytest.raises(ModelError, match="vocabulary of 211 tokens"):
+        find(target, save(tmp_path / "other", None, vocab_size=211))
+
+
+def test_another_tokenizer_is_refused_and_a_token_named(tmp_path: Path) -> None:
+    target = save(tmp_path / "target", VOCABULARY)
+    with pytest.raises(ModelError, match=r"another tokenizer .* differ in token 'ab'"):
+        find(target, save(tmp_path / "draft", VOCABULARY | {"ab": 3}))
+
+
+def test_a_folder_that_is_none_is_named(tmp_path: Path) -> None:
+    target = save(tmp_path / "target", None)
+    with pytest.raises(ModelError, match="there is no such folder"):
+        find(target, tmp_path / "missing")
+
+
+def test_other_methods_have_no_draft(tmp_path: Path) -> None:
+    target = save(tmp_path / "target", None)
+    settings = EngineSettings(model=str(target), speculative_method="ngram")
+    assert find_draft(settings, read_config(target), target) is None
