@@ -275,11 +275,12 @@ class CudaExecutor:
             self._transfer(batch.transfers)
             if self.speculation is not None:
                 self.speculation.catch_up(batch.catch_up)
-            self.state.forget_pages([row for row in prefills if not _continues(row)])
-            self.state.keep_common_pages([row for row in prefills if _continues(row)])
+            goes_on = [_continues(row) for row in prefills]
+            self.state.forget_pages([row for row, goes in zip(prefills, goes_on, strict=True) if not goes])
+            self.state.keep_common_pages([row for row, goes in zip(prefills, goes_on, strict=True) if goes])
             for row in prefills:
                 self.sampling.begin(row)
-            parts = list(self._guessed(batch, handle) if batch.num_drafts else self._forwards(batch, handle))
+            parts = list(self._guessed(batch, handle) if batch.num_drafts else self._forwards(batch, goes_on, handle))
             for number, (indices, forward) in enumerate(parts, start=1):
                 rows = batch.rows if len(indices) == len(batch.rows) else [batch.rows[index] for index in indices]
                 self.sampling.load(rows)
@@ -312,16 +313,19 @@ class CudaExecutor:
             handle.held.clear()
             handle.done.record()
 
-    def _forwards(self, batch: Batch, handle: CudaPassHandle) -> Iterator[tuple[Sequence[int], Forward]]:
+    def _forwards(
+        self, batch: Batch, goes_on: list[bool], handle: CudaPassHandle
+    ) -> Iterator[tuple[Sequence[int], Forward]]:
         """The parts of a pass, in order: indices of rows, and what computes their logits.
 
         All rows in one part, or, where the graph for the prompts takes no decode rows, those in a part before it.
-        Sequences that go on by one token which the host brings, as beams do, are decode rows whose slots are rewritten.
+        Sequences that go on by one token which the host brings, as beams do, are decode rows whose slots are rewritten;
+        `goes_on` tells them among the rows after the decode rows.
         """
         num_decodes, num_rows = batch.num_decodes, len(batch.rows)
         decodes, prefills = batch.rows[:num_decodes], batch.rows[num_decodes:]
         is_eager = any(row.prompt_targets for row in prefills) or wants_embeddings(prefills)
-        continued = [index for index in range(num_decodes, num_rows) if _continues(batch.rows[index])]
+        continued = [index for index, goes in enumerate(goes_on, start=num_decodes) if goes]
         if self.decode_graphs and not is_eager and len(continued) == len(prefills):
             yield range(num_rows), partial(self._run_decodes, batch.rows, prefills)
             return
@@ -336,7 +340,7 @@ class CudaExecutor:
             if first:
                 rows = [batch.rows[index] for index in first]
                 yield first, partial(self._run_decodes, rows, rows[num_decodes:])
-            second = [index for index in range(num_decodes, num_rows) if not _continues(batch.rows[index])]
+            second = [index for index, goes in enumerate(goes_on, start=num_decodes) if not goes]
             prompts = [batch.rows[index] for index in second]
             yield second, partial((self._prefill_graph(0, prompts) or graph).run, [], prompts)
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from mini_infer_engine.core.batch import Row, TokenMasks
+from mini_infer_engine.core.request import SamplingParams
 from mini_infer_engine.core.result import PassResult
 from mini_infer_engine.kernels.context import KernelContext
 from mini_infer_engine.kernels.sampling.penalise import count_sampled, penalised
@@ -124,6 +125,8 @@ class CudaSampling:
         self.slots = torch.full((buckets[-1],), state.padding_slot, dtype=torch.int32, device=device)
         # One slot more for the padded rows of graphs, which have no penalties.
         self.penalties = Penalties(state.padding_slot + 1, vocab_size, device)
+        self._params: list[SamplingParams | None] = [None] * state.padding_slot
+        """Of what runs in each slot; None where penalties count its tokens, which then are told anew."""
         self.logprobs = CudaLogprobs(len(self.logits), device)
         self._biased_slots: set[int] = set()
         """Slots whose request has biases, bans or a list of allowed tokens."""
@@ -139,9 +142,13 @@ class CudaSampling:
 
     def begin(self, row: Row) -> None:
         """What runs in the row's slot from now on has the row's parameters."""
+        params = row.sampling
+        if params is not None and params is self._params[row.slot]:
+            return  # the same request goes on, be it as another of its beams
+        self._params[row.slot] = None if params is None or params.has_penalties else params
         self.penalties.begin(row)
         self.logprobs.begin(row)
-        if row.sampling is not None and row.sampling.changes_logits:
+        if params is not None and params.changes_logits:
             self._biased_slots.add(row.slot)
         else:
             self._biased_slots.discard(row.slot)

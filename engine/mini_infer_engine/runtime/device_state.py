@@ -52,24 +52,25 @@ class DeviceBatchState:
 
         Tokens that they may not choose are rare, and go to the device at once.
         """
+        parts: list[bytes] = []
         for row in rows:
-            if row.suppressed_token_ids:
-                self._suppress(row)
-            (self._filtered_slots.add if _is_filtered(row) else self._filtered_slots.discard)(row.slot)
-        return b"".join([part for row in rows for part in self._packed_state(row)])
+            assert row.token_ids is not None
+            kept = self._packed_samplings[row.slot]
+            if kept is None or kept[0] is not row.sampling or kept[1] != row.noise_seed or row.suppressed_token_ids:
+                kept = self._begin_sampling(row)
+            length = row.start + row.count - 1  # sampling adds one to it
+            parts += (_PROGRESS.pack(row.slot, row.token_ids[-1], length, row.output_index), kept[2])
+        return b"".join(parts)
 
-    def _packed_state(self, row: Row) -> tuple[bytes, bytes]:
-        """Progress, and sampling parameters, which stay what they were where a request goes on in its slot."""
-        assert row.token_ids is not None
+    def _begin_sampling(self, row: Row) -> tuple[SamplingParams, int, bytes]:
+        """Another request's parameters, or of tokens that may not be chosen yet, which the packet has until then."""
         assert row.sampling is not None
-        kept = self._packed_samplings[row.slot]
-        is_kept = kept is not None and kept[0] is row.sampling and kept[1] == row.noise_seed
-        if kept is None or not is_kept or row.suppressed_token_ids:  # which a packet has until min_tokens
-            kept = (row.sampling, row.noise_seed, _packed_sampling(row, row.sampling))
-            self._packed_samplings[row.slot] = None if row.suppressed_token_ids else kept
-        # Sampling adds one to the length.
-        length = row.start + row.count - 1
-        return _PROGRESS.pack(row.slot, row.token_ids[-1], length, row.output_index), kept[2]
+        if row.suppressed_token_ids:
+            self._suppress(row)
+        (self._filtered_slots.add if _is_filtered(row) else self._filtered_slots.discard)(row.slot)
+        packed = (row.sampling, row.noise_seed, _packed_sampling(row, row.sampling))
+        self._packed_samplings[row.slot] = None if row.suppressed_token_ids else packed
+        return packed
 
     def next_place(self, row: Row) -> int:
         """Where in `on_host`, flattened, the token stands that this row, which is being launched, samples."""

@@ -1,0 +1,52 @@
+"""What travels to the device depends on the rows alone, never on what the slots held before."""
+
+import random
+
+import pytest
+
+pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
+
+from mini_infer_engine.core.batch import Row
+from mini_infer_engine.core.request import SamplingParams
+from mini_infer_engine.runtime.device_state import DeviceBatchState
+from tests.gpu.device import DEVICE, KERNELS
+
+pytestmark = KERNELS
+SLOTS, WIDTH, PAGE_TOKENS = 3, 6, 16
+PARAMS = [
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=0.7, top_p=0.9),
+    SamplingParams(temperature=0.0, min_tokens=3, stop_token_ids=[5, 9]),
+]
+
+
+def fresh_state() -> DeviceBatchState:
+    return DeviceBatchState(SLOTS, WIDTH, 99, DEVICE)
+
+
+def random_row(dice: random.Random) -> Row:
+    params, output_index = dice.choice(PARAMS), dice.randrange(6)
+    suppressed = params.stop_token_ids if output_index < params.min_tokens else ()
+    start = dice.randrange(WIDTH * PAGE_TOKENS)
+    # Few pages and seeds, so that much is as it was before.
+    pages = [dice.choice((index, index + 10)) for index in range(WIDTH)]
+    slot, seed, token = dice.randrange(SLOTS), dice.randrange(2), dice.randrange(50)
+    return Row(slot, start, 1, [token], pages, params, seed, output_index, suppressed)
+
+
+def test_packets_and_filters_do_not_depend_on_earlier_requests() -> None:
+    dice, state = random.Random(1), fresh_state()
+    for _ in range(200):
+        row, fresh = random_row(dice), fresh_state()
+        assert state.pack_updates([row]) == fresh.pack_updates([row])
+        assert state.has_filters([row.slot]) == fresh.has_filters([row.slot])
+
+
+def test_page_tables_are_those_of_the_rows_whether_pages_are_kept_or_forgotten() -> None:
+    dice, state = random.Random(2), fresh_state()
+    for _ in range(60):
+        row = random_row(dice)
+        (state.keep_common_pages if dice.random() < 0.7 else state.forget_pages)([row])
+        state.send_pages([row], PAGE_TOKENS)
+        known = row.start // PAGE_TOKENS + 1
+        assert state.page_tables[row.slot, :known].tolist() == row.page_table[:known]
