@@ -16,12 +16,14 @@ _LEAST_CHANCE = 0.2
 """That a guess is reached and right, for it to be made at all."""
 _PRIOR_COST = 0.05
 """Of one more guess, as a share of a pass without any, until it is measured: low, so that it is measured."""
-_MEASURED_FOR = 4096
+_MEASURED_FOR = 16_384
 """Passes after which a measurement counts as old, and is made again."""
 _HOLD = 8
 """Passes for which a choice stands: to choose anew for each would cost the host more than it brings."""
-_PROBE_AFTER = 512
+_PROBE_AFTER, _PROBE_AFTER_AT_MOST = 512, 65_536
 """Passes without guesses after which some are made all the same, or it would never be known that texts are easier now.
+
+Twice as many after each time in vain: what a draft has to read first may take as long as many passes of a small model.
 """
 _LEAST_GAIN = 1.02
 """Of guessing, as it is expected, for it to be done: measurements are not exact."""
@@ -77,7 +79,7 @@ class DraftController:
         """The choice in force, the size of batch that it is for, and passes for which it stands."""
         self.is_trial = False
         """Whether the choice in force is to find out what it is worth."""
-        self._guessed_at = 0
+        self._guessed_at, self._probe_after = 0, _PROBE_AFTER
         self._previous: tuple[int, int] | None = None
 
     def stays_plain(self, num_rows: int) -> bool:
@@ -112,7 +114,8 @@ class DraftController:
         self.is_trial = True
         if plain_s is None:
             return 0  # first what there is to be beaten
-        if self._passes - self._guessed_at > _PROBE_AFTER:
+        if self._passes - self._guessed_at > self._probe_after:
+            self._probe_after = min(2 * self._probe_after, _PROBE_AFTER_AT_MOST)
             return self.levels[0]
         others, steps = rows - len(acceptances), [int(one * _STEPS) for one in acceptances]
         best, best_rate = 0, rows / plain_s * _LEAST_GAIN
@@ -122,6 +125,8 @@ class DraftController:
             if rate > best_rate:
                 best, best_rate = level, rate
         self.is_trial = self._known_seconds(size, best) is None
+        if best and not self.is_trial:
+            self._probe_after = _PROBE_AFTER
         return best
 
     def observe(self, num_rows: int, drafts: int, seconds: float) -> None:
