@@ -9,6 +9,7 @@ from torch.nn import functional
 
 pytest.importorskip("triton", reason="needs triton, and an NVIDIA GPU or TRITON_INTERPRET=1")
 
+from mini_infer_engine.kernels.context import KernelContext
 from mini_infer_engine.kernels.gemm.gemm_config import PdlGemmConfig, pdl_block_m
 from mini_infer_engine.kernels.gemm.gemm_dispatch import small_m_linear, small_m_linear_add_norm
 from mini_infer_engine.kernels.gemm.gemm_rules import quantized_gemm_config
@@ -22,6 +23,7 @@ from mini_infer_engine.kernels.gemm.quantized_weight import (
     packed_nibbles,
     packed_parameters,
 )
+from mini_infer_engine.ops.triton_ops import TritonOps
 from tests.gpu.device import BF16, DEVICE, FP32, INTERPRETED, KERNELS, ON_GPU, POLICY, WORKSPACE, cases, error, normal
 from tests.gpu.runs import make_engine, make_runner, make_settings, mixed_requests, texts
 from tests.support.fp8_checkpoints import quantize_folder as quantize_to_fp8
@@ -180,6 +182,18 @@ def test_a_deferred_norm_between_two_products(rows: int, form: str) -> None:
     gate, up = functional.linear(normed, dequantized(second).double()).chunk(2, dim=-1)
     actual = small_m_linear(deferred_norm, second, PdlGemmConfig(32, 128, 1, 3), workspace=WORKSPACE, gated=True)
     assert error(actual, functional.silu(gate) * up) <= 3.0
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize(
+    ("m", "n", "k", "dtype"), cases([(70, 40, 128, FP32)], [(65, 3584, 512, BF16), (200, 768, 1088, BF16)])
+)
+def test_more_rows_than_a_small_gemm_has(m: int, n: int, k: int, dtype: torch.dtype, form: str) -> None:
+    ops = TritonOps(KernelContext(POLICY, WORKSPACE))
+    x, weight, bias = normal(m, k, dtype=dtype), random_weight(form, n, k), normal(n, dtype=dtype, seed=3)
+    exact = functional.linear(x.double(), dequantized(weight).double(), bias.double())
+    limit = 0.03 / torch.finfo(dtype).eps if form == "fp8" and dtype == BF16 else 3 if dtype == BF16 else 64
+    assert error(ops.quantized(x, weight, bias), exact) < limit
 
 
 ON_A_GPU = pytest.mark.skipif(INTERPRETED, reason="whole models are too slow for the interpreter: needs an NVIDIA GPU")

@@ -11,7 +11,7 @@ from torch.nn import functional
 from mini_infer_engine.config.model_config import Activation
 from mini_infer_engine.distributed.collectives import NO_COLLECTIVES, Collectives
 from mini_infer_engine.kernels.context import KernelContext
-from mini_infer_engine.kernels.gemm.gemm_config import DeferredRMSNorm
+from mini_infer_engine.kernels.gemm.gemm_config import MAX_M, DeferredRMSNorm
 from mini_infer_engine.kernels.gemm.gemm_dispatch import small_m_linear, small_m_linear_add_norm
 from mini_infer_engine.kernels.gemm.quantized_gemm import quantized_linear
 from mini_infer_engine.kernels.gemm.quantized_weight import QuantizedWeight
@@ -32,6 +32,12 @@ from mini_infer_engine.quantization.packed import PackedMethod
 _CHUNK_ROWS = 1024
 """At least, of a long input whose ranks' sums move while products go on: each then takes longer than its sum."""
 _MOST_CHUNKS = 4
+
+
+_MOST_CHUNKED_ROWS = 256
+"""Rows up to which products with integers run as several of MAX_M rows: each reads the weights once more, which still
+is less than the bf16 copy of them that more rows are worth.
+"""
 
 
 class TritonOps:
@@ -72,7 +78,7 @@ class TritonOps:
             return small_m_linear(x, weight, config, workspace=self._workspace, bias=head.bias, out=out)
         x = self.norm(state, norm)
         if isinstance(weight, QuantizedWeight):
-            return quantized_linear(x, weight, bias=head.bias, out=out)
+            return self.quantized(x, weight, head.bias, out)
         if out is None:
             return functional.linear(x, head.weight, head.bias)
         torch.mm(x, head.weight.t(), out=out)
@@ -116,7 +122,7 @@ class TritonOps:
                 )
             )
         if isinstance(weight, QuantizedWeight):
-            return self.add_norm(quantized_linear(x, weight, bias=bias), state, next_norm)
+            return self.add_norm(self.quantized(x, weight, bias), state, next_norm)
         splits = self._policy.k_splits(x.shape[0], *weight.shape)
         if splits > 1:
             summands = split_k_gemm(x, weight, splits)
@@ -209,6 +215,22 @@ class TritonOps:
         return ResidualState(
             state.residual, add_rms_norm(state.residual, x.unsqueeze(0), next_norm.weight, next_norm.eps)
         )
+
+    def quantized(
+        self, x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None, out: Tensor | None = None
+    ) -> Tensor:
+        """X @ weight.T + bias for more rows than one of our small-M GEMMs has, or where those cannot run."""
+        config = self._policy.gemm_config(x[:MAX_M], weight) if weight.format != "fp8" else None
+        if config is None or x.shape[0] > _MOST_CHUNKED_ROWS:
+            return quantized_linear(x, weight, bias=bias, out=out)
+        if out is None:
+            out = x.new_empty((x.shape[0], weight.shape[0]))
+        for begin in range(0, x.shape[0], MAX_M):
+            # All of MAX_M rows, some twice, so that they are one kernel.
+            first = max(0, min(begin, x.shape[0] - MAX_M))
+            rows = slice(first, first + MAX_M)
+            small_m_linear(x[rows], weight, config, workspace=self._workspace, bias=bias, out=out[rows])
+        return out
 
     def _norm_or_deferred(self, state: ResidualState, norm: RMSNorm | None) -> Tensor | DeferredRMSNorm:
         """The input of a product of ours, which can itself divide by the root mean square."""
