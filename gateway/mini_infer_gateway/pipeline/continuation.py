@@ -17,6 +17,7 @@ DONE = b"data: [DONE]\n\n"
 
 # Quotes inside of JSON strings are escaped, so that no text can look like these.
 _TOKEN_IDS = re.compile(rb',"token_ids":\[([\d,]*)\]')
+_IDS, _JSON = b',"token_ids":[', b"data: {"
 _FINISH = b'"finish_reason":"'
 _NO_TEXT = (
     b'"delta":{"content":""},"logprobs":null,"finish_reason":null',
@@ -112,6 +113,10 @@ class Continuation:
 
     def take(self, events: bytes) -> bytes:
         """Notes what whole events tell; returns what of them the client gets."""
+        if self.strips and not self._resumed and events.find(b"\n\n") == len(events) - 2 and events.startswith(_JSON):
+            start = events.rfind(_IDS)
+            if start >= 0:
+                return self._take_step(events, start)
         told = _TOKEN_IDS.findall(events)
         self._ids += [ids for ids in told if ids]
         # An engine that tells no ids may have told text: nobody could go on after it.
@@ -128,6 +133,16 @@ class Continuation:
         for mark in _NO_TEXT:
             events = _without(events, mark)
         return events
+
+    def _take_step(self, event: bytes, start: int) -> bytes:
+        """The same for a lone event with ids, which begin at `start`: nearly all are such, so it is made short."""
+        end = event.index(b"]", start)
+        ids = event[start + len(_IDS) : end]
+        if ids:
+            self._ids.append(ids)
+        event = event[:start] + event[end + 1 :]
+        self.finished = self.finished or _FINISH in event
+        return b"" if any(mark in event for mark in _NO_TEXT) else event
 
 
 def split_engine_death(events: bytes) -> tuple[bytes, bool]:

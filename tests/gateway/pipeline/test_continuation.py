@@ -81,6 +81,16 @@ def test_what_the_client_did_not_ask_for_is_taken_out_again() -> None:
     assert json.loads(stream.body(b'{"model":"m"}'))["resume_token_ids"] == [7, 8, 9, 10]
 
 
+@pytest.mark.parametrize("event", [ROLE, HALF, TOLD, END, USAGE, DONE, without_ids(TOLD)])
+def test_a_lone_event_is_taken_as_it_is_among_others(event: bytes) -> None:
+    """Lone events go the short way, which must not be another one."""
+    alone, among = Continuation.of({}, 5), Continuation.of({}, 5)
+    told = alone.take(TOLD) + alone.take(event)
+    assert among.take(TOLD + event) == told
+    assert (alone.finished, alone.done, alone.possible) == (among.finished, among.done, among.possible)
+    assert alone.body(b"{}") == among.body(b"{}")
+
+
 def test_a_client_that_asks_for_ids_and_a_seed_keeps_both() -> None:
     stream = Continuation.of({"seed": 0, "return_token_ids": True}, 5)
     assert stream.body(b'{"seed":0,"return_token_ids":true}') == b'{"seed":0,"return_token_ids":true}'
