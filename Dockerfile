@@ -61,13 +61,15 @@ EXPOSE 8081
 ENTRYPOINT ["mini-infer-operator"]
 
 FROM build AS engine-cpu-packages
-# Headers, link libraries and torch's own tests are for building on torch, not for running it.
+# Headers, link libraries and torch's own tests are for building on torch, not for running it; of NIXL's wheel, half is for
+# the exchange of experts, which is not used.
 RUN bash /build/install_torch.sh python /build/constraints.txt && python -c 'import torch' 2>/dev/null \
     && cd /opt/mini-infer/lib/python3.11/site-packages/torch \
     && rm -rf include share test lib/*.a && find bin -type f ! -name torch_shm_manager -delete
 RUN python /build/requirements.py /build/pyproject.toml engine disaggregated >/build/requirements.txt \
     && pip install --quiet -c /build/constraints.txt -r /build/requirements.txt \
     && pip uninstall --quiet --yes pip \
+    && rm -rf /opt/mini-infer/lib/python3*/site-packages/nixl_ep_cu13 \
     && python -m compileall -q -j 0 -x '/(torch|sympy|networkx)/' /opt/mini-infer/lib
 
 FROM base AS engine-cpu
@@ -108,7 +110,7 @@ RUN python /build/requirements.py /build/pyproject.toml engine disaggregated >/b
 WORKDIR /src
 COPY . .
 RUN python -m pip install --quiet --no-deps --compile . && python -m pip uninstall --quiet --yes pip \
-    && cd /opt/mini-infer/lib/python3*/site-packages && rm -rf torch/include torch/share torch/test torch/lib/*.a \
+    && cd /opt/mini-infer/lib/python3*/site-packages && rm -rf torch/include torch/share torch/test torch/lib/*.a nixl_ep_cu13 \
     && python -m compileall -q -j 0 -x '/(sympy|networkx)/' /opt/mini-infer/lib
 
 FROM cuda-base AS engine-cuda
