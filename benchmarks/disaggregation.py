@@ -47,7 +47,7 @@ class Work:
     floods: int = 24
     flood_per_s: float = 6.0
     rates: tuple[float, ...] = (2.0, 4.0, 6.0, 8.0, 10.0)
-    load_s: float = 15.0
+    load_s: float = 10.0
     output: int = 200
     ttft_s: float = 0.5
     gap_s: float = 0.02
@@ -209,7 +209,7 @@ def wait_for(servers: list[Server], budget: Budget) -> None:
 
 def run_parts(fleet: Fleet, name: str, clients: Clients, work: Work, asked: Any, result: Any, budget: Budget) -> None:
     """What is asked of both kinds of fleet."""
-    if "ttft" in asked.parts:
+    if "ttft" in asked.parts and fleet.headers:
         found = result["ttft"].setdefault(name, {})
         for tokens in work.lengths:
             if budget.allows("ttft", 5):
@@ -276,7 +276,7 @@ def main() -> None:
             run_parts(apart, "apart", clients, work, asked, result, budget)
             result["metrics"] = [server.metrics("kv_transfer") for server in pair]
         unified_parts = {"gaps", "goodput"} & set(asked.parts)
-        if unified_parts and budget.allows("start", 60):
+        if unified_parts and budget.allows("start", 35):
             with ExitStack() as stack:
                 settings = {"long_prefill_token_threshold": work.chunk}
                 replicas = [

@@ -22,7 +22,17 @@ pytestmark = [
 ]
 
 PATH = "/v1/completions"
-FLAGS = ("demo", "--kv-cache-memory", "2GB", "--max-num-seqs", "16", "--long-prefill-token-threshold", "512")
+FLAGS = (
+    "demo",
+    "--dtype",
+    "float32",
+    "--kv-cache-memory",
+    "2GB",
+    "--max-num-seqs",
+    "16",
+    "--long-prefill-token-threshold",
+    "512",
+)
 START_S = 150.0
 dice = random.Random(0)
 

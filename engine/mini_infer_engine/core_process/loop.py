@@ -43,6 +43,9 @@ _LINGER_MS = 500
 """For the last words to the front."""
 _LOST_S = 1.0
 """From the end of a group of ranks until the process is ended, if it does not leave by itself."""
+_SWITCH_S = 0.0005
+"""For which one of the core's thread and the transfer thread computes while the other waits: Python's 5 ms are longer
+than a step."""
 _PR_SET_PDEATHSIG = 1
 """<sys/prctl.h>: the signal that the kernel sends when the parent dies."""
 
@@ -97,6 +100,8 @@ class CoreLoop:
         if not self._engine.has_work or self._engine.only_receives:
             wait_s = min(_PARENT_CHECK_S, self._publisher.load_wait_s(time.time()))
             self._poller.poll(max(1, int(wait_s * 1000)))
+        if self._transfer is not None:
+            self._transfer.drain_wakes()
         if os.getppid() != self._parent_pid:
             self._stopping = True
         while True:
@@ -165,6 +170,7 @@ def serve(config: CoreConfig, folder: Path) -> None:
         built = build_engine(config.settings, config.dry_run, watched=_watched(config))
         transfer = None
         if weights is not None:
+            sys.setswitchinterval(_SWITCH_S)
             transfer = start_transfer(
                 context, config.settings, config.transfer, built.engine, built.model_revision, built.memory, weights
             )

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from mini_infer_contract.blocks import root_key
-from mini_infer_engine.core.kv_transfer import KVTransferStats, LayerMark, NotReceived, Received, Work
+from mini_infer_engine.core.kv_transfer import NO_TRANSFERS, KVTransferStats, LayerMark, NotReceived, Received, Work
 from mini_infer_engine.core.request import Output, Request
 from mini_infer_engine.core.scheduler import Scheduler
 from mini_infer_engine.core.sequence import Sequence
@@ -85,6 +85,8 @@ class TransferConnector:
         """Cached blocks may be what a launched pass is still writing: they are granted once that is done."""
         self._skipped: Counter[str] = Counter()
         self._expired = 0
+        self._seen: tuple[KVTransferStats, int, int, int, int] | None = None
+        self._stats = NO_TRANSFERS
         self._pinned = 0
 
     # -- Taking
@@ -323,14 +325,18 @@ class TransferConnector:
 
     @property
     def stats(self) -> KVTransferStats:
-        """See `KVConnector.stats`."""
+        """See `KVConnector.stats`. Asked for in every step, and made anew where something has changed."""
         stats = self._worker.stats
-        fallbacks = Counter(stats.fallbacks)
-        fallbacks.update(self._skipped)
-        return replace(
-            stats,
-            fallbacks=dict(fallbacks),
-            leases_expired=stats.leases_expired + self._expired,
-            open_leases=stats.open_leases + len(self._held),
-            pinned_pages=self._pinned,
-        )
+        seen = (stats, self._skipped.total(), self._expired, len(self._held), self._pinned)
+        if seen != self._seen:
+            self._seen = seen
+            fallbacks = Counter(stats.fallbacks)
+            fallbacks.update(self._skipped)
+            self._stats = replace(
+                stats,
+                fallbacks=dict(fallbacks),
+                leases_expired=stats.leases_expired + self._expired,
+                open_leases=stats.open_leases + len(self._held),
+                pinned_pages=self._pinned,
+            )
+        return self._stats

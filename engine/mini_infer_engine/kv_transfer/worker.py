@@ -29,6 +29,8 @@ _IDLE_MS = 50
 """Between two looks at leases."""
 _BUSY_S = 0.0001
 """Between two looks at bytes on their way."""
+_TELL_S = 0.02
+"""Between two copies of the counters while there is much to do: what this thread computes, the core's waits for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +65,7 @@ class TransferWorker:
             end.setblocking(False)
         self._stopping = False
         self._counters = Counters()
+        self._told_s = 0.0
         self.stats = KVTransferStats(bytes_per_token=identity.memory.layout.token_bytes)
         self._poller = zmq.Poller()
         self._poller.register(router, zmq.POLLIN)
@@ -137,7 +140,9 @@ class TransferWorker:
         now_s = time.monotonic()
         self._giver.advance(now_s)
         self._taker.advance(now_s)
-        self._tell_stats()
+        if now_s >= self._told_s + _TELL_S or not (ready or self._giver.is_busy or self._taker.is_busy):
+            self._told_s = now_s
+            self._tell_stats()
 
     def _do(self, command: events.Command, now_s: float) -> None:
         match command:
@@ -183,7 +188,7 @@ class TransferWorker:
 
     def _tell_stats(self) -> None:
         counters, giver, taker = self._counters, self._giver, self._taker
-        self.stats = replace(
+        stats = replace(
             self.stats,
             received=counters.received,
             received_bytes=counters.received_bytes,
@@ -198,6 +203,9 @@ class TransferWorker:
             open_leases=giver.num_open + taker.num_open,
             bytes_per_s=max(giver.bytes_per_s, taker.bytes_per_s),
         )
+        if stats != self.stats:
+            self.stats = stats
+            _wake(self._wakes_core)
 
 
 def _wake(end: socket.socket) -> None:
