@@ -64,6 +64,13 @@ class EngineServer:
         self.log: list[str] = []
         self._reader = threading.Thread(target=self._read_log, daemon=True)
         self._reader.start()
+        try:
+            self._wait_for_start(limit_s, verify)
+        except BaseException:
+            self.process.kill()  # nobody will have this object, and end it
+            raise
+
+    def _wait_for_start(self, limit_s: float, verify: ssl.SSLContext | bool) -> None:
         wait_until(lambda: self._has_ended or any("serves" in line for line in self.log), limit_s)
         assert not self._has_ended, "".join(self.log)
         address = re.search(r"https?://[\w.:\[\]]+", "".join(self.log))
