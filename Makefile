@@ -7,7 +7,7 @@ CR ?= examples/demo.yaml
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-to-run up test test-schemas check format e2e e2e-gpu test-gpu test-gpu2 test-real conformance crds dashboards lock clean
+.PHONY: help install install-to-run up test test-schemas test-features check format e2e e2e-gpu test-gpu test-gpu2 test-real conformance crds dashboards lock clean
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -23,10 +23,13 @@ up: install-to-run ## the whole platform on this machine; prints a curl line; Ct
 	@exec $(BIN)/mini-infer up -f $(CR) --port $(PORT)
 
 test: install ## everything that needs no GPU; says why it skips the rest
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not gpu and not gpu2 and not e2e and not schemas and not real' $(PYTEST_ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not gpu and not gpu2 and not e2e and not schemas and not features and not real' $(PYTEST_ARGS)
 
 test-schemas: install ## structured output of 300 JSON schemas, four outputs each; make test has 30
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m schemas tests/engine/structured $(PYTEST_ARGS)
+
+test-features: install ## every pair of features on a CPU, as docs/features.md tells it
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m features tests/engine/test_features.py $(PYTEST_ARGS)
 
 check: install ## ruff, format, mypy, import rules: what CI and pre-commit run
 	$(BIN)/ruff check .
