@@ -336,12 +336,14 @@ def test_a_side_that_dies_or_stops_costs_time_and_nothing_else() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(0)
 @pytest.mark.skipif("TRANSFER_DISTURBANCES" not in os.environ, reason="takes minutes: TRANSFER_DISTURBANCES=200")
 def test_two_hundred_times() -> None:
     disturb(rounds=int(os.environ["TRANSFER_DISTURBANCES"]), seed=time.time_ns())
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_the_demo_model_says_the_same() -> None:
     prefill_port, decode_port = free_port(), free_port()
     with (
