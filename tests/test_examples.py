@@ -48,11 +48,13 @@ def test_the_client_says_what_is_wrong(server: DryServer) -> None:
 def test_every_resource_can_be_planned(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert mini_infer(["plan", "-f", str(path)]) == 0
     manifests = list(yaml.safe_load_all(capsys.readouterr().out))
-    assert [manifest["kind"] for manifest in manifests] == [
-        "Service",
-        "PodDisruptionBudget",
-        "ControllerRevision",
-        "Deployment",
-    ]
-    wanted = yaml.safe_load(path.read_text())["spec"]["unified"]["replicas"]
-    assert manifests[-1]["spec"]["replicas"] == wanted
+    spec = yaml.safe_load(path.read_text())["spec"]
+    roles = [role for role in ("unified", "prefill", "decode") if role in spec]
+    over_nodes = {role for role in roles if spec[role].get("parallelism", {}).get("nodes", 1) > 1}
+    workloads = ["LeaderWorkerSet" if role in over_nodes else "Deployment" for role in roles]
+    kinds = ["Service", *["PodDisruptionBudget"] * len(roles)]
+    for workload in workloads:
+        kinds += ["ControllerRevision", workload]
+    assert [manifest["kind"] for manifest in manifests] == kinds
+    replicas = [manifest["spec"]["replicas"] for manifest in manifests if manifest["kind"] in workloads]
+    assert replicas == [spec[role]["replicas"] for role in roles]

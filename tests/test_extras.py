@@ -21,7 +21,11 @@ INDIRECT = {
     "uvloop": "uvicorn's event loop, by name",
     "websockets": "uvicorn's WebSockets, by name",
 }
-OPTIONAL = {"flash_attn": "an extra of its own", "triton": "comes with torch for a GPU"}
+OPTIONAL = {
+    "flash_attn": "an extra of its own",
+    "matplotlib": "for pictures of mini-infer-compare, which says so where it is missing",
+    "triton": "comes with torch for a GPU",
+}
 BROUGHT_BY = {"starlette": "fastapi", "pydantic_core": "pydantic"}
 OF_USERS = {"contract": {"aiohttp", "zstandard"}}
 """Imported in the contract for those of its users that declare it."""

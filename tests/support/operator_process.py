@@ -27,6 +27,7 @@ LABEL = "serving.mini-infer.io/service"
 _OTHERS = {
     "infsvc": path_of("InferenceService", "default"),
     "hpa": "/apis/autoscaling/v2/namespaces/default/horizontalpodautoscalers",
+    "replicasets": "/apis/apps/v1/namespaces/default/replicasets",
     "leases": "/apis/coordination.k8s.io/v1/namespaces/default/leases",
 }
 
