@@ -9,14 +9,12 @@ import argparse
 import tempfile
 import time
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from common.budget import Budget
-from common.isolation import isolated
+from common.model_by_model import measure_models
 from common.models import CONFIGS, model_folder
-from common.report import Runs, collect, make_parser, medians_of, print_table, save, say, words
+from common.report import Runs, make_parser, medians_of, print_table, words
 
 from mini_infer_engine import LLM, SamplingParams
 
@@ -80,13 +78,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.smoke:
         options.models, options.device, options.batch, options.tokens, options.rounds = ["tiny"], "cpu", 2, 4, 1
-    budget, runs = Budget(options.time_limit_s), Runs()
-    for name in options.models:
-        if budget.allows("model"):
-            say(name)
-            with budget.spending("model"):
-                isolated(measure, name, options, timeout_s=budget.left_s, note=partial(collect, runs, name))
-            save(options.out, {"runs": runs, "ratios": show(runs)})
+    measure_models(options, measure, show)
 
 
 if __name__ == "__main__":

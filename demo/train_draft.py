@@ -9,11 +9,12 @@ import json
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from demo.dataset import build_corpus
 from demo.model import Qwen3, Shape
@@ -36,7 +37,7 @@ WARM_UP_SHARE, FLAT_SHARE, FINAL_LR_SHARE = 0.03, 0.4, 0.02
 
 def main() -> None:
     """Prepares the data, trains until the time is up, writes."""
-    arguments = _arguments()
+    arguments = arguments_of(__doc__, lr=3e-3, chat_rows=128, chats_per_entry=32)
     arguments.out.mkdir(parents=True, exist_ok=True)
     # Before anything touches the GPU: the corpus is made by forked processes.
     corpus = build_corpus(arguments.chats_per_entry, 40, arguments.processes)
@@ -50,10 +51,8 @@ def main() -> None:
     say(f"{sum(p.numel() for p in draft.parameters()) / 1e6:.2f} M parameters on {device}")
     batches = Batches(corpus, arguments.chat_rows, 2048, device, arguments.seed)
     steps, tokens, curve = _train(draft, batches, arguments, device)
-    _write(draft, config, arguments.out)
     facts = {"steps": steps, "tokens": tokens, "device": str(device), "curve": curve}
-    (arguments.out / "training.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-    say(f"wrote {arguments.out}")
+    write_folder(arguments.out, draft, config, facts)
 
 
 def _train(
@@ -111,21 +110,24 @@ def demo_model(device: torch.device) -> Qwen3:
     return model.to(device, torch.bfloat16 if device.type == "cuda" else torch.float32).eval().requires_grad_(False)
 
 
-def _write(draft: Qwen3, config: dict[str, object], out: Path) -> None:
-    """`config.json` and bf16 weights; the tokenizer is the demo model's, and is not copied."""
-    tensors = {name: t.detach().to("cpu", torch.bfloat16).contiguous() for name, t in draft.state_dict().items()}
+def write_folder(out: Path, module: nn.Module, config: dict[str, Any], facts: dict[str, Any]) -> None:
+    """`config.json`, bf16 weights and `training.json`; no tokenizer: it is the demo model's."""
+    tensors = {name: t.detach().to("cpu", torch.bfloat16).contiguous() for name, t in module.state_dict().items()}
     save_file(tensors, str(out / "model.safetensors"), metadata={"format": "pt"})
     (out / "model.safetensors").chmod(0o644)
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    (out / "training.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    say(f"wrote {out}")
 
 
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+def arguments_of(description: str | None, *, lr: float, chat_rows: int, chats_per_entry: int) -> argparse.Namespace:
+    """The command line of a script that trains what guesses the demo model's tokens; the rest are its defaults."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=2.5, help="for the whole process")
-    parser.add_argument("--lr", type=float, default=3e-3)
-    parser.add_argument("--chat-rows", type=int, default=128, help="rows of 512 tokens a step")
-    parser.add_argument("--chats-per-entry", type=int, default=32)
+    parser.add_argument("--lr", type=float, default=lr)
+    parser.add_argument("--chat-rows", type=int, default=chat_rows, help="rows of 512 tokens a step")
+    parser.add_argument("--chats-per-entry", type=int, default=chats_per_entry)
     parser.add_argument("--processes", type=int, default=min(16, os.cpu_count() or 1))
     parser.add_argument("--device")
     parser.add_argument("--seed", type=int, default=0)

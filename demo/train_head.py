@@ -4,21 +4,17 @@ The chain is trained as it will be used (Li et al., arXiv:2503.01840, "training-
 head's own state, and learns the demo model's distribution at that place (Hinton et al., arXiv:1503.02531).
 """
 
-import argparse
 import json
-import os
 import time
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
-from safetensors.torch import save_file
 from torch import Tensor
 
 from demo.dataset import build_corpus
 from demo.model import Qwen3
 from demo.train import PROCESS_START, Batch, Batches, say
-from demo.train_draft import SECONDS_FOR_THE_END, demo_model, learning_rate_factor
+from demo.train_draft import SECONDS_FOR_THE_END, arguments_of, demo_model, learning_rate_factor, write_folder
 from mini_infer_engine.speculation.head import HeadShape, SpeculativeHead
 
 SHAPE = HeadShape(hidden_size=256, width=256, intermediate_size=768, layers=(1, 4, 7))
@@ -30,7 +26,7 @@ LATER_STEPS_WEIGHT = 0.8
 
 def main() -> None:
     """Prepares the data, trains until the time is up, writes."""
-    arguments = _arguments()
+    arguments = arguments_of(__doc__, lr=2e-3, chat_rows=32, chats_per_entry=16)
     arguments.out.mkdir(parents=True, exist_ok=True)
     # Before anything touches the GPU: the corpus is made by forked processes.
     corpus = build_corpus(arguments.chats_per_entry, 40, arguments.processes)
@@ -57,13 +53,8 @@ def main() -> None:
             shares = [round(float(share), 3) for share in right]
             curve.append({"step": steps, "seconds": round(now - start, 1), "right_by_place": shares})
             say(f"{json.dumps(curve[-1])} loss {float(losses.mean().detach()):.3f}")
-    tensors = {name: t.detach().to("cpu", torch.bfloat16).contiguous() for name, t in head.state_dict().items()}
-    save_file(tensors, str(arguments.out / "model.safetensors"), metadata={"format": "pt"})
-    (arguments.out / "model.safetensors").chmod(0o644)
-    (arguments.out / "config.json").write_text(json.dumps(SHAPE.to_config(), indent=2) + "\n", encoding="utf-8")
     facts = {"steps": steps, "device": str(device), "curve": curve}
-    (arguments.out / "training.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-    say(f"wrote {arguments.out}")
+    write_folder(arguments.out, head, SHAPE.to_config(), facts)
 
 
 @torch.no_grad()
@@ -95,19 +86,6 @@ def _losses(model: Qwen3, head: SpeculativeHead, batch: Batch) -> tuple[Tensor, 
         losses.append(F.cross_entropy(made, wanted.softmax(dim=-1)))
         right.append((made.argmax(-1) == wanted.argmax(-1)).float().mean())
     return torch.stack(losses), torch.stack(right)
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--minutes", type=float, default=2.5, help="for the whole process")
-    parser.add_argument("--lr", type=float, default=2e-3)
-    parser.add_argument("--chat-rows", type=int, default=32, help="rows of 512 tokens a step")
-    parser.add_argument("--chats-per-entry", type=int, default=16)
-    parser.add_argument("--processes", type=int, default=min(16, os.cpu_count() or 1))
-    parser.add_argument("--device")
-    parser.add_argument("--seed", type=int, default=0)
-    return parser.parse_args()
 
 
 if __name__ == "__main__":
