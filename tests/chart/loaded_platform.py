@@ -71,7 +71,7 @@ def _gateway(endpoints: Path) -> Iterator[str]:
         process = subprocess.Popen([*command, *flags], stdout=log, stderr=log, env=environment())
     try:
         url = f"http://127.0.0.1:{port}"
-        wait_until(lambda: _ready(url), limit_s=30)
+        wait_until(lambda: _ready(url))
         yield url
     finally:
         process.terminate()

@@ -26,9 +26,9 @@ def test_services_roll_in_turn_and_a_stuck_one_keeps_its_turn(cluster: Cluster, 
     with OperatorProcess(cluster.plane, tmp_path / "a"):
         for name in NAMES:
             cluster.apply(name, **({"rollout": {"onDefaultImage": "Keep"}} if name == "turn-4" else {}))
-        wait(lambda: all(cluster.ready(name).get("status") == "True" for name in NAMES), limit_s=40)
+        wait(lambda: all(cluster.ready(name).get("status") == "True" for name in NAMES))
     with OperatorProcess(cluster.plane, tmp_path / "b", "--engine-image=engine:broken", "--max-rolling-services=2"):
-        wait(lambda: sum(len(found) == 2 for found in images(cluster).values()) == 2, limit_s=40)
+        wait(lambda: sum(len(found) == 2 for found in images(cluster).values()) == 2)
         cluster.apply("turn-new")
         wait(lambda: cluster.ready("turn-new").get("reason") == "ImagePullFailed")
         stuck = [name for name, found in images(cluster).items() if "engine:broken" in found and name != "turn-new"]
@@ -43,7 +43,7 @@ def test_services_roll_in_turn_and_a_stuck_one_keeps_its_turn(cluster: Cluster, 
             most = max(most, sum(len(now[name]) > 1 for name in NAMES))
             return all(now[name] == {"engine:2"} for name in NAMES[:4])
 
-        wait(rolled, limit_s=90)
+        wait(rolled)
         assert most <= 4  # two in turn, and two that the broken image had left half-way
         assert images(cluster)["turn-4"] == {"engine:1"}
         assert all(cluster.status(name)["readyReplicas"] >= 2 for name in NAMES)

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster")]
 def exported(cluster: Cluster) -> Exported:
     cluster.apply("measured")
     wait(lambda: cluster.ready("measured").get("status") == "True", limit_s=60)
-    with urllib.request.urlopen(f"{cluster.operator_url}/metrics", timeout=5) as answer:
+    with urllib.request.urlopen(f"{cluster.operator_url}/metrics", timeout=60) as answer:
         return exported_by([answer.read().decode()])
 
 

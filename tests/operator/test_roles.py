@@ -147,7 +147,7 @@ def group_pods(cluster: Cluster, name: str) -> dict[str, dict[str, Any]]:
 
 def test_a_group_over_nodes_lives_and_dies_together(cluster: Cluster) -> None:
     cluster.apply("large", unified={"replicas": 2, "parallelism": {"tensor": 2, "nodes": 2}, "engine": CPU})
-    wait(lambda: cluster.ready("large").get("status") == "True", limit_s=40)
+    wait(lambda: cluster.ready("large").get("status") == "True")
     revision = cluster.status("large")["revision"]
     (found,) = cluster.children("large", "leaderworkersets")
     assert found["metadata"]["name"] == f"large-unified-{revision}"
@@ -171,7 +171,7 @@ def test_a_group_over_nodes_lives_and_dies_together(cluster: Cluster) -> None:
     wait(made_anew)
     other = f"large-unified-{revision}-1"
     assert group_pods(cluster, "large")[other]["metadata"]["uid"] == pods[other]["metadata"]["uid"]
-    wait(lambda: cluster.ready("large").get("status") == "True", limit_s=40)
+    wait(lambda: cluster.ready("large").get("status") == "True")
 
 
 def test_a_group_that_goes_is_drained_the_highest_first(cluster: Cluster) -> None:
@@ -187,7 +187,7 @@ def test_a_group_that_goes_is_drained_the_highest_first(cluster: Cluster) -> Non
         labelled.update(n for n, p in pods.items() if "serving.mini-infer.io/draining" in p["metadata"]["labels"])
         return len(pods) == 2
 
-    wait(shrunk, limit_s=40)
+    wait(shrunk)
     assert {name[-2:] for name in labelled} == {"-1"}
     assert all(name.rsplit("-unified-")[1].split("-")[1] == "1" for name in labelled)
     assert {n: p["metadata"]["uid"] for n, p in group_pods(cluster, "shrink").items()} == kept

@@ -76,7 +76,7 @@ def test_an_inference_scaler_sets_the_number_of_its_role(cluster: Cluster) -> No
     wait(lambda: scale()["status"]["replicas"] == 3)
     assert len(cluster.get("pods", scale()["status"]["selector"])) == 3
     assert cluster.plane.kubectl("delete", "infscaler/byrole-unified").returncode == 0
-    wait(lambda: ready_engines(cluster, "byrole") == 2, limit_s=30)
+    wait(lambda: ready_engines(cluster, "byrole") == 2)
 
 
 def test_the_examples_autoscaler_is_taken(cluster: Cluster) -> None:
@@ -119,10 +119,10 @@ def test_the_examples_autoscaler_follows_the_engines_queues(cluster: Cluster, wa
         (autoscaler,) = cluster.get("hpa")
         return {c["type"]: c["status"] for c in autoscaler.get("status", {}).get("conditions", ())}
 
-    wait(lambda: conditions().get("ScalingActive") == "True", limit_s=90)
+    wait(lambda: conditions().get("ScalingActive") == "True")
     assert conditions()["AbleToScale"] == "True"
     assert replicas(cluster, "demo") == 1
     waiting["total"] = 5.0  # the example aims at two in each engine
-    wait(lambda: ready_engines(cluster, "demo") == 3, limit_s=90)
+    wait(lambda: ready_engines(cluster, "demo") == 3)
     assert replicas(cluster, "demo") == 3
     cluster.plane.kubectl("delete", "hpa", "demo")

@@ -50,7 +50,7 @@ def test_two_installations_with_different_images_delete_nothing(cluster: Cluster
             assert events.stdout
         first.kill()  # gone for good, without a word: another one takes over
         with operator(cluster, tmp_path / "c", "--identity=default/c"):
-            wait(lambda: set(versions(cluster).values()) == {"default/c"}, limit_s=30)
+            wait(lambda: set(versions(cluster).values()) == {"default/c"})
             cluster.apply("shared-0", unified={"replicas": 1})
             wait(lambda: cluster.status("shared-0").get("replicas") == 1)
             assert uids(cluster) == before
@@ -67,14 +67,14 @@ def test_a_waiting_pod_takes_over_when_the_working_one_is_lost(cluster: Cluster,
             first.kill()
             lost = time.monotonic()
             cluster.apply("shared-1")
-            wait(lambda: cluster.ready("shared-1").get("status") == "True", limit_s=20)
+            wait(lambda: cluster.ready("shared-1").get("status") == "True")
             assert time.monotonic() - lost <= 15
 
 
 def test_a_pod_that_ends_gives_the_lease_back(cluster: Cluster, tmp_path: Path) -> None:
     with operator(cluster, tmp_path / "a"):
         cluster.apply("shared-0")
-        wait(lambda: cluster.ready("shared-0").get("status") == "True", limit_s=40)
+        wait(lambda: cluster.ready("shared-0").get("status") == "True")
     (lease,) = [item for item in cluster.get("leases") if item["metadata"]["name"] == "mini-infer-operator"]
     assert lease["spec"].get("holderIdentity", "") == ""
 

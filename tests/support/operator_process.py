@@ -75,7 +75,7 @@ class Cluster:
         self.plane.apply(changed({"metadata": {"name": name}, "spec": {**quick, **spec}}))
 
 
-def wait(what: Callable[[], Any], limit_s: float = 20.0) -> Any:
+def wait(what: Callable[[], Any], limit_s: float = 60.0) -> Any:
     """The first truthy answer of `what`."""
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
@@ -164,7 +164,7 @@ class OperatorProcess:
         ended = self.process.poll()
         if ended is None:
             self.process.terminate()
-            self.process.wait(15)
+            self.process.wait(60)
         text = self.log.read_text()
         if kind is None:
             assert ended is None or self.killed, text[-3000:]

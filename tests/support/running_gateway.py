@@ -111,8 +111,8 @@ async def running_gateway(
             await serving
 
 
-async def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
-    """Waits for a condition of the same event loop."""
+async def until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    """Waits for a condition of the same event loop; the limit only ends a test that hangs."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:

@@ -325,8 +325,8 @@ def disturb(rounds: int, seed: int) -> None:
                 if how == "kill prefill":
                     prefill.__exit__(None, None, None)
                     prefill = Side("prefill", *SLOW, port=prefill.transfer_port)
-                wait_until(decode.is_at_rest, 20)
-                wait_until(prefill.is_at_rest, 20)
+                wait_until(decode.is_at_rest)
+                wait_until(prefill.is_at_rest)
         finally:
             prefill.__exit__(None, None, None)
 

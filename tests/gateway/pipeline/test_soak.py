@@ -46,7 +46,7 @@ async def soak(gateway: RunningGateway, victims: list[Engine]) -> None:
             victim.start()
             await victim.ready()
             state = gateway.app.fleet.endpoints[victim.name]
-            await until(lambda state=state: state.breaker.closed and state.subscriber.live, 20.0)  # type: ignore[misc]
+            await until(lambda state=state: state.breaker.closed and state.subscriber.live)  # type: ignore[misc]
             await asyncio.sleep(max(0.0, KILL_EVERY_S - (time.monotonic() - began_s)))
 
     killing = asyncio.create_task(kill())

@@ -69,7 +69,7 @@ class Up:
     def output(self) -> str:
         return (self.folder / "output").read_text()
 
-    def until_says(self, text: str, limit_s: float = 15.0) -> None:
+    def until_says(self, text: str, limit_s: float = 60.0) -> None:
         wait(lambda: text in self.output(), limit_s, self.output)
 
     def endpoints(self) -> list[dict[str, Any]]:
@@ -90,10 +90,10 @@ class Up:
     def stop(self, number: signal.Signals = signal.SIGINT) -> int:
         assert self.process is not None
         self.process.send_signal(number)
-        return self.process.wait(15)
+        return self.process.wait(60)
 
 
-def wait(what: Callable[[], Any], limit_s: float = 10.0, why: Callable[[], str] = str) -> Any:
+def wait(what: Callable[[], Any], limit_s: float = 60.0, why: Callable[[], str] = str) -> Any:
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
         if answer := what():
@@ -104,7 +104,7 @@ def wait(what: Callable[[], Any], limit_s: float = 10.0, why: Callable[[], str] 
 
 def post(url: str, body: dict[str, Any]) -> bytes:
     request = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
-    with urllib.request.urlopen(request, timeout=10) as response:
+    with urllib.request.urlopen(request, timeout=60) as response:
         return bytes(response.read())
 
 
@@ -135,7 +135,7 @@ def test_it_serves_says_how_to_use_it_and_ends_on_ctrl_c(up: Up) -> None:
         env=up.environment,
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=60,
         check=True,
     )
     assert asked.stdout.splitlines() == [
@@ -161,7 +161,7 @@ def test_roles_run_with_their_flags_and_transfer_ports(up: Up) -> None:
     assert len({e["revision"] for e in endpoints}) == 1
     assert {e["role"]: bool(e.get("group")) for e in endpoints} == {"prefill": False, "decode": True}
     (decode, *_) = (e for e in endpoints if e["role"] == "decode")
-    with urllib.request.urlopen(f"{decode['url']}/healthz", timeout=5) as answer:
+    with urllib.request.urlopen(f"{decode['url']}/healthz", timeout=60) as answer:
         flags = json.loads(answer.read())["flags"]
     port = decode["transfer"].rpartition(":")[2]
     assert {"--role=decode", f"--transfer-port={port}", "--tensor-parallel-size=2"} <= set(flags)
@@ -232,7 +232,7 @@ def run(up: Up, *arguments: str) -> subprocess.CompletedProcess[str]:
         env=up.environment,
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=60,
         check=False,
     )
 
