@@ -160,14 +160,16 @@ def serve(config: CoreConfig, folder: Path) -> None:
     router.set(zmq.RCVHWM, 0)
     router.bind(config.address)
     front, _ = router.recv_multipart()  # its Hello
-    shutil.rmtree(folder, ignore_errors=True)  # they are connected: nothing is left behind, however they end
+    watched = _watched(config, folder)
+    if watched is None:  # else its ranks have files there too, until they are connected
+        shutil.rmtree(folder, ignore_errors=True)  # they are connected: nothing is left behind, however they end
     try:
         publisher = EventPublisher(context, config.host, config.events_port, config.replay_port)
         moves_kv = config.transfer.port > 0
         if moves_kv and config.settings.tensor_parallel_size > 1 and config.dry_run is None:
             raise ValueError("--transfer-port: KV transfer needs --tensor-parallel-size 1, ranks do not transfer yet")
         weights = begin_identity(config.settings, config.dry_run) if moves_kv else None
-        built = build_engine(config.settings, config.dry_run, watched=_watched(config))
+        built = build_engine(config.settings, config.dry_run, watched=watched)
         transfer = None
         if weights is not None:
             sys.setswitchinterval(_SWITCH_S)
@@ -193,7 +195,7 @@ def serve(config: CoreConfig, folder: Path) -> None:
         context.destroy(linger=_LINGER_MS)
 
 
-def _watched(config: CoreConfig) -> "Watched | None":
+def _watched(config: CoreConfig, folder: Path) -> "Watched | None":
     """How the end of a group of ranks ends this process, whatever its main thread is waiting for."""
     if config.settings.tensor_parallel_size == 1 or config.dry_run is not None:
         return None
@@ -207,6 +209,7 @@ def _watched(config: CoreConfig) -> "Watched | None":
     return Watched(
         on_lost=end,
         last_words_fd=config.last_words_fd,
+        folder=folder,
         log_level=config.log_level,
         log_format=config.log_format,
     )

@@ -5,6 +5,7 @@ are the result.
 """
 
 import os
+import shutil
 import subprocess
 import tempfile
 import weakref
@@ -45,6 +46,8 @@ class Watched(msgspec.Struct, frozen=True, kw_only=True):
     on_lost: Callable[[str], None] | None = None
     """Called by another thread, for the main one may hang."""
     last_words_fd: int = -1
+    folder: Path | None = None
+    """For the files of the ranks' sockets: whoever watches removes what a killed process leaves. None: a new one."""
     log_level: str = "info"
     log_format: LogFormat = "text"
 
@@ -58,7 +61,7 @@ class Ranks:
     def __init__(self, settings: EngineSettings, store: TCPStore, watched: Watched) -> None:
         self.size = settings.tensor_parallel_size
         local = range(1, self.size // settings.nnodes)
-        self._folder = tempfile.TemporaryDirectory(prefix="mini-infer-ranks-")
+        self._folder = watched.folder or Path(tempfile.mkdtemp(prefix="mini-infer-ranks-"))
         is_local = settings.nnodes == 1
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         router = context.socket(zmq.ROUTER)
@@ -88,11 +91,15 @@ class Ranks:
     def _bind(self, socket: zmq.Socket[bytes], name: str, host: str) -> str:
         """Its address: a file for this machine's processes, a port for those who reach it at `host`."""
         if not host:
-            address = f"ipc://{self._folder.name}/{name}"
+            address = f"ipc://{self._folder}/{name}"
             socket.bind(address)
             return address
         port = socket.bind_to_random_port("tcp://*")
         return f"tcp://{host}:{port}"
+
+    def all_connected(self) -> None:
+        """All ranks have talked: their sockets' files go, so that nothing is left where this process is killed."""
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _spawn(self, settings: EngineSettings, rank: int, port: int, watched: Watched) -> subprocess.Popen[bytes]:
         config = RankConfig(
@@ -107,7 +114,7 @@ class Ranks:
             log_level=watched.log_level,
             log_format=watched.log_format,
         )
-        return spawn_rank(config, Path(self._folder.name))
+        return spawn_rank(config, self._folder)
 
     def _on_lost(self, reason: str) -> None:
         for process in self.processes.values():
@@ -144,7 +151,7 @@ def _close(
     processes: dict[int, subprocess.Popen[bytes]],
     steps: dict[int, zmq.Socket[bytes]],
     router: zmq.Socket[bytes],
-    folder: "tempfile.TemporaryDirectory[str]",
+    folder: Path,
     pid: int,
 ) -> None:
     """Tell all ranks to stop, and end those that do not."""
@@ -165,7 +172,7 @@ def _close(
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-    folder.cleanup()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 class ParallelRunner:
@@ -240,6 +247,7 @@ def load_parallel(settings: EngineSettings, watched: Watched = NOT_WATCHED) -> P
         member = GroupMember(parallel, store, host, device, settings, ranks.agree)
         ranks.release = member.late.release
         runner = ParallelRunner(load_runner(settings, member), ranks, store)
+        ranks.all_connected()
     except BaseException as error:
         reason = ranks.watch.reason(0 if isinstance(error, ValueError) else 1.0)
         ranks.close()

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.engine.server.dry_server import EngineServer, environment, free_port, serve_command, wait_until
+from tests.engine.server.dry_server import HANG_S, EngineServer, environment, free_port, serve_command, wait_until
 
 FLAGS = ("demo", "--device", "cpu", "--kv-cache-memory", "30MB")
 START_S = 90.0
@@ -62,29 +62,31 @@ def test_clients_learn_of_the_end_of_a_rank_within_five_seconds(number: signal.S
         assert server.client.post("/v1/completions", json=ASKED).status_code == 200
         (rank,) = _children(server.core_pid)
         client = _Waiting(server.url)
-        wait_until(lambda: "data:" in client.text, 30)
+        wait_until(lambda: "data:" in client.text)
         os.kill(rank, number)
         begin_s = time.monotonic()
-        client.thread.join(10)
+        client.thread.join(HANG_S)
         assert time.monotonic() - begin_s < 5.5
         assert "rank 1 of the tensor-parallel group" in client.text
-        assert server.process.wait(10) == 1
+        assert server.wait() == 1
         wait_until(lambda: not Path(f"/proc/{rank}").exists())
     finally:
         server.process.kill()
 
 
-def test_a_first_rank_that_hangs_is_ended_by_the_others() -> None:
-    server = EngineServer(*FLAGS, "--tensor-parallel-size", "2", limit_s=START_S)
+def test_a_first_rank_that_hangs_is_ended_by_the_others(tmp_path: Path) -> None:
+    variables = {"TMPDIR": str(tmp_path)}
+    server = EngineServer(*FLAGS, "--tensor-parallel-size", "2", limit_s=START_S, variables=variables)
     try:
+        assert list(tmp_path.glob("mini-infer*")) == [], "all are connected: nothing is left, however they end"
         client = _Waiting(server.url)
-        wait_until(lambda: "data:" in client.text, 30)
+        wait_until(lambda: "data:" in client.text)
         begin_s = time.monotonic()
         os.kill(server.core_pid, signal.SIGSTOP)
-        client.thread.join(10)
+        client.thread.join(HANG_S)
         assert time.monotonic() - begin_s < 5.5
         assert "the first rank hangs or is gone" in client.text
-        assert server.process.wait(10) == 1
+        assert server.wait() == 1
     finally:
         server.process.kill()
 
@@ -105,12 +107,12 @@ def test_a_group_of_two_nodes_says_what_one_process_does_and_ends_whole() -> Non
         assert texts[0] == texts[1]
         (rank,) = _children(worker.pid)
         client = _Waiting(leader.url)
-        wait_until(lambda: "data:" in client.text, 30)
+        wait_until(lambda: "data:" in client.text)
         os.kill(rank, signal.SIGKILL)
-        client.thread.join(10)
+        client.thread.join(HANG_S)
         assert re.search("rank 1 of the tensor-parallel group", client.text)
-        assert worker.wait(10) == 1
-        assert leader.process.wait(10) == 1
+        assert worker.wait(HANG_S) == 1
+        assert leader.wait() == 1
     finally:
         worker.kill()
         leader.process.kill()
@@ -128,9 +130,22 @@ def test_a_worker_leaves_when_its_leader_is_gone() -> None:
     leader = EngineServer(*FLAGS, *group, port, "--node-rank", "0", limit_s=START_S)
     try:
         leader.process.kill()
-        _, log = worker.communicate(timeout=15)
+        _, log = worker.communicate(timeout=HANG_S)
         assert worker.returncode == 1
         assert "first rank hangs or is gone" in log or "Connection" in log
     finally:
         worker.kill()
         leader.process.kill()
+
+
+def test_a_server_that_is_ended_while_it_loads_leaves_no_files(tmp_path: Path) -> None:
+    command = serve_command(*FLAGS, "--port", "0", "--tensor-parallel-size", "2")
+    variables = environment() | {"TMPDIR": str(tmp_path)}
+    server = subprocess.Popen(command, env=variables, stderr=subprocess.DEVNULL)
+    try:
+        wait_until(lambda: bool(list(tmp_path.glob("mini-infer*/rank-1.json"))))
+        server.terminate()
+        server.wait(HANG_S)
+        assert list(tmp_path.glob("mini-infer*")) == []
+    finally:
+        server.kill()
