@@ -104,6 +104,12 @@ class NodeCluster(Cluster):
     def load(self, archive: Path) -> None:
         run(self._node, "load", self._folder, archive)
 
+    def stop_container(self, container_id: str) -> None:
+        """SIGSTOP to all processes of a container, as the kubelet names it: `containerd://...`."""
+        ctr = (program("ctr"), "-a", "/run/containerd/containerd.sock", "-n", "k8s.io")
+        container = container_id.removeprefix("containerd://")
+        run(self._node, "exec", self._folder, *ctr, "task", "kill", "--all", "--signal", "SIGSTOP", container)
+
     def down(self) -> None:
         run(self._node, "down", self._folder)
 

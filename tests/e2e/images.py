@@ -27,19 +27,25 @@ def repository(target: str) -> str:
 
 
 def build_image(target: str, folder: Path) -> Path:
-    """Build one and return its archive. One at a time: the later ones find the layers of the earlier ones."""
-    archive = folder / f"{target}.tar"
+    """Build one of ours and return its archive, once it is found to be as it should."""
+    archive = build_image_of(ROOT, TAG, target, folder)
+    check_image(target, archive)
+    return archive
+
+
+def build_image_of(source: Path, tag: str, target: str, folder: Path) -> Path:
+    """Build one of any version. One at a time: the later ones find the layers of the earlier ones."""
+    archive = folder / f"{target}-{tag}.tar"
     started = time.monotonic()
     if builder := os.environ.get("E2E_BUILD"):
-        run(builder, ROOT, f"{NAMES[target]}:{TAG}", archive, "--target", target, timeout_s=600)
+        run(builder, source, f"{NAMES[target]}:{tag}", archive, "--target", target, timeout_s=600)
     elif shutil.which("docker"):
-        image = f"{repository(target)}:{TAG}"
-        run("docker", "build", "--target", target, "--tag", image, ROOT, timeout_s=1800)
+        image = f"{repository(target)}:{tag}"
+        run("docker", "build", "--target", target, "--tag", image, source, timeout_s=1800)
         run("docker", "save", "--output", archive, image)
     else:
         raise RuntimeError("images need docker, or a program named in E2E_BUILD (CONTEXT NAME:TAG OUT.tar --target T)")
-    say(f"built {target} in {time.monotonic() - started:.0f} s, {archive.stat().st_size / 1e6:.0f} MB")
-    check_image(target, archive)
+    say(f"built {target}:{tag} in {time.monotonic() - started:.0f} s, {archive.stat().st_size / 1e6:.0f} MB")
     return archive
 
 

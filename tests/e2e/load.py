@@ -10,10 +10,14 @@ from typing import Self
 
 import aiohttp
 
+from tests.e2e.commands import say
+
 PROMPT = "one two three four five six seven eight nine ten "
 REQUEST_LIMIT_S = 120.0
 CONNECTIONS = 64
 """Kept alive and used again, as clients do."""
+FAILURES_TOLD = 20
+"""At once, so that the logs of that moment can be read."""
 
 
 @dataclass
@@ -71,8 +75,13 @@ class OpenLoad:
             async with session.post(self._url, json=body) as response:
                 text = await response.text()
                 if response.status != 200:
-                    self.result.failures[f"{response.status} {text[:120]}"] += 1
+                    self._failed(f"{response.status} {text[:120]}", begun_s)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            self.result.failures[f"{type(error).__name__} {error}"[:120]] += 1
+            self._failed(f"{type(error).__name__} {error}"[:120], begun_s)
         self.result.done += 1
         self.result.durations_s.append(time.monotonic() - begun_s)
+
+    def _failed(self, how: str, begun_s: float) -> None:
+        self.result.failures[how] += 1
+        if self.result.failures.total() <= FAILURES_TOLD:
+            say(f"a request failed after {time.monotonic() - begun_s:.1f} s: {how}")

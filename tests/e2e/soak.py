@@ -2,8 +2,9 @@
 
     E2E_NODE=... E2E_BUILD=... python -m tests.e2e.soak --minutes 15 --start-seconds 60
 
-makes a cluster with our images and runs the steps until the time is over; it ends with 1 if any request failed.
-`test_soak.py` runs each step once.
+makes a cluster with our images and runs the steps until the time is over, then kills a gateway, which is the one step
+that may cost requests: those that it has. It ends with 1 if any other request failed. `test_soak.py` runs the short
+steps once.
 """
 
 import argparse
@@ -12,12 +13,12 @@ import itertools
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import yaml
 
-from tests.e2e.cluster import Cluster, wait_until
+from tests.e2e.cluster import Cluster, NodeCluster, wait_until
 from tests.e2e.commands import say
 from tests.e2e.images import TAG, repository
 
@@ -116,6 +117,32 @@ class Service:
         time.sleep(2)
         self.ready()
 
+    def drain_the_node(self) -> None:
+        """`kubectl drain` of a cluster's only node: one engine goes, the other stays as its successor finds no node."""
+        (node,) = (found["metadata"]["name"] for found in self.cluster.get("nodes"))
+        selector = f"--pod-selector=serving.mini-infer.io/service={NAME}"
+        try:
+            with contextlib.suppress(RuntimeError):  # it gives up: the disruption budget holds the last engine
+                self.cluster.kubectl("drain", node, selector, "--delete-emptydir-data", "--timeout=30s")
+        finally:
+            self.cluster.kubectl("uncordon", node)
+        self.ready()
+
+    def hang_an_engine(self) -> None:
+        """All of its processes are stopped: it takes connections, and nothing comes back until its probe ends it."""
+        assert isinstance(self.cluster, NodeCluster), "only who has the node can stop the first process of a container"
+        pod = self.pods()[0]
+        (container,) = pod["status"]["containerStatuses"]
+        self.cluster.stop_container(container["containerID"])
+
+        def restarted() -> bool:
+            (found,) = self.cluster.get("pod", pod["metadata"]["name"], "-n", self._namespace)
+            (now,) = found["status"]["containerStatuses"]
+            return bool(now["restartCount"] > container["restartCount"])
+
+        wait_until("the engine that hangs to be started anew", restarted, 90)
+        self.ready()
+
     def lose_the_operator(self) -> None:
         """In the middle of an edit."""
         self.apply(engine={**self._spec["unified"]["engine"], "maxNumSeqs": 120 + int(time.time()) % 100})
@@ -126,12 +153,21 @@ class Service:
 
     def roll_the_gateway(self) -> None:
         """As an upgrade of the chart does."""
-        deployment = "deployment/mini-infer-gateway"
-        self.cluster.kubectl("rollout", "restart", deployment, "-n", self._system)
-        self.cluster.kubectl("rollout", "status", deployment, "-n", self._system, "--timeout=200s")
+        self._roll("gateway")
+
+    def roll_the_operator(self) -> None:
+        """As well."""
+        self._roll("operator")
+
+    def lose_a_gateway(self) -> None:
+        """Killed, with the requests that it has."""
+        selector = "app.kubernetes.io/component=gateway"
+        pod = self.cluster.get("pods", "-n", self._system, "-l", selector)[0]["metadata"]["name"]
+        self.cluster.kubectl("delete", "pod", pod, "-n", self._system, "--grace-period=0", "--force")
+        self._rolled("gateway")
 
     def steps(self) -> list[Callable[[], None]]:
-        """All of it, in order."""
+        """What loses nothing, in order."""
         return [
             self.edit,
             self.bad_edit_and_back,
@@ -142,6 +178,18 @@ class Service:
             self.roll_the_gateway,
         ]
 
+    def long_steps(self) -> list[Callable[[], None]]:
+        """As well, with those that take a while or a node of our own."""
+        return [*self.steps(), self.drain_the_node, self.hang_an_engine, self.roll_the_operator]
+
+    def _roll(self, part: str) -> None:
+        self.cluster.kubectl("rollout", "restart", f"deployment/mini-infer-{part}", "-n", self._system)
+        self._rolled(part)
+
+    def _rolled(self, part: str) -> None:
+        deployment = f"deployment/mini-infer-{part}"
+        self.cluster.kubectl("rollout", "status", deployment, "-n", self._system, "--timeout=200s")
+
     def _evict(self, pod: str) -> None:
         metadata = {"name": pod, "namespace": self._namespace}
         eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata}
@@ -149,9 +197,8 @@ class Service:
         self.cluster.post(path, json.dumps(eviction))
 
 
-def run_steps(service: Service, until_s: float, failed: Callable[[], int]) -> None:
+def run_steps(steps: Sequence[Callable[[], None]], until_s: float, failed: Callable[[], int]) -> None:
     """Every step once, and again while there is time."""
-    steps = service.steps()
     for number in itertools.count():
         if number >= len(steps) and time.monotonic() >= until_s:
             return

@@ -81,15 +81,19 @@ def engines(cluster: Cluster) -> int:
 
 
 def install(cluster: Cluster, **more: str) -> None:
+    cluster.helm("install", RELEASE, str(ROOT / "charts/mini-infer"), "-n", SYSTEM, *release_flags(TAG, **more))
+
+
+def release_flags(tag: str, **more: str) -> list[str]:
+    """Values of the release for images of this tag, which the cluster has already."""
     settings = {"gateway.service.type": "NodePort", "networkPolicy.enabled": "true"}
     for part, target in (("gateway", "gateway"), ("operator", "operator"), ("engine", "engine-cpu")):
         settings |= {
             f"{part}.image.repository": repository(target),
-            f"{part}.image.tag": TAG,
+            f"{part}.image.tag": tag,
             f"{part}.image.pullPolicy": "Never",
         }
-    flags = [f"--set={name}={value}" for name, value in {**settings, **more}.items()]
-    cluster.helm("install", RELEASE, str(ROOT / "charts/mini-infer"), "-n", SYSTEM, *flags)
+    return [f"--set={name}={value}" for name, value in {**settings, **more}.items()]
 
 
 def ask(client: openai.OpenAI, started: float) -> None:

@@ -38,6 +38,18 @@ async def test_without_an_admin_port_its_pages_are_on_loopback_only(host: str, s
             assert await status_of(gateway, gateway.url + page) == served
 
 
+async def test_an_idle_connection_is_the_clients_to_close() -> None:
+    async with running_gateway() as gateway:
+        host, _, port = gateway.url.removeprefix("http://").partition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        # httpx and the clients made of it keep connections for five seconds, and then may be about to use one.
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(reader.read(), 5.5)
+        writer.close()
+
+
 async def test_with_an_admin_port_its_pages_are_there_and_clients_pages_are_not() -> None:
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint, admin_port=1) as gateway:
         for page in ADMIN_PAGES:

@@ -116,6 +116,18 @@ class ControlPlane:
         result = self.kubectl("apply", "--server-side", "-f", "-", stdin=yaml.safe_dump_all(manifests))
         assert result.returncode == 0, result.stderr
 
+    def add_node(self, name: str, **room: object) -> None:
+        """A fake node with this much room, by Kubernetes' names of resources."""
+        amounts = {resource: str(amount) for resource, amount in room.items()}
+        self.apply(
+            {
+                "apiVersion": "v1",
+                "kind": "Node",
+                "metadata": {"name": name, "annotations": {"kwok.x-k8s.io/node": "fake"}},
+                "status": {"allocatable": amounts, "capacity": amounts},
+            }
+        )
+
     def requests_of(self, user: str, since: int = 0) -> list[dict[str, Any]]:
         """What a user asked of the API server, from byte `since` of the audit log on: verb, resource and name of each.
 
@@ -179,15 +191,7 @@ class ControlPlane:
                 "--server-address=127.0.0.1:0",
                 "--node-lease-duration-seconds=40",
             )
-            room = {"cpu": "64", "memory": "512Gi", "pods": "250", "nvidia.com/gpu": "8"}
-            self.apply(
-                {
-                    "apiVersion": "v1",
-                    "kind": "Node",
-                    "metadata": {"name": "node-1", "annotations": {"kwok.x-k8s.io/node": "fake"}},
-                    "status": {"allocatable": room, "capacity": room},
-                }
-            )
+            self.add_node("node-1", cpu=64, memory="512Gi", pods=250, **{"nvidia.com/gpu": 8})
 
     def _spawn(self, program: str, *arguments: str) -> subprocess.Popen[bytes]:
         with (self.folder / f"{program}.log").open("wb") as log:

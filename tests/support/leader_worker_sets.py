@@ -58,9 +58,10 @@ async def _reconcile(client: KubernetesClient, found: Object) -> None:
         wanted = {pod["metadata"]["name"]: pod for pod in (member(found, group, index) for index in range(size))}
         mine = {name: live.pop(name) for name in wanted if name in live}
         started = any(pod["status"].get("phase") == "Running" for pod in mine.values())
-        if started and (len(mine) < size or any(map(_restarted, mine.values()))):  # RecreateGroupOnPodRestart
-            for name in mine:
-                await _delete(client, f"{pods_path}/{name}")
+        if started and (len(mine) < size or any(map(_ends_its_group, mine.values()))):  # RecreateGroupOnPodRestart
+            for name, pod in mine.items():
+                if "deletionTimestamp" not in pod["metadata"]:
+                    await _delete(client, f"{pods_path}/{name}")
             continue
         for name, pod in wanted.items():
             if name not in mine:
@@ -118,8 +119,9 @@ def _owner(found: Mapping[str, Any]) -> Object:
     }
 
 
-def _restarted(pod: Mapping[str, Any]) -> bool:
-    return any(container.get("restartCount", 0) > 0 for container in pod["status"].get("containerStatuses", ()))
+def _ends_its_group(pod: Mapping[str, Any]) -> bool:
+    restarted = any(container.get("restartCount", 0) > 0 for container in pod["status"].get("containerStatuses", ()))
+    return restarted or "deletionTimestamp" in pod["metadata"]
 
 
 async def _create(client: KubernetesClient, path: str, manifest: Object) -> None:

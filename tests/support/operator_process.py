@@ -75,13 +75,13 @@ class Cluster:
         self.plane.apply(changed({"metadata": {"name": name}, "spec": {**quick, **spec}}))
 
 
-def wait(what: Callable[[], Any], limit_s: float = 60.0) -> Any:
+def wait(what: Callable[[], Any], limit_s: float = 60.0, every_s: float = 0.15) -> Any:
     """The first truthy answer of `what`."""
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
         if answer := what():
             return answer
-        time.sleep(0.15)
+        time.sleep(every_s)
     raise AssertionError(f"not within {limit_s} s: {what()!r}")
 
 

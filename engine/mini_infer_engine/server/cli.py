@@ -99,7 +99,8 @@ def run(options: argparse.Namespace, settings: EngineSettings) -> int:
     if node and dry_run is None:
         from mini_infer_engine.server.worker_node import WorkerNode
 
-        return WorkerNode(settings, node, server.log_level, server.log_format).run(listening)
+        worker = WorkerNode(settings, node, server.drain_timeout_s, server.log_level, server.log_format)
+        return worker.run(listening)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # until the server takes over
     try:
         directory = None if dry_run is not None else _find_model(settings)

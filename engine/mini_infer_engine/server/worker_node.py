@@ -1,7 +1,8 @@
 """A machine of a group over several that is not the first: it runs its ranks, and tells by HTTP whether they live.
 
 It serves no requests: `/healthz` and `/readyz` are for probes. When one of its ranks or the group ends, it
-ends.
+ends. SIGTERM is for the whole group: it stays while the first machine finishes what runs. Who tells that machine
+(LeaderWorkerSet's controller, as soon as a worker is being deleted) it does not know.
 """
 
 import asyncio
@@ -11,6 +12,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 
 from mini_infer_contract.logs import LogFormat
@@ -20,6 +22,9 @@ from mini_infer_engine.distributed.rank_config import RankConfig, spawn_rank
 logger = logging.getLogger(__name__)
 
 _LOOK_S = 0.2
+_BEHIND_S = 8.0
+"""The first machine may begin to drain this much later: its pod waits until gateways have seen it go."""
+_CONNECT_S = 2.0
 _REQUEST_S = 5.0
 _ANSWERS = {"/healthz": b"200 OK", "/readyz": b"200 OK"}
 
@@ -27,15 +32,19 @@ _ANSWERS = {"/healthz": b"200 OK", "/readyz": b"200 OK"}
 class WorkerNode:
     """The ranks of one machine."""
 
-    def __init__(self, settings: EngineSettings, node: int, log_level: str, log_format: LogFormat) -> None:
+    def __init__(
+        self, settings: EngineSettings, node: int, drain_timeout_s: float, log_level: str, log_format: LogFormat
+    ) -> None:
         """ValueError: nobody says where the group meets."""
         self._settings, self._node = settings, node
         self._host = master_address(settings)
         self._log_level, self._log_format = log_level, log_format
-        self._stopping = asyncio.Event()
+        self._drain_timeout_s = drain_timeout_s
+        self._leaves_at_s = float("inf")
+        self._is_told = False
 
     def run(self, listening: socket.socket) -> int:
-        """Until the group ends, or a signal comes. Returns the exit status."""
+        """Until the group ends, or its time after a signal is over. Returns the exit status."""
         local = self._settings.tensor_parallel_size // self._settings.nnodes
         ranks = range(self._node * local, (self._node + 1) * local)
         host, port = listening.getsockname()[:2]
@@ -74,21 +83,44 @@ class WorkerNode:
 
     async def _watch(self, listening: socket.socket, processes: dict[int, "subprocess.Popen[bytes]"]) -> int:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stopping.set)
+        loop.add_signal_handler(signal.SIGTERM, self._on_terminate)
+        loop.add_signal_handler(signal.SIGINT, self._leave)
         server = await asyncio.start_server(_answer, sock=listening)
         async with server:
-            while not self._stopping.is_set():
+            while time.monotonic() < self._leaves_at_s:
                 for rank, process in processes.items():
                     if (status := process.poll()) is not None:
                         if status:
                             logger.error("rank %d ended with status %d: this node leaves the group", rank, status)
                         return int(status != 0)
-                try:
-                    await asyncio.wait_for(self._stopping.wait(), _LOOK_S)
-                except TimeoutError:
-                    continue
+                if self._is_told:
+                    self._is_told = False
+                    if not await self._first_answers():
+                        return 0
+                await asyncio.sleep(_LOOK_S)
         return 0
+
+    def _on_terminate(self) -> None:
+        """SIGTERM: stay while the first machine drains. A second one: leave."""
+        if self._leaves_at_s < float("inf"):
+            self._leave()
+            return
+        self._is_told = True
+        self._leaves_at_s = time.monotonic() + self._drain_timeout_s + _BEHIND_S
+        logger.info("told to go: stays until the first machine has finished what runs")
+
+    def _leave(self) -> None:
+        self._leaves_at_s = 0.0
+
+    async def _first_answers(self) -> bool:
+        """Whether there is a group to stay for: its ranks wait for a first machine that never comes, or is gone."""
+        try:
+            connecting = asyncio.open_connection(self._host, self._settings.master_port)
+            _, writer = await asyncio.wait_for(connecting, _CONNECT_S)
+        except (OSError, TimeoutError):
+            return False
+        writer.close()
+        return True
 
 
 async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -18,6 +18,9 @@ import uvicorn
 from mini_infer_contract.tls import LOOK_EVERY_S, ServerTls
 from mini_infer_gateway.http.connections import LimitedConnection, look_at_all
 
+KEEP_ALIVE_S = 120
+"""Longer than clients and proxies keep an idle connection (httpx 5 s, aiohttp 15, nginx and ALB 60, Go 90): the side
+that closes first should not be the server, or a request that is sent at that moment is lost."""
 QUIET_S = 1.0
 """Without a connection, after which a drain need not go on."""
 TICK_S = 0.05
@@ -42,6 +45,7 @@ class DrainingServer(uvicorn.Server):
         tls: ServerTls | None = None,
     ) -> None:
         """`tls`: of the first socket; all others speak plain HTTP."""
+        config.timeout_keep_alive = KEEP_ALIVE_S
         super().__init__(config)
         self._tls = tls
         self._drain_s, self._on_drain = drain_s, on_drain

@@ -39,6 +39,9 @@ UNROUTE_S = 5
 """preStop waits this long before SIGTERM, so that every gateway has seen the pod go and the engine refuses nobody."""
 EXIT_S = 3
 """Left of the grace period for the process to end after its drain."""
+HUNG_GRACE_S = 15
+"""In place of the grace period where the liveness probe fails: an engine that is dead or hangs has nothing to finish,
+and would hold its GPU for as long as a drain may take."""
 START_LIMIT_S = 3600
 """A start longer than this (weights from a hub, then into memory) counts as hung."""
 
@@ -171,7 +174,10 @@ def _serving(launch: Launch) -> dict[str, Any]:
 def _probes(overrides: Mapping[str, Any], port: int | str) -> dict[str, Any]:
     asked = {
         "startupProbe": _probe(READY_PATH, port, period_s=1, failures=START_LIMIT_S),
-        "livenessProbe": _probe(HEALTH_PATH, port, period_s=5, failures=3),
+        "livenessProbe": {
+            **_probe(HEALTH_PATH, port, period_s=5, failures=3),
+            "terminationGracePeriodSeconds": HUNG_GRACE_S,
+        },
         "readinessProbe": _probe(READY_PATH, port, period_s=2, failures=3),
     }
     return {name: {**probe, **overrides.get(name, {})} for name, probe in asked.items()}

@@ -34,14 +34,14 @@ def _children(pid: int) -> list[int]:
 class _Waiting:
     """A client with a long request."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, max_tokens: int = 3000) -> None:
         self.status = 0
         self.text = ""
-        self.thread = threading.Thread(target=self._run, args=(url,), daemon=True)
+        self.thread = threading.Thread(target=self._run, args=(url, max_tokens), daemon=True)
         self.thread.start()
 
-    def _run(self, url: str) -> None:
-        asked = ASKED | {"max_tokens": 3000, "ignore_eos": True, "stream": True}
+    def _run(self, url: str, max_tokens: int) -> None:
+        asked = ASKED | {"max_tokens": max_tokens, "ignore_eos": True, "stream": True}
         try:
             with httpx.stream("POST", f"{url}/v1/completions", json=asked, timeout=60) as response:
                 self.status = response.status_code
@@ -116,6 +116,43 @@ def test_a_group_of_two_nodes_says_what_one_process_does_and_ends_whole() -> Non
     finally:
         worker.kill()
         leader.process.kill()
+
+
+def test_a_worker_that_is_told_to_go_stays_until_its_leader_has_finished() -> None:
+    group = ("--tensor-parallel-size", "2", "--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port")
+    flags = (*FLAGS, *group, str(free_port()))
+    command = serve_command(*flags, "--port", "0", "--node-rank", "1")
+    worker = subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True)
+    leader = EngineServer(*flags, "--node-rank", "0", limit_s=START_S)
+    try:
+        client = _Waiting(leader.url, max_tokens=500)
+        wait_until(lambda: "data:" in client.text, 30)
+        worker.send_signal(signal.SIGTERM)
+        time.sleep(0.5)  # LeaderWorkerSet's controller ends the leader of a group whose worker is being deleted
+        leader.process.send_signal(signal.SIGTERM)
+        client.thread.join(60)
+        assert client.text.rstrip().endswith("data: [DONE]"), client.text[-300:]
+        assert leader.process.wait(20) == 0
+        assert worker.wait(20) == 0
+    finally:
+        worker.kill()
+        leader.process.kill()
+
+
+def test_a_worker_without_a_leader_leaves_when_it_is_told_to_go() -> None:
+    group = ("--tensor-parallel-size", "2", "--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port")
+    command = serve_command(*FLAGS, *group, str(free_port()), "--port", "0", "--node-rank", "1")
+    worker = subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True)
+    try:
+        assert worker.stderr is not None
+        assert any("ranks 1 to 1 of the group" in line for line in worker.stderr)
+        wait_until(lambda: bool(_children(worker.pid)), 30)
+        begin_s = time.monotonic()
+        worker.send_signal(signal.SIGTERM)
+        worker.wait(20)
+        assert time.monotonic() - begin_s < 10
+    finally:
+        worker.kill()
 
 
 def test_a_worker_leaves_when_its_leader_is_gone() -> None:
