@@ -56,6 +56,10 @@ def test_roles_and_ranks_answer_and_lose_nothing(cluster: Cluster) -> None:
             start(cluster, "over-nodes.yaml", "group")
             ask(url, "group")
             before = uids(cluster, "group")
+            asyncio.run(streams(url, "group", lambda: drain_a_worker(cluster, "group"), count=40))
+            wait_until("a whole group anew", lambda: len(uids(cluster, "group") - before) == 2, timeout_s=60)
+            ready(cluster, "group")
+            before = uids(cluster, "group")
             cluster.kubectl("delete", "pod", pods(cluster, "group")[-1], "-n", USER, "--grace-period=0", "--force")
             wait_until("a whole group anew", lambda: len(uids(cluster, "group") - before) == 2, timeout_s=60)
             ready(cluster, "group")
@@ -154,18 +158,26 @@ def kill_a_rank(cluster: Cluster, name: str) -> None:
     in_pod(cluster, pods(cluster, name)[0], KILL_A_RANK)
 
 
-async def streams(url: str, model: str, disturb: Callable[[], None]) -> None:
-    """STREAMS streams of the same greedy text, with a disturbance while they run: all end, with the same words."""
-    connector = aiohttp.TCPConnector(limit=STREAMS)
+def drain_a_worker(cluster: Cluster, name: str) -> None:
+    """What `kubectl drain` of its node does to a worker of the only group: nobody else could go on with its streams."""
+    worker = pods(cluster, name)[-1]
+    metadata = {"name": worker, "namespace": USER}
+    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata}
+    cluster.post(f"/api/v1/namespaces/{USER}/pods/{worker}/eviction", json.dumps(eviction))
+
+
+async def streams(url: str, model: str, disturb: Callable[[], None], count: int = STREAMS) -> None:
+    """So many streams of the same greedy text, with a disturbance while they run: all end, with the same words."""
+    connector = aiohttp.TCPConnector(limit=count)
     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=240)) as session:
         expected = await one_stream(session, url, model)
-        tasks = [asyncio.create_task(one_stream(session, url, model)) for _ in range(STREAMS)]
+        tasks = [asyncio.create_task(one_stream(session, url, model)) for _ in range(count)]
         await asyncio.sleep(1)
         await asyncio.to_thread(disturb)
         under_way = sum(not task.done() for task in tasks)
         texts = Counter(await asyncio.gather(*tasks))
     wrong = {text: count for text, count in texts.items() if text != expected}
-    say(f"{model}: {under_way} of {STREAMS} streams ran on after the loss, {sum(wrong.values())} failed")
+    say(f"{model}: {under_way} of {count} streams ran on after the loss, {sum(wrong.values())} failed")
     assert under_way, "all streams had ended before anything was lost"
     assert not wrong, (expected, wrong)
 
