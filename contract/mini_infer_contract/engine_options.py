@@ -112,6 +112,12 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = None
     """Size of the page pool."""
+    kv_cache_dtype: Annotated[
+        Literal["auto", "fp8", "fp8_e4m3", "int8"],
+        Option(group=BATCHING, in_resource=True),
+    ] = "auto"
+    """How keys and values are kept; fp8 (which is fp8_e4m3), int8: one byte an element and a scale for each token and
+    head, so that twice the tokens fit; int8 is the more precise; auto: as --dtype, or as the checkpoint says."""
     kv_swap_memory: Annotated[
         int,
         Option(group=BATCHING, unit="SIZE", low=0, is_size=True, in_resource=True, default_text="0, which is off"),

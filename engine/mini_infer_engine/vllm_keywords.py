@@ -14,7 +14,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "tokenizer_mode": ("auto",),
     "tokenizer_revision": (None,),
     "runner": ("auto", "generate"),
-    "kv_cache_dtype": ("auto",),
     "cpu_offload_gb": (0,),
     "swap_space": (0, 4),  # vLLM's old default; what is preempted here is computed again
     "enable_lora": (False,),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from mini_infer_engine.config.fields import Fields
-from mini_infer_engine.config.quantization import Scheme, parse_quantization
+from mini_infer_engine.config.quantization import KVCacheDtype, Scheme, parse_kv_cache_dtype, parse_quantization
 from mini_infer_engine.config.rope import RopeParameters, parse_rope, rope_object
 from mini_infer_engine.distributed.tensor_parallel import ALONE, TensorParallel
 
@@ -55,6 +55,8 @@ class ModelConfig:
     """Added to the weights of every norm: some checkpoints store them less one."""
     quantization: Scheme | None = None
     """How the linear layers are stored; None: in `dtype`."""
+    kv_cache_dtype: KVCacheDtype | None = None
+    """In what the checkpoint's makers measured keys and values; None: in `dtype`."""
     dtype: str
     """The checkpoint's: float32, bfloat16 or float16."""
     eos_token_ids: tuple[int, ...]
@@ -103,6 +105,7 @@ def parse_decoder(
         "sliding_windows": (None,) * num_layers,
         "attention_scale": head_dim**-0.5,
         "quantization": parse_quantization(fields),
+        "kv_cache_dtype": parse_kv_cache_dtype(fields),
         "dtype": _dtype(fields),
         "eos_token_ids": eos_token_ids or fields.token_ids("eos_token_id"),
         "bos_token_id": fields.optional_integer("bos_token_id"),

@@ -37,6 +37,7 @@ class Fp8Scheme:
 
 
 Scheme = Fp8Scheme | IntegerScheme
+KVCacheDtype = Literal["fp8", "int8"]
 
 
 def applies_to(scheme: Scheme, layer: str) -> bool:
@@ -44,9 +45,13 @@ def applies_to(scheme: Scheme, layer: str) -> bool:
     return not any(_matches(layer, pattern) for pattern in scheme.ignored)
 
 
-def unused_suffixes(scheme: Scheme | None) -> tuple[str, ...]:
-    """Of tensors that a checkpoint of this scheme may have and that say nothing new: GPTQ's groups, in their order."""
-    return (".g_idx",) if isinstance(scheme, IntegerScheme) and not scheme.act_order else ()
+def unused_suffixes(scheme: Scheme | None, kv_cache_dtype: KVCacheDtype | None) -> tuple[str, ...]:
+    """Of tensors that a checkpoint may have and that are not read: GPTQ's groups, in their order, and scales of keys
+    and values, which have their own for each token here.
+    """
+    groups = (".g_idx",) if isinstance(scheme, IntegerScheme) and not scheme.act_order else ()
+    scales = (".k_scale", ".v_scale", ".q_scale", ".k_zero_point", ".v_zero_point")
+    return groups + (() if kv_cache_dtype is None else scales)
 
 
 def parse_quantization(fields: Fields) -> Scheme | None:
@@ -68,6 +73,19 @@ def parse_quantization(fields: Fields) -> Scheme | None:
     raise refuse(fields, f"quant_method = {method!r}", "supported are fp8, compressed-tensors, gptq and awq")
 
 
+def parse_kv_cache_dtype(fields: Fields) -> KVCacheDtype | None:
+    """How the checkpoint wants keys and values kept: compressed-tensors' `kv_cache_scheme`; None: it does not say.
+
+    Its scales are not needed: see `runtime.kv_rows`.
+    """
+    raw = fields.values.get("quantization_config")
+    scheme = raw.get("kv_cache_scheme") if isinstance(raw, dict) else None
+    if not isinstance(scheme, dict) or scheme.get("num_bits") != 8:
+        return None
+    kinds: dict[str, KVCacheDtype] = {"float": "fp8", "int": "int8"}
+    return kinds.get(str(scheme.get("type", "int")))
+
+
 def _parse_fp8(fields: Fields, raw: dict[str, Any]) -> Fp8Scheme:
     ignored = ("lm_head", *_names(fields, raw, "modules_to_not_convert"), *_names(fields, raw, "ignored_layers"))
     block = raw.get("weight_block_size")
@@ -78,8 +96,10 @@ def _parse_fp8(fields: Fields, raw: dict[str, Any]) -> Fp8Scheme:
     return Fp8Scheme("block", (block[0], block[1]), "weight_scale_inv", ignored)
 
 
-def _parse_compressed_tensors(fields: Fields, raw: dict[str, Any]) -> Scheme:
+def _parse_compressed_tensors(fields: Fields, raw: dict[str, Any]) -> Scheme | None:
     groups = raw.get("config_groups")
+    if not groups and isinstance(raw.get("kv_cache_scheme"), dict):
+        return None
     if not isinstance(groups, dict) or len(groups) != 1:
         raise refuse(fields, "config_groups", "exactly one group, of all linear layers, is supported")
     group = next(iter(groups.values()))

@@ -21,18 +21,27 @@ class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens a page."""
     num_heads: int
     head_bytes: int
+    """Of one token's elements of a head."""
     dtype: str
+    """Of these."""
+    scale_bytes: int = 0
+    """Of one token and head in a quantised pool; they stand behind a half page's tokens."""
     tp_size: int = 1
 
     @property
     def row_bytes(self) -> int:
-        """Of one token in one half of one layer."""
+        """Of one token in one half of one layer, without its scales."""
         return self.num_heads * self.head_bytes
+
+    @property
+    def half_bytes(self) -> int:
+        """Of one half of one page in one layer."""
+        return self.page_size * (self.row_bytes + self.num_heads * self.scale_bytes)
 
     @property
     def layer_bytes(self) -> int:
         """Of one page in one layer."""
-        return self.halves * self.page_size * self.row_bytes
+        return self.halves * self.half_bytes
 
     @property
     def page_bytes(self) -> int:
@@ -61,8 +70,14 @@ class KVMemory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def layout_refusal(ours: KVLayout, theirs: KVLayout) -> str:
-    """Why tokens of one pool cannot be copied into the other; empty: they can, whatever the page sizes."""
-    for name in ("num_layers", "halves", "dtype", "tp_size", "num_heads", "head_bytes"):
+    """Why tokens of one pool cannot be copied into the other; empty: they can.
+
+    Pages may differ in size, but not where they are quantised.
+    """
+    names = ["num_layers", "halves", "dtype", "scale_bytes", "tp_size", "num_heads", "head_bytes"]
+    if ours.scale_bytes:  # a run of tokens has its scales elsewhere: quantised pages move whole
+        names.append("page_size")
+    for name in names:
         mine, other = getattr(ours, name), getattr(theirs, name)
         if mine != other:
             return f"{name} of the KV cache is {mine} here and {other} there: start both engines with the same"
@@ -104,7 +119,7 @@ def pieces(
     for column, layout, pages in ((0, ours, our_pages), (1, theirs, their_pages)):
         page_ids = np.asarray(pages, np.int64)[runs // layout.page_size]
         in_page = (runs % layout.page_size) * layout.row_bytes
-        of_half = halves * (layout.page_size * layout.row_bytes)
+        of_half = halves * layout.half_bytes
         table[:, :, column] = (page_ids * layout.page_bytes + in_page)[:, None] + of_half
     table[:, :, 2] = unit * ours.row_bytes
     return table.reshape(-1, 3)

@@ -118,6 +118,8 @@ class DecoderModel(nn.Module):
     """A causal language model; made under the target device and dtype, filled by `loader`, then `finish_loading`."""
 
     layer_class: ClassVar[type[DecoderLayer]] = DecoderLayer
+    caches_latents: ClassVar[bool] = False
+    """Whether a page holds latents, not keys and values."""
     checkpoint_names: ClassVar[dict[str, str]] = {}
     """Parts of names here, and what this architecture's checkpoints have instead."""
     unused_checkpoint_suffixes: ClassVar[tuple[str, ...]] = (
@@ -171,7 +173,7 @@ class DecoderModel(nn.Module):
         return [layer.self_attn for layer in self.layers]
 
     def kv_spec(self, page_size: int, dtype: torch.dtype) -> KVSpec:
-        """What a page of `page_size` tokens holds."""
+        """What a page of `page_size` tokens holds, before it is quantised."""
         config = self.config
         kv_heads = config.tensor_parallel.num_heads(config.num_kv_heads)
         return KVSpec(config.num_layers, page_size, kv_heads, config.head_dim, dtype)
@@ -199,7 +201,7 @@ class DecoderModel(nn.Module):
     def is_unused(self, checkpoint_name: str) -> bool:
         """Whether a checkpoint may have this tensor although the model does not read it."""
         tied = self.lm_head is None and checkpoint_name == "lm_head.weight"
-        unused_here = unused_suffixes(self.config.quantization)
+        unused_here = unused_suffixes(self.config.quantization, self.config.kv_cache_dtype)
         return tied or checkpoint_name.endswith((*self.unused_checkpoint_suffixes, *unused_here))
 
     def finish_loading(self, max_positions: int) -> None:

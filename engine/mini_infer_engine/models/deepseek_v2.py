@@ -51,6 +51,7 @@ class DeepseekV2ForCausalLM(DecoderModel):
     """DeepSeek-V2 and V2-Lite (DeepSeek-AI 2024, arXiv 2405.04434)."""
 
     layer_class: ClassVar[type[DecoderLayer]] = DeepseekV2Layer
+    caches_latents: ClassVar[bool] = True
 
     def kv_spec(self, page_size: int, dtype: torch.dtype) -> KVSpec:
         """One latent a token."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mini_infer_engine.core.batch import PageCopy, Transfers
 from mini_infer_engine.kv_transfer.layout import KVLayout, KVMemory
-from mini_infer_engine.models.kv_spec import KVSpec
+from mini_infer_engine.models.kv_spec import SCALE_DTYPE, KVSpec
 
 
 class KVPool:
@@ -19,17 +19,26 @@ class KVPool:
         self.spec = spec
         self.num_pages = num_pages
         self.null_page = num_pages
-        sizes = (num_pages + 1, spec.num_layers, spec.entries, spec.page_size, spec.num_kv_heads, spec.head_dim)
-        # [pages, layers, keys or values (or one latent), page_size, kv_heads, head_dim]
-        self.pages = zeros(sizes, spec.dtype, device)
-        # The same in main memory, pinned for a GPU, for pages of preempted sequences.
-        on_gpu = device.type == "cuda"
-        self.host_pages = torch.empty((num_host_pages, *sizes[1:]), dtype=spec.dtype, pin_memory=on_gpu)
-        self.tokens = self.pages.view(-1, spec.row_width)
-        self.half_pages = self.pages.view((num_pages + 1) * spec.num_layers * spec.entries, -1)
+        self.half_pages = self._allocate((num_pages + 1) * spec.num_layers * spec.entries, device)
+        """What a layer has of a page, all alike: its keys, its values, or its latents."""
+        self.storage = self.half_pages.view(num_pages + 1, -1)
+        """Whole pages."""
+        # In main memory, pinned for a GPU, for pages of preempted sequences.
+        sizes, on_gpu = (num_host_pages, self.storage.shape[1]), device.type == "cuda"
+        self.host_pages = torch.empty(sizes, dtype=self.storage.dtype, pin_memory=on_gpu)
         self._scratch = self.half_pages[:0]
         # Keys, values of each layer.
         self._halves = torch.arange(spec.num_layers * spec.entries, device=device).view(-1, 1, spec.entries)
+
+    def _allocate(self, num_halves: int, device: torch.device) -> Tensor:
+        """Memory [num_halves, elements], and views of it."""
+        spec = self.spec
+        half_pages = zeros((num_halves, spec.page_size * spec.row_width), spec.dtype, device)
+        self.tokens = half_pages.view(-1, spec.row_width)
+        sizes = (spec.num_layers, spec.entries, spec.page_size, spec.num_kv_heads, spec.head_dim)
+        # [pages, layers, keys or values (or one latent), page_size, kv_heads, head_dim]
+        self.pages = half_pages.view(-1, *sizes)
+        return half_pages
 
     def memory(self) -> KVMemory:
         """Where it is, and how it is laid out, for KV transfer."""
@@ -39,11 +48,12 @@ class KVPool:
             halves=spec.entries,
             page_size=spec.page_size,
             num_heads=spec.num_kv_heads,
-            head_bytes=spec.head_dim * spec.dtype.itemsize,
-            dtype=str(spec.dtype).removeprefix("torch."),
+            head_bytes=spec.head_dim * spec.storage_dtype.itemsize,
+            scale_bytes=0 if spec.quantization is None else SCALE_DTYPE.itemsize,
+            dtype=str(spec.storage_dtype).removeprefix("torch."),
         )
         return KVMemory(
-            address=self.pages.data_ptr(),
+            address=self.storage.data_ptr(),
             num_pages=self.num_pages,
             device="cuda" if device.type == "cuda" else "cpu",
             device_index=device.index or 0,
@@ -58,17 +68,33 @@ class KVPool:
     def swap(self, transfers: Transfers) -> None:
         """Queue copies to main memory and from there."""
         for swap in transfers.swap_out:
-            self.host_pages[swap.host_page].copy_(self.pages[swap.device_page], non_blocking=True)
+            self.host_pages[swap.host_page].copy_(self.storage[swap.device_page], non_blocking=True)
         for swap in transfers.swap_in:
-            self.pages[swap.device_page].copy_(self.host_pages[swap.host_page], non_blocking=True)
+            self.storage[swap.device_page].copy_(self.host_pages[swap.host_page], non_blocking=True)
 
     def copy(self, copies: list[PageCopy]) -> None:
         """Copies on the device, one after the other."""
         for copy in copies:
             self.pages[copy.target, :, :, : copy.tokens].copy_(self.pages[copy.source, :, :, : copy.tokens])
 
+    def write(self, rows: Tensor, new: Tensor) -> Tensor:
+        """Put keys and values [tokens, 2, kv_heads, head_dim] into `rows`, and return what attention will read there.
+
+        It may be `new` itself. Latents are written in the same way.
+        """
+        new = new.contiguous()
+        self.tokens.index_copy_(0, rows, new.view(-1, self.spec.row_width))
+        return new
+
+    def read(self, rows: Tensor, out: Tensor) -> Tensor:
+        """Tokens of these rows, to `out` [rows, row_width]."""
+        return torch.index_select(self.tokens, 0, rows, out=out)
+
     def token_rows_of(self, pages: Tensor, offsets: Tensor) -> tuple[Tensor, ...]:
-        """For each layer, rows of `tokens` for tokens at (page, offset): keys and values of the first, of ..."""
+        """For each layer, rows for tokens at (page, offset): keys and values of the first token, of the next, ...
+
+        A row is the number of a half page times its tokens, and the offset in it.
+        """
         tokens_in_page = self.spec.num_layers * self.spec.entries * self.spec.page_size
         rows = (pages * tokens_in_page + offsets).unsqueeze(1) + self._halves * self.spec.page_size
         return rows.flatten(1).unbind(0)

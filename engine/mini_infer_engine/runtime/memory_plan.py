@@ -16,6 +16,7 @@ from mini_infer_engine.core.request import SamplingParams
 from mini_infer_engine.runtime.executor import Executor
 from mini_infer_engine.runtime.kv_pool import KVPool
 from mini_infer_engine.runtime.memory import CPU_KV_BYTES, available_memory, fit_context, pages_for
+from mini_infer_engine.runtime.quantized_pool import make_pool
 from mini_infer_engine.runtime.worker import ModelWorker
 
 _MOST_BESIDE_TORCH = 2 << 30
@@ -126,7 +127,7 @@ def _measure(worker: ModelWorker, kind: type[Executor], settings: ResolvedSettin
     tokens = settings.max_num_batched_tokens
     length = min(tokens, settings.max_model_len or worker.config.max_position_embeddings)
     worker.finish_loading(length)
-    pool = KVPool(worker.model.kv_spec(page_size, worker.dtype), -(-length // page_size), worker.device)
+    pool = make_pool(worker.kv_spec(page_size), -(-length // page_size), worker.device)
     before_state = torch.cuda.memory_allocated(worker.device)
     executor = kind(worker, pool, settings)
     state = torch.cuda.memory_allocated(worker.device) - before_state

@@ -20,6 +20,7 @@ from mini_infer_engine.models.registry import read_config
 from mini_infer_engine.runtime.executor import Executor, PassHandle, executor_class
 from mini_infer_engine.runtime.kv_pool import KVPool
 from mini_infer_engine.runtime.memory_plan import MemoryInUse, plan_memory, swap_space_of
+from mini_infer_engine.runtime.quantized_pool import make_pool
 from mini_infer_engine.runtime.worker import ModelWorker
 
 log = logging.getLogger(__name__)
@@ -115,8 +116,8 @@ def make_runner(
     plan = plan_memory(worker, kind, resolved, page_size, before, group.smallest)
     log.info("memory: %s", plan)
     worker.finish_loading(plan.max_model_len)
-    spec = worker.model.kv_spec(page_size, worker.dtype)
-    pool = KVPool(spec, plan.num_pages, worker.device, group.share_of(settings.kv_swap_memory) // spec.page_bytes)
+    spec = worker.kv_spec(page_size)
+    pool = make_pool(spec, plan.num_pages, worker.device, group.share_of(settings.kv_swap_memory) // spec.page_bytes)
     executor = kind(worker, pool, resolved)
     executor.capture()
     return ModelRunner(worker, pool, executor, plan.max_model_len, resolved)

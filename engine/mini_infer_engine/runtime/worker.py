@@ -16,11 +16,13 @@ from mini_infer_engine.device import choose_device
 from mini_infer_engine.distributed.collectives import NO_COLLECTIVES, Collectives
 from mini_infer_engine.layers.linear import Linear
 from mini_infer_engine.models.decoder import DecoderModel
+from mini_infer_engine.models.kv_spec import KVQuantization, KVSpec
 from mini_infer_engine.models.registry import model_class
 from mini_infer_engine.models.weights.loader import fill_randomly, load_weights, open_checkpoint
 from mini_infer_engine.quantization.layers import quantize_layers
 from mini_infer_engine.quantization.on_load import Quantization, quantize_on_load
 from mini_infer_engine.runtime.calibration import calibrate, calibrates, calibration_rows
+from mini_infer_engine.runtime.kv_choice import kv_quantization_of
 from mini_infer_engine.speculation.config import speculation_of
 from mini_infer_engine.speculation.draft_files import find_draft
 from mini_infer_engine.speculation.head import SpeculativeHead, load_head
@@ -41,6 +43,8 @@ class ModelWorker:
     """The small model that guesses tokens; None: there is none."""
     head: SpeculativeHead | None = None
     """What guesses them from the model's hidden states."""
+    kv_quantization: KVQuantization | None = None
+    """How keys and values are stored; None: in `dtype`."""
 
     @classmethod
     def load(
@@ -60,10 +64,11 @@ class ModelWorker:
         dtype = _dtype(settings, config, device)
         config = replace(config, tensor_parallel=collectives.parallel)
         model_class(config.architecture).check_split(config)
+        kv_quantization = kv_quantization_of(settings, config, device)
         draft = cls._load_draft(settings, config, directory, device, dtype)
         head = _load_head(settings, config, device, dtype)
         model = _load_model(settings, config, directory, device, dtype)
-        return cls(config, model, device, dtype, collectives, draft, head)
+        return cls(config, model, device, dtype, collectives, draft, head, kv_quantization)
 
     @classmethod
     def _load_draft(
@@ -90,9 +95,13 @@ class ModelWorker:
         """Bytes of all weights."""
         return weight_bytes(self.model)
 
+    def kv_spec(self, page_size: int) -> KVSpec:
+        """What a page of so many tokens holds."""
+        return replace(self.model.kv_spec(page_size, self.dtype), quantization=self.kv_quantization)
+
     def page_bytes(self, page_size: int) -> int:
         """Bytes of a page of so many tokens, with what the draft keeps of them."""
-        own = self.model.kv_spec(page_size, self.dtype).page_bytes
+        own = self.kv_spec(page_size).page_bytes
         return own + (0 if self.draft is None else self.draft.page_bytes(page_size))
 
     def finish_loading(self, max_positions: int) -> None:

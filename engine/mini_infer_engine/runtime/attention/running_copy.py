@@ -32,7 +32,7 @@ class RunningCopy:
         self.next_starts: list[int] = []
         self.column = 0  # of this pass's tokens
         self.capacity = 0
-        self.storage = pool.pages.new_empty(0)
+        self.storage = torch.empty(0, dtype=pool.spec.dtype, device=pool.pages.device)
         # What a product of few queries sums over comes last but one, or it would jump from key to key in memory.
         self.keys = self.storage  # [layers, rows, kv_heads, head_dim, capacity]
         self.values = self.storage  # [layers, rows, kv_heads, capacity, head_dim]
@@ -93,8 +93,7 @@ class RunningCopy:
         token_rows = self.pool.token_rows_of(pages.flatten(), (positions % spec.page_size).flatten())
         scratch = self.storage.new_empty(2 * positions.numel(), spec.row_width)
         for rows, keys, values in zip(token_rows, self.keys, self.values, strict=True):
-            tokens = torch.index_select(self.pool.tokens, 0, rows, out=scratch)
-            tokens = tokens.view(num_rows, columns, 2, spec.num_kv_heads, spec.head_dim)
+            tokens = self.pool.read(rows, scratch).view(num_rows, columns, 2, spec.num_kv_heads, spec.head_dim)
             keys[..., :columns].copy_(tokens[:, :, 0].permute(0, 2, 3, 1))
             values[:, :, :columns].copy_(tokens[:, :, 1].transpose(1, 2))
 

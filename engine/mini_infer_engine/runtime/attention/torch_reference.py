@@ -74,8 +74,7 @@ class TorchAttentionPass:
 
     def attend_rotated(self, q: Tensor, kv: Tensor, layer: Attention) -> Tensor:
         """Write the new keys and values into the pool, then attend: [tokens, heads * head_dim]."""
-        kv = kv.contiguous()
-        self.pool.tokens.index_copy_(0, self.token_rows[layer.layer], kv.view(-1, self.pool.spec.row_width))
+        kv = self.pool.write(self.token_rows[layer.layer], kv)
         outputs: list[Tensor] = []
         if self.decodes is not None:
             outputs.append(self.decodes.attend(q, kv, layer))
