@@ -18,13 +18,18 @@ pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
 from mini_infer_engine.core.batch import Batch, PageCopy, Row, TokenMasks, Transfers
 from mini_infer_engine.core.request import SamplingParams
 from mini_infer_engine.core.result import PassResult
+from mini_infer_engine.kernels.gemm import grouped_weight_gemm
 from mini_infer_engine.layers import linear
+from mini_infer_engine.quantization import fp4, integer
+from mini_infer_engine.quantization.grouped import GroupedMethod
 from mini_infer_engine.runtime import cuda_executor, cuda_graphs, cuda_sampling
 from mini_infer_engine.runtime.cuda_executor import CudaExecutor
 from mini_infer_engine.runtime.model_runner import ModelRunner
 from mini_infer_engine.structured.matcher import mask_of
 from tests.gpu.device import INTERPRETED
 from tests.gpu.runs import make_runner, make_settings
+from tests.support.fp4_checkpoints import quantize_folder as quantize_to_fp4
+from tests.support.integer_checkpoints import quantize_folder as quantize_to_integers
 from tests.support.tiny_models import (
     DEEPSEEK,
     DEEPSEEK_YARN,
@@ -123,6 +128,26 @@ def test_passes_equal_transformers(
     assert run(*decodes, *prompts, num_decodes=2) == [best[32], best[12], best[17], None]
     beside = [Row(5, 13, 1, None, others, GREEDY, output_index=2), prompt(1, 18, 20, third)]
     assert run(*beside, num_decodes=1) == [best[13], best[37]]
+
+
+@pytest.mark.parametrize("form", ["nvfp4", "gptq-act-order"])
+def test_weights_in_small_groups_stay_packed(
+    tmp_path: Path, interpreted: Callable[..., ModelRunner], monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    """As on a GPU, with passes of few rows and of more."""
+    model = save_tiny_model(tmp_path, "qwen2", num_hidden_layers=1)
+    make = quantize_to_fp4 if "fp4" in form else quantize_to_integers
+    model.load_state_dict(make(tmp_path, form), strict=False)
+    for module in (fp4, integer):
+        monkeypatch.setattr(module, "multiplies_groups", lambda *_: True)
+    monkeypatch.setattr(fp4, "multiplies_fp8", lambda _: True)
+    monkeypatch.setattr(grouped_weight_gemm, "_REGISTER_M", 20)
+    runner = interpreted()
+    layer = runner.worker.model.layers[0].mlp.down_proj
+    assert isinstance(layer.method, GroupedMethod)
+    assert sum(p.numel() * p.itemsize for p in layer.parameters()) <= 0.75 * layer.in_features * layer.out_features
+    actual = run_chunks(runner, TOKENS, PageDealer(runner).table(40), [13, 1, 26])
+    assert (actual - reference_logits(model, TOKENS)).abs().max() <= 1e-3
 
 
 @pytest.mark.parametrize("enforce_eager", [False, True])

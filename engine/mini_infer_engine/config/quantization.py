@@ -1,8 +1,8 @@
 """`quantization_config` of a model's config.json: which scheme its linear layers are stored in. No torch.
 
-Read are FP8 checkpoints of two makes, `fp8` (DeepSeek-V3's and Qwen's, transformers' FineGrainedFP8Config) and
-`compressed-tensors` (llm-compressor's, whose format is that package's `config_groups`), and the integers of
-compressed-tensors, GPTQ and AWQ (`integer_quantization`).
+Read are FP8 checkpoints of three makes, `fp8` (DeepSeek-V3's and Qwen's, transformers' FineGrainedFP8Config),
+`compressed-tensors` (llm-compressor's, whose format is that package's `config_groups`) and `modelopt` (NVIDIA's), the
+integers of compressed-tensors, GPTQ and AWQ (`integer_quantization`), and 4-bit floats (`fp4_quantization`).
 """
 
 import re
@@ -11,6 +11,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from mini_infer_engine.config.fields import Fields
+from mini_infer_engine.config.fp4_quantization import Fp4Scheme, parse_compressed_fp4, parse_modelopt_fp4
 from mini_infer_engine.config.integer_quantization import (
     IntegerScheme,
     parse_awq,
@@ -36,8 +37,9 @@ class Fp8Scheme:
     """Layers that are not quantised: names, beginnings of names, or patterns."""
 
 
-Scheme = Fp8Scheme | IntegerScheme
 KVCacheDtype = Literal["fp8", "int8"]
+Scheme = Fp8Scheme | IntegerScheme | Fp4Scheme
+_MODELOPT_FILE = "hf_quant_config.json"
 
 
 def applies_to(scheme: Scheme, layer: str) -> bool:
@@ -58,7 +60,11 @@ def parse_quantization(fields: Fields) -> Scheme | None:
     """The scheme; None: the weights are not quantised. ModelError: they are, in a way that is not supported."""
     raw = fields.values.get("quantization_config")
     if raw is None:
-        return None
+        file = _modelopt_file(fields)
+        if file is None:
+            return None
+        values = dict(file.values)
+        return _parse_modelopt(file, values, _names(file, values, "exclude_modules"))
     if not isinstance(raw, dict):
         raise fields.refuse("quantization_config", "must be an object.")
     method = raw.get("quant_method")
@@ -70,15 +76,21 @@ def parse_quantization(fields: Fields) -> Scheme | None:
         return parse_gptq(fields, raw)
     if method == "awq":
         return parse_awq(fields, raw, _names(fields, raw, "modules_to_not_convert"))
-    raise refuse(fields, f"quant_method = {method!r}", "supported are fp8, compressed-tensors, gptq and awq")
+    if method == "modelopt":
+        return _parse_modelopt(fields, raw, _names(fields, raw, "ignore"))
+    supported = "supported are fp8, compressed-tensors, gptq, awq and modelopt"
+    raise refuse(fields, f"quant_method = {method!r}", supported)
 
 
 def parse_kv_cache_dtype(fields: Fields) -> KVCacheDtype | None:
-    """How the checkpoint wants keys and values kept: compressed-tensors' `kv_cache_scheme`; None: it does not say.
+    """How the checkpoint wants keys and values kept: compressed-tensors' and modelopt's `kv_cache_scheme`; None: it
+    does not say.
 
     Its scales are not needed: see `runtime.kv_rows`.
     """
     raw = fields.values.get("quantization_config")
+    if raw is None and (file := _modelopt_file(fields)) is not None:
+        return "fp8" if file.values.get("kv_cache_quant_algo") == "FP8" else None
     scheme = raw.get("kv_cache_scheme") if isinstance(raw, dict) else None
     if not isinstance(scheme, dict) or scheme.get("num_bits") != 8:
         return None
@@ -96,6 +108,31 @@ def _parse_fp8(fields: Fields, raw: dict[str, Any]) -> Fp8Scheme:
     return Fp8Scheme("block", (block[0], block[1]), "weight_scale_inv", ignored)
 
 
+def _modelopt_file(fields: Fields) -> Fields | None:
+    """Of modelopt's first checkpoints, whose config.json says nothing: hf_quant_config.json, where there is one."""
+    path = fields.path.parent / _MODELOPT_FILE
+    if not path.is_file():
+        return None
+    file = Fields.read(path)
+    raw = file.values.get("quantization")
+    if not isinstance(raw, dict):
+        raise file.refuse("quantization", "must be an object.")
+    return Fields(path, raw)
+
+
+def _parse_modelopt(fields: Fields, raw: dict[str, Any], ignored: tuple[str, ...]) -> Scheme | None:
+    """The scheme; None: keys and values alone are quantised."""
+    algorithm = str(raw.get("quant_algo") or "").upper()
+    if algorithm in ("NVFP4", "W4A16_NVFP4"):
+        return parse_modelopt_fp4(fields, raw, ignored)
+    if not algorithm:
+        return None
+    if algorithm == "FP8":
+        return Fp8Scheme("tensor", (0, 0), "weight_scale", ignored)
+    supported = "of modelopt NVFP4, W4A16_NVFP4 and FP8 are supported"
+    raise refuse(fields, f"quant_algo = {raw.get('quant_algo')!r}", supported)
+
+
 def _parse_compressed_tensors(fields: Fields, raw: dict[str, Any]) -> Scheme | None:
     groups = raw.get("config_groups")
     if not groups and isinstance(raw.get("kv_cache_scheme"), dict):
@@ -107,9 +144,11 @@ def _parse_compressed_tensors(fields: Fields, raw: dict[str, Any]) -> Scheme | N
     if not isinstance(weights, dict) or group.get("targets") != ["Linear"]:
         raise refuse(fields, "config_groups", "supported is one group with targets ['Linear'] and weights")
     ignored = _names(fields, raw, "ignore")
+    form = group.get("format") or raw.get("format")
     if weights.get("type", "int") == "int":
-        form = group.get("format") or raw.get("format")
         return parse_compressed_integers(fields, form, weights, ignored)
+    if weights.get("num_bits") == 4:
+        return parse_compressed_fp4(fields, form, weights, ignored)
     kind = (weights.get("type"), weights.get("num_bits"), weights.get("symmetric", True))
     if kind != ("float", 8, True):
         raise refuse(fields, f"weights of {kind[1]} bits, type {kind[0]!r}", "supported are symmetric 8-bit floats")

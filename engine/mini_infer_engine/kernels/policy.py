@@ -28,6 +28,7 @@ from mini_infer_engine.kernels.gemm.gemm_config import (
     pdl_block_m,
     portable_block_m,
 )
+from mini_infer_engine.kernels.gemm.grouped_weight import GroupedWeight
 from mini_infer_engine.kernels.gemm.quantized_weight import QuantizedWeight
 from mini_infer_engine.kernels.gemm.tuned_configs import NO_TUNED_CONFIGS, TunedConfigs, load_tuned_configs
 
@@ -67,11 +68,11 @@ class KernelPolicy:
         return _SAMPLE_PROGRAMS_PER_SM * self.profile.sm_count
 
     def gemm_config(
-        self, x: torch.Tensor, weight: torch.Tensor | QuantizedWeight, *, gated: bool = False
+        self, x: torch.Tensor, weight: torch.Tensor | QuantizedWeight | GroupedWeight, *, gated: bool = False
     ) -> SmallMConfig | PdlGemmConfig | None:
-        """`small_m_config` of x [M, K] and weight [N, K], or [2 N, K] of a gated GEMM."""
+        """`small_m_config` of x [M, K] and weight [N, K], or [2 N, K] of a gated GEMM; None for grouped ones."""
         m, (weight_rows, k) = x.shape[0], weight.shape
-        if m > MAX_M:
+        if m > MAX_M or isinstance(weight, GroupedWeight):
             return None
         n = weight_rows // 2 if gated else weight_rows
         tma = self.pdl and are_tma_operands(x, weight)

@@ -68,6 +68,7 @@ class Linear(nn.Module):
     weight: nn.Parameter  # [out_features, in_features]
     weight_scale: nn.Parameter  # of methods that scale weights
     weight_minimum: nn.Parameter  # of asymmetric ones
+    weight_factors: nn.Parameter  # of methods whose scales have a scale
     integers: nn.Parameter  # of methods that round weights when they are loaded
 
     def __init__(

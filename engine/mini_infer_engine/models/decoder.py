@@ -125,6 +125,7 @@ class DecoderModel(nn.Module):
     unused_checkpoint_suffixes: ClassVar[tuple[str, ...]] = (
         "rotary_emb.inv_freq",
         ".input_scale",
+        ".input_global_scale",
         ".activation_scale",
         ".weight_shape",
     )

@@ -13,6 +13,8 @@ from mini_infer_engine.distributed.collectives import NO_COLLECTIVES, Collective
 from mini_infer_engine.kernels.context import KernelContext
 from mini_infer_engine.kernels.gemm.gemm_config import MAX_M, DeferredRMSNorm
 from mini_infer_engine.kernels.gemm.gemm_dispatch import small_m_linear, small_m_linear_add_norm
+from mini_infer_engine.kernels.gemm.grouped_weight import GroupedWeight
+from mini_infer_engine.kernels.gemm.grouped_weight_gemm import grouped_weight_linear
 from mini_infer_engine.kernels.gemm.quantized_gemm import quantized_linear
 from mini_infer_engine.kernels.gemm.quantized_weight import QuantizedWeight
 from mini_infer_engine.kernels.gemm.split_k_gemm import split_k_gemm
@@ -27,6 +29,7 @@ from mini_infer_engine.layers.moe import SparseMoE
 from mini_infer_engine.layers.norm import RMSNorm
 from mini_infer_engine.ops.base import ResidualState
 from mini_infer_engine.ops.torch_ops import ACTIVATIONS, norm_shared_columns_
+from mini_infer_engine.quantization.grouped import GroupedMethod
 from mini_infer_engine.quantization.packed import PackedMethod
 
 _CHUNK_ROWS = 1024
@@ -73,11 +76,11 @@ class TritonOps:
         """One product for any layer, into given memory or not, of this rank alone."""
         weight = kernel_weight(head)
         config = self._policy.gemm_config(state.residual, weight)
-        if config is not None:
+        if config is not None and not isinstance(weight, GroupedWeight):
             x = self._norm_or_deferred(state, norm)
             return small_m_linear(x, weight, config, workspace=self._workspace, bias=head.bias, out=out)
         x = self.norm(state, norm)
-        if isinstance(weight, QuantizedWeight):
+        if not isinstance(weight, Tensor):
             return self.quantized(x, weight, head.bias, out)
         if out is None:
             return functional.linear(x, head.weight, head.bias)
@@ -91,7 +94,7 @@ class TritonOps:
         # What the epilogue of our product can do.
         fused, weight = activation == "silu" and linear.bias is None, kernel_weight(linear)
         config = self._policy.gemm_config(state.residual, weight, gated=True) if fused else None
-        if config is not None:
+        if config is not None and not isinstance(weight, GroupedWeight):
             x = self._norm_or_deferred(state, norm)
             return small_m_linear(x, weight, config, workspace=self._workspace, gated=True)
         both = self.norm_linear(state, norm, linear)
@@ -108,7 +111,7 @@ class TritonOps:
             return self._sum_add_norm(self._summand(x, linear), state, next_norm)
         weight, bias, residual = kernel_weight(linear), linear.bias, state.residual
         config = self._policy.gemm_config(x, weight)
-        if config is not None:
+        if config is not None and not isinstance(weight, GroupedWeight):
             return ResidualState(
                 *small_m_linear_add_norm(
                     x,
@@ -121,7 +124,7 @@ class TritonOps:
                     eps=next_norm.eps,
                 )
             )
-        if isinstance(weight, QuantizedWeight):
+        if not isinstance(weight, Tensor):
             return self.add_norm(self.quantized(x, weight, bias), state, next_norm)
         splits = self._policy.k_splits(x.shape[0], *weight.shape)
         if splits > 1:
@@ -217,9 +220,15 @@ class TritonOps:
         )
 
     def quantized(
-        self, x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None, out: Tensor | None = None
+        self,
+        x: Tensor,
+        weight: QuantizedWeight | GroupedWeight,
+        bias: Tensor | None = None,
+        out: Tensor | None = None,
     ) -> Tensor:
         """X @ weight.T + bias for more rows than one of our small-M GEMMs has, or where those cannot run."""
+        if isinstance(weight, GroupedWeight):
+            return grouped_weight_linear(x, weight, bias=bias, out=out)
         config = self._policy.gemm_config(x[:MAX_M], weight) if weight.format != "fp8" else None
         if config is None or x.shape[0] > _MOST_CHUNKED_ROWS:
             return quantized_linear(x, weight, bias=bias, out=out)
@@ -237,9 +246,9 @@ class TritonOps:
         return self.norm(state, norm) if norm is None or state.normed is None else state.normed
 
 
-def kernel_weight(linear: Linear) -> Tensor | QuantizedWeight:
+def kernel_weight(linear: Linear) -> Tensor | QuantizedWeight | GroupedWeight:
     """What kernels multiply with. An assertion: the layer's method has made nothing for a GPU."""
     if linear.method is UNQUANTIZED:
         return linear.weight
-    assert isinstance(linear.method, PackedMethod), f"{type(linear.method).__name__} has no kernel"
+    assert isinstance(linear.method, PackedMethod | GroupedMethod), f"{type(linear.method).__name__} has no kernel"
     return linear.method.weight(linear)

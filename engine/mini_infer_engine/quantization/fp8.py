@@ -11,8 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mini_infer_engine.config.quantization import Fp8Scheme
-from mini_infer_engine.layers.linear import UNQUANTIZED, Linear
+from mini_infer_engine.kernels.gemm.grouped_weight import GroupedWeight, fits_kernels
+from mini_infer_engine.layers.linear import Linear
 from mini_infer_engine.layers.placement import FP8, Part, Placement
+from mini_infer_engine.quantization.grouped import keep_dequantized, keep_grouped
 from mini_infer_engine.quantization.packed import by_group, multiplies_fp8, pack_bytes
 
 
@@ -68,15 +70,23 @@ class Fp8Method:
         return wide if part is None or part.dim == 1 else part.of(wide)
 
     def process_weights_after_loading(self, layer: Linear) -> None:
-        """Pack for a GPU that has FP8. Elsewhere, or where blocks are not of 128 columns, dequantise."""
+        """Pack for a GPU that has FP8. Elsewhere, or where kernels have no such blocks, dequantise."""
         scale = by_group(layer.weight_scale, self.column_block(layer), layer.in_features)
-        if multiplies_fp8(layer.weight.device) and scale is not None:
+        on_gpu = multiplies_fp8(layer.weight.device)
+        if on_gpu and scale is not None:
             pack_bytes(layer, layer.weight, scale)
+        elif on_gpu and (weight := self.grouped(layer)) is not None:
+            keep_grouped(layer, weight)
         else:
-            weight = self.dequantized(layer, self.dtype)
-            layer.method = UNQUANTIZED
-            layer.weight = nn.Parameter(weight, requires_grad=False)
-            layer.finish_loading()
+            keep_dequantized(layer, self.dequantized(layer, self.dtype))
+
+    def grouped(self, layer: Linear) -> GroupedWeight | None:
+        """What was loaded, as kernels read it; None: they have no such blocks."""
+        columns, block = layer.in_features, self.column_block(layer)
+        group = block if block < columns else 0
+        if not fits_kernels(group, columns):
+            return None
+        return GroupedWeight("fp8", layer.weight, layer.weight_scale, columns, group)
 
     def apply(self, layer: Linear, x: Tensor) -> Tensor:
         """See `LinearMethod`: over the weight that it stands for, made anew at each call."""

@@ -1,9 +1,10 @@
 """Checkpoints with integer weights (GPTQ, AWQ, compressed-tensors): packed for a GPU's kernels once they are loaded.
 
-What kernels do not have is dequantised, as all is on a CPU, and the layer an unquantised one: groups of other sizes
-than multiples of 128, columns that are not in the order of their groups, 8 bits with zero points. weight = (integer -
-zero point) * scale, with one zero point and one scale for each row and group of columns (Frantar et al. 2022, arXiv
-2210.17323; Lin et al. 2023, arXiv 2306.00978).
+Two kinds of kernels read them: `packed` has the faster form, of rows and of groups of 128 columns; `grouped` takes
+groups of 16, 32 and 64, columns that are not in the order of their groups (act-order), and 8 bits with zero points.
+What neither has is dequantised, as all is on a CPU, and the layer an unquantised one. weight = (integer - zero point) *
+scale, with one zero point and one scale for each row and group of columns (Frantar et al. 2022, arXiv 2210.17323; Lin
+et al. 2023, arXiv 2306.00978).
 """
 
 from dataclasses import dataclass
@@ -14,9 +15,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mini_infer_engine.config.integer_quantization import IntegerScheme
+from mini_infer_engine.kernels.gemm.grouped_weight import GroupedWeight, fits_kernels, packed_pairs
 from mini_infer_engine.kernels.gemm.quantized_weight import GROUP
-from mini_infer_engine.layers.linear import UNQUANTIZED, Linear, PackedLinear
+from mini_infer_engine.layers.linear import Linear, PackedLinear
 from mini_infer_engine.layers.placement import Placement
+from mini_infer_engine.quantization.grouped import keep_dequantized, keep_grouped, multiplies_groups
 from mini_infer_engine.quantization.packed import by_group, pack_bytes, pack_nibbles
 
 _WORD_BITS = 32
@@ -87,12 +90,42 @@ class IntegerCheckpointMethod:
         for rows in _parts(layer):
             for name in self._stored(rows.stop - rows.start, layer.in_features):
                 delattr(layer, _parameter(name, rows))
-        if parts[0].scales.device.type != "cpu" and self._pack(layer, parts):
+        on_gpu = multiplies_groups(parts[0].scales.device, "int4")
+        if on_gpu and self._pack(layer, parts):
             return
-        layer.method = UNQUANTIZED
-        weight = torch.cat([part.dequantized().to(self.dtype) for part in parts])
-        layer.weight = nn.Parameter(weight, requires_grad=False)
-        layer.finish_loading()
+        if on_gpu and (weight := self._grouped(layer, parts)) is not None:
+            keep_grouped(layer, weight)
+            return
+        keep_dequantized(layer, torch.cat([part.dequantized().to(self.dtype) for part in parts]))
+
+    def grouped(self, layer: Linear) -> GroupedWeight | None:
+        """What was loaded, as kernels read it; None: they have no such form."""
+        return self._grouped(layer, [self._decoded(layer, rows) for rows in _parts(layer)])
+
+    def _grouped(self, layer: Linear, parts: list["_Decoded"]) -> GroupedWeight | None:
+        columns, first = layer.in_features, parts[0].groups
+        group = self.scheme.group_size if self.scheme.group_size < columns else 0
+        in_order = torch.arange(columns, device=first.device) // (group or columns)
+        order = None if torch.equal(first, in_order) else first.argsort(stable=True)
+        same_order = all(torch.equal(part.groups, first) for part in parts)
+        if not fits_kernels(group, columns) or not same_order:
+            return None
+        integers, scales, zeros = (
+            torch.cat([getattr(part, name) for part in parts]) for name in ("integers", "scales", "zeros")
+        )
+        if order is not None:
+            if not torch.equal(first[order], in_order):
+                return None
+            integers, order = integers[:, order], order.int()
+        half = scales.half()
+        scales = half if torch.equal(half.float(), scales) else scales
+        if self.scheme.bits == 4:
+            kept = zeros.to(torch.uint8)
+            return GroupedWeight("int4", packed_pairs(integers), scales, columns, group, kept, order=order)
+        middle = 0 if self.scheme.form == "int-quantized" else 128
+        signed = (zeros - middle).to(torch.int8)
+        values = (integers - middle).to(torch.int8)
+        return GroupedWeight("int8", values, scales, columns, group, signed if signed.any() else None, order=order)
 
     def _pack(self, layer: Linear, parts: list["_Decoded"]) -> bool:
         """Whether kernels know the form; then the layer has it."""

@@ -3,8 +3,10 @@
 from torch import nn
 
 from mini_infer_engine.config.errors import ModelError
+from mini_infer_engine.config.fp4_quantization import Fp4Scheme
 from mini_infer_engine.config.quantization import Fp8Scheme, Scheme, applies_to
 from mini_infer_engine.layers.linear import Linear, LinearMethod
+from mini_infer_engine.quantization.fp4 import Fp4Method
 from mini_infer_engine.quantization.fp8 import Fp8Method
 from mini_infer_engine.quantization.integer import IntegerCheckpointMethod
 
@@ -30,4 +32,6 @@ def quantize_layers(model: nn.Module, scheme: Scheme) -> None:
 
 
 def _method(scheme: Scheme) -> LinearMethod:
-    return Fp8Method(scheme) if isinstance(scheme, Fp8Scheme) else IntegerCheckpointMethod(scheme)
+    if isinstance(scheme, Fp8Scheme):
+        return Fp8Method(scheme)
+    return Fp4Method(scheme) if isinstance(scheme, Fp4Scheme) else IntegerCheckpointMethod(scheme)

@@ -1,0 +1,133 @@
+"""Quantised weights of any group size, in the checkpoint's order of columns: what `quantized_weight` has no form for.
+
+4-bit floats (E2M1) with scales of 16 or 32 columns, integers of groups of 32 and 64 or with columns in another order
+(act-order), GGUF's blocks, and experts, which are stacked along the first dimension. The kernels are
+`grouped_weight_gemm` and those of `kernels.moe`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+Kind = Literal["int8", "fp8", "int4", "fp4"]
+COLUMN_STEP = 128
+"""Groups that are larger are multiples of it, smaller ones are powers of two, at least 16."""
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""Of the lower three bits; the highest is the sign (OCP Microscaling Formats 1.0, table 4)."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedWeight:
+    """weight [..., N, K] = (value - zero point) * scale * factor; with minima value * scale + minimum."""
+
+    kind: Kind
+    values: Tensor
+    """[..., N, K] int8 or float8 e4m3fn, or [..., N, (K + 1) // 2] uint8, the earlier column in the lower half."""
+    scales: Tensor
+    """[..., N, groups]: floats, or uint8 where they are powers of two (E8M0: 2 ** (byte - 127))."""
+    k: int
+    group: int
+    """Columns that share a scale; 0: the whole row."""
+    zeros: Tensor | None = None
+    """[..., N, groups]: zero points as integers, or minima as floats; None: zero."""
+    factors: Tensor | None = None
+    """[..., N] fp32, of rows; None: one."""
+    order: Tensor | None = None
+    """[K] int32: which column of x stands at each place; None: its own."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of the weight that it stands for, or of one of the stack's: N, K."""
+        return self.values.shape[-2], self.k
+
+    @property
+    def bits(self) -> int:
+        """Of a value: 8 or 4."""
+        return 4 if self.values.dtype == torch.uint8 else 8
+
+    def at(self, index: int | slice) -> "GroupedWeight":
+        """One of a stack, or some rows of one weight."""
+        parts = (self.scales, self.zeros, self.factors)
+        scales, zeros, factors = (None if part is None else part[index] for part in parts)
+        assert scales is not None
+        return replace(self, values=self.values[index], scales=scales, zeros=zeros, factors=factors)
+
+    def columns(self, begin: int, end: int) -> "GroupedWeight":
+        """Some columns. ValueError: they cut through groups."""
+        if self.group and (begin % self.group or (end % self.group and end != self.k)):
+            raise ValueError(f"columns {begin} to {end} cut through groups of {self.group}")
+        assert self.order is None, "columns in another order are not split"
+        a_byte = 8 // self.bits
+        groups = slice(begin // self.group, -(-end // self.group)) if self.group else slice(None)
+        values = self.values[..., begin // a_byte : -(-end // a_byte)]
+        zeros = None if self.zeros is None else self.zeros[..., groups]
+        return replace(self, values=values, scales=self.scales[..., groups], zeros=zeros, k=end - begin)
+
+
+def stacked(weights: Sequence[GroupedWeight]) -> GroupedWeight:
+    """Weights of one form and shape as a stack of them."""
+    first = weights[0]
+
+    def of(parts: list[Tensor | None]) -> Tensor | None:
+        tensors = [part for part in parts if part is not None]
+        return torch.stack(tensors) if tensors else None
+
+    scales = of([weight.scales for weight in weights])
+    values = of([weight.values for weight in weights])
+    assert scales is not None
+    assert values is not None
+    zeros, factors = of([weight.zeros for weight in weights]), of([weight.factors for weight in weights])
+    return replace(first, values=values, scales=scales, zeros=zeros, factors=factors)
+
+
+def fits_kernels(group: int, k: int) -> bool:
+    """Whether kernels know groups of so many columns; 0: the whole row."""
+    return group == 0 or group >= k or group in (16, 32, 64) or group % COLUMN_STEP == 0
+
+
+def packed_pairs(integers: Tensor) -> Tensor:
+    """Two columns a byte, uint8 [..., N, (K + 1) // 2], from integers in [0, 15]."""
+    wide = functional.pad(integers.to(torch.uint8), (0, integers.shape[-1] % 2))
+    return wide[..., ::2] | (wide[..., 1::2] << 4)
+
+
+def dequantized_groups(weight: GroupedWeight) -> Tensor:
+    """fp32 [..., N, K], columns in x's order, by plain torch: what kernels are tested against."""
+    values = _wide(weight)
+    scales = scales_as_floats(weight.scales)
+    if weight.zeros is None:
+        made = values * _by_column(scales, weight)
+    elif weight.zeros.is_floating_point():
+        made = values * _by_column(scales, weight) + _by_column(weight.zeros.float(), weight)
+    else:
+        made = (values - _by_column(weight.zeros.float(), weight)) * _by_column(scales, weight)
+    if weight.factors is not None:
+        made = made * weight.factors.unsqueeze(-1)
+    if weight.order is None:
+        return made
+    unordered = torch.empty_like(made)
+    unordered[..., weight.order.long()] = made
+    return unordered
+
+
+def scales_as_floats(scales: Tensor) -> Tensor:
+    """fp32, from floats or from powers of two."""
+    return (scales.view(torch.float8_e8m0fnu) if scales.dtype == torch.uint8 else scales).float()
+
+
+def _wide(weight: GroupedWeight) -> Tensor:
+    if weight.bits == 8:
+        return weight.values.float()
+    halves = torch.stack((weight.values & 15, weight.values >> 4), dim=-1).flatten(-2)[..., : weight.k]
+    if weight.kind == "int4":
+        return halves.float()
+    table = torch.tensor((*_E2M1, *(-value for value in _E2M1)), device=halves.device)
+    return table[halves.long()]
+
+
+def _by_column(parameters: Tensor, weight: GroupedWeight) -> Tensor:
+    return parameters.repeat_interleave(weight.group or weight.k, dim=-1)[..., : weight.k]

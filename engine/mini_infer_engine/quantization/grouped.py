@@ -1,0 +1,71 @@
+"""Layers whose weights stay quantised in the checkpoint's order of columns: groups that `packed` has no form for.
+
+Does not know any checkpoint: those that read weights do, and hand over a `GroupedWeight`.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from mini_infer_engine.kernels.gemm.grouped_weight import GroupedWeight, Kind, dequantized_groups
+from mini_infer_engine.layers.linear import UNQUANTIZED, Linear
+from mini_infer_engine.layers.placement import Placement
+from mini_infer_engine.quantization.packed import multiplies_fp8
+
+
+class GroupedMethod:
+    """See `layers.linear.LinearMethod`: of one layer that has been loaded; nothing is placed in it."""
+
+    def __init__(self, kind: Kind, group: int) -> None:
+        self.kind, self.group = kind, group
+
+    def create_weights(self, layer: Linear) -> None:
+        """Nothing: `keep_grouped` has."""
+
+    def placements(self, layer: Linear, path: str, rows: slice) -> dict[str, Placement]:
+        """None: what a checkpoint has is not what is kept."""
+        return {}
+
+    def process_weights_after_loading(self, layer: Linear) -> None:
+        """Nothing is left to do."""
+
+    def weight(self, layer: Linear) -> GroupedWeight:
+        """What kernels multiply with."""
+        parts = (getattr(layer, f"weight_{part}", None) for part in ("zeros", "factors", "order"))
+        return GroupedWeight(self.kind, layer.integers, layer.weight_scale, layer.in_features, self.group, *parts)
+
+    def apply(self, layer: Linear, x: Tensor) -> Tensor:
+        """See `LinearMethod`: over the weight that it stands for, made anew at each call."""
+        return functional.linear(x, dequantized_groups(self.weight(layer)).to(x.dtype), layer.bias)
+
+
+def keep_grouped(layer: Linear, weight: GroupedWeight) -> None:
+    """Give up what was loaded for a weight that kernels read; parameters, so that their bytes are counted."""
+    forget_weights(layer)
+    kept = {"integers": weight.values, "weight_scale": weight.scales}
+    optional = {"weight_zeros": weight.zeros, "weight_factors": weight.factors, "weight_order": weight.order}
+    for name, tensor in kept.items():
+        layer.register_parameter(name, nn.Parameter(tensor.contiguous(), requires_grad=False))
+    for name, part in optional.items():
+        if part is not None:
+            layer.register_parameter(name, nn.Parameter(part.contiguous(), requires_grad=False))
+    layer.method = GroupedMethod(weight.kind, weight.group)
+
+
+def keep_dequantized(layer: Linear, weight: Tensor) -> None:
+    """Give up what was loaded for the weight itself [out_features, in_features], as an unquantised layer has it."""
+    forget_weights(layer)
+    layer.method = UNQUANTIZED
+    layer.weight = nn.Parameter(weight, requires_grad=False)
+    layer.finish_loading()
+
+
+def forget_weights(layer: Linear) -> None:
+    """All parameters but the bias go."""
+    for name in [name for name in layer._parameters if name != "bias"]:
+        delattr(layer, name)
+
+
+def multiplies_groups(device: torch.device, kind: Kind) -> bool:
+    """Whether kernels read weights of this kind there: FP8 where the GPU has it, others on any."""
+    return multiplies_fp8(device) if kind == "fp8" else device.type == "cuda"
