@@ -40,11 +40,6 @@ NOT_YET = (
         lambda s: not any(role.parallelism is not None and role.parallelism.expert for role in s.roles.values()),
     ),
     Rule(
-        f"!({_above_one('prefill', 'tensor')} || {_above_one('decode', 'tensor')})",
-        "ranks do not hand KV cache on yet: leave parallelism.tensor of prefill and decode out, or write unified",
-        lambda s: all(size == 1 for name, size in _sizes(s, "tensor").items() if name != "unified"),
-    ),
-    Rule(
         f"!({_above_one('unified', 'tensor')} && has(self.spec.unified.engine) && "
         "(has(self.spec.unified.engine.speculativeMethod) || has(self.spec.unified.engine.speculativeModel)))",
         "speculative decoding runs on one GPU only yet: leave out parallelism.tensor, or the speculative options",

@@ -24,6 +24,7 @@ from mini_infer_engine.dry.scripted_runner import (
     ScriptedRunner,
 )
 from mini_infer_engine.kv_transfer.layout import KVMemory
+from mini_infer_engine.kv_transfer.transport import OpenTransport, open_transport
 from mini_infer_engine.speculation.config import speculation_of
 from mini_infer_engine.structured.compiler import GrammarCompiler
 
@@ -43,7 +44,8 @@ class BuiltEngine:
     model_revision: str
     """What the keys of cached blocks begin with."""
     memory: KVMemory
-    """The page pool, for KV transfer."""
+    """The page pool, for KV transfer; of a tensor-parallel group the first rank's."""
+    open_transport: OpenTransport
 
 
 def build_engine(
@@ -82,7 +84,9 @@ def _build_dry(settings: EngineSettings, dry_run: DryRun, record_events: bool) -
     )
     info = _model_info(runner, max_model_len, dry_model.VOCAB_SIZE)
     info = msgspec.structs.replace(info, hidden_size=EMBEDDING_SIZE)
-    return BuiltEngine(engine, info, dry_model.DRY_MODEL, runner.kv_memory())
+    memory = runner.kv_memory()
+    opens = partial(open_transport, memory=memory)
+    return BuiltEngine(engine, info, dry_model.DRY_MODEL, memory, opens)
 
 
 def _build_real(settings: EngineSettings, record_events: bool, watched: "Watched | None") -> BuiltEngine:
@@ -107,7 +111,7 @@ def _build_real(settings: EngineSettings, record_events: bool, watched: "Watched
         kernels["all_reduce"] = runner.all_reduce
         model = msgspec.structs.replace(model, tensor_parallel_size=settings.tensor_parallel_size)
     model = msgspec.structs.replace(model, kernels=kernels, hidden_size=config.hidden_size)
-    return BuiltEngine(engine, model, revision, runner.kv_memory())
+    return BuiltEngine(engine, model, revision, runner.kv_memory(), runner.open_transport)
 
 
 def _load(settings: EngineSettings, watched: "Watched | None") -> "ModelRunner | ParallelRunner":

@@ -166,15 +166,20 @@ def serve(config: CoreConfig, folder: Path) -> None:
     try:
         publisher = EventPublisher(context, config.host, config.events_port, config.replay_port)
         moves_kv = config.transfer.port > 0
-        if moves_kv and config.settings.tensor_parallel_size > 1 and config.dry_run is None:
-            raise ValueError("--transfer-port: KV transfer needs --tensor-parallel-size 1, ranks do not transfer yet")
         weights = begin_identity(config.settings, config.dry_run) if moves_kv else None
         built = build_engine(config.settings, config.dry_run, watched=watched)
         transfer = None
         if weights is not None:
             sys.setswitchinterval(_SWITCH_S)
             transfer = start_transfer(
-                context, config.settings, config.transfer, built.engine, built.model_revision, built.memory, weights
+                context,
+                config.settings,
+                config.transfer,
+                built.engine,
+                built.model_revision,
+                built.memory,
+                built.open_transport,
+                weights,
             )
         gc.collect()
         gc.freeze()  # what is here now stays: without, each full collection walks all of it while requests wait

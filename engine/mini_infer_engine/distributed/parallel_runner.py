@@ -30,6 +30,7 @@ from mini_infer_engine.distributed.process_group import LOOPBACK, open_store
 from mini_infer_engine.distributed.rank_config import Addresses, RankConfig, spawn_rank
 from mini_infer_engine.distributed.signs import Watch
 from mini_infer_engine.distributed.tensor_parallel import TensorParallel
+from mini_infer_engine.kv_transfer.group_transport import GroupTransport, open_group_transport
 from mini_infer_engine.kv_transfer.layout import KVMemory
 from mini_infer_engine.runtime.executor import PassHandle
 from mini_infer_engine.runtime.model_runner import ModelRunner, load_runner
@@ -62,10 +63,9 @@ class Ranks:
         self.size = settings.tensor_parallel_size
         local = range(1, self.size // settings.nnodes)
         self._folder = watched.folder or Path(tempfile.mkdtemp(prefix="mini-infer-ranks-"))
-        is_local = settings.nnodes == 1
-        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+        self._context = context = zmq.Context[zmq.Socket[bytes]].instance()
         router = context.socket(zmq.ROUTER)
-        host = "" if is_local else master_address(settings)
+        self._host = host = "" if settings.nnodes == 1 else master_address(settings)
         signs = self._bind(router, "signs", host)
         self._steps = {rank: context.socket(zmq.PUSH) for rank in range(1, self.size)}
         steps = {}
@@ -129,6 +129,13 @@ class Ranks:
         payload = step_messages.encode(message)
         for socket in self._steps.values():
             socket.send(payload)
+
+    def open_transport(self, kind: str, engine_id: str, memory: KVMemory) -> GroupTransport:
+        """What moves all ranks' pages from and to other engines. ModelError: it cannot work on one of them."""
+        router = self._context.socket(zmq.ROUTER)
+        router.set(zmq.LINGER, 0)
+        self.send(step_messages.OpenTransport(self._bind(router, "transfer", self._host), kind, engine_id))
+        return open_group_transport(kind, engine_id, memory, self.size, router, lambda: self.watch.lost)
 
     def agree(self, value: int) -> list[int]:
         """One number of each rank, once all have come to the same point. ModelError: a rank could not."""
@@ -194,12 +201,17 @@ class ParallelRunner:
         """Of this rank alone: its page pool, as KV transfer sees it."""
         return self.local.kv_memory()
 
+    def open_transport(self, kind: str, engine_id: str) -> GroupTransport:
+        """See `Ranks.open_transport`."""
+        return self.ranks.open_transport(kind, engine_id, self.kv_memory())
+
     def refuses(self, request: Request) -> str | None:
         """See `Runner.refuses`."""
         return self.local.refuses(request)
 
     def launch(self, batch: Batch) -> PassHandle:
         """See `Runner.launch`."""
+        batch.marks_layers = False  # a layer of this rank says nothing of the others'
         with self._all_or_nothing():
             self.ranks.send(self._writer.launch(batch))
             return self.local.launch(batch)

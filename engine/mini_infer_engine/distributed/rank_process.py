@@ -21,6 +21,7 @@ from mini_infer_engine.distributed.process_group import LOOPBACK, join_store
 from mini_infer_engine.distributed.rank_config import Addresses, RankConfig
 from mini_infer_engine.distributed.signs import Signs
 from mini_infer_engine.distributed.tensor_parallel import TensorParallel
+from mini_infer_engine.kv_transfer.group_transport import serve_rank
 from mini_infer_engine.runtime.executor import PassHandle
 from mini_infer_engine.runtime.model_runner import ModelRunner, load_runner
 
@@ -61,6 +62,8 @@ class Rank:
                     handles = [*handles[1 - _HANDLES_KEPT :], runner.launch(reader.batch(message))]
                 case step_messages.Sample() as message:
                     runner.sample(handles[-1], step_messages.masks_of(message))
+                case step_messages.OpenTransport(address, kind, engine_id):
+                    serve_rank(address, kind, engine_id, runner.kv_memory(), self._config.rank)
                 case step_messages.Stop():
                     return
                 case step_messages.Agreed():

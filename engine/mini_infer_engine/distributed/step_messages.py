@@ -40,11 +40,19 @@ class Agreed(msgspec.Struct, frozen=True, tag=True):
     values: list[int]
 
 
+class OpenTransport(msgspec.Struct, frozen=True, tag=True):
+    """Take part in KV transfer, as the first rank says at this address; see `kv_transfer.group_transport`."""
+
+    address: str
+    kind: str
+    engine_id: str
+
+
 class Stop(msgspec.Struct, frozen=True, tag=True):
     """Leave."""
 
 
-StepMessage = Launch | Sample | Agreed | Stop
+StepMessage = Launch | Sample | Agreed | OpenTransport | Stop
 
 
 def _packed(value: Any) -> Any:

@@ -12,7 +12,7 @@ from mini_infer_engine.core.kv_transfer import LayerMark
 from mini_infer_engine.kv_transfer import events, wire
 from mini_infer_engine.kv_transfer.estimates import RateMeter
 from mini_infer_engine.kv_transfer.handshake import handshake_refusal
-from mini_infer_engine.kv_transfer.layout import KVLayout, alignment, pieces
+from mini_infer_engine.kv_transfer.layout import KVLayout, Span, alignment
 from mini_infer_engine.kv_transfer.leases import LeaseTable
 from mini_infer_engine.kv_transfer.stats import Counters
 from mini_infer_engine.kv_transfer.transport import Motion, Transport, TransportError
@@ -52,7 +52,6 @@ class _Prefill:
 class _Write:
     give: events.Give
     motion: Motion
-    num_bytes: int
     begun_s: float
     ends_give: bool
     """It writes the last layers of its `give`."""
@@ -126,7 +125,7 @@ class Giver:
         refusal = handshake_refusal(ours, party)
         if not refusal:
             try:
-                self._transport.add_peer(party.engine_id, party.where)
+                self._transport.add_peer(party.engine_id, party.layout, party.where)
             except TransportError as error:
                 refusal = str(error)
         if refusal:
@@ -217,13 +216,13 @@ class Giver:
         try:
             if party is None:
                 raise TransportError("its engine has restarted")
-            table = pieces(self._layout, give.pages, party.layout, prefill.pages, (give.begin, give.end), layers)
-            motion = self._transport.start(party.engine_id, "write", table)
+            span = Span(give.pages, prefill.pages, give.begin, give.end, layers)
+            motion = self._transport.start(party.engine_id, "write", span)
         except TransportError as error:
             self._peers.pop(prefill.peer, None)  # it is to greet again: then it is connected anew
             self._give_up(key, prefill, wire.Failed(prefill.job, "transport", str(error)))
             return
-        prefill.write = _Write(give, motion, int(table[:, 2].sum()), time.monotonic(), ends_give)
+        prefill.write = _Write(give, motion, time.monotonic(), ends_give)
         prefill.next_layer = 0 if ends_give or layers is None else layers[1]
         if ends_give:
             prefill.waiting.popleft()
@@ -285,10 +284,11 @@ class Giver:
             self._peers.pop(prefill.peer, None)
             self._give_up(key, prefill, wire.Failed(prefill.job, "transport", message))
         else:
-            prefill.num_bytes += write.num_bytes
-            self._counters.given_bytes += write.num_bytes
+            num_bytes = write.motion.num_bytes
+            prefill.num_bytes += num_bytes
+            self._counters.given_bytes += num_bytes
             self._counters.given_s += now_s - write.begun_s
-            self._rate.add(write.num_bytes, now_s - write.begun_s)
+            self._rate.add(num_bytes, now_s - write.begun_s)
             self._begin_next(key, prefill)
             self._finish(key, prefill)
 

@@ -1,11 +1,13 @@
 """How keys and values lie in an engine's page pool, and which bytes of two pools are the same tokens'. No memory here.
 
 A pool is [pages, layers, halves, page_size, heads, head]: the halves are keys and values, or one where a model keeps
-one thing of each token. Pools whose pages differ in size are matched run by run.
+one thing of each token. Pools whose pages differ in size are matched run by run, and those of tensor-parallel groups
+whose ranks hold other heads token by token.
 """
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
@@ -13,7 +15,7 @@ import numpy as np
 
 
 class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one pool, or of one rank's pool of a tensor-parallel group."""
+    """Of one pool, or of each rank's pool of a tensor-parallel group."""
 
     num_layers: int
     halves: int
@@ -27,6 +29,13 @@ class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
     scale_bytes: int = 0
     """Of one token and head in a quantised pool; they stand behind a half page's tokens."""
     tp_size: int = 1
+    copies: int = 1
+    """Ranks that hold the same heads, one after the other."""
+
+    @property
+    def total_heads(self) -> int:
+        """Of the model."""
+        return self.num_heads * self.tp_size // self.copies
 
     @property
     def row_bytes(self) -> int:
@@ -53,6 +62,11 @@ class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
         """Of one token in all layers."""
         return self.page_bytes // self.page_size
 
+    @property
+    def group_token_bytes(self) -> int:
+        """Of one token on all ranks."""
+        return self.token_bytes * self.tp_size
+
 
 class KVMemory(msgspec.Struct, frozen=True, kw_only=True):
     """A page pool in this process."""
@@ -72,11 +86,11 @@ class KVMemory(msgspec.Struct, frozen=True, kw_only=True):
 def layout_refusal(ours: KVLayout, theirs: KVLayout) -> str:
     """Why tokens of one pool cannot be copied into the other; empty: they can.
 
-    Pages may differ in size, but not where they are quantised.
+    Page sizes and numbers of ranks may differ, but not where pages are quantised.
     """
-    names = ["num_layers", "halves", "dtype", "scale_bytes", "tp_size", "num_heads", "head_bytes"]
-    if ours.scale_bytes:  # a run of tokens has its scales elsewhere: quantised pages move whole
-        names.append("page_size")
+    names = ["num_layers", "halves", "dtype", "scale_bytes", "total_heads", "head_bytes"]
+    if ours.scale_bytes:  # a token has its scales elsewhere in the page: quantised pages move whole
+        names += ["page_size", "tp_size"]
     for name in names:
         mine, other = getattr(ours, name), getattr(theirs, name)
         if mine != other:
@@ -89,37 +103,81 @@ def alignment(ours: KVLayout, theirs: KVLayout) -> int:
     return math.lcm(ours.page_size, theirs.page_size)
 
 
-def pieces(
-    ours: KVLayout,
-    our_pages: Sequence[int],
-    theirs: KVLayout,
-    their_pages: Sequence[int],
-    tokens: tuple[int, int],
-    layers: tuple[int, int] | None = None,
-) -> np.ndarray:  # [pieces, 3] int64: our offset, their offset, bytes
-    """The bytes of tokens [from, to) in both pools; page lists begin at token 0. The last page may be copied whole.
+@dataclass(frozen=True, slots=True)
+class HeadShare:
+    """Heads that one of our ranks moves from or to one of theirs."""
 
-    `layers` [from, to): of these alone; None: of all. Equal page sizes make one piece a page, others one a run of the
-    smaller page in each layer and half.
+    their_rank: int
+    our_first: int
+    """Among the rank's heads."""
+    their_first: int
+    count: int
+
+
+def head_shares(ours: KVLayout, rank: int, theirs: KVLayout) -> list[HeadShare]:
+    """What one of our ranks moves, so that all ranks together move each head that a rank there holds, once.
+
+    Of ranks here that hold the same heads, each serves others; where heads are read, each reads from another.
     """
-    first, end = tokens
-    low, high = layers or (0, ours.num_layers)
-    if ours.page_size == theirs.page_size:
-        begin, last = first // ours.page_size, -(-end // ours.page_size)
+    first = rank // ours.copies * ours.num_heads
+    shares = []
+    for their_rank in range(theirs.tp_size):
+        their_first = their_rank // theirs.copies * theirs.num_heads
+        begin, end = max(first, their_first), min(first + ours.num_heads, their_first + theirs.num_heads)
+        if begin < end:
+            shares.append(HeadShare(their_rank, begin - first, begin - their_first, end - begin))
+    return shares
+
+
+def shares_to_write(ours: KVLayout, rank: int, theirs: KVLayout) -> list[HeadShare]:
+    """Every rank there gets each of its heads, from one of those here that hold it."""
+    return [s for s in head_shares(ours, rank, theirs) if s.their_rank % ours.copies == rank % ours.copies]
+
+
+def shares_to_read(ours: KVLayout, rank: int, theirs: KVLayout) -> list[HeadShare]:
+    """A rank gets each of its heads, from one of those there that hold it."""
+    return [s for s in head_shares(ours, rank, theirs) if s.their_rank % theirs.copies == rank % theirs.copies]
+
+
+class Span(msgspec.Struct, frozen=True):
+    """Tokens of one sequence that are to move, and where they lie on both sides; page lists begin at token 0."""
+
+    our_pages: Sequence[int]
+    their_pages: Sequence[int]
+    begin: int
+    end: int
+    layers: tuple[int, int] | None = None
+    """[from, to); None: all."""
+
+
+def pieces(
+    ours: KVLayout, theirs: KVLayout, span: Span, heads: HeadShare | None = None
+) -> np.ndarray:  # [pieces, 3] int64: our offset, their offset, bytes
+    """The bytes of a span in both pools; `heads` None: of all heads. The last page may be copied whole.
+
+    Equal page sizes and heads make one piece a page, others one a run of the smaller page in each layer and half, or,
+    where the heads of a token do not lie alike, one a token in each.
+    """
+    heads = heads or HeadShare(0, 0, 0, ours.num_heads)
+    whole_rows = heads.count == ours.num_heads == theirs.num_heads
+    low, high = span.layers or (0, ours.num_layers)
+    if whole_rows and ours.page_size == theirs.page_size:
+        begin, last = span.begin // ours.page_size, -(-span.end // ours.page_size)
         offset, size = low * ours.layer_bytes, (high - low) * ours.layer_bytes
         table = np.empty((last - begin, 3), np.int64)
-        table[:, 0] = np.asarray(our_pages[begin:last], np.int64) * ours.page_bytes + offset
-        table[:, 1] = np.asarray(their_pages[begin:last], np.int64) * theirs.page_bytes + offset
+        table[:, 0] = np.asarray(span.our_pages[begin:last], np.int64) * ours.page_bytes + offset
+        table[:, 1] = np.asarray(span.their_pages[begin:last], np.int64) * theirs.page_bytes + offset
         table[:, 2] = size
         return table
-    unit = math.gcd(ours.page_size, theirs.page_size)
-    runs = np.arange(first // unit, -(-end // unit), dtype=np.int64) * unit
+    unit = math.gcd(ours.page_size, theirs.page_size) if whole_rows else 1
+    runs = np.arange(span.begin // unit, -(-span.end // unit), dtype=np.int64) * unit
     halves = np.arange(low * ours.halves, high * ours.halves, dtype=np.int64)
     table = np.empty((len(runs), len(halves), 3), np.int64)
-    for column, layout, pages in ((0, ours, our_pages), (1, theirs, their_pages)):
+    sides = ((ours, span.our_pages, heads.our_first), (theirs, span.their_pages, heads.their_first))
+    for column, (layout, pages, first_head) in enumerate(sides):
         page_ids = np.asarray(pages, np.int64)[runs // layout.page_size]
-        in_page = (runs % layout.page_size) * layout.row_bytes
+        in_page = (runs % layout.page_size) * layout.row_bytes + first_head * layout.head_bytes
         of_half = halves * layout.half_bytes
         table[:, :, column] = (page_ids * layout.page_bytes + in_page)[:, None] + of_half
-    table[:, :, 2] = unit * ours.row_bytes
+    table[:, :, 2] = unit * heads.count * ours.head_bytes
     return table.reshape(-1, 3)

@@ -6,13 +6,21 @@ https://github.com/ai-dynamo/nixl. `UCX_TLS` and its like work as UCX documents 
 import contextlib
 import importlib
 import logging
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from mini_infer_engine.kv_transfer.layout import KVMemory
-from mini_infer_engine.kv_transfer.transport import Motion, Progress, TransportError
-from mini_infer_engine.kv_transfer.wire import TransportAddress
+from mini_infer_engine.kv_transfer.layout import (
+    KVLayout,
+    KVMemory,
+    Span,
+    head_shares,
+    pieces,
+    shares_to_read,
+    shares_to_write,
+)
+from mini_infer_engine.kv_transfer.transport import How, Motion, Motions, Progress, TransportError
+from mini_infer_engine.kv_transfer.wire import RankAddress, TransportAddress
 
 log = logging.getLogger(__name__)
 
@@ -39,17 +47,17 @@ class NixlTransport:
 
     name = "nixl"
 
-    def __init__(self, engine_id: str, memory: KVMemory) -> None:
+    def __init__(self, engine_id: str, memory: KVMemory, rank: int = 0) -> None:
         """ImportError: NIXL is not installed."""
         nixl = load_nixl()
-        self._memory = memory
+        self._memory, self._rank = memory, rank
         self._segment = _SEGMENTS[memory.device]
-        self._agent = nixl.nixl_agent(engine_id, nixl.nixl_agent_config(backends=["UCX"]))
+        self._agent = nixl.nixl_agent(_agent_name(engine_id, rank), nixl.nixl_agent_config(backends=["UCX"]))
         if "UCX" not in self._agent.backends:
             raise ImportError("this build of NIXL has no UCX backend")
         region = [(memory.address, memory.size, memory.device_index, "")]
         self._registered = self._agent.register_memory(region, self._segment)
-        self._peers: dict[str, TransportAddress] = {}
+        self._peers: dict[str, tuple[KVLayout, TransportAddress]] = {}
 
     def enter_thread(self) -> None:
         """See `Transport.enter_thread`: CUDA's current device and context are a thread's own, and UCX takes those."""
@@ -61,53 +69,65 @@ class NixlTransport:
     def describe(self) -> TransportAddress:
         """See `Transport.describe`."""
         memory = self._memory
-        return TransportAddress(
-            transport=self.name,
+        here = RankAddress(
             metadata=self._agent.get_agent_metadata(),
             address=memory.address,
             device=memory.device,
             device_index=memory.device_index,
         )
+        return TransportAddress(self.name, [here])
 
-    def add_peer(self, engine_id: str, where: TransportAddress) -> None:
+    def add_peer(self, engine_id: str, layout: KVLayout, where: TransportAddress) -> None:
         """See `Transport.add_peer`."""
-        if self._peers.get(engine_id) == where:
+        if self._peers.get(engine_id) == (layout, where):
             return
         self.remove_peer(engine_id)
+        self._peers[engine_id] = layout, where
         try:
-            self._agent.add_remote_agent(where.metadata)
-            self._agent.make_connection(engine_id)
+            for share in head_shares(self._memory.layout, self._rank, layout):
+                self._agent.add_remote_agent(where.ranks[share.their_rank].metadata)
+                self._agent.make_connection(_agent_name(engine_id, share.their_rank))
         except Exception as error:  # NIXL has a class of its own for each of its faults
+            self.remove_peer(engine_id)
             raise TransportError(f"NIXL cannot reach {engine_id}: {error}") from error
-        self._peers[engine_id] = where
 
     def remove_peer(self, engine_id: str) -> None:
         """See `Transport.remove_peer`."""
-        if self._peers.pop(engine_id, None) is not None:
+        layout, _ = self._peers.pop(engine_id, (None, None))
+        if layout is None:
+            return
+        for share in head_shares(self._memory.layout, self._rank, layout):
             try:
-                self._agent.remove_remote_agent(engine_id)
+                self._agent.remove_remote_agent(_agent_name(engine_id, share.their_rank))
             except Exception as error:
                 log.info("NIXL has forgotten %s already: %s", engine_id, error)
 
-    def start(self, engine_id: str, how: Literal["write", "read"], pieces: np.ndarray) -> Motion:
+    def start(self, engine_id: str, how: How, span: Span) -> Motion:
         """See `Transport.start`."""
-        where = self._peers.get(engine_id)
-        if where is None:
+        if engine_id not in self._peers:
             raise TransportError(f"{engine_id} is not connected")
+        ours, (theirs, where) = self._memory.layout, self._peers[engine_id]
+        shares = (shares_to_write if how == "write" else shares_to_read)(ours, self._rank, theirs)
+        motions: list[Motion] = []
         try:
-            handle = self._agent.initialize_xfer(
-                how.upper(),
-                self._descriptors(pieces[:, 0], pieces[:, 2], self._memory),
-                self._descriptors(pieces[:, 1], pieces[:, 2], where),
-                engine_id,
-            )
-            self._agent.transfer(handle)
+            for share in shares:
+                table, there = pieces(ours, theirs, span, share), where.ranks[share.their_rank]
+                handle = self._agent.initialize_xfer(
+                    how.upper(),
+                    self._descriptors(table[:, 0], table[:, 2], self._memory),
+                    self._descriptors(table[:, 1], table[:, 2], there),
+                    _agent_name(engine_id, share.their_rank),
+                )
+                self._agent.transfer(handle)
+                motions.append(_NixlMotion(self._agent, handle, int(table[:, 2].sum())))
         except Exception as error:
+            if motions:  # they go on
+                return Motions(motions, has_failed=True)
             self.remove_peer(engine_id)  # so that it is connected anew where it greets again
             raise TransportError(f"NIXL cannot {how} at {engine_id}: {error}") from error
-        return _NixlMotion(self._agent, handle)
+        return motions[0] if len(motions) == 1 else Motions(motions)
 
-    def _descriptors(self, offsets: np.ndarray, sizes: np.ndarray, pool: KVMemory | TransportAddress) -> Any:
+    def _descriptors(self, offsets: np.ndarray, sizes: np.ndarray, pool: KVMemory | RankAddress) -> Any:
         table = np.empty((len(offsets), 3), np.uint64)
         table[:, 0] = offsets + pool.address
         table[:, 1] = sizes
@@ -121,10 +141,15 @@ class NixlTransport:
         self._agent.deregister_memory(self._registered)
 
 
+def _agent_name(engine_id: str, rank: int) -> str:
+    return f"{engine_id}/{rank}"
+
+
 class _NixlMotion:
-    def __init__(self, agent: Any, handle: Any) -> None:
+    def __init__(self, agent: Any, handle: Any, num_bytes: int) -> None:
         self._agent = agent
         self._handle = handle
+        self.num_bytes = num_bytes
         self._end: Progress | None = None
 
     def progress(self) -> Progress:

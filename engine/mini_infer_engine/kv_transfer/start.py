@@ -21,7 +21,7 @@ from mini_infer_engine.kv_transfer.connector import TransferConnector
 from mini_infer_engine.kv_transfer.layout import KVMemory
 from mini_infer_engine.kv_transfer.taker import TakerLimits
 from mini_infer_engine.kv_transfer.transfer_port import TransferPort
-from mini_infer_engine.kv_transfer.transport import open_transport
+from mini_infer_engine.kv_transfer.transport import OpenTransport
 from mini_infer_engine.kv_transfer.worker import Identity, TransferWorker
 
 log = logging.getLogger(__name__)
@@ -63,15 +63,16 @@ def start_transfer(
     engine: Engine,
     model_revision: str,
     memory: KVMemory,
+    open_transport: OpenTransport,
     weights: "Future[str]",
 ) -> TransferWorker:
-    """Listen, and let the engine exchange keys and values from now on.
+    """Listen, and let the engine exchange keys and values from now on. `memory`: of this rank.
 
     ValueError: the port is taken, or the transport that was asked for is not there.
     """
     engine_id = f"{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}"
     router = _bind(context, where)
-    transport = open_transport(settings.kv_transport, engine_id, memory)
+    transport = open_transport(settings.kv_transport, engine_id)
     identity = Identity(engine_id=engine_id, weights=weights.result(), memory=memory)
     limits = TakerLimits(lease_s=settings.kv_transfer_lease, timeout_s=settings.kv_transfer_timeout)
     worker = TransferWorker(identity, transport, router, where.role, limits)

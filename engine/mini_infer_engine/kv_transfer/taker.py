@@ -26,7 +26,7 @@ from mini_infer_engine.kv_transfer.estimates import (
 )
 from mini_infer_engine.kv_transfer.giver import Load
 from mini_infer_engine.kv_transfer.handshake import handshake_refusal
-from mini_infer_engine.kv_transfer.layout import KVLayout, pieces
+from mini_infer_engine.kv_transfer.layout import KVLayout, Span
 from mini_infer_engine.kv_transfer.stats import Counters
 from mini_infer_engine.kv_transfer.transport import Motion, Transport, TransportError
 
@@ -180,7 +180,7 @@ class Taker:
         take = job.take
         job.stage = "asked"
         tokens = take.num_tokens - take.first_token
-        job.num_bytes = tokens * self._layout.token_bytes
+        job.num_bytes = tokens * self._layout.group_token_bytes
         if take.source.how == "prefill":
             job.deadline_s = now_s + min(_ANSWER_S, self._limits.timeout_s)
             self._send(
@@ -233,7 +233,7 @@ class Taker:
         refusal = handshake_refusal(self._party(), party)
         if not refusal:
             try:
-                self._transport.add_peer(party.engine_id, party.where)
+                self._transport.add_peer(party.engine_id, party.layout, party.where)
             except TransportError as error:
                 refusal = str(error)
         if refusal:
@@ -286,7 +286,7 @@ class Taker:
         take, rate = job.take, peer.bytes_per_s.per_s
         end = min(granted.num_tokens, take.num_tokens)
         first = take.first_token - take.first_token % self._layout.page_size
-        job.num_bytes = max(0, end - first) * self._layout.token_bytes
+        job.num_bytes = max(0, end - first) * self._layout.group_token_bytes
         if end <= take.first_token:
             self._fail(peer, job, "not_held", "it has no more of the prompt than this engine", is_settled=True)
         elif take.source.how == "prefix" and not fetching_pays(
@@ -296,8 +296,8 @@ class Taker:
         else:
             assert peer.party is not None
             try:
-                table = pieces(self._layout, take.pages, peer.party.layout, granted.pages, (first, end))
-                job.motion = self._transport.start(peer.party.engine_id, "read", table)
+                span = Span(take.pages, granted.pages, first, end)
+                job.motion = self._transport.start(peer.party.engine_id, "read", span)
             except TransportError as error:
                 self._fail(peer, job, "transport", str(error), is_settled=True)
             else:

@@ -1,14 +1,13 @@
 """What moves bytes between the page pools of two engines: the interface, and the choice between its kinds."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Literal, Protocol
 
-import numpy as np
-
 from mini_infer_engine.config.errors import ModelError
-from mini_infer_engine.kv_transfer.layout import KVMemory
+from mini_infer_engine.kv_transfer.layout import KVLayout, KVMemory, Span
 from mini_infer_engine.kv_transfer.wire import TransportAddress
 
+How = Literal["write", "read"]
 Progress = Literal["busy", "done", "failed"]
 
 
@@ -19,6 +18,10 @@ class TransportError(RuntimeError):
 class Motion(Protocol):
     """Bytes on their way."""
 
+    @property
+    def num_bytes(self) -> int:
+        """Of all ranks, once it is `done`."""
+
     def progress(self) -> Progress:
         """How far they are, without waiting; `failed`: some may have arrived, and none will any more.
 
@@ -27,8 +30,28 @@ class Motion(Protocol):
         """
 
 
+class Motions:
+    """Several that belong together: done when all are, failed when none moves any more and one has failed."""
+
+    def __init__(self, motions: Iterable[Motion], *, has_failed: bool = False) -> None:
+        """`has_failed`: another one could not begin."""
+        self._motions, self._has_failed = list(motions), has_failed
+
+    @property
+    def num_bytes(self) -> int:
+        """See `Motion.num_bytes`."""
+        return sum(motion.num_bytes for motion in self._motions)
+
+    def progress(self) -> Progress:
+        """See `Motion.progress`."""
+        found = {motion.progress() for motion in self._motions}
+        if "busy" in found:
+            return "busy"
+        return "failed" if self._has_failed or "failed" in found else "done"
+
+
 class Transport(Protocol):
-    """Of one pool, which it registers when it is made. Used by one thread."""
+    """Of one pool, or of a group's, which it registers when it is made. Used by one thread."""
 
     name: str
 
@@ -36,32 +59,36 @@ class Transport(Protocol):
         """Called once, by the thread that uses it from then on."""
 
     def describe(self) -> TransportAddress:
-        """What another engine needs to reach this pool."""
+        """What another engine needs to reach what is here."""
 
-    def add_peer(self, engine_id: str, where: TransportAddress) -> None:
-        """Get to know another engine's pool; one that is known already is replaced. TransportError."""
+    def add_peer(self, engine_id: str, layout: KVLayout, where: TransportAddress) -> None:
+        """Get to know another engine's pools; one that is known already is replaced. TransportError."""
 
     def remove_peer(self, engine_id: str) -> None:
         """Forget it, and free what is kept for it."""
 
-    def start(self, engine_id: str, how: Literal["write", "read"], pieces: np.ndarray) -> Motion:
-        """Write to a peer's pool or read from it: pieces [n, 3] are (our offset, its offset, bytes). TransportError."""
+    def start(self, engine_id: str, how: How, span: Span) -> Motion:
+        """Write tokens to a peer's pools, or read them from there. TransportError."""
 
     def close(self) -> None:
         """Unregister the pool."""
 
 
-def open_transport(kind: str, engine_id: str, memory: KVMemory) -> Transport:
-    """The transport for --kv-transport. ModelError: it is not installed or cannot work here."""
-    makers: dict[str, Callable[[str, KVMemory], Transport]] = {"auto": _nixl, "nixl": _nixl}
-    return makers[kind](engine_id, memory)
+OpenTransport = Callable[[str, str], Transport]
+"""What an engine exchanges its pages by, for --kv-transport and its id. ModelError: it cannot work here."""
 
 
-def _nixl(engine_id: str, memory: KVMemory) -> Transport:
+def open_transport(kind: str, engine_id: str, memory: KVMemory, rank: int = 0) -> Transport:
+    """The transport for --kv-transport, of one pool. ModelError: it is not installed or cannot work here."""
+    makers: dict[str, Callable[[str, KVMemory, int], Transport]] = {"auto": _nixl, "nixl": _nixl}
+    return makers[kind](engine_id, memory, rank)
+
+
+def _nixl(engine_id: str, memory: KVMemory, rank: int) -> Transport:
     from mini_infer_engine.kv_transfer.nixl_transport import NixlTransport
 
     try:
-        return NixlTransport(engine_id, memory)
+        return NixlTransport(engine_id, memory, rank)
     except ImportError as error:
         raise ModelError(
             f"KV transfer needs NIXL, which cannot be loaded ({error}): pip install 'mini-infer[disaggregated]', "

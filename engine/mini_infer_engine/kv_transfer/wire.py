@@ -8,19 +8,26 @@ import msgspec
 from mini_infer_engine.core.request import Request, TokenLogprobs
 from mini_infer_engine.kv_transfer.layout import KVLayout
 
-VERSION = 1
+VERSION = 2
 """Of these messages: both sides must speak the same."""
 
 
-class TransportAddress(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a transport reaches an engine's page pool."""
+class RankAddress(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a transport reaches one page pool."""
 
-    transport: str
     metadata: bytes
     address: int
     """Of the pool in its process."""
     device: str
     device_index: int
+
+
+class TransportAddress(msgspec.Struct, frozen=True):
+    """Where a transport reaches an engine's page pools."""
+
+    transport: str
+    ranks: list[RankAddress]
+    """One, or one of each rank of a tensor-parallel group."""
 
 
 class Party(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,6 +40,7 @@ class Party(msgspec.Struct, frozen=True, kw_only=True):
     weights: str
     """What its keys and values depend on beside tokens: the checkpoint's content, as a digest, and its quantisation."""
     layout: KVLayout
+    """Of each rank's pool."""
     where: TransportAddress
 
 

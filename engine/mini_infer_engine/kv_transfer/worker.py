@@ -66,7 +66,7 @@ class TransferWorker:
         self._stopping = False
         self._counters = Counters()
         self._told_s = 0.0
-        self.stats = KVTransferStats(bytes_per_token=identity.memory.layout.token_bytes)
+        self.stats = KVTransferStats(bytes_per_token=identity.memory.layout.group_token_bytes)
         self._poller = zmq.Poller()
         self._poller.register(router, zmq.POLLIN)
         self._poller.register(self._thread_woken, zmq.POLLIN)

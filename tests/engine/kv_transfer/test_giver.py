@@ -1,7 +1,6 @@
 """The side that gives, with a fake transport and a given time: what is written when, and when pages are free."""
 
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 import pytest
@@ -9,17 +8,18 @@ import pytest
 from mini_infer_engine.core.request import Request, SamplingParams
 from mini_infer_engine.kv_transfer import events, wire
 from mini_infer_engine.kv_transfer.giver import Giver
-from mini_infer_engine.kv_transfer.layout import KVLayout
+from mini_infer_engine.kv_transfer.layout import KVLayout, Span, pieces
 from mini_infer_engine.kv_transfer.stats import Counters
-from mini_infer_engine.kv_transfer.transport import Motion, Progress, TransportError
+from mini_infer_engine.kv_transfer.transport import How, Motion, Progress, TransportError
 
 LAYOUT = KVLayout(num_layers=4, halves=2, page_size=16, num_heads=1, head_bytes=4, dtype="float32")
-WHERE = wire.TransportAddress(transport="fake", metadata=b"", address=0, device="cpu", device_index=0)
+WHERE = wire.TransportAddress("fake", [wire.RankAddress(metadata=b"", address=0, device="cpu", device_index=0)])
 PEER = b"taker/0"
 
 
 @dataclass
 class FakeMotion:
+    num_bytes: int
     end: Progress = "busy"
 
     def progress(self) -> Progress:
@@ -38,15 +38,15 @@ class FakeTransport:
     def describe(self) -> wire.TransportAddress:
         return WHERE
 
-    def add_peer(self, engine_id: str, where: wire.TransportAddress) -> None: ...
+    def add_peer(self, engine_id: str, layout: KVLayout, where: wire.TransportAddress) -> None: ...
 
     def remove_peer(self, engine_id: str) -> None: ...
 
-    def start(self, engine_id: str, how: Literal["write", "read"], pieces: np.ndarray) -> Motion:
+    def start(self, engine_id: str, how: How, span: Span) -> Motion:
         if self.is_broken:
             raise TransportError("gone")
-        self.tables.append(pieces)
-        self.motions.append(FakeMotion())
+        self.tables.append(pieces(LAYOUT, LAYOUT, span))
+        self.motions.append(FakeMotion(int(self.tables[-1][:, 2].sum())))
         return self.motions[-1]
 
     def close(self) -> None: ...

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from mini_infer_engine.kv_transfer.checkpoint_digest import checkpoint_digest
 from mini_infer_engine.kv_transfer.handshake import handshake_refusal
 from mini_infer_engine.kv_transfer.layout import KVLayout
-from mini_infer_engine.kv_transfer.wire import VERSION, Party, TransportAddress
+from mini_infer_engine.kv_transfer.wire import VERSION, Party, RankAddress, TransportAddress
 
 PARTY = Party(
     version=VERSION,
@@ -16,7 +16,7 @@ PARTY = Party(
     role="prefill",
     weights="abc",
     layout=KVLayout(num_layers=1, halves=2, page_size=16, num_heads=2, head_bytes=8, dtype="float32"),
-    where=TransportAddress(transport="nixl", metadata=b"", address=0, device="cpu", device_index=0),
+    where=TransportAddress("nixl", [RankAddress(metadata=b"", address=0, device="cpu", device_index=0)]),
 )
 
 

@@ -1,10 +1,21 @@
 """Which bytes of two page pools are the same tokens': copied piece by piece, every token arrives where it belongs."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
+from msgspec import structs
 from msgspec.structs import replace
 
-from mini_infer_engine.kv_transfer.layout import KVLayout, alignment, layout_refusal, pieces
+from mini_infer_engine.kv_transfer.layout import (
+    KVLayout,
+    Span,
+    alignment,
+    layout_refusal,
+    pieces,
+    shares_to_read,
+    shares_to_write,
+)
 
 LAYOUT = KVLayout(num_layers=3, halves=2, page_size=16, num_heads=2, head_bytes=4, dtype="int32")
 
@@ -30,7 +41,7 @@ def test_every_token_arrives_where_it_belongs(their_size: int, first: int, end: 
     source, expected = filled(LAYOUT, our_pages, end), filled(theirs, their_pages, end)
     target = np.full_like(expected, -1)
     flat, out = source.view(np.uint8).reshape(-1), target.view(np.uint8).reshape(-1)
-    for ours, other, size in pieces(LAYOUT, our_pages, theirs, their_pages, (first, end)):
+    for ours, other, size in pieces(LAYOUT, theirs, Span(our_pages, their_pages, first, end)):
         out[other : other + size] = flat[ours : ours + size]
     for token in range(first, end):
         page, offset = their_pages[token // their_size], token % their_size
@@ -38,14 +49,15 @@ def test_every_token_arrives_where_it_belongs(their_size: int, first: int, end: 
 
 
 def test_layers_can_be_copied_one_by_one() -> None:
-    pages, whole = [2, 0], pieces(LAYOUT, [2, 0], LAYOUT, [1, 3], (0, 32))
-    parts = [pieces(LAYOUT, pages, LAYOUT, [1, 3], (0, 32), (layer, layer + 1)) for layer in range(3)]
+    span = Span([2, 0], [1, 3], 0, 32)
+    whole = pieces(LAYOUT, LAYOUT, span)
+    parts = [pieces(LAYOUT, LAYOUT, structs.replace(span, layers=(layer, layer + 1))) for layer in range(3)]
     assert sum(int(part[:, 2].sum()) for part in parts) == int(whole[:, 2].sum()) == 2 * LAYOUT.page_bytes
     assert [int(part[0, 0]) for part in parts] == [2 * LAYOUT.page_bytes + n * LAYOUT.layer_bytes for n in range(3)]
 
 
 def test_equal_pages_are_one_piece_each() -> None:
-    table = pieces(LAYOUT, [7, 1, 2], LAYOUT, [0, 5, 6], (16, 40))
+    table = pieces(LAYOUT, LAYOUT, Span([7, 1, 2], [0, 5, 6], 16, 40))
     assert table.tolist() == [
         [1 * LAYOUT.page_bytes, 5 * LAYOUT.page_bytes, LAYOUT.page_bytes],
         [2 * LAYOUT.page_bytes, 6 * LAYOUT.page_bytes, LAYOUT.page_bytes],
@@ -53,9 +65,66 @@ def test_equal_pages_are_one_piece_each() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"num_layers": 4}, {"halves": 1}, {"dtype": "bfloat16"}, {"tp_size": 2}, {"num_heads": 1}]
+    ("changes", "named"),
+    [
+        ({"num_layers": 4}, "num_layers"),
+        ({"halves": 1}, "halves"),
+        ({"dtype": "bfloat16"}, "dtype"),
+        ({"num_heads": 1}, "total_heads"),
+        ({"tp_size": 2}, "total_heads"),
+    ],
 )
-def test_what_cannot_be_copied_is_named(changes: dict[str, object]) -> None:
-    refusal = layout_refusal(LAYOUT, replace(LAYOUT, **changes))
-    assert next(iter(changes)) in refusal
+def test_what_cannot_be_copied_is_named(changes: dict[str, object], named: str) -> None:
+    assert named in layout_refusal(LAYOUT, replace(LAYOUT, **changes))
     assert layout_refusal(LAYOUT, replace(LAYOUT, page_size=128)) == ""
+    assert layout_refusal(LAYOUT, replace(LAYOUT, tp_size=2, num_heads=1)) == ""
+    assert layout_refusal(LAYOUT, replace(LAYOUT, tp_size=4, num_heads=1, copies=2)) == ""
+
+
+def ranks_of(size: int, total_heads: int) -> KVLayout:
+    """A group's layout, whose ranks hold the same head where there are more ranks than heads."""
+    num_heads, copies = max(1, total_heads // size), max(1, size // total_heads)
+    return replace(LAYOUT, tp_size=size, num_heads=num_heads, copies=copies)
+
+
+def pools(layout: KVLayout, pages: list[int], num_tokens: int, *, are_filled: bool) -> list[np.ndarray]:
+    """Of each rank; each token has its own number in each layer, half and head of the model, else there is -1."""
+    found = []
+    for rank in range(layout.tp_size):
+        pool = filled(layout, pages, num_tokens if are_filled else 0)
+        if are_filled:
+            first = rank // layout.copies * layout.num_heads
+            pool = np.where(pool < 0, pool, pool * 100 + first + np.arange(layout.num_heads, dtype=np.int32))
+        found.append(pool)
+    return found
+
+
+@pytest.mark.parametrize("total_heads", [2, 4, 8])
+@pytest.mark.parametrize(("our_size", "their_size"), [(1, 1), (1, 2), (2, 1), (2, 2), (2, 4), (4, 2), (4, 4), (8, 1)])
+@pytest.mark.parametrize("how", ["write", "read"])
+@pytest.mark.parametrize("their_page_size", [16, 32])
+def test_every_head_arrives_at_every_rank_that_holds_it(
+    total_heads: int, our_size: int, their_size: int, how: str, their_page_size: int
+) -> None:
+    ours = ranks_of(our_size, total_heads)
+    theirs = replace(ranks_of(their_size, total_heads), page_size=their_page_size)
+    span = Span([2, 0, 1], [1, 2, 0], 0, 40)
+    here = pools(ours, [2, 0, 1], 40, are_filled=how == "write")
+    there = pools(theirs, [1, 2, 0], 40, are_filled=how == "read")
+    moved: Counter[int] = Counter()
+    for rank in range(our_size):
+        for share in (shares_to_write if how == "write" else shares_to_read)(ours, rank, theirs):
+            mine, other = (pool.view(np.uint8).reshape(-1) for pool in (here[rank], there[share.their_rank]))
+            for our_offset, their_offset, size in pieces(ours, theirs, span, share):
+                if how == "write":
+                    other[their_offset : their_offset + size] = mine[our_offset : our_offset + size]
+                else:
+                    mine[our_offset : our_offset + size] = other[their_offset : their_offset + size]
+            moved[share.their_rank] += share.count
+    for got, layout, pages in ((here, ours, [2, 0, 1]), (there, theirs, [1, 2, 0])):
+        for pool, expected in zip(got, pools(layout, pages, 40, are_filled=True), strict=True):
+            for token in range(40):
+                page, offset = pages[token // layout.page_size], token % layout.page_size
+                assert (pool[page, :, :, offset] == expected[page, :, :, offset]).all()
+    if how == "write":
+        assert set(moved.values()) == {theirs.num_heads}  # once

@@ -11,6 +11,7 @@ import random
 import signal
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import httpx
@@ -387,12 +388,13 @@ def test_two_hundred_times() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_demo_model_says_the_same() -> None:
-    prefill_port, decode_port = free_port(), free_port()
+    """One process and a group of two ranks: keys and values are cut by heads on one way and put together on the other."""
+    ports = [free_port(), free_port()]
+    flags = [("demo", "--device", "cpu", "--kv-cache-memory", "30MB", "--transfer-port", str(port)) for port in ports]
     with (
-        EngineServer("demo", "--role", "prefill", "--transfer-port", str(prefill_port), limit_s=120) as prefill,
-        EngineServer("demo", "--role", "decode", "--transfer-port", str(decode_port), limit_s=120) as decode,
+        EngineServer(*flags[0], "--tensor-parallel-size", "2", limit_s=120) as group,
+        EngineServer(*flags[1], limit_s=120) as alone,
     ):
-        headers = {PREFILL_FROM_HEADER: f"tcp://127.0.0.1:{prefill_port}"}
         wishes: tuple[dict[str, Any], ...] = (
             {},
             {"temperature": 0.8, "seed": 5, "repetition_penalty": 1.3, "frequency_penalty": 0.5},
@@ -400,15 +402,27 @@ def test_the_demo_model_says_the_same() -> None:
             {"structured_outputs": {"regex": "[a-z]{3,40}"}},
         )
         for more in wishes:
-            prompt = new_prompt(30)
-            own = ask(decode, prompt, cache_salt="own", **more)
-            answer = ask(decode, prompt, headers, **more)
-            assert text_of(answer) == text_of(own), more
-            told, expected = answer["choices"][0]["logprobs"], own["choices"][0]["logprobs"]
-            assert (told is None) == (expected is None)
-            if told is not None:
-                assert told["tokens"] == expected["tokens"]
-                assert told["token_logprobs"] == pytest.approx(expected["token_logprobs"], abs=1e-4)
-        assert text_of(proxied(prefill, decode, new_prompt(30)))
-        text = decode.client.get("/metrics").text
-        assert f"{RECEIVED} {len(wishes) + 1}.0" in text
+            says_the_same(alone, ports[0], more)
+        says_the_same(group, ports[1], {})
+        assert text_of(proxied(group, alone, new_prompt(30)))  # what is read is put together as well
+        assert f"{RECEIVED} {len(wishes) + 1}.0" in alone.client.get("/metrics").text
+        assert f"{RECEIVED} 1.0" in group.client.get("/metrics").text
+        for side in (group, alone):
+            wait_until(partial(has_let_go, side))
+
+
+def has_let_go(side: EngineServer) -> bool:
+    return side.metric(PINNED) == 0 and side.metric(LEASES) == 0
+
+
+def says_the_same(here: EngineServer, there_port: int, more: dict[str, Any]) -> None:
+    """Whether it computes the prompt or another engine does."""
+    prompt = new_prompt(30)
+    own = ask(here, prompt, cache_salt="own", **more)
+    answer = ask(here, prompt, {PREFILL_FROM_HEADER: f"tcp://127.0.0.1:{there_port}"}, **more)
+    assert text_of(answer) == text_of(own), more
+    told, expected = answer["choices"][0]["logprobs"], own["choices"][0]["logprobs"]
+    assert (told is None) == (expected is None)
+    if told is not None:
+        assert told["tokens"] == expected["tokens"]
+        assert told["token_logprobs"] == pytest.approx(expected["token_logprobs"], abs=1e-4)

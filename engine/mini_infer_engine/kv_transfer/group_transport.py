@@ -1,0 +1,242 @@
+"""The transport of a tensor-parallel group: each rank moves its own heads, between its own pool and those of its peers.
+
+The first rank's transfer thread decides; the others' do what it says. What they are told is a sequence's pages and
+tokens: the page tables of all ranks are alike, so each works out its own bytes.
+"""
+
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+import msgspec
+import zmq
+
+from mini_infer_engine.config.errors import ModelError
+from mini_infer_engine.kv_transfer.layout import KVLayout, KVMemory, Span
+from mini_infer_engine.kv_transfer.transport import How, Motion, Motions, Progress, Transport, open_transport
+from mini_infer_engine.kv_transfer.wire import RankAddress, TransportAddress
+
+log = logging.getLogger(__name__)
+
+_BUSY_S = 0.0001
+"""Between two looks at bytes on their way."""
+_OPEN_S = 120.0
+"""For every rank to register its pool with the transport: a GPU's whole memory takes seconds."""
+
+
+class AddPeer(msgspec.Struct, frozen=True, tag=True):
+    """See `Transport.add_peer`."""
+
+    engine_id: str
+    layout: KVLayout
+    where: TransportAddress
+
+
+class RemovePeer(msgspec.Struct, frozen=True, tag=True):
+    """See `Transport.remove_peer`."""
+
+    engine_id: str
+
+
+class Start(msgspec.Struct, frozen=True, tag=True):
+    """See `Transport.start`; what comes of it is told as `Moved` of this number."""
+
+    number: int
+    engine_id: str
+    how: How
+    span: Span
+
+
+class Opened(msgspec.Struct, frozen=True, tag=True):
+    """A rank has its transport."""
+
+    address: RankAddress
+
+
+class NotOpened(msgspec.Struct, frozen=True, tag=True):
+    """A rank cannot have one."""
+
+    message: str
+
+
+class Moved(msgspec.Struct, frozen=True, tag=True):
+    """A rank's part of what was started has ended."""
+
+    number: int
+    progress: Progress
+    num_bytes: int
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_command = msgspec.msgpack.Decoder(AddPeer | RemovePeer | Start).decode
+_decode_news = msgspec.msgpack.Decoder(Opened | NotOpened | Moved).decode
+
+
+def open_group_transport(
+    kind: str, engine_id: str, memory: KVMemory, num_ranks: int, router: zmq.Socket[bytes], fault: Callable[[], str]
+) -> "GroupTransport":
+    """The first rank's end, once every other rank has its own: `serve_rank` there, connected to `router`.
+
+    `fault`: why the group is over; empty: it is not. ModelError: a rank's transport cannot work, or none came.
+    """
+    local = open_transport(kind, engine_id, memory)
+    addresses: dict[int, RankAddress] = {0: local.describe().ranks[0]}
+    end_s = time.monotonic() + _OPEN_S
+    while len(addresses) < num_ranks:
+        if (reason := fault()) or time.monotonic() > end_s:
+            missing = sorted(set(range(num_ranks)) - set(addresses))
+            raise ModelError(reason or f"KV transfer: ranks {missing} have no transport after {_OPEN_S:.0f} s")
+        if router.poll(100):
+            sender, payload = router.recv_multipart()
+            answer = _decode_news(payload)
+            if isinstance(answer, NotOpened):
+                raise ModelError(f"rank {sender.decode()}: {answer.message}")
+            if isinstance(answer, Opened):
+                addresses[int(sender)] = answer.address
+    return GroupTransport(local, [addresses[rank] for rank in range(num_ranks)], router)
+
+
+class GroupTransport:
+    """See `transport.Transport`."""
+
+    def __init__(self, local: Transport, addresses: list[RankAddress], router: zmq.Socket[bytes]) -> None:
+        """`addresses`: of all ranks' pools, in order."""
+        self.name = local.name
+        self._local, self._addresses, self._router = local, addresses, router
+        self._others = [str(rank).encode() for rank in range(1, len(addresses))]
+        self._numbers = itertools.count()
+        self._awaited: dict[int, dict[bytes, _RankMotion]] = {}
+        """By number and rank."""
+
+    def enter_thread(self) -> None:
+        """See `Transport.enter_thread`."""
+        self._local.enter_thread()
+
+    def describe(self) -> TransportAddress:
+        """See `Transport.describe`."""
+        return TransportAddress(self.name, self._addresses)
+
+    def add_peer(self, engine_id: str, layout: KVLayout, where: TransportAddress) -> None:
+        """See `Transport.add_peer`. A rank that cannot reach the peer says so where it is to move something."""
+        self._tell(AddPeer(engine_id, layout, where))
+        self._local.add_peer(engine_id, layout, where)
+
+    def remove_peer(self, engine_id: str) -> None:
+        """See `Transport.remove_peer`."""
+        self._tell(RemovePeer(engine_id))
+        self._local.remove_peer(engine_id)
+
+    def start(self, engine_id: str, how: How, span: Span) -> Motion:
+        """See `Transport.start`."""
+        local = self._local.start(engine_id, how, span)  # first, for where it fails nobody has begun
+        number = next(self._numbers)
+        self._tell(Start(number, engine_id, how, span))
+        awaited = {rank: _RankMotion(self._hear) for rank in self._others}
+        self._awaited[number] = awaited
+        return Motions([local, *awaited.values()])
+
+    def close(self) -> None:
+        """See `Transport.close`."""
+        self._local.close()
+        self._router.close(linger=0)
+
+    def _tell(self, command: AddPeer | RemovePeer | Start) -> None:
+        payload = _encode(command)
+        for rank in self._others:
+            self._router.send_multipart([rank, payload])
+
+    def _hear(self) -> None:
+        """What ranks have said since the last time."""
+        while self._router.poll(0):
+            rank, payload = self._router.recv_multipart()
+            news = _decode_news(payload)
+            if isinstance(news, Moved):
+                awaited = self._awaited[news.number]
+                motion = awaited.pop(rank)
+                motion.end, motion.num_bytes = news.progress, news.num_bytes
+                if not awaited:
+                    del self._awaited[news.number]
+
+
+class _RankMotion:
+    """The part of another rank."""
+
+    def __init__(self, hear: Callable[[], None]) -> None:
+        self._hear = hear
+        self.end: Progress = "busy"
+        self.num_bytes = 0
+
+    def progress(self) -> Progress:
+        """See `Motion.progress`."""
+        if self.end == "busy":
+            self._hear()
+        return self.end
+
+
+def serve_rank(address: str, kind: str, engine_id: str, memory: KVMemory, rank: int) -> threading.Thread:
+    """Begin to do what the first rank says, in a thread of this rank's."""
+    thread = threading.Thread(
+        target=_serve, args=(address, kind, engine_id, memory, rank), name="kv-transfer", daemon=True
+    )
+    thread.start()
+    return thread
+
+
+def _serve(address: str, kind: str, engine_id: str, memory: KVMemory, rank: int) -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+    socket = context.socket(zmq.DEALER)
+    socket.set(zmq.IDENTITY, str(rank).encode())
+    socket.set(zmq.LINGER, 0)
+    socket.connect(address)
+    try:
+        transport = open_transport(kind, engine_id, memory, rank)
+        transport.enter_thread()
+        socket.send(_encode(Opened(transport.describe().ranks[0])))
+    except Exception as error:
+        socket.send(_encode(NotOpened(str(error))))
+        return
+    RankMover(transport, socket).run()
+
+
+class RankMover:
+    """One rank's part of what the first rank starts."""
+
+    def __init__(self, transport: Transport, socket: zmq.Socket[bytes]) -> None:
+        """`socket`: a DEALER to the first rank."""
+        self._transport, self._socket = transport, socket
+        self._moving: dict[int, Motion] = {}
+
+    def run(self) -> None:
+        """For as long as the process lives: it ends with the first rank's."""
+        while True:
+            self.turn()
+
+    def turn(self) -> None:
+        """Take what has come, and look at what is on its way; wait a little where there is nothing to do."""
+        if not self._socket.poll(0 if self._moving else 1000):
+            if self._moving:
+                time.sleep(_BUSY_S)
+        else:
+            self._do(_decode_command(self._socket.recv()))
+        for number, motion in list(self._moving.items()):
+            if (progress := motion.progress()) != "busy":
+                del self._moving[number]
+                self._socket.send(_encode(Moved(number, progress, motion.num_bytes)))
+
+    def _do(self, command: AddPeer | RemovePeer | Start) -> None:
+        match command:
+            case RemovePeer(engine_id):
+                self._transport.remove_peer(engine_id)
+            case AddPeer(engine_id, layout, where):
+                try:
+                    self._transport.add_peer(engine_id, layout, where)
+                except Exception as error:
+                    log.warning("KV transfer: %s", error)  # and what is to move there fails
+            case Start(number, engine_id, how, span):
+                try:
+                    self._moving[number] = self._transport.start(engine_id, how, span)
+                except Exception as error:
+                    log.warning("KV transfer: %s", error)
+                    self._socket.send(_encode(Moved(number, "failed", 0)))

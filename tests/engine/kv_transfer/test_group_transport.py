@@ -1,0 +1,140 @@
+"""A group's ranks move their own parts: real sockets, real NIXL, two groups of two ranks with numpy arrays as pools."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+import zmq
+
+from mini_infer_engine.config.errors import ModelError
+from mini_infer_engine.kv_transfer.group_transport import GroupTransport, open_group_transport, serve_rank
+from mini_infer_engine.kv_transfer.layout import KVLayout, KVMemory, Span
+from mini_infer_engine.kv_transfer.transport import Motion, Motions, Progress
+
+LAYOUT = KVLayout(num_layers=2, halves=2, page_size=16, num_heads=2, head_bytes=4, dtype="int32", tp_size=2)
+NUM_PAGES = 4
+
+
+class Group:
+    """Two ranks of one engine; the second one's thread is in this process, too."""
+
+    def __init__(self, name: str, layout: KVLayout = LAYOUT) -> None:
+        self.layout = layout
+        sizes = (NUM_PAGES, layout.num_layers, layout.halves, layout.page_size, layout.num_heads)
+        self.pools = [np.zeros(sizes, np.int32) for _ in range(layout.tp_size)]
+        self.name = name
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+        router = context.socket(zmq.ROUTER)
+        router.set(zmq.LINGER, 0)
+        address = f"inproc://{name}"
+        router.bind(address)
+        for rank in range(1, layout.tp_size):
+            serve_rank(address, "nixl", name, self.memory(rank), rank)
+        self.transport: GroupTransport = open_group_transport(
+            "nixl", name, self.memory(0), layout.tp_size, router, lambda: ""
+        )
+
+    def memory(self, rank: int) -> KVMemory:
+        address = self.pools[rank].ctypes.data
+        return KVMemory(address=address, num_pages=NUM_PAGES, device="cpu", device_index=0, layout=self.layout)
+
+    def meet(self, other: "Group") -> None:
+        self.transport.add_peer(other.name, other.layout, other.transport.describe())
+
+
+@pytest.fixture
+def groups() -> Iterator[Callable[[str, KVLayout], Group]]:
+    with ExitStack() as stack:
+
+        def make(name: str, layout: KVLayout) -> Group:
+            group = Group(name, layout)
+            stack.callback(group.transport.close)
+            return group
+
+        yield make
+
+
+def ended(motion: Motion) -> Progress:
+    limit_s = time.monotonic() + 60
+    while (progress := motion.progress()) == "busy" and time.monotonic() < limit_s:
+        time.sleep(0.001)
+    return progress
+
+
+def test_each_rank_writes_and_reads_its_own_heads(groups: Callable[[str, KVLayout], Group]) -> None:
+    ours, theirs = groups("ours", LAYOUT), groups("theirs", LAYOUT)
+    ours.meet(theirs)
+    for rank, pool in enumerate(ours.pools):
+        pool[:] = np.arange(pool.size, dtype=np.int32).reshape(pool.shape) + 1000 * rank + 1
+    motion = ours.transport.start("theirs", "write", Span([3, 1], [0, 2], 0, 32))
+    assert ended(motion) == "done"
+    assert motion.num_bytes == 2 * LAYOUT.page_bytes * LAYOUT.tp_size
+    for mine, other in zip(ours.pools, theirs.pools, strict=True):
+        assert (other[[0, 2]] == mine[[3, 1]]).all()
+        assert not other[[1, 3]].any()
+        mine[:] = 0
+    assert ended(ours.transport.start("theirs", "read", Span([1], [2], 0, 16))) == "done"
+    for mine, other in zip(ours.pools, theirs.pools, strict=True):
+        assert (mine[1] == other[2]).all()
+
+
+def test_groups_of_other_sizes_cut_by_heads(groups: Callable[[str, KVLayout], Group]) -> None:
+    whole = KVLayout(num_layers=2, halves=2, page_size=16, num_heads=4, head_bytes=4, dtype="int32")
+    two, one = groups("two", LAYOUT), groups("one", whole)
+    two.meet(one)
+    for rank, pool in enumerate(two.pools):
+        pool[:] = rank + 1
+    assert ended(two.transport.start("one", "write", Span([0], [3], 0, 16))) == "done"
+    assert (one.pools[0][3] == [1, 1, 2, 2]).all()
+
+
+def test_a_rank_that_does_not_reach_the_peer_fails_the_whole(groups: Callable[[str, KVLayout], Group]) -> None:
+    ours, theirs = groups("ours", LAYOUT), groups("theirs", LAYOUT)
+    where = theirs.transport.describe()
+    broken = type(where)(
+        where.transport,
+        [where.ranks[0], type(where.ranks[0])(metadata=b"none", address=0, device="cpu", device_index=0)],
+    )
+    ours.transport.add_peer("theirs", LAYOUT, broken)
+    assert ended(ours.transport.start("theirs", "write", Span([0], [0], 0, 16))) == "failed"
+    ours.transport.remove_peer("theirs")
+    ours.meet(theirs)
+    assert ended(ours.transport.start("theirs", "write", Span([0], [0], 0, 16))) == "done"
+
+
+def test_ranks_that_never_come_are_named() -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+    with context.socket(zmq.ROUTER) as router:
+        router.bind("inproc://nobody")
+        pool = np.zeros(NUM_PAGES * LAYOUT.page_bytes, np.uint8)
+        memory = KVMemory(address=pool.ctypes.data, num_pages=NUM_PAGES, device="cpu", device_index=0, layout=LAYOUT)
+        with pytest.raises(ModelError, match="rank 1 has died"):
+            open_group_transport("nixl", "lonely", memory, 2, router, lambda: "rank 1 has died")
+
+
+class _Part:
+    num_bytes = 8
+
+    def __init__(self, *progress: Progress) -> None:
+        self._progress = iter(progress)
+
+    def progress(self) -> Progress:
+        return next(self._progress)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "begun", "expected"),
+    [
+        ("done", "done", True, "done"),
+        ("done", "busy", True, "busy"),
+        ("failed", "busy", True, "busy"),  # pages change until the last one has ended
+        ("failed", "done", True, "failed"),
+        ("done", "done", False, "failed"),
+    ],
+)
+def test_parts_end_together(first: Progress, second: Progress, begun: bool, expected: Progress) -> None:
+    motions = Motions([_Part(first), _Part(second)], has_failed=not begun)
+    assert motions.progress() == expected
+    assert motions.num_bytes == 16
