@@ -14,7 +14,6 @@ from multiprocessing.connection import Connection
 from statistics import median
 from typing import Any
 
-import numpy as np
 from common.budget import Budget
 from common.report import make_parser, print_table, save, say
 
@@ -26,34 +25,52 @@ PLACES = {  # name: (device, whether each process sees its own GPU alone)
     "host to host": ("cpu", False),
 }
 _REPEATS = 5
+_SMALL = 16 << 10
+_HOWS = ("write", "read")
 
 
-def open_pool(device: str, index: int, size: int) -> tuple[Any, Any]:
-    """Memory and a transport over it, as an engine has them."""
+def layout_of(piece: int) -> Any:
+    """Of pages of so many bytes: a page is one piece."""
+    from mini_infer_engine.kv_transfer.layout import KVLayout
+
+    return KVLayout(num_layers=1, halves=1, page_size=16, num_heads=1, head_bytes=piece // 16, dtype="uint8")
+
+
+def make_pool(device: str, index: int, size: int) -> Any:
+    """Memory, as an engine has it."""
     import torch
 
-    from mini_infer_engine.kv_transfer.layout import KVLayout, KVMemory
+    where = torch.device("cuda", index) if device == "cuda" else torch.device("cpu")
+    return torch.zeros(size, dtype=torch.uint8, device=where)
+
+
+def open_over(memory: Any, piece: int) -> tuple[str, Any]:
+    """The name of an engine with such pages, and its transport."""
+    from mini_infer_engine.kv_transfer.layout import KVMemory
     from mini_infer_engine.kv_transfer.transport import open_transport
 
-    where = torch.device("cuda", index) if device == "cuda" else torch.device("cpu")
-    memory = torch.zeros(size, dtype=torch.uint8, device=where)
-    layout = KVLayout(num_layers=1, halves=1, page_size=16, num_heads=1, head_bytes=size // 16, dtype="uint8")
     pool = KVMemory(
-        address=memory.data_ptr(), num_pages=1, device=where.type, device_index=where.index or 0, layout=layout
+        address=memory.data_ptr(),
+        num_pages=memory.numel() // piece,
+        device=memory.device.type,
+        device_index=memory.device.index or 0,
+        layout=layout_of(piece),
     )
-    return memory, open_transport("nixl", f"pool-{os.getpid()}", pool)
+    name = f"pool-{os.getpid()}-{piece}"
+    return name, open_transport("nixl", name, pool)
 
 
 def hold(connection: Connection, device: str, index: int, visible: str | None, size: int) -> None:
     """The process that is written to and read from, until it is told to end."""
     if visible is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = visible
-    memory, transport = open_pool(device, index, size)
-    connection.send((f"pool-{os.getpid()}", transport.describe()))
+    memory = make_pool(device, index, size)  # it lives as long as this process
+    name, transport = open_over(memory, size)
+    connection.send((name, transport.describe()))
     while (asked := connection.recv()) is not None:
-        peer, where = asked
-        transport.add_peer(peer, where)
-        connection.send(int(memory[-1].item()))
+        peer, piece, where = asked
+        transport.add_peer(peer, layout_of(piece), where)
+        connection.send(None)
 
 
 def drive(
@@ -62,40 +79,40 @@ def drive(
     """The process that writes and reads: sends rates by how and piece."""
     if visible is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = visible
-    memory, transport = open_pool(device, 0, size)
+    memory = make_pool(device, 0, size)
     memory.fill_(7)
     if device == "cuda":
         import torch
 
         torch.cuda.synchronize()
     peer, where = other.recv()
-    other.send((f"pool-{os.getpid()}", transport.describe()))
-    other.recv()
-    transport.add_peer(peer, where)
     found: dict[str, dict[str, float]] = {}
     for piece in sizes:
-        offsets = np.arange(size // piece, dtype=np.int64) * piece
-        table = np.stack([offsets, offsets, np.full_like(offsets, piece)], axis=1)
-        found[str(piece)] = {
-            how: median([_timed(transport, peer, how, table) for _ in range(_REPEATS)][1:]) for how in ("write", "read")
-        }
-    one = np.array([[0, 0, 16 << 10]])
-    found["16 KB alone, us"] = {
-        how: 16384 / median([_timed(transport, peer, how, one) for _ in range(30)][5:]) * 1e6
-        for how in ("write", "read")
-    }
+        name, transport = open_over(memory, piece)
+        other.send((name, piece, transport.describe()))
+        other.recv()
+        transport.add_peer(peer, layout_of(piece), where)
+        rates = {how: [_timed(transport, peer, how, size // piece) for _ in range(_REPEATS)] for how in _HOWS}
+        found[str(piece)] = {how: size // piece * piece / median(seconds[1:]) for how, seconds in rates.items()}
+        if piece == _SMALL:
+            alone = {how: [_timed(transport, peer, how, 1) for _ in range(30)] for how in _HOWS}
+            found["16 KB alone, us"] = {how: median(seconds[5:]) * 1e6 for how, seconds in alone.items()}
+        transport.close()
     connection.send(found)
 
 
-def _timed(transport: Any, peer: str, how: str, table: np.ndarray) -> float:
-    """Bytes a second, from the call to its end."""
+def _timed(transport: Any, peer: str, how: str, num_pages: int) -> float:
+    """Seconds from the call to its end."""
+    from mini_infer_engine.kv_transfer.layout import Span
+
+    pages = list(range(num_pages))
     begin = time.perf_counter()
-    motion = transport.start(peer, how, table)
+    motion = transport.start(peer, how, Span(pages, pages, 0, 16 * num_pages))
     while (progress := motion.progress()) == "busy":
         pass
     if progress != "done":
         raise RuntimeError(f"a {how} has failed")
-    return float(table[:, 2].sum()) / (time.perf_counter() - begin)
+    return time.perf_counter() - begin
 
 
 def measure(device: str, apart: bool, size: int, sizes: tuple[int, ...]) -> dict[str, Any]:

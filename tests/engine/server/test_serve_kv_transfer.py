@@ -388,7 +388,7 @@ def test_two_hundred_times() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_demo_model_says_the_same() -> None:
-    """One process and a group of two ranks: keys and values are cut by heads on one way and put together on the other."""
+    """One process and a group of two ranks: heads are dealt out on one way and put together on the other."""
     ports = [free_port(), free_port()]
     flags = [("demo", "--device", "cpu", "--kv-cache-memory", "30MB", "--transfer-port", str(port)) for port in ports]
     with (
