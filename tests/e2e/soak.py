@@ -74,7 +74,11 @@ class Service:
             status = found.get("status", {})
             told = {c["type"]: c["status"] for c in status.get("conditions", ())}
             current = status.get("observedGeneration") == found["metadata"]["generation"]
-            return current and told.get("Ready") == "True" and status["replicas"] == self._spec["unified"]["replicas"]
+            wanted = self._spec["unified"]["replicas"]
+            if not (current and told.get("Ready") == "True" and status["replicas"] == wanted):
+                return False
+            pods = [pod for pod in self.pods() if "deletionTimestamp" not in pod["metadata"]]
+            return len(pods) == wanted and all(_is_ready(pod) for pod in pods)  # the status may lag behind a loss
 
         wait_until(f"{NAME} ready", holds, limit_s or 120 + 6 * self._start_s)
 
@@ -195,6 +199,11 @@ class Service:
         eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata}
         path = f"/api/v1/namespaces/{self._namespace}/pods/{pod}/eviction"
         self.cluster.post(path, json.dumps(eviction))
+
+
+def _is_ready(pod: dict[str, Any]) -> bool:
+    conditions = pod["status"].get("conditions", ())
+    return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
 
 
 def run_steps(steps: Sequence[Callable[[], None]], until_s: float, failed: Callable[[], int]) -> None:

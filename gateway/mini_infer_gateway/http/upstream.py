@@ -17,6 +17,8 @@ from urllib.parse import urlsplit
 
 import httptools
 
+from mini_infer_gateway.http.awake_timeout import awake_timeout
+
 Headers = list[tuple[bytes, bytes]]
 
 BUFFER_BYTES = 256 << 10
@@ -462,7 +464,7 @@ class Upstream:
     async def _connect(self, address: Address) -> Response:
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(self._connect_timeout_s):
+            async with awake_timeout(self._connect_timeout_s):
                 transport, response = await loop.create_connection(
                     lambda: Response(self, address),
                     address.host,
