@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mini_infer_contract.resources import InferenceService
@@ -81,6 +81,7 @@ async def test_a_service_that_is_gone_needs_nothing() -> None:
     assert await reconcile(MemoryBackend(None)) is None
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 4), st.sampled_from(["a", "b", "c"])), min_size=1, max_size=5))
 async def test_it_settles_and_then_says_nothing_new(edits: list[tuple[int, str]]) -> None:
     backend = MemoryBackend(changed({}))

@@ -203,7 +203,8 @@ def test_an_edit_from_one_node_to_two_waits_for_the_group(cluster: Cluster) -> N
     def rolled() -> bool:
         pods = group_pods(cluster, "grow")
         leaders = [p for p in pods.values() if p["metadata"]["labels"].get(WORKER_INDEX) == "0"]
-        ready = any(c["type"] == "Ready" and c["status"] == "True" for p in leaders for c in p["status"]["conditions"])
+        conditions = [condition for p in leaders for condition in p["status"].get("conditions", ())]
+        ready = any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
         ready_groups.append(ready or old["metadata"]["name"] in pods)
         return ready and old["metadata"]["name"] not in pods
 
