@@ -16,19 +16,27 @@ TICKS = 4
 @asynccontextmanager
 async def awake_timeout(limit_s: float) -> AsyncIterator[None]:
     """As asyncio.timeout: TimeoutError after `limit_s` seconds of this loop's own time."""
-    loop, tick_s = asyncio.get_running_loop(), limit_s / TICKS
     async with asyncio.timeout(None) as limit:
-
-        def tick(left: int, due_s: float) -> None:
-            nonlocal timer
-            left -= time.monotonic() < due_s + tick_s
-            if left:
-                timer = loop.call_later(tick_s, tick, left, time.monotonic() + tick_s)
-            else:
-                limit.reschedule(loop.time())
-
-        timer = loop.call_later(tick_s, tick, TICKS, time.monotonic() + tick_s)
+        countdown = _Countdown(limit, limit_s / TICKS)
         try:
             yield
         finally:
-            timer.cancel()
+            countdown.timer.cancel()
+
+
+class _Countdown:
+    def __init__(self, limit: asyncio.Timeout, tick_s: float) -> None:
+        self._limit, self._tick_s, self._left = limit, tick_s, TICKS
+        self._loop = asyncio.get_running_loop()
+        self._wait()
+
+    def _wait(self) -> None:
+        self._due_s = time.monotonic() + self._tick_s
+        self.timer = self._loop.call_later(self._tick_s, self._tick)
+
+    def _tick(self) -> None:
+        self._left -= time.monotonic() < self._due_s + self._tick_s
+        if self._left:
+            self._wait()
+        else:
+            self._limit.reschedule(self._loop.time())
