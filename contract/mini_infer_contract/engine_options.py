@@ -176,7 +176,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     ] = 1
     """Groups of layers on devices of their own; only 1 is supported yet."""
     data_parallel_size: Annotated[int, Option(group=PARALLEL, unit="N", low=1, high=_MOST_RANKS, aliases=("-dp",))] = 1
-    """Copies of the model behind one port; only 1 is supported yet: run several servers behind the gateway."""
+    """Engines behind one port, each with a copy of the model on devices of its own; requests go to the one that holds
+    most of their prompt and has least to do."""
     enable_expert_parallel: Annotated[bool, Option(group=PARALLEL)] = False
     """Each rank has some experts whole; not supported yet: each has a part of every expert."""
     nnodes: Annotated[int, Option(group=PARALLEL, unit="N", low=1, high=_MOST_RANKS)] = 1

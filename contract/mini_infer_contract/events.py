@@ -99,6 +99,8 @@ class LoadReport(msgspec.Struct, frozen=True):
     """Of keys and values from and to other engines, as measured lately; 0: not yet."""
     kv_bytes_per_token: int = 0
     """Of keys and values in all layers; 0: it does not tell, since it neither gives nor takes any."""
+    engines: int = 1
+    """Copies of the model behind the endpoint, with a queue and pages of its own each; numbers are sums over them."""
 
 
 class Snapshot(msgspec.Struct, frozen=True):
@@ -237,6 +239,17 @@ def _chains(chains: Sequence[msgspec.Raw]) -> Iterator[BlockStored]:
             yield _chain_decoder.decode(chain)
         except _BAD_BYTES as error:
             raise EventFormatError(f"chain {number} of a KV snapshot: {error}") from error
+
+
+def merge_snapshots(sequence: int, payloads: Sequence[bytes]) -> bytes:
+    """The chains of several snapshots in one of another sequence. EventFormatError."""
+    chains: list[msgspec.Raw] = []
+    for payload in payloads:
+        try:
+            chains += _lazy_snapshot_decoder.decode(payload).chains
+        except _BAD_BYTES as error:
+            raise EventFormatError(f"KV snapshot of {len(payload)} bytes: {error}") from error
+    return _encoder.encode(_LazySnapshot(sequence, chains))
 
 
 def sequence_frame(sequence: int) -> bytes:

@@ -11,12 +11,12 @@ LogFormat = Literal["text", "json"]
 FORMATS: tuple[LogFormat, ...] = ("text", "json")
 
 
-def configure_logging(level: str, form: LogFormat = "text") -> None:
-    """For this process."""
+def configure_logging(level: str, form: LogFormat = "text", engine: int | None = None) -> None:
+    """For this process. `engine`: its number, where a server has several."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(
-        JsonFormatter() if form == "json" else logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
-    )
+    which = "" if engine is None else f"engine {engine} "
+    text = logging.Formatter(f"%(asctime)s %(levelname)s {which}%(name)s: %(message)s")
+    handler.setFormatter(JsonFormatter(engine) if form == "json" else text)
     logging.basicConfig(level=level.upper(), handlers=[handler])
 
 
@@ -28,6 +28,11 @@ def with_fields(**fields: Any) -> dict[str, Any]:
 class JsonFormatter(logging.Formatter):
     """One object a line: time, level, logger, message, `with_fields`' fields, and an exception if there is one."""
 
+    def __init__(self, engine: int | None = None) -> None:
+        """`engine`: its number, where a server has several."""
+        super().__init__()
+        self._engine = {} if engine is None else {"engine": engine}
+
     def format(self, record: logging.LogRecord) -> str:
         """See logging."""
         when = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
@@ -36,7 +41,7 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
-        }
+        } | self._engine
         line |= getattr(record, "fields", {})
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)

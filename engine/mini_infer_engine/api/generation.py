@@ -36,6 +36,8 @@ class Generation:
         """Why it cannot go on."""
         self.cancelled = False
         """Its client is gone."""
+        self.engines = [0] * len(self.replies)
+        """Which of the server's engines has each choice."""
         self._streams = streams
         self._tells_all = tells_all
         """Steps without text are told too."""
@@ -84,18 +86,19 @@ class Generation:
         if not num_tokens:
             return
         last, reply = self._last_token_at[index], self.replies[index]
+        metrics = self._metrics.engines[self.engines[index]]
         reply.last_token_s = now - self._arrived_at
         if reply.first_token_s is None:
             reply.first_token_s = reply.last_token_s
         if last:
-            self._metrics.vllm.inter_token_latency.observe((now - last) / num_tokens, num_tokens)
+            metrics.inter_token_latency.observe((now - last) / num_tokens, num_tokens)
         else:
             self._first_token_at[index] = now
-            self._metrics.vllm.time_to_first_token.observe(now - self._arrived_at)
+            metrics.time_to_first_token.observe(now - self._arrived_at)
             if self.first_token_s is None:
                 self.first_token_s = now - self._arrived_at
         self._last_token_at[index] = now
-        self._metrics.generation_tokens += num_tokens
+        metrics.generation_tokens += num_tokens
 
     def fail(self, error: ApiError) -> None:
         """End it: the core cannot go on."""
@@ -116,7 +119,8 @@ class Generation:
 
     def _count(self, index: int, reason: str, now: float, queue_time_s: float | None) -> None:
         reply, first = self.replies[index], self._first_token_at[index]
-        self._metrics.vllm.count_choice(
+        metrics = self._metrics.engines[self.engines[index]]
+        metrics.count_choice(
             FinishedChoice(
                 # In metrics a call of tools is a stop, as the engine's own reason and vLLM's label are.
                 reason="stop" if reason == "tool_calls" else reason,
@@ -128,15 +132,14 @@ class Generation:
                 queue_time_s=queue_time_s,
                 first_token_s=first - self._arrived_at if first else None,
                 last_token_s=self._last_token_at[index] - self._arrived_at,
-            ),
-            self._metrics.model,
+            )
         )
         start = index - index % self._copies
         of_prompt = range(start, start + self._copies)
         self._counted.add(index)
         if self._counted.issuperset(of_prompt):
             most = max(len(self.replies[one].token_ids) for one in of_prompt)
-            self._metrics.vllm.count_prompt(self._copies, most)
+            metrics.count_prompt(self._copies, most)
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

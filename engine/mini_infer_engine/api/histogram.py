@@ -20,6 +20,14 @@ class Histogram:
         self._counts = [0] * (len(bounds) + 1)
         self._sum = 0.0
 
+    @classmethod
+    def total(cls, parts: Sequence["Histogram"]) -> "Histogram":
+        """Of all values of histograms with the same bounds."""
+        made = cls(parts[0]._bounds)
+        made._counts = [sum(counts) for counts in zip(*(part._counts for part in parts), strict=True)]
+        made._sum = sum(part._sum for part in parts)
+        return made
+
     def observe(self, value: float, times: int = 1) -> None:
         """Count a value, as often as it came."""
         self._counts[bisect_left(self._bounds, value)] += times

@@ -1,6 +1,7 @@
 """What a server counts, and how /metrics shows it. Plain numbers while requests run, Prometheus only when asked."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -17,24 +18,36 @@ from mini_infer_engine.core_process.messages import ModelInfo
 class ServerMetrics(Collector):
     """All numbers of one server."""
 
-    def __init__(self, model_name: str) -> None:
-        self.model: ModelInfo | None = None
+    def __init__(self, model_name: str, engines: int = 1) -> None:
+        """`engines`: how many the server has."""
         self.draining = False
         self.role = "unified"
-        self.stats = EngineStats()
-        self.generation_tokens = 0
-        """Those that clients were given: none after a stop string."""
-        self.vllm = VllmMetrics(model_name)
+        self.engines = [VllmMetrics(model_name, number) for number in range(engines)]
         self._queue_time = Histogram(LATENCY_BUCKETS_S)
         self._step_sequences = Histogram(SIZE_BUCKETS)
         self._step_tokens = Histogram(SIZE_BUCKETS)
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
-    def take_stats(self, stats: EngineStats) -> None:
-        """The core's numbers after a step."""
-        old, self.stats = self.stats, stats
-        self.vllm.take_stats(old, stats)
+    @property
+    def stats(self) -> EngineStats:
+        """Of all engines together."""
+        return EngineStats.total([engine.stats for engine in self.engines])
+
+    @property
+    def generation_tokens(self) -> int:
+        """Of all engines together."""
+        return sum(engine.generation_tokens for engine in self.engines)
+
+    @property
+    def model(self) -> ModelInfo | None:
+        """As the first engine runs it."""
+        return self.engines[0].model
+
+    def take_stats(self, stats: EngineStats, engine: int = 0) -> None:
+        """A core's numbers after a step."""
+        old = self.engines[engine].stats
+        self.engines[engine].take_stats(stats)
         admitted = stats.admissions - old.admissions
         if admitted:
             self._queue_time.observe((stats.queue_time_s - old.queue_time_s) / admitted, admitted)
@@ -48,12 +61,16 @@ class ServerMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """For Prometheus."""
-        stats, vllm = self.stats, self.vllm
-        yield from vllm.families(stats, self.generation_tokens, self.model)
+        stats, engines = self.stats, self.engines
+        yield from _merged([engine.families() for engine in engines])
+        adapters = {"max_lora": "0", "running_lora_adapters": "", "waiting_lora_adapters": ""}
+        served = GaugeMetricFamily(names.LORA_REQUESTS_INFO, "Adapters: none are served.", labels=list(adapters))
+        served.add_metric(list(adapters.values()), 1)
+        yield served
         yield GaugeMetricFamily(names.ENGINE_KV_USAGE, "Share of the page pool in use.", stats.kv_usage)
         yield GaugeMetricFamily(names.ENGINE_DRAINING, "1 from the start of a drain.", float(self.draining))
         finished = CounterMetricFamily(names.ENGINE_REQUESTS, "Finished requests.", labels=[names.LABEL_FINISH_REASON])
-        for reason, count in vllm.finished.items():
+        for reason, count in sum((engine.finished for engine in engines), Counter[str]()).items():
             finished.add_metric([reason], count)
         yield finished
         for name, documentation, value in (
@@ -63,10 +80,13 @@ class ServerMetrics(Collector):
             (names.ENGINE_PREEMPTIONS, "Running requests sent back to the queue.", stats.preemptions),
         ):
             yield CounterMetricFamily(name, documentation, value)
+        first_token = Histogram.total([engine.time_to_first_token for engine in engines])
+        inter_token = Histogram.total([engine.inter_token_latency for engine in engines])
+        duration = Histogram.total([engine.duration for engine in engines])
         for name, documentation, histogram in (
-            (names.ENGINE_TIME_TO_FIRST_TOKEN, "Arrival to first token.", vllm.time_to_first_token),
-            (names.ENGINE_INTER_TOKEN_LATENCY, "Between tokens of one request.", vllm.inter_token_latency),
-            (names.ENGINE_REQUEST_DURATION, "Arrival to last token.", vllm.duration),
+            (names.ENGINE_TIME_TO_FIRST_TOKEN, "Arrival to first token.", first_token),
+            (names.ENGINE_INTER_TOKEN_LATENCY, "Between tokens of one request.", inter_token),
+            (names.ENGINE_REQUEST_DURATION, "Arrival to last token.", duration),
             (names.ENGINE_QUEUE_TIME, "Arrival to first admission, averaged over a step.", self._queue_time),
             (names.ENGINE_STEP_SEQUENCES, "Sequences running at a step.", self._step_sequences),
             (names.ENGINE_STEP_TOKENS, "Tokens in one step's batch.", self._step_tokens),
@@ -80,3 +100,15 @@ class ServerMetrics(Collector):
             )
             kernels.add_metric(list(self.model.kernels.values()), 1)
             yield kernels
+
+
+def _merged(engines: list[Iterator[Metric]]) -> Iterable[Metric]:
+    """One family of each name, with the samples of all engines."""
+    merged: dict[str, Metric] = {}
+    for families in engines:
+        for family in families:
+            if family.name in merged:
+                merged[family.name].samples += family.samples
+            else:
+                merged[family.name] = family
+    return merged.values()

@@ -25,12 +25,15 @@ _RETRY_HEADERS = {"retry-after": "1"}
 
 
 class Core(Protocol):
-    """The line to the core process."""
+    """The line to the core process, or to several that are as one."""
 
-    model: ModelInfo | None
-    """None until the core is ready."""
-    failure: ApiError | None
-    """Why the core takes no requests any more."""
+    @property
+    def model(self) -> ModelInfo | None:
+        """None until the core is ready."""
+
+    @property
+    def failure(self) -> ApiError | None:
+        """Why the core takes no requests any more."""
 
     def submit(self, generation: Generation) -> None:
         """Send all choices; their outputs are pushed from now on."""

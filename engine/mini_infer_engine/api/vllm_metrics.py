@@ -41,10 +41,14 @@ class FinishedChoice:
 
 
 class VllmMetrics:
-    """Counts what vLLM counts."""
+    """Counts what vLLM counts, of one engine of a server."""
 
-    def __init__(self, model_name: str) -> None:
-        self._labels = {"model_name": model_name, "engine": "0"}
+    def __init__(self, model_name: str, engine: int = 0) -> None:
+        self._labels = {"model_name": model_name, "engine": str(engine)}
+        self.model: ModelInfo | None = None
+        self.stats = EngineStats()
+        self.generation_tokens = 0
+        """Those that clients were given: none after a stop string."""
         self.time_to_first_token = Histogram(LATENCY_BUCKETS_S)
         self.inter_token_latency = Histogram(LATENCY_BUCKETS_S)
         self.duration = Histogram(DURATION_BUCKETS_S)
@@ -63,14 +67,15 @@ class VllmMetrics:
         self._iteration_tokens = Histogram(SIZE_BUCKETS)
         self._untold_prompt_tokens = 0
 
-    def take_stats(self, old: EngineStats, new: EngineStats) -> None:
-        """The core's numbers before and after a step; its tokens: those given out, and the prompts that they follow."""
+    def take_stats(self, new: EngineStats) -> None:
+        """The core's numbers after a step; the step's tokens: those given out, and the prompts that they follow."""
+        old, self.stats = self.stats, new
         self._untold_prompt_tokens += new.prompt_tokens - old.prompt_tokens
         if made := new.generation_tokens - old.generation_tokens:
             self._iteration_tokens.observe(made + self._untold_prompt_tokens)
             self._untold_prompt_tokens = 0
 
-    def count_choice(self, choice: FinishedChoice, model: ModelInfo | None) -> None:
+    def count_choice(self, choice: FinishedChoice) -> None:
         """A choice has ended. Phases are told of those that ended by themselves, as vLLM does."""
         self.finished[choice.reason] += 1
         self.duration.observe(choice.duration_s)
@@ -78,8 +83,8 @@ class VllmMetrics:
         self._computed_prompt_tokens.observe(choice.prompt_tokens - choice.cached_tokens)
         self._output_tokens.observe(choice.output_tokens)
         max_tokens = choice.max_tokens
-        if max_tokens is None and model is not None:
-            max_tokens = model.max_model_len - choice.prompt_tokens
+        if max_tokens is None and self.model is not None:
+            max_tokens = self.model.max_model_len - choice.prompt_tokens
         if max_tokens is not None:
             self._max_tokens.observe(max_tokens)
         if choice.queue_time_s is None or choice.first_token_s is None:
@@ -97,10 +102,10 @@ class VllmMetrics:
         self._num_choices.observe(num_choices)
         self._most_output_tokens.observe(most_output_tokens)
 
-    def families(self, stats: EngineStats, generation_tokens: int, model: ModelInfo | None) -> Iterator[Metric]:
+    def families(self) -> Iterator[Metric]:
         """For Prometheus."""
-        yield from self._gauges(stats)
-        yield from self._counters(stats, generation_tokens)
+        yield from self._gauges(self.stats)
+        yield from self._counters(self.stats, self.generation_tokens)
         for name, documentation, histogram in (
             (names.VLLM_TIME_TO_FIRST_TOKEN, "Arrival to first token.", self.time_to_first_token),
             (names.VLLM_INTER_TOKEN_LATENCY, "Between tokens of one request.", self.inter_token_latency),
@@ -119,14 +124,13 @@ class VllmMetrics:
             (names.VLLM_PARAMS_MAX_TOKENS, "Output tokens that a request allows.", self._max_tokens),
         ):
             yield histogram.family(name, documentation, self._labels)
-        if model is not None:
-            sizes = {"block_size": str(model.page_size), "num_gpu_blocks": str(model.num_pages), "engine": "0"}
+        if (model := self.model) is not None:
+            engine = self._labels["engine"]
+            sizes = {"block_size": str(model.page_size), "num_gpu_blocks": str(model.num_pages), "engine": engine}
             tokens = model.page_size * model.num_pages
             sizes["kv_cache_size_tokens"] = str(tokens)
             sizes["kv_cache_max_concurrency"] = f"{tokens / model.max_model_len:.2f}"
             yield _one(GaugeMetricFamily, names.CACHE_CONFIG_INFO, "The page pool.", sizes, 1)
-        adapters = {"max_lora": "0", "running_lora_adapters": "", "waiting_lora_adapters": ""}
-        yield _one(GaugeMetricFamily, names.LORA_REQUESTS_INFO, "Adapters: none are served.", adapters, 1)
 
     def _gauges(self, stats: EngineStats) -> Iterator[Metric]:
         for name, documentation, value in (

@@ -41,7 +41,6 @@ def parallel_fault(options: EngineOptions, *, speculates: bool) -> str | None:
     """What is wrong with the numbers of ranks and machines; None: nothing."""
     unsupported = {
         "pipeline_parallel_size": options.pipeline_parallel_size,
-        "data_parallel_size": options.data_parallel_size,
     }
     for name, value in unsupported.items():
         if value != 1:
@@ -51,6 +50,8 @@ def parallel_fault(options: EngineOptions, *, speculates: bool) -> str | None:
     if speculates and options.tensor_parallel_size > 1:
         return "tensor-parallel-size: speculative decoding runs on one device only yet: leave one of them out"
     size, nodes = options.tensor_parallel_size, options.nnodes
+    if options.data_parallel_size > 1 and nodes > 1:
+        return f"data-parallel-size = {options.data_parallel_size} does not go with nnodes = {nodes}: run a server each"
     if size % nodes:
         return f"nnodes = {nodes} machines cannot share tensor-parallel-size = {size} ranks equally"
     if options.node_rank is not None and options.node_rank >= nodes:

@@ -1,6 +1,8 @@
 """Plain counters of an engine, for whoever exports metrics; no metric names here."""
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from itertools import zip_longest
 
 from mini_infer_engine.core.kv_transfer import NO_TRANSFERS, KVTransferStats
 from mini_infer_engine.core.scheduler import Step
@@ -46,6 +48,19 @@ class EngineStats:
     """Of passes with prompts, as measured lately; 0: not yet."""
     kv_transfer: KVTransferStats = NO_TRANSFERS
 
+    @classmethod
+    def total(cls, parts: Sequence["EngineStats"]) -> "EngineStats":
+        """Of engines beside each other: sums, the mean of `kv_usage`. They move no keys and values between engines."""
+        if len(parts) == 1:
+            return parts[0]
+        summed = {name: sum(getattr(part, name) for part in parts) for name in _SUMMED}
+        by_position = zip_longest(*(part.accepted_tokens_by_position for part in parts), fillvalue=0)
+        return cls(
+            **summed,
+            kv_usage=sum(part.kv_usage for part in parts) / len(parts),
+            accepted_tokens_by_position=[sum(counts) for counts in by_position],
+        )
+
     def count_launch(self, step: Step) -> None:
         """Count a launched pass."""
         decodes = step.batch.num_decodes
@@ -64,3 +79,6 @@ class EngineStats:
             self.queue_time_s += sequence.queue_time_s
             self.prompt_tokens += sequence.num_prompt
             self.cached_prompt_tokens += sequence.num_cached or 0
+
+
+_SUMMED = {one.name for one in fields(EngineStats)} - {"kv_usage", "accepted_tokens_by_position", "kv_transfer"}

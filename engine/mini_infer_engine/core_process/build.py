@@ -83,7 +83,7 @@ def _build_dry(settings: EngineSettings, dry_run: DryRun, record_events: bool) -
         grammars=grammars,
     )
     info = _model_info(runner, max_model_len, dry_model.VOCAB_SIZE)
-    info = msgspec.structs.replace(info, hidden_size=EMBEDDING_SIZE)
+    info = msgspec.structs.replace(info, hidden_size=EMBEDDING_SIZE, revision=dry_model.DRY_MODEL)
     memory = runner.kv_memory()
     opens = partial(open_transport, memory=memory)
     return BuiltEngine(engine, info, dry_model.DRY_MODEL, memory, opens)
@@ -110,7 +110,7 @@ def _build_real(settings: EngineSettings, record_events: bool, watched: "Watched
         kernels["tensor_parallel_size"] = str(settings.tensor_parallel_size)
         kernels["all_reduce"] = runner.all_reduce
         model = msgspec.structs.replace(model, tensor_parallel_size=settings.tensor_parallel_size)
-    model = msgspec.structs.replace(model, kernels=kernels, hidden_size=config.hidden_size)
+    model = msgspec.structs.replace(model, kernels=kernels, hidden_size=config.hidden_size, revision=revision)
     return BuiltEngine(engine, model, revision, runner.kv_memory(), runner.open_transport)
 
 

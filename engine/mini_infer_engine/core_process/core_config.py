@@ -17,6 +17,9 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     events_port: int
     replay_port: int
     transfer: TransferPort = TransferPort()
+    engine: int | None = None
+    """Its number among the engines of a server that has several: its front publishes for all of them, and its lines in
+    the log have the number. None: it is the only one."""
     log_level: str
     log_format: LogFormat
     address: str = ""

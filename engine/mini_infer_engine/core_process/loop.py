@@ -12,6 +12,8 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -164,7 +166,7 @@ def serve(config: CoreConfig, folder: Path) -> None:
     if watched is None:  # else its ranks have files there too, until they are connected
         shutil.rmtree(folder, ignore_errors=True)  # they are connected: nothing is left behind, however they end
     try:
-        publisher = EventPublisher(context, config.host, config.events_port, config.replay_port)
+        publisher = _publisher(context, config, partial(_publish, router, front))
         moves_kv = config.transfer.port > 0
         weights = begin_identity(config.settings, config.dry_run) if moves_kv else None
         built = build_engine(config.settings, config.dry_run, watched=watched)
@@ -200,6 +202,19 @@ def serve(config: CoreConfig, folder: Path) -> None:
         context.destroy(linger=_LINGER_MS)
 
 
+def _publisher(
+    context: zmq.Context[zmq.Socket[bytes]], config: CoreConfig, tell: Callable[[bytes, bytes], None]
+) -> EventPublisher:
+    """To gateways, or to the front where that publishes for several cores."""
+    if config.engine is not None:
+        return EventPublisher(context, config.host, 0, 0, tell)
+    return EventPublisher(context, config.host, config.events_port, config.replay_port)
+
+
+def _publish(router: zmq.Socket[bytes], front: bytes, topic: bytes, payload: bytes) -> None:
+    send(router, front, messages.Published(topic, payload))
+
+
 def _watched(config: CoreConfig, folder: Path) -> "Watched | None":
     """How the end of a group of ranks ends this process, whatever its main thread is waiting for."""
     if config.settings.tensor_parallel_size == 1 or config.dry_run is not None:
@@ -224,7 +239,7 @@ def main() -> None:
     """Run as `python -m mini_infer_engine.core_process.loop CONFIG`; started by core_process.py alone."""
     config_path = Path(sys.argv[1])
     config = msgspec.json.decode(config_path.read_bytes(), type=CoreConfig)
-    configure_logging(config.log_level, config.log_format)
+    configure_logging(config.log_level, config.log_format, config.engine)
     # The front decides when to leave, also when the terminal or a supervisor signals the whole process group.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

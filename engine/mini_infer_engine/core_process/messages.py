@@ -67,12 +67,16 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     page_size: int
     """Tokens a page."""
     num_pages: int
+    revision: str = ""
+    """What the keys of cached blocks begin with (contract.blocks.root_key)."""
     hidden_size: int = 0
     """Numbers of an embedding; 0: there are none."""
     kv_transport: str = ""
     """What moves keys and values from and to other engines; empty: nothing does."""
     tensor_parallel_size: int = 1
     """Ranks that share it."""
+    data_parallel_size: int = 1
+    """Engines of the server, each with a copy of it."""
     kernels: dict[str, str] = {}
     """Which kernels run, by the labels of the metric `mini_infer_engine_kernels_info`; empty for a pretended model."""
 
@@ -97,6 +101,13 @@ class SnapshotTaken(msgspec.Struct, frozen=True, tag=True):
     payload: bytes
 
 
+class Published(msgspec.Struct, frozen=True, tag=True):
+    """What a core would publish to gateways, where its front publishes for several: a topic and its payload."""
+
+    topic: bytes
+    payload: bytes
+
+
 class Failed(msgspec.Struct, frozen=True, tag=True):
     """The core cannot start or go on, and leaves; the reason is for people."""
 
@@ -104,7 +115,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 
 FrontMessage = Add | Abort | SnapshotWanted | SwitchRole | Stop | Hello
-CoreMessage = Ready | StepOutputs | SnapshotTaken | Failed
+CoreMessage = Ready | StepOutputs | SnapshotTaken | Published | Failed
 
 encode = msgspec.msgpack.Encoder().encode
 decode_from_front = msgspec.msgpack.Decoder(FrontMessage).decode

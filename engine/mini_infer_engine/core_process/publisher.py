@@ -5,7 +5,7 @@ It forms no event and decides nothing about the cache; formats are contract.even
 
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 import zmq
@@ -31,7 +31,16 @@ class PortInUseError(ValueError):
 class EventPublisher:
     """The sockets of one engine. A port of 0 is no socket: what would be sent there is dropped."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], host: str, events_port: int, replay_port: int) -> None:
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        host: str,
+        events_port: int,
+        replay_port: int,
+        tell: Callable[[bytes, bytes], None] | None = None,
+    ) -> None:
+        """`tell` is given each topic and payload, too. PortInUseError: a port belongs to somebody else."""
+        self._tell = tell
         self._events = _bind(context, zmq.PUB, host, events_port, "--events-port")
         self.replay = _bind(context, zmq.ROUTER, host, replay_port, "--replay-port")
         self.last_sequence = -1
@@ -84,6 +93,8 @@ class EventPublisher:
         self._send(events.LOAD_TOPIC, self._load_sequence, events.encode(self._last_load))
 
     def _send(self, topic: bytes, sequence: int, payload: bytes) -> None:
+        if self._tell is not None:
+            self._tell(topic, payload)
         if self._events is not None:
             self._events.send_multipart([topic, events.sequence_frame(sequence), payload])
 

@@ -97,7 +97,7 @@ def load_runner(settings: EngineSettings, group: RankGroup = ALONE_IN_GROUP) -> 
     """
     device_type = choose_device(settings).type
     if device_type == "cpu":
-        choose_threads(group.collectives.parallel.size // settings.nnodes)
+        choose_threads(group.collectives.parallel.size // settings.nnodes * settings.data_parallel_size)
     kind = executor_class(settings, device_type)
     directory = resolve_model(settings.model, settings.revision, weights=settings.load_format != "dummy")
     return make_runner(settings, read_config(directory), directory, kind, group)

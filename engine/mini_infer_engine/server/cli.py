@@ -7,6 +7,7 @@ import socket
 import sys
 import textwrap
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from mini_infer_contract.api_keys import configured_keys
@@ -19,11 +20,11 @@ from mini_infer_engine.config.model_path import resolve_model
 from mini_infer_engine.config.server_options import SERVER, ServerOptions
 from mini_infer_engine.config.settings import EngineSettings, master_address, node_rank
 from mini_infer_engine.core_process.core_config import CoreConfig
+from mini_infer_engine.data_parallel.processes import core_processes
 from mini_infer_engine.dry.dry_run import DryRun
 from mini_infer_engine.dry.script import read_script
 from mini_infer_engine.dry.vocabulary import DRY_MODEL
 from mini_infer_engine.kv_transfer.transfer_port import TransferPort
-from mini_infer_engine.server.child_process import CoreProcess
 from mini_infer_engine.server.flags import add_flags, options_from
 from mini_infer_engine.speculation.config import options_of_config
 
@@ -101,6 +102,8 @@ def run(options: argparse.Namespace, settings: EngineSettings) -> int:
 
         worker = WorkerNode(settings, node, server.drain_timeout_s, server.log_level, server.log_format)
         return worker.run(listening)
+    if settings.data_parallel_size > 1 and server.listening_transfer_port:
+        raise StartError("--transfer-port: KV transfer needs --data-parallel-size 1, run a server for each engine")
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # until the server takes over
     try:
         directory = None if dry_run is not None else _find_model(settings)
@@ -116,7 +119,11 @@ def run(options: argparse.Namespace, settings: EngineSettings) -> int:
         log_level=server.log_level,
         log_format=server.log_format,
     )
-    with CoreProcess(config) as core:
+    with ExitStack() as stack:
+        try:
+            cores = stack.enter_context(core_processes(config))
+        except ValueError as error:
+            raise StartError(str(error)) from None
         # Imported while the core starts: the web framework takes most of a second.
         from mini_infer_engine.parsing.registry import ParserChoice
         from mini_infer_engine.server.serve import serve
@@ -137,7 +144,7 @@ def run(options: argparse.Namespace, settings: EngineSettings) -> int:
         scheme = "https" if tls else "http"
         shown = f"[{host}]" if ":" in host else host
         logger.info("mini-infer %s serves %s at %s://%s:%d", __version__, ", ".join(names), scheme, shown, port)
-        return serve(listening, text, core, server, settings.max_num_seqs, keys, tls)
+        return serve(listening, text, cores, server, settings, keys, tls)
 
 
 def _dry_run(options: argparse.Namespace) -> DryRun:

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import logging
 import time
+from collections.abc import Sequence
 
 import zmq
 import zmq.asyncio
@@ -25,7 +26,9 @@ class CoreFailedError(RuntimeError):
 class CoreClient:
     """One DEALER socket. `receive` runs as a task that its maker owns."""
 
-    def __init__(self, address: str, metrics: ServerMetrics) -> None:
+    def __init__(self, address: str, metrics: ServerMetrics, engine: int = 0) -> None:
+        """`engine`: the core's number, where there are several."""
+        self.engine = engine
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.set(zmq.SNDHWM, 0)
@@ -43,14 +46,16 @@ class CoreClient:
         """When the core last said something, or had nothing to do."""
         self._send(messages.Hello())
 
-    def submit(self, generation: Generation) -> None:
-        """Send all choices; their outputs are pushed from now on."""
+    def submit(self, generation: Generation, choices: Sequence[int] | None = None) -> None:
+        """Send all choices, or some of them; their outputs are pushed from now on."""
         if self.failure is not None:
             generation.fail(self.failure)
             return
         if not self._owes_work:
             self._heard_at_s = time.monotonic()
-        for index, reply in enumerate(generation.replies):
+        for index in range(len(generation.replies)) if choices is None else choices:
+            reply = generation.replies[index]
+            generation.engines[index] = self.engine
             self._waiting[reply.request.request_id] = generation, index
             if reply.request.leads:
                 self._send(messages.Add(reply.request))
@@ -58,7 +63,7 @@ class CoreClient:
     @property
     def _owes_work(self) -> bool:
         """Whether a step must come: somebody waits, or the core said that it has something to do."""
-        stats = self._metrics.stats
+        stats = self._metrics.engines[self.engine].stats
         return bool(self._waiting or stats.running or stats.waiting)
 
     def silent_s(self, now_s: float) -> float:
@@ -97,22 +102,28 @@ class CoreClient:
             self._heard_at_s = time.monotonic()
             match message:
                 case messages.StepOutputs(outputs, stats):
-                    self._metrics.take_stats(stats)
+                    self._metrics.take_stats(stats, self.engine)
                     self._push(outputs)
                 case messages.SnapshotTaken(ticket, payload):
                     answer = self._snapshots.pop(ticket)
                     if not answer.done():
                         answer.set_result(payload)
                 case messages.Ready(model):
-                    self.model = self._metrics.model = model
+                    self.model = self._metrics.engines[self.engine].model = model
                     logger.info(
-                        "ready: context %d tokens, KV cache %d pages of %d tokens",
+                        "%sready: context %d tokens, KV cache %d pages of %d tokens",
+                        f"engine {self.engine} " if len(self._metrics.engines) > 1 else "",
                         model.max_model_len,
                         model.num_pages,
                         model.page_size,
                     )
+                case messages.Published(topic, payload):
+                    self._take_published(topic, payload)
                 case messages.Failed(reason):
                     raise CoreFailedError(reason)
+
+    def _take_published(self, topic: bytes, payload: bytes) -> None:
+        """What the core would publish; a core that is alone publishes by itself."""
 
     def _push(self, outputs: list[Output]) -> None:
         now = time.perf_counter()

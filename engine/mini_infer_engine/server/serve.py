@@ -5,7 +5,7 @@ import contextlib
 import logging
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import uvicorn
@@ -19,8 +19,11 @@ from mini_infer_engine.api.app import make_app
 from mini_infer_engine.api.metrics import ServerMetrics
 from mini_infer_engine.api.state import ApiServerState
 from mini_infer_engine.config.server_options import ServerOptions
-from mini_infer_engine.server.child_process import CoreProcess
+from mini_infer_engine.config.settings import EngineSettings
+from mini_infer_engine.core_process.child_process import CoreProcess
+from mini_infer_engine.core_process.publisher import PortInUseError
 from mini_infer_engine.server.core_client import CoreClient, CoreFailedError
+from mini_infer_engine.server.lines import connect
 from mini_infer_engine.server.throughput import Throughput
 from mini_infer_engine.text.text_model import TextModel
 
@@ -36,15 +39,19 @@ _KEEP_ALIVE_S = 75
 def serve(
     listening: socket.socket,
     text: TextModel,
-    core: CoreProcess,
+    cores: Sequence[CoreProcess],
     options: ServerOptions,
-    max_num_seqs: int,
+    settings: EngineSettings,
     keys: ApiKeys,
     tls: ServerTls | None,
 ) -> int:
-    """Run until a signal or the core's death. Returns the exit status."""
+    """Run until a signal or a core's death. Returns the exit status."""
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(_Server(listening, text, core, options, max_num_seqs, keys, tls).run())
+        try:
+            return runner.run(_Server(listening, text, cores, options, settings, keys, tls).run())
+        except PortInUseError as error:
+            logger.error("%s", error)
+            return 1
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
@@ -68,34 +75,36 @@ class _Server:
         self,
         listening: socket.socket,
         text: TextModel,
-        core: CoreProcess,
+        cores: Sequence[CoreProcess],
         options: ServerOptions,
-        max_num_seqs: int,
+        settings: EngineSettings,
         keys: ApiKeys,
         tls: ServerTls | None,
     ) -> None:
         self._listening = listening
         self._text = text
-        self._core = core
+        self._cores = cores
         self._options = options
-        self._max_num_seqs = max_num_seqs
+        self._settings = settings
         self._keys, self._tls = keys, tls
         self._status = 0
         self._leaving = asyncio.Event()
         """Set when the process should go at once."""
         self._drain: asyncio.Task[None] | None = None
+        self._terminated = False
 
     async def run(self) -> int:
-        metrics = ServerMetrics(self._text.names[0])
-        client = CoreClient(self._core.address, metrics)
-        self._front = ApiServerState(self._text, client, metrics, self._options, self._max_num_seqs)
+        metrics = ServerMetrics(self._text.names[0], len(self._cores))
+        lines = connect(self._cores, metrics, self._options, self._settings)
+        max_running = self._settings.max_num_seqs * len(self._cores)
+        self._front = ApiServerState(self._text, lines.front, metrics, self._options, max_running)
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self._on_terminate)
         loop.add_signal_handler(signal.SIGINT, self._leaving.set)
         server = _Uvicorn(_uvicorn_config(make_app(self._front, self._keys), self._tls, self._options.max_body_bytes))
         serving = asyncio.create_task(server.serve([self._listening]))
         owned = [
-            asyncio.create_task(self._watch_core(client)),
+            *(asyncio.create_task(self._watch(core, line)) for core, line in zip(self._cores, lines.all, strict=True)),
             asyncio.create_task(self._log_throughput(metrics)),
         ]
         if self._tls is not None:
@@ -103,21 +112,27 @@ class _Server:
         await asyncio.wait([serving, asyncio.create_task(self._leaving.wait())], return_when=asyncio.FIRST_COMPLETED)
         for task in owned:
             task.cancel()
-        client.stop()
-        if client.failure is None:
-            client.fail(ApiError(503, "the server is stopping", code="stopping", headers={DRAINING_HEADER: "true"}))
+        for line in lines.all:
+            line.stop()
+            if line.failure is None:
+                line.fail(ApiError(503, "the server is stopping", code="stopping", headers={DRAINING_HEADER: "true"}))
         server.should_exit = True
         await serving
-        client.close()
+        lines.close()
         return self._status
 
     def _on_terminate(self) -> None:
         """SIGTERM: finish what runs, within the drain's time. A second one: leave."""
-        if self._drain is not None:
+        if self._terminated:
             self._leaving.set()
             return
+        self._terminated = True
+        self._start_drain()
+
+    def _start_drain(self) -> None:
         self._front.start_drain()
-        self._drain = asyncio.create_task(self._finish_requests())
+        if self._drain is None:
+            self._drain = asyncio.create_task(self._finish_requests())
 
     async def _finish_requests(self) -> None:
         logger.info("draining: %d requests are running", self._front.in_flight)
@@ -127,9 +142,12 @@ class _Server:
             logger.warning("leaving with %d requests unfinished after the drain timeout", self._front.in_flight)
         self._leaving.set()
 
-    async def _watch_core(self, client: CoreClient) -> None:
-        """Receive for as long as the core lives, then tell everybody, and leave."""
-        ended = self._core.watch()
+    async def _watch(self, core: CoreProcess, client: CoreClient) -> None:
+        """Receive for as long as the core lives, then tell everybody who waits for it, and leave.
+
+        Where other cores have work, they finish it first, and requests that come meanwhile are sent away.
+        """
+        ended = core.watch()
         receiving = asyncio.create_task(client.receive())
         try:
             waited: list[asyncio.Future[Any]] = [ended, receiving]
@@ -138,17 +156,25 @@ class _Server:
                 # Its last words may still be in the socket.
                 await asyncio.wait([receiving], timeout=0.2)
             reason = f"it ended with status {ended.result()}" if ended.done() else "it broke off"
-            reason = self._core.last_words.read() or reason
+            reason = core.last_words.read() or reason
             if receiving.done() and isinstance(error := receiving.exception(), Exception):
                 reason = str(error) if isinstance(error, CoreFailedError) else f"{type(error).__name__}: {error}"
         finally:
             receiving.cancel()
-        logger.error("%s", reason if client.model is None else f"the core process has failed: {reason}")
+        which = f"engine {client.engine}: " if len(self._cores) > 1 else ""
+        logger.error("%s%s", which, reason if client.model is None else f"the core process has failed: {reason}")
         client.fail(ApiError(503, f"the engine's core process has failed: {reason}", code="engine_dead"))
         self._status = 1
-        if client.model is not None:
-            await asyncio.sleep(_DEAD_CORE_LINGER_S)
-        self._leaving.set()
+        if client.model is None:
+            self._leaving.set()
+            return
+        if len(self._cores) > 1:
+            self._front.start_drain()
+        await asyncio.sleep(_DEAD_CORE_LINGER_S)
+        if len(self._cores) > 1:
+            self._start_drain()
+        else:
+            self._leaving.set()
 
     async def _log_throughput(self, metrics: ServerMetrics) -> None:
         """A line every ten seconds while there is something to tell."""

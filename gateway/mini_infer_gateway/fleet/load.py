@@ -23,6 +23,8 @@ class Load(NamedTuple):
     reported: bool = True
     """The endpoint tells how busy it is; else this is what we have in flight there, answers that do not stream included
     until they are whole."""
+    engines: int = 1
+    """Copies of the model behind the endpoint, with a queue each."""
 
 
 @dataclass(slots=True, eq=False)
@@ -122,4 +124,5 @@ class LoadLedger:
             queued_tokens=report.queued_tokens + sum(flight.uncached_tokens for flight in unreported),
             kv_usage=report.kv_usage,
             unreported=len(unreported),
+            engines=max(1, report.engines),
         )

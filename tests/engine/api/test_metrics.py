@@ -38,9 +38,9 @@ def test_queue_time_is_observed_once_for_each_admission() -> None:
 def test_the_kernels_in_force_are_labels_of_one_metric() -> None:
     metrics = ServerMetrics("m")
     model = ModelInfo(max_model_len=1, vocab_size=2, page_size=16, num_pages=4)
-    metrics.model = model
+    metrics.engines[0].model = model
     assert "mini_infer_engine_kernels_info" not in values(metrics)
-    metrics.model = msgspec.structs.replace(model, kernels=kernel_report("cpu").labels)
+    metrics.engines[0].model = msgspec.structs.replace(model, kernels=kernel_report("cpu").labels)
     families = text_string_to_metric_families(metrics.exposition().decode())
     (sample,) = (one for family in families for one in family.samples if one.name == "mini_infer_engine_kernels_info")
     assert sample.value == 1
@@ -89,12 +89,13 @@ def test_vllms_names_tell_the_same_numbers() -> None:
     )
     left = FinishedChoice(reason="abort", duration_s=0.0, prompt_tokens=10, output_tokens=0, max_tokens=16)
     model = ModelInfo(max_model_len=128, vocab_size=2, page_size=16, num_pages=4)
-    metrics.vllm.count_choice(ended, model)
-    metrics.vllm.count_choice(left, model)
+    metrics.engines[0].model = model
+    metrics.engines[0].count_choice(ended)
+    metrics.engines[0].count_choice(left)
     found = values(metrics)
     assert (found["vllm:prefix_cache_queries_total"], found["vllm:prefix_cache_hits_total"]) == (100, 40)
     assert (found["vllm:num_preemptions_total"], found["vllm:num_requests_running"]) == (2, 3)
-    assert metrics.vllm.finished == {"stop": 1, "abort": 1}, "who left counts"
+    assert metrics.engines[0].finished == {"stop": 1, "abort": 1}, "who left counts"
     assert found["vllm:e2e_request_latency_seconds_sum"] == 1.5
     assert (found["vllm:request_prompt_tokens_sum"], found["vllm:request_generation_tokens_sum"]) == (110, 7)
     assert found["vllm:request_prefill_kv_computed_tokens_sum"] == 70

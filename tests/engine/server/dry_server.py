@@ -103,15 +103,20 @@ class EngineServer:
 
     @property
     def core_pid(self) -> int:
+        (pid,) = self.core_pids
+        return pid
+
+    @property
+    def core_pids(self) -> list[int]:
+        """In the order of their engines."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        assert len(children) == 1
-        return int(children[0])
+        return [int(child) for child in children]
 
     @property
     def cpu_s(self) -> float:
-        """Processor time of both processes so far: unlike the clock's, it does not grow beside a busy neighbour."""
+        """Processor time of its processes so far: unlike the clock's, it does not grow beside a busy neighbour."""
         ticks = 0
-        for pid in (self.process.pid, self.core_pid):
+        for pid in (self.process.pid, *self.core_pids):
             fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
             ticks += int(fields[11]) + int(fields[12])
         return ticks / os.sysconf("SC_CLK_TCK")

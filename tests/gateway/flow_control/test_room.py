@@ -14,6 +14,8 @@ from mini_infer_gateway.flow_control.room import FIRST_WINDOW_S, LONGEST_WINDOW_
         pytest.param(Load(9, 0, 4_000, 0.5), False, id="the window is full"),
         pytest.param(Load(9, 1, 0, 0.99), True, id="one waits for pages"),
         pytest.param(Load(9, 2, 0, 0.99), False, id="two wait for pages"),
+        pytest.param(Load(9, 3, 0, 0.99, engines=2), True, id="three wait for pages of two engines"),
+        pytest.param(Load(9, 4, 0, 0.99, engines=2), False, id="four wait for pages of two engines"),
         pytest.param(Load(9, 0, 0, 0.99, unreported=2), False, id="no pages for those on their way"),
         pytest.param(Load(9, 1, 0, 0.5, unreported=1), False, id="one more joins the one that waits"),
         pytest.param(Load(9, 0, 0, 0.5, unreported=9), True, id="many on their way, and room for them"),

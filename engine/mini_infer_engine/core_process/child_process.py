@@ -21,8 +21,11 @@ _KILL_AFTER_S = 3.0
 class CoreProcess:
     """A child that never outlives this process: it dies by the kernel's hand, or sees that its parent is gone."""
 
-    def __init__(self, config: CoreConfig) -> None:
-        """Starts it. The socket and its settings lie in a folder of its own that only this user can enter."""
+    def __init__(self, config: CoreConfig, variables: dict[str, str] | None = None) -> None:
+        """Starts it; `variables` are more of its environment.
+
+        The socket and its settings lie in a folder of its own that only this user can enter.
+        """
         self._folder = Path(tempfile.mkdtemp(prefix="mini-infer-"))
         self.address = f"ipc://{self._folder}/core"
         config_path = self._folder / "config.json"
@@ -32,7 +35,12 @@ class CoreProcess:
         )
         config_path.write_bytes(msgspec.json.encode(config))
         command = [sys.executable, "-m", "mini_infer_engine.core_process.loop", str(config_path)]
-        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(self.last_words.writer,))
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            pass_fds=(self.last_words.writer,),
+            env=os.environ | (variables or {}),
+        )
         self.last_words.started()
 
     @property

@@ -1,0 +1,1 @@
+"""Several engines behind one port: which one gets a request, and what they tell the outside together."""

@@ -1,0 +1,82 @@
+"""Which engine of a server holds which blocks, from the events of each, and what the server as a whole holds.
+
+Blocks are named by the engines' own hashes: all engines of a server run the same model, so equal hashes mean equal
+prefixes. Pure: no sockets, no clock.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+
+from msgspec.structs import replace
+
+from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS, block_keys, root_key
+from mini_infer_contract.events import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, KVEvent, wire_hash
+
+_root_key = lru_cache(maxsize=1024)(root_key)
+
+
+def prompt_hashes(token_ids: Sequence[int], revision: str, salt: str) -> list[int]:
+    """The names of the full blocks that a prompt can be served from: its last token has to be computed anyway."""
+    whole = (len(token_ids) - 1) // BLOCK_SIZE_TOKENS * BLOCK_SIZE_TOKENS
+    return [wire_hash(key) for key in block_keys(token_ids[:whole], _root_key(revision, "", salt))]
+
+
+class HeldBlocks:
+    """The blocks of each engine, and those that it will hold when it has computed what was sent to it."""
+
+    def __init__(self, engines: int) -> None:
+        self._held: list[set[BlockHash]] = [set() for _ in range(engines)]
+        self._promised: list[Counter[BlockHash]] = [Counter() for _ in range(engines)]
+
+    def apply(self, engine: int, events: Iterable[KVEvent]) -> list[KVEvent]:
+        """Take an engine's events in order; what they mean for the server as a whole.
+
+        Every stored block is told, also one that another engine holds: who reads a snapshot made while events went on
+        needs each of them. A removed block is told when no engine holds it any more.
+        """
+        told: list[KVEvent] = []
+        for event in events:
+            match event:
+                case BlockStored():
+                    self._held[engine].update(event.block_hashes)
+                    told.append(event)
+                case BlockRemoved():
+                    self._held[engine].difference_update(event.block_hashes)
+                    if gone := [name for name in event.block_hashes if not self._is_held(name)]:
+                        told.append(replace(event, block_hashes=gone))
+                case AllBlocksCleared():
+                    told += self._cleared(engine)
+        return told
+
+    def _is_held(self, name: BlockHash) -> bool:
+        return any(name in held for held in self._held)
+
+    def _cleared(self, engine: int) -> list[KVEvent]:
+        mine, self._held[engine] = self._held[engine], set()
+        if not any(self._held):
+            return [AllBlocksCleared()]
+        gone = [name for name in mine if not self._is_held(name)]
+        return [BlockRemoved(gone)] if gone else []
+
+    def promise(self, engine: int, hashes: Sequence[int]) -> None:
+        """A prompt with these blocks was sent there."""
+        self._promised[engine].update(hashes)
+
+    def settle(self, engine: int, hashes: Sequence[int]) -> None:
+        """That prompt was computed, of which events tell, or never will be."""
+        promised = self._promised[engine]
+        for name in hashes:
+            if promised[name] > 1:
+                promised[name] -= 1
+            else:
+                del promised[name]
+
+    def depth(self, engine: int, hashes: Sequence[int]) -> int:
+        """Tokens that a prompt with these blocks need not compute there."""
+        held, promised, blocks = self._held[engine], self._promised[engine], 0
+        for name in hashes:
+            if name not in held and name not in promised:
+                break
+            blocks += 1
+        return blocks * BLOCK_SIZE_TOKENS

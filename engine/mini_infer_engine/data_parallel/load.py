@@ -1,0 +1,23 @@
+"""The load reports of a server's engines as one, for gateways. Pure."""
+
+from collections.abc import Sequence
+
+from mini_infer_contract.events import LoadReport
+
+
+def total_load(reports: Sequence[LoadReport], accepted: list[str], role: str) -> LoadReport:
+    """The last report of each engine, one at least, as the report of all: sums, and the mean share of the pages.
+
+    `accepted`: requests that arrived since the last such report.
+    """
+    return LoadReport(
+        ts=max(report.ts for report in reports),
+        running=sum(report.running for report in reports),
+        waiting=sum(report.waiting for report in reports),
+        queued_tokens=sum(report.queued_tokens for report in reports),
+        kv_usage=sum(report.kv_usage for report in reports) / len(reports),
+        accepted=accepted,
+        role=role,
+        prefill_tokens_per_s=sum(report.prefill_tokens_per_s for report in reports),
+        engines=len(reports),
+    )

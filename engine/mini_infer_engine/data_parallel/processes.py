@@ -1,0 +1,36 @@
+"""The core processes of one server or one LLM: one alone, or several with devices of their own."""
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from msgspec.structs import replace
+
+from mini_infer_engine.config.settings import EngineSettings
+from mini_infer_engine.core_process.child_process import CoreProcess
+from mini_infer_engine.core_process.core_config import CoreConfig
+from mini_infer_engine.data_parallel.devices import count_gpus, devices_of_engine
+
+
+def environments(settings: EngineSettings, *, has_model: bool) -> list[dict[str, str]]:
+    """Of each engine, what it has beside the environment of this process. ValueError: there are too few GPUs."""
+    engines = settings.data_parallel_size
+    if settings.device == "cpu" or not has_model:
+        return [{} for _ in range(engines)]
+    ranks, gpus = settings.tensor_parallel_size * settings.pipeline_parallel_size, count_gpus()
+    return [devices_of_engine(engine, engines, ranks, os.environ, gpus) for engine in range(engines)]
+
+
+@contextmanager
+def core_processes(config: CoreConfig) -> Iterator[list[CoreProcess]]:
+    """Started; they end with the block. ValueError: there are too few GPUs."""
+    if config.settings.data_parallel_size == 1:
+        with CoreProcess(config) as core:
+            yield [core]
+        return
+    variables = environments(config.settings, has_model=config.dry_run is None)
+    with ExitStack() as stack:
+        yield [
+            stack.enter_context(CoreProcess(replace(config, engine=engine), more))
+            for engine, more in enumerate(variables)
+        ]

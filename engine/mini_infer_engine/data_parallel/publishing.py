@@ -1,0 +1,76 @@
+"""What the engines of a server publish, as one endpoint: gateways see one engine. Owns the sockets, decides nothing."""
+
+import asyncio
+import time
+
+import zmq
+
+from mini_infer_contract import events
+from mini_infer_contract.events import LoadReport
+from mini_infer_engine.core_process.publisher import EventPublisher
+from mini_infer_engine.data_parallel.load import total_load
+from mini_infer_engine.data_parallel.router import EngineRouter
+
+
+class UnitedPublisher:
+    """Takes what each engine would publish; keeps the router's picture of their caches, too."""
+
+    def __init__(self, router: EngineRouter, host: str, events_port: int, replay_port: int) -> None:
+        """PortInUseError: a port belongs to somebody else."""
+        self._context = zmq.Context()
+        self._router = router
+        self._publisher = EventPublisher(self._context, host, events_port, replay_port)
+        self._loads: dict[int, LoadReport] = {}
+        self._accepted: list[str] = []
+        self._postponed: asyncio.TimerHandle | None = None
+
+    @property
+    def last_sequence(self) -> int:
+        """Of the last batch of KV events."""
+        return self._publisher.last_sequence
+
+    def answer_replays(self) -> None:
+        """From now on, in the running event loop."""
+        if self._publisher.replay is not None:
+            asyncio.get_running_loop().add_reader(self._publisher.replay.FD, self._publisher.answer_replays)
+            self._publisher.answer_replays()  # ZMQ tells of what comes, not of what is there
+
+    def take(self, engine: int, topic: bytes, payload: bytes) -> None:
+        """A message of an engine."""
+        if topic == events.EVENTS_TOPIC:
+            told = self._router.apply(engine, events.decode_batch(payload).events)
+            self._publisher.publish_events(told, time.time())
+        elif topic == events.LOAD_TOPIC:
+            report = events.decode_load(payload)
+            self._loads[engine] = report
+            self._accepted += report.accepted
+            self._publish_load(report.role)
+
+    def forget(self, engine: int) -> None:
+        """It is gone: it has no load any more."""
+        self._loads.pop(engine, None)
+
+    def _publish_load(self, role: str) -> None:
+        """Now, or as soon as the publisher may say something again."""
+        now = time.time()
+        if self._postponed is not None or not self._loads:
+            return
+        if not self._publisher.load_is_due(now):
+            wait_s = self._publisher.load_wait_s(now)
+            self._postponed = asyncio.get_running_loop().call_later(wait_s, self._publish_later, role)
+            return
+        accepted, self._accepted = self._accepted, []
+        self._publisher.publish_load(total_load(list(self._loads.values()), accepted, role), now)
+
+    def _publish_later(self, role: str) -> None:
+        self._postponed = None
+        self._publish_load(role)
+
+    def close(self) -> None:
+        """Close the sockets."""
+        if self._postponed is not None:
+            self._postponed.cancel()
+        if self._publisher.replay is not None:
+            asyncio.get_running_loop().remove_reader(self._publisher.replay.FD)
+        self._publisher.close()
+        self._context.destroy(linger=0)

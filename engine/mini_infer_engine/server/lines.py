@@ -1,0 +1,47 @@
+"""The lines from the front to its cores: one core's own line, or several behind a router. Starts no process."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mini_infer_engine.api.metrics import ServerMetrics
+from mini_infer_engine.api.state import Core
+from mini_infer_engine.config.server_options import ServerOptions
+from mini_infer_engine.config.settings import EngineSettings
+from mini_infer_engine.core_process.child_process import CoreProcess
+from mini_infer_engine.data_parallel.publishing import UnitedPublisher
+from mini_infer_engine.data_parallel.router import EngineRouter
+from mini_infer_engine.server.core_client import CoreClient
+from mini_infer_engine.server.data_parallel_client import DataParallelClient, EngineLine
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """To all cores of a server."""
+
+    front: Core
+    """What the rest of the server talks to."""
+    all: Sequence[CoreClient]
+    """One for each core."""
+    publisher: UnitedPublisher | None = None
+    """None: the core publishes by itself."""
+
+    def close(self) -> None:
+        """Close all sockets."""
+        for line in self.all:
+            line.close()
+        if self.publisher is not None:
+            self.publisher.close()
+
+
+def connect(
+    cores: Sequence[CoreProcess], metrics: ServerMetrics, options: ServerOptions, settings: EngineSettings
+) -> Lines:
+    """In a running event loop. PortInUseError: a port for events belongs to somebody else."""
+    if len(cores) == 1:
+        alone = CoreClient(cores[0].address, metrics)
+        return Lines(alone, [alone])
+    router = EngineRouter(len(cores), caches_prefixes=settings.enable_prefix_caching)
+    publisher = UnitedPublisher(router, options.host, options.events_port, options.replay_port)
+    publisher.answer_replays()
+    lines = [EngineLine(core.address, metrics, number, router, publisher) for number, core in enumerate(cores)]
+    return Lines(DataParallelClient(lines, router, publisher), lines, publisher)
