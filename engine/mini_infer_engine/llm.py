@@ -1,4 +1,7 @@
-"""The offline API, with vLLM's names: prompts in, finished texts out, the engine in this process. No HTTP, no ZMQ."""
+"""The offline API, with vLLM's names: prompts in, finished texts out, the engine in this process. No HTTP.
+
+With `data_parallel_size` above 1 the engines are processes (data_parallel.offline).
+"""
 
 import gc
 import itertools
@@ -16,8 +19,10 @@ from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.prompt import chat_prompt_ids
 from mini_infer_engine.config.model_path import resolve_model
 from mini_infer_engine.config.settings import EngineSettings
+from mini_infer_engine.core.engine import Engine
 from mini_infer_engine.core.request import Request, SamplingParams, TokenLogprobs
 from mini_infer_engine.core_process.build import build_engine
+from mini_infer_engine.data_parallel.offline import OfflineEngines
 from mini_infer_engine.dry.dry_run import DryRun
 from mini_infer_engine.dry.vocabulary import DRY_MODEL
 from mini_infer_engine.offline_beams import BeamSearchOutput, BeamSearchParams, BeamSearchSequence, Logprob
@@ -105,8 +110,13 @@ class LLM:
         directory = None if dry_run else resolve_model(model, self.settings.revision, weights=weights)
         options = self.settings
         self._text = TextModel.load((model,), directory, options.skip_tokenizer_init, options.generation_config)
-        built = build_engine(self.settings, dry_run, record_events=False)
-        self._engine, self.model_info = built.engine, built.model
+        self._engine: Engine | OfflineEngines
+        if self.settings.data_parallel_size > 1:
+            self._engine = OfflineEngines(self.settings, dry_run)
+            self.model_info = self._engine.model
+        else:
+            built = build_engine(self.settings, dry_run, record_events=False)
+            self._engine, self.model_info = built.engine, built.model
         self._ids = itertools.count()
         self._decoded_tokens: dict[int, str] = {}
         """Those of which log probabilities were told; as many as the vocabulary has at most."""

@@ -48,6 +48,10 @@ class CoreProcess:
         """Its process id."""
         return self._process.pid
 
+    def status(self) -> int | None:
+        """Its exit status; None: it runs."""
+        return self._process.poll()
+
     def watch(self) -> "asyncio.Future[int]":
         """Its exit status, once it has ended."""
         loop = asyncio.get_running_loop()

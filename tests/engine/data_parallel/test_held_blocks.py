@@ -1,0 +1,95 @@
+"""What a server holds is what any of its engines holds: random caches, their events, and snapshots in between."""
+
+import random
+
+import pytest
+
+from mini_infer_contract.blocks import block_keys, root_key
+from mini_infer_contract.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent, block_stored, wire_hash
+from mini_infer_engine.data_parallel.held_blocks import HeldBlocks, prompt_hashes
+
+TOKENS = [*range(100)]
+HASHES = [wire_hash(key) for key in block_keys(TOKENS, root_key("m"))]
+
+
+def stored(*names: int) -> BlockStored:
+    return BlockStored(list(names), None, [0] * 16 * len(names), 16)
+
+
+def seen_by_a_gateway(held: set[object], told: list[KVEvent]) -> set[object]:
+    for event in told:
+        match event:
+            case BlockStored():
+                held = held | set(event.block_hashes)
+            case BlockRemoved():
+                held = held - set(event.block_hashes)
+            case AllBlocksCleared():
+                held = set()
+    return held
+
+
+def test_names_are_those_of_the_engines_events() -> None:
+    event = block_stored(block_keys(TOKENS, root_key("m", "", "salt")), None, TOKENS[:96], "salt")
+    assert prompt_hashes(TOKENS, "m", "salt") == event.block_hashes
+    assert prompt_hashes(TOKENS[:97], "m", "") == HASHES
+    assert prompt_hashes(TOKENS[:96], "m", "") == HASHES[:5], "the last token is computed anyway"
+
+
+def test_a_prompt_is_held_as_far_as_its_blocks_follow_each_other() -> None:
+    blocks = HeldBlocks(2)
+    blocks.apply(1, [stored(*HASHES[:2], *HASHES[3:])])
+    assert [blocks.depth(engine, HASHES) for engine in (0, 1)] == [0, 32]
+    blocks.promise(0, HASHES)
+    blocks.promise(0, HASHES[:1])
+    assert blocks.depth(0, HASHES) == 96
+    blocks.settle(0, HASHES)
+    assert blocks.depth(0, HASHES) == 16
+    blocks.settle(0, HASHES[:1])
+    assert blocks.depth(0, HASHES) == 0
+
+
+def test_a_block_is_gone_when_its_last_holder_lets_it_go() -> None:
+    blocks = HeldBlocks(2)
+    assert blocks.apply(0, [stored(1, 2)]) == [stored(1, 2)]
+    blocks.apply(1, [stored(2)])
+    assert blocks.apply(0, [BlockRemoved([1, 2])]) == [BlockRemoved([1])]
+    assert blocks.apply(1, [BlockRemoved([2])]) == [BlockRemoved([2])]
+
+
+def test_an_engine_that_clears_its_cache_takes_only_its_own_away() -> None:
+    blocks = HeldBlocks(2)
+    blocks.apply(0, [stored(1, 2)])
+    blocks.apply(1, [stored(2, 3)])
+    assert blocks.apply(0, [AllBlocksCleared()]) == [BlockRemoved([1])]
+    assert blocks.apply(1, [AllBlocksCleared()]) == [AllBlocksCleared()]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_events_and_snapshots_taken_one_engine_after_the_other_give_the_union(seed: int) -> None:
+    """A snapshot has each engine's blocks at another moment, and all events since before the first of them."""
+    rng, engines = random.Random(seed), 3
+    caches: list[set[int]] = [set() for _ in range(engines)]
+    blocks = HeldBlocks(engines)
+    live: set[object] = set()
+    snapshot: set[object] = set()
+    since: list[KVEvent] = []
+    begin = rng.randrange(200)
+    snapshot_at = {begin + rng.randrange(60): engine for engine in range(engines)}
+    while len(snapshot_at) < engines:
+        snapshot_at = {begin + rng.randrange(60): engine for engine in range(engines)}
+    for moment in range(400):
+        engine, name = rng.randrange(engines), rng.randrange(12)
+        cache = caches[engine]
+        event: KVEvent = BlockRemoved([name]) if name in cache else stored(name)
+        cache.symmetric_difference_update({name})
+        if rng.random() < 0.02:
+            event = AllBlocksCleared()
+            cache.clear()
+        told = blocks.apply(engine, [event])
+        live = seen_by_a_gateway(live, told)
+        assert live == set[object]().union(*caches)
+        if moment >= begin:
+            since += told
+        if moment in snapshot_at:
+            snapshot |= caches[snapshot_at[moment]]
+    assert seen_by_a_gateway(snapshot, since) == live
