@@ -2,7 +2,7 @@
 # What is to be shown on a GPU machine, by stages: unpacks what scripts/pack_gpu.sh packed, runs the GPU tests, then the
 # benchmarks beside the peer where it is present. Leaves log.txt and a JSON of each stage in a folder, at most 8 files.
 # usage: benchmarks/gpu_run.sh [STAGE...]    default: tests serving offline interference memory ablations attention
-#   on two GPUs: tp_tests tp_tune tensor_parallel (TP_MODELS=a,b; FLAGS=--all-reduce: that alone) kv_tests kv_transfer disaggregation
+#   on two GPUs: tp_tests tp_tune tensor_parallel (TP_MODELS=a,b; FLAGS=--all-reduce: that alone) kv_tests kv_transfer disaggregation data_parallel
 #   more stages: startup products structured speculation logprobs beams quantization (SCHEMES=bf16,int8,fp8,int4) quantized_products precision;
 #   soak (starts ten gentle minutes in the background, which wait while others measure; each
 #   later call fetches what it has found), soaked (stays until it ends)
@@ -112,6 +112,7 @@ for name in sys.argv[2].split(','): print('--model', model_folder(name, Path(sys
   structured) PYTHONPATH="$PWD:$PYTHONPATH" benchmark structured_output --parts host,device --model "${models%%,*}" ;;
   kv_tests) OMP_NUM_THREADS=2 stage kv_tests "$python" -m pytest -m gpu2 tests/gpu2 -k kv -q -rfE -p no:cacheprovider ;;
   kv_transfer) benchmark kv_transfer ;;
+  data_parallel) CACHES=$site/caches benchmark data_parallel --model "${models%%,*}" --size "${SIZE:-2}" ;; # SIZE: of so many GPUs
   disaggregation) CACHES=$site/caches benchmark disaggregation --model "${models%%,*}" ;;
   attention | interference) touch "$QUIET_FILE" && benchmark "$name"; rm -f "$QUIET_FILE" ;;
   memory) benchmark memory --soak-s "${SOAK_S:-30}" ;;

@@ -14,6 +14,7 @@ SCRIPTS = {  # script: what its JSON must hold beside where it was measured
     "ablations.py": "medians",
     "attention.py": "cases",
     "beam_search.py": "ratios",
+    "data_parallel.py": "fleets",
     "disaggregation.py": "goodput",
     "interference.py": "chunks",
     "kv_transfer.py": "transports",

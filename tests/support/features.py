@@ -57,6 +57,7 @@ FEATURES: tuple[Feature, ...] = (
             keeps_text=False, shows=lambda output: set(output.outputs[0].text) <= set("abc")),
     Feature("beam search", kind="beam_search"),
     Feature("embeddings", kind="embed"),
+    Feature("data parallel", {"data_parallel_size": 2}),
 )  # fmt: skip
 
 

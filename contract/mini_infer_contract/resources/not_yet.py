@@ -33,7 +33,17 @@ def _size(size: str, remedy: str) -> Rule:
 
 NOT_YET = (
     _size("pipeline", "set tensor"),
-    _size("data", "set replicas"),
+    Rule(
+        f"!({_above_one('prefill', 'data')} || {_above_one('decode', 'data')})",
+        "engines behind one port do not hand KV cache on yet: leave parallelism.data of prefill and decode out, and set "
+        "replicas",
+        lambda s: all(size == 1 for name, size in _sizes(s, "data").items() if name != "unified"),
+    ),
+    Rule(
+        f"!({_above_one('unified', 'data')} && {_above_one('unified', 'nodes')})",
+        "parallelism.data and nodes do not go together yet: leave data out, and set replicas",
+        lambda s: _sizes(s, "data").get("unified", 1) == 1 or _sizes(s, "nodes").get("unified", 1) == 1,
+    ),
     Rule(
         f"!({' || '.join(_EXPERT.format(role) for role in ROLES)})",
         "parallelism.expert does not work yet: leave it out, and every rank has a slice of each expert",
