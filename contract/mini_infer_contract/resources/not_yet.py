@@ -35,8 +35,8 @@ NOT_YET = (
     _size("pipeline", "set tensor"),
     Rule(
         f"!({_above_one('prefill', 'data')} || {_above_one('decode', 'data')})",
-        "engines behind one port do not hand KV cache on yet: leave parallelism.data of prefill and decode out, and set "
-        "replicas",
+        "engines behind one port do not hand KV cache on yet: leave parallelism.data of prefill and decode out, and "
+        "set replicas",
         lambda s: all(size == 1 for name, size in _sizes(s, "data").items() if name != "unified"),
     ),
     Rule(
