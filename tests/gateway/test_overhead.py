@@ -23,7 +23,7 @@ from tests.contract.templates import CHATML
 from tests.support.fake_engine import byte_assets
 
 ENDPOINT = Path(client.__file__).with_name("endpoint.py")
-SMALL, TURNS = 300, 60
+SMALL, TURNS = 300, 20
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads CPU time from /proc")
 

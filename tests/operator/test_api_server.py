@@ -11,7 +11,7 @@ from mini_infer_operator.objects.kinds import path_of
 from tests.support.control_plane import ControlPlane
 from tests.support.services import VALID, changed, failing_examples
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster")]
+pytestmark = [pytest.mark.cluster]
 EXAMPLES = failing_examples()
 
 

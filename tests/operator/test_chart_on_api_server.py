@@ -9,7 +9,7 @@ from tests.chart.test_chart import needs_helm, render
 from tests.chart.test_options import FULL, rendered
 from tests.support.control_plane import ControlPlane
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster"), needs_helm]
+pytestmark = [pytest.mark.cluster, needs_helm]
 
 
 NEED_OTHER_CRDS = {"PodMonitor", "PrometheusRule", "HTTPRoute"}

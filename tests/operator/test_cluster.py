@@ -27,7 +27,7 @@ from tests.support.control_plane import ControlPlane
 from tests.support.operator_process import CHILDREN, LABEL, Cluster, OperatorProcess, wait
 from tests.support.services import changed
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster")]
+pytestmark = [pytest.mark.cluster]
 
 
 @pytest.fixture(scope="module")

@@ -23,11 +23,7 @@ LIMIT_S = 60.0 + 2 * SERVICES
 """The API server and its controllers take most of it: on two cores half a second for each service."""
 EVERY_S = SERVICES / 100
 """Between two looks at all services."""
-pytestmark = [
-    pytest.mark.cluster,
-    pytest.mark.xdist_group("cluster"),
-    pytest.mark.timeout(600 + LIMIT_S + 2 * REST_S),
-]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600 + LIMIT_S + 2 * REST_S)]
 READS = {"get", "list", "watch"}
 
 

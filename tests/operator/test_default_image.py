@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.operator_process import Cluster, OperatorProcess, wait
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster")]
+pytestmark = [pytest.mark.cluster]
 NAMES = [f"turn-{number}" for number in range(5)]
 
 

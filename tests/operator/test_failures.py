@@ -15,7 +15,7 @@ from tests.support.services import changed
 
 __all__ = ["cluster"]  # the fixture: an operator that runs
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster")]
+pytestmark = [pytest.mark.cluster]
 ROWS: list[dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("failures.yaml").read_text())
 CLUSTER_WIDE = {"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding", "MutatingWebhookConfiguration"}
 ADMITTED_WITHIN_S = 60.0

@@ -8,7 +8,7 @@ from tests.chart.asked import EXPRESSIONS, Exported, check, exported_by, of_the_
 from tests.operator.test_cluster import Cluster, cluster, wait
 
 __all__ = ["cluster"]  # a fixture, used by name
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster")]
+pytestmark = [pytest.mark.cluster]
 
 
 @pytest.fixture(scope="module")

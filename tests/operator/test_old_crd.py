@@ -17,7 +17,7 @@ from tests.support.control_plane import ControlPlane
 from tests.support.operator_process import ROOT, Cluster, OperatorProcess, kubeconfig_with, operator_kubeconfig, wait
 from tests.support.services import changed
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster")]
+pytestmark = [pytest.mark.cluster]
 FIRST = Path(__file__).parent / "data" / "first-crd.yaml"
 CRD = "crd/inferenceservices.serving.mini-infer.io"
 

@@ -12,7 +12,7 @@ from tests.support.operator_process import Cluster, wait
 
 __all__ = ["cluster"]  # the fixture: an operator that runs
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster")]
+pytestmark = [pytest.mark.cluster]
 
 
 class Tool:

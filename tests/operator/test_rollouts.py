@@ -9,7 +9,7 @@ import pytest
 from tests.operator.test_cluster import cluster  # noqa: F401 - the fixture
 from tests.support.operator_process import Cluster, wait
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster")]
+pytestmark = [pytest.mark.cluster]
 QUICK = {"minReadySeconds": 1}
 
 

@@ -14,7 +14,7 @@ from tests.support.stub_metrics import GROUP, StubMetrics
 
 EXAMPLES = Path(__file__).parents[2] / "examples/autoscaling"
 __all__ = ["cluster"]  # a fixture, used by name
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster")]
+pytestmark = [pytest.mark.cluster]
 
 
 def replicas(cluster: Cluster, name: str) -> int:

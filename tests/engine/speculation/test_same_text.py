@@ -97,16 +97,26 @@ def run(folder: Path, asked: list[Request], **options: Any) -> tuple[list[tuple[
     return [tuple(one) for one in made.values()], engine.stats()
 
 
+Yielded = list[tuple[object, ...]]
+
+
+@pytest.fixture(scope="module")
+def plain(folders: tuple[Path, Path]) -> Yielded:
+    """What the engine without speculation says."""
+    return run(folders[0], requests())[0]
+
+
 @pytest.mark.parametrize("step_depth", [0, 1])
 @pytest.mark.parametrize("method", METHODS)
-def test_the_text_is_that_of_the_plain_engine(folders: tuple[Path, Path], method: str, step_depth: int) -> None:
+def test_the_text_is_that_of_the_plain_engine(
+    folders: tuple[Path, Path], plain: Yielded, method: str, step_depth: int
+) -> None:
     target, draft = folders
     options = METHODS[method]
     if method == "head":
         options = options | {"speculative_model": str(save_head(target.parent / f"head{step_depth}", 64, 3))}
     elif method != "ngram":
         options = options | {"speculative_model": str(draft)}
-    plain, _ = run(target, requests())
     guessed, stats = run(target, requests(), step_depth=step_depth, **options)
     assert guessed == plain
     assert stats.draft_tokens > 50
@@ -125,17 +135,16 @@ def test_a_model_that_repeats_itself_is_looked_up(tmp_path: Path) -> None:
     "options",
     [
         {"max_num_seqs": 3, "max_num_batched_tokens": 16},
-        {"max_num_seqs": 8, "kv_cache_memory": 1_000_000, "kv_swap_memory": 4_000_000},
+        {"max_num_seqs": 12, "kv_cache_memory": 600_000, "kv_swap_memory": 4_000_000},
         {"enable_prefix_caching": False, "page_size": 64},
     ],
     ids=["chunks", "preemption", "large pages"],
 )
 def test_the_same_while_prompts_are_cut_and_sequences_preempted(
-    folders: tuple[Path, Path], options: dict[str, Any]
+    folders: tuple[Path, Path], plain: Yielded, options: dict[str, Any]
 ) -> None:
     target, draft = folders
-    plain, _ = run(target, requests(2))
-    guessed, stats = run(target, requests(2), speculative_model=str(draft), **options)
+    guessed, stats = run(target, requests(), speculative_model=str(draft), **options)
     assert guessed == plain
     assert stats.draft_tokens > 50
     assert stats.preemptions or "kv_swap_memory" not in options
@@ -176,7 +185,7 @@ def test_one_hundred_thousand_draws_are_distributed_as_the_model_says() -> None:
 
 @pytest.mark.parametrize("vocab_size", [150, 211])
 def test_a_draft_whose_table_has_other_padding_guesses_all_the_same(
-    folders: tuple[Path, Path], tmp_path: Path, vocab_size: int
+    folders: tuple[Path, Path], plain: Yielded, tmp_path: Path, vocab_size: int
 ) -> None:
     """With the smaller one, tokens of the prompt and of the text have no row in the draft's table."""
     target, _ = folders
@@ -185,7 +194,6 @@ def test_a_draft_whose_table_has_other_padding_guesses_all_the_same(
     (tmp_path / "tokenizer.json").write_text(tokenizer)
     (target / "tokenizer.json").write_text(tokenizer)
     try:
-        plain, _ = run(target, requests())
         guessed, stats = run(target, requests(), speculative_model=str(tmp_path))
     finally:
         (target / "tokenizer.json").unlink()

@@ -1,0 +1,64 @@
+"""Which tests run in one worker of `make test`, and in which order: those of a file together, what takes long first.
+
+So a worker makes a file's fixtures once, and one Kubernetes control plane for all files that need one and are its own.
+Those wait most of the time: two workers do, and others compute meanwhile.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+CONTROL_PLANES = (
+    ("cluster", "scale", "rollouts", "failures", "roles"),
+    ("two_operators", "default_image", "costs", "rollout_verbs", "old_crd", "api_server", "metrics_asked_for",
+     "chart_on_api_server"),
+)  # fmt: skip
+"""Of tests/operator: each group has a control plane of its own; both take about as long."""
+SLOW = (
+    "engine/server/test_serve_kv_transfer.py",
+    "engine/speculation/test_same_text.py",
+    "engine/server/test_serve_life.py",
+    "operator/local/test_up.py",
+    "benchmarks/test_smoke.py",
+    "gateway/pipeline/test_continuation.py",
+    "test_examples.py",
+    "engine/server/test_serve_tools.py",
+    "engine/server/test_serve_logprobs.py",
+    "engine/models/test_demo_model.py",
+    "test_docs.py",
+    "engine/distributed/test_parallel_server.py",
+    "gateway/test_overhead.py",
+    "gateway/pipeline/test_disaggregated.py",
+    "engine/test_llm_swap.py",
+)
+"""The longest first; else one of them would begin when all others have ended."""
+
+GROUPS = {
+    f"tests/operator/test_{name}.py": f"control plane {number}"
+    for number, names in enumerate(CONTROL_PLANES)
+    for name in names
+}
+_ORDER = {path: place for place, path in enumerate([*GROUPS, *(f"tests/{path}" for path in SLOW)])}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes long first."""
+    items.sort(key=lambda item: _ORDER.get(item.nodeid.split("::", 1)[0], len(_ORDER)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """By file or group, in the order of the collection. `xdist_group` has no effect beside pytest 9.2."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            path = nodeid.split("::", 1)[0]
+            return GROUPS.get(path, path)
+
+    config.option.loadscopereorder = False
+    return Scheduling(config, log)
