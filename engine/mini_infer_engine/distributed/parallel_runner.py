@@ -63,16 +63,19 @@ class Ranks:
         self.size = settings.tensor_parallel_size
         local = range(1, self.size // settings.nnodes)
         self._folder = watched.folder or Path(tempfile.mkdtemp(prefix="mini-infer-ranks-"))
-        self._context = context = zmq.Context[zmq.Socket[bytes]].instance()
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         router = context.socket(zmq.ROUTER)
-        self._host = host = "" if settings.nnodes == 1 else master_address(settings)
+        host = "" if settings.nnodes == 1 else master_address(settings)
         signs = self._bind(router, "signs", host)
+        self._transfer = context.socket(zmq.ROUTER)
+        self._transfer.set(zmq.LINGER, 0)
+        transfer = self._bind(self._transfer, "transfer", host)
         self._steps = {rank: context.socket(zmq.PUSH) for rank in range(1, self.size)}
         steps = {}
         for rank, socket in self._steps.items():
             socket.set(zmq.SNDHWM, 0)
             steps[rank] = self._bind(socket, f"steps-{rank}", host)
-        store.set("addresses", msgspec.json.encode(Addresses(signs, steps)).decode())
+        store.set("addresses", msgspec.json.encode(Addresses(signs, steps, transfer)).decode())
         self.processes = {rank: self._spawn(settings, rank, store.port, watched) for rank in local}
         ranks, processes = weakref.ref(self), self.processes  # the thread does not keep this object alive
 
@@ -132,10 +135,8 @@ class Ranks:
 
     def open_transport(self, kind: str, engine_id: str, memory: KVMemory) -> GroupTransport:
         """What moves all ranks' pages from and to other engines. ModelError: it cannot work on one of them."""
-        router = self._context.socket(zmq.ROUTER)
-        router.set(zmq.LINGER, 0)
-        self.send(step_messages.OpenTransport(self._bind(router, "transfer", self._host), kind, engine_id))
-        return open_group_transport(kind, engine_id, memory, self.size, router, lambda: self.watch.lost)
+        self.send(step_messages.OpenTransport(kind, engine_id))
+        return open_group_transport(kind, engine_id, memory, self.size, self._transfer, lambda: self.watch.lost)
 
     def agree(self, value: int) -> list[int]:
         """One number of each rank, once all have come to the same point. ModelError: a rank could not."""

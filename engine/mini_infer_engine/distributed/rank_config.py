@@ -36,6 +36,8 @@ class Addresses(msgspec.Struct, frozen=True):
     signs: str
     steps: dict[int, str]
     """By rank."""
+    transfer: str
+    """Of KV transfer, where there is any."""
 
 
 def spawn_rank(config: RankConfig, folder: Path) -> subprocess.Popen[bytes]:

@@ -39,9 +39,14 @@ class Rank:
     def __init__(self, config: RankConfig, store: Store) -> None:
         addresses = msgspec.json.decode(store.get("addresses"), type=Addresses)
         self._config, self._store = config, store
-        self._steps: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PULL)
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+        self._steps = context.socket(zmq.PULL)
         self._steps.set(zmq.RCVHWM, 0)
         self._steps.connect(addresses.steps[config.rank])
+        self._transfer = context.socket(zmq.DEALER)
+        self._transfer.set(zmq.IDENTITY, str(config.rank).encode())
+        self._transfer.set(zmq.LINGER, 0)
+        self._transfer.connect(addresses.transfer)
         self.signs = Signs(addresses.signs, config.rank, self._lost)
 
     def load(self) -> ModelRunner:
@@ -62,8 +67,8 @@ class Rank:
                     handles = [*handles[1 - _HANDLES_KEPT :], runner.launch(reader.batch(message))]
                 case step_messages.Sample() as message:
                     runner.sample(handles[-1], step_messages.masks_of(message))
-                case step_messages.OpenTransport(address, kind, engine_id):
-                    serve_rank(address, kind, engine_id, runner.kv_memory(), self._config.rank)
+                case step_messages.OpenTransport(kind, engine_id):
+                    serve_rank(self._transfer, kind, engine_id, runner.kv_memory(), self._config.rank)
                 case step_messages.Stop():
                     return
                 case step_messages.Agreed():

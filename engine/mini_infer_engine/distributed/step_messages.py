@@ -41,9 +41,8 @@ class Agreed(msgspec.Struct, frozen=True, tag=True):
 
 
 class OpenTransport(msgspec.Struct, frozen=True, tag=True):
-    """Take part in KV transfer, as the first rank says at this address; see `kv_transfer.group_transport`."""
+    """Take part in KV transfer, from now on as the first rank says; see `kv_transfer.group_transport`."""
 
-    address: str
     kind: str
     engine_id: str
 

@@ -175,21 +175,16 @@ class _RankMotion:
         return self.end
 
 
-def serve_rank(address: str, kind: str, engine_id: str, memory: KVMemory, rank: int) -> threading.Thread:
-    """Begin to do what the first rank says, in a thread of this rank's."""
+def serve_rank(socket: zmq.Socket[bytes], kind: str, engine_id: str, memory: KVMemory, rank: int) -> threading.Thread:
+    """Begin to do what the first rank says, in a thread of its own. `socket`: a DEALER to that rank, the thread's."""
     thread = threading.Thread(
-        target=_serve, args=(address, kind, engine_id, memory, rank), name="kv-transfer", daemon=True
+        target=_serve, args=(socket, kind, engine_id, memory, rank), name="kv-transfer", daemon=True
     )
     thread.start()
     return thread
 
 
-def _serve(address: str, kind: str, engine_id: str, memory: KVMemory, rank: int) -> None:
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
-    socket = context.socket(zmq.DEALER)
-    socket.set(zmq.IDENTITY, str(rank).encode())
-    socket.set(zmq.LINGER, 0)
-    socket.connect(address)
+def _serve(socket: zmq.Socket[bytes], kind: str, engine_id: str, memory: KVMemory, rank: int) -> None:
     try:
         transport = open_transport(kind, engine_id, memory, rank)
         transport.enter_thread()

@@ -31,7 +31,11 @@ class Group:
         address = f"inproc://{name}"
         router.bind(address)
         for rank in range(1, layout.tp_size):
-            serve_rank(address, "nixl", name, self.memory(rank), rank)
+            socket = context.socket(zmq.DEALER)
+            socket.set(zmq.IDENTITY, str(rank).encode())
+            socket.set(zmq.LINGER, 0)
+            socket.connect(address)
+            serve_rank(socket, "nixl", name, self.memory(rank), rank)
         self.transport: GroupTransport = open_group_transport(
             "nixl", name, self.memory(0), layout.tp_size, router, lambda: ""
         )
