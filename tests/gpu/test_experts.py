@@ -6,12 +6,14 @@ from torch.nn import functional
 
 pytest.importorskip("triton", reason="needs triton, and an NVIDIA GPU or TRITON_INTERPRET=1")
 
+from mini_infer_engine.kernels.gemm.grouped_weight import dequantized_groups, stacked
 from mini_infer_engine.kernels.moe.expert_gemv import expert_gemv
 from mini_infer_engine.kernels.moe.grouped_gemm import grouped_experts
 from mini_infer_engine.kernels.moe.route import route
 from mini_infer_engine.layers.moe import MoESpec
 from mini_infer_engine.ops import torch_ops
-from tests.gpu.device import BF16, FP32, KERNELS, cases, error, normal
+from tests.gpu.device import BF16, DEVICE, FP32, KERNELS, cases, error, normal
+from tests.support.grouped_weights import moved, random_weight
 
 pytestmark = KERNELS
 
@@ -56,4 +58,28 @@ def test_experts_compute_their_tokens(
         both = torch.einsum("th,tnh->tn", x.double(), gate_up.double()[chosen])
         gate, up = both.chunk(2, dim=-1)
         made = torch.einsum("tn,thn->th", functional.silu(gate) * up, down.double()[chosen])
+        assert error(summands[choice], made * routing.weights[:, choice, None].double()) < 16
+
+
+@pytest.mark.parametrize("form", ["int8-row", "fp8-128", "int4-32", "nvfp4"])
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize(
+    ("tokens", "experts", "top_k", "hidden", "width", "dtype"),
+    cases([(3, 3, 2, 64, 32, FP32)], [(2, 64, 8, 2048, 768, BF16), (300, 16, 4, 512, 384, BF16)]),
+)
+def test_quantised_experts_compute_their_tokens(
+    tokens: int, experts: int, top_k: int, hidden: int, width: int, dtype: torch.dtype, grouped: bool, form: str
+) -> None:
+    gate_up, down = (
+        stacked([moved(random_weight(form, rows, columns, seed), DEVICE) for seed in range(experts)])
+        for rows, columns in ((2 * width, hidden), (hidden, width))
+    )
+    x = normal(tokens, hidden, dtype=dtype)
+    routing = route(normal(tokens, experts, dtype=dtype, seed=2), top_k, normalizes_top_k=True, groups=grouped)
+    summands = (grouped_experts if grouped else expert_gemv)(x, routing, gate_up, down)
+    wide_gate_up, wide_down = (dequantized_groups(weight).double() for weight in (gate_up, down))
+    for choice in range(top_k):
+        chosen = routing.experts[:, choice].long()
+        gate, up = torch.einsum("th,tnh->tn", x.double(), wide_gate_up[chosen]).chunk(2, dim=-1)
+        made = torch.einsum("tn,thn->th", functional.silu(gate) * up, wide_down[chosen])
         assert error(summands[choice], made * routing.weights[:, choice, None].double()) < 16

@@ -1,25 +1,17 @@
 """GEMMs with weights of any group size against fp64 products of the weights that they stand for."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch.nn import functional
 
 pytest.importorskip("triton", reason="needs triton, and an NVIDIA GPU or TRITON_INTERPRET=1")
 
-from mini_infer_engine.kernels.gemm.grouped_weight import GroupedWeight, dequantized_groups
+from mini_infer_engine.kernels.gemm.grouped_weight import dequantized_groups
 from mini_infer_engine.kernels.gemm.grouped_weight_gemm import grouped_weight_linear, widened_groups
 from tests.gpu.device import BF16, DEVICE, FP32, KERNELS, cases, error, normal
-from tests.support.grouped_weights import FORMS, random_weight
+from tests.support.grouped_weights import FORMS, moved, random_weight
 
 pytestmark = KERNELS
-
-
-def on_device(weight: GroupedWeight) -> GroupedWeight:
-    parts = ("values", "scales", "zeros", "factors", "order")
-    moved = {name: getattr(weight, name).to(DEVICE) for name in parts if getattr(weight, name) is not None}
-    return replace(weight, **moved)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -34,7 +26,7 @@ def on_device(weight: GroupedWeight) -> GroupedWeight:
 def test_the_product_is_that_of_the_dequantised_weights(
     m: int, n: int, k: int, dtype: torch.dtype, has_bias: bool, form: str
 ) -> None:
-    x, weight = normal(m, 2 * k, dtype=dtype)[:, :k], on_device(random_weight(form, n, k))
+    x, weight = normal(m, 2 * k, dtype=dtype)[:, :k], moved(random_weight(form, n, k), DEVICE)
     bias = normal(n, dtype=dtype, seed=3) if has_bias else None
     exact = functional.linear(x.double(), dequantized_groups(weight).double(), None if bias is None else bias.double())
     limit = 3 if dtype == BF16 else 64  # each weight and the result are rounded once
@@ -46,5 +38,5 @@ def test_the_product_is_that_of_the_dequantised_weights(
 
 @pytest.mark.parametrize("form", FORMS)
 def test_widened_weights_are_the_dequantised_ones(form: str) -> None:
-    weight = on_device(random_weight(form, 37, 160))
+    weight = moved(random_weight(form, 37, 160), DEVICE)
     assert torch.allclose(widened_groups(weight, FP32), dequantized_groups(weight), rtol=1e-6, atol=1e-7)

@@ -1,4 +1,4 @@
-"""Checkpoints whose groups are smaller than 128 columns: whole models against the weights that they stand for."""
+"""Checkpoints whose groups are smaller than 128 columns, and experts: models against the weights they stand for."""
 
 from collections.abc import Callable
 from functools import partial
@@ -14,7 +14,7 @@ from tests.gpu.runs import make_engine, make_runner, make_settings, mixed_reques
 from tests.support.fp4_checkpoints import quantize_folder as quantize_to_fp4
 from tests.support.fp8_checkpoints import quantize_folder as quantize_to_fp8
 from tests.support.integer_checkpoints import quantize_folder as quantize_to_integers
-from tests.support.tiny_models import PageDealer, reference_logits, run_chunks, save_tiny_model
+from tests.support.tiny_models import PageDealer, reference_logits, run_chunks, save_tiny_model, tiny_runner
 
 pytestmark = [
     *KERNELS,
@@ -51,3 +51,17 @@ def test_graphs_and_single_passes_make_the_same_text(maker: str, tmp_path: Path)
         made.append(texts(make_engine(settings, make_runner(settings)), mixed_requests(12, 199, 100)))
     same = sum(first == second for first, second in zip(*made, strict=True))
     assert same >= len(made[0]) * 3 // 4, "rows of other passes round differently, most texts are the same"
+
+
+@pytest.mark.parametrize("maker", ["nvfp4", "fp8-block", "awq"])
+def test_quantised_experts(maker: str, tmp_path: Path) -> None:
+    """On a GPU against a CPU, which dequantises each expert when it computes."""
+    shape = {"hidden_size": 128, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 96}
+    save_tiny_model(tmp_path, "qwen3_moe", head_dim=32, **shape)
+    MAKERS[maker](tmp_path)
+    runner = make_runner(make_settings(tmp_path, enforce_eager=True, page_size=16))
+    on_cpu = tiny_runner(tmp_path)
+    expected = run_chunks(on_cpu, TOKENS, PageDealer(on_cpu).table(90), [90])
+    for sizes in ([90], [33, 1, 1, 55]):
+        actual = run_chunks(runner, TOKENS, PageDealer(runner).table(90), sizes).cpu()
+        assert (actual - expected).abs().max() <= 1e-3, sizes

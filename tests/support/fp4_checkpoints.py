@@ -20,7 +20,7 @@ def quantize_folder(folder: Path, form: str) -> dict[str, Tensor]:
     tensors = load_file(folder / "model.safetensors")
     written, exact = dict(tensors), dict(tensors)
     for key, weight in tensors.items():
-        if key.endswith("_proj.weight"):
+        if key.endswith(("_proj.weight", "_with_mqa.weight")):
             del written[key]
             stored, exact[key] = _quantized(weight, form)
             written |= {key.removesuffix("weight") + part: tensor for part, tensor in stored.items()}

@@ -1,5 +1,7 @@
 """Random `GroupedWeight`s of every form that kernels know."""
 
+from dataclasses import replace
+
 import torch
 
 from mini_infer_engine.kernels.gemm.grouped_weight import GroupedWeight, packed_pairs
@@ -44,6 +46,12 @@ def random_weight(form: str, n: int, k: int, seed: int = 1) -> GroupedWeight:
         zeros = (-scales.float() * 7.6).half()
     order = torch.randperm(k, generator=dice).int() if form.endswith("act-order") else None
     return GroupedWeight(kind, values, scales, k, group, zeros, order=order)  # type: ignore[arg-type]  # one of its kinds
+
+
+def moved(weight: GroupedWeight, device: torch.device) -> GroupedWeight:
+    """The same on a device."""
+    parts = {name: getattr(weight, name) for name in ("values", "scales", "zeros", "factors", "order")}
+    return replace(weight, **{name: tensor.to(device) for name, tensor in parts.items() if tensor is not None})
 
 
 def _float4(form: str, n: int, k: int, dice: torch.Generator) -> GroupedWeight:

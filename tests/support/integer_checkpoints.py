@@ -51,7 +51,7 @@ def quantize_folder(folder: Path, name: str) -> dict[str, Tensor]:
     form, tensors = FORMATS[name], load_file(folder / "model.safetensors")
     written, exact = dict(tensors), dict(tensors)
     for seed, (key, weight) in enumerate(sorted(tensors.items())):
-        if key.endswith("_proj.weight"):
+        if key.endswith(("_proj.weight", "_with_mqa.weight")):
             del written[key]
             stored, exact[key] = _quantized(weight, form, seed)
             written |= {key.removesuffix("weight") + part: tensor.contiguous() for part, tensor in stored.items()}

@@ -1,13 +1,17 @@
-"""A mixture of experts as data: the router's weight, and all experts' weights stacked; `ops` compute it."""
+"""A mixture of experts as data: the router's weight, and all experts' weights stacked; `ops` compute it.
+
+Quantised experts are `quantization.experts`': it sets `stored` to what makes the stacks.
+"""
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from mini_infer_engine.distributed.tensor_parallel import ALONE, TensorParallel
+from mini_infer_engine.distributed.tensor_parallel import ALONE, Shard, TensorParallel
+from mini_infer_engine.kernels.gemm.grouped_weight import GroupedWeight, dequantized_groups
 from mini_infer_engine.layers.linear import Linear
 from mini_infer_engine.layers.placement import Part, Placement
 
@@ -48,6 +52,16 @@ class MoESpec:
         return self.top_k + self.num_shared
 
 
+class StoredExperts(Protocol):
+    """How quantised experts come into memory."""
+
+    def process_weights_after_loading(self, moe: "SparseMoE") -> None:
+        """Bring what was loaded into the form that is computed with; may be called twice."""
+
+    def weights(self) -> tuple[GroupedWeight, GroupedWeight]:
+        """As `SparseMoE.weights`, once all is loaded."""
+
+
 class SparseMoE(nn.Module):
     """sum over a token's experts of weight * down(silu(gate(x)) * up(x)); the router and `MoESpec` say which, and how
     much.
@@ -60,6 +74,8 @@ class SparseMoE(nn.Module):
         self.spec = spec
         self.is_summed = parallel.size > 1
         self._share = parallel.even(spec.intermediate_size)
+        self.stored: StoredExperts | None = None
+        """None: in the model's dtype, in `gate_up_proj` and `down_proj`."""
         experts, hidden, width = spec.num_stacked, spec.hidden_size, self._share.count
         self.gate = Linear(hidden, spec.num_experts)
         correction = torch.empty(spec.num_experts, dtype=torch.float32) if spec.has_correction else None
@@ -67,18 +83,34 @@ class SparseMoE(nn.Module):
         self.gate_up_proj = nn.Parameter(torch.empty(experts, 2 * width, hidden), requires_grad=False)
         self.down_proj = nn.Parameter(torch.empty(experts, hidden, width), requires_grad=False)
 
+    @property
+    def share(self) -> Shard:
+        """Which columns of every expert's width this rank holds."""
+        return self._share
+
+    def weights(self) -> tuple[Tensor | GroupedWeight, Tensor | GroupedWeight]:
+        """[experts, 2 * width, hidden], gate first, and [experts, hidden, width]."""
+        return (self.gate_up_proj, self.down_proj) if self.stored is None else self.stored.weights()
+
+    def finish_loading(self) -> None:
+        """See `StoredExperts.process_weights_after_loading`."""
+        if self.stored is not None:
+            self.stored.process_weights_after_loading(self)
+
     def checkpoint_tensors(self, path: str) -> dict[str, Placement]:
         """Each expert's own three names, as Qwen's and Mixtral's successors have them, to its part of the stacks."""
         width = self._share.count
         rows, columns = (Part(dim, self._share) if self.is_summed else None for dim in (0, 1))
         tensors: dict[str, Placement] = {}
+        if self.correction is not None:
+            tensors[f"{path}.gate.e_score_correction_bias"] = Placement(self.correction)
+        if not self.gate_up_proj.numel():
+            return tensors  # a quantised checkpoint's layers have placements of their own
         for expert in range(self.spec.num_experts):
             name = f"{path}.experts.{expert}"
             tensors[f"{name}.gate_proj.weight"] = Placement(self.gate_up_proj[expert, :width], part=rows)
             tensors[f"{name}.up_proj.weight"] = Placement(self.gate_up_proj[expert, width:], part=rows)
             tensors[f"{name}.down_proj.weight"] = Placement(self.down_proj[expert], part=columns)
-        if self.correction is not None:
-            tensors[f"{path}.gate.e_score_correction_bias"] = Placement(self.correction)
         return tensors | (self._shared_tensors(f"{path}.shared_experts") if self.spec.num_shared else {})
 
     def _shared_tensors(self, path: str) -> dict[str, Placement]:
@@ -93,6 +125,13 @@ class SparseMoE(nn.Module):
             f"{path}.up_proj.weight": Placement(gate_up[:, width:], (rows,), by_rows),
             f"{path}.down_proj.weight": Placement(down, (columns,), partial(_split_columns, count)),
         }
+
+
+def expert_weight(weights: Tensor | GroupedWeight, expert: int, dtype: torch.dtype) -> Tensor:
+    """One expert's of a stack, [rows, columns], for plain torch."""
+    if isinstance(weights, Tensor):
+        return weights[expert]
+    return dequantized_groups(weights.at(expert)).to(dtype)
 
 
 def _split_rows(count: int, weight: Tensor) -> Tensor:

@@ -210,7 +210,7 @@ class DecoderModel(nn.Module):
         weight = self.model.embed_tokens.weight
         tables: dict[object, Rotary] = {}
         for module in self.modules():
-            if isinstance(module, RMSNorm | Linear):
+            if isinstance(module, RMSNorm | Linear | SparseMoE):
                 module.finish_loading()
         for attention in self.attention_layers:
             rope = attention.rope

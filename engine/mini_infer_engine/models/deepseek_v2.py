@@ -16,7 +16,7 @@ from mini_infer_engine.layers.latent_attention import LatentAttention, LatentSpe
 from mini_infer_engine.layers.moe import MoESpec
 from mini_infer_engine.models.decoder import DecoderLayer, DecoderModel
 from mini_infer_engine.models.kv_spec import KVSpec
-from mini_infer_engine.models.sparse_decoder import SparseConfig, SparseLayer, refuse_quantized_experts
+from mini_infer_engine.models.sparse_decoder import SparseConfig, SparseLayer
 from mini_infer_engine.ops.base import Ops, ResidualState
 
 
@@ -69,7 +69,6 @@ class DeepseekV2ForCausalLM(DecoderModel):
     @classmethod
     def parse_config(cls, fields: Fields, architecture: str, eos_token_ids: tuple[int, ...]) -> ModelConfig:
         """Defaults are transformers'. `norm_topk_prob` divides before the scaling factor multiplies, as in vLLM."""
-        refuse_quantized_experts(fields)
         methods = {"greedy": False, "group_limited_greedy": True}
         method = fields.values.get("topk_method") or "greedy"
         if method not in methods:

@@ -3,7 +3,6 @@
 from mini_infer_engine.config.fields import Fields
 from mini_infer_engine.config.model_config import ModelConfig
 from mini_infer_engine.models.deepseek_v2 import DeepseekV2ForCausalLM, moe_spec, parse_deepseek
-from mini_infer_engine.models.sparse_decoder import refuse_quantized_experts
 
 
 class DeepseekV3ForCausalLM(DeepseekV2ForCausalLM):
@@ -12,7 +11,6 @@ class DeepseekV3ForCausalLM(DeepseekV2ForCausalLM):
     @classmethod
     def parse_config(cls, fields: Fields, architecture: str, eos_token_ids: tuple[int, ...]) -> ModelConfig:
         """Defaults are transformers'."""
-        refuse_quantized_experts(fields)
         if fields.values.get("topk_method") not in (None, "noaux_tc"):
             raise fields.refuse("topk_method", "only noaux_tc is supported for this architecture.")
         if fields.values.get("scoring_func") not in (None, "sigmoid"):

@@ -7,7 +7,7 @@ from mini_infer_engine.config.model_config import ModelConfig, parse_activation,
 from mini_infer_engine.config.rope import parse_rope
 from mini_infer_engine.layers.moe import MoESpec
 from mini_infer_engine.models.decoder import DecoderLayer
-from mini_infer_engine.models.sparse_decoder import SparseConfig, SparseLayer, SparseModel, refuse_quantized_experts
+from mini_infer_engine.models.sparse_decoder import SparseConfig, SparseLayer, SparseModel
 
 _DEFAULT_THETA = 1_000_000.0
 
@@ -26,7 +26,6 @@ class MixtralForCausalLM(SparseModel):
     @classmethod
     def parse_config(cls, fields: Fields, architecture: str, eos_token_ids: tuple[int, ...]) -> ModelConfig:
         """Every layer is a mixture; the chosen experts' weights are divided by their sum. No window unless asked."""
-        refuse_quantized_experts(fields)
         num_layers, num_experts = fields.size("num_hidden_layers"), fields.size("num_local_experts", 8)
         top_k = fields.size("num_experts_per_tok", 2)
         if top_k > num_experts:

@@ -7,7 +7,7 @@ from mini_infer_engine.config.model_config import ModelConfig, parse_activation,
 from mini_infer_engine.layers.moe import MoESpec
 from mini_infer_engine.models.decoder import DecoderLayer
 from mini_infer_engine.models.qwen2 import qwen_windows
-from mini_infer_engine.models.sparse_decoder import SparseConfig, SparseLayer, SparseModel, refuse_quantized_experts
+from mini_infer_engine.models.sparse_decoder import SparseConfig, SparseLayer, SparseModel
 
 
 class Qwen3MoeLayer(SparseLayer):
@@ -24,7 +24,6 @@ class Qwen3MoeForCausalLM(SparseModel):
     @classmethod
     def parse_config(cls, fields: Fields, architecture: str, eos_token_ids: tuple[int, ...]) -> ModelConfig:
         """Defaults are transformers'."""
-        refuse_quantized_experts(fields)
         num_layers, step = fields.size("num_hidden_layers"), fields.size("decoder_sparse_step", 1)
         # The hub's files say num_experts, those that transformers 5 writes num_local_experts.
         num_experts = fields.size("num_local_experts", fields.size("num_experts", 128))

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from torch import nn
 
 from mini_infer_engine.config.errors import ModelError
-from mini_infer_engine.config.fields import Fields
 from mini_infer_engine.config.model_config import ModelConfig
 from mini_infer_engine.layers.mlp import GatedMLP
 from mini_infer_engine.layers.moe import MoESpec, SparseMoE
@@ -53,9 +52,3 @@ class SparseModel(DecoderModel):
             if len(config.sparse_layers) < config.num_layers
             else replace(config, intermediate_size=parallel.size)
         )
-
-
-def refuse_quantized_experts(fields: Fields) -> None:
-    """ModelError: the checkpoint is quantised, and experts' kernels read weights in the model's dtype."""
-    if fields.values.get("quantization_config") is not None:
-        raise fields.refuse("quantization_config", "quantised experts are not supported; use the original weights.")

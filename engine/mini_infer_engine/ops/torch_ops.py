@@ -10,7 +10,7 @@ from mini_infer_engine.config.model_config import Activation
 from mini_infer_engine.distributed.collectives import NO_COLLECTIVES, Collectives
 from mini_infer_engine.layers.embedding import Embedding
 from mini_infer_engine.layers.linear import Linear
-from mini_infer_engine.layers.moe import MoESpec, SparseMoE
+from mini_infer_engine.layers.moe import MoESpec, SparseMoE, expert_weight
 from mini_infer_engine.layers.norm import RMSNorm, rms_norm
 from mini_infer_engine.ops.base import ResidualState
 
@@ -68,10 +68,11 @@ class TorchOps:
         x = self.norm(state, norm)
         weights, experts = route(moe.gate(x), moe.spec, moe.correction)
         mixed = torch.zeros_like(x)
+        gate_up, down = moe.weights()
         for expert in sorted(set(experts.flatten().tolist())):
             tokens, choices = torch.where(experts == expert)
-            gate, up = functional.linear(x[tokens], moe.gate_up_proj[expert]).chunk(2, dim=-1)
-            made = functional.linear(functional.silu(gate).mul_(up), moe.down_proj[expert])
+            gate, up = functional.linear(x[tokens], expert_weight(gate_up, expert, x.dtype)).chunk(2, dim=-1)
+            made = functional.linear(functional.silu(gate).mul_(up), expert_weight(down, expert, x.dtype))
             mixed.index_add_(0, tokens, made * weights[tokens, choices, None])
         return self.add_norm(self._collectives.all_reduce(mixed) if moe.is_summed else mixed, state, next_norm)
 

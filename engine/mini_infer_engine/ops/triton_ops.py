@@ -196,7 +196,7 @@ class TritonOps:
             correction=moe.correction,
         )
         experts = grouped_experts if grouped else expert_gemv
-        summands = experts(x, routing, moe.gate_up_proj, moe.down_proj)
+        summands = experts(x, routing, *moe.weights())
         if moe.is_summed:
             memory = self._summand_memory(x.shape[0], x.shape[1], x)
             total = summands.sum(0) if memory is None else torch.sum(summands, 0, out=memory)

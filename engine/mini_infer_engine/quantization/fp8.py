@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mini_infer_engine.config.quantization import Fp8Scheme
-from mini_infer_engine.kernels.gemm.grouped_weight import GroupedWeight, fits_kernels
+from mini_infer_engine.kernels.gemm.grouped_weight import GroupedWeight
 from mini_infer_engine.layers.linear import Linear
 from mini_infer_engine.layers.placement import FP8, Part, Placement
 from mini_infer_engine.quantization.grouped import keep_dequantized, keep_grouped
@@ -70,23 +70,20 @@ class Fp8Method:
         return wide if part is None or part.dim == 1 else part.of(wide)
 
     def process_weights_after_loading(self, layer: Linear) -> None:
-        """Pack for a GPU that has FP8. Elsewhere, or where kernels have no such blocks, dequantise."""
+        """Pack for a GPU that has FP8. Elsewhere dequantise."""
         scale = by_group(layer.weight_scale, self.column_block(layer), layer.in_features)
         on_gpu = multiplies_fp8(layer.weight.device)
         if on_gpu and scale is not None:
             pack_bytes(layer, layer.weight, scale)
-        elif on_gpu and (weight := self.grouped(layer)) is not None:
-            keep_grouped(layer, weight)
+        elif on_gpu:
+            keep_grouped(layer, self.grouped(layer))
         else:
             keep_dequantized(layer, self.dequantized(layer, self.dtype))
 
-    def grouped(self, layer: Linear) -> GroupedWeight | None:
-        """What was loaded, as kernels read it; None: they have no such blocks."""
+    def grouped(self, layer: Linear) -> GroupedWeight:
+        """What was loaded, as kernels read it."""
         columns, block = layer.in_features, self.column_block(layer)
-        group = block if block < columns else 0
-        if not fits_kernels(group, columns):
-            return None
-        return GroupedWeight("fp8", layer.weight, layer.weight_scale, columns, group)
+        return GroupedWeight("fp8", layer.weight, layer.weight_scale, columns, block if block < columns else 0)
 
     def apply(self, layer: Linear, x: Tensor) -> Tensor:
         """See `LinearMethod`: over the weight that it stands for, made anew at each call."""

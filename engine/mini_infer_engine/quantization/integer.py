@@ -1,7 +1,7 @@
 """Checkpoints with integer weights (GPTQ, AWQ, compressed-tensors): packed for a GPU's kernels once they are loaded.
 
 Two kinds of kernels read them: `packed` has the faster form, of rows and of groups of 128 columns; `grouped` takes
-groups of 16, 32 and 64, columns that are not in the order of their groups (act-order), and 8 bits with zero points.
+groups of any size, columns that are not in the order of their groups (act-order), and 8 bits with zero points.
 What neither has is dequantised, as all is on a CPU, and the layer an unquantised one. weight = (integer - zero point) *
 scale, with one zero point and one scale for each row and group of columns (Frantar et al. 2022, arXiv 2210.17323; Lin
 et al. 2023, arXiv 2306.00978).
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mini_infer_engine.config.integer_quantization import IntegerScheme
-from mini_infer_engine.kernels.gemm.grouped_weight import GroupedWeight, fits_kernels, packed_pairs
+from mini_infer_engine.kernels.gemm.grouped_weight import GroupedWeight, packed_pairs
 from mini_infer_engine.kernels.gemm.quantized_weight import GROUP
 from mini_infer_engine.layers.linear import Linear, PackedLinear
 from mini_infer_engine.layers.placement import Placement
@@ -108,7 +108,7 @@ class IntegerCheckpointMethod:
         in_order = torch.arange(columns, device=first.device) // (group or columns)
         order = None if torch.equal(first, in_order) else first.argsort(stable=True)
         same_order = all(torch.equal(part.groups, first) for part in parts)
-        if not fits_kernels(group, columns) or not same_order:
+        if not same_order:
             return None
         integers, scales, zeros = (
             torch.cat([getattr(part, name) for part in parts]) for name in ("integers", "scales", "zeros")

@@ -1,22 +1,24 @@
 """`--quantization`: linear layers rounded when they are loaded.
 
 int8 (W8A16): symmetric, one scale a row. fp8 (e4m3): one scale a row; W8A16 for few rows, W8A8 for many. int4 (W4A16):
-a scale and a zero point for each row and 128 columns, to the nearest or by `runtime.calibration`. Embeddings, norms and
-the head stay in the model's dtype. On a GPU a layer is packed for the kernels; on a CPU plain torch widens a weight at
-each product, and FP8 is dequantised, as it is on GPUs without it.
+a scale and a zero point for each row and 128 columns, to the nearest or by `runtime.calibration`; experts always to the
+nearest. Embeddings, norms, routers and the head stay in the model's dtype. On a GPU a layer is packed for the kernels;
+on a CPU plain torch widens a weight at each product, and FP8 is dequantised, as it is on GPUs without it.
 """
 
+from functools import partial
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mini_infer_engine.config.errors import ModelError
+from mini_infer_engine.kernels.gemm.grouped_weight import GroupedWeight, packed_pairs
 from mini_infer_engine.kernels.gemm.quantized_weight import GROUP
 from mini_infer_engine.layers.linear import UNQUANTIZED, Linear
 from mini_infer_engine.layers.moe import SparseMoE
 from mini_infer_engine.layers.placement import FP8, Placement
+from mini_infer_engine.quantization.experts import RoundedExperts
 from mini_infer_engine.quantization.packed import multiplies_fp8, pack_bytes, pack_nibbles
 
 Quantization = Literal["int8", "fp8", "int4"]
@@ -96,17 +98,24 @@ def _keep(layer: Linear, integers: Tensor, scale: Tensor) -> None:
 
 
 def quantize_on_load(model: nn.Module, kind: Quantization) -> None:
-    """Have all linear layers but the head rounded once they are loaded; before anything is loaded.
-
-    Raises:
-        ModelError: the model has experts, whose weights are no linear layers.
-
-    """
+    """Have all linear layers but head and routers, and all experts, rounded once loaded; before anything is loaded."""
+    mixtures = [module for module in model.modules() if isinstance(module, SparseMoE)]
+    routers = {moe.gate for moe in mixtures}
+    for moe in mixtures:
+        moe.stored = RoundedExperts(partial(_grouped, kind))
     for path, module in model.named_modules():
-        if isinstance(module, SparseMoE):
-            raise ModelError(f"quantization = {kind!r}: experts are not quantised; leave it out for this model.")
-        if isinstance(module, Linear) and path != "lm_head":
+        if isinstance(module, Linear) and path != "lm_head" and module not in routers:
             module.use(RoundToNearestMethod(kind))
+
+
+def _grouped(kind: Quantization, weight: Tensor) -> GroupedWeight:
+    """A weight [rows, columns] rounded to the nearest."""
+    columns = weight.shape[1]
+    if kind == "int4":
+        integers, scale, zero = rounded_groups(weight, GROUP)
+        return GroupedWeight("int4", packed_pairs(integers), scale.half(), columns, GROUP, zero.to(torch.uint8))
+    values, scale = rounded_rows(weight) if kind == "int8" else rounded_to_fp8(weight)
+    return GroupedWeight(kind, values, scale, columns, 0)
 
 
 def rounded_rows(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -75,7 +75,6 @@ def test_mixtures_stand_where_frequency_and_first_dense_layers_leave_them(tmp_pa
         ({"num_experts_per_tok": 7}, "num_experts_per_tok"),
         ({"head_dim": 20}, "head_dim"),
         ({"first_k_dense_replace": -1}, "first_k_dense_replace"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
     ],
 )
 def test_what_is_not_served_is_refused_by_name(changes: dict[str, Any], told: str, tmp_path: Path) -> None:

@@ -60,13 +60,6 @@ def test_a_scale_of_the_wrong_shape_and_an_unquantised_weight_are_named(tmp_path
         assert words in str(raised.value)
 
 
-def test_experts_in_fp8_are_refused(tmp_path: Path) -> None:
-    save_tiny_model(tmp_path, "qwen3_moe", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16)
-    change_config(tmp_path, {"quant_method": "fp8"})
-    with pytest.raises(ModelError, match="experts"):
-        read_config(tmp_path)
-
-
 def change_config(folder: Path, quantization: dict[str, Any]) -> None:
     config = json.loads((folder / "config.json").read_text()) | {"quantization_config": quantization}
     (folder / "config.json").write_text(json.dumps(config))

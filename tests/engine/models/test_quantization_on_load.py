@@ -96,9 +96,6 @@ def test_the_demo_model_keeps_its_answers_in_less_memory() -> None:
 
 
 def test_what_it_cannot_be_combined_with_is_refused(tmp_path: Path) -> None:
-    save_tiny_model(tmp_path / "experts", "mixtral", num_local_experts=3, num_experts_per_tok=1)
-    with pytest.raises(ModelError, match="experts are not quantised"):
-        tiny_runner(tmp_path / "experts", quantization="int8")
     save_tiny_model(tmp_path / "quantised", "qwen2")
     quantize_folder(tmp_path / "quantised", "gptq")
     with pytest.raises(ModelError, match="quantised already"):

@@ -1,11 +1,11 @@
 """Quantised weights of any group size, in the checkpoint's order of columns: what `quantized_weight` has no form for.
 
 4-bit floats (E2M1) with scales of 16 or 32 columns, integers of groups of 32 and 64 or with columns in another order
-(act-order), GGUF's blocks, and experts, which are stacked along the first dimension. The kernels are
+(act-order), and experts, which are stacked along the first dimension. The kernels are
 `grouped_weight_gemm` and those of `kernels.moe`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -14,8 +14,6 @@ from torch import Tensor
 from torch.nn import functional
 
 Kind = Literal["int8", "fp8", "int4", "fp4"]
-COLUMN_STEP = 128
-"""Groups that are larger are multiples of it, smaller ones are powers of two, at least 16."""
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """Of the lower three bits; the highest is the sign (OCP Microscaling Formats 1.0, table 4)."""
 
@@ -70,23 +68,28 @@ class GroupedWeight:
 
 def stacked(weights: Sequence[GroupedWeight]) -> GroupedWeight:
     """Weights of one form and shape as a stack of them."""
-    first = weights[0]
+    return _joined(weights, torch.stack)
 
-    def of(parts: list[Tensor | None]) -> Tensor | None:
-        tensors = [part for part in parts if part is not None]
-        return torch.stack(tensors) if tensors else None
 
-    scales = of([weight.scales for weight in weights])
-    values = of([weight.values for weight in weights])
-    assert scales is not None
+def rows_joined(weights: Sequence[GroupedWeight]) -> GroupedWeight:
+    """The rows of weights of one form and width, one after the other."""
+    return _joined(weights, torch.cat)
+
+
+def _joined(weights: Sequence[GroupedWeight], join: Callable[[list[Tensor]], Tensor]) -> GroupedWeight:
+    assert all(weight.order is None for weight in weights), "each would need its own order"
+
+    def of(name: str) -> Tensor | None:
+        parts = [part for weight in weights if (part := getattr(weight, name)) is not None]
+        if not parts:
+            return None
+        dtype: torch.dtype = parts[0].dtype
+        return join([part.view(torch.uint8) if dtype.itemsize == 1 else part for part in parts]).view(dtype)
+
+    values, scales = of("values"), of("scales")
     assert values is not None
-    zeros, factors = of([weight.zeros for weight in weights]), of([weight.factors for weight in weights])
-    return replace(first, values=values, scales=scales, zeros=zeros, factors=factors)
-
-
-def fits_kernels(group: int, k: int) -> bool:
-    """Whether kernels know groups of so many columns; 0: the whole row."""
-    return group == 0 or group >= k or group in (16, 32, 64) or group % COLUMN_STEP == 0
+    assert scales is not None
+    return replace(weights[0], values=values, scales=scales, zeros=of("zeros"), factors=of("factors"))
 
 
 def packed_pairs(integers: Tensor) -> Tensor:

@@ -4,6 +4,8 @@ At most 64 rows of x: weights are widened in registers, each with its group's sc
 More rows: a widened copy of the layer, for cuBLAS. `widened_tile` is also what the kernels of experts read by.
 """
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -46,10 +48,10 @@ def _by_column(parameters, rows, mask_rows, start, groups, GROUP: tl.constexpr, 
     zero = 0.0 if parameters.dtype.element_ty.is_floating() else 0
     if GROUP == 0:
         found = tl.load(first, mask=mask_rows, other=zero)[:, None]
-    elif GROUP >= BLOCK_K:
+    elif GROUP % BLOCK_K == 0:
         found = tl.load(first + start // GROUP, mask=mask_rows, other=zero)[:, None]
     else:
-        places = start // GROUP + tl.arange(0, BLOCK_K) // GROUP
+        places = (start + tl.arange(0, BLOCK_K)) // GROUP
         mask = mask_rows[:, None] & (places < groups)[None, :]
         found = tl.load(first[:, None] + places[None, :], mask=mask, other=zero)
     return found
@@ -71,8 +73,7 @@ def widened_tile(
 ):
     """fp32 [rows, BLOCK_K]: weights of columns `start` to `start + BLOCK_K`, but for factors; rows int64.
 
-    KIND is `GroupedWeight.kind`. Columns beyond K are finite, whatever they are. GROUP is 0, or divides BLOCK_K, or is
-    a multiple of it.
+    KIND is `GroupedWeight.kind`; `start` is a multiple of BLOCK_K. Columns beyond K are finite, whatever they are.
     """
     if KIND == "int4" or KIND == "fp4":
         stride = (K + 1) // 2
@@ -178,6 +179,17 @@ def _widen(
 def kernel_group(weight: GroupedWeight) -> int:
     """Columns that share a scale as kernels take it: 0 for the whole row."""
     return 0 if weight.group >= weight.k else weight.group
+
+
+def expert_operands(
+    weight: torch.Tensor | GroupedWeight,
+) -> tuple[tuple[torch.Tensor | None, ...], int, dict[str, Any]]:
+    """What kernels of experts take of a stack: its tensors, groups a row, and KIND and GROUP."""
+    if isinstance(weight, torch.Tensor):
+        return (weight, None, None, None), 1, {"KIND": "plain", "GROUP": 0}
+    assert weight.order is None
+    parts = (weight.values, weight.scales, weight.zeros, weight.factors)
+    return parts, weight.scales.shape[-1], {"KIND": weight.kind, "GROUP": kernel_group(weight)}
 
 
 def widened_groups(weight: GroupedWeight, dtype: torch.dtype) -> torch.Tensor:

@@ -8,70 +8,140 @@ import torch
 import triton
 import triton.language as tl
 
+from mini_infer_engine.kernels.gemm.grouped_weight import GroupedWeight
+from mini_infer_engine.kernels.gemm.grouped_weight_gemm import expert_operands, widened_tile
 from mini_infer_engine.kernels.moe.route import Routing
 from mini_infer_engine.kernels.sizes import cdiv
 
 
 @triton.jit
 def _gate_up(
-    x, experts, weight, out, K, N, x_stride, TOP_K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr
+    x,
+    experts,
+    weight,
+    scales,
+    zeros,
+    factors,
+    out,
+    K,
+    N,
+    groups,
+    x_stride,
+    TOP_K: tl.constexpr,
+    KIND: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
 ):
     """Program (pair, block of N): silu(x @ gate.T) * (x @ up.T) of one token and one of its experts."""
     pair = tl.program_id(0)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     expert = tl.load(experts + pair).to(tl.int64)
     k = tl.arange(0, BLOCK_K)
-    rows = weight + expert * (2 * N) * K + n.to(tl.int64)[:, None] * K + k[None, :]
+    row = expert * (2 * N) + n.to(tl.int64)
+    rows = weight + row[:, None] * K + k[None, :]
     source = x + (pair // TOP_K).to(tl.int64) * x_stride + k
     gate = tl.zeros((BLOCK_N, BLOCK_K), dtype=tl.float32)
     up = tl.zeros((BLOCK_N, BLOCK_K), dtype=tl.float32)
     for start in range(0, K, BLOCK_K):
         inside = (n < N)[:, None] & (start + k < K)[None, :]
         values = tl.load(source + start, mask=start + k < K, other=0.0).to(tl.float32)[None, :]
-        gate += tl.load(rows + start, mask=inside, other=0.0).to(tl.float32) * values
-        up += tl.load(rows + N.to(tl.int64) * K + start, mask=inside, other=0.0).to(tl.float32) * values
-    total_gate = tl.sum(gate, axis=1).to(out.dtype.element_ty).to(tl.float32)
-    total_up = tl.sum(up, axis=1).to(out.dtype.element_ty).to(tl.float32)
+        if KIND == "plain":
+            gate += tl.load(rows + start, mask=inside, other=0.0).to(tl.float32) * values
+            up += tl.load(rows + N.to(tl.int64) * K + start, mask=inside, other=0.0).to(tl.float32) * values
+        else:
+            gate += values * widened_tile(
+                weight, scales, zeros, row, n < N, start, K, groups, KIND, GROUP, BLOCK_K
+            )  # fmt: skip
+            up += values * widened_tile(
+                weight, scales, zeros, row + N, n < N, start, K, groups, KIND, GROUP, BLOCK_K
+            )  # fmt: skip
+    total_gate, total_up = tl.sum(gate, axis=1), tl.sum(up, axis=1)
+    if factors is not None:
+        total_gate *= tl.load(factors + row, mask=n < N, other=0.0)
+        total_up *= tl.load(factors + row + N, mask=n < N, other=0.0)
+    total_gate = total_gate.to(out.dtype.element_ty).to(tl.float32)
+    total_up = total_up.to(out.dtype.element_ty).to(tl.float32)
     gated = (total_gate / (1.0 + tl.exp(-total_gate))).to(out.dtype.element_ty).to(tl.float32) * total_up
     tl.store(out + pair.to(tl.int64) * N + n, gated.to(out.dtype.element_ty), mask=n < N)
 
 
 @triton.jit(do_not_specialize=["tokens"])
 def _down(
-    h, experts, weights, weight, out, K, N, tokens, TOP_K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr
+    h,
+    experts,
+    weights,
+    weight,
+    scales,
+    zeros,
+    factors,
+    out,
+    K,
+    N,
+    groups,
+    tokens,
+    TOP_K: tl.constexpr,
+    KIND: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
 ):
     """Program (pair, block of N): routing weight * (h @ down.T), into the summand of the pair's choice."""
     pair = tl.program_id(0)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     expert = tl.load(experts + pair).to(tl.int64)
     k = tl.arange(0, BLOCK_K)
-    rows = weight + expert * N * K + n.to(tl.int64)[:, None] * K + k[None, :]
+    row = expert * N + n.to(tl.int64)
+    rows = weight + row[:, None] * K + k[None, :]
     source = h + pair.to(tl.int64) * K + k
     acc = tl.zeros((BLOCK_N, BLOCK_K), dtype=tl.float32)
     for start in range(0, K, BLOCK_K):
         inside = (n < N)[:, None] & (start + k < K)[None, :]
         values = tl.load(source + start, mask=start + k < K, other=0.0).to(tl.float32)[None, :]
-        acc += tl.load(rows + start, mask=inside, other=0.0).to(tl.float32) * values
-    total = tl.sum(acc, axis=1).to(out.dtype.element_ty).to(tl.float32) * tl.load(weights + pair)
+        if KIND == "plain":
+            acc += tl.load(rows + start, mask=inside, other=0.0).to(tl.float32) * values
+        else:
+            acc += values * widened_tile(
+                weight, scales, zeros, row, n < N, start, K, groups, KIND, GROUP, BLOCK_K
+            )  # fmt: skip
+    total = tl.sum(acc, axis=1)
+    if factors is not None:
+        total *= tl.load(factors + row, mask=n < N, other=0.0)
+    total = total.to(out.dtype.element_ty).to(tl.float32) * tl.load(weights + pair)
     place = ((pair % TOP_K).to(tl.int64) * tokens + pair // TOP_K) * N
     tl.store(out + place + n, total.to(out.dtype.element_ty), mask=n < N)
 
 
-def expert_gemv(x: torch.Tensor, routing: Routing, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+def expert_gemv(
+    x: torch.Tensor, routing: Routing, gate_up: torch.Tensor | GroupedWeight, down: torch.Tensor | GroupedWeight
+) -> torch.Tensor:
     """What each token's experts make of it, as summands [top_k, tokens, hidden], for x [tokens, hidden].
 
     gate_up is [experts, 2 * width, hidden], gate first; down is [experts, hidden, width].
     """
     tokens, hidden = x.shape
-    top_k, width = routing.experts.shape[1], down.shape[2]
+    top_k, width = routing.experts.shape[1], down.shape[-1]
     pairs = tokens * top_k
     gated = torch.empty((pairs, width), dtype=x.dtype, device=x.device)
     out = torch.empty((top_k, tokens, hidden), dtype=x.dtype, device=x.device)
     options = {"TOP_K": top_k, "BLOCK_K": 512, "num_warps": 4, "num_stages": 3}
+    parts, groups, form = expert_operands(gate_up)
     _gate_up[(pairs, cdiv(width, 4))](
-        x, routing.experts, gate_up, gated, hidden, width, x.stride(0), BLOCK_N=4, **options
+        x, routing.experts, *parts, gated, hidden, width, groups, x.stride(0), BLOCK_N=4, **form, **options
     )
+    parts, groups, form = expert_operands(down)
     _down[(pairs, cdiv(hidden, 8))](
-        gated, routing.experts, routing.weights, down, out, width, hidden, tokens, BLOCK_N=8, **options
+        gated,
+        routing.experts,
+        routing.weights,
+        *parts,
+        out,
+        width,
+        hidden,
+        groups,
+        tokens,
+        BLOCK_N=8,
+        **form,
+        **options,
     )
     return out

@@ -7,6 +7,8 @@ import torch
 import triton
 import triton.language as tl
 
+from mini_infer_engine.kernels.gemm.grouped_weight import GroupedWeight
+from mini_infer_engine.kernels.gemm.grouped_weight_gemm import expert_operands, widened_tile
 from mini_infer_engine.kernels.moe.route import Routing
 from mini_infer_engine.kernels.sizes import cdiv, next_power_of_2
 
@@ -28,6 +30,9 @@ def _tile_of(counts, tile, NUM_EXPERTS: tl.constexpr, EXPERTS_BLOCK: tl.constexp
 def _grouped(
     x,
     weight,
+    scales,
+    zeros,
+    factors,
     counts,
     pairs,
     weights,
@@ -35,8 +40,11 @@ def _grouped(
     tokens,
     K,
     N,
+    groups,
     x_stride,
     TOP_K: tl.constexpr,
+    KIND: tl.constexpr,
+    GROUP: tl.constexpr,
     NUM_EXPERTS: tl.constexpr,
     EXPERTS_BLOCK: tl.constexpr,
     GATED: tl.constexpr,
@@ -56,17 +64,29 @@ def _grouped(
     source_row = pair // TOP_K if GATED else pair
     sources = x + source_row.to(tl.int64)[:, None] * x_stride + k[None, :]
     weight_rows = 2 * N if GATED else N
-    columns = weight + expert.to(tl.int64) * weight_rows * K + n.to(tl.int64)[None, :] * K + k[:, None]
+    row = expert.to(tl.int64) * weight_rows + n.to(tl.int64)
+    columns = weight + row[None, :] * K + k[:, None]
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     up_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     for start in range(0, K, BLOCK_K):
         inside = start + k < K
         values = tl.load(sources + start, mask=(m < rows)[:, None] & inside[None, :], other=0.0)
-        mask = inside[:, None] & (n < N)[None, :]
-        acc = tl.dot(values, tl.load(columns + start, mask=mask, other=0.0), acc, input_precision=PRECISION)
+        if KIND == "plain":
+            mask = inside[:, None] & (n < N)[None, :]
+            acc = tl.dot(values, tl.load(columns + start, mask=mask, other=0.0), acc, input_precision=PRECISION)
+            if GATED:
+                up = tl.load(columns + N.to(tl.int64) * K + start, mask=mask, other=0.0)
+                up_acc = tl.dot(values, up, up_acc, input_precision=PRECISION)
+        else:
+            tile = widened_tile(weight, scales, zeros, row, n < N, start, K, groups, KIND, GROUP, BLOCK_K)
+            acc = tl.dot(values, tl.trans(tile).to(values.dtype), acc, input_precision=PRECISION)
+            if GATED:
+                tile = widened_tile(weight, scales, zeros, row + N, n < N, start, K, groups, KIND, GROUP, BLOCK_K)
+                up_acc = tl.dot(values, tl.trans(tile).to(values.dtype), up_acc, input_precision=PRECISION)
+    if factors is not None:
+        acc *= tl.load(factors + row, mask=n < N, other=0.0)[None, :]
         if GATED:
-            up = tl.load(columns + N.to(tl.int64) * K + start, mask=mask, other=0.0)
-            up_acc = tl.dot(values, up, up_acc, input_precision=PRECISION)
+            up_acc *= tl.load(factors + row + N, mask=n < N, other=0.0)[None, :]
     result = acc.to(out.dtype.element_ty).to(tl.float32)
     if GATED:
         gate = (result / (1.0 + tl.exp(-result))).to(out.dtype.element_ty).to(tl.float32)
@@ -88,10 +108,12 @@ def tile_rows(mean_rows: float) -> int:
     return next((rows for rows in TILE_ROWS[:-1] if mean_rows <= 1.5 * rows), TILE_ROWS[-1])
 
 
-def grouped_experts(x: torch.Tensor, routing: Routing, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+def grouped_experts(
+    x: torch.Tensor, routing: Routing, gate_up: torch.Tensor | GroupedWeight, down: torch.Tensor | GroupedWeight
+) -> torch.Tensor:
     """As `expert_gemv`, with tokens grouped by expert; `routing` lists each expert's tokens."""
     tokens, hidden = x.shape
-    num_experts, top_k, width = gate_up.shape[0], routing.experts.shape[1], down.shape[2]
+    num_experts, top_k, width = routing.counts.shape[0], routing.experts.shape[1], down.shape[-1]
     pairs = tokens * top_k
     gated = torch.empty((pairs, width), dtype=x.dtype, device=x.device)
     out = torch.empty((top_k, tokens, hidden), dtype=x.dtype, device=x.device)
@@ -111,10 +133,36 @@ def grouped_experts(x: torch.Tensor, routing: Routing, gate_up: torch.Tensor, do
     block_n = 32 if narrow else 64 if block_m <= 32 else 128
     gated_n = min(block_n, 64)  # two accumulators
     common = (routing.counts, routing.pairs, routing.weights)
+    parts, groups, form = expert_operands(gate_up)
     _grouped[(cdiv(width, gated_n), tiles)](
-        x, gate_up, *common, gated, tokens, hidden, width, x.stride(0), GATED=True, BLOCK_N=gated_n, **options
+        x,
+        *parts,
+        *common,
+        gated,
+        tokens,
+        hidden,
+        width,
+        groups,
+        x.stride(0),
+        GATED=True,
+        BLOCK_N=gated_n,
+        **form,
+        **options,
     )
+    parts, groups, form = expert_operands(down)
     _grouped[(cdiv(hidden, block_n), tiles)](
-        gated, down, *common, out, tokens, width, hidden, width, GATED=False, BLOCK_N=block_n, **options
+        gated,
+        *parts,
+        *common,
+        out,
+        tokens,
+        width,
+        hidden,
+        groups,
+        width,
+        GATED=False,
+        BLOCK_N=block_n,
+        **form,
+        **options,
     )
     return out

@@ -18,6 +18,8 @@ from mini_infer_engine.models.weights.safetensors_checkpoint import SafetensorsC
 
 _MOST_THREADS = 8
 _DUMMY_STANDARD_DEVIATION = 0.02
+_DUMMY_EXPONENT = 121
+"""Of scales that are powers of two: 2 ** -6."""
 
 
 def open_checkpoint(model: DecoderModel, directory: Path) -> Checkpoint:
@@ -80,6 +82,8 @@ def fill_randomly(model: DecoderModel, seed: int) -> None:
             tensor.copy_(wide.normal_(0, 1, generator=generator))
         elif name.endswith("g_idx"):
             tensor.zero_()
+        elif name.endswith("weight_scale") and tensor.dtype == torch.uint8:
+            tensor.fill_(_DUMMY_EXPONENT)
         elif not tensor.is_floating_point():
             tensor.random_(generator=generator)
         elif name.endswith(("weight_scale", "weight_scale_inv", ".scales")):

@@ -1,0 +1,146 @@
+"""Quantised experts: stacks of `GroupedWeight`, from a quantised checkpoint or rounded when they are loaded.
+
+A checkpoint stores each product of each expert as it stores any layer's, so that a mixture has such layers until all
+is loaded; then each stack is made of them. Routers are never quantised. On a CPU an expert is dequantised when it
+computes.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, cast
+
+import torch
+from torch import Tensor, nn
+
+from mini_infer_engine.distributed.tensor_parallel import Shard
+from mini_infer_engine.kernels.gemm.grouped_weight import GroupedWeight, dequantized_groups, rows_joined, stacked
+from mini_infer_engine.layers.linear import Linear, PackedLinear
+from mini_infer_engine.layers.moe import SparseMoE
+from mini_infer_engine.quantization.grouped import multiplies_groups
+
+
+class _ReadsGroups(Protocol):
+    def grouped(self, layer: Linear) -> GroupedWeight | None:
+        """What was loaded, as kernels read it."""
+
+
+class ExpertLayers(nn.Module):
+    """The products of one expert, or of all shared ones together, under the checkpoint's names."""
+
+    def __init__(self, hidden_size: int, width: Shard, *, is_summed: bool) -> None:
+        super().__init__()
+        self.gate_up_proj = PackedLinear(hidden_size, {"gate_proj": width, "up_proj": width})
+        self.down_proj = Linear(width.count, hidden_size, columns=width if is_summed else None)
+
+
+class _Stack(nn.Module):
+    """One of a mixture's two stacks; parameters, so that their bytes are counted."""
+
+    def __init__(self, weight: GroupedWeight) -> None:
+        super().__init__()
+        self._weight = weight
+        for name in ("values", "scales", "zeros", "factors"):
+            if (tensor := getattr(weight, name)) is not None:
+                self.register_parameter(name, nn.Parameter(tensor, requires_grad=False))
+
+    def weight(self) -> GroupedWeight:
+        """All experts'."""
+        return self._weight
+
+
+class QuantizedExperts:
+    """See `layers.moe.StoredExperts`: what checkpoints and rounding have in common."""
+
+    def __init__(self) -> None:
+        self._stacks: tuple[_Stack, ...] = ()
+        self.dtype = torch.get_default_dtype()
+        """The model's, under which it is made."""
+
+    def weights(self) -> tuple[GroupedWeight, GroupedWeight]:
+        """See `StoredExperts.weights`."""
+        gate_up, down = self._stacks
+        return gate_up.weight(), down.weight()
+
+    def keep(self, moe: SparseMoE, gate_up: GroupedWeight, down: GroupedWeight) -> None:
+        """From now on these are the mixture's; dequantised on a GPU whose kernels cannot read them."""
+        device = gate_up.values.device
+        if device.type == "cuda" and not multiplies_groups(device, gate_up.kind):
+            moe.stored = None
+            both = (dequantized_groups(weight).to(self.dtype) for weight in (gate_up, down))
+            moe.gate_up_proj, moe.down_proj = (nn.Parameter(weight, requires_grad=False) for weight in both)
+            return
+        self._stacks = _Stack(gate_up), _Stack(down)
+        for name, stack in zip(("gate_up_stack", "down_stack"), self._stacks, strict=True):
+            moe.add_module(name, stack)
+
+
+class CheckpointExperts(QuantizedExperts):
+    """Of a quantised checkpoint."""
+
+    def process_weights_after_loading(self, moe: SparseMoE) -> None:
+        """See `StoredExperts.process_weights_after_loading`."""
+        if self._stacks:
+            return
+        layers = [cast("ExpertLayers", layers) for layers in cast("nn.ModuleList", moe.experts)]
+        gate_up = [_grouped(each.gate_up_proj) for each in layers]
+        down = [_grouped(each.down_proj) for each in layers]
+        if moe.spec.num_shared:
+            more_gate_up, more_down = _shared(cast("ExpertLayers", moe.shared_experts), moe.spec.num_shared)
+            gate_up += more_gate_up
+            down += more_down
+        self.keep(moe, stacked(gate_up), stacked(down))
+        for name in ("experts", "shared_experts"):
+            if name in moe._modules:
+                delattr(moe, name)
+
+
+def expand_experts(moe: SparseMoE) -> list[Linear]:
+    """The layers that a quantised checkpoint fills in place of the stacks; before anything is loaded."""
+    spec, hidden = moe.spec, moe.spec.hidden_size
+    moe.stored = CheckpointExperts()
+    give_up_stacks(moe)
+    experts = [ExpertLayers(hidden, moe.share, is_summed=moe.is_summed) for _ in range(spec.num_experts)]
+    moe.add_module("experts", nn.ModuleList(experts))
+    if spec.num_shared:
+        width = spec.num_shared * spec.intermediate_size
+        shared = ExpertLayers(hidden, Shard(width, ((0, width),)), is_summed=False)
+        moe.add_module("shared_experts", shared)
+        experts = [*experts, shared]
+    return [layer for each in experts for layer in (each.gate_up_proj, each.down_proj)]
+
+
+class RoundedExperts(QuantizedExperts):
+    """Of an unquantised checkpoint, rounded to the nearest: `rounding` is of one weight [rows, columns]."""
+
+    def __init__(self, rounding: Callable[[Tensor], GroupedWeight]) -> None:
+        super().__init__()
+        self._rounding = rounding
+
+    def process_weights_after_loading(self, moe: SparseMoE) -> None:
+        """See `StoredExperts.process_weights_after_loading`."""
+        if self._stacks or not moe.gate_up_proj.numel():
+            return
+        made = [stacked([self._rounding(one) for one in stack]) for stack in (moe.gate_up_proj, moe.down_proj)]
+        give_up_stacks(moe)
+        self.keep(moe, *made)
+
+
+def give_up_stacks(moe: SparseMoE) -> None:
+    """Weights in the model's dtype have no memory any more."""
+    for name in ("gate_up_proj", "down_proj"):
+        setattr(moe, name, nn.Parameter(getattr(moe, name).new_empty(0), requires_grad=False))
+
+
+def _grouped(layer: Linear) -> GroupedWeight:
+    weight = cast("_ReadsGroups", layer.method).grouped(layer)
+    assert weight is not None, "of one part, or of parts without an order"
+    return weight
+
+
+def _shared(layers: ExpertLayers, count: int) -> tuple[Sequence[GroupedWeight], Sequence[GroupedWeight]]:
+    """The shared experts, which are one wide MLP in the checkpoint, one by one."""
+    gate_up, down = _grouped(layers.gate_up_proj), _grouped(layers.down_proj)
+    total = down.k
+    width = total // count
+    ranges = [(begin, begin + width) for begin in range(0, total, width)]
+    rows = [(gate_up.at(slice(a, b)), gate_up.at(slice(total + a, total + b))) for a, b in ranges]
+    return [rows_joined(pair) for pair in rows], [down.columns(a, b) for a, b in ranges]
