@@ -55,11 +55,12 @@ def environment(name: str, cache: Path) -> Path | None:
 
 
 def our_command(port: int, endpoints: Sequence[str], folder: Path) -> list[str]:
-    """The gateway, with endpoints from a file."""
+    """The gateway, with endpoints from a file; like its peers it logs warnings, and no line a request."""
     listed = [{"name": f"e{number}", "url": url, "model": "m"} for number, url in enumerate(endpoints)]
     file = folder / f"endpoints-{port}.json"
     file.write_text(json.dumps({"endpoints": listed}))
-    return [sys.executable, "-m", "mini_infer_gateway", "--port", str(port), "--endpoints", str(file)]
+    command = [sys.executable, "-m", "mini_infer_gateway", "--port", str(port), "--endpoints", str(file)]
+    return [*command, "--log-level", "warning"]
 
 
 def peer_command(name: str, bin_folder: Path) -> Callable[[int, Sequence[str], Path], list[str]]:

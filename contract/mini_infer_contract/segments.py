@@ -9,7 +9,8 @@ import re
 import threading
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from tokenizers import Tokenizer
 
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.text_slices import can_be_cut, next_cut, parts_of
+from mini_infer_contract.word_ids import WordIds
 
 MAX_CACHED_BYTES = 64_000_000
 """Of all pieces kept and their ids: ASCII text takes about two bytes a character, so some 8 million tokens."""
@@ -47,6 +49,7 @@ class SegmentEncoder:
         self._cuts = self._added is not None and can_be_cut(tokenizer)
         self.longest_token_characters = _longest_token(tokenizer) if self._cuts else 0
         """No token stands for more characters of a text, so a text has a least number of tokens; 0: not known."""
+        self._words = WordIds(partial(encode_all, tokenizer)) if self._cuts else None
         self._cached: OrderedDict[str, array[int]] = OrderedDict()  # piece -> ids, least recently used first
         self._cached_bytes = 0
         self._max_cached_bytes = max_cached_bytes
@@ -115,28 +118,34 @@ class SegmentEncoder:
 
     def _encode(self, text: str) -> list[int]:
         self.encoded_characters += len(text)
-        return encode_whole(self._tokenizer, text, add_special_tokens=False)
+        return self._words.encode(text) if self._words else encode_whole(self._tokenizer, text)
 
 
-def encode_whole(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
+def encode_whole(tokenizer: Tokenizer, text: str, add_special_tokens: bool = False) -> list[int]:
     """The ids of `text`, from the library at once. ApiError 400: it is too long, or the library gives up."""
-    if len(text) > MAX_WHOLE_CHARACTERS:
+    return encode_all(tokenizer, [text], add_special_tokens)[0]
+
+
+def encode_all(tokenizer: Tokenizer, texts: Sequence[str], add_special_tokens: bool = False) -> list[list[int]]:
+    """The same for several texts, each by itself."""
+    longest = max(map(len, texts))
+    if longest > MAX_WHOLE_CHARACTERS:
         raise ApiError(
             400,
-            f"this model's tokenizer takes {len(text)} characters as one piece, which is more than "
+            f"this model's tokenizer takes {longest} characters as one piece, which is more than "
             f"{MAX_WHOLE_CHARACTERS}: send a shorter text or token ids",
             code="context_length_exceeded",
         )
     try:
         # The batch call is the one that can leave out character offsets, which nobody needs here.
-        ids: list[int] = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+        return [encoding.ids for encoding in encodings]
     except BaseException as error:
         # A panic of the library (its regular expressions give up on some millions of blanks) is no Exception.
         if type(error).__name__ != "PanicException":
             raise
-        message = f"the tokenizer gives up on this text of {len(text)} characters: send less of it at once"
+        message = f"the tokenizer gives up on this text of {longest} characters: send less of it at once"
         raise ApiError(400, message, code="prompt_not_text") from error
-    return ids
 
 
 def _bytes(piece: str, ids: "array[int]") -> int:

@@ -24,7 +24,8 @@ _CUTS = re.compile(
     r"|(?<=[\u3040-\u30ff\u4e00-\u9fff])(?=[，。、；：？！])"
 )
 """No match of a regular expression in `_KNOWN` spans such a place, none looks back, and the only one that looks ahead
-(`\\s+(?!\\S)`) does so from white space, which never stands before it. No normal form joins the characters there."""
+(`\\s+(?!\\S)`) does so from white space, which never stands before it. No normal form joins the characters there.
+word_ids cuts at the first two kinds."""
 
 _CONTRACTION = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"

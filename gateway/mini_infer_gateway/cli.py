@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import errno
+import gc
 import logging
 import os
 import socket
@@ -319,6 +320,10 @@ def listen(host: str, port: int) -> socket.socket:
 
 SWITCH_INTERVAL_S = 0.001
 """How long a thread that tokenises may hold the interpreter while the event loop wants it; Python's own is 5 ms."""
+GARBAGE_THRESHOLDS = (10_000, 20, 20)
+"""Objects that may be made, beyond those that went, before the garbage collector looks through the youngest, and how
+many such looks it takes until it looks through older ones. Requests leave no reference cycles behind, so Python's own
+700 only made it look through requests that were still being served, for a sixth of all CPU time; 10,000 take 1 ms."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -358,5 +363,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     scheme = "https" if tls else "http"
     logging.getLogger(__name__).info("gateway at %s://%s:%d", scheme, *sockets[0].getsockname()[:2])
+    gc.set_threshold(*GARBAGE_THRESHOLDS)
+    gc.freeze()  # What was imported stays, and need not be looked through.
     with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it once more when it has stopped.
         DrainingServer(config, settings.drain_s, gateway.stop_gently, tls).run(sockets=sockets)

@@ -2,7 +2,7 @@ import json
 import logging
 import sys
 
-from mini_infer_contract.logs import JsonFormatter, with_fields
+from mini_infer_contract.logs import JsonFormatter, TextFormatter, with_fields
 
 
 def line(record: logging.LogRecord) -> dict[str, object]:
@@ -34,3 +34,11 @@ def test_an_exception_is_in_its_line() -> None:
     except ValueError:
         record = logging.makeLogRecord({"msg": "failed", "exc_info": sys.exc_info()})
     assert "ValueError: no" in str(line(record)["exception"])
+
+
+def test_times_of_text_lines_are_the_librarys() -> None:
+    form = "%(asctime)s %(message)s"
+    ours, theirs = TextFormatter(form), logging.Formatter(form)
+    for created, msecs in ((0.5, 500.0), (0.999, 999.0), (1.0, 0.0), (1_700_000_000.25, 250.0), (2.5, 500.0)):
+        record = logging.makeLogRecord({"msg": "said", "created": created, "msecs": msecs})
+        assert ours.format(record) == theirs.format(record)

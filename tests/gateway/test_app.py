@@ -1,6 +1,7 @@
 """The application around the requests: which pages are where, errors of its own, and an end that loses nothing."""
 
 import asyncio
+import gc
 import gzip
 import logging
 import time
@@ -18,6 +19,7 @@ from mini_infer_contract.api_keys import ApiKeys
 from mini_infer_contract.cors import CorsPolicy
 from mini_infer_contract.tls import ServerTls, TlsFiles, client_context
 from mini_infer_gateway import __version__
+from mini_infer_gateway.pipeline.attempt import Exchange
 from mini_infer_gateway.settings import GatewaySettings
 from tests.support.fake_engine import FakeEngine
 from tests.support.running_gateway import RunningGateway, running_gateway, until
@@ -436,3 +438,21 @@ async def test_models_tell_the_parsers_that_their_engines_agree_on(
             async with gateway.client.get(gateway.url + "/v1/models/m") as response:
                 model = await response.json()
             assert (model["tool_call_parser"], model["reasoning_parser"]) == told
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_leaves_nothing_for_the_garbage_collector(stream: bool) -> None:
+    """What refers to itself costs as much to be found as half of what the gateway does for a request."""
+    async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
+        await gateway.settled()
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(3):
+                async with gateway.chat("hello", stream=stream) as response:
+                    await response.read()
+            await until(lambda: not gateway.app._generate.in_flight)
+            left = [one for one in gc.get_objects() if isinstance(one, Exchange)]
+        finally:
+            gc.enable()
+        assert not left

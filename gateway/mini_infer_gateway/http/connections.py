@@ -7,14 +7,16 @@ off for it is answered where an answer can still be read. Knows no requests.
 import asyncio
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from mini_infer_contract.api_errors import ApiError
+from mini_infer_contract.asgi import Scope
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +39,39 @@ class ConnectionLimits:
     """For a client to read anything of what waits for it."""
 
 
+CLIENT_LINK = "mini_infer_client_link"
+"""In a scope: the `ClientLink` of the connection that the request came over."""
+
+
+class ClientLink:
+    """Tells the request that is being served that its client's connection is lost, without a task that waits for it."""
+
+    __slots__ = ("_lost", "_on_loss", "_resume_reading")
+
+    def __init__(self, resume_reading: Callable[[], None]) -> None:
+        """`resume_reading`: without it the loss of a connection whose body filled its buffer is not seen."""
+        self._resume_reading, self._lost = resume_reading, False
+        self._on_loss: Callable[[], None] | None = None
+
+    def watch(self, on_loss: Callable[[], None]) -> None:
+        """`on_loss` is called when the connection is lost, at once where it is already; the body has been read."""
+        if self._lost:
+            on_loss()
+        else:
+            self._on_loss = on_loss
+            self._resume_reading()
+
+    def unwatch(self) -> None:
+        """The request is over."""
+        self._on_loss = None
+
+    def lose(self) -> None:
+        """The connection is lost."""
+        self._lost = True
+        if self._on_loss:
+            self._on_loss()
+
+
 class LimitedConnection(HttpToolsProtocol):
     """One connection of a client's."""
 
@@ -56,12 +91,18 @@ class LimitedConnection(HttpToolsProtocol):
         """Of that request; of the piece that came last."""
         self._in_head = self._is_new = True
         self._write_paused_s: float | None = None
+        self._link = ClientLink(lambda: self.flow.resume_reading())
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
         """See asyncio.Protocol."""
         super().connection_made(transport)
         if len(self.connections) > self.limits.max_connections:
             self._end(ApiError(503, "there are too many connections: try again shortly", code="too_many_connections"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See asyncio.Protocol."""
+        super().connection_lost(exc)
+        self._link.lose()
 
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""
@@ -82,6 +123,7 @@ class LimitedConnection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """See httptools."""
         super().on_message_begin()
+        cast("Scope", self.scope)[CLIENT_LINK] = self._link
         self._began_s, self._in_head, self._is_new = time.monotonic(), True, False
         self._received_bytes = self._piece_bytes
 

@@ -8,7 +8,7 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mini_infer_gateway.index.key_chain import Keys
+from mini_infer_gateway.index.key_chain import Keys, deepest
 
 NONE = -1
 
@@ -55,22 +55,12 @@ class Guesses:
         length = len(keys)
         if not self.by_key or held >= length or not self._alive(keys, held, now_s):
             return held
-        # Invariant: the first `low` blocks count as held, those after `high` do not.
-        low, high = held + 1, length
-        if low < likely <= high:
-            if not self._alive(keys, likely - 1, now_s):
-                high = likely - 1
-            else:
-                low = likely
-                if low < high and not self._alive(keys, low, now_s):
-                    high = low
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self._alive(keys, middle - 1, now_s):
-                low = middle
-            else:
-                high = middle - 1
-        return low - low % step
+        if held < likely <= length and self._ends(keys, likely, now_s):
+            return likely - likely % step
+        depth = deepest(keys, self.by_key.__contains__, held + 1, length)
+        if not self._alive(keys, depth - 1, now_s):  # The time of some is up, which nobody has noticed yet.
+            depth = deepest(keys, lambda key: self._is_alive(key, now_s), held + 1, depth)
+        return depth - depth % step
 
     def confirm(self, key: bytes) -> None:
         """An event says that it is held."""
@@ -107,20 +97,20 @@ class Guesses:
             del self._guesses[number]
         return forgotten
 
+    def _ends(self, keys: Keys, depth: int, now_s: float) -> bool:
+        """Whether exactly so many blocks count as held."""
+        return self._alive(keys, depth - 1, now_s) and (depth == len(keys) or not self._alive(keys, depth, now_s))
+
     def _alive(self, keys: Keys, position: int, now_s: float) -> bool:
-        number = self.by_key.get(keys[position])
+        return self._is_alive(keys[position], now_s)
+
+    def _is_alive(self, key: bytes, now_s: float) -> bool:
+        number = self.by_key.get(key)
         return number is not None and self._guesses[number].expires_s > now_s
 
     def _known(self, keys: Sequence[bytes], held: int) -> int:
         """Up to where the keys belong to guesses; the key at `held` does."""
-        low, high = held + 1, len(keys)
-        while low < high:
-            middle = (low + high + 1) // 2
-            if keys[middle - 1] in self.by_key:
-                low = middle
-            else:
-                high = middle - 1
-        return low
+        return deepest(keys, self.by_key.__contains__, held + 1, len(keys))
 
     def _cut_after(self, key: bytes) -> int:
         """The guess that ends with this key; what another prompt has beyond it becomes a guess of its own."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from mini_infer_contract.events import BlockHash
-from mini_infer_gateway.index.key_chain import Keys
+from mini_infer_gateway.index.key_chain import Keys, deepest
 
 ROOT = -1
 """The parent of a prompt's first block."""
@@ -121,25 +121,18 @@ class HeldBlocks:
         owner, step = self.owner, self.step
         if self._ghosts:
             return self._walk(keys)
-        high = len(keys) // step
-        if not high or keys[step - 1] not in owner:
+        steps, all_steps = likely // step, len(keys) // step
+        if not all_steps or keys[step - 1] not in owner:
             return 0
-        # Invariant: the first `low` steps are held, those after `high` are not.
-        low = 1
-        if 1 < (steps := likely // step) <= high:
-            if keys[steps * step - 1] in owner:
-                low = steps
-                if low < high and keys[low * step + step - 1] not in owner:
-                    high = low
-            else:
+        low, high = 1, all_steps
+        if 0 < steps <= all_steps:
+            if keys[steps * step - 1] not in owner:
                 high = steps - 1
-        while low < high:
-            middle = (low + high + 1) >> 1
-            if keys[middle * step - 1 if step > 1 else middle - 1] in owner:
-                low = middle
+            elif steps == all_steps or keys[steps * step + step - 1] not in owner:
+                return steps * step
             else:
-                high = middle - 1
-        return low * step
+                low = steps + 1
+        return step * deepest(keys, owner.__contains__, low, high, step)
 
     def hit(self, keys: Keys, likely: int = 0) -> Hit:
         """What is held of a prompt, and what of it others begin with too."""

@@ -3,7 +3,10 @@
 A prompt that grew from another one takes over its chunks, so a turn of a long chat costs memory for what is new of it.
 """
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+from struct import unpack
 from typing import Protocol, overload
 
 from mini_infer_contract.blocks import KEY_BYTES
@@ -36,6 +39,41 @@ class Probes(dict[int, bytes]):
         return self._length
 
 
+class ListedKeys(list[bytes]):
+    """Keys of a prompt that many look at, each in other places: all taken out at once."""
+
+    __slots__ = ("_descending",)
+
+    def __init__(self, keys: Sequence[bytes]) -> None:
+        super().__init__(keys)
+        self._descending: dict[int, list[bytes]] = {}
+
+    def descending(self, step: int) -> list[bytes]:
+        """The last key of each run of `step` keys, the deepest first."""
+        listed = self._descending.get(step)
+        if listed is None:
+            listed = self._descending[step] = self[step - 1 :: step][::-1]
+        return listed
+
+
+def deepest(keys: Keys, holds: Callable[[bytes], bool], low: int, high: int, step: int = 1) -> int:
+    """How many runs of `step` keys are held, from the first on, by bisection.
+
+    The first `low` runs are known to be held, those after `high` not to be; `holds` is asked for a run's last key.
+    """
+    if isinstance(keys, ListedKeys):  # The library's bisection is ten times as fast as the one below.
+        listed = keys.descending(step)
+        count = len(listed)
+        return count - bisect_left(listed, True, count - high, count - low, key=holds)
+    while low < high:
+        middle = (low + high + 1) >> 1
+        if holds(keys[middle * step - 1]):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
 class KeyChain(Sequence[bytes]):
     """Read like a list of keys."""
 
@@ -55,6 +93,9 @@ class KeyChain(Sequence[bytes]):
 
     def __len__(self) -> int:
         return self._length
+
+    def __iter__(self) -> Iterator[bytes]:
+        return chain.from_iterable(unpack("16s" * (len(chunk) // KEY_BYTES), chunk) for chunk in self._chunks)
 
     @overload
     def __getitem__(self, position: int) -> bytes: ...

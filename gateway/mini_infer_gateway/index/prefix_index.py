@@ -17,12 +17,14 @@ from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS, block_keys, root_key
 from mini_infer_contract.events import MEDIUM_GPU, AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
 from mini_infer_gateway.index.guesses import Guesses
 from mini_infer_gateway.index.held_blocks import NO_HIT, ROOT, HeldBlocks, Hit
-from mini_infer_gateway.index.key_chain import Keys, Probes
+from mini_infer_gateway.index.key_chain import Keys, ListedKeys, Probes
 
 __all__ = ["NO_HIT", "Hit", "PrefixIndex", "prompt_root", "slices"]
 
 SLICE_BLOCKS = 256
 """Applied, forgotten or freed at once: less than two milliseconds."""
+FEW_DEPTHS = 4
+"""Of a prompt at which endpoints' holdings end, up to which its keys are taken out one by one."""
 MOST_FORGOTTEN = 4 * SLICE_BLOCKS
 """Where there are more to forget, because the bound fell, they go with the calls that follow."""
 
@@ -167,8 +169,8 @@ class PrefixIndex:
         """What each of these endpoints holds of a prompt with these keys."""
         if not keys:
             return [NO_HIT] * len(endpoints)
-        first, found, likely = keys[0], [], 0
-        probes = Probes(keys)
+        first, found, likely, depths = keys[0], [], 0, 0
+        looked_at: Keys = Probes(keys)
         for endpoint in endpoints:
             holdings = self._endpoints.get(endpoint)
             # Most endpoints hold nothing of most prompts, and those that do often the same.
@@ -179,9 +181,12 @@ class PrefixIndex:
             ):
                 found.append(NO_HIT)
             else:
-                hit = self._hit(holdings, probes, now_s, likely)
-                likely = hit.blocks or likely
+                hit = self._hit(holdings, looked_at, now_s, likely)
                 found.append(hit)
+                if depths < FEW_DEPTHS and hit.blocks and hit.blocks != likely:
+                    likely, depths = hit.blocks, depths + 1
+                    if depths == FEW_DEPTHS:
+                        looked_at, likely = ListedKeys(keys), 0
         return found
 
     def hit(self, endpoint: str, keys: Sequence[bytes], now_s: float) -> Hit:

@@ -95,10 +95,10 @@ class Exchange:
         """The endpoint said in the middle of a stream that it failed."""
         self.continuation: Continuation | None = None
         """Set for a stream that another endpoint can go on with."""
-        self.retry: Callable[[Failure], bool] = lambda _: False
+        self.retry: Callable[[Failure], bool] = _never
         """Whether to try again after this failure: set for each attempt, asked once for each failure."""
         self._is_events = False
-        self.on_abandon: Callable[[], None] = lambda: None
+        self.on_abandon: Callable[[], None] = _nothing
         """Called when the client goes: ends what the request waits for before it has an endpoint."""
         self._moved: Failure | None = None
         self._response: Response | None = None
@@ -109,6 +109,10 @@ class Exchange:
         self.on_abandon()
         if self._response:
             self._response.cut()
+
+    def let_go(self) -> None:
+        """It is over: what it calls refers to it, and would be left for the garbage collector to find."""
+        self.retry, self.on_abandon = _never, _nothing
 
     def expire(self, error: ApiError) -> None:
         """It has taken too long: it ends as if its client had gone, which is told `error`."""
@@ -321,6 +325,14 @@ class Exchange:
             record.draining()
         else:
             record.failed(CAUSE[failure])
+
+
+def _never(_: Failure) -> bool:
+    return False
+
+
+def _nothing() -> None:
+    pass
 
 
 def _judged(response: Response, body: bytes) -> Failure | None:

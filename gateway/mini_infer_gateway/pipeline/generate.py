@@ -34,6 +34,7 @@ from mini_infer_gateway.fleet.transfer_rates import TransferRates
 from mini_infer_gateway.flow_control.controller import FlowController, Placement
 from mini_infer_gateway.flow_control.flow_queue import IMMEDIATE
 from mini_infer_gateway.http.asgi import ClientGoneError, client_gone, no_room, read_body, send_error
+from mini_infer_gateway.http.connections import CLIENT_LINK, ClientLink
 from mini_infer_gateway.http.headers import to_endpoint
 from mini_infer_gateway.http.keepalive import KeepAlive
 from mini_infer_gateway.http.upstream import Upstream, UpstreamError
@@ -166,7 +167,7 @@ class Generate:
             call = self._call(row, scope, arrived_s, fields, model, body, send, held)
             del body, fields  # The call lets go of them with the answer's first byte.
             exchange = call.exchange
-            await self._watched(call, names, receive)
+            await self._watched(call, names, scope.get(CLIENT_LINK), receive)
             status, outcome = exchange.status, _outcome(exchange)
         except ApiError as error:
             status, outcome, facts["error"] = error.status, outcome_of(error.status), error.message
@@ -219,27 +220,20 @@ class Generate:
             row, request_id, arrived_s, exchange, attempts, fields, model, body, held, patience_s, timeout_s, facts
         )
 
-    async def _watched(self, call: _Call, names: Sequence[str], receive: Receive) -> None:
+    async def _watched(self, call: _Call, names: Sequence[str], link: ClientLink | None, receive: Receive) -> None:
         """Serves the call as long as its client is there."""
-        serving = asyncio.current_task()
-        assert serving is not None
-        watch = asyncio.create_task(client_gone(receive))
-
-        def leave(task: asyncio.Task[None]) -> None:
-            if not task.cancelled():
-                call.exchange.abandon()
-
-        watch.add_done_callback(leave)
-        call.exchange.keepalive.start()
+        exchange = call.exchange
+        unwatch = _watch_link(link, exchange) if link else _watch_messages(receive, exchange)
+        exchange.keepalive.start()
         timer = self._time_limit(call)
         try:
             await self._serve(call, names)
         finally:
             if timer:
                 timer.cancel()
-            call.exchange.keepalive.stop()
-            watch.remove_done_callback(leave)
-            watch.cancel()
+            exchange.keepalive.stop()
+            unwatch()
+            exchange.let_go()
 
     def _time_limit(self, call: _Call) -> asyncio.TimerHandle | None:
         if call.timeout_s == inf:
@@ -525,6 +519,29 @@ def _fields_at_once(body: bytes) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise ApiError(400, 'the request body must be a JSON object such as {"model": ...}', code="invalid_json")
     return fields
+
+
+def _watch_link(link: ClientLink, exchange: Exchange) -> Callable[[], None]:
+    """Abandons the exchange when its client's connection is lost; returns what ends that."""
+    link.watch(exchange.abandon)
+    return link.unwatch
+
+
+def _watch_messages(receive: Receive, exchange: Exchange) -> Callable[[], None]:
+    """The same for a request that did not come over a connection of ours: by a task that waits for the message."""
+
+    def leave(task: asyncio.Task[None]) -> None:
+        if not task.cancelled():
+            exchange.abandon()
+
+    watch = asyncio.create_task(client_gone(receive))
+    watch.add_done_callback(leave)
+
+    def unwatch() -> None:
+        watch.remove_done_callback(leave)
+        watch.cancel()
+
+    return unwatch
 
 
 async def _tell(exchange: Exchange | None, send: Send, error: ApiError, request_id: str, row: EnginePath) -> None:

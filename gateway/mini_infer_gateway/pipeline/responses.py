@@ -13,6 +13,7 @@ from mini_infer_contract.stored_responses.store import ResponseStore
 from mini_infer_contract.stored_responses.websocket import WebSocketSession
 from mini_infer_gateway.fleet.registry import Fleet
 from mini_infer_gateway.http.asgi import ClientGoneError, no_room, read_body
+from mini_infer_gateway.http.connections import CLIENT_LINK
 from mini_infer_gateway.memory import BodyBudget, HeldBody
 from mini_infer_gateway.paths import ENGINE_PATHS, EnginePath
 from mini_infer_gateway.pipeline.generate import VALUE_BYTES, Generate, asked_model, check_crowd
@@ -48,6 +49,7 @@ class Responses:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request; `scope` has its "request_id". ApiError: it is refused here."""
         held = scope[_HELD] = HeldBody(self._bodies)
+        scope.pop(CLIENT_LINK, None)  # A response that is made in the background outlives its client's connection.
         try:
             await self.service(scope, receive, send)
         except ClientGoneError:

@@ -15,6 +15,7 @@ import msgspec
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.launch import PROMPT_ASSETS_PATH
 from mini_infer_contract.prompt import PromptAssets, PromptEncoder
+from mini_infer_contract.word_ids import WORDS_BYTES
 from mini_infer_gateway.http.upstream import Upstream
 from mini_infer_gateway.memory import TOKENIZER_FACTOR
 from mini_infer_gateway.prompts.prompt_keys import PromptReader, Steps, key_steps
@@ -168,4 +169,5 @@ def _is_light(body: dict[str, Any], size_bytes: int) -> bool:
 def _build_encoder(body: bytes, cache_bytes: int) -> tuple[PromptEncoder, int]:
     """The encoder and the memory that it takes without its cache."""
     assets = msgspec.json.decode(body, type=PromptAssets)
-    return PromptEncoder(assets, cache_bytes), TOKENIZER_FACTOR * len(assets.files["tokenizer.json"])
+    size_bytes = TOKENIZER_FACTOR * len(assets.files["tokenizer.json"]) + WORDS_BYTES
+    return PromptEncoder(assets, cache_bytes), size_bytes

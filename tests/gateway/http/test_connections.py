@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import uvicorn
 
-from mini_infer_contract.asgi import Receive, Scope, Send
+from mini_infer_contract.asgi import Application, Receive, Scope, Send
 from mini_infer_gateway.http.asgi import client_gone, read_body, send_json
-from mini_infer_gateway.http.connections import ConnectionLimits, LimitedConnection, limited
+from mini_infer_gateway.http.connections import CLIENT_LINK, ClientLink, ConnectionLimits, LimitedConnection, limited
 from tests.support.running_gateway import until
 
 LIMITS = ConnectionLimits(max_connections=3, max_header_bytes=4096, body_timeout_s=30, min_body_rate=1000)
@@ -60,9 +60,11 @@ class Served:
 
 
 @asynccontextmanager
-async def served() -> AsyncIterator[Served]:
+async def served(application: Application | None = None) -> AsyncIterator[Served]:
     app = Echo()
-    config = uvicorn.Config(app, port=0, http=limited(LIMITS), ws="none", lifespan="off", log_config=None)
+    config = uvicorn.Config(
+        application or app, port=0, http=limited(LIMITS), ws="none", lifespan="off", log_config=None
+    )
     server = uvicorn.Server(config)
     server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
     task = asyncio.create_task(server._serve())
@@ -155,3 +157,34 @@ async def test_more_connections_than_allowed_are_told_so() -> None:
         assert (status, body["error"]["code"]) == (503, "too_many_connections")
         for one in [*writers, writer]:
             one.close()
+
+
+async def test_a_request_is_told_when_its_connection_is_lost_even_after_a_body_that_filled_its_buffer() -> None:
+    told = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await read_body(scope, receive, 1 << 20, lambda size: True)
+        scope[CLIENT_LINK].watch(told.set)
+        await told.wait()
+
+    async with served(app) as server:
+        _, writer = await server.connect()
+        writer.write(HEAD + b"content-length: 300000\r\n\r\n" + b"x" * 300_000)
+        await writer.drain()
+        writer.close()
+        await asyncio.wait_for(told.wait(), 5)
+
+
+def test_whoever_begins_to_watch_a_lost_connection_is_told_at_once() -> None:
+    link, told = ClientLink(lambda: None), list[str]()
+    link.lose()
+    link.watch(lambda: told.append("late"))
+    assert told == ["late"]
+
+
+def test_a_request_that_is_over_is_told_nothing() -> None:
+    link, told = ClientLink(lambda: None), list[str]()
+    link.watch(lambda: told.append("over"))
+    link.unwatch()
+    link.lose()
+    assert told == []

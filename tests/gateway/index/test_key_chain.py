@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mini_infer_gateway.index.key_chain import CHUNK_KEYS, KeyChain
+from mini_infer_gateway.index.key_chain import CHUNK_KEYS, KeyChain, ListedKeys, Probes, deepest
 
 
 def keys(first: int, count: int) -> list[bytes]:
@@ -32,3 +32,14 @@ def test_it_grows_and_is_cut_like_a_list(rounds: list[tuple[int, float]], part: 
     for position in (len(expected), -len(expected) - 1):
         with pytest.raises(IndexError):
             chain[position]
+
+
+@given(st.integers(0, 60), st.integers(1, 3), st.data())
+def test_the_deepest_is_found_in_any_form_of_keys(count: int, step: int, data: st.DataObject) -> None:
+    chain = KeyChain(keys(0, count))
+    high = data.draw(st.integers(0, count // step))
+    low = data.draw(st.integers(0, high))
+    held = data.draw(st.integers(low, high))
+    known = set(keys(0, held * step))
+    for form in (chain, Probes(chain), ListedKeys(chain)):
+        assert deepest(form, known.__contains__, low, high, step) == held

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from mini_infer_contract.blocks import block_keys
 from mini_infer_contract.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
+from mini_infer_gateway.index.key_chain import KeyChain
 from mini_infer_gateway.index.prefix_index import PrefixIndex, prompt_root
 
 BLOCK = 16
@@ -189,3 +190,33 @@ def test_what_is_used_stays_and_the_rest_is_forgotten_first() -> None:
     index.guess("e", keys(10), NEVER)
     index.apply("e", [stored(3000, 30)])
     assert index.hit("e", keys(10), 0.0).blocks == 10
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 40), st.integers(0, 40), st.sampled_from([1.0, 3.0]), st.sampled_from([16, 32])),
+        min_size=1,
+        max_size=12,
+    ),
+    st.integers(0, 40),
+)
+def test_all_endpoints_at_once_are_seen_as_each_by_itself(
+    holdings: list[tuple[int, int, float, int]], blocks: int
+) -> None:
+    """`holdings`: blocks held, blocks sent in all, when that guess ends (it is 2.0 now), the endpoint's block size."""
+    index, prompt, names = PrefixIndex(10_000), keys(40), []
+    for number, (held, sent, expires_s, size) in enumerate(holdings):
+        names.append(f"e{number}")
+        if held := held * BLOCK // size:
+            tokens = [number % 50 for number in range(held * size)]
+            index.apply(names[-1], [BlockStored(list(range(held)), None, tokens, size)])
+        if sent:
+            index.guess(names[-1], prompt[:sent], expires_s)
+    asked = KeyChain(prompt[:blocks])
+    together = index.hits(names, asked, 2.0)
+    assert together == [index.hit(name, asked, 2.0) for name in names]
+    for hit, (held, sent, expires_s, size) in zip(together, holdings, strict=True):
+        step = size // BLOCK
+        whole = min(blocks, max(held - held % step, sent if expires_s > 2.0 else 0))
+        assert hit.blocks in (whole, whole - whole % step)

@@ -1,0 +1,64 @@
+"""The token ids of words that were seen before, so that most of a text needs no tokenizer at all.
+
+A text is cut before spaces, where no id changes by it (text_slices says for which tokenizers), and of natural language
+nearly all words are known after a few thousand. What is not known goes to the tokenizer in one call. Does not know
+added tokens: see segments.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from itertools import chain
+
+MAX_WORDS = 32_768
+"""Kept; then all are forgotten and learned anew, which takes less than to keep an order."""
+MAX_WORD_CHARACTERS, MAX_WORD_IDS = 32, 8
+"""Of a word that is kept: longer ones seldom come again."""
+WORDS_BYTES = 20 << 20
+"""What MAX_WORDS take at most."""
+
+_NO_CUT = re.compile(r"(?:\A|[^!-~]) ")
+"""A space before which a text may not be cut, or only after a closer look."""
+_CUT = re.compile(r"(?<=[!-~\w]) ")
+_MARK = "\0"
+
+Encode = Callable[[Sequence[str]], list[list[int]]]
+
+
+class WordIds:
+    """Of one tokenizer. It may be shared by threads."""
+
+    def __init__(self, encode: Encode) -> None:
+        """`encode`: each text's ids, without special tokens around it."""
+        self._encode = encode
+        self._known: dict[str, tuple[int, ...]] = {}
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text without added tokens, equal to those of the tokenizer."""
+        words = words_of(text)
+        found = list(map(self._known.get, words))
+        if None in found:
+            learned = self._learn({word for word, ids in zip(words, found, strict=True) if ids is None})
+            found = [learned[word] if ids is None else ids for word, ids in zip(words, found, strict=True)]
+        return list(chain.from_iterable(found))  # type: ignore[arg-type]  # None is in it no more
+
+    def _learn(self, words: set[str]) -> dict[str, tuple[int, ...]]:
+        unknown = list(words)
+        learned = dict(zip(unknown, map(tuple, self._encode(unknown)), strict=True))
+        kept = {word: ids for word, ids in learned.items() if _is_short(word, ids)}
+        if len(self._known) + len(kept) > MAX_WORDS:
+            self._known = {}
+        if len(kept) <= MAX_WORDS:
+            self._known |= kept
+        return learned
+
+
+def _is_short(word: str, ids: tuple[int, ...]) -> bool:
+    return len(word) <= MAX_WORD_CHARACTERS and len(ids) <= MAX_WORD_IDS
+
+
+def words_of(text: str) -> list[str]:
+    """The text cut before its spaces, each word with the space before it, where that changes no ids."""
+    if _MARK in text:
+        return [text]
+    marked = _CUT.sub(_MARK + " ", text) if _NO_CUT.search(text) else text.replace(" ", _MARK + " ")
+    return marked.split(_MARK)
