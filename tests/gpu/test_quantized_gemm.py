@@ -1,6 +1,7 @@
 """GEMMs with quantised weights against fp64 products of the weights that they stand for, and whole models."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -105,11 +106,38 @@ def test_widened_weights_and_reordered_rows_agree(k: int, form: str) -> None:
 def test_rows_in_fp8_keep_their_largest_value() -> None:
     weight = random_weight("fp8", 16, 256)
     x = (torch.arange(512, device=DEVICE) % 15 - 7.0).view(2, 256) * torch.tensor([[1.0], [64.0]], device=DEVICE)
-    rows, scales = reordered(x, weight, to_fp8=True)
+    rows, scales = reordered(x, weight, to=torch.float8_e4m3fn)
     plain, _ = reordered(x, weight)
     assert rows.dtype == torch.float8_e4m3fn
     assert torch.allclose(scales, torch.tensor([[7.0], [448.0]], device=DEVICE) / 448)
     assert torch.allclose(rows.float() * scales, plain, rtol=1e-6 if ON_GPU else 0.5)  # the interpreter rounds wrongly
+
+
+def test_rows_in_int8_keep_their_largest_value() -> None:
+    weight = random_weight("int8", 16, 256)
+    x = (torch.arange(512, device=DEVICE) % 15 - 7.0).view(2, 256) * torch.tensor([[1.0], [64.0]], device=DEVICE)
+    rows, scales = reordered(x, weight, to=torch.int8)
+    plain, _ = reordered(x, weight)
+    assert rows.dtype == torch.int8
+    assert torch.allclose(scales, torch.tensor([[7.0], [448.0]], device=DEVICE) / 127)
+    assert ((rows.float() * scales - plain).abs() <= scales * 0.501).all()
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize(
+    ("m", "n", "k", "dtype"), cases([(70, 40, 200, FP32)], [(65, 3584, 512, BF16), (300, 1040, 1088, BF16)])
+)
+def test_w8a8_is_the_product_of_rounded_rows(m: int, n: int, k: int, dtype: torch.dtype, has_bias: bool) -> None:
+    x, weight = normal(m, 2 * k, dtype=dtype)[:, :k], random_weight("int8", n, k)
+    bias = normal(n, dtype=dtype, seed=3) if has_bias else None
+    scales = x.float().abs().amax(1, keepdim=True) / 127
+    rounded = ((x.float() / scales + 0.5).floor() * scales).double()
+    exact = functional.linear(rounded, dequantized(weight).double(), None if bias is None else bias.double())
+    ops = TritonOps(KernelContext(POLICY, WORKSPACE))
+    actual = ops.quantized(x, replace(weight, int8_activations=True), bias)
+    assert error(actual, exact) < (2 if dtype == BF16 else 5e4)  # single values may be rounded to the other side
+    unrounded = functional.linear(x.double(), dequantized(weight).double(), None if bias is None else bias.double())
+    assert error(actual, unrounded) * torch.finfo(dtype).eps < 0.02
 
 
 def check_pdl(
@@ -236,6 +264,18 @@ def test_graphs_and_single_passes_make_the_same_text(kind: str, tmp_path: Path) 
         made.append(texts(make_engine(settings, make_runner(settings)), mixed_requests(12, 199, 100)))
     same = sum(first == second for first, second in zip(*made, strict=True))
     assert same >= len(made[0]) * 3 // 4, "rows of other passes round differently, most texts are the same"
+
+
+@ON_A_GPU
+def test_a_checkpoint_for_w8a8_rounds_activations_of_many_rows(tmp_path: Path) -> None:
+    model = save_tiny_model(tmp_path, "qwen2", head_dim=32, hidden_size=256, intermediate_size=384)
+    model.load_state_dict(MAKERS["w8a8"](tmp_path), strict=False)
+    expected = reference_logits(model, TOKENS)
+    runner = make_runner(make_settings(tmp_path, enforce_eager=True, page_size=16))
+    actual = run_chunks(runner, TOKENS, PageDealer(runner).table(90), [90]).cpu()
+    difference = (actual - expected).abs()
+    assert float(difference.max()) > 1e-3
+    assert float(difference.mean()) < 0.05 * float(expected.abs().max())
 
 
 @ON_A_GPU

@@ -36,7 +36,13 @@ FORMATS: dict[str, dict[str, Any]] = {
         "actorder": "group",
     },
     "w8a16-packed": {"num_bits": 8, "strategy": "channel", "symmetric": True},
-    "w8a8": {"num_bits": 8, "strategy": "channel", "symmetric": True, "format": "int-quantized"},
+    "w8a8": {
+        "num_bits": 8,
+        "strategy": "channel",
+        "symmetric": True,
+        "format": "int-quantized",
+        "activations": {"num_bits": 8, "type": "int", "strategy": "token", "symmetric": True, "dynamic": True},
+    },
     "w8a8-tensor-asymmetric": {
         "num_bits": 8,
         "strategy": "tensor",
@@ -148,10 +154,12 @@ def _awq_order(integers: Tensor) -> Tensor:
 def _config(form: dict[str, Any]) -> dict[str, Any]:
     if "quant_method" in form:
         return form
-    weights = {key: value for key, value in form.items() if key != "format"} | {"type": "int"}
+    weights = {key: value for key, value in form.items() if key not in ("format", "activations")} | {"type": "int"}
     return {
         "quant_method": "compressed-tensors",
         "format": form.get("format", "pack-quantized"),
-        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+        "config_groups": {
+            "group_0": {"targets": ["Linear"], "weights": weights, "input_activations": form.get("activations")},
+        },
         "ignore": ["lm_head"],
     }

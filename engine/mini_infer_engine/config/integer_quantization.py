@@ -31,12 +31,17 @@ class IntegerScheme:
     """As in `Fp8Scheme`."""
     tensor_scale: bool = False
     """One scale for the whole tensor."""
+    int8_activations: bool = False
+    """Whether it was made for W8A8: where kernels gain by it, activations become int8 with a dynamic scale a row."""
 
 
 def parse_compressed_integers(
-    fields: Fields, form: Any, weights: dict[str, Any], ignored: tuple[str, ...]
+    fields: Fields, form: Any, group: dict[str, Any], weights: dict[str, Any], ignored: tuple[str, ...]
 ) -> IntegerScheme:
-    """Of compressed-tensors: `weights` is that of its one group. ModelError: it is a form that is not supported."""
+    """Of compressed-tensors: `group` is its one group, `weights` that of it.
+
+    ModelError: it is a form that is not supported.
+    """
     if form not in ("pack-quantized", "int-quantized"):
         raise refuse(fields, f"format = {form!r}", "of integers pack-quantized and int-quantized are supported")
     bits, strategy = weights.get("num_bits"), weights.get("strategy")
@@ -54,7 +59,15 @@ def parse_compressed_integers(
         zero_offset=0,
         ignored=ignored,
         tensor_scale=strategy == "tensor",
+        int8_activations=_has_int8_activations(group),
     )
+
+
+def _has_int8_activations(group: dict[str, Any]) -> bool:
+    activations = group.get("input_activations")
+    if not isinstance(activations, dict):
+        return False
+    return (activations.get("type", "int"), activations.get("num_bits")) == ("int", 8)
 
 
 def parse_gptq(fields: Fields, raw: dict[str, Any]) -> IntegerScheme:

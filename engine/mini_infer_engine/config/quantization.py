@@ -146,7 +146,7 @@ def _parse_compressed_tensors(fields: Fields, raw: dict[str, Any]) -> Scheme | N
     ignored = _names(fields, raw, "ignore")
     form = group.get("format") or raw.get("format")
     if weights.get("type", "int") == "int":
-        return parse_compressed_integers(fields, form, weights, ignored)
+        return parse_compressed_integers(fields, form, group, weights, ignored)
     if weights.get("num_bits") == 4:
         return parse_compressed_fp4(fields, form, weights, ignored)
     kind = (weights.get("type"), weights.get("num_bits"), weights.get("symmetric", True))

@@ -229,7 +229,8 @@ class TritonOps:
         """X @ weight.T + bias for more rows than one of our small-M GEMMs has, or where those cannot run."""
         if isinstance(weight, GroupedWeight):
             return grouped_weight_linear(x, weight, bias=bias, out=out)
-        config = self._policy.gemm_config(x[:MAX_M], weight) if weight.format != "fp8" else None
+        w8a8 = weight.format == "fp8" or weight.int8_activations
+        config = None if w8a8 else self._policy.gemm_config(x[:MAX_M], weight)
         if config is None or x.shape[0] > _MOST_CHUNKED_ROWS:
             return quantized_linear(x, weight, bias=bias, out=out)
         if out is None:

@@ -140,7 +140,7 @@ class IntegerCheckpointMethod:
             signed = integers - zeros[:, :1]
             if not bool((zeros == zeros[:1, :1]).all()) or int(signed.min()) < -128 or int(signed.max()) > 127:
                 return False
-            pack_bytes(layer, signed.to(torch.int8), scales)
+            pack_bytes(layer, signed.to(torch.int8), scales, int8_activations=self.scheme.int8_activations)
             return True
         if bool(((scales.half().float() - scales).abs() > scales.abs() * _HALF_PRECISION).any()):
             return False

@@ -22,6 +22,9 @@ from mini_infer_engine.layers.placement import Placement
 class PackedMethod:
     """See `layers.linear.LinearMethod`: of a layer that has been loaded and packed; nothing is placed in it."""
 
+    def __init__(self, *, int8_activations: bool = False) -> None:
+        self._int8_activations = int8_activations
+
     def create_weights(self, layer: Linear) -> None:
         """Nothing: `pack_bytes` and `pack_nibbles` have."""
 
@@ -34,7 +37,7 @@ class PackedMethod:
 
     def weight(self, layer: Linear) -> QuantizedWeight:
         """What kernels multiply with."""
-        return QuantizedWeight(layer.integers, layer.weight_scale, layer.in_features)
+        return QuantizedWeight(layer.integers, layer.weight_scale, layer.in_features, self._int8_activations)
 
     def apply(self, layer: Linear, x: Tensor) -> Tensor:
         """See `LinearMethod`: over the weight that it stands for, made anew at each call."""
@@ -42,12 +45,18 @@ class PackedMethod:
 
 
 PACKED = PackedMethod()
+PACKED_W8A8 = PackedMethod(int8_activations=True)
 
 
-def pack_bytes(layer: Linear, values: Tensor, scales: Tensor) -> None:
-    """From 8-bit values [N, K], int8 or FP8, and fp32 scales: [N, 1] of rows or [N, groups] of `GROUP` columns."""
+def pack_bytes(layer: Linear, values: Tensor, scales: Tensor, *, int8_activations: bool = False) -> None:
+    """From 8-bit values [N, K], int8 or FP8, and fp32 scales: [N, 1] of rows or [N, groups] of `GROUP` columns.
+
+    `int8_activations`: see `QuantizedWeight`.
+    """
     kept = scales.float().view(-1) if scales.shape[1] == 1 else scales.float().t()
     _keep(layer, interleaved(values), kept)
+    if int8_activations:
+        layer.method = PACKED_W8A8
 
 
 def pack_nibbles(layer: Linear, integers: Tensor, scales: Tensor, zeros: Tensor) -> None:

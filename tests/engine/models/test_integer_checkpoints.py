@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mini_infer_engine.config.errors import ModelError
+from mini_infer_engine.config.integer_quantization import IntegerScheme
 from mini_infer_engine.models.registry import read_config
 from tests.support.integer_checkpoints import FORMATS, quantize_folder
 from tests.support.tiny_models import PageDealer, reference_logits, run_chunks, save_tiny_model, tiny_runner
@@ -30,6 +31,15 @@ def test_logits_are_those_of_the_dequantised_weights(architecture: str, form: st
     runner = tiny_runner(tmp_path)
     actual = run_chunks(runner, TOKENS, PageDealer(runner).table(40), [17, 1, 22])
     assert (actual - expected).abs().max() <= 1e-3
+
+
+@pytest.mark.parametrize(("form", "rounds"), [("w8a8", True), ("w8a8-tensor-asymmetric", False), ("w4a16", False)])
+def test_a_checkpoint_for_w8a8_may_round_activations(form: str, rounds: bool, tmp_path: Path) -> None:
+    save_tiny_model(tmp_path, "llama", head_dim=16)
+    quantize_folder(tmp_path, form)
+    scheme = read_config(tmp_path).quantization
+    assert isinstance(scheme, IntegerScheme)
+    assert scheme.int8_activations == rounds
 
 
 def test_dummy_weights_of_a_quantised_checkpoint(tmp_path: Path) -> None:

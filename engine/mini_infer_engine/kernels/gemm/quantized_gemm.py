@@ -1,8 +1,9 @@
 """GEMM with quantised weights for any M and device: what `pdl_gemm` does not compute.
 
-Rows of x are first brought into the weights' order of columns, on the way to FP8 where both are (W8A8, a dynamic scale
-a row). At most 64 rows: weights are widened in registers, as the left operand of the tensor cores. More: FP8 by cuBLAS
-or CUTLASS (`torch._scaled_mm`); integers are widened to a bf16 copy for cuBLAS, which costs less than its product then.
+Rows of x are first brought into the weights' order of columns, on the way to FP8 or int8 where both are (W8A8, a
+dynamic scale a row). At most 64 rows: weights are widened in registers, as the left operand of the tensor cores. More:
+FP8 by cuBLAS or CUTLASS (`torch._scaled_mm`), W8A8 by integer tensor cores (`torch._int_mm`); other integers are
+widened to a bf16 copy for cuBLAS, which costs less than its product then.
 """
 
 import torch
@@ -12,14 +13,13 @@ import triton.language as tl
 from mini_infer_engine.kernels.gemm.quantized_weight import GROUP, QuantizedWeight
 from mini_infer_engine.kernels.sizes import cdiv, next_power_of_2
 
-_LARGEST_FP8 = 448.0
 _REGISTER_M = 64
 """Rows up to which integers are widened in registers on a GPU with tensor cores; more are worth a bf16 copy for cuBLAS.
 
 (7B on an H200, 256 rows: widening in registers took 18 ms a pass more than bf16 weights.)
 """
-_SCALED_MM_M = 64
-"""Rows above which FP8 products are W8A8."""
+_W8A8_M = 64
+"""Rows above which products of FP8 weights, and of integers whose checkpoint says so, are W8A8."""
 _STEP = tl.constexpr(GROUP)
 
 
@@ -42,40 +42,49 @@ def _reorder(
     x_stride,
     out_stride,
     BITS: tl.constexpr,
-    TO_FP8: tl.constexpr,
+    LARGEST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One row a program: columns in the weights' order; TO_FP8: by the row's largest value, whose scale is kept."""
+    """One row a program: columns in the weights' order; LARGEST: what its largest value becomes (448: FP8, 127: int8),
+    whose scale is kept; 0: as it is.
+    """
     row = tl.program_id(0).to(tl.int64)
     position = tl.arange(0, BLOCK)
     scale = 1.0
-    if TO_FP8:
+    if LARGEST > 0:
         largest = tl.zeros((BLOCK,), dtype=tl.float32)
         for start in range(0, K, BLOCK):
             plain = start + position
             values = tl.load(x + row * x_stride + plain, mask=plain < K, other=0.0)
             largest = tl.maximum(largest, tl.abs(values.to(tl.float32)))
-        scale = tl.maximum(tl.max(largest, axis=0) / 448.0, 1e-12)
+        scale = tl.maximum(tl.max(largest, axis=0) / LARGEST, 1e-12)
         tl.store(scales + row, scale)
     for start in range(0, out_stride, BLOCK):
         values = tl.load(x + row * x_stride + start + position, mask=start + position < K, other=0.0)
-        if TO_FP8:
+        if LARGEST > 0:
             values = values.to(tl.float32) / scale
+        if LARGEST == 127:
+            values = tl.floor(values + 0.5)
         ordered = _in_order(values.to(out.dtype.element_ty), BITS, BLOCK)
         tl.store(out + row * out_stride + start + position, ordered, mask=start + position < out_stride)
 
 
-def reordered(x: torch.Tensor, weight: QuantizedWeight, *, to_fp8: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """X [M, K] with columns as the weight has them, zeros up to its padded K; fp32 scales [M, 1] of rows in FP8."""
+def reordered(
+    x: torch.Tensor, weight: QuantizedWeight, *, to: torch.dtype | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """X [M, K] with columns as the weight has them, zeros up to its padded K; `to` FP8 or int8: with fp32 scales [M, 1]
+    of rows.
+    """
     m, k = x.shape
     assert x.stride(1) == 1
     width = cdiv(k, GROUP) * GROUP
-    out = torch.empty((m, width), dtype=torch.float8_e4m3fn if to_fp8 else x.dtype, device=x.device)
+    out = torch.empty((m, width), dtype=to or x.dtype, device=x.device)
     scales = torch.empty((m, 1), dtype=torch.float32, device=x.device)
     if m:
         block = min(2048, next_power_of_2(width))
+        largest = 0 if to is None else 127 if to == torch.int8 else 448
         _reorder[(m,)](
-            x, out, scales, k, x.stride(0), width, BITS=weight.bits, TO_FP8=to_fp8, BLOCK=block, num_warps=4
+            x, out, scales, k, x.stride(0), width, BITS=weight.bits, LARGEST=largest, BLOCK=block, num_warps=4
         )  # fmt: skip
     return out, scales
 
@@ -192,16 +201,43 @@ def widened(weight: QuantizedWeight, dtype: torch.dtype) -> torch.Tensor:
     return out
 
 
+@triton.jit
+def _scale_sums(sums, x_scales, scales, bias, out, N, out_stride, BLOCK: tl.constexpr):
+    """Program (row, block of N): integer sums by both scales, and the bias."""
+    row = tl.program_id(0).to(tl.int64)
+    n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = n < N
+    total = tl.load(sums + row * N + n, mask=mask, other=0).to(tl.float32)
+    total *= tl.load(scales + n, mask=mask, other=0.0) * tl.load(x_scales + row)
+    if bias is not None:
+        total += tl.load(bias + n, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out + row * out_stride + n, total.to(out.dtype.element_ty), mask=mask)
+
+
+def _scaled_sums(
+    sums: torch.Tensor,
+    x_scales: torch.Tensor,
+    scales: torch.Tensor,
+    bias: torch.Tensor | None,
+    out: torch.Tensor,
+) -> torch.Tensor:
+    """From int32 [M, N] to the product in `out`."""
+    m, n = sums.shape
+    _scale_sums[(m, cdiv(n, 1024))](sums, x_scales, scales, bias, out, n, out.stride(0), BLOCK=1024, num_warps=4)
+    return out
+
+
 def quantized_linear(
     x: torch.Tensor, weight: QuantizedWeight, *, bias: torch.Tensor | None = None, out: torch.Tensor | None = None
 ) -> torch.Tensor:
     """X [M, K] @ weight.T + bias: [M, N], in x's dtype, in `out` where given.
 
-    FP8 rows' scales: W8A8 for more than 64 rows on a GPU that has FP8 products; else activations keep their dtype.
+    W8A8 for more than 64 rows: FP8 with scales of rows on a GPU that has FP8 products, and integers with
+    `int8_activations`; else activations keep their dtype.
     """
     m, n = x.shape[0], weight.shape[0]
-    if m > _SCALED_MM_M and _has_scaled_mm(x, weight):
-        values, x_scales = reordered(x, weight, to_fp8=True)
+    if m > _W8A8_M and _has_scaled_mm(x, weight):
+        values, x_scales = reordered(x, weight, to=torch.float8_e4m3fn)
         made = torch._scaled_mm(
             values,
             weight.values.t(),
@@ -216,6 +252,9 @@ def quantized_linear(
         out = torch.empty((m, n), dtype=x.dtype, device=x.device)
     if not m:
         return out
+    if m > _W8A8_M and _has_int_mm(weight):
+        values, x_scales = reordered(x, weight, to=torch.int8)
+        return _scaled_sums(torch._int_mm(values, weight.values.t()), x_scales, weight.scales, bias, out)
     values = reordered(x, weight)[0]
     if m > _REGISTER_M:
         torch.mm(values, widened(weight, x.dtype).t(), out=out)
@@ -253,3 +292,8 @@ def _has_scaled_mm(x: torch.Tensor, weight: QuantizedWeight) -> bool:
     if weight.format != "fp8" or x.dtype != torch.bfloat16 or not x.is_cuda:
         return False
     return torch.cuda.get_device_capability(x.device) == (9, 0) and weight.shape[0] % 16 == 0
+
+
+def _has_int_mm(weight: QuantizedWeight) -> bool:
+    """Whether activations may be rounded to int8, and torch multiplies such integers: N in steps of 8."""
+    return weight.int8_activations and weight.format == "int8" and weight.shape[0] % 8 == 0

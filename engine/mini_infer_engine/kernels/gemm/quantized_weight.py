@@ -25,6 +25,8 @@ class QuantizedWeight:
     scales: Tensor  # [N] fp32 of rows; [padded K / GROUP, N] of groups: fp32, or int32: `packed_parameters`
     k: int
     """Columns before padding."""
+    int8_activations: bool = False
+    """Whether products of many rows may round activations to int8, with a dynamic scale a row."""
 
     @property
     def shape(self) -> tuple[int, int]:
