@@ -4,6 +4,9 @@
 """
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,10 +19,11 @@ import pytest
 import torch
 import transformers
 
-from mini_infer_engine import LLM, SamplingParams
+from mini_infer_engine import LLM, SamplingParams, StructuredOutputsParams
 from mini_infer_engine.config.model_path import resolve_model
 from mini_infer_engine.gguf.folder import weights_file
 from mini_infer_engine.gguf.header import GgufHeader
+from mini_infer_engine.speculation.controller import DraftController
 from tests.engine.server.dry_server import EngineServer
 
 pytestmark = [
@@ -165,6 +169,62 @@ def test_rounded_weights_keep_the_likeliest_tokens(kind: str, least: float, llm:
     agreement = sum(map(int.__eq__, made, expected)) / len(expected)
     print(kind, agreement)
     assert agreement >= least
+
+
+def test_looked_up_guesses_change_no_text(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a text that is to be repeated, of free text and JSON, and with what else a request may ask for."""
+    monkeypatch.setattr(DraftController, "choose", lambda self, *_, **__: self.levels[-1])
+    quoted = "Repeat this text word by word: The quick brown fox jumps over the lazy dog, and the dog sleeps on."
+    schema = {
+        "type": "object",
+        "properties": {"primes": {"type": "array", "items": {"type": "integer"}, "maxItems": 3}},
+    }
+    asked = [
+        (quoted, SamplingParams(temperature=0, max_tokens=32)),
+        (quoted, SamplingParams(temperature=0, max_tokens=24, presence_penalty=0.5, logprobs=1)),
+        (PROMPTS[1], SamplingParams(temperature=0.8, seed=7, max_tokens=24)),
+        (
+            PROMPTS[2],
+            SamplingParams(temperature=0, max_tokens=24, structured_outputs=StructuredOutputsParams(json=schema)),
+        ),
+    ]
+    conversations: list[Any] = [[{"role": "user", "content": prompt}] for prompt, _ in asked]
+    options: dict[str, Any] = {"speculative_method": "ngram", "num_speculative_tokens": 4}
+    common: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_model_len": 1024}
+    guessing = LLM("smollm2", kv_cache_memory=200_000_000, **common, **options)
+    asks = [sampling for _, sampling in asked]
+    expected, made = (one.chat(conversations, asks, use_tqdm=False) for one in (llm, guessing))
+    assert [one.outputs[0].token_ids for one in made] == [one.outputs[0].token_ids for one in expected]
+    stats = guessing._engine.stats()
+    assert sum(stats.accepted_tokens_by_position) >= 4
+
+
+def test_a_head_trained_here_changes_no_text(llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DraftController, "choose", lambda self, *_, **__: self.levels[-1])
+    training = ["-m", "demo.train_model_head", "--model", "smollm2", "--device", "cpu", "--out", str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, *training, "--minutes", "2"],
+        cwd=Path(__file__).parents[2],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    facts = json.loads((tmp_path / "training.json").read_text())
+    conversations: list[Any] = [[{"role": "user", "content": prompt}] for prompt in PROMPTS[:3]]
+    asks = SamplingParams(temperature=0, max_tokens=OUTPUT_TOKENS)
+    options: dict[str, Any] = {"speculative_method": "head", "speculative_model": str(tmp_path)}
+    common: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_model_len": 1024}
+    guessing = LLM("smollm2", kv_cache_memory=200_000_000, **common, **options)
+    expected, made = (one.chat(conversations, asks, use_tqdm=False) for one in (llm, guessing))
+    assert [one.outputs[0].token_ids for one in made] == [one.outputs[0].token_ids for one in expected]
+    stats = guessing._engine.stats()
+    accepted = sum(stats.accepted_tokens_by_position)
+    print(facts, f"{accepted} of {stats.draft_tokens} guesses were right")
+    assert stats.draft_tokens > 20
+    assert facts["steps"] < 20 or accepted > 0
 
 
 @pytest.fixture(scope="module")
