@@ -6,6 +6,7 @@ python benchmarks/host_step.py [--sequences 256] [--steps 2000]
 import argparse
 import gc
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mini_infer_engine.config.settings import EngineSettings
@@ -31,6 +32,11 @@ class NullRunner:
         """The number of rows."""
         return len(batch.rows)
 
+    def guesses(self, handle: Any) -> Mapping[int, Sequence[int]]:
+        """None."""
+        del handle
+        return {}
+
     def sample(self, handle: Any, masks: TokenMasks) -> None:
         """No pass waits for masks."""
 
@@ -39,21 +45,29 @@ class NullRunner:
         return PassResult([(7,)] * handle)
 
 
-def decode_step_us(sequences: int, steps: int, depth: int, page_size: int, caching: bool) -> float:
-    """Microseconds of a step in which every sequence decodes, by the median of 20 windows."""
-    tokens = 64 + steps + 8
+def decode_step_us(
+    sequences: int, steps: int, depth: int, page_size: int, caching: bool, speculates: bool = False
+) -> float:
+    """Microseconds of a step in which every sequence decodes, by the median of 20 windows.
+
+    `speculates`: with prompt look-up that is never right, so that nearly no pass guesses.
+    """
+    tokens = 64 + 2 * steps + 8
     settings = EngineSettings(
         model="null",
         max_num_seqs=sequences,
         max_num_batched_tokens=sequences * 64,
         step_depth=depth,
         enable_prefix_caching=caching,
+        speculative_method="ngram" if speculates else None,
     )
-    engine = Engine(settings, NullRunner(sequences * (tokens // page_size + 2), page_size), (0,), tokens, "null")
+    runner = NullRunner(sequences * (tokens // page_size + 2), page_size)
+    runner.max_speculative_rows = sequences if speculates else 0
+    engine = Engine(settings, runner, (0,), tokens, "null")
     for index in range(sequences):
         prompt = [index + 1] * 64
         engine.add(Request(request_id=str(index), prompt_token_ids=prompt, sampling=SamplingParams(max_tokens=None)))
-    for _ in range(3):
+    for _ in range(200 if speculates else 3):  # until it is known that guessing does not pay
         engine.step()
     gc.unfreeze()
     gc.collect()
@@ -82,3 +96,9 @@ if __name__ == "__main__":
                     f"depth {depth}, pages of {page_size:3}, prefix cache {'on ' if caching else 'off'}: "
                     f"{cost:6.0f} us a step, {cost / arguments.sequences:.2f} us a row"
                 )
+    plain, speculating = (
+        decode_step_us(arguments.sequences, arguments.steps, 1, 256, True, speculates) for speculates in (False, True)
+    )
+    print(
+        f"with speculation that has left the batch: {speculating:.0f} us a step, {speculating / plain:.3f} of without"
+    )

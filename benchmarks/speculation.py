@@ -4,10 +4,12 @@
 
 `demo`: the demo model with its draft, real questions: acceptance, tokens a pass, tokens a second, time to the first
 token. `shapes`: a 7B shape with a 0.5B shape as draft and with a head, random weights, so that the cost is real; how
-many guesses are right is set here, where they are checked. `ngram`: the same shape with prompt look-up.
+many guesses are right is set here, where they are checked. `ngram`: the same shape with prompt look-up. `chats`:
+growing chats of the demo model, which go on with its own answers, with prompt look-up: all turns together.
 Ratios are to the plain engine with the same settings, which runs first.
 """
 
+import itertools
 import json
 import random
 import tempfile
@@ -23,6 +25,7 @@ from common.models import CONFIGS, model_folder
 from common.report import integers, make_parser, print_table, save, say, words
 
 if TYPE_CHECKING:
+    from mini_infer_contract.prompt import PromptEncoder
     from mini_infer_engine.core.engine import Engine
     from mini_infer_engine.core.request import Request
     from mini_infer_engine.core.stats import EngineStats
@@ -75,13 +78,13 @@ def counted(before: "EngineStats", after: "EngineStats") -> dict[str, float]:
 
 def demo(settings: dict[str, Any], variants: dict[str, dict[str, Any]], batches: list[int]) -> Iterator[dict[str, Any]]:
     """The demo model on questions about Python's library, greedy."""
-    from mini_infer_contract.prompt import PromptAssets, PromptEncoder, chat_prompt_ids
+    from mini_infer_contract.prompt import PromptAssets, PromptEncoder
     from mini_infer_engine.config.model_path import resolve_model
     from mini_infer_engine.core.request import Request, SamplingParams
 
     encoder = PromptEncoder(PromptAssets.from_directory(resolve_model("demo")))
     texts = [question.format(name) for question in _QUESTIONS for name in _NAMES]
-    prompts = [chat_prompt_ids(encoder, {"messages": [{"role": "user", "content": text}]}) for text in texts]
+    prompts = [question_ids(encoder, text) for text in texts]
     for label, options in variants.items():
         engine = make_engine(settings | options)
         for batch in batches:
@@ -96,6 +99,60 @@ def demo(settings: dict[str, Any], variants: dict[str, dict[str, Any]], batches:
                 ]
 
             yield {f"{label}, batch {batch}": measured(engine, requests)}
+
+
+CHAT_TURNS, CHAT_ANSWER = 6, 96
+"""Turns, and tokens of an answer, as in the growing chats of `common/loads.py`."""
+_FOLLOW_UPS = (
+    "Show me an example.",
+    "What does it return?",
+    "Say that again in other words.",
+    "Which errors can it raise?",
+)
+
+
+def chats(
+    settings: dict[str, Any], variants: dict[str, dict[str, Any]], batches: list[int], turns: int, answer: int
+) -> Iterator[dict[str, Any]]:
+    """Growing chats with the demo model, greedy, all of a batch at once turn by turn."""
+    from mini_infer_contract.prompt import PromptAssets, PromptEncoder
+    from mini_infer_engine.config.model_path import resolve_model
+    from mini_infer_engine.core.request import Request, SamplingParams
+
+    encoder = PromptEncoder(PromptAssets.from_directory(resolve_model("demo")))
+    texts = [question.format(name) for question in _QUESTIONS for name in _NAMES]
+    sampling = SamplingParams(temperature=0.0, max_tokens=answer, ignore_eos=True)
+
+    def hold(engine: "Engine", name: str, batch: int) -> dict[str, float]:
+        """One turn after another; a chat's next prompt is the last one, its answer and a new question."""
+        prompts = [question_ids(encoder, text) for text in itertools.islice(itertools.cycle(texts), batch)]
+        begin, made = time.perf_counter(), 0
+        for turn in range(turns):
+            answers: dict[str, list[int]] = {f"{name}{turn}-{place}": [] for place in range(batch)}
+            for request_id, prompt in zip(answers, prompts, strict=True):
+                engine.add(Request(request_id=request_id, prompt_token_ids=prompt, sampling=sampling))
+            while engine.has_work:
+                for output in engine.step():
+                    answers[output.request_id] += output.token_ids
+            made += sum(map(len, answers.values()))
+            asked = question_ids(encoder, _FOLLOW_UPS[turn % len(_FOLLOW_UPS)])
+            prompts = [prompt + said + asked for prompt, said in zip(prompts, answers.values(), strict=True)]
+        return {"tok_s": made / (time.perf_counter() - begin), "ttft ms p50": float("nan")}
+
+    for label, options in variants.items():
+        engine = make_engine(settings | options)
+        for batch in batches:
+            hold(engine, "warm", batch)
+            before = engine.stats()
+            found = hold(engine, "timed", batch)
+            yield {f"{label}, batch {batch}": found | counted(before, engine.stats())}
+
+
+def question_ids(encoder: "PromptEncoder", question: str) -> list[int]:
+    """A turn of a chat; behind an answer that was cut it begins the next one all the same."""
+    from mini_infer_contract.prompt import chat_prompt_ids
+
+    return list(chat_prompt_ids(encoder, {"messages": [{"role": "user", "content": question}]}))
 
 
 def shapes(
@@ -173,7 +230,7 @@ def make_engine(settings: dict[str, Any]) -> "Engine":
 
 def main() -> int:
     parser = make_parser(__doc__)
-    parser.add_argument("--parts", type=words, default=words("demo,shapes"), metavar="demo,shapes,ngram")
+    parser.add_argument("--parts", type=words, default=words("demo,chats,shapes"), metavar="demo,chats,shapes,ngram")
     parser.add_argument("--batches", type=integers, default=[1, 8, 32, 128], metavar="N,...")
     parser.add_argument("--guesses", type=int, default=5, metavar="N", help="of a pass, at most (default: 5)")
     parser.add_argument(
@@ -185,7 +242,7 @@ def main() -> int:
     budget = Budget(options.time_limit_s)
     found: dict[str, dict[str, dict[str, float]]] = {}
     result: dict[str, Any] = {"guesses": options.guesses, "parts": found}
-    parts = ["demo"] if options.smoke else options.parts
+    parts = ["demo", "chats"] if options.smoke else options.parts
     batches = [1, 2] if options.smoke else options.batches
     failed = False
     with tempfile.TemporaryDirectory() as root:
@@ -199,7 +256,7 @@ def main() -> int:
                     variant = variant | {"speculative_model": settings[label]}
                 for name in ("draft", "head"):
                     settings.pop(name, None)
-                function = demo if part == "demo" else shapes
+                function = {"demo": demo, "chats": chats}.get(part, shapes)
 
                 def note(figures: dict[str, Any], part: str = part) -> None:
                     found.setdefault(part, {}).update(figures)
@@ -227,7 +284,7 @@ def variants_of(part: str, guesses: int) -> dict[str, dict[str, Any]]:
 
     more = {"num_speculative_tokens": guesses}
     looked_up = more | {"speculative_method": "ngram"}
-    if part == "ngram":
+    if part in ("ngram", "chats"):
         return {"plain": {}, "ngram": looked_up}
     draft = more | {"speculative_model": "demo-draft"}  # of shapes, others take their place
     head = more | {"speculative_method": "head", "speculative_model": "demo-head"}
@@ -239,8 +296,10 @@ def variants_of(part: str, guesses: int) -> dict[str, dict[str, Any]]:
 
 def settings_of(part: str, options: Any, root: Path, max_num_seqs: int) -> tuple[dict[str, Any], tuple[Any, ...]]:
     """Of every engine of a part, and more arguments of what measures it."""
-    if part == "demo":
-        return {"model": "demo", "max_num_seqs": max_num_seqs, "gpu_memory_utilization": 0.2}, ()
+    if part in ("demo", "chats"):
+        sizes = (2, 8) if options.smoke else (CHAT_TURNS, CHAT_ANSWER)
+        settings = {"model": "demo", "max_num_seqs": max_num_seqs, "gpu_memory_utilization": 0.2}
+        return settings, sizes if part == "chats" else ()
     target = model_folder(options.target, root)
     name = f"{options.draft} as draft"
     CONFIGS[name] = CONFIGS[options.draft] | {"vocab_size": CONFIGS[options.target]["vocab_size"]}
