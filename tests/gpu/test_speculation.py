@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,12 +13,16 @@ from safetensors.torch import save_file
 
 pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
 
+from mini_infer_engine.core.engine import Engine
 from mini_infer_engine.core.request import Request, SamplingParams
 from mini_infer_engine.core.stats import EngineStats
+from mini_infer_engine.dry.vocabulary import EOS_TOKEN_IDS, VOCAB_SIZE, dry_assets
 from mini_infer_engine.layers import linear
 from mini_infer_engine.runtime import cuda_executor, cuda_graphs, cuda_sampling, cuda_speculation
 from mini_infer_engine.speculation.controller import DraftController
 from mini_infer_engine.speculation.head import HeadShape, SpeculativeHead
+from mini_infer_engine.structured.compiler import GrammarCompiler
+from mini_infer_engine.structured.grammar import Grammar, of_regex
 from tests.gpu.device import GPU_ONLY, INTERPRETED
 from tests.gpu.runs import make_engine, make_runner, make_settings, mixed_requests, texts
 from tests.support.tiny_models import save_tiny_model
@@ -40,7 +45,7 @@ def save_pair(folder: Path, **changes: Any) -> tuple[Path, Path]:
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guesses are made, however long passes with them take."""
-    monkeypatch.setattr(DraftController, "choose", lambda self, acceptances, num_rows=None: self.levels[-1])
+    monkeypatch.setattr(DraftController, "choose", lambda self, *_, **__: self.levels[-1])
 
 
 def run(folder: Path, requests: list[Request], **options: Any) -> tuple[list[list[int]], EngineStats]:
@@ -147,6 +152,15 @@ def test_a_draft_that_is_the_model_itself_is_right(tmp_path: Path, gpu: None) ->
 interpreted_only = pytest.mark.skipif(not INTERPRETED, reason="runs under TRITON_INTERPRET=1 without a GPU only")
 
 
+SMALL: dict[str, Any] = {
+    "device": "cpu",
+    "page_size": 16,
+    "kv_cache_memory": 1 << 21,
+    "max_num_seqs": 2,
+    "max_model_len": 48,
+}
+
+
 @pytest.fixture
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[list[list[int]], EngineStats]]:
     """Runs requests over the GPU's executor on a CPU, where a graph is the function that it records."""
@@ -162,8 +176,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[list[lis
     monkeypatch.setattr(torch.cuda, "Event", lambda: event)
 
     def make(folder: Path, requests: list[Request], **options: Any) -> tuple[list[list[int]], EngineStats]:
-        common = {"device": "cpu", "page_size": 16, "kv_cache_memory": 1 << 21, "max_num_seqs": 2, "max_model_len": 48}
-        return run(folder, requests, **(common | options))
+        return run(folder, requests, **(SMALL | options))
 
     return make
 
@@ -198,3 +211,102 @@ def test_in_small_it_is_the_plain_engines_text(
     assert guessed == plain
     assert stats.draft_tokens >= 2
     assert method != "draft" or sum(stats.accepted_tokens_by_position) >= 2
+
+
+MORE: dict[str, dict[str, Any]] = {
+    "log probabilities": {"logprobs": 2},
+    "penalties": {"repetition_penalty": 1.3, "frequency_penalty": 0.2},
+    "biases and words": {
+        "logit_bias": {7: 4.0, 90: 3.0},
+        "bad_words_token_ids": [[one, other] for one in range(0, 199, 2) for other in range(1, 199, 3)],
+    },
+    "all": {
+        "logprobs": 0,
+        "presence_penalty": 0.5,
+        "allowed_token_ids": list(range(5, 60)),
+        "bad_words_token_ids": [[9]],
+    },
+}
+
+
+def told_by(engine: Engine, requests: list[Request]) -> list[tuple[list[int], list[tuple[int, float]]]]:
+    """Tokens and their log probabilities."""
+    made: dict[str, Any] = {request.request_id: ([], []) for request in requests}
+    for request in requests:
+        engine.add(request)
+    while engine.has_work:
+        for output in engine.step():
+            assert output.finish_reason != "error", output.error
+            tokens, numbers = made[output.request_id]
+            tokens += output.token_ids
+            numbers += [(one.token_id, one.logprob) for one in output.logprobs]
+    return list(made.values())
+
+
+def asking(max_tokens: int, more: dict[str, dict[str, Any]], grammar: Grammar | None = None) -> list[Request]:
+    made = []
+    for index, wanted in enumerate(more.values()):
+        sampling = SamplingParams(
+            temperature=0.9 * (index % 2), max_tokens=max_tokens, ignore_eos=grammar is None, grammar=grammar, **wanted
+        )
+        prompt = [9, 8, 7, 9, 8, 7, 9][: 4 + index % 4]
+        made.append(Request(request_id=str(index), prompt_token_ids=prompt, sampling=sampling, noise_seed=index))
+    return made
+
+
+def equal_with_guesses(target: Path, options: dict[str, Any], requests: list[Request], grammars: bool) -> EngineStats:
+    """The counters, after text and numbers were those of the plain engine."""
+    made: list[Any] = []
+    plain = {name: value for name, value in options.items() if "specul" not in name and "prompt_lookup" not in name}
+    for changes in (plain, options):
+        runner = make_runner(make_settings(target, **changes))
+        compiler = None
+        if grammars:
+            compiler = GrammarCompiler(lambda: dry_assets().files["tokenizer.json"], VOCAB_SIZE, EOS_TOKEN_IDS)
+        engine = Engine(
+            runner.settings, runner, EOS_TOKEN_IDS if grammars else (), runner.max_model_len, "", grammars=compiler
+        )
+        made.append(told_by(engine, requests))
+    for (tokens, numbers), (others, other_numbers) in zip(*made, strict=True):
+        assert tokens == others
+        assert [token for token, _ in numbers] == [token for token, _ in other_numbers]
+        assert [value for _, value in numbers] == pytest.approx([value for _, value in other_numbers], abs=1e-3)
+    return engine.stats()
+
+
+@METHODS
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("enforce_eager", [False, True])
+@pytest.mark.parametrize("gpu", [pytest.param(None, marks=GPU_ONLY)])
+def test_what_asks_for_more_is_guessed_on_a_gpu(tmp_path: Path, method: str, enforce_eager: bool, gpu: None) -> None:
+    del gpu
+    target, draft = save_pair(tmp_path, head_dim=64)
+    options = method_of(method, draft) | {"enforce_eager": enforce_eager, "num_speculative_tokens": 4}
+    assert equal_with_guesses(target, options, asking(40, MORE), grammars=False).drafts > 40
+
+
+@METHODS
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("gpu", [pytest.param(None, marks=GPU_ONLY)])
+def test_output_within_a_grammar_is_guessed_on_a_gpu(tmp_path: Path, method: str, gpu: None) -> None:
+    del gpu
+    target, draft = save_pair(tmp_path, head_dim=64, vocab_size=VOCAB_SIZE)
+    more = {"plain": {}, **{name: {**MORE["log probabilities"], **MORE["penalties"]} for name in "ab"}}
+    requests = asking(30, more, of_regex("[0-9a-f]{4,20}( [0-9]{3}){1,6}"))
+    assert equal_with_guesses(target, method_of(method, draft), requests, grammars=True).drafts > 10
+
+
+@interpreted_only
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("method", ["draft"])
+def test_in_small_what_asks_for_more_is_the_plain_engines(
+    interpreted: Callable[..., tuple[list[list[int]], EngineStats]], always: None, tmp_path: Path, method: str
+) -> None:
+    """Without grammars, then within one, whose masks follow the guesses."""
+    del interpreted, always
+    target, draft = save_pair(tmp_path, head_dim=16, num_hidden_layers=1, vocab_size=VOCAB_SIZE)
+    options = SMALL | method_of(method, draft) | {"num_speculative_tokens": 2, "enforce_eager": True}
+    with_small = partial(equal_with_guesses, target, options)
+    assert with_small(asking(4, {"all": MORE["all"] | {"logit_bias": {7: 4.0}}}), grammars=False).drafts >= 1
+    both = {"both": MORE["log probabilities"] | MORE["penalties"]}
+    assert with_small(asking(4, both, of_regex("[0-9]{2,6}( [0-9]{2}){1,6}")), grammars=True).drafts >= 1

@@ -7,8 +7,11 @@ import torch
 
 pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
 
+from mini_infer_engine.core.bans import completed_bans
 from mini_infer_engine.core.batch import Row
 from mini_infer_engine.core.request import SamplingParams
+from mini_infer_engine.kernels.sampling.ban_words import ban_words
+from mini_infer_engine.kernels.sampling.penalise import count_made, penalised_checks
 from mini_infer_engine.kernels.sampling.sample import sample
 from mini_infer_engine.kernels.sampling.sampling_state import SamplingState
 from mini_infer_engine.kernels.sampling.speculate import (
@@ -19,6 +22,7 @@ from mini_infer_engine.kernels.sampling.speculate import (
     settle_guesses,
 )
 from mini_infer_engine.runtime.device_state import DeviceBatchState
+from mini_infer_engine.sampling.penalties import Penalties
 from mini_infer_engine.sampling.reference import build_sampling
 from mini_infer_engine.sampling.reference import sample as sample_by_torch
 from mini_infer_engine.speculation.ngram import look_up
@@ -155,6 +159,70 @@ def test_inputs_are_the_tokens_behind_the_cached_ones_in_their_pages() -> None:
             assert made.kv_index[own].tolist() == [pages[p // page_size] * page_size + p % page_size for p in places]
             assert made.ends[row] == first + count
         assert made.kv_index[3 * count :].tolist() == [-1] * count, "padding is written nowhere"
+
+
+def test_penalties_count_the_guesses_before_each_position() -> None:
+    """And afterwards what was made; slots without penalties, and padding, are as they were."""
+    dice, queries, vocabulary = random.Random(3), 3, 61
+    texts = [[dice.randrange(9) for _ in range(12)] for _ in range(4)]
+    params = [
+        SamplingParams(repetition_penalty=1.4),
+        SamplingParams(),
+        SamplingParams(presence_penalty=0.7, frequency_penalty=-0.3),
+        SamplingParams(repetition_penalty=0.8, frequency_penalty=0.5),
+    ]
+    table, history = state_of(texts)
+    on_gpu, reference = Penalties(5, vocabulary, DEVICE), Penalties(5, vocabulary, torch.device("cpu"))
+    for slot, (text, one) in enumerate(zip(texts, params, strict=True)):
+        row = Row(slot, 0, len(text), text, [0], one, output_index=5, known_token_ids=text)
+        on_gpu.begin(row)
+        reference.begin(row)
+    order = [2, 0, 3, 1]
+    slots = on_device([*order, table.padding_slot])
+    guesses = {slot: [dice.randrange(9), dice.randrange(9)] for slot in order}
+    virtual = SamplingState.zeros(16, DEVICE)
+    expand_slots(slots, table.state, history, virtual, 1)
+    for step in range(2):
+        tokens = torch.tensor([*(guesses[slot][step] for slot in order), 0], dtype=torch.int64, device=DEVICE)
+        keep_guess(slots, table.state, history, tokens, step)
+    logits = normal(5 * queries, vocabulary)
+    changed = penalised_checks(logits, slots, table.state.lengths, history, on_gpu, queries).cpu()
+    lines = [(slot, guesses[slot][:query]) for slot in order for query in range(queries)]
+    own = logits[: len(lines)].cpu().clone()
+    expected = reference.applied(own, [slot for slot, _ in lines], [before for _, before in lines])
+    assert torch.allclose(changed[: len(lines)], expected, rtol=1e-6, atol=1e-6)
+    assert torch.equal(changed[len(lines) :], logits[len(lines) :].cpu())
+
+    made = [[7, 7, 3], [5], [4, 8, 4], []]
+    results = torch.zeros((5, queries + 1), dtype=torch.int64, device=DEVICE)
+    for line, tokens_made in zip(results, made, strict=False):
+        line[0] = len(tokens_made)
+        line[1 : 1 + len(tokens_made)] = torch.tensor(tokens_made, dtype=torch.int64)
+    count_made(slots, results, on_gpu)
+    reference.count_made(order, made)
+    assert torch.equal(on_gpu.counts.cpu(), reference.counts)
+
+
+def test_words_are_banned_behind_the_tokens_that_they_begin_with() -> None:
+    queries, vocabulary = 3, 40
+    texts = [[1, 2, 3, 4, 5], [4, 5], [9]]
+    words = [(0, [4, 5, 6, 30]), (0, [3, 4, 5, 31]), (0, [33]), (1, [5, 6, 34]), (2, [1, 2, 9, 35]), (2, [9, 6, 7, 36])]
+    table, history = state_of(texts)
+    slots = on_device([0, 1, 2, table.padding_slot])
+    expand_slots(slots, table.state, history, SamplingState.zeros(8, DEVICE), 1)
+    for step, guess in enumerate((6, 7)):
+        tokens = torch.tensor([guess] * 4, dtype=torch.int64, device=DEVICE)
+        keep_guess(slots, table.state, history, tokens, step)
+    packed = [[row, word[-1], len(word) - 1, *word[:-1], *[0] * (4 - len(word))] for row, word in words]
+    scores = torch.zeros((12, vocabulary), device=DEVICE)
+    ban_words(torch.tensor(packed, dtype=INT32, device=DEVICE), slots, table.state.lengths, history, scores, queries)
+    expected = torch.zeros(12, vocabulary)
+    for row, text in enumerate(texts):
+        for query in range(queries):
+            own = [word for index, word in words if index == row]
+            expected[row * queries + query, completed_bans(own, [*text, 6, 7][: len(text) + query])] = -torch.inf
+    assert torch.equal(scores.cpu(), expected)
+    assert expected.isinf().sum() == 3 + 4, "the word without beginning at three places, and four others"
 
 
 def test_guessing_needs_no_host() -> None:

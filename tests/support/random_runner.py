@@ -1,7 +1,8 @@
 """A runner whose logits are random, for tests of what sampling may choose. It has no model and reads no pages."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -35,6 +36,11 @@ class RandomRunner:
         if not batch.waits_for_masks:
             self.sample(handle, TokenMasks([], np.zeros((0, 0), dtype=np.uint32)))
         return handle
+
+    def guesses(self, handle: Any) -> Mapping[int, Sequence[int]]:
+        """None."""
+        del handle
+        return {}
 
     def sample(self, handle: Launched, masks: TokenMasks) -> None:
         by_row = dict(zip(masks.rows, masks.bits, strict=True))

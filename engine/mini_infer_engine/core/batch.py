@@ -1,6 +1,6 @@
 """One forward pass as plain data: the only thing that crosses from the scheduler to a runner. No torch here."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Protocol
@@ -130,8 +130,17 @@ class TokenMasks:
     """What some rows of a batch may choose."""
 
     rows: list[int]
-    """Indices in the batch, ascending; all other rows may choose any token."""
+    """Indices in the batch, ascending; all other rows may choose any token. A row has one for each place behind its
+    guesses, and one before them."""
     bits: "np.ndarray"  # [rows, ceil(vocabulary / 32)] uint32; bit t % 32 of word t // 32: token t may be chosen
+    places: Sequence[int] = ()
+    """Of each mask: the guesses of its row that stand before what it is for; empty: none before any."""
+    limits: Mapping[int, int] = field(default_factory=dict)
+    """By row: guesses that may count, where it has made more; what stands behind them has no mask."""
+
+    def entries(self) -> "Iterator[tuple[int, int, np.ndarray]]":
+        """(row, guesses before, bits) of each mask."""
+        return zip(self.rows, self.places or [0] * len(self.rows), self.bits, strict=True)
 
 
 @dataclass(slots=True, frozen=True)
@@ -179,6 +188,9 @@ class Runner(Protocol):
         An exception fails the batch's requests and nothing else: state of other slots is as it was before. Only
         `RunnerLostError`, here and from the other methods, says that nothing can be served any more.
         """
+
+    def guesses(self, handle: Any) -> Mapping[int, Sequence[int]]:
+        """What rows of a launched pass that waits for masks guess, by row of the batch. Waits for the guesses alone."""
 
     def sample(self, handle: Any, masks: TokenMasks) -> None:
         """Choose the tokens of a launched pass that waits for masks, without waiting for the device."""

@@ -1,20 +1,27 @@
 """Sequences whose output is held to a grammar: their way into line, and the masks of a pass. Knows no device.
 
 A grammar is compiled while its sequence waits outside the scheduler. Masks follow from the tokens before, so a pass
-with such rows goes as far as its logits until the pass before it is committed.
+with such rows goes as far as its logits until the pass before it is committed. Where the pass guesses tokens, the
+grammar is followed along the guesses, and taken back.
 """
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Collection
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from itertools import accumulate, takewhile
+from types import MappingProxyType
 
 import numpy as np
 from llguidance import LLExecutor, LLMatcher
 
-from mini_infer_engine.core.batch import Row, TokenMasks
+from mini_infer_engine.core.bans import completed_bans, longest_before
+from mini_infer_engine.core.batch import TokenMasks
 from mini_infer_engine.core.scheduler import Step
 from mini_infer_engine.core.sequence import Sequence, State
 from mini_infer_engine.structured.compiler import GrammarCompiler
 from mini_infer_engine.structured.matcher import GrammarMatcher, first_line, words_of
+
+NO_GUESSES: Mapping[int, Collection[int]] = MappingProxyType({})
 
 _LONGEST_WAIT_S = 0.005
 """For a grammar, while nothing else is to be done: the caller has sockets to look at."""
@@ -66,32 +73,73 @@ class Constraints:
         sequence.matcher = GrammarMatcher(library, sampling, self._compiler.vocab_size, self._eos_token_ids)
         return sequence, ""
 
-    def masks(self, step: Step) -> tuple[TokenMasks, list[tuple[Sequence, str]]]:
-        """Masks of the pass's constrained rows, all tokens before which are known; and rows that may choose none."""
+    def masks(
+        self, step: Step, guesses: Mapping[int, Collection[int]] = NO_GUESSES
+    ) -> tuple[TokenMasks, list[tuple[Sequence, str]]]:
+        """Masks of the pass's constrained rows, all tokens before which are known; and rows that may choose none.
+
+        `guesses`: of rows of the batch, each of which gets masks behind its guesses too, up to one that is forbidden.
+        """
         asked = [
-            (index, row, sequence, sequence.matcher)
+            _Asked(index, sequence, sequence.matcher, guesses.get(index, ()), self._compiler.vocab_size)
             for index, (row, sequence) in enumerate(zip(step.batch.rows, step.sequences, strict=True))
             if sequence.matcher is not None and row.sampling is not None and sequence.state is not State.FINISHED
         ]
-        bits = np.zeros((len(asked), words_of(self._compiler.vocab_size)), dtype=np.uint32)
-        if asked:
-            jobs = [(matcher.library, place) for place, (*_, matcher) in enumerate(asked)]
-            self._executor.unsafe_compute_mask_ptr(jobs, bits.ctypes.data, bits.strides[0], len(asked))
-        failed = []
-        for place, (_, row, sequence, matcher) in enumerate(asked):
-            if reason := matcher.restrict(bits[place], row.suppressed_token_ids, _banned(row, sequence)):
-                failed.append((sequence, reason))
-                bits[place] = ~np.uint32(0)  # its token is thrown away
-        return TokenMasks([index for index, *_ in asked], bits), failed
+        first = list(accumulate((len(one.guesses) + 1 for one in asked), initial=0))
+        bits = np.zeros((first[-1], words_of(self._compiler.vocab_size)), dtype=np.uint32)
+        self._compute(asked, first, bits)
+        failed, limits = [], dict[int, int]()
+        for one, begin in zip(asked, first[:-1], strict=True):
+            allowed, reason = one.restrict(bits[begin : begin + len(one.guesses) + 1])
+            if reason:
+                failed.append((one.sequence, reason))
+            if allowed < one.num_guessed:
+                limits[one.row] = allowed
+        rows = [one.row for one in asked for _ in range(len(one.guesses) + 1)]
+        places = [place for one in asked for place in range(len(one.guesses) + 1)]
+        return TokenMasks(rows, bits, places, limits), failed
+
+    def _compute(self, asked: "list[_Asked]", first: list[int], bits: np.ndarray) -> None:
+        """The library's masks, those of several rows at a time."""
+        if plain := [(one.matcher.library, begin) for one, begin in zip(asked, first, strict=False) if not one.guesses]:
+            self._executor.unsafe_compute_mask_ptr(plain, bits.ctypes.data, bits.strides[0], len(bits))
+        if guessed := [
+            (one.matcher.library, begin, one.guesses) for one, begin in zip(asked, first, strict=False) if one.guesses
+        ]:
+            self._executor.unsafe_compute_mask_ptr_with_draft_token(
+                guessed, bits.ctypes.data, bits.strides[0], len(bits)
+            )
+
+
+class _Asked:
+    """One row's masks: of what follows its known tokens, and of what follows each guess that its grammar has there."""
+
+    def __init__(
+        self, row: int, sequence: Sequence, matcher: GrammarMatcher, guesses: Collection[int], vocab_size: int
+    ) -> None:
+        self.row, self.sequence, self.matcher = row, sequence, matcher
+        self.num_guessed = len(guesses)
+        known = list(takewhile(lambda token: 0 <= token < vocab_size, guesses))
+        self.guesses = known[: matcher.library.validate_tokens(known)] if known else []
+
+    def restrict(self, bits: np.ndarray) -> tuple[int, str]:
+        """Take from the masks [1 + guesses] what the request forbids.
+
+        How many of the guesses may count, and why even the first token may be none; empty: it may be some.
+        """
+        sequence, words = self.sequence, self.sequence.request.sampling.bad_words_token_ids
+        index = len(sequence.token_ids) - sequence.num_prompt
+        before = sequence.token_ids[max(0, len(sequence.token_ids) - longest_before(words)) :].tolist()
+        for place, may_end in enumerate(self.matcher.may_end_along(self.guesses)):
+            banned = completed_bans(words, [*before, *self.guesses[:place]])
+            reason = self.matcher.restrict(bits[place], sequence.suppressed_at(index + place), banned, may_end=may_end)
+            if reason:
+                bits[place:] = ~np.uint32(0)  # what is chosen here is thrown away
+                return max(0, place - 1), "" if place else reason
+        return len(self.guesses), ""
 
 
 def has_constrained_rows(step: Step) -> bool:
     """Whether a row of the pass samples within a grammar."""
     pairs = zip(step.batch.rows, step.sequences, strict=True)
     return any(sequence.matcher is not None and row.sampling is not None for row, sequence in pairs)
-
-
-def _banned(row: Row, sequence: Sequence) -> list[int]:
-    """What the row may not choose, now that the token before it is known."""
-    last = sequence.token_ids[-1]
-    return [token for before, token in row.banned if before is None or before == last]

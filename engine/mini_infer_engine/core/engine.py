@@ -19,7 +19,7 @@ from mini_infer_contract.events import BlockStored, KVEvent, LoadReport
 from mini_infer_engine.config.settings import EngineSettings
 from mini_infer_engine.core.batch import Runner, RunnerLostError
 from mini_infer_engine.core.beam_search.group import BeamGroup, request_of_beams, rules_of
-from mini_infer_engine.core.constraints import Constraints, has_constrained_rows
+from mini_infer_engine.core.constraints import NO_GUESSES, Constraints, has_constrained_rows
 from mini_infer_engine.core.kv_transfer import NO_TRANSFERS, KVConnector, Received
 from mini_infer_engine.core.output_processor import OutputProcessor
 from mini_infer_engine.core.page_allocator import PageAllocator
@@ -208,6 +208,8 @@ class Engine:
         outputs = [] if self.kv_connector is None else self._exchange(self.kv_connector)
         if self._outputs.num_constrained:
             self._admit_compiled()
+        if self._speculation is not None:
+            self._speculation.may_be_masked = self._outputs.num_constrained > 0
         planned = self.scheduler.plan()
         if planned.admitted:
             self._stats.count_admissions(planned, time.monotonic())
@@ -318,7 +320,8 @@ class Engine:
             outputs += self._commit(*self._in_flight.popleft())
         if not self._in_flight:
             return outputs  # the pass before could not be committed, and this one went with it
-        masks, failed = self._constraints.masks(step)
+        guesses = self._runner.guesses(handle) if step.batch.num_drafts else NO_GUESSES
+        masks, failed = self._constraints.masks(step, guesses)
         for sequence, reason in failed:
             outputs.append(self._outputs.refused(sequence, reason))
             self._leave(sequence)
@@ -372,9 +375,16 @@ class Engine:
                 if row.num_drafts is not None:
                     self._speculation.settle(row, sequence, len(tokens))
         # Passes follow each other on the device: one begins when it is launched, or when the one before has ended.
-        if batch.num_decodes == len(batch.rows) and not batch.catch_up and not batch.waits_for_masks:
-            began_s = max(step.launched_s, self._last_commit_s)
-            self._speculation.controller.observe(len(batch.rows), batch.num_drafts, now_s - began_s)
+        if batch.num_decodes == len(batch.rows):
+            made = sum(map(len, result.tokens)) if batch.num_drafts else len(batch.rows)
+            self._speculation.controller.observe(
+                len(batch.rows),
+                batch.num_drafts,
+                now_s - max(step.launched_s, self._last_commit_s),
+                made,
+                masked=batch.waits_for_masks,
+                caught_up=bool(batch.catch_up) and self._speculation.computes_catch_up,
+            )
         else:
             self._speculation.controller.interrupt()
         self._last_commit_s = now_s

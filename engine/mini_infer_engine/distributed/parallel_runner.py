@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -216,6 +216,11 @@ class ParallelRunner:
         with self._all_or_nothing():
             self.ranks.send(self._writer.launch(batch))
             return self.local.launch(batch)
+
+    def guesses(self, handle: PassHandle) -> Mapping[int, Sequence[int]]:
+        """See `Runner.guesses`: all ranks guess the same."""
+        with self._all_or_nothing():
+            return self.local.guesses(handle)
 
     def sample(self, handle: PassHandle, masks: TokenMasks) -> None:
         """See `Runner.sample`."""

@@ -9,8 +9,9 @@ that a wrong page table, a wrong cache hit or a page reused too early changes th
 import math
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -85,6 +86,11 @@ class ScriptedRunner:
         if not batch.waits_for_masks:
             self.sample(launched, None)
         return launched
+
+    def guesses(self, handle: Any) -> Mapping[int, Sequence[int]]:
+        """None."""
+        del handle
+        return {}
 
     def sample(self, handle: _Launched, masks: TokenMasks | None) -> None:
         """See `Runner.sample`; `masks` None: all rows may choose any token."""

@@ -8,7 +8,7 @@ import itertools
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from functools import partial
@@ -95,7 +95,7 @@ class CudaExecutor:
         self.speculation: CudaSpeculation | None = None
         if config is not None:
             self.speculation = CudaSpeculation(
-                config, worker, pool, self.state, self.attention, self.kernels, settings.max_num_seqs
+                config, worker, pool, self.state, self.attention, self.kernels, self.sampling
             )
         self.max_speculative_rows = 0 if self.speculation is None else self.speculation.max_rows
         self.decode_graphs: dict[int, DecodeGraph] = {}
@@ -305,9 +305,16 @@ class CudaExecutor:
         packet = np.array([(copy.source, copy.target, copy.tokens) for copy in copies], dtype=np.int32)
         copy_pages(self.pool.pages, to_device(packet, self.worker.device))
 
+    def guesses(self, handle: CudaPassHandle) -> Mapping[int, Sequence[int]]:
+        """See `Executor.guesses`."""
+        return {} if handle.guessed is None else handle.guessed.read()
+
     def sample(self, handle: CudaPassHandle, masks: TokenMasks) -> None:
         """See `Executor.sample`."""
         with torch.inference_mode():
+            if handle.guessed is not None and self.speculation is not None:
+                self.speculation.finish(handle.guessed, masks, handle)
+                handle.guessed = None
             for part in handle.held:
                 self.sampling.run_held(part, masks, handle)
             handle.held.clear()
@@ -350,11 +357,17 @@ class CudaExecutor:
         self._decode_graph(len(rows)).run(rows)
 
     def _guessed(self, batch: Batch, handle: CudaPassHandle) -> Iterator[tuple[Sequence[int], Forward]]:
-        """Run the rows with guesses, which are settled then; the part that is left: decode rows that have none."""
+        """Run the rows with guesses, which are settled then, or with their masks; the part that is left has none."""
         assert self.speculation is not None
         rows = batch.rows
         guessing = [index for index, row in enumerate(rows) if row.num_drafts is not None]
-        self.speculation.run([rows[index] for index in guessing], guessing, batch.num_drafts, handle)
+        part = self.speculation.begin(
+            [rows[index] for index in guessing], guessing, batch.num_drafts, waits_for_masks=batch.waits_for_masks
+        )
+        if batch.waits_for_masks:
+            handle.guessed = part
+        else:
+            self.speculation.finish(part, None, handle)
         others = [index for index, row in enumerate(rows) if row.num_drafts is None]
         if not others:
             return

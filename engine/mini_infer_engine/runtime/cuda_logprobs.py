@@ -84,15 +84,25 @@ class CudaLogprobs:
 
         So do tokens that may not be chosen yet. Then raw logits are copied, those of the rows that need them.
         """
-        if not self._slots or self._slots.isdisjoint([row.slot for row in rows]):
+        if not self.concerns(rows):
             return None
         requested = rows_with_logprobs(rows)
         if not requested:
             return None
         slot_rows = logit_rows = self._on_device([row for row, _ in requested], logits.device)
         if are_masked or any(row.suppressed_token_ids for row in rows):
-            logits, logit_rows = logits.index_select(0, slot_rows), self._first_rows[: len(requested)]
+            logits, logit_rows = logits.index_select(0, slot_rows), self._first(len(requested))
         return RequestedLogprobs(requested, logits, logit_rows, slot_rows, named_tokens(rows))
+
+    def _first(self, count: int) -> Tensor:
+        """[count] int32: 0, 1, ..."""
+        if count > len(self._first_rows):
+            self._first_rows = torch.arange(2 * count, dtype=torch.int32, device=self._first_rows.device)
+        return self._first_rows[:count]
+
+    def concerns(self, rows: Sequence[Row]) -> bool:
+        """Whether one of these rows may request something."""
+        return bool(self._slots) and not self._slots.isdisjoint([row.slot for row in rows])
 
     def _on_device(self, rows: list[int], device: torch.device) -> Tensor:
         if rows != self._uploaded[0]:

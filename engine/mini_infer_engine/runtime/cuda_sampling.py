@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,6 +26,7 @@ from mini_infer_engine.runtime.cuda_logprobs import CudaLogprobs
 from mini_infer_engine.runtime.device_state import DeviceBatchState
 from mini_infer_engine.runtime.embeddings import Embeddings
 from mini_infer_engine.runtime.layer_marks import LayerMarks
+from mini_infer_engine.runtime.mask_staging import MaskStaging
 from mini_infer_engine.runtime.prompt_logprobs import PromptLogprobs
 from mini_infer_engine.runtime.staging import PinnedStaging
 from mini_infer_engine.sampling.logit_changes import build_logit_changes
@@ -51,6 +51,28 @@ class SpeculativePart:
             result.tokens[index] = tokens[:count]
 
 
+@dataclass(frozen=True, slots=True)
+class GuessedPart:
+    """Rows whose guesses are made, and whose logits are on their way."""
+
+    rows: list[Row]
+    indices: list[int]
+    """In their batch."""
+    drafts: int
+    """Of each row."""
+    guesses: Tensor | None  # [rows, drafts] int32, in main memory once `known` has happened
+    """Where masks depend on them."""
+    known: Any
+    """A torch.cuda.Event, where there are guesses to be read."""
+
+    def read(self) -> dict[int, list[int]]:
+        """By row of the batch, once the guesses are made; -1 where there is none."""
+        assert self.guesses is not None
+        self.known.synchronize()
+        pairs = zip(self.rows, self.indices, self.guesses.tolist(), strict=True)
+        return {index: tokens[: row.num_drafts] for row, index, tokens in pairs if row.num_drafts}
+
+
 class CudaPassHandle:
     """A launched pass: the sampling kernel writes its tokens to the host, so no copy stands between two passes."""
 
@@ -63,11 +85,16 @@ class CudaPassHandle:
         self._num_rows, self._on_host = len(rows), state.state.on_host
         self.speculative: SpeculativePart | None = None
         self.logprobs: list[tuple[list[tuple[int, int]], LogprobTensors | PackedLogprobs]] = []
-        """For each part of the pass, (row of the batch, number of most likely tokens) and their tensors."""
+        """For each part of the pass, (row of the batch, number of most likely tokens) and their tensors.
+
+        A row with guesses is there once for each of its positions.
+        """
         self.prompt_logprobs: PromptLogprobs | None = None
         self.embeddings: Embeddings | None = None
         self.held: list[HeldPart] = []
         """Parts that wait for their masks."""
+        self.guessed: GuessedPart | None = None
+        """Rows with guesses that wait for theirs."""
         self.layer_marks: LayerMarks = []
         """Of each layer, where the batch asks for them and the pass is no CUDA graph."""
         self.done = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's
@@ -83,7 +110,10 @@ class CudaPassHandle:
             self.speculative.read(result)
         for rows, tensors in self.logprobs:
             told = tensors.read([number for _, number in rows])
-            result.logprobs |= {row: [one] for (row, _), one in zip(rows, told, strict=True)}
+            for (row, _), one in zip(rows, told, strict=True):
+                of_row = result.logprobs.setdefault(row, [])
+                if len(of_row) < len(result.tokens[row]):  # what stands behind a wrong guess is told to nobody
+                    of_row.append(one)
         if self.prompt_logprobs is not None:
             result.prompt_logprobs = self.prompt_logprobs.read()
         if self.embeddings is not None:
@@ -133,8 +163,7 @@ class CudaSampling:
         self._staging = PinnedStaging(self.slots, _UPLOADS_IN_FLIGHT)
         self._loaded: tuple[int, list[int]] = (0, [])
         self._graphs: dict[int, dict[bool, torch.cuda.CUDAGraph]] = {}
-        self._masks: PinnedStaging | None = None
-        """Made with the first masks: most engines never see any."""
+        self._masks = MaskStaging(buckets[-1], _UPLOADS_IN_FLIGHT, device)
 
     def bucket(self, rows: int) -> int:
         """The number of rows that the graphs for so many rows have."""
@@ -195,7 +224,8 @@ class CudaSampling:
         slots = [row.slot for row in part.rows if row.sampling is not None]
         if not slots:
             return
-        self._sample_part(part, slots, self._packed_masks(part, masks), handle)
+        lines = {(index, 0): line for line, index in enumerate(part.indices)}
+        self._sample_part(part, slots, self._masks.packed(masks, lines), handle)
 
     def _sample_part(
         self, part: HeldPart, slots: list[int], packed_masks: Tensor | None, handle: CudaPassHandle
@@ -203,7 +233,7 @@ class CudaSampling:
         """Log probabilities are those of the raw logits, which masks and suppressed tokens are written over."""
         requested = self.logprobs.requested(part.rows, part.logits, are_masked=packed_masks is not None)
         filtered, bucket = self.state.has_filters(slots), self._loaded[0]
-        if self._are_biased(slots) or self.penalties.concern(slots):
+        if self.are_biased(slots) or self.penalties.concern(slots):
             self._run_stages(part, slots, packed_masks, filtered=filtered)
         else:
             if packed_masks is not None:
@@ -217,24 +247,6 @@ class CudaSampling:
             rows = [(part.indices[row], number) for row, number in requested.rows]
             handle.logprobs.append((rows, made.on_host()))
 
-    def _packed_masks(self, part: HeldPart, masks: TokenMasks) -> Tensor | None:
-        """What `apply_token_masks` reads, on the device: one line for each masked row of the part."""
-        places = {index: place for place, index in enumerate(part.indices)}
-        chosen = [number for number, row in enumerate(masks.rows) if row in places]
-        if not chosen:
-            return None
-        staging = self._mask_staging(masks.bits.shape[1])
-        array = staging.arrays[staging.begin()]
-        array[: len(chosen), 0] = [places[masks.rows[number]] for number in chosen]
-        array[: len(chosen), 1:] = masks.bits.view(np.int32)[chosen]
-        return staging.send(len(chosen))
-
-    def _mask_staging(self, words: int) -> PinnedStaging:
-        if self._masks is None:
-            packed = torch.zeros((self.buckets[-1], 1 + words), dtype=torch.int32, device=self.state.device)
-            self._masks = PinnedStaging(packed, _UPLOADS_IN_FLIGHT)
-        return self._masks
-
     def sample(self, logits: Tensor, slots: Tensor, *, filtered: bool) -> None:
         """Filters and choice, kernel by kernel; the slots advance."""
         sample(
@@ -246,14 +258,14 @@ class CudaSampling:
             filtered=filtered,
         )
 
-    def _are_biased(self, slots: list[int]) -> bool:
+    def are_biased(self, slots: list[int]) -> bool:
         """Whether what runs in some of these slots has biases, bans or a list of allowed tokens."""
         return bool(self._biased_slots) and not self._biased_slots.isdisjoint(slots)
 
     def _run_stages(self, part: HeldPart, slots: list[int], packed_masks: Tensor | None, *, filtered: bool) -> None:
         """Bias and bans, masks, penalties, filters and choice, kernel by kernel; `slots` of the rows that sample."""
         scores, state = part.logits, self.state.state
-        changes = build_logit_changes(part.rows, self.state.device) if self._are_biased(slots) else None
+        changes = build_logit_changes(part.rows, self.state.device) if self.are_biased(slots) else None
         if changes is not None:
             scores = changes.apply(scores, state.last_tokens.index_select(0, part.slots))
         if packed_masks is not None:

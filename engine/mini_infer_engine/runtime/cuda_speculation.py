@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mini_infer_engine.core.batch import Batch, Row
+from mini_infer_engine.core.batch import Batch, Row, TokenMasks
 from mini_infer_engine.device import to_device
 from mini_infer_engine.kernels.attention.prefill_rows import PrefillRows
 from mini_infer_engine.kernels.context import KernelContext
@@ -36,10 +36,11 @@ from mini_infer_engine.ops.triton_ops import TritonOps
 from mini_infer_engine.runtime.attention.triton_attention import TritonAttentionPass
 from mini_infer_engine.runtime.attention.triton_backends import TritonBackend, triton_backend
 from mini_infer_engine.runtime.cuda_graphs import record
-from mini_infer_engine.runtime.cuda_sampling import CudaPassHandle, SpeculativePart
+from mini_infer_engine.runtime.cuda_sampling import CudaPassHandle, CudaSampling, GuessedPart, SpeculativePart
 from mini_infer_engine.runtime.device_state import DeviceBatchState
 from mini_infer_engine.runtime.inputs import build_inputs
 from mini_infer_engine.runtime.kv_pool import KVPool
+from mini_infer_engine.runtime.speculative_sampling import SpeculativeSampling
 from mini_infer_engine.runtime.staging import PinnedStaging
 from mini_infer_engine.runtime.worker import ModelWorker
 from mini_infer_engine.speculation.config import SpeculationConfig
@@ -49,6 +50,7 @@ from mini_infer_engine.speculation.head import SpeculativeHead
 MAX_ROWS = 128
 """Sequences of a pass with guesses, at most: above, passes without are faster, and logits of all guesses are large."""
 _UPLOADS_IN_FLIGHT = 4
+"""Of two passes, each before its guesses and, where grammars forbid some, before it is settled."""
 
 Run = Callable[[], None]
 Recorder = Callable[[Run], Run]
@@ -69,6 +71,12 @@ class _Captured:
     settle: dict[bool, Run]
 
 
+def _on_host(values: Tensor) -> Tensor:
+    """A copy in main memory, which is only queued."""
+    copied = torch.empty(values.shape, dtype=values.dtype, pin_memory=values.is_cuda)
+    return copied.copy_(values, non_blocking=True)
+
+
 class CudaSpeculation:
     """Of one executor, whose model it checks guesses with."""
 
@@ -80,8 +88,9 @@ class CudaSpeculation:
         state: DeviceBatchState,
         attention: TritonBackend,
         kernels: KernelContext,
-        max_num_seqs: int,
+        sampling: CudaSampling,
     ) -> None:
+        max_num_seqs = sampling.buckets[-1]
         self._config, self._worker, self._state, self._kernels = config, worker, state, kernels
         self._page_size, self._null_page = pool.spec.page_size, pool.null_page
         self.max_rows = min(MAX_ROWS, max_num_seqs)
@@ -103,6 +112,7 @@ class CudaSpeculation:
         self._packed[0] = state.padding_slot
         self._staging = PinnedStaging(self._packed, _UPLOADS_IN_FLIGHT)
         self._captured: dict[tuple[int, int], _Captured] = {}
+        self._sampling = SpeculativeSampling(sampling, self._history, self._virtual, self._own_rows)
         self._head = worker.head
         if worker.head is not None:
             worker.model.taps = HiddenTaps(worker.head.shape.layers)
@@ -137,7 +147,11 @@ class CudaSpeculation:
                 for run in (*one.guess.values(), *one.settle.values()):
                     run()
 
-        return [guess_and_settle, *(one.verify for one in made)]
+        def settle_in_stages() -> None:
+            for drafts in self.levels:
+                self._sampling.compile_kernels(self._logits[: drafts + 1], self._packed[0, :1])
+
+        return [guess_and_settle, settle_in_stages, *(one.verify for one in made)]
 
     def capture(self, memory: Any, *, only_largest: bool = False) -> None:
         """Record all passes, or the largest one, whose memory the others share."""
@@ -187,27 +201,71 @@ class CudaSpeculation:
             features = features if rows is None else features.index_select(0, rows)
             self._features.index_copy_(0, slots.long(), features[: len(slots)])
 
-    def run(self, rows: list[Row], indices: Sequence[int], drafts: int, handle: CudaPassHandle) -> None:
-        """Guess, check and settle these rows, which have these indices in their batch."""
-        bucket = self.buckets[bisect_left(self.buckets, len(rows))]
-        self._load(rows)
+    def begin(self, rows: list[Row], indices: Sequence[int], drafts: int, *, waits_for_masks: bool) -> GuessedPart:
+        """Guess for these rows, which have these indices in their batch, and compute the logits that check it."""
+        bucket = self._bucket(rows)
+        self._load(rows, [row.num_drafts or 0 for row in rows])
         self._state.send_pages(rows, self._page_size, ahead=drafts)
-        filtered = self._state.has_filters([row.slot for row in rows])
-        made = self._captured.get((bucket, drafts)) or self._pass(bucket, drafts, lambda run: run)
+        filtered, made = self._state.has_filters([row.slot for row in rows]), self._pass_of(bucket, drafts)
         made.guess[filtered]()
+        guesses, known = None, None
+        if waits_for_masks:
+            guesses = _on_host(self._guesses(len(rows), drafts))
+            known = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's
+            known.record()  # before the logits: masks are computed meanwhile
         made.verify()
-        made.settle[filtered]()
-        results = self._results_of(bucket, drafts)[: len(rows)]
-        on_host = torch.empty(results.shape, dtype=results.dtype, pin_memory=results.is_cuda)
-        on_host.copy_(results, non_blocking=True)
-        handle.speculative = SpeculativePart(list(indices), on_host)
+        return GuessedPart(rows, list(indices), drafts, guesses, known)
 
-    def _load(self, rows: list[Row]) -> None:
+    def finish(self, part: GuessedPart, masks: TokenMasks | None, handle: CudaPassHandle) -> None:
+        """Sample at every position, and find out which guesses are right."""
+        rows, drafts = part.rows, part.drafts
+        bucket = self._bucket(rows)
+        packed_masks = None
+        if masks is not None:
+            packed_masks = self._sampling.packed_masks(part, masks)
+            if masks.limits:
+                asked = zip(part.indices, rows, strict=True)
+                self._load(rows, [masks.limits.get(index, row.num_drafts or 0) for index, row in asked])
+        filtered = self._state.has_filters([row.slot for row in rows])
+        if packed_masks is None and not self._sampling.asked_for(rows):
+            self._pass_of(bucket, drafts).settle[filtered]()
+        else:
+            self._settle_in_stages(part, bucket, packed_masks, handle, filtered=filtered)
+        results = self._results_of(bucket, drafts)[: len(rows)]
+        handle.speculative = SpeculativePart(part.indices, _on_host(results))
+
+    def _settle_in_stages(
+        self, part: GuessedPart, bucket: int, packed_masks: Tensor | None, handle: CudaPassHandle, *, filtered: bool
+    ) -> None:
+        slots, queries = self._packed[0, :bucket], part.drafts + 1
+        expand_slots(slots, self._state.state, self._history, self._virtual, queries)
+
+        def settle(scores: Tensor) -> Tensor:
+            self._sample(scores, filtered=filtered)
+            self._compare(bucket, part.drafts)
+            return self._results_of(bucket, part.drafts)
+
+        self._sampling.run(part, self._logits[: bucket * queries], slots, packed_masks, settle, handle)
+
+    def _bucket(self, rows: list[Row]) -> int:
+        return self.buckets[bisect_left(self.buckets, len(rows))]
+
+    def _pass_of(self, bucket: int, drafts: int) -> _Captured:
+        return self._captured.get((bucket, drafts)) or self._pass(bucket, drafts, lambda run: run)
+
+    def _load(self, rows: list[Row], limits: list[int]) -> None:
+        """Slots, and how many guesses of each may count."""
         array = self._staging.arrays[self._staging.begin()]
         array[0], array[1] = self._state.padding_slot, 0
         array[0, : len(rows)] = [row.slot for row in rows]
-        array[1, : len(rows)] = [row.num_drafts or 0 for row in rows]
+        array[1, : len(rows)] = limits
         self._staging.send()
+
+    def _guesses(self, rows: int, drafts: int) -> Tensor:
+        """[rows, drafts] int32: those that were made for the slots loaded last."""
+        slots = self._packed[0, :rows].long()
+        ahead = torch.arange(1, drafts + 1, device=self._state.device)
+        return self._history[slots[:, None], self._state.state.lengths[slots].long()[:, None] + ahead]
 
     def _results_of(self, bucket: int, drafts: int) -> Tensor:
         return self._results[: bucket * (drafts + 2)].view(bucket, drafts + 2)
@@ -281,6 +339,11 @@ class CudaSpeculation:
         slots, queries = self._packed[0, :bucket], drafts + 1
         expand_slots(slots, self._state.state, self._history, self._virtual, queries)
         self._sample(self._logits[: bucket * queries], filtered=filtered)
+        self._compare(bucket, drafts)
+
+    def _compare(self, bucket: int, drafts: int) -> None:
+        """Guesses with what was sampled at their positions; the slots go on behind those that are right."""
+        slots, queries = self._packed[0, :bucket], drafts + 1
         settle_guesses(
             slots,
             self._packed[1, :bucket],

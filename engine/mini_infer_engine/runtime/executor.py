@@ -1,5 +1,6 @@
 """What executes forward passes: the interface of the CPU's executor and the GPU's, and the choice between them."""
 
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any, Protocol
 
@@ -48,6 +49,9 @@ class Executor(Protocol):
 
     def launch(self, batch: Batch) -> PassHandle:
         """Start a pass without waiting for the device. See `batch.Runner.launch`."""
+
+    def guesses(self, handle: Any) -> Mapping[int, Sequence[int]]:
+        """See `batch.Runner.guesses`."""
 
     def sample(self, handle: Any, masks: TokenMasks) -> None:
         """See `batch.Runner.sample`."""

@@ -1,6 +1,7 @@
 """Batches to tokens: a model, its page pool and what executes passes over both, put together. It decides nothing."""
 
 import logging
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -64,6 +65,10 @@ class ModelRunner:
     def launch(self, batch: Batch) -> PassHandle:
         """See `Runner.launch`."""
         return self.executor.launch(batch)
+
+    def guesses(self, handle: PassHandle) -> Mapping[int, Sequence[int]]:
+        """See `Runner.guesses`."""
+        return self.executor.guesses(handle)
 
     def sample(self, handle: PassHandle, masks: TokenMasks) -> None:
         """See `Runner.sample`."""

@@ -1,6 +1,6 @@
 """Passes in plain torch: what runs on a CPU, and the slow reference on a GPU. Nothing is captured."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -33,7 +33,7 @@ from mini_infer_engine.sampling.penalties import Penalties
 from mini_infer_engine.sampling.reference import build_sampling, sample
 from mini_infer_engine.sampling.token_masks import apply_token_masks
 from mini_infer_engine.speculation.config import speculation_of
-from mini_infer_engine.speculation.torch_speculation import PreparedBatch, TorchSpeculation, sampled_rows
+from mini_infer_engine.speculation.torch_speculation import PreparedBatch, TorchSpeculation, sampled_rows, samples_of
 
 
 @dataclass(slots=True)
@@ -50,8 +50,10 @@ class TorchPassHandle:
     made: list[list[int]] | None = None
     """The tokens of each of these rows."""
     tokens: Tensor | None = None  # [sampling rows] int64
+    requested: list[tuple[int, int]] = field(default_factory=list)
+    """Of each line of `logprobs`: its row, and how many of the most likely tokens to tell."""
     logprobs: LogprobTensors | None = None
-    """Of the sampling rows that request them, in order."""
+    """Of the sampling rows that request them, in order, and of each guess that they check."""
     prompt_logprobs: PromptLogprobs | None = None
     embeddings: Embeddings | None = None
     held: tuple[PassInputs, Tensor] | None = None
@@ -71,9 +73,11 @@ class TorchPassHandle:
             for row, token in zip(self.sampling_rows, self.tokens.tolist(), strict=True):
                 result.tokens[row] = (token,)
         if self.logprobs is not None:
-            requested = rows_with_logprobs(self.rows)
-            told = self.logprobs.read([number for _, number in requested])
-            result.logprobs = {row: [one] for (row, _), one in zip(requested, told, strict=True)}
+            told = self.logprobs.read([number for _, number in self.requested])
+            for (row, _), one in zip(self.requested, told, strict=True):
+                of_row = result.logprobs.setdefault(row, [])
+                if len(of_row) < len(result.tokens[row]):  # what stands behind a wrong guess is told to nobody
+                    of_row.append(one)
         if self.prompt_logprobs is not None:
             result.prompt_logprobs = self.prompt_logprobs.read()
         if self.embeddings is not None:
@@ -142,6 +146,13 @@ class TorchExecutor:
                 handle.done = _recorded_event()
             return handle
 
+    def guesses(self, handle: TorchPassHandle) -> Mapping[int, Sequence[int]]:
+        """See `Executor.guesses`."""
+        prepared = handle.prepared
+        if prepared is None:
+            return {}
+        return {place: drafts for place, drafts in zip(prepared.places, prepared.drafts, strict=True) if drafts}
+
     def sample(self, handle: TorchPassHandle, masks: TokenMasks) -> None:
         """See `Executor.sample`."""
         assert handle.held is not None, "this pass waits for no masks"
@@ -181,6 +192,7 @@ class TorchExecutor:
         """Bias and bans, masks, penalties, temperature, filters, choice; log probabilities are the raw logits'."""
         rows = sampled_rows(handle.rows)
         slots = [row.slot for row in rows]
+        samples = samples_of(handle.rows)
         for row in rows:
             if row.token_ids is not None:
                 self.penalties.begin(row)
@@ -190,25 +202,29 @@ class TorchExecutor:
         if masks is not None:
             if scores is logits and requested:
                 scores = logits.clone()
-            batch_rows = handle.sampling_rows
-            if handle.prepared is not None:
-                batch_rows = [handle.prepared.places[row] for row in batch_rows]
-            apply_token_masks(scores, masks, batch_rows)
-        scores = self.penalties.applied(scores, slots)
+            places = None if handle.prepared is None else handle.prepared.places
+            batch_rows = [one.row if places is None else places[one.row] for one in samples]
+            apply_token_masks(
+                scores, masks, [(row, len(one.guesses)) for row, one in zip(batch_rows, samples, strict=True)]
+            )
+        scores = self.penalties.applied(scores, slots, [one.guesses for one in samples])
         tokens = sample(scores, build_sampling(rows, self.worker.config.vocab_size, device))
-        self.penalties.count(slots, tokens)
         if handle.prepared is not None and self.speculation is not None:
-            handle.made = self.speculation.settle(handle.prepared, tokens.tolist(), handle.features)
+            limits = {} if masks is None else masks.limits
+            handle.made = self.speculation.settle(handle.prepared, tokens.tolist(), handle.features, limits)
+            self.penalties.count_made([row.slot for row in handle.rows], handle.made)
             for row, its_tokens in zip(handle.rows, handle.made, strict=True):
                 if its_tokens:
                     self.last_tokens[row.slot] = its_tokens[-1]
         else:
+            self.penalties.count(slots, tokens)
             self.last_tokens.index_copy_(0, inputs.sample_slots, tokens)
         if requested:
-            places = torch.tensor([index for index, _ in requested], device=device)
+            lines = torch.tensor([index for index, _ in requested], device=device)
             made = token_logprobs(
-                logits[places], tokens[places], most_of([number for _, number in requested]), named_tokens(rows)
+                logits[lines], tokens[lines], most_of([number for _, number in requested]), named_tokens(rows)
             )
+            handle.requested = [(samples[index].row, number) for index, number in requested]
             handle.logprobs = made.on_host()
         handle.tokens = tokens if device.type == "cpu" else _pinned(tokens)
 

@@ -49,12 +49,18 @@ class Penalties:
         """Whether what runs in one of these slots has penalties."""
         return bool(self._slots) and not self._slots.isdisjoint(slots)
 
-    def applied(self, logits: Tensor, slots: Sequence[int]) -> Tensor:
-        """Logits [rows, vocab] of these slots after penalties: in fp32, or the same where no slot has penalties."""
+    def applied(self, logits: Tensor, slots: Sequence[int], guesses: Sequence[Sequence[int]] = ()) -> Tensor:
+        """Logits [rows, vocab] of these slots after penalties: in fp32, or the same where no slot has penalties.
+
+        `guesses`: of each row, the tokens that it has beside those which its slot has counted; empty: none has any.
+        """
         if not self.concern(slots):
             return logits
         chosen = to_device(np.array(slots, dtype=np.int64), logits.device)
         logits, counts = logits.float(), self.counts.index_select(0, chosen)
+        if pairs := [(row, token) for row, tokens in enumerate(guesses) for token in tokens]:
+            places = to_device(np.array(pairs, dtype=np.int64).T.copy(), logits.device).unbind(0)
+            counts = counts.int().index_put_(places, counts.new_tensor(2).int(), accumulate=True)
         repetition, presence, frequency = self.strengths.index_select(0, chosen)[:, :, None].unbind(1)
         repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
         made = (counts >> 1).float()
@@ -66,6 +72,15 @@ class Penalties:
             places = (to_device(np.array(slots, dtype=np.int64), tokens.device), tokens)
             counts = self.counts[places]
             self.counts[places] = torch.where(counts < MAX_COUNT, counts + 2, counts)
+
+    def count_made(self, slots: Sequence[int], made: Sequence[Sequence[int]]) -> None:
+        """These tokens were made in these slots, several of each."""
+        if not self.concern(slots):
+            return
+        for place in range(max(map(len, made), default=0)):
+            longer = [index for index, tokens in enumerate(made) if len(tokens) > place]
+            tokens = np.array([made[index][place] for index in longer], dtype=np.int64)
+            self.count([slots[index] for index in longer], to_device(tokens, self.counts.device))
 
     def _set_strengths(self, slot: int, strengths: tuple[float, ...]) -> None:
         self.strengths[slot].copy_(to_device(np.array(strengths, dtype=np.float32), self.strengths.device))

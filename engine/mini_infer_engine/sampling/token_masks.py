@@ -11,12 +11,12 @@ from mini_infer_engine.core.batch import TokenMasks
 from mini_infer_engine.device import to_device
 
 
-def apply_token_masks(logits: Tensor, masks: TokenMasks, rows: Sequence[int]) -> None:
-    """Mask logits [rows, vocab] in place; `rows` are their indices in the batch."""
-    places = {row: place for place, row in enumerate(rows)}
-    for row, bits in zip(masks.rows, masks.bits, strict=True):
-        if row in places:
-            logits[places[row]].masked_fill_(_forbidden(bits, logits.shape[1], logits.device), -math.inf)
+def apply_token_masks(logits: Tensor, masks: TokenMasks, places: Sequence[tuple[int, int]]) -> None:
+    """Mask logits [rows, vocab] in place; `places`: of each, its row in the batch, and the guesses before it."""
+    lines = {place: line for line, place in enumerate(places)}
+    for row, guesses, bits in masks.entries():
+        if (line := lines.get((row, guesses))) is not None:
+            logits[line].masked_fill_(_forbidden(bits, logits.shape[1], logits.device), -math.inf)
 
 
 def _forbidden(bits: np.ndarray, vocab_size: int, device: torch.device) -> Tensor:

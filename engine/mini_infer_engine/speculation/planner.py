@@ -19,11 +19,8 @@ from mini_infer_engine.speculation.controller import (
 
 
 def may_speculate(request: Request) -> bool:
-    """Whether tokens are guessed for it: what depends on the very last token is made one token a pass."""
-    sampling = request.sampling
-    asks_for_more = sampling.has_penalties or sampling.changes_logits or sampling.logprobs is not None
-    is_special = sampling.grammar is not None or request.beam_search is not None or request.embeds
-    return not asks_for_more and not is_special
+    """Whether tokens are guessed for it."""
+    return request.beam_search is None and not request.embeds
 
 
 class SpeculationPlanner:
@@ -35,32 +32,44 @@ class SpeculationPlanner:
         self._typical_acceptance = FIRST_ACCEPTANCE
         self.num_drafts = self.num_draft_tokens = 0
         self.accepted_by_position = [0] * config.num_tokens
-        self._computes_catch_up = config.method == "draft_model"
+        self.computes_catch_up = config.method == "draft_model"
         self._reads_text = config.method != "head"
         self._max_rows = max_rows
         self._max_model_len = max_model_len
         self._token_budget = token_budget
+        self.may_be_masked = False
+        """Whether some request's output is held to a grammar."""
+        self._has_guessed = False
+        """In the pass before, which may be in flight."""
 
     def plan(self, batch: Batch, sequences: list[Sequence], pool: PageAllocator) -> None:
         """Give rows of a planned pass guesses, where that is possible and worth it."""
+        if not batch.rows:
+            return
+        self._give_guesses(batch, sequences, pool)
+        if self._has_guessed:
+            _put_off_rows_with_unknown_bans(batch, sequences)
+        self._has_guessed = bool(batch.num_drafts)
+
+    def _give_guesses(self, batch: Batch, sequences: list[Sequence], pool: PageAllocator) -> None:
         rows = batch.rows
-        if not rows or batch.num_decodes < len(rows) or self.controller.stays_plain(len(rows)):
+        if batch.num_decodes < len(rows):
             return
-        chosen = [
-            (row, sequence)
-            for row, sequence in zip(rows, sequences, strict=True)
-            if sequence.speculates and sequence.matcher is None
-        ]
+        masked = self.may_be_masked and any(sequence.matcher is not None for sequence in sequences)
+        if self.controller.stays_plain(len(rows), masked=masked):
+            return
+        chosen = [pair for pair in zip(rows, sequences, strict=True) if pair[1].speculates]
         # To launch a draft's reading of a prompt takes the host milliseconds, and first tokens would wait for it.
-        if self._computes_catch_up and any(len(one.token_ids) == one.num_prompt for _, one in chosen):
+        if self.computes_catch_up and any(len(one.token_ids) == one.num_prompt for _, one in chosen):
             return
-        if not chosen or len(chosen) > self._max_rows or any(one.matcher is not None for one in sequences):
+        if not chosen or len(chosen) > self._max_rows:
             return
         for _, sequence in chosen:
             if sequence.acceptance is None:
                 sequence.acceptance = self._typical_acceptance
-        most = self.controller.choose([sequence.acceptance or 0.0 for _, sequence in chosen], len(rows))
-        if self._computes_catch_up and most and self.controller.is_trial:
+        acceptances = [sequence.acceptance or 0.0 for _, sequence in chosen]
+        most = self.controller.choose(acceptances, len(rows), masked=masked)
+        if self.computes_catch_up and most and self.controller.is_trial:
             missing = sum(max(0, len(sequence.token_ids) - sequence.num_drafted) for _, sequence in chosen)
             if missing > self._token_budget:
                 self.controller.rest()
@@ -77,18 +86,19 @@ class SpeculationPlanner:
             if not drafts and (most == self.controller.levels[0] or not len(sequence.token_ids) % 16):
                 drafts = 1  # now and then, or it would never be known that its text has become easier
             row.num_drafts, row.count = drafts, drafts + 1
+            row.banned = ()  # who checks the guesses knows the tokens before each of them
             sequence.num_computed += drafts
             sequence.num_uncertain += drafts
             sequence.num_drafted = row.start + row.count + 1  # until it is settled: the pass adds its own tokens
 
     def _catch_up(self, batch: Batch, chosen: list[tuple[Row, Sequence]], budget: int) -> bool:
         """Tell the draft tokens that it does not know; False: there are too many for one pass."""
-        if not self._reads_text:
-            return True
         is_complete = True
         for row, sequence in chosen:
+            if not self._reads_text and not sequence.request.sampling.bad_words_token_ids:
+                continue
             start, known = sequence.num_drafted, len(sequence.token_ids)
-            count = min(known - start, budget) if self._computes_catch_up else known - start
+            count = min(known - start, budget) if self.computes_catch_up else known - start
             if count > 0:
                 tokens = sequence.token_ids[start : start + count]
                 batch.catch_up.append(Row(row.slot, start, count, tokens, sequence.pages, None))
@@ -112,6 +122,22 @@ class SpeculationPlanner:
             self.num_draft_tokens += drafts
             for place in range(accepted):
                 self.accepted_by_position[place] += 1
+
+
+def _put_off_rows_with_unknown_bans(batch: Batch, sequences: list[Sequence]) -> None:
+    """Take out decode rows that wait to know how many guesses in flight are right: `bad_words` depend on the tokens.
+
+    Rows that guess have their tokens on the device, and those within grammars wait for them anyway.
+    """
+    for index in range(batch.num_decodes - 1, -1, -1):
+        row, sequence = batch.rows[index], sequences[index]
+        if not sequence.num_uncertain or row.num_drafts is not None or sequence.matcher is not None:
+            continue
+        if sequence.request.sampling.bad_words_token_ids:
+            del batch.rows[index], sequences[index]
+            batch.num_decodes -= 1
+            sequence.num_computed -= 1
+            sequence.in_flight -= 1
 
 
 def _reserve(chosen: list[tuple[Row, Sequence]], most: int, pool: PageAllocator) -> bool:

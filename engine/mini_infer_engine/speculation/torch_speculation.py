@@ -5,7 +5,7 @@ equals what was sampled there is right; the first that does not ends the row. So
 speculation, token for token, greedy or sampled, whatever guessed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import takewhile
@@ -14,7 +14,9 @@ import msgspec
 import torch
 from torch import Tensor
 
+from mini_infer_engine.core.bans import completed_bans, longest_before
 from mini_infer_engine.core.batch import Batch, Row
+from mini_infer_engine.core.request import SamplingParams
 from mini_infer_engine.models.hidden_taps import HiddenTaps
 from mini_infer_engine.ops.base import ResidualState
 from mini_infer_engine.ops.torch_ops import TorchOps
@@ -151,7 +153,7 @@ class TorchSpeculation:
             slot, drafts = self._slots[row.slot], guesses.get(place, [])
             if drafts:
                 chunk = _as_chunk(row, slot.length, [slot.last_token, *drafts], slot.output_index, len(drafts) + 1)
-                guessed.append((place, chunk))
+                guessed.append((place, msgspec.structs.replace(chunk, known_token_ids=_tail(row, slot))))
             else:
                 plain.append((place, _true_row(row, slot)))
         prompts = list(enumerate(batch.rows))[batch.num_decodes :]
@@ -177,18 +179,22 @@ class TorchSpeculation:
         ]
         return dict(zip(asking, found, strict=True))
 
-    def settle(self, prepared: PreparedBatch, sampled: list[int], features: Tensor | None) -> list[list[int]]:
+    def settle(
+        self, prepared: PreparedBatch, sampled: list[int], features: Tensor | None, limits: Mapping[int, int]
+    ) -> list[list[int]]:
         """The tokens that each row of the prepared batch has made, from what was sampled at all of its positions.
 
-        features [positions, layers * hidden]: the hidden states there, where a head reads them.
+        features [positions, layers * hidden]: the hidden states there, where a head reads them. `limits`: guesses that
+        may count, of some rows of the batch that was launched.
         """
         made: list[list[int]] = []
         at = 0
-        for row, drafts in zip(prepared.batch.rows, prepared.drafts, strict=True):
+        for row, place, guesses in zip(prepared.batch.rows, prepared.places, prepared.drafts, strict=True):
+            drafts = guesses[: limits.get(place)]
             if row.sampling is None:
                 made.append([])
                 continue
-            tokens = right_tokens(drafts, sampled[at : at + row.num_samples])
+            tokens = right_tokens(drafts, sampled[at : at + row.num_samples][: len(drafts) + 1])
             slot = self._slots[row.slot]
             slot.features = None if features is None else features[at + len(tokens) - 1]
             at += row.num_samples
@@ -212,9 +218,23 @@ def _true_row(row: Row, slot: SlotProgress) -> Row:
     """A decode row where its sequence truly is."""
     assert row.sampling is not None
     suppressed = row.suppressed_token_ids if slot.output_index < row.sampling.min_tokens else ()
-    return msgspec.structs.replace(
+    true = msgspec.structs.replace(
         row, start=slot.length, output_index=slot.output_index, count=1, suppressed_token_ids=suppressed
     )
+    if row.num_drafts is not None:
+        true.banned = _banned(row.sampling, [*_tail(row, slot), slot.last_token])
+    return true
+
+
+def _tail(row: Row, slot: SlotProgress) -> list[int]:
+    """The cached tokens that decide, with those after them, what would complete one of the row's bad words."""
+    assert row.sampling is not None
+    count = longest_before(row.sampling.bad_words_token_ids)
+    return slot.history[max(0, slot.length - count) : slot.length] if count else []
+
+
+def _banned(sampling: SamplingParams, tokens: Sequence[int]) -> list[tuple[int | None, int]]:
+    return [(None, token) for token in completed_bans(sampling.bad_words_token_ids, tokens)]
 
 
 def _as_chunk(row: Row, start: int, tokens: list[int], output_index: int, samples: int) -> Row:
@@ -233,7 +253,29 @@ def sampled_rows(rows: Sequence[Row]) -> list[Row]:
             for place in range(row.num_samples):
                 index = row.output_index + place
                 suppressed = row.suppressed_token_ids if index < row.sampling.min_tokens else ()
-                single.append(
-                    msgspec.structs.replace(row, token_ids=None, output_index=index, suppressed_token_ids=suppressed)
+                one = msgspec.structs.replace(
+                    row, token_ids=None, output_index=index, suppressed_token_ids=suppressed, known_token_ids=()
                 )
+                one.banned = _banned(row.sampling, [*row.known_token_ids, *(row.token_ids or ())[: place + 1]])
+                single.append(one)
     return single
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Where one of the samples of a pass stands."""
+
+    row: int
+    """Of the pass."""
+    guesses: Sequence[int]
+    """Of its row, those that stand before it."""
+
+
+def samples_of(rows: Sequence[Row]) -> list[Sample]:
+    """Of each of `sampled_rows`."""
+    return [
+        Sample(index, () if row.num_samples == 1 else (row.token_ids or ())[1 : place + 1])
+        for index, row in enumerate(rows)
+        if row.sampling is not None
+        for place in range(row.num_samples)
+    ]

@@ -47,15 +47,28 @@ class GrammarMatcher:
         """Whether the token is no part of the text, but an end of sequence."""
         return token in self._eos
 
-    def restrict(self, mask: Mask, suppressed: Iterable[int], banned: Iterable[int]) -> str:
+    def may_end_along(self, guesses: Sequence[int]) -> list[bool]:
+        """Whether the output may end now, and behind each of these tokens; told only where a stop token could end it.
+
+        The library has taken none of them afterwards.
+        """
+        if not self._other_stops:
+            return [False] * (len(guesses) + 1)
+        found = [self.library.is_accepting()]
+        for token in guesses:
+            self.library.consume_token(token)
+            found.append(self.library.is_accepting())
+        self.library.rollback(len(guesses))
+        return found
+
+    def restrict(self, mask: Mask, suppressed: Iterable[int], banned: Iterable[int], *, may_end: bool) -> str:
         """Take from the library's mask what the request forbids. Why nothing is left; empty: something is.
 
-        Stop tokens may be chosen where the grammar may end, and nowhere else: an output that they end is complete.
-        With `ignore_eos`, EOS may be chosen only where nothing else may.
+        `may_end`: the output may end here. There stop tokens may be chosen, and nowhere else: an output that they end
+        is complete. With `ignore_eos`, EOS may be chosen only where nothing else may.
         """
         if not mask.any():
             return self.error or f"{self._param} allows no token of this model's vocabulary after this output"
-        may_end = bool(self._other_stops) and self.library.is_accepting()
         for token in self._other_stops:
             _put(mask, token, may_end)
         if self._other_stops and not mask.any():

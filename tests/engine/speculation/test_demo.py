@@ -5,8 +5,10 @@ from typing import Any
 import pytest
 
 from mini_infer_engine.core.request import SamplingParams
+from mini_infer_engine.core.stats import EngineStats
 from mini_infer_engine.llm import LLM
 from mini_infer_engine.speculation.controller import DraftController
+from mini_infer_engine.structured.params import StructuredOutputsParams
 
 QUESTION = [{"role": "user", "content": "What does functools.partial do?"}]
 
@@ -17,6 +19,52 @@ def answer(**options: Any) -> tuple[str, float]:
     (made,) = llm.chat(QUESTION, SamplingParams(temperature=0.0, max_tokens=60), use_tqdm=False)
     stats = llm._engine.stats()
     return made.outputs[0].text, sum(stats.accepted_tokens_by_position) / max(1, stats.draft_tokens)
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "module": {"type": "string", "maxLength": 20},
+        "since": {"type": "integer", "minimum": 1, "maximum": 3},
+        "functions": {"type": "array", "items": {"type": "string", "maxLength": 12}, "maxItems": 3},
+    },
+    "required": ["module", "since", "functions"],
+    "additionalProperties": False,
+}
+
+
+def test_output_within_grammars_is_guessed_and_is_the_plain_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside free text, with what else a request may ask for; one ends by a stop token, one by the grammar."""
+    monkeypatch.setattr(DraftController, "choose", lambda self, *_, **__: self.levels[-1])
+    schema = StructuredOutputsParams(json=SCHEMA)
+    pattern = StructuredOutputsParams(regex="v[0-9]{2,40}( [a-z]{1,30}){1,8}")
+    asked = [
+        SamplingParams(temperature=0, max_tokens=60, structured_outputs=schema, logprobs=1),
+        SamplingParams(temperature=1, seed=4, max_tokens=60, structured_outputs=schema, presence_penalty=1.0),
+        SamplingParams(temperature=1, seed=3, max_tokens=40, structured_outputs=pattern, bad_words=["1", "99"]),
+        SamplingParams(temperature=0, max_tokens=40, structured_outputs=pattern, min_tokens=9, stop_token_ids=[10, 32]),
+        SamplingParams(temperature=0, max_tokens=30),
+    ]
+
+    def answers(**options: Any) -> tuple[list[Any], list[list[tuple[int, float]]], EngineStats]:
+        llm = LLM("demo", device="cpu", kv_cache_memory=32_000_000, max_model_len=512, **options)
+        made = llm.chat([QUESTION] * len(asked), asked, use_tqdm=False)
+        told = [[one.outputs[0].token_ids, one.outputs[0].finish_reason, one.outputs[0].text] for one in made]
+        first = made[0].outputs[0].logprobs
+        assert first is not None
+        numbers = [[(token, one.logprob) for token, one in sorted(entry.items())] for entry in first]
+        return told, numbers, llm._engine.stats()
+
+    plain, plain_numbers, _ = answers()
+    guessed, numbers, stats = answers(speculative_model="demo-draft")
+    assert guessed == plain
+    assert [[token for token, _ in entry] for entry in numbers] == [
+        [token for token, _ in one] for one in plain_numbers
+    ]
+    for entry, expected in zip(numbers, plain_numbers, strict=True):
+        assert [value for _, value in entry] == pytest.approx([value for _, value in expected], abs=0.01)
+    assert stats.drafts > 40
+    assert sum(stats.accepted_tokens_by_position) > 20
 
 
 @pytest.mark.parametrize(
@@ -30,7 +78,7 @@ def answer(**options: Any) -> tuple[str, float]:
 def test_the_demo_models_draft_and_head_guess_what_it_says(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], least: float
 ) -> None:
-    monkeypatch.setattr(DraftController, "choose", lambda self, acceptances, num_rows=None: self.levels[-1])
+    monkeypatch.setattr(DraftController, "choose", lambda self, *_, **__: self.levels[-1])
     plain, _ = answer()
     guessed, share = answer(**options)
     assert guessed == plain

@@ -22,7 +22,7 @@ class Bench:
     ) -> None:
         config = SpeculationConfig(method, None, 3, 4, 2)
         self.planner = SpeculationPlanner(config, max_rows=4, max_model_len=max_model_len, token_budget=budget)
-        self.planner.controller.choose = lambda acceptances, num_rows=None: 3  # type: ignore[method-assign]
+        self.planner.controller.choose = lambda *_, **__: 3  # type: ignore[method-assign]
         self.pool = PageAllocator(num_pages, PAGE)
         self.sequences: list[Sequence] = []
         self.batch = Batch([], 0)
@@ -37,16 +37,24 @@ class Bench:
         sequence = Sequence(request, (0, 0), 0.0, b"", 10**6, frozenset(), (), speculates=may_speculate(request))
         sequence.token_ids.extend(range(100, 100 + num_made))
         start = num_prompt + num_made - 1
-        sequence.slot, sequence.state, sequence.num_computed = len(self.sequences), State.RUNNING, start + 1
+        sequence.slot, sequence.state = len(self.sequences), State.RUNNING
+        sequence.num_computed = start
         sequence.pages = [self.pool.allocate() for _ in range(self.pool.pages_for(start + 1))]
         self.sequences.append(sequence)
-        self.batch.rows.append(Row(sequence.slot, start, 1, None, sequence.pages, request.sampling))
-        self.batch.num_decodes += 1
+        self.add_row(sequence)
         return sequence
+
+    def add_row(self, sequence: Sequence) -> None:
+        """As the scheduler plans it."""
+        row = Row(sequence.slot, sequence.num_computed, 1, None, sequence.pages, sequence.request.sampling)
+        self.batch.rows.append(row)
+        self.batch.num_decodes += 1
+        sequence.num_computed += 1
+        sequence.in_flight += 1
 
     def plan(self) -> list[int | None]:
         """Guesses of each row."""
-        self.planner.plan(self.batch, self.sequences, self.pool)
+        self.planner.plan(self.batch, list(self.sequences), self.pool)
         return [row.num_drafts for row in self.batch.rows]
 
 
@@ -64,11 +72,35 @@ def test_rows_get_room_for_all_guesses_of_the_pass() -> None:
     [{"logprobs": 1}, {"repetition_penalty": 1.1}, {"logit_bias": {3: 1.0}}, {"bad_words_token_ids": [[1, 2]]}],
     ids=["logprobs", "penalty", "bias", "bad words"],
 )
-def test_what_depends_on_the_last_token_guesses_nothing_beside_rows_that_do(sampling: dict[str, Any]) -> None:
+def test_what_asks_for_more_is_guessed_too(sampling: dict[str, Any]) -> None:
     bench = Bench()
     bench.add(10, 5)
     bench.add(10, 5, **sampling)
-    assert bench.plan() == [3, None]
+    assert bench.plan() == [3, 3]
+
+
+def test_what_is_banned_waits_until_it_is_known_how_many_guesses_were_right() -> None:
+    bench = Bench()
+    words = bench.add(10, 5, bad_words_token_ids=[[1, 2, 3]])
+    bench.add(10, 5)
+    assert bench.plan() == [3, 3]
+    guessing, bench.batch = bench.batch, Batch([], 0)
+    for sequence in bench.sequences:
+        bench.add_row(sequence)
+    bench.planner.controller.choose = lambda *_, **__: 0  # type: ignore[method-assign]
+    before = words.num_computed
+    assert bench.plan() == [None], "the other sequence goes on"
+    assert (words.num_computed, words.in_flight, bench.batch.num_decodes) == (before - 1, 1, 1)
+    bench.planner.settle(guessing.rows[0], words, 2)
+    assert words.num_uncertain == 0
+
+
+def test_a_head_is_told_the_text_whose_words_are_banned() -> None:
+    bench = Bench("head")
+    bench.add(10, 5, bad_words_token_ids=[[1, 2]])
+    bench.add(10, 5)
+    assert bench.plan() == [3, 3]
+    assert [told.slot for told in bench.batch.catch_up] == [0]
 
 
 def test_a_draft_is_told_what_it_does_not_know() -> None:

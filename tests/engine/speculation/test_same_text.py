@@ -67,7 +67,7 @@ def save_head(folder: Path, hidden_size: int, num_layers: int) -> Path:
 @pytest.fixture(autouse=True)
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guesses are made however long a pass of a tiny model takes with them."""
-    monkeypatch.setattr(DraftController, "choose", lambda self, acceptances, num_rows=None: self.levels[-1])
+    monkeypatch.setattr(DraftController, "choose", lambda self, *_, **__: self.levels[-1])
 
 
 def requests(count: int = 1) -> list[Request]:
@@ -121,6 +121,52 @@ def test_the_text_is_that_of_the_plain_engine(
     assert guessed == plain
     assert stats.draft_tokens > 50
     assert method in ("ngram", "head") or sum(stats.accepted_tokens_by_position) > stats.draft_tokens / 3
+
+
+PAIRS = [[one, other] for one in range(1, 199, 7) for other in range(2, 199, 3)]
+ASKING_FOR_MORE: dict[str, dict[str, Any]] = {
+    "log probabilities": {"logprobs": 3},
+    "penalties": {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.2},
+    "biases": {"logit_bias": {7: 4.0, 9: -3.0}},
+    "allowed tokens": {"allowed_token_ids": list(range(5, 60))},
+    "bad words": {"bad_words_token_ids": [[token] for token in range(0, 199, 9)] + PAIRS},
+    "all": {
+        "logprobs": 0,
+        "frequency_penalty": 0.5,
+        "logit_bias": {11: 6.0},
+        "bad_words_token_ids": [[11, 11, 11], [3]],
+    },
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_asks_for_more_is_guessed_and_is_the_plain_engines(folders: tuple[Path, Path], method: str) -> None:
+    """Text and numbers, while passes with guesses and without follow each other."""
+    target, draft = folders
+    options = METHODS[method]
+    if method == "head":
+        options = options | {"speculative_model": str(save_head(target.parent / "head of more", 64, 3))}
+    elif method != "ngram":
+        options = options | {"speculative_model": str(draft)}
+    common = {"min_tokens": 5, "stop_token_ids": list(range(20, 30)), "max_tokens": 24}
+    asked = [
+        Request(
+            request_id=f"{name} {temperature}",
+            prompt_token_ids=[(place * 7 + index) % 23 + 4 for place in range(9 + 4 * index)],
+            sampling=SamplingParams(temperature=temperature, **common, **more),
+            noise_seed=index,
+        )
+        for index, (name, more) in enumerate(ASKING_FOR_MORE.items())
+        for temperature in (0.0, 0.9)
+    ]
+    plain, _ = run(target, asked)
+    with pytest.MonkeyPatch.context() as patch:
+        turns = iter(range(1 << 20))
+        levels = (1, 1, 0, 1, 0, 0, 1)
+        patch.setattr(DraftController, "choose", lambda self, *_, **__: levels[next(turns) % 7] * self.levels[-1])
+        guessed, stats = run(target, asked, **options)
+    assert guessed == plain
+    assert stats.drafts > 30
 
 
 def test_a_model_that_repeats_itself_is_looked_up(tmp_path: Path) -> None:

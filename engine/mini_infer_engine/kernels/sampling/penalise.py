@@ -9,9 +9,19 @@ import triton.language as tl
 
 from mini_infer_engine.kernels.sampling.penalty_state import MAX_COUNT, PenaltyState
 from mini_infer_engine.kernels.sampling.sampling_state import SamplingState
-from mini_infer_engine.kernels.sizes import cdiv
+from mini_infer_engine.kernels.sizes import cdiv, next_power_of_2
 
 _BLOCK = 2048
+
+
+@triton.jit
+def _changed(values, count, repetition, presence, frequency):
+    """Logits after penalties; count: see `PenaltyState.counts`."""
+    repeated = tl.where(values > 0, tl.div_rn(values, tl.zeros_like(values) + repetition), values * repetition)
+    output_count = (count >> 1).to(tl.float32)
+    return tl.where(count > 0, repeated, values) - (
+        presence * (output_count > 0).to(tl.float32) + frequency * output_count
+    )
 
 
 @triton.jit
@@ -27,12 +37,62 @@ def _penalise(logits, slots, counts, strengths, out, vocabulary, logits_stride, 
     frequency = tl.load(strengths + slot * 3 + 2)
     if (repetition != 1.0) | (presence != 0.0) | (frequency != 0.0):
         count = tl.load(counts + slot * vocabulary + tokens, mask=mask, other=0).to(tl.int32)
-        repeated = tl.where(values > 0, tl.div_rn(values, tl.zeros_like(values) + repetition), values * repetition)
-        output_count = (count >> 1).to(tl.float32)
-        values = tl.where(count > 0, repeated, values) - (
-            presence * (output_count > 0).to(tl.float32) + frequency * output_count
-        )
+        values = _changed(values, count, repetition, presence, frequency)
     tl.store(out + row * vocabulary + tokens, values, mask=mask)
+
+
+@triton.jit
+def _penalise_checks(
+    logits,
+    slots,
+    lengths,
+    history,
+    history_stride,
+    counts,
+    strengths,
+    out,
+    vocabulary,
+    logits_stride,
+    QUERIES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Penalties where guesses are checked: program (row and query, block of the vocabulary)."""
+    line = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots + line // QUERIES).to(tl.int64)
+    query = (line % QUERIES).to(tl.int32)
+    tokens = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = tokens < vocabulary
+    values = tl.load(logits + line * logits_stride + tokens, mask=mask, other=0.0).to(tl.float32)
+    repetition = tl.load(strengths + slot * 3)
+    presence = tl.load(strengths + slot * 3 + 1)
+    frequency = tl.load(strengths + slot * 3 + 2)
+    if (repetition != 1.0) | (presence != 0.0) | (frequency != 0.0):
+        count = tl.load(counts + slot * vocabulary + tokens, mask=mask, other=0).to(tl.int32)
+        guesses = history + slot * history_stride + tl.load(lengths + slot) + 1
+        for place in range(query):
+            count += 2 * (tokens == tl.load(guesses + place)).to(tl.int32)
+        values = _changed(values, count, repetition, presence, frequency)
+    tl.store(out + line * vocabulary + tokens, values, mask=mask)
+
+
+@triton.jit
+def _count_made(slots, results, counts, vocabulary, MAX: tl.constexpr, QUERIES: tl.constexpr, BLOCK: tl.constexpr):
+    """Program (row): one more of each token that it has made; a token that it has made twice is counted at once."""
+    row = tl.program_id(0)
+    slot = tl.load(slots + row).to(tl.int64)
+    line = results + row * (QUERIES + 1)
+    places = tl.arange(0, BLOCK)
+    is_made = places < tl.load(line).to(tl.int32)
+    tokens = tl.load(line + 1 + places, mask=is_made, other=-1)
+    same = (tokens[:, None] == tokens[None, :]) & is_made[None, :]
+    times = tl.sum(same.to(tl.int32), axis=1)
+    earlier = tl.sum((same & (places[None, :] < places[:, None])).to(tl.int32), axis=1)
+    is_first = is_made & (earlier == 0)
+    at = counts + slot * vocabulary + tokens
+    count = tl.load(at, mask=is_first, other=0).to(tl.int32)
+    most = MAX + 1 - (count & 1)  # what counting one by one would end at
+    counted = tl.maximum(count, tl.minimum(count + 2 * times, most))
+    tl.store(at, counted.to(counts.dtype.element_ty), mask=is_first)
 
 
 @triton.jit
@@ -66,4 +126,51 @@ def count_sampled(slots: torch.Tensor, state: SamplingState, penalties: PenaltyS
     """`Penalties.count` of what `sample` has just chosen for slots [rows] int32 on the device."""
     _count[(slots.shape[0],)](
         slots, state.last_tokens, penalties.counts, penalties.counts.shape[1], MAX=MAX_COUNT, num_warps=1
+    )
+
+
+def penalised_checks(
+    logits: torch.Tensor,
+    slots: torch.Tensor,
+    lengths: torch.Tensor,
+    history: torch.Tensor,
+    penalties: PenaltyState,
+    queries: int,
+) -> torch.Tensor:
+    """The same where guesses are checked: of logits [rows * queries, vocabulary], query n of which is behind n guesses.
+
+    lengths [slots] and history [slots, positions] int32: see `kernels.sampling.speculate`.
+    """
+    lines, vocabulary = logits.shape
+    out = torch.empty((lines, vocabulary), dtype=torch.float32, device=logits.device)
+    _penalise_checks[(lines, cdiv(vocabulary, _BLOCK))](
+        logits,
+        slots,
+        lengths,
+        history,
+        history.stride(0),
+        penalties.counts,
+        penalties.strengths,
+        out,
+        vocabulary,
+        logits.stride(0),
+        QUERIES=queries,
+        BLOCK=_BLOCK,
+        num_warps=4,
+    )
+    return out
+
+
+def count_made(slots: torch.Tensor, results: torch.Tensor, penalties: PenaltyState) -> None:
+    """`Penalties.count_made` of the results [rows, queries + 1] of `settle_guesses` for slots [rows]."""
+    queries = results.shape[1] - 1
+    _count_made[(slots.shape[0],)](
+        slots,
+        results,
+        penalties.counts,
+        penalties.counts.shape[1],
+        MAX=MAX_COUNT,
+        QUERIES=queries,
+        BLOCK=next_power_of_2(queries),
+        num_warps=1,
     )
