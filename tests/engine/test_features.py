@@ -3,6 +3,7 @@
 What docs/features.md tells is what is found here; `python -m tests.engine.test_features` writes it anew.
 """
 
+import atexit
 import functools
 import itertools
 import re
@@ -43,6 +44,7 @@ def folder_of(feature: Feature | None) -> str:
     if feature is None or feature.architecture is None:
         return str(DEMO_DIRECTORY)
     folder = Path(tempfile.mkdtemp(prefix="features-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     architecture, shape = feature.architecture
     save_tiny_model(folder, architecture, **({"vocab_size": 4096, "max_position_embeddings": 512} | shape))
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
