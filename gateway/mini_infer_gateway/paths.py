@@ -56,9 +56,18 @@ class EnginePath:
     """The gateway's own words to an engine: never a client's."""
 
 
+OTHER_SERVERS_PATHS: Final = (
+    *("/rerank", "/v1/rerank", "/v2/rerank", "/score", "/v1/score", "/classify", "/pooling"),
+    *("/v1/audio/speech", "/v1/images/generations", "/v1/moderations"),
+)
+"""What engines of ours do not answer and other OpenAI servers do, vLLM's and its kind: JSON that names a model.
+
+Forms, such as audio to be transcribed, are not among them: any web page may post one (contract.request_body)."""
+
 ENGINE_PATHS: Final = {
     row.path: row
     for row in (
+        *(EnginePath(path=path) for path in OTHER_SERVERS_PATHS),
         EnginePath(path=CHAT_PATH, prompts=chat_prompts, continued="chunks"),
         EnginePath(path=COMPLETIONS_PATH, prompts=text_prompts, continued="chunks"),
         EnginePath(path=EMBEDDINGS_PATH, prompts=embedding_prompts),

@@ -30,6 +30,7 @@ from mini_infer_contract.events import (
 )
 from mini_infer_contract.launch import DRAINING_HEADER, Endpoint
 from mini_infer_contract.prompt import PromptAssets, PromptEncoder, chat_prompt_ids, completion_prompt_ids
+from mini_infer_gateway.paths import OTHER_SERVERS_PATHS
 from tests.support.fake_cache import FakeCache
 
 ROOT = root_key("a revision of the engine's own", "", "")
@@ -107,6 +108,8 @@ class FakeEngine:
         app.router.add_post(COUNT_TOKENS_PATH, self._generate)
         app.router.add_post(RESPONSES_PATH, self._generate)
         app.router.add_post("/tokenize", self._tokenize)
+        for path in OTHER_SERVERS_PATHS:
+            app.router.add_post(path, self._work)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/tokenizer_info", self._tokenizer_info)
         app.router.add_get("/openapi.json", self._tokenizer_info)
@@ -252,6 +255,11 @@ class FakeEngine:
     async def _tokenize(self, request: web.Request) -> web.Response:
         body = await request.json()
         return web.json_response({"tokens": self.encoder.encode(body["prompt"], False)})
+
+    async def _work(self, request: web.Request) -> web.Response:
+        """As a server that does something else than to generate text."""
+        await asyncio.sleep(self.chunk_delay_s)
+        return web.json_response({"by": self.name, "path": request.path, "asked": await request.json()})
 
     async def _ready(self, request: web.Request) -> web.Response:
         if self.hang:

@@ -1,0 +1,47 @@
+"""Which paths go on to engines: what other servers answer goes through by load, and engines' own pages do not."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from mini_infer_gateway.paths import OTHER_SERVERS_PATHS
+from tests.support.fake_engine import FakeEngine
+from tests.support.running_gateway import running_gateway
+
+
+async def test_what_other_servers_answer_goes_through_by_load() -> None:
+    async with (
+        FakeEngine("a", events=False, assets=False) as a,
+        FakeEngine("b", events=False, assets=False) as b,
+        running_gateway(a.endpoint, b.endpoint) as gateway,
+    ):
+        a.chunk_delay_s = b.chunk_delay_s = 0.2
+
+        async def ask(path: str) -> Any:
+            async with gateway.client.post(gateway.url + path, json={"model": "m", "query": path}) as response:
+                assert response.status == 200
+                return await response.json()
+
+        for path in OTHER_SERVERS_PATHS:
+            answers = await asyncio.gather(ask(path), ask(path))
+            assert [answer["path"] for answer in answers] == [path, path]
+            assert [answer["asked"]["query"] for answer in answers] == [path, path]
+            assert {answer["by"] for answer in answers} == {"a", "b"}, "the second goes where the first is not"
+
+
+@pytest.mark.parametrize(
+    "path", ["/drain", "/role", "/kv_snapshot", "/prompt_assets", "/reset_prefix_cache", "/v1/files"]
+)
+async def test_what_is_between_gateway_and_engines_is_not_reached(path: str) -> None:
+    async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
+        async with gateway.client.post(gateway.url + path, json={"model": "m"}) as response:
+            assert response.status == 404
+        assert not engine.bodies
+
+
+async def test_a_form_is_refused_for_any_page_may_send_one() -> None:
+    async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
+        headers = {"content-type": "multipart/form-data; boundary=x"}
+        async with gateway.client.post(gateway.url + "/v1/rerank", data=b"--x--", headers=headers) as response:
+            assert response.status == 415
