@@ -179,7 +179,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Engines behind one port, each with a copy of the model on devices of its own; requests go to the one that holds
     most of their prompt and has least to do."""
     enable_expert_parallel: Annotated[bool, Option(group=PARALLEL)] = False
-    """Each rank has some experts whole; not supported yet: each has a part of every expert."""
+    """Each rank of tensor parallelism holds some experts of a mixture whole, instead of a part of every expert."""
     nnodes: Annotated[int, Option(group=PARALLEL, unit="N", low=1, high=_MOST_RANKS)] = 1
     """Machines among which the devices are shared out equally; the same command runs on each."""
     node_rank: Annotated[

@@ -83,3 +83,34 @@ def test_quantised_experts_compute_their_tokens(
         gate, up = torch.einsum("th,tnh->tn", x.double(), wide_gate_up[chosen]).chunk(2, dim=-1)
         made = torch.einsum("tn,thn->th", functional.silu(gate) * up, wide_down[chosen])
         assert error(summands[choice], made * routing.weights[:, choice, None].double()) < 16
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize("dtype", cases([FP32], [BF16]))
+@pytest.mark.parametrize(
+    ("tokens", "experts", "top_k", "hidden", "width"),
+    cases(
+        [(2, 4, 2, 24, 12), (9, 4, 2, 24, 12)], [(1, 128, 8, 2048, 768), (40, 16, 4, 256, 136), (600, 32, 2, 512, 384)]
+    ),
+)
+def test_ranks_with_some_experts_each_make_summands_of_the_whole(
+    tokens: int, experts: int, top_k: int, hidden: int, width: int, dtype: torch.dtype, grouped: bool
+) -> None:
+    x = normal(tokens, hidden, dtype=dtype)
+    gate_up = normal(experts, 2 * width, hidden, dtype=dtype) / hidden**0.5
+    down = normal(experts, hidden, width, dtype=dtype, seed=1) / width**0.5
+    logits = normal(tokens, experts, dtype=dtype, seed=2)
+    compute = grouped_experts if grouped else expert_gemv
+    whole_routing = route(logits, top_k, normalizes_top_k=True, groups=grouped)
+    whole = compute(x, whole_routing, gate_up, down)
+    summed = torch.zeros_like(whole)
+    for begin in (0, experts // 2):
+        local = range(begin, begin + experts // 2)
+        routing = route(logits, top_k, normalizes_top_k=True, groups=grouped, local=local)
+        assert torch.equal(routing.weights, whole_routing.weights)
+        is_here = (whole_routing.experts >= local.start) & (whole_routing.experts < local.stop)
+        assert torch.equal(routing.experts, torch.where(is_here, whole_routing.experts - local.start, -1))
+        part = compute(x, routing, gate_up[local.start : local.stop], down[local.start : local.stop])
+        assert not part.transpose(0, 1)[~is_here].any(), "another rank's experts make nothing here"
+        summed += part
+    assert torch.equal(summed, whole), "each pair is computed by one rank, in the same way"

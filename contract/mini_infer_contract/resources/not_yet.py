@@ -5,11 +5,6 @@ from typing import Any
 from mini_infer_contract.resources.names import ROLES
 from mini_infer_contract.resources.rules import Rule
 
-_EXPERT = (
-    "(has(self.spec.{0}) && has(self.spec.{0}.parallelism) && has(self.spec.{0}.parallelism.expert) && "
-    "self.spec.{0}.parallelism.expert)"
-)
-
 
 def _above_one(role: str, size: str) -> str:
     """CEL for: the role has `parallelism.SIZE` above 1."""
@@ -43,11 +38,6 @@ NOT_YET = (
         f"!({_above_one('unified', 'data')} && {_above_one('unified', 'nodes')})",
         "parallelism.data and nodes do not go together yet: leave data out, and set replicas",
         lambda s: _sizes(s, "data").get("unified", 1) == 1 or _sizes(s, "nodes").get("unified", 1) == 1,
-    ),
-    Rule(
-        f"!({' || '.join(_EXPERT.format(role) for role in ROLES)})",
-        "parallelism.expert does not work yet: leave it out, and every rank has a slice of each expert",
-        lambda s: not any(role.parallelism is not None and role.parallelism.expert for role in s.roles.values()),
     ),
     Rule(
         f"!({_above_one('unified', 'tensor')} && has(self.spec.unified.engine) && "

@@ -19,10 +19,9 @@ class Parallelism(ApiModel):
             lambda p: p.ranks % (p.nodes or 1) == 0,
         ),
         Rule(
-            "!has(self.expert) || !self.expert || (has(self.tensor) && self.tensor > 1) || "
-            "(has(self.data) && self.data > 1)",
-            "expert deals the experts of a mixture out to the ranks of tensor and data: set one of these above 1",
-            lambda p: not p.expert or (p.tensor or 1) * (p.data or 1) > 1,
+            "!has(self.expert) || !self.expert || (has(self.tensor) && self.tensor > 1)",
+            "expert deals the experts of a mixture out to the ranks of tensor: set tensor above 1",
+            lambda p: not p.expert or (p.tensor or 1) > 1,
         ),
     )
     tensor: int | None = Field(default=None, ge=1, le=MOST)
@@ -32,7 +31,7 @@ class Parallelism(ApiModel):
     data: int | None = Field(default=None, ge=1, le=MOST)
     """Copies of the model behind one port."""
     expert: bool | None = None
-    """Whether each rank has whole experts of a mixture, instead of a slice of each."""
+    """Whether each rank of tensor has some experts of a mixture whole, instead of a slice of each."""
     nodes: int | None = Field(default=None, ge=1, le=MOST)
     """Nodes that one engine spans, with a pod on each: a group, which a LeaderWorkerSet runs."""
 

@@ -45,8 +45,11 @@ def parallel_fault(options: EngineOptions, *, speculates: bool) -> str | None:
     for name, value in unsupported.items():
         if value != 1:
             return f"{name.replace('_', '-')} = {value} is not supported yet: use 1"
-    if options.enable_expert_parallel:
-        return "enable-expert-parallel is not supported yet: leave it out, tensor parallelism splits every expert"
+    if options.enable_expert_parallel and options.tensor_parallel_size == 1:
+        return (
+            "enable-expert-parallel deals experts out to the ranks of an engine: set tensor-parallel-size above 1, or "
+            "leave it out"
+        )
     if speculates and options.tensor_parallel_size > 1:
         return "tensor-parallel-size: speculative decoding runs on one device only yet: leave one of them out"
     size, nodes = options.tensor_parallel_size, options.nnodes

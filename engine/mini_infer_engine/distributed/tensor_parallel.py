@@ -28,6 +28,8 @@ class TensorParallel:
 
     rank: int = 0
     size: int = 1
+    whole_experts: bool = False
+    """Each rank holds some experts of a mixture whole (expert parallelism), instead of a share of each one's width."""
 
     def even(self, total: int) -> Shard:
         """An equal share. `total` is a multiple of the size."""

@@ -66,17 +66,24 @@ class SparseMoE(nn.Module):
     """sum over a token's experts of weight * down(silu(gate(x)) * up(x)); the router and `MoESpec` say which, and how
     much.
 
-    In a tensor-parallel group each rank holds a share of every expert's width, and its result is a summand.
+    In a tensor-parallel group each rank holds a share of every expert's width, or some experts whole (then all ranks
+    route alike, and each computes what its own experts are chosen for); its result is a summand.
     """
 
     def __init__(self, spec: MoESpec, parallel: TensorParallel = ALONE) -> None:
         super().__init__()
         self.spec = spec
         self.is_summed = parallel.size > 1
-        self._share = parallel.even(spec.intermediate_size)
+        whole = TensorParallel() if parallel.whole_experts else parallel
+        self._share = whole.even(spec.intermediate_size)
+        self.local_experts = range(spec.num_stacked)
+        """Those of which this rank holds weights; the stacks begin with the first of them."""
+        if parallel.whole_experts:
+            ((begin, end),) = parallel.even(spec.num_experts).ranges
+            self.local_experts = range(begin, end)
         self.stored: StoredExperts | None = None
         """None: in the model's dtype, in `gate_up_proj` and `down_proj`."""
-        experts, hidden, width = spec.num_stacked, spec.hidden_size, self._share.count
+        experts, hidden, width = len(self.local_experts), spec.hidden_size, self._share.count
         self.gate = Linear(hidden, spec.num_experts)
         correction = torch.empty(spec.num_experts, dtype=torch.float32) if spec.has_correction else None
         self.correction = None if correction is None else nn.Parameter(correction, requires_grad=False)
@@ -108,10 +115,26 @@ class SparseMoE(nn.Module):
             return tensors  # a quantised checkpoint's layers have placements of their own
         for expert in range(self.spec.num_experts):
             name = f"{path}.experts.{expert}"
-            tensors[f"{name}.gate_proj.weight"] = Placement(self.gate_up_proj[expert, :width], part=rows)
-            tensors[f"{name}.up_proj.weight"] = Placement(self.gate_up_proj[expert, width:], part=rows)
-            tensors[f"{name}.down_proj.weight"] = Placement(self.down_proj[expert], part=columns)
+            if expert not in self.local_experts:
+                tensors |= self._unread(name)
+                continue
+            here = expert - self.local_experts.start
+            tensors[f"{name}.gate_proj.weight"] = Placement(self.gate_up_proj[here, :width], part=rows)
+            tensors[f"{name}.up_proj.weight"] = Placement(self.gate_up_proj[here, width:], part=rows)
+            tensors[f"{name}.down_proj.weight"] = Placement(self.down_proj[here], part=columns)
         return tensors | (self._shared_tensors(f"{path}.shared_experts") if self.spec.num_shared else {})
+
+    def _unread(self, name: str) -> dict[str, Placement]:
+        """Another rank's expert: its shapes are checked, and none of its rows are read."""
+        wide, high = (
+            Part(0, Shard(total, ((0, 0),))) for total in (self.spec.intermediate_size, self.spec.hidden_size)
+        )
+        gate_up, down = self.gate_up_proj[0, :0], self.down_proj[0, :0]
+        return {
+            f"{name}.gate_proj.weight": Placement(gate_up, part=wide),
+            f"{name}.up_proj.weight": Placement(gate_up, part=wide),
+            f"{name}.down_proj.weight": Placement(down, part=high),
+        }
 
     def _shared_tensors(self, path: str) -> dict[str, Placement]:
         """The shared experts are one wide MLP in the checkpoint: each is a part of its width."""

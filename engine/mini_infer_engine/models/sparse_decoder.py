@@ -45,7 +45,12 @@ class SparseModel(DecoderModel):
         """See `DecoderModel.check_split`; plain MLPs are checked where there are any."""
         assert isinstance(config, SparseConfig)
         parallel = config.tensor_parallel
-        if obstacle := parallel.obstacle("the experts' intermediate size", config.moe.intermediate_size):
+        if parallel.whole_experts and config.moe.num_shared:
+            raise ModelError(f"{config.architecture}: enable_expert_parallel does not go with shared experts yet.")
+        name, value = "the experts' intermediate size", config.moe.intermediate_size
+        if parallel.whole_experts:
+            name, value = "enable_expert_parallel: the number of experts", config.moe.num_experts
+        if obstacle := parallel.obstacle(name, value):
             raise ModelError(f"{config.architecture}: {obstacle}.")
         super().check_split(
             config

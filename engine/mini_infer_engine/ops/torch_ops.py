@@ -69,10 +69,11 @@ class TorchOps:
         weights, experts = route(moe.gate(x), moe.spec, moe.correction)
         mixed = torch.zeros_like(x)
         gate_up, down = moe.weights()
-        for expert in sorted(set(experts.flatten().tolist())):
+        for expert in sorted(set(experts.flatten().tolist()).intersection(moe.local_experts)):
             tokens, choices = torch.where(experts == expert)
-            gate, up = functional.linear(x[tokens], expert_weight(gate_up, expert, x.dtype)).chunk(2, dim=-1)
-            made = functional.linear(functional.silu(gate).mul_(up), expert_weight(down, expert, x.dtype))
+            here = expert - moe.local_experts.start
+            gate, up = functional.linear(x[tokens], expert_weight(gate_up, here, x.dtype)).chunk(2, dim=-1)
+            made = functional.linear(functional.silu(gate).mul_(up), expert_weight(down, here, x.dtype))
             mixed.index_add_(0, tokens, made * weights[tokens, choices, None])
         return self.add_norm(self._collectives.all_reduce(mixed) if moe.is_summed else mixed, state, next_norm)
 

@@ -194,6 +194,7 @@ class TritonOps:
             num_groups=spec.num_groups,
             top_groups=spec.top_groups,
             correction=moe.correction,
+            local=None if len(moe.local_experts) == spec.num_stacked else moe.local_experts,
         )
         experts = grouped_experts if grouped else expert_gemv
         summands = experts(x, routing, *moe.weights())

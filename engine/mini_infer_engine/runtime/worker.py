@@ -18,6 +18,7 @@ from mini_infer_engine.layers.linear import Linear
 from mini_infer_engine.models.decoder import DecoderModel
 from mini_infer_engine.models.kv_spec import KVQuantization, KVSpec
 from mini_infer_engine.models.registry import model_class
+from mini_infer_engine.models.sparse_decoder import SparseConfig
 from mini_infer_engine.models.weights.loader import fill_randomly, load_weights, open_checkpoint
 from mini_infer_engine.quantization.layers import quantize_layers
 from mini_infer_engine.quantization.on_load import Quantization, quantize_on_load
@@ -62,7 +63,12 @@ class ModelWorker:
         """
         device = choose_device(settings)
         dtype = _dtype(settings, config, device)
-        config = replace(config, tensor_parallel=collectives.parallel)
+        if settings.enable_expert_parallel and not isinstance(config, SparseConfig):
+            raise ModelError(f"{config.architecture} has no experts: leave enable_expert_parallel out for this model.")
+        if settings.enable_expert_parallel and (settings.quantization or config.quantization):
+            raise ModelError("enable_expert_parallel does not go with quantised experts yet: leave it out.")
+        parallel = replace(collectives.parallel, whole_experts=settings.enable_expert_parallel)
+        config = replace(config, tensor_parallel=parallel)
         model_class(config.architecture).check_split(config)
         kv_quantization = kv_quantization_of(settings, config, device)
         draft = cls._load_draft(settings, config, directory, device, dtype)

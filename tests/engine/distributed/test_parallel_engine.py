@@ -67,6 +67,13 @@ def test_sampling_penalties_logprobs_chunks_and_the_prefix_cache_are_as_in_one_p
     assert embeddings[1].outputs.embedding == pytest.approx(embeddings[0].outputs.embedding, abs=1e-4)
 
 
+@pytest.mark.parametrize("size", [2, 4])
+def test_ranks_with_whole_experts_say_what_one_process_does(size: int, tmp_path: Path) -> None:
+    save_tiny_model(tmp_path, "qwen3_moe", num_experts=8, num_experts_per_tok=2, moe_intermediate_size=48)
+    alone, group = _engine(tmp_path, 1), _engine(tmp_path, size, enable_expert_parallel=True)
+    assert _tokens(group, PROMPTS, ASKS) == _tokens(alone, PROMPTS, ASKS)
+
+
 def test_preempted_sequences_are_swapped_on_every_rank(folder: Path) -> None:
     settings = {"kv_cache_memory": 250_000, "max_model_len": 120, "kv_swap_memory": 4_000_000}
     prompts = [[(position * step + 3) % 190 + 5 for position in range(60)] for step in (3, 7, 11, 13, 17, 19)]

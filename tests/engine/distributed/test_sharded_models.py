@@ -1,11 +1,13 @@
 """Every architecture, shared out among ranks: logits equal those of the whole model, and are the same on all ranks."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from mini_infer_engine.config.errors import ModelError
+from mini_infer_engine.config.settings import EngineSettings
 from tests.engine.models.test_models import VARIANTS
 from tests.support import fp8_checkpoints, integer_checkpoints
 from tests.support.thread_group import ThreadGroup
@@ -19,10 +21,10 @@ CHOSEN = [
 ]  # fmt: skip
 
 
-def _check(directory: Path, size: int) -> None:
+def _check(directory: Path, size: int, **settings: Any) -> None:
     runner = tiny_runner(directory)
     expected = run_chunks(runner, TOKENS, PageDealer(runner).table(len(TOKENS)), SIZES)
-    group = ThreadGroup(directory, size)
+    group = ThreadGroup(directory, size, tensor_parallel_size=size, **settings)
     table = PageDealer(group.runners[0]).table(len(TOKENS))
     found = group.run(lambda rank: run_chunks(rank, TOKENS, table, SIZES))
     assert all(torch.equal(logits, found[0]) for logits in found[1:])
@@ -37,6 +39,27 @@ def test_ranks_compute_what_one_process_does(variant: str, size: int, tmp_path: 
     architecture, changes = VARIANTS[variant]
     save_tiny_model(tmp_path, architecture, **changes)
     _check(tmp_path, size)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("variant", ["qwen3-moe", "qwen3-moe-mixed", "mixtral"])
+def test_ranks_with_whole_experts_compute_what_one_process_does(variant: str, size: int, tmp_path: Path) -> None:
+    architecture, changes = VARIANTS[variant]
+    experts = "num_local_experts" if architecture == "mixtral" else "num_experts"
+    save_tiny_model(tmp_path, architecture, **(changes | {experts: 8, "moe_intermediate_size": 33}))
+    _check(tmp_path, size, enable_expert_parallel=True)
+
+
+def test_experts_that_ranks_cannot_share_equally_are_refused_by_name(tmp_path: Path) -> None:
+    asked = {"tensor_parallel_size": 2, "enable_expert_parallel": True}
+    save_tiny_model(tmp_path / "odd", "qwen3_moe", **(VARIANTS["qwen3-moe"][1] | {"num_experts": 5}))
+    with pytest.raises(ModelError, match="enable_expert_parallel: the number of experts = 5 cannot be split among 2"):
+        ThreadGroup(tmp_path / "odd", 2, **asked)
+    save_tiny_model(tmp_path / "dense", "qwen3")
+    with pytest.raises(ModelError, match="has no experts: leave enable_expert_parallel out"):
+        ThreadGroup(tmp_path / "dense", 2, **asked)
+    with pytest.raises(ValueError, match="enable-expert-parallel deals experts out to the ranks of an engine"):
+        EngineSettings(model="m", enable_expert_parallel=True, data_parallel_size=2)
 
 
 @pytest.mark.parametrize("form", fp8_checkpoints.FORMATS)

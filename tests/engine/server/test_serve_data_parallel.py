@@ -195,7 +195,7 @@ def test_the_demo_model_says_what_it_says_alone_and_chats_stay_where_they_were()
             answers = list(pool.map(lambda prompt: ask(server, prompt, **fields), prompts))
         assert [one["choices"][0]["text"] for one in answers] == [one.outputs[0].text for one in made]
         assert min(by_engine(server, "vllm:prompt_tokens_total")) > 0
-        beams = ask(server, prompts[0], n=3, use_beam_search=True, max_tokens=6, ignore_eos=False)
+        beams = ask(server, prompts[0], model="demo", n=3, use_beam_search=True, max_tokens=6, ignore_eos=False)
         assert len({choice["text"] for choice in beams["choices"]}) == 3
         messages = [{"role": "user", "content": "Write a function that sorts names, and say how it works. " * 4}]
         before = 0

@@ -32,8 +32,12 @@ def _gate_up(
     GROUP: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    SKIPS: tl.constexpr,
 ):
-    """Program (pair, block of N): silu(x @ gate.T) * (x @ up.T) of one token and one of its experts."""
+    """Program (pair, block of N): silu(x @ gate.T) * (x @ up.T) of one token and one of its experts.
+
+    SKIPS: an expert below 0 has no weights here, and makes 0.
+    """
     pair = tl.program_id(0)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     expert = tl.load(experts + pair).to(tl.int64)
@@ -43,7 +47,10 @@ def _gate_up(
     source = x + (pair // TOP_K).to(tl.int64) * x_stride + k
     gate = tl.zeros((BLOCK_N, BLOCK_K), dtype=tl.float32)
     up = tl.zeros((BLOCK_N, BLOCK_K), dtype=tl.float32)
-    for start in range(0, K, BLOCK_K):
+    end = K
+    if SKIPS:
+        end = tl.where(expert < 0, 0, K)
+    for start in range(0, end, BLOCK_K):
         inside = (n < N)[:, None] & (start + k < K)[None, :]
         values = tl.load(source + start, mask=start + k < K, other=0.0).to(tl.float32)[None, :]
         if KIND == "plain":
@@ -85,6 +92,7 @@ def _down(
     GROUP: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    SKIPS: tl.constexpr,
 ):
     """Program (pair, block of N): routing weight * (h @ down.T), into the summand of the pair's choice."""
     pair = tl.program_id(0)
@@ -95,7 +103,10 @@ def _down(
     rows = weight + row[:, None] * K + k[None, :]
     source = h + pair.to(tl.int64) * K + k
     acc = tl.zeros((BLOCK_N, BLOCK_K), dtype=tl.float32)
-    for start in range(0, K, BLOCK_K):
+    end = K
+    if SKIPS:
+        end = tl.where(expert < 0, 0, K)
+    for start in range(0, end, BLOCK_K):
         inside = (n < N)[:, None] & (start + k < K)[None, :]
         values = tl.load(source + start, mask=start + k < K, other=0.0).to(tl.float32)[None, :]
         if KIND == "plain":
@@ -124,7 +135,7 @@ def expert_gemv(
     pairs = tokens * top_k
     gated = torch.empty((pairs, width), dtype=x.dtype, device=x.device)
     out = torch.empty((top_k, tokens, hidden), dtype=x.dtype, device=x.device)
-    options = {"TOP_K": top_k, "BLOCK_K": 512, "num_warps": 4, "num_stages": 3}
+    options = {"TOP_K": top_k, "BLOCK_K": 512, "SKIPS": routing.is_local, "num_warps": 4, "num_stages": 3}
     parts, groups, form = expert_operands(gate_up)
     _gate_up[(pairs, cdiv(width, 4))](
         x, routing.experts, *parts, gated, hidden, width, groups, x.stride(0), BLOCK_N=4, **form, **options

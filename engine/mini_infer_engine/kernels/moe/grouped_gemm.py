@@ -116,8 +116,9 @@ def grouped_experts(
     num_experts, top_k, width = routing.counts.shape[0], routing.experts.shape[1], down.shape[-1]
     pairs = tokens * top_k
     gated = torch.empty((pairs, width), dtype=x.dtype, device=x.device)
-    out = torch.empty((top_k, tokens, hidden), dtype=x.dtype, device=x.device)
-    block_m = tile_rows(pairs / num_experts)
+    make_out = torch.zeros if routing.is_local else torch.empty  # no tile writes what experts elsewhere make
+    out = make_out((top_k, tokens, hidden), dtype=x.dtype, device=x.device)
+    block_m = tile_rows(pairs / routing.num_experts)
     narrow = x.dtype == torch.float32
     tiles = min(pairs, num_experts + pairs // block_m)
     options = {

@@ -20,9 +20,11 @@ class Routing:
     """Which experts compute each token of a pass."""
 
     weights: torch.Tensor  # [tokens, choices] fp32, rounded as the model's dtype rounds
-    experts: torch.Tensor  # [tokens, choices] int32, shared ones last
-    counts: torch.Tensor  # [experts] int32, tokens of each expert
+    experts: torch.Tensor  # [tokens, choices] int32, shared ones last; of local ones their place among these, else -1
+    counts: torch.Tensor  # [experts] int32, tokens of each expert, or of each local one
     pairs: torch.Tensor  # [experts, tokens] int32: token * choices + choice, of each expert's tokens in any order
+    num_experts: int  # of which the choices were made
+    is_local: bool  # whether some of these have no weights here: what they would make of a token is 0
 
 
 @triton.jit
@@ -78,6 +80,8 @@ def _route(
     GROUPS_BLOCK: tl.constexpr,
     NORMALIZES: tl.constexpr,
     LISTS: tl.constexpr,
+    FIRST_LOCAL: tl.constexpr,
+    NUM_LOCAL: tl.constexpr,
 ):
     token = tl.program_id(0)
     columns = tl.arange(0, EXPERTS_BLOCK)
@@ -115,11 +119,16 @@ def _route(
     rounded = chosen_weights.to(logits.dtype.element_ty).to(tl.float32)
     num_choices: tl.constexpr = TOP_K + NUM_SHARED
     is_choice = choices < num_choices
+    is_listed = is_choice
+    if NUM_LOCAL:
+        chosen_experts -= FIRST_LOCAL
+        is_listed = is_choice & (chosen_experts >= 0) & (chosen_experts < NUM_LOCAL)
+        chosen_experts = tl.where(is_listed, chosen_experts, -1)
     tl.store(weights + token * num_choices + choices, rounded, mask=is_choice)
     tl.store(experts + token * num_choices + choices, chosen_experts, mask=is_choice)
     if LISTS:
-        place = tl.atomic_add(counts + chosen_experts, 1, mask=is_choice, sem="relaxed")
-        tl.store(pairs + chosen_experts.to(tl.int64) * tokens + place, token * num_choices + choices, mask=is_choice)
+        place = tl.atomic_add(counts + chosen_experts, 1, mask=is_listed, sem="relaxed")
+        tl.store(pairs + chosen_experts.to(tl.int64) * tokens + place, token * num_choices + choices, mask=is_listed)
 
 
 def route(
@@ -134,14 +143,17 @@ def route(
     num_groups: int = 1,
     top_groups: int = 1,
     correction: torch.Tensor | None = None,
+    local: range | None = None,
 ) -> Routing:
     """For logits [tokens, experts] of the router. `groups`: also list each expert's tokens, for grouped GEMM.
 
-    The others are `MoESpec`'s; correction [experts] fp32.
+    The others are `MoESpec`'s; correction [experts] fp32. `local`: the experts of which there are weights here; None:
+    all, shared ones too.
     """
     tokens, num_experts = logits.shape
     device, choices = logits.device, top_k + num_shared
-    stacked = num_experts + num_shared if groups else 0
+    total = num_experts + num_shared
+    stacked = 0 if not groups else total if local is None else len(local)
     weights = torch.empty((tokens, choices), dtype=torch.float32, device=device)
     experts = torch.empty((tokens, choices), dtype=torch.int32, device=device)
     counts = torch.zeros(stacked, dtype=torch.int32, device=device)
@@ -168,6 +180,8 @@ def route(
         GROUPS_BLOCK=next_power_of_2(num_groups),
         NORMALIZES=normalizes_top_k,
         LISTS=groups,
+        FIRST_LOCAL=0 if local is None else local.start,
+        NUM_LOCAL=0 if local is None else len(local),
         num_warps=1 if num_experts <= 128 else 4,
     )
-    return Routing(weights, experts, counts, pairs)
+    return Routing(weights, experts, counts, pairs, total, local is not None)
