@@ -29,8 +29,10 @@ CHAIN = 4
 LATER_STEPS_WEIGHT = 0.8
 ANSWERS_SHARE = 0.4
 """Of the time, for answers; the rest is for training."""
-AT_ONCE, ANSWER_TOKENS, POSITIONS = 16, 96, 256
-"""Questions asked together, tokens of an answer, and positions of a training step."""
+AT_ONCE, ANSWER_TOKENS = {"cpu": 4, "cuda": 32}, {"cpu": 48, "cuda": 128}
+"""Questions asked together, and tokens of an answer: the clock is looked at between them."""
+POSITIONS, TOLD_POSITIONS = {"cpu": 64, "cuda": 512}, 256
+"""Of a training step, and of those held out for the end."""
 ASKED = (
     "What is {}?", "Explain {} to a child.", "Write three sentences about {}.", "Why does {} matter?",
     "List four facts about {}.", "Write a short story about {}.", "How does {} work?", "Name a problem with {}.",
@@ -57,12 +59,13 @@ def main() -> None:
     arguments = _arguments()
     arguments.out.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(arguments.seed)
-    llm = LLM(arguments.model, device=arguments.device, max_model_len=512, max_num_seqs=AT_ONCE, seed=arguments.seed)
+    llm = LLM(arguments.model, device=arguments.device, max_model_len=512, max_num_seqs=32, seed=arguments.seed)
     runner = llm._engine._runner
     assert isinstance(runner, ModelRunner), "one process, and no dry run"
     deadline = PROCESS_START + arguments.minutes * 60 - 5.0
     layers = (1, runner.config.num_layers // 2, runner.config.num_layers - 1)
-    asked = list(_ask(llm, time.monotonic() + ANSWERS_SHARE * (deadline - time.monotonic())))
+    asked = list(_ask(llm, runner.device.type, time.monotonic() + ANSWERS_SHARE * (deadline - time.monotonic())))
+    say(f"{len(asked)} answers")
     answers = [_read(runner, prompt, answer, layers) for prompt, answer in asked]
     hidden = runner.config.hidden_size
     shape = HeadShape(hidden, width=hidden, intermediate_size=2 * hidden, layers=layers)
@@ -96,15 +99,15 @@ class OutputMatrix:
         return F.linear(normed, self._weight)
 
 
-def _ask(llm: LLM, until_s: float) -> Iterator[tuple[list[int], list[int]]]:
+def _ask(llm: LLM, device: str, until_s: float) -> Iterator[tuple[list[int], list[int]]]:
     """Prompts and answers, until it is late."""
     questions = [question.format(topic) for question, topic in itertools.product(ASKED, TOPICS)]
     order = torch.randperm(len(questions)).tolist()
-    greedy = SamplingParams(temperature=0, max_tokens=ANSWER_TOKENS, detokenize=False)
-    for begin in range(0, len(order), AT_ONCE):
+    greedy, at_once = SamplingParams(temperature=0, max_tokens=ANSWER_TOKENS[device], detokenize=False), AT_ONCE[device]
+    for begin in range(0, len(order), at_once):
         if begin and time.monotonic() > until_s:
             return
-        chats = [[{"role": "user", "content": questions[place]}] for place in order[begin : begin + AT_ONCE]]
+        chats = [[{"role": "user", "content": questions[place]}] for place in order[begin : begin + at_once]]
         for output in llm.chat(chats, greedy, use_tqdm=False):  # type: ignore[arg-type]  # plain dictionaries
             yield list(output.prompt_token_ids or []), list(output.outputs[0].token_ids)
 
@@ -130,7 +133,7 @@ def _train(
     while (now := time.monotonic()) < deadline:
         for group in optimizer.param_groups:
             group["lr"] = lr * learning_rate_factor((now - start) / max(1e-9, deadline - start))
-        chosen = torch.randint(len(drawn[0]), (POSITIONS,), device=drawn[0].device)
+        chosen = torch.randint(len(drawn[0]), (POSITIONS[drawn[0].device.type],), device=drawn[0].device)
         losses, _ = _losses(head, output, drawn[0][chosen], drawn[1][chosen])
         weights = LATER_STEPS_WEIGHT ** torch.arange(CHAIN, device=losses.device)
         torch.autograd.backward((losses * weights).sum() / weights.sum())
@@ -141,7 +144,7 @@ def _train(
         if steps % 10 == 1:
             say(f"step {steps}, loss {float(losses.mean().detach()):.3f}")
     with torch.no_grad():
-        _, right = _losses(head, output, seen[0][:1024], seen[1][:1024])
+        _, right = _losses(head, output, seen[0][:TOLD_POSITIONS], seen[1][:TOLD_POSITIONS])
     facts: dict[str, object] = {"steps": steps, "right_by_place": [round(float(share), 3) for share in right]}
     say(json.dumps(facts))
     return facts

@@ -208,7 +208,7 @@ def test_a_head_trained_here_changes_no_text(llm: LLM, tmp_path: Path, monkeypat
         env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=500,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]

@@ -119,7 +119,7 @@ class _Asked:
     ) -> None:
         self.row, self.sequence, self.matcher = row, sequence, matcher
         self.num_guessed = len(guesses)
-        known = list(takewhile(lambda token: 0 <= token < vocab_size, guesses))
+        known = list(takewhile(lambda token: 0 <= token < vocab_size, guesses)) if guesses else []
         self.guesses = known[: matcher.library.validate_tokens(known)] if known else []
 
     def restrict(self, bits: np.ndarray) -> tuple[int, str]:
@@ -129,9 +129,9 @@ class _Asked:
         """
         sequence, words = self.sequence, self.sequence.request.sampling.bad_words_token_ids
         index = len(sequence.token_ids) - sequence.num_prompt
-        before = sequence.token_ids[max(0, len(sequence.token_ids) - longest_before(words)) :].tolist()
+        before = sequence.token_ids[max(0, len(sequence.token_ids) - longest_before(words)) :].tolist() if words else []
         for place, may_end in enumerate(self.matcher.may_end_along(self.guesses)):
-            banned = completed_bans(words, [*before, *self.guesses[:place]])
+            banned = completed_bans(words, [*before, *self.guesses[:place]]) if words else ()
             reason = self.matcher.restrict(bits[place], sequence.suppressed_at(index + place), banned, may_end=may_end)
             if reason:
                 bits[place:] = ~np.uint32(0)  # what is chosen here is thrown away
