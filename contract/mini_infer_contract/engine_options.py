@@ -174,7 +174,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     pipeline_parallel_size: Annotated[
         int, Option(group=PARALLEL, unit="N", low=1, high=_MOST_RANKS, aliases=("-pp",))
     ] = 1
-    """Groups of layers on devices of their own; only 1 is supported yet."""
+    """Stages with some of the layers each, on devices of their own, that compute different passes at the same time."""
     data_parallel_size: Annotated[int, Option(group=PARALLEL, unit="N", low=1, high=_MOST_RANKS, aliases=("-dp",))] = 1
     """Engines behind one port, each with a copy of the model on devices of its own; requests go to the one that holds
     most of their prompt and has least to do."""

@@ -8,6 +8,7 @@ from typing import Any
 from mini_infer_engine.config.settings import EngineSettings
 from mini_infer_engine.core.engine import Engine
 from mini_infer_engine.core.request import Request, SamplingParams
+from mini_infer_engine.distributed.rank_group import ALONE_IN_GROUP, RankGroup
 from mini_infer_engine.models.registry import read_config
 from mini_infer_engine.runtime import model_runner
 from mini_infer_engine.runtime.cuda_executor import CudaExecutor
@@ -21,11 +22,11 @@ def make_settings(directory: Path, **changes: Any) -> EngineSettings:
     return EngineSettings(model=str(directory), **(DEFAULTS | changes))
 
 
-def make_runner(settings: EngineSettings) -> ModelRunner:
+def make_runner(settings: EngineSettings, group: RankGroup = ALONE_IN_GROUP) -> ModelRunner:
     """With kernels, or with torch on the same device where `attention_backend` says so."""
     kind = TorchExecutor if settings.attention_backend == "torch" else CudaExecutor
     directory = Path(settings.model)
-    return model_runner.make_runner(settings, read_config(directory), directory, kind)
+    return model_runner.make_runner(settings, read_config(directory), directory, kind, group)
 
 
 def make_engine(settings: EngineSettings, runner: ModelRunner, eos: tuple[int, ...] = ()) -> Engine:

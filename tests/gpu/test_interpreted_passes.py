@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -16,8 +17,10 @@ import torch
 pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
 
 from mini_infer_engine.core.batch import Batch, PageCopy, Row, TokenMasks, Transfers
-from mini_infer_engine.core.request import SamplingParams
+from mini_infer_engine.core.engine import Engine
+from mini_infer_engine.core.request import Request, SamplingParams
 from mini_infer_engine.core.result import PassResult
+from mini_infer_engine.distributed.rank_group import ALONE_IN_GROUP, RankGroup
 from mini_infer_engine.kernels.gemm import grouped_weight_gemm
 from mini_infer_engine.layers import linear
 from mini_infer_engine.quantization import fp4, integer
@@ -27,9 +30,10 @@ from mini_infer_engine.runtime.cuda_executor import CudaExecutor
 from mini_infer_engine.runtime.model_runner import ModelRunner
 from mini_infer_engine.structured.matcher import mask_of
 from tests.gpu.device import INTERPRETED
-from tests.gpu.runs import make_runner, make_settings
+from tests.gpu.runs import make_runner, make_settings, texts
 from tests.support.fp4_checkpoints import quantize_folder as quantize_to_fp4
 from tests.support.integer_checkpoints import quantize_folder as quantize_to_integers
+from tests.support.thread_group import StageAlone, StagesInTurn, thread_links
 from tests.support.tiny_models import (
     DEEPSEEK,
     DEEPSEEK_YARN,
@@ -73,10 +77,10 @@ def interpreted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...
     event = SimpleNamespace(record=lambda: None, synchronize=lambda: None)
     monkeypatch.setattr(torch.cuda, "Event", lambda: event)
 
-    def make(*, decodes_beside: int = 0, **settings: Any) -> ModelRunner:
+    def make(*, decodes_beside: int = 0, group: RankGroup = ALONE_IN_GROUP, **settings: Any) -> ModelRunner:
         monkeypatch.setattr(cuda_executor, "decodes_beside", lambda *_, **__: decodes_beside)
         common = {"device": "cpu", "page_size": 16, "kv_cache_memory": 1 << 23, "max_num_seqs": 6}
-        return make_runner(make_settings(tmp_path, **(common | settings)))
+        return make_runner(make_settings(tmp_path, **(common | settings)), group)
 
     return make
 
@@ -238,6 +242,46 @@ def test_masked_rows_choose_as_in_torch(
         }
         for row, told_here in ours.logprobs.items():
             assert told_here[0].logprob == pytest.approx(theirs.logprobs[row][0].logprob, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "enforce_eager"), [("qwen2", False), ("qwen2", True), ("olmo2", False), ("deepseek_v2", False)]
+)
+def test_stages_say_what_one_gpu_says(
+    tmp_path: Path, interpreted: Callable[..., ModelRunner], architecture: str, enforce_eager: bool
+) -> None:
+    """Prompts in chunks beside decode rows, in graphs padded to more rows and without; penalties too."""
+    save_tiny_model(tmp_path, architecture, num_hidden_layers=3, **CHANGES.get(architecture, {}))
+    params = [
+        GREEDY,
+        SamplingParams(temperature=0.9, top_p=0.9),
+        SamplingParams(temperature=0.0, repetition_penalty=1.3, logprobs=1),
+        SamplingParams(temperature=1.1, min_tokens=4, stop_token_ids=[5, 6, 7]),
+        SamplingParams(temperature=0.0, prompt_logprobs=1),
+    ]
+    requests = [
+        _request(str(number), TOKENS[number : number + length], one)
+        for number, (one, length) in enumerate(zip(params, (40, 9, 17, 3, 12), strict=True))
+    ]
+    settings = {"max_num_batched_tokens": 24, "enforce_eager": enforce_eager}
+    stages = thread_links(2)
+    runners = [interpreted(decodes_beside=4, group=StageAlone(link), **settings) for link in stages]
+    assert all(isinstance(one.executor, CudaExecutor) for one in runners)
+    found = _said(StagesInTurn(runners), requests, pipeline_parallel_size=2, **settings)
+    plain = interpreted(attention_backend="torch", **settings)
+    assert found == _said(plain, requests, **settings)
+    lengths = [one.executor.state.state.lengths.tolist() for one in runners]
+    assert lengths[0] == lengths[1]  # on both stages, padding among them
+
+
+def _request(name: str, prompt: list[int], sampling: SamplingParams) -> Request:
+    sampling = msgspec.structs.replace(sampling, max_tokens=7)
+    return Request(request_id=name, prompt_token_ids=prompt, sampling=sampling, noise_seed=4)
+
+
+def _said(runner: Any, requests: list[Request], **settings: Any) -> list[list[int]]:
+    engine_settings = make_settings(Path("unused"), max_num_seqs=6, **settings)
+    return texts(Engine(engine_settings, runner, (), runner.max_model_len, "revision", record_events=False), requests)
 
 
 def _decodes(index: int, pages: list[int], others: list[int], told: SamplingParams) -> list[Row]:

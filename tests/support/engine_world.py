@@ -21,9 +21,16 @@ def make_engine(
     **settings: object,
 ) -> tuple[Engine, FakeRunner]:
     """`settings` are EngineSettings' fields."""
-    runner = FakeRunner(num_pages, page_size, num_host_pages=num_host_pages, max_speculative_rows=max_speculative_rows)
+    engine_settings = EngineSettings(model="fake", **settings)  # type: ignore[arg-type]
+    runner = FakeRunner(
+        num_pages,
+        page_size,
+        num_host_pages=num_host_pages,
+        max_speculative_rows=max_speculative_rows,
+        num_stages=engine_settings.pipeline_parallel_size,
+    )
     engine = Engine(
-        EngineSettings(model="fake", **settings),  # type: ignore[arg-type]
+        engine_settings,
         runner,
         (EOS,),
         max_model_len,
@@ -133,7 +140,8 @@ class World:
             if request_id not in running:
                 del self.aborted[request_id]
             else:
-                assert self.aborted[request_id] < 2, f"{request_id} runs two steps after its abort"
+                steps = 1 + self.engine._num_stages
+                assert self.aborted[request_id] < steps, f"{request_id} runs {steps} steps after its abort"
 
     def _take(self, output: Output) -> None:
         request = self.live[output.request_id.partition(".")[0]]  # nothing comes for aborted or finished requests

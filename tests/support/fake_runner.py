@@ -110,7 +110,9 @@ class FakeRunner:
         max_num_seqs: int = 256,
         num_host_pages: int = 0,
         max_speculative_rows: int = 0,
+        num_stages: int = 1,
     ) -> None:
+        self._num_stages = num_stages
         self.max_speculative_rows = max_speculative_rows
         self._lengths = [0] * max_num_seqs
         self._output_indexes = [0] * max_num_seqs
@@ -138,6 +140,7 @@ class FakeRunner:
         assert batch.rows, "an empty batch"
         assert len({row.slot for row in batch.rows}) == len(batch.rows), "two rows of one slot"
         handle = Handle([], {}, [copy.source for copy in batch.transfers.copies])
+        self._check_turns(batch)
         self._in_flight.append(handle)
         self._check_pages(batch)
         for swap in batch.transfers.swap_out:
@@ -283,6 +286,13 @@ class FakeRunner:
 
     def _cells_of(self, row: Row) -> list[int]:
         return [self._read(row, position) for position in range(row.start + row.count)]
+
+    def _check_turns(self, batch: Batch) -> None:
+        """The token that a decode row goes on from is known, or was sampled as many passes ago as there are stages."""
+        behind = [handle for handle in self._in_flight if handle.rows][-self._num_stages + 1 or len(self._in_flight) :]
+        sampled = {row.slot for handle in behind for row in handle.rows if row.sampling is not None}
+        decoding = {row.slot for row in batch.rows[: batch.num_decodes]}
+        assert not sampled & decoding, "a decode row whose last token is still on its way through the stages"
 
     def _check_pages(self, batch: Batch) -> None:
         """A written page is in nobody else's table, and copies run before the pass: no source is written before it."""

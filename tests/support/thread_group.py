@@ -1,8 +1,9 @@
-"""Ranks of a tensor-parallel group as threads of one process: what they compute is tested without any sockets."""
+"""Ranks of a group as threads of one process: what they compute is tested without any sockets."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
 from threading import Barrier, BrokenBarrierError
 from typing import Any, TypeVar
 
@@ -10,9 +11,15 @@ import torch
 from torch import Tensor
 
 from mini_infer_engine.config.settings import EngineSettings
+from mini_infer_engine.core.batch import Batch, TokenMasks
+from mini_infer_engine.core.request import Request
+from mini_infer_engine.core.result import PassResult
 from mini_infer_engine.distributed.collectives import Collectives, WithoutPeerMemory
+from mini_infer_engine.distributed.rank_group import AloneInGroup
+from mini_infer_engine.distributed.stage_link import NO_LINK, StageLink
 from mini_infer_engine.distributed.tensor_parallel import TensorParallel
 from mini_infer_engine.models.registry import read_config
+from mini_infer_engine.runtime.executor import PassHandle
 from mini_infer_engine.runtime.model_runner import ModelRunner, make_runner
 from mini_infer_engine.runtime.torch_executor import TorchExecutor
 
@@ -40,10 +47,13 @@ class ThreadRank(WithoutPeerMemory):
 
     kind = "threads"
 
-    def __init__(self, rank: int, table: _Table) -> None:
+    def __init__(self, rank: int, table: _Table, everybody: _Table, link: StageLink = NO_LINK) -> None:
+        """`rank`: in its stage, which exchanges by `table`."""
         self.parallel = TensorParallel(rank, len(table.values))
         self.collectives: Collectives = self
-        self._table = table
+        self.link = link
+        self._table, self._everybody = table, everybody
+        self._number = link.index * len(table.values) + rank
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """See `Collectives.all_reduce`."""
@@ -56,29 +66,113 @@ class ThreadRank(WithoutPeerMemory):
 
     def begin_together(self) -> None:
         """See `RankGroup.begin_together`."""
-        self._table.barrier.wait()
+        self._everybody.barrier.wait()
 
     def smallest(self, number: int) -> int:
         """See `RankGroup.smallest`."""
-        return min(self._table.exchange(self.parallel.rank, number))
+        return min(self._everybody.exchange(self._number, number))
 
     def share_of(self, total: int) -> int:
         """See `RankGroup.share_of`."""
-        return total // self.parallel.size
+        return total // len(self._everybody.values)
+
+
+class ThreadLink:
+    """See `stage_link.StageLink`; the stages' links share their queues."""
+
+    def __init__(self, index: int, hidden: "list[SimpleQueue[Tensor]]", tokens: "SimpleQueue[Tensor]") -> None:
+        """`hidden`: to each stage."""
+        self.index, self.size = index, len(hidden)
+        self._hidden, self._tokens = hidden, tokens
+        self.num_sent = 0
+        self.is_open = False
+
+    def open(self) -> None:
+        """See `StageLink.open`."""
+        self.is_open = True
+
+    def send_hidden(self, hidden: Tensor) -> None:
+        """See `StageLink.send_hidden`."""
+        assert self.is_open
+        assert hidden.is_contiguous()
+        self.num_sent += 1
+        self._hidden[self.index + 1].put(hidden)
+
+    def receive_hidden(self, out: Tensor) -> Tensor:
+        """See `StageLink.receive_hidden`."""
+        hidden = self._hidden[self.index].get(timeout=60)
+        assert hidden.shape == out.shape
+        return out.copy_(hidden)
+
+    def send_tokens(self, tokens: Tensor) -> None:
+        """See `StageLink.send_tokens`."""
+        self._tokens.put(tokens)
+
+    def receive_tokens(self, out: Tensor) -> Callable[[], object]:
+        """See `StageLink.receive_tokens`."""
+        return lambda: out.copy_(self._tokens.get(timeout=60))
+
+
+def thread_links(num_stages: int) -> list[ThreadLink]:
+    """One for each stage."""
+    hidden: list[SimpleQueue[Tensor]] = [SimpleQueue() for _ in range(num_stages)]
+    tokens: SimpleQueue[Tensor] = SimpleQueue()
+    return [ThreadLink(index, hidden, tokens) for index in range(num_stages)]
+
+
+class StageAlone(AloneInGroup):
+    """A stage whose runner is made without waiting for the others."""
+
+    def __init__(self, link: StageLink) -> None:
+        self.link = link
+
+
+class StagesInTurn:
+    """See `batch.Runner`: the runners of all stages, each pass of which goes through one after the other at once."""
+
+    def __init__(self, runners: list[ModelRunner]) -> None:
+        self.runners = runners
+        first = runners[0]
+        self.page_size, self.num_pages = first.page_size, min(one.num_pages for one in runners)
+        self.swap_space, self.max_speculative_rows = first.swap_space, 0
+        self.max_model_len = first.max_model_len
+
+    def refuses(self, request: Request) -> str | None:
+        """See `Runner.refuses`."""
+        return self.runners[-1].refuses(request)
+
+    def launch(self, batch: Batch) -> list[PassHandle]:
+        """See `Runner.launch`."""
+        return [one.launch(batch) for one in self.runners]
+
+    def sample(self, handle: list[PassHandle], masks: TokenMasks) -> None:
+        """See `Runner.sample`."""
+        for one, its_handle in zip(self.runners, handle, strict=True):
+            one.sample(its_handle, masks)
+
+    def collect(self, handle: list[PassHandle]) -> PassResult:
+        """See `Runner.collect`."""
+        return self.runners[-1].collect(handle[-1])
 
 
 class ThreadGroup:
     """Runners of all ranks, and what is done by all of them at once."""
 
-    def __init__(self, directory: Path, size: int, **settings: Any) -> None:
-        self._size, self._table = size, _Table(size)
-        self._threads = ThreadPoolExecutor(size)
+    def __init__(self, directory: Path, size: int, num_stages: int = 1, **settings: Any) -> None:
+        """`size`: ranks of each stage."""
+        self._size, self._table = size * num_stages, _Table(size * num_stages)
+        self._tables = [_Table(size) for _ in range(num_stages)] if num_stages > 1 else [self._table]
+        self._threads = ThreadPoolExecutor(self._size)
+        links = [thread_links(num_stages) for _ in range(size)]
         defaults = {"device": "cpu", "kv_cache_memory": 16_000_000, "max_num_seqs": 16}
         engine_settings = EngineSettings(model=str(directory), **(defaults | settings))
         config = read_config(directory)
 
         def make(rank: int) -> ModelRunner:
-            return make_runner(engine_settings, config, directory, TorchExecutor, ThreadRank(rank, self._table))
+            stage, place = divmod(rank, size)
+            link = links[place][stage] if num_stages > 1 else NO_LINK
+            group = ThreadRank(place, self._tables[stage], self._table, link)
+            return make_runner(engine_settings, config, directory, TorchExecutor, group)
 
         self.runners = self._all(make)
 
@@ -91,7 +185,8 @@ class ThreadGroup:
             try:
                 return work(rank)
             except BaseException:
-                self._table.barrier.abort()
+                for table in (self._table, *self._tables):
+                    table.barrier.abort()
                 raise
 
         futures = [self._threads.submit(guarded, rank) for rank in range(self._size)]

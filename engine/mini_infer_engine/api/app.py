@@ -166,7 +166,11 @@ async def _ready(front: ApiServerState) -> Response:
         return json_response({"status": "draining"}, 503, {launch.DRAINING_HEADER: "true"})
     model = front.core.model
     told = {"status": "ready", "role": front.role, "kv_transport": model.kv_transport}
-    sizes = {"tensor_parallel_size": model.tensor_parallel_size, "data_parallel_size": model.data_parallel_size}
+    sizes = {
+        "tensor_parallel_size": model.tensor_parallel_size,
+        "pipeline_parallel_size": model.pipeline_parallel_size,
+        "data_parallel_size": model.data_parallel_size,
+    }
     return json_response(told | sizes)
 
 

@@ -10,6 +10,7 @@ from typing import Any, Literal, cast
 from mini_infer_engine.config.fields import Fields
 from mini_infer_engine.config.quantization import KVCacheDtype, Scheme, parse_kv_cache_dtype, parse_quantization
 from mini_infer_engine.config.rope import RopeParameters, parse_rope, rope_object
+from mini_infer_engine.distributed.pipeline_parallel import WHOLE, PipelineStage
 from mini_infer_engine.distributed.tensor_parallel import ALONE, TensorParallel
 
 Activation = Literal["silu", "gelu_tanh"]
@@ -63,7 +64,19 @@ class ModelConfig:
     """From generation_config.json, else from config.json, else the tokenizer's; may be empty."""
     bos_token_id: int | None
     tensor_parallel: TensorParallel = ALONE
-    """Which part of the model is built: sizes above are those of the whole model."""
+    """Which part of each layer is built: sizes above are those of the whole model."""
+    stage: PipelineStage = WHOLE
+    """Which of the layers are built."""
+
+    @property
+    def layers(self) -> range:
+        """Those that are built: all, or a stage's."""
+        return range(self.num_layers) if self.stage.layers is None else self.stage.layers
+
+    @property
+    def has_embeddings(self) -> bool:
+        """Whether the table of embeddings is built: it is what a pass begins with, and may be the head too."""
+        return self.stage.is_first or (self.stage.is_last and self.tie_word_embeddings)
 
 
 def parse_decoder(

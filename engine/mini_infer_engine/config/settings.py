@@ -39,12 +39,6 @@ class ResolvedSettings(EngineSettings, frozen=True, kw_only=True):
 
 def parallel_fault(options: EngineOptions, *, speculates: bool) -> str | None:
     """What is wrong with the numbers of ranks and machines; None: nothing."""
-    unsupported = {
-        "pipeline_parallel_size": options.pipeline_parallel_size,
-    }
-    for name, value in unsupported.items():
-        if value != 1:
-            return f"{name.replace('_', '-')} = {value} is not supported yet: use 1"
     if options.enable_expert_parallel and options.tensor_parallel_size == 1:
         return (
             "enable-expert-parallel deals experts out to the ranks of an engine: set tensor-parallel-size above 1, or "
@@ -52,14 +46,30 @@ def parallel_fault(options: EngineOptions, *, speculates: bool) -> str | None:
         )
     if speculates and options.tensor_parallel_size > 1:
         return "tensor-parallel-size: speculative decoding runs on one device only yet: leave one of them out"
-    size, nodes = options.tensor_parallel_size, options.nnodes
+    if speculates and options.pipeline_parallel_size > 1:
+        return "pipeline-parallel-size: speculative decoding runs on one device only yet: leave one of them out"
+    ranks, nodes = num_ranks(options), options.nnodes
     if options.data_parallel_size > 1 and nodes > 1:
         return f"data-parallel-size = {options.data_parallel_size} does not go with nnodes = {nodes}: run a server each"
-    if size % nodes:
-        return f"nnodes = {nodes} machines cannot share tensor-parallel-size = {size} ranks equally"
+    if ranks % nodes:
+        sizes = f"tensor-parallel-size = {options.tensor_parallel_size}"
+        if options.pipeline_parallel_size > 1:
+            sizes += f" times pipeline-parallel-size = {options.pipeline_parallel_size}"
+        return f"nnodes = {nodes} machines cannot share {sizes} ranks equally"
     if options.node_rank is not None and options.node_rank >= nodes:
         return f"node-rank = {options.node_rank}: with nnodes = {nodes} the last is {nodes - 1}"
     return None
+
+
+def num_ranks(options: EngineOptions) -> int:
+    """Processes that share one model, each with a device of its own."""
+    return options.tensor_parallel_size * options.pipeline_parallel_size
+
+
+def group_name(options: EngineOptions) -> str:
+    """What the processes are to each other, for people."""
+    kinds = {"tensor": options.tensor_parallel_size, "pipeline": options.pipeline_parallel_size}
+    return f"{'- and '.join(kind for kind, size in kinds.items() if size > 1)}-parallel group"
 
 
 def node_rank(options: EngineOptions) -> int:

@@ -1,7 +1,7 @@
 """Continuous batching over any `Runner`: requests in, tokens out, one step at a time. No torch, no text, no sockets.
 
 With `step_depth` 1 the host plans and launches a pass before it knows the tokens of the one before; with 0 it waits.
-Both make the same tokens.
+Both make the same tokens. With a pipeline of P stages, P - 1 passes more are in flight, of other sequences.
 """
 
 import dataclasses
@@ -87,9 +87,11 @@ class Engine:
             token_budget=token_budget,
             chunk_limit=settings.long_prefill_token_threshold or token_budget,
             speculation=self._speculation,
+            num_stages=settings.pipeline_parallel_size,
         )
         self._runner = runner
-        self._depth = settings.step_depth
+        self._num_stages = settings.pipeline_parallel_size
+        self._depth = settings.step_depth + self._num_stages - 1
         self._eos_token_ids = frozenset(eos_token_ids)
         self._max_model_len = max_model_len
         self._model_revision = model_revision
@@ -176,7 +178,10 @@ class Engine:
             raise ValueError(f"{sampling.grammar.param} does not go with use_beam_search: leave out one of them")
 
     def abort(self, request_id: str) -> None:
-        """Forget a request, within two steps; no output tells of it. An unknown id has ended already: no error."""
+        """Forget a request, within two steps, of a pipeline one more for each further stage; no output tells of it.
+
+        An unknown id has ended already: no error.
+        """
         sequence = self._outputs.forget(request_id)
         if sequence is not None:
             self._leave(sequence)
@@ -197,7 +202,7 @@ class Engine:
         return has_news or bool(self._outputs.sequences or self._in_flight or self._ended_already)
 
     def step(self) -> list[Output]:
-        """Launch the next pass, then commit the one before it (depth 1) or the same one (depth 0)."""
+        """Launch the next pass, then commit the one before it (depth 1), the same one (depth 0), or an older one."""
         outputs = self._step()
         return outputs if self.kv_connector is None else self.kv_connector.divert(outputs)
 
@@ -313,10 +318,10 @@ class Engine:
                 self.scheduler.add(sequence)
 
     def _sample_within_grammars(self, handle: Any, step: Step) -> list[Output]:
-        """Commit what is in flight before this pass, for its masks follow from those tokens, and have it sampled."""
+        """Commit what its rows follow, for its masks follow from those tokens, and have it sampled."""
         assert self._constraints is not None
         outputs = []
-        while self._in_flight and self._in_flight[0][1] is not step:
+        while len(self._in_flight) > self._num_stages:  # the others in flight have none of the rows that sample here
             outputs += self._commit(*self._in_flight.popleft())
         if not self._in_flight:
             return outputs  # the pass before could not be committed, and this one went with it
@@ -338,6 +343,7 @@ class Engine:
         try:
             result = self._runner.collect(handle)
         except RunnerLostError:
+            self._in_flight.appendleft((handle, step))  # whoever goes on hears the same again
             raise
         except Exception as error:
             return self._fail_all_running(step, error)

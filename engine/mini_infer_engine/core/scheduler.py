@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS
 from mini_infer_engine.core.batch import NO_SWAP, Batch, PageCopy, PageSwap, Row, SwapSpace
 from mini_infer_engine.core.page_allocator import PageAllocator
+from mini_infer_engine.core.pipeline_turns import PipelineTurns
 from mini_infer_engine.core.prefix_cache import MISS, Hit, PrefixCache
 from mini_infer_engine.core.sequence import Sequence, State
 
@@ -61,7 +62,9 @@ class Scheduler:
         chunk_limit: int,
         swap_space: SwapSpace = NO_SWAP,
         speculation: "SpeculationPlanner | None" = None,
+        num_stages: int = 1,
     ) -> None:
+        """`num_stages`: of the pipeline that passes go through."""
         self.pool = pool
         self.cache = cache
         self.waiting: list[Sequence] = []
@@ -82,6 +85,7 @@ class Scheduler:
         self._token_budget = token_budget
         self._chunk_limit = chunk_limit
         self._refused: tuple[Sequence, int, int] | None = None
+        self._turns = PipelineTurns(num_stages) if num_stages > 1 else None
 
     @property
     def num_queued_tokens(self) -> int:
@@ -267,6 +271,8 @@ class Scheduler:
 
     def launched(self, step: Step) -> None:
         """The pass is on its way: what its prefill chunks compute can be hit by later passes."""
+        if self._turns is not None:
+            self._turns.launched(step)
         if self.cache is not None:
             for sequence in step.sequences[step.batch.num_decodes :]:
                 if sequence.num_computed >= sequence.next_block_end:
@@ -292,13 +298,16 @@ class Scheduler:
         """
         for page in step.pinned_pages:
             self.pool.release(page)
+        if self._turns is not None:
+            self._turns.ended(step)
 
     def _plan_decodes(self, step: Step) -> tuple[int, list[Sequence]]:
         """One row for each sequence that decodes. Returns the budget left and the sequences that still prefill."""
         rows, sequences, prefills = step.batch.rows, step.sequences, []
         budget, page_size = self._token_budget, self.pool.page_size
         running = State.RUNNING
-        for sequence in self.running:  # a row may preempt itself or the last in order, so no row planned before it
+        candidates = self.running if self._turns is None else self._turns.take(self.running)
+        for sequence in candidates:  # a row may preempt itself or the last in order, so no row planned before it
             start = sequence.num_computed
             if sequence.state is not running or start > sequence.last_position:
                 continue

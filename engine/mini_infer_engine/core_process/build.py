@@ -11,7 +11,7 @@ import msgspec
 from mini_infer_contract.prompt import PromptAssets
 from mini_infer_contract.tokenizer_files import load_tokenizer
 from mini_infer_engine.config.model_path import resolve_model
-from mini_infer_engine.config.settings import EngineSettings
+from mini_infer_engine.config.settings import EngineSettings, num_ranks
 from mini_infer_engine.core.batch import Runner
 from mini_infer_engine.core.engine import Engine
 from mini_infer_engine.core_process.messages import ModelInfo
@@ -110,12 +110,15 @@ def _build_real(settings: EngineSettings, record_events: bool, watched: "Watched
         kernels["tensor_parallel_size"] = str(settings.tensor_parallel_size)
         kernels["all_reduce"] = runner.all_reduce
         model = msgspec.structs.replace(model, tensor_parallel_size=settings.tensor_parallel_size)
+    if settings.pipeline_parallel_size > 1:
+        kernels["pipeline_parallel_size"] = str(settings.pipeline_parallel_size)
+        model = msgspec.structs.replace(model, pipeline_parallel_size=settings.pipeline_parallel_size)
     model = msgspec.structs.replace(model, kernels=kernels, hidden_size=config.hidden_size, revision=revision)
     return BuiltEngine(engine, model, revision, runner.kv_memory(), runner.open_transport)
 
 
 def _load(settings: EngineSettings, watched: "Watched | None") -> "ModelRunner | ParallelRunner":
-    if settings.tensor_parallel_size == 1:
+    if num_ranks(settings) == 1:
         from mini_infer_engine.runtime.model_runner import load_runner
 
         return load_runner(settings)

@@ -23,6 +23,7 @@ import zmq
 from mini_infer_contract.events import Snapshot
 from mini_infer_contract.events import encode as encode_event
 from mini_infer_contract.logs import configure_logging
+from mini_infer_engine.config.settings import num_ranks
 from mini_infer_engine.core.batch import RunnerLostError
 from mini_infer_engine.core.engine import Engine
 from mini_infer_engine.core.request import Output
@@ -168,6 +169,10 @@ def serve(config: CoreConfig, folder: Path) -> None:
     try:
         publisher = _publisher(context, config, partial(_publish, router, front))
         moves_kv = config.transfer.port > 0
+        if moves_kv and config.settings.pipeline_parallel_size > 1 and config.dry_run is None:
+            raise ValueError(
+                "--transfer-port: KV transfer needs --pipeline-parallel-size 1, stages do not transfer yet"
+            )
         weights = begin_identity(config.settings, config.dry_run) if moves_kv else None
         built = build_engine(config.settings, config.dry_run, watched=watched)
         transfer = None
@@ -217,7 +222,7 @@ def _publish(router: zmq.Socket[bytes], front: bytes, topic: bytes, payload: byt
 
 def _watched(config: CoreConfig, folder: Path) -> "Watched | None":
     """How the end of a group of ranks ends this process, whatever its main thread is waiting for."""
-    if config.settings.tensor_parallel_size == 1 or config.dry_run is not None:
+    if num_ranks(config.settings) == 1 or config.dry_run is not None:
         return None
     from mini_infer_engine.distributed.parallel_runner import Watched
 

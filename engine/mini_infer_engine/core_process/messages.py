@@ -74,7 +74,9 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     kv_transport: str = ""
     """What moves keys and values from and to other engines; empty: nothing does."""
     tensor_parallel_size: int = 1
-    """Ranks that share it."""
+    """Ranks that share each layer."""
+    pipeline_parallel_size: int = 1
+    """Stages that share the layers."""
     data_parallel_size: int = 1
     """Engines of the server, each with a copy of it."""
     kernels: dict[str, str] = {}

@@ -10,8 +10,10 @@ from torch import Tensor
 from torch.distributed import Store  # type: ignore[attr-defined]  # torch's
 
 from mini_infer_engine.config.mechanisms import Mechanism
-from mini_infer_engine.distributed.collectives import Collectives
+from mini_infer_engine.distributed.collectives import Collectives, NoCollectives
+from mini_infer_engine.distributed.gpu_stage_link import NcclLink
 from mini_infer_engine.distributed.peer_memory import LARGEST_SUM_BYTES, PeerMemory
+from mini_infer_engine.distributed.stage_link import LateLink
 from mini_infer_engine.distributed.tensor_parallel import TensorParallel
 from mini_infer_engine.kernels.policy import kernel_policy
 
@@ -21,8 +23,11 @@ logger = logging.getLogger(__name__)
 class GpuCollectives:
     """See `collectives.Collectives`. Usable in CUDA graphs, which all ranks capture and replay in the same order."""
 
-    def __init__(self, parallel: TensorParallel, peers: PeerMemory | None) -> None:
-        self.parallel, self.peers = parallel, peers
+    def __init__(
+        self, parallel: TensorParallel, peers: PeerMemory | None, group: torch.distributed.ProcessGroup | None = None
+    ) -> None:
+        """`group`: of these ranks; None: they are all that there are."""
+        self.parallel, self.peers, self._group = parallel, peers, group
 
     @property
     def kind(self) -> str:
@@ -33,7 +38,7 @@ class GpuCollectives:
         """Break off what waits for a rank that is gone, so that the main thread can say so; another thread calls."""
         if self.peers is not None:
             self.peers.release()
-        torch.distributed.distributed_c10d._abort_process_group()
+        _abort()
 
     def begin(self, hidden: Tensor) -> Tensor:
         """See `Collectives.begin`."""
@@ -47,12 +52,12 @@ class GpuCollectives:
         if self.peers is not None and self.peers.holds(x):
             return self.peers.sum(x)
         x = x.contiguous()
-        torch.distributed.all_reduce(x)
+        torch.distributed.all_reduce(x, group=self._group)
         return x
 
     def begin_all_reduce_(self, x: Tensor) -> Callable[[], object]:
         """See `Collectives.begin_all_reduce_`: on NCCL's own stream, beside what is computed meanwhile."""
-        work = torch.distributed.all_reduce(x, async_op=True)
+        work = torch.distributed.all_reduce(x, group=self._group, async_op=True)
         assert work is not None
         wait: Callable[[], object] = work.wait
         return wait
@@ -67,11 +72,23 @@ class GpuCollectives:
         if self.peers is not None and self.peers.holds(x) and out.is_contiguous():
             return self.peers.gather(x, out)
         parts = x.new_empty((self.parallel.size, *x.shape))
-        torch.distributed.all_gather_into_tensor(parts, x.contiguous())
+        torch.distributed.all_gather_into_tensor(parts, x.contiguous(), group=self._group)
         for begin, part in zip(range(0, width, x.shape[1]), parts, strict=False):
             columns = out[:, begin : begin + x.shape[1]]
             columns.copy_(part[:, : columns.shape[1]])
         return out
+
+
+class NoGpuCollectives(NoCollectives):
+    """Of a rank that is alone in its stage of a pipeline."""
+
+    def release(self) -> None:
+        """See `GpuCollectives.release`."""
+        _abort()
+
+
+def _abort() -> None:
+    torch.distributed.distributed_c10d._abort_process_group()
 
 
 def connect_gpus(
@@ -81,33 +98,56 @@ def connect_gpus(
     *,
     one_host: bool,
     disabled: tuple[str, ...],
+    link: LateLink | None = None,
 ) -> Collectives:
     """Form the group, with all ranks at the same time, and say by which paths it will talk.
+
+    `link`: of a pipeline, whose stages have groups of their own within the one of all ranks; it is connected too.
 
     ValueError: this process is in another group already.
     """
     if torch.distributed.is_initialized():
-        raise ValueError("this process has a group of GPUs already: run one tensor-parallel model in a process")
+        raise ValueError("this process has a group of GPUs already: run one parallel model in a process")
     # NVLink multicast is not used: on machines whose fabric lacks it, asking for it fails.
     os.environ |= {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NCCL_NVLS_ENABLE": "0"}
-    torch.distributed.init_process_group(
-        "nccl", store=store, rank=parallel.rank, world_size=parallel.size, device_id=device
-    )
+    index, num_stages = (0, 1) if link is None else (link.index, link.size)
+    rank, size = index * parallel.size + parallel.rank, num_stages * parallel.size
+    torch.distributed.init_process_group("nccl", store=store, rank=rank, world_size=size, device_id=device)
+    group = None
+    if link is not None and num_stages > 1:
+        group = _connect_stages(link, parallel, rank, size, device)
+        if parallel.size == 1:
+            return NoGpuCollectives(parallel)
     obstacle = _obstacle(parallel, device, one_host=one_host, disabled=disabled)
     peers = None
-    if _on_all_ranks(not obstacle, device):
+    if _on_all_ranks(not obstacle, device, group):
         try:
             policy = kernel_policy(device, disabled)
-            peers = PeerMemory(parallel, device, pdl=policy.pdl)
+            peers = PeerMemory(parallel, device, pdl=policy.pdl, group=group)
         except RuntimeError as error:
             obstacle = f"{type(error).__name__}: {str(error).splitlines()[0]}"
-        if not _on_all_ranks(peers is not None, device):
+        if not _on_all_ranks(peers is not None, device, group):
             peers = None
-    collectives = GpuCollectives(parallel, peers)
-    if parallel.rank == 0:
+    collectives = GpuCollectives(parallel, peers, group)
+    if rank == 0:
         reason = f" (no one-shot all-reduce: {obstacle or 'another rank cannot'})" if peers is None else ""
         logger.info("ranks talk by %s%s", collectives.kind, reason)
     return collectives
+
+
+def _connect_stages(
+    link: LateLink, parallel: TensorParallel, rank: int, num_ranks: int, device: torch.device
+) -> torch.distributed.ProcessGroup | None:
+    """Connect the link; returns the group of this rank's stage. Every rank makes all groups, in the same order."""
+    everybody = list(range(num_ranks))
+    forwards, backwards = (torch.distributed.new_group(everybody, backend="nccl") for _ in range(2))
+    link.connect(NcclLink(link.index, link.size, rank, forwards, backwards, device))
+    if parallel.size == 1:
+        return None
+    stages = [everybody[begin : begin + parallel.size] for begin in range(0, num_ranks, parallel.size)]
+    groups: list[torch.distributed.ProcessGroup]
+    groups = [torch.distributed.new_group(ranks, backend="nccl") for ranks in stages]
+    return groups[link.index]
 
 
 def _obstacle(parallel: TensorParallel, device: torch.device, *, one_host: bool, disabled: tuple[str, ...]) -> str:
@@ -118,14 +158,15 @@ def _obstacle(parallel: TensorParallel, device: torch.device, *, one_host: bool,
         return "the ranks are on several machines"
     if parallel.size not in LARGEST_SUM_BYTES:
         return f"{parallel.size} ranks, it is for {', '.join(map(str, LARGEST_SUM_BYTES))}"
-    for peer in range(parallel.size):
+    first = (device.index or 0) - parallel.rank  # the ranks of a stage are neighbours
+    for peer in range(first, first + parallel.size):
         if peer != device.index and not torch.cuda.can_device_access_peer(device, peer):
             return f"GPU {device.index} cannot read the memory of GPU {peer}"
     return ""
 
 
-def _on_all_ranks(is_so: bool, device: torch.device) -> bool:
+def _on_all_ranks(is_so: bool, device: torch.device, group: torch.distributed.ProcessGroup | None) -> bool:
     """Whether it is so on every rank; the first call also shows that the GPUs reach each other at all."""
     count = torch.tensor([int(is_so)], device=device)
-    torch.distributed.all_reduce(count, op=torch.distributed.ReduceOp.MIN)
+    torch.distributed.all_reduce(count, op=torch.distributed.ReduceOp.MIN, group=group)
     return bool(count.item())

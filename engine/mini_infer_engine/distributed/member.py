@@ -6,9 +6,10 @@ from collections.abc import Callable
 import torch
 from torch.distributed import Store  # type: ignore[attr-defined]  # torch's
 
-from mini_infer_engine.config.settings import EngineSettings
+from mini_infer_engine.config.settings import EngineSettings, num_ranks
 from mini_infer_engine.distributed.collectives import Collectives
-from mini_infer_engine.distributed.process_group import LateCollectives
+from mini_infer_engine.distributed.process_group import LateGroup
+from mini_infer_engine.distributed.stage_link import StageLink
 from mini_infer_engine.distributed.tensor_parallel import TensorParallel
 
 logger = logging.getLogger(__name__)
@@ -19,7 +20,7 @@ class GroupMember:
 
     def __init__(
         self,
-        parallel: TensorParallel,
+        rank: int,
         store: Store,
         host: str,
         device: torch.device,
@@ -27,15 +28,19 @@ class GroupMember:
         agree: Callable[[int], list[int]],
     ) -> None:
         """`agree`: one number of this rank to those of all."""
-        self.late = LateCollectives(parallel)
+        stage, tensor_rank = divmod(rank, settings.tensor_parallel_size)
+        self.late = LateGroup(
+            TensorParallel(tensor_rank, settings.tensor_parallel_size), stage, settings.pipeline_parallel_size
+        )
         self.collectives: Collectives = self.late
+        self.link: StageLink = self.late.link
+        self._rank = rank
         self._store, self._host, self._device, self._settings = store, host, device, settings
         self._agree = agree
 
     def begin_together(self) -> None:
         """See `RankGroup.begin_together`."""
-        parallel = self.collectives.parallel
-        logger.info("rank %d of %d has its weights", parallel.rank, parallel.size)
+        logger.info("rank %d of %d has its weights", self._rank, num_ranks(self._settings))
         self._agree(0)
         self.late.connect(self._store, self._host, self._device, self._settings)
 
@@ -45,7 +50,7 @@ class GroupMember:
 
     def share_of(self, total: int) -> int:
         """See `RankGroup.share_of`."""
-        return total // (self.collectives.parallel.size // self._settings.nnodes)
+        return total // (num_ranks(self._settings) // self._settings.nnodes)
 
 
 def rank_device(settings_device: str, local_rank: int) -> torch.device:
@@ -58,7 +63,7 @@ def rank_device(settings_device: str, local_rank: int) -> torch.device:
     if local_rank >= torch.cuda.device_count():
         raise ValueError(
             f"rank {local_rank} of this machine has no GPU: {torch.cuda.device_count()} are visible "
-            "(CUDA_VISIBLE_DEVICES); choose a smaller --tensor-parallel-size"
+            "(CUDA_VISIBLE_DEVICES); choose a smaller --tensor-parallel-size or --pipeline-parallel-size"
         )
     torch.cuda.set_device(local_rank)
     return torch.device("cuda", local_rank)

@@ -1,7 +1,7 @@
 """The first rank: it has a part of the model like every other, tells the others what to launch, and watches them.
 
-To the engine it is one `batch.Runner`: all ranks compute the same batch and sample the same tokens, and the first one's
-are the result.
+To the engine it is one `batch.Runner`: all ranks get the same batches. Where each has a part of every layer, all sample
+the same tokens, and the first one's are the result; of a pipeline the last stage's are.
 """
 
 import os
@@ -20,16 +20,16 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch's
 
 from mini_infer_contract.logs import LogFormat
 from mini_infer_engine.config.errors import ModelError
-from mini_infer_engine.config.settings import EngineSettings, ResolvedSettings, master_address
+from mini_infer_engine.config.settings import EngineSettings, ResolvedSettings, group_name, master_address, num_ranks
 from mini_infer_engine.core.batch import Batch, RunnerLostError, TokenMasks
 from mini_infer_engine.core.request import Request
 from mini_infer_engine.core.result import PassResult
 from mini_infer_engine.distributed import step_messages
 from mini_infer_engine.distributed.member import GroupMember, rank_device
+from mini_infer_engine.distributed.pass_results import ResultReceiver
 from mini_infer_engine.distributed.process_group import LOOPBACK, open_store
 from mini_infer_engine.distributed.rank_config import Addresses, RankConfig, spawn_rank
 from mini_infer_engine.distributed.signs import Watch
-from mini_infer_engine.distributed.tensor_parallel import TensorParallel
 from mini_infer_engine.kv_transfer.group_transport import GroupTransport, open_group_transport
 from mini_infer_engine.kv_transfer.layout import KVMemory
 from mini_infer_engine.runtime.executor import PassHandle
@@ -60,7 +60,7 @@ class Ranks:
     """The other ranks: their processes on this machine, and the sockets to all."""
 
     def __init__(self, settings: EngineSettings, store: TCPStore, watched: Watched) -> None:
-        self.size = settings.tensor_parallel_size
+        self.size = num_ranks(settings)
         local = range(1, self.size // settings.nnodes)
         self._folder = watched.folder or Path(tempfile.mkdtemp(prefix="mini-infer-ranks-"))
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
@@ -75,7 +75,12 @@ class Ranks:
         for rank, socket in self._steps.items():
             socket.set(zmq.SNDHWM, 0)
             steps[rank] = self._bind(socket, f"steps-{rank}", host)
-        store.set("addresses", msgspec.json.encode(Addresses(signs, steps, transfer)).decode())
+        results, results_at = None, ""
+        if settings.pipeline_parallel_size > 1:
+            results = context.socket(zmq.PULL)
+            results.set(zmq.RCVHWM, 0)
+            results_at = self._bind(results, "results", host)
+        store.set("addresses", msgspec.json.encode(Addresses(signs, steps, transfer, results_at)).decode())
         self.processes = {rank: self._spawn(settings, rank, store.port, watched) for rank in local}
         ranks, processes = weakref.ref(self), self.processes  # the thread does not keep this object alive
 
@@ -83,12 +88,15 @@ class Ranks:
             if (found := ranks()) is not None:
                 found._on_lost(reason)
 
-        self.watch = Watch(router, range(1, self.size), lambda: _ended(processes), lost)
+        self.watch = Watch(router, range(1, self.size), lambda: _ended(processes), lost, group_name(settings))
+        watch = self.watch
+        self.results = None if results is None else ResultReceiver(results, lambda: watch.lost)
+        """Of a pipeline: from its last stage."""
         self._told = watched.on_lost
         self.release: Callable[[], None] | None = None
         """Breaks off what this rank's device waits for."""
         self.close = weakref.finalize(
-            self, _close, self.watch, self.processes, self._steps, router, self._folder, os.getpid()
+            self, _close, self.watch, self.processes, self._steps, (router, results), self._folder, os.getpid()
         )
 
     def _bind(self, socket: zmq.Socket[bytes], name: str, host: str) -> str:
@@ -102,6 +110,8 @@ class Ranks:
 
     def all_connected(self) -> None:
         """All ranks have talked: their sockets' files go, so that nothing is left where this process is killed."""
+        if self.results is not None:
+            self.results.connected()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _spawn(self, settings: EngineSettings, rank: int, port: int, watched: Watched) -> subprocess.Popen[bytes]:
@@ -158,7 +168,7 @@ def _close(
     watch: Watch,
     processes: dict[int, subprocess.Popen[bytes]],
     steps: dict[int, zmq.Socket[bytes]],
-    router: zmq.Socket[bytes],
+    heard: tuple[zmq.Socket[bytes] | None, ...],
     folder: Path,
     pid: int,
 ) -> None:
@@ -173,7 +183,9 @@ def _close(
             if rank in processes:
                 processes[rank].kill()
         socket.close(linger=500)
-    router.close(linger=0)
+    for listening in heard:
+        if listening is not None:
+            listening.close(linger=0)
     for process in processes.values():
         try:
             process.wait(_STOP_S)
@@ -197,6 +209,7 @@ class ParallelRunner:
         self.max_model_len, self.swap_space = local.max_model_len, local.swap_space
         self.max_speculative_rows = local.max_speculative_rows
         self._writer = step_messages.StepWriter(self.page_size)
+        self._results = ranks.results
 
     def kv_memory(self) -> KVMemory:
         """Of this rank alone: its page pool, as KV transfer sees it."""
@@ -231,7 +244,7 @@ class ParallelRunner:
     def collect(self, handle: PassHandle) -> PassResult:
         """See `Runner.collect`."""
         with self._all_or_nothing():
-            return self.local.collect(handle)
+            return self.local.collect(handle) if self._results is None else self._results.next()
 
     @contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
@@ -242,7 +255,7 @@ class ParallelRunner:
             yield
         except Exception as error:
             reason = self.ranks.watch.reason(_REASON_S)
-            reason = reason or f"rank 0 of the tensor-parallel group failed: {type(error).__name__}: {error}"
+            reason = reason or f"rank 0 of the {group_name(self.settings)} failed: {type(error).__name__}: {error}"
             raise RunnerLostError(reason) from error
         if self.ranks.watch.lost:  # what has come may be of a sum that was broken off
             raise RunnerLostError(self.ranks.watch.lost)
@@ -261,8 +274,7 @@ def load_parallel(settings: EngineSettings, watched: Watched = NOT_WATCHED) -> P
     ranks = Ranks(settings, store, watched)
     try:
         host = LOOPBACK if settings.nnodes == 1 else master_address(settings)
-        parallel = TensorParallel(0, settings.tensor_parallel_size)
-        member = GroupMember(parallel, store, host, device, settings, ranks.agree)
+        member = GroupMember(0, store, host, device, settings, ranks.agree)
         ranks.release = member.late.release
         runner = ParallelRunner(load_runner(settings, member), ranks, store)
         ranks.all_connected()

@@ -24,8 +24,15 @@ _LOGITS_BYTES = 8 << 20
 class PeerMemory:
     """One for each rank, made by all at the same time."""
 
-    def __init__(self, parallel: TensorParallel, device: torch.device, *, pdl: bool) -> None:
-        """`pdl`: kernels are launched with programmatic dependent launch."""
+    def __init__(
+        self,
+        parallel: TensorParallel,
+        device: torch.device,
+        *,
+        pdl: bool,
+        group: torch.distributed.ProcessGroup | None = None,
+    ) -> None:
+        """`pdl`: kernels are launched with programmatic dependent launch; `group`: of these ranks, None: of all."""
         from torch.distributed import _symmetric_memory as symmetric_memory
 
         self._rank, self._world, self._pdl = parallel.rank, parallel.size, pdl
@@ -36,7 +43,7 @@ class PeerMemory:
         pads = 3 * self._sum_bytes + 2 * _LOGITS_BYTES
         size = pads + MAX_PROGRAMS * parallel.size * 4
         memory = symmetric_memory.empty(size, dtype=torch.uint8, device=device)
-        group = torch.distributed.group.WORLD
+        group = group or torch.distributed.group.WORLD
         assert group is not None
         self._handle = symmetric_memory.rendezvous(memory, group)
         buffers = [self._handle.get_buffer(rank, (size,), torch.uint8) for rank in range(parallel.size)]
@@ -48,7 +55,7 @@ class PeerMemory:
         self._peers = (pointers, pointers + pads, epochs)
         self._turn = self._logits_turn = 0
         torch.cuda.synchronize(device)
-        torch.distributed.barrier(device_ids=[device.index])  # nobody signals before all pads are zero
+        torch.distributed.barrier(group=group, device_ids=[device.index])  # nobody signals before all pads are zero
 
     def summand(self, rows: int, width: int, dtype: torch.dtype) -> Tensor | None:
         """Memory [rows, width] for what this rank adds to the next sum; None: it is too much for one shot."""

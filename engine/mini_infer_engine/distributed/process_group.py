@@ -10,8 +10,9 @@ import torch.distributed
 from torch import Tensor
 from torch.distributed import PrefixStore, ProcessGroupGloo, Store, TCPStore  # type: ignore[attr-defined]  # torch's
 
-from mini_infer_engine.config.settings import EngineSettings
-from mini_infer_engine.distributed.collectives import Collectives, GlooCollectives
+from mini_infer_engine.config.settings import EngineSettings, num_ranks
+from mini_infer_engine.distributed.collectives import Collectives, GlooCollectives, NoCollectives
+from mini_infer_engine.distributed.stage_link import GlooLink, LateLink
 from mini_infer_engine.distributed.tensor_parallel import TensorParallel
 
 if TYPE_CHECKING:
@@ -42,11 +43,20 @@ def join_store(host: str, port: int) -> TCPStore:
     return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=_MEETING)
 
 
-class LateCollectives:
-    """Collectives of a group that forms once all ranks have their weights."""
+def _gloo(store: Store, host: str, rank: int, size: int) -> torch.distributed.ProcessGroup:
+    options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # not in torch's stubs
+    options._devices = [ProcessGroupGloo.create_device(hostname=host)]
+    options._timeout = _MEETING
+    return cast("torch.distributed.ProcessGroup", ProcessGroupGloo(store, rank, size, options))
 
-    def __init__(self, parallel: TensorParallel) -> None:
+
+class LateGroup:
+    """Collectives of a rank's stage, and its link to other stages: both form once all ranks have their weights."""
+
+    def __init__(self, parallel: TensorParallel, stage: int = 0, num_stages: int = 1) -> None:
+        """`parallel`: the rank's place in its stage."""
         self.parallel = parallel
+        self.link = LateLink(stage, num_stages)
         self._connected: Collectives | None = None
 
     def connect(self, store: Store, host: str, device: torch.device, settings: EngineSettings) -> None:
@@ -54,16 +64,25 @@ class LateCollectives:
         if device.type == "cuda":
             from mini_infer_engine.distributed.gpu_collectives import connect_gpus
 
+            ranks_per_node = num_ranks(settings) // settings.nnodes
             self._connected = connect_gpus(
-                self.parallel, store, device, one_host=settings.nnodes == 1, disabled=settings.disable
+                self.parallel,
+                store,
+                device,
+                one_host=ranks_per_node % self.parallel.size == 0,
+                disabled=settings.disable,
+                link=self.link,
             )
             return
-        options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # not in torch's stubs
-        options._devices = [ProcessGroupGloo.create_device(hostname=host)]
-        options._timeout = _MEETING
-        rank, size = self.parallel.rank, self.parallel.size
-        group = ProcessGroupGloo(PrefixStore("gloo", store), rank, size, options)
-        self._connected = GlooCollectives(self.parallel, cast("torch.distributed.ProcessGroup", group))
+        parallel, link = self.parallel, self.link
+        self._connected = NoCollectives(parallel)
+        if parallel.size > 1:
+            group = _gloo(PrefixStore(f"gloo-{link.index}", store), host, parallel.rank, parallel.size)
+            self._connected = GlooCollectives(parallel, group)
+        if link.size > 1:
+            rank, size = link.index * parallel.size + parallel.rank, link.size * parallel.size
+            group = _gloo(PrefixStore("gloo-stages", store), host, rank, size)
+            link.connect(GlooLink(link.index, link.size, rank, group))
 
     def release(self) -> None:
         """Break off what waits for ranks that are gone; gloo notices by itself."""

@@ -38,6 +38,8 @@ class Addresses(msgspec.Struct, frozen=True):
     """By rank."""
     transfer: str
     """Of KV transfer, where there is any."""
+    results: str = ""
+    """Where the last stage of a pipeline sends what passes have made."""
 
 
 def spawn_rank(config: RankConfig, folder: Path) -> subprocess.Popen[bytes]:

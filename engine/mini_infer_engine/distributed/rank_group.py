@@ -3,12 +3,16 @@
 from typing import Protocol
 
 from mini_infer_engine.distributed.collectives import NO_COLLECTIVES, Collectives
+from mini_infer_engine.distributed.stage_link import NO_LINK, StageLink
 
 
 class RankGroup(Protocol):
     """The processes that share one model."""
 
     collectives: Collectives
+    """With those that have other parts of the same layers."""
+    link: StageLink
+    """With those that have other layers."""
 
     def begin_together(self) -> None:
         """Wait until every rank has its weights; from then on all ranks do the same at the same time."""
@@ -24,6 +28,7 @@ class AloneInGroup:
     """One process has the whole model."""
 
     collectives: Collectives = NO_COLLECTIVES
+    link: StageLink = NO_LINK
 
     def begin_together(self) -> None:
         """See `RankGroup.begin_together`: there is nobody else."""

@@ -10,17 +10,19 @@ import sys
 from pathlib import Path
 
 import msgspec
+import torch
 import zmq
 from torch.distributed import Store  # type: ignore[attr-defined]  # torch's
 
 from mini_infer_contract.logs import configure_logging
+from mini_infer_engine.config.settings import group_name, num_ranks
 from mini_infer_engine.distributed import step_messages
 from mini_infer_engine.distributed.last_words import say
 from mini_infer_engine.distributed.member import GroupMember, rank_device
+from mini_infer_engine.distributed.pass_results import ResultSender
 from mini_infer_engine.distributed.process_group import LOOPBACK, join_store
 from mini_infer_engine.distributed.rank_config import Addresses, RankConfig
 from mini_infer_engine.distributed.signs import Signs
-from mini_infer_engine.distributed.tensor_parallel import TensorParallel
 from mini_infer_engine.kv_transfer.group_transport import serve_rank
 from mini_infer_engine.runtime.executor import PassHandle
 from mini_infer_engine.runtime.model_runner import ModelRunner, load_runner
@@ -30,7 +32,8 @@ logger = logging.getLogger(__name__)
 _PR_SET_PDEATHSIG = 1
 """<sys/prctl.h>: the signal that the kernel sends when the parent dies."""
 _HANDLES_KEPT = 4
-"""Launched passes whose memory may still be in use: the first rank has two in flight at most."""
+"""Launched passes whose memory may still be in use: the first rank has two in flight at most, and one more for each
+further stage."""
 
 
 class Rank:
@@ -48,31 +51,54 @@ class Rank:
         self._transfer.set(zmq.LINGER, 0)
         self._transfer.connect(addresses.transfer)
         self.signs = Signs(addresses.signs, config.rank, self._lost)
+        is_last_stage = config.rank == num_ranks(config.settings) - config.settings.tensor_parallel_size
+        self._results = ResultSender(addresses.results) if is_last_stage else None
 
     def load(self) -> ModelRunner:
         """Its part of the model, at the same time as all others."""
         config, settings = self._config, self._config.settings
         device = rank_device(settings.device, config.local_rank)
-        parallel = TensorParallel(config.rank, settings.tensor_parallel_size)
         host = LOOPBACK if settings.nnodes == 1 else own_address(config.store_host, config.store_port)
-        member = GroupMember(parallel, self._store, host, device, settings, self._agree)
+        member = GroupMember(config.rank, self._store, host, device, settings, self._agree)
         return load_runner(settings, member)
 
     def run(self, runner: ModelRunner) -> None:
         """Passes, until the first rank says stop."""
         reader, handles = step_messages.StepReader(), list[PassHandle]()
+        settings = self._config.settings
+        kept = _HANDLES_KEPT + settings.pipeline_parallel_size - 1
+        if (results := self._results) is not None:
+            self._start(results, runner.device)
         while True:
             match step_messages.decode(self._steps.recv()):
                 case step_messages.Launch() as message:
-                    handles = [*handles[1 - _HANDLES_KEPT :], runner.launch(reader.batch(message))]
+                    handles = [*handles[1 - kept :], runner.launch(reader.batch(message))]
+                    if results is not None and not message.waits_for_masks:
+                        results.send(handles[-1])
                 case step_messages.Sample() as message:
                     runner.sample(handles[-1], step_messages.masks_of(message))
+                    if results is not None:
+                        results.send(handles[-1])
                 case step_messages.OpenTransport(kind, engine_id):
                     serve_rank(self._transfer, kind, engine_id, runner.kv_memory(), self._config.rank)
                 case step_messages.Stop():
                     return
                 case step_messages.Agreed():
                     raise AssertionError("there is nothing to agree on while passes run")
+
+    def _start(self, results: ResultSender, device: torch.device) -> None:
+        """Of the first rank of a pipeline's last stage."""
+
+        def prepare() -> None:
+            if device.type == "cuda":
+                torch.cuda.set_device(device)
+
+        def failed(error: Exception) -> None:
+            logger.error("rank %d: a pass fails", self._config.rank, exc_info=error)
+            self.signs.failed(failure(self._config, error))
+            os._exit(1)
+
+        results.start(prepare, failed)
 
     def _agree(self, value: int) -> list[int]:
         self.signs.reached(value)
@@ -107,13 +133,22 @@ def run_rank(config: RankConfig) -> int:
         gc.freeze()
         rank.run(runner)
     except Exception as error:
-        expected = isinstance(error, ValueError | OSError)
-        if not expected:
+        if not _is_expected(error):
             logger.exception("rank %d fails", config.rank)
-        said = str(error) if expected else f"{type(error).__name__}: {error}"
-        rank.signs.failed(f"rank {config.rank} of the tensor-parallel group failed: {said}")
+        rank.signs.failed(failure(config, error))
         return 1
     return 0
+
+
+def _is_expected(error: Exception) -> bool:
+    """Whether its message is for people."""
+    return isinstance(error, ValueError | OSError)
+
+
+def failure(config: RankConfig, error: Exception) -> str:
+    """Why a rank cannot go on, for people."""
+    said = str(error) if _is_expected(error) else f"{type(error).__name__}: {error}"
+    return f"rank {config.rank} of the {group_name(config.settings)} failed: {said}"
 
 
 def main() -> None:

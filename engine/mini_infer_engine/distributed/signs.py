@@ -50,9 +50,14 @@ class Watch:
         ranks: range,
         ended: Callable[[], Mapping[int, int]],
         on_lost: Callable[[str], None],
+        group: str = "tensor-parallel group",
     ) -> None:
-        """`ended`: ranks whose processes have ended, to their statuses; `on_lost`: called once, by the thread."""
+        """`ended`: ranks whose processes have ended, to their statuses; `on_lost`: called once, by the thread.
+
+        `group`: what the ranks are to each other, for people.
+        """
         self._router, self._ranks, self._ended, self._on_lost = router, ranks, ended, on_lost
+        self._group = group
         self._silent: dict[int, int] = {}
         """Ticks since the last sign, by rank; only of those that have been heard."""
         self._reached: dict[int, list[int]] = {rank: [] for rank in ranks}
@@ -119,10 +124,10 @@ class Watch:
             return self.lost
         for rank, status in self._ended().items():
             how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
-            return f"rank {rank} of the tensor-parallel group {how}"
+            return f"rank {rank} of the {self._group} {how}"
         for rank, ticks in self._silent.items():
             if ticks >= SILENT_TICKS:
-                return f"rank {rank} of the tensor-parallel group hangs: no sign of life for {ticks * TICK_S:g} s"
+                return f"rank {rank} of the {self._group} hangs: no sign of life for {ticks * TICK_S:g} s"
         return ""
 
     def _lose(self, reason: str) -> None:

@@ -20,7 +20,8 @@ class AttentionBlock(nn.Module):
     def __init__(self, config: ModelConfig, layer: int, *, value_dim: int) -> None:
         """`value_dim`: what one head adds to the output."""
         super().__init__()
-        self.layer = layer
+        self.layer = layer - config.layers.start
+        """Its place among the layers that are built here, and so in the page pool."""
         self.is_last = layer == config.num_layers - 1
         parallel = config.tensor_parallel
         self.num_heads, self.head_dim = parallel.num_heads(config.num_heads), config.head_dim

@@ -4,6 +4,7 @@ Its forward exists once, in the verbs of `ops`: the same lines run by torch on a
 computes a flat list of tokens; which token belongs to which sequence is known only to the attention pass.
 """
 
+import re
 from typing import ClassVar
 
 import torch
@@ -24,6 +25,8 @@ from mini_infer_engine.layers.rotary import Rotary
 from mini_infer_engine.models.hidden_taps import HiddenTaps
 from mini_infer_engine.models.kv_spec import KVSpec
 from mini_infer_engine.ops.base import AttentionPass, Ops, ResidualState
+
+_LAYER_NAME = re.compile(r"model\.layers\.(\d+)\.")
 
 
 class DecoderLayer(nn.Module):
@@ -105,13 +108,15 @@ class OutputNormLayer(DecoderLayer):
 
 
 class Decoder(nn.Module):
-    """Embeddings, layers and the last norm: the checkpoint's `model.*`."""
+    """Embeddings, layers and the last norm: the checkpoint's `model.*`, or what a stage of a pipeline has of it."""
 
     def __init__(self, config: ModelConfig, layer_class: type[DecoderLayer]) -> None:
         super().__init__()
-        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, config.tensor_parallel)
-        self.layers = nn.ModuleList(layer_class(config, layer) for layer in range(config.num_layers))
-        self.norm = RMSNorm.of(config)
+        self.embed_tokens: Embedding | None = None
+        if config.has_embeddings:
+            self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, config.tensor_parallel)
+        self.layers = nn.ModuleDict({str(layer): layer_class(config, layer) for layer in config.layers})
+        self.norm = RMSNorm.of(config) if config.stage.is_last else None
 
 
 class DecoderModel(nn.Module):
@@ -136,7 +141,8 @@ class DecoderModel(nn.Module):
         super().__init__()
         self.config = config
         self.model = Decoder(config, self.layer_class)
-        self.lm_head = None if config.tie_word_embeddings else self._make_head()
+        self.lm_head = self._make_head() if config.stage.is_last and not config.tie_word_embeddings else None
+        self._dtype = torch.get_default_dtype()
         self.taps: HiddenTaps | None = None
         """Set by whoever reads hidden states of its layers."""
         self._tied_head: list[Linear] = []  # in a list: it is no module of its own, its weight is the embeddings'
@@ -159,6 +165,12 @@ class DecoderModel(nn.Module):
             raise ModelError(f"{config.architecture}: {obstacle}.")
 
     @classmethod
+    def layer_weights(cls, config: ModelConfig) -> int:
+        """Of a usual layer of the whole model, about: stages of a pipeline are made equal by it."""
+        heads = 2 * (config.num_heads + config.num_kv_heads)
+        return config.hidden_size * (heads * config.head_dim + 3 * config.intermediate_size)
+
+    @classmethod
     def parse_config(cls, fields: Fields, architecture: str, eos_token_ids: tuple[int, ...]) -> ModelConfig:
         """Read and check `config.json`. ModelError: it asks for what this architecture is not served with."""
         raise NotImplementedError(f"{cls.__name__} reads its config in its own file")
@@ -166,7 +178,19 @@ class DecoderModel(nn.Module):
     @property
     def layers(self) -> list[DecoderLayer]:
         """In the order of computation."""
-        return list(self.model.layers)  # type: ignore[arg-type]  # ModuleList is untyped
+        return list(self.model.layers.values())  # type: ignore[arg-type]  # ModuleDict is untyped
+
+    @property
+    def embeddings(self) -> Embedding:
+        """Of the first stage, and of the last one where the head is tied to it."""
+        assert self.model.embed_tokens is not None, "this stage of the pipeline has no embeddings"
+        return self.model.embed_tokens
+
+    @property
+    def last_norm(self) -> RMSNorm:
+        """Of the last stage: what the head reads."""
+        assert self.model.norm is not None, "this stage of the pipeline has no head"
+        return self.model.norm
 
     @property
     def attention_layers(self) -> list[AttentionBlock]:
@@ -177,7 +201,7 @@ class DecoderModel(nn.Module):
         """What a page of `page_size` tokens holds, before it is quantised."""
         config = self.config
         kv_heads = config.tensor_parallel.num_heads(config.num_kv_heads)
-        return KVSpec(config.num_layers, page_size, kv_heads, config.head_dim, dtype)
+        return KVSpec(len(config.layers), page_size, kv_heads, config.head_dim, dtype)
 
     @property
     def head(self) -> Linear:
@@ -202,12 +226,20 @@ class DecoderModel(nn.Module):
     def is_unused(self, checkpoint_name: str) -> bool:
         """Whether a checkpoint may have this tensor although the model does not read it."""
         tied = self.lm_head is None and checkpoint_name == "lm_head.weight"
+        if self.config.stage.size > 1 and self._is_elsewhere(checkpoint_name):
+            return True
         unused_here = unused_suffixes(self.config.quantization, self.config.kv_cache_dtype)
         return tied or checkpoint_name.endswith((*self.unused_checkpoint_suffixes, *unused_here))
 
+    def _is_elsewhere(self, checkpoint_name: str) -> bool:
+        """Whether another stage of the pipeline has this tensor."""
+        if (found := _LAYER_NAME.match(checkpoint_name)) is not None:
+            return int(found[1]) < self.config.num_layers and int(found[1]) not in self.config.layers
+        return checkpoint_name.startswith(("model.embed_tokens.", "model.norm.", "lm_head."))
+
     def finish_loading(self, max_positions: int) -> None:
         """Make what is derived from weights and config: rotary tables, laid-out norms, the tied head."""
-        weight = self.model.embed_tokens.weight
+        config, device = self.config, next(self.parameters()).device
         tables: dict[object, Rotary] = {}
         for module in self.modules():
             if isinstance(module, RMSNorm | Linear | SparseMoE):
@@ -215,15 +247,24 @@ class DecoderModel(nn.Module):
         for attention in self.attention_layers:
             rope = attention.rope
             if rope not in tables:
-                tables[rope] = Rotary(rope, attention.head_dim, max_positions, weight.dtype, weight.device)
+                tables[rope] = Rotary(rope, attention.head_dim, max_positions, self._dtype, device)
             attention.rotary = tables[rope]
             attention.finish_loading()
-        if self.lm_head is None and not self._tied_head:
-            self._tied_head.append(Linear.borrowing(weight, self.model.embed_tokens.rows))
+        if config.tie_word_embeddings and config.stage.is_last and not self._tied_head:
+            self._tied_head.append(Linear.borrowing(self.embeddings.weight, self.embeddings.rows))
 
     def embed(self, ops: Ops, token_ids: Tensor) -> Tensor:
         """[tokens] int64 to [tokens, hidden], in new memory: what every pass begins with."""
-        return self.scale_embeddings(ops.embed(token_ids, self.model.embed_tokens))
+        return self.scale_embeddings(ops.embed(token_ids, self.embeddings))
+
+    def enter(self, ops: Ops, hidden: Tensor) -> Tensor:
+        """What the stage of a pipeline before this one has left [tokens, hidden]: what a pass begins with here.
+
+        The ranks of the stage meet, as they do over embeddings, so that passes may follow each other in any order.
+        """
+        if self.config.tensor_parallel.size > 1:
+            ops.sum_embeddings(torch.zeros_like(hidden[:1]))
+        return hidden
 
     def scale_embeddings(self, hidden: Tensor) -> Tensor:
         """Rows of the embedding table as the first layer wants them; changed in place."""
@@ -235,10 +276,13 @@ class DecoderModel(nn.Module):
         """Embedded tokens [tokens, hidden] to the residual state after the last layer, before the last norm.
 
         It is the state of the tokens that `attention` selects: the last layer computes only keys and values of others.
+        A stage of a pipeline begins with what the one before has left of all tokens, and leaves the same to the next.
         """
         state = ResidualState(hidden)
         layers = self.layers
-        next_norms = [*(layer.input_layernorm for layer in layers[1:]), self.model.norm]
+        # A stage that is not the last needs no norm after its layers: one of its own stands in where verbs want some.
+        final = layers[-1].input_layernorm if self.model.norm is None else self.model.norm
+        next_norms = [*(layer.input_layernorm for layer in layers[1:]), final]
         taps, last = self.taps, len(layers) - 1
         if taps is not None:
             taps.begin()
@@ -250,11 +294,11 @@ class DecoderModel(nn.Module):
 
     def hidden(self, ops: Ops, state: ResidualState) -> Tensor:
         """After the last norm: [rows, hidden]."""
-        return ops.norm(state, self.model.norm)
+        return ops.norm(state, self.last_norm)
 
     def logits(self, ops: Ops, state: ResidualState, out: Tensor | None = None) -> Tensor:
         """The last norm and the head: [rows, vocab], written to `out` where one is given."""
-        logits = ops.logits(state, self.model.norm, self.head, out)
+        logits = ops.logits(state, self.last_norm, self.head, out)
         if self.config.logits_divisor != 1.0:
             logits.div_(self.config.logits_divisor)
         if (softcap := self.config.logits_softcap) is not None:

@@ -56,7 +56,7 @@ class DeepseekV2ForCausalLM(DecoderModel):
     def kv_spec(self, page_size: int, dtype: torch.dtype) -> KVSpec:
         """One latent a token."""
         assert isinstance(self.config, DeepseekConfig)
-        return KVSpec(self.config.num_layers, page_size, 1, self.config.latent.latent_width, dtype, entries=1)
+        return KVSpec(len(self.config.layers), page_size, 1, self.config.latent.latent_width, dtype, entries=1)
 
     @classmethod
     def check_split(cls, config: ModelConfig) -> None:

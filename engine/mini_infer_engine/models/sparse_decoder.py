@@ -57,3 +57,10 @@ class SparseModel(DecoderModel):
             if len(config.sparse_layers) < config.num_layers
             else replace(config, intermediate_size=parallel.size)
         )
+
+    @classmethod
+    def layer_weights(cls, config: ModelConfig) -> int:
+        """See `DecoderModel.layer_weights`: of a layer with a mixture."""
+        assert isinstance(config, SparseConfig)
+        moe = config.moe
+        return super().layer_weights(replace(config, intermediate_size=moe.num_stacked * moe.intermediate_size))

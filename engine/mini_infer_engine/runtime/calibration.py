@@ -43,6 +43,8 @@ def calibration_rows(directory: Path) -> Tensor | None:
 
 def calibrates(model: DecoderModel) -> bool:
     """Whether its layers can run here: attention over keys and values, of one rank."""
+    if model.config.stage.size > 1:
+        return False
     return all(isinstance(layer, Attention) for layer in model.attention_layers) and not any(
         isinstance(module, Linear) and module.is_summed for module in model.modules()
     )
@@ -57,7 +59,7 @@ def calibrate(model: DecoderModel, rows: Tensor) -> None:
     attention = _DenseAttention(rows.shape, rows.device)
     state = ResidualState(model.embed(TorchOps(), rows.flatten()))
     layers = model.layers
-    next_norms: list[Any] = [*(layer.input_layernorm for layer in layers[1:]), model.model.norm]
+    next_norms: list[Any] = [*(layer.input_layernorm for layer in layers[1:]), model.last_norm]
     for layer, next_norm in zip(layers, next_norms, strict=True):
         sums = _Sums(layer)
         layer(TorchOps(), ResidualState(state.residual.clone()), attention, next_norm)

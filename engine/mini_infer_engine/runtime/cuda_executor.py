@@ -48,6 +48,7 @@ from mini_infer_engine.runtime.cuda_graphs import (
 )
 from mini_infer_engine.runtime.cuda_sampling import CudaPassHandle, CudaSampling
 from mini_infer_engine.runtime.cuda_speculation import CudaSpeculation
+from mini_infer_engine.runtime.cuda_stage import CudaStage
 from mini_infer_engine.runtime.device_state import DeviceBatchState, page_table_width, refuses_suppressed
 from mini_infer_engine.runtime.embeddings import Embeddings, wants_embeddings
 from mini_infer_engine.runtime.inputs import PassInputs, build_inputs
@@ -98,6 +99,9 @@ class CudaExecutor:
                 config, worker, pool, self.state, self.attention, self.kernels, self.sampling
             )
         self.max_speculative_rows = 0 if self.speculation is None else self.speculation.max_rows
+        self.stage = None
+        if worker.link.size > 1:
+            self.stage = CudaStage(worker, self.state, max([buckets[-1], *(tokens for tokens, _ in prefills)]))
         self.decode_graphs: dict[int, DecodeGraph] = {}
         self.prefill_graphs: dict[int, PrefillGraph] = {}
 
@@ -111,7 +115,8 @@ class CudaExecutor:
         policy, largest = self.kernels.policy, self.settings.max_num_seqs
         if self.settings.enforce_eager or not policy.uses(Mechanism.PREFILL_GRAPHS):
             return []
-        separate = policy.uses(Mechanism.SEPARATE_DECODE_GRAPHS)
+        # The stages of a pipeline each compute a pass in one part, which hands on all of its tokens.
+        separate = policy.uses(Mechanism.SEPARATE_DECODE_GRAPHS) and self.worker.link.size == 1
         launch_bound = separate and is_launch_bound(self.worker.weight_bytes)
         buckets = prefill_buckets(self.settings.max_num_batched_tokens or 1 << 30, launch_bound=launch_bound)
         return [
@@ -137,7 +142,10 @@ class CudaExecutor:
             torch.cuda.set_device(self.worker.device)
             with torch.inference_mode():
                 self.state.begin(batch.rows[batch.num_decodes :])
-                state = self._eager(batch, every_token=False)[1]
+                samples = self.stage is None or self.stage.is_last
+                state = self._eager(batch, every_token=not samples)[1]
+                if not samples:
+                    return
                 logits = self.worker.model.logits(self.ops, state)
                 slots = torch.full((len(logits),), self.state.padding_slot, dtype=torch.int32, device=logits.device)
                 self.sampling.sample(logits, slots, filtered=True)
@@ -191,7 +199,7 @@ class CudaExecutor:
         self.sampling.logprobs.compile_kernels(logits, padding, self.state.state.last_tokens)
         config, device = worker.config, worker.device
         summands = torch.zeros((max(K_SPLITS), 1, config.hidden_size), dtype=worker.dtype, device=device)
-        norm = worker.model.model.norm
+        norm = worker.model.layers[0].post_attention_layernorm
         for splits in K_SPLITS:
             add_rms_norm(summands[0].clone(), summands[:splits], norm.weight, norm.eps)
         self.attention.compile_rare(self.state.page_tables[-1:], worker.dtype)
@@ -258,6 +266,7 @@ class CudaExecutor:
             slots=sampling.slots,
             logits=sampling.logits,
             null_page=self.pool.null_page,
+            hidden=None if self.stage is None else self.stage.hidden,
             keep_features=speculation.keep_features if speculation is not None and reads_hidden else None,
         )
 
@@ -269,6 +278,9 @@ class CudaExecutor:
 
     def launch(self, batch: Batch) -> CudaPassHandle:
         """See `Executor.launch`."""
+        stage = self.stage
+        if stage is not None and not stage.is_last:
+            return self._launch_part(batch, stage)
         handle = CudaPassHandle(batch.rows, self.state)
         prefills = batch.rows[batch.num_decodes :]
         with torch.inference_mode():
@@ -290,7 +302,27 @@ class CudaExecutor:
                 else:
                     self.sampling.run(rows, indices, handle)
             if not batch.waits_for_masks:
+                if stage is not None:
+                    stage.traffic.return_tokens(batch.rows)
                 handle.done.record()
+        return handle
+
+    def _launch_part(self, batch: Batch, stage: CudaStage) -> CudaPassHandle:
+        """A pass as far as a stage goes that is not the last: another one samples."""
+        handle = CudaPassHandle([], self.state)
+        prefills = batch.rows[batch.num_decodes :]
+        with torch.inference_mode():
+            self._transfer(batch.transfers)
+            stage.traffic.begin(batch)
+            goes_on = [_continues(row) for row in prefills]
+            self.state.forget_pages([row for row, goes in zip(prefills, goes_on, strict=True) if not goes])
+            self.state.keep_common_pages([row for row, goes in zip(prefills, goes_on, strict=True) if goes])
+            ((_, forward),) = self._forwards(batch, goes_on, handle)
+            self.sampling.load(batch.rows)
+            forward()
+            self.state.advance(self.sampling.slots[: len(batch.rows)])
+            stage.traffic.hand_on(batch.rows, stage.take())
+            handle.done.record()
         return handle
 
     def _transfer(self, transfers: Transfers) -> None:
@@ -311,6 +343,8 @@ class CudaExecutor:
 
     def sample(self, handle: CudaPassHandle, masks: TokenMasks) -> None:
         """See `Executor.sample`."""
+        if self.stage is not None and not self.stage.is_last:
+            return
         with torch.inference_mode():
             if handle.guessed is not None and self.speculation is not None:
                 self.speculation.finish(handle.guessed, masks, handle)
@@ -318,6 +352,8 @@ class CudaExecutor:
             for part in handle.held:
                 self.sampling.run_held(part, masks, handle)
             handle.held.clear()
+            if self.stage is not None:
+                self.stage.traffic.return_tokens(handle.rows)
             handle.done.record()
 
     def _forwards(
@@ -341,7 +377,7 @@ class CudaExecutor:
             sampling = [index for index, row in enumerate(batch.rows) if row.sampling is not None]
             yield sampling, partial(self._run_eagerly, batch, handle)
         elif graph.num_decodes or not self.decode_graphs:
-            yield range(num_rows), partial(graph.run, decodes, prefills)
+            yield range(num_rows), partial(self._run_prefills, graph, decodes, prefills)
         else:
             first = [*range(num_decodes), *continued]
             if first:
@@ -349,12 +385,20 @@ class CudaExecutor:
                 yield first, partial(self._run_decodes, rows, rows[num_decodes:])
             second = [index for index, goes in enumerate(goes_on, start=num_decodes) if not goes]
             prompts = [batch.rows[index] for index in second]
-            yield second, partial((self._prefill_graph(0, prompts) or graph).run, [], prompts)
+            yield second, partial(self._run_prefills, self._prefill_graph(0, prompts) or graph, [], prompts)
 
     def _run_decodes(self, rows: list[Row], continued: list[Row]) -> None:
         """Decode rows by their graph, after the slots of some, whose tokens the host brings, are rewritten."""
         self.state.begin(continued)
+        if self.stage is not None:
+            self.stage.enter(len(rows), self.sampling.bucket(len(rows)))
         self._decode_graph(len(rows)).run(rows)
+
+    def _run_prefills(self, graph: PrefillGraph, decodes: list[Row], prefills: list[Row]) -> None:
+        """Prompt chunks, and decode rows beside them, by a graph that has room for all."""
+        if self.stage is not None:
+            self.stage.enter(len(decodes) + sum(row.count for row in prefills), graph.num_tokens)
+        graph.run(decodes, prefills)
 
     def _guessed(self, batch: Batch, handle: CudaPassHandle) -> Iterator[tuple[Sequence[int], Forward]]:
         """Run the rows with guesses, which are settled then, or with their masks; the part that is left has none."""
@@ -394,6 +438,9 @@ class CudaExecutor:
         self.state.begin([row for row in batch.rows[batch.num_decodes :] if row.sampling is not None])
         wants_prompts = any(row.prompt_targets for row in batch.rows)
         marks = handle.layer_marks if batch.marks_layers else None
+        if self.stage is not None and not self.stage.is_last:
+            self.stage.leave(self._eager(batch, every_token=True)[1].residual)
+            return
         inputs, state = self._eager(batch, every_token=wants_prompts, marks=marks)
         if wants_prompts:
             handle.prompt_logprobs = PromptLogprobs.of(batch.rows, state, partial(self.worker.model.logits, self.ops))
@@ -426,7 +473,11 @@ class CudaExecutor:
             inputs.positions = inputs.positions.index_copy(0, inputs.pending_tokens, positions)
         attention: AttentionPass = self.attention.plan(inputs, every_token=every_token)
         attention = attention if marks is None else MarkedAttention(attention, marks)
-        return inputs, model(self.ops, model.embed(self.ops, token_ids), attention)
+        if self.stage is None or self.stage.is_first:
+            hidden = model.embed(self.ops, token_ids)
+        else:
+            hidden = model.enter(self.ops, self.stage.traffic.receive(inputs.num_tokens))
+        return inputs, model(self.ops, hidden, attention)
 
 
 def _continues(row: Row) -> bool:

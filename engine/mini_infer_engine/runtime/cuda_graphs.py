@@ -17,7 +17,7 @@ from mini_infer_engine.kernels.attention.prefill_rows import PrefillRows
 from mini_infer_engine.kernels.embed_decode import gather_decode_inputs
 from mini_infer_engine.kernels.sampling.state_update import STATE_FIELDS, update_slots
 from mini_infer_engine.models.decoder import DecoderModel
-from mini_infer_engine.ops.base import Ops
+from mini_infer_engine.ops.base import Ops, ResidualState
 from mini_infer_engine.runtime.attention.triton_attention import TritonAttentionPass, decodes_before_prefill
 from mini_infer_engine.runtime.attention.triton_backends import TritonBackend
 from mini_infer_engine.runtime.device_state import DeviceBatchState
@@ -69,8 +69,32 @@ class CapturedModel:
     slots: Tensor  # [rows] int32, of decode rows
     logits: Tensor  # [rows, vocab], where every pass leaves what it has computed
     null_page: int
+    hidden: Tensor | None = None  # [tokens, hidden]
+    """Of a stage of a pipeline: where its passes find what the stage before has left, and leave what they make."""
     keep_features: Callable[[Tensor], None] | None = None
     """Of these slots [rows] int32, a pass's first rows: keeps their hidden states for what guesses from them."""
+
+    @property
+    def begins(self) -> bool:
+        """Whether passes begin with tokens, not with what another stage has left."""
+        return self.hidden is None or self.model.config.stage.is_first
+
+    @property
+    def samples(self) -> bool:
+        """Whether passes end with logits."""
+        return self.hidden is None or self.model.config.stage.is_last
+
+    def entering(self, num_tokens: int) -> Tensor:
+        """What the stage before has left."""
+        assert self.hidden is not None
+        return self.model.enter(self.ops, self.hidden[:num_tokens])
+
+    def leave(self, state: ResidualState) -> None:
+        """Keep what a pass has made for the next stage; it may stand there already, since verbs add in place."""
+        assert self.hidden is not None
+        place = self.hidden[: state.residual.shape[0]]
+        if place.data_ptr() != state.residual.data_ptr():
+            place.copy_(state.residual)
 
 
 def record(run: Callable[[], None], memory: Any) -> torch.cuda.CUDAGraph:
@@ -93,16 +117,19 @@ class DecodeGraph:
         parts = self._parts
         model, state = parts.model, parts.state.state
         slots = parts.slots[: self._bucket]
-        table = model.model.embed_tokens
-        hidden, positions = gather_decode_inputs(
-            slots, state.last_tokens, state.lengths, table.weight, first_token=table.first_token
-        )
+        if parts.begins:
+            table = model.embeddings
+            hidden, positions = gather_decode_inputs(
+                slots, state.last_tokens, state.lengths, table.weight, first_token=table.first_token
+            )
+            hidden = model.scale_embeddings(parts.ops.sum_embeddings(hidden))
+        else:
+            hidden, positions = parts.entering(self._bucket), state.lengths.index_select(0, slots).to(torch.int64)
         attend = parts.attention.decode(parts.state.page_tables, slots, positions)
-        residual = model(
-            parts.ops,
-            model.scale_embeddings(parts.ops.sum_embeddings(hidden)),
-            TritonAttentionPass(attend, attend, None),
-        )
+        residual = model(parts.ops, hidden, TritonAttentionPass(attend, attend, None))
+        if not parts.samples:
+            parts.leave(residual)
+            return
         model.logits(parts.ops, residual, parts.logits[: self._bucket])
         if parts.keep_features is not None:
             parts.keep_features(slots)
@@ -205,9 +232,11 @@ class PrefillGraph:
             token_ids = self._with_decodes(token_ids, decode_slots)
             decode = attention.decode(state.page_tables, decode_slots, self._decode_positions(decode_slots))
             attend, selected = (decodes_before_prefill(one, decode, self.num_decodes) for one in (attend, selected))
-        residual = model(
-            parts.ops, model.embed(parts.ops, token_ids), TritonAttentionPass(attend, selected, sample_rows)
-        )
+        hidden = model.embed(parts.ops, token_ids) if parts.begins else parts.entering(self.num_tokens)
+        if not parts.samples:
+            parts.leave(model(parts.ops, hidden, TritonAttentionPass(attend, attend, None)))
+            return
+        residual = model(parts.ops, hidden, TritonAttentionPass(attend, selected, sample_rows))
         model.logits(parts.ops, residual, parts.logits[: sample_rows.shape[0]])
         if parts.keep_features is not None:
             parts.keep_features(parts.slots[: sample_rows.shape[0]])

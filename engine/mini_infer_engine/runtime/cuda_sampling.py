@@ -82,6 +82,7 @@ class CudaPassHandle:
             for index, row in enumerate(rows)
             if row.sampling is not None and row.num_drafts is None
         ]
+        self.rows = rows
         self._num_rows, self._on_host = len(rows), state.state.on_host
         self.speculative: SpeculativePart | None = None
         self.logprobs: list[tuple[list[tuple[int, int]], LogprobTensors | PackedLogprobs]] = []

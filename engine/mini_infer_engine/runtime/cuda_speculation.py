@@ -320,7 +320,7 @@ class CudaSpeculation:
 
     def _draft_step(self, model: DecoderModel, bucket: int) -> ResidualState:
         assert self._draft_attention is not None
-        table, virtual = model.model.embed_tokens.weight, self._virtual
+        table, virtual = model.embeddings.weight, self._virtual
         hidden, positions = gather_decode_inputs(self._own_rows[:bucket], virtual.last_tokens, virtual.lengths, table)
         attend = self._draft_attention.decode(self._state.page_tables, self._packed[0, :bucket], positions)
         residual: ResidualState = model(

@@ -88,6 +88,11 @@ class DeviceBatchState:
         neutral = [form.neutral for _, form in DEVICE_PARAMETERS]
         return _PROGRESS.pack(self.padding_slot, 0, 0, 0) + _SAMPLING.pack(0, *neutral, 0)
 
+    def advance(self, slots: torch.Tensor) -> None:
+        """Count one token more for each of these slots [rows] int32, as sampling does, where another device samples."""
+        counts = (slots != self.padding_slot).to(torch.int32)
+        self.state.lengths.index_add_(0, slots, counts)
+
     def compile_updates(self) -> None:
         """Change nothing, so that no request waits for the compiler of `send_pages`' kernel."""
         at = self.padding_slot * self.page_tables.shape[1]

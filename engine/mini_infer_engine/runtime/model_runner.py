@@ -11,7 +11,7 @@ from torch import Tensor
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.config.model_config import ModelConfig
 from mini_infer_engine.config.model_path import resolve_model
-from mini_infer_engine.config.settings import EngineSettings, ResolvedSettings
+from mini_infer_engine.config.settings import EngineSettings, ResolvedSettings, num_ranks
 from mini_infer_engine.core.batch import Batch, TokenMasks
 from mini_infer_engine.core.request import Request
 from mini_infer_engine.core.result import PassResult
@@ -102,7 +102,7 @@ def load_runner(settings: EngineSettings, group: RankGroup = ALONE_IN_GROUP) -> 
     """
     device_type = choose_device(settings).type
     if device_type == "cpu":
-        choose_threads(group.collectives.parallel.size // settings.nnodes * settings.data_parallel_size)
+        choose_threads(num_ranks(settings) // settings.nnodes * settings.data_parallel_size)
     kind = executor_class(settings, device_type)
     directory = resolve_model(settings.model, settings.revision, weights=settings.load_format != "dummy")
     return make_runner(settings, read_config(directory), directory, kind, group)
@@ -123,14 +123,17 @@ def make_runner(
     if page_size % kind.page_size_step:
         raise ModelError(f"page_size = {page_size}: it must be a multiple of {kind.page_size_step}.")
     before = MemoryInUse.at_start(choose_device(settings))
-    worker = ModelWorker.load(settings, config, directory, group.collectives)
+    worker = ModelWorker.load(settings, config, directory, group.collectives, group.link)
     group.begin_together()
     resolved = settings.resolved(worker.device.type)
     plan = plan_memory(worker, kind, resolved, page_size, before, group.smallest)
     log.info("memory: %s", plan)
     worker.finish_loading(plan.max_model_len)
     spec = worker.kv_spec(page_size)
-    pool = make_pool(spec, plan.num_pages, worker.device, group.share_of(settings.kv_swap_memory) // spec.page_bytes)
+    # Ranks that have other layers have other pages.
+    host_pages = group.smallest(group.share_of(settings.kv_swap_memory) // spec.page_bytes)
+    pool = make_pool(spec, plan.num_pages, worker.device, host_pages)
     executor = kind(worker, pool, resolved)
     executor.capture()
+    group.link.open()
     return ModelRunner(worker, pool, executor, plan.max_model_len, resolved)

@@ -20,6 +20,7 @@ from mini_infer_engine.runtime.inputs import PassInputs, build_inputs
 from mini_infer_engine.runtime.kv_pool import KVPool
 from mini_infer_engine.runtime.layer_marks import LayerMarks, MarkedAttention
 from mini_infer_engine.runtime.prompt_logprobs import PromptLogprobs
+from mini_infer_engine.runtime.stage_traffic import StageTraffic
 from mini_infer_engine.runtime.worker import ModelWorker
 from mini_infer_engine.sampling.logit_changes import build_logit_changes
 from mini_infer_engine.sampling.logprobs import (
@@ -102,6 +103,7 @@ class TorchExecutor:
         self.attention = torch_backend(worker.model.attention_layers, pool)
         self.last_tokens = torch.zeros(settings.max_num_seqs, dtype=torch.int64, device=worker.device)
         self.penalties = Penalties(settings.max_num_seqs, worker.config.vocab_size, worker.device)
+        self.traffic = None if worker.link.size == 1 else StageTraffic(worker, self.last_tokens)
 
     def compile_kernels(self, most_tokens: int) -> None:
         """Torch's operators are compiled."""
@@ -122,6 +124,8 @@ class TorchExecutor:
         """See `Executor.launch`."""
         with torch.inference_mode():
             self.pool.transfer(batch.transfers)
+            if self.traffic is not None and not self.traffic.is_last:
+                return self._launch_part(batch, self.traffic)
             marks_layers = batch.marks_layers
             prepared = None if self.speculation is None else self.speculation.prepare(batch)
             batch = batch if prepared is None else prepared.batch
@@ -153,8 +157,17 @@ class TorchExecutor:
             return {}
         return {place: drafts for place, drafts in zip(prepared.places, prepared.drafts, strict=True) if drafts}
 
+    def _launch_part(self, batch: Batch, traffic: StageTraffic) -> TorchPassHandle:
+        """A pass as far as a stage goes that is not the last: another one samples."""
+        traffic.begin(batch)
+        _, state = self._forward(batch, every_token=True)
+        traffic.hand_on(batch.rows, state.residual)
+        return TorchPassHandle(batch.rows, [], done=_recorded_event() if self.worker.device.type == "cuda" else None)
+
     def sample(self, handle: TorchPassHandle, masks: TokenMasks) -> None:
         """See `Executor.sample`."""
+        if self.traffic is not None and not self.traffic.is_last:
+            return
         assert handle.held is not None, "this pass waits for no masks"
         with torch.inference_mode():
             self._sample(handle, *handle.held, masks)
@@ -166,13 +179,17 @@ class TorchExecutor:
         """See `Executor.logits`."""
         with torch.inference_mode():
             self.pool.transfer(batch.transfers)
-            return self._logits(self._forward(batch, every_token=True)[1])
+            state = self._forward(batch, every_token=True)[1]
+            if self.traffic is None or self.traffic.is_last:
+                return self._logits(state)
+            self.traffic.hand_on([], state.residual)
+            return state.residual
 
     def _forward(
         self, batch: Batch, *, every_token: bool, marks: LayerMarks | None = None
     ) -> tuple[PassInputs, ResidualState]:
         """Inputs, and the residual state of all tokens or of those that sample."""
-        model = self.worker.model
+        model, traffic = self.worker.model, self.traffic
         inputs = build_inputs(batch, self.pool.spec.page_size, self.pool.null_page, self.worker.device)
         token_ids = inputs.token_ids
         if inputs.all_pending:
@@ -183,7 +200,11 @@ class TorchExecutor:
         needs_all = every_token or len(inputs.sample_rows) == inputs.num_tokens
         attention: AttentionPass = self.attention.prepare(inputs, None if needs_all else inputs.sample_rows)
         attention = attention if marks is None else MarkedAttention(attention, marks)
-        return inputs, model(self.ops, model.embed(self.ops, token_ids), attention)
+        if traffic is None or traffic.is_first:
+            hidden = model.embed(self.ops, token_ids)
+        else:
+            hidden = model.enter(self.ops, traffic.receive(inputs.num_tokens))
+        return inputs, model(self.ops, hidden, attention)
 
     def _logits(self, state: ResidualState) -> Tensor:
         return self.worker.model.logits(self.ops, state)
@@ -219,6 +240,8 @@ class TorchExecutor:
         else:
             self.penalties.count(slots, tokens)
             self.last_tokens.index_copy_(0, inputs.sample_slots, tokens)
+        if self.traffic is not None:
+            self.traffic.return_tokens(handle.rows)
         if requested:
             lines = torch.tensor([index for index, _ in requested], device=device)
             made = token_logprobs(

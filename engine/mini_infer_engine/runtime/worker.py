@@ -14,6 +14,8 @@ from mini_infer_engine.config.model_path import resolve_model
 from mini_infer_engine.config.settings import EngineSettings
 from mini_infer_engine.device import choose_device
 from mini_infer_engine.distributed.collectives import NO_COLLECTIVES, Collectives
+from mini_infer_engine.distributed.pipeline_parallel import WHOLE, PipelineStage, split_layers
+from mini_infer_engine.distributed.stage_link import NO_LINK, StageLink
 from mini_infer_engine.layers.linear import Linear
 from mini_infer_engine.models.decoder import DecoderModel
 from mini_infer_engine.models.kv_spec import KVQuantization, KVSpec
@@ -46,6 +48,8 @@ class ModelWorker:
     """What guesses them from the model's hidden states."""
     kv_quantization: KVQuantization | None = None
     """How keys and values are stored; None: in `dtype`."""
+    link: StageLink = NO_LINK
+    """With the other stages of a pipeline."""
 
     @classmethod
     def load(
@@ -54,6 +58,7 @@ class ModelWorker:
         config: ModelConfig,
         directory: Path | None,
         collectives: Collectives = NO_COLLECTIVES,
+        link: StageLink = NO_LINK,
     ) -> "ModelWorker":
         """Read the weights of `directory`, or a rank's part of them; it is not read for dummy weights.
 
@@ -68,13 +73,13 @@ class ModelWorker:
         if settings.enable_expert_parallel and (settings.quantization or config.quantization):
             raise ModelError("enable_expert_parallel does not go with quantised experts yet: leave it out.")
         parallel = replace(collectives.parallel, whole_experts=settings.enable_expert_parallel)
-        config = replace(config, tensor_parallel=parallel)
+        config = replace(config, tensor_parallel=parallel, stage=_stage(config, link))
         model_class(config.architecture).check_split(config)
         kv_quantization = kv_quantization_of(settings, config, device)
         draft = cls._load_draft(settings, config, directory, device, dtype)
         head = _load_head(settings, config, device, dtype)
         model = _load_model(settings, config, directory, device, dtype)
-        return cls(config, model, device, dtype, collectives, draft, head, kv_quantization)
+        return cls(config, model, device, dtype, collectives, draft, head, kv_quantization, link)
 
     @classmethod
     def _load_draft(
@@ -115,6 +120,19 @@ class ModelWorker:
         self.model.finish_loading(max_positions)
         if self.draft is not None:
             self.draft.finish_loading(max_positions)
+
+
+def _stage(config: ModelConfig, link: StageLink) -> PipelineStage:
+    """The rank's, with its layers. ModelError: there are more stages than layers."""
+    if link.size == 1:
+        return WHOLE
+    head_layers = config.vocab_size * config.hidden_size / model_class(config.architecture).layer_weights(config)
+    try:
+        layers = split_layers(config.num_layers, link.size, head_layers)[link.index]
+    except ValueError as error:
+        raise ModelError(f"{config.architecture}: {error}.") from None
+    log.info("stage %d of %d: layers %d to %d", link.index, link.size, layers[0], layers[-1])
+    return PipelineStage(link.index, link.size, layers)
 
 
 def _load_head(

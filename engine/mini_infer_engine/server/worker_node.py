@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from mini_infer_contract.logs import LogFormat
-from mini_infer_engine.config.settings import EngineSettings, master_address
+from mini_infer_engine.config.settings import EngineSettings, master_address, num_ranks
 from mini_infer_engine.distributed.rank_config import RankConfig, spawn_rank
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class WorkerNode:
 
     def run(self, listening: socket.socket) -> int:
         """Until the group ends, or its time after a signal is over. Returns the exit status."""
-        local = self._settings.tensor_parallel_size // self._settings.nnodes
+        local = num_ranks(self._settings) // self._settings.nnodes
         ranks = range(self._node * local, (self._node + 1) * local)
         host, port = listening.getsockname()[:2]
         logger.info(

@@ -19,6 +19,7 @@ SETUPS = {
     "num_host_pages": (0, 2, 40),
     "speculative_method": (None, "ngram", "draft_model"),
     "num_speculative_tokens": (1, 3, 5),
+    "pipeline_parallel_size": (1, 2, 4),
 }
 
 
@@ -27,7 +28,7 @@ def make_world(draw: random.Random) -> World:
     setup = {name: draw.choice(choices) for name, choices in SETUPS.items()}
     page_size, spare_pages = setup.pop("page_size"), setup.pop("spare_pages")
     if setup["speculative_method"] is not None:
-        setup |= {"max_speculative_rows": draw.choice((2, 8))}
+        setup |= {"pipeline_parallel_size": 1, "max_speculative_rows": draw.choice((2, 8))}
     if setup["speculative_method"] == "draft_model":
         setup |= {"speculative_model": "a smaller one"}
     max_model_len = draw.choice((20, 64, 150, 3 * page_size, 3 * page_size // 2))

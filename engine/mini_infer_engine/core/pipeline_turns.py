@@ -1,0 +1,53 @@
+"""Which sequences decode in the next pass, where several passes are in flight at once because a pipeline has stages.
+
+A decode row's token is sampled by the last stage, long after the first one could have begun the next pass. So sequences
+take turns: each decodes in every P-th pass of P stages at most, and passes have equally many of them, as far as that
+goes. It knows neither pages nor budgets.
+"""
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from mini_infer_engine.core.sequence import Sequence
+
+if TYPE_CHECKING:
+    from mini_infer_engine.core.scheduler import Step
+
+
+class PipelineTurns:
+    """Of one scheduler."""
+
+    def __init__(self, num_stages: int) -> None:
+        self._num_stages = num_stages
+        self._num_launched = 0
+        self._in_flight: deque[tuple[int, Step]] = deque()
+        """Of launched passes that are not committed, the number and the plan."""
+
+    def launched(self, step: "Step") -> None:
+        """The pass is on its way."""
+        self._in_flight.append((self._num_launched, step))
+        self._num_launched += 1
+
+    def ended(self, step: "Step") -> None:
+        """The pass is committed, or has failed."""
+        self._in_flight = deque(pair for pair in self._in_flight if pair[1] is not step)
+
+    def take(self, running: list[Sequence]) -> list[Sequence]:
+        """Those of the running sequences, in order, that the next pass may have: all that prefill, and some others."""
+        resting = self._resting()
+        decoding = [one for one in running if one.num_prefill <= one.num_computed <= one.last_position]
+        most = -(-len(decoding) // self._num_stages)
+        ready = [one for one in decoding if one not in resting][:most]
+        taken = set(ready)
+        return [one for one in running if one in taken or one.num_computed < one.num_prefill]
+
+    def _resting(self) -> set[Sequence]:
+        """Sequences whose newest token the first stage cannot have when it begins the next pass."""
+        first = self._num_launched - self._num_stages + 1
+        return {
+            sequence
+            for number, step in self._in_flight
+            if number >= first
+            for row, sequence in zip(step.batch.rows, step.sequences, strict=True)
+            if row.sampling is not None
+        }

@@ -1,0 +1,154 @@
+"""Stages as processes over gloo: the same texts as one process, and the end of a rank is the end of all."""
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mini_infer_engine import LLM, BeamSearchParams, SamplingParams
+from mini_infer_engine.config.errors import ModelError
+from mini_infer_engine.core.batch import RunnerLostError
+from mini_infer_engine.core.request import Request
+from mini_infer_engine.distributed.parallel_runner import ParallelRunner
+from mini_infer_engine.structured.params import StructuredOutputsParams
+from tests.support.tiny_models import save_tiny_model
+
+PROMPTS = [
+    [(position * step + 3) % 190 + 5 for position in range(length)]
+    for step, length in ((31, 50), (7, 9), (13, 70), (17, 33))
+]
+SHARED = [*range(40, 80)]
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+ASKS = [
+    GREEDY,
+    SamplingParams(temperature=1.1, top_p=0.9, seed=3, max_tokens=12, ignore_eos=True, repetition_penalty=1.2),
+    SamplingParams(
+        temperature=0.8, seed=4, max_tokens=10, logprobs=2, prompt_logprobs=1, min_tokens=4, logit_bias={9: 3.0}
+    ),
+    SamplingParams(temperature=0.7, seed=9, max_tokens=20, frequency_penalty=0.4, ignore_eos=True),
+]
+pytestmark = pytest.mark.xdist_group("pipeline_engine")  # its engines are made once
+SETTINGS: dict[str, Any] = {"max_num_batched_tokens": 32}
+
+
+def _engine(folder: Path | str, stages: int, size: int = 1, **settings: Any) -> LLM:
+    defaults = {"device": "cpu", "kv_cache_memory": 8_000_000, "max_num_seqs": 8, "skip_tokenizer_init": True}
+    return LLM(str(folder), pipeline_parallel_size=stages, tensor_parallel_size=size, **(defaults | settings))
+
+
+def _told(llm: LLM, prompts: list[list[int]], asks: Any) -> list[Any]:
+    made = llm.generate([{"prompt_token_ids": ids} for ids in prompts], asks, use_tqdm=False)
+    return [(list(one.outputs[0].token_ids), one.num_cached_tokens) for one in made]
+
+
+def _logprobs(llm: LLM) -> list[float]:
+    (made,) = llm.generate([{"prompt_token_ids": PROMPTS[2]}], ASKS[2], use_tqdm=False)
+    told = [*(made.prompt_logprobs or [])[1:], *(made.outputs[0].logprobs or [])]
+    return [one.logprob for position in told for one in (position or {}).values()]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("qwen3")
+    save_tiny_model(path, "qwen3", tie_word_embeddings=True)
+    return path
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path) -> LLM:
+    """One process has the whole model; tests that look at the prefix cache begin with prompts of their own."""
+    return _engine(folder, 1, **SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def staged(folder: Path) -> LLM:
+    return _engine(folder, 2, **SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def grid() -> LLM:
+    """Two stages of two ranks, with hardly more pages than two sequences take."""
+    settings = {"kv_cache_memory": 550_000, "max_model_len": 128, "kv_swap_memory": 8_000_000}
+    return _engine("demo", 2, 2, skip_tokenizer_init=False, **settings)
+
+
+def test_sampling_penalties_logprobs_and_chunks_are_as_in_one_process(alone: LLM, staged: LLM) -> None:
+    assert _told(staged, PROMPTS, ASKS) == _told(alone, PROMPTS, ASKS)
+    assert _logprobs(staged) == pytest.approx(_logprobs(alone), abs=1e-4)
+    followed = [[*SHARED, *prompt] for prompt in PROMPTS]
+    for prompts in (followed[:1], followed):
+        assert _told(staged, prompts, GREEDY) == _told(alone, prompts, GREEDY)
+
+
+def test_beams_and_embeddings_are_as_in_one_process(alone: LLM, staged: LLM) -> None:
+    search = BeamSearchParams(beam_width=3, max_tokens=8)
+    beams = [llm.beam_search([{"prompt_token_ids": PROMPTS[0]}], search)[0].sequences for llm in (alone, staged)]
+    assert [beam.tokens for beam in beams[1]] == [beam.tokens for beam in beams[0]]
+    embeddings = [llm.embed([{"prompt_token_ids": PROMPTS[1]}], use_tqdm=False)[0] for llm in (alone, staged)]
+    assert embeddings[1].outputs.embedding == pytest.approx(embeddings[0].outputs.embedding, abs=1e-4)
+
+
+def test_every_stage_has_a_pass_while_others_are_aborted(alone: LLM, staged: LLM) -> None:
+    """Two of eight sequences go while passes with them are in flight; the others notice nothing."""
+    engine = staged._engine
+    asks = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+    prompts = [[number + 20, *PROMPTS[number % 4]] for number in range(8)]
+    for number, prompt in enumerate(prompts):
+        engine.add(Request(request_id=str(number), prompt_token_ids=prompt, sampling=asks))
+    made: dict[str, list[int]] = {str(number): [] for number in range(8)}
+    most = 0
+    for step in range(1000):
+        for output in engine.step():
+            made[output.request_id] += output.token_ids
+        most = max(most, len(engine._in_flight))
+        if step == 30:
+            engine.abort("1")
+            engine.abort("6")
+        if not engine.has_work:
+            break
+    assert most == 2  # and one more before each commit
+    kept = [number for number in range(8) if number not in (1, 6)]
+    expected = _told(alone, [prompts[number] for number in kept], asks)
+    assert [made[str(number)] for number in kept] == [tokens for tokens, _ in expected]
+
+
+def test_stages_of_several_ranks_within_a_grammar_and_with_little_memory(grid: LLM) -> None:
+    """The demo model: sequences are preempted and swapped, some are held to a choice."""
+    yes_or_no = StructuredOutputsParams(choice=["yes", "no"])
+    asks = [SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)] * 5
+    asks += [SamplingParams(temperature=0, max_tokens=24, structured_outputs=yes_or_no)]
+    prompts = ["def main():", "class Engine:", "import os", "for i in", "# sort", "Answer yes or no:"]
+    alone = _engine("demo", 1, skip_tokenizer_init=False)
+    texts = [[one.outputs[0].text for one in llm.generate(prompts, asks, use_tqdm=False)] for llm in (alone, grid)]
+    assert texts[1] == texts[0]
+    assert grid._engine.scheduler.num_swaps > 0
+
+
+@pytest.mark.parametrize(
+    ("fixture", "rank", "number"), [("staged", 1, signal.SIGKILL), ("grid", 3, signal.SIGSTOP)], ids=["killed", "hangs"]
+)
+def test_the_end_of_a_rank_ends_the_group_with_the_reason(
+    fixture: str, rank: int, number: signal.Signals, request: pytest.FixtureRequest
+) -> None:
+    llm: LLM = request.getfixturevalue(fixture)
+    runner = llm._engine._runner
+    assert isinstance(runner, ParallelRunner)
+    os.kill(runner.ranks.processes[rank].pid, number)
+    started_s = time.monotonic()
+    group = "pipeline-parallel" if fixture == "staged" else "tensor- and pipeline-parallel"
+    words = "killed by signal 9" if number == signal.SIGKILL else "hangs: no sign of life"
+    with pytest.raises(RunnerLostError, match=f"rank {rank} of the {group} group .*{words}"):
+        _told(llm, PROMPTS, GREEDY)
+    assert time.monotonic() - started_s < 5
+    with pytest.raises(RunnerLostError, match=f"rank {rank}"):  # and there is no more to be had
+        _told(llm, PROMPTS, GREEDY)
+
+
+def test_what_stages_cannot_do_is_refused_by_name(folder: Path) -> None:
+    with pytest.raises(ValueError, match="pipeline-parallel-size: speculative decoding"):
+        _engine(folder, 2, speculative_method="ngram")
+    with pytest.raises(ModelError, match="3 layers cannot be split among 4 stages"):
+        _engine(folder, 4)

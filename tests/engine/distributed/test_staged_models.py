@@ -1,0 +1,105 @@
+"""Models in stages: what the last stage computes is what the whole model does, and each holds its share."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from mini_infer_engine.config.errors import ModelError
+from mini_infer_engine.core.batch import Batch, Row
+from mini_infer_engine.core.request import SamplingParams
+from tests.engine.models.test_models import VARIANTS
+from tests.support import fp8_checkpoints
+from tests.support.thread_group import ThreadGroup
+from tests.support.tiny_models import PageDealer, run_chunks, save_tiny_model, tiny_runner
+
+TOKENS = [(position * 37 + 11) % 190 + 5 for position in range(40)]
+SIZES = [30, 1, 9]
+CHOSEN = [
+    "qwen2", "qwen2-tied", "mistral-window", "gemma3", "qwen3-moe-mixed", "phi3", "olmo2", "granite-biased", "smollm3",
+    "deepseek-v2",
+]  # fmt: skip
+
+
+def _check(directory: Path, size: int, num_stages: int) -> ThreadGroup:
+    runner = tiny_runner(directory)
+    expected = run_chunks(runner, TOKENS, PageDealer(runner).table(len(TOKENS)), SIZES)
+    group = ThreadGroup(directory, size, num_stages)
+    table = PageDealer(group.runners[0]).table(len(TOKENS))
+    found = group.run(lambda rank: run_chunks(rank, TOKENS, table, SIZES))[-size:]
+    assert all(torch.equal(logits, found[0]) for logits in found[1:])
+    if size == 1:
+        assert torch.equal(found[0], expected)
+    assert (found[0] - expected).abs().max() < 2e-4
+    layers = [len(rank.worker.model.layers) for rank in group.runners]
+    assert sum(layers) == size * runner.config.num_layers
+    assert max(rank.pool.spec.page_bytes for rank in group.runners) < runner.pool.spec.page_bytes
+    assert len({(rank.num_pages, len(rank.pool.host_pages)) for rank in group.runners}) == 1
+    assert max(rank.worker.weight_bytes for rank in group.runners) < runner.worker.weight_bytes
+    return group
+
+
+@pytest.mark.parametrize("variant", CHOSEN)
+def test_stages_compute_what_one_process_does(variant: str, tmp_path: Path) -> None:
+    architecture, changes = VARIANTS[variant]
+    save_tiny_model(tmp_path, architecture, **changes)
+    config = tiny_runner(tmp_path).config
+    group = _check(tmp_path, 1, config.num_layers)
+    has_table = [rank.worker.model.model.embed_tokens is not None for rank in group.runners]
+    middle = [False] * (config.num_layers - 2)
+    assert has_table == [True, *middle, config.tie_word_embeddings]
+
+
+@pytest.mark.parametrize("variant", ["qwen3-tied", "olmo2"])
+def test_stages_of_several_ranks(variant: str, tmp_path: Path) -> None:
+    architecture, changes = VARIANTS[variant]
+    save_tiny_model(tmp_path, architecture, **changes)
+    _check(tmp_path, 2, 2)
+
+
+def test_fp8_checkpoints_are_read_by_stage(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path, "llama", hidden_size=256, intermediate_size=512, head_dim=32)
+    fp8_checkpoints.quantize_folder(tmp_path, fp8_checkpoints.FORMATS[0])
+    _check(tmp_path, 1, 2)
+
+
+def test_tokens_reach_the_first_stage_before_the_rows_that_go_on_from_them(tmp_path: Path) -> None:
+    """Two sequences take turns: both have a pass in flight when either goes on."""
+    save_tiny_model(tmp_path, "qwen3")
+    asks = SamplingParams(temperature=0.9, seed=5, repetition_penalty=1.3, max_tokens=8)
+    prompts = [TOKENS[:9], TOKENS[9:30]]
+
+    def batches(dealer: PageDealer) -> list[Batch]:
+        tables = [dealer.table(40) for _ in prompts]
+        made = [
+            Batch([Row(slot, 0, len(ids), ids, tables[slot], asks, 77 + slot, known_token_ids=ids)], 0)
+            for slot, ids in enumerate(prompts)
+        ]
+        for index in range(1, 7):
+            for slot, ids in enumerate(prompts):
+                row = Row(slot, len(ids) + index - 1, 1, None, tables[slot], asks, 77 + slot, index)
+                made.append(Batch([row], 1))
+        return made
+
+    runner = tiny_runner(tmp_path)
+    expected = [runner.collect(runner.launch(batch)).tokens for batch in batches(PageDealer(runner))]
+    group = ThreadGroup(tmp_path, 1, 2)
+    steps = batches(PageDealer(group.runners[0]))
+    found = group.run(lambda rank: [rank.launch(batch) for batch in steps])[-1]
+    assert [handle.result().tokens for handle in found] == expected
+    first = group.runners[0].executor
+    assert len(first.traffic._returning) <= 2  # type: ignore[attr-defined]
+
+
+def test_more_stages_than_layers_are_refused(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path, "llama")
+    with pytest.raises(ModelError, match="3 layers cannot be split among 4 stages: choose a smaller --pipeline-par"):
+        ThreadGroup(tmp_path, 1, 4)
+
+
+def test_a_tensor_that_no_stage_has_is_found_by_all(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path, "llama", num_hidden_layers=4)
+    config = (tmp_path / "config.json").read_text()
+    (tmp_path / "config.json").write_text(config.replace('"num_hidden_layers": 4', '"num_hidden_layers": 3'))
+    with pytest.raises(ModelError, match=r"tensor model.layers.3\S+ has no place in LlamaForCausalLM"):
+        ThreadGroup(tmp_path, 1, 2)
