@@ -41,6 +41,7 @@ _OF_MEASUREMENT = (
     "quantization",
     "kv_cache_dtype",
     "tensor_parallel_size",
+    "pipeline_parallel_size",
 )
 VLLM_ENVIRONMENT = {
     "VLLM_USE_FLASHINFER_SAMPLER": "0",

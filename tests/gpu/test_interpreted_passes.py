@@ -9,7 +9,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 import torch
@@ -244,24 +243,20 @@ def test_masked_rows_choose_as_in_torch(
             assert told_here[0].logprob == pytest.approx(theirs.logprobs[row][0].logprob, abs=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("architecture", "enforce_eager"), [("qwen2", False), ("qwen2", True), ("olmo2", False), ("deepseek_v2", False)]
-)
+@pytest.mark.parametrize(("architecture", "enforce_eager"), [("qwen2", False), ("qwen2", True), ("olmo2", False)])
 def test_stages_say_what_one_gpu_says(
     tmp_path: Path, interpreted: Callable[..., ModelRunner], architecture: str, enforce_eager: bool
 ) -> None:
     """Prompts in chunks beside decode rows, in graphs padded to more rows and without; penalties too."""
-    save_tiny_model(tmp_path, architecture, num_hidden_layers=3, **CHANGES.get(architecture, {}))
+    save_tiny_model(tmp_path, architecture, num_hidden_layers=2)
     params = [
-        GREEDY,
-        SamplingParams(temperature=0.9, top_p=0.9),
-        SamplingParams(temperature=0.0, repetition_penalty=1.3, logprobs=1),
-        SamplingParams(temperature=1.1, min_tokens=4, stop_token_ids=[5, 6, 7]),
-        SamplingParams(temperature=0.0, prompt_logprobs=1),
+        SamplingParams(temperature=0.0, max_tokens=4),
+        SamplingParams(temperature=0.9, top_p=0.9, max_tokens=4),
+        SamplingParams(temperature=0.0, repetition_penalty=1.3, logprobs=1, max_tokens=4),
     ]
     requests = [
-        _request(str(number), TOKENS[number : number + length], one)
-        for number, (one, length) in enumerate(zip(params, (40, 9, 17, 3, 12), strict=True))
+        Request(request_id=str(number), prompt_token_ids=TOKENS[number : number + length], sampling=one, noise_seed=4)
+        for number, (one, length) in enumerate(zip(params, (30, 9, 5), strict=True))
     ]
     settings = {"max_num_batched_tokens": 24, "enforce_eager": enforce_eager}
     stages = thread_links(2)
@@ -272,11 +267,6 @@ def test_stages_say_what_one_gpu_says(
     assert found == _said(plain, requests, **settings)
     lengths = [one.executor.state.state.lengths.tolist() for one in runners]
     assert lengths[0] == lengths[1]  # on both stages, padding among them
-
-
-def _request(name: str, prompt: list[int], sampling: SamplingParams) -> Request:
-    sampling = msgspec.structs.replace(sampling, max_tokens=7)
-    return Request(request_id=name, prompt_token_ids=prompt, sampling=sampling, noise_seed=4)
 
 
 def _said(runner: Any, requests: list[Request], **settings: Any) -> list[list[int]]:

@@ -1,0 +1,93 @@
+"""Two GPUs of one host as two stages of a pipeline beside one GPU, and beside two tensor-parallel ranks.
+
+    python benchmarks/pipeline_parallel.py --models qwen2.5-14b --out FILE
+
+For each model an engine of each kind in a process of its own, with random weights: mixed load W1 (common/loads.py),
+time between tokens at batch 1 and 32, time to the first token of 4,096. Ratios are to one GPU in the same run. A
+pipeline is for tokens a second: single sequences go through its stages one after the other.
+"""
+
+import os
+import tempfile
+from itertools import islice, takewhile
+from pathlib import Path
+from typing import Any
+
+from common import engines
+from common.budget import Budget
+from common.isolation import Isolated, IsolationError
+from common.models import model_folder
+from common.report import Runs, collect, make_parser, medians_of, print_table, save, say, words
+from engine_offline import measure
+
+KINDS: dict[str, dict[str, int]] = {
+    "one GPU": {},
+    "two stages": {"pipeline_parallel_size": 2},
+    "two ranks": {"tensor_parallel_size": 2},
+}
+WANTED = ("w1 tok_s", "itl ms bs 1", "itl ms bs 32", "ttft ms 4096")
+SMOKE_WANTED = ("itl ms", "ttft", "w1")
+TARGETS = {"w1 tok_s": 1.6}
+"""Two stages to one GPU, of qwen2.5-14b: at least."""
+
+
+def main() -> int:
+    parser = make_parser(__doc__)
+    parser.add_argument("--models", type=words, default=words("qwen2.5-14b"), metavar="NAME,...")
+    parser.add_argument("--kinds", type=words, default=list(KINDS), metavar="KIND,...", help=", ".join(KINDS))
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--max-num-seqs", type=int, default=256)
+    options = parser.parse_args()
+    if unknown := set(options.kinds) - set(KINDS):
+        parser.error(f"--kinds: {', '.join(sorted(unknown))}: there are {', '.join(KINDS)}")
+    budget = Budget(options.time_limit_s)
+    result: dict[str, Any] = {"runs": {}, "errors": []}
+    with tempfile.TemporaryDirectory() as root:
+        for model in [engines.SMOKE_MODEL] if options.smoke else options.models:
+            folder = model_folder(model, Path(root))
+            for kind in options.kinds:
+                measure_kind(model, folder, kind, options, budget, result)
+    save(options.out, result)
+    return int(bool(result["errors"]))
+
+
+def measure_kind(model: str, folder: Path, kind: str, options: Any, budget: Budget, result: dict[str, Any]) -> None:
+    """One engine, which has the GPUs for itself."""
+    if not budget.allows(f"{model}, {kind}", 40.0):
+        return
+    settings: dict[str, Any] = {"max_num_seqs": options.max_num_seqs} | KINDS[kind]
+    if options.smoke:
+        settings |= {"device": "cpu", "kv_cache_memory": 32_000_000, "max_num_seqs": 8}
+    runs: Runs = result["runs"].setdefault(model, {})
+    arguments = ("ours", str(folder), settings, options.smoke, None, *(SMOKE_WANTED if options.smoke else WANTED))
+    try:
+        with budget.spending(f"{model}, {kind}"), Isolated(measure, *arguments) as isolated:
+            isolated.ask()
+            for part in islice(isolated.answers(budget.left_s), 1):
+                collect(runs, kind, part)
+            for _ in range(options.rounds):
+                for part in takewhile(bool, isolated.parts(budget.left_s)):
+                    collect(runs, kind, part)
+    except IsolationError as error:
+        result["errors"].append(f"{model}, {kind}: {error}")
+        say(result["errors"][-1])
+    save(options.out, result)
+    show(model, runs)
+
+
+def show(model: str, runs: Runs) -> None:
+    """Medians of each kind, two stages to one GPU, and the target."""
+    found = medians_of(runs)
+    one, two = found.get("one GPU", {}), found.get("two stages", {})
+    names = list(dict.fromkeys(name for figures in found.values() for name in figures))
+    rows: list[list[Any]] = []
+    for name in names:
+        ratio = two[name] / one[name] if name in one and name in two else None
+        target = TARGETS.get(name) if model == "qwen2.5-14b" else None
+        rows.append([name, *(figures.get(name) for figures in found.values()), ratio, target])
+    print_table([model, *found, "stages / one", "target"], rows)
+
+
+if __name__ == "__main__":
+    os.environ |= {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NCCL_NVLS_ENABLE": "0"}
+    raise SystemExit(main())
