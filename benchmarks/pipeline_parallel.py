@@ -45,7 +45,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as root:
         for model in [engines.SMOKE_MODEL] if options.smoke else options.models:
             folder = model_folder(model, Path(root))
-            for kind in options.kinds:
+            for kind in options.kinds[:2] if options.smoke else options.kinds:
                 measure_kind(model, folder, kind, options, budget, result)
     save(options.out, result)
     return int(bool(result["errors"]))

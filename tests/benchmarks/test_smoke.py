@@ -20,6 +20,7 @@ SCRIPTS = {  # script: what its JSON must hold beside where it was measured
     "kv_transfer.py": "transports",
     "logprobs.py": "ratios",
     "memory.py": "models",
+    "pipeline_parallel.py": "runs",
     "tensor_parallel.py": "runs",
 }
 

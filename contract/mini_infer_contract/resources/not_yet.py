@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from mini_infer_contract.resources.names import ROLES
 from mini_infer_contract.resources.rules import Rule
 
 
@@ -18,16 +17,12 @@ def _sizes(service: Any, size: str) -> dict[str, int]:
     return {name: getattr(parallelism, size) or 1 for name, parallelism in sizes.items()}
 
 
-def _size(size: str, remedy: str) -> Rule:
-    return Rule(
-        f"!({' || '.join(_above_one(role, size) for role in ROLES)})",
-        f"parallelism.{size} above 1 does not work yet: leave it out, and {remedy}",
-        lambda service: all(value == 1 for value in _sizes(service, size).values()),
-    )
-
-
 NOT_YET = (
-    _size("pipeline", "set tensor"),
+    Rule(
+        f"!({_above_one('prefill', 'pipeline')} || {_above_one('decode', 'pipeline')})",
+        "stages do not hand KV cache on yet: leave parallelism.pipeline of prefill and decode out, and set tensor",
+        lambda s: all(size == 1 for name, size in _sizes(s, "pipeline").items() if name != "unified"),
+    ),
     Rule(
         f"!({_above_one('prefill', 'data')} || {_above_one('decode', 'data')})",
         "engines behind one port do not hand KV cache on yet: leave parallelism.data of prefill and decode out, and "
@@ -40,11 +35,13 @@ NOT_YET = (
         lambda s: _sizes(s, "data").get("unified", 1) == 1 or _sizes(s, "nodes").get("unified", 1) == 1,
     ),
     Rule(
-        f"!({_above_one('unified', 'tensor')} && has(self.spec.unified.engine) && "
+        f"!(({_above_one('unified', 'tensor')} || {_above_one('unified', 'pipeline')}) && "
+        "has(self.spec.unified.engine) && "
         "(has(self.spec.unified.engine.speculativeMethod) || has(self.spec.unified.engine.speculativeModel)))",
-        "speculative decoding runs on one GPU only yet: leave out parallelism.tensor, or the speculative options",
+        "speculative decoding runs on one GPU only yet: leave out parallelism.tensor and pipeline, or the speculative "
+        "options",
         lambda s: (
-            _sizes(s, "tensor").get("unified", 1) == 1
+            all(_sizes(s, size).get("unified", 1) == 1 for size in ("tensor", "pipeline"))
             or s.roles["unified"].engine is None
             or (
                 s.roles["unified"].engine.speculative_method is None

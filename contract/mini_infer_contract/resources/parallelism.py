@@ -27,7 +27,7 @@ class Parallelism(ApiModel):
     tensor: int | None = Field(default=None, ge=1, le=MOST)
     """GPUs that share every layer of one engine."""
     pipeline: int | None = Field(default=None, ge=1, le=MOST)
-    """Groups of GPUs that have some of the layers each."""
+    """Stages, on GPUs of their own, that have some of the layers each and compute different passes at the same time."""
     data: int | None = Field(default=None, ge=1, le=MOST)
     """Copies of the model behind one port."""
     expert: bool | None = None

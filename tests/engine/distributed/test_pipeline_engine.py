@@ -30,7 +30,6 @@ ASKS = [
     ),
     SamplingParams(temperature=0.7, seed=9, max_tokens=20, frequency_penalty=0.4, ignore_eos=True),
 ]
-pytestmark = pytest.mark.xdist_group("pipeline_engine")  # its engines are made once
 SETTINGS: dict[str, Any] = {"max_num_batched_tokens": 32}
 
 
