@@ -42,3 +42,9 @@ def test_times_of_text_lines_are_the_librarys() -> None:
     for created, msecs in ((0.5, 500.0), (0.999, 999.0), (1.0, 0.0), (1_700_000_000.25, 250.0), (2.5, 500.0)):
         record = logging.makeLogRecord({"msg": "said", "created": created, "msecs": msecs})
         assert ours.format(record) == theirs.format(record)
+
+
+def test_lines_of_one_of_several_engines_have_its_number() -> None:
+    record = logging.makeLogRecord({"name": "a.b", "levelname": "INFO", "msg": "said"})
+    assert json.loads(JsonFormatter(3).format(record))["engine"] == 3
+    assert "engine" not in line(record)

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
+from mini_infer_contract.resources import Parallelism
 from mini_infer_operator.gpus import asks_for_gpu, gpus_of_engine, resources_of
-from mini_infer_operator.launch import launch_of
+from mini_infer_operator.launch import launch_of, parallel_arguments
 from mini_infer_operator.objects.pod import frozen_pods
 from mini_infer_operator.parse import parse_service
 from tests.support.services import changed
@@ -46,6 +47,13 @@ def test_gpus_by_parallelism(unified: dict[str, Any], limits: dict[str, Any], of
     assert dict(resources_of(role(**unified)).allowed) == limits
     assert gpus_of_engine(role(**unified)) == of_engine
     assert asks_for_gpu(role(**unified)) == bool(of_engine)
+
+
+def test_parallelism_becomes_flags() -> None:
+    sizes = Parallelism(tensor=2, pipeline=1, data=4, expert=True)
+    flags = ("--tensor-parallel-size=2", "--data-parallel-size=4", "--enable-expert-parallel")
+    assert parallel_arguments(sizes) == flags
+    assert parallel_arguments(Parallelism()) == ()
 
 
 def test_a_claim_is_enough() -> None:

@@ -235,6 +235,7 @@ def _watched(config: CoreConfig, folder: Path) -> "Watched | None":
         on_lost=end,
         last_words_fd=config.last_words_fd,
         folder=folder,
+        engine=config.engine,
         log_level=config.log_level,
         log_format=config.log_format,
     )

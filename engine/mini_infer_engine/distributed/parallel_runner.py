@@ -49,6 +49,8 @@ class Watched(msgspec.Struct, frozen=True, kw_only=True):
     last_words_fd: int = -1
     folder: Path | None = None
     """For the files of the ranks' sockets: whoever watches removes what a killed process leaves. None: a new one."""
+    engine: int | None = None
+    """Its number, where a server has several engines: for the lines of ranks in the log."""
     log_level: str = "info"
     log_format: LogFormat = "text"
 
@@ -124,6 +126,7 @@ class Ranks:
             parent_pid=os.getpid(),
             kills_parent=watched.on_lost is not None,
             last_words_fd=watched.last_words_fd,
+            engine=watched.engine,
             log_level=watched.log_level,
             log_format=watched.log_format,
         )

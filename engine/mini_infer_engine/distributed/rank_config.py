@@ -26,6 +26,8 @@ class RankConfig(msgspec.Struct, frozen=True, kw_only=True):
     """
     last_words_fd: int = -1
     """Where the reason of a group's end is left for whoever watches the first rank; -1: nobody does."""
+    engine: int | None = None
+    """The number of its engine, where a server has several."""
     log_level: str = "info"
     log_format: LogFormat = "text"
 

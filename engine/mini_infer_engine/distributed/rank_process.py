@@ -154,7 +154,7 @@ def failure(config: RankConfig, error: Exception) -> str:
 def main() -> None:
     """Run as `python -m mini_infer_engine.distributed.rank_process CONFIG`; started by the first rank alone."""
     config = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=RankConfig)
-    configure_logging(config.log_level, config.log_format)
+    configure_logging(config.log_level, config.log_format, config.engine)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if sys.platform == "linux":
