@@ -138,6 +138,10 @@ def _put_off_rows_with_unknown_bans(batch: Batch, sequences: list[Sequence]) -> 
             batch.num_decodes -= 1
             sequence.num_computed -= 1
             sequence.in_flight -= 1
+            for told in batch.catch_up:
+                if told.slot == row.slot:  # it may be that no row is left, and nothing is launched
+                    sequence.num_drafted = told.start
+            batch.catch_up = [told for told in batch.catch_up if told.slot != row.slot]
 
 
 def _reserve(chosen: list[tuple[Row, Sequence]], most: int, pool: PageAllocator) -> bool:

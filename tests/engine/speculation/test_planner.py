@@ -95,6 +95,20 @@ def test_what_is_banned_waits_until_it_is_known_how_many_guesses_were_right() ->
     assert words.num_uncertain == 0
 
 
+def test_what_a_draft_was_to_read_of_a_row_that_waits_it_reads_later() -> None:
+    bench = Bench("draft_model", budget=32)
+    words = bench.add(20, 4, bad_words_token_ids=[[1, 2, 3]])
+    words.num_drafted = 23
+    assert bench.plan() == [3]
+    bench.batch = Batch([], 0)
+    bench.add_row(words)
+    words.num_drafted = 0  # as after a swap: more than there is room for
+    bench.planner.controller.choose = lambda *_, **__: 3  # type: ignore[method-assign]
+    words.token_ids.extend(range(40))
+    assert bench.plan() == []
+    assert (words.num_drafted, bench.batch.catch_up) == (0, [])
+
+
 def test_a_head_is_told_the_text_whose_words_are_banned() -> None:
     bench = Bench("head")
     bench.add(10, 5, bad_words_token_ids=[[1, 2]])
