@@ -47,6 +47,8 @@ those that must go sooner go first."""
 
 PREFILL_FROM_HEADER = "x-mini-infer-prefill-from"
 """Gateway to a decode engine: transfer address (tcp://host:port) of the prefill engine that computes this prompt."""
+KV_FALLBACK_HEADER = "x-mini-infer-kv-fallback"
+"""On the answer of an engine that was to get KV cache from another and computed the prompt itself: why, in one word."""
 FETCH_FROM_HEADER = "x-mini-infer-fetch-from"
 """Gateway to an engine: transfer address of another engine that holds a prefix of this prompt."""
 

@@ -241,7 +241,7 @@ class FakeEngine:
         if not body.get("stream"):
             answer = {"model": body["model"], "served_by": self.name}
             return web.json_response(answer, headers=self.answer_headers)
-        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        response = web.StreamResponse(headers={"content-type": "text/event-stream", **self.answer_headers})
         await response.prepare(request)
         for number, chunk in enumerate(self.chunks):
             if number == self.die_after:

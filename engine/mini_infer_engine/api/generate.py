@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from mini_infer_contract.api_errors import ApiError
-from mini_infer_contract.launch import KEEPALIVE_COMMENT
+from mini_infer_contract.launch import KEEPALIVE_COMMENT, KV_FALLBACK_HEADER
 from mini_infer_contract.prompt import PromptEncoder
 from mini_infer_contract.request_timeout import request_timeout_s, timed_out
 from mini_infer_contract.sliced_json import read_large_json_object
@@ -247,7 +247,13 @@ async def _whole(work: Work, scope: Scope, receive: Receive, send: Send) -> None
     if generation.error is not None:
         await error_response(work.in_clients_words(generation.error), scope)(scope, receive, send)
     elif not generation.cancelled:
-        await json_response(work.renderer.whole(generation.replies))(scope, receive, send)
+        content = work.renderer.whole(generation.replies)
+        await json_response(content, headers=_told_of(generation))(scope, receive, send)
+
+
+def _told_of(generation: Generation) -> dict[str, str]:
+    """What the gateway is told of how it was made, in headers that it does not pass on."""
+    return {KV_FALLBACK_HEADER: generation.kv_fallback} if generation.kv_fallback else {}
 
 
 @contextmanager
@@ -283,7 +289,8 @@ async def _stream(work: Work, scope: Scope, receive: Receive, send: Send, keepal
         await error_response(work.in_clients_words(generation.error), scope)(scope, receive, send)
         return
     if not begun:
-        await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+        told = [(name.encode(), value.encode()) for name, value in _told_of(generation).items()]
+        await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS + told})
     if not deltas and generation.error is not None:
         await send({"type": "http.response.body", "body": renderer.broken(work.in_clients_words(generation.error))})
         return

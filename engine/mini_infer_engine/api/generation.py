@@ -46,6 +46,8 @@ class Generation:
         self._waiter: asyncio.Future[None] | None = None
         self._metrics = metrics
         self._arrived_at = time.perf_counter()
+        self.kv_fallback = ""
+        """Why its prompt is computed here though another engine was named for it."""
         self.first_token_s: float | None = None
         """From its arrival to the first token of any choice."""
         self._first_token_at = [0.0] * len(self.replies)
@@ -64,6 +66,9 @@ class Generation:
 
     def push(self, index: int, output: Output, now: float) -> bool:
         """Take what a step made for choice `index`; True: the core should stop working on it."""
+        if output.kv_fallback:
+            self.kv_fallback = output.kv_fallback
+            return False
         reply = self.replies[index]
         delta = reply.push(output)
         delta.index = index

@@ -265,6 +265,8 @@ class Engine:
                 self._outputs.end(sequence)
                 reason = f"its prompt was to come from another engine: {event.message}"
                 outputs.append(Output(request_id=event.request_id, token_ids=[], finish_reason="error", error=reason))
+            else:
+                outputs.append(Output(request_id=event.request_id, token_ids=[], kv_fallback=event.reason))
         return outputs
 
     def _go_on_after(self, sequence: Sequence, event: Received) -> list[Output]:

@@ -181,6 +181,8 @@ class Output(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Of a request with `embeds`: packed fp32 numbers, of length 1."""
     cumulative_logprob: float | None = None
     """Of a beam, which is told whole: the sum over its tokens."""
+    kv_fallback: str = ""
+    """The prompt was to come from another engine and is computed here: why, in one word. It comes before any token."""
     kv_transfer_params: dict[str, Any] | None = None
     """Of a request with `holds_kv` that has ended: where its keys and values are, in vLLM's words."""
     beam_score: float | None = None

@@ -24,6 +24,8 @@ class Cause(Enum):
     """It accepted a request and said nothing for too long."""
     SILENT = "silent"
     """Its load reports stopped coming."""
+    TRANSFER = "transfer"
+    """Decode engines could not get the KV cache that it was to compute for them."""
     SLOW = "slow"
     """Its requests wait for a first byte far longer than its peers'."""
 
@@ -43,6 +45,7 @@ CLOSED_BY = {
     Cause.STATUS: frozenset((Evidence.SOCKET, Evidence.READY_AGAIN)),
     Cause.TIMEOUT: frozenset((Evidence.SOCKET, Evidence.READY_AGAIN)),
     Cause.SILENT: frozenset((Evidence.SOCKET, Evidence.READY_AGAIN, Evidence.REPORT)),
+    Cause.TRANSFER: frozenset((Evidence.SOCKET, Evidence.READY_AGAIN)),
     Cause.SLOW: frozenset((Evidence.SOCKET, Evidence.READY_AGAIN)),
 }
 

@@ -8,7 +8,7 @@ from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.launch import Endpoint
 from mini_infer_gateway.endpoints.base import Listed, Service
 from mini_infer_gateway.fleet.attempt_record import AttemptRecord
-from mini_infer_gateway.fleet.breaker import Breaker, Evidence
+from mini_infer_gateway.fleet.breaker import Breaker, Cause, Evidence
 from mini_infer_gateway.fleet.catalog import Catalog
 from mini_infer_gateway.fleet.endpoint_state import EndpointState, Waiting
 from mini_infer_gateway.fleet.endpoint_subscriber import EndpointSubscriber
@@ -23,6 +23,10 @@ from mini_infer_gateway.settings import GatewaySettings
 
 FIRST_LOOK_S = 5.0
 """For engines to tell how they tokenise, before requests are welcome: without that they are routed by load alone."""
+
+GIVERS_FAULTS = frozenset(("unreachable", "late", "peer_lost", "transport", "lease_expired", "refused"))
+"""Of an engine's reasons to compute a prompt itself, those that speak against the engine that was to give it; others
+mean that nothing was lost, such as that computing is cheaper by now."""
 
 log = logging.getLogger(__name__)
 
@@ -108,6 +112,19 @@ class Fleet:
     def begin(self, name: str, request: Waiting) -> AttemptRecord:
         """`request` goes out to this endpoint. KeyError: it has gone since it was chosen."""
         return AttemptRecord(self.endpoints[name], request, self._clock)
+
+    def computed_for_another(self, name: str, fallback: str) -> None:
+        """A decode engine's answer began whose prompt this one was to compute; `fallback`: why it did not get it."""
+        state = self.endpoints.get(name)
+        if state is None:
+            return
+        breaker, was_closed = state.breaker, state.breaker.closed
+        if not fallback:
+            breaker.succeeded(breaker.generation)
+        elif fallback in GIVERS_FAULTS:
+            breaker.failed(breaker.generation, self._clock(), Cause.TRANSFER)
+        if was_closed and not breaker.closed:
+            log.warning("endpoint %s did not give KV cache several times (%s), leaving it alone", name, fallback)
 
     async def watch(self) -> None:
         """Ejects what stopped working, until cancelled."""

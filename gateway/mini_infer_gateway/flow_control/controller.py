@@ -146,14 +146,17 @@ class FlowController:
             timer.cancel()
             self._queue.drop(waiter)
 
-    def first_byte(self, placement: Placement, is_stream: bool) -> None:
-        """Its answer begins, so its prompt is computed, and, in a stream, not much more."""
+    def first_byte(self, placement: Placement, is_stream: bool, came_apart: bool = True) -> None:
+        """Its answer begins, so its prompt is computed, and, in a stream, not much more.
+
+        `came_apart`: where another engine was to compute it, that one has.
+        """
         endpoint = placement.flight.endpoint
         self._ledger.answered(placement.flight)
         took_s = self._clock() - placement.sent_s
         if placement.prefill_flight:
             self._end_prefill(placement.prefill_flight)
-            if is_stream:
+            if is_stream and came_apart:
                 self._transfers.observe(placement.decision.first_token_s, took_s, self._clock())
                 self._metrics.first_token_apart(placement.decision.first_token_s, took_s)
         elif is_stream and not self._ledger.load(endpoint).reported:

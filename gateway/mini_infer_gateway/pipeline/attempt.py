@@ -15,7 +15,7 @@ import msgspec
 
 from mini_infer_contract.api_errors import OPENAI_ERRORS, ApiError, ErrorShape
 from mini_infer_contract.asgi import Headers, Send
-from mini_infer_contract.launch import DRAINING_HEADER, Endpoint
+from mini_infer_contract.launch import DRAINING_HEADER, KV_FALLBACK_HEADER, Endpoint
 from mini_infer_gateway.fleet.attempt_record import AttemptRecord
 from mini_infer_gateway.fleet.breaker import Cause
 from mini_infer_gateway.http.asgi import ClientGoneError, send_error
@@ -39,7 +39,7 @@ from mini_infer_gateway.settings import GatewaySettings
 WHOLE_BYTES = 1 << 20
 """A response of known length up to this is read whole before it is sent on, so that until then it can be retried."""
 
-_DRAINING = DRAINING_HEADER.encode()
+_DRAINING, _KV_FALLBACK = DRAINING_HEADER.encode(), KV_FALLBACK_HEADER.encode()
 _ENGINE_DEAD = b'"engine_dead"'
 _SERVER_ERRORS = frozenset((500, 502, 503, 504))
 _OVERLOADED = 429
@@ -91,6 +91,8 @@ class Exchange:
         """Of the response that went to the client; 0: none did."""
         self.hints: Headers = []
         """The gateway's own words to the endpoint of this attempt, beside `headers`."""
+        self.kv_fallback = ""
+        """Why the endpoint computed the prompt itself, though another one was named for it."""
         self.in_band_error = False
         """The endpoint said in the middle of a stream that it failed."""
         self.continuation: Continuation | None = None
@@ -234,6 +236,7 @@ class Exchange:
             if self.retry(failure):
                 raise AttemptError(failure, f"{endpoint.name} answered {status}", again=True)
         record.first_byte(status)
+        self.kv_fallback = response.header(_KV_FALLBACK).decode("latin-1")
         on_first_byte(status)
         if splitter is None or status != 200:
             self.continuation = None

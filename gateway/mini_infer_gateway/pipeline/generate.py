@@ -390,11 +390,16 @@ class Generate:
         is_stream = call.fields.get("stream") is True
 
         def first_byte(status: int) -> None:
-            self.flow.first_byte(placement, is_stream)
+            fallback = call.exchange.kv_fallback
+            self.flow.first_byte(placement, is_stream, came_apart=not fallback)
             call.answer_begins(keep_body=not self._bodies.is_tight)
             call.facts.update(endpoint=endpoint.name, prompt_tokens=placement.prompt_tokens)
             if decision.prefill:
                 call.facts["prefill_endpoint"] = decision.prefill.name
+                if status < 300:
+                    self._fleet.computed_for_another(decision.prefill.name, fallback)
+            if fallback:
+                call.facts["kv_fallback"] = fallback
             if status < 300 and not is_continued:
                 took_s = self._clock() - call.arrived_s
                 if is_stream:

@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from mini_infer_contract.launch import FETCH_FROM_HEADER, PREFILL_FROM_HEADER
+from mini_infer_contract.launch import FETCH_FROM_HEADER, KV_FALLBACK_HEADER, PREFILL_FROM_HEADER
 from tests.engine.server.dry_server import DryServer, EngineServer, free_port, wait_until
 from tests.support.cut_link import CutLink
 
@@ -114,6 +114,17 @@ def test_a_prompt_computed_elsewhere_gives_the_same_text(prefill: Side, decode: 
     wait_until(lambda: decode.arrived >= before + 1)  # of n copies only the first receives, unless it is late
     wait_until(prefill.is_at_rest)
     wait_until(decode.is_at_rest)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_whoever_named_the_other_engine_is_told_that_nothing_came(decode: Side, stream: bool) -> None:
+    body = {"prompt": new_prompt(), "max_tokens": 4, "stream": stream}
+    for address, told in ((f"tcp://127.0.0.1:{free_port()}", ("unreachable", "late")), (None, (None,))):
+        headers = {PREFILL_FROM_HEADER: address} if address else {}
+        answer = decode.client.post(PATH, json=body, headers=headers)
+        assert answer.status_code == 200
+        assert answer.headers.get(KV_FALLBACK_HEADER) in told
+        assert "finish_reason" in answer.text
 
 
 def settled_bytes(side: Side) -> float:

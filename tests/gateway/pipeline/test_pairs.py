@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from mini_infer_contract.launch import FETCH_FROM_HEADER, PREFILL_FROM_HEADER
+from mini_infer_contract.launch import FETCH_FROM_HEADER, KV_FALLBACK_HEADER, PREFILL_FROM_HEADER
+from mini_infer_gateway.fleet.breaker import Cause
 from tests.gateway.test_metrics import value
 from tests.support.fake_engine import FakeEngine
 from tests.support.running_gateway import RunningGateway, running_gateway, until
@@ -111,6 +112,37 @@ async def test_prompts_that_a_prefill_engine_has_got_count_as_its_load_until_the
         await asking
         assert load("p1").queued_tokens == load("p1").running == load("d1").running == 0
         assert gateway.app.index.held_blocks("p1") > 200, "what it has computed it holds"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_prefill_engine_whose_cache_does_not_arrive_is_left_alone_and_tried_again(stream: bool) -> None:
+    prefill, decode = engine("p1", "prefill"), engine("d1", "decode")
+    async with fleet(prefill, decode) as gateway:
+        breaker = gateway.app.fleet.endpoints["p1"].breaker
+        decode.answer_headers = {KV_FALLBACK_HEADER: "late"}
+        async with gateway.chat(f"0 {LONG}", stream=stream) as response:
+            assert KV_FALLBACK_HEADER not in response.headers, "a word between engine and gateway"
+            await response.read()
+        for number in (1, 2):
+            assert await ask(gateway, f"{number} {LONG}", stream=stream) == "p1"
+        assert breaker.cause is Cause.TRANSFER
+        assert await ask(gateway, f"3 {LONG}", stream=stream) == ""
+        assert value(gateway, "first_token_apart_seconds_count", kind="actual") == 0, "none of them came apart"
+        breaker.retry_at_s = 0.0
+        assert await ask(gateway, f"4 {LONG}", stream=stream) == "p1"
+        assert not breaker.closed, "and again nothing came"
+        breaker.retry_at_s, decode.answer_headers = 0.0, {}
+        assert await ask(gateway, f"5 {LONG}", stream=stream) == "p1"
+        assert breaker.closed
+
+
+async def test_an_engine_that_computes_sooner_than_cache_would_come_says_nothing_against_the_other() -> None:
+    prefill, decode = engine("p1", "prefill"), engine("d1", "decode")
+    async with fleet(prefill, decode) as gateway:
+        decode.answer_headers = {KV_FALLBACK_HEADER: "computing_is_cheaper"}
+        for number in range(4):
+            assert await ask(gateway, f"{number} {LONG}", stream=True) == "p1"
+        assert gateway.app.fleet.endpoints["p1"].breaker.closed
 
 
 @pytest.mark.parametrize("fault", ["killed", "silent", "source"])
