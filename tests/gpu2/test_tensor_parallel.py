@@ -1,13 +1,16 @@
 """Tensor parallelism on two GPUs: exact sums, the text of one GPU, and the end of a rank."""
 
 import json
+import shutil
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.engine.server.dry_server import free_port
-from tests.gpu2.support import TWO_GPUS, answer, asked, started
+from tests.gpu2.support import TWO_GPUS, answer, asked, demo, started
+from tests.support.tiny_models import save_tiny_model
 
 pytestmark = TWO_GPUS
 ROUNDINGS = 8.0
@@ -37,6 +40,32 @@ def alone() -> Any:
 )
 def test_the_text_of_two_gpus_is_that_of_one_in_fp32(settings: dict[str, Any], alone: Any) -> None:
     found = asked("engine_program", {"settings": {"dtype": "float32", "tensor_parallel_size": 2} | settings})
+    assert found["texts"] == alone
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random one, with the demo model's tokenizer."""
+    folder = tmp_path_factory.mktemp("mixture")
+    experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
+    shape = {"vocab_size": 4096, "max_position_embeddings": 2048, "hidden_size": 256, "head_dim": 64}
+    save_tiny_model(folder, "qwen3_moe", **experts, **shape)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(demo() / name, folder / name)
+    return folder
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_whole_experts_on_two_gpus_say_what_one_gpu_does_in_fp32(mixture: Path, eager: bool) -> None:
+    question = {"model": str(mixture)}
+    settings = {"dtype": "float32", "enforce_eager": eager}
+    one = asked("engine_program", question | {"settings": settings})
+    two = {"tensor_parallel_size": 2, "enable_expert_parallel": True}
+    assert asked("engine_program", question | {"settings": settings | two})["texts"] == one["texts"]
+
+
+def test_the_text_of_two_engines_is_that_of_one(alone: Any) -> None:
+    found = asked("engine_program", {"settings": {"dtype": "float32", "data_parallel_size": 2}})
     assert found["texts"] == alone
 
 
