@@ -44,6 +44,9 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Linear layers rounded when they are loaded; int8, fp8: a scale a row; int4: one for 128 columns."""
     quantization_calibration: Annotated[Literal["auto", "none"], Option(group=MODEL, in_resource=True)] = "auto"
     """Of int4; auto: GPTQ over texts that come with the engine; none: each weight to the nearest, at once."""
+    quantize_lm_head: Annotated[bool, Option(group=MODEL, in_resource=True)] = False
+    """--quantization rounds the output layer, too, to the nearest; where the embeddings are tied to it they keep their
+    own memory and dtype."""
     load_format: Annotated[Literal["auto", "dummy"], Option(group=MODEL, in_resource=True)] = "auto"
     """auto: the model's weights; dummy: random ones, for benchmarks, where only config.json is needed."""
     attention_backend: Annotated[

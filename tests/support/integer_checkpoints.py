@@ -52,17 +52,17 @@ FORMATS: dict[str, dict[str, Any]] = {
 }
 
 
-def quantize_folder(folder: Path, name: str) -> dict[str, Tensor]:
-    """Rewrite a folder's linear layers as a format; returns all of its weights dequantised, by name."""
+def quantize_folder(folder: Path, name: str, *, head: bool = False) -> dict[str, Tensor]:
+    """Rewrite a folder's linear layers as a format, the head if asked for; returns all weights dequantised, by name."""
     form, tensors = FORMATS[name], load_file(folder / "model.safetensors")
     written, exact = dict(tensors), dict(tensors)
     for seed, (key, weight) in enumerate(sorted(tensors.items())):
-        if key.endswith(("_proj.weight", "_with_mqa.weight")):
+        if key.endswith(("_proj.weight", "_with_mqa.weight")) or (head and key == "lm_head.weight"):
             del written[key]
             stored, exact[key] = _quantized(weight, form, seed)
             written |= {key.removesuffix("weight") + part: tensor.contiguous() for part, tensor in stored.items()}
     save_file(written, folder / "model.safetensors")
-    config = json.loads((folder / "config.json").read_text()) | {"quantization_config": _config(form)}
+    config = json.loads((folder / "config.json").read_text()) | {"quantization_config": _config(form, head=head)}
     (folder / "config.json").write_text(json.dumps(config))
     return exact
 
@@ -151,9 +151,9 @@ def _awq_order(integers: Tensor) -> Tensor:
     return integers.unflatten(1, (-1, 8))[:, :, AWQ_ORDER].flatten(1)
 
 
-def _config(form: dict[str, Any]) -> dict[str, Any]:
+def _config(form: dict[str, Any], *, head: bool) -> dict[str, Any]:
     if "quant_method" in form:
-        return form
+        return form | ({"lm_head": True} if head else {})
     weights = {key: value for key, value in form.items() if key not in ("format", "activations")} | {"type": "int"}
     return {
         "quant_method": "compressed-tensors",
@@ -161,5 +161,5 @@ def _config(form: dict[str, Any]) -> dict[str, Any]:
         "config_groups": {
             "group_0": {"targets": ["Linear"], "weights": weights, "input_activations": form.get("activations")},
         },
-        "ignore": ["lm_head"],
+        "ignore": [] if head else ["lm_head"],
     }

@@ -84,7 +84,7 @@ def parse_gptq(fields: Fields, raw: dict[str, Any]) -> IntegerScheme:
         symmetric=False,
         act_order=bool(raw.get("desc_act", False)),
         zero_offset=1 if form == "gptq" else 0,
-        ignored=("lm_head",),
+        ignored=() if raw.get("lm_head") else ("lm_head",),
     )
 
 

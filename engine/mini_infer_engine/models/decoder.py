@@ -16,7 +16,7 @@ from mini_infer_engine.config.model_config import ModelConfig
 from mini_infer_engine.config.quantization import unused_suffixes
 from mini_infer_engine.layers.attention import Attention, AttentionBlock
 from mini_infer_engine.layers.embedding import Embedding
-from mini_infer_engine.layers.linear import Linear
+from mini_infer_engine.layers.linear import Linear, LinearMethod
 from mini_infer_engine.layers.mlp import GatedMLP
 from mini_infer_engine.layers.moe import SparseMoE
 from mini_infer_engine.layers.norm import RMSNorm
@@ -145,6 +145,8 @@ class DecoderModel(nn.Module):
         self._dtype = torch.get_default_dtype()
         self.taps: HiddenTaps | None = None
         """Set by whoever reads hidden states of its layers."""
+        self.tied_head_method: LinearMethod | None = None
+        """How a tied head is stored in memory of its own; None: its weight is the embeddings'."""
         self._tied_head: list[Linear] = []  # in a list: it is no module of its own, its weight is the embeddings'
 
     def _make_head(self) -> Linear:
@@ -251,7 +253,21 @@ class DecoderModel(nn.Module):
             attention.rotary = tables[rope]
             attention.finish_loading()
         if config.tie_word_embeddings and config.stage.is_last and not self._tied_head:
-            self._tied_head.append(Linear.borrowing(self.embeddings.weight, self.embeddings.rows))
+            self._tied_head.append(self._make_tied_head())
+
+    def _make_tied_head(self) -> Linear:
+        table = self.embeddings
+        if self.tied_head_method is None:
+            return Linear.borrowing(table.weight, table.rows)
+        head = Linear(0, 0, rows=table.rows)
+        head.out_features, head.in_features = table.weight.shape
+        head.weight, head.method = table.weight, self.tied_head_method
+        head.finish_loading()
+        return head
+
+    def tied_head_parameters(self) -> list[Tensor]:
+        """Of a tied head in memory of its own."""
+        return [] if self.tied_head_method is None else [each for head in self._tied_head for each in head.parameters()]
 
     def embed(self, ops: Ops, token_ids: Tensor) -> Tensor:
         """[tokens] int64 to [tokens, hidden], in new memory: what every pass begins with."""

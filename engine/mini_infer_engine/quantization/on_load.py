@@ -1,9 +1,10 @@
 """`--quantization`: linear layers rounded when they are loaded.
 
 int8 (W8A16): symmetric, one scale a row. fp8 (e4m3): one scale a row; W8A16 for few rows, W8A8 for many. int4 (W4A16):
-a scale and a zero point for each row and 128 columns, to the nearest or by `runtime.calibration`; experts always to the
-nearest. Embeddings, norms, routers and the head stay in the model's dtype. On a GPU a layer is packed for the kernels;
-on a CPU plain torch widens a weight at each product, and FP8 is dequantised, as it is on GPUs without it.
+a scale and a zero point for each row and 128 columns, to the nearest or by `runtime.calibration`; experts and the head
+always to the nearest. Embeddings, norms and routers stay in the model's dtype, and so does the head where it is not
+asked for. On a GPU a layer is packed for the kernels; on a CPU plain torch widens a weight at each product, and FP8 is
+dequantised, as it is on GPUs without it.
 """
 
 from functools import partial
@@ -18,6 +19,7 @@ from mini_infer_engine.kernels.gemm.quantized_weight import GROUP
 from mini_infer_engine.layers.linear import UNQUANTIZED, Linear
 from mini_infer_engine.layers.moe import SparseMoE
 from mini_infer_engine.layers.placement import FP8, Placement
+from mini_infer_engine.models.decoder import DecoderModel
 from mini_infer_engine.quantization.experts import RoundedExperts
 from mini_infer_engine.quantization.packed import multiplies_fp8, pack_bytes, pack_nibbles
 
@@ -97,15 +99,20 @@ def _keep(layer: Linear, integers: Tensor, scale: Tensor) -> None:
     layer.weight = nn.Parameter(layer.weight.new_empty(0), requires_grad=False)
 
 
-def quantize_on_load(model: nn.Module, kind: Quantization) -> None:
-    """Have all linear layers but head and routers, and all experts, rounded once loaded; before anything is loaded."""
+def quantize_on_load(model: DecoderModel, kind: Quantization, *, rounds_head: bool = False) -> None:
+    """Have all linear layers but routers, and all experts, rounded once loaded; before anything is loaded.
+
+    The head is one of them with `rounds_head`.
+    """
     mixtures = [module for module in model.modules() if isinstance(module, SparseMoE)]
     routers = {moe.gate for moe in mixtures}
     for moe in mixtures:
         moe.stored = RoundedExperts(partial(_grouped, kind))
     for path, module in model.named_modules():
-        if isinstance(module, Linear) and path != "lm_head" and module not in routers:
+        if isinstance(module, Linear) and (rounds_head or path != "lm_head") and module not in routers:
             module.use(RoundToNearestMethod(kind))
+    if rounds_head and model.lm_head is None:
+        model.tied_head_method = RoundToNearestMethod(kind)
 
 
 def _grouped(kind: Quantization, weight: Tensor) -> GroupedWeight:

@@ -51,8 +51,8 @@ def calibrates(model: DecoderModel) -> bool:
 
 
 def calibrate(model: DecoderModel, rows: Tensor) -> None:
-    """Round the layers of a loaded model whose method is `RoundToNearestMethod` with calibration."""
-    for module in model.modules():
+    """Round the layers of a loaded model whose method is `RoundToNearestMethod` with calibration; not the head."""
+    for module in model.model.layers.modules():
         if isinstance(module, Linear) and isinstance(module.method, RoundToNearestMethod):
             module.method.waits = True
     model.finish_loading(rows.shape[1])

@@ -98,7 +98,9 @@ class ModelWorker:
         found = None if directory is None else find_draft(settings, config, directory)
         if found is None:
             return None
-        own = msgspec.structs.replace(settings, quantization=None, speculative_method=None, speculative_model=None)
+        own = msgspec.structs.replace(
+            settings, quantization=None, quantize_lm_head=False, speculative_method=None, speculative_model=None
+        )
         return cls(found.config, _load_model(own, found.config, found.directory, device, dtype), device, dtype)
 
     @property
@@ -150,7 +152,11 @@ def _load_head(
 def weight_bytes(model: DecoderModel) -> int:
     """Bytes of all weights of a model, copies in a CPU's blocked order among them."""
     blocked = (module.blocked for module in model.modules() if isinstance(module, Linear))
-    tensors = [*model.parameters(), *(tensor for tensor in blocked if tensor is not None)]
+    tensors = [
+        *model.parameters(),
+        *model.tied_head_parameters(),
+        *(tensor for tensor in blocked if tensor is not None),
+    ]
     return sum(tensor.numel() * tensor.itemsize for tensor in tensors)
 
 
@@ -164,6 +170,10 @@ def _dtype(settings: EngineSettings, config: ModelConfig, device: torch.device) 
 def _check_quantization(settings: EngineSettings, config: ModelConfig) -> None:
     """ModelError: weights are rounded already."""
     if settings.quantization is None:
+        if settings.quantize_lm_head:
+            raise ModelError(
+                "quantize_lm_head goes with quantization alone: say how weights are rounded, or leave it out."
+            )
         return
     if config.quantization is not None:
         raise ModelError(
@@ -171,7 +181,9 @@ def _check_quantization(settings: EngineSettings, config: ModelConfig) -> None:
         )
 
 
-def _on_meta(config: ModelConfig, dtype: torch.dtype, quantization: Quantization | None) -> DecoderModel:
+def _on_meta(
+    config: ModelConfig, dtype: torch.dtype, quantization: Quantization | None, *, rounds_head: bool
+) -> DecoderModel:
     """The model without memory: parameters in `dtype`, but for those that say their own."""
     usual = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
@@ -181,7 +193,7 @@ def _on_meta(config: ModelConfig, dtype: torch.dtype, quantization: Quantization
             if config.quantization is not None:
                 quantize_layers(model, config.quantization)
             if quantization is not None:
-                quantize_on_load(model, quantization)
+                quantize_on_load(model, quantization, rounds_head=rounds_head)
     finally:
         torch.set_default_dtype(usual)
     return model
@@ -202,7 +214,7 @@ def _load_model(
     settings: EngineSettings, config: ModelConfig, directory: Path | None, device: torch.device, dtype: torch.dtype
 ) -> DecoderModel:
     _check_quantization(settings, config)
-    model = _on_meta(config, dtype, settings.quantization)
+    model = _on_meta(config, dtype, settings.quantization, rounds_head=settings.quantize_lm_head)
     checkpoint = None
     if settings.load_format != "dummy":
         assert directory is not None, "only dummy weights need no folder"

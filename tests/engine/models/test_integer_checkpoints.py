@@ -33,6 +33,17 @@ def test_logits_are_those_of_the_dequantised_weights(architecture: str, form: st
     assert (actual - expected).abs().max() <= 1e-3
 
 
+@pytest.mark.parametrize("form", ["gptq", "w4a16", "w8a8"])
+def test_a_head_may_be_quantised_too(form: str, tmp_path: Path) -> None:
+    model = save_tiny_model(tmp_path, "llama", head_dim=16, vocab_size=208)
+    exact = quantize_folder(tmp_path, form, head=True)
+    assert not torch.equal(exact["lm_head.weight"], model.lm_head.weight)
+    model.load_state_dict(exact, strict=False)
+    runner = tiny_runner(tmp_path)
+    actual = run_chunks(runner, TOKENS, PageDealer(runner).table(40), [40])
+    assert (actual - reference_logits(model, TOKENS)).abs().max() <= 1e-3
+
+
 @pytest.mark.parametrize(("form", "rounds"), [("w8a8", True), ("w8a8-tensor-asymmetric", False), ("w4a16", False)])
 def test_a_checkpoint_for_w8a8_may_round_activations(form: str, rounds: bool, tmp_path: Path) -> None:
     save_tiny_model(tmp_path, "llama", head_dim=16)

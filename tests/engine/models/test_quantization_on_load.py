@@ -28,16 +28,16 @@ def rounded_by_loops(weight: torch.Tensor, kind: str) -> torch.Tensor:
     exact = torch.zeros_like(weight)
     for row in range(weight.shape[0]):
         if kind == "fp8":
-            scale = weight[row].abs().max() / 448
+            scale = weight[row].abs().max().clamp(min=1e-9) / 448
             exact[row] = (weight[row] / scale).to(torch.float8_e4m3fn).float() * scale
             continue
         if kind == "int8":
-            scale = weight[row].abs().max() / 127
+            scale = weight[row].abs().max().clamp(min=1e-9) / 127
             exact[row] = (weight[row] / scale).round() * scale
             continue
         for begin in range(0, weight.shape[1], 128):
             part = weight[row, begin : begin + 128]
-            scale = ((part.max().clamp(min=0) - part.min().clamp(max=0)) / 15).half().float()
+            scale = ((part.max().clamp(min=0) - part.min().clamp(max=0)) / 15).half().float().clamp(min=2.0**-24)
             zero = (-part.min().clamp(max=0) / scale).round()
             exact[row, begin : begin + 128] = (((part / scale).round() + zero).clamp(0, 15) - zero) * scale
     return exact
@@ -58,6 +58,29 @@ def test_logits_are_those_of_the_rounded_weights(architecture: str, kind: Any, t
     runner = tiny_runner(tmp_path, quantization=kind)
     actual = run_chunks(runner, TOKENS, PageDealer(runner).table(40), [17, 1, 22])
     assert (actual - expected).abs().max() <= 1e-3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_head_is_rounded_where_asked_for(tied: bool, kind: Any, tmp_path: Path) -> None:
+    """And embeddings are not, from which a tied one is made."""
+    model = save_tiny_model(tmp_path, "qwen2", tie_word_embeddings=tied)
+    runner = tiny_runner(tmp_path, quantization=kind, quantize_lm_head=True)
+    for name, parameter in model.named_parameters():
+        if name.endswith("_proj.weight"):
+            parameter.data = rounded_by_loops(parameter.data, kind)
+    model.lm_head.weight = torch.nn.Parameter(rounded_by_loops(model.lm_head.weight.data, kind))
+    actual = run_chunks(runner, TOKENS, PageDealer(runner).table(40), [17, 1, 22])
+    assert (actual - reference_logits(model, TOKENS)).abs().max() <= 1e-3
+
+
+def test_calibration_leaves_the_head_to_the_nearest() -> None:
+    runner = tiny_runner(DEMO_DIRECTORY, quantization="int4", quantize_lm_head=True)
+    assert torch.isfinite(run_chunks(runner, TOKENS, PageDealer(runner).table(40), [40])).all()
+    head = runner.worker.model.head
+    integers, scale, _ = rounded_groups(runner.worker.model.model.embed_tokens.weight, 128)
+    assert torch.equal(unpacked_nibbles(head.integers, head.in_features), integers)
+    assert torch.equal(head.weight_scale, scale)
 
 
 @settings(max_examples=40, deadline=None)
@@ -100,5 +123,7 @@ def test_what_it_cannot_be_combined_with_is_refused(tmp_path: Path) -> None:
     quantize_folder(tmp_path / "quantised", "gptq")
     with pytest.raises(ModelError, match="quantised already"):
         tiny_runner(tmp_path / "quantised", quantization="int4")
+    with pytest.raises(ModelError, match="goes with quantization"):
+        tiny_runner(tmp_path / "quantised", quantize_lm_head=True)
     with pytest.raises(ValueError, match="int3"):
         LLM("demo", quantization="int3")
