@@ -27,6 +27,7 @@ from mini_infer_engine.models.kv_spec import KVSpec
 from mini_infer_engine.ops.base import AttentionPass, Ops, ResidualState
 
 _LAYER_NAME = re.compile(r"model\.layers\.(\d+)\.")
+_EXPERT_NAME = re.compile(r"\.experts\.(\d+)\.")
 
 
 class DecoderLayer(nn.Module):
@@ -230,8 +231,17 @@ class DecoderModel(nn.Module):
         tied = self.lm_head is None and checkpoint_name == "lm_head.weight"
         if self.config.stage.size > 1 and self._is_elsewhere(checkpoint_name):
             return True
+        if self.config.tensor_parallel.whole_experts and self._is_of_another_expert(checkpoint_name):
+            return True
         unused_here = unused_suffixes(self.config.quantization, self.config.kv_cache_dtype)
         return tied or checkpoint_name.endswith((*self.unused_checkpoint_suffixes, *unused_here))
+
+    def _is_of_another_expert(self, checkpoint_name: str) -> bool:
+        """Whether another rank has the expert whose tensor this is."""
+        mixture = next((module for module in self.modules() if isinstance(module, SparseMoE)), None)
+        if mixture is None or (found := _EXPERT_NAME.search(checkpoint_name)) is None:
+            return False
+        return int(found[1]) < mixture.spec.num_experts and int(found[1]) not in mixture.local_experts
 
     def _is_elsewhere(self, checkpoint_name: str) -> bool:
         """Whether another stage of the pipeline has this tensor."""

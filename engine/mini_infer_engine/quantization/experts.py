@@ -80,7 +80,7 @@ class CheckpointExperts(QuantizedExperts):
         """See `StoredExperts.process_weights_after_loading`."""
         if self._stacks:
             return
-        layers = [cast("ExpertLayers", layers) for layers in cast("nn.ModuleList", moe.experts)]
+        layers = [cast("ExpertLayers", layers) for layers in cast("nn.ModuleDict", moe.experts).values()]
         gate_up = [_grouped(each.gate_up_proj) for each in layers]
         down = [_grouped(each.down_proj) for each in layers]
         if moe.spec.num_shared:
@@ -98,8 +98,11 @@ def expand_experts(moe: SparseMoE) -> list[Linear]:
     spec, hidden = moe.spec, moe.spec.hidden_size
     moe.stored = CheckpointExperts()
     give_up_stacks(moe)
-    experts = [ExpertLayers(hidden, moe.share, is_summed=moe.is_summed) for _ in range(spec.num_experts)]
-    moe.add_module("experts", nn.ModuleList(experts))
+    first, last = moe.local_experts.start, min(moe.local_experts.stop, spec.num_experts)
+    splits_width = moe.share.count < moe.share.total
+    experts = [ExpertLayers(hidden, moe.share, is_summed=splits_width) for _ in range(first, last)]
+    by_name = nn.ModuleDict({str(number): layers for number, layers in enumerate(experts, first)})
+    moe.add_module("experts", by_name)
     if spec.num_shared:
         width = spec.num_shared * spec.intermediate_size
         shared = ExpertLayers(hidden, Shard(width, ((0, width),)), is_summed=False)

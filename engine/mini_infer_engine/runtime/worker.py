@@ -70,8 +70,6 @@ class ModelWorker:
         dtype = _dtype(settings, config, device)
         if settings.enable_expert_parallel and not isinstance(config, SparseConfig):
             raise ModelError(f"{config.architecture} has no experts: leave enable_expert_parallel out for this model.")
-        if settings.enable_expert_parallel and (settings.quantization or config.quantization):
-            raise ModelError("enable_expert_parallel does not go with quantised experts yet: leave it out.")
         parallel = replace(collectives.parallel, whole_experts=settings.enable_expert_parallel)
         config = replace(config, tensor_parallel=parallel, stage=_stage(config, link))
         model_class(config.architecture).check_split(config)

@@ -50,6 +50,22 @@ def test_ranks_with_whole_experts_compute_what_one_process_does(variant: str, si
     _check(tmp_path, size, enable_expert_parallel=True)
 
 
+@pytest.mark.parametrize("whole", [False, True])
+def test_ranks_share_quantised_experts(whole: bool, tmp_path: Path) -> None:
+    shape = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "tie_word_embeddings": False}
+    save_tiny_model(tmp_path, "qwen3_moe", **shape)
+    if whole:  # attention has scales of a rank's own columns, experts those that they have without ranks
+        alone = tiny_runner(tmp_path, quantization="fp8")
+        expected = run_chunks(alone, TOKENS, PageDealer(alone).table(40), [40])
+        group = ThreadGroup(tmp_path, 2, quantization="fp8", tensor_parallel_size=2, enable_expert_parallel=True)
+        layers = group.runners[0].worker.model.layers
+        assert len(layers[0].mlp.weights()[0].values) == 2
+        made = group.run(lambda rank: run_chunks(rank, TOKENS, PageDealer(rank).table(40), [40]))
+        assert torch.nn.functional.cosine_similarity(made[0], expected).mean() > 0.98
+    fp8_checkpoints.quantize_folder(tmp_path, "fp8-block")
+    _check(tmp_path, 2, enable_expert_parallel=whole)
+
+
 def test_experts_that_ranks_cannot_share_equally_are_refused_by_name(tmp_path: Path) -> None:
     asked = {"tensor_parallel_size": 2, "enable_expert_parallel": True}
     save_tiny_model(tmp_path / "odd", "qwen3_moe", **(VARIANTS["qwen3-moe"][1] | {"num_experts": 5}))
