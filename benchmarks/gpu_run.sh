@@ -3,7 +3,7 @@
 # benchmarks beside the peer where it is present. Leaves log.txt and a JSON of each stage in a folder, at most 8 files.
 # usage: benchmarks/gpu_run.sh [STAGE...]    default: tests serving offline interference memory ablations attention
 #   on two GPUs: tp_tests tp_tune tensor_parallel (TP_MODELS=a,b; FLAGS=--all-reduce: that alone) pipeline_parallel (PP_MODELS=a,b) kv_tests kv_transfer disaggregation data_parallel
-#   more stages: startup products structured speculation logprobs beams quantization (SCHEMES=bf16,int8,fp8,int4) quantized_products precision;
+#   more stages: startup products structured speculation logprobs beams quantization (SCHEMES=bf16,int8,fp8,int4) quantized_products precision kv_dtype;
 #   soak (starts ten gentle minutes in the background, which wait while others measure; each
 #   later call fetches what it has found), soaked (stays until it ends)
 #   OUT=results          where results go
@@ -130,7 +130,8 @@ for name in sys.argv[2].split(','): print('--model', model_folder(name, Path(sys
   quantization)
     benchmark quantization --gpu --models "${models%%,*}" --schemes "${SCHEMES:-bf16,int8,fp8,int4}" --engines "${ENGINES:-ours}" ;;
   precision)
-    PYTHONPATH="$PWD:$PYTHONPATH" stage precision "$python" benchmarks/quantization.py --precision --out "$out/precision.json" ;;
+    PYTHONPATH="$PWD:$PYTHONPATH" stage precision "$python" benchmarks/quantization.py --precision --kv fp8,int8 --out "$out/precision.json" ;;
+  kv_dtype) benchmark kv_dtype --model "${models%%,*}" --engines "${ENGINES:-ours}" ;;
   quantized_products)
     stage quantized_products "$python" benchmarks/quantization.py --products --out "$out/quantized_products.json" --time-limit-s "$(($(left) - 20))" ;;
   speculation) benchmark speculation ;;

@@ -1,6 +1,6 @@
 """What quantised weights cost and gain: precision of the demo model, speed of a 7B shape, and of its single products.
 
-    python benchmarks/quantization.py --precision --out FILE         the tool mini-infer-compare
+    python benchmarks/quantization.py --precision --out FILE         the tool mini-infer-compare (--kv fp8,int8: KV too)
     python benchmarks/quantization.py --gpu --out FILE --models qwen2.5-7b,qwen3-14b --schemes bf16,int8,fp8,int4
     python benchmarks/quantization.py --products --out FILE          single products, and configs tuned for them
 
@@ -129,6 +129,7 @@ def main() -> int:
     part.add_argument("--products", action="store_true", help="time and tune single products on a GPU")
     parser.add_argument("--models", type=words, default=["qwen2.5-7b"], metavar="NAME,...")
     parser.add_argument("--schemes", type=words, default=words("bf16,int8,fp8,int4"), metavar="NAME,...")
+    parser.add_argument("--kv", type=words, default=[], metavar="NAME,...", help="with --precision: fp8, int8")
     parser.add_argument("--engines", type=words, default=["ours"], metavar="NAME,...")
     options = parser.parse_args()
     if options.precision:
@@ -137,7 +138,7 @@ def main() -> int:
         flags = ["--device", "cpu", "--limit", "2"] if options.smoke else ["--limit", "100"]
         if options.out:
             flags += ["--json", str(options.out), "--plot", str(options.out.with_suffix(".png"))]
-        return compare([*flags, "--schemes", ",".join(options.schemes)])
+        return compare([*flags, "--schemes", ",".join(options.schemes), "--kv", ",".join(options.kv)])
     if options.products:
         return products(options)
     return speed(options)

@@ -17,6 +17,7 @@ SCRIPTS = {  # script: what its JSON must hold beside where it was measured
     "data_parallel.py": "fleets",
     "disaggregation.py": "goodput",
     "interference.py": "chunks",
+    "kv_dtype.py": "engine",
     "kv_transfer.py": "transports",
     "logprobs.py": "ratios",
     "memory.py": "models",

@@ -153,6 +153,24 @@ def test_weights_in_small_groups_stay_packed(
     assert (actual - reference_logits(model, TOKENS)).abs().max() <= 1e-3
 
 
+def test_quantized_pages_are_read_and_written_as_by_torch(
+    tmp_path: Path, interpreted: Callable[..., ModelRunner]
+) -> None:
+    """Prompt chunks, a copied page and decode rows over pages of integers, beside plain torch over the same."""
+    save_tiny_model(tmp_path, "gemma2", num_hidden_layers=2, **CHANGES["gemma2"])
+    ours, plain = interpreted(kv_cache_dtype="int8"), interpreted(kv_cache_dtype="int8", attention_backend="torch")
+    assert isinstance(ours.executor, CudaExecutor)
+    assert not isinstance(plain.executor, CudaExecutor)
+    logits = [run_chunks(runner, TOKENS, [5, 2, 7], [13, 1, 1, 25]) for runner in (ours, plain)]
+    assert (logits[0] - logits[1]).abs().mean() <= 1e-3
+    forks = Transfers(copies=[PageCopy(2, 9, 11), PageCopy(2, 3, 4)])
+    for runner in (ours, plain):
+        runner.collect(runner.launch(Batch([prompt(1, 0, 27, [5, 2])], 0)))
+        runner.collect(runner.launch(Batch([prompt(2, 27, 3, [5, 9])], 0, transfers=forks)))
+    told = [run_chunks(runner, TOKENS, [5, 9], [30]) for runner in (ours, plain)]
+    assert (told[0] - told[1]).abs().mean() <= 1e-3
+
+
 @pytest.mark.parametrize("enforce_eager", [False, True])
 def test_rows_that_ask_for_more_choose_as_in_torch(
     tmp_path: Path, interpreted: Callable[..., ModelRunner], enforce_eager: bool

@@ -127,6 +127,7 @@ class VllmMetrics:
         if (model := self.model) is not None:
             engine = self._labels["engine"]
             sizes = {"block_size": str(model.page_size), "num_gpu_blocks": str(model.num_pages), "engine": engine}
+            sizes["cache_dtype"] = model.kernels.get("kv_cache") or "auto"
             tokens = model.page_size * model.num_pages
             sizes["kv_cache_size_tokens"] = str(tokens)
             sizes["kv_cache_max_concurrency"] = f"{tokens / model.max_model_len:.2f}"

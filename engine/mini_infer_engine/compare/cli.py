@@ -15,6 +15,7 @@ from mini_infer_engine.compare.report import draw, table
 from mini_infer_engine.compare.texts import Questions, Text, demo_texts, read_texts
 from mini_infer_engine.config.model_path import DEMO_DIRECTORY, resolve_model
 from mini_infer_engine.config.settings import EngineSettings
+from mini_infer_engine.models.kv_spec import KV_QUANTIZATIONS
 
 SCHEMES: dict[str, dict[str, Any]] = {
     "bf16": {},
@@ -24,6 +25,8 @@ SCHEMES: dict[str, dict[str, Any]] = {
     "int4-nearest": {"quantization": "int4", "quantization_calibration": "none"},
 }
 """Settings by name; bf16 is the model as it is, in `--dtype`."""
+_KV_MARK = ", KV "
+"""Between a scheme and how its keys and values are kept, in the names of columns."""
 _CPU_KV_CACHE_BYTES = 64_000_000
 
 
@@ -63,6 +66,12 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="NAME,...",
         help=f"of {known}; or folders of checkpoints of the same model, as of AWQ (default: bf16,int8,fp8,int4)",
     )
+    parser.add_argument(
+        "--kv",
+        default="",
+        metavar="NAME,...",
+        help="each scheme also with its keys and values kept so, in a column of its own: fp8, int8 (default: none)",
+    )
     parser.add_argument("--texts", type=Path, metavar="FILE", help="a text to predict in place of the usual ones")
     parser.add_argument("--limit", type=int, default=40, metavar="N", help="texts, and questions (default: 40)")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
@@ -74,7 +83,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 def compare(options: argparse.Namespace) -> dict[str, dict[str, float]]:
     """Figures by scheme. ValueError: a scheme is unknown, or the model cannot be loaded that way."""
-    schemes = {name: settings_of(name, options) for name in dict.fromkeys(options.schemes.split(","))}
+    schemes = {name: settings_of(name, options) for name in columns(options.schemes, options.kv)}
     folder = resolve_model(options.model, None)
     texts, questions = asked_of(folder, options)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -85,21 +94,31 @@ def compare(options: argparse.Namespace) -> dict[str, dict[str, float]]:
     return figures
 
 
-def settings_of(scheme: str, options: argparse.Namespace) -> EngineSettings:
-    """Of one scheme. ValueError: there is none of this name, and no such folder."""
+def columns(schemes: str, kv: str) -> list[str]:
+    """Names of what is compared: each scheme, then the same with keys and values kept in each of these ways."""
+    ways = [_KV_MARK + way for way in kv.split(",") if way]
+    return list(dict.fromkeys(scheme + way for scheme in schemes.split(",") for way in ("", *ways)))
+
+
+def settings_of(column: str, options: argparse.Namespace) -> EngineSettings:
+    """Of one of `columns`. ValueError: there is no scheme of this name, and no such folder."""
     model = options.model
+    scheme, _, kv = column.partition(_KV_MARK)
+    if kv and kv not in KV_QUANTIZATIONS:
+        raise ValueError(f"--kv {kv}: it is none of {', '.join(KV_QUANTIZATIONS)}.")
     if scheme not in SCHEMES:
         if not Path(scheme).is_dir():
             raise ValueError(f"--schemes {scheme}: it is none of {', '.join(SCHEMES)}, and no folder of a checkpoint.")
         model = scheme
-    memory: dict[str, Any] = {"kv_cache_memory": _CPU_KV_CACHE_BYTES} if options.device == "cpu" else {}
+    own: dict[str, Any] = {"kv_cache_memory": _CPU_KV_CACHE_BYTES} if options.device == "cpu" else {}
+    own["kv_cache_dtype"] = kv or "auto"
     return EngineSettings(
         model=model,
         device=options.device,
         dtype=options.dtype,
         max_num_seqs=16,
         enable_prefix_caching=False,
-        **memory,
+        **own,
         **SCHEMES.get(scheme, {}),
     )
 

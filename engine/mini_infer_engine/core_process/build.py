@@ -105,7 +105,8 @@ def _build_real(settings: EngineSettings, record_events: bool, watched: "Watched
         grammars=_grammars(settings, assets, config.vocab_size, config.eos_token_ids),
     )
     model = _model_info(runner, runner.max_model_len, config.vocab_size)
-    kernels = _kernels(str(runner.device), settings)
+    layout = runner.kv_memory().layout
+    kernels = _kernels(str(runner.device), settings, layout.dtype if layout.scale_bytes else "")
     if settings.tensor_parallel_size > 1:
         kernels["tensor_parallel_size"] = str(settings.tensor_parallel_size)
         kernels["all_reduce"] = runner.all_reduce
@@ -136,11 +137,11 @@ def _grammars(
     return GrammarCompiler(lambda: load_tokenizer(assets().files).tokenizer.to_str(), vocab_size, eos_token_ids)
 
 
-def _kernels(device: str, settings: EngineSettings) -> dict[str, str]:
+def _kernels(device: str, settings: EngineSettings, kv_cache: str) -> dict[str, str]:
     """Which kernels run: said in the log, returned for /metrics."""
     from mini_infer_engine.kernels.report import kernel_report, log_kernels
 
-    report = kernel_report(device, settings.attention_backend, settings.disable)
+    report = kernel_report(device, settings.attention_backend, settings.disable, kv_cache)
     log_kernels(report)
     return report.labels
 

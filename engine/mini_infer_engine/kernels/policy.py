@@ -126,10 +126,12 @@ class KernelPolicy:
         """Splits of K for cuBLAS's product of x [m, k] and weight [n, k]; 1: none."""
         return 1 if Mechanism.SPLIT_K in self.disabled else gemm_rules.k_splits(m, n, k, profile=self.profile)
 
-    def decode_config(self, rows: int, kv_heads: int) -> DecodeConfig:
-        """Of decode attention for so many rows."""
+    def decode_config(self, rows: int, kv_heads: int, *, quantized: bool = False) -> DecodeConfig:
+        """Of decode attention for so many rows; quantized: over pages of one byte an element."""
         split_kv = Mechanism.SPLIT_KV not in self.disabled
-        return attention_config.decode_config(rows, kv_heads, self.profile.sm_count, split_kv=split_kv, pdl=self.pdl)
+        return attention_config.decode_config(
+            rows, kv_heads, self.profile.sm_count, split_kv=split_kv, pdl=self.pdl, quantized=quantized
+        )
 
     def latent_decode_config(self, rows: int) -> DecodeConfig:
         """Of absorbed latent attention from so many rows."""

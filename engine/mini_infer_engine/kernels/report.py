@@ -30,6 +30,8 @@ class KernelReport:
     """Mechanisms that settings switch off."""
     off: str = ""
     """Why our kernels for Hopper cannot run; empty: they can, or the GPU is no Hopper."""
+    kv_cache: str = ""
+    """How keys and values are quantised: float8_e4m3fn, int8; empty: they are as the model computes them."""
 
     @property
     def labels(self) -> dict[str, str]:
@@ -43,22 +45,27 @@ class KernelReport:
         disabled = f"; disabled: {self.disabled}" if self.disabled else ""
         off = f"; Gluon kernels off: {self.off}" if self.off else ""
         configs = f" with tile configs measured on {self.gemm_configs}" if self.gemm_configs else ""
-        return f"GEMM {self.gemm}{configs}, {attention} ({where}){disabled}{off}"
+        pages = f", keys and values in {self.kv_cache}" if self.kv_cache else ""
+        return f"GEMM {self.gemm}{configs}, {attention}{pages} ({where}){disabled}{off}"
 
 
-def kernel_report(name: str | None = None, backend: str = "auto", disabled: Iterable[str] = ()) -> KernelReport:
+def kernel_report(
+    name: str | None = None, backend: str = "auto", disabled: Iterable[str] = (), kv_cache: str = ""
+) -> KernelReport:
     """Of an engine on the device of this name ("cuda:0"), by default the best that there is.
+
+    kv_cache: how keys and values are quantised; empty: not at all.
 
     ValueError: `disabled` has an unknown name.
     """
     device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
     if device.type != "cuda" or backend == "torch" or importlib.util.find_spec("triton") is None:
         device_name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-        return KernelReport(device_name, "", "torch", "", "torch", "torch")
-    return report_of(kernel_policy(device, disabled), backend)
+        return KernelReport(device_name, "", "torch", "", "torch", "torch", kv_cache=kv_cache)
+    return report_of(kernel_policy(device, disabled), backend, kv_cache)
 
 
-def report_of(policy: KernelPolicy, backend: str = "auto") -> KernelReport:
+def report_of(policy: KernelPolicy, backend: str = "auto", kv_cache: str = "") -> KernelReport:
     """Of a policy's kernels: which it would choose where they are at their best."""
     profile = policy.profile
     gemm = policy.small_m_config(1, 4096, 4096, torch.bfloat16, tma_operands=True)
@@ -69,10 +76,17 @@ def report_of(policy: KernelPolicy, backend: str = "auto") -> KernelReport:
         kernels[type(gemm).__name__],
         policy.tuned.origin if gemm is not None and policy.uses(Mechanism.TUNED_CONFIGS) else "",
         "flash_decoding_pdl" if policy.decode_config(1, 1).pdl else "flash_decoding",
-        "flash_attn" if backend == "flash" else "flash_attention_3" if policy.hopper_fa3 else "flash_attention_2",
+        _prefill_attention(policy, backend, kv_cache),
         ",".join(sorted(policy.disabled)),
         (profile.gluon_obstacle or "") if profile.is_hopper else "",
+        kv_cache,
     )
+
+
+def _prefill_attention(policy: KernelPolicy, backend: str, kv_cache: str) -> str:
+    if backend == "flash":
+        return "flash_attn"
+    return "flash_attention_3" if policy.hopper_fa3 and not kv_cache else "flash_attention_2"
 
 
 def log_kernels(report: KernelReport) -> None:

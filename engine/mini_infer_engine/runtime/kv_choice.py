@@ -12,8 +12,6 @@ from mini_infer_engine.models.registry import model_class
 
 log = logging.getLogger(__name__)
 
-_KERNELS = False
-"""Whether our kernels read quantised pages."""
 _FP8_COMPUTE_CAPABILITY = (8, 9)
 """From which on a GPU converts e4m3, and Triton knows it."""
 
@@ -45,8 +43,6 @@ def _obstacle(kind: KVQuantization, settings: EngineSettings, config: ModelConfi
         return "attention_backend = 'flash' reads 16-bit pages only: use 'triton' or 'auto'"
     if device.type != "cuda" or settings.attention_backend == "torch":
         return None
-    if not _KERNELS:
-        return "our kernels do not read such pages yet: use attention_backend = 'torch', or leave it out"
     if kind is FP8 and torch.cuda.get_device_capability(device) < _FP8_COMPUTE_CAPABILITY:
         name = torch.cuda.get_device_name(device)
         return f"{name} has no e4m3, which needs compute capability 8.9 or later: use 'int8'"

@@ -43,17 +43,25 @@ def test_the_command_tells_and_writes_figures_of_each_scheme(
     text, out = tmp_path / "text.txt", tmp_path / "out.json"
     text.write_text(Path(__file__).read_text()[:1500])
     flags = ["--device", "cpu", "--texts", str(text), "--limit", "1", "--schemes", "bf16,fp8", "--json", str(out)]
+    flags += ["--kv", "int8"]
     assert main(flags) == 0
     figures = json.loads(out.read_text())["figures"]
     assert figures["bf16"]["top-1 agreement"] == 1.0
     assert 0.5 < figures["fp8"]["top-1 agreement"] <= 1.0
     assert figures["fp8"]["TTFT ms"] > 0
+    assert list(figures) == ["bf16", "bf16, KV int8", "fp8", "fp8, KV int8"]
+    assert figures["bf16, KV int8"]["KV bytes/token"] < 0.27 * figures["bf16"]["KV bytes/token"]  # of fp32
+    assert 0.5 < figures["bf16, KV int8"]["top-1 agreement"] <= 1.0
     assert "tokens/s" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("flags", "words"),
-    [(["--schemes", "int3"], "int3: it is none of bf16"), (["--texts", "no/such/file"], "no/such/file")],
+    [
+        (["--schemes", "int3"], "int3: it is none of bf16"),
+        (["--kv", "int4"], "--kv int4: it is none of fp8"),
+        (["--texts", "no/such/file"], "no/such/file"),
+    ],
 )
 def test_what_it_cannot_do_is_said(flags: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--device", "cpu", *flags]) == 1

@@ -87,15 +87,22 @@ class HopperPrefillConfig:
     """Persistent: at most one an SM."""
 
 
-def decode_config(rows: int, kv_heads: int, sm_count: int, *, split_kv: bool, pdl: bool) -> DecodeConfig:
-    """For so many rows of one new token; pdl: whether the device and the policy allow programmatic dependent launch."""
+def decode_config(
+    rows: int, kv_heads: int, sm_count: int, *, split_kv: bool, pdl: bool, quantized: bool = False
+) -> DecodeConfig:
+    """For so many rows of one new token; pdl: whether the device and the policy allow programmatic dependent launch.
+
+    quantized: a block of keys has half the bytes, so that one more of them is under way.
+    """
     are_few = rows * kv_heads < MANY_HEAD_ROWS
     pdl = pdl and are_few and rows <= _MAX_PDL_ROWS
     target_programs = 2 * sm_count if split_kv else 0
     if are_few:
-        return DecodeConfig(target_programs, programs_per_row=1.5 if split_kv else 1.0, pdl=pdl)
+        stages = 3 if quantized else 2
+        return DecodeConfig(target_programs, stages=stages, programs_per_row=1.5 if split_kv else 1.0, pdl=pdl)
+    stages = 4 if quantized else 3
     return DecodeConfig(
-        target_programs, block_tokens=32, warps=2, stages=3, programs_per_row=1.25 if split_kv else 1.0, pdl=pdl
+        target_programs, block_tokens=32, warps=2, stages=stages, programs_per_row=1.25 if split_kv else 1.0, pdl=pdl
     )
 
 

@@ -12,6 +12,16 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from mini_infer_engine.kernels.attention.attention_config import MANY_HEAD_ROWS
 from mini_infer_engine.kernels.attention.decode_plan import FIELDS, MAX_SPLITS, NO_WINDOW, DecodePlan
+from mini_infer_engine.kernels.attention.quantized_rows import (
+    VALUE_UNIT,
+    first_scale,
+    rounded_rows,
+    row_scales,
+    unit_rows,
+    unpacked_scales,
+    widened,
+    widened_pairs,
+)
 from mini_infer_engine.kernels.attention.rope_kv import Rotation
 from mini_infer_engine.kernels.attention.softcap import softcapped
 from mini_infer_engine.kernels.sizes import next_power_of_2
@@ -203,9 +213,27 @@ def _decode_attention(
     new_value = tl.load(k_head + KV_HEADS * HEAD_DIM + dims[None, :], mask=new_inside, other=0.0)
     new_page = tl.load(table + position // PAGE_SIZE).to(tl.int64)
     head_pool = pool + kv_head * HEAD_DIM
+    kv_dtype: tl.constexpr = pool.dtype.element_ty
+    quantized: tl.constexpr = kv_dtype.primitive_bitwidth == 8
     new_at = head_pool + new_page * page_stride + (position % PAGE_SIZE) * token_stride + dims[None, :]
-    tl.store(new_at, new_key, mask=new_inside)
-    tl.store(new_at + kv_stride, new_value, mask=new_inside)
+    if quantized:
+        largest: tl.constexpr = 127.0 if kv_dtype == tl.int8 else 448.0
+        wide_key, wide_value = new_key.to(tl.float32), new_value.to(tl.float32)
+        key_scale, value_scale = row_scales(wide_key, largest), row_scales(wide_value, largest)
+        stored_key = rounded_rows(wide_key, key_scale, kv_dtype, largest)
+        stored_value = rounded_rows(wide_value, value_scale, kv_dtype, largest)
+        tl.store(new_at, stored_key, mask=new_inside)
+        tl.store(new_at + kv_stride, stored_value, mask=new_inside)
+        scale_pool = first_scale(pool, kv_head, KV_HEADS, HEAD_DIM, PAGE_SIZE)
+        new_scale_at = scale_pool + new_page * (page_stride // 2) + position % PAGE_SIZE + tl.arange(0, 1)
+        tl.store(new_scale_at, key_scale.to(tl.bfloat16), mask=is_last_split)
+        tl.store(new_scale_at + kv_stride // 2, value_scale.to(tl.bfloat16), mask=is_last_split)
+        # What later tokens will read of it.
+        new_key = stored_key.to(tl.float32) * key_scale[:, None]
+        new_value = stored_value.to(tl.float32) * (value_scale * VALUE_UNIT)[:, None]
+    else:
+        tl.store(new_at, new_key, mask=new_inside)
+        tl.store(new_at + kv_stride, new_value, mask=new_inside)
 
     log2e: tl.constexpr = 1.4426950408889634
     new_score = tl.sum(queries.to(tl.float32) * new_key.to(tl.float32), axis=1)
@@ -214,29 +242,61 @@ def _decode_attention(
     l_i = tl.zeros((GROUP_BLOCK,), dtype=tl.float32) + tl.where(is_last_split, 1.0, 0.0)
     acc = tl.zeros((GROUP_BLOCK, DIM_BLOCK), dtype=tl.float32) + new_value.to(tl.float32)
     offs_block = tl.arange(0, BLOCK)
+    if quantized:
+        dot_dtype: tl.constexpr = tl.float32 if qkv.dtype.element_ty == tl.float32 else tl.float16
+        queries, query_scales = unit_rows(queries, dot_dtype)
+        pair_pool = (head_pool + kv_stride).to(tl.pointer_type(tl.int16))
+        pairs = tl.arange(0, DIM_BLOCK // 2)[None, :]
+        scale_pairs = scale_pool.to(tl.pointer_type(tl.int32))
+        first_acc, second_acc = tl.split(tl.reshape(acc, (GROUP_BLOCK, DIM_BLOCK // 2, 2)))
     for start in range(begin, end, BLOCK):
         tokens = start + offs_block
         if PAGE_SIZE % BLOCK == 0:
             at = pages * page_stride + (start % PAGE_SIZE + offs_block) * token_stride
         else:
             at = pages * page_stride + (tokens % PAGE_SIZE) * token_stride
+        if quantized:
+            even_tokens = start + tl.arange(0, BLOCK // 2) * 2
+            if PAGE_SIZE % BLOCK == 0:
+                scale_at = scale_pairs + pages * (page_stride // 4)
+            else:
+                pair_pages = tl.load(table + tl.minimum(even_tokens, position) // PAGE_SIZE).to(tl.int64)
+                scale_at = scale_pairs + pair_pages * (page_stride // 4)
+            scale_at += even_tokens % PAGE_SIZE // 2
+            key_scales = tl.load(scale_at, mask=even_tokens < end, other=0)
+            value_scales = tl.load(scale_at + kv_stride // 4, mask=even_tokens < end, other=0)
         pages = _page_ids(
             table, start + BLOCK, position, PAGE_SIZE, BLOCK
         )  # of the next block: keys do not wait for it
         mask = (tokens < end) & (tokens > position - window)
         kv_mask = mask[:, None] & dim_inside
-        keys = tl.load(head_pool + at[:, None] + dims[None, :], mask=kv_mask, other=0.0).to(queries.dtype)
+        keys = tl.load(head_pool + at[:, None] + dims[None, :], mask=kv_mask, other=0.0)
+        keys = widened(keys, dot_dtype) if quantized else keys.to(queries.dtype)
         scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
+        if quantized:
+            key_scales = unpacked_scales(key_scales, BLOCK)
+            scores *= query_scales[:, None] * key_scales[None, :]
         scores = softcapped(scores * scale, softcap) * log2e if SOFTCAP else scores * (scale * log2e)
         scores = tl.where(mask[None, :], scores, float("-inf"))
         m_new = tl.maximum(m_i, tl.max(scores, axis=1))
         p = tl.exp2(scores - m_new[:, None])
         alpha = tl.exp2(m_i - m_new)
-        values = tl.load(head_pool + kv_stride + at[:, None] + dims[None, :], mask=kv_mask, other=0.0)
-        values = values.to(queries.dtype)
         l_i = l_i * alpha + tl.sum(p, axis=1)
-        acc = tl.dot(p.to(values.dtype), values, acc * alpha[:, None], input_precision=PRECISION)
+        if quantized:
+            value_at = pair_pool + (at // 2)[:, None] + pairs
+            pair_values = tl.load(value_at, mask=mask[:, None] & (pairs < HEAD_DIM // 2), other=0)
+            first_values, second_values = widened_pairs(pair_values, kv_dtype, dot_dtype)
+            value_scales = tl.where(mask, unpacked_scales(value_scales, BLOCK), 0.0)
+            p = (p * (value_scales * VALUE_UNIT)[None, :]).to(dot_dtype)
+            first_acc = tl.dot(p, first_values, first_acc * alpha[:, None], input_precision=PRECISION)
+            second_acc = tl.dot(p, second_values, second_acc * alpha[:, None], input_precision=PRECISION)
+        else:
+            values = tl.load(head_pool + kv_stride + at[:, None] + dims[None, :], mask=kv_mask, other=0.0)
+            values = values.to(queries.dtype)
+            acc = tl.dot(p.to(values.dtype), values, acc * alpha[:, None], input_precision=PRECISION)
         m_i = m_new
+    if quantized:
+        acc = tl.reshape(tl.join(first_acc, second_acc), (GROUP_BLOCK, DIM_BLOCK)) * (1 / VALUE_UNIT)
 
     out_at = out + row * out_stride + kv_head * GROUP * HEAD_DIM
     if not MERGE or splits == 1:
@@ -283,8 +343,9 @@ def decode_attention(
     """Write the new token of each sequence into its page, and attend from it over all tokens up to it.
 
     qkv [rows, (q_heads + 2 kv_heads) * head_dim] before norm and rotation (rows may be strided; not changed); pool: one
-    layer's view [pages, 2, page_size, kv_heads, head_dim], of qkv's dtype or fp8; page_tables [slots, width] int32,
-    read at the plan's slots. The plan is of the same rows. Returns [rows, q_heads * head_dim], in `out` where given.
+    layer's view [pages, 2, page_size, kv_heads, head_dim], of qkv's dtype or of one byte an element (see `rope_kv`), of
+    which the new token, too, attends to itself as it is stored; page_tables [slots, width] int32, read at the plan's
+    slots. The plan is of the same rows. Returns [rows, q_heads * head_dim], in `out` where given.
     softcap: see `softcap`; None: scores are not capped.
     """
     rows = qkv.shape[0]

@@ -12,6 +12,7 @@ import triton.language as tl
 
 from mini_infer_engine.kernels.attention.attention_config import HopperPrefillConfig, PrefillConfig, PrefillShape
 from mini_infer_engine.kernels.attention.prefill_rows import PrefillRows
+from mini_infer_engine.kernels.attention.quantized_rows import VALUE_UNIT, first_scale, unit_rows, widened
 from mini_infer_engine.kernels.attention.softcap import softcapped
 from mini_infer_engine.kernels.sizes import LOG2_E, cdiv, next_power_of_2
 from mini_infer_engine.kernels.workspace import Workspace
@@ -31,7 +32,9 @@ def _scan(
     acc,
     l_i,
     m_i,
+    query_scales,
     head_pool,
+    scale_pool,
     table,
     first_key,
     last_key,
@@ -52,7 +55,17 @@ def _scan(
     BLOCK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """FlashAttention's inner loop: online softmax over keys [first_key, last_key); MASKED: not all rows see all."""
+    """FlashAttention's inner loop: online softmax over keys [first_key, last_key); MASKED: not all rows see all.
+
+    query_scales and scale_pool are those of quantised pages, else they are not read. Maxima m_i are of scores before
+    they are multiplied by scale, and by the scale of their row's query where scores are not capped.
+    """
+    quantized: tl.constexpr = head_pool.dtype.element_ty.primitive_bitwidth == 8
+    row_scale = scale
+    column_scale = scale
+    if quantized and not SOFTCAP:
+        row_scale = scale * query_scales
+        column_scale = row_scale[:, None]
     dims = tl.arange(0, DIM_BLOCK)
     dim_inside = dims < HEAD_DIM
     for start in range(first_key, last_key, BLOCK):
@@ -71,18 +84,29 @@ def _scan(
             keys = tl.load(head_pool + address)
         else:
             keys = tl.load(head_pool + address, mask=dim_inside[None, :], other=0.0)
-        scores = tl.dot(query, tl.trans(keys.to(query.dtype)), input_precision=PRECISION)
-        if SOFTCAP:
+        scores = tl.dot(query, tl.trans(widened(keys, query.dtype)), input_precision=PRECISION)
+        if quantized:
+            scale_at = scale_pool + page * (page_stride // 2) + tokens % PAGE_SIZE
+            if MASKED:
+                key_scales = tl.load(scale_at, mask=tokens < end, other=0.0).to(tl.float32)
+                value_scales = tl.load(scale_at + kv_stride // 2, mask=tokens < end, other=0.0).to(tl.float32)
+            else:
+                key_scales = tl.load(scale_at).to(tl.float32)
+                value_scales = tl.load(scale_at + kv_stride // 2).to(tl.float32)
+            scores *= key_scales[None, :]
+        if SOFTCAP and quantized:
+            scores = softcapped(scores * (natural_scale * query_scales)[:, None], softcap)
+        elif SOFTCAP:
             scores = softcapped(scores * natural_scale, softcap)
         if MASKED:
             mask = (tokens[None, :] <= positions[:, None]) & (tokens[None, :] > positions[:, None] - window)
             scores = tl.where(mask, scores, float("-inf"))
         m_new = tl.maximum(m_i, tl.max(scores, axis=1))
-        shift = m_new * scale
+        shift = m_new * row_scale
         if MASKED:
             shift = tl.where(m_new == float("-inf"), 0.0, shift)  # a row without keys so far
-        p = tl.exp2(scores * scale - shift[:, None])
-        alpha = tl.exp2(m_i * scale - shift)
+        p = tl.exp2(scores * column_scale - shift[:, None])
+        alpha = tl.exp2(m_i * row_scale - shift)
         l_i = l_i * alpha + tl.sum(p, axis=1)
         if MASKED:
             values = tl.load(head_pool + kv_stride + address, mask=kv_mask, other=0.0)
@@ -90,7 +114,9 @@ def _scan(
             values = tl.load(head_pool + kv_stride + address)
         else:
             values = tl.load(head_pool + kv_stride + address, mask=dim_inside[None, :], other=0.0)
-        values = values.to(query.dtype)
+        values = widened(values, query.dtype)
+        if quantized:
+            p *= (value_scales * VALUE_UNIT)[None, :]
         acc = tl.dot(p.to(query.dtype), values, acc * alpha[:, None], input_precision=PRECISION)
         m_i = m_new
     return acc, l_i, m_i
@@ -203,19 +229,30 @@ def _prefill_attention(
     query = tl.load(q + query_rows * q_stride + head_columns, mask=q_mask, other=0.0)
     table = page_tables + sequence.to(tl.int64) * table_stride
     head_pool = pool + kv_head * HEAD_DIM
+    quantized: tl.constexpr = pool.dtype.element_ty.primitive_bitwidth == 8
+    scale_pool, query_scales = pool, scale
+    if quantized:
+        scale_pool = first_scale(pool, kv_head, KV_HEADS, HEAD_DIM, PAGE_SIZE)
+        dot_dtype: tl.constexpr = tl.float32 if q.dtype.element_ty == tl.float32 else tl.float16
+        query, query_scales = unit_rows(query, dot_dtype)
     m_i = tl.full((ROWS,), float("-inf"), dtype=tl.float32)
     l_i = tl.zeros((ROWS,), dtype=tl.float32)
     acc = tl.zeros((ROWS, DIM_BLOCK), dtype=tl.float32)
     acc, l_i, m_i = _scan(
-        query, acc, l_i, m_i, head_pool, table, first_key_of_split, first_masked_key, positions, end, page_stride,
-        kv_stride, token_stride, scale, softcap, natural_scale, window, SOFTCAP, False,
+        query, acc, l_i, m_i, query_scales, head_pool, scale_pool, table, first_key_of_split, first_masked_key,
+        positions, end, page_stride, kv_stride, token_stride, scale, softcap, natural_scale, window, SOFTCAP, False,
         HEAD_DIM, DIM_BLOCK, PAGE_SIZE, BLOCK, PRECISION,
     )  # fmt: skip
     acc, l_i, m_i = _scan(
-        query, acc, l_i, m_i, head_pool, table, first_masked_key, end_of_split, positions, end, page_stride,
-        kv_stride, token_stride, scale, softcap, natural_scale, window, SOFTCAP, True,
+        query, acc, l_i, m_i, query_scales, head_pool, scale_pool, table, first_masked_key, end_of_split, positions,
+        end, page_stride, kv_stride, token_stride, scale, softcap, natural_scale, window, SOFTCAP, True,
         HEAD_DIM, DIM_BLOCK, PAGE_SIZE, BLOCK, PRECISION,
     )  # fmt: skip
+
+    if quantized:
+        acc *= 1 / VALUE_UNIT
+    if quantized and not SOFTCAP:
+        m_i *= query_scales
 
     has_all = blocks_of_split >= blocks
     if MERGE:
@@ -323,9 +360,9 @@ def prefill_attention(
     """Attend from each sequence's new tokens over all its tokens; their keys and values are in the pool already.
 
     q [tokens, q_heads, head_dim], its rows may be strided; pool: one layer's view
-    [pages, 2, page_size, kv_heads, head_dim], of q's dtype or fp8. Returns [tokens, q_heads * head_dim], in `out` where
-    that is given. The config says which of the two kernels computes it: `KernelPolicy.prefill_config`. softcap: see
-    `softcap`; None: scores are not capped.
+    [pages, 2, page_size, kv_heads, head_dim], of q's dtype or of one byte an element (see `rope_kv`). Returns
+    [tokens, q_heads * head_dim], in `out` where that is given. The config says which of the two kernels computes it:
+    `KernelPolicy.prefill_config`. softcap: see `softcap`; None: scores are not capped.
     """
     tokens, q_heads, head_dim = q.shape
     _, _, page_size, kv_heads, _ = pool.shape

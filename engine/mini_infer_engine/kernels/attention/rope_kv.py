@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from mini_infer_engine.kernels.attention.quantized_rows import first_scale, rounded_rows, row_scales
 from mini_infer_engine.kernels.sizes import cdiv, next_power_of_2
 
 
@@ -90,6 +91,17 @@ def _rope_kv(
         + dims[None, :]
     )
     kv_mask = mask & (heads >= Q_HEADS)[:, None]
+    dtype: tl.constexpr = pool.dtype.element_ty
+    if dtype.primitive_bitwidth == 8:
+        largest: tl.constexpr = 127.0 if dtype == tl.int8 else 448.0
+        wide_first, wide_second = rotated_first.to(tl.float32), rotated_second.to(tl.float32)
+        scales = tl.maximum(row_scales(wide_first, largest), row_scales(wide_second, largest))
+        rotated_first = rounded_rows(wide_first, scales, dtype, largest)
+        rotated_second = rounded_rows(wide_second, scales, dtype, largest)
+        scale_at = first_scale(pool, kv_head, KV_HEADS, HEAD_DIM, PAGE_SIZE) + (index // PAGE_SIZE) * (page_stride // 2)
+        scale_at += tl.where(is_v, kv_stride // 2, 0) + index % PAGE_SIZE
+        of_kv = (heads >= Q_HEADS) & (heads < Q_HEADS + 2 * KV_HEADS) & (index >= 0)
+        tl.store(scale_at, scales.to(tl.bfloat16), mask=of_kv)
     tl.store(target, rotated_first, mask=kv_mask)
     tl.store(target + half, rotated_second, mask=kv_mask)
 
@@ -100,7 +112,8 @@ def rope_kv(
     """Rotate q in place, write k and v to their pages, return q as a view [tokens, q_heads, head_dim].
 
     qkv [tokens, (q_heads + 2 kv_heads) * head_dim]; positions, kv_index [tokens] (page * page_size + offset, or -1:
-    this token is left as it is); pool: one layer's view [pages, 2, page_size, kv_heads, head_dim].
+    this token is left as it is); pool: one layer's view [pages, 2, page_size, kv_heads, head_dim], of qkv's dtype or of
+    one byte an element, with scales behind each half of a page (`runtime.quantized_pool`).
     """
     tokens = qkv.shape[0]
     _, _, page_size, kv_heads, head_dim = pool.shape

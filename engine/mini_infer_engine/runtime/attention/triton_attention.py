@@ -59,12 +59,13 @@ class TritonAttention:
         self._longest_sequence = longest_sequence
         self._kv_heads, self._group = layers[0].num_kv_heads, layers[0].num_heads // layers[0].num_kv_heads
         self._softcap = layers[0].softcap
+        self._quantized = pool.spec.quantization is not None
         self._policy, self._workspace = kernels.policy, kernels.workspace
         self._run_prefill = run_prefill or self._paged_prefill
 
     def decode(self, tables: Tensor, slots: Tensor, positions: Tensor) -> Attend:
         """One new token a row: `tables` [slots, width] is read at row `slots`, tokens stand at `positions`."""
-        config = self._policy.decode_config(positions.shape[0], self._kv_heads)
+        config = self._policy.decode_config(positions.shape[0], self._kv_heads, quantized=self._quantized)
         plans = {
             window: plan_decode(
                 slots, positions, self._kv_heads, self._longest_sequence, window, config=config, group=self._group

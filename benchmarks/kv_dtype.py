@@ -1,0 +1,167 @@
+"""Keys and values in one byte an element beside bf16: decode attention by itself, and steps of an engine.
+
+    python benchmarks/kv_dtype.py --out FILE --model qwen2.5-7b --engines ours,vllm
+
+Random weights. Attention: one layer's decode attention of 8 sequences of 32,768 tokens and other sizes, inside a CUDA
+graph over as many layers as do not fit the L2 cache, with the rate of bytes read, and of prompt chunks. Engine: time
+between tokens of 8 sequences of 32,768 tokens, and to the first token of 4,096, by dtype of keys and values, each in a
+process of its own; with fp8 weights too, for beside bf16 weights the weights are half of what a step reads.
+"""
+
+import argparse
+import math
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from common import engines
+from common.budget import Budget
+from common.isolation import isolated
+from common.models import model_folder, vocabulary
+from common.report import make_parser, print_table, save, say, words
+from common.targets import Target, print_verdicts
+from common.timing import microseconds
+
+ON_GPU = torch.cuda.is_available()
+HEAD_DIM, PAGE_SIZE, Q_HEADS, KV_HEADS = 128, 128, 28, 4
+ROWS, CONTEXT = 8, 32_768
+_DECODES = ((8, 32_768), (1, 32_768), (8, 4_096), (32, 8_192), (128, 2_048))
+_PREFILLS = ((4_096, 0), (2_048, 30_720))
+_KINDS = ("auto", "fp8", "int8")
+_TARGETS = {"attention of 8 x 32768, fp8 times bf16": Target(1.5, at_least=True)}
+
+
+def attention(options: argparse.Namespace) -> Iterator[dict[str, float]]:
+    """Microseconds of each case and dtype, and terabytes a second of decodes."""
+    from mini_infer_engine.kernels.attention.decode_attention import decode_attention
+    from mini_infer_engine.kernels.attention.decode_plan import plan_decode
+    from mini_infer_engine.kernels.attention.prefill_attention import prefill_attention, prefill_shape
+    from mini_infer_engine.kernels.attention.prefill_rows import PrefillRows
+    from mini_infer_engine.kernels.attention.rope_kv import Rotation
+    from mini_infer_engine.kernels.policy import kernel_policy
+    from mini_infer_engine.kernels.workspace import Workspace
+    from mini_infer_engine.models.kv_spec import KV_QUANTIZATIONS, KVSpec
+    from mini_infer_engine.runtime.quantized_pool import make_pool
+
+    device, dtype, scale = torch.device("cuda", torch.cuda.current_device()), torch.bfloat16, HEAD_DIM**-0.5
+    policy, workspace = kernel_policy(device), Workspace(device)
+    half = HEAD_DIM // 2
+    still = torch.cat((torch.ones(CONTEXT, half), torch.zeros(CONTEXT, half)), dim=1)
+    rotation = Rotation(still.to(device, dtype))
+    for rows, tokens in [*_DECODES, *((1, sum(pair)) for pair in _PREFILLS)][: 1 if options.smoke else None]:
+        width = math.ceil(tokens / PAGE_SIZE)
+        for kind in _KINDS:
+            spec = KVSpec(1, PAGE_SIZE, KV_HEADS, HEAD_DIM, dtype, quantization=KV_QUANTIZATIONS.get(kind))
+            layers = max(2, min(64, math.ceil(300e6 / (rows * width * spec.page_bytes))))
+            spec = KVSpec(layers, PAGE_SIZE, KV_HEADS, HEAD_DIM, dtype, quantization=spec.quantization)
+            pool = make_pool(spec, rows * width, device)
+            pool.storage.view(torch.int16).fill_(0x3C01)  # finite in every dtype
+            pages = pool.pages.unbind(1)
+            tables = torch.randperm(rows * width, device=device).int().view(rows, width)
+            name = "bf16" if kind == "auto" else kind
+            if (rows, tokens) in _DECODES:
+                qkv = torch.randn(rows, (Q_HEADS + 2 * KV_HEADS) * HEAD_DIM, device=device, dtype=dtype)
+                slots = torch.arange(rows, device=device, dtype=torch.int32)
+                positions = torch.full((rows,), tokens - 1, device=device)
+                config = policy.decode_config(rows, KV_HEADS, quantized=spec.quantization is not None)
+                group = Q_HEADS // KV_HEADS
+                plan = plan_decode(slots, positions, KV_HEADS, tokens, config=config, group=group)
+
+                def decode(layer: torch.Tensor) -> torch.Tensor:
+                    return decode_attention(qkv, rotation, layer, tables, plan, scale=scale, workspace=workspace)
+
+                took = microseconds([lambda layer=layer, run=decode: run(layer) for layer in pages])
+                yield {f"decode {rows} x {tokens}, {name}, us": took}
+                yield {f"decode {rows} x {tokens}, {name}, TB/s": rows * width * spec.page_bytes / layers / took / 1e6}
+            new = {sum(pair): pair[0] for pair in _PREFILLS}.get(tokens) if rows == 1 else None
+            if new is not None:
+                q = torch.randn(new, Q_HEADS, HEAD_DIM, device=device, dtype=dtype)
+                starts, ends = (torch.tensor(x, device=device, dtype=torch.int32) for x in ([0, new], [tokens]))
+                chunk = PrefillRows(tables, starts, ends, new, tokens)
+                tiles = policy.prefill_config(prefill_shape(q, pages[0], chunk))
+
+                def prefill(layer: torch.Tensor) -> torch.Tensor:
+                    return prefill_attention(q, layer, chunk, scale=scale, config=tiles, workspace=workspace)
+
+                took = microseconds([lambda layer=layer, run=prefill: run(layer) for layer in pages[:4]])
+                yield {f"prefill {new} of {tokens}, {name}, us": took}
+            del pool, pages
+
+
+def measure(engine: str, folder: str, settings: dict[str, Any], smoke: bool) -> Iterator[dict[str, float]]:
+    """An engine's time between tokens of long sequences, and to the first token, in milliseconds."""
+    rows, context, answer = (2, 40, 4) if smoke else (ROWS, CONTEXT, 65)
+    loaded = engines.load(engine, folder, settings)
+    ids = vocabulary(folder, 4000 if smoke else 150_000)
+
+    def timed(length: int, count: int, seed: int, limit: int) -> float:
+        prompts = [[(7 * place + 131 * row + 977 * seed) % ids for place in range(length)] for row in range(count)]
+        begin = time.perf_counter()
+        loaded.run(prompts, [limit] * count, 0.0)
+        return (time.perf_counter() - begin) * 1e3
+
+    timed(16, rows, 1, 4)
+    length = min(context, 4096)
+    firsts = sorted(timed(length, 1, 10 + attempt, 1) for attempt in range(3))
+    yield {f"ttft ms {length}": firsts[1]}
+    timed(context - answer, rows, 2, 1)  # what is cached is found below
+    first = min(timed(context - answer, rows, 2, 1) for _ in range(2))
+    whole = min(timed(context - answer, rows, 2, answer) for _ in range(2))
+    yield {f"itl ms of {rows} x {context}": (whole - first) / (answer - 1)}
+
+
+def speed(options: argparse.Namespace, budget: Budget, result: dict[str, Any], root: Path) -> None:
+    """Engines with each dtype of keys and values, and with each of weights."""
+    folder, found = model_folder(options.model, root), result.setdefault("engine", {})
+    common = dict(engines.SMOKE_SETTINGS) if options.smoke else {"max_num_seqs": ROWS, "max_model_len": CONTEXT + 64}
+    for weights in (None,) if options.smoke else (None, "fp8"):
+        for kind in ("fp8",) if options.smoke else _KINDS:
+            for engine in options.engines:
+                if not engines.is_present(engine) or (engine != "ours" and kind == "int8"):
+                    continue
+                label = f"{engine}, weights {weights or 'bf16'}, KV {kind}"
+                if not budget.allows(engine, 60.0):
+                    continue
+                say(label)
+                own = common | {"kv_cache_dtype": kind} | ({"quantization": weights} if weights else {})
+                with budget.spending(engine):
+                    found[label] = isolated(
+                        measure, engine, folder, own, options.smoke,
+                        timeout_s=budget.left_s, note=lambda part: say(f"  {part}"),
+                    )  # fmt: skip
+                save(options.out, result)
+    names = list(dict.fromkeys(name for each in found.values() for name in each))
+    print_table(["", *names], [[label, *(each.get(name) for name in names)] for label, each in found.items()])
+
+
+def main() -> int:
+    """Attention first: it is what the target is of."""
+    parser = make_parser(__doc__)
+    parser.add_argument("--model", default="qwen2.5-7b", metavar="NAME")
+    parser.add_argument("--engines", type=words, default=["ours"], metavar="NAME,...")
+    options = parser.parse_args()
+    if options.smoke:
+        options.model = engines.SMOKE_MODEL
+    budget, result = Budget(options.time_limit_s), dict[str, Any]()
+    found = result.setdefault("attention", {})
+    if ON_GPU:
+        for part in attention(options):
+            found |= part
+            say(f"  {part}")
+        save(options.out, result)
+    with tempfile.TemporaryDirectory() as root:
+        speed(options, budget, result, Path(root))
+    name = f"decode {ROWS} x {CONTEXT}"
+    if f"{name}, fp8, us" in found:
+        ratio = found[f"{name}, bf16, us"] / found[f"{name}, fp8, us"]
+        print_verdicts("7B shape", {"attention of 8 x 32768, fp8 times bf16": ratio}, _TARGETS)
+    save(options.out, result)
+    errors = [each["error"] for each in result.get("engine", {}).values() if "error" in each]
+    return int(bool(errors))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
