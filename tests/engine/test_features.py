@@ -10,7 +10,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import torch
 
 from mini_infer_engine import LLM, BeamSearchParams
 from mini_infer_engine.config.model_path import DEMO_DIRECTORY
+from mini_infer_engine.models.kv_spec import KV_QUANTIZATIONS
 from mini_infer_engine.models.registry import model_class, read_config
 from tests.support.features import FEATURES, Feature, sampling_of
 from tests.support.tiny_models import save_tiny_model
@@ -63,8 +64,9 @@ def engine_of(features: list[Feature]) -> LLM:
     if pages := settings.pop("pages", None):
         config = read_config(Path(folder))
         with torch.device("meta"):
-            page_bytes = model_class(config.architecture)(config).kv_spec(16, torch.float32).page_bytes
-        settings["kv_cache_memory"] = (pages + 1) * page_bytes
+            spec = model_class(config.architecture)(config).kv_spec(16, torch.float32)
+        spec = replace(spec, quantization=KV_QUANTIZATIONS.get(settings.get("kv_cache_dtype", "")))
+        settings["kv_cache_memory"] = (pages + 1) * spec.page_bytes
     return LLM(folder, **settings)
 
 

@@ -40,6 +40,8 @@ FEATURES: tuple[Feature, ...] = (
     Feature("preemption and swap", {"pages": 11, "kv_swap_memory": 50_000_000}),
     Feature("INT8 weights", {"quantization": "int8"}, keeps_text=False),
     Feature("FP8 weights", {"quantization": "fp8"}, keeps_text=False),
+    Feature("INT8 keys and values", {"kv_cache_dtype": "int8"}, keeps_text=False),
+    Feature("FP8 keys and values", {"kv_cache_dtype": "fp8"}, keeps_text=False),
     Feature("speculation: look-up", {"speculative_method": "ngram"}),
     Feature("speculation: draft model", {"speculative_model": "demo-draft"}),
     Feature("mixture of experts", architecture=("qwen3_moe", {"num_experts": 4, "num_experts_per_tok": 2,
