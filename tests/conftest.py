@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).parents[1]
 CONTROL_PLANES = (
@@ -34,6 +35,9 @@ SLOW = (
     "engine/test_llm_swap.py",
 )
 """The longest first; else one of them would begin when all others have ended."""
+
+settings.register_profile("whatever the machine does", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("whatever the machine does")  # an example may meet a busy processor, and be as right as before
 
 GROUPS = {
     f"tests/operator/test_{name}.py": f"control plane {number}"
