@@ -142,4 +142,6 @@ def test_services_that_wait_for_a_node_cost_nothing_and_delay_nobody(measured: M
     begun = time.monotonic()
     cluster.plane.apply(service("eager"))
     wait(lambda: cluster.ready("eager").get("status") == "True")
-    assert time.monotonic() - begun <= 3 + 1.5  # the test's own kubectl takes its share on a busy machine
+    took_s = time.monotonic() - begun
+    print(f"one more service beside them is ready after {took_s:.1f} s")
+    assert took_s <= 3 + 1.5  # the test's own kubectl takes its share on a busy machine
