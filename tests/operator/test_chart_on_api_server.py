@@ -8,6 +8,7 @@ import yaml
 from tests.chart.test_chart import needs_helm, render
 from tests.chart.test_options import FULL, rendered
 from tests.support.control_plane import ControlPlane
+from tests.support.operator_process import wait
 
 pytestmark = [pytest.mark.cluster, needs_helm]
 
@@ -26,6 +27,50 @@ def test_every_value_at_once_is_taken(control_plane: ControlPlane) -> None:
     items = [item for item in rendered(f"--values={FULL}") if item["kind"] not in NEED_OTHER_CRDS]
     assert len(items) >= 14
     is_taken(control_plane, items)
+
+
+def test_people_may_do_with_services_what_their_role_says(plane_with_pods: ControlPlane) -> None:
+    plane = plane_with_pods
+    roles = [item for item in render() if item["kind"] == "ClusterRole" and "aggregationRule" not in item]
+    people = [item for item in roles if any("aggregate-to" in label for label in item["metadata"]["labels"])]
+    assert len(people) == 2
+    bindings = [binding(role) for role in ("view", "edit", "admin")]
+    plane.apply(*people, *bindings)
+    try:
+        wait(lambda: may(plane, "view", "get") and may(plane, "edit", "create") and may(plane, "admin", "create"))
+        for role, verb, resource, allowed in (
+            ("view", "watch", "inferencescalers", True),
+            ("view", "create", "inferenceservices", False),
+            ("view", "patch", "inferenceservices/scale", False),
+            ("edit", "get", "inferenceservices", True),
+            ("edit", "patch", "inferenceservices/scale", True),
+            ("edit", "patch", "inferenceservices/status", False),
+            ("admin", "delete", "inferencescalers", True),
+            ("nobody", "get", "inferenceservices", False),
+        ):
+            assert may(plane, role, verb, resource) == allowed, (role, verb, resource)
+    finally:
+        plane.kubectl("delete", "rolebinding", *(item["metadata"]["name"] for item in bindings))
+        plane.kubectl("delete", "clusterrole", *(item["metadata"]["name"] for item in people))
+
+
+def binding(role: str) -> dict[str, Any]:
+    """Of Kubernetes' own role of this name, to a user of this name, in the namespace default."""
+    api = "rbac.authorization.k8s.io"
+    return {
+        "apiVersion": f"{api}/v1",
+        "kind": "RoleBinding",
+        "metadata": {"name": f"people-{role}", "namespace": "default"},
+        "roleRef": {"apiGroup": api, "kind": "ClusterRole", "name": role},
+        "subjects": [{"apiGroup": api, "kind": "User", "name": role}],
+    }
+
+
+def may(plane: ControlPlane, user: str, verb: str, resource: str = "inferenceservices") -> bool:
+    """`kubectl auth can-i`."""
+    kind, _, subresource = resource.partition("/")
+    flags = ["--as", user, "--namespace=default", *([f"--subresource={subresource}"] if subresource else [])]
+    return plane.kubectl("auth", "can-i", verb, kind, *flags).stdout.strip() == "yes"
 
 
 def is_taken(control_plane: ControlPlane, items: list[dict[str, Any]]) -> None:
