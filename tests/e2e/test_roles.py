@@ -56,7 +56,7 @@ def test_roles_and_ranks_answer_and_lose_nothing(cluster: Cluster) -> None:
             start(cluster, "over-nodes.yaml", "group")
             ask(url, "group")
             before = uids(cluster, "group")
-            asyncio.run(streams(url, "group", lambda: drain_a_worker(cluster, "group"), count=40))
+            asyncio.run(streams(url, "group", lambda: drain_a_worker(cluster, "group"), count=150))
             wait_until("a whole group anew", lambda: len(uids(cluster, "group") - before) == 2, timeout_s=60)
             ready(cluster, "group")
             before = uids(cluster, "group")
