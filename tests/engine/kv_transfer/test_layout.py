@@ -128,3 +128,19 @@ def test_every_head_arrives_at_every_rank_that_holds_it(
                 assert (pool[page, :, :, offset] == expected[page, :, :, offset]).all()
     if how == "write":
         assert set(moved.values()) == {theirs.num_heads}  # once
+
+
+def test_quantised_pages_move_whole_with_their_scales_or_not_at_all() -> None:
+    """A run of tokens has its scales elsewhere in the page; engines that keep them otherwise are named."""
+    ours = replace(LAYOUT, dtype="int8", head_bytes=64, scale_bytes=2)
+    assert ours.page_bytes == 3 * 2 * 16 * 2 * (64 + 2)
+    assert layout_refusal(ours, ours) == ""
+    others = {"dtype": "float8_e4m3fn", "scale_bytes": 0, "page_size": 32, "tp_size": 2}
+    for name, value in others.items():
+        changes = {name: value} | ({"num_heads": 1} if name == "tp_size" else {})
+        assert f"{name} of the KV cache is" in layout_refusal(ours, replace(ours, **changes))
+    moved = pieces(ours, ours, Span([5, 0], [1, 2], 0, 20))
+    assert moved.tolist() == [
+        [5 * ours.page_bytes, ours.page_bytes, ours.page_bytes],
+        [0, 2 * ours.page_bytes, ours.page_bytes],
+    ]

@@ -1,0 +1,35 @@
+"""How a checkpoint wants keys and values kept: what its config.json says, and which of its tensors are not read."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mini_infer_engine.config.fields import Fields
+from mini_infer_engine.config.quantization import parse_kv_cache_dtype, parse_quantization, unused_suffixes
+
+
+def fields_of(**quantization: Any) -> Fields:
+    return Fields(Path("config.json"), {"quantization_config": {"quant_method": "compressed-tensors"} | quantization})
+
+
+@pytest.mark.parametrize(
+    ("scheme", "expected"),
+    [
+        ({"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False}, "fp8"),
+        ({"num_bits": 8, "type": "int"}, "int8"),
+        ({"num_bits": 4, "type": "float"}, None),
+        (None, None),
+    ],
+)
+def test_the_scheme_of_keys_and_values(scheme: dict[str, Any] | None, expected: str | None) -> None:
+    assert parse_kv_cache_dtype(fields_of(kv_cache_scheme=scheme)) == expected
+    assert parse_kv_cache_dtype(Fields(Path("config.json"), {})) is None
+
+
+def test_a_checkpoint_may_quantise_nothing_else() -> None:
+    """Its scales of keys and values are there, and are not read."""
+    fields = fields_of(kv_cache_scheme={"num_bits": 8, "type": "float"}, config_groups={})
+    assert parse_quantization(fields) is None
+    assert "model.layers.0.self_attn.k_scale".endswith(unused_suffixes(None, "fp8"))
+    assert unused_suffixes(None, None) == ()
