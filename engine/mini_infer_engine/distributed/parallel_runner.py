@@ -110,8 +110,9 @@ class Ranks:
         port = socket.bind_to_random_port("tcp://*")
         return f"tcp://{host}:{port}"
 
-    def all_connected(self) -> None:
+    def loaded(self) -> None:
         """All ranks have talked: their sockets' files go, so that nothing is left where this process is killed."""
+        self.watch.loaded()
         if self.results is not None:
             self.results.connected()
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -280,7 +281,7 @@ def load_parallel(settings: EngineSettings, watched: Watched = NOT_WATCHED) -> P
         member = GroupMember(0, store, host, device, settings, ranks.agree)
         ranks.release = member.late.release
         runner = ParallelRunner(load_runner(settings, member), ranks, store)
-        ranks.all_connected()
+        ranks.loaded()
     except BaseException as error:
         reason = ranks.watch.reason(0 if isinstance(error, ValueError) else 1.0)
         ranks.close()

@@ -131,6 +131,7 @@ def run_rank(config: RankConfig) -> int:
         runner = rank.load()
         gc.collect()
         gc.freeze()
+        rank.signs.loaded()
         rank.run(runner)
     except Exception as error:
         if not _is_expected(error):

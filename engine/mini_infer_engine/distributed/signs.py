@@ -18,6 +18,8 @@ logger = logging.getLogger(__name__)
 TICK_S = 0.25
 SILENT_TICKS = 12
 """After which a rank counts as hung: 3 s."""
+LOADING_TICKS = 80
+"""The same while the model is loaded, when long calls of libraries may keep a process from saying anything: 20 s."""
 
 
 class Alive(msgspec.Struct, frozen=True, tag=True):
@@ -63,10 +65,15 @@ class Watch:
         self._reached: dict[int, list[int]] = {rank: [] for rank in ranks}
         self._changed = threading.Condition()
         self._stopping = False
+        self._limit = LOADING_TICKS
         self.lost = ""
         """Why the group is over; empty: it is not."""
         self._thread = threading.Thread(target=self._run, name="rank-watch", daemon=True)
         self._thread.start()
+
+    def loaded(self) -> None:
+        """The model is loaded: from now on silence is a fault sooner."""
+        self._silent, self._limit = dict.fromkeys(self._silent, 0), SILENT_TICKS
 
     def gather(self) -> list[int]:
         """One number of each rank, once all have come to the next point. RuntimeError: the group is over."""
@@ -126,7 +133,7 @@ class Watch:
             how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
             return f"rank {rank} of the {self._group} {how}"
         for rank, ticks in self._silent.items():
-            if ticks >= SILENT_TICKS:
+            if ticks >= self._limit:
                 return f"rank {rank} of the {self._group} hangs: no sign of life for {ticks * TICK_S:g} s"
         return ""
 
@@ -146,8 +153,13 @@ class Signs:
         """`on_lost`: called once, by the thread."""
         self._address, self._rank, self._on_lost = address, rank, on_lost
         self._waiting: queue.SimpleQueue[Sign] = queue.SimpleQueue()
+        self._silent, self._limit = 0, LOADING_TICKS
         self._said_all = threading.Event()
         threading.Thread(target=self._run, name="signs-of-life", daemon=True).start()
+
+    def loaded(self) -> None:
+        """See `Watch.loaded`."""
+        self._silent, self._limit = 0, SILENT_TICKS
 
     def reached(self, value: int) -> None:
         """See `Reached`."""
@@ -164,8 +176,7 @@ class Signs:
         socket.set(zmq.IDENTITY, str(self._rank).encode())
         socket.set(zmq.LINGER, 1000)
         socket.connect(self._address)
-        silent = 0
-        while silent < SILENT_TICKS:
+        while self._silent < self._limit:
             socket.send(_encode(Alive()))
             try:
                 sign = self._waiting.get(timeout=TICK_S)
@@ -173,12 +184,12 @@ class Signs:
                 if isinstance(sign, Failed):
                     break
             except queue.Empty:
-                silent += 1
+                self._silent += 1
             while socket.poll(0):
                 socket.recv()
-                silent = 0
+                self._silent = 0
         socket.close()
         context.term()
         self._said_all.set()
-        if silent >= SILENT_TICKS:
-            self._on_lost(f"the first rank hangs or is gone: no sign of life for {silent * TICK_S:g} s")
+        if self._silent >= self._limit:
+            self._on_lost(f"the first rank hangs or is gone: no sign of life for {self._silent * TICK_S:g} s")

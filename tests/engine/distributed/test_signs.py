@@ -1,0 +1,48 @@
+"""Who counts as hung, with short ticks: a rank that says nothing, sooner once the model is loaded."""
+
+import time
+from collections.abc import Iterator
+
+import pytest
+import zmq
+
+from mini_infer_engine.distributed import signs
+from tests.engine.server.dry_server import wait_until
+
+TICK_S = 0.01
+
+
+@pytest.fixture
+def router(monkeypatch: pytest.MonkeyPatch) -> Iterator[zmq.Socket[bytes]]:
+    monkeypatch.setattr(signs, "TICK_S", TICK_S)
+    monkeypatch.setattr(signs, "LOADING_TICKS", 10**6)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+    with context.socket(zmq.ROUTER) as router:
+        router.bind("inproc://signs-of-a-test")
+        yield router
+
+
+def test_a_silent_rank_is_missed_once_the_model_is_loaded(router: zmq.Socket[bytes]) -> None:
+    lost: list[str] = []
+    watch = signs.Watch(router, range(1, 2), dict, lost.append, "group")
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+    with context.socket(zmq.DEALER) as rank:
+        rank.set(zmq.IDENTITY, b"1")
+        rank.connect("inproc://signs-of-a-test")
+        rank.send(signs._encode(signs.Alive()))
+        rank.recv()  # it was heard
+        time.sleep(3 * signs.SILENT_TICKS * TICK_S)
+        assert not lost
+        watch.loaded()
+        wait_until(lambda: bool(lost))
+        assert "rank 1 of the group hangs" in lost[0]
+    watch.close()
+
+
+def test_a_rank_misses_a_silent_first_one(router: zmq.Socket[bytes]) -> None:
+    lost: list[str] = []
+    spoken = signs.Signs("ipc:///nowhere", 1, lost.append)
+    time.sleep(3 * signs.SILENT_TICKS * TICK_S)
+    assert not lost
+    spoken.loaded()
+    wait_until(lambda: bool(lost))
