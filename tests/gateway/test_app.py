@@ -202,7 +202,7 @@ async def test_the_description_of_the_api_is_any_engines() -> None:
         ("POST", "/tokenizer_info", 405, "method_not_allowed"),
         ("POST", "/v1/models", 405, "method_not_allowed"),
         ("POST", "/healthz", 405, "method_not_allowed"),
-        ("POST", "/v1/rerank", 404, "unknown_path"),
+        ("POST", "/v1/files", 404, "unknown_path"),
         ("GET", "/v1/models/other", 404, "model_not_found"),
     ],
 )
