@@ -1,6 +1,6 @@
 """The controller over whole loads, as a table: never much slower than without guesses, and near the best that there is.
 
-Seconds of passes are those measured on an H200 (benchmarks/results/2026-11-23-h200-new-parts.md), noise on top.
+Seconds of passes are worked out from rates on an H200 (benchmarks/results/2026-11-23-h200-new-parts.md), noise on top.
 """
 
 import random
