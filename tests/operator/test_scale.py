@@ -119,10 +119,10 @@ def test_the_examples_autoscaler_follows_the_engines_queues(cluster: Cluster, wa
         (autoscaler,) = cluster.get("hpa")
         return {c["type"]: c["status"] for c in autoscaler.get("status", {}).get("conditions", ())}
 
-    wait(lambda: conditions().get("ScalingActive") == "True")
+    wait(lambda: conditions().get("ScalingActive") == "True", limit_s=150)
     assert conditions()["AbleToScale"] == "True"
     assert replicas(cluster, "demo") == 1
     waiting["total"] = 5.0  # the example aims at two in each engine
-    wait(lambda: ready_engines(cluster, "demo") == 3)
+    wait(lambda: ready_engines(cluster, "demo") == 3, limit_s=150)
     assert replicas(cluster, "demo") == 3
     cluster.plane.kubectl("delete", "hpa", "demo")
