@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from mini_infer_operator.local.ports import free_ports
 from tests.e2e.commands import program, run, say
 
 
@@ -62,9 +63,7 @@ class Cluster:
                 yield f"http://{address['address']}:{node_port}"
                 return
         say("the node's address cannot be reached from here: port-forward")
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        (port,) = free_ports(1)
         command = [self._kubectl, "port-forward", "-n", namespace, f"service/{service}", f"{port}:http"]
         forward = subprocess.Popen(
             command, env={**os.environ, **self.environment}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

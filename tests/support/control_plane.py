@@ -8,17 +8,17 @@ import base64
 import json
 import os
 import secrets
-import socket
 import ssl
 import subprocess
 import time
 import urllib.parse
 import urllib.request
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+from mini_infer_operator.local.ports import free_ports
 
 STAGES = Path(__file__).with_name("kwok-stages.yaml")
 START_LIMIT_S = 60.0
@@ -46,7 +46,7 @@ class ControlPlane:
         return self.runs_deployments and (self.programs / "kwok").exists()
 
     def start(self) -> None:
-        etcd_port, peer_port, api_port = _free_ports(3)
+        etcd_port, peer_port, api_port = free_ports(3)
         etcd = f"http://127.0.0.1:{etcd_port}"
         self._spawn(
             "etcd",
@@ -245,14 +245,6 @@ def find_programs() -> Path | None:
         return None
     needed = ("etcd", "kube-apiserver", "kubectl")
     return Path(folder) if all((Path(folder) / name).exists() for name in needed) else None
-
-
-def _free_ports(count: int) -> list[int]:
-    with ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
 
 
 def _quiet(*command: str) -> None:

@@ -1,19 +1,45 @@
 """Free ports on this machine."""
 
 import errno
+import random
 import socket
-from contextlib import ExitStack
+from pathlib import Path
 
 HOST = "127.0.0.1"
+_LOWEST = 15_000
+_EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now; all are held together, so they differ."""
-    with ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind((HOST, 0))
-        return [each.getsockname()[1] for each in sockets]
+    """Different ports that nobody listens on now.
+
+    They are none of those that the kernel gives to connections which go out: one of those could have the port by the
+    time that it is listened on, or while a program that listens there is started anew. RuntimeError: all are taken.
+    """
+    found: list[int] = []
+    for port in random.sample(range(_LOWEST, _first_ephemeral()), k=_first_ephemeral() - _LOWEST):
+        if len(found) == count:
+            break
+        if _is_free(port):
+            found.append(port)
+    if len(found) < count:
+        raise RuntimeError(f"{count} ports are wanted, and of {_LOWEST} to {_first_ephemeral() - 1} all are taken")
+    return found
+
+
+def _first_ephemeral() -> int:
+    """Of the range for outgoing connections, Linux's own or the customary one."""
+    first = int(_EPHEMERAL.read_text().split()[0]) if _EPHEMERAL.exists() else 32_768
+    return max(first, _LOWEST + 1_000)
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+        return True
 
 
 def why_busy(host: str, port: int) -> str | None:

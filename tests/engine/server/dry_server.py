@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import socket
 import ssl
 import subprocess
 import sys
@@ -15,6 +14,8 @@ from types import TracebackType
 from typing import Self
 
 import httpx
+
+from mini_infer_operator.local.ports import free_ports
 
 ROOT = Path(__file__).parents[3]
 HANG_S = 60.0
@@ -33,9 +34,7 @@ def environment() -> dict[str, str]:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return free_ports(1)[0]
 
 
 def wait_until(condition: Callable[[], bool], limit_s: float = HANG_S) -> float:
@@ -78,9 +77,15 @@ class EngineServer:
         assert address is not None
         self.url = address[0]
         self.client = httpx.Client(base_url=self.url, timeout=HANG_S, verify=verify)
-        wait_until(lambda: self._has_ended or self.client.get("/readyz").status_code == 200, limit_s)
+        wait_until(lambda: self._has_ended or self._is_ready(), limit_s)
         assert not self._has_ended, self.text_of_log
         self.start_cpu_s = self.cpu_s
+
+    def _is_ready(self) -> bool:
+        try:
+            return self.client.get("/readyz").status_code == 200
+        except httpx.TransportError:  # it is ending, and its log tells why
+            return False
 
     def _read_log(self) -> None:
         assert self.process.stderr is not None
