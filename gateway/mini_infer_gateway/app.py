@@ -40,7 +40,7 @@ from mini_infer_gateway.metrics import EndpointFigures, Metrics, StateCollector
 from mini_infer_gateway.paths import CHAT_PATH, ENGINE_PATHS
 from mini_infer_gateway.pipeline.generate import FACTS, INTERNAL_ERROR, Generate
 from mini_infer_gateway.pipeline.responses import Responses
-from mini_infer_gateway.prompts.tokenizers import Tokenizers
+from mini_infer_gateway.prompts.tokenizers import Tokenizers, read_tokenizers
 from mini_infer_gateway.routing.pairing import Pairing
 from mini_infer_gateway.routing.policies import build_router
 from mini_infer_gateway.settings import GatewaySettings
@@ -89,6 +89,7 @@ class Gateway:
             self.upstream,
             remembered_bytes=shares.remembered_bytes,
             segments_bytes=shares.segments_bytes,
+            named=read_tokenizers(settings.tokenizers),
             on_change=self._share_out,
         )
         self.rates, self.transfers, self.backlog = PrefillRates(), TransferRates(), Backlog()

@@ -69,6 +69,14 @@ def parse(arguments: Sequence[str] | None = None) -> GatewaySettings:
     source.add_argument("--kubernetes", action="store_true", help="engines from the pods that the operator labels")
     parser.add_argument("--namespace", help="only pods of this namespace (default: all)")
     parser.add_argument("--kubeconfig", metavar="FILE", help="(default: in the cluster, else the usual places)")
+    parser.add_argument(
+        "--tokenizer",
+        action="append",
+        default=[],
+        metavar="[MODEL=]DIR",
+        help="folder with the tokenizer of servers that do not tell how they tokenise, such as vLLM's: prompts go to "
+        "where their prefix is cached, which is known exactly of those that publish KV events; once for each model",
+    )
     parser.add_argument("--routing", choices=POLICIES, default=defaults.routing, help="(default: %(default)s)")
     parser.add_argument(
         "--routing-headers",
@@ -175,9 +183,16 @@ def parse(arguments: Sequence[str] | None = None) -> GatewaySettings:
     given["cors"] = CorsPolicy(**{field.name: given.pop(field.name) for field in fields(CorsPolicy)})
     given["tls"] = TlsFiles(**{field.name: given.pop(field.name) for field in fields(TlsFiles)})
     given["endpoints_file"] = given.pop("endpoints")
+    given["tokenizers"] = _by_model(given.pop("tokenizer"))
     for name in TIMES:
         given[f"{name}_s"] = given.pop(name)
     return GatewaySettings(**given)
+
+
+def _by_model(named: Sequence[str]) -> dict[str, str]:
+    """Folders by model: of `MODEL=DIR` the model is what stands before the first equals sign; "" of `DIR` alone."""
+    parts = (text.partition("=") for text in named)
+    return {first if equals else "": folder if equals else first for first, equals, folder in parts}
 
 
 def _size(text: str) -> int:
@@ -346,7 +361,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sockets = [listen(settings.host, settings.port)]
     if settings.admin_port is not None:
         sockets.append(listen(settings.host, settings.admin_port))
-    gateway = Gateway(settings, make_source(settings), keys, upstream_tls)
+    try:
+        gateway = Gateway(settings, make_source(settings), keys, upstream_tls)
+    except ValueError as error:
+        raise SystemExit(f"mini-infer-gateway: {error}") from None
     config = uvicorn.Config(
         gateway,
         loop="auto",

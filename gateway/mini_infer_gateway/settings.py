@@ -1,5 +1,6 @@
 """Every knob of the gateway, read once from the command line into a frozen object."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 
@@ -28,6 +29,8 @@ class GatewaySettings:
     routing: Policy = "prefix"
     max_local_prefill_tokens: int | None = None
     """Uncached prompt tokens that a decode engine computes itself beside prefill engines; None: learned."""
+    tokenizers: Mapping[str, str] = field(default_factory=dict)
+    """By model, a folder with its tokenizer, for servers that do not tell how they tokenise; "": of all models."""
     seed: int | None = None
     """For ties; None: different in every process, so that replicas do not march in step."""
     log_level: str = "info"

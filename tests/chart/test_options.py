@@ -21,7 +21,7 @@ SET_BY_THE_CHART = {
     "mini_infer_gateway.cli": {
         "host",
         "port",
-        "endpoints",
+        *("endpoints", "tokenizer"),  # of servers that are not the operator's
         "kubernetes",
         "namespace",
         "kubeconfig",

@@ -12,6 +12,8 @@ def test_flags_become_settings() -> None:
     assert parse(["--endpoints", "e.json"]) == GatewaySettings(endpoints_file="e.json")
     settings = parse(["--kubernetes", "--namespace", "ns", "--routing", "round-robin", "--idle-timeout", "5"])
     assert settings == GatewaySettings(kubernetes=True, namespace="ns", routing="round-robin", idle_timeout_s=5.0)
+    settings = parse(["--endpoints", "e.json", "--tokenizer", "/all", "--tokenizer", "org/model=/a=b"])
+    assert settings.tokenizers == {"": "/all", "org/model": "/a=b"}
     settings = parse(["--endpoints", "e.json", "--responses-memory", "10Mi", "--responses-ttl", "60"])
     assert (settings.responses_memory_bytes, settings.responses_ttl_s) == (10 << 20, 60.0)
 

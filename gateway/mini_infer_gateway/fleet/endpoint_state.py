@@ -99,6 +99,7 @@ class EndpointState:
             subscriber.assets_revision,
             subscriber.role,
             self.is_reporting(now_s),
+            subscriber.resumes,
         )
         if fields != self._seen:
             self._seen, self._candidate = fields, Candidate(*fields)

@@ -97,6 +97,9 @@ class EndpointSubscriber:
         self.asked = False
         """It has been asked how it tokenises, whatever it said."""
         self.assets_revision = ""
+        """Of its tokenizer; empty: none is known."""
+        self.resumes = False
+        """It is one of ours, and can go on with what another one has begun."""
         self.model = ServedModel()
         """What it says of the model that it serves."""
 
@@ -120,10 +123,14 @@ class EndpointSubscriber:
             pause_s: float | None = None
             try:
                 self.model = await self._fetch_model()
-                self.assets_revision = await self._tokenizers.fetch(self._endpoint.url, self.assets_revision)
-                # One of ours tells how it tokenises before its model is loaded, and then how much it takes.
-                pause_s = backoff_s if self.model.max_model_len is None else None
-                backoff_s = FIRST_BACKOFF_S if pause_s is None else min(LONGEST_BACKOFF_S, 2 * backoff_s)
+                self.assets_revision, self.resumes = await self._tokenizers.fetch(self._endpoint, self.assets_revision)
+                if not self.resumes:
+                    pause_s = FOREIGN_BACKOFF_S
+                elif self.model.max_model_len is None:  # it tells how it tokenises before its model is loaded
+                    pause_s = backoff_s
+                    backoff_s = min(LONGEST_BACKOFF_S, 2 * backoff_s)
+                else:
+                    backoff_s = FIRST_BACKOFF_S
             except NoPromptAssetsError as error:
                 log.info("%s is routed by load only: %s", self._endpoint.name, error)
                 pause_s = FOREIGN_BACKOFF_S

@@ -296,7 +296,7 @@ class Generate:
     def _route_again(self, request: RoutingRequest, lost: Endpoint, names: Sequence[str]) -> Decision | None:
         now_s = self._clock()
         candidates = [one for one in self._fleet.candidates(names, now_s) if one.endpoint.revision == lost.revision]
-        candidates = [one for one in candidates if one.assets_revision and not one.circuit_open]
+        candidates = [one for one in candidates if one.resumes and not one.circuit_open]
         elsewhere = replace(request, attempted=frozenset({lost.name}))
         return self._router.route(elsewhere, candidates, now_s) or self._router.route(
             replace(request, attempted=frozenset()), candidates, now_s
@@ -448,8 +448,8 @@ class Generate:
         if exchange.can_resume and exchange.continuation:
             exchange.body = exchange.continuation.body(exchange.body)
             return True
-        own = self._fleet.endpoints[endpoint.name].subscriber.assets_revision
-        if own and self._settings.continuation and call.row.continued and can_be_continued(call.fields):
+        resumes = self._fleet.endpoints[endpoint.name].subscriber.resumes
+        if resumes and self._settings.continuation and call.row.continued and can_be_continued(call.fields):
             kind = CONTINUATIONS[call.row.continued]
             exchange.continuation = kind.of(call.fields, randbits(63))
             exchange.body = exchange.continuation.body(exchange.body)

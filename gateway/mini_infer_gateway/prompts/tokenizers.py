@@ -1,4 +1,4 @@
-"""The tokenizers of all endpoints: fetched from them, kept by revision, applied to bodies here or on a thread.
+"""The tokenizers of all endpoints: fetched from them or named, kept by revision, applied to bodies here or on a thread.
 
 A body that cannot be rendered here has no keys and is routed by load: the engine knows best how to refuse it. One that
 no endpoint could take is refused before it is tokenised.
@@ -7,13 +7,14 @@ no endpoint could take is refused before it is tokenised.
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import msgspec
 
 from mini_infer_contract.api_errors import ApiError
-from mini_infer_contract.launch import PROMPT_ASSETS_PATH
+from mini_infer_contract.launch import PROMPT_ASSETS_PATH, Endpoint
 from mini_infer_contract.prompt import PromptAssets, PromptEncoder
 from mini_infer_contract.word_ids import WORDS_BYTES
 from mini_infer_gateway.http.upstream import Upstream
@@ -42,6 +43,14 @@ class NoPromptAssetsError(Exception):
     """The server does not tell how it tokenises: it is another maker's, or it serves token ids only."""
 
 
+class HowItTokenises(NamedTuple):
+    """What is known of a server's tokenizer."""
+
+    revision: str
+    is_told: bool
+    """The server has said so, and is one of ours; else it was named for its model."""
+
+
 class _Tokenizer:
     """One encoder, and what all of them remember of prompts."""
 
@@ -62,38 +71,54 @@ class Tokenizers:
         threads: int | None = None,
         remembered_bytes: int,
         segments_bytes: int,
+        named: Mapping[str, PromptAssets] = MappingProxyType({}),
         on_change: Callable[[int], None] = lambda size_bytes: None,
     ) -> None:
         """`on_change` is told how much memory all tokenizers take, whenever one comes or goes.
 
-        `threads`: for long prompts; None: all cores but one, at most four.
+        `threads`: for long prompts; None: all cores but one, at most four. `named`: by model, what servers that do not
+        tell how they tokenise are taken to use; "": all models.
         """
-        self._upstream, self._on_change = upstream, on_change
+        self._upstream, self._named, self._on_change = upstream, named, on_change
         self._remembered = RememberedPrompts(remembered_bytes)
         self._segments_bytes = segments_bytes
         self._threads = WorkerThreads(threads or max(1, min(4, (os.cpu_count() or 2) - 1)))
         self._tokenizers: dict[str, _Tokenizer] = {}
 
-    async def fetch(self, url: str, known_revision: str) -> str:
-        """Makes the tokenizer of the server at `url` known; returns its revision.
+    async def fetch(self, endpoint: Endpoint, known_revision: str) -> "HowItTokenises":
+        """Makes the tokenizer of a server known.
 
         Raises NoPromptAssetsError, or UpstreamError where trying again helps.
         """
         headers = [(b"if-none-match", f'"{known_revision}"'.encode())] if known_revision in self._tokenizers else []
-        status, body = await self._upstream.fetch(url, PROMPT_ASSETS_PATH, FETCH_TIMEOUT_S, headers)
+        status, body = await self._upstream.fetch(endpoint.url, PROMPT_ASSETS_PATH, FETCH_TIMEOUT_S, headers)
         if status == 304:
-            return known_revision
-        if status != 200:
-            raise NoPromptAssetsError(f"{PROMPT_ASSETS_PATH} answered {status}")
+            return HowItTokenises(known_revision, is_told=True)
+        if status == 200:
+            try:
+                assets = msgspec.json.decode(body, type=PromptAssets)
+            except msgspec.DecodeError as error:
+                raise NoPromptAssetsError(f"{PROMPT_ASSETS_PATH} cannot be used: {error}") from error
+            return HowItTokenises(await self._add(assets), is_told=True)
+        named = self._named.get(endpoint.model) or self._named.get("")
+        if named is None:
+            message = f"{PROMPT_ASSETS_PATH} answered {status}, and no --tokenizer is named for {endpoint.model}"
+            raise NoPromptAssetsError(message)
+        return HowItTokenises(await self._add(named), is_told=False)
+
+    async def _add(self, assets: PromptAssets) -> str:
+        """Returns the revision. NoPromptAssetsError: the files are of no use."""
+        if assets.revision in self._tokenizers:
+            return assets.revision
         try:
             # A large vocabulary takes a second to build.
-            encoder, size_bytes = await asyncio.to_thread(_build_encoder, body, self._segments_bytes // CACHE_FACTOR)
+            encoder = await asyncio.to_thread(PromptEncoder, assets, self._segments_bytes // CACHE_FACTOR)
         except Exception as error:  # The files are foreign input: any library below may refuse them in its own way.
-            raise NoPromptAssetsError(f"{PROMPT_ASSETS_PATH} cannot be used: {error}") from error
-        if encoder.revision not in self._tokenizers:
-            self._tokenizers[encoder.revision] = _Tokenizer(encoder, self._remembered, size_bytes)
-            self._changed()
-        return encoder.revision
+            raise NoPromptAssetsError(f"its tokenizer cannot be used: {error}") from error
+        size_bytes = TOKENIZER_FACTOR * len(assets.files["tokenizer.json"]) + WORDS_BYTES
+        self._tokenizers[assets.revision] = _Tokenizer(encoder, self._remembered, size_bytes)
+        self._changed()
+        return assets.revision
 
     def keep(self, revisions: Iterable[str]) -> None:
         """Forgets all tokenizers but these."""
@@ -166,8 +191,13 @@ def _is_light(body: dict[str, Any], size_bytes: int) -> bool:
     return not isinstance(messages, list) or len(messages) <= INLINE_MESSAGES
 
 
-def _build_encoder(body: bytes, cache_bytes: int) -> tuple[PromptEncoder, int]:
-    """The encoder and the memory that it takes without its cache."""
-    assets = msgspec.json.decode(body, type=PromptAssets)
-    size_bytes = TOKENIZER_FACTOR * len(assets.files["tokenizer.json"]) + WORDS_BYTES
-    return PromptEncoder(assets, cache_bytes), size_bytes
+def read_tokenizers(folders: Mapping[str, str]) -> dict[str, PromptAssets]:
+    """What is in the folders that are named for models. ValueError: one has no tokenizer that can be used."""
+    found = {}
+    for model, folder in folders.items():
+        try:
+            found[model] = PromptAssets.from_directory(folder)
+            PromptEncoder(found[model])
+        except Exception as error:  # files of anybody's, read by libraries that fail in their own ways
+            raise ValueError(f"--tokenizer {folder}: {error}") from error
+    return found

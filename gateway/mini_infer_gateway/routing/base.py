@@ -96,6 +96,8 @@ class Candidate:
     """As it tells by itself, after a switch; empty: as its source says."""
     reporting: bool = True
     """Its load reports come."""
+    resumes: bool = False
+    """It is one of ours, and can go on with what another one has begun."""
     name: str = field(init=False)
     computes_for_others: bool = field(init=False)
     """It is a prefill engine, and answers no clients."""

@@ -2,12 +2,15 @@
 
 import asyncio
 from functools import partial
+from pathlib import Path
 
 import pytest
 
 from mini_infer_contract.blocks import block_keys
+from mini_infer_contract.prompt import PromptAssets
 from mini_infer_gateway.index.prefix_index import prompt_root
-from tests.support.fake_engine import FakeEngine
+from mini_infer_gateway.prompts.tokenizers import read_tokenizers
+from tests.support.fake_engine import FakeEngine, byte_assets
 from tests.support.running_gateway import RunningGateway, running_gateway, until
 
 
@@ -222,6 +225,48 @@ async def test_a_server_without_prompt_assets_is_routed_by_load() -> None:
         ):
             assert first.headers["x-mini-infer-index"] == "none"
             assert first.headers["x-mini-infer-pod"] != second.headers["x-mini-infer-pod"]
+
+
+def folder_of(assets: PromptAssets, folder: Path) -> str:
+    """A model folder with these files."""
+    for name, text in assets.files.items():
+        (folder / name).write_text(text)
+    return str(folder)
+
+
+@pytest.mark.parametrize("named_for", ["", "m"])
+async def test_a_named_tokenizer_makes_the_index_of_another_makers_server_exact(tmp_path: Path, named_for: str) -> None:
+    tokenizers = {named_for: folder_of(byte_assets(), tmp_path), "another model": str(tmp_path)}
+    async with FakeEngine("a", assets=False) as a, FakeEngine("b", assets=False) as b:
+        async with running_gateway(a.endpoint, b.endpoint, tokenizers=tokenizers) as gateway:
+            await gateway.settled()
+            text, pods = "and so on, and on. " * 20, set()
+            for turn in range(4):
+                async with gateway.chat(text * (turn + 1), stream=True) as response:
+                    pods.add(response.headers["x-mini-infer-pod"])
+                    assert response.headers["x-mini-infer-index"] == "exact"
+                    assert (int(response.headers["x-mini-infer-hit-tokens"]) > 0) == (turn > 0)
+                    await response.read()
+                await asyncio.sleep(0.05)
+            assert len(pods) == 1
+        # It is not asked for token ids: no server but ours goes on with a stream of another one.
+        assert not any(b"return_token_ids" in body for body in a.bodies + b.bodies)
+
+
+async def test_a_tokenizer_that_is_named_for_another_model_is_not_used(tmp_path: Path) -> None:
+    tokenizers = {"another model": folder_of(byte_assets(), tmp_path)}
+    async with (
+        FakeEngine("a", assets=False) as engine,
+        running_gateway(engine.endpoint, tokenizers=tokenizers) as gateway,
+    ):
+        await until(lambda: gateway.app.fleet.is_ready)
+        async with gateway.chat("hi") as response:
+            assert response.headers["x-mini-infer-index"] == "none"
+
+
+def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"--tokenizer {tmp_path}: there is no tokenizer.json"):
+        read_tokenizers({"": str(tmp_path)})
 
 
 async def test_what_cannot_be_tokenised_still_reaches_an_engine() -> None:
