@@ -87,6 +87,7 @@ class FakeEngine:
         self.replays = 0
         self.hit_tokens = 0
         self.sequence = 0
+        self.topic = EVENTS_TOPIC
         self.sent: list[tuple[int, bytes]] = []
         self.encoder = PromptEncoder(byte_assets())
         self._arrived: list[str] = []
@@ -170,7 +171,7 @@ class FakeEngine:
         payload = encode(KVEventBatch(0.0, events))
         self.sent.append((self.sequence, payload))
         if not lost:
-            await self._publisher.send_multipart([EVENTS_TOPIC, sequence_frame(self.sequence), payload])
+            await self._publisher.send_multipart([self.topic, sequence_frame(self.sequence), payload])
         self.sequence += 1
 
     async def report(self, running: int = 0, waiting: int = 0, queued_tokens: int = 0, **told: Any) -> None:

@@ -17,7 +17,6 @@ import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
 from mini_infer_contract.events import (
-    EVENTS_TOPIC,
     LOAD_TOPIC,
     BlockStored,
     EventFormatError,
@@ -196,8 +195,7 @@ class EndpointSubscriber:
             socket.ipv6 = True
             socket.reconnect_ivl_max = 1000
             socket.heartbeat_ivl, socket.heartbeat_timeout = HEARTBEAT_MS, 3 * HEARTBEAT_MS
-            socket.subscribe(EVENTS_TOPIC)
-            socket.subscribe(LOAD_TOPIC)
+            socket.subscribe(b"")  # vLLM's events have the topic that its flag says, by default none
             socket.connect(self._endpoint.events)
             await _connection_changed(monitor)
             tasks = [asyncio.ensure_future(self._read(socket)), asyncio.ensure_future(_connection_changed(monitor))]

@@ -238,6 +238,7 @@ def folder_of(assets: PromptAssets, folder: Path) -> str:
 async def test_a_named_tokenizer_makes_the_index_of_another_makers_server_exact(tmp_path: Path, named_for: str) -> None:
     tokenizers = {named_for: folder_of(byte_assets(), tmp_path), "another model": str(tmp_path)}
     async with FakeEngine("a", assets=False) as a, FakeEngine("b", assets=False) as b:
+        a.topic = b.topic = b""  # vLLM's default
         async with running_gateway(a.endpoint, b.endpoint, tokenizers=tokenizers) as gateway:
             await gateway.settled()
             text, pods = "and so on, and on. " * 20, set()
