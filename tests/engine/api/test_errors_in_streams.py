@@ -22,6 +22,7 @@ class Broken:
     wait_s: float
     error: ApiError | None = None
     replies: list[Any] = field(default_factory=list)
+    kv_fallback: str = ""
 
     async def deltas(self) -> list[Any]:
         await asyncio.sleep(self.wait_s)

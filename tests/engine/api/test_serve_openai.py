@@ -279,7 +279,7 @@ def test_metrics_tell_of_requests_tokens_and_the_pool(server: DryServer) -> None
     text = server.client.get("/metrics").text
     for name in ("vllm:num_requests_waiting", "vllm:kv_cache_usage_perc", "vllm:lora_requests_info"):
         assert f"\n{name}{{" in text
-    assert 'vllm:cache_config_info{block_size="16",engine="0",kv_cache_max_concurrency="' in text
+    assert 'vllm:cache_config_info{block_size="16",cache_dtype="auto",engine="0",kv_cache_max_concurrency="' in text
 
 
 def test_a_character_that_max_tokens_cuts_is_left_out(server: DryServer) -> None:
