@@ -9,15 +9,14 @@ pipeline is for tokens a second: single sequences go through its stages one afte
 
 import os
 import tempfile
-from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
 
 from common import engines
 from common.budget import Budget
-from common.isolation import Isolated, IsolationError
 from common.models import model_folder
-from common.report import Runs, collect, make_parser, medians_of, print_table, save, say, words
+from common.report import make_parser, save, words
+from common.side_by_side import measure_alone, show_ratios
 from engine_offline import measure
 
 KINDS: dict[str, dict[str, int]] = {
@@ -55,37 +54,10 @@ def measure_kind(model: str, folder: Path, kind: str, options: Any, budget: Budg
     """One engine, which has the GPUs for itself."""
     if not budget.allows(f"{model}, {kind}", 40.0):
         return
-    settings: dict[str, Any] = {"max_num_seqs": options.max_num_seqs} | KINDS[kind]
-    if options.smoke:
-        settings |= {"device": "cpu", "kv_cache_memory": 32_000_000, "max_num_seqs": 8}
-    runs: Runs = result["runs"].setdefault(model, {})
-    arguments = ("ours", str(folder), settings, options.smoke, None, *(SMOKE_WANTED if options.smoke else WANTED))
-    try:
-        with budget.spending(f"{model}, {kind}"), Isolated(measure, *arguments) as isolated:
-            isolated.ask()
-            for part in islice(isolated.answers(budget.left_s), 1):
-                collect(runs, kind, part)
-            for _ in range(options.rounds):
-                for part in takewhile(bool, isolated.parts(budget.left_s)):
-                    collect(runs, kind, part)
-    except IsolationError as error:
-        result["errors"].append(f"{model}, {kind}: {error}")
-        say(result["errors"][-1])
-    save(options.out, result)
-    show(model, runs)
-
-
-def show(model: str, runs: Runs) -> None:
-    """Medians of each kind, two stages to one GPU, and the target."""
-    found = medians_of(runs)
-    one, two = found.get("one GPU", {}), found.get("two stages", {})
-    names = list(dict.fromkeys(name for figures in found.values() for name in figures))
-    rows: list[list[Any]] = []
-    for name in names:
-        ratio = two[name] / one[name] if name in one and name in two else None
-        target = TARGETS.get(name) if model == "qwen2.5-14b" else None
-        rows.append([name, *(figures.get(name) for figures in found.values()), ratio, target])
-    print_table([model, *found, "stages / one", "target"], rows)
+    wanted = SMOKE_WANTED if options.smoke else WANTED
+    runs = measure_alone(measure, model, kind, "ours", folder, dict(KINDS[kind]), wanted, options, budget, result)
+    targets = TARGETS if model == "qwen2.5-14b" else {}
+    show_ratios(model, runs, "one GPU", "two stages", "stages / one", targets)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,8 @@ from common import engines
 from common.budget import Budget
 from common.isolation import Isolated, IsolationError
 from common.models import CONFIGS, kv_bytes_per_token, model_folder
-from common.report import Runs, collect, integers, make_parser, medians_of, print_table, save, say, words
+from common.report import Runs, collect, integers, make_parser, print_table, save, say, words
+from common.side_by_side import measure_alone, show_ratios
 from engine_offline import measure
 
 WANTED = ("itl ms bs 1", "itl ms bs 8", "itl ms bs 32", "ttft ms 4096", "w1 tok_s")
@@ -189,7 +190,7 @@ def measure_engines(options: Any, budget: Budget, root: Path, result: dict[str, 
         if "ours" in kinds and together:
             measure_together(model, folder, options, budget, result)
         for kind, size in [(kind, size) for kind in kinds if kind not in together for size in options.sizes]:
-            measure_alone(model, folder, kind, size, options, budget, result)
+            measure_size(model, folder, kind, size, options, budget, result)
 
 
 def measure_together(model: str, folder: Path, options: Any, budget: Budget, result: dict[str, Any]) -> None:
@@ -231,45 +232,20 @@ def _weight_bytes(model: str) -> int:
     return int(2 * (config["num_hidden_layers"] * layer + 2 * config["vocab_size"] * hidden))
 
 
-def measure_alone(
+def measure_size(
     model: str, folder: Path, kind: str, size: int, options: Any, budget: Budget, result: dict[str, Any]
 ) -> None:
     """One engine of one size, which has the GPUs for itself."""
     label = f"{kind} x{size}"
     if not budget.allows(f"{model}, {label}", options.peer_start_s if kind == "vllm" else 40.0):
         return
-    settings: dict[str, Any] = {"max_num_seqs": options.max_num_seqs, "tensor_parallel_size": size}
-    if options.smoke:
-        settings |= {"device": "cpu", "kv_cache_memory": 32_000_000, "max_num_seqs": 8}
-    wanted = SMOKE_WANTED if options.smoke else WANTED
-    runs: Runs = result["runs"].setdefault(model, {})
-    arguments = (kind, str(folder), settings, options.smoke, None, *wanted)
-    try:
-        with budget.spending(f"{model}, {label}"), Isolated(measure, *arguments) as isolated:
-            isolated.ask()
-            for part in islice(isolated.answers(budget.left_s), 1):
-                collect(runs, label, part)
-            for _ in range(options.rounds):
-                for part in takewhile(bool, isolated.parts(budget.left_s)):
-                    collect(runs, label, part)
-    except IsolationError as error:
-        result["errors"].append(f"{model}, {label}: {error}")
-        say(result["errors"][-1])
-    save(options.out, result)
-    show(model, runs)
+    wanted, settings = SMOKE_WANTED if options.smoke else WANTED, {"tensor_parallel_size": size}
+    show(model, measure_alone(measure, model, label, kind, folder, settings, wanted, options, budget, result))
 
 
 def show(model: str, runs: Runs) -> None:
     """Medians of each size, two GPUs to one, and the targets."""
-    found = medians_of(runs)
-    one, two = found.get("ours x1", {}), found.get("ours x2", {})
-    names = list(dict.fromkeys(name for figures in found.values() for name in figures))
-    rows: list[list[Any]] = []
-    for name in names:
-        ratio = two[name] / one[name] if name in one and name in two else None
-        target = TARGETS.get(name) if model == "qwen2.5-7b" else None
-        rows.append([name, *(figures.get(name) for figures in found.values()), ratio, target])
-    print_table([model, *found, "x2 / x1", "target"], rows)
+    show_ratios(model, runs, "ours x1", "ours x2", "x2 / x1", TARGETS if model == "qwen2.5-7b" else {})
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ import http.client
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,7 @@ from typing import Any
 
 from common.caches import cache_variables
 from common.engines import SETTINGS, SMOKE_SETTINGS, peer_environment
+from mini_infer_operator.local.ports import free_ports
 
 _READY = {"ours": "/readyz", "vllm": "/health"}
 _MODULES = {"ours": "mini_infer_engine.server.cli", "vllm": "vllm.entrypoints.openai.api_server"}
@@ -132,9 +132,7 @@ def read_packages() -> None:
 
 def free_port() -> int:
     """Of this machine."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return free_ports(1)[0]
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import re
-import socket
 import subprocess
 import sys
 import tempfile
@@ -15,6 +14,8 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+from mini_infer_operator.local.ports import free_ports
 
 START_LIMIT_S = 60.0
 SETTLE_LIMIT_S = 20.0
@@ -28,7 +29,7 @@ class Servers:
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            ports = {name: _free_port() for name in ("engine", "gateway")}
+            ports = {name: free_ports(1)[0] for name in ("engine", "gateway")}
             self.urls = {name: f"http://127.0.0.1:{port}" for name, port in ports.items()}
             endpoints = folder / "endpoints.json"
             endpoints.write_text(json.dumps({"endpoints": [{"name": "a", "url": self.urls["engine"], "model": "dry"}]}))
@@ -94,12 +95,6 @@ def _process(log: Path, arguments: list[str]) -> Iterator[subprocess.Popen[bytes
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _get(url: str) -> str:

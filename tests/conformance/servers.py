@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mini_infer_operator.local.ports import free_ports
 from tests.conformance.environments import FOLDER, ROOT
 
 START_LIMIT_S = 180.0
@@ -63,7 +63,7 @@ def running_gateway(*flags: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _running(module: str, flags: Sequence[str]) -> Iterator[str]:
-    port = _free_port()
+    port = free_ports(1)[0]
     log_path = FOLDER / "logs" / f"{module.partition('.')[0]}-{port}.log"
     log_path.parent.mkdir(parents=True, exist_ok=True)
     parts = [str(ROOT / name) for name in ("contract", "engine", "gateway", "operator")]
@@ -92,9 +92,3 @@ def _wait_until_ready(url: str, process: "subprocess.Popen[bytes]", log_path: Pa
             return
         time.sleep(0.1)
     raise RuntimeError(f"{url} did not become ready:\n{log_path.read_text()[-3000:]}")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -7,17 +7,8 @@ import jsonschema
 import pytest
 
 from mini_infer_engine import LLM, SamplingParams, StructuredOutputsParams
+from tests.support.grammars import SCHEMA
 
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "module": {"type": "string", "maxLength": 20},
-        "since": {"type": "integer", "minimum": 1, "maximum": 3},
-        "functions": {"type": "array", "items": {"type": "string", "maxLength": 12}, "maxItems": 3},
-    },
-    "required": ["module", "since", "functions"],
-    "additionalProperties": False,
-}
 QUESTION = [{"role": "user", "content": "Which functions does textwrap have?"}]
 
 

@@ -1,4 +1,7 @@
-"""Whether a text is what a grammar describes, by llguidance over the dry run's vocabulary, where a token is a byte."""
+"""Whether a text is what a grammar describes, by llguidance over the dry run's vocabulary, where a token is a byte.
+
+And a schema that the demo model fills in.
+"""
 
 from functools import cache
 
@@ -6,6 +9,17 @@ from llguidance import LLMatcher, LLTokenizer
 
 from mini_infer_engine.dry.vocabulary import EOS_TOKEN_IDS, VOCAB_SIZE, dry_assets
 from mini_infer_engine.structured.grammar import Grammar
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "module": {"type": "string", "maxLength": 20},
+        "since": {"type": "integer", "minimum": 1, "maximum": 3},
+        "functions": {"type": "array", "items": {"type": "string", "maxLength": 12}, "maxItems": 3},
+    },
+    "required": ["module", "since", "functions"],
+    "additionalProperties": False,
+}
 
 
 @cache

@@ -15,13 +15,11 @@ import zmq
 
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.kv_transfer.layout import KVLayout, KVMemory, Span
-from mini_infer_engine.kv_transfer.transport import How, Motion, Motions, Progress, Transport, open_transport
+from mini_infer_engine.kv_transfer.transport import BUSY_S, How, Motion, Motions, Progress, Transport, open_transport
 from mini_infer_engine.kv_transfer.wire import RankAddress, TransportAddress
 
 log = logging.getLogger(__name__)
 
-_BUSY_S = 0.0001
-"""Between two looks at bytes on their way."""
 _OPEN_S = 120.0
 """For every rank to register its pool with the transport: a GPU's whole memory takes seconds."""
 
@@ -212,7 +210,7 @@ class RankMover:
         """Take what has come, and look at what is on its way; wait a little where there is nothing to do."""
         if not self._socket.poll(0 if self._moving else 1000):
             if self._moving:
-                time.sleep(_BUSY_S)
+                time.sleep(BUSY_S)
         else:
             self._do(_decode_command(self._socket.recv()))
         for number, motion in list(self._moving.items()):

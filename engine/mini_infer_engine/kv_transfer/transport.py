@@ -9,6 +9,8 @@ from mini_infer_engine.kv_transfer.wire import TransportAddress
 
 How = Literal["write", "read"]
 Progress = Literal["busy", "done", "failed"]
+BUSY_S = 0.0001
+"""Between two looks at bytes on their way."""
 
 
 class TransportError(RuntimeError):

@@ -21,14 +21,12 @@ from mini_infer_engine.kv_transfer.giver import Giver, Load
 from mini_infer_engine.kv_transfer.layout import KVMemory
 from mini_infer_engine.kv_transfer.stats import Counters
 from mini_infer_engine.kv_transfer.taker import Taker, TakerLimits
-from mini_infer_engine.kv_transfer.transport import Transport
+from mini_infer_engine.kv_transfer.transport import BUSY_S, Transport
 
 log = logging.getLogger(__name__)
 
 _IDLE_MS = 50
 """Between two looks at leases."""
-_BUSY_S = 0.0001
-"""Between two looks at bytes on their way."""
 _TELL_S = 0.02
 """Between two copies of the counters while there is much to do: what this thread computes, the core's waits for."""
 
@@ -127,7 +125,7 @@ class TransferWorker:
         if self._giver.is_busy or self._taker.is_busy:
             ready = dict(self._poller.poll(0))
             if not ready and not self._commands:
-                time.sleep(_BUSY_S)
+                time.sleep(BUSY_S)
         else:
             ready = dict(self._poller.poll(_IDLE_MS))
         _drain(self._thread_woken)

@@ -13,30 +13,12 @@ from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.core.batch import RunnerLostError
 from mini_infer_engine.distributed.parallel_runner import ParallelRunner
 from mini_infer_engine.structured.params import StructuredOutputsParams
+from tests.support.parallel_asks import ASKS, GREEDY, PROMPTS, SHARED, small_llm, told
 from tests.support.tiny_models import save_tiny_model
-
-PROMPTS = [
-    [(position * step + 3) % 190 + 5 for position in range(length)] for step, length in ((31, 50), (7, 9), (13, 70))
-]
-SHARED = [*range(40, 80)]
-GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
-ASKS = [
-    GREEDY,
-    SamplingParams(temperature=1.1, top_p=0.9, seed=3, max_tokens=12, ignore_eos=True, repetition_penalty=1.2),
-    SamplingParams(
-        temperature=0.8, seed=4, max_tokens=10, logprobs=2, prompt_logprobs=1, min_tokens=4, logit_bias={9: 3.0}
-    ),
-]
 
 
 def _engine(folder: Path | str, size: int, **settings: Any) -> LLM:
-    defaults = {"device": "cpu", "kv_cache_memory": 8_000_000, "max_num_seqs": 8, "skip_tokenizer_init": True}
-    return LLM(str(folder), tensor_parallel_size=size, **(defaults | settings))
-
-
-def _tokens(llm: LLM, prompts: list[list[int]], asks: Any) -> list[Any]:
-    made = llm.generate([{"prompt_token_ids": ids} for ids in prompts], asks, use_tqdm=False)
-    return [(list(one.outputs[0].token_ids), one.num_cached_tokens) for one in made]
+    return small_llm(folder, tensor_parallel_size=size, **settings)
 
 
 def _runner(llm: LLM) -> ParallelRunner:
@@ -56,10 +38,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_sampling_penalties_logprobs_chunks_and_the_prefix_cache_are_as_in_one_process(folder: Path, size: int) -> None:
     settings = {"max_num_batched_tokens": 32}
     alone, group = _engine(folder, 1, **settings), _engine(folder, size, **settings)
-    assert _tokens(group, PROMPTS, ASKS) == _tokens(alone, PROMPTS, ASKS)
+    assert told(group, PROMPTS, ASKS) == told(alone, PROMPTS, ASKS)
     followed = [[*SHARED, *prompt] for prompt in PROMPTS]
     for prompts in (followed[:1], followed):
-        assert _tokens(group, prompts, GREEDY) == _tokens(alone, prompts, GREEDY)
+        assert told(group, prompts, GREEDY) == told(alone, prompts, GREEDY)
     search = BeamSearchParams(beam_width=3, max_tokens=8)
     beams = [llm.beam_search([{"prompt_token_ids": PROMPTS[0]}], search)[0].sequences for llm in (alone, group)]
     assert [beam.tokens for beam in beams[1]] == [beam.tokens for beam in beams[0]]
@@ -71,7 +53,7 @@ def test_sampling_penalties_logprobs_chunks_and_the_prefix_cache_are_as_in_one_p
 def test_ranks_with_whole_experts_say_what_one_process_does(size: int, tmp_path: Path) -> None:
     save_tiny_model(tmp_path, "qwen3_moe", num_experts=8, num_experts_per_tok=2, moe_intermediate_size=48)
     alone, group = _engine(tmp_path, 1), _engine(tmp_path, size, enable_expert_parallel=True)
-    assert _tokens(group, PROMPTS, ASKS) == _tokens(alone, PROMPTS, ASKS)
+    assert told(group, PROMPTS, ASKS) == told(alone, PROMPTS, ASKS)
 
 
 def test_preempted_sequences_are_swapped_on_every_rank(folder: Path) -> None:
@@ -79,9 +61,7 @@ def test_preempted_sequences_are_swapped_on_every_rank(folder: Path) -> None:
     prompts = [[(position * step + 3) % 190 + 5 for position in range(60)] for step in (3, 7, 11, 13, 17, 19)]
     asks = SamplingParams(temperature=0, max_tokens=50, ignore_eos=True)
     group = _engine(folder, 2, **settings)
-    assert [one[0] for one in _tokens(group, prompts, asks)] == [
-        one[0] for one in _tokens(_engine(folder, 1), prompts, asks)
-    ]
+    assert [one[0] for one in told(group, prompts, asks)] == [one[0] for one in told(_engine(folder, 1), prompts, asks)]
 
 
 def test_the_demo_model_says_what_it_says_alone_also_within_a_grammar() -> None:
@@ -108,10 +88,10 @@ def test_the_end_of_a_rank_ends_the_group_with_the_reason(folder: Path, number: 
     started_s = time.monotonic()
     words = "killed by signal 9" if number == signal.SIGKILL else "hangs: no sign of life"
     with pytest.raises(RunnerLostError, match=f"rank 1 of the tensor-parallel group .*{words}"):
-        _tokens(llm, PROMPTS, GREEDY)
+        told(llm, PROMPTS, GREEDY)
     assert time.monotonic() - started_s < 5
     with pytest.raises(RunnerLostError, match="rank 1"):  # and there is no more to be had
-        _tokens(llm, PROMPTS, GREEDY)
+        told(llm, PROMPTS, GREEDY)
 
 
 def test_what_ranks_cannot_share_is_refused_and_no_process_is_left(folder: Path, tmp_path: Path) -> None:

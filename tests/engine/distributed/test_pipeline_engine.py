@@ -14,33 +14,20 @@ from mini_infer_engine.core.batch import RunnerLostError
 from mini_infer_engine.core.request import Request
 from mini_infer_engine.distributed.parallel_runner import ParallelRunner
 from mini_infer_engine.structured.params import StructuredOutputsParams
+from tests.support import parallel_asks
+from tests.support.parallel_asks import GREEDY, SHARED, small_llm, told
 from tests.support.tiny_models import save_tiny_model
 
-PROMPTS = [
-    [(position * step + 3) % 190 + 5 for position in range(length)]
-    for step, length in ((31, 50), (7, 9), (13, 70), (17, 33))
-]
-SHARED = [*range(40, 80)]
-GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+PROMPTS = [*parallel_asks.PROMPTS, [(position * 17 + 3) % 190 + 5 for position in range(33)]]
 ASKS = [
-    GREEDY,
-    SamplingParams(temperature=1.1, top_p=0.9, seed=3, max_tokens=12, ignore_eos=True, repetition_penalty=1.2),
-    SamplingParams(
-        temperature=0.8, seed=4, max_tokens=10, logprobs=2, prompt_logprobs=1, min_tokens=4, logit_bias={9: 3.0}
-    ),
+    *parallel_asks.ASKS,
     SamplingParams(temperature=0.7, seed=9, max_tokens=20, frequency_penalty=0.4, ignore_eos=True),
 ]
 SETTINGS: dict[str, Any] = {"max_num_batched_tokens": 32}
 
 
 def _engine(folder: Path | str, stages: int, size: int = 1, **settings: Any) -> LLM:
-    defaults = {"device": "cpu", "kv_cache_memory": 8_000_000, "max_num_seqs": 8, "skip_tokenizer_init": True}
-    return LLM(str(folder), pipeline_parallel_size=stages, tensor_parallel_size=size, **(defaults | settings))
-
-
-def _told(llm: LLM, prompts: list[list[int]], asks: Any) -> list[Any]:
-    made = llm.generate([{"prompt_token_ids": ids} for ids in prompts], asks, use_tqdm=False)
-    return [(list(one.outputs[0].token_ids), one.num_cached_tokens) for one in made]
+    return small_llm(folder, pipeline_parallel_size=stages, tensor_parallel_size=size, **settings)
 
 
 def _logprobs(llm: LLM) -> list[float]:
@@ -75,11 +62,11 @@ def grid() -> LLM:
 
 
 def test_sampling_penalties_logprobs_and_chunks_are_as_in_one_process(alone: LLM, staged: LLM) -> None:
-    assert _told(staged, PROMPTS, ASKS) == _told(alone, PROMPTS, ASKS)
+    assert told(staged, PROMPTS, ASKS) == told(alone, PROMPTS, ASKS)
     assert _logprobs(staged) == pytest.approx(_logprobs(alone), abs=1e-4)
     followed = [[*SHARED, *prompt] for prompt in PROMPTS]
     for prompts in (followed[:1], followed):
-        assert _told(staged, prompts, GREEDY) == _told(alone, prompts, GREEDY)
+        assert told(staged, prompts, GREEDY) == told(alone, prompts, GREEDY)
 
 
 def test_beams_and_embeddings_are_as_in_one_process(alone: LLM, staged: LLM) -> None:
@@ -110,7 +97,7 @@ def test_every_stage_has_a_pass_while_others_are_aborted(alone: LLM, staged: LLM
             break
     assert most == 2  # and one more before each commit
     kept = [number for number in range(8) if number not in (1, 6)]
-    expected = _told(alone, [prompts[number] for number in kept], asks)
+    expected = told(alone, [prompts[number] for number in kept], asks)
     assert [made[str(number)] for number in kept] == [tokens for tokens, _ in expected]
 
 
@@ -140,10 +127,10 @@ def test_the_end_of_a_rank_ends_the_group_with_the_reason(
     group = "pipeline-parallel" if fixture == "staged" else "tensor- and pipeline-parallel"
     words = "killed by signal 9" if number == signal.SIGKILL else "hangs: no sign of life"
     with pytest.raises(RunnerLostError, match=f"rank {rank} of the {group} group .*{words}"):
-        _told(llm, PROMPTS, GREEDY)
+        told(llm, PROMPTS, GREEDY)
     assert time.monotonic() - started_s < 5
     with pytest.raises(RunnerLostError, match=f"rank {rank}"):  # and there is no more to be had
-        _told(llm, PROMPTS, GREEDY)
+        told(llm, PROMPTS, GREEDY)
 
 
 def test_what_stages_cannot_do_is_refused_by_name(folder: Path) -> None:

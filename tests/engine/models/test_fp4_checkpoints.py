@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.models.registry import read_config
+from tests.support.bad_checkpoints import scheme_is_refused, tensor_is_named
 from tests.support.fp4_checkpoints import FORMATS, quantize_folder
 from tests.support.tiny_models import PageDealer, reference_logits, run_chunks, save_tiny_model, tiny_runner
 
@@ -54,12 +54,7 @@ def test_other_schemes_are_refused_before_weights_are_read(
     changes: dict[str, Any], words: list[str], tmp_path: Path
 ) -> None:
     save_tiny_model(tmp_path, "llama", **SHAPE)
-    config = json.loads((tmp_path / "config.json").read_text()) | {"quantization_config": changes}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ModelError, match="quantization_config") as raised:
-        read_config(tmp_path)
-    for word in words:
-        assert word in str(raised.value)
+    scheme_is_refused(tmp_path, changes, words)
 
 
 @pytest.mark.parametrize(
@@ -76,14 +71,7 @@ def test_what_does_not_fit_is_named_before_memory_is_taken(
 ) -> None:
     save_tiny_model(tmp_path, "llama", **SHAPE)
     quantize_folder(tmp_path, "nvfp4")
-    tensors = load_file(tmp_path / "model.safetensors")
-    path = f"model.layers.1.mlp.down_proj.{name}"
-    del tensors[path]
-    save_file(tensors | ({path: wrong} if wrong is not None else {}), tmp_path / "model.safetensors")
-    monkeypatch.setattr(torch.nn.Module, "to_empty", None)
-    with pytest.raises(ModelError, match="down_proj") as raised:
-        tiny_runner(tmp_path)
-    assert words in str(raised.value)
+    tensor_is_named(tmp_path, name, wrong, words, monkeypatch)
 
 
 def test_a_layer_that_is_not_made_of_groups_is_named(tmp_path: Path) -> None:

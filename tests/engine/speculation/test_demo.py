@@ -9,6 +9,7 @@ from mini_infer_engine.core.stats import EngineStats
 from mini_infer_engine.llm import LLM
 from mini_infer_engine.speculation.controller import DraftController
 from mini_infer_engine.structured.params import StructuredOutputsParams
+from tests.support.grammars import SCHEMA
 
 QUESTION = [{"role": "user", "content": "What does functools.partial do?"}]
 
@@ -19,18 +20,6 @@ def answer(**options: Any) -> tuple[str, float]:
     (made,) = llm.chat(QUESTION, SamplingParams(temperature=0.0, max_tokens=60), use_tqdm=False)
     stats = llm._engine.stats()
     return made.outputs[0].text, sum(stats.accepted_tokens_by_position) / max(1, stats.draft_tokens)
-
-
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "module": {"type": "string", "maxLength": 20},
-        "since": {"type": "integer", "minimum": 1, "maximum": 3},
-        "functions": {"type": "array", "items": {"type": "string", "maxLength": 12}, "maxItems": 3},
-    },
-    "required": ["module", "since", "functions"],
-    "additionalProperties": False,
-}
 
 
 def test_output_within_grammars_is_guessed_and_is_the_plain_engines(monkeypatch: pytest.MonkeyPatch) -> None:
