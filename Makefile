@@ -22,8 +22,8 @@ install-to-run: ## as install, without what tests and checks need
 up: install-to-run ## the whole platform on this machine; prints a curl line; Ctrl-C ends it
 	@exec $(BIN)/mini-infer up -f $(CR) --port $(PORT)
 
-test: install ## everything that needs no GPU; says why it skips the rest
-	@OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadfile -m 'not gpu and not gpu2 and not e2e and not schemas and not features and not real' $(PYTEST_ARGS)
+test: install ## everything that needs no GPU; says why it skips the rest; what fails runs once more, alone
+	@OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= scripts/pytest_again.sh $(BIN)/python -n 3 --dist loadfile -m 'not gpu and not gpu2 and not e2e and not schemas and not features and not real' $(PYTEST_ARGS)
 
 test-schemas: install ## structured output of 300 JSON schemas, four outputs each; make test has 30
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m schemas tests/engine/structured $(PYTEST_ARGS)
@@ -42,7 +42,7 @@ format: install ## formats, and mends what ruff can mend
 	$(BIN)/ruff format .
 
 e2e: install ## chart, operator, gateway and engine on a cluster that runs containers (KUBECONFIG or E2E_NODE)
-	@$(BIN)/python -m pytest -s -m 'e2e and not gpu' tests/e2e $(PYTEST_ARGS)
+	@scripts/pytest_again.sh $(BIN)/python -s -m 'e2e and not gpu' tests/e2e $(PYTEST_ARGS)
 
 e2e-gpu: install ## examples/gpu.yaml on a node with GPUs, changed under load (E2E_NODE)
 	@$(BIN)/python -m pytest -s -m 'e2e and gpu' tests/e2e/test_gpu.py $(PYTEST_ARGS)

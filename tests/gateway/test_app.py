@@ -54,6 +54,7 @@ async def test_an_idle_connection_is_the_clients_to_close() -> None:
 
 async def test_with_an_admin_port_its_pages_are_there_and_clients_pages_are_not() -> None:
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint, admin_port=1) as gateway:
+        await until(lambda: gateway.app.fleet.is_ready)
         for page in ADMIN_PAGES:
             assert await status_of(gateway, gateway.url + page) == 404
             assert await status_of(gateway, gateway.admin_url + page) == 200
@@ -305,6 +306,7 @@ async def test_tls_to_clients_and_to_engines(tmp_path: Path) -> None:
         ) as gateway,
     ):
         await gateway.settled()
+        await until(lambda: gateway.app.fleet.is_ready)
         assert gateway.url.startswith("https")
         body = {"model": "m", "prompt": "hi", "stream": True}
         async with gateway.client.post(gateway.url + "/v1/completions", json=body, ssl=client) as response:

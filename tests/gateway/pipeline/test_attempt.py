@@ -186,6 +186,7 @@ async def test_the_gateways_own_pages() -> None:
             async with gateway.client.get(gateway.url + path) as response:
                 return response.status, await response.text()
 
+        await until(lambda: gateway.app.fleet.is_ready)
         async with gateway.chat("hi") as response:
             assert response.status == 200
         for path in ("/healthz", "/readyz"):
