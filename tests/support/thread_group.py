@@ -84,7 +84,7 @@ class ThreadLink:
         """`hidden`: to each stage."""
         self.index, self.size = index, len(hidden)
         self._hidden, self._tokens = hidden, tokens
-        self.num_sent = 0
+        self.num_sent = self.num_tokens_received = 0
         self.is_open = False
 
     def open(self) -> None:
@@ -108,9 +108,10 @@ class ThreadLink:
         """See `StageLink.send_tokens`."""
         self._tokens.put(tokens)
 
-    def receive_tokens(self, out: Tensor) -> Callable[[], object]:
+    def receive_tokens(self, out: Tensor) -> Tensor:
         """See `StageLink.receive_tokens`."""
-        return lambda: out.copy_(self._tokens.get(timeout=60))
+        self.num_tokens_received += 1
+        return out.copy_(self._tokens.get(timeout=60))
 
 
 def thread_links(num_stages: int) -> list[ThreadLink]:

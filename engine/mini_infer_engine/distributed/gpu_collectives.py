@@ -3,6 +3,7 @@
 import logging
 import os
 from collections.abc import Callable
+from datetime import timedelta
 
 import torch
 import torch.distributed
@@ -18,6 +19,10 @@ from mini_infer_engine.distributed.tensor_parallel import TensorParallel
 from mini_infer_engine.kernels.policy import kernel_policy
 
 logger = logging.getLogger(__name__)
+
+_UNTAKEN = timedelta(days=365)
+"""For what a stage has sent and the other takes with its next pass, which may be tomorrow: NCCL's watchdog would end
+the process. Ranks that are gone are missed by their signs of life."""
 
 
 class GpuCollectives:
@@ -140,7 +145,7 @@ def _connect_stages(
 ) -> torch.distributed.ProcessGroup | None:
     """Connect the link; returns the group of this rank's stage. Every rank makes all groups, in the same order."""
     everybody = list(range(num_ranks))
-    forwards, backwards = (torch.distributed.new_group(everybody, backend="nccl") for _ in range(2))
+    forwards, backwards = (torch.distributed.new_group(everybody, backend="nccl", timeout=_UNTAKEN) for _ in range(2))
     link.connect(NcclLink(link.index, link.size, rank, forwards, backwards, device))
     if parallel.size == 1:
         return None

@@ -42,7 +42,7 @@ class NcclLink(GroupLink):
         if self.index == self.size - 1:
             self.send_tokens(something)
         elif self.index == 0:
-            self.receive_tokens(something)()
+            self.receive_tokens(something)
         torch.cuda.synchronize(self._device)
 
     def begin_send(self, tensor: Tensor, rank: int, *, forwards: bool) -> "Work":

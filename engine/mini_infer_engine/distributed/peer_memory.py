@@ -50,6 +50,7 @@ class PeerMemory:
         self._memory: Tensor = buffers[parallel.rank]
         self._keeps = memory
         self._memory.zero_()
+        self._memory[pads:].view(torch.int32).add_(0)  # `release` finds its kernel loaded: loading may wait for the GPU
         pointers = torch.tensor([buffer.data_ptr() for buffer in buffers], dtype=torch.int64, device=device)
         epochs = torch.zeros(MAX_PROGRAMS, dtype=torch.int32, device=device)
         self._peers = (pointers, pointers + pads, epochs)

@@ -31,6 +31,9 @@ logger = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1
 """<sys/prctl.h>: the signal that the kernel sends when the parent dies."""
+_SWITCH_S = 0.0005
+"""For which the thread of results, or of KV transfer, waits for one that launches passes: Python's 5 ms are longer than
+a step."""
 _HANDLES_KEPT = 4
 """Launched passes whose memory may still be in use: the first rank has two in flight at most, and one more for each
 further stage."""
@@ -156,6 +159,7 @@ def main() -> None:
     """Run as `python -m mini_infer_engine.distributed.rank_process CONFIG`; started by the first rank alone."""
     config = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=RankConfig)
     configure_logging(config.log_level, config.log_format, config.engine)
+    sys.setswitchinterval(_SWITCH_S)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if sys.platform == "linux":

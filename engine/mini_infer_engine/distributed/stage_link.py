@@ -5,7 +5,6 @@ sender never waits for a receiver: what it has sent is kept until it has left.
 """
 
 from collections import deque
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -38,8 +37,8 @@ class StageLink(Protocol):
     def send_tokens(self, tokens: Tensor) -> None:
         """From the last stage to the first: [tokens] int64."""
 
-    def receive_tokens(self, out: Tensor) -> Callable[[], object]:
-        """Begin to; they stand in `out` after the call of what is returned."""
+    def receive_tokens(self, out: Tensor) -> Tensor:
+        """On the first stage, the oldest that it has not received, into `out`, which is returned."""
 
 
 class NoLink:
@@ -61,9 +60,9 @@ class NoLink:
     def send_tokens(self, tokens: Tensor) -> None:
         """See `StageLink.send_tokens`: to nobody."""
 
-    def receive_tokens(self, out: Tensor) -> Callable[[], object]:
+    def receive_tokens(self, out: Tensor) -> Tensor:
         """See `StageLink.receive_tokens`: zeros."""
-        return out.zero_
+        return out.zero_()
 
 
 NO_LINK = NoLink()
@@ -107,10 +106,10 @@ class GroupLink:
         """See `StageLink.send_tokens`."""
         self._keep(self.begin_send(tokens, self._first, forwards=False), tokens)
 
-    def receive_tokens(self, out: Tensor) -> Callable[[], object]:
+    def receive_tokens(self, out: Tensor) -> Tensor:
         """See `StageLink.receive_tokens`."""
-        wait: Callable[[], object] = self.begin_receive(out, self._last, forwards=False).wait
-        return wait
+        self.begin_receive(out, self._last, forwards=False).wait()
+        return out
 
     def _keep(self, work: "Work", tensor: Tensor) -> None:
         """What is sent stays until it has left: what was sent so long ago has, so that nothing waits here."""
@@ -164,6 +163,6 @@ class LateLink:
         """See `StageLink.send_tokens`."""
         self._used.send_tokens(tokens)
 
-    def receive_tokens(self, out: Tensor) -> Callable[[], object]:
+    def receive_tokens(self, out: Tensor) -> Tensor:
         """See `StageLink.receive_tokens`."""
         return self._used.receive_tokens(out)

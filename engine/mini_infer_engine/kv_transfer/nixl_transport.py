@@ -51,6 +51,7 @@ class NixlTransport:
         """ImportError: NIXL is not installed."""
         nixl = load_nixl()
         self._memory, self._rank = memory, rank
+        self.enter_thread()  # this one, which registers: of a group's rank it is not the one that has loaded the model
         self._segment = _SEGMENTS[memory.device]
         self._agent = nixl.nixl_agent(_agent_name(engine_id, rank), nixl.nixl_agent_config(backends=["UCX"]))
         if "UCX" not in self._agent.backends:

@@ -316,6 +316,10 @@ class DecoderModel(nn.Module):
             state = layer(ops, state, attention, next_norm)
             if taps is not None and number in taps.layers:
                 taps.keep(state.residual, None if number == last else attention.logits_indices)
+        if self.config.tensor_parallel.size > 1 and not state.residual.shape[0]:
+            # The last layer had nothing to sum: the ranks meet, so that a pass which has ended on one of them has
+            # written its keys and values on all. KV transfer gives them away then.
+            ops.sum_embeddings(torch.zeros_like(hidden[:1]))
         return state
 
     def hidden(self, ops: Ops, state: ResidualState) -> Tensor:

@@ -5,8 +5,6 @@ knows neither layers nor sampling.
 """
 
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -20,16 +18,6 @@ _MOST_RETURNING = 2
 """For each stage, passes whose tokens the first stage may still have to take in, though no row needs them."""
 
 
-@dataclass(slots=True)
-class _Returning:
-    """Tokens of a pass on their way from the last stage to the first."""
-
-    slots: set[int]
-    on_device: Tensor  # [samples] int64, the same slots in the order of the tokens
-    tokens: Tensor  # [samples] int64
-    wait: Callable[[], object]
-
-
 class StageTraffic:
     """Of one stage of several."""
 
@@ -38,21 +26,25 @@ class StageTraffic:
         self._link, self._stage = worker.link, worker.config.stage
         self._last_tokens = last_tokens
         self._width, self._dtype, self._device = worker.config.hidden_size, worker.dtype, worker.device
-        self._returning: deque[_Returning] = deque()
+        self._returning: deque[list[int]] = deque()
+        """Of the first stage: the slots of each pass whose tokens it has not received yet, in their order."""
         self.is_first, self.is_last = self._stage.is_first, self._stage.is_last
 
     def begin(self, batch: Batch) -> None:
-        """Before a pass. The first stage takes in the tokens that its decode rows go on from."""
+        """Before a pass. The first stage takes in the tokens that its decode rows go on from.
+
+        Not sooner: on a GPU a receive that waits for its sender keeps a multiprocessor from what is computed meanwhile.
+        """
         decoding = {row.slot for row in batch.rows[: batch.num_decodes]}
         needed = 0
         for number, returning in enumerate(self._returning, start=1):
-            if not decoding.isdisjoint(returning.slots):
+            if not decoding.isdisjoint(returning):
                 needed = number
         needed = max(needed, len(self._returning) - _MOST_RETURNING * self._stage.size)
         for _ in range(needed):
-            one = self._returning.popleft()
-            one.wait()
-            self._last_tokens.index_copy_(0, one.on_device, one.tokens)
+            slots = self._returning.popleft()
+            tokens = self._link.receive_tokens(torch.empty(len(slots), dtype=torch.int64, device=self._device))
+            self._last_tokens.index_copy_(0, self._indices(slots), tokens)
 
     def receive(self, num_tokens: int) -> Tensor:
         """What the stage before has made of a pass: [tokens, hidden], the caller's to write over."""
@@ -67,9 +59,7 @@ class StageTraffic:
         self._link.send_hidden(hidden)
         slots = _sampling_slots(rows)
         if self.is_first and slots:
-            tokens = torch.empty(len(slots), dtype=torch.int64, device=self._device)
-            wait = self._link.receive_tokens(tokens)
-            self._returning.append(_Returning(set(slots), self._indices(slots), tokens, wait))
+            self._returning.append(slots)
 
     def return_tokens(self, rows: list[Row]) -> None:
         """The last stage has sampled the pass: the first one learns of it."""

@@ -1,6 +1,7 @@
 """Every architecture, shared out among ranks: logits equal those of the whole model, and are the same on all ranks."""
 
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -8,6 +9,8 @@ import torch
 
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.config.settings import EngineSettings
+from mini_infer_engine.core.batch import Batch, Row
+from mini_infer_engine.runtime.model_runner import ModelRunner
 from tests.engine.models.test_models import VARIANTS
 from tests.support import fp8_checkpoints, integer_checkpoints
 from tests.support.thread_group import ThreadGroup
@@ -48,6 +51,30 @@ def test_ranks_with_whole_experts_compute_what_one_process_does(variant: str, si
     experts = "num_local_experts" if architecture == "mixtral" else "num_experts"
     save_tiny_model(tmp_path, architecture, **(changes | {experts: 8, "moe_intermediate_size": 33}))
     _check(tmp_path, size, enable_expert_parallel=True)
+
+
+def test_no_rank_ends_a_chunk_before_all_have_its_keys_and_values(tmp_path: Path) -> None:
+    """Whoever is given pages of a group learns from the first rank alone that the chunk is computed."""
+    save_tiny_model(tmp_path, "qwen3")
+    group = ThreadGroup(tmp_path, 2, tensor_parallel_size=2)
+    first, second = group.runners
+    last_layer, ended = second.worker.model.layers[-1], Event()
+    attend = last_layer.attend
+
+    def late(*arguments: Any) -> Any:
+        assert not ended.wait(0.3)
+        return attend(*arguments)
+
+    def run(rank: ModelRunner) -> None:
+        if rank is second:
+            last_layer.attend = late  # type: ignore[method-assign]  # this rank is slow
+        rank.collect(rank.launch(Batch([Row(0, 0, 20, TOKENS[:20], table, None)], 0)))
+        if rank is first:
+            ended.set()
+
+    table = PageDealer(first).table(20)
+    group.run(run)
+    assert ended.is_set()
 
 
 @pytest.mark.parametrize("whole", [False, True])

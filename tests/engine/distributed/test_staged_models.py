@@ -10,7 +10,7 @@ from mini_infer_engine.core.batch import Batch, Row
 from mini_infer_engine.core.request import SamplingParams
 from tests.engine.models.test_models import VARIANTS
 from tests.support import fp8_checkpoints
-from tests.support.thread_group import ThreadGroup
+from tests.support.thread_group import ThreadGroup, ThreadLink
 from tests.support.tiny_models import PageDealer, run_chunks, save_tiny_model, tiny_runner
 
 TOKENS = [(position * 37 + 11) % 190 + 5 for position in range(40)]
@@ -89,6 +89,26 @@ def test_tokens_reach_the_first_stage_before_the_rows_that_go_on_from_them(tmp_p
     assert [handle.result().tokens for handle in found] == expected
     first = group.runners[0].executor
     assert len(first.traffic._returning) <= 2  # type: ignore[attr-defined]
+
+
+def test_the_first_stage_receives_no_token_before_a_row_goes_on_from_it(tmp_path: Path) -> None:
+    """A receive that waits for its sender would hold a part of a GPU that other passes want."""
+    save_tiny_model(tmp_path, "qwen3")
+    first, last = ThreadGroup(tmp_path, 1, 2).runners
+    table, link = PageDealer(first).table(20), first.worker.link
+    assert isinstance(link, ThreadLink)
+
+    def both(row: Row, num_decodes: int) -> None:
+        for stage in (first, last):
+            stage.collect(stage.launch(Batch([row], num_decodes)))
+
+    asks = SamplingParams(temperature=0)
+    both(Row(0, 0, 9, TOKENS[:9], table, asks), 0)
+    assert link.num_tokens_received == 0
+    both(Row(1, 0, 9, TOKENS[:9], PageDealer(first).table(20), None), 0)
+    assert link.num_tokens_received == 0
+    both(Row(0, 9, 1, None, table, asks, output_index=1), 1)
+    assert link.num_tokens_received == 1
 
 
 def test_more_stages_than_layers_are_refused(tmp_path: Path) -> None:

@@ -3,12 +3,14 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import zmq
 
 from mini_infer_engine.config.errors import ModelError
+from mini_infer_engine.kv_transfer import nixl_transport
 from mini_infer_engine.kv_transfer.group_transport import GroupTransport, open_group_transport, serve_rank
 from mini_infer_engine.kv_transfer.layout import KVLayout, KVMemory, Span
 from mini_infer_engine.kv_transfer.transport import Motion, Motions, Progress
@@ -142,3 +144,24 @@ def test_parts_end_together(first: Progress, second: Progress, begun: bool, expe
     motions = Motions([_Part(first), _Part(second)], has_failed=not begun)
     assert motions.progress() == expected
     assert motions.num_bytes == 16
+
+
+def test_a_rank_s_thread_has_its_gpu_before_it_registers_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is a new thread, whose current device would be the first: UCX opens and registers in that one's context."""
+    calls: list[str] = []
+
+    class Agent:
+        backends = ("UCX",)
+
+        def __init__(self, name: str, _: object) -> None:
+            calls.append(f"agent {name}")
+
+        def register_memory(self, region: list[tuple[int, int, int, str]], segment: str) -> None:
+            calls.append(f"{segment} of device {region[0][2]}")
+
+    nixl = SimpleNamespace(nixl_agent=Agent, nixl_agent_config=lambda **_: None)
+    monkeypatch.setattr(nixl_transport, "load_nixl", lambda: nixl)
+    monkeypatch.setattr("torch.cuda.set_device", lambda index: calls.append(f"set device {index}"))
+    memory = KVMemory(address=1 << 20, num_pages=NUM_PAGES, device="cuda", device_index=1, layout=LAYOUT)
+    nixl_transport.NixlTransport("x", memory, 1)
+    assert calls == ["set device 1", "agent x/1", "VRAM of device 1"]
