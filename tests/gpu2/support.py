@@ -1,8 +1,12 @@
 """Programs of the tests on two GPUs, each in a process of its own: ranks of a group, and engines that answer once."""
 
+import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,27 +21,51 @@ TWO_GPUS = [
 ]
 
 
+HANG_S = 120.0
+"""A start compiles for half a minute at most."""
+
+
 def started(module: str, *arguments: str) -> subprocess.Popen[str]:
     """A program of this folder."""
     command = [sys.executable, "-m", f"tests.gpu2.{module}", *arguments]
+    variables = environment() | {"PYTHONFAULTHANDLER": "1"}
     return subprocess.Popen(
-        command, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        cwd=ROOT,
+        env=variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
 
 
-def answer(process: subprocess.Popen[str], timeout_s: float = 300) -> Any:
-    """Its last line, which is JSON; what it has logged where it fails."""
+def answer(process: subprocess.Popen[str], timeout_s: float = HANG_S) -> Any:
+    """Its last line, which is JSON; where it fails what it has logged, and where it hangs the stacks of all threads."""
     try:
         output, log = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
-        process.kill()
+        # A rank that sees its parent die ends without a word: it goes first.
+        for number in (*_children(process.pid), process.pid):
+            _signal(number, signal.SIGABRT)
+            time.sleep(0.5)
+        os.killpg(process.pid, signal.SIGKILL)
         output, log = process.communicate()
-        pytest.fail(f"no answer within {timeout_s} s:\n{log[-4000:]}")
+        pytest.fail(f"no answer within {timeout_s} s:\n{log[-12_000:]}")
     assert process.returncode == 0, log[-4000:]
     return json.loads(output.splitlines()[-1])
 
 
-def asked(module: str, question: dict[str, Any], timeout_s: float = 300) -> Any:
+def _children(process: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+
+
+def _signal(process: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process, number)
+
+
+def asked(module: str, question: dict[str, Any], timeout_s: float = HANG_S) -> Any:
     """What one program makes of a question."""
     return answer(started(module, json.dumps(question)), timeout_s)
 

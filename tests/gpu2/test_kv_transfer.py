@@ -6,6 +6,7 @@ import random
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
@@ -38,12 +39,13 @@ dice = random.Random(0)
 
 
 class GpuSide(EngineServer):
-    """An engine on a GPU of its own."""
+    """An engine on a GPU of its own, or on several."""
 
-    def __init__(self, role: str, gpu: int, port: int) -> None:
+    def __init__(self, role: str, gpus: str, *more: str) -> None:
+        port = free_port()
         self.address = f"tcp://127.0.0.1:{port}"
-        flags = (*FLAGS, "--role", role, "--transfer-port", str(port))
-        super().__init__(*flags, variables={"CUDA_VISIBLE_DEVICES": str(gpu)}, limit_s=START_S)
+        flags = (*FLAGS, "--role", role, "--transfer-port", str(port), *more)
+        super().__init__(*flags, variables={"CUDA_VISIBLE_DEVICES": gpus}, limit_s=START_S)
 
     def labelled(self, series: str) -> float:
         lines = self.client.get("/metrics").text.splitlines()
@@ -62,15 +64,33 @@ class GpuSide(EngineServer):
         return pins + self.labelled("mini_infer_engine_kv_usage_ratio") == 0
 
 
+@contextmanager
+def started(asked: dict[str, tuple[str, ...]]) -> Iterator[dict[str, GpuSide]]:
+    """By name; each compiles its kernels: together they take half the time."""
+    with ThreadPoolExecutor() as threads:
+        begun = {name: threads.submit(GpuSide, *arguments) for name, arguments in asked.items()}
+    made = {name: future.result() for name, future in begun.items() if future.exception() is None}
+    try:
+        for future in begun.values():
+            future.result()
+        yield made
+    finally:
+        for side in made.values():
+            side.__exit__(None, None, None)
+
+
 @pytest.fixture(scope="module")
 def sides() -> Iterator[dict[str, GpuSide]]:
-    roles = ("prefill", "decode")
-    with ThreadPoolExecutor() as threads:  # each compiles its kernels: together they take half the time
-        begun = [threads.submit(GpuSide, role, gpu, free_port()) for gpu, role in enumerate(roles)]
-        made = {role: future.result() for role, future in zip(roles, begun, strict=True)}
-    yield made
-    for side in made.values():
-        side.__exit__(None, None, None)
+    with started({"prefill": ("prefill", "0"), "decode": ("decode", "1")}) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def groups() -> Iterator[dict[str, GpuSide]]:
+    """Each GPU has a rank of both groups, and one the engine that is alone, too."""
+    two = ("0,1", "--tensor-parallel-size", "2")
+    with started({"prefill": ("prefill", *two), "decode": ("decode", *two), "alone": ("prefill", "1")}) as made:
+        yield made
 
 
 def prompt(num_tokens: int) -> list[int]:
@@ -111,6 +131,20 @@ def test_kept_and_fetched_prompts_give_the_same_text(sides: dict[str, GpuSide]) 
         decode, [*other, 301, 302], cache_salt="own"
     )
     wait_until(prefill.is_at_rest)
+
+
+@pytest.mark.parametrize("giver", ["prefill", "alone"])
+@pytest.mark.parametrize("num_tokens", [300, 1500])
+def test_a_group_takes_what_a_group_or_one_engine_gives(
+    groups: dict[str, GpuSide], giver: str, num_tokens: int
+) -> None:
+    prefill, decode = groups[giver], groups["decode"]
+    token_ids, received, fallbacks = prompt(num_tokens), decode.received, decode.fallbacks
+    own = ask(decode, token_ids, cache_salt="own")
+    assert ask(decode, token_ids, {PREFILL_FROM_HEADER: prefill.address}) == own
+    assert (decode.received - received, decode.fallbacks - fallbacks) == (1, 0), decode.text_of_log[-2000:]
+    wait_until(prefill.is_at_rest)
+    wait_until(decode.is_at_rest)
 
 
 async def _ask_all(decode: GpuSide, prompts: list[list[int]], address: str) -> list[str]:

@@ -68,6 +68,7 @@ class EngineServer:
             self._wait_for_start(limit_s, verify)
         except BaseException:
             self.process.kill()  # nobody will have this object, and end it
+            print(self.text_of_log[-4000:])  # what pytest shows beside the error
             raise
 
     def _wait_for_start(self, limit_s: float, verify: ssl.SSLContext | bool) -> None:
