@@ -85,6 +85,7 @@ def test_a_bias_a_list_and_bad_words_decide_what_is_chosen(llm: LLM) -> None:
         ({"logit_bias": {10**7: 1.0}}, ["logit_bias", "10000000"]),
         ({"logit_bias": {5: 101.0}}, ["logit_bias", "101"]),
         ({"allowed_token_ids": []}, ["allowed_token_ids is empty"]),
+        ({"bad_words": ["x", ""]}, ["bad_words holds an empty word"]),
         ({"bad_words_token_ids": [[]]}, ["bad_words", "empty"]),
     ],
 )

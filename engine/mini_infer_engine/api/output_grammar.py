@@ -28,7 +28,9 @@ def output_grammar(spec: GenerationSpec, text: TextModel, prompt: Sequence[int])
     if budget is not None:
         begin_id, end_id = _marker_ids(thinking, text)
         left = max(0, budget - _thought_already(prompt, begin_id)) if is_inside else budget
-        return within_budget(left, end_id, None if is_inside else begin_id, answer)
+        call = text.formats.tools.ends_thinking if parsing.tools and text.formats.tools is not None else None
+        call_id = None if call is None else text.token_id(call.marker)
+        return within_budget(left, end_id, None if is_inside else begin_id, answer, call_id=call_id)
     return answer and answer.after_thinking(thinking.end, "" if is_inside else thinking.begin)
 
 

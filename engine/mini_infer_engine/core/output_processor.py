@@ -131,7 +131,7 @@ class OutputProcessor:
         if output.finish_reason is None and (matcher.error or matcher.has_ended):
             self.end(sequence)
         if matcher.error:
-            return replace(output, finish_reason="error", error=matcher.error)
+            return replace(output, finish_reason="error", error=matcher.error, is_refusal=matcher.is_too_complex)
         if matcher.has_ended and output.finish_reason != "stop":
             return replace(output, finish_reason="stop", ends_in_text=not matcher.is_end(taken[-1]))
         return output

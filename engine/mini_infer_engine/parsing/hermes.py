@@ -8,7 +8,7 @@ from mini_infer_engine.parsing.base import Tool
 from mini_infer_engine.parsing.json_calls import read_call
 from mini_infer_engine.parsing.sink import Sink
 from mini_infer_engine.parsing.text_source import TextSource, Waiting
-from mini_infer_engine.parsing.tool_format import ToolCallFormat, ToolFormat
+from mini_infer_engine.parsing.tool_format import CallOpening, ToolCallFormat, ToolFormat
 
 _BEGIN, _END = "<tool_call>", "</tool_call>"
 
@@ -17,6 +17,7 @@ class HermesFormat(ToolFormat):
     """See the module."""
 
     markers = (_BEGIN, _END)
+    ends_thinking = CallOpening(_BEGIN, "{")
     call_format = ToolCallFormat(
         before_name=f'{_BEGIN}\n{{"name": "',
         after_name='", "arguments": ',

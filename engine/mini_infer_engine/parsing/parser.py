@@ -71,9 +71,11 @@ class FormatParser:
 def _read(
     source: TextSource, sink: Sink, formats: OutputFormats, parsing: OutputParsing, prompt_end: str
 ) -> Waiting[None]:
+    tools = formats.tools if parsing.tools else None
     if (reasoning := formats.reasoning) is not None:
         is_inside = begins_inside(reasoning, parsing.continued_text, prompt_end)
-        yield from read_reasoning(source, sink, reasoning, is_inside)
-    if formats.tools is not None and parsing.tools:
-        yield from formats.tools.read(source, sink, parsing.tools)
+        call = None if tools is None else tools.ends_thinking
+        yield from read_reasoning(source, sink, reasoning, is_inside, call)
+    if tools is not None:
+        yield from tools.read(source, sink, parsing.tools)
     yield from source.through([], sink.content)

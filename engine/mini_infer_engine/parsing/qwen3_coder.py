@@ -12,7 +12,7 @@ from mini_infer_engine.parsing.json_reader import Recorder
 from mini_infer_engine.parsing.python_literals import as_json
 from mini_infer_engine.parsing.sink import Sink
 from mini_infer_engine.parsing.text_source import Teller, TextSource, Waiting
-from mini_infer_engine.parsing.tool_format import ToolCallFormat, ToolFormat
+from mini_infer_engine.parsing.tool_format import CallOpening, ToolCallFormat, ToolFormat
 
 _BEGIN, _END = "<tool_call>", "</tool_call>"
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"
@@ -23,6 +23,7 @@ class Qwen3CoderFormat(ToolFormat):
     """See the module."""
 
     markers = (_BEGIN, _END)
+    ends_thinking = CallOpening(_BEGIN, _FUNCTION)
     call_format = ToolCallFormat(
         before_name=f"{_BEGIN}\n{_FUNCTION}",
         after_name=">\n",

@@ -1,8 +1,11 @@
-"""Thinking at the beginning of an output. Where the prompt has opened it already, the output begins within."""
+"""Thinking at the beginning of an output. Where the prompt has opened it already, the output begins within.
+
+Some models call tools without having ended their thinking: a call ends it.
+"""
 
 from mini_infer_engine.parsing.sink import Sink
 from mini_infer_engine.parsing.text_source import TextSource, Waiting
-from mini_infer_engine.parsing.tool_format import ReasoningFormat
+from mini_infer_engine.parsing.tool_format import CallOpening, ReasoningFormat
 
 
 def begins_inside(markers: ReasoningFormat, continued_text: str, prompt_end: str) -> bool:
@@ -14,8 +17,10 @@ def begins_inside(markers: ReasoningFormat, continued_text: str, prompt_end: str
     return is_open or prompt_end.rstrip().endswith(markers.begin)
 
 
-def read_reasoning(source: TextSource, sink: Sink, markers: ReasoningFormat, is_inside: bool) -> Waiting[None]:
-    """Tell the thinking, if the output begins with any; what follows it is not read."""
+def read_reasoning(
+    source: TextSource, sink: Sink, markers: ReasoningFormat, is_inside: bool, call: CallOpening | None = None
+) -> Waiting[None]:
+    """Tell the thinking, if the output begins with any; what follows it is not read, nor is a call that ends it."""
     if not is_inside:
         space = yield from source.skip_space()
         if not (yield from source.accept(markers.begin)):
@@ -25,5 +30,13 @@ def read_reasoning(source: TextSource, sink: Sink, markers: ReasoningFormat, is_
     if is_inside:
         yield from source.skip_space()
         yield from source.accept(markers.begin)  # some models open it again
-    if (yield from source.through([markers.end], sink.reasoning)) is not None:
+    ends = [markers.end] if call is None else [markers.end, call.marker]
+    while (marker := (yield from source.until(ends, sink.reasoning))) is not None:
+        if call is None or marker == markers.end:
+            source.take(len(marker))
+            break
+        if (yield from source.is_followed(marker, call.next_text)):
+            break
+        sink.reasoning(source.take(len(marker)))  # only a mention
+    if marker is not None:
         sink.end_reasoning()

@@ -67,6 +67,16 @@ class TextSource:
             yield
         return self._text[self._at : self._at + count]
 
+    def is_followed(self, marker: str, expected: str) -> Waiting[bool]:
+        """Whether `expected` stands behind `marker`, which comes next, white space aside; reads neither."""
+        count = len(marker) + len(expected)
+        while True:
+            ahead = yield from self.peek(count)
+            rest = ahead[len(marker) :].lstrip()
+            if len(rest) >= len(expected) or len(ahead) < count:
+                return rest.startswith(expected)
+            count += len(expected) - len(rest)
+
     def accept(self, expected: str) -> Waiting[bool]:
         """Read `expected` if it comes next; waits only for as long as it may."""
         while True:

@@ -1,7 +1,7 @@
 """How a family of models writes calls of tools: what a format must say of itself. Knows none of them."""
 
 from abc import ABC, abstractmethod
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -30,6 +30,14 @@ class ToolCallFormat(msgspec.Struct, frozen=True, kw_only=True):
     """JSON: an object; XML: <parameter=KEY>VALUE</parameter> for each; Python: KEY=VALUE with commas between."""
 
 
+class CallOpening(NamedTuple):
+    """Where a call certainly begins."""
+
+    marker: str
+    next_text: str
+    """What stands behind the marker, white space aside."""
+
+
 class ToolFormat(ABC):
     """One format. It has no state: what it reads is in the source, what it found in the sink."""
 
@@ -37,6 +45,8 @@ class ToolFormat(ABC):
     """Texts that the format cannot be read without; where they are special tokens, they are shown."""
     call_format: ToolCallFormat
     """For grammars."""
+    ends_thinking: CallOpening | None = None
+    """A call that begins so ends thinking that has not been ended; None: none does."""
     id_prefix, id_length = "call_", 24
     """Of a call's id: as OpenAI's are, unless the family's templates want others."""
 

@@ -18,6 +18,9 @@ MAX_SCHEMA_DEPTH = 64
 TEXT = r"/(.|\n)*/"
 """In Lark: any text, also none. Special tokens are no text."""
 
+_MOST_RULES = 256
+"""Alternatives that a parser follows beside each other; more are one regex, since llguidance follows 2000 at most."""
+
 
 class GrammarError(ValueError):
     """A schema, regex or grammar that no output can be held to, and what in it is at fault."""
@@ -89,7 +92,11 @@ def of_choice(choices: Sequence[str]) -> Grammar:
     """One of these texts."""
     if not choices:
         raise GrammarError("there is nothing to choose from: give at least one string")
-    return of_lark("start: " + " | ".join(map(literal, dict.fromkeys(choices))))
+    different = dict.fromkeys(choices)
+    if len(different) <= _MOST_RULES:
+        return of_lark("start: " + " | ".join(map(literal, different)))
+    texts = [literal(text) for text in different if text]
+    return of_lark(f"start: CHOICE{'?' if '' in different else ''}\nCHOICE: {' | '.join(texts)}")
 
 
 def of_lark_or_gbnf(text: str) -> Grammar:

@@ -10,6 +10,9 @@ from mini_infer_engine.core.request import SamplingParams
 Mask = np.ndarray
 """[ceil(vocabulary / 32)] uint32: bit t % 32 of word t // 32 is set where token t may be chosen."""
 
+_NO_SUCH_TOKEN = "doesn't satisfy the grammar"
+"""In the library's error about a token that the grammar does not have; its other errors are about limits."""
+
 
 class GrammarMatcher:
     """Of one sequence. What its sampling parameters forbid beside the grammar is part of its masks."""
@@ -37,7 +40,14 @@ class GrammarMatcher:
         """Why it cannot go on; empty: it can."""
         if not self.library.is_error():
             return ""
-        return f"{self._param} cannot be enforced any further: {first_line(self.library.get_error())}"
+        fault = first_line(self.library.get_error())
+        remedy = "; simplify it" if self.is_too_complex else ""
+        return f"{self._param} cannot be enforced any further: {fault}{remedy}"
+
+    @property
+    def is_too_complex(self) -> bool:
+        """Whether it cannot go on since its grammar outgrew the limits on one, which is the request's fault."""
+        return self.library.is_error() and _NO_SUCH_TOKEN not in self.library.get_error()
 
     def accept(self, token: int) -> bool:
         """Take a token; False: the grammar does not have it here, and `error` says so."""

@@ -11,17 +11,28 @@ from mini_infer_engine.structured.params import GrammarRequest
 PARAM = "thinking_token_budget"
 
 
-def within_budget(budget: int, end_id: int, begin_id: int | None, answer: GrammarRequest | None) -> GrammarRequest:
-    """`begin_id`: the marker behind which the output may think; None: it begins within its thinking."""
+def within_budget(
+    budget: int, end_id: int, begin_id: int | None, answer: GrammarRequest | None, *, call_id: int | None = None
+) -> GrammarRequest:
+    """`begin_id`: the marker behind which the output may think; None: it begins within its thinking.
+
+    `call_id`: the marker of a call, which would end the thinking as well, and so is not chosen within it.
+    """
     param = PARAM if answer is None else answer.param
     return GrammarRequest(
         param,
-        lambda special: _grammar(budget, end_id, begin_id, None if answer is None else answer.build(special)),
+        lambda special: _grammar(
+            _thinking(budget, end_id, call_id), begin_id, None if answer is None else answer.build(special)
+        ),
     )
 
 
-def _grammar(budget: int, end_id: int, begin_id: int | None, answer: Grammar | None) -> Grammar:
-    thinking = f"<[^{end_id}]>{{0,{budget}}} <[{end_id}]>" if budget else f"<[{end_id}]>"
+def _thinking(budget: int, end_id: int, call_id: int | None) -> str:
+    others = f"^{end_id}" if call_id is None else f"^{end_id},{call_id}"
+    return f"<[{others}]>{{0,{budget}}} <[{end_id}]>" if budget else f"<[{end_id}]>"
+
+
+def _grammar(thinking: str, begin_id: int | None, answer: Grammar | None) -> Grammar:
     rules = f"thinking: {thinking}\nblanks: BLANKS?\nBLANKS: /[ \\n]{{1,4}}/"
     if answer is not None:
         start = "thinking blanks" if begin_id is None else f"(<[{begin_id}]> thinking blanks)?"

@@ -100,6 +100,8 @@ def _check_logit_changes(params: SamplingParams, vocab_size: int) -> None:
             raise ParameterError("allowed_token_ids", "allowed_token_ids is empty; leave it out, or allow some tokens")
         for token_id in params.allowed_token_ids:
             _check_token("allowed_token_ids", token_id, vocab_size)
+    if "" in params.bad_words:
+        raise ParameterError("bad_words", "bad_words holds an empty word: leave it out")
     for word in params.bad_words_token_ids:
         if not word:
             raise ParameterError("bad_words", "bad_words holds an empty word")

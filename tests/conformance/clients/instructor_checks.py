@@ -18,7 +18,7 @@ def ask(mode, model=DEMO, messages=USER, response_model=Person):
     plain = openai.OpenAI(base_url=f"{URL}/v1", api_key="any", max_retries=0, timeout=60)
     client = instructor.from_openai(plain, mode=mode)
     return client.chat.completions.create(
-        model=model, messages=messages, response_model=response_model, max_retries=0, max_tokens=200
+        model=model, messages=messages, response_model=response_model, max_retries=0, max_tokens=200, temperature=0
     )
 
 

@@ -65,6 +65,8 @@ def test_prompts_are_cut_to_a_number_of_tokens(server: DryServer, fields: dict[s
     found = post(server, COMPLETION, return_token_ids=True, **fields)
     assert bytes(found["choices"][0]["prompt_token_ids"]) == left
     assert found["usage"]["prompt_tokens"] == len(left)
+    echoed = post(server, COMPLETION, echo=True, **fields)["choices"][0]
+    assert echoed["text"] == left.decode() + found["choices"][0]["text"], "what the model saw of it"
 
 
 def test_a_prompt_longer_than_the_context_is_cut_to_it(server: DryServer) -> None:

@@ -265,6 +265,26 @@ def test_a_grammar_that_does_not_compile_refuses_its_request_alone() -> None:
     assert answers["right"].text.isdigit()
 
 
+DOUBLING = "\n".join(f"a{level}: a{level + 1} a{level + 1}" for level in range(40))
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [of_lark(f'start: a0\n{DOUBLING}\na40: "x"'), of_regex(r"(\w+\s?\p{L}{1,200}){200}")],
+    ids=["too many items", "too many expressions"],
+)
+@DEPTHS
+def test_a_grammar_that_grows_beyond_the_limits_refuses_its_request_alone(depth: int, grammar: Grammar) -> None:
+    bench = Bench(depth=depth)
+    bench.add("grows", grammar, max_tokens=400)
+    bench.add("right", DIGITS)
+    answers = bench.run()
+    assert (answers["grows"].finish_reason, answers["grows"].is_refusal) == ("error", True)
+    assert answers["grows"].error.startswith("structured_outputs cannot be enforced any further: ")
+    assert answers["grows"].error.endswith("simplify it")
+    assert answers["right"].text.isdigit()
+
+
 def test_without_a_tokenizer_no_output_is_held_to_a_grammar() -> None:
     with pytest.raises(ValueError, match="structured_outputs needs a tokenizer"):
         Bench(with_grammars=False).add("one", DIGITS)

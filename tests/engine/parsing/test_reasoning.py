@@ -28,6 +28,40 @@ def test_thinking_is_told_from_the_answer_whatever_pieces_it_comes_in(name: str)
         assert read_pieces(pieces, FORMATS, (), prompt_end) == expected, pieces
 
 
+HERMES_CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+CODER_CALL = "<tool_call>\n<function=get_weather>\n<parameter=city>\nRome\n</parameter>\n</function>\n</tool_call>"
+ROME = ("get_weather", '{"city": "Rome"}')
+CALLS_IN_THINKING = {
+    "a call": ("hermes", f"I look.\n\n{HERMES_CALL}", Read("", (ROME,), "I look.")),
+    "two calls": ("hermes", f"{HERMES_CALL}\n{HERMES_CALL}", Read("", (ROME, ROME))),
+    "no line end": ("hermes", "I look." + HERMES_CALL.replace("\n", ""), Read("", (ROME,), "I look.")),
+    "a call as Qwen3-Coder writes it": ("qwen3_coder", f"I look.\n{CODER_CALL}", Read("", (ROME,), "I look.")),
+    "only a mention": ("hermes", "I write <tool_call> now.</think>Yes.", Read("Yes.", (), "I write <tool_call> now.")),
+    "a mention of the other form": (
+        "qwen3_coder",
+        "Not <tool_call> {}.</think>Yes.",
+        Read("Yes.", (), "Not <tool_call> {}."),
+    ),
+    "cut in the marker": ("hermes", "I look. <tool_c", Read(reasoning="I look. <tool_c")),
+    "cut behind it": ("hermes", "I look. <tool_call>\n", Read(reasoning="I look. <tool_call>\n")),
+    "after thinking": ("hermes", f"I look.</think>{HERMES_CALL}", Read("", (ROME,), "I look.")),
+}
+
+
+@pytest.mark.parametrize("name", CALLS_IN_THINKING)
+def test_a_call_ends_the_thinking_that_the_model_did_not_end(name: str) -> None:
+    """As Qwen's models do now and then; vLLM reads it so, too."""
+    calls, text, expected = CALLS_IN_THINKING[name]
+    formats = OutputFormats(reasoning_parser="qwen3", tool_call_parser=calls)
+    for pieces in [[text], *cuts(text, seed=len(name))]:
+        assert read_pieces(pieces, formats, prompt_end=OPEN) == expected, pieces
+
+
+def test_without_tools_nothing_within_thinking_is_a_call() -> None:
+    formats = OutputFormats(reasoning_parser="qwen3", tool_call_parser="hermes")
+    assert read_pieces([HERMES_CALL], formats, (), OPEN) == Read(reasoning=HERMES_CALL)
+
+
 def test_a_parser_knows_from_the_beginning_whether_it_reads_thinking() -> None:
     parser = FormatParser(FORMATS, OutputParsing(), OPEN)
     assert parser.is_reasoning

@@ -57,6 +57,10 @@ def test_a_chat_has_beams_too(demo: EngineServer) -> None:
         ({"use_beam_search": True, "temperature": 0.7}, "temperature"),
         ({"use_beam_search": True, "presence_penalty": 1}, "presence_penalty"),
         ({"use_beam_search": True, "stop": ["x"]}, "stop"),
+        (
+            {"use_beam_search": True, "repetition_detection": {"max_pattern_size": 4, "min_count": 2}},
+            "repetition_detection",
+        ),
         ({"use_beam_search": True, "echo": True, "logprobs": 1}, "echo"),
         ({"use_beam_search": True, "response_format": {"type": "json_object"}}, "response_format"),
         ({"use_beam_search": True, "n": 7}, "n"),

@@ -23,6 +23,7 @@ from tests.support.grammars import accepts
 POINT = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
 ONE_OF = {"oneOf": [{"type": "integer"}, {"type": "number"}]}
 THINKING = after_thinking(of_choice(["yes", "no"]), "</think>")
+MANY = [f"choice {number}" for number in range(8000)]
 GBNF = 'root ::= "a" digit*\ndigit ::= [0-9]'
 
 
@@ -44,6 +45,8 @@ GBNF = 'root ::= "a" digit*\ndigit ::= [0-9]'
         (of_choice(["yes", "no", "yes"]), ["yes", "no"], ["ye", "yesno", ""]),
         (of_choice(['a"b\\', "é😀", "\x01\x7f\n"]), ['a"b\\', "é😀", "\x01\x7f\n"], ["a"]),
         (of_choice(["", "x"]), ["", "x"], ["xx"]),
+        (of_choice(MANY), ["choice 1", "choice 12", "choice 7999"], ["choice", "choice 8000", ""]),
+        (of_choice(["", *MANY]), ["", "choice 12"], ["choice", "choice 8000"]),
         (of_lark_or_gbnf(GBNF), ["a", "a12"], ["12", "ab"]),
         (of_lark_or_gbnf('start: "a" DIGIT*\nDIGIT: /[0-9]/'), ["a", "a12"], ["12"]),
         (THINKING, ["</think>yes", "hm, no\n</think>\n\nno"], ["yes", "hm</think>hm", "hm</think>"]),

@@ -31,6 +31,15 @@ def test_an_output_that_does_not_begin_with_thinking_is_free() -> None:
     assert not accepts(grammar, "<abcd>then")
 
 
+def test_no_call_begins_within_thinking() -> None:
+    """A parser would take it for the end of the thinking, and what it is held to would be left out."""
+    for answer in (None, ANSWER):
+        grammar = within_budget(3, END, None, answer, call_id=ord("c")).build({})
+        assert accepts(grammar, "ab>yes")
+        assert not accepts(grammar, "ac>yes")
+    assert accepts(within_budget(3, END, None, None, call_id=ord("c")).build({}), "ab>c")
+
+
 def test_an_answer_of_a_given_form_follows() -> None:
     inside, may_think = (within_budget(3, END, begin, ANSWER) for begin in (None, BEGIN))
     assert inside.param == "response_format"

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from mini_infer_contract.api_errors import ApiError
-from mini_infer_engine.core.request import EarlyStopping
+from mini_infer_engine.core.request import EarlyStopping, RepetitionDetectionParams
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "temperature": (0, 1),
@@ -27,6 +27,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "stop": ([],),
     "prompt_logprobs": (),
     "logprob_token_ids": (),
+    "repetition_detection": (RepetitionDetectionParams(),),
 }
 """Sampling parameters that beams do not know, and the values that ask for nothing."""
 

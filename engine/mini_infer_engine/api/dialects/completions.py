@@ -70,7 +70,7 @@ class CompletionDialect:
             spec = _keeping_the_best(spec, request.n or 1)
         if not request.echo:
             return spec
-        texts = [item if isinstance(item, str) else None for item in (prompt if are_several else [prompt])]
+        texts = [item if _is_sent_whole(item, request) else None for item in (prompt if are_several else [prompt])]
         sampling = dict(spec.sampling)
         if spec.beams is not None and request.logprobs is not None:
             message = "echo with logprobs has no meaning with use_beam_search = true: leave out one of them"
@@ -87,6 +87,11 @@ class CompletionDialect:
     ) -> "CompletionRenderer":
         """See `Dialect`."""
         return CompletionRenderer(spec, request_id, model, decoder)
+
+
+def _is_sent_whole(prompt: str | list[int], request: CompletionRequest) -> bool:
+    """Whether the text of a prompt is what the model sees of it; else that is made of its token ids."""
+    return isinstance(prompt, str) and request.truncate_prompt_tokens is None
 
 
 def _copies(request: CompletionRequest) -> int:
