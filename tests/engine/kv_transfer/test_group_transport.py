@@ -159,7 +159,8 @@ def test_a_rank_s_thread_has_its_gpu_before_it_registers_the_pool(monkeypatch: p
         def register_memory(self, region: list[tuple[int, int, int, str]], segment: str) -> None:
             calls.append(f"{segment} of device {region[0][2]}")
 
-    nixl = SimpleNamespace(nixl_agent=Agent, nixl_agent_config=lambda **_: None)
+    binding = SimpleNamespace(nixlAgent=None)
+    nixl = SimpleNamespace(nixl_agent=Agent, nixl_agent_config=lambda **_: None, nixlBind=binding)
     monkeypatch.setattr(nixl_transport, "load_nixl", lambda: nixl)
     monkeypatch.setattr("torch.cuda.set_device", lambda index: calls.append(f"set device {index}"))
     memory = KVMemory(address=1 << 20, num_pages=NUM_PAGES, device="cuda", device_index=1, layout=LAYOUT)
