@@ -114,3 +114,22 @@ def test_ranks_with_some_experts_each_make_summands_of_the_whole(
         assert not part.transpose(0, 1)[~is_here].any(), "another rank's experts make nothing here"
         summed += part
     assert torch.equal(summed, whole), "each pair is computed by one rank, in the same way"
+
+
+@pytest.mark.parametrize("dtype", cases([FP32], [BF16]))
+def test_experts_of_other_ranks_make_nothing_whatever_stands_before_the_first_one(dtype: torch.dtype) -> None:
+    """Where each row has a factor, too: those in front of this rank's experts are no numbers."""
+    tokens, experts, hidden, width = 3, 4, 64, 32
+    stacks = []
+    for rows, columns in ((2 * width, hidden), (hidden, width)):
+        stack = stacked([moved(random_weight("nvfp4", rows, columns, seed), DEVICE) for seed in range(experts)])
+        assert stack.factors is not None
+        stack.factors[1] = float("nan")
+        stacks.append(stack.at(slice(2, experts)))
+    x, logits = normal(tokens, hidden, dtype=dtype), normal(tokens, experts, dtype=dtype, seed=2)
+    logits[0, :2] = 9.0  # both of the first token's experts are elsewhere
+    routing = route(logits, 2, normalizes_top_k=True, groups=False, local=range(2, experts))
+    summands = expert_gemv(x, routing, *stacks)
+    assert summands.isfinite().all()
+    assert not summands.transpose(0, 1)[routing.experts < 0].any()
+    assert not summands[:, 0].any()

@@ -39,21 +39,41 @@ def _e2m1_wide(values):
 
 
 @triton.jit
-def _by_column(parameters, rows, mask_rows, start, groups, GROUP: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Scales or zero points of BLOCK_K columns from `start` on, [rows, BLOCK_K] or [rows, 1] of one group, as stored.
+def _by_column(
+    parameters,
+    rows,
+    mask_rows,
+    start,
+    groups,
+    ARE_SCALES: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """Scales or zero points of BLOCK_K columns from `start` on in fp32, [rows, BLOCK_K] or [rows, 1] of one group.
 
-    GROUP: columns that share one; 0: the whole row.
+    GROUP: columns that share one; 0: the whole row. Each is loaded and widened once where groups are smaller than
+    BLOCK_K and divide it.
     """
     first = parameters + rows * groups
     zero = 0.0 if parameters.dtype.element_ty.is_floating() else 0
     if GROUP == 0:
-        found = tl.load(first, mask=mask_rows, other=zero)[:, None]
+        stored = tl.load(first, mask=mask_rows, other=zero)[:, None]
     elif GROUP % BLOCK_K == 0:
-        found = tl.load(first + start // GROUP, mask=mask_rows, other=zero)[:, None]
+        stored = tl.load(first + start // GROUP, mask=mask_rows, other=zero)[:, None]
+    elif BLOCK_K % GROUP == 0:
+        places = start // GROUP + tl.arange(0, BLOCK_K // GROUP)
+        stored = tl.load(
+            first[:, None] + places[None, :], mask=mask_rows[:, None] & (places < groups)[None, :], other=zero
+        )
     else:
         places = (start + tl.arange(0, BLOCK_K)) // GROUP
-        mask = mask_rows[:, None] & (places < groups)[None, :]
-        found = tl.load(first[:, None] + places[None, :], mask=mask, other=zero)
+        stored = tl.load(
+            first[:, None] + places[None, :], mask=mask_rows[:, None] & (places < groups)[None, :], other=zero
+        )
+    found = _scales_wide(stored) if ARE_SCALES else stored.to(tl.float32)
+    if GROUP > 0 and GROUP < BLOCK_K and BLOCK_K % GROUP == 0:
+        of_each = tl.broadcast_to(found[:, :, None], (rows.shape[0], BLOCK_K // GROUP, GROUP))
+        found = tl.reshape(of_each, (rows.shape[0], BLOCK_K))
     return found
 
 
@@ -66,6 +86,7 @@ def widened_tile(
     mask_rows,
     start,
     K,
+    row_bytes,
     groups,
     KIND: tl.constexpr,
     GROUP: tl.constexpr,
@@ -73,29 +94,27 @@ def widened_tile(
 ):
     """fp32 [rows, BLOCK_K]: weights of columns `start` to `start + BLOCK_K`, but for factors; rows int64.
 
-    KIND is `GroupedWeight.kind`; `start` is a multiple of BLOCK_K. Columns beyond K are finite, whatever they are.
+    KIND is `GroupedWeight.kind`, row_bytes those of a row of values, an argument of the kernel: of what is computed
+    from K the compiler would not know that it is aligned, and load byte by byte. `start` is a multiple of BLOCK_K.
+    Columns beyond K are finite, whatever they are.
     """
     if KIND == "int4" or KIND == "fp4":
-        stride = (K + 1) // 2
         pairs = start // 2 + tl.arange(0, BLOCK_K // 2)
-        mask = mask_rows[:, None] & (pairs < stride)[None, :]
-        both = tl.load(values + rows[:, None] * stride + pairs[None, :], mask=mask, other=0).to(tl.int32)
+        mask = mask_rows[:, None] & (pairs < row_bytes)[None, :]
+        both = tl.load(values + rows[:, None] * row_bytes + pairs[None, :], mask=mask, other=0).to(tl.int32)
         nibbles = tl.interleave(both & 15, both >> 4)
         wide = _e2m1_wide(nibbles) if KIND == "fp4" else nibbles.to(tl.float32)
     else:
         columns = start + tl.arange(0, BLOCK_K)
         mask = mask_rows[:, None] & (columns < K)[None, :]
         none = 0 if KIND == "int8" else 0.0
-        wide = tl.load(values + rows[:, None] * K + columns[None, :], mask=mask, other=none).to(tl.float32)
-    scale = _scales_wide(_by_column(scales, rows, mask_rows, start, groups, GROUP, BLOCK_K))
+        wide = tl.load(values + rows[:, None] * row_bytes + columns[None, :], mask=mask, other=none).to(tl.float32)
+    scale = _by_column(scales, rows, mask_rows, start, groups, True, GROUP, BLOCK_K)
     if zeros is None:
         wide = wide * scale
     else:
-        middle = _by_column(zeros, rows, mask_rows, start, groups, GROUP, BLOCK_K)
-        if middle.dtype.is_floating():
-            wide = wide * scale + middle.to(tl.float32)
-        else:
-            wide = (wide - middle.to(tl.float32)) * scale
+        middle = _by_column(zeros, rows, mask_rows, start, groups, False, GROUP, BLOCK_K)
+        wide = wide * scale + middle if zeros.dtype.element_ty.is_floating() else (wide - middle) * scale
     return wide
 
 
@@ -112,6 +131,7 @@ def _gemm(
     M,
     N,
     K,
+    row_bytes,
     groups,
     x_stride,
     out_stride,
@@ -135,7 +155,7 @@ def _gemm(
         if order is not None:
             column = tl.load(order + k, mask=k < K, other=0)
         inputs = tl.load(x_rows + column[:, None], mask=(k < K)[:, None] & mask_m[None, :], other=0.0)
-        tile = widened_tile(values, scales, zeros, rows, mask_n, start, K, groups, KIND, GROUP, BLOCK_K)
+        tile = widened_tile(values, scales, zeros, rows, mask_n, start, K, row_bytes, groups, KIND, GROUP, BLOCK_K)
         acc = tl.dot(tile.to(inputs.dtype), inputs, acc, input_precision=PRECISION)
     if factors is not None:
         acc *= tl.load(factors + n, mask=mask_n, other=0.0)[:, None]
@@ -155,6 +175,7 @@ def _widen(
     out,
     N,
     K,
+    row_bytes,
     groups,
     KIND: tl.constexpr,
     GROUP: tl.constexpr,
@@ -166,7 +187,7 @@ def _widen(
     start = tl.program_id(1) * BLOCK_K
     k = start + tl.arange(0, BLOCK_K)
     rows = n.to(tl.int64)
-    tile = widened_tile(values, scales, zeros, rows, n < N, start, K, groups, KIND, GROUP, BLOCK_K)
+    tile = widened_tile(values, scales, zeros, rows, n < N, start, K, row_bytes, groups, KIND, GROUP, BLOCK_K)
     if factors is not None:
         tile *= tl.load(factors + n, mask=n < N, other=0.0)[:, None]
     column = k
@@ -183,13 +204,14 @@ def kernel_group(weight: GroupedWeight) -> int:
 
 def expert_operands(
     weight: torch.Tensor | GroupedWeight,
-) -> tuple[tuple[torch.Tensor | None, ...], int, dict[str, Any]]:
-    """What kernels of experts take of a stack: its tensors, groups a row, and KIND and GROUP."""
+) -> tuple[tuple[torch.Tensor | None, ...], tuple[int, int], dict[str, Any]]:
+    """What kernels of experts take of a stack: its tensors, elements and groups a row, and KIND and GROUP."""
     if isinstance(weight, torch.Tensor):
-        return (weight, None, None, None), 1, {"KIND": "plain", "GROUP": 0}
+        return (weight, None, None, None), (weight.shape[-1], 1), {"KIND": "plain", "GROUP": 0}
     assert weight.order is None
     parts = (weight.values, weight.scales, weight.zeros, weight.factors)
-    return parts, weight.scales.shape[-1], {"KIND": weight.kind, "GROUP": kernel_group(weight)}
+    sizes = weight.values.shape[-1], weight.scales.shape[-1]
+    return parts, sizes, {"KIND": weight.kind, "GROUP": kernel_group(weight)}
 
 
 def widened_groups(weight: GroupedWeight, dtype: torch.dtype) -> torch.Tensor:
@@ -205,6 +227,7 @@ def widened_groups(weight: GroupedWeight, dtype: torch.dtype) -> torch.Tensor:
         out,
         n,
         k,
+        weight.values.shape[-1],
         weight.scales.shape[-1],
         KIND=weight.kind,
         GROUP=kernel_group(weight),
@@ -243,6 +266,7 @@ def grouped_weight_linear(
         m,
         n,
         k,
+        weight.values.shape[-1],
         weight.scales.shape[-1],
         x.stride(0),
         out.stride(0),
@@ -253,6 +277,6 @@ def grouped_weight_linear(
         BLOCK_K=64 if narrow else 128,
         PRECISION="ieee" if narrow else "tf32",
         num_warps=4,
-        num_stages=2 if narrow else 3,
+        num_stages=2 if narrow else 5 if block_m == 16 else 3,  # the fewer rows, the more is memory all that counts
     )
     return out

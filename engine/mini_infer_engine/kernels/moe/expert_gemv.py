@@ -25,6 +25,7 @@ def _gate_up(
     out,
     K,
     N,
+    row_bytes,
     groups,
     x_stride,
     TOP_K: tl.constexpr,
@@ -58,15 +59,16 @@ def _gate_up(
             up += tl.load(rows + N.to(tl.int64) * K + start, mask=inside, other=0.0).to(tl.float32) * values
         else:
             gate += values * widened_tile(
-                weight, scales, zeros, row, n < N, start, K, groups, KIND, GROUP, BLOCK_K
+                weight, scales, zeros, row, n < N, start, K, row_bytes, groups, KIND, GROUP, BLOCK_K
             )  # fmt: skip
             up += values * widened_tile(
-                weight, scales, zeros, row + N, n < N, start, K, groups, KIND, GROUP, BLOCK_K
+                weight, scales, zeros, row + N, n < N, start, K, row_bytes, groups, KIND, GROUP, BLOCK_K
             )  # fmt: skip
     total_gate, total_up = tl.sum(gate, axis=1), tl.sum(up, axis=1)
     if factors is not None:
-        total_gate *= tl.load(factors + row, mask=n < N, other=0.0)
-        total_up *= tl.load(factors + row + N, mask=n < N, other=0.0)
+        has_factors = (n < N) & (expert >= 0)  # in front of the first expert's there may be anything
+        total_gate *= tl.load(factors + row, mask=has_factors, other=0.0)
+        total_up *= tl.load(factors + row + N, mask=has_factors, other=0.0)
     total_gate = total_gate.to(out.dtype.element_ty).to(tl.float32)
     total_up = total_up.to(out.dtype.element_ty).to(tl.float32)
     gated = (total_gate / (1.0 + tl.exp(-total_gate))).to(out.dtype.element_ty).to(tl.float32) * total_up
@@ -85,6 +87,7 @@ def _down(
     out,
     K,
     N,
+    row_bytes,
     groups,
     tokens,
     TOP_K: tl.constexpr,
@@ -113,11 +116,11 @@ def _down(
             acc += tl.load(rows + start, mask=inside, other=0.0).to(tl.float32) * values
         else:
             acc += values * widened_tile(
-                weight, scales, zeros, row, n < N, start, K, groups, KIND, GROUP, BLOCK_K
+                weight, scales, zeros, row, n < N, start, K, row_bytes, groups, KIND, GROUP, BLOCK_K
             )  # fmt: skip
     total = tl.sum(acc, axis=1)
     if factors is not None:
-        total *= tl.load(factors + row, mask=n < N, other=0.0)
+        total *= tl.load(factors + row, mask=(n < N) & (expert >= 0), other=0.0)
     total = total.to(out.dtype.element_ty).to(tl.float32) * tl.load(weights + pair)
     place = ((pair % TOP_K).to(tl.int64) * tokens + pair // TOP_K) * N
     tl.store(out + place + n, total.to(out.dtype.element_ty), mask=n < N)
@@ -136,11 +139,11 @@ def expert_gemv(
     gated = torch.empty((pairs, width), dtype=x.dtype, device=x.device)
     out = torch.empty((top_k, tokens, hidden), dtype=x.dtype, device=x.device)
     options = {"TOP_K": top_k, "BLOCK_K": 512, "SKIPS": routing.is_local, "num_warps": 4, "num_stages": 3}
-    parts, groups, form = expert_operands(gate_up)
+    parts, sizes, form = expert_operands(gate_up)
     _gate_up[(pairs, cdiv(width, 4))](
-        x, routing.experts, *parts, gated, hidden, width, groups, x.stride(0), BLOCK_N=4, **form, **options
+        x, routing.experts, *parts, gated, hidden, width, *sizes, x.stride(0), BLOCK_N=4, **form, **options
     )
-    parts, groups, form = expert_operands(down)
+    parts, sizes, form = expert_operands(down)
     _down[(pairs, cdiv(hidden, 8))](
         gated,
         routing.experts,
@@ -149,7 +152,7 @@ def expert_gemv(
         out,
         width,
         hidden,
-        groups,
+        *sizes,
         tokens,
         BLOCK_N=8,
         **form,

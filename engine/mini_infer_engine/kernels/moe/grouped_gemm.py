@@ -40,6 +40,7 @@ def _grouped(
     tokens,
     K,
     N,
+    row_bytes,
     groups,
     x_stride,
     TOP_K: tl.constexpr,
@@ -78,10 +79,12 @@ def _grouped(
                 up = tl.load(columns + N.to(tl.int64) * K + start, mask=mask, other=0.0)
                 up_acc = tl.dot(values, up, up_acc, input_precision=PRECISION)
         else:
-            tile = widened_tile(weight, scales, zeros, row, n < N, start, K, groups, KIND, GROUP, BLOCK_K)
+            tile = widened_tile(weight, scales, zeros, row, n < N, start, K, row_bytes, groups, KIND, GROUP, BLOCK_K)
             acc = tl.dot(values, tl.trans(tile).to(values.dtype), acc, input_precision=PRECISION)
             if GATED:
-                tile = widened_tile(weight, scales, zeros, row + N, n < N, start, K, groups, KIND, GROUP, BLOCK_K)
+                tile = widened_tile(
+                    weight, scales, zeros, row + N, n < N, start, K, row_bytes, groups, KIND, GROUP, BLOCK_K
+                )  # fmt: skip
                 up_acc = tl.dot(values, tl.trans(tile).to(values.dtype), up_acc, input_precision=PRECISION)
     if factors is not None:
         acc *= tl.load(factors + row, mask=n < N, other=0.0)[None, :]
@@ -134,7 +137,7 @@ def grouped_experts(
     block_n = 32 if narrow else 64 if block_m <= 32 else 128
     gated_n = min(block_n, 64)  # two accumulators
     common = (routing.counts, routing.pairs, routing.weights)
-    parts, groups, form = expert_operands(gate_up)
+    parts, sizes, form = expert_operands(gate_up)
     _grouped[(cdiv(width, gated_n), tiles)](
         x,
         *parts,
@@ -143,14 +146,14 @@ def grouped_experts(
         tokens,
         hidden,
         width,
-        groups,
+        *sizes,
         x.stride(0),
         GATED=True,
         BLOCK_N=gated_n,
         **form,
         **options,
     )
-    parts, groups, form = expert_operands(down)
+    parts, sizes, form = expert_operands(down)
     _grouped[(cdiv(hidden, block_n), tiles)](
         gated,
         *parts,
@@ -159,7 +162,7 @@ def grouped_experts(
         tokens,
         width,
         hidden,
-        groups,
+        *sizes,
         width,
         GATED=False,
         BLOCK_N=block_n,

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["words_stride"])
 def _ban_words(
     words,
     words_stride,
