@@ -9,6 +9,7 @@ from typing import Any
 
 from mini_infer_contract.api_errors import refuse_field
 from mini_infer_contract.dialects.anthropic_request import (
+    ContentBlock,
     Conversation,
     CountTokensRequest,
     MessageParam,
@@ -138,6 +139,7 @@ def _tool_choice(choice: ToolChoice, tools: Sequence[Tool]) -> dict[str, Any]:
 def _chat_messages(request: Conversation) -> list[Message]:
     """All messages; contents are lists of texts until the end, so that turns of one role become one."""
     messages: list[Message] = []
+    calls: set[str] = set()
     if request.system is not None and (texts := _system_texts(request.system)):
         messages.append({"role": "system", "content": texts})
     for index, message in enumerate(request.messages):
@@ -147,8 +149,10 @@ def _chat_messages(request: Conversation) -> list[Message]:
             if texts := _system_texts(_only_text(message, where)):
                 messages.append({"role": "developer", "content": texts})
         elif message.role == "user":
+            _check_results(message, calls, where)
             _add_user(messages, message, where)
         else:
+            calls |= {block.id for block in _blocks(message) if isinstance(block, ToolUseBlock)}
             _add(messages, _assistant(message, where))
     _check_last(messages, f"messages[{len(request.messages) - 1}]")
     return [message | {"content": _content(message["content"])} for message in messages]
@@ -170,7 +174,7 @@ def _only_text(message: MessageParam, where: str) -> str | list[TextBlock]:
 
 def _add_user(messages: list[Message], message: MessageParam, where: str) -> None:
     """A user's turn: results of tools are messages of their own, between the texts as they stand."""
-    blocks = [TextBlock(message.content)] if isinstance(message.content, str) else message.content
+    blocks = _blocks(message)
     if not blocks:
         refuse_field(f"{where}.content", "is empty: send at least one block")
     for index, block in enumerate(blocks):
@@ -182,6 +186,18 @@ def _add_user(messages: list[Message], message: MessageParam, where: str) -> Non
             refuse_field(f"{where}.content[{index}].type", "is a block of the assistant's, and the role is user")
 
 
+def _blocks(message: MessageParam) -> Sequence[ContentBlock]:
+    return [TextBlock(message.content)] if isinstance(message.content, str) else message.content
+
+
+def _check_results(message: MessageParam, calls: set[str], where: str) -> None:
+    """ApiError: a result is of none of the calls before it."""
+    for index, block in enumerate(_blocks(message)):
+        if isinstance(block, ToolResultBlock) and block.tool_use_id not in calls:
+            told = f"is {block.tool_use_id[:100]!r}, and no tool_use before it has that id: send the tool_use, too"
+            refuse_field(f"{where}.content[{index}].tool_use_id", told)
+
+
 def _result(block: ToolResultBlock) -> str:
     content = block.content if block.content is not None else ""
     text = content if isinstance(content, str) else "\n".join(part.text for part in content)
@@ -189,7 +205,7 @@ def _result(block: ToolResultBlock) -> str:
 
 
 def _assistant(message: MessageParam, where: str) -> Message:
-    blocks = [TextBlock(message.content)] if isinstance(message.content, str) else message.content
+    blocks = _blocks(message)
     texts: list[str] = []
     calls: list[dict[str, Any]] = []
     thoughts: list[str] = []

@@ -42,6 +42,8 @@ def new_response(body: dict[str, Any], response_id: str, model: str, created_s: 
         "max_tool_calls": body.get("max_tool_calls"),
         "model": model,
         "output": [],
+        "frequency_penalty": _else(body.get("frequency_penalty"), 0.0),
+        "presence_penalty": _else(body.get("presence_penalty"), 0.0),
         "parallel_tool_calls": body.get("parallel_tool_calls") is not False,
         "previous_response_id": body.get("previous_response_id"),
         "prompt_cache_key": body.get("prompt_cache_key"),
@@ -50,9 +52,9 @@ def new_response(body: dict[str, Any], response_id: str, model: str, created_s: 
         "service_tier": "default",
         "store": body.get("store") is not False,
         "temperature": _else(body.get("temperature"), 1.0),
-        "text": {"format": text.get("format") or {"type": "text"}, "verbosity": text.get("verbosity") or "medium"},
+        "text": {"format": _format(text.get("format")), "verbosity": text.get("verbosity") or "medium"},
         "tool_choice": _else(body.get("tool_choice"), "auto"),
-        "tools": body.get("tools") or [],
+        "tools": [_tool(tool) for tool in body.get("tools") or ()],
         "top_logprobs": body.get("top_logprobs") or 0,
         "top_p": _else(body.get("top_p"), 1.0),
         "truncation": body.get("truncation") or "disabled",
@@ -65,6 +67,19 @@ def new_response(body: dict[str, Any], response_id: str, model: str, created_s: 
 def with_error(response: Response, code: str | None, message: str) -> Response:
     """The same response, failed."""
     return response | {"status": "failed", "error": {"code": code or "server_error", "message": message}}
+
+
+def _format(form: dict[str, Any] | None) -> dict[str, Any]:
+    """As the request has it, with every field that OpenAI's schema of the answer requires."""
+    if form is None:
+        return {"type": "text"}
+    return {"description": None, "strict": None} | form if form.get("type") == "json_schema" else form
+
+
+def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+    """The same of a tool."""
+    required = {"description": None, "parameters": None, "strict": None}
+    return required | tool if tool.get("type") == "function" else tool
 
 
 def _else(value: Any, default: Any) -> Any:

@@ -97,6 +97,8 @@ def _format(form: object) -> dict[str, Any]:
     if form.get("type") != "json_schema":
         return form
     given = _object(form, "text.format", ("type", "name", "description", "schema", "strict"))
+    if given.get("schema") is None:
+        _refuse("text.format.schema", "is missing: send one, or type json_object", "missing_field")
     schema = {name: given[name] for name in ("name", "description", "schema", "strict") if given.get(name) is not None}
     return {"type": "json_schema", "json_schema": schema}
 

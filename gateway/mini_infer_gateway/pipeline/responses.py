@@ -89,11 +89,12 @@ class Responses:
             held.release()
 
     def _check(self, body: dict[str, Any]) -> str:
-        """What the gateway can see at once: fields of the conversation, and the model's name."""
+        """What the gateway can see at once: fields of the conversation, and the model's name, as engines tell it."""
         chat_body(body)
         model = asked_model(ENGINE_PATHS[RESPONSES_PATH], body, self._fleet.catalog.listed)
-        self._fleet.resolve(model)
-        return model
+        endpoints = self._fleet.endpoints
+        served = (endpoints[name].endpoint.model for name in self._fleet.resolve(model) if name in endpoints)
+        return next(served, model)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         if _HELD in scope:

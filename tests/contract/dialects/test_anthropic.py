@@ -88,17 +88,21 @@ def test_calls_and_results_of_tools() -> None:
     call = {"type": "tool_use", "id": "toolu_1", "name": "get_weather", "input": {"city": "Zürich"}}
     result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [{"type": "text", "text": "20 °C"}]}
     failed = {"type": "tool_result", "tool_use_id": "toolu_2", "content": "no such city", "is_error": True}
-    assistant = {"role": "assistant", "content": [{"type": "text", "text": "I look."}, call]}
+    other = call | {"id": "toolu_2", "input": {}}
+    assistant = {"role": "assistant", "content": [{"type": "text", "text": "I look."}, call, other]}
     converted = messages_of(
         USER, assistant, {"role": "user", "content": [result, failed, {"type": "text", "text": "And now?"}]}
     )
-    arguments = converted[1]["tool_calls"][0]["function"].pop("arguments")
-    assert json.loads(arguments) == {"city": "Zürich"}
+    arguments = [call["function"].pop("arguments") for call in converted[1]["tool_calls"]]
+    assert [json.loads(given) for given in arguments] == [{"city": "Zürich"}, {}]
     assert converted[1:] == [
         {
             "role": "assistant",
             "content": "I look.",
-            "tool_calls": [{"id": "toolu_1", "type": "function", "function": {"name": "get_weather"}}],
+            "tool_calls": [
+                {"id": call_id, "type": "function", "function": {"name": "get_weather"}}
+                for call_id in ("toolu_1", "toolu_2")
+            ],
         },
         {"role": "tool", "tool_call_id": "toolu_1", "content": "20 °C"},
         {"role": "tool", "tool_call_id": "toolu_2", "content": "Error: no such city"},
@@ -217,6 +221,7 @@ def user(*blocks: dict[str, Any]) -> dict[str, Any]:
         (user({"type": "document", "source": {}}), ["messages[0].content[0].type is 'document'"]),
         (user({"type": "tool_use", "id": "t", "name": "f", "input": {}}), ["messages[0].content[0].type", "user"]),
         (user(), ["messages[0].content is empty"]),
+        (user({"type": "tool_result", "tool_use_id": "toolu_9"}), ["messages[0].content[0].tool_use_id is 'toolu_9'"]),
         (user(*[{"type": "text", "text": ""}] * 20_000), ["messages have 20001 messages and blocks", "20000"]),
         (body(USER, {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {}}]}),
          ["messages[1] calls a tool"]),

@@ -82,6 +82,8 @@ def test_a_message_has_anthropics_shape(server: DryServer) -> None:
         "content": [{"type": "text", "text": ANSWER}],
         "stop_reason": "end_turn",
         "stop_sequence": None,
+        "stop_details": None,
+        "container": None,
     }
     assert usage["output_tokens"] == len(ANSWER.encode()) + 1
 

@@ -46,6 +46,70 @@ def test_a_response_tells_its_request_and_what_it_took(client: openai.OpenAI) ->
     assert usage.total_tokens == usage.input_tokens + usage.output_tokens
 
 
+REQUIRED = [
+    "id",
+    "object",
+    "created_at",
+    "completed_at",
+    "status",
+    "incomplete_details",
+    "model",
+    "previous_response_id",
+    "instructions",
+    "output",
+    "error",
+    "tools",
+    "tool_choice",
+    "truncation",
+    "parallel_tool_calls",
+    "text",
+    "top_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "top_logprobs",
+    "temperature",
+    "reasoning",
+    "user",
+    "usage",
+    "max_output_tokens",
+    "max_tool_calls",
+    "store",
+    "background",
+    "service_tier",
+    "metadata",
+    "safety_identifier",
+    "prompt_cache_key",
+]
+"""Of a response, by the schema of https://www.openresponses.org; some may be null, and none may be missing."""
+
+
+def test_no_field_is_missing_that_the_schema_requires(server: DryServer) -> None:
+    asked = {"tools": [{"type": "function", "name": "look"}], "presence_penalty": 0.5}
+    form = {"type": "json_schema", "name": "any", "schema": {"type": "object"}}
+    for more in (asked, asked | {"background": True}, {"tools": [], "text": {"format": form}}):
+        told = server.client.post("/v1/responses", json={"model": MODEL, "input": "hi"} | more).json()
+        assert set(REQUIRED) <= told.keys()
+        assert told["presence_penalty"] == more.get("presence_penalty", 0.0)
+        assert told["tools"] in ([], [{"type": "function", "name": "look"} | dict.fromkeys(TOOL_FIELDS)])
+        assert told["text"]["format"] in ({"type": "text"}, form | {"description": None, "strict": None})
+
+
+TOOL_FIELDS = ("description", "parameters", "strict")
+"""That a function of an answer always has."""
+
+
+def test_obfuscated_deltas_have_lengths_that_tell_little(server: DryServer) -> None:
+    body = {"model": MODEL, "input": "hello", "stream": True, "stream_options": {"include_obfuscation": True}}
+    for options, is_padded in ((True, True), (False, False)):
+        body["stream_options"] = {"include_obfuscation": options}
+        events = server.client.post("/v1/responses", json=body).text.split("\n\n")[:-1]
+        contents = [json.loads(event.partition("\ndata: ")[2]) for event in events]
+        assert [content["sequence_number"] for content in contents] == list(range(len(events)))
+        deltas = [index for index, content in enumerate(contents) if content["type"].endswith("delta")]
+        assert {"obfuscation" in contents[index] for index in deltas} == {is_padded}
+        assert ({(len(events[index].encode()) + 2) % 64 for index in deltas} == {0}) is is_padded
+
+
 def test_a_stream_adds_up_to_the_response(client: openai.OpenAI) -> None:
     whole = create(client)
     events = list(client.responses.create(model=MODEL, input="hello", stream=True))
@@ -195,6 +259,7 @@ def test_what_fails_in_the_background_says_why(client: openai.OpenAI) -> None:
         ({"temperature": 3}, "temperature"),
         ({"reasoning": {"effort": "banana"}}, "reasoning.effort"),
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
+        ({"text": {"format": {"type": "json_schema", "name": "any"}}}, "text.format.schema"),
         ({"include": ["everything"]}, "include[0]"),
         ({"store": "yes"}, "store"),
         ({"previous_response_id": 5}, "previous_response_id"),

@@ -171,6 +171,18 @@ async def test_in_the_background_through_the_gateway(dry: DryServer) -> None:
         assert counted.input_tokens > 5
 
 
+async def test_another_name_of_a_model_is_exchanged_wherever_a_response_is_told(dry: DryServer) -> None:
+    endpoint = Endpoint(name="dry", url=dry.url, model="dry", service="team/dry")
+    async with running_gateway(endpoint) as gateway, client_of(gateway) as client:
+        await until(lambda: gateway.app.fleet.is_ready)
+        whole = await create(client, model="team/dry")
+        stream = await client.responses.create(model="team/dry", input="hello", stream=True)
+        told = [event.response.model async for event in stream if hasattr(event, "response")]
+        begun = await create(client, model="team/dry", background=True)
+        kept = await client.responses.retrieve(whole.id)
+        assert {whole.model, begun.model, kept.model, *told} == {"dry"}
+
+
 async def test_over_websocket(dry: DryServer) -> None:
     endpoint = Endpoint(name="dry", url=dry.url, model="dry")
     async with running_gateway(endpoint) as gateway, client_of(gateway) as client, client.responses.connect() as line:

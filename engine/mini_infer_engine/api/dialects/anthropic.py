@@ -52,11 +52,11 @@ class MessagesRenderer:
     def whole(self, replies: Sequence[OutputText]) -> bytes:
         """See `Renderer`."""
         reply = replies[0]
-        message = self._head | {"content": self._content(reply)} | self._end(reply)
+        message = self._head | {"content": self._content(reply)} | self._end(reply) | _NOT_HERE
         ids: dict[str, Any] = {}
         if self._tells_ids:
             ids = {"prompt_token_ids": reply.request.prompt_token_ids, "token_ids": reply.token_ids}
-        return encode_json(message | {"usage": self._usage(reply)} | ids)
+        return encode_json(message | {"usage": _settled(self._usage(reply))} | ids)
 
     def _content(self, reply: OutputText) -> list[dict[str, Any]]:
         if not self._max_tokens:
@@ -73,9 +73,9 @@ class MessagesRenderer:
         if replies[0].resumed is not None:
             self._event(replies[0].resumed)  # Told by another engine: here, only which block is open.
             return b""
-        nothing: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
-        usage = self._usage(replies[0]) | {"output_tokens": 0}
-        return event({"type": "message_start", "message": self._head | nothing | {"usage": usage}}) + PING
+        nothing: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None, "stop_details": None}
+        usage = _settled(_prompt_usage(replies[0]) | {"output_tokens": 0})
+        return event({"type": "message_start", "message": self._head | nothing | _NOT_HERE | {"usage": usage}}) + PING
 
     def render(self, deltas: Sequence[Delta]) -> bytes:
         """See `Renderer`."""
@@ -103,7 +103,8 @@ class MessagesRenderer:
 
     def _end(self, reply: OutputText) -> dict[str, Any]:
         sequence = reply.stop_reason if isinstance(reply.stop_reason, str) else None
-        return {"stop_reason": self._stop_reason(reply, sequence), "stop_sequence": sequence}
+        reason = self._stop_reason(reply, sequence)
+        return {"stop_reason": reason, "stop_sequence": sequence, "stop_details": None}
 
     def _stop_reason(self, reply: OutputText, stop_sequence: str | None) -> str:
         if not self._max_tokens:
@@ -116,11 +117,24 @@ class MessagesRenderer:
         return "tool_use" if reply.finish_reason == "tool_calls" else "end_turn"
 
     def _usage(self, reply: OutputText) -> dict[str, Any]:
-        usage: dict[str, Any] = message_usage(len(reply.request.prompt_token_ids), reply.num_cached_tokens)
-        usage["output_tokens"] = len(reply.token_ids) if self._max_tokens else 0
+        usage = _prompt_usage(reply) | {"output_tokens": len(reply.token_ids) if self._max_tokens else 0}
         if reply.parsed is not None:
             usage["output_tokens_details"] = {"thinking_tokens": reply.parsed.reasoning_tokens}
         return usage
+
+
+_NOT_HERE: dict[str, Any] = {"container": None}
+"""Of a message: what clients expect to be told of, and what is never there."""
+
+
+def _prompt_usage(reply: OutputText) -> dict[str, Any]:
+    return message_usage(len(reply.request.prompt_token_ids), reply.num_cached_tokens)
+
+
+def _settled(usage: dict[str, Any]) -> dict[str, Any]:
+    """With what is known of a message before its end, and not told again there."""
+    lifetimes = {"ephemeral_5m_input_tokens": usage["cache_creation_input_tokens"], "ephemeral_1h_input_tokens": 0}
+    return usage | {"cache_creation": lifetimes, "server_tool_use": None, "service_tier": "standard"}
 
 
 def message_usage(prompt_tokens: int, cached_tokens: int) -> dict[str, Any]:

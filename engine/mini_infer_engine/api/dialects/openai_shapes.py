@@ -167,10 +167,15 @@ _PADDED_TO = 64
 
 def obfuscated(event: bytes) -> bytes:
     """An event with random characters, as OpenAI's have: so its length tells little of the text that is in it."""
-    begin, end = event[: -len(b"}\n\n")], b'"}\n\n'
-    name = b',"obfuscation":"'
-    missing = -(len(begin) + len(name) + len(end)) % _PADDED_TO
-    return begin + name + secrets.token_urlsafe(_PADDED_TO)[:missing].encode() + end
+    begin, end = event[: -len(b"}\n\n")], b"}\n\n"
+    return begin + obfuscation(len(begin) + len(end)) + end
+
+
+def obfuscation(size_bytes: int) -> bytes:
+    """The field that makes the length of an event of so many bytes such a multiple."""
+    name, end = b',"obfuscation":"', b'"'
+    missing = -(size_bytes + len(name) + len(end)) % _PADDED_TO
+    return name + secrets.token_urlsafe(_PADDED_TO)[:missing].encode() + end
 
 
 def timings_of(reply: OutputText) -> dict[str, float | None]:

@@ -16,7 +16,7 @@ from mini_infer_contract.dialects.response_object import (
     REASONING_PREFIX,
     id_in,
 )
-from mini_infer_engine.api.dialects.openai_shapes import encode_json
+from mini_infer_engine.api.dialects.openai_shapes import encode_json, obfuscation
 
 Logprobs = list[dict[str, Any]]
 _CALL_ID_CHARACTERS = 24
@@ -25,8 +25,10 @@ _CALL_ID_CHARACTERS = 24
 class EventWriter:
     """Events of one stream, numbered, and the ids in them."""
 
-    def __init__(self, response_id: str) -> None:
+    def __init__(self, response_id: str, *, obfuscates: bool = False) -> None:
+        """`obfuscates`: deltas have random characters, so that their lengths tell little of the text in them."""
         self._response_id = response_id
+        self._obfuscates = obfuscates
         self._number = 0
 
     def id_of(self, prefix: str, output_index: int) -> str:
@@ -50,7 +52,9 @@ class EventWriter:
     def write_delta(self, head: bytes, delta: str, tail: bytes = b"") -> bytes:
         """The same of an event whose beginning was encoded before (`delta_head`): one such goes out a token."""
         number, self._number = self._number, self._number + 1
-        return b'%b,"delta":%b%b,"sequence_number":%d}\n\n' % (head, encode_json(delta), tail, number)
+        begin = b'%b,"delta":%b%b' % (head, encode_json(delta), tail)
+        end = b',"sequence_number":%d}\n\n' % number
+        return begin + (obfuscation(len(begin) + len(end)) if self._obfuscates else b"") + end
 
 
 def ids_event(token_ids: list[int]) -> bytes:
@@ -172,9 +176,9 @@ class ReasoningItem(OutputItem):
         return self._item(status, [], content)
 
     def _item(self, status: str, summary: list[dict[str, str]], content: list[dict[str, str]]) -> dict[str, Any]:
-        sealed = sealed_reasoning(self.text) if self._sealed and status != "in_progress" else None
         item = {"id": self.id, "type": "reasoning", "status": status, "summary": summary, "content": content}
-        return item | {"encrypted_content": sealed}
+        is_sealed = self._sealed and status != "in_progress"
+        return item | ({"encrypted_content": sealed_reasoning(self.text)} if is_sealed else {})
 
 
 class ReasoningSummaryItem(ReasoningItem):

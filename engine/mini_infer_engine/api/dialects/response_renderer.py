@@ -30,7 +30,8 @@ class ResponsesRenderer:
         self._response = new_response(body, kept.id, model, kept.created_at or int(time.time()), "in_progress")
         if spec.service_tier is not None:
             self._response["service_tier"] = spec.service_tier
-        self._events = EventWriter(kept.id)
+        options = body.get("stream_options") or {}
+        self._events = EventWriter(kept.id, obfuscates=bool(options.get("include_obfuscation")))
         self._has_begun = False
         reasoning = body.get("reasoning") or {}
         self._output = ResponseOutput(
@@ -116,6 +117,10 @@ class ResponsesRenderer:
         """What is in force, which may be the model's own."""
         sampling = reply.request.sampling
         self._response |= {"temperature": sampling.temperature, "top_p": sampling.top_p}
+        self._response |= {
+            "presence_penalty": sampling.presence_penalty,
+            "frequency_penalty": sampling.frequency_penalty,
+        }
 
     def _logprobs(self, positions: Sequence[TokenLogprobs]) -> Logprobs:
         content: Logprobs = chat_logprobs(positions, self._names)["content"] if positions else []

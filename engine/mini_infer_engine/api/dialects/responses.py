@@ -40,7 +40,7 @@ _OF_CHATS = ("structured_outputs", "thinking_token_budget", "include_reasoning")
 class ResponsesStreamOptions(Body):
     """What a stream tells beside its events."""
 
-    include_obfuscation: Literal[False] | None = None
+    include_obfuscation: bool | None = None
 
 
 class ResponsesRequest(GenerationFields):

@@ -162,7 +162,10 @@ class MessageUsage(Struct):
     cache_creation_input_tokens: int
     cache_read_input_tokens: int
     output_tokens: int
+    cache_creation: dict[str, int] | UnsetType = UNSET
     output_tokens_details: dict[str, int] | UnsetType = UNSET
+    server_tool_use: None = None
+    service_tier: Literal["standard"] | UnsetType = UNSET
 
 
 class Message(Struct):
@@ -176,6 +179,8 @@ class Message(Struct):
     stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
     stop_sequence: str | None
     usage: MessageUsage
+    stop_details: None = None
+    container: None = None
 
 
 class MessageStreamEvent(Struct):
@@ -212,6 +217,32 @@ class ResponseObject(Struct):
     error: dict[str, Any] | None
     incomplete_details: dict[str, Any] | None
     previous_response_id: str | None
+    completed_at: int | None
+    instructions: str | None
+    tools: list[dict[str, Any]]
+    tool_choice: str | dict[str, Any]
+    parallel_tool_calls: bool
+    text: dict[str, Any]
+    reasoning: dict[str, Any]
+    temperature: float
+    top_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    top_logprobs: int
+    truncation: Literal["auto", "disabled"]
+    max_output_tokens: int | None
+    max_tool_calls: int | None
+    store: bool
+    background: bool
+    service_tier: str
+    metadata: dict[str, str]
+    user: str | None
+    safety_identifier: str | None
+    prompt_cache_key: str | None
+    input_messages: list[dict[str, Any]] | UnsetType = UNSET
+    output_messages: list[dict[str, Any]] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ResponseStreamEvent(Struct):

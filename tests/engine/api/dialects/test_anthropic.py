@@ -120,8 +120,18 @@ def test_a_stream_tells_the_same(text: str, display: str) -> None:
     answer, events = whole(text, thinking=thinking), streamed(text, thinking=thinking)
     assert without_ids(blocks_of(events)) == without_ids(answer["content"])
     assert [event["type"] for event in events[-2:]] == ["message_delta", "message_stop"]
-    told = events[-2]["delta"] | {"usage": events[-2]["usage"]}
-    assert told == {name: answer[name] for name in ("stop_reason", "stop_sequence", "usage")}
+    assert events[-2]["delta"] == {name: answer[name] for name in ("stop_reason", "stop_sequence", "stop_details")}
+    begun = events[0]["message"]["usage"]
+    assert begun["output_tokens"] == 0
+    assert begun | events[-2]["usage"] == answer["usage"]
+
+
+def test_no_field_is_missing_that_anthropics_answers_have() -> None:
+    for message in (whole("Hello."), streamed("Hello.")[0]["message"]):
+        assert {"container", "stop_details", "stop_reason", "stop_sequence"} <= message.keys()
+        usage = message["usage"]
+        assert (usage["service_tier"], usage["server_tool_use"]) == ("standard", None)
+        assert sum(usage["cache_creation"].values()) == usage["cache_creation_input_tokens"]
 
 
 def test_omitted_thinking_leaves_its_block_and_its_signature() -> None:

@@ -156,6 +156,14 @@ def test_reasoning_can_be_sealed_for_clients_that_send_back_that_alone() -> None
     output.push([Reasoning("so")], [])
     output.end("completed")
     assert output.items[0]["encrypted_content"] == sealed_reasoning("so")
+    assert "encrypted_content" not in reasoning_in_clear()
+
+
+def reasoning_in_clear() -> dict[str, Any]:
+    output = ResponseOutput(EventWriter("resp_1"))
+    output.push([Reasoning("so")], [])
+    output.end("completed")
+    return output.items[0]
 
 
 def test_a_call_of_a_namespaces_function_has_both_names() -> None:
