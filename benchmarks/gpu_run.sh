@@ -2,7 +2,8 @@
 # What is to be shown on a GPU machine, by stages: unpacks what scripts/pack_gpu.sh packed, runs the GPU tests, then the
 # benchmarks beside the peer where it is present. Leaves log.txt and a JSON of each stage in a folder, at most 8 files.
 # usage: benchmarks/gpu_run.sh [STAGE...]    default: tests serving offline interference memory ablations attention
-#   on two GPUs: tp_tests tp_tune tensor_parallel (TP_MODELS=a,b; FLAGS=--all-reduce: that alone) pipeline_parallel (PP_MODELS=a,b) kv_tests kv_transfer disaggregation data_parallel
+#   on two GPUs: tp_tests (TP_CHOSEN="bfloat16 or experts", TP_WORKERS=3 at a time) tp_tune tensor_parallel (TP_MODELS=a,b; FLAGS=--all-reduce: that alone)
+#   pipeline_parallel (PP_MODELS=a,b PP_KINDS="one GPU,two ranks,whole experts") kv_tests kv_transfer disaggregation data_parallel
 #   more stages: startup products structured speculation logprobs beams quantization (SCHEMES=bf16,int8,fp8,int4) quantized_products precision kv_dtype;
 #   soak (starts ten gentle minutes in the background, which wait while others measure; each
 #   later call fetches what it has found), soaked (stays until it ends)
@@ -91,7 +92,9 @@ benchmark() { # name flags...
 for name in $stages; do
   case $name in
   tests) OMP_NUM_THREADS=2 stage tests "$python" -m pytest -n 8 --dist worksteal -m gpu tests/gpu -q -rfEs --durations=15 -p no:cacheprovider ;;
-  tp_tests) OMP_NUM_THREADS=4 stage tp_tests "$python" -m pytest -m gpu2 tests/gpu2 -k "tensor_parallel or pipeline_parallel" -q -rfEs --durations=15 -p no:cacheprovider ;;
+  tp_tests) # most of each is the start of an engine: several at a time, on the same two GPUs
+    OMP_NUM_THREADS=4 stage tp_tests "$python" -m pytest -n "${TP_WORKERS:-3}" -m gpu2 tests/gpu2 \
+      -k "(tensor_parallel or pipeline_parallel) and (${TP_CHOSEN:-test})" -v -rfEs --durations=15 -p no:cacheprovider ;;
   tp_tune) # leaves the GPU's whole table of tile configs in $OUT, with those of the shapes of two ranks
     folders=$($python -c "import sys; sys.path.insert(0, 'benchmarks'); from pathlib import Path; from common.models import model_folder
 for name in sys.argv[2].split(','): print('--model', model_folder(name, Path(sys.argv[1])))" "$(mktemp -d)" "${TP_MODELS:-qwen2.5-7b,qwen2.5-14b,mistral-small-24b}")
@@ -100,7 +103,7 @@ for name in sys.argv[2].split(','): print('--model', model_folder(name, Path(sys
       --rows "${ROWS:-8,32,16,64}" --out "$out" --time-limit-s "$(($(left) - 20))" ;;
   tensor_parallel)
     benchmark tensor_parallel --models "${TP_MODELS:-qwen2.5-7b,qwen2.5-14b,mistral-small-24b}" --engines "${ENGINES:-ours}" --rounds "${ROUNDS:-2}" "${peers[@]}" ;;
-  pipeline_parallel) benchmark pipeline_parallel --models "${PP_MODELS:-qwen2.5-14b}" --rounds "${ROUNDS:-2}" ;;
+  pipeline_parallel) benchmark pipeline_parallel --models "${PP_MODELS:-qwen2.5-14b}" --kinds "${PP_KINDS:-one GPU,two stages,two ranks}" --rounds "${ROUNDS:-2}" ;;
   offline)
     benchmark engine_offline --models "$models" --engines "${ENGINES:-ours,vllm,vllm-inproc}" --max-num-seqs "$mns" \
       --rounds "${ROUNDS:-3}" --caches "$site/caches" --resume "$site/offline.json" --plot "$out/offline.png" "${peers[@]}"

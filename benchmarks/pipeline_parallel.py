@@ -1,6 +1,7 @@
 """Two GPUs of one host as two stages of a pipeline beside one GPU, and beside two tensor-parallel ranks.
 
     python benchmarks/pipeline_parallel.py --models qwen2.5-14b --out FILE
+    python benchmarks/pipeline_parallel.py --models qwen3-30b-a3b --kinds "one GPU,two ranks,whole experts" --out FILE
 
 For each model an engine of each kind in a process of its own, with random weights: mixed load W1 (common/loads.py),
 time between tokens at batch 1 and 32, time to the first token of 4,096. Ratios are to one GPU in the same run. A
@@ -19,11 +20,14 @@ from common.report import make_parser, save, words
 from common.side_by_side import measure_alone, show_ratios
 from engine_offline import measure
 
-KINDS: dict[str, dict[str, int]] = {
+KINDS: dict[str, dict[str, Any]] = {
     "one GPU": {},
     "two stages": {"pipeline_parallel_size": 2},
     "two ranks": {"tensor_parallel_size": 2},
+    "whole experts": {"tensor_parallel_size": 2, "enable_expert_parallel": True},
 }
+USUAL = ("one GPU", "two stages", "two ranks")
+"""The others are for mixtures of experts."""
 WANTED = ("w1 tok_s", "itl ms bs 1", "itl ms bs 32", "ttft ms 4096")
 SMOKE_WANTED = ("itl ms", "ttft", "w1")
 TARGETS = {"w1 tok_s": 1.6}
@@ -33,7 +37,7 @@ TARGETS = {"w1 tok_s": 1.6}
 def main() -> int:
     parser = make_parser(__doc__)
     parser.add_argument("--models", type=words, default=words("qwen2.5-14b"), metavar="NAME,...")
-    parser.add_argument("--kinds", type=words, default=list(KINDS), metavar="KIND,...", help=", ".join(KINDS))
+    parser.add_argument("--kinds", type=words, default=list(USUAL), metavar="KIND,...", help=", ".join(KINDS))
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--max-num-seqs", type=int, default=256)
     options = parser.parse_args()
