@@ -1,6 +1,6 @@
 """Errors in OpenAI's shape, the same from an engine and from the gateway."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -44,6 +44,18 @@ class ApiError(Exception):
 def refuse_field(where: str, message: str, code: str | None = None) -> NoReturn:
     """The 400 of the field that `where` names, such as "messages[2].content"; `message` is the rest of the sentence."""
     raise ApiError(400, f"{where} {message}", param=where, code=code)
+
+
+def unknown_model(model: str, known: Sequence[str]) -> ApiError:
+    """The 404 of a model's name that nobody has."""
+    named = repr(model if len(model) <= _MAX_NAME else f"{model[:_MAX_NAME]}...")
+    models = ", ".join(known) or "none yet"
+    message = f"the model {named} does not exist; models here: {models}"
+    return ApiError(404, message, param="model", code="model_not_found")
+
+
+_MAX_NAME = 200
+"""Characters of a name in an error."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,7 +81,7 @@ async def test_a_body_of_millions_of_small_values_is_not_read(value: bytes) -> N
         body = b'{"model": "m", "messages": [' + (value + b",") * 2_000_000 + b"{}]}"
         async with gateway.client.post(gateway.url + "/v1/chat/completions", data=body) as response:
             assert response.status == 400
-            assert "too many objects or values" in (await response.json())["error"]["message"]
+            assert (await response.json())["error"]["code"] == "too_many_values"
         assert engine.bodies == []
         async with gateway.chat("[[1,2],[3,4]]," * 20_000) as response:
             assert response.status == 200

@@ -36,7 +36,7 @@ from mini_infer_engine.parsing.parser import FormatParser, check_parsing, marker
 from mini_infer_engine.sampling.parameters import MODEL_DEFAULTS
 from mini_infer_engine.text.bad_words import with_bad_words
 from mini_infer_engine.text.detokenizer import Decoder
-from mini_infer_engine.text.text_model import TextModel
+from mini_infer_engine.text.text_model import LONG_BYTES, TextModel
 from mini_infer_engine.text.tokenizing import whole
 from mini_infer_engine.text.truncation import truncated
 from mini_infer_engine.text.validation import (
@@ -105,7 +105,7 @@ class GenerationResponse(Response):
                     check_parsing(state.text.formats, spec.parsing)
                 model = state.admit(spec.model)
                 held.enter_context(state.admission.choices(spec.num_prompts * spec.copies))
-                prompts, sampling = await checked(state, model, spec)
+                prompts, sampling = await checked(state, model, spec, len(raw))
                 source = kv_source(self._request.headers, spec.kv_transfer_params)
             except ParameterError as error:
                 raise spec.in_clients_words(bad_parameter(error)) from None
@@ -190,9 +190,12 @@ def bad_parameter(error: ParameterError) -> ApiError:
 
 
 async def checked(
-    state: ApiServerState, model: ModelInfo, spec: GenerationSpec
+    state: ApiServerState, model: ModelInfo, spec: GenerationSpec, size_bytes: int
 ) -> tuple[list[list[int]], SamplingParams]:
-    """Prompts and parameters that the engine can serve. ApiError, ParameterError: it cannot."""
+    """Prompts and parameters that the engine can serve. ApiError, ParameterError: it cannot.
+
+    `size_bytes`: of the request's body.
+    """
     text, limit = state.text, spec.output_limit
     sampling = sampling_params(spec, text.defaults)
     if sampling.bad_words:
@@ -206,8 +209,9 @@ async def checked(
         raise ParameterError("dimensions", f"dimensions is {spec.dimensions}, and {has}: ask for fewer")
     limits = text.limits(model.max_model_len) if spec.truncation is None else None
     job = spec.prompt_ids(text.encoder, limits)
-    # Token ids are read here: the way through a thread would take longer.
-    prompts = await text.in_slices(job) if spec.needs_text and text.encoder is not None else whole(job)
+    # A few token ids are read here: the way through a thread would take longer.
+    takes_time = size_bytes >= LONG_BYTES or (spec.needs_text and text.encoder is not None)
+    prompts = await text.in_slices(job, size_bytes) if takes_time else whole(job)
     max_tokens = limit.max_tokens if limit.is_asked else None
     prompts = truncated(prompts, spec.truncation, model.max_model_len, max_tokens or 1)
     for prompt in prompts:

@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.dialects.anthropic_errors import errors_of
+from mini_infer_contract.json_structure import check_structure
 from mini_infer_contract.launch import REQUEST_ID_HEADER
 from mini_infer_contract.request_body import check_media_type, too_large, unpacked
 from mini_infer_contract.request_ids import request_id_in
@@ -33,7 +34,10 @@ def error_response(error: ApiError, scope: Scope) -> Response:
 
 
 async def read_json(request: Request, max_bytes: int, timeout_s: float) -> bytes:
-    """The whole body, its compression undone. ApiError: it is no JSON by its header, too large, or comes too slowly."""
+    """The whole body, its compression undone.
+
+    ApiError: it is no JSON by its header, too large, holds too many values, or comes too slowly.
+    """
     check_media_type(request.headers.get("content-type", ""))
     try:
         async with asyncio.timeout(timeout_s):
@@ -44,7 +48,10 @@ async def read_json(request: Request, max_bytes: int, timeout_s: float) -> bytes
         ) from None
     encoding = request.headers.get("content-encoding", "")
     # Sixteen megabytes take a tenth of a second, in which nobody else would get a token.
-    return await asyncio.to_thread(unpacked, body, encoding, max_bytes) if encoding else body
+    if encoding:
+        body = await asyncio.to_thread(unpacked, body, encoding, max_bytes)
+    await check_structure(body)
+    return body
 
 
 async def _read(request: Request, max_bytes: int) -> bytes:

@@ -43,7 +43,7 @@ async def _rendered(
         spec = dialect.parse(await read_large_json_object(raw))
         model = state.admit(spec.model)
         try:
-            prompts, sampling = await checked(state, model, spec)
+            prompts, sampling = await checked(state, model, spec, len(raw))
         except ParameterError as error:
             raise bad_parameter(error) from None
     head = {"request_id": id_prefix + request_id(http_request), "model": spec.model or state.text.names[0]}

@@ -112,7 +112,7 @@ async def _count(front: ApiServerState, request: Request) -> Response:
             raise ApiError(400, "this server has no tokenizer, or still loads its model", code="no_tokenizer")
         try:
             prompts = await front.text.in_slices(
-                spec.prompt_ids(front.text.encoder, front.text.limits(model.max_model_len))
+                spec.prompt_ids(front.text.encoder, front.text.limits(model.max_model_len)), len(raw)
             )
         except ParameterError as error:
             raise spec.in_clients_words(bad_parameter(error)) from None

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from mini_infer_contract.api_errors import ApiError
+from mini_infer_contract.api_errors import ApiError, unknown_model
 from mini_infer_contract.launch import DRAINING_HEADER, Role
 from mini_infer_engine.api.admission import Admission
 from mini_infer_engine.api.dialects.base import GenerationSpec
@@ -120,13 +120,7 @@ class ApiServerState:
     def check_model(self, model: str | None) -> None:
         """ApiError: there is no such model here. A request that names none means the one there is."""
         if model is not None and model not in self.text.names:
-            served = ", ".join(repr(name) for name in self.text.names)
-            raise ApiError(
-                404,
-                f"the model {model!r} does not exist: served here is {served}",
-                param="model",
-                code="model_not_found",
-            )
+            raise unknown_model(model, self.text.names)
 
     @contextmanager
     def counted(self) -> Iterator[None]:

@@ -1,11 +1,12 @@
 """/tokenize and /detokenize, as vLLM has them, and /v1/messages/count_tokens, as Anthropic has it."""
 
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from mini_infer_contract.api_errors import ApiError, read_json_object
+from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.dialects.anthropic import COUNT_TOKENS_PATH, chat_body
 from mini_infer_contract.prompt import PromptEncoder, PromptText
 from mini_infer_contract.sliced_json import read_large_json_object
@@ -48,7 +49,7 @@ async def tokenize(state: ApiServerState, http_request: HttpRequest) -> Response
         request = parse_fields(body, TokenizeRequest)
         state.check_model(request.model)
         encoder = _encoder(state)
-        ids = await state.text.in_slices(_ids(encoder, request, body))
+        ids = await state.text.in_slices(_ids(encoder, request, body), len(raw))
     strings = [encoder.tokenizer.id_to_token(token_id) for token_id in ids] if request.return_token_strs else None
     max_model_len = state.core.model.max_model_len if state.core.model else None
     return json_response({"count": len(ids), "tokens": ids, "token_strs": strings, "max_model_len": max_model_len})
@@ -69,22 +70,25 @@ async def count_tokens(state: ApiServerState, http_request: HttpRequest) -> Resp
     with state.admission.body(len(raw)):
         chat = chat_body(await read_large_json_object(raw), COUNT_TOKENS_PATH)
         state.check_model(ChatDialect().parse(chat).model)
-        ids = await state.text.in_slices(chat_ids(_encoder(state), chat))
+        ids = await state.text.in_slices(chat_ids(_encoder(state), chat), len(raw))
     return json_response({"input_tokens": len(ids)})
 
 
 async def detokenize(state: ApiServerState, http_request: HttpRequest) -> Response:
     """The text of token ids, special tokens shown, as vLLM does."""
     raw = await read_json(http_request, state.options.max_body_bytes, state.options.body_timeout_s)
-    request = parse_fields(read_json_object(raw), DetokenizeRequest)
+    request = parse_fields(await read_large_json_object(raw), DetokenizeRequest)
     state.check_model(request.model)
     encoder = _encoder(state)
+    return json_response({"prompt": await state.text.in_thread(partial(_decoded, encoder, request.tokens), len(raw))})
+
+
+def _decoded(encoder: PromptEncoder, token_ids: list[int]) -> str:
     size = encoder.tokenizer.get_vocab_size(with_added_tokens=True)
-    wrong = next((token_id for token_id in request.tokens if not 0 <= token_id < size), None)
+    wrong = next((token_id for token_id in token_ids if not 0 <= token_id < size), None)
     if wrong is not None:
         raise ApiError(400, f"tokens holds {wrong}; ids are from 0 to {size - 1}", param="tokens")
-    text = await state.text.in_thread(lambda: encoder.decode(request.tokens, skip_special_tokens=False))
-    return json_response({"prompt": text})
+    return encoder.decode(token_ids, skip_special_tokens=False)
 
 
 def _encoder(state: ApiServerState) -> PromptEncoder:

@@ -58,6 +58,8 @@ class Parameter:
     """HTTP requests have a field of this name."""
     request_type: Any = None
     """Of the request's field, where that is not the parameter's own."""
+    max_items: int | None = None
+    """Of a mapping in a request: each is looked at on its own, between two tokens of other requests."""
     is_model_default: bool = False
     """A model's generation_config.json may set what a request leaves out."""
     device: DeviceForm | None = None
@@ -97,8 +99,8 @@ PARAMETERS = (
     Parameter("logprobs", is_in_requests=False),
     Parameter("prompt_logprobs"),
     Parameter("logprob_token_ids"),
-    Parameter("repetition_detection", request_type=dict[str, int]),
-    Parameter("logit_bias", request_type=dict[str, float]),
+    Parameter("repetition_detection", request_type=dict[str, int], max_items=10),
+    Parameter("logit_bias", request_type=dict[str, float], max_items=20_000),
     Parameter("allowed_token_ids"),
     Parameter("bad_words"),
     Parameter("bad_words_token_ids", is_in_requests=False),

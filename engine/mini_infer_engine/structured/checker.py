@@ -6,10 +6,8 @@ from hashlib import sha256
 
 from llguidance import LLMatcher, LLParserLimits
 
-from mini_infer_engine.structured.grammar import Grammar, GrammarError
+from mini_infer_engine.structured.grammar import MAX_CHARACTERS, Grammar, GrammarError
 
-MAX_CHARACTERS = 500_000
-"""Of a grammar's text: what it takes to compile grows with it."""
 REMEMBERED = 4096
 """Verdicts; a few dozen bytes each."""
 _LONGEST_FAULT = 1000

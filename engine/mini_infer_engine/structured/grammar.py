@@ -14,6 +14,8 @@ import msgspec
 
 MAX_SCHEMA_DEPTH = 64
 """Of nested arrays and objects: deeper ones would exhaust the stack of whoever walks them."""
+MAX_CHARACTERS = 500_000
+"""Of a grammar's text: what it takes to compile grows with it."""
 
 TEXT = r"/(.|\n)*/"
 """In Lark: any text, also none. Special tokens are no text."""
@@ -163,6 +165,16 @@ def _document(*parts: Mapping[str, Any]) -> Grammar:
 def _name(grammar: Grammar) -> str:
     """The same for equal grammars."""
     return "g" + hashlib.sha256(grammar.text.encode()).hexdigest()[:16]
+
+
+def check_size(*values: object) -> None:
+    """GrammarError: their texts are so long that no grammar that is made of them can be served, as is seen at once."""
+    length, level = 0, list(values)
+    while level:
+        length += sum(len(item) for item in level if isinstance(item, str))
+        level = [item for outer in level for item in _inside(outer)]
+    if length > MAX_CHARACTERS:
+        raise GrammarError(f"its texts have {length} characters; at most {MAX_CHARACTERS} can be served")
 
 
 def nesting_depth(value: object) -> int:

@@ -13,6 +13,7 @@ from mini_infer_engine.structured.grammar import (
     GrammarError,
     Whitespace,
     after_thinking,
+    check_size,
     of_choice,
     of_json_object,
     of_json_schema,
@@ -55,6 +56,7 @@ class StructuredOutputsParams(
 
     def to_grammar(self) -> Grammar:
         """GrammarError: what in it is at fault."""
+        check_size(self.json, self.regex, self.choice, self.grammar, self.structural_tag)
         whitespace = Whitespace(not self.disable_any_whitespace, self.whitespace_pattern or Whitespace().pattern)
         if self.json is not None:
             schema = _parsed(self.json, "json")
@@ -105,6 +107,7 @@ def of_response_format(response_format: Mapping[str, Any]) -> GrammarRequest | N
 
 
 def _of_response_format(kind: str, response_format: Mapping[str, Any]) -> Grammar:
+    check_size(response_format)
     if kind == "json_object":
         return of_json_object()
     if kind == "structural_tag":

@@ -1,7 +1,10 @@
 """The text side of a model: names, tokenizer, template and sampling defaults. Weights and shapes are the core's."""
 
 import asyncio
+import contextlib
 import logging
+import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +26,11 @@ Result = TypeVar("Result")
 
 _PROMPT_END_TOKENS = 16
 """Enough for a marker that stands there, also where the vocabulary has no token for it."""
+LONG_BYTES = 1 << 16
+"""Of a body whose prompt may take longer than a few milliseconds before it can be interrupted."""
+_LONG_THREADS = 2
+_NICENESS = 10
+"""Of those, added to the process's."""
 _SLICE_S = 0.005
 """Work on one prompt while others wait: a hop between threads costs a hundredth of it."""
 
@@ -50,6 +58,7 @@ class TextModel:
         self.grammars = Grammars(None if self.encoder is None else self.encoder.tokenizer)
         self._decoders: dict[tuple[str, ...], Decoder] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
+        self._long_threads = ThreadPoolExecutor(_LONG_THREADS, "tokenize-long", initializer=_give_way)
         self._longest_token = 0 if self.encoder is None else longest_token(self.encoder.tokenizer)
 
     @property
@@ -80,20 +89,24 @@ class TextModel:
         """How long a text may be."""
         return PromptLimits(max_model_len, self._longest_token)
 
-    async def in_slices(self, job: Sliced[Result]) -> Result:
+    async def in_slices(self, job: Sliced[Result], size_bytes: int) -> Result:
         """Run what tokenises on a thread of its own, a slice at a time: what else is asked for comes in between.
 
-        On the event loop a long prompt would hold up every stream, and in one go every other prompt.
+        On the event loop a long prompt would hold up every stream, and in one go every other prompt. `size_bytes`: of
+        its body. Long ones have threads apart: a template with thousands of messages is rendered in one go, and not
+        every tokenizer can take a text in parts.
         """
         loop = asyncio.get_running_loop()
+        thread = self._thread if size_bytes < LONG_BYTES else self._long_threads
         while True:
-            is_done, result = await loop.run_in_executor(self._thread, _run_slice, job)
+            is_done, result = await loop.run_in_executor(thread, _run_slice, job)
             if is_done:
                 return cast("Result", result)
 
-    async def in_thread(self, work: Callable[[], Result]) -> Result:
+    async def in_thread(self, work: Callable[[], Result], size_bytes: int = 0) -> Result:
         """The same for what cannot be cut."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        thread = self._thread if size_bytes < LONG_BYTES else self._long_threads
+        return await asyncio.get_running_loop().run_in_executor(thread, work)
 
     @classmethod
     def load(
@@ -133,6 +146,12 @@ def _generation_defaults(directory: Path, source: str) -> GenerationDefaults:
         level = logging.WARNING if defaults.ignored else logging.INFO
         logger.log(level, "%s: %s", folder / "generation_config.json", summary)
     return defaults
+
+
+def _give_way() -> None:
+    """The event loop and short prompts come first where cores are few. Linux alone has a priority for each thread."""
+    with contextlib.suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
 
 
 def _run_slice(job: Sliced[Any]) -> tuple[bool, Any]:

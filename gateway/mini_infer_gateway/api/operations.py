@@ -4,7 +4,7 @@ import time
 from datetime import datetime
 from typing import Any
 
-from mini_infer_contract.api_errors import ApiError
+from mini_infer_contract.api_errors import unknown_model
 from mini_infer_contract.launch import Endpoint
 from mini_infer_gateway.fleet.load import LoadLedger
 from mini_infer_gateway.fleet.registry import Fleet
@@ -21,7 +21,7 @@ def models(fleet: Fleet) -> dict[str, Any]:
 def model(fleet: Fleet, name: str) -> dict[str, Any]:
     """The body of GET /v1/models/NAME. ApiError 404."""
     if name not in fleet.catalog.by_name:
-        raise ApiError(404, f"model {name!r} does not exist", param="model", code="model_not_found")
+        raise unknown_model(name, fleet.catalog.listed)
     return _model(fleet, name)
 
 

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
 
-from mini_infer_contract.api_errors import ApiError
+from mini_infer_contract.api_errors import ApiError, unknown_model
 from mini_infer_contract.launch import Endpoint
 from mini_infer_gateway.endpoints.base import Listed, Service
 from mini_infer_gateway.fleet.attempt_record import AttemptRecord
@@ -88,9 +88,7 @@ class Fleet:
             return names
         if not self._forgotten(self._seen_s.get(model, float("-inf"))):
             raise no_endpoint(model)
-        known = ", ".join(self.catalog.listed) or "none yet"
-        message = f"model {model!r} does not exist; models here: {known}"
-        raise ApiError(404, message, param="model", code="model_not_found")
+        raise unknown_model(model, self.catalog.listed)
 
     def _forgotten(self, seen_s: float) -> bool:
         return self._clock() - seen_s >= self._settings.forget_model_s

@@ -17,6 +17,7 @@ import msgspec
 
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.asgi import Headers, Receive, Scope, Send
+from mini_infer_contract.json_structure import check_structure
 from mini_infer_contract.launch import (
     FETCH_FROM_HEADER,
     PREFILL_FROM_HEADER,
@@ -81,8 +82,6 @@ CONTINUATIONS: Mapping[StreamForm, type[Continuation]] = {
 log = logging.getLogger(__name__)
 
 _decoder = msgspec.json.Decoder()
-_COUNTED_BYTES = 1 << 20
-"""Looked through before another task may run."""
 
 
 @dataclass(slots=True)
@@ -158,9 +157,12 @@ class Generate:
         self.in_flight += 1
         try:
             body = await read_body(scope, receive, self._settings.max_body_bytes, held.grow)
+            await check_structure(body)
             if not held.grow(len(body) + VALUE_BYTES * body.count(b",")):
                 raise no_room()
-            fields = _in_query(scope) if scope["method"] == "GET" else await _fields(body)
+            fields = (
+                _in_query(scope) if scope["method"] == "GET" else await read_large_json_object(body, _fields_at_once)
+            )
             asked = asked_model(row, fields, self._fleet.catalog.listed)
             names = self._fleet.resolve(asked)
             model = asked
@@ -475,10 +477,6 @@ class Generate:
 
 VALUE_BYTES = 12
 """What a value of a body adds to its length where memory is counted: decoded it takes several times as much."""
-MAX_OBJECTS = 200_000
-"""In a body, and one more for every 64 bytes: sixteen megabytes of `{}` would take half a second and 400 MB to read."""
-MAX_VALUES = 1_200_000
-"""In a body, by its commas, those in texts included: a million token ids, or more text than any context holds."""
 
 
 def asked_model(row: EnginePath, fields: dict[str, Any], listed: Sequence[str]) -> str:
@@ -494,26 +492,6 @@ def asked_model(row: EnginePath, fields: dict[str, Any], listed: Sequence[str]) 
             400, f"model must name the model to use; models here: {known}", param="model", code="invalid_value"
         )
     return model
-
-
-async def check_crowd(body: bytes) -> None:
-    """ApiError 400: decoded, the body would take too long and too much."""
-    if len(body) <= MAX_OBJECTS:
-        return
-    objects = values = 0
-    for start in range(0, len(body), _COUNTED_BYTES):
-        end = start + _COUNTED_BYTES
-        objects += body.count(b"{", start, end) + body.count(b"[", start, end)
-        values += body.count(b",", start, end)
-        await asyncio.sleep(0)  # fifteen megabytes take 10 ms, in which no stream would go on
-    if objects > MAX_OBJECTS + len(body) // 64 or values > MAX_VALUES:
-        message = f"the request body's {len(body)} bytes hold too many objects or values: send a shorter prompt"
-        raise ApiError(400, message, code="invalid_json")
-
-
-async def _fields(body: bytes) -> dict[str, Any]:
-    await check_crowd(body)
-    return await read_large_json_object(body, _fields_at_once)
 
 
 def _fields_at_once(body: bytes) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from mini_infer_contract.asgi import Receive, Scope, Send
 from mini_infer_contract.dialects.responses import RESPONSES_PATH, chat_body
+from mini_infer_contract.json_structure import check_structure
 from mini_infer_contract.stored_responses.service import Generator, ResponsesService
 from mini_infer_contract.stored_responses.store import ResponseStore
 from mini_infer_contract.stored_responses.websocket import WebSocketSession
@@ -16,7 +17,7 @@ from mini_infer_gateway.http.asgi import ClientGoneError, no_room, read_body
 from mini_infer_gateway.http.connections import CLIENT_LINK
 from mini_infer_gateway.memory import BodyBudget, HeldBody
 from mini_infer_gateway.paths import ENGINE_PATHS, EnginePath
-from mini_infer_gateway.pipeline.generate import VALUE_BYTES, Generate, asked_model, check_crowd
+from mini_infer_gateway.pipeline.generate import VALUE_BYTES, Generate, asked_model
 from mini_infer_gateway.settings import GatewaySettings
 
 _HELD = "mini_infer_held_body"
@@ -73,9 +74,9 @@ class Responses:
     async def _read(self, scope: Scope, receive: Receive) -> bytes:
         held: HeldBody = scope[_HELD]
         body = await read_body(scope, receive, self._settings.max_body_bytes, held.grow)
+        await check_structure(body)
         if not held.grow(len(body) + VALUE_BYTES * body.count(b",")):
             raise no_room()
-        await check_crowd(body)
         return body
 
     @contextmanager

@@ -4,8 +4,15 @@ from contextlib import suppress
 import pytest
 
 from mini_infer_engine.structured import checker
-from mini_infer_engine.structured.checker import MAX_CHARACTERS, GrammarChecker
-from mini_infer_engine.structured.grammar import GrammarError, of_choice, of_json_schema, of_lark, of_regex
+from mini_infer_engine.structured.checker import GrammarChecker
+from mini_infer_engine.structured.grammar import (
+    MAX_CHARACTERS,
+    GrammarError,
+    of_choice,
+    of_json_schema,
+    of_lark,
+    of_regex,
+)
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,14 @@
 """Prompts in slices: the same ids, a turn for each, and no work on what is too long."""
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
 
 from mini_infer_contract.prompt import PromptEncoder, PromptText, chat_prompt_ids, completion_prompt_ids
 from mini_infer_engine.config.model_path import DEMO_DIRECTORY
-from mini_infer_engine.text.text_model import TextModel
+from mini_infer_engine.text.text_model import LONG_BYTES, TextModel
 from mini_infer_engine.text.tokenizing import Sliced, chat_ids, completion_ids, longest_token, text_ids, whole
 from mini_infer_engine.text.validation import ParameterError
 
@@ -50,13 +51,29 @@ def test_a_long_text_is_many_slices(encoder: PromptEncoder) -> None:
 async def test_a_short_prompt_overtakes_long_ones(model: TextModel, encoder: PromptEncoder) -> None:
     texts = [f"{number} {LONG * 10}" for number in range(3)]  # none is in the encoder's cache yet
     longs = [
-        asyncio.create_task(model.in_slices(text_ids(encoder, PromptText(text, False), "prompt"))) for text in texts
+        asyncio.create_task(model.in_slices(text_ids(encoder, PromptText(text, False), "prompt"), len(text)))
+        for text in texts
     ]
     await asyncio.sleep(0)  # they are in line
-    await model.in_slices(text_ids(encoder, PromptText("short", False), "prompt"))
+    await model.in_slices(text_ids(encoder, PromptText("short", False), "prompt"), 5)
     assert not any(job.done() for job in longs)
     ids = await asyncio.gather(*longs)
     assert ids[2] == encoder.encode(texts[2], False)
+
+
+async def test_a_short_prompt_passes_a_long_one_that_cannot_be_interrupted(model: TextModel) -> None:
+    may_end = threading.Event()
+
+    def rendering() -> Sliced[None]:
+        assert may_end.wait(60)
+        yield
+
+    long = asyncio.create_task(model.in_slices(rendering(), LONG_BYTES))
+    assert model.encoder is not None
+    assert await model.in_slices(text_ids(model.encoder, PromptText("short", False), "prompt"), 5)
+    assert not long.done()
+    may_end.set()
+    await long
 
 
 def test_what_is_too_long_by_its_characters_is_not_tokenised(model: TextModel, encoder: PromptEncoder) -> None:

@@ -4,18 +4,29 @@ Types are strict: nothing is converted. Ranges are checked in text/validation.py
 """
 
 from collections.abc import Mapping
+from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar, get_type_hints
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
-from pydantic_core import ErrorDetails
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    ValidationError,
+    create_model,
+    model_validator,
+)
+from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError
 
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_engine.api.dialects.base import GenerationSpec, OutputLimit, PromptIds
 from mini_infer_engine.api.dialects.beams import EarlyStoppingField, LengthPenalty, beam_spec
 from mini_infer_engine.api.dialects.neutral import REASONS, Neutral, is_one_of
 from mini_infer_engine.core.request import RepetitionDetectionParams, SamplingParams
-from mini_infer_engine.sampling.parameters import PARAMETERS
+from mini_infer_engine.sampling.parameters import PARAMETERS, Parameter
 from mini_infer_engine.structured.params import (
     GrammarRequest,
     StructuredOutputsParams,
@@ -30,12 +41,44 @@ _MAX_QUOTED = 200
 """Characters of a client's value in an error."""
 _MAX_FAULTS = 10
 """Fields that an error names."""
+_MAX_FIELDS = 1000
+"""Of an object whose fields have names here."""
+
+
+def _fail_at_first_item(schema: Any) -> None:
+    """In a pydantic-core schema, which is made of dicts and lists."""
+    if isinstance(schema, dict):
+        if schema.get("type") == "list":
+            schema["fail_fast"] = True
+        schema = list(schema.values())
+    for inner in schema if isinstance(schema, list | tuple) else ():
+        _fail_at_first_item(inner)
+
+
+def _few_fields(sent: Any, limit: int) -> Any:
+    if isinstance(sent, dict) and len(sent) > limit:
+        told = {"count": len(sent), "limit": limit}
+        raise PydanticCustomError("too_many_fields", "it has {count} fields, and at most {limit} may be sent", told)
+    return sent
 
 
 class Body(BaseModel):
     """A JSON object from a client: types as they are, no field that nobody knows."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_few_fields(cls, sent: Any) -> Any:
+        """A fault of each of a million unknown fields would take seconds to make, in which nobody else is served."""
+        return _few_fields(sent, _MAX_FIELDS)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Of a list's items the first that is wrong is named: of a million wrong ones it would take seconds."""
+        schema = handler(source)
+        _fail_at_first_item(schema)
+        return schema
 
 
 if TYPE_CHECKING:
@@ -48,10 +91,17 @@ if TYPE_CHECKING:
 
 else:  # made from the table of sampling parameters: a type checker cannot follow, and need not
     _TYPES = get_type_hints(SamplingParams)
+
+    def _field_type(row: Parameter) -> Any:
+        sent = row.request_type or _TYPES[row.name]
+        if row.max_items is not None:
+            sent = Annotated[sent, BeforeValidator(partial(_few_fields, limit=row.max_items))]
+        return sent | None
+
     SamplingFields = create_model(
         "SamplingFields",
         __base__=Body,
-        **{row.name: ((row.request_type or _TYPES[row.name]) | None, None) for row in PARAMETERS if row.is_in_requests},
+        **{row.name: (_field_type(row), None) for row in PARAMETERS if row.is_in_requests},
     )
 
 _SAMPLING = tuple(row.name for row in PARAMETERS if row.is_in_requests and row.name != "max_tokens")
@@ -142,7 +192,7 @@ def parse_fields(body: dict[str, Any], body_type: type[BodyType]) -> BodyType:
         faults += _unsupported(body_type, body)
     if parsed is None or faults:
         param, code, _ = faults[0]
-        raise ApiError(400, _joined([message for _, _, message in faults]), param=param, code=code)
+        raise ApiError(400, _joined([message for _, _, message in faults]), param=param or None, code=code)
     return parsed
 
 
@@ -274,7 +324,7 @@ def _fault(details: ErrorDetails) -> _Fault:
         return name, "unknown_field", f"unknown field {name!r}: this server does not know it"
     if details["type"] == "missing":
         return name, "missing_field", f"the field {name!r} is missing"
-    return name, "invalid_value", f"{name} is {_quoted(details['input'])}: {details['msg']}"
+    return name, "invalid_value", f"{name or 'the body'} is {_quoted(details['input'])}: {details['msg']}"
 
 
 def _by_token_id(bias: dict[str, float]) -> dict[int, float]:
@@ -315,7 +365,7 @@ def _quoted(value: object) -> str:
 def _beginning(value: str | bytes | list[Any] | dict[Any, Any]) -> object:
     """As much of it as can be shown."""
     if isinstance(value, dict):
-        return dict(list(value.items())[:_MAX_QUOTED])
+        return dict(islice(value.items(), _MAX_QUOTED))
     return value[:_MAX_QUOTED]
 
 

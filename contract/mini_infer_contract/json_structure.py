@@ -1,0 +1,71 @@
+"""How many objects, fields and values a JSON body may hold. Texts are not counted: those are read in slices.
+
+A server that streams to many reads a body's structure between two tokens of theirs, in one go. A text of megabytes does
+not hold them up, a million small objects would, for seconds.
+"""
+
+import asyncio
+import re
+from collections.abc import Iterator
+
+from mini_infer_contract.api_errors import ApiError
+
+MAX_OBJECTS = 20_000
+"""Objects and lists: some 5,000 messages with calls of tools. Decoding and checking that many takes about 20 ms."""
+MAX_FIELDS = 100_000
+"""Of all objects together."""
+MAX_VALUES = 1_000_000
+"""By commas. A million texts take 40 ms to decode."""
+
+_COUNTED_BYTES = 1 << 20
+"""Counted in one go, in a millisecond."""
+_SLICE_BYTES = 1 << 17
+"""Of text and structure told apart in one go, in a millisecond."""
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+_WHOLE_STRINGS = re.compile(rb'(?:[^"]++|"(?:[^"\\]++|\\.)*+")++', re.DOTALL)
+_IN_STRING = re.compile(rb"(?:[^\"\\]++|\\.)*+", re.DOTALL)
+_QUOTE = 0x22
+_LIMITS = (("objects and lists", b"{[", MAX_OBJECTS), ("fields", b":", MAX_FIELDS), ("values", b",", MAX_VALUES))
+
+
+async def check_structure(body: bytes) -> None:
+    """ApiError 400: the body holds more than can be read while others wait. Other tasks run in between."""
+    if len(body) <= MAX_OBJECTS:
+        return
+    whole = (body[start : start + _COUNTED_BYTES] for start in range(0, len(body), _COUNTED_BYTES))
+    # Nearly every body is within the limits even where what its texts hold is counted, too.
+    if await _above(whole) and (kind := await _above(_outside_of_strings(body))):
+        what, _, limit = kind
+        message = f"the JSON of the request body holds more than {limit} {what}: send less of it at once"
+        raise ApiError(400, message, code="too_many_values")
+
+
+async def _above(parts: Iterator[bytes]) -> tuple[str, bytes, int] | None:
+    """The limit that is exceeded."""
+    counts = [0] * len(_LIMITS)
+    for part in parts:
+        for index, (_, signs, _) in enumerate(_LIMITS):
+            counts[index] += sum(part.count(sign) for sign in signs)
+        if above := next((kind for kind, count in zip(_LIMITS, counts, strict=True) if count > kind[2]), None):
+            return above
+        await asyncio.sleep(0)
+    return None
+
+
+def _outside_of_strings(body: bytes) -> Iterator[bytes]:
+    """The body without its strings, slice by slice; of what is no JSON, something."""
+    position = 0
+    while position < len(body):
+        whole = _WHOLE_STRINGS.match(body, position, position + _SLICE_BYTES)
+        if whole is not None:
+            yield _STRING.sub(b"", whole[0])
+            position = whole.end()
+            continue
+        position += 1  # behind the quote of a string that is longer than a slice, or has no end
+        while position < len(body) and body[position] != _QUOTE:
+            found = _IN_STRING.match(body, position, position + _SLICE_BYTES)
+            if found is None or found.end() == position:
+                return  # a backslash at the very end
+            position = found.end()
+            yield b""
+        position += 1

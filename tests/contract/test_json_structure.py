@@ -1,0 +1,88 @@
+"""What counts is what a JSON decoder would make, not what texts hold; and nobody waits while it is counted."""
+
+import asyncio
+import json
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mini_infer_contract import json_structure
+from mini_infer_contract.api_errors import ApiError
+from mini_infer_contract.json_structure import MAX_FIELDS, MAX_OBJECTS, MAX_VALUES, check_structure
+
+TEXT = st.text(st.sampled_from('ab"\\{}[]:, \n'), max_size=40)
+VALUES = st.recursive(
+    st.none() | st.integers(0, 9) | TEXT,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),
+    max_leaves=15,
+)
+
+
+def counted(value: Any) -> tuple[int, int, int]:
+    """Objects and lists, fields, and commas."""
+    if not isinstance(value, dict | list):
+        return 0, 0, 0
+    inner = list(value.values()) if isinstance(value, dict) else value
+    inside = [counted(item) for item in inner]
+    fields = len(value) if isinstance(value, dict) else 0
+    objects, more_fields, commas = (sum(column) for column in zip(*inside, strict=True)) if inside else (0, 0, 0)
+    return objects + 1, fields + more_fields, max(0, len(inner) - 1) + commas
+
+
+@given(VALUES, st.booleans(), st.integers(4, 40))
+def test_what_texts_hold_is_not_counted(value: Any, ascii_only: bool, slice_bytes: int) -> None:
+    body = json.dumps(value, ensure_ascii=ascii_only).encode()
+    with patch.object(json_structure, "_SLICE_BYTES", slice_bytes):
+        rest = b"".join(json_structure._outside_of_strings(body))
+    found = (rest.count(b"{") + rest.count(b"["), rest.count(b":"), rest.count(b","))
+    assert found == counted(value)
+
+
+@given(st.binary(max_size=60), st.integers(1, 20))
+def test_no_json_is_no_endless_loop(body: bytes, slice_bytes: int) -> None:
+    with patch.object(json_structure, "_SLICE_BYTES", slice_bytes):
+        list(json_structure._outside_of_strings(body))
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ([{}] * MAX_OBJECTS, f"{MAX_OBJECTS} objects and lists"),
+        ([[]] * 1_000_000, f"{MAX_OBJECTS} objects and lists"),
+        ({str(number): 1 for number in range(MAX_FIELDS + 1)}, f"{MAX_FIELDS} fields"),
+        ([5] * (MAX_VALUES + 2), f"{MAX_VALUES} values"),
+    ],
+)
+async def test_a_body_of_too_many_small_things_is_refused(body: Any, told: str) -> None:
+    with pytest.raises(ApiError, match=told) as caught:
+        await check_structure(json.dumps(body).encode())
+    assert (caught.value.status, caught.value.code) == (400, "too_many_values")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        [{}] * (MAX_OBJECTS - 1),
+        {"prompt": "{[1, 2]: 3}, " * 300_000},
+        {"prompt": '{"a": [1, "b"]},' * 200_000},  # as texts that are JSON stand in JSON
+        {"texts": ["a, b: [c]"] * 400_000},
+        [5] * MAX_VALUES,
+    ],
+)
+async def test_texts_of_any_length_may_be_sent(body: Any) -> None:
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    beside = asyncio.create_task(others())
+    text = json.dumps(body).encode()
+    await check_structure(text)
+    beside.cancel()
+    assert turns >= len(text) // (1 << 20), "others had their turns"
