@@ -25,13 +25,14 @@ def output_grammar(spec: GenerationSpec, text: TextModel, prompt: Sequence[int])
     if thinking is None or (answer is None and budget is None):
         return answer
     is_inside = begins_inside(thinking, parsing.continued_text, text.prompt_end(prompt))
+    call = text.formats.tools.ends_thinking if parsing.tools and text.formats.tools is not None else None
     if budget is not None:
         begin_id, end_id = _marker_ids(thinking, text)
         left = max(0, budget - _thought_already(prompt, begin_id)) if is_inside else budget
-        call = text.formats.tools.ends_thinking if parsing.tools and text.formats.tools is not None else None
         call_id = None if call is None else text.token_id(call.marker)
         return within_budget(left, end_id, None if is_inside else begin_id, answer, call_id=call_id)
-    return answer and answer.after_thinking(thinking.end, "" if is_inside else thinking.begin)
+    begin, call_marker = "" if is_inside else thinking.begin, "" if call is None else call.marker
+    return answer and answer.after_thinking(thinking.end, begin, call_marker)
 
 
 def _marker_ids(thinking: ReasoningFormat, text: TextModel) -> tuple[int, int]:

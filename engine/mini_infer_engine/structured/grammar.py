@@ -126,17 +126,23 @@ def of_lark(lark: str, **inner: Grammar) -> Grammar:
 
 
 def after_thinking(
-    grammar: Grammar, end_marker: str, special_tokens: Mapping[str, int] | None = None, begin_marker: str = ""
+    grammar: Grammar,
+    end_marker: str,
+    special_tokens: Mapping[str, int] | None = None,
+    begin_marker: str = "",
+    call_marker: str = "",
 ) -> Grammar:
     """Free text up to the marker that ends the thinking, then the grammar; blanks may stand between the two.
 
     `special_tokens`: those of the tokenizer that are no text, with their ids; markers may be among them.
     `begin_marker`: the output need not think, but may do so behind this; without, it begins within its thinking.
+    `call_marker`: a call begins so, which would end the thinking as well; it does not stand within it.
     """
+    lark = f"TEXT: {TEXT}\nTHOUGHT: TEXT" + (f" & ~(TEXT {literal(call_marker)} TEXT)" if call_marker else "")
     if special_tokens and end_marker in special_tokens:
-        lark = f"thinking: TEXT <[{special_tokens[end_marker]}]>\nTEXT: {TEXT}"
+        lark = f"thinking: THOUGHT <[{special_tokens[end_marker]}]>\n{lark}"
     else:
-        lark = f"thinking[suffix={literal(end_marker)}]: {TEXT}"
+        lark = f"thinking[suffix={literal(end_marker)}]: THOUGHT\n{lark}"
     start = f"({literal(begin_marker, special_tokens)} thinking blanks)?" if begin_marker else "thinking blanks"
     made = of_lark(f"start: {start} @answer\n{lark}\nblanks: BLANKS?\nBLANKS: /[ \\n]{{1,4}}/", answer=grammar)
     return msgspec.structs.replace(made, param=grammar.param)

@@ -86,10 +86,11 @@ class GrammarRequest:
     build: Callable[[Mapping[str, int]], Grammar]
     """From the special tokens of the tokenizer, with their ids. GrammarError: what is at fault."""
 
-    def after_thinking(self, end_marker: str, begin_marker: str = "") -> "GrammarRequest":
+    def after_thinking(self, end_marker: str, begin_marker: str = "", call_marker: str = "") -> "GrammarRequest":
         """The same for what follows the thinking; see `grammar.after_thinking`."""
         return GrammarRequest(
-            self.param, lambda special: after_thinking(self.build(special), end_marker, special, begin_marker)
+            self.param,
+            lambda special: after_thinking(self.build(special), end_marker, special, begin_marker, call_marker),
         )
 
 

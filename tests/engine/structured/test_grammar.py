@@ -23,6 +23,7 @@ from tests.support.grammars import accepts
 POINT = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
 ONE_OF = {"oneOf": [{"type": "integer"}, {"type": "number"}]}
 THINKING = after_thinking(of_choice(["yes", "no"]), "</think>")
+WITHOUT_CALLS = after_thinking(of_choice(["yes", "no"]), "</think>", call_marker="<call>")
 MANY = [f"choice {number}" for number in range(8000)]
 GBNF = 'root ::= "a" digit*\ndigit ::= [0-9]'
 
@@ -50,6 +51,7 @@ GBNF = 'root ::= "a" digit*\ndigit ::= [0-9]'
         (of_lark_or_gbnf(GBNF), ["a", "a12"], ["12", "ab"]),
         (of_lark_or_gbnf('start: "a" DIGIT*\nDIGIT: /[0-9]/'), ["a", "a12"], ["12"]),
         (THINKING, ["</think>yes", "hm, no\n</think>\n\nno"], ["yes", "hm</think>hm", "hm</think>"]),
+        (WITHOUT_CALLS, ["</think>yes", "I call <cal\n</think>\nno"], ["a <call></think>yes", "<call> x</think>no"]),
         (of_lark('start: "<" @a @b ">"', a=of_regex("x+"), b=of_choice(["1", "2"])), ["<x1>", "<xx2>"], ["<1>", "<x>"]),
         (of_lark("start: @a @a", a=THINKING), ["a</think>yesb</think>no"], ["a</think>yes"]),
     ],
