@@ -156,6 +156,9 @@ def main() -> int:
     parser.add_argument("--sizes", type=integers, default=[2, 1], metavar="N,...", help="of tensor parallelism")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--max-num-seqs", type=int, default=256)
+    parser.add_argument(
+        "--disable", type=words, default=[], metavar="NAME,...", help="mechanisms of ours to do without"
+    )
     parser.add_argument("--all-reduce", action="store_true", help="nothing but the all-reduce")
     options = parser.parse_args()
     budget = Budget(options.time_limit_s)
@@ -201,6 +204,7 @@ def measure_together(model: str, folder: Path, options: Any, budget: Budget, res
         for size in options.sizes:
             share = engines.share_of_gpu(kv_bytes_per_token(str(folder)) * _KV_TOKENS // size)
             settings = share | {"max_num_seqs": options.max_num_seqs, "tensor_parallel_size": size}
+            settings |= {"disable": options.disable}
             arguments = ("ours", str(folder), settings, False, None, *WANTED)
             running[f"ours x{size}"] = stack.enter_context(Isolated(measure, *arguments))
             running[f"ours x{size}"].ask()
@@ -239,7 +243,8 @@ def measure_size(
     label = f"{kind} x{size}"
     if not budget.allows(f"{model}, {label}", options.peer_start_s if kind == "vllm" else 40.0):
         return
-    wanted, settings = SMOKE_WANTED if options.smoke else WANTED, {"tensor_parallel_size": size}
+    wanted = SMOKE_WANTED if options.smoke else WANTED
+    settings = {"tensor_parallel_size": size, "disable": options.disable}  # of the latter peers are told nothing
     show(model, measure_alone(measure, model, label, kind, folder, settings, wanted, options, budget, result))
 
 
