@@ -64,9 +64,19 @@ def new_response(body: dict[str, Any], response_id: str, model: str, created_s: 
     }
 
 
-def with_error(response: Response, code: str | None, message: str) -> Response:
-    """The same response, failed."""
-    return response | {"status": "failed", "error": {"code": code or "server_error", "message": message}}
+CONTEXT_CODE = "context_length_exceeded"
+
+
+def with_error(response: Response, status: int, code: str | None, message: str) -> Response:
+    """The same response, failed. `status` and `code`: of HTTP and ours, what the error is in an answer of its own.
+
+    OpenAI's codes of failed responses are few, and others than its errors have. A context that is too short keeps its
+    code, as at OpenAI, whose Codex looks for it.
+    """
+    if code != CONTEXT_CODE:
+        code = {429: "rate_limit_exceeded", 408: "server_error"}.get(status)
+        code = code or ("invalid_prompt" if 400 <= status < 500 else "server_error")
+    return response | {"status": "failed", "error": {"code": code, "message": message}}
 
 
 def _format(form: dict[str, Any] | None) -> dict[str, Any]:

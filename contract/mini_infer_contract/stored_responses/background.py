@@ -13,6 +13,7 @@ import msgspec
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.asgi import Application, Message, Scope, error_in, receive_of
 from mini_infer_contract.dialects.response_object import with_error
+from mini_infer_contract.stored_responses.broken_stream import StreamErrors
 from mini_infer_contract.stored_responses.recorder import data_of, events_in, is_terminal
 from mini_infer_contract.stored_responses.request import Turn
 from mini_infer_contract.stored_responses.store import ResponseStore
@@ -39,6 +40,7 @@ class BackgroundResponse:
         self._cancelled = asyncio.Event()
         self._status = 0
         self._error_body = b""
+        self._errors = StreamErrors()
         self._keep()
 
     async def run(self, generate: Application, scope: Scope, body: list[bytes]) -> None:
@@ -85,7 +87,7 @@ class BackgroundResponse:
             if not message.get("more_body"):
                 self._fail(error_in(self._error_body, self._status))
         else:
-            for event in events_in(message.get("body", b"")):
+            for event in events_in(self._errors.told(message.get("body", b""))):
                 self._take(event)
 
     def _take(self, event: bytes) -> None:
@@ -100,7 +102,7 @@ class BackgroundResponse:
         self._changed.set()
 
     def _fail(self, error: ApiError) -> None:
-        self._end(with_error(self.response, error.code, error.message))
+        self._end(with_error(self.response, error.status, error.code, error.message))
         content = {"type": "response.failed", "response": self.response, "sequence_number": len(self._events)}
         self._events.append(b"event: response.failed\ndata: %b\n\n" % msgspec.json.encode(content))
 

@@ -34,6 +34,7 @@ from mini_infer_contract.dialects.response_object import new_response
 from mini_infer_contract.dialects.responses import RESPONSES_PATH
 from mini_infer_contract.sliced_json import read_large_json_object
 from mini_infer_contract.stored_responses.background import BackgroundResponse
+from mini_infer_contract.stored_responses.broken_stream import StreamErrors
 from mini_infer_contract.stored_responses.conversation import not_found, page_of
 from mini_infer_contract.stored_responses.recorder import Recorder
 from mini_infer_contract.stored_responses.request import KEPT_HEADER, StoreView, Turn, begin_turn
@@ -150,14 +151,17 @@ class ResponsesService:
 
         The body is taken out of its list, so that nobody holds it while the response is generated.
         """
-        recorder, passed = Recorder(), bodies.pop()
+        recorder, errors, passed = Recorder(), StreamErrors(), bodies.pop()
 
         async def note(message: Message) -> None:
             if message["type"] == "http.response.start":
                 recorder.start(message["status"], message["headers"])
-            elif recorder.push(message.get("body", b""), message.get("more_body", False)):
+                await send(message)
+                return
+            body, more = errors.told(message.get("body", b"")), message.get("more_body", False)
+            if recorder.push(body, more):
                 self.keep(turn, recorder.response)
-            await send(message)
+            await send({**message, "body": body})
 
         made, given = self._scope(scope, turn, len(passed)), receive_of(passed, receive)
         del passed

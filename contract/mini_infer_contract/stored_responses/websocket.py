@@ -20,6 +20,7 @@ from mini_infer_contract.api_errors import ApiError, read_json_object
 from mini_infer_contract.asgi import Message, Receive, Scope, Send, error_in, owner_of, post_scope
 from mini_infer_contract.dialects.response_object import new_response
 from mini_infer_contract.dialects.responses import RESPONSES_PATH
+from mini_infer_contract.stored_responses.broken_stream import websocket_error
 from mini_infer_contract.stored_responses.recorder import data_of, events_in
 from mini_infer_contract.stored_responses.request import Turn
 from mini_infer_contract.stored_responses.service import ResponsesService
@@ -195,10 +196,8 @@ class _Relay:
                 await self._tell(data_of(event))
 
     async def _tell(self, data: bytes) -> None:
-        if data.startswith(b'{"error"'):  # A stream that was cut, in the form of other paths.
-            data = b'{"type":"error",' + data[1:]
         if data.startswith(b"{"):
-            await self._session.tell(data, self._stream_id)
+            await self._session.tell(websocket_error(data), self._stream_id)
 
 
 def _stream_id(event: dict[str, Any]) -> str | None:

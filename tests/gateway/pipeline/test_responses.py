@@ -124,9 +124,28 @@ async def test_what_breaks_in_the_background_has_failed() -> None:
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway, client_of(gateway) as client:
         engine.status = 400
         engine.error_body = {"error": {"message": "not so", "code": "odd", "param": "input"}}
-        assert await failure_of(client) == ("odd", "not so")
+        assert await failure_of(client) == ("invalid_prompt", "not so")
+        engine.status = 429
+        assert await failure_of(client) == ("rate_limit_exceeded", "not so")
         engine.status, engine.chunks = 200, [b'event: response.created\ndata: {"type":"response.created"}\n\n']
         assert await failure_of(client) == ("server_error", "the answer broke off")
+
+
+async def test_a_stream_whose_engine_dies_ends_as_a_response_does() -> None:
+    response = {"id": "resp_1", "object": "response", "status": "in_progress", "output": []}
+    begun = {"type": "response.created", "response": response, "sequence_number": 0}
+    async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway, client_of(gateway) as client:
+        engine.chunks = [b"event: response.created\ndata: %b\n\n" % json.dumps(begun).encode()] * 2
+        engine.die_after = 1
+        stream = await client.responses.create(model="m", input="hello", stream=True)
+        events = [event async for event in stream]
+        assert [event.type for event in events] == ["response.created", "error", "response.failed"]
+        assert [event.sequence_number for event in events] == [0, 1, 2]
+        async with client.responses.connect() as line:
+            await line.response.create(model="m", input="hello")
+            told = [await line.recv() for _ in range(3)]
+            assert [event.type for event in told] == ["response.created", "error", "response.failed"]
+            assert told[1].error.message  # type: ignore[union-attr]
 
 
 @pytest.fixture(scope="module")

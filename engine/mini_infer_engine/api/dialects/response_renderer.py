@@ -97,7 +97,7 @@ class ResponsesRenderer:
     def broken(self, error: ApiError) -> bytes:
         """See `Renderer`."""
         events = self._output.end("incomplete") if self._has_begun else self._begin()
-        failed = with_error(self._response | {"output": self._output.items}, error.code, error.message)
+        failed = with_error(self._response | {"output": self._output.items}, error.status, error.code, error.message)
         told = {"code": error.code, "message": error.message, "param": error.param}
         return events + self._events.write("error", **told) + self._events.write("response.failed", response=failed)
 
