@@ -134,7 +134,7 @@ def test_kept_and_fetched_prompts_give_the_same_text(sides: dict[str, GpuSide]) 
 
 
 @pytest.mark.parametrize("giver", ["prefill", "alone"])
-@pytest.mark.parametrize("num_tokens", [300, 1500])
+@pytest.mark.parametrize("num_tokens", [300, 700])
 def test_a_group_takes_what_a_group_or_one_engine_gives(
     groups: dict[str, GpuSide], giver: str, num_tokens: int
 ) -> None:

@@ -115,6 +115,8 @@ def connect_gpus(
         raise ValueError("this process has a group of GPUs already: run one parallel model in a process")
     # NVLink multicast is not used: on machines whose fabric lacks it, asking for it fails.
     os.environ |= {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NCCL_NVLS_ENABLE": "0"}
+    # Stages have a communicator for each direction, which is what this warning asks for.
+    os.environ["TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING"] = "0"
     index, num_stages = (0, 1) if link is None else (link.index, link.size)
     rank, size = index * parallel.size + parallel.rank, num_stages * parallel.size
     torch.distributed.init_process_group("nccl", store=store, rank=rank, world_size=size, device_id=device)
