@@ -15,6 +15,7 @@ CLIENT_LEFT: Final = 499
 """As nginx logs it: the client left before its answer began."""
 LONGEST_ERROR: Final = 200
 _SAID_BY_STATUS = ("ok", "client_error", "server_error")
+_ENDED_BADLY = ("broke", "in_band_error")
 
 
 def log_request(
@@ -28,7 +29,8 @@ def log_request(
     error: str = "",
 ) -> None:
     """`facts`: what is known beside the head, such as model, tokens and times; the names are those of JSON lines."""
-    level = _level(path, failed=status >= 400)
+    ended_badly = bool(error) or facts.get("outcome") in _ENDED_BADLY  # in a stream that had begun
+    level = _level(path, failed=status >= 400 or ended_badly)
     if not logger.isEnabledFor(level):
         return
     error = error if len(error) <= LONGEST_ERROR else f"{error[: LONGEST_ERROR - 3]}..."
@@ -56,7 +58,14 @@ def log_request(
         error=error or None,
         **facts,
     )
-    logger.log(level, "%s", ", ".join(parts), extra=fields)
+    logger.log(level, "%s", _one_line(", ".join(parts)), extra=fields)
+
+
+def _one_line(text: str) -> str:
+    """A client's line breaks and escape sequences as Python writes them: it must not write lines of its own."""
+    if text.isprintable():
+        return text
+    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
 
 
 def _level(path: str, *, failed: bool) -> int:

@@ -8,6 +8,7 @@ import hashlib
 import hmac
 import logging
 import os
+import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -125,9 +126,9 @@ def presented_key(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
 
 
 def keys_in(text: str) -> tuple[str, ...]:
-    """One a line; empty lines, and those that begin with #, are none."""
-    lines = (line.strip() for line in text.splitlines())
-    return tuple(line for line in lines if line and not line.startswith("#"))
+    """One a line; empty lines are none, and a # at the beginning or after a blank begins a comment."""
+    lines = (re.sub(r"(^|\s)#.*", "", line).strip() for line in text.splitlines())
+    return tuple(line for line in lines if line)
 
 
 def _keys_of(file: Path) -> tuple[bytes, ...]:

@@ -30,6 +30,16 @@ def test_failures_are_warnings_and_probes_are_quiet(
     assert line(caplog, path, status).levelname == level
 
 
+@pytest.mark.parametrize(("error", "outcome"), [("it failed", "ok"), ("", "in_band_error"), ("", "broke")])
+def test_a_stream_that_ended_badly_is_a_warning(caplog: pytest.LogCaptureFixture, error: str, outcome: str) -> None:
+    assert line(caplog, "/v1/x", 200, error, outcome=outcome).levelname == "WARNING"
+
+
+def test_a_client_writes_no_lines_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
+    message = line(caplog, "/a\n2026 FAKE\x1b[31m\u2028é", 404, "no\r\nsuch path").getMessage()
+    assert message == r"GET /a\n2026 FAKE\x1b[31m\u2028é 404 in 0.250 s, id mine, no\r\nsuch path"
+
+
 def test_what_is_known_is_told(caplog: pytest.LogCaptureFixture) -> None:
     record = line(caplog, "/v1/x", 200, model="m", prompt_tokens=5, first_token_s=0.1, endpoint="a", outcome="broke")
     assert record.getMessage() == (

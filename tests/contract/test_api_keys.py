@@ -65,7 +65,7 @@ def test_probes_metrics_and_a_browsers_question_are_free() -> None:
 
 
 def test_a_file_of_keys() -> None:
-    assert keys_in("# ours\nsk-1\n\n  sk-2  \r\n#sk-3") == ("sk-1", "sk-2")
+    assert keys_in("# ours\nsk-1\n\n  sk-2  \r\n#sk-3\nsk#4 # mine\n\t# end") == ("sk-1", "sk-2", "sk#4")
 
 
 class Clock:

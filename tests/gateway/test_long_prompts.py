@@ -24,7 +24,7 @@ async def test_a_prompt_beyond_the_context_reaches_no_engine(words: int) -> None
             await gateway.settled()
             async with gateway.chat("word " * words) as response:
                 error = (await response.json())["error"]
-                assert (response.status, error["code"]) == (400, "context_length_exceeded")
+                assert (response.status, error["code"], error["param"]) == (400, "context_length_exceeded", "messages")
             assert engine.bodies == []
             async with gateway.chat("word " * 100) as response:
                 assert response.status == 200

@@ -48,7 +48,9 @@ class AccessLog:
             await self._app(scope, receive, send_and_note)
         finally:
             took_s, request_id = time.perf_counter() - started, scope.get("request_id", "-")
-            log_request(logger, scope["method"], scope["path"], status, took_s, request_id, facts_of(scope), error)
+            facts = facts_of(scope)
+            error = facts.pop("error", "") or error
+            log_request(logger, scope["method"], scope["path"], status, took_s, request_id, facts, error)
 
 
 def _error_in(body: bytes) -> str:

@@ -181,6 +181,8 @@ def _facts(work: Work) -> dict[str, Any]:
     }
     if work.generation.first_token_s is not None:
         facts["first_token_s"] = round(work.generation.first_token_s, 6)
+    if work.generation.error is not None:
+        facts["error"] = work.in_clients_words(work.generation.error).message
     return facts
 
 

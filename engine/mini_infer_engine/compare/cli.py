@@ -10,6 +10,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from mini_infer_engine import __version__
 from mini_infer_engine.compare.measure import Baseline, measure
 from mini_infer_engine.compare.report import draw, table
 from mini_infer_engine.compare.texts import Questions, Text, demo_texts, read_texts
@@ -59,6 +60,7 @@ def make_parser() -> argparse.ArgumentParser:
         "The first scheme is what the others are compared with.",
     )
     known = ", ".join(SCHEMES)
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     parser.add_argument("--model", default="demo", metavar="DIR", help="a folder, a hub id, or demo (default)")
     parser.add_argument(
         "--schemes",

@@ -5,7 +5,7 @@ requests, the model's defaults and what a GPU is sent of a slot follow from here
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -113,6 +113,18 @@ DEVICE_PARAMETERS = tuple((row.name, row.device) for row in PARAMETERS if row.de
 DEVICE_FORMAT = "".join(form.code for _, form in DEVICE_PARAMETERS)
 """For `struct`."""
 MODEL_DEFAULTS = tuple(row.name for row in PARAMETERS if row.is_model_default)
+
+
+def all_out_of_range(sent: Mapping[str, object]) -> list[tuple[str, str]]:
+    """Each parameter of a request that is not in its range, and why; what is no number is looked at elsewhere."""
+    return [
+        (row.name, f"{row.name} is {value}; it must be {row.allowed}")
+        for row in PARAMETERS
+        if row.allowed is not None
+        and isinstance(value := sent.get(row.name), int | float)
+        and not isinstance(value, bool)
+        and not row.allowed.holds(value)
+    ]
 
 
 def out_of_range(params: SamplingParams) -> tuple[str, str] | None:

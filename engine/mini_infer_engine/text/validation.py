@@ -39,8 +39,7 @@ def check_sampling(
         raise ParameterError(
             "min_tokens", f"min_tokens is {params.min_tokens}; it must be from 0 to max_tokens ({params.max_tokens})"
         )
-    for token_id in params.stop_token_ids:
-        _check_token("stop_token_ids", token_id, vocab_size)
+    _check_tokens("stop_token_ids", params.stop_token_ids, vocab_size)
     _check_stop_strings(params, has_text)
     _check_logprobs(params, vocab_size)
     _check_named_tokens(params, vocab_size)
@@ -88,6 +87,13 @@ def _check_repetition_detection(params: SamplingParams) -> None:
         raise ParameterError(name, f"{name}.min_count is {asked.min_count}; it must be at least 2")
 
 
+def _check_tokens(name: str, token_ids: Sequence[int], vocab_size: int) -> None:
+    if len(token_ids) > vocab_size:  # a million would take a tenth of a second to look at
+        raise ParameterError(name, f"{name} has {len(token_ids)} ids, and there are {vocab_size}: send each once")
+    for token_id in token_ids:
+        _check_token(name, token_id, vocab_size)
+
+
 def _check_logit_changes(params: SamplingParams, vocab_size: int) -> None:
     for token_id, value in params.logit_bias.items():
         _check_token("logit_bias", token_id, vocab_size)
@@ -98,8 +104,7 @@ def _check_logit_changes(params: SamplingParams, vocab_size: int) -> None:
     if params.allowed_token_ids is not None:
         if not params.allowed_token_ids:
             raise ParameterError("allowed_token_ids", "allowed_token_ids is empty; leave it out, or allow some tokens")
-        for token_id in params.allowed_token_ids:
-            _check_token("allowed_token_ids", token_id, vocab_size)
+        _check_tokens("allowed_token_ids", params.allowed_token_ids, vocab_size)
     if "" in params.bad_words:
         raise ParameterError("bad_words", "bad_words holds an empty word: leave it out")
     for word in params.bad_words_token_ids:

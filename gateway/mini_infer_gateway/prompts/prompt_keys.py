@@ -77,6 +77,24 @@ def key_steps(
     max_tokens: int | None,
 ) -> Steps:
     """The keys of a body's prompts. ApiError 400: see contract.prompt, or a prompt has more than `max_tokens`."""
+    try:
+        return (yield from _key_steps(encoder, remembered, read, body, max_tokens))
+    except ApiError as error:
+        error.param = error.param or next((name for name in _PROMPT_FIELDS if name in body), None)
+        raise
+
+
+_PROMPT_FIELDS = ("messages", "prompt", "input")
+"""One of which a body has; an engine names it, too."""
+
+
+def _key_steps(
+    encoder: PromptEncoder,
+    remembered: RememberedPrompts,
+    read: PromptReader,
+    body: dict[str, Any],
+    max_tokens: int | None,
+) -> Steps:
     if (kept := body.get("truncate_prompt_tokens")) is not None:
         # Of a prompt of any length the engine keeps an end that no cache is known to have.
         return PromptKeys(kept if isinstance(kept, int) and kept > 0 else 0, ())

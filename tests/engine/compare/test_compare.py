@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from mini_infer_engine import __version__
 from mini_infer_engine.compare.cli import main
 from mini_infer_engine.compare.measure import Baseline, precision
 from mini_infer_engine.compare.report import draw, table
@@ -87,3 +88,9 @@ def test_a_table_and_a_picture_have_every_figure(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="draws the picture")
     draw(figures, tmp_path / "picture.png")
     assert (tmp_path / "picture.png").stat().st_size > 1000
+
+
+def test_it_tells_its_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--version"])
+    assert (caught.value.code, capsys.readouterr().out) == (0, f"mini-infer-compare {__version__}\n")

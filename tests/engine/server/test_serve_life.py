@@ -126,12 +126,14 @@ def test_each_request_has_a_line_and_failures_are_warnings() -> None:
         server.client.post("/v1/completions", json=body(5, stream=False), headers=headers)
         server.client.post("/v1/completions", json=body(5) | {"n": 2}).raise_for_status()
         server.client.post("/v1/completions", json={"prompt": "x", "nonsense": 1})
+        late = {"x-request-timeout": "0.2"}
+        server.client.post("/v1/completions", json=body(3000) | {"ignore_eos": True}, headers=late).raise_for_status()
         server.client.get("/healthz")
         server.client.get("/nothing")
         wait_until(lambda: "/nothing" in server.text_of_log)
     lines = [json.loads(line) for line in server.log]
     told = [line for line in lines if line["logger"].endswith("access_log")]
-    whole, streamed, refused, missing = [
+    whole, streamed, refused, cut, missing = [
         line for line in told if line["path"] != "/readyz"
     ]  # asked before it was ready
     assert {"method": "POST", "path": "/v1/completions", "status": 200, "request_id": "mine"}.items() <= whole.items()
@@ -142,6 +144,8 @@ def test_each_request_has_a_line_and_failures_are_warnings() -> None:
     assert (refused["status"], refused["level"]) == (400, "warning")
     assert "nonsense" in refused["error"]
     assert "nonsense" in refused["message"]
+    assert (cut["status"], cut["level"]) == (200, "warning")
+    assert "has not been finished within 0.2 s" in cut["message"]
     assert (missing["status"], missing["path"]) == (404, "/nothing")
 
 

@@ -26,7 +26,7 @@ from mini_infer_engine.api.dialects.base import GenerationSpec, OutputLimit, Pro
 from mini_infer_engine.api.dialects.beams import EarlyStoppingField, LengthPenalty, beam_spec
 from mini_infer_engine.api.dialects.neutral import REASONS, Neutral, is_one_of
 from mini_infer_engine.core.request import RepetitionDetectionParams, SamplingParams
-from mini_infer_engine.sampling.parameters import PARAMETERS, Parameter
+from mini_infer_engine.sampling.parameters import PARAMETERS, Parameter, all_out_of_range
 from mini_infer_engine.structured.params import (
     GrammarRequest,
     StructuredOutputsParams,
@@ -190,6 +190,7 @@ def parse_fields(body: dict[str, Any], body_type: type[BodyType]) -> BodyType:
         parsed, faults = None, [_fault(details) for details in error.errors(include_url=False)]
     if issubclass(body_type, GenerationFields):
         faults += _unsupported(body_type, body)
+        faults += [(name, "invalid_value", message) for name, message in all_out_of_range(body)]
     if parsed is None or faults:
         param, code, _ = faults[0]
         raise ApiError(400, _joined([message for _, _, message in faults]), param=param or None, code=code)

@@ -126,9 +126,11 @@ def test_log_probabilities_and_biases_become_sampling_parameters() -> None:
 
 def test_all_bad_fields_are_named_and_none_is_quoted_whole() -> None:
     schema = {"type": "json_schema", "json_schema": {"name": "x" * 5000, "strict": "y" * 5000}}
-    error = refusal({"messages": MESSAGES, "response_format": schema, "nonsense": 1, "temperature": "y" * 5000})
+    error = refusal(
+        {"messages": MESSAGES, "response_format": schema, "nonsense": 1, "temperature": "y" * 5000, "top_p": 9}
+    )
     assert error.param in ("response_format.json_schema.strict", "nonsense", "temperature")
-    for name in ("response_format", "nonsense", "temperature"):
+    for name in ("response_format", "nonsense", "temperature", "top_p is 9; it must be above 0 and at most 1"):
         assert name in error.message
     assert len(error.message) < 1000
     many = refusal({"messages": MESSAGES} | {f"field{number}": 1 for number in range(50)})
