@@ -39,6 +39,7 @@ def main() -> int:
     parser.add_argument("--models", type=words, default=words("qwen2.5-14b"), metavar="NAME,...")
     parser.add_argument("--kinds", type=words, default=list(USUAL), metavar="KIND,...", help=", ".join(KINDS))
     parser.add_argument("--disable", type=words, default=[], metavar="NAME,...", help="mechanisms to do without")
+    parser.add_argument("--max-num-batched-tokens", type=int, metavar="N", help="of a pass; default: the engine's own")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--max-num-seqs", type=int, default=256)
     options = parser.parse_args()
@@ -61,6 +62,8 @@ def measure_kind(model: str, folder: Path, kind: str, options: Any, budget: Budg
         return
     wanted = SMOKE_WANTED if options.smoke else WANTED
     settings = KINDS[kind] | {"disable": options.disable}
+    if options.max_num_batched_tokens is not None:
+        settings |= {"max_num_batched_tokens": options.max_num_batched_tokens}
     runs = measure_alone(measure, model, kind, "ours", folder, settings, wanted, options, budget, result)
     targets = TARGETS if model == "qwen2.5-14b" else {}
     show_ratios(model, runs, "one GPU", "two stages", "stages / one", targets)
