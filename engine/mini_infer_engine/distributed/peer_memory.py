@@ -124,7 +124,8 @@ class PeerMemory:
         """Let this GPU's kernels that wait for a peer go on, with whatever is there: the group is over."""
         begin = self._logits_places[1] + _LOGITS_BYTES
         pads = self._memory[begin:].view(torch.int32)
-        beside = torch.cuda.Stream(pads.device)  # type: ignore[no-untyped-call]  # torch's
+        # Before what has been launched already and waits for room behind the kernels that wait.
+        beside = torch.cuda.Stream(pads.device, priority=-1)  # type: ignore[no-untyped-call]  # torch's
         with torch.inference_mode(), torch.cuda.stream(beside):
             pads.add_(1 << 30)  # far ahead of what any of them waits for, for their differences count
         beside.synchronize()
