@@ -4,7 +4,8 @@ https://developers.openai.com/api/docs/guides/websocket-mode, and openai-python'
 ResponsesServerEvent: the client sends `response.create` with the fields of a body; what it gets are the events of its
 stream, one a message. Responses with `store: false` are remembered as long as the connection lasts, so that
 `previous_response_id` goes on from them. `stream_id` names lanes that run beside each other; in a lane one response
-follows the other. `generate: false` only remembers the input. `response.steer` is not supported.
+follows the other. `generate: false` only remembers the input. `response.steer` gets its input back, in OpenAI's event
+for models that are not steered.
 """
 
 import asyncio
@@ -102,6 +103,9 @@ class WebSocketSession:
             with ExitStack() as room:
                 room.enter_context(self._service.generator.room(len(raw)))
                 event = read_json_object(raw)
+                if event.get("type") == "response.steer":
+                    await self.tell(_steer_failed(event), None)
+                    return
                 stream_id = _stream_id(event)
                 lane = self._lane_for(event, stream_id)
                 lane.pending.append((event, room.pop_all()))
@@ -198,6 +202,18 @@ class _Relay:
     async def _tell(self, data: bytes) -> None:
         if data.startswith(b"{"):
             await self._session.tell(websocket_error(data), self._stream_id)
+
+
+def _steer_failed(event: dict[str, Any]) -> bytes:
+    """The answer to an attempt to steer a response: the input that was sent goes back."""
+    error = {
+        "type": "invalid_request_error",
+        "code": "steering_not_supported",
+        "message": "responses are not steered here: send the input in a response.create when this one has ended",
+    }
+    steer = {"input": event.get("input"), "previous_response_id": event.get("previous_response_id")}
+    told = {"type": "response.steer.failed", "error": error, "steer": steer, "sequence_number": 0}
+    return msgspec.json.encode(told)
 
 
 def _stream_id(event: dict[str, Any]) -> str | None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import openai
 import pytest
+from openai.types.responses.response_steer_failed_event import ResponseSteerFailedEvent
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
@@ -94,7 +95,7 @@ def test_errors_are_told_and_the_connection_stays(server: DryServer) -> None:
             ({"input": "x", "temperature": 9}, 400, "temperature"),
             ({"input": "x", "background": True}, 400, "background"),
             ({"input": "x", "stream_id": 5}, 400, "stream_id"),
-            ({"input": "x", "type": "response.steer"}, 400, "type"),
+            ({"input": "x", "type": "response.cancel"}, 400, "type"),
             ({"input": "x", "model": "other"}, 404, "model"),
             ({}, 400, "input"),
         ):
@@ -106,6 +107,17 @@ def test_errors_are_told_and_the_connection_stays(server: DryServer) -> None:
         assert next_end(connection)["error"]["code"] == "invalid_json"
         ask(connection, input="hello")
         assert text_of(next_end(connection)) == "You said: hello"
+
+
+def test_input_that_is_to_steer_a_response_comes_back(client: openai.OpenAI) -> None:
+    with client.responses.connect() as line:
+        line.send({"type": "response.steer", "previous_response_id": "resp_1", "input": "be brief"})
+        event = line.recv()
+        assert isinstance(event, ResponseSteerFailedEvent)
+        assert event.error.code == "steering_not_supported"
+        assert (event.steer.previous_response_id, event.steer.input) == ("resp_1", "be brief")
+        line.response.create(model=MODEL, input="hello")
+        assert line.recv().type == "response.created"
 
 
 def test_lanes_run_beside_each_other_and_in_one_all_in_order(server: DryServer) -> None:
