@@ -27,7 +27,9 @@ from common.timing import microseconds
 
 ON_GPU = torch.cuda.is_available()
 HEAD_DIM, PAGE_SIZE, Q_HEADS, KV_HEADS = 128, 128, 28, 4
-ROWS, CONTEXT = 8, 32_768
+ROWS, CONTEXT, ANSWER = 8, 32_768, 65
+SETTINGS = {"max_num_seqs": ROWS, "max_model_len": CONTEXT}
+"""Prompt and answer fill the context: the 7B shape has no more positions."""
 _DECODES = ((8, 32_768), (1, 32_768), (8, 4_096), (32, 8_192), (128, 2_048))
 _PREFILLS = ((4_096, 0), (2_048, 30_720))
 _KINDS = ("auto", "fp8", "int8")
@@ -93,7 +95,7 @@ def attention(options: argparse.Namespace) -> Iterator[dict[str, float]]:
 
 def measure(engine: str, folder: str, settings: dict[str, Any], smoke: bool) -> Iterator[dict[str, float]]:
     """An engine's time between tokens of long sequences, and to the first token, in milliseconds."""
-    rows, context, answer = (2, 40, 4) if smoke else (ROWS, CONTEXT, 65)
+    rows, context, answer = (2, 40, 4) if smoke else (ROWS, CONTEXT, ANSWER)
     loaded = engines.load(engine, folder, settings)
     ids = vocabulary(folder, 4000 if smoke else 150_000)
 
@@ -116,7 +118,7 @@ def measure(engine: str, folder: str, settings: dict[str, Any], smoke: bool) -> 
 def speed(options: argparse.Namespace, budget: Budget, result: dict[str, Any], root: Path) -> None:
     """Engines with each dtype of keys and values, and with each of weights."""
     folder, found = model_folder(options.model, root), result.setdefault("engine", {})
-    common = dict(engines.SMOKE_SETTINGS) if options.smoke else {"max_num_seqs": ROWS, "max_model_len": CONTEXT + 64}
+    common = dict(engines.SMOKE_SETTINGS if options.smoke else SETTINGS)
     for weights in (None,) if options.smoke else (None, "fp8"):
         for kind in ("fp8",) if options.smoke else _KINDS:
             for engine in options.engines:

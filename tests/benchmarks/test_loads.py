@@ -14,9 +14,10 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from ablations import VARIANTS
 from common.loads import FULL, SMOKE, bounds, run_loads
-from common.models import Bound
+from common.models import CONFIGS, Bound
 from common.targets import ratio_target
 from engine_offline import worth_repeating
+from kv_dtype import ANSWER, CONTEXT, SETTINGS
 
 REFERENCE_LOADS = "1830f040892d69c52b0d5ac4d635fff661f78dbb2f312dc4bede81dbec593023"
 """SHA-256 of the prompts, limits and temperatures that the reference's script of these loads asks for."""
@@ -122,3 +123,10 @@ def test_ablations_have_a_variant_for_each_mechanism_and_ask_for_settings_that_t
         settings = EngineSettings(model="any", **variant.settings)
         disabled |= {name for name in settings.disable if len(settings.disable) == 1}
     assert disabled == set(map(str, Mechanism))
+
+
+def test_sequences_of_the_kv_benchmark_are_as_long_as_its_shape_allows() -> None:
+    """An engine refuses a context that is longer than the model's."""
+    longest = CONFIGS["qwen2.5-7b"]["max_position_embeddings"]
+    assert SETTINGS["max_model_len"] <= longest
+    assert 0 < ANSWER < CONTEXT <= SETTINGS["max_model_len"]
