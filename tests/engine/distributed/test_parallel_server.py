@@ -125,7 +125,7 @@ def test_a_worker_that_is_told_to_go_stays_until_its_leader_has_finished() -> No
     worker = subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True)
     leader = EngineServer(*flags, "--node-rank", "0", limit_s=START_S)
     try:
-        client = _Waiting(leader.url, max_tokens=500)
+        client = _Waiting(leader.url, max_tokens=300)
         wait_until(lambda: "data:" in client.text, 30)
         worker.send_signal(signal.SIGTERM)
         time.sleep(0.5)  # LeaderWorkerSet's controller ends the leader of a group whose worker is being deleted

@@ -94,16 +94,13 @@ CASES: dict[str, tuple[str, Callable[[Path], object], list[str]]] = {
 
 
 SERVED_CASES = [
-    "no config",
     "config is no JSON",
     "architecture",
     "cut weights",
-    "shape",
-    "no shard",
     "index of another form",
     "no tokenizer",
 ]
-"""Some for each place where the server may notice; a process each takes a second or two."""
+"""One for each place where the server may notice; a process each takes up to three seconds."""
 
 
 def break_folder(case: str, good: dict[str, Path], folder: Path) -> list[str]:
