@@ -6,6 +6,7 @@ https://github.com/ai-dynamo/nixl. `UCX_TLS` and its like work as UCX documents 
 import contextlib
 import importlib
 import logging
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,8 @@ _BUILDS = ("nixl_cu13", "nixl_cu12")
 """Of the wheel, by CUDA's version; both run where there is no GPU."""
 _SEGMENTS = {"cpu": "DRAM", "cuda": "VRAM"}
 _PROGRESS: dict[str, Progress] = {"DONE": "done", "PROC": "busy"}
+_PROGRESS_PERIOD_US = 1000
+"""How long NIXL's progress thread sleeps at most where UCX wakes it for nothing."""
 
 
 def load_nixl() -> Any:
@@ -53,7 +56,8 @@ class NixlTransport:
         self._memory, self._rank = memory, rank
         self.enter_thread()  # this one, which registers: of a group's rank it is not the one that has loaded the model
         self._segment = _SEGMENTS[memory.device]
-        self._agent = nixl.nixl_agent(_agent_name(engine_id, rank), nixl.nixl_agent_config(backends=["UCX"]))
+        with _sleeping_progress_thread(nixl.nixlBind):
+            self._agent = nixl.nixl_agent(_agent_name(engine_id, rank), nixl.nixl_agent_config(backends=["UCX"]))
         if "UCX" not in self._agent.backends:
             raise ImportError("this build of NIXL has no UCX backend")
         region = [(memory.address, memory.size, memory.device_index, "")]
@@ -140,6 +144,26 @@ class NixlTransport:
         for engine_id in list(self._peers):
             self.remove_peer(engine_id)
         self._agent.deregister_memory(self._registered)
+
+
+@contextlib.contextmanager
+def _sleeping_progress_thread(binding: Any) -> Iterator[None]:
+    """Agents that are made here have a progress thread that sleeps between events.
+
+    NIXL's Python module always sets a delay of 0, with which the thread polls without a pause: a whole processor for
+    each rank, with nothing on its way.
+    """
+    make = binding.nixlAgent
+
+    def make_sleeping(name: str, config: Any) -> Any:
+        config.pthrDelay = _PROGRESS_PERIOD_US
+        return make(name, config)
+
+    binding.nixlAgent = make_sleeping
+    try:
+        yield
+    finally:
+        binding.nixlAgent = make
 
 
 def _agent_name(engine_id: str, rank: int) -> str:
