@@ -6,7 +6,9 @@ import pydantic
 from checking import DEMO, QUESTION, SCRIPTED, URL, check, main
 
 
-class Person(pydantic.BaseModel):
+class Person(pydantic.BaseModel, extra="forbid"):
+    """Closed: otherwise the demo model, which samples, adds properties of its own until the tokens are used up."""
+
     name: str = pydantic.Field(max_length=20)
     age: int = pydantic.Field(ge=0, le=150)
 
@@ -18,7 +20,7 @@ def ask(mode, model=DEMO, messages=USER, response_model=Person):
     plain = openai.OpenAI(base_url=f"{URL}/v1", api_key="any", max_retries=0, timeout=60)
     client = instructor.from_openai(plain, mode=mode)
     return client.chat.completions.create(
-        model=model, messages=messages, response_model=response_model, max_retries=0, max_tokens=200, temperature=0
+        model=model, messages=messages, response_model=response_model, max_retries=0, max_tokens=200
     )
 
 
