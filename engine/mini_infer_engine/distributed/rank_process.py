@@ -75,6 +75,9 @@ class Rank:
         while True:
             match step_messages.decode(self._steps.recv()):
                 case step_messages.Launch() as message:
+                    if not handles and self._is_of_a_server:
+                        # Not sooner: the first rank reads a vocabulary, for seconds in which no thread of it speaks.
+                        self.signs.loaded()
                     handles = [*handles[1 - kept :], runner.launch(reader.batch(message))]
                     if results is not None and not message.waits_for_masks:
                         results.send(handles[-1])
@@ -88,6 +91,11 @@ class Rank:
                     return
                 case step_messages.Agreed():
                     raise AssertionError("there is nothing to agree on while passes run")
+
+    @property
+    def _is_of_a_server(self) -> bool:
+        """Else the first rank is in somebody's program, which may hold Python's lock for seconds."""
+        return self._config.kills_parent or self._config.settings.nnodes > 1
 
     def _start(self, results: ResultSender, device: torch.device) -> None:
         """Of the first rank of a pipeline's last stage."""
@@ -134,7 +142,6 @@ def run_rank(config: RankConfig) -> int:
         runner = rank.load()
         gc.collect()
         gc.freeze()
-        rank.signs.loaded()
         rank.run(runner)
     except Exception as error:
         if not _is_expected(error):

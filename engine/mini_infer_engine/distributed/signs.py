@@ -158,7 +158,7 @@ class Signs:
         threading.Thread(target=self._run, name="signs-of-life", daemon=True).start()
 
     def loaded(self) -> None:
-        """See `Watch.loaded`."""
+        """See `Watch.loaded`: the first rank is ready for requests."""
         self._silent, self._limit = 0, SILENT_TICKS
 
     def reached(self, value: int) -> None:

@@ -1,5 +1,6 @@
 """Two and four ranks as processes over gloo: the same texts as one process, and the end of a rank is the end of all."""
 
+import ctypes
 import os
 import signal
 import time
@@ -12,6 +13,7 @@ from mini_infer_engine import LLM, BeamSearchParams, SamplingParams
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.core.batch import RunnerLostError
 from mini_infer_engine.distributed.parallel_runner import ParallelRunner
+from mini_infer_engine.distributed.signs import SILENT_TICKS, TICK_S
 from mini_infer_engine.structured.params import StructuredOutputsParams
 from tests.support.parallel_asks import ASKS, GREEDY, PROMPTS, SHARED, small_llm, told
 from tests.support.tiny_models import save_tiny_model
@@ -78,6 +80,14 @@ def test_the_demo_model_says_what_it_says_alone_also_within_a_grammar() -> None:
         for size in (1, 2)
     ]
     assert texts[0] == texts[1]
+
+
+def test_a_program_in_which_nothing_speaks_for_seconds_keeps_its_ranks(folder: Path) -> None:
+    """As where it parses a large file, or reads a large vocabulary: other threads of it have no turn meanwhile."""
+    llm = _engine(folder, 2)
+    before = [one[0] for one in told(llm, PROMPTS, GREEDY)]
+    ctypes.PyDLL(None).usleep(int((SILENT_TICKS + 3) * TICK_S * 1e6))
+    assert [one[0] for one in told(llm, PROMPTS, GREEDY)] == before
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
