@@ -51,6 +51,10 @@ const schema_of = (name, seen) => {
 const operation_of = (path, method, operation) => {
   const part = make("details"), title = part.appendChild(make("summary"));
   title.append(make("b", method.toUpperCase()), make("code", path + "  "), make("span", operation.summary));
+  const given = operation.parameters ?? [], needed = given.filter(one => one.required).map(one => one.name);
+  const described = Object.fromEntries(given.map(one => [one.name, one.schema]));
+  const parameters = fields({ properties: described, required: needed }, new Set());
+  if (given.length) part.append(make("h4", "Parameters"), parameters);
   const body = operation.requestBody?.content["application/json"].schema;
   if (body) part.append(make("h4", "Request"), fields(schemas[short(body)], new Set([short(body)])));
   for (const [status, answer] of Object.entries(operation.responses)) {

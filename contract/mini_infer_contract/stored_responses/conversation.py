@@ -8,6 +8,7 @@ import msgspec
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.dialects.response_items import Item, input_items
 from mini_infer_contract.dialects.response_object import new_id
+from mini_infer_contract.stored_responses.query import PageQuery, read_query
 from mini_infer_contract.stored_responses.store import LostResponseError, Owners, ResponseStore, StoredResponse
 
 _CONTINUABLE = ("completed", "incomplete")
@@ -19,7 +20,6 @@ _ID_PREFIXES = {
     "custom_tool_call": "ctc_",
     "custom_tool_call_output": "ctco_",
 }
-MAX_PAGE, DEFAULT_PAGE = 100, 20
 
 
 def turn_items(body: dict[str, Any], resolve: Callable[[str], Item | None]) -> list[Item]:
@@ -104,21 +104,16 @@ def not_found(response_id: str) -> ApiError:
 
 
 def page_of(items: list[Item], query: dict[str, str]) -> dict[str, Any]:
-    """A page of a list, OpenAI's way: `limit`, `order`, `after`. ApiError 400: one of them is wrong."""
-    limit = query.get("limit", str(DEFAULT_PAGE))
-    if not limit.isdecimal() or not 1 <= int(limit) <= MAX_PAGE:
-        raise ApiError(400, f"limit is {limit[:100]!r}: send 1 to {MAX_PAGE}", param="limit", code="invalid_value")
-    order = query.get("order", "desc")
-    if order not in ("asc", "desc"):
-        raise ApiError(400, f"order is {order[:100]!r}: send asc or desc", param="order", code="invalid_value")
-    ordered = items if order == "asc" else items[::-1]
-    after = query.get("after")
+    """A page of a list, OpenAI's way. ApiError 400: one of the query's parameters is wrong."""
+    asked = read_query(query, PageQuery)
+    limit, after = asked.limit, asked.after
+    ordered = items if asked.order == "asc" else items[::-1]
     if after is not None:
         index = next((index for index, item in enumerate(ordered) if item.get("id") == after), None)
         if index is None:
             raise ApiError(400, f"after is {after[:100]!r}: no item has that id", param="after", code="invalid_value")
         ordered = ordered[index + 1 :]
-    page = ordered[: int(limit)]
+    page = ordered[:limit]
     return {
         "object": "list",
         "data": page,

@@ -36,6 +36,7 @@ from mini_infer_contract.sliced_json import read_large_json_object
 from mini_infer_contract.stored_responses.background import BackgroundResponse
 from mini_infer_contract.stored_responses.broken_stream import StreamErrors
 from mini_infer_contract.stored_responses.conversation import not_found, page_of
+from mini_infer_contract.stored_responses.query import RetrieveQuery, read_query
 from mini_infer_contract.stored_responses.recorder import Recorder
 from mini_infer_contract.stored_responses.request import KEPT_HEADER, StoreView, Turn, begin_turn
 from mini_infer_contract.stored_responses.store import LostResponseError, Owners, ResponseStore, StoredResponse
@@ -210,22 +211,20 @@ class ResponsesService:
         return entry
 
     async def _retrieve(self, entry: StoredResponse, query: dict[str, str], send: Send) -> None:
-        if query.get("stream", "false").lower() not in ("true", "1"):
+        asked = read_query(query, RetrieveQuery)
+        if not asked.stream:
             await send_json(send, entry.response)
             return
-        after = query.get("starting_after", "-1")
-        if not after.removeprefix("-").isdecimal():
-            message = f"starting_after is {after[:100]!r}: send an event's sequence_number"
-            raise ApiError(400, message, param="starting_after", code="invalid_value")
+        begin = asked.starting_after + 1
         if entry.events is None:
             message = "Only a response that was created with background and stream can be streamed again."
             raise ApiError(400, message, param="stream", code="invalid_value")
         running = self._background.get(entry.response_id)
         if running is not None:
-            await _stream(running[0], int(after) + 1, send)
+            await _stream(running[0], begin, send)
         else:
             await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
-            await send({"type": "http.response.body", "body": b"".join(entry.events[int(after) + 1 :])})
+            await send({"type": "http.response.body", "body": b"".join(entry.events[begin:])})
 
     def _cancel(self, response_id: str, owners: Owners) -> bytes:
         """The response, which is over then."""

@@ -37,7 +37,8 @@ def test_the_last_come_first_and_twenty_at_a_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("limit", "0"), ("limit", "101"), ("limit", "x"), ("order", "up"), ("after", "99")]
+    ("name", "value"),
+    [("limit", "9" * 5000), ("limit", "0"), ("limit", "101"), ("limit", "x"), ("order", "up"), ("after", "99")],
 )
 def test_what_is_wrong_in_a_query_is_named(name: str, value: str) -> None:
     with pytest.raises(ApiError) as caught:

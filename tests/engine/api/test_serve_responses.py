@@ -225,6 +225,18 @@ def test_a_stream_in_the_background_can_be_left_and_joined_again(client: openai.
         client.responses.retrieve(create(client).id, stream=True)
 
 
+@pytest.mark.parametrize(
+    "query", ["stream=true&starting_after=-5", "stream=perhaps", "starting_after=x", f"starting_after={'9' * 5000}"]
+)
+def test_a_query_that_is_wrong_is_named(server: DryServer, query: str) -> None:
+    body = {"model": MODEL, "input": "hi", "background": True, "stream": True}
+    first = server.client.post("/v1/responses", json=body).text.split("\n\n")[0]
+    response_id = json.loads(first.partition("\ndata: ")[2])["response"]["id"]
+    answer = server.client.get(f"/v1/responses/{response_id}?{query}")
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] in ("stream", "starting_after")
+
+
 def test_cancelling_stops_the_engine_and_stays(server: DryServer, client: openai.OpenAI) -> None:
     before = server.metric("vllm:num_requests_running")
     begun = create(client, "x" * 3000, background=True)

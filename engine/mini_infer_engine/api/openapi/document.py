@@ -4,6 +4,8 @@ import re
 from functools import cache
 from typing import Any
 
+import msgspec
+
 from mini_infer_engine import __version__
 from mini_infer_engine.api.dialects.openai_shapes import encode_json
 from mini_infer_engine.api.openapi.operations import OPERATIONS, Operation
@@ -69,15 +71,25 @@ def _operation(operation: Operation) -> dict[str, Any]:
         "summary": operation.summary,
         "responses": {"200": _answer(operation)} | _errors(operation),
     }
-    if names := re.findall(r"{(\w+)}", operation.path):
-        schema = {"type": "string", "minLength": 1}
-        made["parameters"] = [{"name": name, "in": "path", "required": True, "schema": schema} for name in names]
+    if parameters := _parameters(operation):
+        made["parameters"] = parameters
     if operation.is_probe:
         made["security"] = []
     if operation.request is not None:
         body = {"application/json": {"schema": _schema(operation.request)}}
         made["requestBody"] = {"required": True, "content": body}
     return made
+
+
+def _parameters(operation: Operation) -> list[dict[str, Any]]:
+    """Those of the path, and those of the query."""
+    path = re.findall(r"{(\w+)}", operation.path)
+    asked: dict[str, Schema] = {}
+    if operation.query is not None:
+        asked = msgspec.json.schema_components([operation.query])[1][operation.query.__name__]["properties"]
+    return [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}} for name in path
+    ] + [{"name": name, "in": "query", "required": False, "schema": schema} for name, schema in asked.items()]
 
 
 def _answer(operation: Operation) -> dict[str, Any]:

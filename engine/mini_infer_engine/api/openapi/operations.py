@@ -10,6 +10,7 @@ from typing import Literal
 from mini_infer_contract.dialects.anthropic import COUNT_TOKENS_PATH, MESSAGES_PATH
 from mini_infer_contract.dialects.anthropic_request import CountTokensRequest, MessagesRequest
 from mini_infer_contract.dialects.responses import RESPONSES_PATH
+from mini_infer_contract.stored_responses.query import PageQuery, RetrieveQuery
 from mini_infer_engine.api.dialects.chat import ChatRequest
 from mini_infer_engine.api.dialects.chat_batch import BatchChatRequest
 from mini_infer_engine.api.dialects.completions import CompletionRequest
@@ -29,6 +30,8 @@ class Operation:
     summary: str
     request: type | None = None
     """Of the JSON body; None: it has none."""
+    query: type | None = None
+    """Its parameters; None: it has none."""
     answer: type | None = None
     """None: an empty body."""
     is_list: bool = False
@@ -113,6 +116,7 @@ OPERATIONS = (
         method="get",
         tag="openai",
         summary="A response that is kept",
+        query=RetrieveQuery,
         answer=answers.ResponseObject,
         event=answers.ResponseStreamEvent,
     ),
@@ -135,6 +139,7 @@ OPERATIONS = (
         method="get",
         tag="openai",
         summary="What a response was an answer to",
+        query=PageQuery,
         answer=answers.ResponseItems,
     ),
     Operation(path="/v1/models", method="get", tag="openai", summary="All models", answer=answers.ModelList),

@@ -63,6 +63,19 @@ def test_streams_are_described() -> None:
         assert set(content) == {"application/json", "text/event-stream"}
 
 
+def test_parameters_are_those_of_the_path_and_of_the_query() -> None:
+    told = {
+        path: {(given["name"], given["in"]) for given in methods["get"].get("parameters", ())}
+        for path, methods in API["paths"].items()
+        if "get" in methods
+    }
+    own = ("response_id", "path")
+    assert told["/v1/responses/{response_id}"] == {own, ("stream", "query"), ("starting_after", "query")}
+    pages = {("limit", "query"), ("order", "query"), ("after", "query")}
+    assert told["/v1/responses/{response_id}/input_items"] == pages | {own}
+    assert told["/v1/models/{name}"] == {("name", "path")}
+
+
 INTERNAL = {"/metrics", "/drain", "/role", "/prompt_assets", "/kv_snapshot", "/docs", "/openapi.json"}
 
 
