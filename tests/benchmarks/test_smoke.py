@@ -34,7 +34,7 @@ def run(script: str, out: Path, *flags: str, **variables: str) -> tuple[dict[str
         env=environment() | {"OMP_NUM_THREADS": "1"} | variables,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=250,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]

@@ -37,6 +37,8 @@ from mini_infer_engine.runtime.model_runner import ModelRunner, load_runner
 
 _STOP_S = 2.0
 """For ranks to leave by themselves."""
+_LOOK_MS = 100
+"""Between two looks at whether the group is over, while a rank takes no message."""
 _REASON_S = 4.0
 """For the watch to find out why a pass failed: a rank that hangs is missed after three seconds."""
 
@@ -145,7 +147,7 @@ class Ranks:
         """To every other rank."""
         payload = step_messages.encode(message)
         for socket in self._steps.values():
-            socket.send(payload)
+            send_step(socket, payload, lambda: self.watch.lost)
 
     def open_transport(self, kind: str, engine_id: str, memory: KVMemory) -> GroupTransport:
         """What moves all ranks' pages from and to other engines. ModelError: it cannot work on one of them."""
@@ -263,6 +265,21 @@ class ParallelRunner:
             raise RunnerLostError(reason) from error
         if self.ranks.watch.lost:  # what has come may be of a sum that was broken off
             raise RunnerLostError(self.ranks.watch.lost)
+
+
+def send_step(socket: zmq.Socket[bytes], payload: bytes, lost: Callable[[], str]) -> None:
+    """Waits for a rank that still starts, while `lost` is empty: ZeroMQ would wait for ever for one that is gone.
+
+    RunnerLostError: the group is over.
+    """
+    while True:
+        try:
+            socket.send(payload, zmq.NOBLOCK)
+            return
+        except zmq.Again:
+            if reason := lost():
+                raise RunnerLostError(reason) from None
+            socket.poll(_LOOK_MS, zmq.POLLOUT)
 
 
 def load_parallel(settings: EngineSettings, watched: Watched = NOT_WATCHED) -> ParallelRunner:

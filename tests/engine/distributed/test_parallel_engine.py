@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zmq
 
 from mini_infer_engine import LLM, BeamSearchParams, SamplingParams
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.core.batch import RunnerLostError
-from mini_infer_engine.distributed.parallel_runner import ParallelRunner
+from mini_infer_engine.distributed.parallel_runner import ParallelRunner, send_step
 from mini_infer_engine.distributed.signs import SILENT_TICKS, TICK_S
 from mini_infer_engine.structured.params import StructuredOutputsParams
 from tests.support.parallel_asks import ASKS, GREEDY, PROMPTS, SHARED, small_llm, told
@@ -102,6 +103,12 @@ def test_the_end_of_a_rank_ends_the_group_with_the_reason(folder: Path, number: 
     assert time.monotonic() - started_s < 5
     with pytest.raises(RunnerLostError, match="rank 1"):  # and there is no more to be had
         told(llm, PROMPTS, GREEDY)
+
+
+def test_who_tells_a_rank_that_is_gone_learns_of_the_end_of_the_group() -> None:
+    looks = iter(("", "", "rank 1 has ended"))
+    with zmq.Context.instance().socket(zmq.PUSH) as socket, pytest.raises(RunnerLostError, match="rank 1 has ended"):
+        send_step(socket, b"step", lambda: next(looks))
 
 
 def test_what_ranks_cannot_share_is_refused_and_no_process_is_left(folder: Path, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Who counts as hung, with short ticks: a rank that says nothing, sooner once the model is loaded."""
 
 import time
+import uuid
 from collections.abc import Iterator
 
 import pytest
@@ -18,7 +19,7 @@ def router(monkeypatch: pytest.MonkeyPatch) -> Iterator[zmq.Socket[bytes]]:
     monkeypatch.setattr(signs, "LOADING_TICKS", 10**6)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
     with context.socket(zmq.ROUTER) as router:
-        router.bind("inproc://signs-of-a-test")
+        router.bind(f"inproc://{uuid.uuid4().hex}")  # a name is free again only some time after its socket was closed
         yield router
 
 
@@ -28,7 +29,7 @@ def test_a_silent_rank_is_missed_once_the_model_is_loaded(router: zmq.Socket[byt
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
     with context.socket(zmq.DEALER) as rank:
         rank.set(zmq.IDENTITY, b"1")
-        rank.connect("inproc://signs-of-a-test")
+        rank.connect(router.last_endpoint)
         rank.send(signs._encode(signs.Alive()))
         rank.recv()  # it was heard
         time.sleep(3 * signs.SILENT_TICKS * TICK_S)

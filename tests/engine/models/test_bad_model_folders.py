@@ -15,7 +15,7 @@ from mini_infer_engine import LLM
 from mini_infer_engine.config.model_path import DEMO_DIRECTORY
 from mini_infer_engine.models.registry import read_config
 from mini_infer_engine.text.text_model import TextModel
-from tests.engine.server.dry_server import environment, serve_command
+from tests.engine.server.dry_server import HANG_S, environment, serve_command
 from tests.support.tiny_models import save_tiny_model
 
 WEIGHTS = "model.safetensors"
@@ -135,7 +135,7 @@ def test_the_server_ends_with_one_line(case: str, good: dict[str, Path], tmp_pat
     words = break_folder(case, good, folder)
     flags = ("--model", str(folder), "--device", "cpu", "--port", "0", "--log-level", "warning")
     done = subprocess.run(
-        serve_command(*flags), capture_output=True, text=True, timeout=60, env=environment(), check=False
+        serve_command(*flags), capture_output=True, text=True, timeout=HANG_S, env=environment(), check=False
     )
     assert done.returncode == 1
     for word in words:

@@ -8,6 +8,7 @@ import aiohttp
 import pytest
 
 from mini_infer_contract.launch import Endpoint
+from mini_infer_gateway.fleet import breaker
 from tests.support.fake_engine import FakeEngine
 from tests.support.running_gateway import running_gateway, until
 
@@ -211,7 +212,8 @@ async def test_not_ready_before_the_source_has_synced() -> None:
             assert response.status == 503
 
 
-async def test_a_broken_endpoint_is_left_alone_and_comes_back() -> None:
+async def test_a_broken_endpoint_is_left_alone_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(breaker, "FIRST_PAUSE_S", breaker.LONGEST_PAUSE_S)  # however slow the machine is
     async with FakeEngine("bad") as bad, FakeEngine("good") as good:
         bad.status = 503
         async with running_gateway(bad.endpoint, good.endpoint, routing="round-robin") as gateway:

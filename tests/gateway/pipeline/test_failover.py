@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from mini_infer_contract.launch import Endpoint
-from mini_infer_gateway.fleet import liveness, watchdog
+from mini_infer_gateway.fleet import breaker, liveness, watchdog
 from tests.support.fake_engine import FakeEngine
 from tests.support.running_gateway import RunningGateway, running_gateway, until
 
@@ -150,7 +150,10 @@ async def test_a_pod_that_died_with_requests_in_flight_is_used_again_when_it_is_
         assert len(dying.bodies) == before + 1
 
 
-async def test_a_pod_that_is_ready_and_answers_500_is_not_readmitted_by_its_word(quick: None) -> None:
+async def test_a_pod_that_is_ready_and_answers_500_is_not_readmitted_by_its_word(
+    quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(breaker, "FIRST_PAUSE_S", breaker.LONGEST_PAUSE_S)  # however slow the machine is
     async with FakeEngine("bad") as bad, FakeEngine("good") as good:
         bad.status = 500
         async with running_gateway(bad.endpoint, good.endpoint, routing="round-robin") as gateway:
