@@ -161,28 +161,28 @@ class LimitedConnection(HttpToolsProtocol):
                 self.transport.close()
         elif self._in_head:
             if waited_s > limits.head_timeout_s:
-                self._end(_too_slow("headers", limits.head_timeout_s))
+                self._end(_too_slow("headers", limits.head_timeout_s, "headers_timeout"))
         elif waited_s > limits.body_timeout_s + self._received_bytes / limits.min_body_rate:
-            self._end(_too_slow("body", waited_s))
+            self._end(_too_slow("body", waited_s, "body_timeout"))
 
     def _end(self, error: ApiError) -> None:
         """Answers if no answer has begun, and closes."""
-        began = self.cycle is not None and not self.cycle.response_complete
+        began = self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete
         if not began:
             body = json.dumps(error.body()).encode()
             head = f"HTTP/1.1 {error.status} {_REASONS[error.status]}\r\ncontent-type: application/json\r\n"
             self.transport.write(f"{head}content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body)
+            # An application that waits for the rest of a body is told that the client has gone.
             self.transport.close()
         else:
-            # Its application waits for the rest of the body: it is told that the client has gone.
             self.transport.abort()
 
 
 _REASONS = {408: "Request Timeout", 431: "Request Header Fields Too Large", 503: "Service Unavailable"}
 
 
-def _too_slow(what: str, seconds: float) -> ApiError:
-    return ApiError(408, f"the request's {what} did not arrive within {seconds:.0f} s: send faster", code="too_slow")
+def _too_slow(what: str, seconds: float, code: str) -> ApiError:
+    return ApiError(408, f"the request's {what} did not arrive within {seconds:.0f} s: send faster", code=code)
 
 
 def limited(limits: ConnectionLimits) -> type[LimitedConnection]:
