@@ -3,11 +3,9 @@
 import argparse
 import contextlib
 import errno
-import gc
 import logging
 import os
 import socket
-import sys
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -17,6 +15,7 @@ import uvicorn
 
 from mini_infer_contract.api_keys import API_KEY_ENV, ENGINE_API_KEY_ENV, configured_keys, keys_in
 from mini_infer_contract.cors import CorsPolicy
+from mini_infer_contract.interpreter import favour_event_loop
 from mini_infer_contract.logs import FORMATS, configure_logging
 from mini_infer_contract.tls import TlsFiles, client_context, server_tls
 from mini_infer_gateway import __version__
@@ -333,19 +332,10 @@ def listen(host: str, port: int) -> socket.socket:
     return server
 
 
-SWITCH_INTERVAL_S = 0.001
-"""How long a thread that tokenises may hold the interpreter while the event loop wants it; Python's own is 5 ms."""
-GARBAGE_THRESHOLDS = (10_000, 20, 20)
-"""Objects that may be made, beyond those that went, before the garbage collector looks through the youngest, and how
-many such looks it takes until it looks through older ones. Requests leave no reference cycles behind, so Python's own
-700 only made it look through requests that were still being served, for a sixth of all CPU time; 10,000 take 1 ms."""
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs until told to stop."""
     # Prompts are spread over threads of ours, of low priority, and never over the library's own.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
     settings = parse(arguments)
     configure_logging(settings.log_level, settings.log_format)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
@@ -381,7 +371,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     scheme = "https" if tls else "http"
     logging.getLogger(__name__).info("gateway at %s://%s:%d", scheme, *sockets[0].getsockname()[:2])
-    gc.set_threshold(*GARBAGE_THRESHOLDS)
-    gc.freeze()  # What was imported stays, and need not be looked through.
+    favour_event_loop()
     with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it once more when it has stopped.
         DrainingServer(config, settings.drain_s, gateway.stop_gently, tls).run(sockets=sockets)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mini_infer_contract import json_structure
 from mini_infer_contract.api_errors import ApiError
-from mini_infer_contract.json_structure import MAX_FIELDS, MAX_OBJECTS, MAX_VALUES, check_structure
+from mini_infer_contract.json_structure import MAX_FIELDS, MAX_OBJECTS, MAX_TEXTS, MAX_VALUES, check_structure
 
 TEXT = st.text(st.sampled_from('ab"\\{}[]:, \n'), max_size=40)
 VALUES = st.recursive(
@@ -21,15 +21,15 @@ VALUES = st.recursive(
 )
 
 
-def counted(value: Any) -> tuple[int, int, int]:
-    """Objects and lists, fields, and commas."""
+def counted(value: Any) -> tuple[int, int, int, int]:
+    """Objects and lists, fields, texts, and commas."""
     if not isinstance(value, dict | list):
-        return 0, 0, 0
+        return 0, 0, int(isinstance(value, str)), 0
     inner = list(value.values()) if isinstance(value, dict) else value
     inside = [counted(item) for item in inner]
     fields = len(value) if isinstance(value, dict) else 0
-    objects, more_fields, commas = (sum(column) for column in zip(*inside, strict=True)) if inside else (0, 0, 0)
-    return objects + 1, fields + more_fields, max(0, len(inner) - 1) + commas
+    objects, more_fields, texts, commas = map(sum, zip(*inside, strict=True)) if inside else (0, 0, 0, 0)
+    return objects + 1, fields + more_fields, texts + fields, max(0, len(inner) - 1) + commas
 
 
 @given(VALUES, st.booleans(), st.integers(4, 40))
@@ -37,8 +37,8 @@ def test_what_texts_hold_is_not_counted(value: Any, ascii_only: bool, slice_byte
     body = json.dumps(value, ensure_ascii=ascii_only).encode()
     with patch.object(json_structure, "_SLICE_BYTES", slice_bytes):
         rest = b"".join(json_structure._outside_of_strings(body))
-    found = (rest.count(b"{") + rest.count(b"["), rest.count(b":"), rest.count(b","))
-    assert found == counted(value)
+    objects = rest.count(b"{") + rest.count(b"[")
+    assert (objects, rest.count(b":"), rest.count(b'"'), rest.count(b",")) == counted(value)
 
 
 @given(st.binary(max_size=60), st.integers(1, 20))
@@ -53,6 +53,7 @@ def test_no_json_is_no_endless_loop(body: bytes, slice_bytes: int) -> None:
         ([{}] * MAX_OBJECTS, f"{MAX_OBJECTS} objects and lists"),
         ([[]] * 1_000_000, f"{MAX_OBJECTS} objects and lists"),
         ({str(number): 1 for number in range(MAX_FIELDS + 1)}, f"{MAX_FIELDS} fields"),
+        (["a"] * (MAX_TEXTS + 1), f"{MAX_TEXTS} texts"),
         ([5] * (MAX_VALUES + 2), f"{MAX_VALUES} values"),
     ],
 )
@@ -68,7 +69,7 @@ async def test_a_body_of_too_many_small_things_is_refused(body: Any, told: str) 
         [{}] * (MAX_OBJECTS - 1),
         {"prompt": "{[1, 2]: 3}, " * 300_000},
         {"prompt": '{"a": [1, "b"]},' * 200_000},  # as texts that are JSON stand in JSON
-        {"texts": ["a, b: [c]"] * 400_000},
+        {"texts": ["a, b: [c]"] * (MAX_TEXTS - 1)},
         [5] * MAX_VALUES,
     ],
 )

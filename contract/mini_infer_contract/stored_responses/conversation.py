@@ -20,11 +20,17 @@ _ID_PREFIXES = {
     "custom_tool_call": "ctc_",
     "custom_tool_call_output": "ctco_",
 }
+MAX_ITEMS = 5_000
+"""Of one request's input: each is looked at and gets an id while others wait."""
 
 
 def turn_items(body: dict[str, Any], resolve: Callable[[str], Item | None]) -> list[Item]:
     """A request's own input as items with ids; `resolve` knows items by id. ApiError: it is malformed."""
-    given = input_items(body["input"]) if body.get("input") is not None else _no_input()
+    sent = body.get("input")
+    if isinstance(sent, list) and len(sent) > MAX_ITEMS:
+        message = f"input has {len(sent)} items, and at most {MAX_ITEMS} are read at once: send fewer"
+        raise ApiError(400, message, param="input", code="too_many_values")
+    given = input_items(sent) if sent is not None else _no_input()
     return [_item(item, index, resolve) for index, item in enumerate(given)]
 
 

@@ -13,6 +13,7 @@ from fastapi import FastAPI
 
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.api_keys import ApiKeys
+from mini_infer_contract.interpreter import favour_event_loop
 from mini_infer_contract.launch import DRAINING_HEADER
 from mini_infer_contract.tls import LOOK_EVERY_S, ServerTls
 from mini_infer_engine.api.app import make_app
@@ -102,6 +103,7 @@ class _Server:
         loop.add_signal_handler(signal.SIGTERM, self._on_terminate)
         loop.add_signal_handler(signal.SIGINT, self._leaving.set)
         server = _Uvicorn(_uvicorn_config(make_app(self._front, self._keys), self._tls, self._options.max_body_bytes))
+        favour_event_loop()
         serving = asyncio.create_task(server.serve([self._listening]))
         owned = [
             *(asyncio.create_task(self._watch(core, line)) for core, line in zip(self._cores, lines.all, strict=True)),

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from mini_infer_contract.api_errors import ApiError
-from mini_infer_contract.stored_responses.conversation import history, page_of, turn_items
+from mini_infer_contract.stored_responses.conversation import MAX_ITEMS, history, page_of, turn_items
 from mini_infer_contract.stored_responses.store import ResponseStore, StoredResponse
 
 ANYBODY = frozenset(("",))
@@ -101,3 +101,11 @@ def test_a_history_that_is_not_whole_is_refused(name: str, code: str) -> None:
     with pytest.raises(ApiError) as caught:
         history(store, name, ANYBODY, 0.0, 1000)
     assert (caught.value.status, caught.value.param, caught.value.code) == (400, "previous_response_id", code)
+
+
+def test_thousands_of_items_are_refused() -> None:
+    body = {"input": [{"role": "user", "content": "hi"}] * (MAX_ITEMS + 1)}
+    with pytest.raises(ApiError, match=f"at most {MAX_ITEMS} are read") as caught:
+        turn_items(body, lambda item_id: None)
+    assert (caught.value.param, caught.value.code) == ("input", "too_many_values")
+    assert len(turn_items({"input": body["input"][1:]}, lambda item_id: None)) == MAX_ITEMS

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from mini_infer_contract.api_errors import ApiError, read_json_object
-from mini_infer_contract.json_structure import MAX_FIELDS, MAX_OBJECTS, MAX_VALUES, check_structure
+from mini_infer_contract.json_structure import MAX_FIELDS, MAX_OBJECTS, MAX_TEXTS, MAX_VALUES, check_structure
 from mini_infer_engine.api.dialects.anthropic import MessagesDialect
 from mini_infer_engine.api.dialects.base import Dialect
 from mini_infer_engine.api.dialects.chat import ChatDialect
@@ -22,8 +22,8 @@ LIMIT_S = 0.15
 """Three times the goal, for slower processors."""
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
 TEXT = {"prompt": "hi"}
-VALUES = MAX_VALUES - 100
-FIELDS = {f"k{number}": "x" for number in range(MAX_FIELDS - 100)}
+VALUES, TEXTS = MAX_VALUES - 100, MAX_TEXTS - 100
+FIELDS = {f"k{number}": "x" for number in range(MAX_FIELDS - 200)}
 TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 
 CASES: dict[str, tuple[Dialect, dict[str, Any]]] = {
@@ -46,11 +46,11 @@ CASES: dict[str, tuple[Dialect, dict[str, Any]]] = {
     "biases": (CompletionDialect(), TEXT | {"logit_bias": {str(token): 1 for token in range(20_000)}}),
     "repetition": (CompletionDialect(), TEXT | {"repetition_detection": FIELDS}),
     "stop strings that are none": (CompletionDialect(), TEXT | {"stop": [1] * VALUES}),
-    "stop strings": (CompletionDialect(), TEXT | {"stop": ["a"] * VALUES}),
-    "token ids that are none": (CompletionDialect(), TEXT | {"allowed_token_ids": ["1"] * VALUES}),
+    "stop strings": (CompletionDialect(), TEXT | {"stop": ["a"] * TEXTS}),
+    "token ids that are none": (CompletionDialect(), TEXT | {"allowed_token_ids": ["1"] * TEXTS}),
     "token ids": (CompletionDialect(), {"prompt": [1] * VALUES}),
-    "prompts": (CompletionDialect(), {"prompt": ["a"] * VALUES}),
-    "choices": (ChatDialect(), CHAT | {"structured_outputs": {"choice": ["a"] * VALUES}}),
+    "prompts": (CompletionDialect(), {"prompt": ["a"] * TEXTS}),
+    "choices": (ChatDialect(), CHAT | {"structured_outputs": {"choice": ["a"] * TEXTS}}),
     "a schema": (
         ChatDialect(),
         CHAT
