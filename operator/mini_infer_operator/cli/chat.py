@@ -47,7 +47,8 @@ def chat(
             try:
                 said = talk.command(text)
             except CommandError as error:
-                said = f"({error})"
+                print(f"({error})", file=sys.stdout if interactive else sys.stderr)
+                continue
             if said is None:
                 talk.ask(text)
                 talk.answered(_print_answer(base, talk.body()))

@@ -58,8 +58,9 @@ def run(*flags: str, told: str, **more: str) -> subprocess.CompletedProcess[str]
 
 def test_it_talks_to_a_lone_server_with_a_key() -> None:
     with DryServer("--api-key", "sk-1") as server:
-        done = run("--url", server.url, "--system", "x", told="/help\none\n/quit\ntwo\n", OPENAI_API_KEY="sk-1")
+        done = run("--url", server.url, "--system", "x", told="/help\n/no\none\n/quit\ntwo\n", OPENAI_API_KEY="sk-1")
         assert (done.returncode, done.stdout) == (0, f"{HELP}\nYou said: one\n"), done.stderr
+        assert done.stderr.startswith("(there is no /no: ")
         by_variable = run(told="hi\n", OPENAI_API_KEY="sk-1", OPENAI_BASE_URL=f"{server.url}/v1")
         assert by_variable.stdout == "You said: hi\n"
         refused = run("--url", server.url, told="hi\n", OPENAI_API_KEY="sk-2")
