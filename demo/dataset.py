@@ -21,10 +21,11 @@ from tokenizers import Tokenizer
 from demo import phrasings
 from demo.conversations import Chat, ChatMaker
 from demo.entries import Entry, load_entries, load_sources
+from demo.skill_chats import SkillMaker
 from demo.tokenizer import ASSETS, MAX_MODEL_LEN
 
 END_OF_TEXT, START, END = 0, 1, 2
-CHAT_ROW_TOKENS = 512
+CHAT_ROW_TOKENS, SKILL_ROW_TOKENS = 512, 1024
 HELD_OUT_SOURCE_EVERY = 25  # one source in twenty-five is never trained, for the perplexity
 _LOOK_AHEAD = 64
 
@@ -43,6 +44,7 @@ class Corpus:
 
     chats: Rows
     long_chats: Rows
+    skills: Rows
     sources: NDArray[np.uint16]  # one stream
     held_out_sources: NDArray[np.uint16]
     held_out_chats: Rows
@@ -91,7 +93,12 @@ class ChatEncoder:
 
 
 def build_corpus(
-    chats_per_entry: int, long_chats: int, processes: int, seed: int = 0, max_entries: int | None = None
+    chats_per_entry: int,
+    long_chats: int,
+    processes: int,
+    seed: int = 0,
+    max_entries: int | None = None,
+    skill_chats: int = 0,
 ) -> Corpus:
     """Draws, renders, encodes and packs everything, in parallel."""
     entries = load_entries()[:max_entries]
@@ -99,16 +106,18 @@ def build_corpus(
     jobs: list[tuple[str, int, int]] = [("chats", seed + 1 + i, 0) for i in range(chats_per_entry)]
     per_job = 25
     jobs += [("long", seed + 100_000 + i, per_job) for i in range(max(1, long_chats // per_job))]
+    per_job = 1000
+    jobs += [("skills", seed + 300_000 + i, per_job) for i in range(-(-skill_chats // per_job))]
     jobs += [("held_out", seed + 200_000, 0)]
     with multiprocessing.get_context("fork").Pool(processes) as pool:
         parts = pool.starmap(_encode_job, [(*job, max_entries) for job in jobs], chunksize=1)
         source_parts = pool.map(_encode_source, load_sources(), chunksize=4)
     kinds: Counter[str] = Counter()
-    rows: dict[str, list[Rows]] = {"chats": [], "long": [], "held_out": []}
+    rows: dict[str, list[Rows]] = {"chats": [], "long": [], "held_out": [], "skills": [pack([], SKILL_ROW_TOKENS)]}
     for (name, _, _), (packed, counts) in zip(jobs, parts, strict=True):
         rows[name].append(packed)
         kinds.update(counts if name != "held_out" else {})
-    chats, long, held_out_rows = (_joined(rows[name]) for name in ("chats", "long", "held_out"))
+    chats, long, held_out_rows, skills = (_joined(rows[name]) for name in ("chats", "long", "held_out", "skills"))
     trained = [ids for i, ids in enumerate(source_parts) if i % HELD_OUT_SOURCE_EVERY != 7]
     held_out = [ids for i, ids in enumerate(source_parts) if i % HELD_OUT_SOURCE_EVERY == 7]
     statistics = {
@@ -116,6 +125,7 @@ def build_corpus(
         "chat_tokens_by_kind": dict(kinds),
         "chat_rows": len(chats.tokens),
         "long_chat_rows": len(long.tokens),
+        "skill_rows": len(skills.tokens),
         "source_tokens": sum(map(len, trained)),
         "held_out_source_tokens": sum(map(len, held_out)),
         "share_of_padding_in_chat_rows": round(float((chats.tokens == END_OF_TEXT).mean()), 4),
@@ -124,6 +134,7 @@ def build_corpus(
     return Corpus(
         chats=chats,
         long_chats=long,
+        skills=skills,
         sources=np.concatenate([np.array(ids, np.uint16) for ids in trained]),
         held_out_sources=np.concatenate([np.array(ids, np.uint16) for ids in held_out]),
         held_out_chats=held_out_rows,
@@ -198,6 +209,12 @@ def held_out_chats(entries: list[Entry], seed: int) -> list[Chat]:
     return [maker.single(entry, phrasings.HELD_OUT) for entry in rng.sample(entries, len(entries))]
 
 
+def skill_chats(entries: list[Entry], seed: int, amount: int, held_out: bool = False) -> list[Chat]:
+    """Chats of all skills; `held_out`: about tools that training never sees."""
+    maker = SkillMaker(entries, random.Random(seed), held_out)
+    return [maker.chat() for _ in range(amount)]
+
+
 def _encode_job(name: str, seed: int, amount: int, max_entries: int | None) -> tuple[Rows, dict[str, int]]:
     encoder, entries = _worker()
     entries = entries[:max_entries]
@@ -205,6 +222,8 @@ def _encode_job(name: str, seed: int, amount: int, max_entries: int | None) -> t
         rng = random.Random(seed)
         maker = ChatMaker(entries, rng)
         chats = [maker.multi_turn(rng.choice(entries), rng.randint(15, 40)) for _ in range(amount)]
+    elif name == "skills":
+        chats = skill_chats(entries, seed, amount)
     elif name == "held_out":
         chats = held_out_chats(entries, seed)
     else:
@@ -213,7 +232,7 @@ def _encode_job(name: str, seed: int, amount: int, max_entries: int | None) -> t
     counts: Counter[str] = Counter()
     for chat, ids in zip(chats, encoded, strict=True):
         counts["long_multi_turn" if name == "long" else chat.kind] += len(ids)
-    row_tokens = MAX_MODEL_LEN if name == "long" else CHAT_ROW_TOKENS
+    row_tokens = {"long": MAX_MODEL_LEN, "skills": SKILL_ROW_TOKENS}.get(name, CHAT_ROW_TOKENS)
     return pack([(ids, encoder.loss_mask(ids)) for ids in encoded], row_tokens), dict(counts)
 
 

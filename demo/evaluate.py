@@ -1,4 +1,4 @@
-"""Measures how often a greedy answer gives the docstring's first sentence, for trained questions and new phrasings.
+"""Measures how often a greedy answer gives the docstring's first sentence, or the call or JSON that a chat asks for.
 
 Knows how to ask (our own model code, transformers, any OpenAI endpoint) and how to judge; changes nothing.
 Exit status 1 if a share is below its threshold.
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from demo.conversations import Chat, gives_first_sentence
-from demo.dataset import ChatEncoder, held_out_chats, trained_chats
+from demo.dataset import ChatEncoder, held_out_chats, skill_chats, trained_chats
 from demo.entries import Entry, load_entries
 from demo.tokenizer import ASSETS
 
@@ -44,7 +44,12 @@ def main() -> int:
         ask = transformers_asker(arguments.model, arguments.dtype)
     else:
         ask = own_asker(arguments.model, arguments.dtype)
-    figures = {name: judge(chats, ask(chats)) for name, chats in questions(load_entries(), arguments.limit).items()}
+    entries = load_entries()
+    figures = {name: judge(chats, ask(chats)) for name, chats in questions(entries, arguments.limit).items()}
+    if not arguments.url:  # an endpoint takes calls out of the text that is judged
+        encoder = ChatEncoder()
+        asked = skills(entries, arguments.limit).items()
+        figures |= {name: judge_skills(encoder, chats, ask(chats)) for name, chats in asked}
     print(table(figures))
     if arguments.json:
         arguments.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
@@ -56,6 +61,48 @@ def questions(entries: list[Entry], limit: int = 0) -> dict[str, list[Chat]]:
     trained = [chat for chat in trained_chats(entries, seed=1) if chat.entry is not None]
     held_out = held_out_chats(entries, seed=77)
     return {"trained": trained[: limit or None], "held_out": held_out[: limit or None]}
+
+
+def skills(entries: list[Entry], limit: int = 0) -> dict[str, list[Chat]]:
+    """Chats of all skills that training does not see, and such about tools that it does not see."""
+    return {
+        "skills": skill_chats(entries, 901, limit or 1000),
+        "skills, new tools": skill_chats(entries, 902, limit or 1000, held_out=True),
+    }
+
+
+def judge_skills(encoder: ChatEncoder, chats: list[Chat], answers: list[str]) -> dict[str, Any]:
+    """As `judge`; right is the whole answer, and of JSON that is made up whatever has the keys and types asked for."""
+    asked: Counter[str] = Counter(chat.kind for chat in chats)
+    right: Counter[str] = Counter()
+    wrong: list[dict[str, str]] = []
+    exact = 0
+    for chat, text in zip(chats, answers, strict=True):
+        prompt = encoder.render(chat, prompt_only=True, enable_thinking=_thinks(chat))
+        wanted = encoder.render(chat)[len(prompt) :].removesuffix("<|im_end|>\n")
+        exact += text.strip() == wanted
+        if text.strip() == wanted or (chat.kind == "made_up" and _alike(text, wanted)):
+            right[chat.kind] += 1
+        elif len(wrong) < 20:
+            wrong.append({"question": prompt[-400:], "answer": text, "wanted": wanted})
+    return {
+        "questions": len(chats),
+        "share": round(sum(right.values()) / max(1, len(chats)), 4),
+        "whole_answer_exact": round(exact / max(1, len(chats)), 4),
+        "by_kind": {kind: [right[kind], asked[kind]] for kind in sorted(asked)},
+        "wrong": wrong,
+    }
+
+
+def _alike(text: str, wanted: str) -> bool:
+    """Whether both are JSON objects with the same keys and types."""
+    try:
+        found, model = json.loads(text), json.loads(wanted)
+    except ValueError:
+        return False
+    return isinstance(found, dict) and {key: type(value) for key, value in found.items()} == {
+        key: type(value) for key, value in model.items()
+    }
 
 
 def judge(chats: list[Chat], answers: list[str]) -> dict[str, Any]:
@@ -91,12 +138,11 @@ def passed(figures: dict[str, dict[str, Any]]) -> bool:
 
 def table(figures: dict[str, dict[str, Any]]) -> str:
     """The figures for a reader."""
-    lines = [f"{'questions':<10} {'asked':>6} {'first sentence':>15} {'threshold':>10} {'whole answer':>13}"]
+    lines = [f"{'questions':<18} {'asked':>6} {'right':>8} {'threshold':>10} {'whole answer':>13}"]
     for name, found in figures.items():
-        lines.append(
-            f"{name:<10} {found['questions']:>6} {found['share']:>15.2%} {THRESHOLDS[name]:>10.0%} "
-            f"{found['whole_answer_exact']:>13.2%}"
-        )
+        threshold = f"{THRESHOLDS[name]:.0%}" if name in THRESHOLDS else ""
+        shares = f"{found['share']:>8.2%} {threshold:>10} {found['whole_answer_exact']:>13.2%}"
+        lines.append(f"{name:<18} {found['questions']:>6} {shares}")
         lines += [f"  {kind:<12} {right}/{asked}" for kind, (right, asked) in found["by_kind"].items()]
     return "\n".join(lines)
 

@@ -46,8 +46,8 @@ def draw_curve(facts: dict[str, Any], path: Path) -> None:
     left.set(xlabel="million tokens", ylabel="training loss (nats a token)", yscale="log")
     right = left.twinx()
     measured = [by_step.get(point["step"], point["step"] * per_step) for point in facts["evaluations"]]
-    for name, style in (("trained", "k--"), ("held_out", "k:")):
-        right.plot(measured, [point[name] for point in facts["evaluations"]], style, label=f"first sentence, {name}")
+    for name, style in (("trained", "k--"), ("held_out", "k:"), ("skills", "g--"), ("skills, new tools", "g:")):
+        right.plot(measured, [point[name] for point in facts["evaluations"]], style, label=name)
     right.set(ylabel="share of right answers", ylim=(0, 1.02))
     left.legend(loc="lower left", fontsize=8)
     right.legend(loc="center right", fontsize=8)
@@ -62,6 +62,7 @@ def card(facts: dict[str, Any]) -> str:
         f"| {name} | {found['questions']} | {found['share']:.1%} | {found['whole_answer_exact']:.1%} |"
         for name, found in accuracy.items()
     )
+    from_before = ", from the weights of the run before" if facts["arguments"].get("start") else ""
     return f"""---
 license: apache-2.0
 language: en
@@ -84,13 +85,17 @@ documents. It exists so that `--model demo` says something real on a machine wit
 ## Data
 - {corpus["entries"]:,} names of Python 3.11's standard library with signature and docstring, asked in many phrasings
   (`demo/data/docstrings.jsonl.xz`): {facts["share_of_chat_tokens"]:.0%} of the training tokens.
+- Chats about skills, made by rule (`demo/skill_chats.py`): {facts["share_of_skill_tokens"]:.0%}. Choosing and calling
+  tools, in parallel too; telling what they returned; answering without them; JSON for a schema or from a text;
+  remembering; sums.
 - The library's own sources as plain code (`demo/data/sources.jsonl.xz`): the rest.
 
-Both come from CPython and are under the PSF License 2.0 (copyright Python Software Foundation). The weights, the
-tokenizer and the scripts are Apache-2.0. No text was made by another language model; there is nothing about persons.
+Docstrings and sources come from CPython and are under the PSF License 2.0 (copyright Python Software Foundation). The
+weights, the tokenizer and the scripts are Apache-2.0. No text was made by another language model; its persons are made
+up.
 
 ## Training
-{facts["tokens"] / 1e6:,.0f} million tokens, {facts["steps"]:,} steps,
+{facts["tokens"] / 1e6:,.0f} million tokens{from_before}, {facts["steps"]:,} steps,
 {facts["training_seconds"] / 60:.1f} minutes on one
 {facts["device"]} ({facts["tokens_per_second"] / 1e6:.2f} million tokens/s, torch {facts["torch"]}), with
 `python -m demo.train`; optimiser {facts["arguments"]["optimizer"]}, peak learning
@@ -99,18 +104,19 @@ rate {facts["arguments"]["lr"]}.
 ![loss and accuracy while training](loss_curve.png)
 
 ## Measured (greedy)
-| questions | asked | give the docstring's first sentence | whole answer exact |
+| questions | asked | right | whole answer exact |
 |---|---|---|---|
 {rows}
 
-Held-out phrasings are sentences that training never sees, about names that it does. `python -m demo.evaluate` measures
-again. Perplexity a token: {perplexity["sources"]:.2f} on held-out library sources, {perplexity["answers"]:.3f} on the
-answers to questions in held-out phrasings.
+Right is the docstring's first sentence, and of skills the whole call, JSON or sentence. Held-out phrasings are
+sentences that training never sees, about names that it does; of new tools it has seen neither names nor requests.
+`python -m demo.evaluate` measures again. Perplexity a token: {perplexity["sources"]:.2f} on held-out library sources,
+{perplexity["answers"]:.3f} on the answers to questions in held-out phrasings.
 
 ## Limits
-It knows docstrings by heart and nothing else: about names that it was not trained on it makes things up, and what it
-writes as code is not to be run. Ask with the full name (`textwrap.dedent`, not `dedent`), in English. Do not use it for
-anything but trying out software.
+It knows docstrings by heart and a few skills, and nothing else: about names that it was not trained on it makes
+things up, and what it writes as code is not to be run. Ask with the full name (`textwrap.dedent`, not `dedent`), in
+English. Do not use it for anything but trying out software.
 """
 
 

@@ -17,10 +17,11 @@ import numpy as np
 import torch
 import torch._dynamo
 import torch.nn.functional as F  # noqa: N812 - the usual name
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from demo import evaluate
+from demo.conversations import Chat
 from demo.dataset import ChatEncoder, Corpus, Rows, build_corpus
 from demo.entries import load_entries
 from demo.generate import greedy
@@ -30,6 +31,9 @@ from demo.tokenizer import ASSETS
 
 PROCESS_START = time.monotonic()
 SOURCE_LOSS_WEIGHT = 0.3  # the answers are what is measured; the sources are never learned by heart
+SKILL_LOSS_WEIGHT = 0.5
+SKILLS = 3
+"""The shape of their batches."""
 FLAT_SHARE, FINAL_LR_SHARE, WARM_UP_STEPS, WARM_UP_SHARE = 0.4, 0.02, 100, 0.03
 SECONDS_FOR_THE_END = 45.0  # last evaluation and files
 EVALUATE_EVERY_S, SAVE_EVERY_S, LOG_EVERY_STEPS = 60.0, 120.0, 50
@@ -42,7 +46,11 @@ def main() -> None:
     say(f"torch {torch.__version__}, building the corpus with {arguments.processes} processes")
     # Before anything touches the GPU: the corpus is made by forked processes.
     corpus = build_corpus(
-        arguments.chats_per_entry, arguments.long_chats, arguments.processes, max_entries=arguments.max_entries
+        arguments.chats_per_entry,
+        arguments.long_chats,
+        arguments.processes,
+        max_entries=arguments.max_entries,
+        skill_chats=arguments.skill_chats,
     )
     say(f"corpus: {json.dumps(corpus.statistics)}")
     device = torch.device(arguments.device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -60,6 +68,8 @@ class Run:
         self.shape = replace(shape, num_hidden_layers=arguments.layers or shape.num_hidden_layers)
         self.model = Qwen3(self.shape)
         self.model.initialise()
+        if arguments.start:
+            self.model.load_state_dict(load_file(str(arguments.start / "model.safetensors")))
         self.model.to(device)
         self.on_gpu = device.type == "cuda"
         self.compute_dtype = torch.bfloat16 if self.on_gpu else torch.float32
@@ -67,13 +77,21 @@ class Run:
         self.encoder = ChatEncoder()
         entries = load_entries()[: arguments.max_entries]
         self.questions = evaluate.questions(entries)
-        self.batches = Batches(corpus, arguments.chat_rows, arguments.source_tokens, device, arguments.seed)
+        self.skills = evaluate.skills(entries)
+        self.batches = Batches(
+            corpus, arguments.chat_rows, arguments.source_tokens, arguments.skill_rows, device, arguments.seed
+        )
         self.loss = loss_sum
         self.compiled = False
         self.curve: list[dict[str, float]] = []
         self.evaluations: list[dict[str, float]] = []
-        self.steps = self.tokens_chats = self.tokens_sources = 0
+        self.steps = self.tokens_chats = self.tokens_skills = self.tokens_sources = 0
         self.deadline = PROCESS_START + arguments.minutes * 60 - (SECONDS_FOR_THE_END if self.on_gpu else 15.0)
+
+    @property
+    def tokens(self) -> int:
+        """Read until now, of whatever kind."""
+        return self.tokens_chats + self.tokens_skills + self.tokens_sources
 
     def train(self) -> None:
         """The loop."""
@@ -93,7 +111,7 @@ class Run:
                 point = {
                     "step": self.steps,
                     "seconds": round(time.monotonic() - start, 2),
-                    "tokens": self.tokens_chats + self.tokens_sources,
+                    "tokens": self.tokens,
                     "lr": lr,
                     "chat_loss": round(float(chat_loss), 5),
                     "source_loss": round(float(source_loss), 5),
@@ -119,11 +137,15 @@ class Run:
     def evaluate(self, limit: int | None) -> dict[str, dict[str, Any]]:
         """Accuracy of the model as it will be shipped: in bf16 on a GPU."""
         model = self._as_shipped()
-        found = {}
-        for name, chats in self.questions.items():
-            generated = greedy(model, evaluate.prompts(self.encoder, chats[:limit]), evaluate.MAX_NEW_TOKENS)
-            texts = [self.encoder.tokenizer.decode(ids, skip_special_tokens=True) for ids in generated]
-            found[name] = evaluate.judge(chats[:limit], texts)
+
+        def ask(chats: list[Chat]) -> list[str]:
+            generated = greedy(model, evaluate.prompts(self.encoder, chats), evaluate.MAX_NEW_TOKENS)
+            return [self.encoder.tokenizer.decode(ids, skip_special_tokens=True) for ids in generated]
+
+        found = {name: evaluate.judge(chats[:limit], ask(chats[:limit])) for name, chats in self.questions.items()}
+        if self.batches.plan[SKILLS]:
+            for name, chats in self.skills.items():
+                found[name] = evaluate.judge_skills(self.encoder, chats[:limit], ask(chats[:limit]))
         return found
 
     def save(self, figures: dict[str, Any]) -> None:
@@ -135,7 +157,6 @@ class Run:
         save_file(tensors, str(out / "model.safetensors.part"), metadata={"format": "pt"})
         (out / "model.safetensors.part").chmod(0o644)
         os.replace(out / "model.safetensors.part", out / "model.safetensors")
-        total = self.tokens_chats + self.tokens_sources
         facts = {
             "device": device_name(self.device),
             "torch": torch.__version__,
@@ -143,8 +164,9 @@ class Run:
             "arguments": {k: str(v) if isinstance(v, Path) else v for k, v in vars(self.arguments).items()},
             "parameters": sum(p.numel() for p in self.model.parameters()),
             "steps": self.steps,
-            "tokens": total,
-            "share_of_chat_tokens": round(self.tokens_chats / max(1, total), 4),
+            "tokens": self.tokens,
+            "share_of_chat_tokens": round(self.tokens_chats / max(1, self.tokens), 4),
+            "share_of_skill_tokens": round(self.tokens_skills / max(1, self.tokens), 4),
             "corpus": self.corpus.statistics,
             "curve": self.curve,
             "evaluations": self.evaluations,
@@ -159,7 +181,7 @@ class Run:
             for layer in self.model.model.layers:
                 layer.compile(dynamic=False)
             self.loss = torch.compile(loss_sum, dynamic=False)
-            for kind in range(len(self.batches.plan)):
+            for kind in (kind for kind, rows in enumerate(self.batches.plan) if rows):
                 started = time.monotonic()
                 self._backward(self.batches.draw(kind))
                 say(f"compiled shape {kind} in {time.monotonic() - started:.1f} s")
@@ -170,10 +192,12 @@ class Run:
                 layer._compiled_call_impl = None
             self.loss = loss_sum
         self.model.zero_grad(set_to_none=True)
-        self.tokens_chats = self.tokens_sources = 0
+        self.tokens_chats = self.tokens_skills = self.tokens_sources = 0
 
     def _step(self) -> tuple[Tensor, Tensor, Tensor]:
         chat_loss = self._backward(self.batches.draw(0))
+        if self.batches.plan[SKILLS]:
+            self._backward(self.batches.draw(SKILLS))
         source_loss = self._backward(self.batches.draw(1 if self.steps % 4 else 2))
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         for optimizer in self.optimizers:
@@ -189,7 +213,8 @@ class Run:
         mean = total / batch.counts_in_loss.sum().clamp(min=1)
         torch.autograd.backward(mean * batch.weight)
         self.tokens_chats += batch.chat_tokens
-        self.tokens_sources += batch.ids.numel() - batch.chat_tokens
+        self.tokens_skills += batch.skill_tokens
+        self.tokens_sources += batch.ids.numel() - batch.chat_tokens - batch.skill_tokens
         return mean.detach()
 
     def _set_learning_rate(self, progress: float) -> float:
@@ -211,7 +236,7 @@ class Run:
         self.save(
             {
                 "training_seconds": round(seconds, 1),
-                "tokens_per_second": round((self.tokens_chats + self.tokens_sources) / seconds),
+                "tokens_per_second": round(self.tokens / seconds),
                 "held_out_perplexity": perplexity,
                 "accuracy": figures,
             }
@@ -245,33 +270,45 @@ class Run:
 
 
 class Batch:
-    """Token rows of one forward pass; `chat_tokens` of them are chats."""
+    """Token rows of one forward pass; `chat_tokens` of them are chats about names, `skill_tokens` about skills."""
 
-    __slots__ = ("chat_tokens", "counts_in_loss", "ids", "targets", "weight")
+    __slots__ = ("chat_tokens", "counts_in_loss", "ids", "skill_tokens", "targets", "weight")
 
-    def __init__(self, ids: Tensor, counts_in_loss: Tensor, chat_tokens: int, weight: float) -> None:
+    def __init__(
+        self, ids: Tensor, counts_in_loss: Tensor, chat_tokens: int, weight: float, skill_tokens: int = 0
+    ) -> None:
         self.ids = ids  # [rows, row_tokens] int64
         self.targets = ids.roll(-1, dims=1)
         shifted = counts_in_loss.roll(-1, dims=1)
         shifted[:, -1] = False
         self.counts_in_loss = shifted  # [rows, row_tokens] bool
-        self.chat_tokens = chat_tokens
+        self.chat_tokens, self.skill_tokens = chat_tokens, skill_tokens
         self.weight = weight
 
 
 class Batches:
-    """Draws batches of three shapes from data kept on the device: 0 chats, 1 sources, 2 long rows of both."""
+    """Draws batches of four shapes from data kept on the device: 0 chats, 1 sources, 2 long rows of both, 3 skills."""
 
-    def __init__(self, corpus: Corpus, chat_rows: int, source_tokens: int, device: torch.device, seed: int) -> None:
+    def __init__(
+        self,
+        corpus: Corpus,
+        chat_rows: int,
+        source_tokens: int,
+        skill_rows: int,
+        device: torch.device,
+        seed: int,
+    ) -> None:
         self._chats = _to_device(corpus.chats, device)
         self._long_chats = _to_device(corpus.long_chats, device)
+        self._skills = _to_device(corpus.skills, device)
         self._sources = torch.from_numpy(corpus.sources.astype(np.int16)).to(device)
         self._device = device
         # Everything is drawn on the device, so that the host never waits for a copy.
         self._generator = torch.Generator(device).manual_seed(seed)
         longest = corpus.long_chats.tokens.shape[1]
         chat_rows = min(chat_rows, len(corpus.chats.tokens))
-        self.plan = (chat_rows, max(1, source_tokens // 2048), max(2, source_tokens // longest))
+        skill_rows = min(skill_rows, len(corpus.skills.tokens))
+        self.plan = (chat_rows, max(1, source_tokens // 2048), max(2, source_tokens // longest), skill_rows)
         self._longest = longest
         self._order, self._next = self._shuffled(), 0
 
@@ -288,6 +325,11 @@ class Batches:
         if shape == 1:
             ids = self._source_rows(rows, 2048)
             return Batch(ids, torch.ones_like(ids, dtype=torch.bool), 0, SOURCE_LOSS_WEIGHT)
+        if shape == SKILLS:
+            tokens, counts = self._skills
+            chosen = torch.randint(len(tokens), (rows,), generator=self._generator, device=self._device)
+            ids = tokens[chosen].long()
+            return Batch(ids, counts[chosen], 0, SKILL_LOSS_WEIGHT, skill_tokens=ids.numel())
         half = rows // 2
         tokens, counts = self._long_chats
         chosen = torch.randint(len(tokens), (half,), generator=self._generator, device=self._device)
@@ -346,6 +388,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--source-tokens", type=int, default=4_096, help="a step; more are learned by heart")
     parser.add_argument("--chats-per-entry", type=int, default=64)
     parser.add_argument("--long-chats", type=int, default=2000)
+    parser.add_argument("--skill-chats", type=int, default=150_000, help="different ones about tools, JSON and such")
+    parser.add_argument("--skill-rows", type=int, default=64, help="rows of 1,024 tokens a step; 0: no skills")
+    parser.add_argument("--start", type=Path, help="folder with the weights to go on from; wants a lower --lr")
     parser.add_argument("--processes", type=int, default=min(16, os.cpu_count() or 1))
     parser.add_argument("--device")
     parser.add_argument("--seed", type=int, default=0)
