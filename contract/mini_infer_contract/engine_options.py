@@ -56,7 +56,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     device: Annotated[Literal["auto", "cpu", "cuda"], Option(group=MODEL, in_resource=True)] = "auto"
     """Where it runs; auto: a GPU where there is one."""
     generation_config: Annotated[str, Option(group=MODEL, unit="auto|vllm|DIR")] = "auto"
-    """Sampling defaults of requests; auto: the model's generation_config.json; vllm: OpenAI's; a folder: its file."""
+    """Sampling defaults of requests; auto: the model's generation_config.json; vllm: OpenAI's; a folder: its file,
+    whose `max_new_tokens` limits all requests."""
     tool_call_parser: Annotated[ToolCallParser, Option(group=MODEL, in_resource=True)] = "auto"
     """How the model writes calls of tools; auto: as its chat template shows; none: requests with tools are refused."""
     reasoning_parser: Annotated[ReasoningParser, Option(group=MODEL, in_resource=True)] = "auto"

@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.prompt import chat_prompt_ids
+from mini_infer_engine.config.generation import SHIPPED_DEFAULTS
 from mini_infer_engine.config.model_path import resolve_model
 from mini_infer_engine.config.settings import EngineSettings
 from mini_infer_engine.core.engine import Engine
@@ -128,12 +129,10 @@ class LLM:
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The model's own values where its generation_config.json has some."""
-        chosen = {
-            name: value
-            for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-            if (value := getattr(self._text.defaults, name)) is not None
-        }
-        return SamplingParams(**chosen)
+        defaults = self._text.defaults
+        return SamplingParams(
+            **{name: value for name in SHIPPED_DEFAULTS if (value := getattr(defaults, name)) is not None}
+        )
 
     def generate(
         self,

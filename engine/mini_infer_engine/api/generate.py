@@ -245,7 +245,8 @@ def _with_bad_words(sampling: SamplingParams, encoder: PromptEncoder | None) -> 
 def sampling_params(spec: GenerationSpec, defaults: GenerationDefaults) -> SamplingParams:
     """The client's values, else the model's, else OpenAI's."""
     models = {name: value for name in MODEL_DEFAULTS if (value := getattr(defaults, name)) is not None}
-    return SamplingParams(**{**models, **spec.sampling}, max_tokens=spec.output_limit.max_tokens)
+    max_tokens = defaults.output_tokens(spec.output_limit.max_tokens)
+    return SamplingParams(**{**models, **spec.sampling}, max_tokens=max_tokens)
 
 
 async def _whole(work: Work, scope: Scope, receive: Receive, send: Send) -> None:

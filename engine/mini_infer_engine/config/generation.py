@@ -7,6 +7,9 @@ from typing import Any
 
 from mini_infer_engine.config.fields import Fields
 
+SHIPPED_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens")
+"""Sampling parameters that generation_config.json may set."""
+
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
@@ -17,18 +20,29 @@ class GenerationDefaults:
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
+    max_tokens: int | None = None
+    """Its `max_new_tokens`: of an output whose request does not say how many."""
+    is_limit: bool = False
+    """Whether no request gets more than `max_tokens`."""
     eos_token_ids: tuple[int, ...] = ()
     ignored: Mapping[str, Any] = field(default_factory=dict)
     """Fields that would change the text and have no counterpart here, with their values."""
 
     def summary(self) -> str:
         """Which fields of generation_config.json are the defaults of requests, and which cannot be; "" for none."""
-        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-        taken = {name: value for name in names if (value := getattr(self, name)) is not None}
+        taken = {name: value for name in SHIPPED_DEFAULTS if (value := getattr(self, name)) is not None}
         parts = [f"requests that say nothing else get {_listed(taken)}"] if taken else []
+        if self.is_limit and self.max_tokens is not None:
+            parts.append("no request gets more tokens")
         if self.ignored:
             parts.append(f"not supported and ignored: {_listed(self.ignored)}")
         return "; ".join(parts)
+
+    def output_tokens(self, asked: int | None) -> int | None:
+        """How many an output may have at most; None: as many as the context holds. `asked`: by the request."""
+        if asked is None or self.max_tokens is None:
+            return self.max_tokens if asked is None else asked
+        return min(asked, self.max_tokens) if self.is_limit else asked
 
     @staticmethod
     def from_directory(directory: Path) -> "GenerationDefaults":
@@ -43,7 +57,9 @@ class GenerationDefaults:
             return GenerationDefaults()
         fields = Fields.read(path)
         if fields.boolean("do_sample", True):
-            sampling = {name: fields.optional_number(name) for name in ("temperature", "top_p", "min_p")}
+            sampling: dict[str, Any] = {
+                name: fields.optional_number(name) for name in ("temperature", "top_p", "min_p")
+            }
             top_k = fields.optional_integer("top_k")
         else:
             sampling, top_k = {"temperature": 0.0}, None
@@ -56,6 +72,7 @@ class GenerationDefaults:
             **sampling,
             top_k=top_k,
             repetition_penalty=fields.optional_number("repetition_penalty"),
+            max_tokens=None if fields.values.get("max_new_tokens") is None else fields.size("max_new_tokens"),
             eos_token_ids=fields.token_ids("eos_token_id"),
             ignored=ignored,
         )
@@ -73,7 +90,6 @@ _UNSUPPORTED_GENERATION: dict[str, tuple[Any, ...]] = {
     "num_beams": (1,),
     "min_length": (0,),
     "min_new_tokens": (0,),
-    "max_new_tokens": (),
     "stop_strings": ([],),
     "bad_words_ids": ([],),
     "sequence_bias": ({}, []),

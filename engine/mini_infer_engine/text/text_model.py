@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, TypeVar, cast
 
@@ -141,7 +142,8 @@ def _generation_defaults(directory: Path, source: str) -> GenerationDefaults:
         raise ModelError(
             f"generation_config = {source!r}: there is no generation_config.json in it; write auto, vllm or a folder"
         )
-    defaults = GenerationDefaults.from_directory(folder)
+    # As in vLLM: a folder that is named limits all requests, the model's own says what holds where they say nothing.
+    defaults = replace(GenerationDefaults.from_directory(folder), is_limit=source != "auto")
     if summary := defaults.summary():
         level = logging.WARNING if defaults.ignored else logging.INFO
         logger.log(level, "%s: %s", folder / "generation_config.json", summary)

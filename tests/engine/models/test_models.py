@@ -309,3 +309,6 @@ def test_generation_config_gives_eos_ids_and_sampling_defaults(tmp_path: Path) -
     path.write_text(json.dumps({"temperature": "warm"}))
     with pytest.raises(ModelError, match=r"generation_config\.json: temperature = 'warm'"):
         GenerationDefaults.from_directory(tmp_path)
+    path.write_text(json.dumps({"max_new_tokens": 0}))
+    with pytest.raises(ModelError, match=r"generation_config\.json: max_new_tokens = 0"):
+        GenerationDefaults.from_directory(tmp_path)

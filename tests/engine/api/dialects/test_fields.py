@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -205,6 +206,9 @@ def test_sampling_is_the_requests_then_the_models_then_openais() -> None:
     chosen = sampling(defaults)
     assert (chosen.temperature, chosen.top_k, chosen.top_p, chosen.max_tokens) == (0.6, 20, 1, None)
     assert (chosen.repetition_penalty, chosen.presence_penalty, chosen.frequency_penalty) == (1.05, 0, 0)
+    assert sampling(replace(defaults, max_tokens=7)).max_tokens == 7
+    assert sampling(replace(defaults, max_tokens=7), max_tokens=9).max_tokens == 9
+    assert sampling(replace(defaults, max_tokens=7, is_limit=True), max_tokens=9).max_tokens == 7
     chosen = sampling(defaults, temperature=0, top_k=0, stop="x", max_tokens=5)
     assert (chosen.temperature, chosen.top_k, chosen.stop, chosen.max_tokens) == (0, 0, ["x"], 5)
     chosen = sampling(defaults, repetition_penalty=1.0, presence_penalty=-1, frequency_penalty=0.5)
