@@ -23,7 +23,7 @@ up: install-to-run ## the whole platform on this machine; prints a curl line; Ct
 	@exec $(BIN)/mini-infer up -f $(CR) --port $(PORT)
 
 test: install ## everything that needs no GPU; says why it skips the rest; what fails runs once more, alone
-	@OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= scripts/pytest_again.sh $(BIN)/python -n 3 --dist loadfile -m 'not gpu and not gpu2 and not e2e and not schemas and not features and not real' $(PYTEST_ARGS)
+	@OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= scripts/pytest_again.sh $(BIN)/python -n 4 --dist loadfile -m 'not gpu and not gpu2 and not e2e and not schemas and not features and not real' $(PYTEST_ARGS)
 
 test-schemas: install ## structured output of 300 JSON schemas, four outputs each; make test has 30
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m schemas tests/engine/structured $(PYTEST_ARGS)
