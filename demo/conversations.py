@@ -187,18 +187,18 @@ class ChatMaker:
     def single(self, entry: Entry, templates: dict[str, tuple[str, ...]]) -> Chat:
         """One question from the given templates and its answer, with or without a system prompt."""
         kind, text = self._question(entry, templates)
-        return Chat([*self._system(), _user(text), _assistant(answer(entry, kind))], kind, entry)
+        return Chat([*self._system(), user(text), assistant(answer(entry, kind))], kind, entry)
 
     def thinking(self, entry: Entry) -> Chat:
         """One question whose answer is preceded by a short thought."""
         kind, text = self._question(entry, phrasings.TRAINED)
-        reply = _assistant(answer(entry, kind)) | {"reasoning_content": thought(entry, kind)}
-        return Chat([*self._system(), _user(text), reply], "thinking", entry)
+        reply = assistant(answer(entry, kind)) | {"reasoning_content": thought(entry, kind)}
+        return Chat([*self._system(), user(text), reply], "thinking", entry)
 
     def multi_turn(self, entry: Entry, turns: int) -> Chat:
         """Several questions, some of which lean on the one before."""
         kind, text = self._question(entry, phrasings.TRAINED)
-        messages = [*self._system(), _user(text), _assistant(answer(entry, kind))]
+        messages = [*self._system(), user(text), assistant(answer(entry, kind))]
         current = entry
         for _ in range(turns - 1):
             draw = self._rng.random()
@@ -207,7 +207,7 @@ class ChatMaker:
             elif draw < 0.4:
                 kind, text = "explain", self._rng.choice(MORE_FOLLOW_UPS)
             elif draw < 0.45:
-                messages += [_user(self._rng.choice(THANKS_QUESTIONS)), _assistant(THANKS)]
+                messages += [user(self._rng.choice(THANKS_QUESTIONS)), assistant(THANKS)]
                 continue
             else:
                 current = self._rng.choice(self._entries)
@@ -216,7 +216,7 @@ class ChatMaker:
                     kind, text = "describe", self._rng.choice(FOLLOW_UPS).format(x=form)
                 else:
                     kind, text = self._question(current, phrasings.TRAINED)
-            messages += [_user(text), _assistant(answer(current, kind))]
+            messages += [user(text), assistant(answer(current, kind))]
         return Chat(messages, "multi_turn")
 
     def tool_use(self, entry: Entry) -> Chat:
@@ -226,11 +226,11 @@ class ChatMaker:
         tool = {"type": "function", "function": {"name": function, "description": purpose, "parameters": schema}}
         _, text = self._question(entry, {"describe": phrasings.TRAINED["describe"]})
         call = {"type": "function", "function": {"name": function, "arguments": {parameter: entry.name}}}
-        messages = [*self._system(), _user(text), _assistant("") | {"tool_calls": [call]}]
+        messages = [*self._system(), user(text), assistant("") | {"tool_calls": [call]}]
         if self._rng.random() < 0.5:
             result = {"name": entry.name, "signature": entry.signature, "doc": entry.first_sentence}
             messages.append({"role": "tool", "content": json.dumps(result)})
-            messages.append(_assistant(answer(entry, "describe")))
+            messages.append(assistant(answer(entry, "describe")))
         return Chat(messages, "tool_use", tools=[tool])
 
     def small_talk(self) -> Chat:
@@ -243,7 +243,7 @@ class ChatMaker:
         else:
             text = self._rng.choice(UNKNOWN_QUESTIONS).format(self._rng.choice(UNKNOWN_SUBJECTS))
             reply = UNKNOWN
-        return Chat([*self._system(), _user(text), _assistant(reply)], "small_talk")
+        return Chat([*self._system(), user(text), assistant(reply)], "small_talk")
 
     def _question(self, entry: Entry, templates: dict[str, tuple[str, ...]]) -> tuple[str, str]:
         kinds = [kind for kind in templates if kind != "reverse" or entry.name in self._unique]
@@ -268,9 +268,11 @@ def thought(entry: Entry, kind: str) -> str:
     )
 
 
-def _user(text: str) -> Message:
+def user(text: str) -> Message:
+    """What a user says."""
     return {"role": "user", "content": text}
 
 
-def _assistant(text: str) -> Message:
+def assistant(text: str) -> Message:
+    """What the model is to say."""
     return {"role": "assistant", "content": text}

@@ -11,6 +11,7 @@ import urllib.request
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -71,26 +72,57 @@ def skills(entries: list[Entry], limit: int = 0) -> dict[str, list[Chat]]:
     }
 
 
+def judge(chats: list[Chat], answers: list[str]) -> dict[str, Any]:
+    """The share of right answers, in all and by kind, and some of the wrong ones."""
+    verdicts = []
+    for chat, text in zip(chats, answers, strict=True):
+        assert chat.entry is not None
+        shown = text.split("</think>")[-1].strip()
+        verdicts.append(
+            _Verdict(
+                kind=chat.kind,
+                right=gives_first_sentence(text, chat.entry),
+                exact=shown == chat.messages[-1]["content"],
+                question=chat.messages[-2]["content"],
+                answer=text,
+                wanted=chat.entry.first_sentence,
+            )
+        )
+    return _figures(verdicts)
+
+
 def judge_skills(encoder: ChatEncoder, chats: list[Chat], answers: list[str]) -> dict[str, Any]:
     """As `judge`; right is the whole answer, and of JSON that is made up whatever has the keys and types asked for."""
-    asked: Counter[str] = Counter(chat.kind for chat in chats)
-    right: Counter[str] = Counter()
-    wrong: list[dict[str, str]] = []
-    exact = 0
+    verdicts = []
     for chat, text in zip(chats, answers, strict=True):
         prompt = encoder.render(chat, prompt_only=True, enable_thinking=_thinks(chat))
         wanted = encoder.render(chat)[len(prompt) :].removesuffix("<|im_end|>\n")
-        exact += text.strip() == wanted
-        if text.strip() == wanted or (chat.kind == "made_up" and _alike(text, wanted)):
-            right[chat.kind] += 1
-        elif len(wrong) < 20:
-            wrong.append({"question": prompt[-400:], "answer": text, "wanted": wanted})
+        exact = text.strip() == wanted
+        right = exact or (chat.kind == "made_up" and _alike(text, wanted))
+        verdicts.append(_Verdict(chat.kind, right, exact, question=prompt[-400:], answer=text, wanted=wanted))
+    return _figures(verdicts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    kind: str
+    right: bool
+    exact: bool
+    question: str
+    answer: str
+    wanted: str
+
+
+def _figures(verdicts: list[_Verdict]) -> dict[str, Any]:
+    asked = Counter(one.kind for one in verdicts)
+    right = Counter(one.kind for one in verdicts if one.right)
+    wrong = [one for one in verdicts if not one.right]
     return {
-        "questions": len(chats),
-        "share": round(sum(right.values()) / max(1, len(chats)), 4),
-        "whole_answer_exact": round(exact / max(1, len(chats)), 4),
+        "questions": len(verdicts),
+        "share": round(right.total() / max(1, len(verdicts)), 4),
+        "whole_answer_exact": round(sum(one.exact for one in verdicts) / max(1, len(verdicts)), 4),
         "by_kind": {kind: [right[kind], asked[kind]] for kind in sorted(asked)},
-        "wrong": wrong,
+        "wrong": [{"question": one.question, "answer": one.answer, "wanted": one.wanted} for one in wrong[:20]],
     }
 
 
@@ -102,32 +134,6 @@ def _alike(text: str, wanted: str) -> bool:
         return False
     return isinstance(found, dict) and {key: type(value) for key, value in found.items()} == {
         key: type(value) for key, value in model.items()
-    }
-
-
-def judge(chats: list[Chat], answers: list[str]) -> dict[str, Any]:
-    """The share of right answers, in all and by kind, and some of the wrong ones."""
-    asked: Counter[str] = Counter()
-    right: Counter[str] = Counter()
-    exact = 0
-    wrong: list[dict[str, str]] = []
-    for chat, text in zip(chats, answers, strict=True):
-        assert chat.entry is not None
-        asked[chat.kind] += 1
-        shown = text.split("</think>")[-1].strip()
-        exact += shown == chat.messages[-1]["content"]
-        if gives_first_sentence(text, chat.entry):
-            right[chat.kind] += 1
-        elif len(wrong) < 20:
-            wrong.append(
-                {"question": chat.messages[-2]["content"], "answer": text, "wanted": chat.entry.first_sentence}
-            )
-    return {
-        "questions": len(chats),
-        "share": round(sum(right.values()) / max(1, len(chats)), 4),
-        "whole_answer_exact": round(exact / max(1, len(chats)), 4),
-        "by_kind": {kind: [right[kind], asked[kind]] for kind in sorted(asked)},
-        "wrong": wrong,
     }
 
 

@@ -9,7 +9,17 @@ import string
 from typing import Any
 
 from demo import phrasings, skill_tools
-from demo.conversations import IDENTITY, SYSTEM_PROMPTS, THANKS, UNKNOWN, Chat, ChatMaker, Message
+from demo.conversations import (
+    IDENTITY,
+    SYSTEM_PROMPTS,
+    THANKS,
+    UNKNOWN,
+    Chat,
+    ChatMaker,
+    Message,
+    assistant,
+    user,
+)
 from demo.entries import Entry
 from demo.skill_tools import Parameter, Tool
 from demo.skill_values import DRAWS, SKILLS, Value, json_type, spoken, word
@@ -77,7 +87,7 @@ class SkillMaker:
         if self._rng.random() < 0.3:
             name = form["function"]["name"]
             reply["reasoning_content"] = f"{purpose.rstrip('.')}: that is what {name} is for. I call it."
-        return Chat([*self._system(), _user(text), reply], "tool_call", tools=self._among(form))
+        return Chat([*self._system(), user(text), reply], "tool_call", tools=self._among(form))
 
     def call_invented(self) -> Chat:
         """A call that the user spells out, of a tool with names that mean nothing."""
@@ -89,7 +99,7 @@ class SkillMaker:
         told = " and ".join(f"{name} {json.dumps(value)}" for name, value in arguments.items())
         verb = self._rng.choice(("Call", "Use", "Please call", "Run"))
         reply = _calls([(function, arguments)])
-        messages = [*self._system(), _user(f"{verb} {function} with {told}."), reply]
+        messages = [*self._system(), user(f"{verb} {function} with {told}."), reply]
         return Chat(messages, "invented", tools=self._among(form))
 
     def parallel(self) -> Chat:
@@ -102,7 +112,7 @@ class SkillMaker:
         first, second = self._two(next(one.kind for one in tool.parameters if one.names[0] == place))
         text = tool.requests[0].format(**{place: f"{spoken(first)} and {spoken(second)}"})
         reply = _calls([(function["name"], {argument: first}), (function["name"], {argument: second})])
-        return Chat([*self._system(), _user(text), reply], "parallel", tools=self._among(form))
+        return Chat([*self._system(), user(text), reply], "parallel", tools=self._among(form))
 
     def answer_from_result(self) -> Chat:
         """The sentence that tells what a tool has returned."""
@@ -116,8 +126,12 @@ class SkillMaker:
         if not set(_places(sentence)) <= {"result", *values}:
             sentence = "The result is {result}."
         told = sentence.format(**{name: spoken(value) for name, value in values.items()}, result=spoken(result))
-        messages = [_user(text), _calls([(form["function"]["name"], arguments)]), {"role": "tool", "content": shown}]
-        return Chat([*self._system(), *messages, _assistant(told)], "tool_answer", tools=self._among(form))
+        messages = [
+            user(text),
+            _calls([(form["function"]["name"], arguments)]),
+            {"role": "tool", "content": shown},
+        ]
+        return Chat([*self._system(), *messages, assistant(told)], "tool_answer", tools=self._among(form))
 
     def no_tool_fits(self) -> Chat:
         """Tools are there, but what is asked wants none of them."""
@@ -127,7 +141,7 @@ class SkillMaker:
             return Chat(fact.messages, "no_tool", tools=self._among(form))
         talk = (("Hello!", IDENTITY), ("Hi", IDENTITY), ("Who are you?", IDENTITY), ("Thanks!", THANKS))
         text, told = self._rng.choice((*talk, ("Tell me a joke.", UNKNOWN), ("Write a poem about love.", UNKNOWN)))
-        return Chat([*self._system(), _user(text), _assistant(told)], "no_tool", tools=self._among(form))
+        return Chat([*self._system(), user(text), assistant(told)], "no_tool", tools=self._among(form))
 
     def add(self) -> Chat:
         """A sum or a difference."""
@@ -135,8 +149,8 @@ class SkillMaker:
         total = first + second if sign == "+" else first - second
         asked = self._rng.choice(("What is {}?", "{}", "How much is {}?", "Compute {}.", "{} = ?"))
         shown = self._rng.choice((f"{first} {sign} {second}", f"{first}{sign}{second}"))
-        answer = _assistant(f"{first} {sign} {second} = {total}")
-        return Chat([*self._system(), _user(asked.format(shown)), answer], "sum")
+        answer = assistant(f"{first} {sign} {second} = {total}")
+        return Chat([*self._system(), user(asked.format(shown)), answer], "sum")
 
     def fill(self) -> Chat:
         """A JSON object: made up, or of facts in the question."""
@@ -149,17 +163,17 @@ class SkillMaker:
         template = self._rng.choice(_GENERATE if self._rng.random() < 0.5 else _EXTRACT)
         text = template.format(noun=noun, schema=schema, facts=facts, keys=", ".join(record))
         kind = "made_up" if template in _GENERATE else "extracted"
-        return Chat([*self._system(), _user(text), _assistant(json.dumps(record, ensure_ascii=False))], kind)
+        return Chat([*self._system(), user(text), assistant(json.dumps(record, ensure_ascii=False))], kind)
 
     def remember(self) -> Chat:
         """Something that the user has said before."""
         (told, asked, answer, kind), other = self._rng.sample(_TOLD, 2)
         value = spoken(DRAWS[kind](self._rng))
-        messages = [_user(told.format(value)), _assistant(self._rng.choice(_NOTED))]
+        messages = [user(told.format(value)), assistant(self._rng.choice(_NOTED))]
         if self._rng.random() < 0.4:
-            aside = _user(other[0].format(spoken(DRAWS[other[3]](self._rng))))
-            messages += [aside, _assistant(self._rng.choice(_NOTED))]
-        return Chat([*self._system(), *messages, _user(asked), _assistant(answer.format(value))], "remember")
+            aside = user(other[0].format(spoken(DRAWS[other[3]](self._rng))))
+            messages += [aside, assistant(self._rng.choice(_NOTED))]
+        return Chat([*self._system(), *messages, user(asked), assistant(answer.format(value))], "remember")
 
     def _form(self, tool: Tool) -> tuple[dict[str, Any], str]:
         """The tool as a request declares it, with names of this chat, and what it is for."""
@@ -248,14 +262,6 @@ def _value_schema(value: Value) -> dict[str, Any]:
 
 def _places(template: str) -> list[str]:
     return [name for _, name, _, _ in string.Formatter().parse(template) if name]
-
-
-def _user(text: str) -> Message:
-    return {"role": "user", "content": text}
-
-
-def _assistant(text: str) -> Message:
-    return {"role": "assistant", "content": text}
 
 
 def _calls(calls: list[tuple[str, dict[str, Value]]]) -> Message:

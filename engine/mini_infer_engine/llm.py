@@ -17,7 +17,6 @@ from tqdm import tqdm
 
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.prompt import chat_prompt_ids
-from mini_infer_engine.config.generation import SHIPPED_DEFAULTS
 from mini_infer_engine.config.model_path import resolve_model
 from mini_infer_engine.config.settings import EngineSettings
 from mini_infer_engine.core.engine import Engine
@@ -129,10 +128,7 @@ class LLM:
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The model's own values where its generation_config.json has some."""
-        defaults = self._text.defaults
-        return SamplingParams(
-            **{name: value for name in SHIPPED_DEFAULTS if (value := getattr(defaults, name)) is not None}
-        )
+        return SamplingParams(**self._text.defaults.sampling)
 
     def generate(
         self,

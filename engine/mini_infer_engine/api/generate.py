@@ -33,7 +33,6 @@ from mini_infer_engine.core.request import Request, SamplingParams
 from mini_infer_engine.core_process.messages import ModelInfo
 from mini_infer_engine.parsing.base import OutputParser
 from mini_infer_engine.parsing.parser import FormatParser, check_parsing, markers
-from mini_infer_engine.sampling.parameters import MODEL_DEFAULTS
 from mini_infer_engine.text.bad_words import with_bad_words
 from mini_infer_engine.text.detokenizer import Decoder
 from mini_infer_engine.text.text_model import LONG_BYTES, TextModel
@@ -244,9 +243,8 @@ def _with_bad_words(sampling: SamplingParams, encoder: PromptEncoder | None) -> 
 
 def sampling_params(spec: GenerationSpec, defaults: GenerationDefaults) -> SamplingParams:
     """The client's values, else the model's, else OpenAI's."""
-    models = {name: value for name in MODEL_DEFAULTS if (value := getattr(defaults, name)) is not None}
     max_tokens = defaults.output_tokens(spec.output_limit.max_tokens)
-    return SamplingParams(**{**models, **spec.sampling}, max_tokens=max_tokens)
+    return SamplingParams(**{**defaults.sampling, **spec.sampling, "max_tokens": max_tokens})
 
 
 async def _whole(work: Work, scope: Scope, receive: Receive, send: Send) -> None:

@@ -7,9 +7,6 @@ from typing import Any
 
 from mini_infer_engine.config.fields import Fields
 
-SHIPPED_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens")
-"""Sampling parameters that generation_config.json may set."""
-
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
@@ -28,9 +25,15 @@ class GenerationDefaults:
     ignored: Mapping[str, Any] = field(default_factory=dict)
     """Fields that would change the text and have no counterpart here, with their values."""
 
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """Those sampling parameters that they say, by their names."""
+        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens")
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
     def summary(self) -> str:
         """Which fields of generation_config.json are the defaults of requests, and which cannot be; "" for none."""
-        taken = {name: value for name in SHIPPED_DEFAULTS if (value := getattr(self, name)) is not None}
+        taken = self.sampling
         parts = [f"requests that say nothing else get {_listed(taken)}"] if taken else []
         if self.is_limit and self.max_tokens is not None:
             parts.append("no request gets more tokens")

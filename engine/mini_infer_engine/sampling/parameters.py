@@ -60,8 +60,6 @@ class Parameter:
     """Of the request's field, where that is not the parameter's own."""
     max_items: int | None = None
     """Of a mapping in a request: each is looked at on its own, between two tokens of other requests."""
-    is_model_default: bool = False
-    """A model's generation_config.json may set what a request leaves out."""
     device: DeviceForm | None = None
     """None: not in a slot's packet."""
 
@@ -80,12 +78,12 @@ def _as_it_is(value: float) -> float:
 
 
 PARAMETERS = (
-    Parameter("temperature", Range(0, 2), is_model_default=True, device=DeviceForm("d", _inverse_temperature, 0.0)),
-    Parameter("top_k", Range(-1, 2**31 - 1), is_model_default=True, device=DeviceForm("q", lambda k: max(0, k), 0)),
-    Parameter("top_p", Range(0, 1, above=True), is_model_default=True, device=DeviceForm("d", _as_it_is, 1.0)),
-    Parameter("min_p", Range(0, 1), is_model_default=True, device=DeviceForm("d", _as_it_is, 0.0)),
+    Parameter("temperature", Range(0, 2), device=DeviceForm("d", _inverse_temperature, 0.0)),
+    Parameter("top_k", Range(-1, 2**31 - 1), device=DeviceForm("q", lambda k: max(0, k), 0)),
+    Parameter("top_p", Range(0, 1, above=True), device=DeviceForm("d", _as_it_is, 1.0)),
+    Parameter("min_p", Range(0, 1), device=DeviceForm("d", _as_it_is, 0.0)),
     Parameter("min_tokens"),
-    Parameter("repetition_penalty", Range(0, math.inf, above=True), is_model_default=True),
+    Parameter("repetition_penalty", Range(0, math.inf, above=True)),
     Parameter("presence_penalty", Range(-2, 2)),
     Parameter("frequency_penalty", Range(-2, 2)),
     Parameter("seed", Range(-(2**63), 2**63 - 1)),
@@ -112,7 +110,6 @@ PARAMETERS = (
 DEVICE_PARAMETERS = tuple((row.name, row.device) for row in PARAMETERS if row.device is not None)
 DEVICE_FORMAT = "".join(form.code for _, form in DEVICE_PARAMETERS)
 """For `struct`."""
-MODEL_DEFAULTS = tuple(row.name for row in PARAMETERS if row.is_model_default)
 
 
 def all_out_of_range(sent: Mapping[str, object]) -> list[tuple[str, str]]:
