@@ -1,7 +1,10 @@
 """How Python itself is set where an event loop serves many and threads tokenise beside it: no pause may be long."""
 
+import contextlib
 import gc
+import os
 import sys
+import threading
 from typing import Final
 
 SWITCH_INTERVAL_S: Final = 0.001
@@ -11,6 +14,9 @@ GARBAGE_THRESHOLDS: Final = (10_000, 20, 20)
 many such looks it takes until it looks through older ones. Requests leave no reference cycles behind, so Python's own
 700 only made it look through requests that were still being served, for a sixth of all CPU time; 10,000 take 1 ms."""
 
+NICENESS: Final = 10
+"""Of threads that tokenise: the event loop comes first where cores are few."""
+
 
 def favour_event_loop() -> None:
     """To be called when all that stays has been imported and made."""
@@ -18,3 +24,12 @@ def favour_event_loop() -> None:
     gc.set_threshold(*GARBAGE_THRESHOLDS)
     gc.collect()
     gc.freeze()  # What is here stays, and need not be looked through while requests wait.
+
+
+def give_way() -> None:
+    """The calling thread gets a low priority: where cores are few the event loop comes first.
+
+    Linux alone has a priority for each thread; elsewhere nothing happens.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)

@@ -1,10 +1,7 @@
 """The text side of a model: names, tokenizer, template and sampling defaults. Weights and shapes are the core's."""
 
 import asyncio
-import contextlib
 import logging
-import os
-import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, TypeVar, cast
 
+from mini_infer_contract.interpreter import give_way
 from mini_infer_contract.prompt import PromptAssets, PromptEncoder
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.config.generation import GenerationDefaults
@@ -30,8 +28,6 @@ _PROMPT_END_TOKENS = 16
 LONG_BYTES = 1 << 16
 """Of a body whose prompt may take longer than a few milliseconds before it can be interrupted."""
 _LONG_THREADS = 2
-_NICENESS = 10
-"""Of those, added to the process's."""
 _SLICE_S = 0.005
 """Work on one prompt while others wait: a hop between threads costs a hundredth of it."""
 
@@ -59,7 +55,7 @@ class TextModel:
         self.grammars = Grammars(None if self.encoder is None else self.encoder.tokenizer)
         self._decoders: dict[tuple[str, ...], Decoder] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
-        self._long_threads = ThreadPoolExecutor(_LONG_THREADS, "tokenize-long", initializer=_give_way)
+        self._long_threads = ThreadPoolExecutor(_LONG_THREADS, "tokenize-long", initializer=give_way)
         self._longest_token = 0 if self.encoder is None else longest_token(self.encoder.tokenizer)
 
     @property
@@ -148,12 +144,6 @@ def _generation_defaults(directory: Path, source: str) -> GenerationDefaults:
         level = logging.WARNING if defaults.ignored else logging.INFO
         logger.log(level, "%s: %s", folder / "generation_config.json", summary)
     return defaults
-
-
-def _give_way() -> None:
-    """The event loop and short prompts come first where cores are few. Linux alone has a priority for each thread."""
-    with contextlib.suppress(OSError, AttributeError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
 
 
 def _run_slice(job: Sliced[Any]) -> tuple[bool, Any]:

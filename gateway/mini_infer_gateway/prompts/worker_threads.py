@@ -6,19 +6,18 @@ queue by one turn, not by a second. The threads run at a lower priority than the
 
 import asyncio
 import contextlib
-import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any, Generic, TypeVar
 
+from mini_infer_contract.interpreter import give_way
+
 Result = TypeVar("Result")
 
 TURN_S = 0.01
 """After this long a job goes to the end of the queue."""
-NICENESS = 10
-"""Added to the process's: the event loop comes first where cores are few."""
 
 
 class AbandonedError(Exception):
@@ -94,8 +93,7 @@ class WorkerThreads:
             self._changed.notify_all()
 
     def _work(self) -> None:
-        with contextlib.suppress(OSError, AttributeError):  # Linux alone has a priority for each thread.
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        give_way()
         while job := self._next():
             if job.turn(time.monotonic() + TURN_S):
                 with self._changed:

@@ -8,7 +8,8 @@ from collections.abc import Generator
 
 import pytest
 
-from mini_infer_gateway.prompts.worker_threads import NICENESS, TURN_S, AbandonedError, WorkerThreads
+from mini_infer_contract.interpreter import NICENESS
+from mini_infer_gateway.prompts.worker_threads import TURN_S, AbandonedError, WorkerThreads
 from tests.support.running_gateway import until
 
 
