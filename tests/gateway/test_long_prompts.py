@@ -61,7 +61,7 @@ async def post_and_leave(gateway: RunningGateway, text: str) -> asyncio.StreamWr
 async def test_a_small_request_passes_long_ones() -> None:
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
         await gateway.settled()
-        long = [asyncio.ensure_future(status_of(gateway, f"{number} and so on, " * 30_000)) for number in range(2)]
+        long = [asyncio.ensure_future(status_of(gateway, f"{number} and so on, " * 120_000)) for number in range(2)]
         await until(lambda: gateway.app.tokenizers.queued > 0)
         assert await status_of(gateway, "hi") == 200
         assert await status_of(gateway, "y " * 10_000) == 200
