@@ -49,7 +49,7 @@ def main() -> None:
     draft.initialise()
     draft.to(device)
     say(f"{sum(p.numel() for p in draft.parameters()) / 1e6:.2f} M parameters on {device}")
-    batches = Batches(corpus, arguments.chat_rows, 2048, device, arguments.seed)
+    batches = Batches(corpus, arguments.chat_rows, 2048, 0, device, arguments.seed)
     steps, tokens, curve = _train(draft, batches, arguments, device)
     facts = {"steps": steps, "tokens": tokens, "device": str(device), "curve": curve}
     write_folder(arguments.out, draft, config, facts)

@@ -34,7 +34,7 @@ def main() -> None:
     torch.manual_seed(arguments.seed)
     model, head = demo_model(device), SpeculativeHead(SHAPE).to(device)
     say(f"{sum(p.numel() for p in head.parameters()) / 1e6:.2f} M parameters on {device}")
-    batches = Batches(corpus, arguments.chat_rows, 2048, device, arguments.seed)
+    batches = Batches(corpus, arguments.chat_rows, 2048, 0, device, arguments.seed)
     optimizer = torch.optim.AdamW(head.parameters(), lr=arguments.lr, betas=(0.9, 0.95), weight_decay=0.01)
     start, deadline = time.monotonic(), PROCESS_START + arguments.minutes * 60 - SECONDS_FOR_THE_END
     steps, curve = 0, list[dict[str, object]]()
