@@ -116,8 +116,11 @@ RUN python -m pip install --quiet --no-deps --compile . && python -m pip uninsta
 FROM cuda-base AS engine-cuda
 # What the NVIDIA container toolkit mounts: the driver's libraries and nvidia-smi. NVIDIA's own images say the same.
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
-# Compiled kernels are kept here: mount a volume there, and the second start of a pod compiles nothing.
-ENV TRITON_CACHE_DIR=/tmp/triton
+# Compiled kernels are kept in TRITON_CACHE_DIR: mount a volume there, and the second start of a pod compiles nothing. What
+# scripts/prebuild_kernels.sh adds to the image, on a machine with a GPU, the first start need not compile either.
+ENV TRITON_CACHE_DIR=/tmp/triton \
+    TRITON_CACHE_MANAGER=mini_infer_engine.kernels.prebuilt_kernels:PrebuiltKernels \
+    MINI_INFER_PREBUILT_KERNELS=/opt/mini-infer/kernels
 COPY --from=engine-cuda-packages /opt/mini-infer /opt/mini-infer
 USER 65532:65532
 WORKDIR /tmp
