@@ -4,7 +4,7 @@
 # usage: benchmarks/gpu_run.sh [STAGE...]    default: tests serving offline interference memory ablations attention
 #   on two GPUs: tp_tests (TP_CHOSEN="bfloat16 or experts", TP_WORKERS=3 at a time) tp_tune tensor_parallel (TP_MODELS=a,b; FLAGS=--all-reduce: that alone)
 #   pipeline_parallel (PP_MODELS=a,b PP_KINDS="one GPU,two ranks,whole experts") kv_tests kv_transfer disaggregation data_parallel
-#   more stages: startup products structured speculation logprobs beams quantization (SCHEMES=bf16,int8,fp8,int4) quantized_products grouped_products precision kv_dtype;
+#   more stages: routing_engines (four engines of 0.6B on one GPU, the Mooncake trace) startup products structured speculation logprobs beams quantization (SCHEMES=bf16,int8,fp8,int4) quantized_products grouped_products precision kv_dtype;
 #   soak (starts ten gentle minutes in the background, which wait while others measure; each
 #   later call fetches what it has found), soaked (stays until it ends)
 #   OUT=results          where results go
@@ -117,6 +117,7 @@ for name in sys.argv[2].split(','): print('--model', model_folder(name, Path(sys
   kv_tests) OMP_NUM_THREADS=2 stage kv_tests "$python" -m pytest -m gpu2 tests/gpu2 -k kv -q -rfE -p no:cacheprovider ;;
   kv_transfer) benchmark kv_transfer ;;
   data_parallel) CACHES=$site/caches benchmark data_parallel --model "${models%%,*}" --size "${SIZE:-2}" ;; # SIZE: of so many GPUs
+  routing_engines) CACHES=$site/caches benchmark routing_engines ;; # MINI_INFER_MOONCAKE_TRACE: the trace's file, where it is not beside the checkout
   disaggregation) CACHES=$site/caches benchmark disaggregation --model "${models%%,*}" ;;
   attention | interference) touch "$QUIET_FILE" && benchmark "$name"; rm -f "$QUIET_FILE" ;;
   memory) benchmark memory --soak-s "${SOAK_S:-30}" ;;

@@ -22,6 +22,7 @@ SCRIPTS = {  # script: what its JSON must hold beside where it was measured
     "logprobs.py": "ratios",
     "memory.py": "models",
     "pipeline_parallel.py": "runs",
+    "routing_engines.py": "simulated",
     "tensor_parallel.py": "runs",
 }
 

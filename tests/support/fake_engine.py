@@ -66,6 +66,8 @@ class FakeEngine:
         self.cache = FakeCache(capacity)
         self.tokens: dict[bytes, list[int]] = {}
         self.publishes, self.serves_assets, self.serves_snapshot = events, assets, True
+        self.no_assets = b""
+        """What it says where it serves no assets."""
         self.chunks = [b'data: {"n":%d}\n\n' % n for n in range(3)] + [b"data: [DONE]\n\n"]
         self.chunk_delay_s = self.answer_delay_s = 0.0
         self.status = 200
@@ -272,7 +274,7 @@ class FakeEngine:
 
     async def _assets(self, request: web.Request) -> web.Response:
         if not self.serves_assets:
-            raise web.HTTPNotFound
+            return web.Response(status=404, body=self.no_assets, content_type="application/json")
         assets = byte_assets()
         return web.json_response({"revision": assets.revision, "files": assets.files})
 

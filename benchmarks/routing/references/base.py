@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from benchmarks.routing.engine_model import EngineModel, Report
+from benchmarks.routing.mirror import MirroredEngine, MirroredFleet
 from benchmarks.routing.workload import SimulatedRequest
 from benchmarks.routing.world import World
 
@@ -12,8 +13,8 @@ from benchmarks.routing.world import World
 class View:
     """What a policy may know of the fleet."""
 
-    def __init__(self, world: World, exact: bool) -> None:
-        self.engines: Sequence[EngineModel] = world.engines
+    def __init__(self, world: World | MirroredFleet, exact: bool) -> None:
+        self.engines: Sequence[EngineModel] | Sequence[MirroredEngine] = world.engines
         self.block_tokens = world.shape.block_tokens
         self.in_flight = [0] * len(world.engines)
         """Requests of this gateway, from their sending to their end."""

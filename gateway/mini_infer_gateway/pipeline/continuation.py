@@ -67,6 +67,8 @@ class Continuation:
     """The client did not ask for token ids."""
     wants_usage: bool
     """The stream ends with an event of its usage."""
+    has_text: bool = True
+    """Its engines have a tokenizer. Where they have none, steps without text are what the client is told."""
     finished: bool = False
     """Its finish reason was told."""
     done: bool = False
@@ -130,7 +132,7 @@ class Continuation:
         if not self.strips:
             return events
         events = _TOKEN_IDS.sub(b"", events)
-        for mark in _NO_TEXT:
+        for mark in _NO_TEXT if self.has_text else ():
             events = _without(events, mark)
         return events
 
@@ -142,7 +144,7 @@ class Continuation:
             self._ids.append(ids)
         event = event[:start] + event[end + 1 :]
         self.finished = self.finished or _FINISH in event
-        return b"" if any(mark in event for mark in _NO_TEXT) else event
+        return b"" if self.has_text and any(mark in event for mark in _NO_TEXT) else event
 
 
 def split_engine_death(events: bytes) -> tuple[bytes, bool]:

@@ -49,7 +49,7 @@ from mini_infer_gateway.pipeline.message_continuation import MessageContinuation
 from mini_infer_gateway.pipeline.response_continuation import ResponseContinuation
 from mini_infer_gateway.pipeline.retries import KILLS_LIMIT, Attempts, Failure, RetryBudget
 from mini_infer_gateway.pipeline.rewrite_model import with_model
-from mini_infer_gateway.prompts.tokenizers import Tokenizers
+from mini_infer_gateway.prompts.tokenizers import TOKEN_IDS, Tokenizers
 from mini_infer_gateway.routing.base import Decision, PromptKeys, RoutingRequest
 from mini_infer_gateway.routing.router import Router
 from mini_infer_gateway.settings import GatewaySettings
@@ -450,10 +450,11 @@ class Generate:
         if exchange.can_resume and exchange.continuation:
             exchange.body = exchange.continuation.body(exchange.body)
             return True
-        resumes = self._fleet.endpoints[endpoint.name].subscriber.resumes
-        if resumes and self._settings.continuation and call.row.continued and can_be_continued(call.fields):
+        subscriber = self._fleet.endpoints[endpoint.name].subscriber
+        if subscriber.resumes and self._settings.continuation and call.row.continued and can_be_continued(call.fields):
             kind = CONTINUATIONS[call.row.continued]
             exchange.continuation = kind.of(call.fields, randbits(63))
+            exchange.continuation.has_text = subscriber.assets_revision != TOKEN_IDS
             exchange.body = exchange.continuation.body(exchange.body)
         else:
             exchange.continuation = None

@@ -71,13 +71,16 @@ def embedding_prompts(encoder: PromptEncoder, body: dict[str, Any]) -> list[Prom
 
 
 def key_steps(
-    encoder: PromptEncoder,
+    encoder: PromptEncoder | None,
     remembered: RememberedPrompts,
     read: PromptReader,
     body: dict[str, Any],
     max_tokens: int | None,
 ) -> Steps:
-    """The keys of a body's prompts. ApiError 400: see contract.prompt, or a prompt has more than `max_tokens`."""
+    """The keys of a body's prompts; without an encoder those of token ids alone.
+
+    ApiError 400: see contract.prompt, or a prompt has more than `max_tokens`.
+    """
     with _naming_the_field(body):
         if (kept := body.get("truncate_prompt_tokens")) is not None:
             # Of a prompt of any length the engine keeps an end that no cache is known to have.
@@ -85,8 +88,10 @@ def key_steps(
         salt = body.get("cache_salt")
         root = prompt_root(salt=salt if isinstance(salt, str) else "")
         tokens, chains = 0, []
-        for prompt in read(encoder, body):
+        for prompt in completion_prompts(body) if encoder is None else read(encoder, body):
             if isinstance(prompt, PromptText):
+                if encoder is None:
+                    raise ApiError(400, "a text, for a server without a tokenizer")
                 _check_length(encoder, prompt.text, max_tokens)
                 count, chain = yield from _text_steps(encoder, remembered, prompt, root, max_tokens)
             else:

@@ -39,8 +39,14 @@ REFUSED = frozenset(("context_length_exceeded", "prompt_not_text"))
 log = logging.getLogger(__name__)
 
 
+TOKEN_IDS = "token ids"
+"""The revision of engines that run without a tokenizer."""
+_NO_TOKENIZER = b'"no_tokenizer"'
+"""The code by which an engine of ours says so."""
+
+
 class NoPromptAssetsError(Exception):
-    """The server does not tell how it tokenises: it is another maker's, or it serves token ids only."""
+    """The server does not tell how it tokenises: it is another maker's."""
 
 
 class HowItTokenises(NamedTuple):
@@ -52,9 +58,9 @@ class HowItTokenises(NamedTuple):
 
 
 class _Tokenizer:
-    """One encoder, and what all of them remember of prompts."""
+    """One encoder, and what all of them remember of prompts; None: prompts are token ids."""
 
-    def __init__(self, encoder: PromptEncoder, remembered: RememberedPrompts, size_bytes: int) -> None:
+    def __init__(self, encoder: PromptEncoder | None, remembered: RememberedPrompts, size_bytes: int) -> None:
         self._encoder, self._remembered, self.size_bytes = encoder, remembered, size_bytes
 
     def steps(self, read: PromptReader, body: dict[str, Any], max_tokens: int | None) -> Steps:
@@ -100,6 +106,9 @@ class Tokenizers:
             except msgspec.DecodeError as error:
                 raise NoPromptAssetsError(f"{PROMPT_ASSETS_PATH} cannot be used: {error}") from error
             return HowItTokenises(await self._add(assets), is_told=True)
+        if status == 404 and _NO_TOKENIZER in body:
+            self._tokenizers.setdefault(TOKEN_IDS, _Tokenizer(None, self._remembered, 0))
+            return HowItTokenises(TOKEN_IDS, is_told=True)
         named = self._named.get(endpoint.model) or self._named.get("")
         if named is None:
             message = f"{PROMPT_ASSETS_PATH} answered {status}, and no --tokenizer is named for {endpoint.model}"

@@ -229,6 +229,25 @@ async def test_a_server_without_prompt_assets_is_routed_by_load() -> None:
             assert first.headers["x-mini-infer-pod"] != second.headers["x-mini-infer-pod"]
 
 
+async def test_an_engine_without_a_tokenizer_is_routed_by_prefixes_of_token_ids() -> None:
+    no_tokenizer = b'{"error":{"message":"this server runs without a tokenizer","code":"no_tokenizer"}}'
+    async with FakeEngine("a", assets=False) as a, FakeEngine("b", assets=False) as b:
+        a.no_assets = b.no_assets = no_tokenizer
+        async with running_gateway(a.endpoint, b.endpoint) as gateway:
+            await gateway.settled()
+            ids, pods = [number % 251 for number in range(400)], set()
+            for turn in range(1, 4):
+                body = {"model": "m", "prompt": ids[: 100 * turn]}
+                async with gateway.client.post(gateway.url + "/v1/completions", json=body) as response:
+                    pods.add(response.headers["x-mini-infer-pod"])
+                    assert response.headers["x-mini-infer-prompt-tokens"] == str(100 * turn)
+                    assert (int(response.headers["x-mini-infer-hit-tokens"]) > 0) == (turn > 1)
+                    await response.read()
+            assert len(pods) == 1
+            async with gateway.chat("a text goes by load") as response:
+                assert response.headers["x-mini-infer-prompt-tokens"] == "0"
+
+
 def folder_of(assets: PromptAssets, folder: Path) -> str:
     """A model folder with these files."""
     for name, text in assets.files.items():

@@ -348,6 +348,36 @@ async def test_log_probabilities_go_on_too_each_told_once() -> None:
         assert 'continuations_total{outcome="whole"} 2.0' in gateway.app.metrics.text().decode()
 
 
+async def asked_ids(gateway: RunningGateway, **more: object) -> list[dict[str, Any]]:
+    """The events of a completion of token ids."""
+    body = {"model": "dry", "stream": True, "prompt": list(range(40, 140)), "max_tokens": 80} | more
+    async with gateway.client.post(gateway.url + "/v1/completions", json=body) as response:
+        assert response.status == 200
+        assert response.headers["x-mini-infer-index"] == "exact"
+        events = (await response.read()).decode().split("\n\n")
+    assert events[-2:] == ["data: [DONE]", ""]
+    return [json.loads(event.removeprefix("data: "))["choices"][0] for event in events[:-2]]
+
+
+@pytest.mark.parametrize("asks", [True, False])
+async def test_engines_without_a_tokenizer_go_on_too(asks: bool) -> None:
+    more = {"return_token_ids": True} if asks else {}
+    async with (
+        engines("a", "b", flags=(*DRY, "--skip-tokenizer-init")) as running,
+        running_gateway(*(engine.endpoint for engine in running)) as gateway,
+    ):
+        await gateway.settled()
+        undisturbed = await asked_ids(gateway, **more)
+        assert len(undisturbed) == 80, "one event a token, though there is no text"
+        asking = asyncio.create_task(asked_ids(gateway, **more))
+        endpoints = gateway.app.fleet.endpoints
+        await until(lambda: any(endpoint.streaming for endpoint in endpoints.values()))
+        await asyncio.sleep(0.2)
+        next(engine for engine in running if endpoints[engine.name].streaming).kill()
+        assert await asking == undisturbed
+        assert 'continuations_total{outcome="whole"} 1.0' in gateway.app.metrics.text().decode()
+
+
 async def test_the_only_engine_comes_back_and_goes_on() -> None:
     async with engines("only") as (engine,), running_gateway(engine.endpoint) as gateway:
         await gateway.settled()
