@@ -29,7 +29,6 @@ from mini_infer_engine.core_process import build
 from mini_infer_engine.core_process.messages import ModelInfo
 from mini_infer_engine.runtime import cuda_executor, cuda_graphs, cuda_sampling, device_state
 from mini_infer_engine.runtime.cuda_graphs import (
-    CapturedModel,
     DecodeGraph,
     PrefillGraph,
     decode_buckets,
@@ -54,14 +53,19 @@ class IdleExecutor(cuda_executor.CudaExecutor):
 
     def __init__(self, settings: EngineSettings) -> None:
         self.settings, device = settings, torch.device("cpu")
-        self.pool = SimpleNamespace(null_page=NUM_PAGES, copy=_nothing, spec=SimpleNamespace(page_size=PAGE_SIZE))
-        self.worker = SimpleNamespace(device=device)
+        spec = SimpleNamespace(page_size=PAGE_SIZE, page_bytes=0)
+        self.pool = SimpleNamespace(null_page=NUM_PAGES, spec=spec, transfer=_nothing, num_pages=NUM_PAGES, host_pages=())
+        link = SimpleNamespace(size=1)
+        model, config = SimpleNamespace(parameters=lambda: ()), SimpleNamespace(eos_token_ids=())
+        self.worker = SimpleNamespace(device=device, head=None, link=link, model=model, config=config)
         width = device_state.page_table_width(SETTINGS["max_model_len"], PAGE_SIZE)
         self.state = device_state.DeviceBatchState(settings.max_num_seqs, width, NUM_PAGES, device)
         self.ops, self.attention = None, SimpleNamespace(page_size=PAGE_SIZE)
+        self.speculation = self.stage = None
+        self.max_speculative_rows = 0
         buckets = decode_buckets(settings.max_num_seqs)
         self.sampling = CudaSampling(self.state, 1, torch.float32, buckets, 1, None)
-        parts = CapturedModel(None, None, self.attention, self.state, self.sampling.slots, None, NUM_PAGES)
+        parts = self._captured_model()
         self.decode_graphs = {bucket: DecodeGraph(parts, bucket, None) for bucket in buckets}
         self.prefill_graphs = {
             size: PrefillGraph(parts, size, 0, None) for size in prefill_buckets(8192, launch_bound=True)
@@ -76,12 +80,13 @@ class IdleExecutor(cuda_executor.CudaExecutor):
 def idle_llm(patches: contextlib.ExitStack) -> LLM:
     """Around an IdleExecutor; what touches a device does nothing from now on."""
 
-    def build_idle(settings: EngineSettings, *_: object, record_events: bool) -> build.BuiltEngine:
+    def build_idle(settings: EngineSettings, *_: object, record_events: bool, **__: object) -> build.BuiltEngine:
         settings = llm.msgspec.structs.replace(settings, max_num_batched_tokens=8192)
-        pool = SimpleNamespace(spec=SimpleNamespace(page_size=PAGE_SIZE), num_pages=NUM_PAGES)
-        runner = ModelRunner(None, pool, IdleExecutor(settings), 16_384)
+        executor: Any = IdleExecutor(settings)
+        runner = ModelRunner(executor.worker, executor.pool, executor, 16_384, settings)
         info = ModelInfo(max_model_len=16_384, vocab_size=VOCABULARY, page_size=PAGE_SIZE, num_pages=NUM_PAGES)
-        return build.BuiltEngine(Engine(settings, runner, (), 16_384, "idle", record_events=record_events), info)
+        engine = Engine(settings, runner, (), 16_384, "idle", record_events=record_events)
+        return build.BuiltEngine(engine, info, "idle", None, _nothing)
 
     for owner, name, instead in (
         (device_state, "update_slots", _nothing),

@@ -20,10 +20,12 @@ SPAN_SIZE_TOKENS = 16 * BLOCK_SIZE_TOKENS
 """Tokens whose keys are remembered together."""
 
 _SPAN_BYTES = 4 * SPAN_SIZE_TOKENS
+_REMEMBERED_ROOTS = 1024
 _REMEMBERED_SPANS = 4096
 """A million tokens, in about 9 MB."""
 
 
+@lru_cache(maxsize=_REMEMBERED_ROOTS)
 def root_key(model_revision: str, adapter: str = "", salt: str = "") -> bytes:
     """The parent of a prompt's first block: 16 bytes that differ wherever KV cache must not be shared.
 

@@ -5,6 +5,7 @@ It counts references and knows nothing of tokens, keys or sequences; whoever rem
 """
 
 from collections import OrderedDict
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 
@@ -79,15 +80,33 @@ class PageAllocator:
             del self._cached[page]
         self.references[page] += 1
 
+    def num_unused(self, pages: Sequence[int]) -> int:
+        """How many of these pages nobody uses."""
+        return list(map(self.references.__getitem__, pages)).count(0)
+
+    def acquire_all(self, pages: Sequence[int]) -> None:
+        """`acquire` of each, in one loop: a first token waits for it, and a long prompt has dozens of pages."""
+        references = self.references
+        for page in pages:
+            if not references[page]:
+                del self._cached[page]
+            references[page] += 1
+
     def release(self, page: int) -> None:
         """Give up one use. The last one out leaves the page cached if its contents are wanted, else blank."""
-        self.references[page] -= 1
-        if self.references[page]:
-            return
-        if self._contents is not None and self._contents.wants(page):
-            self._cached[page] = None
-        else:
-            self._blank.append(page)
+        self.release_all((page,))
+
+    def release_all(self, pages: Iterable[int]) -> None:
+        """`release` of each, in this order: the first is given away first."""
+        references, contents = self.references, self._contents
+        for page in pages:
+            references[page] -= 1
+            if references[page]:
+                continue
+            if contents is not None and contents.wants(page):
+                self._cached[page] = None
+            else:
+                self._blank.append(page)
 
     def touch(self, page: int) -> None:
         """Make a page the most recently used one, if it is free."""

@@ -68,13 +68,15 @@ class PrefixCache:
         blocks, keys = self._blocks, sequence.keys
         limit = (len(sequence.token_ids) - 1) // BLOCK_SIZE_TOKENS
         count = 0
+        if not keys and limit and sequence.first_key() not in blocks:
+            return 0
         while count < limit:
             if count == len(keys):
                 sequence.add_keys()
-            for key in keys[count:limit]:
-                if key not in blocks:
-                    return count
-                count += 1
+            found = list(map(blocks.__contains__, keys[count:limit]))
+            if not all(found):
+                return count + found.index(False)
+            count += len(found)
         return count
 
     def match(self, sequence: Sequence) -> Hit:

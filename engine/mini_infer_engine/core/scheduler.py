@@ -163,8 +163,7 @@ class Scheduler:
     def _give_back(self, sequence: Sequence) -> None:
         """Take it out of those that run, and take its pages; its slot is the caller's to give away."""
         _remove(self.running, sequence)
-        for page in reversed(sequence.pages):  # the end of a prefix is the first to be evicted
-            self.pool.release(page)
+        self.pool.release_all(reversed(sequence.pages))  # the end of a prefix is the first to be evicted
         sequence.slot = -1
         sequence.pages = []
         sequence.num_published = 0
@@ -206,8 +205,7 @@ class Scheduler:
         fork.order = (*source.order[:2], group.num_forks)
         fork.slot = group.free_slots.pop()
         fork.pages = source.pages[:num_pages]
-        for page in fork.pages:
-            self.pool.acquire(page)
+        self.pool.acquire_all(fork.pages)
         fork.forked_page = source.pages[num_pages] if num_shared % self.pool.page_size else None
         fork.token_ids = token_ids
         fork.num_computed = num_shared
@@ -255,7 +253,7 @@ class Scheduler:
         """The next pass; without rows if nothing can run before a launched pass is committed."""
         step = Step(Batch([], 0))
         budget, prefills = self._plan_decodes(step)
-        computing: set[bytes] = set()
+        computing = _Computing()
         for sequence in prefills:
             if not budget or sequence.state is not State.RUNNING:  # it may have lost its pages to a beam before it
                 continue
@@ -296,8 +294,7 @@ class Scheduler:
 
         Before any of its sequences leaves: the pages before a source, which those hold, are to be evicted after it.
         """
-        for page in step.pinned_pages:
-            self.pool.release(page)
+        self.pool.release_all(step.pinned_pages)
         if self._turns is not None:
             self._turns.ended(step)
 
@@ -357,7 +354,7 @@ class Scheduler:
             sequence.forked_page = None
         return True
 
-    def _plan_chunk(self, step: Step, sequence: Sequence, budget: int, computing: set[bytes]) -> int:
+    def _plan_chunk(self, step: Step, sequence: Sequence, budget: int, computing: "_Computing") -> int:
         """The next chunk of a prefill. Returns its tokens, notes in `computing` the block that it fills first."""
         start = sequence.num_computed
         count = min(sequence.num_prefill - start, budget, self._chunk_limit)
@@ -394,10 +391,10 @@ class Scheduler:
         sequence.in_flight += 1
         block = start // BLOCK_SIZE_TOKENS
         if self.cache is not None and (block + 1) * BLOCK_SIZE_TOKENS <= sequence.num_prefill:
-            computing.add(sequence.key(block))
+            computing.add(sequence, block)
         return count
 
-    def _plan_admissions(self, step: Step, budget: int, computing: set[bytes]) -> None:
+    def _plan_admissions(self, step: Step, budget: int, computing: "_Computing") -> None:
         """Let waiting sequences in, in order; none overtakes one that lacks pages, or the long ones would starve."""
         index = 0
         while budget and self._free_slots and index < len(self.waiting) and index < HELD_BACK_LIMIT:
@@ -450,12 +447,12 @@ class Scheduler:
         refused, num_free, num_running = self._refused
         return refused is sequence and self.pool.num_free <= num_free and len(self.running) == num_running
 
-    def _is_being_computed(self, sequence: Sequence, hit: Hit, computing: set[bytes]) -> bool:
+    def _is_being_computed(self, sequence: Sequence, hit: Hit, computing: "_Computing") -> bool:
         """Whether a row of this very pass computes the block that the sequence lacks first: one pass later it hits."""
         block = hit.num_tokens // BLOCK_SIZE_TOKENS
         if not computing or (block + 1) * BLOCK_SIZE_TOKENS >= len(sequence.token_ids):
             return False
-        return sequence.key(block) in computing
+        return computing.includes(sequence.key(block))
 
     def _place(self, step: Step, sequence: Sequence, hit: Hit) -> bool:
         """Slot and pages for all known tokens and the next one; False: there are not enough free slots or pages."""
@@ -463,13 +460,12 @@ class Scheduler:
             return False
         pool = self.pool
         num_new = pool.pages_for(len(sequence.token_ids) + 1) - len(hit.pages)
-        num_needed = num_new + sum(1 for page in hit.pages if not pool.references[page]) + self._headroom()
+        num_needed = num_new + pool.num_unused(hit.pages) + self._headroom()
         if hit.tail_page is not None and num_needed + (not pool.references[hit.tail_page]) > pool.num_free:
             hit = hit.without_tail(pool.page_size)  # its source, pinned, could be the page that is missing
         if num_needed > pool.num_free:
             return False
-        for page in hit.pages:
-            pool.acquire(page)
+        pool.acquire_all(hit.pages)
         if hit.tail_page is not None:
             pool.acquire(hit.tail_page)
             step.pinned_pages.append(hit.tail_page)
@@ -504,3 +500,29 @@ class Scheduler:
 
 def _remove(ordered: list[Sequence], sequence: Sequence) -> None:
     del ordered[bisect_left(ordered, sequence.order, key=_order)]
+
+
+class _Computing:
+    """The block that each prompt chunk of a pass fills first. A key is computed once somebody else may want the block.
+
+    Alone in its pass, a new prompt does not wait for its keys.
+    """
+
+    __slots__ = ("_chunks", "_keys")
+
+    def __init__(self) -> None:
+        self._chunks: list[tuple[Sequence, int]] = []
+        self._keys: set[bytes] = set()
+
+    def __bool__(self) -> bool:
+        return bool(self._chunks or self._keys)
+
+    def add(self, sequence: Sequence, block: int) -> None:
+        """A chunk of this sequence begins in this block, and fills it."""
+        self._chunks.append((sequence, block))
+
+    def includes(self, key: bytes) -> bool:
+        """Whether some chunk fills the block of this key."""
+        self._keys.update(sequence.key(block) for sequence, block in self._chunks)
+        self._chunks.clear()
+        return key in self._keys

@@ -161,6 +161,10 @@ class Sequence:
             self.add_keys()
         return self.keys[index]
 
+    def first_key(self) -> bytes:
+        """The key of the first block, where no others are wanted yet: of a prompt that is new no more is looked up."""
+        return block_keys(self.token_ids[:BLOCK_SIZE_TOKENS], self.root)[0]
+
     def add_keys(self) -> None:
         """The next keys, first of a span, then of as many tokens again as have them.
 

@@ -385,7 +385,8 @@ class CudaExecutor:
                 yield first, partial(self._run_decodes, rows, rows[num_decodes:])
             second = [index for index, goes in enumerate(goes_on, start=num_decodes) if not goes]
             prompts = [batch.rows[index] for index in second]
-            yield second, partial(self._run_prefills, self._prefill_graph(0, prompts) or graph, [], prompts)
+            smallest = self._prefill_graph(0, prompts) if continued else graph
+            yield second, partial(self._run_prefills, smallest or graph, [], prompts)
 
     def _run_decodes(self, rows: list[Row], continued: list[Row]) -> None:
         """Decode rows by their graph, after the slots of some, whose tokens the host brings, are rewritten."""
@@ -427,7 +428,9 @@ class CudaExecutor:
     def _prefill_graph(self, num_decodes: int, prefills: list[Row]) -> PrefillGraph | None:
         """The smallest captured pass with room for these prompts, and for the decode rows if its kind takes any."""
         tokens = sum(row.count for row in prefills)
-        for graph in self.prefill_graphs.values():
+        for size, graph in self.prefill_graphs.items():
+            if size < tokens:
+                continue
             beside = num_decodes if graph.num_decodes else 0
             if graph.holds(tokens + beside, beside, len(prefills)):
                 return graph

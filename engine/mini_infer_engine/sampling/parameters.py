@@ -107,6 +107,7 @@ PARAMETERS = (
 )
 """Those with a device form in the order of a slot's packet."""
 
+_RANGES = tuple((row.name, row.allowed) for row in PARAMETERS if row.allowed is not None)
 DEVICE_PARAMETERS = tuple((row.name, row.device) for row in PARAMETERS if row.device is not None)
 DEVICE_FORMAT = "".join(form.code for _, form in DEVICE_PARAMETERS)
 """For `struct`."""
@@ -126,8 +127,8 @@ def all_out_of_range(sent: Mapping[str, object]) -> list[tuple[str, str]]:
 
 def out_of_range(params: SamplingParams) -> tuple[str, str] | None:
     """The first parameter that is not in its range, and why; None: all are."""
-    for row in PARAMETERS:
-        value = getattr(params, row.name)
-        if row.allowed is not None and value is not None and not row.allowed.holds(value):
-            return row.name, f"{row.name} is {value}; it must be {row.allowed}"
+    for name, allowed in _RANGES:
+        value = getattr(params, name)
+        if value is not None and not allowed.holds(value):
+            return name, f"{name} is {value}; it must be {allowed}"
     return None
