@@ -54,7 +54,9 @@ class IdleExecutor(cuda_executor.CudaExecutor):
     def __init__(self, settings: EngineSettings) -> None:
         self.settings, device = settings, torch.device("cpu")
         spec = SimpleNamespace(page_size=PAGE_SIZE, page_bytes=0)
-        self.pool = SimpleNamespace(null_page=NUM_PAGES, spec=spec, transfer=_nothing, num_pages=NUM_PAGES, host_pages=())
+        self.pool = SimpleNamespace(
+            null_page=NUM_PAGES, spec=spec, transfer=_nothing, num_pages=NUM_PAGES, host_pages=()
+        )
         link = SimpleNamespace(size=1)
         model, config = SimpleNamespace(parameters=lambda: ()), SimpleNamespace(eos_token_ids=())
         self.worker = SimpleNamespace(device=device, head=None, link=link, model=model, config=config)

@@ -23,7 +23,7 @@ def test_a_token_whose_bit_is_not_set_gets_minus_infinity(vocabulary: int, dtype
     bits[1], bits[2] = 0, ~np.uint32(0)
     packed = np.concatenate([np.array(rows, dtype=np.int32)[:, None], bits.view(np.int32)], axis=1)
     expected = logits.clone()
-    token_masks.apply_token_masks(expected, TokenMasks(rows, bits), range(5))
+    token_masks.apply_token_masks(expected, TokenMasks(rows, bits), [(row, 0) for row in range(5)])
     actual = logits.clone()
     apply_token_masks(actual, torch.from_numpy(packed).to(DEVICE))
     assert torch.equal(actual, expected)

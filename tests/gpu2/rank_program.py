@@ -64,31 +64,6 @@ def check_sums(group: GpuCollectives, rows: int, width: int, dtype: torch.dtype)
     return max(worst, look())
 
 
-def check_sums_beside_products(group: GpuCollectives, rows: int, width: int, dtype: torch.dtype) -> float:
-    """The worst error of sums in chunks, each on its way while the next chunk is made; the same in a graph."""
-    inputs = [values(other, rows, width, dtype, 6) for other in range(WORLD)]
-    scale = torch.eye(width, dtype=dtype, device="cuda")
-    out, exact = torch.zeros((rows, width), dtype=dtype, device="cuda"), sum(x.double() for x in inputs)
-
-    def run() -> Tensor:
-        waits = []
-        for some, part in zip(inputs[group.parallel.rank].chunk(4), out.chunk(4), strict=True):
-            torch.mm(some, scale, out=part)
-            waits.append(group.begin_all_reduce_(part))
-        for wait in waits:
-            wait()
-        return out.clone()
-
-    worst = error(run(), exact)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = run()
-    for _ in range(10):
-        graph.replay()
-    torch.cuda.synchronize()
-    return max(worst, error(found, exact))
-
-
 def check_gather(group: GpuCollectives, rows: int, columns: int, width: int, dtype: torch.dtype) -> bool:
     """Whether parts stand side by side, several times one after the other."""
     rank, peers = group.parallel.rank, group.peers
@@ -118,7 +93,6 @@ def main() -> None:
         for dtype in (torch.float32, torch.bfloat16):
             for rows, width in ((1, 64), (1, 3584), (3, 5120), (32, 3584), (200, 3584), (256, 4096), (700, 1024)):
                 errors[f"{rows} x {width} {dtype}"] = check_sums(group, rows, width, dtype)
-            errors[f"chunks {dtype}"] = check_sums_beside_products(group, 4096, 1024, dtype)
             for rows, columns, width in ((1, 64, 100), (1, 76032, 152064), (5, 2048, 4096), (300, 4096, 8000)):
                 gathered[f"{rows} x {columns} {dtype}"] = check_gather(group, rows, columns, width, dtype)
     torch.cuda.synchronize()

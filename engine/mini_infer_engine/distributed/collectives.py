@@ -3,7 +3,6 @@
 All ranks get the same bits, so that they go on with equal activations and sample equal tokens.
 """
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -34,9 +33,6 @@ class Collectives(Protocol):
     def all_reduce(self, x: Tensor) -> Tensor:
         """The sum of all ranks' x, which may be written over."""
 
-    def begin_all_reduce_(self, x: Tensor) -> Callable[[], object]:
-        """Begin to sum all ranks' x, dense, in place: x may be read after the call of what is returned."""
-
     def gather_columns(self, x: Tensor, width: int, out: Tensor | None = None) -> Tensor:
         """The first `width` columns of all ranks' x [rows, columns] side by side, into `out` where one is given."""
 
@@ -53,13 +49,6 @@ class WithoutPeerMemory:
     def all_reduce(self, x: Tensor) -> Tensor:
         """See `Collectives.all_reduce`."""
         raise NotImplementedError
-
-    def begin_all_reduce_(self, x: Tensor) -> Callable[[], object]:
-        """See `Collectives.begin_all_reduce_`: it is done at once."""
-        total = self.all_reduce(x)
-        if total.data_ptr() != x.data_ptr():
-            x.copy_(total)
-        return lambda: None
 
 
 class NoCollectives(WithoutPeerMemory):

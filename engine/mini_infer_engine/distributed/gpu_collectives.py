@@ -2,7 +2,6 @@
 
 import logging
 import os
-from collections.abc import Callable
 from datetime import timedelta
 
 import torch
@@ -59,13 +58,6 @@ class GpuCollectives:
         x = x.contiguous()
         torch.distributed.all_reduce(x, group=self._group)
         return x
-
-    def begin_all_reduce_(self, x: Tensor) -> Callable[[], object]:
-        """See `Collectives.begin_all_reduce_`: on NCCL's own stream, beside what is computed meanwhile."""
-        work = torch.distributed.all_reduce(x, group=self._group, async_op=True)
-        assert work is not None
-        wait: Callable[[], object] = work.wait
-        return wait
 
     def gather_columns(self, x: Tensor, width: int, out: Tensor | None = None) -> Tensor:
         """See `Collectives.gather_columns`."""

@@ -1,7 +1,6 @@
 """A group's meeting point and its process group of torch.distributed: gloo between CPUs, NCCL between GPUs."""
 
 import socket
-from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, cast
 
@@ -113,10 +112,6 @@ class LateGroup:
     def all_reduce(self, x: Tensor) -> Tensor:
         """See `Collectives.all_reduce`."""
         return self.connected.all_reduce(x)
-
-    def begin_all_reduce_(self, x: Tensor) -> Callable[[], object]:
-        """See `Collectives.begin_all_reduce_`."""
-        return self.connected.begin_all_reduce_(x)
 
     def gather_columns(self, x: Tensor, width: int, out: Tensor | None = None) -> Tensor:
         """See `Collectives.gather_columns`."""

@@ -32,11 +32,6 @@ from mini_infer_engine.ops.torch_ops import ACTIVATIONS, norm_shared_columns_
 from mini_infer_engine.quantization.grouped import GroupedMethod
 from mini_infer_engine.quantization.packed import PackedMethod
 
-_CHUNK_ROWS = 1024
-"""At least, of a long input whose ranks' sums move while products go on: each then takes longer than its sum."""
-_MOST_CHUNKS = 4
-
-
 _MOST_CHUNKED_ROWS = 256
 """Rows up to which products with integers run as several of MAX_M rows: each reads the weights once more, which still
 is less than the bf16 copy of them that more rows are worth.
@@ -106,8 +101,6 @@ class TritonOps:
     def linear_add_norm(self, x: Tensor, linear: Linear, state: ResidualState, next_norm: RMSNorm) -> ResidualState:
         """See `Ops.linear_add_norm`."""
         if linear.is_summed:
-            if x.shape[0] >= 2 * _CHUNK_ROWS:
-                return self.add_norm(self._summed(x, linear), state, next_norm)
             return self._sum_add_norm(self._summand(x, linear), state, next_norm)
         weight, bias, residual = kernel_weight(linear), linear.bias, state.residual
         config = self._policy.gemm_config(x, weight)
@@ -139,26 +132,15 @@ class TritonOps:
         self, x: Tensor, linear: Linear, norm: RMSNorm, state: ResidualState, next_norm: RMSNorm | None
     ) -> ResidualState:
         """See `Ops.linear_norm_add_norm`."""
-        out = self._summed(x, linear) if linear.is_summed else self._product(ResidualState(x), None, linear)
+        if linear.is_summed:
+            out = self._collectives.all_reduce(self._summand(x, linear))
+        else:
+            out = self._product(ResidualState(x), None, linear)
         return self.add_norm(rms_norm(out, norm.weight, norm.eps), state, next_norm)
 
     def _summand(self, x: Tensor, linear: Linear) -> Tensor:
         """linear(x) of this rank, where its peers can read it if it is small."""
         return self._product(ResidualState(x), None, linear, self._summand_memory(x.shape[0], linear.out_features, x))
-
-    def _summed(self, x: Tensor, linear: Linear) -> Tensor:
-        """linear(x) over all ranks. Long inputs in chunks: the sum of one moves while the next is computed."""
-        chunks = min(_MOST_CHUNKS, x.shape[0] // _CHUNK_ROWS)
-        if chunks < 2:
-            return self._collectives.all_reduce(self._summand(x, linear))
-        out = torch.empty((x.shape[0], linear.out_features), dtype=x.dtype, device=x.device)
-        waits = []
-        for some, part in zip(x.chunk(chunks), out.chunk(chunks), strict=True):
-            self._product(ResidualState(some), None, linear, part)
-            waits.append(self._collectives.begin_all_reduce_(part))
-        for wait in waits:
-            wait()
-        return out
 
     def _summand_memory(self, rows: int, width: int, like: Tensor) -> Tensor | None:
         peers = self._collectives.peers
