@@ -45,8 +45,8 @@ class EnginePath:
     generates: bool = True
     """It takes a place in an engine's batch: it waits in the queue for one. What does not goes on at once."""
     continued: StreamForm | None = None
-    """A stream of it whose engine died is continued by another engine, where continuation.can_be_continued says so: the
-    form of its events. None: it is not."""
+    """A stream of it whose engine died is continued by another engine, as pipeline.continuations says: the form of its
+    events. None: it is not."""
     lone_model: bool = False
     """The model may be left out while there is only one."""
     any_model: bool = False

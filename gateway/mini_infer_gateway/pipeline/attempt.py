@@ -310,6 +310,8 @@ class Exchange:
             return events, False
         told, dead = split_engine_death(events)
         taken = self.continuation.take(told)
+        if self.continuation.differs:
+            return taken, True
         if dead and self.continuation.possible:
             return taken, True
         events = taken + events[len(told) :]

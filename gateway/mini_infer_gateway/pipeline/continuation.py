@@ -16,10 +16,10 @@ from mini_infer_contract.dialects.responses import LOGPROBS
 DONE = b"data: [DONE]\n\n"
 
 # Quotes inside of JSON strings are escaped, so that no text can look like these.
-_TOKEN_IDS = re.compile(rb',"token_ids":\[([\d,]*)\]')
+TOKEN_IDS_FIELD = re.compile(rb',"token_ids":\[([\d,]*)\]')
 _IDS, _JSON = b',"token_ids":[', b"data: {"
 _FINISH = b'"finish_reason":"'
-_NO_TEXT = (
+NO_TEXT = (
     b'"delta":{"content":""},"logprobs":null,"finish_reason":null',
     b'"text":"","logprobs":null,"finish_reason":null',
 )
@@ -27,7 +27,7 @@ _NO_TEXT = (
 _ROLE = b'"delta":{"role":'
 """The first event of a chat."""
 _JSON_EVENT = re.compile(rb"(?:^|\n)data: \{")
-_NO_CHOICE = b'"choices":[]'
+NO_CHOICE = b'"choices":[]'
 """The usage at the end."""
 _CHOICE = b'"choices":[{'
 _ERRORS = (b'data: {"error"', b"event: error\n")
@@ -35,12 +35,17 @@ _ENDED = re.compile(rb'"code":"(?:engine_dead|engine_error|stopping)"')
 """What an engine of ours says inside of a stream that it cannot go on with, through no fault of the request's."""
 
 
+def may_outlive_its_engine(fields: Mapping[str, Any]) -> bool:
+    """Whether another engine may have part in an answer to this: in a stream that is itself no resumed one."""
+    return bool(fields.get("stream")) and "resume_token_ids" not in fields and not fields.get("use_beam_search")
+
+
 def can_be_continued(fields: Mapping[str, Any]) -> bool:
     """Whether a request's stream can be resumed: one choice, nothing told of its prompt, and not itself a resumed one.
 
     Log probabilities of output tokens stand in the event of their tokens, and so are told once like these.
     """
-    if not fields.get("stream") or "resume_token_ids" in fields:
+    if not may_outlive_its_engine(fields):
         return False
     if any(fields.get(name) not in (None, 1) for name in ("n", "best_of")):
         return False
@@ -75,6 +80,10 @@ class Continuation:
     """It is complete."""
     possible: bool = True
     """All that was told is known by its token ids."""
+    differs: bool = False
+    """An engine that made it again told other tokens: nobody can go on."""
+    usage_told: bool = False
+    """The client has got the event of its usage."""
     _ids: list[bytes] = field(default_factory=list)
     _asked: bool = False
     _resumed: bool = False
@@ -119,20 +128,23 @@ class Continuation:
             start = events.rfind(_IDS)
             if start >= 0:
                 return self._take_step(events, start)
-        told = _TOKEN_IDS.findall(events)
+        told = TOKEN_IDS_FIELD.findall(events)
         self._ids += [ids for ids in told if ids]
         # An engine that tells no ids may have told text: nobody could go on after it.
-        self.possible = self.possible and len(told) == len(_JSON_EVENT.findall(events)) - events.count(_NO_CHOICE)
+        self.possible = self.possible and len(told) == len(_JSON_EVENT.findall(events)) - events.count(NO_CHOICE)
         if self._resumed:
             events = _without(events, _ROLE)
         if self._resumed and self.finished:
             events = _without(events, _CHOICE)  # It has been told how the choice ended.
         self.finished = self.finished or _FINISH in events
+        if self.usage_told:
+            events = _without(events, NO_CHOICE)
+        self.usage_told = self.usage_told or NO_CHOICE in events
         self.done = self.done or events.endswith(DONE)
         if not self.strips:
             return events
-        events = _TOKEN_IDS.sub(b"", events)
-        for mark in _NO_TEXT if self.has_text else ():
+        events = TOKEN_IDS_FIELD.sub(b"", events)
+        for mark in NO_TEXT if self.has_text else ():
             events = _without(events, mark)
         return events
 
@@ -144,7 +156,7 @@ class Continuation:
             self._ids.append(ids)
         event = event[:start] + event[end + 1 :]
         self.finished = self.finished or _FINISH in event
-        return b"" if self.has_text and any(mark in event for mark in _NO_TEXT) else event
+        return b"" if self.has_text and any(mark in event for mark in NO_TEXT) else event
 
 
 def split_engine_death(events: bytes) -> tuple[bytes, bool]:

@@ -42,11 +42,10 @@ from mini_infer_gateway.http.upstream import Upstream, UpstreamError
 from mini_infer_gateway.index.prefix_index import PrefixIndex
 from mini_infer_gateway.memory import BodyBudget, HeldBody
 from mini_infer_gateway.metrics import Metrics, Outcome, outcome_of
-from mini_infer_gateway.paths import EnginePath, StreamForm
+from mini_infer_gateway.paths import EnginePath
 from mini_infer_gateway.pipeline.attempt import AttemptError, Exchange, StreamCutError
-from mini_infer_gateway.pipeline.continuation import Continuation, can_be_continued
-from mini_infer_gateway.pipeline.message_continuation import MessageContinuation
-from mini_infer_gateway.pipeline.response_continuation import ResponseContinuation
+from mini_infer_gateway.pipeline.continuation import Continuation
+from mini_infer_gateway.pipeline.continuations import continuation_of
 from mini_infer_gateway.pipeline.retries import KILLS_LIMIT, Attempts, Failure, RetryBudget
 from mini_infer_gateway.pipeline.rewrite_model import with_model
 from mini_infer_gateway.prompts.tokenizers import TOKEN_IDS, Tokenizers
@@ -72,12 +71,6 @@ _PREFILL_FROM, _FETCH_FROM = PREFILL_FROM_HEADER.encode(), FETCH_FROM_HEADER.enc
 _QUEUE_TIMEOUT = QUEUE_TIMEOUT_HEADER.encode()
 
 INTERNAL_ERROR = ApiError(500, "an error of the gateway's own; its log says which", code="internal")
-
-CONTINUATIONS: Mapping[StreamForm, type[Continuation]] = {
-    "chunks": Continuation,
-    "messages": MessageContinuation,
-    "responses": ResponseContinuation,
-}
 
 log = logging.getLogger(__name__)
 
@@ -451,8 +444,8 @@ class Generate:
             exchange.body = exchange.continuation.body(exchange.body)
             return True
         subscriber = self._fleet.endpoints[endpoint.name].subscriber
-        if subscriber.resumes and self._settings.continuation and call.row.continued and can_be_continued(call.fields):
-            kind = CONTINUATIONS[call.row.continued]
+        form = call.row.continued if subscriber.resumes and self._settings.continuation else None
+        if form and (kind := continuation_of(form, call.fields)):
             exchange.continuation = kind.of(call.fields, randbits(63))
             exchange.continuation.has_text = subscriber.assets_revision != TOKEN_IDS
             exchange.body = exchange.continuation.body(exchange.body)

@@ -105,7 +105,9 @@ def test_the_beginning_and_the_end_are_told_once() -> None:
     assert stream.take(ROLE + TOLD) == without_ids(TOLD), "begun anew before any token"
     stream.take(END)
     stream.body(b"{}")
-    assert stream.take(END + USAGE + DONE) == USAGE + DONE
+    assert stream.take(END + USAGE) == USAGE
+    stream.body(b"{}")
+    assert stream.take(END + USAGE + DONE) == DONE
 
 
 def test_an_engine_that_tells_no_ids_cannot_be_continued() -> None:
@@ -346,6 +348,92 @@ async def test_log_probabilities_go_on_too_each_told_once() -> None:
             by_name[next(name for name, endpoint in endpoints.items() if endpoint.streaming)].kill()
             assert await asking == undisturbed
         assert 'continuations_total{outcome="whole"} 2.0' in gateway.app.metrics.text().decode()
+
+
+async def asked_for_several(gateway: RunningGateway, path: str, body: dict[str, Any]) -> list[tuple[str, list[Any]]]:
+    """Text and, where they are told, names of tokens of each choice, each of which must begin and end once."""
+    common = {"model": "dry", "stream": True, "max_tokens": 60, "ignore_eos": True, "temperature": 1.0, "seed": 7}
+    async with gateway.client.post(gateway.url + path, json=common | body) as response:
+        assert response.status == 200
+        events = (await response.read()).decode().split("\n\n")
+    assert events[-2:] == ["data: [DONE]", ""], events[-3:]
+    assert "token_ids" not in "".join(events)
+    found: dict[int, list[dict[str, Any]]] = {}
+    for event in events[:-2]:
+        for choice in json.loads(event.removeprefix("data: "))["choices"]:
+            found.setdefault(choice["index"], []).append(choice)
+    for choices in found.values():
+        assert [choice["finish_reason"] for choice in choices if choice["finish_reason"]] == ["length"]
+        assert sum("role" in choice.get("delta", ()) for choice in choices) == ("chat" in path)
+    return [
+        (
+            "".join(choice.get("text") or choice.get("delta", {}).get("content", "") or "" for choice in choices),
+            [of["tokens"] if "tokens" in of else of["content"] for c in choices if (of := c["logprobs"])],
+        )
+        for _, choices in sorted(found.items())
+    ]
+
+
+SEVERAL: dict[str, tuple[str, dict[str, Any]]] = {
+    "choices": ("/v1/chat/completions", {"messages": [{"role": "user", "content": QUESTION}], "n": 3}),
+    "prompts": ("/v1/completions", {"prompt": [QUESTION, "Another one: "], "n": 2}),
+    "echo": ("/v1/completions", {"prompt": QUESTION, "echo": True, "logprobs": 1}),
+}
+
+
+async def test_streams_of_several_choices_are_made_again() -> None:
+    async with (
+        engines("a", "b", flags=("--model", "demo", "--device", "cpu")) as running,
+        running_gateway(*(engine.endpoint for engine in running)) as gateway,
+    ):
+        await gateway.settled()
+        endpoints = gateway.app.fleet.endpoints
+        for number, (path, body) in enumerate(SEVERAL.values()):
+            undisturbed = await asked_for_several(gateway, path, body)
+            assert len({text for text, _ in undisturbed}) == len(undisturbed)
+            asking = asyncio.create_task(asked_for_several(gateway, path, body))
+            await until(lambda: any(endpoint.streaming for endpoint in endpoints.values()))
+            victim = next(engine for engine in running if endpoints[engine.name].streaming)
+            victim.kill()
+            assert await asking == undisturbed
+            assert f'continuations_total{{outcome="whole"}} {number + 1}.0' in gateway.app.metrics.text().decode()
+            victim.start()
+            await victim.ready()
+            await until(lambda name=victim.name: endpoints[name].breaker.closed)  # type: ignore[misc]
+            await gateway.settled()
+
+
+async def test_a_response_with_log_probabilities_is_made_again() -> None:
+    async def asked() -> tuple[str, list[Any], list[Any]]:
+        body = {"model": "dry", "stream": True, "input": QUESTION, "max_output_tokens": 60, "temperature": 0}
+        body |= {"include": ["message.output_text.logprobs"]}
+        async with gateway.client.post(gateway.url + "/v1/responses", json=body) as response:
+            assert response.status == 200
+            raw = (await response.read()).decode()
+        events = [json.loads(event.partition("data: ")[2]) for event in raw.split("\n\n")[:-1]]
+        assert [event["sequence_number"] for event in events] == list(range(len(events)))
+        told = [one for event in events if event["type"].endswith("text.delta") for one in event["logprobs"]]
+        assert events[-1]["type"] in ("response.completed", "response.incomplete")
+        content = events[-1]["response"]["output"][0]["content"][0]
+        return content["text"], told, content["logprobs"]
+
+    def tokens(logprobs: list[Any]) -> list[str]:
+        return [one["token"] for one in logprobs]
+
+    async with (
+        engines("a", "b", flags=("--model", "demo", "--device", "cpu")) as running,
+        running_gateway(*(engine.endpoint for engine in running)) as gateway,
+    ):
+        await gateway.settled()
+        endpoints = gateway.app.fleet.endpoints
+        text, told, whole = await asked()
+        assert tokens(told) == tokens(whole) != []
+        asking = asyncio.create_task(asked())
+        await until(lambda: any(endpoint.streaming for endpoint in endpoints.values()))
+        next(engine for engine in running if endpoints[engine.name].streaming).kill()
+        again = await asking
+        assert (again[0], tokens(again[1]), tokens(again[2])) == (text, tokens(told), tokens(whole))
+        assert 'continuations_total{outcome="whole"} 1.0' in gateway.app.metrics.text().decode()
 
 
 async def asked_ids(gateway: RunningGateway, **more: object) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from mini_infer_gateway.pipeline.response_continuation import ResponseContinuation
+from mini_infer_gateway.pipeline.response_continuation import ReplayedResponse, ResponseContinuation
 
 
 class Engine:
@@ -89,3 +89,47 @@ def test_comments_and_errors_go_through_in_their_order() -> None:
     failed = b'event: response.failed\ndata: {"sequence_number":5}\n\n'
     assert stream.take(b": still waiting\n\n" + done + error + failed) == b": still waiting\n\n" + done + error + failed
     assert stream.done
+
+
+@pytest.mark.parametrize("second_cut", range(5))
+@pytest.mark.parametrize("cut", range(len(b"".join(WHOLE).split(b"\n\n"))))
+def test_a_response_that_is_made_again_is_told_once(cut: int, second_cut: int) -> None:
+    stream, told = ReplayedResponse.of({}, 5), b""
+    for limit in (cut, second_cut, None):
+        assert b"resume_token_ids" not in asked(stream)
+        for event in [part + b"\n\n" for part in b"".join(Engine(0).pieces).split(b"\n\n")[:-1]][:limit]:
+            told += stream.take(event)
+        if stream.done:
+            break
+    assert told == TOLD
+    assert stream.possible
+
+
+@pytest.mark.parametrize(("known", "possible"), [(1, True), (2, False), (3, True)])
+def test_of_a_response_that_is_made_again_in_other_steps_the_rest_is_told(known: int, possible: bool) -> None:
+    """Three steps, of which the second has two tokens, told in one piece."""
+
+    def delta(number: int, text: str, tokens: int) -> bytes:
+        listed = ",".join(["{}"] * tokens)
+        kind = "response.output_text.delta"
+        body = f'{{"type":"{kind}","delta":"{text}","logprobs":[{listed}],"sequence_number":{number}}}'
+        return f"event: {kind}\ndata: {body}\n\n".encode()
+
+    stream = ReplayedResponse.of({}, 5)
+    asked(stream)
+    before = [(delta(0, "a", 1), [1]), (delta(0, "a", 2), [1, 2]), (delta(0, "a", 1) + delta(1, "bc", 2), [1, 2, 3])]
+    stream.take(before[known - 1][0] + ids(*before[known - 1][1]))
+    asked(stream)
+    rest = delta(1, "bc", 2) + delta(2, "d", 1)
+    told = stream.take(delta(0, "a", 1) + rest + ids(1, 2, 3, 4))
+    assert told == {1: rest, 2: b"", 3: delta(2, "d", 1)}[known]
+    assert stream.possible == possible
+
+
+def test_a_response_of_other_tokens_ends() -> None:
+    stream = ReplayedResponse.of({}, 5)
+    asked(stream)
+    stream.take(b"".join(WHOLE[:2]))
+    asked(stream)
+    assert stream.take(WHOLE[0].replace(b"[1,2]", b"[1,3]") + WHOLE[1]) == b""
+    assert (stream.differs, stream.possible) == (True, False)

@@ -1,0 +1,164 @@
+"""A continuation of streams that no engine takes up in the middle: another one makes them again from their beginning.
+
+Those with several choices or prompts, and those that echo their prompt. Seed and output index fix every token
+(docs/adr/0005), so it tells the same again; what the client has got of each choice is compared by its token ids and
+left out. Where the tokens differ, which batches of other sizes can cause if two are nearly as likely, nobody goes on.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import msgspec
+
+from mini_infer_gateway.pipeline.continuation import DONE, NO_TEXT, TOKEN_IDS_FIELD, Continuation
+
+_JSON, _HEAD = b"data: {", b"data: "
+_UNDIVIDED = b'"logprobs":null'
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+
+
+class _ChoiceOf(msgspec.Struct):
+    index: int
+    text: str | None = None
+    delta: _Delta | None = None
+    token_ids: list[int] | None = None
+    finish_reason: str | None = None
+
+    @property
+    def said(self) -> str:
+        return self.text or (self.delta.content if self.delta else "") or ""
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_ChoiceOf] = []
+
+
+@dataclass(slots=True)
+class _Told:
+    """Of one choice: what the client has got, and how far the engine that tells it again has come."""
+
+    ids: list[int] = field(default_factory=list)
+    characters: int = 0
+    empty: int = 0
+    """Events without tokens behind the last of these ids, such as the role."""
+    finished: bool = False
+    at: int = 0
+    characters_again: int = 0
+    empty_again: int = 0
+
+    def begin_again(self) -> None:
+        self.at = self.characters_again = self.empty_again = 0
+
+
+_chunks = msgspec.json.Decoder(_Chunk)
+
+
+@dataclass(slots=True)
+class ReplayedContinuation(Continuation):
+    """Of one stream."""
+
+    choices: int = 1
+    _told: dict[int, _Told] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any], seed: int) -> Self:
+        """See `Continuation`."""
+        stream = super(ReplayedContinuation, cls).of(fields, seed)
+        prompt, copies = fields.get("prompt"), fields.get("n")
+        several = isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int)
+        stream.choices = (len(prompt) if several and prompt else 1) * (copies if isinstance(copies, int) else 1)
+        return stream
+
+    @property
+    def progress(self) -> int:
+        """See `Continuation`."""
+        return sum(len(choice.ids) + choice.finished for choice in self._told.values()) + self.done
+
+    def body(self, body: bytes) -> bytes:
+        """See `Continuation`."""
+        for choice in self._told.values():
+            choice.begin_again()
+        return super(ReplayedContinuation, self).body(body)
+
+    def take(self, events: bytes) -> bytes:
+        """See `Continuation`."""
+        told = []
+        for event in events.split(b"\n\n"):
+            if event and not self.differs:
+                told += [one + b"\n\n" for one in self._take_one(event)]
+        self.done = self.done or (events.endswith(DONE) and not self.differs)
+        return b"".join(told)
+
+    def _take_one(self, event: bytes) -> list[bytes]:
+        if not event.startswith(_JSON):
+            return [event]
+        chunk = _chunks.decode(event[len(_HEAD) :])
+        if not chunk.choices:
+            was_told, self.usage_told = self.usage_told, True
+            return [] if was_told else [event]
+        found = chunk.choices[0]
+        if found.token_ids is None:
+            self.possible = False  # Nobody could tell how far the client has come.
+            return [event]
+        choice = self._told.setdefault(found.index, _Told())
+        return self._new(event, found, found.token_ids, choice)
+
+    def _new(self, event: bytes, found: _ChoiceOf, ids: list[int], choice: _Told) -> list[bytes]:
+        """What of an event the client has not got."""
+        known = choice.ids[choice.at : choice.at + len(ids)]
+        if known != ids[: len(known)]:
+            self.differs, self.possible = True, False
+            return []
+        choice.at += len(ids)
+        choice.empty_again = 0 if ids else choice.empty_again + 1
+        missing = choice.characters - choice.characters_again
+        choice.characters_again += len(found.said)
+        ends = found.finish_reason is not None and not choice.finished
+        if not ends and (choice.at <= len(choice.ids) if ids else self._was_told(choice, found)):
+            return []
+        if known or (ends and missing > 0):
+            return self._rest(event, found, choice, ids, missing)
+        self._note(choice, found, ids)
+        return self._shown(event)
+
+    def _was_told(self, choice: _Told, found: _ChoiceOf) -> bool:
+        """Whether an event without tokens was."""
+        if choice.at < len(choice.ids) or (found.finish_reason is not None and choice.finished):
+            return True
+        return choice.empty_again <= choice.empty
+
+    def _rest(self, event: bytes, found: _ChoiceOf, choice: _Told, ids: list[int], missing: int) -> list[bytes]:
+        """The client has got a part of the event: its steps were cut in other places."""
+        if _UNDIVIDED not in event or not (found.said or found.text == ""):
+            self.differs, self.possible = True, False
+            return []
+        whole = msgspec.json.decode(event[len(_HEAD) :])
+        one = whole["choices"][0]
+        rest = found.said[max(0, missing) :]
+        new = ids[len(ids) - (choice.at - len(choice.ids)) :] if choice.at > len(choice.ids) else []
+        one["token_ids"] = new
+        if "text" in one:
+            one["text"] = rest
+        else:
+            one["delta"]["content"] = rest
+        self._note(choice, found, new)
+        choice.characters += len(rest) - len(found.said)
+        return self._shown(_HEAD + msgspec.json.encode(whole))
+
+    def _note(self, choice: _Told, found: _ChoiceOf, new: list[int]) -> None:
+        choice.ids += new
+        choice.empty = 0 if new else choice.empty + 1
+        choice.characters += len(found.said)
+        choice.finished = choice.finished or found.finish_reason is not None
+        if choice.finished:
+            self.finished = sum(one.finished for one in self._told.values()) == self.choices
+
+    def _shown(self, event: bytes) -> list[bytes]:
+        if not self.strips:
+            return [event]
+        event = TOKEN_IDS_FIELD.sub(b"", event)
+        return [] if self.has_text and any(mark in event for mark in NO_TEXT) else [event]
