@@ -63,7 +63,7 @@ class GpuSide(EngineServer):
         """Until /metrics has this count, which comes with a load report: later than the answer."""
         try:
             wait_until(lambda: self.received >= count)
-        except TimeoutError:
+        except AssertionError:
             pytest.fail(f"{self.received} transfers were received, not {count}: {self.text_of_log[-2000:]}")
         assert self.received == count
 
