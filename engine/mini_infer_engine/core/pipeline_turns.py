@@ -1,8 +1,9 @@
 """Which sequences decode in the next pass, where several passes are in flight at once because a pipeline has stages.
 
 A decode row's token is sampled by the last stage, long after the first one could have begun the next pass. So sequences
-take turns: each decodes in every P-th pass of P stages at most, and passes have equally many of them, as far as that
-goes. It knows neither pages nor budgets.
+take turns: each decodes in every P-th pass of P stages, and passes have equally many of them, as far as that goes. With
+too few sequences for that a pass follows the one before it: its first stage waits for the token, which is sooner there
+than the host would know of it. It knows neither pages nor budgets.
 """
 
 from collections import deque
@@ -38,6 +39,8 @@ class PipelineTurns:
         decoding = [one for one in running if one.num_prefill <= one.num_computed <= one.last_position]
         most = -(-len(decoding) // self._num_stages)
         ready = [one for one in decoding if one not in resting][:most]
+        if not ready and len(decoding) == len(running) and len(self._in_flight) < self._num_stages:
+            ready = [one for one in decoding if _may_follow_itself(one)][:most]
         taken = set(ready)
         return [one for one in running if one in taken or one.num_computed < one.num_prefill]
 
@@ -51,3 +54,8 @@ class PipelineTurns:
             for row, sequence in zip(step.batch.rows, step.sequences, strict=True)
             if row.sampling is not None
         }
+
+
+def _may_follow_itself(sequence: Sequence) -> bool:
+    """Whether a row may be planned while one token before it is unknown: masks need all, bans all but one."""
+    return sequence.in_flight <= 1 and sequence.matcher is None

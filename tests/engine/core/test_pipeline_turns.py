@@ -34,12 +34,26 @@ def test_every_stage_has_a_pass_and_passes_have_equally_many_decodes(num_stages:
     assert set(busy) == {num_stages - 1 + step_depth}  # after a commit; before it, one more
 
 
-def test_a_sequence_that_is_alone_goes_on_as_soon_as_its_token_is_known() -> None:
+def test_a_sequence_that_is_alone_is_one_pass_ahead_of_what_the_host_knows() -> None:
     engine, runner = make_engine(16, 16, LENGTH, pipeline_parallel_size=4)
     _add(engine, 0)
-    outputs = [output for _ in range(30) for output in engine.step()]
+    outputs, in_flight = [], []
+    for _ in range(30):
+        outputs += engine.step()
+        in_flight.append(len(engine._in_flight))
     assert sum(len(output.token_ids) for output in outputs) == 12
     assert len(runner.batches) == 12
+    assert set(in_flight[2:20]) == {1, 2}
+
+
+def test_a_prompt_is_not_behind_a_row_that_waits_for_its_own_token() -> None:
+    engine, runner = make_engine(64, 16, 150, pipeline_parallel_size=2, max_num_batched_tokens=16)
+    _add(engine, 0)
+    engine.step()
+    _add(engine, 1, prompt=64, output=2)
+    for _ in range(4):
+        engine.step()
+    assert [len(batch.rows) - batch.num_decodes for batch in runner.batches] == [1] * 5  # a chunk in each
 
 
 def test_chunks_of_one_prompt_follow_each_other_through_the_stages_without_waiting() -> None:
