@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from mini_infer_gateway.routing.base import AHEAD_TOKENS, QUEUED_TOKENS, Facts
+
 HORIZON_S = 60.0
 """What is so much worse than the best is not told apart any more."""
 
@@ -10,3 +12,9 @@ def score_of(seconds: Sequence[float]) -> list[float]:
     """1 for the least, and less in proportion to the seconds above it."""
     least = min(seconds)
     return [1.0 - (value - least) / HORIZON_S for value in seconds]
+
+
+def busy_share(facts: Facts) -> float:
+    """Of the endpoints, those that have prompt tokens to compute, or for which some wait: 0 to 1."""
+    work = zip(facts[QUEUED_TOKENS], facts[AHEAD_TOKENS], strict=True)
+    return sum(queued + ahead > 0 for queued, ahead in work) / len(facts[QUEUED_TOKENS])

@@ -161,7 +161,7 @@ def test_what_waits_here_for_a_prefill_engine_counts_as_its_queue() -> None:
 
 def test_what_prefill_engines_hold_frees_the_choice_of_the_decode_engine() -> None:
     hits = {"d1": 255, "p": 255}
-    loads = {"d1": (12, 0, 0), "d2": (2, 0, 0)}
+    loads = {"d1": (40, 0, 0), "d2": (2, 0, 0)}
     decode = [engine("d1"), engine("d2")]
     assert route(router(hits, loads), decode).decode.name == "d1"  # computing it again would take longer
     decision = route(router(hits, loads), [*decode, engine("p")])
@@ -179,9 +179,9 @@ def test_a_slow_link_keeps_prompts_where_they_are() -> None:
 @pytest.mark.parametrize(
     ("hits", "loads", "peer"),
     [
-        pytest.param({"u1": 255}, {"u1": (30, 0, 0)}, "u1", id="a busy peer holds it"),
-        pytest.param({"u1": 255, "u2": 250}, {"u1": (30, 0, 0)}, "", id="what it holds more is too little"),
-        pytest.param({"u1": 10}, {"u1": (30, 0, 0)}, "", id="the peer holds too little"),
+        pytest.param({"u1": 255}, {"u1": (120, 0, 0)}, "u1", id="a busy peer holds it"),
+        pytest.param({"u1": 255, "u2": 250}, {"u1": (120, 0, 0)}, "", id="what it holds more is too little"),
+        pytest.param({"u1": 10}, {"u1": (120, 0, 0)}, "", id="the peer holds too little"),
     ],
 )
 def test_fetching_from_a_peer(hits: dict[str, int], loads: dict[str, tuple[int, int, int]], peer: str) -> None:
@@ -197,14 +197,14 @@ def test_fetching_from_a_peer(hits: dict[str, int], loads: dict[str, tuple[int, 
     [{"revision": "2"}, {"transfer": ""}, {"reporting": False}, {"index": "approximate"}, {"index": "stale"}],
 )
 def test_peers_that_nothing_is_fetched_from(unfit: dict[str, Any]) -> None:
-    routing = router({"u1": 255}, {"u1": (30, 0, 0)})
+    routing = router({"u1": 255}, {"u1": (120, 0, 0)})
     decision = route(routing, [engine("u1", **unfit), engine("u2")])
     assert (decision.decode.name, decision.fetch) == ("u2", None)
 
 
 def test_a_prefill_engine_that_holds_it_goes_before_a_peer() -> None:
     decision = route(
-        router({"u1": 255, "p": 255}, {"u1": (30, 0, 0), "u2": (8, 0, 0)}), [*map(engine, ("u1", "u2", "p"))]
+        router({"u1": 255, "p": 255}, {"u1": (120, 0, 0), "u2": (32, 0, 0)}), [*map(engine, ("u1", "u2", "p"))]
     )
     assert (decision.decode.name, prefill_name(decision), decision.fetch) == ("u2", "p", None)
 

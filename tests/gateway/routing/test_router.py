@@ -14,6 +14,7 @@ from mini_infer_gateway.routing.pickers.highest_score import HighestScore
 from mini_infer_gateway.routing.policies import POLICIES, Policy, build_router
 from mini_infer_gateway.routing.router import Router
 from mini_infer_gateway.routing.scorers.cached_prefix import CachedPrefix
+from mini_infer_gateway.routing.scorers.decode_slots import DecodeSlots
 from mini_infer_gateway.routing.scorers.queue_wait import QueueWait
 from mini_infer_gateway.routing.seconds import HORIZON_S
 
@@ -154,6 +155,13 @@ def test_shared_hits_count_less_the_more_share_them() -> None:
 def test_a_hit_is_worth_more_the_busier_the_fleet_is(queued: list[float], ahead: list[float], lead: float) -> None:
     table = facts(cached_tokens=[512.0, 0.0], queued_tokens=queued, ahead_tokens=ahead)
     assert lead_s(table) == pytest.approx(lead)
+
+
+@pytest.mark.parametrize(("queued", "ms"), [([0.0, 0.0], 5.0), ([9.0, 0.0], 12.5), ([9.0, 9.0], 20.0)])
+def test_a_decode_slot_costs_more_the_busier_the_fleet_is(queued: list[float], ms: float) -> None:
+    counts = {"running": [3.0, 0.0], "waiting": [0.0, 1.0], "ahead_requests": [0.0, 0.0]}
+    first, second = DecodeSlots().score(REQUEST, facts(queued_tokens=queued, **counts))
+    assert (second - first) * HORIZON_S * 1000 == pytest.approx(2 * ms)
 
 
 def test_costs_are_seconds_at_each_endpoints_own_rate() -> None:

@@ -22,7 +22,7 @@ from mini_infer_gateway.routing.base import (
     Facts,
     RoutingRequest,
 )
-from mini_infer_gateway.routing.seconds import score_of
+from mini_infer_gateway.routing.seconds import busy_share, score_of
 
 
 class CachedPrefix:
@@ -31,14 +31,12 @@ class CachedPrefix:
     name = "cached_prefix"
     needs = (CACHED_TOKENS, SHARED_TOKENS, SHARERS, QUEUED_TOKENS, AHEAD_TOKENS, PREFILL_RATE)
 
-    def __init__(self, least_price: float = 1.5, busy_price: float = 5.0) -> None:
+    def __init__(self, least_price: float = 1.5, busy_price: float = 4.0) -> None:
         self._least_price, self._busy_price = least_price, busy_price
 
     def score(self, request: RoutingRequest, facts: Facts) -> Sequence[float]:
         """See base.Scorer."""
-        endpoints = len(facts[CACHED_TOKENS])
-        work = zip(facts[QUEUED_TOKENS], facts[AHEAD_TOKENS], strict=True)
-        busy = sum(queued + ahead > 0 for queued, ahead in work) / endpoints
+        endpoints, busy = len(facts[CACHED_TOKENS]), busy_share(facts)
         price = self._least_price + self._busy_price * busy
         seconds = []
         for cached, shared, sharers, rate in zip(
