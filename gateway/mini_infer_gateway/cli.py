@@ -72,9 +72,10 @@ def parse(arguments: Sequence[str] | None = None) -> GatewaySettings:
         "--tokenizer",
         action="append",
         default=[],
-        metavar="[MODEL=]DIR",
+        metavar="[MODEL=]DIR|ask",
         help="folder with the tokenizer of servers that do not tell how they tokenise, such as vLLM's: prompts go to "
-        "where their prefix is cached, which is known exactly of those that publish KV events; once for each model",
+        "where their prefix is cached, which is known exactly of those that publish KV events; once for each model. "
+        '"ask": their own /tokenize is asked, which costs each request a round trip with its prompt',
     )
     parser.add_argument("--routing", choices=POLICIES, default=defaults.routing, help="(default: %(default)s)")
     parser.add_argument(

@@ -30,7 +30,7 @@ class GatewaySettings:
     max_local_prefill_tokens: int | None = None
     """Uncached prompt tokens that a decode engine computes itself beside prefill engines; None: learned."""
     tokenizers: Mapping[str, str] = field(default_factory=dict)
-    """By model, a folder with its tokenizer, for servers that do not tell how they tokenise; "": of all models."""
+    """By model, a folder with its tokenizer, for servers that do not tell how they tokenise, or "ask"; "": of all."""
     seed: int | None = None
     """For ties; None: different in every process, so that replicas do not march in step."""
     log_level: str = "info"

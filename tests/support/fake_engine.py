@@ -66,6 +66,8 @@ class FakeEngine:
         self.cache = FakeCache(capacity)
         self.tokens: dict[bytes, list[int]] = {}
         self.publishes, self.serves_assets, self.serves_snapshot = events, assets, True
+        self.tokenizes, self.tokenized = True, 0
+        """Whether it answers /tokenize, and how often it was asked."""
         self.no_assets = b""
         """What it says where it serves no assets."""
         self.chunks = [b'data: {"n":%d}\n\n' % n for n in range(3)] + [b"data: [DONE]\n\n"]
@@ -257,7 +259,14 @@ class FakeEngine:
 
     async def _tokenize(self, request: web.Request) -> web.Response:
         body = await request.json()
-        return web.json_response({"tokens": self.encoder.encode(body["prompt"], False)})
+        self.tokenized += 1
+        if not self.tokenizes:
+            raise web.HTTPNotFound
+        if "messages" in body:
+            ids = chat_prompt_ids(self.encoder, body)
+        else:
+            ids = self.encoder.encode(body["prompt"], body.get("add_special_tokens", False))
+        return web.json_response({"count": len(ids), "max_model_len": 4096, "tokens": ids})
 
     async def _work(self, request: web.Request) -> web.Response:
         """As a server that does something else than to generate text."""

@@ -417,7 +417,16 @@ class Upstream:
 
     async def fetch(self, url: str, path: str, timeout_s: float, headers: Headers | None = None) -> tuple[int, bytes]:
         """GETs something whole: (status, body). Raises UpstreamError, also on a 5xx."""
-        response = await self.request(url, "GET", path.encode(), headers or [], b"", timeout_s)
+        return await self._whole(url, "GET", path, headers or [], b"", timeout_s)
+
+    async def post(self, url: str, path: str, body: bytes, timeout_s: float) -> tuple[int, bytes]:
+        """The same for a question in JSON."""
+        return await self._whole(url, "POST", path, [(b"content-type", b"application/json")], body, timeout_s)
+
+    async def _whole(
+        self, url: str, method: str, path: str, headers: Headers, body: bytes, timeout_s: float
+    ) -> tuple[int, bytes]:
+        response = await self.request(url, method, path.encode(), headers, body, timeout_s)
         pieces, size = [], 0
         try:
             while piece := await response.read(timeout_s):

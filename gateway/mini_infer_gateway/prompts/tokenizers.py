@@ -19,6 +19,7 @@ from mini_infer_contract.prompt import PromptAssets, PromptEncoder
 from mini_infer_contract.word_ids import WORDS_BYTES
 from mini_infer_gateway.http.upstream import Upstream
 from mini_infer_gateway.memory import TOKENIZER_FACTOR
+from mini_infer_gateway.prompts.asked_tokens import AskedTokenizer
 from mini_infer_gateway.prompts.prompt_keys import PromptReader, Steps, key_steps
 from mini_infer_gateway.prompts.remembered import RememberedPrompts
 from mini_infer_gateway.prompts.worker_threads import AbandonedError, WorkerThreads
@@ -30,6 +31,8 @@ INLINE_BYTES = 1 << 20
 """A body up to this size is rendered on the event loop, so that a long chat of which little is new needs no thread."""
 INLINE_MESSAGES = 256
 FETCH_TIMEOUT_S = 30.0
+ASK = "ask"
+"""In place of a folder: the server's own /tokenize is asked."""
 CACHE_FACTOR = 2
 """What a cached piece takes of memory, of what its cache counts."""
 
@@ -77,19 +80,21 @@ class Tokenizers:
         threads: int | None = None,
         remembered_bytes: int,
         segments_bytes: int,
-        named: Mapping[str, PromptAssets] = MappingProxyType({}),
+        named: Mapping[str, PromptAssets | str] = MappingProxyType({}),
         on_change: Callable[[int], None] = lambda size_bytes: None,
     ) -> None:
         """`on_change` is told how much memory all tokenizers take, whenever one comes or goes.
 
         `threads`: for long prompts; None: all cores but one, at most four. `named`: by model, what servers that do not
-        tell how they tokenise are taken to use; "": all models.
+        tell how they tokenise are taken to use, ASK where they are to be asked; "": all models.
         """
         self._upstream, self._named, self._on_change = upstream, named, on_change
         self._remembered = RememberedPrompts(remembered_bytes)
         self._segments_bytes = segments_bytes
         self._threads = WorkerThreads(threads or max(1, min(4, (os.cpu_count() or 2) - 1)))
         self._tokenizers: dict[str, _Tokenizer] = {}
+        self._asking: dict[str, AskedTokenizer] = {}
+        """By revision too: of models whose servers are asked."""
 
     async def fetch(self, endpoint: Endpoint, known_revision: str) -> "HowItTokenises":
         """Makes the tokenizer of a server known.
@@ -113,7 +118,17 @@ class Tokenizers:
         if named is None:
             message = f"{PROMPT_ASSETS_PATH} answered {status}, and no --tokenizer is named for {endpoint.model}"
             raise NoPromptAssetsError(message)
+        if isinstance(named, str):
+            return HowItTokenises(await self._asked(endpoint), is_told=False)
         return HowItTokenises(await self._add(named), is_told=False)
+
+    async def _asked(self, endpoint: Endpoint) -> str:
+        """The revision of a model whose servers tokenise themselves. NoPromptAssetsError: this one does not."""
+        revision = f"{ASK} {endpoint.model}"
+        tokenizer = self._asking.setdefault(revision, AskedTokenizer(self._upstream, endpoint.model))
+        if not await tokenizer.try_server(endpoint.url):
+            raise NoPromptAssetsError("--tokenizer says that it is to be asked, and it does not answer /tokenize")
+        return revision
 
     async def _add(self, assets: PromptAssets) -> str:
         """Returns the revision. NoPromptAssetsError: the files are of no use."""
@@ -131,7 +146,10 @@ class Tokenizers:
 
     def keep(self, revisions: Iterable[str]) -> None:
         """Forgets all tokenizers but these."""
-        gone = self._tokenizers.keys() - set(revisions)
+        revisions = set(revisions)
+        gone = self._tokenizers.keys() - revisions
+        for revision in self._asking.keys() - revisions:
+            del self._asking[revision]
         for revision in gone:
             del self._tokenizers[revision]
         if gone:
@@ -156,12 +174,24 @@ class Tokenizers:
         """
         found = {}
         for revision in revisions:
+            steps = None
             if tokenizer := self._tokenizers.get(revision):
                 steps = tokenizer.steps(read, body, max_tokens)
-                keys = await self._finish(steps, _is_light(body, size_bytes), abandoned)
-                if keys:
-                    found[revision] = keys
+            elif asked := self._asking.get(revision):
+                steps = await self._steps_of_ids(asked, read, body, max_tokens)
+            keys = await self._finish(steps, _is_light(body, size_bytes), abandoned) if steps else None
+            if keys:
+                found[revision] = keys
         return found
+
+    async def _steps_of_ids(
+        self, asked: AskedTokenizer, read: PromptReader, body: dict[str, Any], max_tokens: int | None
+    ) -> Steps | None:
+        try:
+            of_ids = await asked.as_token_ids(read, body)
+        except ApiError:
+            return None  # The server knows best how to refuse it.
+        return key_steps(None, self._remembered, read, of_ids, max_tokens) if of_ids else None
 
     @property
     def queued(self) -> int:
@@ -200,13 +230,16 @@ def _is_light(body: dict[str, Any], size_bytes: int) -> bool:
     return not isinstance(messages, list) or len(messages) <= INLINE_MESSAGES
 
 
-def read_tokenizers(folders: Mapping[str, str]) -> dict[str, PromptAssets]:
+def read_tokenizers(folders: Mapping[str, str]) -> dict[str, PromptAssets | str]:
     """What is in the folders that are named for models. ValueError: one has no tokenizer that can be used."""
-    found = {}
+    found: dict[str, PromptAssets | str] = {}
     for model, folder in folders.items():
+        if folder == ASK:
+            found[model] = ASK
+            continue
         try:
-            found[model] = PromptAssets.from_directory(folder)
-            PromptEncoder(found[model])
+            found[model] = assets = PromptAssets.from_directory(folder)
+            PromptEncoder(assets)
         except Exception as error:  # files of anybody's, read by libraries that fail in their own ways
             raise ValueError(f"--tokenizer {folder}: {error}") from error
     return found

@@ -1,8 +1,10 @@
 """From an endpoint's events to the index and to where a chat goes: snapshot, gaps, restarts, gateways that agree."""
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -273,6 +275,51 @@ async def test_a_named_tokenizer_makes_the_index_of_another_makers_server_exact(
             assert len(pods) == 1
         # It is not asked for token ids: no server but ours goes on with a stream of another one.
         assert not any(b"return_token_ids" in body for body in a.bodies + b.bodies)
+
+
+ASKED_PATHS: dict[str, Callable[[str], dict[str, Any]]] = {
+    "/v1/chat/completions": lambda text: {"messages": [{"role": "user", "content": text}]},
+    "/v1/completions": lambda text: {"prompt": text},
+    "/v1/messages": lambda text: {"messages": [{"role": "user", "content": text}], "max_tokens": 5},
+}
+
+
+@pytest.mark.parametrize("path", ASKED_PATHS)
+async def test_servers_that_are_asked_how_they_tokenise_have_an_exact_index(path: str) -> None:
+    async with FakeEngine("a", assets=False) as a, FakeEngine("b", assets=False) as b:
+        async with running_gateway(a.endpoint, b.endpoint, tokenizers={"m": "ask"}) as gateway:
+            await gateway.settled()
+            text, pods = "and so on, and on. " * 20, set()
+            for turn in range(1, 4):
+                body = {"model": "m"} | ASKED_PATHS[path](text * turn)
+                async with gateway.client.post(gateway.url + path, json=body) as response:
+                    assert response.headers["x-mini-infer-index"] == "exact"
+                    assert int(response.headers["x-mini-infer-prompt-tokens"]) >= len(text) * turn
+                    assert (int(response.headers["x-mini-infer-hit-tokens"]) > 0) == (turn > 1)
+                    pods.add(response.headers["x-mini-infer-pod"])
+                    await response.read()
+            assert len(pods) == 1
+            assert min(a.tokenized, b.tokenized) > 1, "they are asked in turns"
+        assert not any(b"return_token_ids" in body for body in a.bodies + b.bodies)
+
+
+async def test_a_server_that_cannot_be_asked_is_routed_by_load_and_one_that_is_gone_is_not_waited_for() -> None:
+    async with FakeEngine("a", assets=False) as a, FakeEngine("b", assets=False) as b:
+        b.tokenizes = False
+        async with running_gateway(a.endpoint, b.endpoint, tokenizers={"": "ask"}) as gateway:
+            await until(lambda: gateway.app.fleet.endpoints["a"].index_kind(gateway.app._clock()) == "exact")
+            await until(lambda: gateway.app.fleet.endpoints["b"].subscriber.asked)
+            assert gateway.app.fleet.endpoints["b"].index_kind(gateway.app._clock()) == "none"
+            a.tokenizes = False
+            async with gateway.chat("a question") as response:
+                assert response.status == 200
+                assert response.headers["x-mini-infer-prompt-tokens"] == "0"
+            a.tokenizes = True
+            await a.stop()
+            async with gateway.chat("another question") as response:
+                assert response.status == 200
+                assert response.headers["x-mini-infer-pod"] == "b"
+            await a.start()  # for its end
 
 
 async def test_a_tokenizer_that_is_named_for_another_model_is_not_used(tmp_path: Path) -> None:

@@ -1,0 +1,124 @@
+"""Prompts that their own servers tokenise: asked at `/tokenize`, which vLLM and its kind have, one prompt at a time.
+
+For servers whose tokenizer is at hand nowhere else. It costs each request a round trip with its whole prompt.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from mini_infer_contract.dialects import anthropic, responses
+from mini_infer_contract.prompt import PromptText, completion_prompts
+from mini_infer_gateway.http.upstream import Upstream, UpstreamError
+from mini_infer_gateway.prompts.prompt_keys import (
+    PromptReader,
+    chat_prompts,
+    message_prompts,
+    response_prompts,
+    text_prompts,
+)
+
+TOKENIZE_PATH = "/tokenize"
+TIMEOUT_S = 5.0
+"""Later its word is not worth the wait: the prompt goes by load."""
+MOST_PROMPTS = 8
+"""Of one request: more are routed by load."""
+_CHAT_FIELDS = (
+    *("messages", "tools", "add_generation_prompt", "continue_final_message", "add_special_tokens"),
+    *("chat_template", "chat_template_kwargs"),
+)
+_KEPT = ("cache_salt", "truncate_prompt_tokens")
+"""What of a body decides about its keys beside its tokens."""
+
+log = logging.getLogger(__name__)
+
+_CHATS: Mapping[PromptReader, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    chat_prompts: lambda body: body,
+    message_prompts: anthropic.chat_body,
+    response_prompts: responses.chat_body,
+}
+
+
+class _Tokenized(msgspec.Struct):
+    tokens: list[int]
+
+
+_answer = msgspec.json.Decoder(_Tokenized)
+
+
+def questions(read: PromptReader, body: dict[str, Any]) -> Sequence[dict[str, Any] | list[int]] | None:
+    """What to ask for each prompt of a body, or its token ids if they are given; None: nobody can be asked.
+
+    ApiError 400: it has no prompt that can be read.
+    """
+    if read in _CHATS:
+        chat = _CHATS[read](body)
+        return [{name: chat[name] for name in _CHAT_FIELDS if chat.get(name) is not None}]
+    if read is not text_prompts:
+        return None
+    prompts = completion_prompts(body)
+    return [
+        {"prompt": prompt.text, "add_special_tokens": prompt.add_special_tokens}
+        if isinstance(prompt, PromptText)
+        else prompt
+        for prompt in prompts[: MOST_PROMPTS + 1]
+    ]
+
+
+class AskedTokenizer:
+    """Of one model, by its servers."""
+
+    def __init__(self, upstream: Upstream, model: str) -> None:
+        self._upstream, self._model = upstream, model
+        self._urls: list[str] = []
+        """Of servers that have answered, the one to be asked next first."""
+
+    async def try_server(self, url: str) -> bool:
+        """Whether this one tells how it tokenises; it is asked from now on. Raises UpstreamError."""
+        tells = await self._ask(url, {"prompt": "a"}) is not None
+        if tells and url not in self._urls:
+            self._urls.append(url)
+        elif not tells and url in self._urls:
+            self._urls.remove(url)
+        return tells
+
+    async def as_token_ids(self, read: PromptReader, body: dict[str, Any]) -> dict[str, Any] | None:
+        """A completion's body with the same prompts as token ids; None: they could not be had. ApiError: see above."""
+        asked = questions(read, body)
+        if asked is None or len(asked) > MOST_PROMPTS:
+            return None
+        prompts = []
+        for question in asked:
+            ids = question if isinstance(question, list) else await self._ask_any(question)
+            if ids is None:
+                return None
+            prompts.append(ids)
+        return {"prompt": prompts} | {name: body[name] for name in _KEPT if name in body}
+
+    async def _ask_any(self, question: dict[str, Any]) -> list[int] | None:
+        for url in list(self._urls):
+            try:
+                ids = await self._ask(url, question)
+            except UpstreamError as error:
+                log.info("%s is not asked for tokens until it is back: %s", url, error)
+                if url in self._urls:
+                    self._urls.remove(url)
+                continue
+            if url in self._urls:  # in turns
+                self._urls.remove(url)
+                self._urls.append(url)
+            return ids
+        return None
+
+    async def _ask(self, url: str, question: dict[str, Any]) -> list[int] | None:
+        """None: it refuses."""
+        body = msgspec.json.encode({"model": self._model} | question)
+        status, answer = await self._upstream.post(url, TOKENIZE_PATH, body, TIMEOUT_S)
+        if status != 200:
+            return None
+        try:
+            return _answer.decode(answer).tokens
+        except msgspec.DecodeError:
+            return None
