@@ -249,7 +249,8 @@ def _ready(failure: PermanentFailure | None, look: _Look) -> Verdict:
         return True, reason, f"{message}; {more}"
     if look.failures:
         told = "; ".join(failure.message for failure in look.failures)
-        return False, look.failures[0].reason, f"{message}; {told}"
+        answering = f", {more}" if reason == Reason.ROLLING_OUT and more else ""
+        return False, look.failures[0].reason, f"{message}{answering}; {told}"
     return False, reason, f"{message}; {more}" if more else message
 
 

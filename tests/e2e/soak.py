@@ -100,8 +100,8 @@ class Service:
         self.ready()
 
     def scale(self) -> None:
-        """Three, one, two."""
-        for replicas in (3, 1, 2):
+        """One, three, one, and two again."""
+        for replicas in (1, 3, 1, 2):
             self.apply(replicas=replicas)
             self.ready()
 

@@ -97,6 +97,13 @@ def test_failures_are_quoted_and_the_first_is_the_reason() -> None:
     assert message == "0 of 2 engines are ready; pod-1: ImagePullBackOff: no such image; pod-2: no GPU"
 
 
+def test_a_failing_edit_says_that_older_engines_still_answer() -> None:
+    value = status(("old", 2, 2), ("new", 1, 0), failures=(Failure("EngineCrashing", "pod-1: the engine ended"),))
+    assert value["readyReplicas"] == 2
+    message = value["conditions"][0]["message"]
+    assert message == "0 of 2 engines are ready, 2 of older revisions still answer; pod-1: the engine ended"
+
+
 def test_a_failure_that_stands_is_not_progress_and_stalls() -> None:
     value = status(("new", 2, 2), failure=PermanentFailure("Refused", "Deployment x: no"))
     assert conditions(value)["Ready"] == conditions(value)["Progressing"] == ("False", "Refused")

@@ -1,0 +1,17 @@
+"""`mini-infer-serve`, before anything else is imported: from here on SIGTERM ends the process.
+
+An engine is the first process of its container, which the kernel spares the default action of a signal: one that came
+while modules are imported, for seconds on a busy node, would be lost, and a pod that is over would load its model and keep
+its GPU until its grace period ends.
+"""
+
+import signal
+import sys
+
+
+def main() -> int:
+    """The command. Returns the exit status."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    from mini_infer_engine.server.cli import main as serve
+
+    return serve()

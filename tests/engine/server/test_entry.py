@@ -1,0 +1,34 @@
+"""SIGTERM ends an engine from its first moment: as the first process of a container it would not die of one otherwise."""
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """
+import importlib.abc, os, signal, sys
+
+
+class Terminated(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == sys.argv[1]:
+            os.kill(os.getpid(), signal.SIGTERM)  # what the kubelet sends to a pod that is over while it starts
+
+
+sys.meta_path.insert(0, Terminated())
+from mini_infer_engine.server.entry import main
+main()
+"""
+
+
+@pytest.mark.parametrize("module", ["mini_infer_engine.server.cli", "mini_infer_contract.engine_options"])
+def test_a_signal_while_modules_are_imported_ends_the_process(module: str) -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM, module], capture_output=True, timeout=60, check=False)
+    assert done.returncode == 143, done.stderr  # an exit of its own: -15 would be the default action, which PID 1 has not
+
+
+def test_the_command_starts_there() -> None:
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+    assert project["scripts"]["mini-infer-serve"] == "mini_infer_engine.server.entry:main"
