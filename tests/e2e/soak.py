@@ -105,6 +105,15 @@ class Service:
             self.apply(replicas=replicas)
             self.ready()
 
+    def make_again(self) -> None:
+        """Deleted from around its engines, which answer until it is made again and adopts them."""
+        before = {pod["metadata"]["uid"] for pod in self.pods()}
+        self.cluster.kubectl("delete", "infsvc", NAME, "-n", self._namespace, "--cascade=orphan")
+        time.sleep(3)
+        self.apply()
+        self.ready()
+        assert {pod["metadata"]["uid"] for pod in self.pods()} == before
+
     def evict(self) -> None:
         """What `kubectl drain` does to one engine; a second one must wait."""
         first, second = (pod["metadata"]["name"] for pod in self.pods()[:2])
@@ -176,6 +185,7 @@ class Service:
             self.edit,
             self.bad_edit_and_back,
             self.scale,
+            self.make_again,
             self.evict,
             self.lose_an_engine,
             self.lose_the_operator,

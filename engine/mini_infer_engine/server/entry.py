@@ -1,8 +1,8 @@
 """`mini-infer-serve`, before anything else is imported: from here on SIGTERM ends the process.
 
 An engine is the first process of its container, which the kernel spares the default action of a signal: one that came
-while modules are imported, for seconds on a busy node, would be lost, and a pod that is over would load its model and keep
-its GPU until its grace period ends.
+while modules are imported, for seconds on a busy node, would be lost, and a pod that is over would load its model and
+keep its GPU until its grace period ends.
 """
 
 import signal

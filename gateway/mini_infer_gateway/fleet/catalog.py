@@ -20,24 +20,46 @@ class Catalog:
     """Those that /v1/models shows: served names, and namespace/name where the served name is another service's."""
 
     @classmethod
-    def of(cls, endpoints: Iterable[Endpoint], services: Sequence[Service] | None = None) -> "Catalog":
+    def of(
+        cls,
+        endpoints: Iterable[Endpoint],
+        services: Sequence[Service] | None = None,
+        orphaned: Sequence[Service] = (),
+    ) -> "Catalog":
         """The catalog of these endpoints, ready or not: a service that restarts keeps its name.
 
         With `services` a bare name goes to the oldest service whose own spec claims it, whatever pods say of
-        themselves; without (None) each endpoint's word on its service is trusted.
+        themselves; without (None) each endpoint's word on its service is trusted. `orphaned` are services that are
+        gone while their endpoints are not: they keep what nobody else claims.
         """
         members: dict[str, list[Endpoint]] = {}
         for endpoint in endpoints:
             members.setdefault(endpoint.service, []).append(endpoint)
         known = members.keys() | {service.name for service in services or ()}
-        owners = _owners(_described(members) if services is None else _claimed(services, members), known)
+        claims = _described(members) if services is None else _claimed(services, orphaned, members)
+        owners = _owners(claims, known)
         by_name = {model: _serving(members.get(service, ()), model) for model, service in owners.items()}
         listed = [model for model, names in by_name.items() if names]
         named = {owners[model] for model in listed}
-        listed += [service for service in members if service and service not in named]
+        leaving = set() if services is None else members.keys() - {service.name for service in services}
+        leaving = {service for service in leaving if all(endpoint.draining for endpoint in members[service])}
+        listed += [service for service in members if service and service not in named | leaving]
         for service in known - {""}:
             by_name[service] = tuple(endpoint.name for endpoint in members.get(service, ()))
         return cls(by_name, tuple(sorted(listed)))
+
+
+def orphaned(
+    known: Iterable[Service], services: Iterable[Service], endpoints: Iterable[Endpoint]
+) -> tuple[Service, ...]:
+    """Of the services that were `known`, those that are gone while engines of theirs stay.
+
+    That is what `kubectl delete --cascade=orphan` leaves: pods that run on, and are to be adopted when the service is
+    made again. Pods that drain are on their way out with it.
+    """
+    there = {service.name for service in services}
+    staying = {endpoint.service for endpoint in endpoints if not endpoint.draining}
+    return tuple({s.name: s for s in known if s.name not in there and s.name in staying}.values())
 
 
 def _owners(claims: Iterable[tuple[str, str]], services: Iterable[str]) -> dict[str, str]:
@@ -50,16 +72,17 @@ def _owners(claims: Iterable[tuple[str, str]], services: Iterable[str]) -> dict[
     return owners
 
 
-def _claimed(services: Sequence[Service], members: Members) -> Iterator[tuple[str, str]]:
+def _claimed(services: Sequence[Service], orphaned: Sequence[Service], members: Members) -> Iterator[tuple[str, str]]:
     """(name, service) by what the services' specs say, the oldest first.
 
-    Names that only pods still serve come last: a rollout that changes the served name keeps the old one alive, unless
-    another service's spec claims it.
+    Names that only pods still serve come after them: a rollout that changes the served name keeps the old one alive,
+    unless another service's spec claims it. What services that are gone had claimed comes last.
     """
     ranked = sorted(services, key=lambda service: _rank(service.created, service.name))
     yield from ((service.model, service.name) for service in ranked)
     for service in ranked:
         yield from ((endpoint.model, service.name) for endpoint in members.get(service.name, ()))
+    yield from ((service.model, service.name) for service in orphaned)
 
 
 def _described(members: Members) -> Iterator[tuple[str, str]]:

@@ -9,7 +9,7 @@ from mini_infer_contract.launch import Endpoint
 from mini_infer_gateway.endpoints.base import Listed, Service
 from mini_infer_gateway.fleet.attempt_record import AttemptRecord
 from mini_infer_gateway.fleet.breaker import Breaker, Cause, Evidence
-from mini_infer_gateway.fleet.catalog import Catalog
+from mini_infer_gateway.fleet.catalog import Catalog, orphaned
 from mini_infer_gateway.fleet.endpoint_state import EndpointState, Waiting
 from mini_infer_gateway.fleet.endpoint_subscriber import EndpointSubscriber
 from mini_infer_gateway.fleet.load import LoadLedger
@@ -48,6 +48,8 @@ class Fleet:
         self._index, self._ledger, self._tokenizers = index, ledger, tokenizers
         self._upstream, self._metrics = upstream, metrics
         self._seen_s: dict[str, float] = {}
+        self._services: tuple[Service, ...] = ()
+        """Those there are, and those that are gone while their engines stay."""
         self.endpoints: dict[str, EndpointState] = {}
         self.catalog = Catalog()
         self.synced = False
@@ -70,7 +72,10 @@ class Fleet:
         now_s = self._clock()
         self._seen_s |= dict.fromkeys(self.catalog.by_name, now_s)
         self._seen_s = {name: seen_s for name, seen_s in self._seen_s.items() if not self._forgotten(seen_s)}
-        self.catalog = Catalog.of((state.endpoint for state in self.endpoints.values()), services)
+        endpoints = [state.endpoint for state in self.endpoints.values()]
+        left = () if services is None else orphaned(self._services, services, endpoints)
+        self._services = (*(services or ()), *left)
+        self.catalog = Catalog.of(endpoints, services, left)
         self._tokenizers.keep(state.subscriber.assets_revision for state in self.endpoints.values())
         self._synced_s = self._synced_s if self.synced else now_s
         self.synced = True

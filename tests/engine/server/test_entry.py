@@ -1,4 +1,4 @@
-"""SIGTERM ends an engine from its first moment: as the first process of a container it would not die of one otherwise."""
+"""SIGTERM ends an engine from its first moment, also where it is the first process of its container."""
 
 import subprocess
 import sys
@@ -26,7 +26,8 @@ main()
 @pytest.mark.parametrize("module", ["mini_infer_engine.server.cli", "mini_infer_contract.engine_options"])
 def test_a_signal_while_modules_are_imported_ends_the_process(module: str) -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM, module], capture_output=True, timeout=60, check=False)
-    assert done.returncode == 143, done.stderr  # an exit of its own: -15 would be the default action, which PID 1 has not
+    # An exit of its own: -15 would be the default action, which the first process of a container does not have.
+    assert done.returncode == 143, done.stderr
 
 
 def test_the_command_starts_there() -> None:

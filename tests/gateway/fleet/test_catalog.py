@@ -1,12 +1,14 @@
 """The rule of docs/model-names.md."""
 
+from dataclasses import replace
 from itertools import permutations
 
 import pytest
+from msgspec import structs
 
 from mini_infer_contract.launch import Endpoint
 from mini_infer_gateway.endpoints.base import Service
-from mini_infer_gateway.fleet.catalog import Catalog
+from mini_infer_gateway.fleet.catalog import Catalog, orphaned
 
 
 def endpoint(name: str, model: str, service: str = "", created: str = "") -> Endpoint:
@@ -82,3 +84,36 @@ def test_a_service_keeps_its_names_without_pods_and_during_a_rollout_that_change
 def test_pods_without_a_service_object_are_reached_by_namespace_and_name_only() -> None:
     catalog = Catalog.of([EVIL], [])
     assert dict(catalog.by_name) == {"evil/pod": ("evil-0",)}
+
+
+B, A = Service("b/llm", OLD, "qwen"), Service("a/llm", NEW, "qwen")
+
+
+def test_engines_that_stay_when_their_service_is_deleted_keep_its_name() -> None:
+    """`kubectl delete --cascade=orphan`, until the service is made again."""
+    left = orphaned([B], [], TWO[:2])
+    assert left == (B,)
+    catalog = Catalog.of([*TWO[:2], EVIL], [], left)
+    assert set(catalog.by_name["qwen"]) == {"b-0", "b-1"}
+    assert catalog.listed == ("evil/pod", "qwen")
+    assert orphaned(left, [replace(B, created=NEW)], TWO[:2]) == ()
+
+
+def test_a_service_that_exists_takes_the_name_of_one_that_is_gone() -> None:
+    left = orphaned([B, A], [A], TWO)
+    assert left == (B,)
+    catalog = Catalog.of(TWO, [A], left)
+    assert catalog.by_name["qwen"] == ("a-0",)
+    assert catalog.listed == ("b/llm", "qwen")
+
+
+def test_a_service_that_goes_with_its_pods_leaves_nothing_to_choose() -> None:
+    going = [structs.replace(endpoint, draining=True) for endpoint in TWO[:2]]
+    assert orphaned([B], [], going) == ()
+    catalog = Catalog.of([*going, TWO[2]], [A])
+    assert catalog.listed == ("qwen",)
+    assert catalog.by_name["qwen"] == ("a-0",)
+
+
+def test_services_without_engines_are_forgotten() -> None:
+    assert orphaned([B, A], [], [TWO[2]]) == (A,)
