@@ -9,7 +9,8 @@ from mini_infer_engine.config.model_path import resolve_model
 from tests.support.demo_reference import OUTPUT_TOKENS, Answered, answered_prompts, reference_model
 from tests.support.tiny_models import PageDealer, reference_logits, run_chunks, tiny_runner
 
-TOLERANCE = 1e-4
+RELATIVE_TOLERANCE = 5e-6
+"""Of the largest logit, which is 26 to 50 here: transformers' own fp32 differs by up to 1.9e-6 of it from fp64."""
 PROMPTS = 48
 SMALL_POOL_TOKENS = 36 * 16
 """Less than sixteen of the prompts need."""
@@ -43,7 +44,7 @@ def test_logits_equal_transformers(model: Any, answered: list[Answered]) -> None
         expected = reference_logits(model, tokens)
         for sizes in ([len(tokens)], [len(case.prompt)] + [1] * len(case.answer)):
             actual = run_chunks(runner, tokens, dealer.table(len(tokens)), sizes)
-            assert (actual - expected).abs().max() <= TOLERANCE, (len(tokens), sizes)
+            assert (actual - expected).abs().max() <= RELATIVE_TOLERANCE * expected.abs().max(), (len(tokens), sizes)
 
 
 # Every two values of different columns meet in some row of sixteen. A sequence alone has the pool for itself: nothing

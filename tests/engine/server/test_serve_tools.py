@@ -22,6 +22,8 @@ LOOKUP: Any = {
 }
 QUESTION: Any = [{"role": "user", "content": "What does textwrap.dedent do? Look it up."}]
 ARGUMENTS = {"name": "textwrap.dedent"}
+LOOK_UP: Any = [{"role": "user", "content": "Look up the documentation of json.dumps."}]
+"""The demo model calls `LOOKUP` for this whatever its schema is and whatever other tools there are."""
 ACCENTED = '{"name": "caf\N{LATIN SMALL LETTER E WITH ACUTE}"}'
 THINKING: Any = {"chat_template_kwargs": {"enable_thinking": True}}
 
@@ -318,16 +320,16 @@ def test_a_named_tool_is_called_and_the_answer_ends_as_openais(demo: openai.Open
 def test_of_tools_that_are_shown_only_those_that_are_allowed_are_called(demo: openai.OpenAI) -> None:
     name = {"type": "function", "function": {"name": "get_weather"}}
     allowed: Any = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [name]}}
-    free = ask(demo, tools=[LOOKUP, WEATHER], temperature=0).choices[0]
-    assert [call.function.name for call in free.message.tool_calls] != ["get_weather"]
-    answer = ask(demo, tools=[LOOKUP, WEATHER], tool_choice=allowed, temperature=0).choices[0]
+    free = ask(demo, LOOK_UP, tools=[LOOKUP, WEATHER], temperature=0).choices[0]
+    assert [call.function.name for call in free.message.tool_calls] == ["lookup_docs"]
+    answer = ask(demo, LOOK_UP, tools=[LOOKUP, WEATHER], tool_choice=allowed, temperature=0).choices[0]
     assert [call.function.name for call in answer.message.tool_calls] == ["get_weather"]
 
 
 def test_a_strict_tool_keeps_to_its_schema_also_where_the_model_chose_to_call_it(demo: openai.OpenAI) -> None:
     schema = {"type": "object", "properties": {"path": {"enum": ["a", "b"]}}, "required": ["path"]}
     function = LOOKUP["function"] | {"parameters": schema | {"additionalProperties": False}, "strict": True}
-    answer = ask(demo, tools=[LOOKUP | {"function": function}], temperature=0).choices[0]
+    answer = ask(demo, LOOK_UP, tools=[LOOKUP | {"function": function}], temperature=0).choices[0]
     [call] = answer.message.tool_calls
     assert json.loads(call.function.arguments)["path"] in ("a", "b")
 
