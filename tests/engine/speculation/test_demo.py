@@ -59,8 +59,8 @@ def test_output_within_grammars_is_guessed_and_is_the_plain_engines(monkeypatch:
 @pytest.mark.parametrize(
     ("options", "least"),
     [
-        ({"speculative_config": {"method": "draft_model", "model": "demo-draft"}}, 0.4),
-        ({"speculative_method": "head", "speculative_model": "demo-head"}, 0.1),
+        ({"speculative_config": {"method": "draft_model", "model": "demo-draft"}}, 0.7),
+        ({"speculative_method": "head", "speculative_model": "demo-head"}, 0.5),
     ],
     ids=["draft", "head"],
 )
