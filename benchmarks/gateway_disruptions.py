@@ -59,7 +59,7 @@ async def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there as well")
     parser.add_argument("--only", metavar="WORD", help="disruptions whose name has this in it")
     parser.add_argument("--clients", type=int, default=24, help="requests in flight (default: %(default)s)")
-    parser.add_argument("--disconnects", type=int, default=2000, help="clients that leave (default: %(default)s)")
+    parser.add_argument("--disconnects", type=int, default=10_000, help="clients that leave (default: %(default)s)")
     given = parser.parse_args()
     rows = []
     print(

@@ -51,6 +51,8 @@ class EnginePath:
     """The model may be left out while there is only one."""
     any_model: bool = False
     """The answer is the same whatever the model is: any engine's will do."""
+    takes_forms: bool = False
+    """Its body may be a form with files."""
     errors: ErrorShape = OPENAI_ERRORS
     own_headers: frozenset[bytes] = frozenset()
     """The gateway's own words to an engine: never a client's."""
@@ -60,14 +62,15 @@ OTHER_SERVERS_PATHS: Final = (
     *("/rerank", "/v1/rerank", "/v2/rerank", "/score", "/v1/score", "/classify", "/pooling"),
     *("/v1/audio/speech", "/v1/images/generations", "/v1/moderations"),
 )
-"""What engines of ours do not answer and other OpenAI servers do, vLLM's and its kind: JSON that names a model.
-
-Forms, such as audio to be transcribed, are not among them: any web page may post one (contract.request_body)."""
+"""What engines of ours do not answer and other OpenAI servers do, vLLM's and its kind: JSON that names a model."""
+FORM_PATHS: Final = ("/v1/audio/transcriptions", "/v1/audio/translations", "/v1/images/edits", "/v1/images/variations")
+"""The same with files, as forms."""
 
 ENGINE_PATHS: Final = {
     row.path: row
     for row in (
         *(EnginePath(path=path) for path in OTHER_SERVERS_PATHS),
+        *(EnginePath(path=path, takes_forms=True) for path in FORM_PATHS),
         EnginePath(path=CHAT_PATH, prompts=chat_prompts, continued="chunks"),
         EnginePath(path=COMPLETIONS_PATH, prompts=text_prompts, continued="chunks"),
         EnginePath(path=EMBEDDINGS_PATH, prompts=embedding_prompts),

@@ -3,9 +3,11 @@
 import asyncio
 from typing import Any
 
+import aiohttp
+import msgspec
 import pytest
 
-from mini_infer_gateway.paths import OTHER_SERVERS_PATHS
+from mini_infer_gateway.paths import FORM_PATHS, OTHER_SERVERS_PATHS
 from tests.support.fake_engine import FakeEngine
 from tests.support.running_gateway import running_gateway
 
@@ -38,6 +40,28 @@ async def test_what_is_between_gateway_and_engines_is_not_reached(path: str) -> 
         async with gateway.client.post(gateway.url + path, json={"model": "m"}) as response:
             assert response.status == 404
         assert not engine.bodies
+
+
+@pytest.mark.parametrize("path", FORM_PATHS)
+async def test_forms_with_files_go_through_and_name_the_model(path: str) -> None:
+    audio = bytes(range(256)) * 500
+
+    async def sent(model: str, **headers: str) -> tuple[int, Any]:
+        form = aiohttp.FormData({"model": model, "language": "de"})
+        form.add_field("file", audio, filename="a.wav")
+        async with client.post(gateway.url + path, data=form, headers=headers) as response:
+            return response.status, await response.json()
+
+    async with (
+        FakeEngine("a", model="org/speech", events=False, assets=False) as engine,
+        running_gateway(msgspec.structs.replace(engine.endpoint, service="ns/speech")) as gateway,
+        aiohttp.ClientSession() as client,
+    ):
+        for model in ("org/speech", "ns/speech"):
+            told = {"model": "org/speech", "language": "de", "bytes": len(audio)}
+            assert await sent(model, authorization="Bearer any") == (200, told)
+        assert (await sent("nobody's", authorization="Bearer any"))[0] == 404
+        assert (await sent("org/speech"))[0] == 415, "any web page may send it"
 
 
 async def test_a_form_is_refused_for_any_page_may_send_one() -> None:

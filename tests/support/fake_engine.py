@@ -30,7 +30,7 @@ from mini_infer_contract.events import (
 )
 from mini_infer_contract.launch import DRAINING_HEADER, Endpoint
 from mini_infer_contract.prompt import PromptAssets, PromptEncoder, chat_prompt_ids, completion_prompt_ids
-from mini_infer_gateway.paths import OTHER_SERVERS_PATHS
+from mini_infer_gateway.paths import FORM_PATHS, OTHER_SERVERS_PATHS
 from tests.support.fake_cache import FakeCache
 
 ROOT = root_key("a revision of the engine's own", "", "")
@@ -115,6 +115,8 @@ class FakeEngine:
         app.router.add_post("/tokenize", self._tokenize)
         for path in OTHER_SERVERS_PATHS:
             app.router.add_post(path, self._work)
+        for path in FORM_PATHS:
+            app.router.add_post(path, self._work_on_file)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/tokenizer_info", self._tokenizer_info)
         app.router.add_get("/openapi.json", self._tokenizer_info)
@@ -277,6 +279,13 @@ class FakeEngine:
         if self.hang:
             await asyncio.sleep(60)
         return web.json_response({}, status=200 if self.says_ready else 503)
+
+    async def _work_on_file(self, request: web.Request) -> web.Response:
+        form = await request.post()
+        file = form["file"]
+        assert isinstance(file, web.FileField)
+        fields = {name: value for name, value in form.items() if isinstance(value, str)}
+        return web.json_response(fields | {"bytes": len(file.file.read())})
 
     async def _models(self, request: web.Request) -> web.Response:
         return web.json_response({"data": [{"id": self.model, "max_model_len": self.max_model_len, **self.parsers}]})

@@ -48,12 +48,14 @@ class ClientGoneError(Exception):
     """The client closed its connection; nobody waits for an answer."""
 
 
-async def read_body(scope: Scope, receive: Receive, limit_bytes: int, room: Callable[[int], bool]) -> bytes:
-    """The request's body without its compression.
+async def read_body(
+    scope: Scope, receive: Receive, limit_bytes: int, room: Callable[[int], bool], is_form: bool = False
+) -> bytes:
+    """The request's body without its compression; `is_form`: it may be one.
 
     ApiError 413 where it is longer than the limit, 415 where it is no JSON by its head, 503 where there is no `room`.
     """
-    if scope["method"] == "POST":
+    if scope["method"] == "POST" and not is_form:
         check_media_type(_header(scope, b"content-type"))
     body = await _read(scope, receive, limit_bytes, room)
     encoding = _header(scope, b"content-encoding")

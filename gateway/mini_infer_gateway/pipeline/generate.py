@@ -36,6 +36,7 @@ from mini_infer_gateway.flow_control.controller import FlowController, Placement
 from mini_infer_gateway.flow_control.flow_queue import IMMEDIATE
 from mini_infer_gateway.http.asgi import ClientGoneError, client_gone, no_room, read_body, send_error
 from mini_infer_gateway.http.connections import CLIENT_LINK, ClientLink
+from mini_infer_gateway.http.forms import boundary_of, form_fields, with_model_field
 from mini_infer_gateway.http.headers import to_endpoint
 from mini_infer_gateway.http.keepalive import KeepAlive
 from mini_infer_gateway.http.upstream import Upstream, UpstreamError
@@ -97,6 +98,8 @@ class _Call:
     """How long all of it may take; infinite: no limit."""
     facts: dict[str, Any]
     """For its line in the log."""
+    boundary: bytes = b""
+    """Its body is a form, of which this separates the parts; empty: it is JSON."""
 
     def answer_begins(self, keep_body: bool) -> None:
         """From now on its body is needed only where another endpoint may have to go on with the answer."""
@@ -149,17 +152,14 @@ class Generate:
         held = HeldBody(self._bodies)
         self.in_flight += 1
         try:
-            body = await read_body(scope, receive, self._settings.max_body_bytes, held.grow)
-            await check_structure(body)
-            if not held.grow(len(body) + VALUE_BYTES * body.count(b",")):
-                raise no_room()
-            fields = (
-                _in_query(scope) if scope["method"] == "GET" else await read_large_json_object(body, _fields_at_once)
-            )
+            boundary = boundary_of(scope["headers"]) if row.takes_forms else b""
+            body = await read_body(scope, receive, self._settings.max_body_bytes, held.grow, bool(boundary))
+            fields = form_fields(body, boundary) if boundary else await self._read_fields(scope, body, held)
             asked = asked_model(row, fields, self._fleet.catalog.listed)
             names = self._fleet.resolve(asked)
             model = asked
             call = self._call(row, scope, arrived_s, fields, model, body, send, held)
+            call.boundary = boundary
             del body, fields  # The call lets go of them with the answer's first byte.
             exchange = call.exchange
             await self._watched(call, names, scope.get(CLIENT_LINK), receive)
@@ -186,6 +186,13 @@ class Generate:
             held.release()
             facts.update(model=model, status=status, outcome=outcome.value)
             self._metrics.answered(model, status, outcome, self._clock() - arrived_s)
+
+    async def _read_fields(self, scope: Scope, body: bytes, held: HeldBody) -> dict[str, Any]:
+        """Of a JSON body, or of the query where there is none."""
+        await check_structure(body)
+        if not held.grow(len(body) + VALUE_BYTES * body.count(b",")):
+            raise no_room()
+        return _in_query(scope) if scope["method"] == "GET" else await read_large_json_object(body, _fields_at_once)
 
     def _call(
         self,
@@ -357,7 +364,8 @@ class Generate:
         call.held.settle(len(call.client_body))
         if prompts:
             self._metrics.tokenized(self._clock() - began_s)
-        tokens = max((prompt.tokens for prompt in prompts.values()), default=len(call.client_body) // BYTES_PER_TOKEN)
+        unknown = 0 if call.boundary else len(call.client_body) // BYTES_PER_TOKEN
+        tokens = max((prompt.tokens for prompt in prompts.values()), default=unknown)
         # What takes no part in a batch takes no place in the queue either: it goes before all that wait.
         priority = _priority(call.fields) if call.row.generates else IMMEDIATE
         return RoutingRequest(
@@ -378,7 +386,7 @@ class Generate:
         call.exchange.body = (
             call.client_body
             if call.fields.get("model") in (endpoint.model, None) or not call.client_body
-            else with_model(call.client_body, endpoint.model)
+            else _with_model(call, endpoint.model)
         )
         is_continued = self._ask_for_ids(call, endpoint)
         call.exchange.hints = _hints(decision)
@@ -486,6 +494,12 @@ def asked_model(row: EnginePath, fields: dict[str, Any], listed: Sequence[str]) 
             400, f"model must name the model to use; models here: {known}", param="model", code="invalid_value"
         )
     return model
+
+
+def _with_model(call: _Call, model: str) -> bytes:
+    if call.boundary:
+        return with_model_field(call.client_body, call.boundary, model)
+    return with_model(call.client_body, model)
 
 
 def _fields_at_once(body: bytes) -> dict[str, Any]:

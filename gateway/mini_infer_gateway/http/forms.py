@@ -1,0 +1,75 @@
+"""Forms with files (multipart/form-data, RFC 7578), such as audio to be transcribed: their short fields, and no more.
+
+A web page can make any browser send a form, but not one with an Authorization header: without one a form is refused.
+"""
+
+import re
+from collections.abc import Iterator
+
+from mini_infer_contract.api_errors import ApiError
+from mini_infer_contract.asgi import Headers
+
+MOST_PARTS = 64
+LONGEST_VALUE_BYTES = 1 << 16
+_MEDIA_TYPE = "multipart/form-data"
+_BOUNDARY = re.compile(r';\s*boundary=(?:"([^"]{1,70})"|([^\s;"]{1,70}))', re.IGNORECASE)
+_NAME = re.compile(rb'^content-disposition:[^\r]*;\s*name="([^"\r]*)"', re.IGNORECASE | re.MULTILINE)
+_FILE = re.compile(rb"^content-disposition:[^\r]*;\s*filename", re.IGNORECASE | re.MULTILINE)
+
+
+def boundary_of(headers: Headers) -> bytes:
+    """What separates the parts of a request's form; empty: it is none.
+
+    ApiError 415: it is one that a web page could have sent; 400: its head is broken.
+    """
+    content_type = next((value.decode("latin-1") for name, value in headers if name == b"content-type"), "")
+    if content_type.partition(";")[0].strip().lower() != _MEDIA_TYPE:
+        return b""
+    if not any(name == b"authorization" for name, _ in headers):
+        message = "a form needs an Authorization header, whatever it says: any web page can send one without"
+        raise ApiError(415, message, param="Authorization", code="not_json")
+    found = _BOUNDARY.search(content_type)
+    if found is None:
+        raise ApiError(400, f"Content-Type is {content_type[:100]!r}: it names no boundary", param="Content-Type")
+    return (found[1] or found[2]).encode("latin-1")
+
+
+def form_fields(body: bytes, boundary: bytes) -> dict[str, str | bool]:
+    """The fields that are no files; "stream" as in JSON. the last of a name counts. ApiError 400: it is broken."""
+    fields: dict[str, str | bool] = {}
+    for head, start, end in _parts(body, boundary):
+        name = _NAME.search(head)
+        if name is None:
+            raise ApiError(400, "a part of the form has no name", code="invalid_form")
+        if not _FILE.search(head) and end - start <= LONGEST_VALUE_BYTES:
+            fields[name[1].decode("utf-8", "replace")] = body[start:end].decode("utf-8", "replace")
+    if "stream" in fields:
+        fields["stream"] = fields["stream"] == "true"
+    return fields
+
+
+def with_model_field(body: bytes, boundary: bytes, model: str) -> bytes:
+    """The form with each `model` set to `model`, and every other byte as it was."""
+    pieces, copied = [], 0
+    for head, start, end in _parts(body, boundary):
+        if (name := _NAME.search(head)) and name[1] == b"model":
+            pieces += [body[copied:start], model.encode()]
+            copied = end
+    return b"".join([*pieces, body[copied:]])
+
+
+def _parts(body: bytes, boundary: bytes) -> Iterator[tuple[bytes, int, int]]:
+    """(headers, start and end of the content) of each part. ApiError 400: they do not follow each other."""
+    between = b"\r\n--" + boundary
+    position = 0 if body.startswith(between[2:]) else body.find(between) + 2
+    for _ in range(MOST_PARTS):
+        position += len(boundary) + 2
+        if body[position : position + 2] == b"--":
+            return
+        start = body.find(b"\r\n\r\n", position)
+        end = body.find(between, start + 2)
+        if start < 0 or end < 0 or body[position : position + 2] != b"\r\n":
+            raise ApiError(400, "the form is broken: a part of it does not end", code="invalid_form")
+        yield body[position:start], start + 4, max(start + 4, end)
+        position = end + 2
+    raise ApiError(400, f"the form has more than {MOST_PARTS} parts", code="invalid_form")
