@@ -91,7 +91,16 @@ def main() -> None:
     errors, gathered = {}, {}
     with torch.inference_mode():
         for dtype in (torch.float32, torch.bfloat16):
-            for rows, width in ((1, 64), (1, 3584), (3, 5120), (32, 3584), (200, 3584), (256, 4096), (700, 1024)):
+            for rows, width in (
+                (1, 64),
+                (1, 3584),
+                (3, 5120),
+                (32, 3584),
+                (200, 3584),
+                (256, 4096),
+                (700, 1024),
+                (4096, 3584),
+            ):
                 errors[f"{rows} x {width} {dtype}"] = check_sums(group, rows, width, dtype)
             for rows, columns, width in ((1, 64, 100), (1, 76032, 152064), (5, 2048, 4096), (300, 4096, 8000)):
                 gathered[f"{rows} x {columns} {dtype}"] = check_gather(group, rows, columns, width, dtype)

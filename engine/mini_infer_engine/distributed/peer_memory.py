@@ -16,8 +16,8 @@ from mini_infer_engine.kernels.all_reduce.one_shot import (
     launch_reduce,
 )
 
-LARGEST_SUM_BYTES = {2: 2 << 20, 4: 1 << 20, 8: 512 << 10}
-"""By ranks: above, NCCL is as fast, for here every GPU reads what all others have."""
+LARGEST_SUM_BYTES = {2: 96 << 20, 4: 1 << 20, 8: 512 << 10}
+"""By ranks. Here every GPU reads what all others have: of two no more bytes than any algorithm moves, else too many."""
 _LOGITS_BYTES = 8 << 20
 
 
@@ -60,7 +60,7 @@ class PeerMemory:
 
     def summand(self, rows: int, width: int, dtype: torch.dtype) -> Tensor | None:
         """Memory [rows, width] for what this rank adds to the next sum; None: it is too much for one shot."""
-        if not rows or rows > MAX_PROGRAMS or rows * width * dtype.itemsize > self._sum_bytes:
+        if not rows or rows * width * dtype.itemsize > self._sum_bytes:
             return None
         self._turn ^= 1
         return self._view(self._places[self._turn], rows, width, dtype)
@@ -82,7 +82,7 @@ class PeerMemory:
 
         In memory of its own, so that a pass may begin while a peer is still in the last sum of the one before.
         """
-        if not hidden.shape[0] or hidden.shape[0] > MAX_PROGRAMS or hidden.nbytes > self._sum_bytes:
+        if not hidden.shape[0] or hidden.nbytes > self._sum_bytes:
             return None
         self._turn = 0
         place = self._view(self._places[2], hidden.shape[0], hidden.shape[1], hidden.dtype)

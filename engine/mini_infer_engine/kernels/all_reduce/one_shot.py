@@ -47,6 +47,28 @@ def _of_rank(pointers, rank, WORLD: tl.constexpr):
 
 
 @triton.jit
+def _sum_of_ranks(places, offset, at, mask, out, WORLD: tl.constexpr, BLOCK: tl.constexpr):
+    """All ranks' summands [BLOCK], added up in fp32."""
+    total = tl.zeros((BLOCK,), dtype=tl.float32)
+    for peer in tl.static_range(WORLD):
+        base = _of_rank(places, peer, WORLD).to(tl.pointer_type(out.dtype.element_ty))
+        base = tl.multiple_of(base + offset, 16)
+        total += tl.load(base + at, mask=mask, other=0.0, cache_modifier=".cg").to(tl.float32)
+    return total
+
+
+@triton.jit
+def _store_row(total, values, residual, weights, out, at, mask, width, eps, NORM: tl.constexpr):
+    """NORM: the residual, `values` before, has the total added, and its norm goes to out; else the total does."""
+    if NORM:
+        rounded = (values + total).to(residual.dtype.element_ty)
+        tl.store(residual + at, rounded, mask=mask)
+        summed = rounded.to(tl.float32)
+        total = summed * tl.rsqrt(tl.sum(summed * summed, axis=0) / width + eps) * weights
+    tl.store(out + at, total.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["rows"])
 def _reduce(
     buffers,
     signals,
@@ -55,42 +77,50 @@ def _reduce(
     residual,
     weight,
     out,
+    rows,
     width,
     eps,
     RANK: tl.constexpr,
     WORLD: tl.constexpr,
     NORM: tl.constexpr,
+    SHARED: tl.constexpr,
     PDL: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Program (row). NORM: the sum is added to the residual, whose norm goes to out; else out is the sum."""
-    row = tl.program_id(0)
+    """Program (row), or SHARED: (row modulo programs). NORM: the sum is added to the residual, whose norm goes to out.
+
+    Without, out is the sum.
+    """
+    program = tl.program_id(0)
     offsets = tl.arange(0, BLOCK)
     mask = offsets < width
-    at = row.to(tl.int64) * width + offsets
+    at = program.to(tl.int64) * width + offsets
     # What no kernel writes is read before the wait for the kernel before.
     places = tl.load(buffers + tl.arange(0, WORLD))
     pads = tl.load(signals + tl.arange(0, WORLD))
+    weights = mask.to(tl.float32)
     if NORM:
         weights = tl.load(weight + offsets, mask=mask, other=0.0).to(tl.float32)
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    if NORM:
-        values = tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)
-    _meet(pads, epochs, row, RANK, WORLD)
-    total = tl.zeros((BLOCK,), dtype=tl.float32)
-    for peer in tl.static_range(WORLD):
-        base = _of_rank(places, peer, WORLD).to(tl.pointer_type(out.dtype.element_ty))
-        base = tl.multiple_of(base + offset, 16)
-        total += tl.load(base + at, mask=mask, other=0.0, cache_modifier=".cg").to(tl.float32)
-    if NORM:
-        rounded = (values + total).to(residual.dtype.element_ty)
-        tl.store(residual + at, rounded, mask=mask)
-        values = rounded.to(tl.float32)
-        scale = tl.rsqrt(tl.sum(values * values, axis=0) / width + eps)
-        total = values * scale * weights
-    tl.store(out + at, total.to(out.dtype.element_ty), mask=mask)
+    if SHARED:
+        _meet(pads, epochs, program, RANK, WORLD)
+        programs = tl.num_programs(0)
+        for turn in range(tl.cdiv(rows - program, programs)):
+            at = (program.to(tl.int64) + turn * programs) * width + offsets
+            values = weights
+            if NORM:
+                values = tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)
+            total = _sum_of_ranks(places, offset, at, mask, out, WORLD, BLOCK)
+            _store_row(total, values, residual, weights, out, at, mask, width, eps, NORM)
+    else:
+        values = weights
+        if NORM:
+            values = tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)
+        _meet(pads, epochs, program, RANK, WORLD)
+        total = _sum_of_ranks(places, offset, at, mask, out, WORLD, BLOCK)
+        _store_row(total, values, residual, weights, out, at, mask, width, eps, NORM)
 
 
 @triton.jit
@@ -142,22 +172,24 @@ def launch_reduce(
 
     out [rows, width] becomes the sum; with a residual [rows, width], that is added to in place and out becomes its
     RMSNorm by `weight`. `peers`: pointers to all ranks' buffers [world] int64, to their signal pads [world] int64, and
-    this rank's counters [MAX_PROGRAMS] int32. Rows are at most MAX_PROGRAMS.
+    this rank's counters [MAX_PROGRAMS] int32.
     """
     rows, width = out.shape
     block = next_power_of_2(width)
     options: dict[str, Any] = {"launch_pdl": True} if pdl else {}
-    _reduce[(rows,)](
+    _reduce[(min(rows, MAX_PROGRAMS),)](
         *peers,
         offset,
         out if residual is None else residual,
         out if weight is None else weight,
         out,
+        rows,
         width,
         eps,
         RANK=rank,
         WORLD=world,
         NORM=residual is not None,
+        SHARED=rows > MAX_PROGRAMS,
         PDL=pdl,
         BLOCK=block,
         num_warps=4 if block <= 2048 else 8,
