@@ -6,12 +6,13 @@ rows of columns, not objects: a million of them would hold up the garbage collec
 """
 
 from array import array
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from mini_infer_contract.events import BlockHash
-from mini_infer_gateway.index.key_chain import Keys, deepest
+from mini_infer_gateway.index.key_chain import Keys, ListedKeys, deepest
 
 ROOT = -1
 """The parent of a prompt's first block."""
@@ -137,9 +138,18 @@ class HeldBlocks:
     def hit(self, keys: Keys, likely: int = 0) -> Hit:
         """What is held of a prompt, and what of it others begin with too."""
         blocks = self.depth(keys, likely)
-        if not blocks:
-            return NO_HIT
-        row = self.owner[keys[blocks - 1]]
+        return self._hit_at(self.owner[keys[blocks - 1]], blocks) if blocks else NO_HIT
+
+    def hit_among(self, keys: ListedKeys) -> Hit:
+        """The same in a third of the time, for keys that were taken out because many endpoints are asked."""
+        if self._ghosts:
+            return self.hit(keys)
+        owner, listed = self.owner, keys.descending(self.step)
+        steps = len(listed) - bisect_left(listed, True, key=owner.__contains__)
+        return self._hit_at(owner[listed[-steps]], steps * self.step) if steps else NO_HIT
+
+    def _hit_at(self, row: int, blocks: int) -> Hit:
+        """What is held ends with the block in this row."""
         shared_blocks, sharers = 0, 1
         while row != ROOT:
             children = self._children[row]

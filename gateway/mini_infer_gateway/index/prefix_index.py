@@ -23,7 +23,7 @@ __all__ = ["NO_HIT", "Hit", "PrefixIndex", "prompt_root", "slices"]
 
 SLICE_BLOCKS = 256
 """Applied, forgotten or freed at once: less than two milliseconds."""
-FEW_DEPTHS = 4
+FEW_DEPTHS = 2
 """Of a prompt at which endpoints' holdings end, up to which its keys are taken out one by one."""
 MOST_FORGOTTEN = 4 * SLICE_BLOCKS
 """Where there are more to forget, because the bound fell, they go with the calls that follow."""
@@ -170,8 +170,8 @@ class PrefixIndex:
         if not keys:
             return [NO_HIT] * len(endpoints)
         first, found, likely, depths = keys[0], [], 0, 0
-        looked_at: Keys = Probes(keys)
-        for endpoint in endpoints:
+        looked_at = Probes(keys)
+        for position, endpoint in enumerate(endpoints):
             holdings = self._endpoints.get(endpoint)
             # Most endpoints hold nothing of most prompts, and those that do often the same.
             if holdings is None or (
@@ -186,7 +186,19 @@ class PrefixIndex:
                 if depths < FEW_DEPTHS and hit.blocks and hit.blocks != likely:
                     likely, depths = hit.blocks, depths + 1
                     if depths == FEW_DEPTHS:
-                        looked_at, likely = ListedKeys(keys), 0
+                        return found + self._hits_among(endpoints[position + 1 :], ListedKeys(keys), now_s)
+        return found
+
+    def _hits_among(self, endpoints: Sequence[str], keys: ListedKeys, now_s: float) -> list[Hit]:
+        """The same where each may hold another part."""
+        found = []
+        for holdings in map(self._endpoints.get, endpoints):
+            if holdings is None:
+                found.append(NO_HIT)
+            elif holdings.guesses.by_key:
+                found.append(self._hit(holdings, keys, now_s, 0))
+            else:
+                found.append(holdings.blocks.hit_among(keys))
         return found
 
     def hit(self, endpoint: str, keys: Sequence[bytes], now_s: float) -> Hit:
@@ -195,7 +207,7 @@ class PrefixIndex:
         return NO_HIT if holdings is None else self._hit(holdings, keys, now_s, 0)
 
     def _hit(self, holdings: _Holdings, keys: Keys, now_s: float, likely: int) -> Hit:
-        hit = holdings.blocks.hit(keys, likely)
+        hit = holdings.blocks.hit_among(keys) if isinstance(keys, ListedKeys) else holdings.blocks.hit(keys, likely)
         if not holdings.guesses.by_key:
             return hit
         blocks = holdings.guesses.depth(keys, hit.blocks, now_s, holdings.blocks.step, likely)

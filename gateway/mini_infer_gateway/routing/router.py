@@ -67,8 +67,9 @@ class Router:
         offers = self._offers(request, candidates, now_s) if pairing else {}
         costs = pairing.with_offers(request, decodes, facts, offers) if pairing and offers else facts
         scores = self._score(request, costs, len(decodes))
-        chosen = self._pick(decodes, scores)
-        decision = self._decide(decodes, facts, scores, chosen)
+        totals = _totals(scores) if scores else [0.0] * len(decodes)
+        chosen = self._pick(decodes, totals)
+        decision = self._decide(decodes, facts, scores, totals, chosen)
         return pairing.complete(decision, request, decodes, facts, chosen, offers, now_s) if pairing else decision
 
     def _offers(self, request: RoutingRequest, candidates: Sequence[Candidate], now_s: float) -> Offers:
@@ -83,7 +84,8 @@ class Router:
 
     def _offer(self, request: RoutingRequest, able: Sequence[Candidate], now_s: float) -> Offer:
         facts = self._produce(request, able, now_s)
-        chosen = self._pick(able, self._score(request, facts, len(able)))
+        scores = self._score(request, facts, len(able))
+        chosen = self._pick(able, _totals(scores) if scores else [0.0] * len(able))
         return Offer(able[chosen], site_of(request, facts, chosen))
 
     def eligible(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
@@ -114,30 +116,34 @@ class Router:
             rows.append(row)
         return rows
 
-    def _pick(self, candidates: Sequence[Candidate], scores: list[list[float]]) -> int:
-        totals = _totals(scores) if scores else [0.0] * len(candidates)
+    def _pick(self, candidates: Sequence[Candidate], totals: Sequence[float]) -> int:
         started = self._clock()
         chosen = self._picker.pick(candidates, totals, self._random)
         self._took(self._picker.name, started)
         return chosen
 
     def _decide(
-        self, candidates: Sequence[Candidate], facts: Facts, scores: list[list[float]], chosen: int
+        self,
+        candidates: Sequence[Candidate],
+        facts: Facts,
+        scores: list[list[float]],
+        totals: list[float],
+        chosen: int,
     ) -> Decision:
         candidate = candidates[chosen]
         return Decision(
             decode=candidate.endpoint,
             hit_tokens=int(facts[CACHED_TOKENS][chosen]) if CACHED_TOKENS in facts else 0,
-            reason=self._reason(scores, chosen, len(candidates)),
+            reason=self._reason(scores, totals, chosen),
             index=candidate.index,
         )
 
-    def _reason(self, scores: list[list[float]], chosen: int, count: int) -> str:
-        if count == 1:
+    def _reason(self, scores: list[list[float]], totals: list[float], chosen: int) -> str:
+        """Changes `totals`."""
+        if len(totals) == 1:
             return "only"
         if not scores:
             return self._picker.name
-        totals = _totals(scores)
         totals[chosen] = -inf
         next_best = totals.index(max(totals))
         leads = [row[chosen] - row[next_best] for row in scores]

@@ -38,11 +38,9 @@ class CachedPrefix:
         """See base.Scorer."""
         endpoints, busy = len(facts[CACHED_TOKENS]), busy_share(facts)
         price = self._least_price + self._busy_price * busy
-        seconds = []
-        for cached, shared, sharers, rate in zip(
-            facts[CACHED_TOKENS], facts[SHARED_TOKENS], facts[SHARERS], facts[PREFILL_RATE], strict=True
-        ):
-            missing = max(1.0, request.prompt_tokens - cached)
-            common = 0.0 if busy else shared * max(0.0, 1.0 - endpoints / sharers)
-            seconds.append((1.0 + price) * (missing + common) / rate)
-        return score_of(seconds)
+        prompt, counts = request.prompt_tokens, 1.0 + price
+        missing = [prompt - cached if cached < prompt else 1.0 for cached in facts[CACHED_TOKENS]]
+        if not busy and any(facts[SHARED_TOKENS]):
+            common = zip(missing, facts[SHARED_TOKENS], facts[SHARERS], strict=True)
+            missing = [own + shared * max(0.0, 1.0 - endpoints / sharers) for own, shared, sharers in common]
+        return score_of([counts * own / rate for own, rate in zip(missing, facts[PREFILL_RATE], strict=True)])

@@ -32,4 +32,4 @@ class DecodeSlots:
         """See base.Scorer."""
         slot_s = self._idle_slot_s + busy_share(facts) * (self._slot_s - self._idle_slot_s)
         tables = (facts[RUNNING], facts[WAITING], facts[AHEAD_REQUESTS])
-        return score_of([slot_s * sum(counts) for counts in zip(*tables, strict=True)])
+        return score_of([slot_s * (runs + waits + ahead) for runs, waits, ahead in zip(*tables, strict=True)])
