@@ -147,6 +147,18 @@ def test_a_draft_that_is_the_model_itself_is_right(tmp_path: Path, gpu: None) ->
     assert sum(stats.accepted_tokens_by_position) > 0.9 * stats.draft_tokens
 
 
+@METHODS
+@pytest.mark.parametrize("gpu", [pytest.param(None, marks=GPU_ONLY)])
+def test_passes_are_timed_before_the_first_request(tmp_path: Path, method: str, gpu: None) -> None:
+    del gpu
+    target, draft = save_pair(tmp_path, head_dim=64)
+    costs = make_runner(make_settings(target, num_speculative_tokens=4, **method_of(method, draft))).guess_costs
+    assert set(costs.pass_s) == {(rows, drafts) for rows in (1, 2, 4, 8, 16) for drafts in (1, 3, 4)}
+    assert all(0 < seconds < 0.1 for seconds in costs.pass_s.values())
+    assert [tokens for tokens, _ in costs.reading] == ([16, 512] if method == "draft" else [])
+    assert all(0 < seconds < 0.5 for _, seconds in costs.reading)
+
+
 # -- Without one
 
 interpreted_only = pytest.mark.skipif(not INTERPRETED, reason="runs under TRITON_INTERPRET=1 without a GPU only")
@@ -170,6 +182,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[list[lis
     monkeypatch.setattr(cuda_executor, "prefill_buckets", lambda largest, launch_bound: [16])
     monkeypatch.setattr(cuda_executor, "decode_buckets", lambda largest: [2])
     monkeypatch.setattr(cuda_speculation, "speculative_buckets", lambda largest: [2])
+    monkeypatch.setattr(cuda_speculation, "TIMED_RUNS", 1)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     event = SimpleNamespace(record=lambda: None, synchronize=lambda: None)

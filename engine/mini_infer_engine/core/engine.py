@@ -31,6 +31,7 @@ from mini_infer_engine.core.scheduler import Scheduler, Step
 from mini_infer_engine.core.sequence import Sequence, State
 from mini_infer_engine.core.stats import EngineStats
 from mini_infer_engine.speculation.config import speculation_of
+from mini_infer_engine.speculation.pass_times import PassKind
 from mini_infer_engine.speculation.planner import SpeculationPlanner, may_speculate
 from mini_infer_engine.structured.compiler import GrammarCompiler
 
@@ -78,6 +79,7 @@ class Engine:
                 max_rows=runner.max_speculative_rows,
                 max_model_len=max_model_len,
                 token_budget=token_budget,
+                costs=getattr(runner, "guess_costs", None),  # of runners that have measured them
             )
         self.scheduler = Scheduler(
             pool,
@@ -106,6 +108,8 @@ class Engine:
         self._failed_passes = 0
         """Since the last one that was committed."""
         self._last_commit_s = 0.0
+        self._launched_kinds: list[PassKind | None] = []
+        """Of the passes that were launched since."""
         self._stats = EngineStats()
         self._rate = PrefillRate()
 
@@ -294,6 +298,9 @@ class Engine:
             self._unwind(step)
             return self._fail(step.sequences, error)
         self._in_flight.append((handle, step))
+        if self._speculation is not None:
+            step.kind = self._speculation.kind_of(step.batch)
+            self._launched_kinds.append(step.kind)
         self.scheduler.launched(step)
         marks = getattr(handle, "layer_marks", ())  # of runners that compute layers, in passes that can tell
         if connector is not None and marks:
@@ -383,19 +390,10 @@ class Engine:
                 if row.num_drafts is not None:
                     self._speculation.settle(row, sequence, len(tokens))
         # Passes follow each other on the device: one begins when it is launched, or when the one before has ended.
-        if batch.num_decodes == len(batch.rows):
-            made = sum(map(len, result.tokens)) if batch.num_drafts else len(batch.rows)
-            self._speculation.controller.observe(
-                len(batch.rows),
-                batch.num_drafts,
-                now_s - max(step.launched_s, self._last_commit_s),
-                made,
-                masked=batch.waits_for_masks,
-                caught_up=bool(batch.catch_up) and self._speculation.computes_catch_up,
-            )
-        else:
-            self._speculation.controller.interrupt()
-        self._last_commit_s = now_s
+        made = sum(map(len, result.tokens)) if batch.num_drafts else len(batch.rows)
+        seconds = now_s - max(step.launched_s, self._last_commit_s)
+        self._speculation.controller.observe(step.kind, self._launched_kinds, seconds, made)
+        self._launched_kinds, self._last_commit_s = [], now_s
 
     def _fail_all_running(self, step: Step, error: Exception) -> list[Output]:
         """What a pass computed is unknown when its result cannot be had, and so is all that later passes made of it.

@@ -20,6 +20,7 @@ from mini_infer_engine.core.prefix_cache import MISS, Hit, PrefixCache
 from mini_infer_engine.core.sequence import Sequence, State
 
 if TYPE_CHECKING:  # it plans over the same rows and sequences
+    from mini_infer_engine.speculation.pass_times import PassKind
     from mini_infer_engine.speculation.planner import SpeculationPlanner
 
 HELD_BACK_LIMIT = 8
@@ -45,6 +46,8 @@ class Step:
     """Sequences that run for the first time."""
     launched_s: float = 0.0
     """Set at its launch."""
+    kind: "PassKind | None" = None
+    """Set at its launch, where tokens may be guessed."""
     receiving: list[Sequence] = field(default_factory=list)
     """Sequences that have got pages, and wait from now on for what another engine puts into them."""
 

@@ -95,6 +95,8 @@ class Sequence:
     """The chance that a guess is right, once any was made."""
     num_drafted: int = 0
     """While it runs: tokens that whatever guesses has been told."""
+    last_guessed: int = 0
+    """The number of the planned pass that guessed for it last."""
     in_flight: int = 0
     """Rows in passes that are launched and not yet committed."""
     host_pages: list[int] = field(default_factory=list)

@@ -309,7 +309,8 @@ class DecoderModel(nn.Module):
         # A stage that is not the last needs no norm after its layers: one of its own stands in where verbs want some.
         final = layers[-1].input_layernorm if self.model.norm is None else self.model.norm
         next_norms = [*(layer.input_layernorm for layer in layers[1:]), final]
-        taps, last = self.taps, len(layers) - 1
+        taps = self.taps if self.taps is not None and self.taps.is_wanted else None
+        last = len(layers) - 1
         if taps is not None:
             taps.begin()
         for number, (layer, next_norm) in enumerate(zip(layers, next_norms, strict=True)):

@@ -57,6 +57,7 @@ from mini_infer_engine.runtime.layer_marks import LayerMarks, MarkedAttention
 from mini_infer_engine.runtime.prompt_logprobs import PromptLogprobs
 from mini_infer_engine.runtime.worker import ModelWorker
 from mini_infer_engine.speculation.config import speculation_of
+from mini_infer_engine.speculation.pass_times import GuessCosts
 
 log = logging.getLogger(__name__)
 
@@ -99,6 +100,7 @@ class CudaExecutor:
                 config, worker, pool, self.state, self.attention, self.kernels, self.sampling
             )
         self.max_speculative_rows = 0 if self.speculation is None else self.speculation.max_rows
+        self.guess_costs = GuessCosts()
         self.stage = None
         if worker.link.size > 1:
             self.stage = CudaStage(worker, self.state, max([buckets[-1], *(tokens for tokens, _ in prefills)]))
@@ -223,6 +225,7 @@ class CudaExecutor:
                 progress.update()
             if self.speculation is not None:
                 self.speculation.capture(memory)
+                self.guess_costs = self.speculation.measure()
         torch.cuda.synchronize()
         log.info("captured %d CUDA graphs in %.1f s", total, time.perf_counter() - started)
 
@@ -256,8 +259,7 @@ class CudaExecutor:
         return max(0, taken) + objects * _GRAPH_OBJECT_BYTES
 
     def _captured_model(self) -> CapturedModel:
-        sampling, speculation = self.sampling, self.speculation
-        reads_hidden = self.worker.head is not None
+        sampling = self.sampling
         return CapturedModel(
             model=self.worker.model,
             ops=self.ops,
@@ -267,7 +269,6 @@ class CudaExecutor:
             logits=sampling.logits,
             null_page=self.pool.null_page,
             hidden=None if self.stage is None else self.stage.hidden,
-            keep_features=speculation.keep_features if speculation is not None and reads_hidden else None,
         )
 
     # -- Passes
@@ -452,9 +453,6 @@ class CudaExecutor:
             handle.embeddings = Embeddings.of(batch.rows, state, partial(self.worker.model.hidden, self.ops))
         if num_samples := inputs.sample_rows.shape[0]:
             self.worker.model.logits(self.ops, state, self.sampling.logits[:num_samples])
-            if self.speculation is not None:
-                rows = inputs.sample_rows if wants_prompts else None
-                self.speculation.keep_features(self.sampling.slots[:num_samples], rows)
 
     def logits(self, batch: Batch) -> Tensor:
         """See `Executor.logits`."""

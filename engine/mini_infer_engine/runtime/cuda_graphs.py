@@ -71,8 +71,6 @@ class CapturedModel:
     null_page: int
     hidden: Tensor | None = None  # [tokens, hidden]
     """Of a stage of a pipeline: where its passes find what the stage before has left, and leave what they make."""
-    keep_features: Callable[[Tensor], None] | None = None
-    """Of these slots [rows] int32, a pass's first rows: keeps their hidden states for what guesses from them."""
 
     @property
     def begins(self) -> bool:
@@ -131,8 +129,6 @@ class DecodeGraph:
             parts.leave(residual)
             return
         model.logits(parts.ops, residual, parts.logits[: self._bucket])
-        if parts.keep_features is not None:
-            parts.keep_features(slots)
 
     def run(self, rows: list[Row]) -> None:
         """Compute the logits of these rows, whose slots are those at the front of `parts.slots`."""
@@ -238,8 +234,6 @@ class PrefillGraph:
             return
         residual = model(parts.ops, hidden, TritonAttentionPass(attend, selected, sample_rows))
         model.logits(parts.ops, residual, parts.logits[: sample_rows.shape[0]])
-        if parts.keep_features is not None:
-            parts.keep_features(parts.slots[: sample_rows.shape[0]])
 
     def _decode_positions(self, decode_slots: Tensor) -> Tensor:
         """[decodes] int32: the device's, since the host may not know how many guesses were right; -1 of padding."""

@@ -5,8 +5,10 @@ its own under the ids of the model's pages. Every position is sampled as if it w
 that lives as long as the pass.
 """
 
+import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -43,12 +45,18 @@ from mini_infer_engine.runtime.kv_pool import KVPool
 from mini_infer_engine.runtime.speculative_sampling import SpeculativeSampling
 from mini_infer_engine.runtime.staging import PinnedStaging
 from mini_infer_engine.runtime.worker import ModelWorker
+from mini_infer_engine.speculation.acceptance import draft_levels
 from mini_infer_engine.speculation.config import SpeculationConfig
-from mini_infer_engine.speculation.controller import draft_levels
 from mini_infer_engine.speculation.head import SpeculativeHead
+from mini_infer_engine.speculation.pass_times import GuessCosts
 
 MAX_ROWS = 128
 """Sequences of a pass with guesses, at most: above, passes without are faster, and logits of all guesses are large."""
+TIMED_RUNS = 3
+"""Of each pass before the first request, of which the quickest counts: the first of all is a slow one."""
+_READ_SIZES = (16, 64, 512, 4096)
+"""Tokens that a draft reads, for which its kernels differ."""
+_TIMED_READS = (16, 1024)
 _UPLOADS_IN_FLIGHT = 4
 """Of two passes, each before its guesses and, where grammars forbid some, before it is settled."""
 
@@ -69,6 +77,18 @@ class _Captured:
     guess: dict[bool, Run]
     verify: Run
     settle: dict[bool, Run]
+
+
+def _quickest_s(run: Run) -> float:
+    """Seconds until the device is done."""
+    taken = []
+    for _ in range(TIMED_RUNS):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        run()
+        torch.cuda.synchronize()
+        taken.append(time.perf_counter() - begin)
+    return min(taken)
 
 
 def _on_host(values: Tensor) -> Tensor:
@@ -93,6 +113,7 @@ class CudaSpeculation:
         max_num_seqs = sampling.buckets[-1]
         self._config, self._worker, self._state, self._kernels = config, worker, state, kernels
         self._page_size, self._null_page = pool.spec.page_size, pool.null_page
+        self._longest = state.page_tables.shape[1] * self._page_size
         self.max_rows = min(MAX_ROWS, max_num_seqs)
         self.buckets = speculative_buckets(self.max_rows)
         self.levels = draft_levels(config.num_tokens)
@@ -115,7 +136,8 @@ class CudaSpeculation:
         self._sampling = SpeculativeSampling(sampling, self._history, self._virtual, self._own_rows)
         self._head = worker.head
         if worker.head is not None:
-            worker.model.taps = HiddenTaps(worker.head.shape.layers)
+            # Passes without guesses keep nothing: a slot's hidden states come with its first pass with guesses.
+            worker.model.taps = HiddenTaps(worker.head.shape.layers, always=False)
             width = worker.head.shape.num_features
             # Hidden states of each slot's token before the last one, and of every position of a pass with guesses.
             self._features = torch.zeros((slots, width), dtype=worker.dtype, device=device)
@@ -125,8 +147,7 @@ class CudaSpeculation:
             sizes = (self.max_rows, draft.config.vocab_size)
             self._draft_logits = torch.zeros(sizes, dtype=draft.dtype, device=device)
             draft_pool = KVPool(draft.model.kv_spec(self._page_size, draft.dtype), pool.num_pages, device)
-            longest = width * self._page_size
-            self._draft_attention = triton_backend(draft.model.attention_layers, draft_pool, longest, kernels)
+            self._draft_attention = triton_backend(draft.model.attention_layers, draft_pool, self._longest, kernels)
 
     # -- Before the first request
 
@@ -151,7 +172,8 @@ class CudaSpeculation:
             for drafts in self.levels:
                 self._sampling.compile_kernels(self._logits[: drafts + 1], self._packed[0, :1])
 
-        return [guess_and_settle, settle_in_stages, *(one.verify for one in made)]
+        reads = [partial(self._read_padding, tokens) for tokens in self._read_sizes(_READ_SIZES)]
+        return [guess_and_settle, settle_in_stages, *(one.verify for one in made), *reads]
 
     def capture(self, memory: Any, *, only_largest: bool = False) -> None:
         """Record all passes, or the largest one, whose memory the others share."""
@@ -159,6 +181,28 @@ class CudaSpeculation:
             for drafts in self.levels[-1:] if only_largest else reversed(self.levels):
                 made = self._pass(bucket, drafts, lambda run: record(run, memory).replay)
                 self._captured[bucket, drafts] = made
+
+    def measure(self) -> GuessCosts:
+        """What recorded passes, and the draft's reading, take over rows that are all padding: no request takes less."""
+        pass_s = {}
+        for key, made in self._captured.items():
+
+            def run(made: _Captured = made) -> None:
+                made.guess[False]()
+                made.verify()
+                made.settle[False]()
+
+            pass_s[key] = _quickest_s(run)
+        sizes = self._read_sizes(_TIMED_READS)
+        return GuessCosts(pass_s, tuple((tokens, _quickest_s(partial(self._read_padding, tokens))) for tokens in sizes))
+
+    def _read_sizes(self, sizes: Sequence[int]) -> list[int]:
+        """Of a draft that reads, those that a sequence may have."""
+        return [] if self._draft_attention is None else sorted({min(size, self._longest) for size in sizes})
+
+    def _read_padding(self, tokens: int) -> None:
+        pages = [self._null_page] * -(-tokens // self._page_size)
+        self.catch_up([Row(self._state.padding_slot, 0, tokens, [0] * tokens, pages, None)])
 
     def _pass(self, bucket: int, drafts: int, recorded: Recorder) -> _Captured:
         def guess(*, filtered: bool) -> Run:
@@ -192,14 +236,6 @@ class CudaSpeculation:
         # A token that its table has not cannot be guessed, but may stand in a prompt.
         token_ids = inputs.token_ids.clamp_(max=model.config.vocab_size - 1)
         model(self._ops, model.embed(self._ops, token_ids), attention)
-
-    def keep_features(self, slots: Tensor, rows: Tensor | None = None) -> None:
-        """The hidden states of the pass that was just computed, of its rows or some of them, for these slots [rows]."""
-        taps = self._worker.model.taps
-        if taps is not None:
-            features = taps.take()
-            features = features if rows is None else features.index_select(0, rows)
-            self._features.index_copy_(0, slots.long(), features[: len(slots)])
 
     def begin(self, rows: list[Row], indices: Sequence[int], drafts: int, *, waits_for_masks: bool) -> GuessedPart:
         """Guess for these rows, which have these indices in their batch, and compute the logits that check it."""
@@ -330,7 +366,8 @@ class CudaSpeculation:
 
     def _verify(self, bucket: int, drafts: int) -> None:
         model = self._worker.model
-        residual = self._chunks(model, self._attention, bucket, offset=0, count=drafts + 1)
+        with nullcontext() if model.taps is None else model.taps.while_wanted():
+            residual = self._chunks(model, self._attention, bucket, offset=0, count=drafts + 1)
         model.logits(self._ops, residual, self._logits[: bucket * (drafts + 1)])
         if model.taps is not None:
             self._checked_features[: bucket * (drafts + 1)] = model.taps.take()

@@ -13,6 +13,7 @@ from mini_infer_engine.core.request import Request
 from mini_infer_engine.core.result import PassResult
 from mini_infer_engine.runtime.kv_pool import KVPool
 from mini_infer_engine.runtime.worker import ModelWorker
+from mini_infer_engine.speculation.pass_times import GuessCosts
 
 
 class PassHandle(Protocol):
@@ -29,6 +30,8 @@ class Executor(Protocol):
     """Tokens a page, unless another size is configured."""
     max_speculative_rows: int
     """See `batch.Runner`."""
+    guess_costs: GuessCosts
+    """What `capture` has measured of passes with guesses, if anything."""
     page_size_step: int
     """Page sizes are multiples of it."""
 

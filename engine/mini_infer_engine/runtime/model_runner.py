@@ -42,6 +42,7 @@ class ModelRunner:
         self.max_model_len = max_model_len
         self.swap_space = swap_space_of(worker, pool)
         self.max_speculative_rows = executor.max_speculative_rows
+        self.guess_costs = executor.guess_costs
 
     @property
     def all_reduce(self) -> str:

@@ -1,6 +1,7 @@
 """Passes in plain torch: what runs on a CPU, and the slow reference on a GPU. Nothing is captured."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -34,6 +35,7 @@ from mini_infer_engine.sampling.penalties import Penalties
 from mini_infer_engine.sampling.reference import build_sampling, sample
 from mini_infer_engine.sampling.token_masks import apply_token_masks
 from mini_infer_engine.speculation.config import speculation_of
+from mini_infer_engine.speculation.pass_times import GuessCosts
 from mini_infer_engine.speculation.torch_speculation import PreparedBatch, TorchSpeculation, sampled_rows, samples_of
 
 
@@ -99,6 +101,7 @@ class TorchExecutor:
             raise ModelError("attention_backend = 'torch' guesses no tokens on a GPU: leave out speculative_method.")
         self.speculation = None if config is None else TorchSpeculation(config, worker, pool, settings.max_num_seqs)
         self.max_speculative_rows = 0 if config is None else settings.max_num_seqs
+        self.guess_costs = GuessCosts()
         self.ops = TorchOps(worker.collectives)
         self.attention = torch_backend(worker.model.attention_layers, pool)
         self.last_tokens = torch.zeros(settings.max_num_seqs, dtype=torch.int64, device=worker.device)
@@ -128,13 +131,15 @@ class TorchExecutor:
                 return self._launch_part(batch, self.traffic)
             marks_layers = batch.marks_layers
             prepared = None if self.speculation is None else self.speculation.prepare(batch)
+            taps = self.worker.model.taps if batch.num_drafts else None
             batch = batch if prepared is None else prepared.batch
             wants_prompts = any(row.prompt_targets for row in batch.rows)
             marks: LayerMarks | None = [] if marks_layers else None
-            inputs, state = self._forward(batch, every_token=wants_prompts, marks=marks)
+            with nullcontext() if taps is None else taps.while_wanted():
+                inputs, state = self._forward(batch, every_token=wants_prompts, marks=marks)
             sampling = [index for index, row in enumerate(batch.rows) if row.sampling is not None]
             handle = TorchPassHandle(batch.rows, sampling, prepared)
-            if (taps := self.worker.model.taps) is not None:
+            if taps is not None:
                 handle.features = taps.take()[inputs.sample_rows] if wants_prompts else taps.take()
             handle.layer_marks = marks or []
             if wants_prompts:

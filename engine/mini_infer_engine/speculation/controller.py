@@ -3,30 +3,46 @@
 Pure arithmetic on what it is told; seconds come from outside. It knows neither sequences nor devices.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
-FIRST_ACCEPTANCE = 0.7
-"""Assumed before anything is known: high enough to try."""
-TYPICAL_WEIGHT = 0.01
-"""Of a sequence's newest outcome in what is assumed of the next sequence."""
-_ACCEPTANCE_WEIGHT, _SECONDS_WEIGHT, _YIELD_WEIGHT = 0.05, 0.25, 0.02
-"""Of the newest observation in the running means."""
-_LEAST_CHANCE = 0.1
-"""That a guess is reached and right, for it to be made at all."""
+from mini_infer_engine.speculation.acceptance import draft_levels, expected_tokens, worthwhile_drafts
+from mini_infer_engine.speculation.pass_times import GuessCosts, PassKind, PassTimes, ReadingTimes, pass_kind
+
+_STEADY = 4
+"""Passes without guesses, one like the other, that are looked at together: a window of measurements."""
+_YIELD_WEIGHT = 0.02
+"""Of the newest observation in the running mean."""
 _PRIOR_COST = 0.05
 """Of one more guess, as a share of a pass without any, until it is measured: low, so that it is measured."""
+_LIKENESS = 0.85
+"""How far costs of one size of batch are those of another, for each power of two between them."""
 _MEASURED_FOR = 16_384
 """Passes after which a measurement counts as old, and is made again."""
+_HARDLY_MEASURED_FOR = 512
+"""The same, of passes that were stopped when hardly any had been made."""
+_PLAIN_WINDOWS = 3
+"""Of passes without guesses, before anything is held against them."""
+_PLAIN_DUE, _PLAIN_DUE_AT_MOST = 128, 8_192
+"""Passes with guesses after which some without are measured again, twice as many each time.
+
+What there is to be beaten was measured in the first passes of a batch, which may have been slow ones.
+"""
 _HOLD = 8
 """Passes for which a choice stands: to choose anew for each would cost the host more than it brings."""
+_HOLD_TRIAL = 3
+"""The same where it is not known what a pass takes: the second of them tells."""
+_HOLD_PROBE, _FEW_ROWS = 3, 4
+"""The same where easier texts are looked for, with more rows than a few."""
 _HOLD_PLAIN = 32
 """The same where nothing is guessed: until something is, acceptances stay as they are."""
 _PROBE_AFTER, _PROBE_AFTER_AT_MOST = 64, 65_536
 """Passes without guesses after which some are made all the same, or it would never be known that texts are easier now.
 
-Twice as many after each time in vain: what a draft has to read first may take as long as many passes of a small model.
+Twice as many after each time in vain.
 """
+_EASY = 0.9
+"""Acceptance of texts that are easy: where guesses would lose even with these, nothing is tried."""
 _REST = 512
 """Passes without guesses after a trial that would have taken too long."""
 _LEAST_GAIN = 1.02
@@ -35,57 +51,64 @@ _STEPS = 32
 """Acceptances are told apart by this share of one."""
 _ALLOWANCE = 0.01
 """Of all time, what guessing may lose."""
-_CREDIT_PASSES = 32
+_CREDIT = 4
 """Passes without guesses whose time it may lose ahead of the allowance: to find out what it is worth at all."""
-
-
-def draft_levels(most: int) -> tuple[int, ...]:
-    """The numbers of guesses that a pass may have; each has CUDA graphs of its own."""
-    return tuple(sorted({1, min(3, most), most}))
-
-
-def with_outcome(acceptance: float, drafted: int, accepted: int, weight: float = _ACCEPTANCE_WEIGHT) -> float:
-    """A row's chance that a guess is right, after `accepted` of `drafted` were; those behind a wrong one are moot."""
-    for right in [True] * accepted + [False] * (accepted < drafted):
-        acceptance += weight * (right - acceptance)
-    return acceptance
-
-
-def expected_tokens(acceptance: float, drafts: int) -> float:
-    """Tokens that a pass makes of a sequence (Leviathan et al., arXiv:2211.17192, equation 1)."""
-    if acceptance >= 1.0:
-        return drafts + 1.0
-    return float((1.0 - acceptance ** (drafts + 1)) / (1.0 - acceptance))
-
-
-def worthwhile_drafts(acceptance: float, most: int) -> int:
-    """Guesses of a sequence that have a chance to count."""
-    drafts, chance = 0, acceptance
-    while drafts < most and chance >= _LEAST_CHANCE:
-        drafts, chance = drafts + 1, chance * acceptance
-    return drafts
+_STAKE, _STAKE_OF_ONE = 2, 8
+"""The same, that guessing may lose in a row before it is given up; more with few rows, whose luck changes."""
+_READING_MARGIN = 1.25
+"""What a draft's reading may take, as a share of what is expected."""
+_SAVED_AT_MOST = 64
+"""The same, of allowance and gains that are kept for trials and for what a draft must read before it guesses."""
 
 
 @dataclass(slots=True)
-class _Measured:
-    seconds: float
-    at_pass: int
+class _SizeOfBatch:
+    """What is known of batches of one size, and the account of what guessing has won and lost in them."""
+
+    times: dict[int, PassTimes] = field(default_factory=dict)
+    """By guesses."""
+    account_s: float = 0.0
+    """Won by guessing against passes without it that make as many tokens, and allowed, less what was lost."""
+    has_credit: bool = False
+    """What may be lost ahead was put to the account."""
+    reserve_s: float = 0.0
+    """Of the account, what must be there before anything is guessed again."""
+    slump_s: float = 0.0
+    """What the latest passes with guesses have lost, a draft's reading left out; never above nothing."""
+    num_plain: int = 0
+    """Passes since anything was guessed."""
+    probe_after: int = _PROBE_AFTER
+    num_guessing: int = 0
+    """Passes with guesses since some without were measured."""
+    plain_due: int = _PLAIN_DUE
+
+    def seconds(self, drafts: int, now: int) -> float | None:
+        """Of a pass with so many guesses, where that was measured and is not old."""
+        times = self.times.get(drafts)
+        if times is None or len(times.windows) < (1 if drafts else _PLAIN_WINDOWS):
+            return None
+        age = now - times.measured_at
+        return times.seconds if age <= (_MEASURED_FOR if len(times.windows) > 1 else _HARDLY_MEASURED_FOR) else None
 
 
 class DraftController:
     """Chooses the number of guesses of each pass of one engine.
 
-    Beside what it expects it keeps an account of what guessing has won and lost against passes without, in seconds:
-    however wrong expectations are, it never loses more than its allowance.
+    Beside what it expects it keeps an account of what guessing has won and lost, in seconds of wall time: however wrong
+    expectations are, it never loses more than its allowance, but for the first few passes of each size of batch.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, costs: GuessCosts | None = None) -> None:
         self.levels = draft_levels(most)
         steps = [step / _STEPS for step in range(_STEPS + 1)]
         self._expected = {
             level: [expected_tokens(step, worthwhile_drafts(step, level)) for step in steps] for level in self.levels
         }
-        self._measured: dict[tuple[int, int], _Measured] = {}
+        self._costs = costs or GuessCosts()
+        self._reading = ReadingTimes()
+        for tokens, seconds in self._costs.reading:
+            self._reading.add(tokens, seconds)
+        self._sizes: dict[int, _SizeOfBatch] = {}
         self._yield = dict.fromkeys(self.levels, 1.0)
         """Tokens that passes have made, as a share of those that were expected."""
         self._foreseen = 0.0
@@ -95,138 +118,265 @@ class DraftController:
         """The choice in force, the size of batch that it is for, and passes for which it stands."""
         self.is_trial = False
         """Whether the choice in force is to find out what it is worth."""
-        self._guessed_at, self._probe_after = 0, _PROBE_AFTER
-        self._previous: tuple[int, int] | None = None
-        self._account_s = 0.0
-        """Won by guessing and allowed, less what was lost; never above nothing, or what was won would be lost again."""
-        self._is_in_debt = False
-        """The credit is used up: no guesses before the account is even."""
+        self._before: PassKind | None = None
+        self._steady_s, self._steady_passes = 0.0, 0
+        """Of the latest passes without guesses, what nothing was made of yet."""
+        self._reading_s = 0.0
+        """What the draft's reading that is under way has taken so far."""
+
+    # -- Choosing
 
     def stays_plain(self, num_rows: int, *, masked: bool = False) -> bool:
         """Whether the choice not to guess still stands: then nobody need look at the rows."""
-        if self._level or self._left <= 0 or self._size != _size_class(num_rows, masked):
+        if self._level or self._left <= 0 or self._size != pass_kind(num_rows, 0, masked).size:
             return False
         self._left -= 1
         self._passes += 1
         return True
 
-    def choose(self, acceptances: Sequence[float], num_rows: int | None = None, *, masked: bool = False) -> int:
+    def choose(
+        self,
+        acceptances: Sequence[float],
+        num_rows: int | None = None,
+        *,
+        masked: bool = False,
+        to_read: Callable[[], int] = lambda: 0,
+    ) -> int:
         """Guesses for a pass over sequences of these acceptances; 0: it is faster without.
 
-        `num_rows`: of the whole pass, where it has sequences for which nothing is guessed. `masked`: some of its rows
-        are held to grammars, which takes the host time for each guess.
+        `num_rows`: of the whole pass, where it has sequences for which nothing is guessed. `masked`: see `PassKind`.
+        `to_read`: tells how many tokens a draft has to read before it can guess.
         """
         rows = len(acceptances) if num_rows is None else num_rows
-        size = _size_class(rows, masked)
+        kind = pass_kind(rows, 0, masked)
         self._passes += 1
-        if self._left <= 0 or self._size != size:
-            self._level, self._size = self._decide(acceptances, rows, size), size
-            is_settled = not self._level and self._known_seconds(size, 0) is not None
-            self._left = _HOLD_PLAIN if is_settled else _HOLD
+        if self._left <= 0 or self._size != kind.size:
+            known = self._known_of(kind)
+            had_guesses = self._level > 0 and self._size == kind.size
+            self._size = kind.size
+            self._level = self._decide(kind, known, acceptances, to_read, had_guesses=had_guesses)
+            self._left = self._passes_to_hold(rows, known, had_guesses=had_guesses)
         self._left -= 1
-        if self._level:
-            self._guessed_at = self._passes
         return self._level
+
+    def prepares(self) -> None:
+        """The pass that was chosen now prepares others and guesses nothing: the choice stands for one more."""
+        if self._level:
+            self._left += 1
 
     def rest(self) -> None:
         """A trial would cost too much now: no guesses for a while."""
-        self._level, self._left, self._guessed_at = 0, _REST, self._passes
+        self._level, self._left = 0, _REST
 
-    def _decide(self, acceptances: Sequence[float], rows: int, size: int) -> int:
-        plain_s = self._known_seconds(size, 0)
+    def _passes_to_hold(self, rows: int, known: _SizeOfBatch, *, had_guesses: bool) -> int:
+        seconds = known.seconds(self._level, self._passes)
+        if self._level and self.is_trial:
+            return _HOLD_TRIAL if seconds is None else _HOLD_PROBE if rows > _FEW_ROWS else _HOLD
+        if self._level:
+            return _HOLD
+        return _HOLD if had_guesses or seconds is None else _HOLD_PLAIN
+
+    def _decide(
+        self,
+        kind: PassKind,
+        known: _SizeOfBatch,
+        acceptances: Sequence[float],
+        to_read: Callable[[], int],
+        *,
+        had_guesses: bool,
+    ) -> int:
         self.is_trial = True
-        if plain_s is None or self._is_in_debt:
+        plain_s = known.seconds(0, self._passes)
+        if plain_s is None:
             return 0  # first what there is to be beaten
-        others, steps = rows - len(acceptances), [int(one * _STEPS) for one in acceptances]
-        foreseen = {level: self._foreseen_tokens(level, steps) + others for level in self.levels}
-        if self._passes - self._guessed_at > self._probe_after:
-            self._probe_after = min(2 * self._probe_after, _PROBE_AFTER_AT_MOST)
+        if had_guesses and known.seconds(self._level, self._passes) is None:
+            known.times.setdefault(self._level, PassTimes()).close(self._passes)  # what a trial has shown must do
+        entry_s = self._reading.seconds(to_read())
+        needed_s = known.reserve_s + (_READING_MARGIN * entry_s + _STAKE * plain_s if entry_s else 0.0)
+        if known.account_s < needed_s:
+            return 0
+        if had_guesses and known.num_guessing >= known.plain_due and known.account_s >= self._reading.mean_s:
+            known.plain_due = min(2 * known.plain_due, _PLAIN_DUE_AT_MOST)
+            known.num_guessing = 0
+            return 0
+        steps = [int(one * _STEPS) for one in acceptances]
+        best, self._foreseen = self._best(kind, known, plain_s, steps)
+        if best:
+            self.is_trial = known.seconds(best, self._passes) is None
+            if not self.is_trial:
+                known.probe_after = _PROBE_AFTER
+        elif known.num_plain > known.probe_after and self._may_probe(kind, known, plain_s, steps, entry_s):
+            known.probe_after = min(2 * known.probe_after, _PROBE_AFTER_AT_MOST)
             self._yield = {level: (1 + share) / 2 for level, share in self._yield.items()}
-            self._foreseen = foreseen[self.levels[0]]
-            return self.levels[0]
-        best, best_rate = 0, rows / plain_s * _LEAST_GAIN
-        for level in self.levels:
-            rate = foreseen[level] / self._seconds(size, level)
-            if rate > best_rate:
-                best, best_rate, self._foreseen = level, rate, foreseen[level]
-        self.is_trial = self._known_seconds(size, best) is None
-        if best and not self.is_trial:
-            self._probe_after = _PROBE_AFTER
+            best = self.levels[0]
+            self._foreseen = self._foreseen_tokens(best, steps) + kind.rows - len(steps)
+        if best:
+            known.reserve_s = known.slump_s = 0.0
         return best
+
+    def _best(self, kind: PassKind, known: _SizeOfBatch, plain_s: float, steps: list[int]) -> tuple[int, float]:
+        """The number of guesses that makes the most tokens a second, and the tokens of such a pass."""
+        others = kind.rows - len(steps)
+        best, best_rate, best_foreseen = 0, kind.rows / plain_s * _LEAST_GAIN, 0.0
+        for level in self.levels:
+            foreseen = self._foreseen_tokens(level, steps) + others
+            rate = foreseen / self._seconds(kind, known, plain_s, level)
+            if rate > best_rate:
+                best, best_rate, best_foreseen = level, rate, foreseen
+        return best, best_foreseen
+
+    def _may_probe(self, kind: PassKind, known: _SizeOfBatch, plain_s: float, steps: list[int], entry_s: float) -> bool:
+        """Whether easier texts would make guessing worth it, and the account bears to find out that they are not."""
+        easy = [int(_EASY * _STEPS)] * len(steps)
+        loss_s = _HOLD * max(0.0, self._seconds(kind, known, plain_s, self.levels[0]) - plain_s)
+        affordable = known.account_s >= 2 * entry_s + min(loss_s, _CREDIT * plain_s)
+        return affordable and self._best(kind, known, plain_s, easy)[0] > 0
 
     def _foreseen_tokens(self, level: int, steps: list[int]) -> float:
         expected = self._expected[level]
         return sum([expected[step] for step in steps]) * self._yield[level]
 
-    def observe(
-        self,
-        num_rows: int,
-        drafts: int,
-        seconds: float,
-        num_tokens: int | None = None,
-        *,
-        masked: bool = False,
-        caught_up: bool = False,
-    ) -> None:
-        """A pass over so many rows, decodes alone, took so long and made so many tokens (None: one of each row).
+    def _seconds(self, kind: PassKind, known: _SizeOfBatch, plain_s: float, drafts: int) -> float:
+        """Measured; else between what was measured of fewer and of more guesses, or as batches of other sizes have it.
 
-        `caught_up`: a draft has read text before it. What a pass takes is counted only where the pass before was of its
-        kind: else a part of the time may be that one's, for the host plans while the device computes.
+        In no case less than the device takes.
         """
-        size = _size_class(num_rows, masked)
-        key = size, drafts
-        if drafts:
-            usual = self._measured.get(key)
-            # What held a pass up is not the guesses' fault; a draft's reading is.
-            most_s = seconds if usual is None or caught_up else 2 * usual.seconds
-            self._charge(size, drafts, num_rows, min(seconds, most_s), num_rows if num_tokens is None else num_tokens)
-        self._account_s += _ALLOWANCE * seconds
-        if self._account_s >= 0:
-            self._account_s, self._is_in_debt = 0.0, False
-        if key != self._previous or caught_up:
-            self._previous = None if caught_up else key
-            return
-        known = self._measured.get(key)
-        if known is None or self._passes - known.at_pass > _MEASURED_FOR:
-            self._measured[key] = _Measured(seconds, self._passes)
-            return
-        # A pass that was held up tells nothing of the next: one that took far longer counts for little.
-        known.seconds += _SECONDS_WEIGHT * (min(seconds, 2 * known.seconds) - known.seconds)
-        if self._passes - known.at_pass <= _HOLD:
-            known.at_pass = self._passes
-
-    def _charge(self, size: int, drafts: int, num_rows: int, seconds: float, num_tokens: int) -> None:
-        """What a pass with guesses has won or lost against passes without that make as many tokens."""
-        plain = self._measured.get((size, 0))
-        if plain is None:
-            return
-        self._account_s += num_tokens / num_rows * plain.seconds - seconds
-        if drafts == self._level and self._foreseen:
-            share = num_tokens / self._foreseen * self._yield[drafts]
-            self._yield[drafts] += _YIELD_WEIGHT * (min(share, 2.0) - self._yield[drafts])
-        if self._account_s < -_CREDIT_PASSES * plain.seconds:
-            self._is_in_debt, self._left, self._level = True, 0, 0
-
-    def interrupt(self) -> None:
-        """A pass of another kind was made: the next one's time may be that one's in part."""
-        self._previous = None
-
-    def _known_seconds(self, size: int, drafts: int) -> float | None:
-        own = self._measured.get((size, drafts))
-        return own.seconds if own is not None and self._passes - own.at_pass <= _MEASURED_FOR else None
-
-    def _seconds(self, size: int, drafts: int) -> float:
-        """Measured, or assumed from the nearest number of guesses that was."""
-        own = self._known_seconds(size, drafts)
+        own = known.seconds(drafts, self._passes)
         if own is not None:
             return own
-        known = {level: seconds for level in (0, *self.levels) if (seconds := self._known_seconds(size, level))}
-        nearest = min(known, key=lambda level: abs(level - drafts))
-        return known[nearest] * (1 + _PRIOR_COST * drafts) / (1 + _PRIOR_COST * nearest)
+        measured = {
+            level: seconds for level in self.levels if (seconds := known.seconds(level, self._passes)) is not None
+        }
+        below = max((level for level in measured if level < drafts), default=0)
+        above = min((level for level in measured if level > drafts), default=None)
+        below_s = measured.get(below, plain_s)
+        if above is not None:
+            assumed_s = below_s + (measured[above] - below_s) * (drafts - below) / (above - below)
+        else:
+            assumed_s = below_s * (1 + _PRIOR_COST * drafts) / (1 + _PRIOR_COST * below)
+        if not measured:
+            assumed_s = max(assumed_s, plain_s * self._cost_elsewhere(kind.size, drafts))
+        return max(assumed_s, self._costs.least_s(kind.rows, drafts))
+
+    def _cost_elsewhere(self, size: int, drafts: int) -> float:
+        """Passes without guesses that one with them takes, judged by the nearest other size of batch; at least 1."""
+        nearest, cost = 64, 1.0
+        for other, known in self._sizes.items():
+            guessing_s, plain_s = known.seconds(drafts, self._passes), known.seconds(0, self._passes)
+            distance = abs(other // 4 - size // 4)
+            if guessing_s is not None and plain_s is not None and other % 2 == size % 2 and distance < nearest:
+                nearest, cost = distance, 1 + max(0.0, guessing_s / plain_s - 1) * _LIKENESS**distance
+        return cost
+
+    def _known_of(self, kind: PassKind) -> _SizeOfBatch:
+        known = self._sizes.get(kind.size)
+        if known is None:
+            known = self._sizes[kind.size] = _SizeOfBatch()
+        return known
+
+    # -- Learning
+
+    def observe(self, done: PassKind | None, launched: Sequence[PassKind | None], seconds: float, tokens: int) -> None:
+        """From one commit to the next so much time has passed.
+
+        `done`: the pass that was committed, which made so many tokens; `launched`: what was launched meanwhile, whose
+        launches took a part of the time. None: other passes than of decodes alone.
+        """
+        before = self._before
+        if done is before and done is not None and not (done.drafts or done.read) and launched == [done]:
+            self._steady_s += seconds
+            self._steady_passes += 1
+            if self._steady_passes == _STEADY:
+                self._observe_steady(done)
+            return
+        if before is not None:
+            self._observe_steady(before)
+        self._before = done
+        if done is None:
+            return
+        known = self._known_of(done)
+        reads = done.read or any(one is not None and one.read for one in launched)
+        if reads:
+            self._observe_reading(known, done, seconds)
+        if done.drafts or reads or any(one is not None and one.drafts for one in launched):
+            self._charge(known, before, done, seconds, tokens, reads=bool(reads))
+        known.account_s += _ALLOWANCE * seconds
+        if done.drafts:
+            known.num_plain = 0
+            known.num_guessing += 1
+        else:
+            known.num_plain += 1
+        if not reads and launched and _alike(before, done) and all(_alike(one, done) for one in launched):
+            self._measure(known, done.drafts, seconds)
+
+    def _observe_steady(self, kind: PassKind) -> None:
+        """So many passes without guesses, one like the other: told a few at a time, for they must cost nothing."""
+        passes, self._steady_passes = self._steady_passes, 0
+        seconds, self._steady_s = self._steady_s, 0.0
+        if passes:
+            known = self._known_of(kind)
+            known.account_s += _ALLOWANCE * seconds
+            known.num_plain += passes
+            self._measure(known, 0, seconds, passes)
+
+    def _measure(self, known: _SizeOfBatch, drafts: int, seconds: float, passes: int = 1) -> None:
+        """All of this time is that of passes with so many guesses."""
+        times = known.times.get(drafts)
+        if times is None:
+            times = known.times[drafts] = PassTimes()
+        times.add(seconds, self._passes, passes)
+        plain_s = known.seconds(0, self._passes)
+        if plain_s is None:
+            return
+        if not known.has_credit:
+            known.account_s, known.has_credit = known.account_s + _CREDIT * plain_s, True
+        known.account_s = min(known.account_s, _SAVED_AT_MOST * plain_s + 2 * self._reading.mean_s)
+
+    def _observe_reading(self, known: _SizeOfBatch, done: PassKind, seconds: float) -> None:
+        """A part of the time was a draft's reading: its launch, or what the device took before this pass."""
+        plain_s = known.seconds(0, self._passes)
+        if plain_s is None:
+            return
+        usual_s = self._seconds(done, known, plain_s, done.drafts) if done.drafts else plain_s
+        self._reading_s += max(0.0, seconds - usual_s)
+        if done.read:
+            self._reading.add(done.read, self._reading_s)
+            self._reading_s = 0.0
+
+    def _charge(
+        self, known: _SizeOfBatch, before: PassKind | None, done: PassKind, seconds: float, tokens: int, *, reads: bool
+    ) -> None:
+        """What this time has won or lost against passes without guesses that make as many tokens."""
+        plain_s = known.seconds(0, self._passes)
+        if plain_s is None:
+            return
+        usual_s = known.seconds(done.drafts, self._passes)
+        if usual_s is not None and not reads:  # what held a pass up is not the guesses' fault; a draft's reading is
+            seconds = min(seconds, 2 * max(usual_s, plain_s))
+        gain_s = tokens / done.rows * plain_s - seconds
+        known.account_s += gain_s
+        if _alike(before, done) and not reads:
+            known.slump_s = min(0.0, known.slump_s + gain_s)
+        if done.drafts and done.drafts == self._level and self._foreseen:
+            share = tokens / self._foreseen * self._yield[done.drafts]
+            self._yield[done.drafts] += _YIELD_WEIGHT * (min(share, 2.0) - self._yield[done.drafts])
+        if known.account_s < 0 or known.slump_s < -(_STAKE + _STAKE_OF_ONE / done.rows) * plain_s:
+            self._stop(known, done, seconds, plain_s)
+
+    def _stop(self, known: _SizeOfBatch, done: PassKind, seconds: float, plain_s: float) -> None:
+        """No more is to be lost now; what is known by then of such passes must do."""
+        known.reserve_s = min(max(0.0, known.account_s) + _CREDIT * plain_s, (_SAVED_AT_MOST - 8) * plain_s)
+        known.slump_s = 0.0
+        if done.drafts:
+            times = known.times.setdefault(done.drafts, PassTimes())
+            times.close(self._passes)
+            if not times.windows and not done.read:
+                times.add(seconds, self._passes)
+                times.close(self._passes)
+        if self._level and self._size == done.size:
+            self._level = self._left = 0
 
 
-def _size_class(num_rows: int, masked: bool) -> int:
-    """Batches of about one size, of two halves of each power of two, and of one kind."""
-    bits = max(0, num_rows - 1).bit_length()
-    is_upper = bits > 4 and num_rows > 3 << (bits - 2)
-    return 4 * bits + 2 * is_upper + masked
+def _alike(one: PassKind | None, other: PassKind) -> bool:
+    """Whether their times are of one kind."""
+    return one is not None and not one.read and one.drafts == other.drafts and one.size == other.size

@@ -2,8 +2,9 @@
 
 As in EAGLE-3 (Li et al., arXiv:2503.01840) it reads several layers at once, feeds its own state back, and is trained
 over the whole chain. As in recurrent drafters (Zhang et al., arXiv:2403.09919) a step sees that state and the newest
-token alone: it has no keys and values, so a cached prefix, a swap or a pass without guesses leaves it nothing to catch
-up with. Token embeddings, last norm and output matrix are the model's.
+token alone: it has no keys and values, so of a cached prefix, a swap or passes without guesses it has nothing to read.
+The hidden states of one pass with guesses are all that it needs. Token embeddings, last norm and output matrix are the
+model's.
 """
 
 import json

@@ -8,14 +8,18 @@ from mini_infer_engine.core.batch import Batch, Row
 from mini_infer_engine.core.page_allocator import PageAllocator
 from mini_infer_engine.core.request import Request
 from mini_infer_engine.core.sequence import Sequence, State
-from mini_infer_engine.speculation.config import SpeculationConfig
-from mini_infer_engine.speculation.controller import (
+from mini_infer_engine.speculation.acceptance import (
     FIRST_ACCEPTANCE,
     TYPICAL_WEIGHT,
-    DraftController,
     with_outcome,
     worthwhile_drafts,
 )
+from mini_infer_engine.speculation.config import SpeculationConfig
+from mini_infer_engine.speculation.controller import DraftController
+from mini_infer_engine.speculation.pass_times import GuessCosts, PassKind, pass_kind
+
+_FIRST_OUTCOMES = 10
+"""Rows with guesses that what is assumed before any counts for."""
 
 
 def may_speculate(request: Request) -> bool:
@@ -26,19 +30,28 @@ def may_speculate(request: Request) -> bool:
 class SpeculationPlanner:
     """Of one engine."""
 
-    def __init__(self, config: SpeculationConfig, *, max_rows: int, max_model_len: int, token_budget: int) -> None:
-        """`max_rows`: sequences of a pass with guesses, at most, as the runner says."""
-        self.controller = DraftController(config.num_tokens)
+    def __init__(
+        self,
+        config: SpeculationConfig,
+        *,
+        max_rows: int,
+        max_model_len: int,
+        token_budget: int,
+        costs: GuessCosts | None = None,
+    ) -> None:
+        """`max_rows`: sequences of a pass with guesses, at most, and `costs` of such passes, as the runner says."""
+        self.controller = DraftController(config.num_tokens, costs)
         self._typical_acceptance = FIRST_ACCEPTANCE
         self.num_drafts = self.num_draft_tokens = 0
         self.accepted_by_position = [0] * config.num_tokens
         self.computes_catch_up = config.method == "draft_model"
-        self._reads_text = config.method != "head"
+        self._is_head = config.method == "head"
         self._max_rows = max_rows
         self._max_model_len = max_model_len
         self._token_budget = token_budget
         self.may_be_masked = False
         """Whether some request's output is held to a grammar."""
+        self._num_passes = 1  # sequences begin with 0: no pass has guessed for them
         self._has_guessed = False
         """In the pass before, which may be in flight."""
 
@@ -46,6 +59,7 @@ class SpeculationPlanner:
         """Give rows of a planned pass guesses, where that is possible and worth it."""
         if not batch.rows:
             return
+        self._num_passes += 1
         self._give_guesses(batch, sequences, pool)
         if self._has_guessed:
             _put_off_rows_with_unknown_bans(batch, sequences)
@@ -68,12 +82,22 @@ class SpeculationPlanner:
             if sequence.acceptance is None:
                 sequence.acceptance = self._typical_acceptance
         acceptances = [sequence.acceptance or 0.0 for _, sequence in chosen]
-        most = self.controller.choose(acceptances, len(rows), masked=masked)
-        if self.computes_catch_up and most and self.controller.is_trial:
-            missing = sum(max(0, len(sequence.token_ids) - sequence.num_drafted) for _, sequence in chosen)
-            if missing > self._token_budget:
-                self.controller.rest()
-                return
+
+        def to_read() -> int:
+            if not self.computes_catch_up:
+                return 0
+            return sum(max(0, len(sequence.token_ids) - sequence.num_drafted) for _, sequence in chosen)
+
+        most = self.controller.choose(acceptances, len(rows), masked=masked, to_read=to_read)
+        if most and self.controller.is_trial and to_read() > self._token_budget:
+            self.controller.rest()
+            return
+        # A head has the hidden states of passes with guesses alone: a row's first one brings them, and guesses nothing.
+        last = self._num_passes - 1
+        blind = {row.slot for row, sequence in chosen if self._is_head and sequence.last_guessed != last}
+        if len(blind) == len(chosen) and most:
+            most = self.controller.levels[0]
+            self.controller.prepares()
         chosen = [pair for pair in chosen if pair[0].start + most + 1 <= self._max_model_len]
         budget = self._token_budget - len(rows) - most * len(chosen)
         if not most or budget < 0 or not _reserve(chosen, most, pool):
@@ -83,8 +107,11 @@ class SpeculationPlanner:
         batch.num_drafts = most
         for row, sequence in chosen:
             drafts = worthwhile_drafts(sequence.acceptance or 0.0, most)
-            if not drafts and (most == self.controller.levels[0] or not len(sequence.token_ids) % 16):
+            if row.slot in blind:
+                drafts = 0
+            elif not drafts and (most == self.controller.levels[0] or not len(sequence.token_ids) % 16):
                 drafts = 1  # now and then, or it would never be known that its text has become easier
+            sequence.last_guessed = self._num_passes
             row.num_drafts, row.count = drafts, drafts + 1
             row.banned = ()  # who checks the guesses knows the tokens before each of them
             sequence.num_computed += drafts
@@ -95,7 +122,7 @@ class SpeculationPlanner:
         """Tell the draft tokens that it does not know; False: there are too many for one pass."""
         is_complete = True
         for row, sequence in chosen:
-            if not self._reads_text and not sequence.request.sampling.bad_words_token_ids:
+            if self._is_head and not sequence.request.sampling.bad_words_token_ids:
                 continue
             start, known = sequence.num_drafted, len(sequence.token_ids)
             count = min(known - start, budget) if self.computes_catch_up else known - start
@@ -107,6 +134,14 @@ class SpeculationPlanner:
             is_complete = is_complete and sequence.num_drafted >= known
         return is_complete
 
+    def kind_of(self, batch: Batch) -> PassKind | None:
+        """What the time of a planned pass depends on."""
+        rows = len(batch.rows)
+        if batch.num_decodes < rows:
+            return None
+        read = sum(told.count for told in batch.catch_up) if batch.catch_up and self.computes_catch_up else 0
+        return pass_kind(rows, batch.num_drafts, batch.waits_for_masks, read)
+
     def settle(self, row: Row, sequence: Sequence, num_tokens: int) -> None:
         """A pass with guesses is done, and its row has made `num_tokens`: before they are appended."""
         drafts, accepted = row.count - 1, num_tokens - 1
@@ -117,7 +152,8 @@ class SpeculationPlanner:
         if drafts:
             typical = self._typical_acceptance
             sequence.acceptance = with_outcome(sequence.acceptance or 0.0, drafts, accepted)
-            self._typical_acceptance = with_outcome(typical, drafts, accepted, TYPICAL_WEIGHT)
+            weight = max(TYPICAL_WEIGHT, 1 / (_FIRST_OUTCOMES + self.num_drafts))  # soon near what was seen
+            self._typical_acceptance = with_outcome(typical, drafts, accepted, weight)
             self.num_drafts += 1
             self.num_draft_tokens += drafts
             for place in range(accepted):

@@ -105,7 +105,7 @@ class HeadModel:
 
     def __init__(self, head: SpeculativeHead, worker: ModelWorker) -> None:
         self._head, self._worker, self._ops = head, worker, TorchOps()
-        worker.model.taps = HiddenTaps(head.shape.layers)
+        worker.model.taps = HiddenTaps(head.shape.layers, always=False)
 
     def guess(self, rows: Sequence[Row], slots: Sequence[SlotProgress]) -> list[list[int]]:
         """See `DraftModel.guess`: a chain from the hidden states of the token before the last one."""
@@ -164,6 +164,8 @@ class TorchSpeculation:
     def _guess(self, batch: Batch) -> dict[int, list[int]]:
         """By place in the batch."""
         asking = [place for place, row in enumerate(batch.rows) if row.num_drafts]
+        if self._head is not None:
+            asking = [place for place in asking if self._slots[batch.rows[place].slot].features is not None]
         rows = [batch.rows[place] for place in asking]
         slots = [self._slots[row.slot] for row in rows]
         if not rows:

@@ -40,3 +40,14 @@ def test_passes_of_several_threads_do_not_mix() -> None:
     with ThreadPoolExecutor(4) as threads:
         for rows, made in zip(range(1, 40), threads.map(run, range(1, 40)), strict=True):
             assert made.tolist() == [[rows, rows + 1]] * rows
+
+
+def test_passes_that_nobody_wants_are_not_kept() -> None:
+    taps = HiddenTaps([0], always=False)
+    assert not taps.is_wanted
+    with taps.while_wanted():
+        assert taps.is_wanted
+        with ThreadPoolExecutor(1) as other:
+            assert not other.submit(lambda: taps.is_wanted).result(), "another thread's pass is its own"
+    assert not taps.is_wanted
+    assert HiddenTaps([0]).is_wanted

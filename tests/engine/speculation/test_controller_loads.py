@@ -6,10 +6,13 @@ Seconds of passes are worked out from rates on an H200 (benchmarks/results/2026-
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 
-from mini_infer_engine.speculation.controller import FIRST_ACCEPTANCE, DraftController, with_outcome, worthwhile_drafts
+from mini_infer_engine.speculation.acceptance import FIRST_ACCEPTANCE, with_outcome, worthwhile_drafts
+from mini_infer_engine.speculation.controller import DraftController
+from mini_infer_engine.speculation.pass_times import PassKind
 
 LEVELS = (1, 3, 5)
 
@@ -93,10 +96,11 @@ def run(load: Load, fixed: int | None = None, seed: int = 1) -> float:
         own = min(count, len(beliefs))
         level = fixed
         if level is None:
-            level = (
-                0 if controller.stays_plain(count) else controller.choose([beliefs[row % own] for row in range(count)])
-            )
-        made, caught_up = float(count), False
+            stays = controller.stays_plain(count)
+            own_beliefs = [beliefs[row % own] for row in range(count)]
+            to_read = partial(round, count * missed)
+            level = 0 if stays else controller.choose(own_beliefs, to_read=to_read)
+        made, read = float(count), 0
         if level:
             made = 0
             for row in range(own):
@@ -109,13 +113,14 @@ def run(load: Load, fixed: int | None = None, seed: int = 1) -> float:
         taken = 1.0 if not level else load.costs(count)[LEVELS.index(level)]
         taken *= 1 + 0.04 * dice.random()
         if level:
-            caught_up = missed > 0
+            read = round(count * missed)
             taken += load.reading * missed
             missed = 0
         else:
             missed = min(512, missed + 1) if load.reading else 0
         taken *= 20 if dice.random() < load.stalls else 1
-        controller.observe(count, level, taken, round(made), caught_up=caught_up)
+        kind = PassKind(count, level, read=read)
+        controller.observe(kind, [kind], taken, round(made))
         tokens, seconds = tokens + made / count, seconds + taken
     return tokens / seconds
 

@@ -109,11 +109,63 @@ def test_what_a_draft_was_to_read_of_a_row_that_waits_it_reads_later() -> None:
     assert (words.num_drafted, bench.batch.catch_up) == (0, [])
 
 
+def go_on(bench: Bench, made: int) -> None:
+    """All that was planned is committed, each row made so many tokens, and the next pass has a row of each sequence."""
+    for row, sequence in zip(bench.batch.rows, bench.sequences, strict=True):
+        if row.num_drafts is None:
+            made = 1
+        else:
+            bench.planner.settle(row, sequence, made)
+        sequence.token_ids.extend([7] * made)
+        sequence.in_flight -= 1
+    bench.batch = Batch([], 0)
+    for sequence in bench.sequences:
+        bench.add_row(sequence)
+
+
+def test_a_heads_first_pass_brings_hidden_states_and_guesses_nothing() -> None:
+    bench = Bench("head")
+    bench.add(10, 5)
+    assert bench.plan() == [0]
+    assert bench.batch.num_drafts == 1, "the cheapest pass that keeps them"
+    assert bench.planner.num_drafts == 0
+    go_on(bench, 1)
+    assert bench.plan() == [3]
+    go_on(bench, 2)
+    assert bench.plan() == [3]
+    bench.planner.controller.choose = lambda *_, **__: 0  # type: ignore[method-assign]
+    go_on(bench, 4)
+    assert bench.plan() == [None]
+    bench.planner.controller.choose = lambda *_, **__: 3  # type: ignore[method-assign]
+    go_on(bench, 1)
+    assert bench.plan() == [0], "passes without guesses keep no hidden states"
+
+
+def test_a_head_goes_on_while_the_pass_before_is_in_flight() -> None:
+    bench = Bench("head")
+    sequence = bench.add(10, 5)
+    assert bench.plan() == [0]
+    for _ in range(3):
+        bench.batch = Batch([], 0)
+        bench.add_row(sequence)
+        assert bench.plan() == [3]
+
+
+def test_rows_that_join_a_head_guess_nothing_at_first() -> None:
+    bench = Bench("head")
+    bench.add(10, 5)
+    bench.plan()
+    go_on(bench, 1)
+    bench.add(10, 5)
+    assert bench.plan() == [3, 0]
+    assert bench.batch.num_drafts == 3
+
+
 def test_a_head_is_told_the_text_whose_words_are_banned() -> None:
     bench = Bench("head")
     bench.add(10, 5, bad_words_token_ids=[[1, 2]])
     bench.add(10, 5)
-    assert bench.plan() == [3, 3]
+    assert bench.plan() == [0, 0]
     assert [told.slot for told in bench.batch.catch_up] == [0]
 
 
@@ -150,7 +202,7 @@ def test_a_first_token_waits_for_no_draft() -> None:
 def test_a_head_is_told_nothing() -> None:
     bench = Bench("head")
     bench.add(10, 5)
-    assert bench.plan() == [3]
+    assert bench.plan() == [0]
     assert not bench.batch.catch_up
 
 
