@@ -4,27 +4,19 @@ Pure arithmetic on what it is told; seconds come from outside. It knows neither 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 from mini_infer_engine.speculation.acceptance import draft_levels, expected_tokens, worthwhile_drafts
-from mini_infer_engine.speculation.pass_times import GuessCosts, PassKind, PassTimes, ReadingTimes, pass_kind
+from mini_infer_engine.speculation.batch_account import CREDIT, PROBE_AFTER, STAKE, BatchAccount
+from mini_infer_engine.speculation.pass_times import GuessCosts, PassKind, ReadingTimes, assumed_seconds, pass_kind
 
 _STEADY = 4
 """Passes without guesses, one like the other, that are looked at together: a window of measurements."""
 _YIELD_WEIGHT = 0.02
 """Of the newest observation in the running mean."""
-_PRIOR_COST = 0.05
-"""Of one more guess, as a share of a pass without any, until it is measured: low, so that it is measured."""
 _LIKENESS = 0.85
 """How far costs of one size of batch are those of another, for each power of two between them."""
-_MEASURED_FOR = 16_384
-"""Passes after which a measurement counts as old, and is made again."""
-_HARDLY_MEASURED_FOR = 512
-"""The same, of passes that were stopped when hardly any had been made."""
-_PLAIN_WINDOWS = 3
-"""Of passes without guesses, before anything is held against them."""
-_PLAIN_DUE, _PLAIN_DUE_AT_MOST = 128, 8_192
-"""Passes with guesses after which some without are measured again, twice as many each time.
+_PLAIN_DUE_AT_MOST = 8_192
+"""Passes with guesses after which some without are measured again: 128 at first, twice as many each time.
 
 What there is to be beaten was measured in the first passes of a batch, which may have been slow ones.
 """
@@ -36,10 +28,10 @@ _HOLD_PROBE, _FEW_ROWS = 3, 4
 """The same where easier texts are looked for, with more rows than a few."""
 _HOLD_PLAIN = 32
 """The same where nothing is guessed: until something is, acceptances stay as they are."""
-_PROBE_AFTER, _PROBE_AFTER_AT_MOST = 64, 65_536
-"""Passes without guesses after which some are made all the same, or it would never be known that texts are easier now.
+_PROBE_AFTER_AT_MOST = 65_536
+"""Passes without guesses after which some are made all the same, or it would never be known that texts are easier now:
 
-Twice as many after each time in vain.
+64 at first, twice as many after each time in vain.
 """
 _EASY = 0.9
 """Acceptance of texts that are easy: where guesses would lose even with these, nothing is tried."""
@@ -49,46 +41,8 @@ _LEAST_GAIN = 1.02
 """Of guessing, as it is expected, for it to be done: measurements are not exact."""
 _STEPS = 32
 """Acceptances are told apart by this share of one."""
-_ALLOWANCE = 0.01
-"""Of all time, what guessing may lose."""
-_CREDIT = 4
-"""Passes without guesses whose time it may lose ahead of the allowance: to find out what it is worth at all."""
-_STAKE, _STAKE_OF_ONE = 2, 8
-"""The same, that guessing may lose in a row before it is given up; more with few rows, whose luck changes."""
 _READING_MARGIN = 1.25
 """What a draft's reading may take, as a share of what is expected."""
-_SAVED_AT_MOST = 64
-"""The same, of allowance and gains that are kept for trials and for what a draft must read before it guesses."""
-
-
-@dataclass(slots=True)
-class _SizeOfBatch:
-    """What is known of batches of one size, and the account of what guessing has won and lost in them."""
-
-    times: dict[int, PassTimes] = field(default_factory=dict)
-    """By guesses."""
-    account_s: float = 0.0
-    """Won by guessing against passes without it that make as many tokens, and allowed, less what was lost."""
-    has_credit: bool = False
-    """What may be lost ahead was put to the account."""
-    reserve_s: float = 0.0
-    """Of the account, what must be there before anything is guessed again."""
-    slump_s: float = 0.0
-    """What the latest passes with guesses have lost, a draft's reading left out; never above nothing."""
-    num_plain: int = 0
-    """Passes since anything was guessed."""
-    probe_after: int = _PROBE_AFTER
-    num_guessing: int = 0
-    """Passes with guesses since some without were measured."""
-    plain_due: int = _PLAIN_DUE
-
-    def seconds(self, drafts: int, now: int) -> float | None:
-        """Of a pass with so many guesses, where that was measured and is not old."""
-        times = self.times.get(drafts)
-        if times is None or len(times.windows) < (1 if drafts else _PLAIN_WINDOWS):
-            return None
-        age = now - times.measured_at
-        return times.seconds if age <= (_MEASURED_FOR if len(times.windows) > 1 else _HARDLY_MEASURED_FOR) else None
 
 
 class DraftController:
@@ -108,7 +62,7 @@ class DraftController:
         self._reading = ReadingTimes()
         for tokens, seconds in self._costs.reading:
             self._reading.add(tokens, seconds)
-        self._sizes: dict[int, _SizeOfBatch] = {}
+        self._sizes: dict[int, BatchAccount] = {}
         self._yield = dict.fromkeys(self.levels, 1.0)
         """Tokens that passes have made, as a share of those that were expected."""
         self._foreseen = 0.0
@@ -168,7 +122,7 @@ class DraftController:
         """A trial would cost too much now: no guesses for a while."""
         self._level, self._left = 0, _REST
 
-    def _passes_to_hold(self, rows: int, known: _SizeOfBatch, *, had_guesses: bool) -> int:
+    def _passes_to_hold(self, rows: int, known: BatchAccount, *, had_guesses: bool) -> int:
         seconds = known.seconds(self._level, self._passes)
         if self._level and self.is_trial:
             return _HOLD_TRIAL if seconds is None else _HOLD_PROBE if rows > _FEW_ROWS else _HOLD
@@ -179,7 +133,7 @@ class DraftController:
     def _decide(
         self,
         kind: PassKind,
-        known: _SizeOfBatch,
+        known: BatchAccount,
         acceptances: Sequence[float],
         to_read: Callable[[], int],
         *,
@@ -189,10 +143,10 @@ class DraftController:
         plain_s = known.seconds(0, self._passes)
         if plain_s is None:
             return 0  # first what there is to be beaten
-        if had_guesses and known.seconds(self._level, self._passes) is None:
-            known.times.setdefault(self._level, PassTimes()).close(self._passes)  # what a trial has shown must do
+        if had_guesses:
+            known.end_trial(self._level, self._passes)
         entry_s = self._reading.seconds(to_read())
-        needed_s = known.reserve_s + (_READING_MARGIN * entry_s + _STAKE * plain_s if entry_s else 0.0)
+        needed_s = known.reserve_s + (_READING_MARGIN * entry_s + STAKE * plain_s if entry_s else 0.0)
         if known.account_s < needed_s:
             return 0
         if had_guesses and known.num_guessing >= known.plain_due and known.account_s >= self._reading.mean_s:
@@ -204,17 +158,17 @@ class DraftController:
         if best:
             self.is_trial = known.seconds(best, self._passes) is None
             if not self.is_trial:
-                known.probe_after = _PROBE_AFTER
+                known.probe_after = PROBE_AFTER
         elif known.num_plain > known.probe_after and self._may_probe(kind, known, plain_s, steps, entry_s):
             known.probe_after = min(2 * known.probe_after, _PROBE_AFTER_AT_MOST)
             self._yield = {level: (1 + share) / 2 for level, share in self._yield.items()}
             best = self.levels[0]
             self._foreseen = self._foreseen_tokens(best, steps) + kind.rows - len(steps)
         if best:
-            known.reserve_s = known.slump_s = 0.0
+            known.begin()
         return best
 
-    def _best(self, kind: PassKind, known: _SizeOfBatch, plain_s: float, steps: list[int]) -> tuple[int, float]:
+    def _best(self, kind: PassKind, known: BatchAccount, plain_s: float, steps: list[int]) -> tuple[int, float]:
         """The number of guesses that makes the most tokens a second, and the tokens of such a pass."""
         others = kind.rows - len(steps)
         best, best_rate, best_foreseen = 0, kind.rows / plain_s * _LEAST_GAIN, 0.0
@@ -225,18 +179,18 @@ class DraftController:
                 best, best_rate, best_foreseen = level, rate, foreseen
         return best, best_foreseen
 
-    def _may_probe(self, kind: PassKind, known: _SizeOfBatch, plain_s: float, steps: list[int], entry_s: float) -> bool:
+    def _may_probe(self, kind: PassKind, known: BatchAccount, plain_s: float, steps: list[int], entry_s: float) -> bool:
         """Whether easier texts would make guessing worth it, and the account bears to find out that they are not."""
         easy = [int(_EASY * _STEPS)] * len(steps)
         loss_s = _HOLD * max(0.0, self._seconds(kind, known, plain_s, self.levels[0]) - plain_s)
-        affordable = known.account_s >= 2 * entry_s + min(loss_s, _CREDIT * plain_s)
+        affordable = known.account_s >= 2 * entry_s + min(loss_s, CREDIT * plain_s)
         return affordable and self._best(kind, known, plain_s, easy)[0] > 0
 
     def _foreseen_tokens(self, level: int, steps: list[int]) -> float:
         expected = self._expected[level]
         return sum([expected[step] for step in steps]) * self._yield[level]
 
-    def _seconds(self, kind: PassKind, known: _SizeOfBatch, plain_s: float, drafts: int) -> float:
+    def _seconds(self, kind: PassKind, known: BatchAccount, plain_s: float, drafts: int) -> float:
         """Measured; else between what was measured of fewer and of more guesses, or as batches of other sizes have it.
 
         In no case less than the device takes.
@@ -247,13 +201,7 @@ class DraftController:
         measured = {
             level: seconds for level in self.levels if (seconds := known.seconds(level, self._passes)) is not None
         }
-        below = max((level for level in measured if level < drafts), default=0)
-        above = min((level for level in measured if level > drafts), default=None)
-        below_s = measured.get(below, plain_s)
-        if above is not None:
-            assumed_s = below_s + (measured[above] - below_s) * (drafts - below) / (above - below)
-        else:
-            assumed_s = below_s * (1 + _PRIOR_COST * drafts) / (1 + _PRIOR_COST * below)
+        assumed_s = assumed_seconds(drafts, {0: plain_s, **measured})
         if not measured:
             assumed_s = max(assumed_s, plain_s * self._cost_elsewhere(kind.size, drafts))
         return max(assumed_s, self._costs.least_s(kind.rows, drafts))
@@ -268,10 +216,10 @@ class DraftController:
                 nearest, cost = distance, 1 + max(0.0, guessing_s / plain_s - 1) * _LIKENESS**distance
         return cost
 
-    def _known_of(self, kind: PassKind) -> _SizeOfBatch:
+    def _known_of(self, kind: PassKind) -> BatchAccount:
         known = self._sizes.get(kind.size)
         if known is None:
-            known = self._sizes[kind.size] = _SizeOfBatch()
+            known = self._sizes[kind.size] = BatchAccount()
         return known
 
     # -- Learning
@@ -300,14 +248,9 @@ class DraftController:
             self._observe_reading(known, done, seconds)
         if done.drafts or reads or any(one is not None and one.drafts for one in launched):
             self._charge(known, before, done, seconds, tokens, reads=bool(reads))
-        known.account_s += _ALLOWANCE * seconds
-        if done.drafts:
-            known.num_plain = 0
-            known.num_guessing += 1
-        else:
-            known.num_plain += 1
+        known.passed(done.drafts, seconds)
         if not reads and launched and _alike(before, done) and all(_alike(one, done) for one in launched):
-            self._measure(known, done.drafts, seconds)
+            known.measure(done.drafts, seconds, self._passes, reading_s=self._reading.mean_s)
 
     def _observe_steady(self, kind: PassKind) -> None:
         """So many passes without guesses, one like the other: told a few at a time, for they must cost nothing."""
@@ -315,24 +258,10 @@ class DraftController:
         seconds, self._steady_s = self._steady_s, 0.0
         if passes:
             known = self._known_of(kind)
-            known.account_s += _ALLOWANCE * seconds
-            known.num_plain += passes
-            self._measure(known, 0, seconds, passes)
+            known.passed(0, seconds, passes)
+            known.measure(0, seconds, self._passes, reading_s=self._reading.mean_s, passes=passes)
 
-    def _measure(self, known: _SizeOfBatch, drafts: int, seconds: float, passes: int = 1) -> None:
-        """All of this time is that of passes with so many guesses."""
-        times = known.times.get(drafts)
-        if times is None:
-            times = known.times[drafts] = PassTimes()
-        times.add(seconds, self._passes, passes)
-        plain_s = known.seconds(0, self._passes)
-        if plain_s is None:
-            return
-        if not known.has_credit:
-            known.account_s, known.has_credit = known.account_s + _CREDIT * plain_s, True
-        known.account_s = min(known.account_s, _SAVED_AT_MOST * plain_s + 2 * self._reading.mean_s)
-
-    def _observe_reading(self, known: _SizeOfBatch, done: PassKind, seconds: float) -> None:
+    def _observe_reading(self, known: BatchAccount, done: PassKind, seconds: float) -> None:
         """A part of the time was a draft's reading: its launch, or what the device took before this pass."""
         plain_s = known.seconds(0, self._passes)
         if plain_s is None:
@@ -344,7 +273,7 @@ class DraftController:
             self._reading_s = 0.0
 
     def _charge(
-        self, known: _SizeOfBatch, before: PassKind | None, done: PassKind, seconds: float, tokens: int, *, reads: bool
+        self, known: BatchAccount, before: PassKind | None, done: PassKind, seconds: float, tokens: int, *, reads: bool
     ) -> None:
         """What this time has won or lost against passes without guesses that make as many tokens."""
         plain_s = known.seconds(0, self._passes)
@@ -354,27 +283,14 @@ class DraftController:
         if usual_s is not None and not reads:  # what held a pass up is not the guesses' fault; a draft's reading is
             seconds = min(seconds, 2 * max(usual_s, plain_s))
         gain_s = tokens / done.rows * plain_s - seconds
-        known.account_s += gain_s
-        if _alike(before, done) and not reads:
-            known.slump_s = min(0.0, known.slump_s + gain_s)
+        in_a_row = _alike(before, done) and not reads
         if done.drafts and done.drafts == self._level and self._foreseen:
             share = tokens / self._foreseen * self._yield[done.drafts]
             self._yield[done.drafts] += _YIELD_WEIGHT * (min(share, 2.0) - self._yield[done.drafts])
-        if known.account_s < 0 or known.slump_s < -(_STAKE + _STAKE_OF_ONE / done.rows) * plain_s:
-            self._stop(known, done, seconds, plain_s)
-
-    def _stop(self, known: _SizeOfBatch, done: PassKind, seconds: float, plain_s: float) -> None:
-        """No more is to be lost now; what is known by then of such passes must do."""
-        known.reserve_s = min(max(0.0, known.account_s) + _CREDIT * plain_s, (_SAVED_AT_MOST - 8) * plain_s)
-        known.slump_s = 0.0
-        if done.drafts:
-            times = known.times.setdefault(done.drafts, PassTimes())
-            times.close(self._passes)
-            if not times.windows and not done.read:
-                times.add(seconds, self._passes)
-                times.close(self._passes)
-        if self._level and self._size == done.size:
-            self._level = self._left = 0
+        if known.charge(gain_s, done.rows, plain_s, in_a_row=in_a_row):
+            known.give_up(done.drafts, None if done.read else seconds, plain_s, self._passes)
+            if self._level and self._size == done.size:
+                self._level = self._left = 0
 
 
 def _alike(one: PassKind | None, other: PassKind) -> bool:

@@ -10,6 +10,9 @@ from functools import lru_cache
 _PASSES, _WINDOWS = 3, 4
 """Passes of a window, and windows that are kept."""
 
+_PRIOR_COST = 0.05
+"""Of one more guess, as a share of a pass without any, until it is measured: low, so that it is measured."""
+
 
 @dataclass(frozen=True, slots=True)
 class PassKind:
@@ -112,3 +115,12 @@ class ReadingTimes:
     def mean_s(self) -> float:
         """Of a reading."""
         return self._seconds / self._weight if self._weight else 0.0
+
+
+def assumed_seconds(drafts: int, measured: dict[int, float]) -> float:
+    """Of a pass with so many guesses, from those with fewer and more; of none at least it is known."""
+    below = max(level for level in measured if level <= drafts)
+    above = min((level for level in measured if level > drafts), default=None)
+    if above is None:
+        return measured[below] * (1 + _PRIOR_COST * drafts) / (1 + _PRIOR_COST * below)
+    return measured[below] + (measured[above] - measured[below]) * (drafts - below) / (above - below)

@@ -2,7 +2,14 @@
 
 import pytest
 
-from mini_infer_engine.speculation.pass_times import GuessCosts, PassKind, PassTimes, ReadingTimes
+from mini_infer_engine.speculation.pass_times import (
+    GuessCosts,
+    PassKind,
+    PassTimes,
+    ReadingTimes,
+    assumed_seconds,
+    pass_kind,
+)
 
 
 def measured(*seconds: float) -> PassTimes:
@@ -70,3 +77,15 @@ def test_what_a_device_takes_is_that_of_the_next_larger_batch() -> None:
     costs = GuessCosts({(1, 3): 1.0, (8, 3): 2.0, (8, 5): 3.0})
     assert [costs.least_s(rows, 3) for rows in (1, 2, 8, 9)] == [1.0, 2.0, 2.0, 0.0]
     assert costs.least_s(1, 1) == 0.0
+
+
+def test_what_was_not_measured_lies_between_its_neighbours_or_a_little_above_the_last() -> None:
+    assert assumed_seconds(3, {0: 1.0, 5: 6.0}) == pytest.approx(4.0)
+    assert assumed_seconds(3, {0: 1.0, 1: 2.0, 5: 6.0}) == pytest.approx(4.0)
+    assert 1.0 < assumed_seconds(5, {0: 1.0}) < 1.5
+    assert 2.0 < assumed_seconds(5, {0: 1.0, 3: 2.0}) < 2.5
+
+
+def test_the_same_pass_is_one_object() -> None:
+    assert pass_kind(3, 0) is pass_kind(3, 0)
+    assert pass_kind(3, 0) == PassKind(3, 0)
