@@ -178,8 +178,8 @@ class Misbehaving:
                     await asyncio.sleep(3600)
                 body = json.dumps({"error": {"message": f"status {self.status}"}}).encode()
                 writer.write(b"HTTP/1.1 %d X\r\ncontent-length: %d\r\n\r\n%b" % (self.status, len(body), body))
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+            pass  # The client went, or all of it ends.
         finally:
             writer.close()
 
