@@ -26,7 +26,13 @@ _SLICE_BYTES = 1 << 17
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 _WHOLE_STRINGS = re.compile(rb'(?:[^"]++|"(?:[^"\\]++|\\.)*+")++', re.DOTALL)
 _IN_STRING = re.compile(rb"(?:[^\"\\]++|\\.)*+", re.DOTALL)
-_QUOTE = b'"'
+_QUOTE, _BACKSLASH = b'"', 0x5C
+LONG_STRING_BYTES = 512
+"""Of strings of this length on average it is quicker to jump over them than to count what they hold."""
+MOST_JUMPS = 4096
+"""In a millisecond."""
+MOST_BACKSLASHES = 64
+"""In a row, before a quote."""
 _LIMITS = (
     ("objects and lists", b"{[", MAX_OBJECTS),
     ("fields", b":", MAX_FIELDS),
@@ -35,10 +41,49 @@ _LIMITS = (
 )
 
 
-async def check_structure(body: bytes) -> None:
-    """ApiError 400: the body holds more than can be read while others wait. Other tasks run in between."""
+async def check_structure(body: bytes) -> int:
+    """How many commas may stand between values at most. Other tasks run in between.
+
+    ApiError 400: the body holds more than can be read while others wait.
+    """
     if len(body) <= MAX_OBJECTS:
-        return
+        return body.count(b",")
+    if (outside := _bytes_outside_of_long_strings(body)) <= MAX_OBJECTS:
+        return outside
+    await _check_counts(body)
+    return body.count(b",")
+
+
+def _bytes_outside_of_long_strings(body: bytes) -> int:
+    """How much of a body is no text, at least; as much as the body has where its texts are short or many.
+
+    A chat of a megabyte is a few dozen long texts, and to jump from quote to quote takes a twentieth of counting it.
+    """
+    outside = position = 0
+    left = min(MOST_JUMPS, len(body) // LONG_STRING_BYTES)
+    while left > 0:
+        begin = body.find(_QUOTE, position)
+        if begin < 0:
+            return outside + len(body) - position
+        outside += begin - position
+        end = body.find(_QUOTE, begin + 1)
+        while end > 0 and body[end - 1] == _BACKSLASH and left > 0:
+            before = body[max(begin + 1, end - MOST_BACKSLASHES) : end]
+            backslashes = len(before) - len(before.rstrip(b"\\"))
+            if backslashes == MOST_BACKSLASHES:
+                return len(body)
+            if backslashes % 2 == 0:
+                break
+            end = body.find(_QUOTE, end + 1)
+            left -= 1
+        if end < 0:
+            return len(body)
+        position = end + 1
+        left -= 1
+    return len(body)
+
+
+async def _check_counts(body: bytes) -> None:
     whole = (body[start : start + _COUNTED_BYTES] for start in range(0, len(body), _COUNTED_BYTES))
     # Nearly every body is within the limits even where both quotes of a text, and what it holds, are counted.
     if await _above(whole) and (kind := await _above(_outside_of_strings(body))):

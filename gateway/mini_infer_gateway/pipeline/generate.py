@@ -189,8 +189,7 @@ class Generate:
 
     async def _read_fields(self, scope: Scope, body: bytes, held: HeldBody) -> dict[str, Any]:
         """Of a JSON body, or of the query where there is none."""
-        await check_structure(body)
-        if not held.grow(len(body) + VALUE_BYTES * body.count(b",")):
+        if not held.grow(len(body) + VALUE_BYTES * await check_structure(body)):
             raise no_room()
         return _in_query(scope) if scope["method"] == "GET" else await read_large_json_object(body, _fields_at_once)
 

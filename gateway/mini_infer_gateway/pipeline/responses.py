@@ -74,8 +74,7 @@ class Responses:
     async def _read(self, scope: Scope, receive: Receive) -> bytes:
         held: HeldBody = scope[_HELD]
         body = await read_body(scope, receive, self._settings.max_body_bytes, held.grow)
-        await check_structure(body)
-        if not held.grow(len(body) + VALUE_BYTES * body.count(b",")):
+        if not held.grow(len(body) + VALUE_BYTES * await check_structure(body)):
             raise no_room()
         return body
 
