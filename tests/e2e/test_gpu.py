@@ -98,7 +98,7 @@ def first_token_s(node: GpuNode, model: str) -> float:
 
 
 class Load:
-    """Chats one after another from a few threads, without retries, until `close`."""
+    """Completions one after another from a few threads, without retries, until `close`: shapes have no template."""
 
     def __init__(self, node: GpuNode, threads: int = 4) -> None:
         self.answers: list[int] = []
@@ -108,11 +108,11 @@ class Load:
             thread.start()
 
     def _run(self) -> None:
-        body = {"model": "demo-gpu", "messages": QUESTION, "max_tokens": 16}
+        body = {"model": "demo-gpu", "prompt": QUESTION[-1]["content"], "max_tokens": 16}
         with httpx.Client(timeout=60) as client:
             while not self._ended.is_set():
                 try:
-                    self.answers.append(client.post(f"{self._url}/v1/chat/completions", json=body).status_code)
+                    self.answers.append(client.post(f"{self._url}/v1/completions", json=body).status_code)
                 except httpx.TransportError:
                     self.answers.append(0)
                 time.sleep(0.02)
@@ -144,11 +144,16 @@ def test_the_example_answers_and_changes_lose_nothing(node: GpuNode) -> None:
     wait_until("the pod to be another", lambda: uids(node) and pod["metadata"]["uid"] not in uids(node), timeout_s=60)
     say(f"new pod to first token, warm: {first_token_s(node, 'demo-gpu'):.1f} s")
     ready(node, "demo-gpu")
+    changes_lose_nothing(node, node.service("gpu.yaml", engine={"gpuMemoryUtilization": 0.8, "maxNumSeqs": 32}))
+
+
+def changes_lose_nothing(node: GpuNode, edited: dict[str, Any]) -> None:
+    """The service becomes `edited`, gets a second engine and goes back to one, under load."""
     if node.allocatable() < 2:
         say("one GPU: no engine can take over from another, so nothing is changed under load")
         return
     load = Load(node)
-    apply(node, node.service("gpu.yaml", engine={"gpuMemoryUtilization": 0.8, "maxNumSeqs": 32}))
+    apply(node, edited)
     ready(node, "demo-gpu")
     node.kubectl("scale", "infsvc/demo-gpu", "--replicas=2")
     ready(node, "demo-gpu", replicas=2)
@@ -190,13 +195,11 @@ def uids(node: GpuNode) -> set[str]:
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_a_shape_starts_cold_and_warm(node: GpuNode, model: str) -> None:
+def test_a_shape_starts_cold_and_warm_and_changes_lose_nothing(node: GpuNode, model: str) -> None:
     clear(node)
     make_shape(node, model)
-    engine = {"loadFormat": "dummy", "maxModelLen": 4096, "gpuMemoryUtilization": 0.8}
-    service = node.service("gpu.yaml", engine=engine)
-    service["spec"]["model"] = {"uri": f"file:///models/{model}"}
-    apply(node, service)
+    engine = {"maxModelLen": 4096, "gpuMemoryUtilization": 0.8}
+    apply(node, of_model(node.service("gpu.yaml", engine=engine), model))
     cold_s = first_token_s(node, "demo-gpu")
     (pod,) = node.get(*PODS)
     node.kubectl("delete", "pod", pod["metadata"]["name"], "--grace-period=1")
@@ -204,6 +207,7 @@ def test_a_shape_starts_cold_and_warm(node: GpuNode, model: str) -> None:
     warm_s = first_token_s(node, "demo-gpu")
     say(json.dumps({"model": model, "apply_to_first_token_s": round(cold_s, 1), "new_pod_s": round(warm_s, 1)}))
     ready(node, "demo-gpu")
+    changes_lose_nothing(node, of_model(node.service("gpu.yaml", engine={**engine, "maxNumSeqs": 32}), model))
 
 
 def clear(node: GpuNode) -> None:
