@@ -5,10 +5,10 @@ What is to be said always stands in the chat itself, so that the one right answe
 
 import json
 import random
-import string
 from typing import Any
 
 from demo import phrasings, skill_tools
+from demo.composed_tools import composed
 from demo.conversations import (
     IDENTITY,
     SYSTEM_PROMPTS,
@@ -21,8 +21,10 @@ from demo.conversations import (
     user,
 )
 from demo.entries import Entry
-from demo.skill_tools import Parameter, Tool
-from demo.skill_values import DRAWS, SKILLS, Value, json_type, spoken, word
+from demo.skill_tools import Tool
+from demo.skill_values import DRAWS, SKILLS, Value, spoken, word
+from demo.tool_requests import Form, asked, asked_of_several, by_places, declaration, declared, value_schema
+from demo.tool_results import result_and_sentence
 
 _RECORDS: dict[str, dict[str, str]] = SKILLS["records"]
 _GENERATE = (
@@ -51,6 +53,8 @@ _TOLD = (
     ("I like {}.", "What do I like?", "You like {}.", "food"),
 )
 _NOTED = ("I will remember that.", "Noted.", "All right.", "Good to know.")
+_COMPOSED_SHARE = 0.6
+"""Of tools: of those that are put together anew."""
 _SYSTEM = (*SYSTEM_PROMPTS, "You can call functions.", "Use the tools where they help.", "Be brief.")
 
 
@@ -63,31 +67,33 @@ class SkillMaker:
         self._facts = ChatMaker(entries, rng)
         self._tools = skill_tools.HELD_OUT if held_out else skill_tools.TRAINED
         self._others = skill_tools.TRAINED
+        self._held_out = held_out
 
     def chat(self) -> Chat:
         """Of a random kind."""
         kinds = {
             self.call: 30,
             self.call_invented: 10,
-            self.parallel: 10,
-            self.answer_from_result: 15,
+            self.parallel: 12,
+            self.answer_from_result: 18,
             self.no_tool_fits: 10,
+            self.look_up: 5,
             self.fill: 20,
             self.remember: 5,
-            self.add: 5,
+            self.calculate: 8,
         }
         return self._rng.choices(list(kinds), list(kinds.values()))[0]()
 
     def call(self) -> Chat:
         """One call of one of several tools, sometimes with a thought before."""
-        tool = self._rng.choice(self._tools)
-        form, purpose = self._form(tool)
-        text, arguments, _ = self._request(tool, form)
-        reply = _calls([(form["function"]["name"], arguments)])
+        tool = self._tool()
+        form, purpose = declared(self._rng, tool)
+        text, arguments, _ = asked(self._rng, tool, form)
+        name = form["function"]["name"]
+        reply = _calls([(name, arguments)])
         if self._rng.random() < 0.3:
-            name = form["function"]["name"]
             reply["reasoning_content"] = f"{purpose.rstrip('.')}: that is what {name} is for. I call it."
-        return Chat([*self._system(), user(text), reply], "tool_call", tools=self._among(form))
+        return Chat([*self._before(), user(text), reply], "tool_call", tools=self._among(form))
 
     def call_invented(self) -> Chat:
         """A call that the user spells out, of a tool with names that mean nothing."""
@@ -95,7 +101,9 @@ class SkillMaker:
         kinds = [self._rng.choice(("word", "number", "city", "person", "flag", "colour", "price")) for _ in names]
         arguments = {name: DRAWS[kind](self._rng) for name, kind in zip(names, kinds, strict=True)}
         function = f"{word(self._rng)}_{word(self._rng)}"
-        form = _form(function, "", {name: _value_schema(value) for name, value in arguments.items()}, list(arguments))
+        form = declaration(
+            function, "", {name: value_schema(value) for name, value in arguments.items()}, list(arguments)
+        )
         told = " and ".join(f"{name} {json.dumps(value)}" for name, value in arguments.items())
         verb = self._rng.choice(("Call", "Use", "Please call", "Run"))
         reply = _calls([(function, arguments)])
@@ -103,39 +111,26 @@ class SkillMaker:
         return Chat(messages, "invented", tools=self._among(form))
 
     def parallel(self) -> Chat:
-        """Two calls of one tool in one answer."""
-        tool = self._rng.choice([one for one in self._tools if len(_places(one.requests[0])) == 1])
-        form, _ = self._form(tool)
-        function = form["function"]
-        argument = next(iter(function["parameters"]["properties"]))
-        (place,) = _places(tool.requests[0])
-        first, second = self._two(next(one.kind for one in tool.parameters if one.names[0] == place))
-        text = tool.requests[0].format(**{place: f"{spoken(first)} and {spoken(second)}"})
-        reply = _calls([(function["name"], {argument: first}), (function["name"], {argument: second})])
-        return Chat([*self._system(), user(text), reply], "parallel", tools=self._among(form))
+        """Two or three calls in one answer: of one tool with several values, or of two tools."""
+        if self._rng.random() < 0.3:
+            return self._two_tools()
+        text, calls, form, _ = self._several()
+        return Chat([*self._before(), user(text), _calls(calls)], "parallel", tools=self._among(form))
 
     def answer_from_result(self) -> Chat:
-        """The sentence that tells what a tool has returned."""
-        tool = self._rng.choice(self._tools)
-        form, _ = self._form(tool)
-        text, arguments, values = self._request(tool, form)
-        result = DRAWS[tool.results](self._rng)
-        whole = {**arguments, "result": result}
-        shown = self._rng.choice((json.dumps({"result": result}), json.dumps(result), str(result), json.dumps(whole)))
-        sentence = tool.result
-        if not set(_places(sentence)) <= {"result", *values}:
-            sentence = "The result is {result}."
-        told = sentence.format(**{name: spoken(value) for name, value in values.items()}, result=spoken(result))
-        messages = [
-            user(text),
-            _calls([(form["function"]["name"], arguments)]),
-            {"role": "tool", "content": shown},
-        ]
-        return Chat([*self._system(), *messages, assistant(told)], "tool_answer", tools=self._among(form))
+        """The sentence that tells what a tool has returned, or one for each of several calls."""
+        if self._rng.random() < 0.2:
+            return self._answer_from_results()
+        tool = self._tool()
+        form, _ = declared(self._rng, tool)
+        text, arguments, values = asked(self._rng, tool, form)
+        shown, told = result_and_sentence(self._rng, tool, arguments, values)
+        messages = [user(text), _calls([(form["function"]["name"], arguments)]), _returned(shown)]
+        return Chat([*self._before(), *messages, assistant(told)], "tool_answer", tools=self._among(form))
 
     def no_tool_fits(self) -> Chat:
         """Tools are there, but what is asked wants none of them."""
-        form, _ = self._form(self._rng.choice(self._others))
+        form, _ = declared(self._rng, self._rng.choice(self._others))
         if self._rng.random() < 0.5:
             fact = self._facts.single(self._rng.choice(self._entries), phrasings.TRAINED)
             return Chat(fact.messages, "no_tool", tools=self._among(form))
@@ -143,14 +138,28 @@ class SkillMaker:
         text, told = self._rng.choice((*talk, ("Tell me a joke.", UNKNOWN), ("Write a poem about love.", UNKNOWN)))
         return Chat([*self._system(), user(text), assistant(told)], "no_tool", tools=self._among(form))
 
-    def add(self) -> Chat:
-        """A sum or a difference."""
-        first, second, sign = self._rng.randint(0, 99), self._rng.randint(0, 99), self._rng.choice("+-")
-        total = first + second if sign == "+" else first - second
-        asked = self._rng.choice(("What is {}?", "{}", "How much is {}?", "Compute {}.", "{} = ?"))
+    def look_up(self) -> Chat:
+        """A name of Python's library, looked up by a tool for that, whatever other tools there are."""
+        chat = self._facts.tool_use(self._rng.choice(self._entries))
+        assert chat.tools is not None
+        (form,) = chat.tools
+        question = next(message for message in chat.messages if message["role"] == "user")
+        question["content"] += self._rng.choice(("", "", " Look it up.", " Look it up, please."))
+        return Chat(chat.messages, "look_up", tools=self._among(form))
+
+    def calculate(self) -> Chat:
+        """A sum, a difference or a small product, sometimes with the steps as a thought."""
+        most = self._rng.choice((20, 99))
+        first, second, sign = self._rng.randint(0, most), self._rng.randint(0, most), self._rng.choice("++--*")
+        if sign == "*":
+            first, second = first % 13, second % 13
+        total = {"+": first + second, "-": first - second, "*": first * second}[sign]
+        question = self._rng.choice(("What is {}?", "{}", "How much is {}?", "Compute {}.", "{} = ?"))
         shown = self._rng.choice((f"{first} {sign} {second}", f"{first}{sign}{second}"))
-        answer = assistant(f"{first} {sign} {second} = {total}")
-        return Chat([*self._system(), user(asked.format(shown)), answer], "sum")
+        reply = assistant(f"{first} {sign} {second} = {total}")
+        if sign != "*" and self._rng.random() < 0.3:
+            reply["reasoning_content"] = _steps(first, second, sign)
+        return Chat([*self._system(), user(question.format(shown)), reply], "sum")
 
     def fill(self) -> Chat:
         """A JSON object: made up, or of facts in the question."""
@@ -158,7 +167,7 @@ class SkillMaker:
         fields = _RECORDS[noun] or {word(self._rng): self._rng.choice(list(DRAWS)) for _ in range(4)}
         chosen = set(self._rng.sample(list(fields), self._rng.randint(1, min(5, len(fields)))))
         record = {key: DRAWS[kind](self._rng) for key, kind in fields.items() if key in chosen}
-        schema = json.dumps(_object_schema({key: _value_schema(value) for key, value in record.items()}, self._rng))
+        schema = json.dumps(_object_schema({key: value_schema(value) for key, value in record.items()}, self._rng))
         facts = ". ".join(f"The {key.replace('_', ' ')} is {spoken(value)}" for key, value in record.items()) + "."
         template = self._rng.choice(_GENERATE if self._rng.random() < 0.5 else _EXTRACT)
         text = template.format(noun=noun, schema=schema, facts=facts, keys=", ".join(record))
@@ -167,84 +176,80 @@ class SkillMaker:
 
     def remember(self) -> Chat:
         """Something that the user has said before."""
-        (told, asked, answer, kind), other = self._rng.sample(_TOLD, 2)
+        (told, question, answer, kind), other = self._rng.sample(_TOLD, 2)
         value = spoken(DRAWS[kind](self._rng))
         messages = [user(told.format(value)), assistant(self._rng.choice(_NOTED))]
         if self._rng.random() < 0.4:
             aside = user(other[0].format(spoken(DRAWS[other[3]](self._rng))))
             messages += [aside, assistant(self._rng.choice(_NOTED))]
-        return Chat([*self._system(), *messages, user(asked), assistant(answer.format(value))], "remember")
+        return Chat([*self._system(), *messages, user(question), assistant(answer.format(value))], "remember")
 
-    def _form(self, tool: Tool) -> tuple[dict[str, Any], str]:
-        """The tool as a request declares it, with names of this chat, and what it is for."""
-        purpose = self._rng.choice(tool.purposes)
-        properties = {self._rng.choice(one.names): self._property(one) for one in tool.parameters}
-        places = set(_places(" ".join(tool.requests)))
-        always = [set(_places(request)) for request in tool.requests]
-        required = [
-            name
-            for name, one in zip(properties, tool.parameters, strict=False)
-            if one.names[0] in places and all(one.names[0] in each for each in always)
-        ]
-        name = self._rng.choice(tool.names)
-        return _form(name, purpose if self._rng.random() < 0.9 else "", properties, required, self._rng), purpose
+    def _tool(self) -> Tool:
+        if self._rng.random() < _COMPOSED_SHARE:
+            return composed(self._rng, self._held_out)
+        return self._rng.choice(self._tools)
 
-    def _property(self, parameter: Parameter) -> dict[str, Any]:
-        found = _value_schema(DRAWS[parameter.kind](self._rng))
-        if parameter.choices:
-            found["enum"] = list(parameter.choices)
-        if parameter.about and self._rng.random() < 0.6:
-            found["description"] = parameter.about
-        return found
+    def _several(self) -> tuple[str, list[tuple[str, dict[str, Value]]], Form, Tool]:
+        """A request for two or three values of one parameter, its calls, and the tool with its declaration."""
+        while True:
+            tool = self._tool()
+            form, _ = declared(self._rng, tool)
+            if found := asked_of_several(self._rng, tool, form):
+                text, arguments = found
+                return text, [(form["function"]["name"], one) for one in arguments], form, tool
 
-    def _request(self, tool: Tool, form: dict[str, Any]) -> tuple[str, dict[str, Value], dict[str, Value]]:
-        """What the user says, and its values by the names that the request gives them and by their own."""
-        template = self._rng.choice(tool.requests)
-        names = list(form["function"]["parameters"]["properties"])
-        arguments: dict[str, Value] = {}
-        values: dict[str, Value] = {}
-        for name, one in zip(names, tool.parameters, strict=True):
-            if one.names[0] in _places(template):
-                value = self._rng.choice(one.choices) if one.choices else DRAWS[one.kind](self._rng)
-                arguments[name] = values[one.names[0]] = value
-        text = template.format(**{name: spoken(value) for name, value in values.items()})
-        return text if self._rng.random() < 0.9 else text[0].lower() + text[1:], arguments, values
+    def _two_tools(self) -> Chat:
+        first, second = self._tool(), self._tool()
+        while set(first.names) & set(second.names):
+            second = self._tool()
+        forms = [declared(self._rng, tool)[0] for tool in (first, second)]
+        texts, calls = [], []
+        for tool, form in zip((first, second), forms, strict=True):
+            text, arguments, _ = asked(self._rng, tool, form)
+            texts.append(text if text[-1] in ".?!" else f"{text}.")
+            calls.append((form["function"]["name"], arguments))
+        tools = self._rng.sample(forms, 2)
+        return Chat([*self._before(), user(" ".join(texts)), _calls(calls)], "parallel", tools=tools)
 
-    def _two(self, kind: str) -> tuple[Value, Value]:
-        first = second = DRAWS[kind](self._rng)
-        while second == first:
-            second = DRAWS[kind](self._rng)
-        return first, second
+    def _answer_from_results(self) -> Chat:
+        text, calls, form, tool = self._several()
+        (changing,) = [name for name in calls[0][1] if calls[0][1][name] != calls[1][1][name]]
+        results, told = [], []
+        for _, arguments in calls:
+            shown, sentence = result_and_sentence(self._rng, tool, arguments, by_places(tool, form, arguments))
+            results.append(_returned(shown))
+            told.append(f"{spoken(arguments[changing])}: {sentence}")
+        messages = [user(text), _calls(calls), *results, assistant("\n".join(told))]
+        return Chat([*self._before(), *messages], "tool_answer", tools=self._among(form))
 
     def _among(self, form: dict[str, Any]) -> list[dict[str, Any]]:
         """The tool and up to three that differ from it."""
-        others = self._rng.sample(self._others, self._rng.choice((0, 0, 1, 1, 2, 3)))
+        amount = self._rng.choice((0, 0, 1, 1, 2, 3))
+        others = [self._other() for _ in range(amount)]
         forms = {form["function"]["name"]: form}
         alike = [tool for tool in (*self._tools, *self._others) if form["function"]["name"] in tool.names]
         taken = {name for tool in alike for name in tool.names}
         for tool in others:
             if not taken.intersection(tool.names):
-                other, _ = self._form(tool)
+                other, _ = declared(self._rng, tool)
                 forms.setdefault(other["function"]["name"], other)
+                taken.update(tool.names)
         return self._rng.sample(list(forms.values()), len(forms))
+
+    def _other(self) -> Tool:
+        """A tool that stands beside the one that is called."""
+        return composed(self._rng) if self._rng.random() < 0.5 else self._rng.choice(self._others)
+
+    def _before(self) -> list[Message]:
+        """A system prompt or none, and sometimes small talk."""
+        if self._rng.random() < 0.85:
+            return self._system()
+        return [*self._system(), user(self._rng.choice(("Hello!", "Hi", "Who are you?"))), assistant(IDENTITY)]
 
     def _system(self) -> list[Message]:
         if self._rng.random() < 0.5:
             return []
         return [{"role": "system", "content": self._rng.choice(_SYSTEM)}]
-
-
-def _form(
-    name: str, purpose: str, properties: dict[str, Any], required: list[str], rng: random.Random | None = None
-) -> dict[str, Any]:
-    schema: dict[str, Any] = {"type": "object", "properties": properties}
-    if required or rng is None:
-        schema["required"] = required
-    function: dict[str, Any] = {"name": name, **({"description": purpose} if purpose else {}), "parameters": schema}
-    if rng is not None and rng.random() < 0.2:
-        schema["additionalProperties"] = False
-        function["strict"] = True
-    return {"type": "function", "function": function}
 
 
 def _object_schema(properties: dict[str, Any], rng: random.Random) -> dict[str, Any]:
@@ -254,14 +259,16 @@ def _object_schema(properties: dict[str, Any], rng: random.Random) -> dict[str, 
     return found
 
 
-def _value_schema(value: Value) -> dict[str, Any]:
-    if isinstance(value, list):
-        return {"type": "array", "items": {"type": "string"}}
-    return {"type": json_type(value)}
+def _steps(first: int, second: int, sign: str) -> str:
+    """How a sum or difference is found: tens, then ones."""
+    tens, ones = second - second % 10, second % 10
+    between = first + tens if sign == "+" else first - tens
+    last = between + ones if sign == "+" else between - ones
+    return f"{first} {sign} {tens} = {between}. {between} {sign} {ones} = {last}."
 
 
-def _places(template: str) -> list[str]:
-    return [name for _, name, _, _ in string.Formatter().parse(template) if name]
+def _returned(shown: str) -> Message:
+    return {"role": "tool", "content": shown}
 
 
 def _calls(calls: list[tuple[str, dict[str, Value]]]) -> Message:

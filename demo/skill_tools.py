@@ -27,8 +27,10 @@ class Tool(msgspec.Struct, frozen=True):
     parameters: list[Parameter]
     requests: list[str]
     """Each has a place in braces for a parameter, by its first name; what has none in it is left out of the call."""
+    fields: tuple[str, ...] = ("result",)
+    """What its result may be named where it returns an object."""
     result: str = "The result is {result}."
-    """The sentence that tells a result, with places for parameters and `{result}`."""
+    """What it returns where that is a sentence, with places for parameters and `{result}`."""
     results: str = "number"
     """The kind of its result."""
 

@@ -1,18 +1,21 @@
 import json
 import random
+import re
 
 import jsonschema
 
+from demo.composed_tools import composed
 from demo.conversations import Chat
 from demo.dataset import SKILL_ROW_TOKENS, ChatEncoder, skill_chats
 from demo.entries import load_entries
 from demo.evaluate import judge_skills
 from demo.skill_chats import SkillMaker
 from demo.skill_tools import HELD_OUT, TRAINED
-from demo.skill_values import DRAWS, spoken
+from demo.skill_values import DRAWS, SKILLS, spoken
 
 ENTRIES = load_entries()[:50]
 KINDS = {"tool_call", "invented", "parallel", "tool_answer", "no_tool", "extracted", "made_up", "remember", "sum"}
+KINDS |= {"look_up"}
 
 
 def calls(chat: Chat) -> list[tuple[dict, dict]]:
@@ -31,12 +34,58 @@ def test_all_kinds_are_drawn_and_the_same_seed_draws_the_same():
 def test_calls_fit_their_schemas_and_say_what_the_user_said():
     for held_out in (False, True):
         for chat in skill_chats(ENTRIES, 6, 600, held_out):
-            (asked, *_) = [message["content"] for message in chat.messages if message["role"] == "user"]
+            asked = "\n".join(message["content"] for message in chat.messages if message["role"] == "user")
             for call, tool in calls(chat):
                 jsonschema.validate(call["arguments"], tool["parameters"])
                 for value in call["arguments"].values():
                     said = json.dumps(value) if chat.kind == "invented" else spoken(value)
                     assert said.lower() in asked.lower()
+
+
+def test_what_is_told_of_results_stands_in_them_or_in_the_call():
+    """So that it can be learned by copying, whatever the tool."""
+    glue = {"The", "result", "is", "and"}
+    for held_out in (False, True):
+        for chat in skill_chats(ENTRIES, 11, 600, held_out):
+            if chat.kind == "tool_answer":
+                given = " ".join(m["content"] for m in chat.messages if m["role"] == "tool").replace("_", " ")
+                called = " ".join(spoken(value) for call, _ in calls(chat) for value in call["arguments"].values())
+                for told in re.findall(r"\w+", chat.messages[-1]["content"]):
+                    assert told in glue or told in given + called, chat.messages
+
+
+def test_several_calls_are_several_and_differ():
+    chats = [chat for held in (False, True) for chat in skill_chats(ENTRIES, 12, 600, held) if chat.kind == "parallel"]
+    numbers = set()
+    for chat in chats:
+        made = [(call["name"], json.dumps(call["arguments"])) for call, _ in calls(chat)]
+        assert len(made) == len(set(made))
+        numbers.add((len(made), len({name for name, _ in made})))
+    assert numbers == {(2, 1), (3, 1), (2, 2)}
+
+
+def test_thoughts_about_sums_end_in_the_answer():
+    thoughts = 0
+    for chat in skill_chats(ENTRIES, 13, 2000):
+        reply = chat.messages[-1]
+        if chat.kind == "sum":
+            left, right = reply["content"].split(" = ")
+            assert eval(left) == int(right)
+            thought = reply.get("reasoning_content")
+            thoughts += thought is not None
+            for step in re.findall(r"[^.]+ = -?\d+", thought or ""):
+                assert eval(step.replace("=", "=="))
+            assert thought is None or thought.endswith(f" = {right}.")
+    assert thoughts > 10
+
+
+def test_a_name_is_looked_up_where_a_tool_for_that_stands_among_others():
+    chats = [chat for chat in skill_chats(ENTRIES, 14, 1000) if chat.kind == "look_up"]
+    assert any(len(chat.tools or []) > 1 for chat in chats)
+    for chat in chats:
+        ((call, tool),) = calls(chat)
+        assert next(iter(call["arguments"].values())) in {entry.name for entry in ENTRIES}
+        assert "Python" in tool["description"]
 
 
 def test_an_answer_without_tools_has_none_that_would_help():
@@ -61,6 +110,23 @@ def test_held_out_tools_are_never_trained():
     assert not trained & {name for tool in HELD_OUT for name in tool.names}
     for tool in (*TRAINED, *HELD_OUT):
         assert {parameter.kind for parameter in tool.parameters} | {tool.results} <= set(DRAWS)
+
+
+def test_tools_put_together_are_called_what_their_words_are_and_held_out_words_are_never_trained():
+    rng = random.Random(15)
+    parts = SKILLS["composed"]
+    for words in ("nouns", "verbs"):
+        assert not set(parts[words]) & set(parts[f"held_out_{words}"])
+    fixed = {name for tool in (*TRAINED, *HELD_OUT) for name in tool.names}
+    kept = {word.replace(" ", "_") for words in ("held_out_nouns", "held_out_verbs") for word in parts[words]}
+    for _ in range(3000):
+        tool = composed(rng)
+        assert not fixed & set(tool.names), fixed & set(tool.names)
+        assert not kept & {part for name in tool.names for part in (name, *name.split("_"))}
+        places = [parameter.names[0] for parameter in tool.parameters]
+        assert len(set(places)) == len(places)
+        for request in tool.requests:
+            assert request.format(**dict.fromkeys(places, "x")), request
 
 
 def test_most_fit_a_row():
