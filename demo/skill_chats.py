@@ -87,12 +87,13 @@ class SkillMaker:
     def call(self) -> Chat:
         """One call of one of several tools, sometimes with a thought before."""
         tool = self._tool()
-        form, purpose = declared(self._rng, tool)
+        form = declared(self._rng, tool)
         text, arguments, _ = asked(self._rng, tool, form)
         name = form["function"]["name"]
         reply = _calls([(name, arguments)])
         if self._rng.random() < 0.3:
-            reply["reasoning_content"] = f"{purpose.rstrip('.')}: that is what {name} is for. I call it."
+            purpose = form["function"].get("description", "What is asked for").rstrip(".")
+            reply["reasoning_content"] = f"{purpose}: that is what {name} is for. I call it."
         return Chat([*self._before(), user(text), reply], "tool_call", tools=self._among(form))
 
     def call_invented(self) -> Chat:
@@ -122,7 +123,7 @@ class SkillMaker:
         if self._rng.random() < 0.2:
             return self._answer_from_results()
         tool = self._tool()
-        form, _ = declared(self._rng, tool)
+        form = declared(self._rng, tool)
         text, arguments, values = asked(self._rng, tool, form)
         shown, told = result_and_sentence(self._rng, tool, arguments, values)
         messages = [user(text), _calls([(form["function"]["name"], arguments)]), _returned(shown)]
@@ -130,7 +131,7 @@ class SkillMaker:
 
     def no_tool_fits(self) -> Chat:
         """Tools are there, but what is asked wants none of them."""
-        form, _ = declared(self._rng, self._rng.choice(self._others))
+        form = declared(self._rng, self._rng.choice(self._others))
         if self._rng.random() < 0.5:
             fact = self._facts.single(self._rng.choice(self._entries), phrasings.TRAINED)
             return Chat(fact.messages, "no_tool", tools=self._among(form))
@@ -193,7 +194,7 @@ class SkillMaker:
         """A request for two or three values of one parameter, its calls, and the tool with its declaration."""
         while True:
             tool = self._tool()
-            form, _ = declared(self._rng, tool)
+            form = declared(self._rng, tool)
             if found := asked_of_several(self._rng, tool, form):
                 text, arguments = found
                 return text, [(form["function"]["name"], one) for one in arguments], form, tool
@@ -202,7 +203,7 @@ class SkillMaker:
         first, second = self._tool(), self._tool()
         while set(first.names) & set(second.names):
             second = self._tool()
-        forms = [declared(self._rng, tool)[0] for tool in (first, second)]
+        forms = [declared(self._rng, tool) for tool in (first, second)]
         texts, calls = [], []
         for tool, form in zip((first, second), forms, strict=True):
             text, arguments, _ = asked(self._rng, tool, form)
@@ -231,7 +232,7 @@ class SkillMaker:
         taken = {name for tool in alike for name in tool.names}
         for tool in others:
             if not taken.intersection(tool.names):
-                other, _ = declared(self._rng, tool)
+                other = declared(self._rng, tool)
                 forms.setdefault(other["function"]["name"], other)
                 taken.update(tool.names)
         return self._rng.sample(list(forms.values()), len(forms))

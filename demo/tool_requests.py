@@ -16,9 +16,9 @@ _LISTED = {"city", "country", "person", "number", "ticker", "file", "folder", "f
 """Kinds of values of which several may stand in one sentence, parted by commas and "and"."""
 
 
-def declared(rng: random.Random, tool: Tool) -> tuple[Form, str]:
-    """The tool with names of this chat, and what it is for."""
-    purpose = rng.choice(tool.purposes)
+def declared(rng: random.Random, tool: Tool) -> Form:
+    """The tool with names of this chat, most often with what it is for."""
+    purpose = rng.choice(tool.purposes) if rng.random() < 0.9 else ""
     properties = {rng.choice(one.names): _property(rng, one) for one in tool.parameters}
     always = [set(_places(request)) for request in tool.requests]
     required = [
@@ -27,7 +27,7 @@ def declared(rng: random.Random, tool: Tool) -> tuple[Form, str]:
         if all(one.names[0] in each for each in always)
     ]
     name = rng.choice(tool.names)
-    return declaration(name, purpose if rng.random() < 0.9 else "", properties, required, rng), purpose
+    return declaration(name, purpose, properties, required, rng)
 
 
 def declaration(

@@ -64,6 +64,15 @@ def test_several_calls_are_several_and_differ():
     assert numbers == {(2, 1), (3, 1), (2, 2)}
 
 
+def test_a_thought_before_a_call_says_of_a_tool_what_its_declaration_says():
+    for chat in skill_chats(ENTRIES, 16, 600):
+        thought = chat.messages[-1].get("reasoning_content", "")
+        if thought and chat.kind == "tool_call":
+            ((call, tool),) = calls(chat)
+            purpose = tool.get("description", "What is asked for").rstrip(".")
+            assert thought == f"{purpose}: that is what {call['name']} is for. I call it."
+
+
 def test_thoughts_about_sums_end_in_the_answer():
     thoughts = 0
     for chat in skill_chats(ENTRIES, 13, 2000):
