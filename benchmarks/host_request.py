@@ -37,6 +37,7 @@ from mini_infer_engine.runtime.cuda_graphs import (
 from mini_infer_engine.runtime.cuda_sampling import CudaSampling
 from mini_infer_engine.runtime.inputs import build_inputs
 from mini_infer_engine.runtime.model_runner import ModelRunner
+from mini_infer_engine.speculation.pass_times import GuessCosts
 
 VOCABULARY = 150_000
 PAGE_SIZE, NUM_PAGES = 128, 30_000
@@ -64,7 +65,7 @@ class IdleExecutor(cuda_executor.CudaExecutor):
         self.state = device_state.DeviceBatchState(settings.max_num_seqs, width, NUM_PAGES, device)
         self.ops, self.attention = None, SimpleNamespace(page_size=PAGE_SIZE)
         self.speculation = self.stage = None
-        self.max_speculative_rows = 0
+        self.max_speculative_rows, self.guess_costs = 0, GuessCosts()
         buckets = decode_buckets(settings.max_num_seqs)
         self.sampling = CudaSampling(self.state, 1, torch.float32, buckets, 1, None)
         parts = self._captured_model()
