@@ -213,11 +213,11 @@ async def test_a_request_waits_here_where_its_prefill_engine_has_no_room() -> No
 async def test_a_peer_that_holds_the_prompt_is_told() -> None:
     busy, idle = engine("u1", "unified"), engine("u2", "unified")
     async with fleet(busy, idle) as gateway:
-        await reported(gateway, idle, running=50)
+        await reported(gateway, idle, running=200)
         await ask(gateway, LONG)
         assert len(busy.bodies) == 1
         await reported(gateway, idle)
-        await reported(gateway, busy, running=50)
+        await reported(gateway, busy, running=200)
         await ask(gateway, LONG)
         assert told(idle) == [(None, busy.transfer)]
         assert value(gateway, "prefill_placements_total", placement="fetched") == 1
