@@ -27,7 +27,7 @@ _HOLD_TRIAL = 3
 _HOLD_PROBE, _FEW_ROWS = 3, 4
 """The same where easier texts are looked for, with more rows than a few."""
 _HOLD_PLAIN = 32
-"""The same where nothing is guessed: until something is, acceptances stay as they are."""
+"""The same where nothing is guessed, or as many as there are rows: until something is, acceptances stay as they are."""
 _PROBE_AFTER_AT_MOST = 65_536
 """Passes without guesses after which some are made all the same, or it would never be known that texts are easier now:
 
@@ -128,7 +128,7 @@ class DraftController:
             return _HOLD_TRIAL if seconds is None else _HOLD_PROBE if rows > _FEW_ROWS else _HOLD
         if self._level:
             return _HOLD
-        return _HOLD if had_guesses or seconds is None else _HOLD_PLAIN
+        return _HOLD if had_guesses or seconds is None else max(_HOLD_PLAIN, rows)
 
     def _decide(
         self,

@@ -67,7 +67,7 @@ class SpeculationPlanner:
 
     def _give_guesses(self, batch: Batch, sequences: list[Sequence], pool: PageAllocator) -> None:
         rows = batch.rows
-        if batch.num_decodes < len(rows):
+        if batch.num_decodes < len(rows) or len(rows) > self._max_rows:
             return
         masked = self.may_be_masked and any(sequence.matcher is not None for sequence in sequences)
         if self.controller.stays_plain(len(rows), masked=masked):
@@ -76,7 +76,7 @@ class SpeculationPlanner:
         # To launch a draft's reading of a prompt takes the host milliseconds, and first tokens would wait for it.
         if self.computes_catch_up and any(len(one.token_ids) == one.num_prompt for _, one in chosen):
             return
-        if not chosen or len(chosen) > self._max_rows:
+        if not chosen:
             return
         for _, sequence in chosen:
             if sequence.acceptance is None:
@@ -89,18 +89,20 @@ class SpeculationPlanner:
             return sum(max(0, len(sequence.token_ids) - sequence.num_drafted) for _, sequence in chosen)
 
         most = self.controller.choose(acceptances, len(rows), masked=masked, to_read=to_read)
-        if most and self.controller.is_trial and to_read() > self._token_budget:
+        if not most:
+            return
+        if self.controller.is_trial and to_read() > self._token_budget:
             self.controller.rest()
             return
         # A head has the hidden states of passes with guesses alone: a row's first one brings them, and guesses nothing.
         last = self._num_passes - 1
         blind = {row.slot for row, sequence in chosen if self._is_head and sequence.last_guessed != last}
-        if len(blind) == len(chosen) and most:
+        if len(blind) == len(chosen):
             most = self.controller.levels[0]
             self.controller.prepares()
         chosen = [pair for pair in chosen if pair[0].start + most + 1 <= self._max_model_len]
         budget = self._token_budget - len(rows) - most * len(chosen)
-        if not most or budget < 0 or not _reserve(chosen, most, pool):
+        if not chosen or budget < 0 or not _reserve(chosen, most, pool):
             return
         if not self._catch_up(batch, chosen, budget):
             return

@@ -217,6 +217,7 @@ def test_the_end_of_the_context_is_reached_one_by_one() -> None:
     bench = Bench(max_model_len=17)
     bench.add(10, 5)
     assert bench.plan() == [None]
+    assert not bench.batch.num_drafts
 
 
 def test_passes_with_prompts_guess_nothing() -> None:
