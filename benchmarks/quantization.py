@@ -11,6 +11,8 @@ the file that belongs into the engine's kernels/gemm/configs/.
 """
 
 import argparse
+import json
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator
@@ -26,8 +28,13 @@ from common.report import make_parser, print_table, save, say, words
 from common.targets import Target, print_verdicts
 
 _WANTED = ("itl ms", "w2 tok_s", "ttft ms 512", "ttft ms 4096")
-_VLLM_SCHEMES = {"bf16": None, "fp8": "fp8"}
-"""What vLLM makes of unquantised weights when it loads them, by our names; its other schemes need checkpoints."""
+_VLLM_ON_LOAD = ("bf16", "fp8")
+"""What vLLM makes of unquantised weights when it loads them. Its other schemes need a checkpoint that says so."""
+_VLLM_CHECKPOINTS: dict[str, dict[str, Any]] = {
+    "int8": {"num_bits": 8, "strategy": "channel"},
+    "int4": {"num_bits": 4, "strategy": "group", "group_size": 128},
+}
+"""Weights of compressed-tensors' checkpoints that are stored as ours are (W8A16, W4A16); they run by Marlin there."""
 _TARGETS = {
     "int8 itl ms bs 1": Target(2.4, aim=2.0),
     "fp8 itl ms bs 1": Target(2.4, aim=2.0),
@@ -68,7 +75,7 @@ def speed(options: argparse.Namespace) -> int:
                     say(f"{model}, {label}")
                     with budget.spending(engine):
                         made = isolated(
-                            measure, engine, folder, _settings(scheme, options.smoke), options.smoke,
+                            measure, engine, *_loaded_from(engine, scheme, folder, options.smoke), options.smoke,
                             timeout_s=budget.left_s, note=lambda part: say(f"  {part}"),
                         )  # fmt: skip
                     if "error" in made:
@@ -95,12 +102,40 @@ def compared(found: dict[str, dict[str, float]]) -> dict[str, float]:
 
 
 def _can_run(engine: str, scheme: str) -> bool:
-    return engines.is_present(engine) and (engine == "ours" or scheme in _VLLM_SCHEMES)
+    known = engine == "ours" or scheme in _VLLM_ON_LOAD or scheme in _VLLM_CHECKPOINTS
+    return engines.is_present(engine) and known
 
 
-def _settings(scheme: str, smoke: bool) -> dict[str, Any]:
+def _loaded_from(engine: str, scheme: str, folder: str, smoke: bool) -> tuple[str, dict[str, Any]]:
+    """The folder that an engine loads a scheme from, and its settings."""
     settings: dict[str, Any] = dict(engines.SMOKE_SETTINGS) if smoke else {"max_num_seqs": 256}
-    return settings if scheme == "bf16" else settings | {"quantization": scheme}
+    if scheme == "bf16":
+        return folder, settings
+    if engine != "ours" and scheme in _VLLM_CHECKPOINTS:
+        return packed_folder(folder, _VLLM_CHECKPOINTS[scheme]), settings
+    return folder, settings | {"quantization": scheme}
+
+
+def packed_folder(folder: str, weights: dict[str, Any]) -> str:
+    """The same shape as a compressed-tensors checkpoint of integers, all linear layers but the head."""
+    group = {
+        "targets": ["Linear"],
+        "weights": {"type": "int", "symmetric": True, "dynamic": False} | weights,
+        "input_activations": None,
+        "output_activations": None,
+    }
+    quantization = {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "quantization_status": "compressed",
+        "ignore": ["lm_head"],
+        "config_groups": {"group_0": group},
+    }
+    made = Path(f"{folder}-int{weights['num_bits']}")
+    shutil.copytree(folder, made, dirs_exist_ok=True)
+    config = json.loads((made / "config.json").read_text())
+    (made / "config.json").write_text(json.dumps(config | {"quantization_config": quantization}))
+    return str(made)
 
 
 def products(options: argparse.Namespace) -> int:

@@ -8,8 +8,11 @@ many guesses are right is set here, where they are checked. `ngram`: the same sh
 growing chats of the demo model, which go on with its own answers, with prompt look-up: all turns together.
 Ratios are to the plain engine with the same settings, which runs first: of half a second of runs together, of the first
 run of a batch and of the slowest other one.
+`vllm`: the shapes by vLLM where it is present, with the same draft and as many guesses; its rejection sampler is told
+the acceptance ("synthetic"). Both are compared by all tokens a second, prompts included.
 """
 
+import argparse
 import itertools
 import json
 import random
@@ -19,6 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from common import engines
 from common.budget import Budget
 from common.engines import SETTINGS, SMOKE_SETTINGS
 from common.isolation import isolated
@@ -174,15 +178,44 @@ def shapes(
                     script.set(acceptance)
 
                 def requests(name: str, batch: int = batch) -> "list[Request]":
-                    sampling = SamplingParams(temperature=0.0, max_tokens=256, ignore_eos=True)
-                    tokens = [[dice.randrange(1000, 100_000) for _ in range(128)] for _ in range(batch)]
+                    sampling = SamplingParams(temperature=0.0, max_tokens=ANSWER_TOKENS, ignore_eos=True)
                     return [
                         Request(request_id=f"{name}{place}", prompt_token_ids=one, sampling=sampling)
-                        for place, one in enumerate(tokens)
+                        for place, one in enumerate(random_prompts(dice, batch))
                     ]
 
                 scripted = f" at {acceptance}" if script is not None else ""
                 yield {f"{label}{scripted}, batch {batch}": measured(engine, requests)}
+
+
+PROMPT_TOKENS, ANSWER_TOKENS = 128, 256
+"""Of the shapes' requests."""
+
+
+def random_prompts(dice: random.Random, batch: int) -> list[list[int]]:
+    return [[dice.randrange(1000, 100_000) for _ in range(PROMPT_TOKENS)] for _ in range(batch)]
+
+
+def peer(settings: dict[str, Any], variants: dict[str, dict[str, Any]], batches: list[int]) -> Iterator[dict[str, Any]]:
+    """The shapes by vLLM: {"all tok_s"} by label and batch, under the labels of ours."""
+    for label, options in variants.items():
+        engine = engines.load(
+            "vllm", settings["model"], settings | ({"speculative_config": options} if options else {})
+        )
+        for batch in batches:
+            yield {f"{label}, batch {batch}": peer_measured(engine, batch)}
+
+
+def peer_measured(engine: engines.Engine, batch: int) -> dict[str, float]:
+    """The runs after the first one together, of a second at least."""
+    dice, limits = random.Random(1), [ANSWER_TOKENS] * batch
+    engine.run(random_prompts(dice, batch), limits, 0.0)
+    made, seconds = 0, 0.0
+    while seconds < 2 * LEAST_S:
+        prompts, begin = random_prompts(dice, batch), time.perf_counter()
+        made += engine.run(prompts, limits, 0.0)
+        seconds += time.perf_counter() - begin
+    return {"all tok_s": made / seconds}
 
 
 LEAST_S = 0.5
@@ -242,11 +275,19 @@ def make_engine(settings: dict[str, Any]) -> "Engine":
 
 def main() -> int:
     parser = make_parser(__doc__)
-    parser.add_argument("--parts", type=words, default=words("demo,chats,shapes"), metavar="demo,chats,shapes,ngram")
+    parser.add_argument(
+        "--parts", type=words, default=words("demo,chats,shapes"), metavar="demo,chats,shapes,ngram,vllm"
+    )
     parser.add_argument("--batches", type=integers, default=[1, 8, 32, 128], metavar="N,...")
     parser.add_argument("--guesses", type=int, default=5, metavar="N", help="of a pass, at most (default: 5)")
     parser.add_argument(
         "--acceptances", type=lambda text: [float(one) for one in words(text)], default=[0.6, 0.7, 0.8, 0.9]
+    )
+    parser.add_argument(
+        "--peer-acceptances",
+        type=lambda text: [float(one) for one in words(text)],
+        default=[0.8],
+        help="of vLLM, which is started for each (default: 0.8)",
     )
     parser.add_argument("--target", default="qwen2.5-7b", metavar="NAME")
     parser.add_argument("--draft", default="qwen2.5-0.5b", metavar="NAME")
@@ -259,16 +300,21 @@ def main() -> int:
     failed = False
     with tempfile.TemporaryDirectory() as root:
         for part in parts:
-            for label, variant in variants_of(part, options.guesses).items():
+            if part == "vllm" and not engines.is_present("vllm"):
+                say("vllm is not here")
+                continue
+            for label, variant in variants_of(part, options).items():
                 if not budget.allows(part):
                     continue
                 say(f"{part}, {label}")
                 settings, arguments = settings_of(part, options, Path(root), max(batches))
                 if "speculative_model" in variant and part == "shapes":
                     variant = variant | {"speculative_model": settings[label]}
+                if part == "vllm" and variant:
+                    variant = variant | {"model": settings["draft"]}
                 for name in ("draft", "head"):
                     settings.pop(name, None)
-                function = {"demo": demo, "chats": chats}.get(part, shapes)
+                function = {"demo": demo, "chats": chats, "vllm": peer}.get(part, shapes)
 
                 def note(figures: dict[str, Any], part: str = part) -> None:
                     found.setdefault(part, {}).update(figures)
@@ -285,16 +331,24 @@ def main() -> int:
                         note=note,
                     )
                 failed |= "error" in outcome
-            show(part, found.get(part, {}))
+            (show_peer if part == "vllm" else show)(part, found)
     save(options.out, result)
     return int(failed)
 
 
-def variants_of(part: str, guesses: int) -> dict[str, dict[str, Any]]:
+def variants_of(part: str, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Options by label, the plain engine first. Each is measured in a process of its own."""
     from mini_infer_engine.config.model_path import resolve_model
 
-    more = {"num_speculative_tokens": guesses}
+    more: dict[str, Any] = {"num_speculative_tokens": options.guesses}
+    if part == "vllm":
+        own = more | {"method": "draft_model", "rejection_sample_method": "synthetic"}
+        return {"plain": {}} | {
+            # It wants the chance that all guesses up to each place are right.
+            f"draft at {one}": own
+            | {"synthetic_acceptance_rates": [one**place for place in range(1, options.guesses + 1)]}
+            for one in options.peer_acceptances
+        }
     looked_up = more | {"speculative_method": "ngram"}
     if part in ("ngram", "chats"):
         return {"plain": {}, "ngram": looked_up}
@@ -316,8 +370,8 @@ def settings_of(part: str, options: Any, root: Path, max_num_seqs: int) -> tuple
     name = f"{options.draft} as draft"
     CONFIGS[name] = CONFIGS[options.draft] | {"vocab_size": CONFIGS[options.target]["vocab_size"]}
     drafts = {"draft": model_folder(name, root), "head": head_folder(CONFIGS[options.target], root)}
-    settings = SETTINGS | {"model": target, **drafts, "max_num_seqs": max_num_seqs}
-    return settings | {"max_model_len": 2048}, (options.acceptances,)
+    settings = SETTINGS | {"model": target, **drafts, "max_num_seqs": max_num_seqs, "max_model_len": 2048}
+    return settings, () if part == "vllm" else (options.acceptances,)
 
 
 def head_folder(config: dict[str, Any], root: Path) -> str:
@@ -336,9 +390,9 @@ def head_folder(config: dict[str, Any], root: Path) -> str:
     return str(folder)
 
 
-def show(part: str, found: dict[str, dict[str, float]]) -> None:
+def show(part: str, parts: dict[str, dict[str, dict[str, float]]]) -> None:
     """A line for each variant, acceptance and batch, with its ratio to the plain engine at the same batch."""
-    rows = []
+    rows, found = [], parts.get(part, {})
     for label, figures in found.items():
         plain = found.get(f"plain, {label.rpartition(', ')[2]}", {})
         for ratio, rate in (("ratio", "tok_s"), ("first ratio", "first tok_s"), ("least ratio", "least tok_s")):
@@ -347,6 +401,16 @@ def show(part: str, found: dict[str, dict[str, float]]) -> None:
         rows.append([label, *(figures[name] for name in (*names, "ttft ms p50"))])
     header = [part, "tok/s", "ratio", "first run", "least", "acceptance", "tokens a pass", "guesses", "ttft ms"]
     print_table(header, rows)
+
+
+def show_peer(part: str, parts: dict[str, dict[str, dict[str, float]]]) -> None:
+    """A line for each of vLLM's figures, with ours of the same name, where there is one, and the ratio."""
+    ours, rows = parts.get("shapes", {}), []
+    for label, figures in parts.get(part, {}).items():
+        rate = ours.get(label, {}).get("all tok_s", float("nan"))
+        figures["ours / vllm"] = rate / figures["all tok_s"]
+        rows.append([label, rate, figures["all tok_s"], figures["ours / vllm"]])
+    print_table([part, "ours, all tok/s", "vllm", "ratio"], rows)
 
 
 if __name__ == "__main__":

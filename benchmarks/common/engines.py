@@ -42,6 +42,8 @@ _OF_MEASUREMENT = (
     "kv_cache_dtype",
     "tensor_parallel_size",
     "pipeline_parallel_size",
+    "max_model_len",
+    "speculative_config",
 )
 VLLM_ENVIRONMENT = {
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
