@@ -312,9 +312,9 @@ class LLM:
                 reply = waiting.get(output.request_id)
                 if reply is None:
                     continue
-                are_named = reply.request.sampling.logprob_token_ids is not None
-                for position in reply.push(output).logprobs:  # now, while the device computes the next pass
-                    reply.logprobs_by_token.append(self._by_token(position, are_named=are_named))
+                if logprobs := reply.push(output).logprobs:  # now, while the device computes the next pass
+                    are_named = reply.request.sampling.logprob_token_ids is not None
+                    reply.logprobs_by_token += [self._by_token(one, are_named=are_named) for one in logprobs]
                 if reply.finish_reason == "error":
                     raise RuntimeError(f"request {output.request_id}: {reply.error}")
                 if reply.finish_reason is not None:

@@ -9,9 +9,11 @@ who runs; references are the pool's.
 from array import array
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
 from typing import cast
+
+import msgspec
 
 from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS, block_keys
 from mini_infer_contract.events import BlockStored, KVEvent, block_removed, block_stored
@@ -19,8 +21,7 @@ from mini_infer_engine.core.page_allocator import PageAllocator
 from mini_infer_engine.core.sequence import Sequence
 
 
-@dataclass(slots=True, eq=False)
-class Block:
+class Block(msgspec.Struct, eq=False, gc=False):
     """A cached block and where it is."""
 
     key: bytes
@@ -28,7 +29,7 @@ class Block:
     packed_tokens: bytes
     """Four bytes a token, as `array("I")` holds them: a fifth of the memory of a tuple."""
     salt: str
-    pages: list[int] = field(default_factory=list)
+    pages: list[int]
     """Every page that holds it, first copy first."""
 
 
@@ -108,21 +109,26 @@ class PrefixCache:
 
         Whoever hits them is launched later, so it runs after the pass that writes them, whatever becomes of the writer.
         """
+        begin = sequence.num_published
         end = min(sequence.num_computed, len(sequence.token_ids)) // BLOCK_SIZE_TOKENS
-        for index in range(sequence.num_published, end):
-            page = sequence.pages[index // self._blocks_per_page]
-            key = sequence.key(index)
-            block = self._blocks.get(key)
+        if begin >= end:
+            return
+        keys, pages, blocks_per_page, blocks = (
+            sequence.known_keys(end),
+            sequence.pages,
+            self._blocks_per_page,
+            self._blocks,
+        )
+        for index in range(begin, end):
+            block = blocks.get(keys[index])
             if block is None:
-                start = index * BLOCK_SIZE_TOKENS
-                tokens = sequence.token_ids[start : start + BLOCK_SIZE_TOKENS].tobytes()
-                parent = sequence.keys[index - 1] if index else None
-                block = self._blocks[key] = Block(key, parent, tokens, sequence.request.cache_salt)
+                block = blocks[keys[index]] = _block_of(sequence, index)
                 if self._record_events:
                     self._changes.append(block)
+            page = pages[index // blocks_per_page]
             block.pages.append(page)
             self._in_page[page].append(block)
-            sequence.num_published = index + 1
+        sequence.num_published = end
 
     def wants(self, page: int) -> bool:
         """Contents, for the pool: a page nobody uses is kept unless another page holds the same.
@@ -189,3 +195,10 @@ def chains(blocks: Iterable[Block]) -> list[BlockStored]:
         )
         for run in runs
     ]
+
+
+def _block_of(sequence: Sequence, index: int) -> Block:
+    """A block that no page holds yet."""
+    keys, start = sequence.keys, index * BLOCK_SIZE_TOKENS
+    tokens = sequence.token_ids[start : start + BLOCK_SIZE_TOKENS].tobytes()
+    return Block(keys[index], keys[index - 1] if index else None, tokens, sequence.request.cache_salt, [])

@@ -157,11 +157,15 @@ class Sequence:
         self.num_prefill = length = len(self.token_ids)
         self.last_position = length - 1
 
+    def known_keys(self, count: int) -> list[bytes]:
+        """The keys of the first `count` blocks at least, all of whose tokens are known."""
+        while len(self.keys) < count:
+            self.add_keys()
+        return self.keys
+
     def key(self, index: int) -> bytes:
         """The key of block `index`, all of whose tokens are known."""
-        while len(self.keys) <= index:
-            self.add_keys()
-        return self.keys[index]
+        return self.known_keys(index + 1)[index]
 
     def first_key(self) -> bytes:
         """The key of the first block, where no others are wanted yet: of a prompt that is new no more is looked up."""

@@ -7,6 +7,8 @@ requests, the model's defaults and what a GPU is sent of a slot follow from here
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from operator import attrgetter
 from typing import Any, Literal
 
 from mini_infer_engine.core.request import SamplingParams
@@ -108,6 +110,7 @@ PARAMETERS = (
 """Those with a device form in the order of a slot's packet."""
 
 _RANGES = tuple((row.name, row.allowed) for row in PARAMETERS if row.allowed is not None)
+_values_with_ranges = attrgetter(*(name for name, _ in _RANGES))
 DEVICE_PARAMETERS = tuple((row.name, row.device) for row in PARAMETERS if row.device is not None)
 DEVICE_FORMAT = "".join(form.code for _, form in DEVICE_PARAMETERS)
 """For `struct`."""
@@ -127,8 +130,13 @@ def all_out_of_range(sent: Mapping[str, object]) -> list[tuple[str, str]]:
 
 def out_of_range(params: SamplingParams) -> tuple[str, str] | None:
     """The first parameter that is not in its range, and why; None: all are."""
-    for name, allowed in _RANGES:
-        value = getattr(params, name)
+    return _out_of_range(*_values_with_ranges(params))
+
+
+@lru_cache(maxsize=1024, typed=True)
+def _out_of_range(*values: float | None) -> tuple[str, str] | None:
+    """Of the values of _RANGES. Remembered, by type too: most requests have the same ones."""
+    for (name, allowed), value in zip(_RANGES, values, strict=True):
         if value is not None and not allowed.holds(value):
             return name, f"{name} is {value}; it must be {allowed}"
     return None
