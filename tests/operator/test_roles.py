@@ -2,14 +2,20 @@
 
 import json
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 import yaml
 
+from mini_infer_operator.objects.render import render
+from mini_infer_operator.observe import Observed
+from mini_infer_operator.parse import parse_service
+from mini_infer_operator.plan.plan import make_plan
 from tests.support.control_plane import ControlPlane
 from tests.support.leader_worker_sets import CRD, leader_worker_sets
 from tests.support.operator_process import ROOT, Cluster, OperatorProcess, crd_without_refusals, wait
+from tests.support.services import changed
 
 pytestmark = [pytest.mark.cluster]
 ROLE, REVISION = "serving.mini-infer.io/role", "serving.mini-infer.io/revision"
@@ -175,6 +181,70 @@ def test_a_group_over_nodes_lives_and_dies_together(cluster: Cluster) -> None:
     other = f"large-unified-{revision}-1"
     assert group_pods(cluster, "large")[other]["metadata"]["uid"] == pods[other]["metadata"]["uid"]
     wait(lambda: cluster.ready("large").get("status") == "True")
+
+
+def stateful_sets(found: dict[str, Any]) -> list[dict[str, Any]]:
+    """As LeaderWorkerSet's controller makes them: one of all leaders, and one of the workers of each group.
+
+    Its names stand in no label here that its stand-in knows, which else would look after these pods as well.
+    """
+    spec, name = found["spec"], f"{found['metadata']['name']}-real"
+    groups, templates = spec["replicas"], spec["leaderWorkerTemplate"]
+    wanted = [(name, groups, 0, templates["leaderTemplate"])]
+    wanted += [(f"{name}-{n}", templates["size"] - 1, 1, templates["workerTemplate"]) for n in range(groups)]
+    made = []
+    for own, replicas, first, template in wanted:
+        labels = template["metadata"]["labels"] | {"set": own}
+        pod = {**template, "metadata": {**template["metadata"], "labels": labels}}
+        made.append(
+            {
+                "apiVersion": "apps/v1",
+                "kind": "StatefulSet",
+                "metadata": {"name": own, "namespace": "default"},
+                "spec": {
+                    "replicas": replicas,
+                    "ordinals": {"start": first},
+                    "podManagementPolicy": "Parallel",
+                    "serviceName": name,
+                    "selector": {"matchLabels": {"set": own}},
+                    "template": pod,
+                },
+            }
+        )
+    return made
+
+
+def settled(budget: dict[str, Any], pods: int) -> bool:
+    status = budget.get("status", {})
+    return bool(status.get("expectedPods") == status.get("currentHealthy") == pods and status["disruptionsAllowed"])
+
+
+@pytest.mark.usefixtures("everything_works")
+@pytest.mark.parametrize("allowed", [1, "50%"])
+def test_a_worker_may_be_evicted_and_no_other_group_loses_one_then(plane: ControlPlane, allowed: int | str) -> None:
+    """Kubernetes counts a group's pods by StatefulSets: what is asked for in engines must hold all the same."""
+    name = f"drained-{str(allowed).removesuffix('%')}"
+    group = {"replicas": 2, "parallelism": {"tensor": 2, "nodes": 2}, "engine": CPU}
+    spec = {"unified": group, "disruptionBudget": {"maxUnavailable": allowed}, "image": "engine:slow"}
+    service = parse_service(changed({"metadata": {"name": name, "uid": "u"}, "spec": spec}))
+    manifests = render(service, make_plan(service, Observed(), datetime.now(UTC)), {}, None)
+    (workload,) = (manifest for manifest in manifests if manifest["kind"] == "LeaderWorkerSet")
+    (budget,) = (manifest for manifest in manifests if manifest["kind"] == "PodDisruptionBudget")
+    del budget["metadata"]["ownerReferences"]
+    sets = stateful_sets(workload)
+    plane.apply(budget, *sets)
+    cluster = Cluster(plane)
+    try:
+        found = wait(lambda: [b for b in cluster.children(name, "poddisruptionbudgets") if settled(b, pods=4)])
+        assert found[0]["status"]["disruptionsAllowed"] == 1
+        first, second = (f"{workers['metadata']['name']}-1" for workers in sets[1:])
+        assert cluster.evict(first).returncode == 0
+        refused = cluster.evict(second)
+        assert refused.returncode != 0
+        assert "disruption budget" in refused.stderr
+    finally:
+        plane.kubectl("delete", "statefulset", *(one["metadata"]["name"] for one in sets))
+        plane.kubectl("delete", "pdb", budget["metadata"]["name"])
 
 
 def test_a_group_that_goes_is_drained_the_highest_first(cluster: Cluster) -> None:

@@ -11,17 +11,30 @@ def disruption_budgets(service: InferenceService) -> list[Manifest]:
     """One over all revisions of each role, so a rollout and an eviction together stay within it. [] if unwanted.
 
     An engine that is not ready may be evicted at any time: it serves nobody, and would keep its node from draining.
+    Of an engine over several nodes any pod may be evicted, and the engine is lost with it; pods of the others are then
+    safe until it is whole again. Kubernetes counts pods, and each may be of another engine: a percentage of the engines
+    is divided by the pods of one.
     """
     wanted = service.spec.disruption_budget or DisruptionBudget()
     if wanted.enabled is False:
         return []
     allowed = DEFAULT_MAX_UNAVAILABLE if wanted.max_unavailable is None else wanted.max_unavailable
     name, of_service = service.metadata.name, {LABEL_SERVICE: service.metadata.name}
+    selected = {role_name(name, role): (of_service | {LABEL_ROLE: role}, spec) for role, spec in service.roles.items()}
     if "unified" in service.roles:  # also over prefill and decode engines that an edit replaces
-        return [_budget(service, engines_service_name(name), of_service, allowed)]
+        selected = {engines_service_name(name): (of_service, service.roles["unified"])}
     return [
-        _budget(service, role_name(name, role), {**of_service, LABEL_ROLE: role}, allowed) for role in service.roles
+        _budget(service, budget, selector, _of_pods(allowed, (spec.parallelism and spec.parallelism.nodes) or 1))
+        for budget, (selector, spec) in selected.items()
     ]
+
+
+def _of_pods(allowed: int | str, nodes: int) -> int | str:
+    """Of the pods, what is `allowed` of the engines of so many pods each; a percentage is 1 at least, as 0 is none."""
+    if isinstance(allowed, int) or nodes == 1:
+        return allowed
+    percent = int(allowed.removesuffix("%"))
+    return f"{max(min(percent, 1), percent // nodes)}%"
 
 
 def _budget(service: InferenceService, name: str, selector: dict[str, str], allowed: int | str) -> Manifest:
