@@ -36,6 +36,22 @@ class Cluster:
         """Create a subresource, such as an Eviction."""
         run(self._kubectl, "create", "--raw", path, "-f", "-", env=self.environment, stdin=body)
 
+    def evict(self, pod: str, namespace: str, timeout_s: float = 60) -> None:
+        """As `kubectl drain` does: refused by a disruption budget, it is tried again, though after less than 5 s."""
+        metadata = {"name": pod, "namespace": namespace}
+        eviction = json.dumps({"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata})
+
+        def evicted() -> bool:
+            try:
+                self.post(f"/api/v1/namespaces/{namespace}/pods/{pod}/eviction", eviction)
+            except RuntimeError as error:
+                if "TooManyRequests" not in str(error):
+                    raise
+                return False
+            return True
+
+        wait_until(f"{pod} evicted", evicted, timeout_s)
+
     def get(self, *arguments: str) -> list[dict[str, Any]]:
         found = json.loads(self.kubectl("get", *arguments, "-o", "json"))
         return found.get("items", [found])

@@ -1,5 +1,6 @@
-"""A cluster with our images in it, made once."""
+"""A cluster with our images in it and the release, made once; a namespace for each test."""
 
+import itertools
 import os
 import tempfile
 import time
@@ -12,6 +13,7 @@ import pytest
 from tests.e2e.cluster import Cluster, NodeCluster
 from tests.e2e.commands import say
 from tests.e2e.images import NAMES, build_image
+from tests.e2e.release import CRDS, SYSTEM, Release
 
 
 @pytest.fixture(scope="session")
@@ -39,3 +41,50 @@ def cluster() -> Iterator[Cluster]:
             if isinstance(found, NodeCluster):
                 found.down()
                 say("the cluster is gone")
+
+
+@pytest.fixture(scope="session")
+def _release(cluster: Cluster) -> Iterator[Release]:
+    release = Release(cluster)
+    try:
+        yield release
+    finally:
+        release.clear()
+
+
+@pytest.fixture
+def release(_release: Release) -> Release:
+    """The chart's, installed by the first test that asks for it."""
+    _release.install()
+    return _release
+
+
+@pytest.fixture
+def no_release(_release: Release) -> Release:
+    """For a test that installs one itself; what others left is uninstalled."""
+    _release.uninstall()
+    return _release
+
+
+_NUMBERS = itertools.count(1)
+
+
+@pytest.fixture
+def namespace(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[str]:
+    """An empty one, of a name that no other test has; explains a failure and leaves nothing behind.
+
+    Nobody waits until it is gone: when Kubernetes looks again at a namespace in which it found pods depends on their
+    grace period, not on their end. With engines (300 s) it took 116 s, and they had ended after 12.
+    """
+    name = f"mini-infer-e2e-{next(_NUMBERS)}"
+    failed_before = request.session.testsfailed
+    cluster.kubectl("create", "namespace", name)
+    try:
+        yield name
+    finally:
+        if request.session.testsfailed > failed_before:
+            cluster.explain(SYSTEM, name)
+        if cluster.get("crd", "--field-selector", f"metadata.name={CRDS[0]}"):
+            cluster.kubectl("delete", "infsvc", "--all", "-n", name)
+        cluster.kubectl("delete", "pods", "--all", "-n", name, "--grace-period=0", "--force")
+        cluster.kubectl("delete", "namespace", name, "--wait=false")

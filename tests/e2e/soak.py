@@ -10,7 +10,6 @@ steps once.
 import argparse
 import contextlib
 import itertools
-import json
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -117,9 +116,9 @@ class Service:
     def evict(self) -> None:
         """What `kubectl drain` does to one engine; a second one must wait."""
         first, second = (pod["metadata"]["name"] for pod in self.pods()[:2])
-        self._evict(first)
-        with contextlib.suppress(RuntimeError):  # 429, unless the first one's successor is ready already
-            self._evict(second)
+        self.cluster.evict(first, self._namespace)
+        with contextlib.suppress(TimeoutError):  # refused, unless the first one's successor is ready already
+            self.cluster.evict(second, self._namespace, timeout_s=0)
         time.sleep(2)
         self.ready()
 
@@ -203,12 +202,6 @@ class Service:
     def _rolled(self, part: str) -> None:
         deployment = f"deployment/mini-infer-{part}"
         self.cluster.kubectl("rollout", "status", deployment, "-n", self._system, "--timeout=200s")
-
-    def _evict(self, pod: str) -> None:
-        metadata = {"name": pod, "namespace": self._namespace}
-        eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata}
-        path = f"/api/v1/namespaces/{self._namespace}/pods/{pod}/eviction"
-        self.cluster.post(path, json.dumps(eviction))
 
 
 def _is_ready(pod: dict[str, Any]) -> bool:

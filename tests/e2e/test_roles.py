@@ -1,11 +1,11 @@
 """Prefill and decode apart, two ranks, a group over two pods: on real pods, asked through the gateway, losing some."""
 
 import asyncio
-import contextlib
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
@@ -13,12 +13,14 @@ import httpx
 import pytest
 
 from mini_infer_contract.metrics import ENGINE_KV_TRANSFER_BYTES
+from mini_infer_contract.resources import LABEL_ROLE, LABEL_SERVICE
 from tests.e2e.cluster import Cluster, wait_until
 from tests.e2e.commands import ROOT, say
 from tests.e2e.questions import ANSWER, QUESTION
-from tests.e2e.test_platform import RELEASE, SYSTEM, USER, install, namespaces  # noqa: F401 - a fixture
-from tests.support.leader_worker_sets import CRD, leader_worker_sets
+from tests.e2e.release import RELEASE, SYSTEM, Release
+from tests.support.leader_worker_sets import leader_worker_sets
 
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 STREAMS = 200
 TOKENS = 48
 KILL_A_RANK = """
@@ -30,89 +32,116 @@ os.kill(max(p for p in ranks if parent(p) != 0), signal.SIGKILL)
 """
 
 
-@pytest.mark.e2e
-@pytest.mark.timeout(600)
-@pytest.mark.usefixtures("namespaces")
-def test_roles_and_ranks_answer_and_lose_nothing(cluster: Cluster) -> None:
-    install(cluster, **{"gateway.options.maxLocalPrefillTokens": "16"})  # the example's question is to go apart
-    for part in ("gateway", "operator"):
-        cluster.kubectl("rollout", "status", f"deployment/{RELEASE}-{part}", "-n", SYSTEM, "--timeout=120s")
+@dataclass(frozen=True)
+class Example:
+    """A service of examples/ in a namespace."""
+
+    cluster: Cluster
+    namespace: str
+    file: str
+    name: str
+
+    def kubectl(self, *arguments: str) -> str:
+        return self.cluster.kubectl("-n", self.namespace, *arguments)
+
+    def start(self, replicas: int | None = None) -> None:
+        """Apply it and wait until it is ready."""
+        begun_s = time.monotonic()
+        self.kubectl("apply", "-f", str(ROOT / "examples" / self.file))
+        if replicas is not None:
+            self.kubectl("scale", f"infsvc/{self.name}", f"--replicas={replicas}")
+        self.ready()
+        say(f"{self.file} is ready after {time.monotonic() - begun_s:.0f} s")
+
+    def ready(self) -> None:
+        self.kubectl("wait", f"infsvc/{self.name}", "--for=condition=Ready", "--timeout=180s")
+        wait_until(f"{self.name} settled", self._settled, timeout_s=120)
+
+    def _settled(self) -> bool:
+        (service,) = self.cluster.get("infsvc", self.name, "-n", self.namespace)
+        status = service.get("status", {})
+        told = {c["type"]: c["status"] for c in status.get("conditions", ())}
+        return bool(
+            status.get("observedGeneration") == service["metadata"]["generation"] and told.get("Ready") == "True"
+        )
+
+    def pods(self, role: str = "") -> dict[str, str]:
+        """Name to uid."""
+        selector = f"{LABEL_SERVICE}={self.name}" + (f",{LABEL_ROLE}={role}" if role else "")
+        found = self.cluster.get("pods", "-n", self.namespace, "-l", selector)
+        return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in found}
+
+    def in_pod(self, pod: str, program: str) -> str:
+        """What a Python program prints in an engine's container."""
+        return self.kubectl("exec", pod, "-c", "engine", "--", "python", "-c", program)
+
+    def lose(self, pod: str) -> None:
+        """It is gone without a word."""
+        self.kubectl("delete", "pod", pod, "--grace-period=0", "--force")
+
+    def lose_one_of(self, role: str) -> None:
+        self.lose(min(self.pods(role)))
+
+    def kill_a_rank(self) -> None:
+        """The youngest of the processes in one engine's container that compute."""
+        self.in_pod(min(self.pods()), KILL_A_RANK)
+
+    def moved_bytes(self) -> float:
+        """Of KV cache, that decode engines have taken from prefill engines."""
+        program = "import urllib.request as r; print(r.urlopen('http://127.0.0.1:8000/metrics').read().decode())"
+        texts = [self.in_pod(pod, program) for pod in self.pods("decode")]
+        lines = [line for text in texts for line in text.splitlines() if line.startswith(ENGINE_KV_TRANSFER_BYTES)]
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+
+
+def test_prefill_and_decode_apart_lose_nothing(cluster: Cluster, release: Release, namespace: str) -> None:
+    pair = Example(cluster, namespace, "disaggregated.yaml", "pair")
+    release.wait()
+    pair.start()
+    told = pair.kubectl("get", "infsvc", "pair")
+    assert told.splitlines()[1].split()[6:8] == ["1/1", "2/2"], told
     with cluster.reach(SYSTEM, f"{RELEASE}-gateway") as url:
-        start(cluster, "disaggregated.yaml", "pair")
-        told = cluster.kubectl("get", "infsvc", "pair", "-n", USER)
-        assert told.splitlines()[1].split()[6:8] == ["1/1", "2/2"], told
         ask(url, "pair")
-        assert moved_bytes(cluster) > 0, "no KV cache went from prefill to decode"
-        asyncio.run(streams(url, "pair", lambda: lose(cluster, "pair", "prefill")))
-        asyncio.run(streams(url, "pair", lambda: lose(cluster, "pair", "decode")))
-        stop(cluster, "disaggregated.yaml", "pair")
+        assert pair.moved_bytes() > 0, "no KV cache went from prefill to decode"
+        asyncio.run(streams(url, "pair", lambda: pair.lose_one_of("prefill")))
+        asyncio.run(streams(url, "pair", lambda: pair.lose_one_of("decode")))
 
-        start(cluster, "tensor-parallel.yaml", "tensor", replicas=2)
+
+def test_a_rank_that_is_killed_loses_nothing(cluster: Cluster, release: Release, namespace: str) -> None:
+    tensor = Example(cluster, namespace, "tensor-parallel.yaml", "tensor")
+    release.wait()
+    tensor.start(replicas=2)
+    with cluster.reach(SYSTEM, f"{RELEASE}-gateway") as url:
         ask(url, "tensor")
-        asyncio.run(streams(url, "tensor", lambda: kill_a_rank(cluster, "tensor")))
-        stop(cluster, "tensor-parallel.yaml", "tensor")
-
-        with groups(cluster):
-            start(cluster, "over-nodes.yaml", "group")
-            ask(url, "group")
-            before = uids(cluster, "group")
-            asyncio.run(streams(url, "group", lambda: drain_a_worker(cluster, "group"), count=150))
-            wait_until("a whole group anew", lambda: len(uids(cluster, "group") - before) == 2, timeout_s=60)
-            ready(cluster, "group")
-            before = uids(cluster, "group")
-            cluster.kubectl("delete", "pod", pods(cluster, "group")[-1], "-n", USER, "--grace-period=0", "--force")
-            wait_until("a whole group anew", lambda: len(uids(cluster, "group") - before) == 2, timeout_s=60)
-            ready(cluster, "group")
-            ask(url, "group")
-            say("a group of two pods lost one, started anew as a whole and answers")
-            stop(cluster, "over-nodes.yaml", "group")
+        asyncio.run(streams(url, "tensor", tensor.kill_a_rank))
 
 
-@contextlib.contextmanager
-def groups(cluster: Cluster) -> Iterator[None]:
-    """LeaderWorkerSets are served, and a stand-in for their controller makes their pods."""
-    cluster.kubectl("apply", "--server-side", "-f", str(CRD))
-    operator = "deployment/mini-infer-operator"
-    cluster.kubectl("rollout", "restart", operator, "-n", SYSTEM)  # or it would look again within a minute
-    cluster.kubectl("rollout", "status", operator, "-n", SYSTEM, "--timeout=90s")
-    try:
-        with leader_worker_sets(Path(cluster.environment["KUBECONFIG"])):
-            yield
-    finally:
-        cluster.kubectl("delete", "-f", str(CRD), "--ignore-not-found", "--timeout=60s")
+def test_a_group_over_two_pods_drains_and_starts_anew_as_a_whole(
+    cluster: Cluster, release: Release, namespace: str
+) -> None:
+    group = Example(cluster, namespace, "over-nodes.yaml", "group")
+    release.wait()
+    with (
+        leader_worker_sets(Path(cluster.environment["KUBECONFIG"])),
+        cluster.reach(SYSTEM, f"{RELEASE}-gateway") as url,
+    ):
+        group.start()
+        ask(url, "group")
+        before = group.pods()
+        # What `kubectl drain` of its node does to a worker of the only group: nobody else could go on with its streams.
+        asyncio.run(streams(url, "group", lambda: cluster.evict(max(before), namespace), count=150))
+        anew(group, before)
+        before = group.pods()
+        group.lose(max(before))
+        anew(group, before)
+        ask(url, "group")
+        say("a group of two pods lost one, started anew as a whole and answers")
 
 
-def uids(cluster: Cluster, name: str) -> set[str]:
-    found = cluster.get("pods", "-n", USER, "-l", f"serving.mini-infer.io/service={name}")
-    return {pod["metadata"]["uid"] for pod in found}
-
-
-def start(cluster: Cluster, example: str, name: str, replicas: int | None = None) -> None:
-    """Apply an example and wait until it is ready."""
-    begun_s = time.monotonic()
-    cluster.kubectl("apply", "-n", USER, "-f", str(ROOT / "examples" / example))
-    if replicas is not None:
-        cluster.kubectl("scale", f"infsvc/{name}", "-n", USER, f"--replicas={replicas}")
-    ready(cluster, name)
-    say(f"{example} is ready after {time.monotonic() - begun_s:.0f} s")
-
-
-def ready(cluster: Cluster, name: str) -> None:
-    cluster.kubectl("wait", f"infsvc/{name}", "-n", USER, "--for=condition=Ready", "--timeout=180s")
-    wait_until(f"{name} settled", lambda: settled(cluster, name), timeout_s=120)
-
-
-def settled(cluster: Cluster, name: str) -> bool:
-    (service,) = cluster.get("infsvc", name, "-n", USER)
-    status = service.get("status", {})
-    told = {c["type"]: c["status"] for c in status.get("conditions", ())}
-    return bool(status.get("observedGeneration") == service["metadata"]["generation"] and told.get("Ready") == "True")
-
-
-def stop(cluster: Cluster, example: str, name: str) -> None:
-    cluster.kubectl("delete", "-n", USER, "-f", str(ROOT / "examples" / example))
-    for pod in pods(cluster, name):  # what is asked for is shown; how an engine drains, other tests tell
-        cluster.kubectl("delete", "pod", pod, "-n", USER, "--grace-period=0", "--force", "--ignore-not-found")
+def anew(group: Example, before: dict[str, str]) -> None:
+    """Wait until both pods are others and the service is ready."""
+    wait_until("a whole group anew", lambda: len(set(group.pods().values()) - {*before.values()}) == 2, timeout_s=60)
+    group.ready()
 
 
 def ask(url: str, model: str) -> None:
@@ -125,45 +154,6 @@ def ask(url: str, model: str) -> None:
 
     text = wait_until(f"an answer of {model}", answer, timeout_s=30)
     assert ANSWER in text, text
-
-
-def pods(cluster: Cluster, name: str, role: str = "") -> list[str]:
-    """Names of a service's pods."""
-    selector = f"serving.mini-infer.io/service={name}" + (f",serving.mini-infer.io/role={role}" if role else "")
-    found = cluster.get("pods", "-n", USER, "-l", selector)
-    return [pod["metadata"]["name"] for pod in found]
-
-
-def in_pod(cluster: Cluster, pod: str, program: str) -> str:
-    """What a Python program prints in an engine's container."""
-    return cluster.kubectl("exec", pod, "-n", USER, "-c", "engine", "--", "python", "-c", program)
-
-
-def moved_bytes(cluster: Cluster) -> float:
-    """Of KV cache, that decode engines have taken from prefill engines."""
-    program = "import urllib.request as r; print(r.urlopen('http://127.0.0.1:8000/metrics').read().decode())"
-    texts = [in_pod(cluster, pod, program) for pod in pods(cluster, "pair", "decode")]
-    lines = [line for text in texts for line in text.splitlines() if line.startswith(ENGINE_KV_TRANSFER_BYTES)]
-    return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
-
-
-def lose(cluster: Cluster, name: str, role: str) -> None:
-    """One engine of the role is gone without a word."""
-    pod = pods(cluster, name, role)[0]
-    cluster.kubectl("delete", "pod", pod, "-n", USER, "--grace-period=0", "--force")
-
-
-def kill_a_rank(cluster: Cluster, name: str) -> None:
-    """The youngest of the processes in one engine's container that compute."""
-    in_pod(cluster, pods(cluster, name)[0], KILL_A_RANK)
-
-
-def drain_a_worker(cluster: Cluster, name: str) -> None:
-    """What `kubectl drain` of its node does to a worker of the only group: nobody else could go on with its streams."""
-    worker = pods(cluster, name)[-1]
-    metadata = {"name": worker, "namespace": USER}
-    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata}
-    cluster.post(f"/api/v1/namespaces/{USER}/pods/{worker}/eviction", json.dumps(eviction))
 
 
 async def streams(url: str, model: str, disturb: Callable[[], None], count: int = STREAMS) -> None:

@@ -12,17 +12,16 @@ from tests.e2e.cluster import Cluster, NodeCluster
 from tests.e2e.commands import say
 from tests.e2e.images import NAMES, build_image
 from tests.e2e.load import CONNECTIONS, OpenLoad, Result
+from tests.e2e.release import RELEASE, SYSTEM, Release
 from tests.e2e.soak import NAME, Service, run_steps
-from tests.e2e.test_platform import RELEASE, SYSTEM, USER, install, namespaces  # noqa: F401 - a fixture
 
 
-def started(cluster: Cluster, start_s: float) -> Service:
-    """The platform and the service, ready."""
-    install(cluster)
-    service = Service(cluster, SYSTEM, USER, start_s)
+def started(release: Release, namespace: str, start_s: float) -> Service:
+    """The service, ready, as is the platform."""
+    service = Service(release.cluster, SYSTEM, namespace, start_s)
     service.apply()
     service.ready(240)
-    cluster.kubectl("rollout", "status", f"deployment/{RELEASE}-gateway", "-n", SYSTEM, "--timeout=100s")
+    release.wait()
     return service
 
 
@@ -38,9 +37,8 @@ def under_load(cluster: Cluster, steps: Sequence[Callable[[], None]], duration_s
 @pytest.mark.e2e
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.usefixtures("namespaces")
-def test_nothing_is_lost(cluster: Cluster) -> None:
-    seen = under_load(cluster, started(cluster, start_s=2).steps(), duration_s=0, rate=10)
+def test_nothing_is_lost(cluster: Cluster, release: Release, namespace: str) -> None:
+    seen = under_load(cluster, started(release, namespace, start_s=2).steps(), duration_s=0, rate=10)
     assert seen.done > 300
     assert dict(seen.failures) == {}
 
@@ -53,13 +51,13 @@ def in_a_cluster_of_its_own(duration_s: float, start_s: float, rate: float) -> i
         try:
             for target in NAMES:
                 cluster.load(build_image(target, Path(folder)))
-            for namespace in (SYSTEM, USER):
-                cluster.kubectl("create", "namespace", namespace)
-            service = started(cluster, start_s)
+            release = Release(cluster)
+            release.install()
+            service = started(release, "default", start_s)
             seen = under_load(cluster, service.long_steps(), duration_s, rate)
             lossy = under_load(cluster, [service.lose_a_gateway], 0, rate)
         except Exception:
-            cluster.explain(SYSTEM, USER)
+            cluster.explain(SYSTEM, "default")
             raise
         finally:
             cluster.down()

@@ -15,8 +15,8 @@ from tests.e2e.cluster import Cluster, wait_until
 from tests.e2e.commands import ROOT, run, say
 from tests.e2e.images import NAMES, TAG, build_image_of, repository
 from tests.e2e.load import OpenLoad
+from tests.e2e.release import RELEASE, SYSTEM, Release, release_flags
 from tests.e2e.soak import NAME, Service, engine_image
-from tests.e2e.test_platform import RELEASE, SYSTEM, USER, namespaces, release_flags  # noqa: F401 - a fixture
 
 PREVIOUS = os.environ.get("E2E_PREVIOUS", "")
 BEFORE = "previous"
@@ -27,18 +27,19 @@ BEFORE = "previous"
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif(not PREVIOUS, reason="no version to upgrade from: E2E_PREVIOUS=REVISION names one")
-@pytest.mark.usefixtures("namespaces")
-def test_an_upgrade_of_everything_loses_nothing(cluster: Cluster, tmp_path: Path) -> None:
+def test_an_upgrade_of_everything_loses_nothing(
+    cluster: Cluster, no_release: Release, namespace: str, tmp_path: Path
+) -> None:
     previous = source_of(PREVIOUS, tmp_path)
     for target in NAMES:
         archive = build_image_of(previous, BEFORE, target, tmp_path)
         cluster.load(archive)
         archive.unlink()
-    cluster.helm("install", RELEASE, str(previous / "charts/mini-infer"), "-n", SYSTEM, *release_flags(BEFORE))
-    service = Service(cluster, SYSTEM, USER, start_s=2)
+    no_release.install(previous / "charts/mini-infer", BEFORE)
+    service = Service(cluster, SYSTEM, namespace, start_s=2)
     service.apply()
     service.ready(240)
-    cluster.kubectl("rollout", "status", f"deployment/{RELEASE}-gateway", "-n", SYSTEM, "--timeout=100s")
+    no_release.wait()
     assert engine_images(service) == {f"{repository('engine-cpu')}:{BEFORE}"}
     with cluster.reach(SYSTEM, f"{RELEASE}-gateway") as url, OpenLoad(url, NAME, per_second=10) as load:
         time.sleep(5)
@@ -51,7 +52,7 @@ def test_an_upgrade_of_everything_loses_nothing(cluster: Cluster, tmp_path: Path
     say(load.result.line())
     assert load.result.done > 300
     assert dict(load.result.failures) == {}
-    accepted = cluster.kubectl("apply", "--dry-run=server", "-n", USER, "-f", str(ROOT / "examples"))
+    accepted = cluster.kubectl("apply", "--dry-run=server", "-n", namespace, "-f", str(ROOT / "examples"))
     assert "inferenceservice" in accepted  # the CRD is of the new version: it takes all examples
 
 
