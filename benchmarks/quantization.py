@@ -24,7 +24,7 @@ from common import engines, loads
 from common.budget import Budget
 from common.isolation import isolated
 from common.models import model_folder, vocabulary
-from common.report import make_parser, print_table, save, say, words
+from common.report import integers, make_parser, print_table, save, say, words
 from common.targets import Target, print_verdicts
 
 _WANTED = ("itl ms", "w2 tok_s", "ttft ms 512", "ttft ms 4096")
@@ -75,7 +75,7 @@ def speed(options: argparse.Namespace) -> int:
                     say(f"{model}, {label}")
                     with budget.spending(engine):
                         made = isolated(
-                            measure, engine, *_loaded_from(engine, scheme, folder, options.smoke), options.smoke,
+                            measure, engine, *_loaded_from(engine, scheme, folder, options), options.smoke,
                             timeout_s=budget.left_s, note=lambda part: say(f"  {part}"),
                         )  # fmt: skip
                     if "error" in made:
@@ -106,9 +106,11 @@ def _can_run(engine: str, scheme: str) -> bool:
     return engines.is_present(engine) and known
 
 
-def _loaded_from(engine: str, scheme: str, folder: str, smoke: bool) -> tuple[str, dict[str, Any]]:
+def _loaded_from(engine: str, scheme: str, folder: str, options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     """The folder that an engine loads a scheme from, and its settings."""
-    settings: dict[str, Any] = dict(engines.SMOKE_SETTINGS) if smoke else {"max_num_seqs": 256}
+    settings: dict[str, Any] = dict(engines.SMOKE_SETTINGS) if options.smoke else {"max_num_seqs": 256}
+    if options.disable and engine == "ours":
+        settings["disable"] = tuple(options.disable)
     if scheme == "bf16":
         return folder, settings
     if engine != "ours" and scheme in _VLLM_CHECKPOINTS:
@@ -144,7 +146,7 @@ def products(options: argparse.Namespace) -> int:
 
     folder = options.out.parent if options.out else None
     results = []
-    for line in tune_all(folder, time.monotonic() + options.time_limit_s):
+    for line in tune_all(folder, time.monotonic() + options.time_limit_s, tuple(options.rows)):
         say(
             ", ".join(
                 f"{name} {round(value, 2) if isinstance(value, float) else value}" for name, value in line.items()
@@ -165,6 +167,12 @@ def main() -> int:
     parser.add_argument("--models", type=words, default=["qwen2.5-7b"], metavar="NAME,...")
     parser.add_argument("--schemes", type=words, default=words("bf16,int8,fp8,int4"), metavar="NAME,...")
     parser.add_argument("--kv", type=words, default=[], metavar="NAME,...", help="with --precision: fp8, int8")
+    parser.add_argument(
+        "--rows", type=integers, default=[], metavar="M,...", help="with --products: 8 ... 64, 128 ... 4096"
+    )
+    parser.add_argument(
+        "--disable", type=words, default=[], metavar="NAME,...", help="with --gpu: see mini-infer-serve"
+    )
     parser.add_argument("--engines", type=words, default=["ours"], metavar="NAME,...")
     options = parser.parse_args()
     if options.precision:

@@ -15,8 +15,18 @@ import torch
 from common.gemm_tuner import L2_BYTES, SHAPES, SQUARE_SUM_PARTS, Shape, random
 from common.gpu import policy, workspace
 from common.timing import graph_microseconds
-from mini_infer_engine.kernels.gemm.gemm_config import MAX_M, DeferredRMSNorm, PdlGemmConfig, portable_block_m
+from mini_infer_engine.config.mechanisms import Mechanism
+from mini_infer_engine.kernels.context import KernelContext
+from mini_infer_engine.kernels.gemm.gemm_config import (
+    MAX_M,
+    DeferredRMSNorm,
+    LargeMConfig,
+    PdlGemmConfig,
+    portable_block_m,
+)
 from mini_infer_engine.kernels.gemm.gemm_dispatch import small_m_linear, small_m_linear_add_norm
+from mini_infer_engine.kernels.gemm.gemm_rules import large_m_stages
+from mini_infer_engine.kernels.gemm.large_m_gemm import large_m_gemm
 from mini_infer_engine.kernels.gemm.quantized_gemm import quantized_linear
 from mini_infer_engine.kernels.gemm.quantized_weight import (
     GROUP,
@@ -26,15 +36,18 @@ from mini_infer_engine.kernels.gemm.quantized_weight import (
     packed_parameters,
 )
 from mini_infer_engine.kernels.gemm.tuned_configs import (
+    LARGE_M_ROWS,
+    LargeShape,
     QuantizedShape,
     file_name,
     load_tuned_configs,
     tuned_configs_json,
 )
+from mini_infer_engine.ops.triton_ops import TritonOps
 
 FORMATS = ("int8", "fp8", "int4")
 BLOCKS_M = (8, 32, 16, 64)
-MANY_ROWS = (256, 4096)
+LARGE_FORMATS = ("int8", "int4")
 
 
 def random_weight(form: str, rows: int, k: int) -> QuantizedWeight:
@@ -80,6 +93,64 @@ def call(shape: Shape, rows: int) -> Callable[[QuantizedWeight, PdlGemmConfig], 
     )
 
 
+def large_candidates(rows: int, bits: int) -> list[LargeMConfig]:
+    """All tiles and splits that are not plainly too many, with deep rings and with those of two programs an SM."""
+    found = []
+    for block_m, block_k, splits in itertools.product((64, 128, 256), (64, 128), (1, 2, 3, 4, 6)):
+        if block_m >= 2 * max(rows, 64) or (block_k == 64 and bits == 4) or (splits > 1 and rows > 1024):
+            continue
+        most = large_m_stages(block_m, block_k, bits=bits, profile=policy().profile)
+        found += [LargeMConfig(block_m, block_k, splits, stages) for stages in {most, max(2, most // 2)}]
+    return found
+
+
+def compile_large(works: list[tuple[str, int, str]]) -> None:
+    """All of `large_candidates` into the shared cache; shapes of a model share them."""
+    torch.set_num_threads(1)
+    for name, rows, form in works:
+        x, weight = random(rows, SHAPES[name].k), random_weight(form, SHAPES[name].weight_rows, SHAPES[name].k)
+        for config in large_candidates(rows, weight.bits):
+            with contextlib.suppress(Exception):  # a config that does not fit the chip is only not a candidate
+                large_m_gemm(x, weight, config, workspace=workspace())
+        torch.cuda.synchronize()
+
+
+def tune_large(shape: Shape, rows: int, form: str) -> tuple[LargeMConfig | None, dict[str, float]]:
+    """The fastest config of large_m_gemm, None: what runs without it is faster; microseconds of both and of bf16.
+
+    FP8 has no such kernel: of it, microseconds alone.
+    """
+    x, n, k = random(rows, shape.k), shape.weight_rows, shape.k
+    bits = 4 if form == "int4" else 8
+    copies = max(2, math.ceil(4 * L2_BYTES / (n * k * bits // 8)))
+    weights = [random_weight(form, n, k) for _ in range(copies)]
+    ops = TritonOps(KernelContext(policy().without(Mechanism.LARGE_M_GEMM), workspace()))
+    wide = [random(n, k) for _ in range(max(2, math.ceil(4 * L2_BYTES / (2 * n * k))))]
+    figures = {"bf16 us": graph_microseconds([functools.partial(torch.mm, x, each.t()) for each in wide])}
+    del wide
+    figures["without us"] = graph_microseconds([functools.partial(ops.quantized, x, each) for each in weights])
+    if form not in LARGE_FORMATS:
+        return None, figures
+
+    def microseconds(config: LargeMConfig, replays: int = 6) -> float:
+        calls = [functools.partial(large_m_gemm, x, each, config, workspace=workspace()) for each in weights]
+        return graph_microseconds(calls, replays)
+
+    rule = policy().without(Mechanism.TUNED_CONFIGS).large_m_config(x, weights[0])
+    if rule is not None:
+        figures["rule's us"] = microseconds(rule, 15)
+    timed: list[tuple[float, LargeMConfig]] = []
+    for config in large_candidates(rows, bits):
+        with contextlib.suppress(Exception):  # a config that does not fit the chip is only not a candidate
+            timed.append((microseconds(config), config))
+    timed.sort(key=lambda pair: pair[0])
+    again = sorted([(microseconds(config, 15), config) for _, config in timed[:3]], key=lambda pair: pair[0])
+    if not again:
+        return None, figures
+    figures |= {"tuned us": again[0][0], "times bf16": figures["bf16 us"] / again[0][0]}
+    return again[0][1] if again[0][0] < figures["without us"] else None, figures
+
+
 def compile_kernels(works: list[tuple[str, int, str]]) -> None:
     """All candidates of some products into the shared cache."""
     torch.set_num_threads(1)
@@ -94,9 +165,10 @@ def compile_kernels(works: list[tuple[str, int, str]]) -> None:
 
 def compile_all(rows: int, names: tuple[str, ...]) -> None:
     """Candidates of every product with so many rows, in a process for each."""
-    works = [[(name, rows, form)] for form, name in itertools.product(FORMATS, names)]
+    large = rows > MAX_M
+    works = [[(name, rows, form)] for form, name in itertools.product(LARGE_FORMATS if large else FORMATS, names)]
     with multiprocessing.get_context("spawn").Pool(len(works)) as pool:
-        pool.map(compile_kernels, works, chunksize=1)
+        pool.map(compile_large if large else compile_kernels, works, chunksize=1)
 
 
 def tune(shape: Shape, rows: int, form: str) -> tuple[PdlGemmConfig | None, dict[str, float]]:
@@ -107,8 +179,6 @@ def tune(shape: Shape, rows: int, form: str) -> tuple[PdlGemmConfig | None, dict
     weights = [random_weight(form, shape.weight_rows, shape.k) for _ in range(copies)]
     x = random(rows, shape.k)
     figures = {"unfused us": graph_microseconds([functools.partial(quantized_linear, x, each) for each in weights])}
-    if rows > MAX_M:
-        return None, figures
     gemm = call(shape, rows)
 
     def microseconds(config: PdlGemmConfig, replays: int = 6) -> float:
@@ -131,25 +201,44 @@ def tune(shape: Shape, rows: int, form: str) -> tuple[PdlGemmConfig | None, dict
 
 
 def tune_all(
-    out: Path | None, deadline: float, names: tuple[str, ...] = ("7b gate_up", "7b down", "7b qkv", "7b o")
+    out: Path | None,
+    deadline: float,
+    all_rows: tuple[int, ...],
+    names: tuple[str, ...] = ("7b gate_up", "7b down", "7b qkv", "7b o"),
 ) -> Iterator[dict[str, object]]:
-    """Every GEMM of a layer with each M and format until the deadline; the file of configs is written as they come."""
+    """Every GEMM of a layer with each M and format until the deadline; the file of configs is written as they come.
+
+    all_rows: of BLOCKS_M and LARGE_M_ROWS; none: all of them.
+    """
     measured: dict[QuantizedShape, PdlGemmConfig] = {}
+    large: dict[LargeShape, LargeMConfig | None] = {}
     compiled: set[int] = set()
     known = load_tuned_configs(policy().profile.name)
-    for rows, form, name in itertools.product((*BLOCKS_M[:1], *MANY_ROWS, *BLOCKS_M[1:]), FORMATS, names):
+    order = all_rows or (*BLOCKS_M[:1], 256, 512, *BLOCKS_M[1:], 128, 1024, 4096, 2048)
+    for rows, form, name in itertools.product(order, FORMATS, names):
         if time.monotonic() > deadline:
             return
-        if rows not in compiled and rows <= MAX_M:
+        if rows not in compiled:
             compiled.add(rows)
             compile_all(rows, names)
         shape = SHAPES[name]
-        config, figures = tune(shape, rows, form)
-        if config is not None:
-            measured[form, shape.n, shape.k, shape.gated, rows] = config
-            made = dataclasses.replace(known, device=policy().profile.name, quantized={**known.quantized, **measured})
-            if out is not None:
-                (out / file_name(made.device)).write_text(tuned_configs_json(made))
+        config: PdlGemmConfig | LargeMConfig | None
+        if rows > MAX_M:
+            config, figures = tune_large(shape, rows, form)
+            if form in LARGE_FORMATS and rows in LARGE_M_ROWS:
+                large[form, shape.weight_rows, shape.k, rows] = config
+        else:
+            config, figures = tune(shape, rows, form)
+            if config is not None:
+                measured[form, shape.n, shape.k, shape.gated, rows] = config
+        made = dataclasses.replace(
+            known,
+            device=policy().profile.name,
+            quantized={**known.quantized, **measured},
+            large_m={**known.large_m, **large},
+        )
+        if out is not None:
+            (out / file_name(made.device)).write_text(tuned_configs_json(made))
         yield {
             "product": name,
             "rows": rows,

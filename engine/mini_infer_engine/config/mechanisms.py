@@ -25,6 +25,11 @@ class Mechanism(StrEnum):
         "our GEMM kernels for at most 64 rows, with bias, gate, residual and RMSNorm fused; off: cuBLAS and kernels of "
         "their own",
     )
+    LARGE_M_GEMM = (
+        "large_m_gemm",
+        "more than 64 rows by int8 or int4 weights are multiplied by a kernel that widens weights in registers, on "
+        "Hopper; off: weights are read once for 64 rows, or a bf16 copy of the layer is made for cuBLAS",
+    )
     STREAM_K = "stream_k", "the stream-K GEMM of 17 to 64 rows, where pdl_gemm cannot run; off: cuBLAS"
     PDL = (
         "pdl",

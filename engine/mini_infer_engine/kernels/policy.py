@@ -22,15 +22,22 @@ from mini_infer_engine.kernels.gemm import gemm_rules
 from mini_infer_engine.kernels.gemm.gemm_config import (
     MAX_M,
     SMALL_M,
+    LargeMConfig,
     PdlGemmConfig,
     SmallMConfig,
+    are_large_m_operands,
     are_tma_operands,
     pdl_block_m,
     portable_block_m,
 )
 from mini_infer_engine.kernels.gemm.grouped_weight import GroupedWeight
 from mini_infer_engine.kernels.gemm.quantized_weight import QuantizedWeight
-from mini_infer_engine.kernels.gemm.tuned_configs import NO_TUNED_CONFIGS, TunedConfigs, load_tuned_configs
+from mini_infer_engine.kernels.gemm.tuned_configs import (
+    NO_TUNED_CONFIGS,
+    TunedConfigs,
+    load_tuned_configs,
+    rows_of_large_m,
+)
 
 _SAMPLE_PROGRAMS_PER_SM = 8
 """Of which five run at a time."""
@@ -121,6 +128,24 @@ class KernelPolicy:
         return gemm_rules.quantized_gemm_config(
             pdl_block_m(m), n, k, bits=weight.bits, grouped=weight.is_grouped, gated=gated, profile=self.profile
         )
+
+    def large_m_config(self, x: torch.Tensor, weight: QuantizedWeight | GroupedWeight) -> LargeMConfig | None:
+        """Of large_m_gemm for x [M > MAX_M, K]; None: it cannot compute this, is off, or is the slower one.
+
+        FP8 with scales of rows, and integers whose activations may be rounded, are W8A8 instead.
+        """
+        m, (n, k) = x.shape[0], weight.shape
+        if isinstance(weight, GroupedWeight) or weight.format == "fp8" or weight.int8_activations or m <= MAX_M:
+            return None
+        if not self.profile.supports_gluon or Mechanism.LARGE_M_GEMM in self.disabled:
+            return None
+        if not are_large_m_operands(x, weight):
+            return None
+        rows = rows_of_large_m(m)
+        key = (weight.format, n, k, rows)
+        if key in self.tuned.large_m and Mechanism.TUNED_CONFIGS not in self.disabled:
+            return self.tuned.large_m[key]
+        return gemm_rules.large_m_config(rows, n, k, bits=weight.bits, grouped=weight.is_grouped, profile=self.profile)
 
     def k_splits(self, m: int, n: int, k: int) -> int:
         """Splits of K for cuBLAS's product of x [m, k] and weight [n, k]; 1: none."""

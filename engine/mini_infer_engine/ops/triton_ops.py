@@ -33,8 +33,8 @@ from mini_infer_engine.quantization.grouped import GroupedMethod
 from mini_infer_engine.quantization.packed import PackedMethod
 
 _MOST_CHUNKED_ROWS = 256
-"""Rows up to which products with integers run as several of MAX_M rows: each reads the weights once more, which still
-is less than the bf16 copy of them that more rows are worth.
+"""Rows up to which products with integers run as several of MAX_M rows where large_m_gemm does not: each reads the
+weights once more, which still is less than the bf16 copy of them that more rows are worth.
 """
 
 
@@ -212,6 +212,11 @@ class TritonOps:
         """X @ weight.T + bias for more rows than one of our small-M GEMMs has, or where those cannot run."""
         if isinstance(weight, GroupedWeight):
             return grouped_weight_linear(x, weight, bias=bias, out=out)
+        large = self._policy.large_m_config(x, weight)
+        if large is not None:
+            from mini_infer_engine.kernels.gemm.large_m_gemm import large_m_gemm  # not every Triton has its Gluon
+
+            return large_m_gemm(x, weight, large, workspace=self._workspace, bias=bias, out=out)
         w8a8 = weight.format == "fp8" or weight.int8_activations
         config = None if w8a8 else self._policy.gemm_config(x[:MAX_M], weight)
         if config is None or x.shape[0] > _MOST_CHUNKED_ROWS:

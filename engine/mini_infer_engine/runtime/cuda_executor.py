@@ -28,13 +28,16 @@ from mini_infer_engine.distributed.collectives import NoCollectives
 from mini_infer_engine.kernels.context import KernelContext
 from mini_infer_engine.kernels.copy_pages import copy_pages
 from mini_infer_engine.kernels.gemm.gemm_rules import K_SPLITS
+from mini_infer_engine.kernels.gemm.tuned_configs import LARGE_M_ROWS
 from mini_infer_engine.kernels.moe.grouped_gemm import TILE_ROWS
 from mini_infer_engine.kernels.norm.rms_norm import add_rms_norm
 from mini_infer_engine.kernels.sampling.penalise import count_sampled, penalised
 from mini_infer_engine.kernels.sampling.token_mask import apply_token_masks
+from mini_infer_engine.layers.linear import Linear
 from mini_infer_engine.layers.moe import SparseMoE
 from mini_infer_engine.ops.base import AttentionPass, ResidualState
 from mini_infer_engine.ops.triton_ops import TritonOps
+from mini_infer_engine.quantization.packed import PackedMethod
 from mini_infer_engine.runtime.attention.triton_backends import triton_backend
 from mini_infer_engine.runtime.cuda_graphs import (
     CapturedModel,
@@ -136,7 +139,8 @@ class CudaExecutor:
         # Where products or decode attention change their kernel with the number of rows.
         decodes = [size for size in (1, 9, 17, 33, 65, 129, 257) if size <= largest]
         batches = [Batch([Row(slot, 0, 1, [0], [0], params) for slot in range(rows)], rows) for rows in decodes]
-        for tokens in {min(tokens, most_tokens) for tokens in (16, 32, 64, 512, 4096, *self._expert_tokens())}:
+        prompts = (16, 32, 64, 512, 4096, *self._expert_tokens(), *self._large_m_tokens())
+        for tokens in {min(tokens, most_tokens) for tokens in prompts}:
             pages = list(range(-(-tokens // self.pool.spec.page_size)))
             batches.append(Batch([Row(0, 0, tokens, [0] * tokens, pages, params)], 0))
 
@@ -177,6 +181,11 @@ class CudaExecutor:
         specs = {module.spec for module in self.worker.model.modules() if isinstance(module, SparseMoE)}
         for spec, rows in itertools.product(specs, TILE_ROWS):
             yield max(1, spec.num_stacked * rows // spec.experts_per_token)
+
+    def _large_m_tokens(self) -> tuple[int, ...]:
+        """Numbers of tokens for which products with quantised weights have each of their configs."""
+        layers = (module for module in self.worker.model.modules() if isinstance(module, Linear))
+        return LARGE_M_ROWS if any(isinstance(layer.method, PackedMethod) for layer in layers) else ()
 
     def _compile_rare_kernels(self) -> None:
         """Page updates, plain sampling, sums of products, attention of passes that no graph holds.

@@ -11,7 +11,8 @@ import torch
 from mini_infer_engine.config.mechanisms import Mechanism
 from mini_infer_engine.kernels.attention.attention_config import HopperPrefillConfig, PrefillShape
 from mini_infer_engine.kernels.device import DeviceProfile
-from mini_infer_engine.kernels.gemm.gemm_config import PdlGemmConfig, SmallMConfig
+from mini_infer_engine.kernels.gemm.gemm_config import LargeMConfig, PdlGemmConfig, SmallMConfig
+from mini_infer_engine.kernels.gemm.quantized_weight import QuantizedWeight
 from mini_infer_engine.kernels.gemm.tuned_configs import load_tuned_configs
 from mini_infer_engine.kernels.policy import KernelPolicy, kernel_policy
 from tests.engine.kernels.profiles import H100, H100_PCIE, H200, H200_OTHER_TRITON, L4
@@ -61,6 +62,55 @@ def test_attention_on_an_h200_is_as_it_was_measured(heads: str) -> None:
         config = ON_H200.decode_config(rows, kv_heads)
         actual = [config.block_tokens, config.warps, config.stages, config.target_programs, config.programs_per_row]
         assert [*actual, config.pdl] == expected_config, rows
+
+
+def quantized(form: str, n: int, k: int, *, int8_activations: bool = False) -> QuantizedWeight:
+    """Without memory."""
+    groups = (k // 128, n)
+    with torch.device("meta"):
+        if form == "int4":
+            return QuantizedWeight(torch.empty(n, k // 2, dtype=torch.uint8), torch.empty(groups, dtype=torch.int32), k)
+        dtype = torch.int8 if form.startswith("int8") else torch.float8_e4m3fn
+        scales = torch.empty(groups if form.endswith("-groups") else (n,))
+        return QuantizedWeight(torch.empty(n, k, dtype=torch.uint8).view(dtype), scales, k, int8_activations)
+
+
+@pytest.mark.parametrize("form", ["int8", "int8-groups", "fp8-groups", "int4"])
+@pytest.mark.parametrize(("n", "k"), [(4608, 3584), (3584, 3584), (37888, 3584), (3584, 18944), (1024, 1024)])
+@pytest.mark.parametrize("m", [65, 128, 200, 256, 512, 1024])
+def test_many_rows_by_integers_have_a_config_that_fits_an_h200(m: int, n: int, k: int, form: str) -> None:
+    weight = quantized(form, n, k)
+    config = ON_H200.large_m_config(torch.empty(m, k, dtype=BF16, device="meta"), weight)
+    assert config is not None
+    assert config.block_m <= 2 * max(64, m)
+    assert config.block_k == 128 or form == "int8"
+    assert config.stages >= 2
+    stage_bytes = config.block_k * (128 * weight.bits // 8 + 2 * config.block_m)
+    assert config.stages * stage_bytes < H200.shared_memory_bytes
+    most = ON_H200.large_m_config(torch.empty(128 << (m - 1).bit_length() - 7, k, dtype=BF16, device="meta"), weight)
+    assert m < 128 or config == most, "each number of rows would compile a kernel of its own"
+
+
+def test_many_rows_take_another_way_where_large_m_gemm_is_none() -> None:
+    def config(policy: KernelPolicy, form: str, m: int, dtype: torch.dtype = BF16, **kinds: bool) -> Any:
+        return policy.large_m_config(
+            torch.empty(m, 3584, dtype=dtype, device="meta"), quantized(form, 4608, 3584, **kinds)
+        )
+
+    assert config(ON_H200, "int8", 65) is not None
+    assert config(ON_H200, "int8", 64) is None, "a small product"
+    assert config(ON_H200, "int8", 65, FP32) is None
+    assert config(ON_H200, "int8", 65, int8_activations=True) is None, "W8A8"
+    assert config(ON_H200, "fp8", 65) is None, "W8A8"
+    assert config(ON_H200, "int4", 4096) is None, "a copy for cuBLAS"
+    assert config(policy_of(H200, Mechanism.LARGE_M_GEMM), "int8", 65) is None
+    for other in (L4, H200_OTHER_TRITON):
+        assert config(policy_of(other), "int8", 65) is None
+    measured = LargeMConfig(64, 64, 3, 5)
+    tuned = replace(ON_H200.tuned, large_m={("int8", 4608, 3584, 256): measured, ("int8", 4608, 3584, 512): None})
+    assert config(replace(ON_H200, tuned=tuned), "int8", 200) == measured
+    assert config(replace(ON_H200, tuned=tuned), "int8", 512) is None
+    assert config(replace(ON_H200, tuned=tuned, disabled=frozenset({Mechanism.TUNED_CONFIGS})), "int8", 512) is not None
 
 
 def test_sampling_on_an_h200_has_the_programs_that_were_measured() -> None:

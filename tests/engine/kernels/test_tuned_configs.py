@@ -5,11 +5,12 @@ from importlib import resources
 
 import pytest
 
-from mini_infer_engine.kernels.gemm.gemm_config import PdlGemmConfig, SmallMConfig
+from mini_infer_engine.kernels.gemm.gemm_config import LargeMConfig, PdlGemmConfig, SmallMConfig
 from mini_infer_engine.kernels.gemm.tuned_configs import (
     TunedConfigs,
     load_tuned_configs,
     parse_tuned_configs,
+    rows_of_large_m,
     tuned_configs_json,
 )
 
@@ -49,13 +50,19 @@ def test_configs_of_all_kernels_are_read_as_they_were_written() -> None:
             ("int4", 64, 64, True, 8): PdlGemmConfig(32, 128, 1, 2),
             ("fp8", 64, 64, False, 8): PdlGemmConfig(64, 256, 2, 3),
         },
+        {("int4", 64, 128, 256): LargeMConfig(128, 128, 2, 4), ("int8", 64, 128, 4096): None},
     )
     assert parse_tuned_configs("NVIDIA X", tuned_configs_json(configs)) == configs
+
+
+def test_rows_between_those_that_were_measured_take_the_next_more() -> None:
+    assert [rows_of_large_m(m) for m in (65, 128, 129, 1024, 5000)] == [128, 128, 256, 1024, 4096]
 
 
 @pytest.mark.parametrize(
     ("table", "kernel", "message"),
     [
+        ("large_m", {"kernel": "pdl_gemm", "format": "int8"}, "unknown kernel 'pdl_gemm'"),
         ("with_pdl", {"kernel": "magic"}, "unknown kernel 'magic'"),
         (
             "portable",

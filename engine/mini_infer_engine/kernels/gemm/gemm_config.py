@@ -1,4 +1,4 @@
-"""Tile configs of small-M GEMMs, x [M <= 64, K] @ weight [N, K].T, and their inputs that the layer before prepared."""
+"""Tile configs of our GEMMs, x [M, K] @ weight [N, K].T, and their inputs that the layer before prepared."""
 
 from dataclasses import dataclass
 
@@ -43,6 +43,20 @@ class PdlGemmConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class LargeMConfig:
+    """Launch config of large_m_gemm."""
+
+    block_m: int
+    """Rows of x in a tile: 64, 128 or 256."""
+    block_k: int
+    """Width that is fetched at a time: 64 or 128; of 4-bit weights and of groups 128."""
+    splits: int
+    """Programs that share the K of a tile, at most."""
+    stages: int
+    """Depth of the ring in shared memory: at least 2."""
+
+
+@dataclass(frozen=True, slots=True)
 class DeferredRMSNorm:
     """Rows whose RMSNorm lacks the division by the root mean square, which the GEMM that reads them applies."""
 
@@ -72,3 +86,9 @@ def are_tma_operands(x: torch.Tensor, weight: torch.Tensor | QuantizedWeight) ->
         tensor.data_ptr() % 16 == 0 and tensor.stride(0) * tensor.itemsize % 16 == 0 for tensor in (x, memory)
     )
     return halves and aligned and weight.shape[1] % 64 == 0
+
+
+def are_large_m_operands(x: torch.Tensor, weight: QuantizedWeight) -> bool:
+    """Whether large_m_gemm can compute `x @ weight.T`: bf16, rows of x that begin at 16 bytes, as TMA reads them."""
+    aligned = x.data_ptr() % 16 == 0 and x.stride(0) * x.itemsize % 16 == 0 and x.stride(1) == 1
+    return aligned and x.dtype == torch.bfloat16 and weight.values.data_ptr() % 16 == 0

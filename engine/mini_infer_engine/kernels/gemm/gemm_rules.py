@@ -6,7 +6,7 @@ Does not launch anything, and does not know the tuned configs.
 import torch
 
 from mini_infer_engine.kernels.device import DeviceProfile
-from mini_infer_engine.kernels.gemm.gemm_config import MAX_M, SMALL_M, PdlGemmConfig, SmallMConfig
+from mini_infer_engine.kernels.gemm.gemm_config import MAX_M, SMALL_M, LargeMConfig, PdlGemmConfig, SmallMConfig
 from mini_infer_engine.kernels.gemm.quantized_weight import GROUP
 from mini_infer_engine.kernels.sizes import cdiv
 
@@ -22,6 +22,19 @@ _CUBLAS_TILE = 128
 """Rows and columns of an output tile of cuBLAS, more or less."""
 _MIN_SPLIT_K = 512
 """Width of a split."""
+
+LARGE_M_ROWS = 1024
+"""Rows up to which large_m_gemm is faster than a bf16 copy of the weights and cuBLAS, by estimate: the copy costs what
+400 rows take cuBLAS, and the kernel lacks about a quarter of cuBLAS's speed."""
+_LARGE_TILE_N = 128
+_FLOPS_A_CYCLE = 4096
+"""Of an SM's tensor cores, bf16."""
+_WIDENING_CYCLES, _STEP_CYCLES = 450, 100
+"""Of a tile's 128 columns of weights, and of barriers; by estimate. Widening runs beside the products before."""
+_PARTIAL_CYCLES_A_BYTE = 1 / 1500
+"""Of all SMs together, for sums of splits written and read."""
+_REDUCTION_CYCLES = 5000
+"""Of a second kernel."""
 
 
 def pdl_gemm_config(block_m: int, n: int, k: int, *, gated: bool, profile: DeviceProfile) -> PdlGemmConfig:
@@ -57,6 +70,34 @@ def quantized_gemm_config(
     ring_bytes = profile.sm_shared_memory_bytes // residents - _SYSTEM_BYTES - kept_bytes
     stages = ring_bytes // (block_k * 64 * bits // 8 + block_k * block_m * 2)
     return PdlGemmConfig(block_n, block_k, splits, max(2, min(stages, cdiv(steps, splits), 8)))
+
+
+def large_m_config(m: int, n: int, k: int, *, bits: int, grouped: bool, profile: DeviceProfile) -> LargeMConfig | None:
+    """Of large_m_gemm: the tile and splits that take the least time by a count of cycles; None: cuBLAS on a copy."""
+    if m > LARGE_M_ROWS:
+        return None
+    steps = cdiv(k, GROUP)
+
+    def cycles(block_m: int, splits: int) -> float:
+        tiles = cdiv(m, block_m) * cdiv(n, _LARGE_TILE_N)
+        products = 2 * _LARGE_TILE_N * block_m * GROUP / _FLOPS_A_CYCLE
+        waves = cdiv(tiles * splits, profile.sm_count)
+        made = waves * cdiv(steps, splits) * (max(products, _WIDENING_CYCLES) + _STEP_CYCLES)
+        sums = _REDUCTION_CYCLES + 2 * splits * m * n * 4 * _PARTIAL_CYCLES_A_BYTE if splits > 1 else 0.0
+        return made + sums
+
+    choices = [
+        (tile, splits) for tile in (64, 128, 256) for splits in (1, 2, 3, 4, 6) if splits == 1 or steps >= 4 * splits
+    ]
+    block_m, splits = min(choices, key=lambda choice: cycles(*choice))
+    block_k = 64 if block_m == 256 and bits == 8 and not grouped else GROUP
+    return LargeMConfig(block_m, block_k, splits, large_m_stages(block_m, block_k, bits=bits, profile=profile))
+
+
+def large_m_stages(block_m: int, block_k: int, *, bits: int, profile: DeviceProfile) -> int:
+    """Stages of large_m_gemm's ring that fit a program's shared memory."""
+    stage_bytes = block_k * (_LARGE_TILE_N * bits // 8 + block_m * 2)
+    return min((profile.shared_memory_bytes - _SYSTEM_BYTES) // stage_bytes, 6)
 
 
 def ring_stages(residents: int, tile_rows: int, block_k: int, profile: DeviceProfile) -> int:

@@ -45,7 +45,7 @@ PANEL = gl.constexpr(64)
 PANEL_BYTES = gl.constexpr(64)
 """Of K in a panel of quantised weights: 64 values of 8 bits or 128 of 4."""
 WARPS = gl.constexpr(4)
-_NIBBLES = gl.constexpr(
+NIBBLES = gl.constexpr(
     """
     {
     .reg .b32 word, offset;
@@ -67,7 +67,7 @@ _NIBBLES = gl.constexpr(
 """Eight integers of a word, less 128 + their zero point, as bf16: 0x4300 is 128, of which the last bit is worth 1 (Kim
 et al. 2022, arXiv 2211.10017). Integers i and i + 4 of the word share a register.
 """
-_INT8 = gl.constexpr(
+INT8 = gl.constexpr(
     """
     {
     .reg .b32 word, offset, sign;
@@ -83,7 +83,7 @@ _INT8 = gl.constexpr(
     """
 )
 """Four signed bytes as bf16, of which bytes 0 and 2 share a register: 128 + the lower seven bits, less 128 or 256."""
-_FP8 = gl.constexpr(
+FP8 = gl.constexpr(
     """
     {
     .reg .b32 word, number, scale;
@@ -147,7 +147,7 @@ def _panel_layout(rows):
 def _widened_bytes(panel):
     """64 columns of 8-bit weights, [rows, 64] bf16 as wgmma reads them: see `quantized_weight.interleaved`."""
     rows: gl.constexpr = panel.shape[0]
-    conversion: gl.constexpr = _INT8 if panel.dtype == gl.int8 else _FP8
+    conversion: gl.constexpr = INT8 if panel.dtype == gl.int8 else FP8
     wide = gl.inline_asm_elementwise(
         conversion, "=&r,=&r,r", [panel.load(_panel_layout(rows))], gl.bfloat16, is_pure=True, pack=4
     )
@@ -167,7 +167,7 @@ def _widened_nibbles(panel, parameters):
     zeros = parameters.load(gl.SliceLayout(1, layout)) >> 16
     offsets = (zeros + 128).to(gl.float32).to(gl.bfloat16)
     low, high = gl.inline_asm_elementwise(
-        _NIBBLES,
+        NIBBLES,
         "=&r,=&r,=&r,=&r,r,r,r",
         [panel.load(layout), offsets[:, None]],
         (gl.bfloat16, gl.bfloat16),

@@ -1,4 +1,4 @@
-"""Tile configs of small-M GEMMs by shape, as they were measured: one JSON file a GPU in configs/, read when needed.
+"""Tile configs of GEMMs by shape, as they were measured: one JSON file a GPU in configs/, read when needed.
 
 Configs that `mini-infer tune` has measured on this machine are in such a file in the user's cache folder, and win.
 `mini-infer tune --out` writes a whole file. Does not decide what runs where no config is stored: `gemm_rules` does.
@@ -14,7 +14,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from mini_infer_engine.kernels.gemm.gemm_config import PdlGemmConfig, SmallMConfig
+from mini_infer_engine.kernels.gemm.gemm_config import LargeMConfig, PdlGemmConfig, SmallMConfig
 
 log = logging.getLogger(__name__)
 
@@ -24,8 +24,13 @@ Shape = tuple[int, int, bool, int]
 """N, K, gated, and M of the tile: 8 (pdl_gemm alone), 16, 32 or 64."""
 QuantizedShape = tuple[str, int, int, bool, int]
 """`QuantizedWeight.format`, then the same."""
+LargeShape = tuple[str, int, int, int]
+"""`QuantizedWeight.format`, N, K, and rows: see `rows_of_large_m`."""
 GemmConfig = PdlGemmConfig | SmallMConfig
 _KERNELS: dict[str, type[GemmConfig]] = {"pdl_gemm": PdlGemmConfig, "small_m_gemm": SmallMConfig}
+_LARGE_M = "large_m_gemm"
+LARGE_M_ROWS = (128, 256, 512, 1024, 2048, 4096)
+"""Rows for which large_m_gemm has configs; others take those of the next more, or of the most."""
 _CUBLAS = "cublas"
 
 
@@ -40,6 +45,8 @@ class TunedConfigs:
     """Where it cannot, for tiles of at least 16 rows."""
     quantized: Mapping[QuantizedShape, PdlGemmConfig] = field(default_factory=dict)
     """Of pdl_gemm with quantised weights."""
+    large_m: Mapping[LargeShape, LargeMConfig | None] = field(default_factory=dict)
+    """Of large_m_gemm; None: a bf16 copy of the weights and cuBLAS are faster."""
 
     local: int = 0
     """How many of these were measured on this machine."""
@@ -64,7 +71,8 @@ def load_tuned_configs(device: str) -> TunedConfigs:
         with_pdl={**packaged.with_pdl, **local.with_pdl},
         portable={**packaged.portable, **local.portable},
         quantized={**packaged.quantized, **local.quantized},
-        local=len(local.with_pdl) + len(local.portable) + len(local.quantized),
+        large_m={**packaged.large_m, **local.large_m},
+        local=len(local.with_pdl) + len(local.portable) + len(local.quantized) + len(local.large_m),
     )
 
 
@@ -109,8 +117,21 @@ def parse_tuned_configs(device: str, text: str) -> TunedConfigs:
     if foreign:
         raise ValueError(f"tuned configs of {device}: {foreign[0]} needs pdl_gemm but stands under 'portable'")
     quantized = {(entry["format"], *shape): config for entry in data["quantized"] for shape, config in [_parse(entry)]}
+    large_m = dict(map(_parse_large, data.get("large_m", [])))
     # The types were checked just above, and by `_parse`.
-    return TunedConfigs(device, with_pdl, portable, quantized)  # type: ignore[arg-type]
+    return TunedConfigs(device, with_pdl, portable, quantized, large_m)  # type: ignore[arg-type]
+
+
+def rows_of_large_m(m: int) -> int:
+    """The rows of LARGE_M_ROWS whose config m rows take."""
+    return next((rows for rows in LARGE_M_ROWS if m <= rows), LARGE_M_ROWS[-1])
+
+
+def _parse_large(entry: dict[str, Any]) -> tuple[LargeShape, LargeMConfig | None]:
+    shape, kernel = (entry["format"], entry["N"], entry["K"], entry["M"]), entry["kernel"]
+    if kernel not in (_LARGE_M, _CUBLAS):
+        raise ValueError(f"tuned configs: unknown kernel {kernel!r} for {shape}: there are {_LARGE_M}, {_CUBLAS}")
+    return shape, LargeMConfig(**entry["config"]) if kernel == _LARGE_M else None
 
 
 def _parse(entry: dict[str, Any]) -> tuple[Shape, GemmConfig | None]:
@@ -135,8 +156,17 @@ def tuned_configs_json(configs: TunedConfigs) -> str:
         f"    {json.dumps({'format': form} | _entry((n, k, gated, m), config))}"
         for (form, n, k, gated, m), config in sorted(configs.quantized.items(), key=lambda item: item[0])
     )
+    parts["large_m"] = ",\n".join(
+        f"    {json.dumps(_large_entry(shape, config))}"
+        for shape, config in sorted(configs.large_m.items(), key=lambda item: item[0])
+    )
     tables = ",\n".join(f'  "{name}": [\n{lines}\n  ]' if lines else f'  "{name}": []' for name, lines in parts.items())
     return f'{{\n  "device": {json.dumps(configs.device)},\n{tables}\n}}\n'
+
+
+def _large_entry(shape: LargeShape, config: LargeMConfig | None) -> dict[str, Any]:
+    entry = dict(zip(("format", "N", "K", "M"), shape, strict=True))
+    return entry | ({"kernel": _CUBLAS} if config is None else {"kernel": _LARGE_M, "config": asdict(config)})
 
 
 def sorted_items(table: Mapping[Shape, GemmConfig | None]) -> list[tuple[Shape, GemmConfig | None]]:

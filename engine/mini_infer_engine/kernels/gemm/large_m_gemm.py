@@ -1,0 +1,298 @@
+"""GEMM with quantised weights for more than 64 rows on Hopper, in Gluon: weights are widened in registers.
+
+Where a product is bound by arithmetic as much as by memory, neither reading the weights once for 64 rows nor a bf16
+copy of them is fast. Here a tile is 128 rows of weights, the left operand of wgmma in registers, by up to 256 rows of
+x, which stay in shared memory: two warpgroups, each of 64 of the weights' rows, share the x of a step, and a weight is
+widened once for all rows of the tile. While the tensor cores multiply one step the next is widened. Scales of groups
+are multiplied with the widened weights, in bf16; scales of rows with the sums, in fp32. With splits of K, sums of each
+split are added by a second kernel in a fixed order.
+
+The weights' order of columns and how they become bf16 are pdl_gemm's (`quantized_weight`).
+"""
+
+import functools
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_wait as mma_wait
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from mini_infer_engine.kernels.gemm.gemm_config import LargeMConfig
+from mini_infer_engine.kernels.gemm.pdl_gemm import FP8, INT8, NIBBLES
+from mini_infer_engine.kernels.gemm.quantized_weight import GROUP, QuantizedWeight
+from mini_infer_engine.kernels.sizes import cdiv
+from mini_infer_engine.kernels.workspace import Workspace
+
+BLOCK_N = 128
+"""Rows of weights of a tile: 64 a warpgroup."""
+WARPS = gl.constexpr(8)
+PANEL = gl.constexpr(64)
+"""Of x's K: 128 bytes, a row of shared memory as TMA swizzles it; of weights: 64 bytes."""
+_SCALED_NIBBLES = gl.constexpr(
+    NIBBLES.value.rstrip().removesuffix("}")
+    + """
+    mul.bf16x2 $0, $0, $7;
+    mul.bf16x2 $1, $1, $7;
+    mul.bf16x2 $2, $2, $8;
+    mul.bf16x2 $3, $3, $8;
+    }
+    """
+)
+"""NIBBLES, times a scale in bf16."""
+
+
+@gluon.jit
+def _fetch(weight, x, weight_ring, x_ring, full, stage, step, first_n, first_m, pred,
+           STAGE_BYTES: gl.constexpr, PANELS: gl.constexpr, X_PANELS: gl.constexpr):  # fmt: skip
+    """Begin to copy one step's weights and x."""
+    mbarrier.expect(full.index(stage), STAGE_BYTES, pred=pred)
+    for panel in gl.static_range(PANELS):
+        at = stage * PANELS + panel
+        column = (step * PANELS + panel) * PANEL
+        tma.async_copy_global_to_shared(weight, [first_n, column], full.index(stage), weight_ring.index(at), pred=pred)
+    for x_panel in gl.static_range(X_PANELS):
+        at = stage * X_PANELS + x_panel
+        column = (step * X_PANELS + x_panel) * PANEL
+        tma.async_copy_global_to_shared(x, [first_m, column], full.index(stage), x_ring.index(at), pred=pred)
+
+
+@gluon.jit
+def _parameters(scales, group, n, N, GROUPED: gl.constexpr):
+    """A group's scales and zero points of some rows; of rows outside: of the last one."""
+    found = n
+    if GROUPED:
+        found = gl.load(scales + group * N + gl.minimum(n, N - 1))
+    return found
+
+
+@gluon.jit
+def _group_scales(parameters):
+    """bf16, from fp32 or from the low half of a word, where it is fp16."""
+    if parameters.dtype == gl.float32:
+        found = parameters.to(gl.bfloat16)
+    else:
+        found = parameters.to(gl.int16).to(gl.float16, bitcast=True).to(gl.float32).to(gl.bfloat16)
+    return found
+
+
+@gluon.jit
+def _wide_bytes(values, parameters, GROUPED: gl.constexpr):
+    """64 columns of 8-bit weights, [rows, 64] bf16 as wgmma reads them."""
+    rows: gl.constexpr = values.shape[0]
+    conversion: gl.constexpr = INT8 if values.dtype == gl.int8 else FP8
+    wide = gl.inline_asm_elementwise(conversion, "=&r,=&r,r", [values], gl.bfloat16, is_pure=True, pack=4)
+    if GROUPED:
+        wide = wide * _group_scales(parameters)[:, None]
+    steps = gl.permute(gl.reshape(wide, [rows, 4, 4, 2, 2]), (0, 2, 3, 1, 4))
+    return gl.reshape(steps, [rows, 64])
+
+
+@gluon.jit
+def _wide_nibbles(values, parameters):
+    """128 columns of 4-bit weights less zero points, times scales: two halves [rows, 64] bf16 as wgmma reads them."""
+    rows: gl.constexpr = values.shape[0]
+    offsets = ((parameters >> 16) + 128).to(gl.float32).to(gl.bfloat16)
+    low, high = gl.inline_asm_elementwise(
+        _SCALED_NIBBLES,
+        "=&r,=&r,=&r,=&r,r,r,r,r,r",
+        [values, offsets[:, None], _group_scales(parameters)[:, None]],
+        (gl.bfloat16, gl.bfloat16),
+        is_pure=True,
+        pack=4,
+    )
+    both = gl.reshape(gl.join(low, high), [rows, 4, 2, 2, 2, 2, 2])
+    return gl.split(gl.reshape(gl.permute(both, (0, 3, 6, 4, 1, 5, 2)), [rows, 64, 2]))
+
+
+@gluon.jit
+def _widened_step(ring, stage, parameters, LAYOUT: gl.constexpr, OPERAND: gl.constexpr, PANELS: gl.constexpr,
+                  GROUPED: gl.constexpr):  # fmt: skip
+    """One step's weights for wgmma: the first 64 columns and the second, which are the first where there is one."""
+    if ring.dtype == gl.uint8:
+        first, second = _wide_nibbles(ring.index(stage).load(LAYOUT), parameters)
+    else:
+        first = _wide_bytes(ring.index(stage * PANELS).load(LAYOUT), parameters, GROUPED)
+        second = first
+        if PANELS == 2:
+            second = _wide_bytes(ring.index(stage * PANELS + 1).load(LAYOUT), parameters, GROUPED)
+    first = gl.convert_layout(first, OPERAND, assert_trivial=True)
+    second = gl.convert_layout(second, OPERAND, assert_trivial=True)
+    return first, second
+
+
+@gluon.jit
+def _begin_products(acc, first, second, x_ring, stage, X_PANELS: gl.constexpr):
+    """Let the tensor cores add a step's products, X_PANELS groups of them in flight."""
+    acc = warpgroup_mma(first, x_ring.index(stage * X_PANELS).permute((1, 0)), acc, is_async=True)
+    if X_PANELS == 2:
+        acc = warpgroup_mma(second, x_ring.index(stage * X_PANELS + 1).permute((1, 0)), acc, is_async=True)
+    return acc
+
+
+@gluon.constexpr_function
+def _value_layout():
+    """16 bytes of each row a thread, of those rows of which wgmma wants values from it."""
+    registers = [[0, 1], [0, 2], [0, 4], [0, 8], [8, 0]]
+    lanes = [[0, 16], [0, 32], [1, 0], [2, 0], [4, 0]]
+    return gl.DistributedLinearLayout(registers, lanes, [[16, 0], [32, 0], [64, 0]], [], [128, 64])
+
+
+@gluon.jit(do_not_specialize=["M", "k_steps", "steps_of_split"])
+def _large_m_gemm(weight, x, scales, bias, out, partials, M, N, k_steps, steps_of_split, out_stride,
+                  STAGES: gl.constexpr, GROUPED: gl.constexpr, BIAS: gl.constexpr, IS_SPLIT: gl.constexpr,
+                  BLOCK_K: gl.constexpr):  # fmt: skip
+    """Program (tile of M, tile of N, split of K): neighbours read the same weights at the same time."""
+    block_n: gl.constexpr = weight.block_shape[0]
+    block_m: gl.constexpr = x.block_shape[0]
+    is_nibbles: gl.constexpr = weight.dtype == gl.uint8
+    x_panels: gl.constexpr = BLOCK_K // PANEL
+    panels: gl.constexpr = x_panels // 2 if is_nibbles else x_panels
+    stage_bytes: gl.constexpr = panels * block_n * PANEL + x_panels * block_m * PANEL * 2
+    acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, block_m, 16])
+    operand: gl.constexpr = gl.DotOperandLayout(0, acc_layout, 2)
+    layout: gl.constexpr = _value_layout()
+    out_layout: gl.constexpr = gl.BlockedLayout([8, 1], [16, 2], [1, WARPS], [0, 1])
+
+    first_m = gl.program_id(0) * block_m
+    first_n = gl.program_id(1) * block_n
+    first_step = gl.program_id(2) * steps_of_split
+    step_count = gl.minimum(k_steps - first_step, steps_of_split)
+    pair_count = (step_count + 1) // 2
+    even_count = pair_count * 2  # a last step beyond K is zeros
+    weight_ring = gl.allocate_shared_memory(weight.dtype, [STAGES * panels, block_n, PANEL], weight.layout)
+    x_ring = gl.allocate_shared_memory(x.dtype, [STAGES * x_panels, block_m, PANEL], x.layout)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for early in gl.static_range(STAGES):
+        mbarrier.init(full.index(early), count=1)
+    fence_async_shared()
+    gl.thread_barrier()
+    for early in gl.static_range(STAGES):
+        _fetch(
+            weight, x, weight_ring, x_ring, full, early, first_step + early, first_n, first_m, early < even_count,
+            stage_bytes, panels, x_panels,
+        )  # fmt: skip
+
+    rows = first_n + gl.arange(0, block_n, layout=gl.SliceLayout(1, layout))
+    following = _parameters(scales, first_step * BLOCK_K // 128, rows, N, GROUPED)
+    acc = gl.zeros([block_n, block_m], gl.float32, acc_layout)
+    # Two steps at a time, for a step's weights stay in their registers while they are multiplied: the next step's need
+    # others. The assumption leaves no way around the loop, on which accumulators would be copied while wgmma writes
+    # them (ptxas would run one wgmma after another).
+    gl.assume(pair_count > 0)
+    for pair in range(pair_count):
+        for half in gl.static_range(2):
+            step = pair * 2 + half
+            stage = step % STAGES
+            parameters = following
+            if GROUPED:  # of the next step, which take longer than this one's arithmetic to arrive
+                next_step = gl.minimum(first_step + step + 1, k_steps - 1)
+                following = _parameters(scales, next_step * BLOCK_K // 128, rows, N, GROUPED)
+            mbarrier.wait(full.index(stage), step // STAGES & 1)
+            first, second = _widened_step(weight_ring, stage, parameters, layout, operand, panels, GROUPED)
+            acc = _begin_products(acc, first, second, x_ring, stage, x_panels)
+            acc = mma_wait(x_panels, deps=[acc])  # products of the step before are done
+            gl.thread_barrier()
+            later = step - 1 + STAGES
+            _fetch(
+                weight, x, weight_ring, x_ring, full, later % STAGES, first_step + later, first_n, first_m,
+                (step > 0) & (later < even_count), stage_bytes, panels, x_panels,
+            )  # fmt: skip
+    acc = mma_wait(0, deps=[acc])
+    gl.thread_barrier()  # the ring becomes scratch memory
+
+    n = first_n + gl.arange(0, block_n, layout=gl.SliceLayout(1, acc_layout))
+    if not GROUPED:
+        acc = acc * gl.load(scales + n, mask=n < N, other=0.0)[:, None]
+    if IS_SPLIT:
+        m = first_m + gl.arange(0, block_m, layout=gl.SliceLayout(0, acc_layout))
+        at = (gl.program_id(2) * M + m).to(gl.int64)[None, :] * N + n[:, None]
+        gl.store(partials + at, acc, mask=(n < N)[:, None] & (m < M)[None, :])
+    else:
+        if BIAS:
+            acc = acc + gl.load(bias + n, mask=n < N, other=0.0).to(gl.float32)[:, None]
+        result = gl.convert_layout(acc.to(out.dtype.element_ty), out_layout)
+        out_n = first_n + gl.arange(0, block_n, layout=gl.SliceLayout(1, out_layout))
+        out_m = first_m + gl.arange(0, block_m, layout=gl.SliceLayout(0, out_layout))
+        at = out_m.to(gl.int64)[None, :] * out_stride + out_n[:, None]
+        gl.store(out + at, result, mask=(out_n < N)[:, None] & (out_m < M)[None, :])
+
+
+@triton.jit(do_not_specialize=["M"])
+def _sum_splits(partials, bias, out, M, N, out_stride, SPLITS: tl.constexpr, BLOCK: tl.constexpr):
+    """Program (row, block of N): the sum of all splits in a fixed order, and the bias."""
+    row = tl.program_id(0).to(tl.int64)
+    n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = n < N
+    total = tl.zeros((BLOCK,), dtype=tl.float32)
+    for split in tl.static_range(SPLITS):
+        total += tl.load(partials + (split * M + row) * N + n, mask=mask, other=0.0)
+    if bias is not None:
+        total += tl.load(bias + n, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out + row * out_stride + n, total.to(out.dtype.element_ty), mask=mask)
+
+
+@functools.lru_cache(maxsize=4096)
+def _descriptor(address: int, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], rows: int) -> Any:
+    """TMA descriptor of a matrix in tiles of some rows and 64 values, which are 128 bytes or 64."""
+    memory = SimpleNamespace(data_ptr=lambda: address, dtype=dtype)  # a tensor would stay alive in the cache
+    bits = dtype.itemsize * 8
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=8 * bits, element_bitwidth=bits, rank=2)
+    return TensorDescriptor(memory, list(shape), list(strides), [rows, PANEL.value], layout)
+
+
+def steps_and_splits(weight: QuantizedWeight, config: LargeMConfig) -> tuple[int, int, int]:
+    """Steps of K, those of a split, which are pairs, and how many splits that makes."""
+    assert config.block_k == GROUP or (weight.bits == 8 and not weight.is_grouped), "a step is one group"
+    k_steps = cdiv(weight.k, GROUP) * GROUP // config.block_k
+    steps_of_split = cdiv(k_steps, 2 * config.splits) * 2
+    return k_steps, steps_of_split, cdiv(k_steps, steps_of_split)
+
+
+def large_m_gemm(
+    x: torch.Tensor,
+    weight: QuantizedWeight,
+    config: LargeMConfig,
+    *,
+    workspace: Workspace,
+    bias: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """X [M, K] @ weight.T + bias: [M, N] bf16, in `out` where given; for what `are_large_m_operands` accepts."""
+    (m, k), n = x.shape, weight.shape[0]
+    if out is None:
+        out = torch.empty((m, n), dtype=x.dtype, device=x.device)
+    if not m:
+        return out
+    values = weight.values
+    k_steps, steps_of_split, splits = steps_and_splits(weight, config)
+    partials = workspace.partials(splits * m * n if splits > 1 else 0)
+    _large_m_gemm[(cdiv(m, config.block_m), cdiv(n, BLOCK_N), splits)](
+        _descriptor(values.data_ptr(), values.dtype, tuple(values.shape), values.stride(), BLOCK_N),
+        _descriptor(x.data_ptr(), x.dtype, (m, k), x.stride(), config.block_m),
+        weight.scales,
+        bias,
+        out,
+        partials,
+        m,
+        n,
+        k_steps,
+        steps_of_split,
+        out.stride(0),
+        STAGES=config.stages,
+        GROUPED=weight.is_grouped,
+        BIAS=bias is not None,
+        IS_SPLIT=splits > 1,
+        BLOCK_K=config.block_k,
+        num_warps=WARPS.value,
+    )
+    if splits > 1:
+        _sum_splits[(m, cdiv(n, 1024))](
+            partials, bias, out, m, n, out.stride(0), SPLITS=splits, BLOCK=1024, num_warps=4
+        )
+    return out

@@ -1,0 +1,167 @@
+"""Products of more than 64 rows with quantised weights on a Hopper GPU, and the same kernel by programs on a CPU.
+
+The CPU computes what the kernel says, without threads: its index arithmetic, its ring, its conversions.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional
+
+pytest.importorskip("triton", reason="needs triton; on a CPU with TRITON_INTERPRET=1")
+pytest.importorskip("triton.experimental.gluon", reason="needs a Triton that has Gluon")
+
+from mini_infer_engine.config.mechanisms import Mechanism
+from mini_infer_engine.kernels.context import KernelContext
+from mini_infer_engine.kernels.gemm import large_m_gemm as module
+from mini_infer_engine.kernels.gemm.gemm_config import LargeMConfig
+from mini_infer_engine.kernels.gemm.large_m_gemm import BLOCK_N, large_m_gemm, steps_and_splits
+from mini_infer_engine.kernels.gemm.quantized_weight import QuantizedWeight, dequantized
+from mini_infer_engine.kernels.sizes import cdiv
+from mini_infer_engine.ops.triton_ops import TritonOps
+from tests.gpu.device import BF16, INTERPRETED, KERNELS, POLICY, WORKSPACE, error, normal
+from tests.gpu.test_quantized_gemm import GLUON, random_weight
+from tests.support.gluon_on_cpu import Descriptor, Pointer, run_kernel
+
+pytestmark = KERNELS
+FORMATS = ["int8", "int8-groups", "fp8-groups", "int4", "int4-symmetric"]
+CONFIGS = [
+    LargeMConfig(64, 128, 1, 2),
+    LargeMConfig(128, 128, 1, 4),
+    LargeMConfig(128, 128, 3, 3),
+    LargeMConfig(256, 128, 2, 2),
+]
+BYTES_ALONE = [LargeMConfig(128, 64, 2, 4), LargeMConfig(256, 64, 1, 5)]
+"""Steps of 64 columns, which neither groups nor halves of bytes have."""
+ON_A_CPU = pytest.mark.skipif(not INTERPRETED, reason="for machines without a GPU: TRITON_INTERPRET=1")
+
+
+Compute = Callable[[torch.Tensor, QuantizedWeight, LargeMConfig, torch.Tensor | None], torch.Tensor]
+
+
+def on_cpu(x: torch.Tensor, weight: QuantizedWeight, config: LargeMConfig, bias: torch.Tensor | None) -> torch.Tensor:
+    """`large_m_gemm` by `run_kernel`, and the sums of its splits by torch."""
+    (m, _), n = x.shape, weight.shape[0]
+    k_steps, steps_of_split, splits = steps_and_splits(weight, config)
+    out = torch.full((m, n), float("nan"), dtype=x.dtype)
+    partials = torch.full((splits, m, n), float("nan"))
+    run_kernel(
+        module, "_large_m_gemm", (cdiv(m, config.block_m), cdiv(n, BLOCK_N), splits),
+        Descriptor(weight.values, [BLOCK_N, 64]), Descriptor(x, [config.block_m, 64]), Pointer(weight.scales),
+        None if bias is None else Pointer(bias), Pointer(out), Pointer(partials), m, n, k_steps, steps_of_split, n,
+        STAGES=config.stages, GROUPED=weight.is_grouped, BIAS=bias is not None, IS_SPLIT=splits > 1,
+        BLOCK_K=config.block_k,
+    )  # fmt: skip
+    if splits == 1:
+        return out
+    total = partials.sum(0)
+    return (total if bias is None else total + bias.float()).to(x.dtype)
+
+
+def check(m: int, n: int, k: int, form: str, config: LargeMConfig, *, has_bias: bool, compute: Compute) -> None:
+    x, weight = normal(m, 2 * k, dtype=BF16)[:, :k], random_weight(form, n, k)
+    bias = normal(n, dtype=BF16, seed=3) if has_bias else None
+    exact = functional.linear(x.double(), dequantized(weight).double(), None if bias is None else bias.double())
+    assert error(compute(x, weight, config, bias), exact) < 3, config  # groups' scales are rounded to bf16
+
+
+@ON_A_CPU
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize(("m", "n", "k"), [(65, 130, 256), (200, 200, 1088), (96, 128, 392)])
+def test_what_the_kernel_says_is_the_product(m: int, n: int, k: int, form: str) -> None:
+    """Rows, columns and K that fill no tile, an odd number of steps, more splits than steps."""
+    for config in [*CONFIGS, *(BYTES_ALONE if form == "int8" else [])]:
+        check(m, n, k, form, config, has_bias=config.splits != 2, compute=on_cpu)
+
+
+def on_gpu(x: torch.Tensor, weight: QuantizedWeight, config: LargeMConfig, bias: torch.Tensor | None) -> torch.Tensor:
+    """The kernel, into given memory, twice."""
+    made = large_m_gemm(x, weight, config, workspace=WORKSPACE, bias=bias)
+    given = torch.full((x.shape[0], weight.shape[0]), float("nan"), dtype=x.dtype, device=x.device)
+    again = large_m_gemm(x, weight, config, workspace=WORKSPACE, bias=bias, out=given)
+    assert again.data_ptr() == given.data_ptr()
+    assert torch.equal(made, again), "results depend on timing"
+    return made
+
+
+@GLUON
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("m", [65, 96, 128, 200, 256, 512])
+@pytest.mark.parametrize(("n", "k"), [(130, 256), (1000, 1088), (3584, 4096), (256, 392)])
+def test_the_kernel_computes_the_product(m: int, n: int, k: int, form: str) -> None:
+    for config in [*CONFIGS, *(BYTES_ALONE if form == "int8" else [])]:
+        check(m, n, k, form, config, has_bias=config.splits != 2, compute=on_gpu)
+
+
+@GLUON
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("m", [65, 300, 700])
+def test_verbs_have_the_same_product_with_and_without_it(m: int, form: str) -> None:
+    x, weight = normal(m, 3584, dtype=BF16), random_weight(form, 4608, 3584)
+    exact = functional.linear(x.double(), dequantized(weight).double())
+    assert POLICY.large_m_config(x, weight) is not None
+    for policy in (POLICY, POLICY.without(Mechanism.LARGE_M_GEMM)):
+        assert error(TritonOps(KernelContext(policy, WORKSPACE)).quantized(x, weight), exact) < 3
+
+
+PROGRAM = """
+import re, subprocess, sys, tempfile
+from pathlib import Path
+import torch, triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+class Hopper:
+    def get_current_target(self): return GPUTarget("cuda", 90, 32)
+    def get_current_device(self): return 0
+    def get_current_stream(self, device): return 0
+
+driver.set_active(Hopper())
+from mini_infer_engine.kernels.gemm import large_m_gemm as module
+
+form, block_m, block_k, stages = sys.argv[1], *map(int, sys.argv[2:])
+n, k, is_int4 = 4096, 4096, form == "int4"
+values = torch.empty(n, k // 2 if is_int4 else k, dtype=torch.uint8 if is_int4 else torch.int8)
+scales = torch.empty(k // 128, n, dtype=torch.int32) if is_int4 else torch.empty(n)
+x, out = torch.empty(256, k, dtype=torch.bfloat16), torch.empty(256, n, dtype=torch.bfloat16)
+compiled = module._large_m_gemm.warmup(
+    module._descriptor(values.data_ptr(), values.dtype, tuple(values.shape), values.stride(), 128),
+    module._descriptor(x.data_ptr(), x.dtype, tuple(x.shape), x.stride(), block_m),
+    scales, None, out, torch.empty(4), 256, n, k // block_k, k // block_k, n, STAGES=stages, GROUPED=is_int4,
+    BIAS=False, IS_SPLIT=False, BLOCK_K=block_k, num_warps=8, grid=(1, 1, 1))
+ptx = compiled.asm["ptx"]
+with tempfile.TemporaryDirectory() as folder:
+    file = Path(folder) / "kernel.ptx"
+    file.write_text(ptx)
+    assembler = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
+    done = subprocess.run([assembler, "-v", "--gpu-name", "sm_90a", file, "-o", file.with_suffix(".cubin")],
+                          capture_output=True, text=True, check=True)
+operands = re.findall(r"wgmma.mma_async\\S* [{][^}]*[}], (.)", ptx)
+print(len(operands), operands.count("{"), compiled.metadata.shared, "serialized" in done.stderr,
+      *re.findall(r"([0-9]+) bytes spill stores", done.stderr))
+"""
+
+
+@pytest.mark.parametrize(
+    ("form", "block_m", "block_k", "stages"),
+    [("int8", 128, 128, 4), ("int8", 256, 64, 5), ("int4", 128, 128, 5), ("int4", 256, 128, 3)],
+)
+def test_weights_are_operands_in_registers_and_products_overlap(
+    form: str, block_m: int, block_k: int, stages: int, tmp_path: Path
+) -> None:
+    """Compiled for Hopper, with no GPU: wgmma of 16 columns each, of two steps, none waits for the one before."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TRITON_CACHE_DIR": str(tmp_path)}
+    environment.pop("TRITON_INTERPRET", None)
+    command = [sys.executable, "-c", PROGRAM, form, str(block_m), str(block_k), str(stages)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    products, from_registers, shared_bytes, is_serialized, spilled = done.stdout.split()
+    assert int(products) == int(from_registers) == 2 * block_k // 16
+    assert int(shared_bytes) <= 227 << 10
+    assert is_serialized == "False"
+    assert spilled == "0"

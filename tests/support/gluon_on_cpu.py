@@ -1,0 +1,277 @@
+"""Runs a Gluon kernel for Hopper on a CPU, program after program, for Triton's interpreter has no Gluon.
+
+What kernels of `kernels/gemm/large_m_gemm.py` are made of, with Triton's values but without its layouts: TMA copies
+arrive at once, a product runs no sooner than it is waited for (so a stage that is filled too early shows), and inline
+PTX is computed instruction by instruction. Whether layouts fit and threads are synchronised, only a GPU tells.
+"""
+
+import itertools
+import re
+import types
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+
+class Values(torch.Tensor):
+    """A tensor with Triton's conversions."""
+
+    def to(self, dtype: torch.dtype, bitcast: bool = False) -> Any:
+        """Another dtype, or the same bits read as one."""
+        return self.view(dtype) if bitcast else super().to(dtype)
+
+
+def values(tensor: torch.Tensor) -> Any:
+    """The same memory."""
+    return tensor.as_subclass(Values)
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """Memory from its beginning on, and places in it."""
+
+    memory: torch.Tensor
+    offsets: Any = 0
+
+    @property
+    def dtype(self) -> Any:
+        """Of a pointer, as Triton names it."""
+        return SimpleNamespace(element_ty=self.memory.dtype)
+
+    def __add__(self, offsets: Any) -> "Pointer":
+        """Further places."""
+        return Pointer(self.memory, self.offsets + offsets)
+
+
+def load(pointer: Pointer, mask: Any = True, other: float = 0.0) -> Any:
+    """`gl.load`. An assertion: it reads beyond the memory."""
+    places = torch.as_tensor(pointer.offsets)
+    mask = torch.as_tensor(mask).broadcast_to(places.shape)
+    flat = _flat(pointer.memory)
+    assert ((places >= 0) & (places < flat.numel()))[mask].all(), "read beyond memory"
+    found = flat[torch.where(mask, places, 0).long()]
+    return values(torch.where(mask, found, torch.tensor(other).to(found.dtype)))
+
+
+def store(pointer: Pointer, made: Any, mask: Any = True) -> None:
+    """`gl.store`. An assertion: it writes beyond the memory."""
+    places, made = torch.broadcast_tensors(torch.as_tensor(pointer.offsets), made)
+    mask = torch.as_tensor(mask).broadcast_to(places.shape)
+    flat = _flat(pointer.memory)
+    assert ((places >= 0) & (places < flat.numel()))[mask].all(), "written beyond memory"
+    flat[places[mask].long()] = made[mask].as_subclass(torch.Tensor).to(flat.dtype)
+
+
+def _flat(memory: torch.Tensor) -> torch.Tensor:
+    return memory.as_strided((memory.untyped_storage().nbytes() // memory.itemsize,), (1,), 0)
+
+
+class Shared:
+    """Shared memory, or a part of it."""
+
+    def __init__(self, memory: torch.Tensor) -> None:
+        self.memory = memory
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of its elements."""
+        return self.memory.dtype
+
+    def index(self, at: int) -> "Shared":
+        """One along the first dimension."""
+        assert 0 <= at < self.memory.shape[0], "beyond shared memory"
+        return Shared(self.memory[at])
+
+    def permute(self, order: tuple[int, ...]) -> "Shared":
+        """Dimensions in another order."""
+        return Shared(self.memory.permute(order))
+
+    def load(self, layout: object) -> Any:
+        """A copy."""
+        del layout
+        return values(self.memory.clone())
+
+
+@dataclass
+class Descriptor:
+    """A TMA descriptor of a matrix."""
+
+    memory: torch.Tensor
+    block_shape: list[int]
+    layout: None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of its elements."""
+        return self.memory.dtype
+
+
+@dataclass
+class Barrier:
+    """An mbarrier: how often it was filled, bytes that it still waits for."""
+
+    fills: int = 0
+    missing: int = 0
+
+
+class Barriers:
+    """Of all stages, by `index`."""
+
+    def __init__(self, count: int) -> None:
+        self._all = [Barrier() for _ in range(count)]
+
+    def index(self, at: int) -> Barrier:
+        """One of them."""
+        return self._all[at]
+
+
+def _expect(barrier: Barrier, byte_count: int, pred: bool = True) -> None:
+    if pred:
+        assert not barrier.missing, "expected anew before the last copy has arrived"
+        barrier.missing, barrier.fills = byte_count, barrier.fills + 1
+
+
+def _wait(barrier: Barrier, parity: int) -> None:
+    assert not barrier.missing, "waits for ever: fewer bytes than expected"
+    assert barrier.fills > 0, "waits for ever: nothing was fetched"
+    assert (barrier.fills - 1) & 1 == parity, "waits for ever, or not at all"
+
+
+def _copy(source: Descriptor, at: list[int], barrier: Barrier, target: Shared, pred: bool = True) -> None:
+    if not pred:
+        return
+    (row, column), (rows, columns) = at, source.block_shape
+    tile = torch.zeros(rows, columns).to(source.dtype)
+    there = source.memory[row : row + rows, column : column + columns]
+    tile[: there.shape[0], : there.shape[1]] = there
+    target.memory.copy_(tile)
+    barrier.missing -= tile.nbytes
+    assert barrier.missing >= 0, "more bytes than expected"
+
+
+@dataclass
+class Accumulator:
+    """Sums, and products in flight."""
+
+    sums: Any
+    pending: list[tuple[Any, Shared]] = field(default_factory=list)
+
+
+def _product(first: Any, second: Shared, acc: Any, is_async: bool) -> Accumulator:
+    assert is_async
+    made = acc if isinstance(acc, Accumulator) else Accumulator(acc)
+    return Accumulator(made.sums, [*made.pending, (first, second)])
+
+
+def _wait_products(outstanding: int, deps: list[Any]) -> Any:
+    (acc,) = deps
+    done = max(0, len(acc.pending) - outstanding)
+    sums = acc.sums
+    for first, second in acc.pending[:done]:
+        sums = sums + first.float() @ second.memory.float()
+    return Accumulator(sums, acc.pending[done:]) if outstanding else sums
+
+
+def _halves(word: torch.Tensor) -> torch.Tensor:
+    """Words [...] as fp32 [..., 2] from their halves, bf16."""
+    return torch.stack((word & 0xFFFF, word >> 16), -1).to(torch.int32).to(torch.int16).view(torch.bfloat16).float()
+
+
+def _word(halves: torch.Tensor) -> torch.Tensor:
+    bits = halves.bfloat16().contiguous().view(torch.int16).long() & 0xFFFF
+    return bits[..., 0] | (bits[..., 1] << 16)
+
+
+_PTX: dict[str, Callable[..., torch.Tensor]] = {
+    "mov.b32": lambda a: a,
+    "lop3.b32": lambda a, b, c, table: (a & b) | c if table == 0xEA else None,
+    "and.b32": lambda a, b: a & b,
+    "shr.b32": lambda a, count: a >> count,
+    "shl.b32": lambda a, count: (a << count) & 0xFFFFFFFF,
+    "sub.bf16x2": lambda a, b: _word(_halves(a) - _halves(b)),
+    "mul.bf16x2": lambda a, b: _word(_halves(a) * _halves(b)),
+}
+
+
+def inline_asm(text: str, constraints: str, args: list[Any], dtypes: Any, *, is_pure: bool, pack: int) -> Any:
+    """Of 4 elements in a row at a time, in words: bytes, or pairs of bf16."""
+    assert is_pure
+    assert pack == 4
+    shape = torch.broadcast_shapes(*(arg.shape for arg in args))
+    several = dtypes if isinstance(dtypes, tuple) else (dtypes,)
+    outputs = constraints.count("=")
+    assert outputs == 2 * len(several)
+    words: list[torch.Tensor] = []
+    for arg in args:
+        four = arg.as_subclass(torch.Tensor).broadcast_to(shape).contiguous().view(*shape[:-1], shape[-1] // 4, 4)
+        if arg.dtype == torch.bfloat16:
+            words += [_word(four[..., :2]), _word(four[..., 2:])]
+        else:
+            parts = four.view(torch.uint8).long()
+            words.append(sum((parts[..., at] << 8 * at for at in range(4)), torch.zeros_like(parts[..., 0])))
+    registers: dict[str, Any] = {f"${outputs + at}": word for at, word in enumerate(words)}
+
+    def value(name: str) -> Any:
+        return int(name, 0) if name[0].isdigit() else registers[name]
+
+    for instruction in re.findall(r"^\s*([a-z0-9]+\.[a-z0-9]+) (.*);$", text, re.MULTILINE):
+        operation, (target, *sources) = instruction[0], instruction[1].split(", ")
+        made = _PTX[operation](*map(value, sources))
+        registers[target] = made if isinstance(made, torch.Tensor) else torch.tensor(made).expand_as(words[0])
+    made = [_halves(registers[f"${at}"]) for at in range(outputs)]
+    found = tuple(
+        values(torch.cat(made[2 * at : 2 * at + 2], -1).reshape(shape).to(dtype)) for at, dtype in enumerate(several)
+    )
+    return found if isinstance(dtypes, tuple) else found[0]
+
+
+def _allocate(dtype: Any, shape: list[int], layout: object) -> Any:
+    if layout == "barrier":
+        return Barriers(shape[0])
+    return Shared(torch.full(shape, 77, dtype=torch.uint8).to(dtype))
+
+
+def _language(program: tuple[int, ...]) -> SimpleNamespace:
+    nothing = lambda *_, **__: None  # noqa: E731 - a layout, a fence, a barrier of threads
+    layouts = ("NVMMADistributedLayout", "DotOperandLayout", "BlockedLayout", "SliceLayout", "DistributedLinearLayout")
+    return SimpleNamespace(
+        **dict.fromkeys((*layouts, "thread_barrier", "assume"), nothing),
+        float32=torch.float32, bfloat16=torch.bfloat16, float16=torch.float16, int16=torch.int16, int64=torch.int64,
+        int8=torch.int8, uint8=torch.uint8,
+        program_id=lambda axis: program[axis],
+        arange=lambda begin, end, layout: values(torch.arange(begin, end)),
+        zeros=lambda shape, dtype, layout: torch.zeros(shape, dtype=dtype),
+        minimum=lambda a, b: a.clamp(max=b) if isinstance(a, torch.Tensor) else min(a, b),
+        static_range=range,
+        load=load,
+        store=store,
+        reshape=lambda tensor, shape: tensor.reshape(shape),
+        permute=lambda tensor, order: tensor.permute(order),
+        join=lambda first, second: torch.stack((first, second), -1),
+        split=lambda tensor: tensor.unbind(-1),
+        convert_layout=lambda tensor, layout, assert_trivial=False: tensor,
+        inline_asm_elementwise=inline_asm,
+        allocate_shared_memory=_allocate,
+    )  # fmt: skip
+
+
+def run_kernel(module: types.ModuleType, name: str, grid: tuple[int, int, int], *args: Any, **constants: Any) -> None:
+    """Compute all programs of a Gluon kernel of a module; tensors are `Pointer`s, descriptors `Descriptor`s."""
+    for program in itertools.product(*map(range, grid)):
+        scope: dict[str, Any] = {"gl": _language(program), "_value_layout": lambda: None}
+        scope["tma"] = SimpleNamespace(async_copy_global_to_shared=_copy)
+        scope["mbarrier"] = SimpleNamespace(
+            init=lambda barrier, count: None, expect=_expect, wait=_wait, MBarrierLayout=lambda: "barrier"
+        )
+        scope |= {"warpgroup_mma": _product, "mma_wait": _wait_products, "fence_async_shared": lambda: None}
+        for key, value in vars(module).items():
+            if type(value).__name__ == "constexpr":
+                scope[key] = value.value
+            elif type(value).__name__ == "GluonJITFunction":
+                scope[key] = types.FunctionType(value.fn.__code__, scope, key, value.fn.__defaults__)
+        scope["range"] = range
+        scope["__builtins__"] = __builtins__
+        scope[name](*args, **constants)
