@@ -56,7 +56,13 @@ class IdleExecutor(cuda_executor.CudaExecutor):
         self.settings, device = settings, torch.device("cpu")
         spec = SimpleNamespace(page_size=PAGE_SIZE, page_bytes=0)
         self.pool = SimpleNamespace(
-            null_page=NUM_PAGES, spec=spec, transfer=_nothing, num_pages=NUM_PAGES, host_pages=()
+            null_page=NUM_PAGES,
+            spec=spec,
+            transfer=_nothing,
+            swap=_nothing,
+            pages=None,
+            num_pages=NUM_PAGES,
+            host_pages=(),
         )
         link = SimpleNamespace(size=1)
         model, config = SimpleNamespace(parameters=lambda: ()), SimpleNamespace(eos_token_ids=())
@@ -91,16 +97,22 @@ def idle_llm(patches: contextlib.ExitStack) -> LLM:
         engine = Engine(settings, runner, (), 16_384, "idle", record_events=record_events)
         return build.BuiltEngine(engine, info, "idle", None, _nothing)
 
+    silence_device(patches)
+    patches.enter_context(mock.patch.object(llm, "build_engine", build_idle))
+    return LLM("dry", **SETTINGS)
+
+
+def silence_device(patches: contextlib.ExitStack) -> None:
+    """What an IdleExecutor would launch on a device does nothing from now on."""
     for owner, name, instead in (
         (device_state, "update_slots", _nothing),
         (device_state, "update_pages", _nothing),
+        (cuda_executor, "copy_pages", _nothing),
         (cuda_graphs, "record", lambda *_: SimpleNamespace(replay=_nothing)),
         (cuda_sampling, "record", lambda *_: SimpleNamespace(replay=_nothing)),
         (torch.cuda, "Event", lambda: SimpleNamespace(record=_nothing, synchronize=_nothing)),
-        (llm, "build_engine", build_idle),
     ):
         patches.enter_context(mock.patch.object(owner, name, instead))
-    return LLM("dry", **SETTINGS)
 
 
 class Clock:

@@ -133,6 +133,7 @@ class TokenMasks:
     """Indices in the batch, ascending; all other rows may choose any token. A row has one for each place behind its
     guesses, and one before them."""
     bits: "np.ndarray"  # [rows, ceil(vocabulary / 32)] uint32; bit t % 32 of word t // 32: token t may be chosen
+    """Read during `Runner.sample` only: the next masks are written into the same memory."""
     places: Sequence[int] = ()
     """Of each mask: the guesses of its row that stand before what it is for; empty: none before any."""
     limits: Mapping[int, int] = field(default_factory=dict)

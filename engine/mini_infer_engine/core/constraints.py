@@ -12,14 +12,16 @@ from itertools import accumulate, takewhile
 from types import MappingProxyType
 
 import numpy as np
-from llguidance import LLExecutor, LLMatcher
+from llguidance import LLMatcher
 
+from mini_infer_engine.config.cores import available_cores, threads_for
 from mini_infer_engine.core.bans import completed_bans, longest_before
 from mini_infer_engine.core.batch import TokenMasks
 from mini_infer_engine.core.scheduler import Step
 from mini_infer_engine.core.sequence import Sequence, State
 from mini_infer_engine.structured.compiler import GrammarCompiler
-from mini_infer_engine.structured.matcher import GrammarMatcher, first_line, words_of
+from mini_infer_engine.structured.mask_filler import MaskFiller
+from mini_infer_engine.structured.matcher import GrammarMatcher, TokenSet, first_line, has_tokens, words_of
 
 NO_GUESSES: Mapping[int, Collection[int]] = MappingProxyType({})
 
@@ -34,7 +36,9 @@ class Constraints:
         self._compiler = compiler
         self._eos_token_ids = eos_token_ids
         self._compiling: dict[str, tuple[Sequence, Future[LLMatcher]]] = {}
-        self._executor = LLExecutor()
+        self._filler = MaskFiller(threads_for(available_cores()))
+        self._eos = TokenSet(eos_token_ids)
+        self._bits = np.empty((0, words_of(compiler.vocab_size)), dtype=np.uint32)
 
     @property
     def num_compiling(self) -> int:
@@ -80,13 +84,17 @@ class Constraints:
 
         `guesses`: of rows of the batch, each of which gets masks behind its guesses too, up to one that is forbidden.
         """
+        pairs = zip(step.batch.rows, step.sequences, strict=True)
         asked = [
             _Asked(index, sequence, sequence.matcher, guesses.get(index, ()), self._compiler.vocab_size)
-            for index, (row, sequence) in enumerate(zip(step.batch.rows, step.sequences, strict=True))
+            for index, (row, sequence) in enumerate(pairs)
             if sequence.matcher is not None and row.sampling is not None and sequence.state is not State.FINISHED
         ]
+        if not guesses:
+            return self._masks_without_guesses(asked)
         first = list(accumulate((len(one.guesses) + 1 for one in asked), initial=0))
-        bits = np.zeros((first[-1], words_of(self._compiler.vocab_size)), dtype=np.uint32)
+        bits = self._lines(first[-1])
+        bits[:] = 0  # behind a guess that ends an output the library writes nothing
         self._compute(asked, first, bits)
         failed, limits = [], dict[int, int]()
         for one, begin in zip(asked, first[:-1], strict=True):
@@ -99,25 +107,45 @@ class Constraints:
         places = [place for one in asked for place in range(len(one.guesses) + 1)]
         return TokenMasks(rows, bits, places, limits), failed
 
+    def _masks_without_guesses(self, asked: "list[_Asked]") -> tuple[TokenMasks, list[tuple[Sequence, str]]]:
+        """One mask a row. The device may wait for them: only rows with rules cost Python's time."""
+        bits = self._lines(len(asked))
+        self._filler.fill([(one.matcher.library, line) for line, one in enumerate(asked)], bits)
+        is_empty, may_end = ~has_tokens(bits), self._eos.are_in(bits)
+        failed = []
+        for line, one in enumerate(asked):
+            if one.has_rules or is_empty[line] or (may_end[line] and one.matcher.ignores_eos):
+                _, reason = one.restrict(bits[line : line + 1])
+                if reason:
+                    failed.append((one.sequence, reason))
+        return TokenMasks([one.row for one in asked], bits), failed
+
+    def _lines(self, count: int) -> np.ndarray:
+        """[count, words] uint32, in memory that the next call has again: a fresh half megabyte a step has its price."""
+        if count > len(self._bits):
+            self._bits = np.empty((count, words_of(self._compiler.vocab_size)), dtype=np.uint32)
+        return self._bits[:count]
+
     def _compute(self, asked: "list[_Asked]", first: list[int], bits: np.ndarray) -> None:
         """The library's masks, those of several rows at a time."""
         if plain := [(one.matcher.library, begin) for one, begin in zip(asked, first, strict=False) if not one.guesses]:
-            self._executor.unsafe_compute_mask_ptr(plain, bits.ctypes.data, bits.strides[0], len(bits))
+            self._filler.fill(plain, bits)
         if guessed := [
             (one.matcher.library, begin, one.guesses) for one, begin in zip(asked, first, strict=False) if one.guesses
         ]:
-            self._executor.unsafe_compute_mask_ptr_with_draft_token(
-                guessed, bits.ctypes.data, bits.strides[0], len(bits)
-            )
+            self._filler.fill_behind(guessed, bits)
 
 
 class _Asked:
     """One row's masks: of what follows its known tokens, and of what follows each guess that its grammar has there."""
 
+    __slots__ = ("guesses", "has_rules", "matcher", "num_guessed", "row", "sequence")
+
     def __init__(
         self, row: int, sequence: Sequence, matcher: GrammarMatcher, guesses: Collection[int], vocab_size: int
     ) -> None:
         self.row, self.sequence, self.matcher = row, sequence, matcher
+        self.has_rules = matcher.has_rules or sequence.excludes_tokens
         self.num_guessed = len(guesses)
         known = list(takewhile(lambda token: 0 <= token < vocab_size, guesses)) if guesses else []
         self.guesses = known[: matcher.library.validate_tokens(known)] if known else []

@@ -4,6 +4,7 @@ Knows neither passes nor runners. An output with a finish reason is the last of 
 """
 
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -12,6 +13,9 @@ from mini_infer_engine.core.request import Output, TokenLogprobs
 from mini_infer_engine.core.result import PassResult
 from mini_infer_engine.core.scheduler import Scheduler, Step
 from mini_infer_engine.core.sequence import Sequence, State
+
+if TYPE_CHECKING:  # with numpy and llguidance, which the HTTP process needs not for its counters
+    from mini_infer_engine.structured.matcher import GrammarMatcher
 
 Accept = Callable[[Sequence, Iterable[int], list[TokenLogprobs]], Output]
 """`OutputProcessor._accept`, or the same within grammars."""
@@ -58,12 +62,11 @@ class OutputProcessor:
         num_tokens = 0
         running, finished = State.RUNNING, State.FINISHED
         masked = step.batch.waits_for_masks
-        tells_more = bool(result.logprobs or result.prompt_logprobs or result.embeddings or self._beam_groups)
-        are_plain = not (masked or tells_more)
+        are_plain = not (result.logprobs or result.prompt_logprobs or result.embeddings or self._beam_groups)
         for row, (sequence, tokens) in enumerate(zip(step.sequences, result.tokens, strict=True)):
             sequence.in_flight -= 1
             if are_plain and sequence.state is running and len(tokens) == 1:  # nearly all rows of nearly all passes
-                outputs.append(self._accept_token(sequence, tokens[0]))
+                outputs.append((self._accept_masked_token if masked else self._accept_token)(sequence, tokens[0]))
                 num_tokens += 1
                 continue
             if sequence.state is not finished:  # else what it made is thrown away: it had ended
@@ -85,6 +88,15 @@ class OutputProcessor:
         if token in sequence.stops or len(token_ids) > sequence.last_position + 1:
             return self._last_output(sequence, [token], [])
         return Output(sequence.request.request_id, [token], sequence.num_cached or 0)
+
+    def _accept_masked_token(self, sequence: Sequence, token: int) -> Output:
+        """The same as `_accept_within_grammar` of one token: masks of the next pass wait for it."""
+        matcher = sequence.matcher
+        if matcher is None:
+            return self._accept_token(sequence, token)
+        if token in sequence.stops or not matcher.goes_on_after(token):
+            return self._ended_by_grammar(sequence, matcher, self._accept(sequence, [token], []))
+        return self._accept_token(sequence, token)
 
     def _accept(self, sequence: Sequence, tokens: Iterable[int], logprobs: list[TokenLogprobs]) -> Output:
         """Append sampled tokens up to the first that ends the sequence; what was sampled after it is thrown away."""
@@ -125,15 +137,18 @@ class OutputProcessor:
         taken = []
         for token in tokens:
             taken.append(token)
-            if token in sequence.stops or not matcher.accept(token) or matcher.has_ended:
+            if token in sequence.stops or not matcher.goes_on_after(token):
                 break
-        output = self._accept(sequence, taken, logprobs[: len(taken)])
+        return self._ended_by_grammar(sequence, matcher, self._accept(sequence, taken, logprobs[: len(taken)]))
+
+    def _ended_by_grammar(self, sequence: Sequence, matcher: "GrammarMatcher", output: Output) -> Output:
+        """The output as its last one, where the grammar has come to its end or cannot go on."""
         if output.finish_reason is None and (matcher.error or matcher.has_ended):
             self.end(sequence)
         if matcher.error:
             return replace(output, finish_reason="error", error=matcher.error, is_refusal=matcher.is_too_complex)
         if matcher.has_ended and output.finish_reason != "stop":
-            return replace(output, finish_reason="stop", ends_in_text=not matcher.is_end(taken[-1]))
+            return replace(output, finish_reason="stop", ends_in_text=not matcher.is_end(output.token_ids[-1]))
         return output
 
     def _told(self, sequence: Sequence, row: int, result: PassResult, accept: Accept) -> list[Output]:

@@ -23,18 +23,16 @@ class MaskStaging:
 
         `lines`: by row of the batch and guesses before it, the line of the logits that the mask is for.
         """
-        found = [
-            (number, line)
-            for number, (row, place, _) in enumerate(masks.entries())
-            if (line := lines.get((row, place))) is not None
-        ]
-        if not found:
+        places = masks.places or [0] * len(masks.rows)
+        found = [lines.get(place, -1) for place in zip(masks.rows, places, strict=True)]
+        numbers = [number for number, line in enumerate(found) if line >= 0]
+        if not numbers:
             return None
         if self._staging is None:
             packed = torch.zeros((self._most, 1 + masks.bits.shape[1]), dtype=torch.int32, device=self._device)
             self._staging = PinnedStaging(packed, self._depth)
         array = self._staging.arrays[self._staging.begin()]
-        numbers, chosen = zip(*found, strict=True)
-        array[: len(found), 0] = chosen
-        array[: len(found), 1:] = masks.bits.view(np.int32)[list(numbers)]
-        return self._staging.send(len(found))
+        bits, count = masks.bits.view(np.int32), len(numbers)
+        array[:count, 0] = [found[number] for number in numbers]
+        array[:count, 1:] = bits if count == len(bits) else bits[numbers]  # half a megabyte: not twice where all go
+        return self._staging.send(count)

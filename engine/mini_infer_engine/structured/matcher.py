@@ -14,6 +14,10 @@ _NO_SUCH_TOKEN = "doesn't satisfy the grammar"
 """In the library's error about a token that the grammar does not have; its other errors are about limits."""
 
 
+_FIRST_WORDS = 64
+"""Two thousand tokens of lowest id, among which vocabularies have those of one byte."""
+
+
 class GrammarMatcher:
     """Of one sequence. What its sampling parameters forbid beside the grammar is part of its masks."""
 
@@ -25,10 +29,12 @@ class GrammarMatcher:
         self.library = library
         self._param = sampling.grammar.param
         self._eos = frozenset(eos_token_ids)
-        self._ends_at_eos = not sampling.ignore_eos
         self._other_stops = tuple(set(sampling.stop_token_ids) - self._eos)
         allowed = sampling.allowed_token_ids
         self._allowed = None if allowed is None else mask_of(allowed, vocab_size)
+        self.ignores_eos = sampling.ignore_eos
+        self.has_rules = bool(self._other_stops) or allowed is not None
+        """Beside the grammar, and beside what `ignore_eos` asks and what depends on the output."""
 
     @property
     def has_ended(self) -> bool:
@@ -49,9 +55,9 @@ class GrammarMatcher:
         """Whether it cannot go on since its grammar outgrew the limits on one, which is the request's fault."""
         return self.library.is_error() and _NO_SUCH_TOKEN not in self.library.get_error()
 
-    def accept(self, token: int) -> bool:
-        """Take a token; False: the grammar does not have it here, and `error` says so."""
-        return self.library.consume_token(token)
+    def goes_on_after(self, token: int) -> bool:
+        """Take a token; False: the output ends with it, for it is complete or, as `error` says, cannot go on."""
+        return self.library.consume_token(token) and not self.library.is_stopped()
 
     def is_end(self, token: int) -> bool:
         """Whether the token is no part of the text, but an end of sequence."""
@@ -83,7 +89,7 @@ class GrammarMatcher:
             _put(mask, token, may_end)
         if self._other_stops and not mask.any():
             return self._nothing_left(["stop_token_ids"])
-        if not self._ends_at_eos:
+        if self.ignores_eos:
             self._leave_eos_for_last(mask)
         return self._forbid(mask, suppressed, banned)
 
@@ -108,6 +114,24 @@ class GrammarMatcher:
         if not mask.any():
             for token in found:
                 _put(mask, token, True)
+
+
+class TokenSet:
+    """Tokens that are looked for in many masks."""
+
+    def __init__(self, token_ids: Collection[int]) -> None:
+        tokens = np.array(sorted(token_ids), dtype=np.uint32)
+        self._words, self._bits = tokens >> np.uint32(5), np.uint32(1) << (tokens & np.uint32(31))
+
+    def are_in(self, masks: np.ndarray) -> np.ndarray:
+        """[masks] bool: whether one of them may be chosen, of masks [masks, words]."""
+        return np.asarray((masks[:, self._words] & self._bits).any(axis=1))
+
+
+def has_tokens(masks: np.ndarray) -> np.ndarray:
+    """[masks] bool: whether some token may be chosen, of masks [masks, words]; nearly all allow one of the first."""
+    found = np.asarray(masks[:, :_FIRST_WORDS].any(axis=1))
+    return found if found.all() else np.asarray(masks.any(axis=1))
 
 
 def mask_of(token_ids: Sequence[int], vocab_size: int) -> Mask:

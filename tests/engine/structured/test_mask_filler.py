@@ -1,0 +1,67 @@
+import numpy as np
+import pytest
+from llguidance import LLMatcher
+
+from mini_infer_engine.dry.vocabulary import EOS_TOKEN_IDS, VOCAB_SIZE, dry_assets
+from mini_infer_engine.structured.compiler import GrammarCompiler
+from mini_infer_engine.structured.grammar import of_regex
+from mini_infer_engine.structured.mask_filler import FasterWay, MaskFiller
+from mini_infer_engine.structured.matcher import words_of
+
+EXPRESSIONS = ["[0-9]{2,6}", "(yes|no)", "a*", "[^b]+"] * 5
+
+
+@pytest.fixture(scope="module")
+def matchers() -> list[LLMatcher]:
+    compiler = GrammarCompiler(lambda: dry_assets().files["tokenizer.json"], VOCAB_SIZE, EOS_TOKEN_IDS)
+    return [compiler.compile(of_regex(expression).text).result() for expression in EXPRESSIONS]
+
+
+def chosen(alone_s: float, together_s: float, fills: int) -> list[int]:
+    ways, found = FasterWay(), []
+    for _ in range(fills):
+        found.append(ways.choose())
+        ways.took(found[-1], (alone_s, together_s)[found[-1]])
+    return found
+
+
+@pytest.mark.parametrize(("alone_s", "together_s", "faster"), [(1e-5, 5e-5, 0), (5e-5, 1e-5, 1)])
+def test_the_faster_way_is_gone_and_the_other_tried_now_and_then(
+    alone_s: float, together_s: float, faster: int
+) -> None:
+    found = chosen(alone_s, together_s, 640)
+    assert found[:2] == [0, 1]
+    assert 0 < found[2:].count(1 - faster) <= 10
+
+
+def test_a_way_that_has_become_faster_is_taken() -> None:
+    ways = FasterWay()
+    times_s = [1e-5, 5e-5]
+    for fills in range(4000):
+        if fills == 300:
+            times_s = [5e-5, 1e-5]  # a core is free now
+        way = ways.choose()
+        ways.took(way, times_s[way])
+    assert ways.choose() == 1
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("count", [1, 20])
+def test_lines_are_the_matchers_own_masks_whatever_stood_there(
+    matchers: list[LLMatcher], threads: int, count: int
+) -> None:
+    filler, words = MaskFiller(threads), words_of(VOCAB_SIZE)
+    wanted = [np.frombuffer(matcher.compute_bitmask(), dtype=np.uint32) for matcher in matchers[:count]]
+    for garbage in (0, 0xFFFFFFFF, 0xFFFFFFFF):  # with a pool the first fills go both ways
+        bits = np.full((count, words), garbage, dtype=np.uint32)
+        filler.fill([(matcher, line) for line, matcher in enumerate(matchers[:count])], bits)
+        assert all((line == mask).all() for line, mask in zip(bits, wanted, strict=True))
+
+
+def test_masks_behind_guesses_stand_in_the_lines_after(matchers: list[LLMatcher]) -> None:
+    bits = np.zeros((3, words_of(VOCAB_SIZE)), dtype=np.uint32)
+    digits = matchers[0].deep_copy()
+    MaskFiller(1).fill_behind([(digits, 0, [ord("1"), ord("2")])], bits)
+    for line, mask in enumerate(bits):
+        assert (mask == np.frombuffer(digits.compute_bitmask(), dtype=np.uint32)).all()
+        digits.consume_token(ord("12"[line]) if line < 2 else ord("3"))
