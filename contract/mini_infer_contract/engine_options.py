@@ -38,12 +38,14 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     dtype: Annotated[Literal["auto", "float32", "bfloat16"], Option(group=MODEL, in_resource=True)] = "auto"
     """Of weights and activations; auto: the checkpoint's on a GPU, float32 on a CPU, where bfloat16 is slower."""
     quantization: Annotated[
-        Literal["int8", "fp8", "int4"] | None,
+        Literal["int8", "fp8", "int4", "w8a8-int8"] | None,
         Option(group=MODEL, in_resource=True, default_text="the checkpoint's own"),
     ] = None
-    """Linear layers rounded when they are loaded; int8, fp8: a scale a row; int4: one for 128 columns."""
+    """Linear layers rounded when they are loaded; int8, fp8: a scale a row; int4: one for 128 columns; w8a8-int8: as
+    int8, and activations of many rows by a scale a token (SmoothQuant)."""
     quantization_calibration: Annotated[Literal["auto", "none"], Option(group=MODEL, in_resource=True)] = "auto"
-    """Of int4; auto: GPTQ over texts that come with the engine; none: each weight to the nearest, at once."""
+    """Of int4 and w8a8-int8; auto: GPTQ, or smoothing, over texts that come with the engine; none: each weight to the
+    nearest, at once."""
     quantize_lm_head: Annotated[bool, Option(group=MODEL, in_resource=True)] = False
     """--quantization rounds the output layer, too, to the nearest; where the embeddings are tied to it they keep their
     own memory and dtype."""

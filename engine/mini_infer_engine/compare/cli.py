@@ -24,6 +24,8 @@ SCHEMES: dict[str, dict[str, Any]] = {
     "fp8": {"quantization": "fp8"},
     "int4": {"quantization": "int4"},
     "int4-nearest": {"quantization": "int4", "quantization_calibration": "none"},
+    "w8a8-int8": {"quantization": "w8a8-int8"},
+    "w8a8-int8-plain": {"quantization": "w8a8-int8", "quantization_calibration": "none"},
 }
 """Settings by name; bf16 is the model as it is, in `--dtype`."""
 _KV_MARK = ", KV "

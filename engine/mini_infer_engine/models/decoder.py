@@ -76,6 +76,20 @@ class DecoderLayer(nn.Module):
         assert isinstance(self.self_attn, Attention), "layers with other attention project in a way of their own"
         return ops.norm_linear(state, self.input_layernorm, self.self_attn.qkv_proj)
 
+    @property
+    def norm_before_mlp(self) -> RMSNorm | None:
+        """What the MLP reads through; None: the residual stream itself."""
+        return self.post_attention_layernorm
+
+    def normed_products(self) -> list[tuple[RMSNorm, Linear]]:
+        """Products that are the only ones to read what a norm makes."""
+        found: list[tuple[RMSNorm | None, Linear]] = []
+        if isinstance(self.self_attn, Attention):
+            found.append((self.input_layernorm, self.self_attn.qkv_proj))
+        if isinstance(self.mlp, GatedMLP):
+            found.append((self.norm_before_mlp, self.mlp.gate_up_proj))
+        return [(norm, linear) for norm, linear in found if norm is not None]
+
     def feed_forward(self, ops: Ops, state: ResidualState, next_norm: RMSNorm) -> ResidualState:
         """The residual state after the MLP."""
         assert isinstance(self.mlp, GatedMLP)
@@ -93,6 +107,11 @@ class OutputNormLayer(DecoderLayer):
         super().__init__(config, layer)
         self.pre_feedforward_layernorm = RMSNorm.of(config) if self.has_feedforward_norm else None
         self.post_feedforward_layernorm = RMSNorm.of(config)
+
+    @property
+    def norm_before_mlp(self) -> RMSNorm | None:
+        """See `DecoderLayer.norm_before_mlp`."""
+        return self.pre_feedforward_layernorm
 
     def forward(
         self, ops: Ops, state: ResidualState, attention: AttentionPass, next_norm: RMSNorm | None

@@ -1,10 +1,11 @@
 """`--quantization`: linear layers rounded when they are loaded.
 
-int8 (W8A16): symmetric, one scale a row. fp8 (e4m3): one scale a row; W8A16 for few rows, W8A8 for many. int4 (W4A16):
-a scale and a zero point for each row and 128 columns, to the nearest or by `runtime.calibration`; experts and the head
-always to the nearest. Embeddings, norms and routers stay in the model's dtype, and so does the head where it is not
-asked for. On a GPU a layer is packed for the kernels; on a CPU plain torch widens a weight at each product, and FP8 is
-dequantised, as it is on GPUs without it.
+int8 (W8A16): symmetric, one scale a row. w8a8-int8: the same, smoothed by `runtime.calibration`, activations in int8
+with a scale a token (on a GPU for more than 64 rows). fp8 (e4m3): one scale a row; W8A16 for few rows, W8A8 for
+many. int4 (W4A16): a scale and a zero point for each row and 128 columns, to the nearest or by `runtime.calibration`.
+Experts and the head always to the nearest, and W8A16. Embeddings, norms and routers stay in the model's dtype, and so
+does the head where it is not asked for. On a GPU a layer is packed for the kernels; on a CPU plain torch widens a
+weight at each product, and FP8 is dequantised, as it is on GPUs without it.
 """
 
 from functools import partial
@@ -23,7 +24,7 @@ from mini_infer_engine.models.decoder import DecoderModel
 from mini_infer_engine.quantization.experts import RoundedExperts
 from mini_infer_engine.quantization.packed import multiplies_fp8, pack_bytes, pack_nibbles
 
-Quantization = Literal["int8", "fp8", "int4"]
+Quantization = Literal["int8", "fp8", "int4", "w8a8-int8"]
 _LARGEST_INT8, _LARGEST_INT4, _LARGEST_FP8 = 127, 15, 448.0
 _LEAST_SCALE = 2.0**-24
 """Of weights that are all zero: any would do, but zero. The least of fp16."""
@@ -51,14 +52,17 @@ class RoundToNearestMethod:
             return
         if self.kind == "fp8":
             self._to_fp8(layer)
-        elif self.kind == "int8":
-            integers, scale = rounded_rows(layer.weight)
-            if layer.weight.device.type != "cpu":
-                pack_bytes(layer, integers, scale)
-            else:
-                _keep(layer, integers, scale)
-        else:
+        elif self.kind == "int4":
             self.keep_groups(layer, *rounded_groups(layer.weight, GROUP))
+        else:
+            self.keep_rows(layer, *rounded_rows(layer.weight))
+
+    def keep_rows(self, layer: Linear, integers: Tensor, scale: Tensor) -> None:
+        """Give the weight up for what `rounded_rows` has made of it, or of a smoothed one."""
+        if layer.weight.device.type != "cpu":
+            pack_bytes(layer, integers, scale, int8_activations=self.kind == "w8a8-int8")
+        else:
+            _keep(layer, integers, scale)
 
     def keep_groups(self, layer: Linear, integers: Tensor, scale: Tensor, zero: Tensor) -> None:
         """Give the weight up for what `rounded_groups` or a calibrated rounding has made of it."""
@@ -85,6 +89,11 @@ class RoundToNearestMethod:
         if self.kind == "int8":
             out = functional.linear(x, layer.integers.to(x.dtype)) * layer.weight_scale.t().to(x.dtype)
             return out if layer.bias is None else out.add_(layer.bias)
+        if self.kind == "w8a8-int8":
+            values, x_scale = rounded_rows(x)
+            sums = functional.linear(values.float(), layer.integers.float())
+            wide = sums.mul_(x_scale).mul_(layer.weight_scale.t())
+            return (wide if layer.bias is None else wide.add_(layer.bias)).to(x.dtype)
         integers = unpacked_nibbles(layer.integers, layer.in_features)
         scale, minimum = (
             each.repeat_interleave(GROUP, dim=1)[:, : layer.in_features]
@@ -105,14 +114,15 @@ def quantize_on_load(model: DecoderModel, kind: Quantization, *, rounds_head: bo
     The head is one of them with `rounds_head`.
     """
     mixtures = [module for module in model.modules() if isinstance(module, SparseMoE)]
+    head_kind: Quantization = "int8" if kind == "w8a8-int8" else kind  # logits are the most sensitive to what they read
     routers = {moe.gate for moe in mixtures}
     for moe in mixtures:
         moe.stored = RoundedExperts(partial(_grouped, kind))
     for path, module in model.named_modules():
         if isinstance(module, Linear) and (rounds_head or path != "lm_head") and module not in routers:
-            module.use(RoundToNearestMethod(kind))
+            module.use(RoundToNearestMethod(head_kind if path == "lm_head" else kind))
     if rounds_head and model.lm_head is None:
-        model.tied_head_method = RoundToNearestMethod(kind)
+        model.tied_head_method = RoundToNearestMethod(head_kind)
 
 
 def _grouped(kind: Quantization, weight: Tensor) -> GroupedWeight:
@@ -121,8 +131,9 @@ def _grouped(kind: Quantization, weight: Tensor) -> GroupedWeight:
     if kind == "int4":
         integers, scale, zero = rounded_groups(weight, GROUP)
         return GroupedWeight("int4", packed_pairs(integers), scale.half(), columns, GROUP, zero.to(torch.uint8))
-    values, scale = rounded_rows(weight) if kind == "int8" else rounded_to_fp8(weight)
-    return GroupedWeight(kind, values, scale, columns, 0)
+    if kind == "fp8":
+        return GroupedWeight("fp8", *rounded_to_fp8(weight), columns, 0)
+    return GroupedWeight("int8", *rounded_rows(weight), columns, 0)
 
 
 def rounded_rows(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,9 +1,11 @@
-"""`--quantization int4` with calibration: a model's layers rounded one after another over the committed texts.
+"""`--quantization` int4 and w8a8-int8 with calibration: layers rounded one after another over the committed texts.
 
 The texts run through one layer at a time, in plain torch and without pages; what each product reads becomes the sums
-that `quantization.gptq` wants, and the next layer sees what the rounded one makes. Knows no scheduler and no pool.
+that `quantization.gptq` wants, or the largest values that `quantization.smooth` wants, and the next layer sees what the
+rounded one makes. Knows no scheduler and no pool.
 """
 
+from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -18,11 +20,12 @@ from mini_infer_engine.layers.attention import Attention, AttentionBlock
 from mini_infer_engine.layers.linear import Linear
 from mini_infer_engine.layers.norm import rms_norm
 from mini_infer_engine.layers.rotary import rotate_
-from mini_infer_engine.models.decoder import DecoderModel
+from mini_infer_engine.models.decoder import DecoderLayer, DecoderModel
 from mini_infer_engine.ops.base import ResidualState
 from mini_infer_engine.ops.torch_ops import TorchOps
 from mini_infer_engine.quantization.gptq import gptq_groups
-from mini_infer_engine.quantization.on_load import RoundToNearestMethod
+from mini_infer_engine.quantization.on_load import RoundToNearestMethod, rounded_rows
+from mini_infer_engine.quantization.smooth import smoothed
 from mini_infer_engine.runtime.attention.masks import additive
 from mini_infer_engine.runtime.attention.softcapped import softcapped_attention
 
@@ -61,37 +64,64 @@ def calibrate(model: DecoderModel, rows: Tensor) -> None:
     layers = model.layers
     next_norms: list[Any] = [*(layer.input_layernorm for layer in layers[1:]), model.last_norm]
     for layer, next_norm in zip(layers, next_norms, strict=True):
-        sums = _Sums(layer)
+        sums, maxima = _Inputs(layer, "int4", _add_products), _Inputs(layer, "w8a8-int8", _add_maxima)
         layer(TorchOps(), ResidualState(state.residual.clone()), attention, next_norm)
-        sums.end()
-        for linear, hessian in sums.found.items():
-            assert isinstance(linear.method, RoundToNearestMethod)
-            linear.method.keep_groups(linear, *gptq_groups(linear.weight, hessian, GROUP))
+        for linear, hessian in sums.end().items():
+            _method(linear).keep_groups(linear, *gptq_groups(linear.weight, hessian, GROUP))
+        _round_smoothed(layer, maxima.end())
         state = layer(TorchOps(), state, attention, next_norm)
 
 
-class _Sums:
-    """Sums of x x.T, [columns, columns] fp32, over all inputs of a layer's products that are rounded, until `end`."""
+def _round_smoothed(layer: DecoderLayer, maxima: dict[Linear, Tensor]) -> None:
+    """Round each product's weights, those behind a norm of their own after the norm took the smoothing divisors."""
+    norms = {linear: norm for norm, linear in layer.normed_products()}
+    for linear, activation_maxima in maxima.items():
+        weight: Tensor = linear.weight
+        if (norm := norms.get(linear)) is not None:
+            norm_weight, weight = smoothed(norm.weight, weight, activation_maxima)
+            norm.weight = nn.Parameter(norm_weight, requires_grad=False)
+        _method(linear).keep_rows(linear, *rounded_rows(weight))
 
-    def __init__(self, layer: nn.Module) -> None:
-        self.found: dict[Linear, Tensor] = {}
+
+def _method(linear: Linear) -> RoundToNearestMethod:
+    assert isinstance(linear.method, RoundToNearestMethod)
+    return linear.method
+
+
+def _add_products(before: Tensor | None, x: Tensor) -> Tensor:
+    """Sums of x x.T, [columns, columns] fp32."""
+    product = x.t() @ x
+    return product if before is None else product.add_(before)
+
+
+def _add_maxima(before: Tensor | None, x: Tensor) -> Tensor:
+    """The largest absolute value of each column, [columns] fp32."""
+    largest = x.abs().amax(dim=0)
+    return largest if before is None else torch.maximum(before, largest)
+
+
+class _Inputs:
+    """What is kept of all inputs of a layer's products that are rounded to one kind, until `end`."""
+
+    def __init__(self, layer: nn.Module, kind: str, add: Callable[[Tensor | None, Tensor], Tensor]) -> None:
+        self._found: dict[Linear, Tensor] = {}
+        self._add = add
         rounded = (module for module in layer.modules() if isinstance(module, Linear))
         self._hooks = [
-            linear.register_forward_pre_hook(self._add)
+            linear.register_forward_pre_hook(self._keep)
             for linear in rounded
-            if isinstance(linear.method, RoundToNearestMethod)
+            if isinstance(linear.method, RoundToNearestMethod) and linear.method.kind == kind
         ]
 
-    def _add(self, linear: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    def _keep(self, linear: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         assert isinstance(linear, Linear)
-        x = inputs[0].float()
-        product = x.t() @ x
-        self.found[linear] = product + self.found[linear] if linear in self.found else product
+        self._found[linear] = self._add(self._found.get(linear), inputs[0].float())
 
-    def end(self) -> None:
+    def end(self) -> dict[Linear, Tensor]:
         """Listen no longer."""
         for hook in self._hooks:
             hook.remove()
+        return self._found
 
 
 class _DenseAttention:

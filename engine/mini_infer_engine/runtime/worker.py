@@ -197,15 +197,18 @@ def _on_meta(
     return model
 
 
-def _calibrate(model: DecoderModel, directory: Path | None, device: torch.device) -> None:
-    """Round 4-bit weights by the committed texts, where the model's layers can run alone and it has a tokenizer."""
+def _calibrate(model: DecoderModel, quantization: Quantization, directory: Path | None, device: torch.device) -> None:
+    """Round weights by the committed texts, where the model's layers can run alone and it has a tokenizer."""
     rows = None if directory is None else calibration_rows(directory)
     if rows is None or not calibrates(model):
-        log.warning("int4 weights are rounded to the nearest: calibration needs a tokenizer.json, one rank, plain KV.")
+        kind = f"{quantization} weights are rounded to the nearest{'' if quantization == 'int4' else ', not smoothed'}"
+        log.warning("%s: calibration needs a tokenizer.json, one rank, plain KV.", kind)
         return
     begin = time.monotonic()
     calibrate(model, rows.to(device))
-    log.info("int4 weights were calibrated with %d tokens in %.1f s", rows.numel(), time.monotonic() - begin)
+    log.info(
+        "%s weights were calibrated with %d tokens in %.1f s", quantization, rows.numel(), time.monotonic() - begin
+    )
 
 
 def _load_model(
@@ -231,6 +234,7 @@ def _load_model(
             fill_randomly(model, settings.seed)
         else:
             load_weights(model, checkpoint)
-            if settings.quantization == "int4" and settings.quantization_calibration == "auto":
-                _calibrate(model, directory, device)
+            kind = settings.quantization
+            if kind in ("int4", "w8a8-int8") and settings.quantization_calibration == "auto":
+                _calibrate(model, kind, directory, device)
     return model

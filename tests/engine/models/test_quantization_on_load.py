@@ -74,6 +74,27 @@ def test_the_head_is_rounded_where_asked_for(tied: bool, kind: Any, tmp_path: Pa
     assert (actual - reference_logits(model, TOKENS)).abs().max() <= 1e-3
 
 
+@pytest.mark.parametrize("architecture", ["qwen2", "phi3"])
+def test_w8a8_rounds_activations_by_token(architecture: str, tmp_path: Path) -> None:
+    """Without a tokenizer nothing is smoothed; the head is rounded alone, for what it reads stays as it is."""
+    changes = {"original_max_position_embeddings": 512} if architecture == "phi3" else {}
+    model = save_tiny_model(tmp_path, architecture, intermediate_size=200, tie_word_embeddings=False, **changes)
+    runner = tiny_runner(tmp_path, quantization="w8a8-int8", quantize_lm_head=True)
+
+    def rounded_input(_: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        scale = inputs[0].abs().amax(-1, keepdim=True) / 127
+        return (inputs[0] / scale).round() * scale
+
+    for name, module in model.named_modules():
+        if name.endswith("_proj") or name == "lm_head":
+            module.weight.data = rounded_by_loops(module.weight.data, "int8")
+        if name.endswith("_proj"):
+            module.register_forward_pre_hook(rounded_input)
+    actual = run_chunks(runner, TOKENS, PageDealer(runner).table(40), [17, 1, 22])
+    # A value halfway between two integers may be rounded to the other.
+    assert ((actual - reference_logits(model, TOKENS)).abs() > 1e-3).float().mean() < 0.05
+
+
 def test_calibration_leaves_the_head_to_the_nearest() -> None:
     runner = tiny_runner(DEMO_DIRECTORY, quantization="int4", quantize_lm_head=True)
     assert torch.isfinite(run_chunks(runner, TOKENS, PageDealer(runner).table(40), [40])).all()

@@ -8,8 +8,10 @@ import torch
 from demo.dataset import ChatEncoder, held_out_chats
 from demo.entries import load_entries
 from mini_infer_engine.config.model_path import DEMO_DIRECTORY
+from mini_infer_engine.layers.linear import Linear
 from mini_infer_engine.ops.base import ResidualState
 from mini_infer_engine.ops.torch_ops import TorchOps
+from mini_infer_engine.quantization.on_load import RoundToNearestMethod
 from mini_infer_engine.runtime.calibration import ROW_TOKENS, _DenseAttention, calibrates, calibration_rows
 from tests.support.demo_reference import reference_model
 from tests.support.tiny_models import PageDealer, reference_logits, run_chunks, save_tiny_model, tiny_runner
@@ -44,10 +46,43 @@ def test_a_model_without_a_tokenizer_is_rounded_to_the_nearest(
     save_tiny_model(tmp_path, "qwen3")
     assert calibration_rows(tmp_path) is None
     tiny_runner(tmp_path, quantization="int4")
-    assert "rounded to the nearest" in caplog.text
+    assert "rounded to the nearest:" in caplog.text
+    tiny_runner(tmp_path, quantization="w8a8-int8")
+    assert "rounded to the nearest, not smoothed:" in caplog.text
 
 
-def test_the_demo_model_keeps_its_answers_in_four_bits() -> None:
+@pytest.mark.parametrize("architecture", ["qwen3", "gemma2", "olmo2"])
+def test_smoothed_weights_and_norms_make_the_same_products(
+    architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounding left out, logits stay; norms of olmo2 stand behind products, and keep their weights."""
+    save_tiny_model(tmp_path, architecture, **(GEMMA if architecture == "gemma2" else {}))
+    monkeypatch.setattr("mini_infer_engine.runtime.calibration.rounded_rows", lambda weight: (weight, torch.ones(1)))
+
+    def keep(_: RoundToNearestMethod, layer: Linear, weight: torch.Tensor, scale: torch.Tensor) -> None:
+        del scale
+        layer.weight = torch.nn.Parameter(weight, requires_grad=False)
+
+    monkeypatch.setattr(RoundToNearestMethod, "keep_rows", keep)
+    rows = torch.arange(48).view(2, 24) * 7 % 190 + 5
+    monkeypatch.setattr("mini_infer_engine.runtime.worker.calibration_rows", lambda _: rows)
+    plain, smooth = tiny_runner(tmp_path), tiny_runner(tmp_path, quantization="w8a8-int8")
+    tokens = list(range(5, 45))
+    expected, actual = (run_chunks(runner, tokens, PageDealer(runner).table(40), [40]) for runner in (plain, smooth))
+    assert (actual - expected).abs().max() < 1e-3
+    norms = [
+        (one, other)
+        for (name, one), (_, other) in zip(
+            plain.worker.model.named_parameters(), smooth.worker.model.named_parameters(), strict=True
+        )
+        if "layernorm" in name
+    ]
+    changed = sum(not torch.equal(one, other) for one, other in norms)
+    assert changed == (0 if architecture == "olmo2" else 2 * len(plain.worker.model.layers))
+
+
+@pytest.mark.parametrize(("kind", "least"), [("int4", 0.96), ("w8a8-int8", 0.99)])
+def test_the_demo_model_keeps_its_answers(kind: str, least: float) -> None:
     """The likeliest token, teacher-forced, over what the assistant says in chats whose phrasings it never saw."""
     rows = calibration_rows(DEMO_DIRECTORY)
     assert rows is not None
@@ -55,7 +90,7 @@ def test_the_demo_model_keeps_its_answers_in_four_bits() -> None:
     encoder = ChatEncoder()
     chats = encoder.encode_many([encoder.render(chat) for chat in held_out_chats(load_entries(), seed=77)[:25]])
     reference = reference_model()
-    runner = tiny_runner(DEMO_DIRECTORY, quantization="int4", dtype="float32")
+    runner = tiny_runner(DEMO_DIRECTORY, quantization=kind, dtype="float32")
     right = counted = 0
     for chat in chats:
         said = torch.tensor([*encoder.loss_mask(chat)[1:], False])
@@ -63,4 +98,4 @@ def test_the_demo_model_keeps_its_answers_in_four_bits() -> None:
         expected = reference_logits(reference, chat).argmax(-1)
         right += int((actual == expected)[said].sum())
         counted += int(said.sum())
-    assert right / counted >= 0.96
+    assert right / counted >= least
