@@ -158,9 +158,15 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Of ngram: last tokens that are looked up in the text so far, at most."""
     prompt_lookup_min: Annotated[int, Option(group=SPECULATION, unit="TOKENS", low=1, high=16, in_resource=True)] = 2
     """Of ngram: the fewest that must be found there."""
-    kv_transport: Annotated[Literal["auto", "nixl"], Option(group=KV_TRANSFER, in_resource=True)] = "auto"
-    """What moves keys and values between engines; nixl: NIXL over UCX, which finds the fastest way itself; auto: the
-    same. It must be installed (the extra "disaggregated"), or an engine with a transfer port does not start."""
+    kv_transport: Annotated[Literal["auto", "nixl", "nixl-host"], Option(group=KV_TRANSFER, in_resource=True)] = "auto"
+    """What moves keys and values between engines, the same at both; nixl: NIXL over UCX, directly between GPUs where
+    CUDA IPC or RDMA reaches, else through pinned memory; nixl-host: always through pinned memory; auto: nixl. It must
+    be installed (the extra "disaggregated"), or an engine with a transfer port does not start."""
+    kv_staging_memory: Annotated[
+        int, Option(group=KV_TRANSFER, unit="SIZE", low=1, is_size=True, in_resource=True, default_text="32MiB")
+    ] = 32 << 20
+    """Of each staging buffer of a rank, one on a GPU and one in main memory: through it go small pieces, other dtypes,
+    and all where GPUs do not reach each other."""
     kv_transfer_lease: Annotated[
         float, Option(group=KV_TRANSFER, unit="SECONDS", low=0.1, high=3_600, in_resource=True)
     ] = 10.0

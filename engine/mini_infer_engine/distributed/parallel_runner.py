@@ -32,6 +32,7 @@ from mini_infer_engine.distributed.rank_config import Addresses, RankConfig, spa
 from mini_infer_engine.distributed.signs import Watch
 from mini_infer_engine.kv_transfer.group_transport import GroupTransport, open_group_transport
 from mini_infer_engine.kv_transfer.layout import KVMemory
+from mini_infer_engine.kv_transfer.transport import TransportChoice
 from mini_infer_engine.runtime.executor import PassHandle
 from mini_infer_engine.runtime.model_runner import ModelRunner, load_runner
 
@@ -149,10 +150,10 @@ class Ranks:
         for socket in self._steps.values():
             send_step(socket, payload, lambda: self.watch.lost)
 
-    def open_transport(self, kind: str, engine_id: str, memory: KVMemory) -> GroupTransport:
+    def open_transport(self, choice: TransportChoice, engine_id: str, memory: KVMemory) -> GroupTransport:
         """What moves all ranks' pages from and to other engines. ModelError: it cannot work on one of them."""
-        self.send(step_messages.OpenTransport(kind, engine_id))
-        return open_group_transport(kind, engine_id, memory, self.size, self._transfer, lambda: self.watch.lost)
+        self.send(step_messages.OpenTransport(choice, engine_id))
+        return open_group_transport(choice, engine_id, memory, self.size, self._transfer, lambda: self.watch.lost)
 
     def agree(self, value: int) -> list[int]:
         """One number of each rank, once all have come to the same point. ModelError: a rank could not."""
@@ -221,9 +222,9 @@ class ParallelRunner:
         """Of this rank alone: its page pool, as KV transfer sees it."""
         return self.local.kv_memory()
 
-    def open_transport(self, kind: str, engine_id: str) -> GroupTransport:
+    def open_transport(self, choice: TransportChoice, engine_id: str) -> GroupTransport:
         """See `Ranks.open_transport`."""
-        return self.ranks.open_transport(kind, engine_id, self.kv_memory())
+        return self.ranks.open_transport(choice, engine_id, self.kv_memory())
 
     def refuses(self, request: Request) -> str | None:
         """See `Runner.refuses`."""

@@ -85,8 +85,8 @@ class Rank:
                     runner.sample(handles[-1], step_messages.masks_of(message))
                     if results is not None:
                         results.send(handles[-1])
-                case step_messages.OpenTransport(kind, engine_id):
-                    serve_rank(self._transfer, kind, engine_id, runner.kv_memory(), self._config.rank)
+                case step_messages.OpenTransport(choice, engine_id):
+                    serve_rank(self._transfer, choice, engine_id, runner.kv_memory(), self._config.rank)
                 case step_messages.Stop():
                     return
                 case step_messages.Agreed():

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from mini_infer_engine.core.batch import Batch, Row, TokenMasks, Transfers
+from mini_infer_engine.kv_transfer.transport import TransportChoice
 
 
 class Launch(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
@@ -43,7 +44,7 @@ class Agreed(msgspec.Struct, frozen=True, tag=True):
 class OpenTransport(msgspec.Struct, frozen=True, tag=True):
     """Take part in KV transfer, from now on as the first rank says; see `kv_transfer.group_transport`."""
 
-    kind: str
+    choice: TransportChoice
     engine_id: str
 
 

@@ -3,10 +3,12 @@
 It is one engine's and lives in the transfer thread. It knows transport and messages, neither sockets nor the scheduler.
 """
 
+import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from mini_infer_engine.core.kv_transfer import LayerMark
 from mini_infer_engine.kv_transfer import events, wire
@@ -14,6 +16,8 @@ from mini_infer_engine.kv_transfer.estimates import RateMeter
 from mini_infer_engine.kv_transfer.handshake import handshake_refusal
 from mini_infer_engine.kv_transfer.layout import KVLayout, Span, alignment
 from mini_infer_engine.kv_transfer.leases import LeaseTable
+from mini_infer_engine.kv_transfer.staged_gift import Slots, StagedGift
+from mini_infer_engine.kv_transfer.staging import Area, chunks
 from mini_infer_engine.kv_transfer.stats import Counters
 from mini_infer_engine.kv_transfer.transport import Motion, Transport, TransportError
 
@@ -62,6 +66,10 @@ class _Read:
     peer: bytes
     job: int
     lease_s: float
+    first_token: int
+    num_tokens: int
+    gift: StagedGift | None = None
+    """What does not go from pool to pool."""
 
 
 class Giver:
@@ -83,6 +91,8 @@ class Giver:
         self._reads: dict[str, _Read] = {}
         self._leases: LeaseTable[str] = LeaseTable()
         self._rate = RateMeter()
+        self._slots: dict[Area, Slots] = {"device": Slots(), "host": Slots()}
+        self._serials = itertools.count()
         self.load = Load()
         self._asked_tokens: dict[str, int] = {}
         """Of prompts that the core has not computed to their end."""
@@ -90,7 +100,8 @@ class Giver:
     @property
     def is_busy(self) -> bool:
         """Whether bytes are on their way."""
-        return any(prefill.write is not None or prefill.waiting for prefill in self._prefills.values())
+        is_writing = any(prefill.write is not None or prefill.waiting for prefill in self._prefills.values())
+        return is_writing or any(read.gift is not None for read in self._reads.values())
 
     @property
     def num_open(self) -> int:
@@ -117,6 +128,8 @@ class Giver:
         elif isinstance(message, wire.Renew):
             for job in message.jobs:
                 self._leases.renew(_key(peer, job), now_s, message.lease_s)
+        elif isinstance(message, wire.Copied):
+            self._copied(_key(peer, message.job), message.serial)
         else:
             self._release(peer, message.jobs)
 
@@ -152,7 +165,7 @@ class Giver:
 
     def _let_read(self, peer: bytes, wanted: wire.KVWanted, now_s: float) -> None:
         key = _key(peer, wanted.job)
-        self._reads[key] = _Read(peer, wanted.job, wanted.lease_s)
+        self._reads[key] = _Read(peer, wanted.job, wanted.lease_s, wanted.first_token, len(wanted.token_ids))
         self._leases.open(key, now_s, wanted.lease_s)
         self._tell(events.KVAsked(key, wanted.token_ids, wanted.cache_salt, wanted.held_id, wanted.first_token))
 
@@ -166,10 +179,24 @@ class Giver:
                 self._give_up(key, prefill, wire.Released([job]))
                 continue
             released.append(job)
-            if self._reads.pop(key, None) is not None:
-                self._tell(events.Gone(key))
+            self._end_read(key)
         if released:
             self._send(peer, wire.Released(released))
+
+    def _end_read(self, key: str) -> None:
+        """Nobody reads it any more, or what is still read counts for nothing."""
+        read = self._reads.pop(key, None)
+        if read is not None:
+            if read.gift is not None:
+                read.gift.abandon()
+            self._tell(events.Gone(key))
+
+    def _copied(self, key: str, serial: int) -> None:
+        prefill, read = self._prefills.get(key), self._reads.get(key)
+        if prefill is not None and prefill.write is not None and isinstance(prefill.write.motion, StagedGift):
+            prefill.write.motion.copied(serial)
+        if read is not None and read.gift is not None:
+            read.gift.copied(serial)
 
     def _give_up(self, key: str, prefill: _Prefill, last_words: wire.FromGiver) -> None:
         """Begin nothing more; what is on its way ends by itself."""
@@ -182,6 +209,8 @@ class Giver:
             if prefill.write is not None and not prefill.write.ends_give:
                 prefill.waiting.popleft()  # told of when the write has ended
                 prefill.write.ends_give = True
+            if prefill.write is not None and isinstance(prefill.write.motion, StagedGift):
+                prefill.write.motion.abandon()
             for give in prefill.waiting:
                 self._tell(events.Given(key, give.serial))
             prefill.waiting.clear()
@@ -217,7 +246,8 @@ class Giver:
             if party is None:
                 raise TransportError("its engine has restarted")
             span = Span(give.pages, prefill.pages, give.begin, give.end, layers)
-            motion = self._transport.start(party.engine_id, "write", span)
+            gift = self._gift(prefill.peer, prefill.job, party, span)
+            motion = gift or self._transport.start(party.engine_id, "write", span)
         except TransportError as error:
             self._peers.pop(prefill.peer, None)  # it is to greet again: then it is connected anew
             self._give_up(key, prefill, wire.Failed(prefill.job, "transport", str(error)))
@@ -226,6 +256,23 @@ class Giver:
         prefill.next_layer = 0 if ends_give or layers is None else layers[1]
         if ends_give:
             prefill.waiting.popleft()
+
+    def _gift(self, peer: bytes, job: int, party: wire.Party, span: Span) -> StagedGift | None:
+        """What brings a span to the other engine through staging slots; None: it goes from pool to pool."""
+        area = self._transport.way(party.engine_id, span)
+        if area is None:
+            return None
+        try:
+            parts = chunks(self._layout, party.layout, span, self._transport.slot_bytes(party.engine_id, area))
+        except ValueError as error:
+            raise TransportError(str(error)) from None
+
+        def tell(serial: int, slot: int, part: Span) -> None:
+            assert part.layers is not None
+            self._send(peer, wire.Staged(job, serial, area, slot, part.begin, part.end, part.layers))
+
+        stage = partial(self._transport.stage, party.engine_id, area)
+        return StagedGift(parts, self._slots[area], stage, tell, self._serials)
 
     def end(self, end: events.GiveEnd) -> None:
         """The prompt's first token is known."""
@@ -250,8 +297,23 @@ class Giver:
         if read is None:  # released, or expired, meanwhile
             self._tell(events.Gone(grant.key))
             return
+        party, end = self._peers.get(read.peer), min(grant.num_tokens, read.num_tokens)
+        try:
+            if party is None:
+                raise TransportError("its engine has restarted")
+            if end > read.first_token:
+                read.gift = self._gift(read.peer, read.job, party, Span(grant.pages, [], read.first_token, end))
+        except TransportError as error:
+            self._fail_read(grant.key, read, str(error))
+            return
         self._counters.given += 1
-        self._send(read.peer, wire.KVGranted(read.job, grant.pages, grant.num_tokens, read.lease_s))
+        granted = wire.KVGranted(read.job, grant.pages, grant.num_tokens, read.lease_s, read.gift is not None)
+        self._send(read.peer, granted)
+
+    def _fail_read(self, key: str, read: _Read, message: str) -> None:
+        self._leases.close(key)
+        self._end_read(key)
+        self._send(read.peer, wire.Failed(read.job, "transport", message))
 
     # -- From time to time
 
@@ -262,13 +324,25 @@ class Giver:
                 self._look_at(key, prefill, prefill.write, now_s)
             elif prefill.waiting:
                 self._begin_next(key, prefill)
+        for key, read in list(self._reads.items()):
+            if read.gift is not None:
+                self._look_at_read(key, read, read.gift)
         for key in self._leases.expire(now_s):
             self._counters.leases_expired += 1
             if (expired := self._prefills.get(key)) is not None:
                 message = "its lease has expired: nobody has renewed it in time"
                 self._give_up(key, expired, wire.Failed(expired.job, "lease_expired", message))
-            elif self._reads.pop(key, None) is not None:
-                self._tell(events.Gone(key))
+            else:
+                self._end_read(key)
+
+    def _look_at_read(self, key: str, read: _Read, gift: StagedGift) -> None:
+        match gift.progress():
+            case "done":
+                read.gift = None
+                self._counters.given_bytes += gift.num_bytes
+                self._send(read.peer, wire.AllStaged(read.job))
+            case "failed":
+                self._fail_read(key, read, "what is to be read cannot be gathered")
 
     def _look_at(self, key: str, prefill: _Prefill, write: _Write, now_s: float) -> None:
         progress = write.motion.progress()

@@ -15,7 +15,17 @@ import zmq
 
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.kv_transfer.layout import KVLayout, KVMemory, Span
-from mini_infer_engine.kv_transfer.transport import BUSY_S, How, Motion, Motions, Progress, Transport, open_transport
+from mini_infer_engine.kv_transfer.staging import Area
+from mini_infer_engine.kv_transfer.transport import (
+    BUSY_S,
+    How,
+    Motion,
+    Motions,
+    Progress,
+    Transport,
+    TransportChoice,
+    open_transport,
+)
 from mini_infer_engine.kv_transfer.wire import RankAddress, TransportAddress
 
 log = logging.getLogger(__name__)
@@ -47,6 +57,26 @@ class Start(msgspec.Struct, frozen=True, tag=True):
     span: Span
 
 
+class Stage(msgspec.Struct, frozen=True, tag=True):
+    """See `Transport.stage`; told of as `Start`."""
+
+    number: int
+    engine_id: str
+    area: Area
+    slot: int
+    span: Span
+
+
+class Fetch(msgspec.Struct, frozen=True, tag=True):
+    """See `Transport.fetch`; told of as `Start`."""
+
+    number: int
+    engine_id: str
+    area: Area
+    slot: int
+    span: Span
+
+
 class Opened(msgspec.Struct, frozen=True, tag=True):
     """A rank has its transport."""
 
@@ -67,19 +97,26 @@ class Moved(msgspec.Struct, frozen=True, tag=True):
     num_bytes: int
 
 
+Command = AddPeer | RemovePeer | Start | Stage | Fetch
+
 _encode = msgspec.msgpack.Encoder().encode
-_decode_command = msgspec.msgpack.Decoder(AddPeer | RemovePeer | Start).decode
+_decode_command = msgspec.msgpack.Decoder(Command).decode
 _decode_news = msgspec.msgpack.Decoder(Opened | NotOpened | Moved).decode
 
 
 def open_group_transport(
-    kind: str, engine_id: str, memory: KVMemory, num_ranks: int, router: zmq.Socket[bytes], fault: Callable[[], str]
+    choice: TransportChoice,
+    engine_id: str,
+    memory: KVMemory,
+    num_ranks: int,
+    router: zmq.Socket[bytes],
+    fault: Callable[[], str],
 ) -> "GroupTransport":
     """The first rank's end, once every other rank has its own: `serve_rank` there, connected to `router`.
 
     `fault`: why the group is over; empty: it is not. ModelError: a rank's transport cannot work, or none came.
     """
-    local = open_transport(kind, engine_id, memory)
+    local = open_transport(choice, engine_id, memory)
     addresses: dict[int, RankAddress] = {0: local.describe().ranks[0]}
     end_s = time.monotonic() + _OPEN_S
     while len(addresses) < num_ranks:
@@ -130,7 +167,28 @@ class GroupTransport:
         """See `Transport.start`."""
         local = self._local.start(engine_id, how, span)  # first, for where it fails nobody has begun
         number = next(self._numbers)
-        self._tell(Start(number, engine_id, how, span))
+        return self._with_others(number, local, Start(number, engine_id, how, span))
+
+    def way(self, engine_id: str, span: Span) -> Area | None:
+        """See `Transport.way`. All ranks have pools alike, on machines alike."""
+        return self._local.way(engine_id, span)
+
+    def slot_bytes(self, engine_id: str, area: Area) -> int:
+        """See `Transport.slot_bytes`."""
+        return self._local.slot_bytes(engine_id, area)
+
+    def stage(self, engine_id: str, area: Area, slot: int, span: Span) -> Motion:
+        """See `Transport.stage`."""
+        local, number = self._local.stage(engine_id, area, slot, span), next(self._numbers)
+        return self._with_others(number, local, Stage(number, engine_id, area, slot, span))
+
+    def fetch(self, engine_id: str, area: Area, slot: int, span: Span) -> Motion:
+        """See `Transport.fetch`."""
+        local, number = self._local.fetch(engine_id, area, slot, span), next(self._numbers)
+        return self._with_others(number, local, Fetch(number, engine_id, area, slot, span))
+
+    def _with_others(self, number: int, local: Motion, command: Start | Stage | Fetch) -> Motion:
+        self._tell(command)
         awaited = {rank: _RankMotion(self._hear) for rank in self._others}
         self._awaited[number] = awaited
         return Motions([local, *awaited.values()])
@@ -140,7 +198,7 @@ class GroupTransport:
         self._local.close()
         self._router.close(linger=0)
 
-    def _tell(self, command: AddPeer | RemovePeer | Start) -> None:
+    def _tell(self, command: Command) -> None:
         payload = _encode(command)
         for rank in self._others:
             self._router.send_multipart([rank, payload])
@@ -173,18 +231,20 @@ class _RankMotion:
         return self.end
 
 
-def serve_rank(socket: zmq.Socket[bytes], kind: str, engine_id: str, memory: KVMemory, rank: int) -> threading.Thread:
+def serve_rank(
+    socket: zmq.Socket[bytes], choice: TransportChoice, engine_id: str, memory: KVMemory, rank: int
+) -> threading.Thread:
     """Begin to do what the first rank says, in a thread of its own. `socket`: a DEALER to that rank, the thread's."""
     thread = threading.Thread(
-        target=_serve, args=(socket, kind, engine_id, memory, rank), name="kv-transfer", daemon=True
+        target=_serve, args=(socket, choice, engine_id, memory, rank), name="kv-transfer", daemon=True
     )
     thread.start()
     return thread
 
 
-def _serve(socket: zmq.Socket[bytes], kind: str, engine_id: str, memory: KVMemory, rank: int) -> None:
+def _serve(socket: zmq.Socket[bytes], choice: TransportChoice, engine_id: str, memory: KVMemory, rank: int) -> None:
     try:
-        transport = open_transport(kind, engine_id, memory, rank)
+        transport = open_transport(choice, engine_id, memory, rank)
         transport.enter_thread()
         socket.send(_encode(Opened(transport.describe().ranks[0])))
     except Exception as error:
@@ -218,7 +278,7 @@ class RankMover:
                 del self._moving[number]
                 self._socket.send(_encode(Moved(number, progress, motion.num_bytes)))
 
-    def _do(self, command: AddPeer | RemovePeer | Start) -> None:
+    def _do(self, command: Command) -> None:
         match command:
             case RemovePeer(engine_id):
                 self._transport.remove_peer(engine_id)
@@ -227,9 +287,18 @@ class RankMover:
                     self._transport.add_peer(engine_id, layout, where)
                 except Exception as error:
                     log.warning("KV transfer: %s", error)  # and what is to move there fails
-            case Start(number, engine_id, how, span):
+            case _:
                 try:
-                    self._moving[number] = self._transport.start(engine_id, how, span)
+                    self._moving[command.number] = self._begin(command)
                 except Exception as error:
                     log.warning("KV transfer: %s", error)
-                    self._socket.send(_encode(Moved(number, "failed", 0)))
+                    self._socket.send(_encode(Moved(command.number, "failed", 0)))
+
+    def _begin(self, command: Start | Stage | Fetch) -> Motion:
+        match command:
+            case Start(_, engine_id, how, span):
+                return self._transport.start(engine_id, how, span)
+            case Stage(_, engine_id, area, slot, span):
+                return self._transport.stage(engine_id, area, slot, span)
+            case Fetch(_, engine_id, area, slot, span):
+                return self._transport.fetch(engine_id, area, slot, span)

@@ -13,6 +13,9 @@ from typing import Literal
 import msgspec
 import numpy as np
 
+CONVERTIBLE = {"float32": 4, "float16": 2, "bfloat16": 2}
+"""Bytes an element of the dtypes that are converted into each other where two engines differ."""
+
 
 class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
     """Of one pool, or of each rank's pool of a tensor-parallel group."""
@@ -36,6 +39,16 @@ class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
     def total_heads(self) -> int:
         """Of the model."""
         return self.num_heads * self.tp_size // self.copies
+
+    @property
+    def is_convertible(self) -> bool:
+        """Whether its elements can be converted to those of another such layout."""
+        return self.dtype in CONVERTIBLE and not self.scale_bytes
+
+    @property
+    def head_elements(self) -> int:
+        """Of one token and head, where it is convertible."""
+        return self.head_bytes // CONVERTIBLE[self.dtype]
 
     @property
     def row_bytes(self) -> int:
@@ -86,9 +99,13 @@ class KVMemory(msgspec.Struct, frozen=True, kw_only=True):
 def layout_refusal(ours: KVLayout, theirs: KVLayout) -> str:
     """Why tokens of one pool cannot be copied into the other; empty: they can.
 
-    Page sizes and numbers of ranks may differ, but not where pages are quantised.
+    Page sizes, numbers of ranks and floating-point dtypes may differ, but not where pages are quantised.
     """
-    names = ["num_layers", "halves", "dtype", "scale_bytes", "total_heads", "head_bytes"]
+    names = ["num_layers", "halves", "scale_bytes", "total_heads"]
+    if ours.dtype != theirs.dtype and ours.is_convertible and theirs.is_convertible:
+        names.append("head_elements")
+    else:
+        names += ["dtype", "head_bytes"]
     if ours.scale_bytes:  # a token has its scales elsewhere in the page: quantised pages move whole
         names += ["page_size", "tp_size"]
     for name in names:

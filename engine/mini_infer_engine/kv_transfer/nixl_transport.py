@@ -20,7 +20,11 @@ from mini_infer_engine.kv_transfer.layout import (
     shares_to_read,
     shares_to_write,
 )
-from mini_infer_engine.kv_transfer.transport import How, Motion, Motions, Progress, TransportError
+from mini_infer_engine.kv_transfer.nixl_staging import NixlStaging
+from mini_infer_engine.kv_transfer.place import place_of_this_process
+from mini_infer_engine.kv_transfer.staging import Area, Block, StagingBuffer
+from mini_infer_engine.kv_transfer.transport import How, Motion, Motions, Progress, TransportChoice, TransportError
+from mini_infer_engine.kv_transfer.way import choose_way, is_direct
 from mini_infer_engine.kv_transfer.wire import RankAddress, TransportAddress
 
 log = logging.getLogger(__name__)
@@ -48,11 +52,11 @@ def load_nixl() -> Any:
 class NixlTransport:
     """See `transport.Transport`."""
 
-    name = "nixl"
-
-    def __init__(self, engine_id: str, memory: KVMemory, rank: int = 0) -> None:
+    def __init__(self, choice: TransportChoice, engine_id: str, memory: KVMemory, rank: int = 0) -> None:
         """ImportError: NIXL is not installed."""
         nixl = load_nixl()
+        self._through_host = choice.kind == "nixl-host"
+        self.name = "nixl-host" if self._through_host else "nixl"
         self._memory, self._rank = memory, rank
         self.enter_thread()  # this one, which registers: of a group's rank it is not the one that has loaded the model
         self._segment = _SEGMENTS[memory.device]
@@ -62,6 +66,15 @@ class NixlTransport:
             raise ImportError("this build of NIXL has no UCX backend")
         region = [(memory.address, memory.size, memory.device_index, "")]
         self._registered = self._agent.register_memory(region, self._segment)
+        areas: list[Area] = ["host"] if self._through_host or memory.device == "cpu" else ["device", "host"]
+        self._staging = {area: NixlStaging(memory, area, choice.staging_bytes) for area in areas}
+        self._registered_staging = [
+            self._agent.register_memory(
+                [(staging.buffer.address, staging.num_bytes, memory.device_index, "")], _SEGMENTS[staging.buffer.device]
+            )
+            for staging in self._staging.values()
+        ]
+        self._place = place_of_this_process()
         self._peers: dict[str, tuple[KVLayout, TransportAddress]] = {}
 
     def enter_thread(self) -> None:
@@ -79,6 +92,8 @@ class NixlTransport:
             address=memory.address,
             device=memory.device,
             device_index=memory.device_index,
+            place=self._place,
+            staging={area: staging.buffer for area, staging in self._staging.items()},
         )
         return TransportAddress(self.name, [here])
 
@@ -109,22 +124,16 @@ class NixlTransport:
 
     def start(self, engine_id: str, how: How, span: Span) -> Motion:
         """See `Transport.start`."""
-        if engine_id not in self._peers:
-            raise TransportError(f"{engine_id} is not connected")
-        ours, (theirs, where) = self._memory.layout, self._peers[engine_id]
+        ours, (theirs, where) = self._memory.layout, self._peer(engine_id)
         shares = (shares_to_write if how == "write" else shares_to_read)(ours, self._rank, theirs)
         motions: list[Motion] = []
         try:
             for share in shares:
                 table, there = pieces(ours, theirs, span, share), where.ranks[share.their_rank]
-                handle = self._agent.initialize_xfer(
-                    how.upper(),
-                    self._descriptors(table[:, 0], table[:, 2], self._memory),
-                    self._descriptors(table[:, 1], table[:, 2], there),
-                    _agent_name(engine_id, share.their_rank),
-                )
-                self._agent.transfer(handle)
-                motions.append(_NixlMotion(self._agent, handle, int(table[:, 2].sum())))
+                here = self._descriptors(table[:, 0], table[:, 2], self._memory)
+                other = self._descriptors(table[:, 1], table[:, 2], there)
+                num_bytes = int(table[:, 2].sum())
+                motions.append(self._move(how, here, other, _agent_name(engine_id, share.their_rank), num_bytes))
         except Exception as error:
             if motions:  # they go on
                 return Motions(motions, has_failed=True)
@@ -132,7 +141,57 @@ class NixlTransport:
             raise TransportError(f"NIXL cannot {how} at {engine_id}: {error}") from error
         return motions[0] if len(motions) == 1 else Motions(motions)
 
-    def _descriptors(self, offsets: np.ndarray, sizes: np.ndarray, pool: KVMemory | RankAddress) -> Any:
+    def _move(self, how: How, here: Any, there: Any, agent_name: str, num_bytes: int) -> Motion:
+        handle = self._agent.initialize_xfer(how.upper(), here, there, agent_name)
+        self._agent.transfer(handle)
+        return _NixlMotion(self._agent, handle, num_bytes)
+
+    # -- Through staging buffers
+
+    def way(self, engine_id: str, span: Span) -> Area | None:
+        """See `Transport.way`."""
+        theirs, where = self._peer(engine_id)
+        there = where.ranks[0]
+        return choose_way(
+            self._memory.layout,
+            theirs,
+            span,
+            device=self._memory.device,
+            can_be_direct=is_direct(self._place, self._memory.device, there.place, there.device),
+            through_host=self._through_host,
+        )
+
+    def slot_bytes(self, engine_id: str, area: Area) -> int:
+        """See `Transport.slot_bytes`."""
+        _, where = self._peer(engine_id)
+        return min(self._staging[area].buffer.slot_bytes, _buffer_of(where.ranks[0], area).slot_bytes)
+
+    def stage(self, engine_id: str, area: Area, slot: int, span: Span) -> Motion:
+        """See `Transport.stage`."""
+        theirs, _ = self._peer(engine_id)
+        return self._staging[area].gather(self._rank, theirs, slot, span)
+
+    def fetch(self, engine_id: str, area: Area, slot: int, span: Span) -> Motion:
+        """See `Transport.fetch`."""
+        theirs, where = self._peer(engine_id)
+        if area not in self._staging:
+            raise TransportError(f"{engine_id} stages in its {area}'s memory, which this engine does not")
+        ours, buffers = self._staging[area], [_buffer_of(rank, area) for rank in where.ranks]
+
+        def read(rank: int, wanted: list[tuple[Block, int, int]]) -> Motion:
+            table = np.array([(here, there, block.size) for block, here, there in wanted], np.int64)
+            here = self._descriptors(table[:, 0], table[:, 2], ours.buffer)
+            there = self._descriptors(table[:, 1], table[:, 2], buffers[rank])
+            return self._move("read", here, there, _agent_name(engine_id, rank), int(table[:, 2].sum()))
+
+        return ours.fetch(self._rank, theirs, buffers, slot, span, read)
+
+    def _peer(self, engine_id: str) -> tuple[KVLayout, TransportAddress]:
+        if engine_id not in self._peers:
+            raise TransportError(f"{engine_id} is not connected")
+        return self._peers[engine_id]
+
+    def _descriptors(self, offsets: np.ndarray, sizes: np.ndarray, pool: KVMemory | RankAddress | StagingBuffer) -> Any:
         table = np.empty((len(offsets), 3), np.uint64)
         table[:, 0] = offsets + pool.address
         table[:, 1] = sizes
@@ -143,7 +202,8 @@ class NixlTransport:
         """See `Transport.close`."""
         for engine_id in list(self._peers):
             self.remove_peer(engine_id)
-        self._agent.deregister_memory(self._registered)
+        for registered in (self._registered, *self._registered_staging):
+            self._agent.deregister_memory(registered)
 
 
 @contextlib.contextmanager
@@ -164,6 +224,12 @@ def _sleeping_progress_thread(binding: Any) -> Iterator[None]:
         yield
     finally:
         binding.nixlAgent = make
+
+
+def _buffer_of(rank: RankAddress, area: Area) -> StagingBuffer:
+    if area not in rank.staging:
+        raise TransportError(f"that engine has no staging buffer in its {area}'s memory")
+    return rank.staging[area]
 
 
 def _agent_name(engine_id: str, rank: int) -> str:

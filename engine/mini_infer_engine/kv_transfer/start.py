@@ -21,7 +21,7 @@ from mini_infer_engine.kv_transfer.connector import TransferConnector
 from mini_infer_engine.kv_transfer.layout import KVMemory
 from mini_infer_engine.kv_transfer.taker import TakerLimits
 from mini_infer_engine.kv_transfer.transfer_port import TransferPort
-from mini_infer_engine.kv_transfer.transport import OpenTransport
+from mini_infer_engine.kv_transfer.transport import OpenTransport, TransportChoice
 from mini_infer_engine.kv_transfer.worker import Identity, TransferWorker
 
 log = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ def start_transfer(
     """
     engine_id = f"{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}"
     router = _bind(context, where)
-    transport = open_transport(settings.kv_transport, engine_id)
+    transport = open_transport(TransportChoice(settings.kv_transport, settings.kv_staging_memory), engine_id)
     identity = Identity(engine_id=engine_id, weights=weights.result(), memory=memory)
     limits = TakerLimits(lease_s=settings.kv_transfer_lease, timeout_s=settings.kv_transfer_timeout)
     worker = TransferWorker(identity, transport, router, where.role, limits)

@@ -58,11 +58,19 @@ class _Job:
     deadline_s: float
     estimate_s: float | None = None
     motion: Motion | None = None
+    """A read from pool to pool."""
+    copies: dict[int, Motion] = field(default_factory=dict)
+    """Of what the other side has staged, by its serial numbers."""
     granted_tokens: int = 0
     lease_end_s: float = 0.0
     num_bytes: int = 0
     settles_s: float | None = None
-    """When its pages are settled at the latest, since its peer is gone."""
+    """When its pages are settled at the latest, once nothing is read into them: its peer is gone, or writes no more."""
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether this side still changes its pages."""
+        return self.motion is not None or bool(self.copies)
 
 
 @dataclass(slots=True)
@@ -75,6 +83,8 @@ class _Peer:
     bytes_per_s: RateMeter = field(default_factory=RateMeter)
     jobs: dict[int, _Job] = field(default_factory=dict)
     renewed_s: float = 0.0
+    is_broken: bool = False
+    """The transport has failed between us: we greet anew when its jobs are settled."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -112,7 +122,7 @@ class Taker:
     @property
     def is_busy(self) -> bool:
         """Whether bytes that are read here are on their way."""
-        return any(job.motion is not None for peer in self._all() for job in peer.jobs.values())
+        return any(job.is_reading for peer in self._all() for job in peer.jobs.values())
 
     @property
     def num_open(self) -> int:
@@ -223,8 +233,8 @@ class Taker:
                 self._refuse(peer, reason)
             case wire.Released(jobs):
                 for number in jobs:
-                    if (job := peer.jobs.get(number)) is not None and job.motion is None:
-                        self._settle(peer, job)
+                    if (job := peer.jobs.get(number)) is not None:
+                        self._settle_when_still(peer, job)
             case _:
                 if (job := peer.jobs.get(message.job)) is not None:
                     self._answer(peer, job, message, now_s)
@@ -250,21 +260,25 @@ class Taker:
         """Nothing may move between us; what was asked before (it has restarted) is void."""
         log.warning("no KV transfer with %s: %s", peer.address, reason)
         for job in list(peer.jobs.values()):
-            self._fail(peer, job, "refused", reason, is_settled=job.motion is None)
+            self._fail(peer, job, "refused", reason, is_settled=True)
         self._drop(peer)
 
     def _answer(
         self,
         peer: _Peer,
         job: _Job,
-        message: wire.Accepted | wire.Prefilled | wire.KVGranted | wire.Failed,
+        message: wire.Accepted | wire.Prefilled | wire.KVGranted | wire.Staged | wire.AllStaged | wire.Failed,
         now_s: float,
     ) -> None:
         if isinstance(message, wire.Failed):
             self._fail(peer, job, message.reason, message.message, is_settled=True)
         elif job.stage == "given_up":
             if isinstance(message, wire.Prefilled):
-                self._settle(peer, job)  # it crossed our release: all has been written
+                self._settle_when_still(peer, job)  # it crossed our release: all has been written
+        elif isinstance(message, wire.Staged):
+            self._copy(peer, job, message)
+        elif isinstance(message, wire.AllStaged):
+            self._read_ended(peer, job, has_succeeded=True, now_s=now_s)
         elif isinstance(message, wire.Accepted):
             job.stage = "accepted"
             rate = message.bytes_per_s or peer.bytes_per_s.per_s
@@ -297,7 +311,8 @@ class Taker:
             assert peer.party is not None
             try:
                 span = Span(take.pages, granted.pages, first, end)
-                job.motion = self._transport.start(peer.party.engine_id, "read", span)
+                if not granted.is_staged:
+                    job.motion = self._transport.start(peer.party.engine_id, "read", span)
             except TransportError as error:
                 self._fail(peer, job, "transport", str(error), is_settled=True)
             else:
@@ -306,6 +321,21 @@ class Taker:
                 job.deadline_s = min(now_s + late_after_s(job.estimate_s, self._limits.timeout_s), job.lease_end_s)
                 return
         self._send(peer, wire.Release([take.job]))
+
+    def _copy(self, peer: _Peer, job: _Job, staged: wire.Staged) -> None:
+        """Put what the other side has staged into the job's pages."""
+        assert peer.party is not None
+        span = Span(job.take.pages, [], staged.begin, staged.end, staged.layers)
+        try:
+            job.copies[staged.serial] = self._transport.fetch(peer.party.engine_id, staged.area, staged.slot, span)
+        except TransportError as error:
+            self._fail_copy(peer, job, str(error))
+
+    def _fail_copy(self, peer: _Peer, job: _Job, message: str) -> None:
+        peer.is_broken = True
+        self._fail(peer, job, "transport", message, is_settled=False)
+        if not peer.socket.closed:
+            self._send(peer, wire.Release([job.take.job]))
 
     # -- Ends
 
@@ -326,7 +356,7 @@ class Taker:
             self._counters.fallbacks[reason] += 1
             self._tell(events.NotTaken(job.take.job, reason, message))
         if is_settled:
-            self._settle(peer, job)
+            self._settle_when_still(peer, job)
 
     def _give_up(self, peer: _Peer, job: _Job) -> None:
         """Whoever gives is to stop; until it says that it has, its writes may come."""
@@ -337,9 +367,18 @@ class Taker:
         elif job.motion is None and not peer.socket.closed:
             self._send(peer, wire.Release([job.take.job]))
 
+    def _settle_when_still(self, peer: _Peer, job: _Job) -> None:
+        """The other side writes no more: the pages are settled once nothing is read into them either."""
+        if job.is_reading:
+            job.settles_s = 0.0
+        else:
+            self._settle(peer, job)
+
     def _settle(self, peer: _Peer, job: _Job) -> None:
         if peer.jobs.pop(job.take.job, None) is not None:
             self._tell(events.Settled(job.take.job))
+        if peer.is_broken and not peer.jobs:
+            self._drop(peer)
 
     def _lose(self, peer: _Peer, now_s: float) -> None:
         """Its connection has ended: its process has, or its host is cut off."""
@@ -379,10 +418,12 @@ class Taker:
         self._lost = [peer for peer in self._lost if peer.jobs]
 
     def _look_at(self, peer: _Peer, job: _Job, now_s: float) -> None:
+        for serial, copy in list(job.copies.items()):
+            self._look_at_copy(peer, job, serial, copy)
         if job.motion is not None and (progress := job.motion.progress()) != "busy":
             job.motion = None
             self._read_ended(peer, job, has_succeeded=progress == "done", now_s=now_s)
-        elif job.settles_s is not None and job.motion is None and now_s >= job.settles_s:
+        elif job.settles_s is not None and not job.is_reading and now_s >= job.settles_s:
             self._settle(peer, job)
         elif job.stage != "given_up" and now_s >= job.deadline_s:
             was = job.stage
@@ -394,6 +435,16 @@ class Taker:
             self._give_up(peer, job)
             if was == "connecting":
                 self._drop(peer)
+
+    def _look_at_copy(self, peer: _Peer, job: _Job, serial: int, copy: Motion) -> None:
+        progress = copy.progress()
+        if progress == "busy":
+            return
+        del job.copies[serial]
+        if progress == "failed" and job.stage != "given_up":
+            self._fail_copy(peer, job, "a read of what the other engine has staged has failed")
+        elif progress == "done" and not peer.socket.closed:
+            self._send(peer, wire.Copied(job.take.job, serial))
 
     def _read_ended(self, peer: _Peer, job: _Job, *, has_succeeded: bool, now_s: float) -> None:
         if not peer.socket.closed:

@@ -3,8 +3,11 @@
 from collections.abc import Callable, Iterable
 from typing import Literal, Protocol
 
+import msgspec
+
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.kv_transfer.layout import KVLayout, KVMemory, Span
+from mini_infer_engine.kv_transfer.staging import Area
 from mini_infer_engine.kv_transfer.wire import TransportAddress
 
 How = Literal["write", "read"]
@@ -72,25 +75,43 @@ class Transport(Protocol):
     def start(self, engine_id: str, how: How, span: Span) -> Motion:
         """Write tokens to a peer's pools, or read them from there. TransportError."""
 
+    def way(self, engine_id: str, span: Span) -> Area | None:
+        """The staging buffer that tokens given to a peer go through; None: they are written to its pools. Of these only
+        layers and numbers of tokens count. TransportError.
+        """
+
+    def slot_bytes(self, engine_id: str, area: Area) -> int:
+        """Of staging slots, the smaller of both sides'. TransportError."""
+
+    def stage(self, engine_id: str, area: Area, slot: int, span: Span) -> Motion:
+        """Gather what a peer is given into a slot of the staging buffer. TransportError."""
+
+    def fetch(self, engine_id: str, area: Area, slot: int, span: Span) -> Motion:
+        """Read what a peer has staged in a slot, and put it into `span.our_pages`. TransportError."""
+
     def close(self) -> None:
         """Unregister the pool."""
 
 
-OpenTransport = Callable[[str, str], Transport]
-"""What an engine exchanges its pages by, for --kv-transport and its id. ModelError: it cannot work here."""
+class TransportChoice(msgspec.Struct, frozen=True):
+    """What was asked for."""
+
+    kind: str = "auto"
+    """--kv-transport."""
+    staging_bytes: int = 32 << 20
+    """--kv-staging-memory: of each staging buffer of a rank."""
 
 
-def open_transport(kind: str, engine_id: str, memory: KVMemory, rank: int = 0) -> Transport:
-    """The transport for --kv-transport, of one pool. ModelError: it is not installed or cannot work here."""
-    makers: dict[str, Callable[[str, KVMemory, int], Transport]] = {"auto": _nixl, "nixl": _nixl}
-    return makers[kind](engine_id, memory, rank)
+OpenTransport = Callable[[TransportChoice, str], Transport]
+"""What an engine exchanges its pages by, for what was asked for and its id. ModelError: it cannot work here."""
 
 
-def _nixl(engine_id: str, memory: KVMemory, rank: int) -> Transport:
+def open_transport(choice: TransportChoice, engine_id: str, memory: KVMemory, rank: int = 0) -> Transport:
+    """The transport that was asked for, of one pool. ModelError: it is not installed or cannot work here."""
     from mini_infer_engine.kv_transfer.nixl_transport import NixlTransport
 
     try:
-        return NixlTransport(engine_id, memory, rank)
+        return NixlTransport(choice, engine_id, memory, rank)
     except ImportError as error:
         raise ModelError(
             f"KV transfer needs NIXL, which cannot be loaded ({error}): pip install 'mini-infer[disaggregated]', "

@@ -7,8 +7,10 @@ import msgspec
 
 from mini_infer_engine.core.request import Request, TokenLogprobs
 from mini_infer_engine.kv_transfer.layout import KVLayout
+from mini_infer_engine.kv_transfer.staging import Area, StagingBuffer
+from mini_infer_engine.kv_transfer.way import Place
 
-VERSION = 2
+VERSION = 3
 """Of these messages: both sides must speak the same."""
 
 
@@ -20,6 +22,9 @@ class RankAddress(msgspec.Struct, frozen=True, kw_only=True):
     """Of the pool in its process."""
     device: str
     device_index: int
+    place: Place
+    staging: dict[Area, StagingBuffer] = {}
+    """The buffers that others may read from."""
 
 
 class TransportAddress(msgspec.Struct, frozen=True):
@@ -102,6 +107,13 @@ class Release(msgspec.Struct, frozen=True, tag=True):
     jobs: list[int]
 
 
+class Copied(msgspec.Struct, frozen=True, tag=True):
+    """What you have staged is in my pages: its slot is yours again."""
+
+    job: int
+    serial: int
+
+
 class Accepted(msgspec.Struct, frozen=True, tag=True):
     """A prompt is in line here; with what its time can be estimated from."""
 
@@ -111,6 +123,25 @@ class Accepted(msgspec.Struct, frozen=True, tag=True):
     prefill_tokens_per_s: float
     """0: not measured yet; the same of the next."""
     bytes_per_s: float
+
+
+class Staged(msgspec.Struct, frozen=True, tag=True):
+    """Tokens [begin, end) are in a slot of my staging buffer: copy them, and tell me by the same serial number."""
+
+    job: int
+    serial: int
+    area: Area
+    slot: int
+    begin: int
+    end: int
+    layers: tuple[int, int]
+    """[from, to)."""
+
+
+class AllStaged(msgspec.Struct, frozen=True, tag=True):
+    """All that I have granted has been staged, and copied."""
+
+    job: int
 
 
 class Prefilled(msgspec.Struct, frozen=True, tag=True):
@@ -134,6 +165,8 @@ class KVGranted(msgspec.Struct, frozen=True, tag=True):
     """From token 0 on."""
     lease_s: float
     """For so long from when you asked; what you have read later than that may be something else."""
+    is_staged: bool = False
+    """It comes as `Staged`, one after the other until `AllStaged`."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
@@ -151,8 +184,8 @@ class Released(msgspec.Struct, frozen=True, tag=True):
     jobs: list[int]
 
 
-FromTaker = Hello | PrefillWanted | KVWanted | Renew | Release
-FromGiver = Welcome | Refused | Accepted | Prefilled | KVGranted | Failed | Released
+FromTaker = Hello | PrefillWanted | KVWanted | Renew | Release | Copied
+FromGiver = Welcome | Refused | Accepted | Prefilled | KVGranted | Staged | AllStaged | Failed | Released
 
 encode = msgspec.msgpack.Encoder().encode
 decode_from_taker = msgspec.msgpack.Decoder(FromTaker).decode

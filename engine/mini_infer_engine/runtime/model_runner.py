@@ -18,7 +18,7 @@ from mini_infer_engine.core.result import PassResult
 from mini_infer_engine.device import choose_device, choose_threads
 from mini_infer_engine.distributed.rank_group import ALONE_IN_GROUP, RankGroup
 from mini_infer_engine.kv_transfer.layout import KVMemory
-from mini_infer_engine.kv_transfer.transport import Transport, open_transport
+from mini_infer_engine.kv_transfer.transport import Transport, TransportChoice, open_transport
 from mini_infer_engine.models.registry import read_config
 from mini_infer_engine.runtime.executor import Executor, PassHandle, executor_class
 from mini_infer_engine.runtime.kv_pool import KVPool
@@ -85,9 +85,9 @@ class ModelRunner:
         copies = parallel.copies(self.config.num_kv_heads)
         return replace(memory, layout=replace(memory.layout, tp_size=parallel.size, copies=copies))
 
-    def open_transport(self, kind: str, engine_id: str) -> Transport:
+    def open_transport(self, choice: TransportChoice, engine_id: str) -> Transport:
         """What moves its pages from and to other engines. ModelError: it cannot work here."""
-        return open_transport(kind, engine_id, self.kv_memory())
+        return open_transport(choice, engine_id, self.kv_memory())
 
     def logits(self, batch: Batch) -> Tensor:
         """See `Executor.logits`."""

@@ -9,11 +9,16 @@ from mini_infer_engine.core.request import Request, SamplingParams
 from mini_infer_engine.kv_transfer import events, wire
 from mini_infer_engine.kv_transfer.giver import Giver
 from mini_infer_engine.kv_transfer.layout import KVLayout, Span, pieces
+from mini_infer_engine.kv_transfer.staging import Area
 from mini_infer_engine.kv_transfer.stats import Counters
 from mini_infer_engine.kv_transfer.transport import How, Motion, Progress, TransportError
+from mini_infer_engine.kv_transfer.way import Place
 
 LAYOUT = KVLayout(num_layers=4, halves=2, page_size=16, num_heads=1, head_bytes=4, dtype="float32")
-WHERE = wire.TransportAddress("fake", [wire.RankAddress(metadata=b"", address=0, device="cpu", device_index=0)])
+PLACE = Place(ipc_domain="", has_rdma=False)
+WHERE = wire.TransportAddress(
+    "fake", [wire.RankAddress(metadata=b"", address=0, device="cpu", device_index=0, place=PLACE)]
+)
 PEER = b"taker/0"
 
 
@@ -32,6 +37,9 @@ class FakeTransport:
     tables: list[np.ndarray] = field(default_factory=list)
     motions: list[FakeMotion] = field(default_factory=list)
     is_broken: bool = False
+    is_staged: bool = False
+    staged: list[tuple[int, int, int]] = field(default_factory=list)
+    """Slots and tokens."""
 
     def enter_thread(self) -> None: ...
 
@@ -48,6 +56,20 @@ class FakeTransport:
         self.tables.append(pieces(LAYOUT, LAYOUT, span))
         self.motions.append(FakeMotion(int(self.tables[-1][:, 2].sum())))
         return self.motions[-1]
+
+    def way(self, engine_id: str, span: Span) -> Area | None:
+        return "host" if self.is_staged else None
+
+    def slot_bytes(self, engine_id: str, area: Area) -> int:
+        return LAYOUT.page_bytes
+
+    def stage(self, engine_id: str, area: Area, slot: int, span: Span) -> Motion:
+        self.staged.append((slot, span.begin, span.end))
+        self.motions.append(FakeMotion(span.end - span.begin))
+        return self.motions[-1]
+
+    def fetch(self, engine_id: str, area: Area, slot: int, span: Span) -> Motion:
+        raise AssertionError("this side gives")
 
     def close(self) -> None: ...
 
@@ -182,6 +204,71 @@ def test_a_write_that_cannot_begin_frees_all_pages(world: World) -> None:
     world.transport.is_broken = True
     world.giver.give(events.Give(key, 0, [1, 2, 3], 0, 40))
     assert sorted(map(str, world.told)) == sorted(map(str, [events.Gone(key), events.Given(key, 0)]))
+    assert world.giver.num_open == 0
+
+
+def test_what_is_staged_is_told_part_by_part_and_the_token_when_all_is_copied(world: World) -> None:
+    key = world.ask()
+    world.transport.is_staged = True
+    world.giver.give(events.Give(key, 0, [1, 2, 3], 0, 40))
+    world.giver.end(events.GiveEnd(key, 5, [], 0))
+    world.giver.advance(0.0)
+    assert [tokens for _, *tokens in world.transport.staged] == [[0, 16], [16, 32]]  # two slots at most
+    world.transport.motions[0].end = "done"
+    world.giver.advance(0.1)
+    assert world.sent == [wire.Staged(1, 0, "host", 0, 0, 16, (0, LAYOUT.num_layers))]
+    assert len(world.transport.staged) == 2  # its slot is still read
+    world.giver.handle(PEER, wire.Copied(1, 0), 0.2)
+    world.giver.advance(0.2)
+    assert world.transport.staged[2][1:] == (32, 40)
+    for motion in world.transport.motions:
+        motion.end = "done"
+    world.giver.advance(0.3)
+    assert not world.told  # not all is copied
+    for serial in (1, 2):
+        world.giver.handle(PEER, wire.Copied(1, serial), 0.4)
+    world.giver.advance(0.5)
+    assert world.told == [events.Given(key, 0)]
+    assert isinstance(world.sent[-1], wire.Prefilled)
+    assert world.giver.num_open == 0
+
+
+def test_slots_of_a_taker_that_never_answers_are_free_with_its_lease(world: World) -> None:
+    world.transport.is_staged = True
+    for _ in range(5):  # more often than there are slots
+        world.transport.motions.clear()
+        key = world.ask()
+        world.giver.give(events.Give(key, 0, [1, 2, 3], 0, 40))
+        world.giver.advance(0.0)
+        assert len(world.transport.motions) == 2
+        for motion in world.transport.motions:
+            motion.end = "done"
+        world.giver.advance(1.0)
+        world.giver.advance(10.0)
+        world.giver.advance(10.1)
+        assert isinstance(world.sent[-1], wire.Failed)
+        assert world.told[-2:] == [events.Gone(key), events.Given(key, 0)]
+        assert world.giver.num_open == 0
+
+
+def test_what_is_granted_may_be_staged_and_is_free_when_it_is_released(world: World) -> None:
+    world.transport.is_staged = True
+    world.giver.handle(PEER, wire.KVWanted(1, list(range(40)), "", "", 16, 10.0), 0.0)
+    asked = world.told.pop()
+    assert isinstance(asked, events.KVAsked)
+    world.giver.grant(events.Grant(asked.key, [4, 5, 6], 64))
+    assert world.sent.pop() == wire.KVGranted(1, [4, 5, 6], 64, 10.0, is_staged=True)
+    world.giver.advance(0.1)
+    assert [tokens for _, *tokens in world.transport.staged] == [[16, 32], [32, 40]]  # what is wanted, and no more
+    for motion in world.transport.motions:
+        motion.end = "done"
+    world.giver.advance(0.2)
+    for serial in (0, 1):
+        world.giver.handle(PEER, wire.Copied(1, serial), 0.3)
+    world.giver.advance(0.4)
+    assert world.sent[-1] == wire.AllStaged(1)
+    world.giver.handle(PEER, wire.Release([1]), 0.5)
+    assert world.told == [events.Gone(asked.key)]
     assert world.giver.num_open == 0
 
 

@@ -8,12 +8,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import zmq
+from msgspec.structs import replace
 
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.kv_transfer import nixl_transport
 from mini_infer_engine.kv_transfer.group_transport import GroupTransport, open_group_transport, serve_rank
 from mini_infer_engine.kv_transfer.layout import KVLayout, KVMemory, Span
-from mini_infer_engine.kv_transfer.transport import Motion, Motions, Progress
+from mini_infer_engine.kv_transfer.staging import StagingBuffer, chunks
+from mini_infer_engine.kv_transfer.transport import Motion, Motions, Progress, TransportChoice
 
 LAYOUT = KVLayout(num_layers=2, halves=2, page_size=16, num_heads=2, head_bytes=4, dtype="int32", tp_size=2)
 NUM_PAGES = 4
@@ -22,8 +24,8 @@ NUM_PAGES = 4
 class Group:
     """Two ranks of one engine; the second one's thread is in this process, too."""
 
-    def __init__(self, name: str, layout: KVLayout = LAYOUT) -> None:
-        self.layout = layout
+    def __init__(self, name: str, layout: KVLayout = LAYOUT, staging_bytes: int = 4096) -> None:
+        self.layout, self.staging_bytes = layout, staging_bytes
         sizes = (NUM_PAGES, layout.num_layers, layout.halves, layout.page_size, layout.num_heads)
         self.pools = [np.zeros(sizes, np.int32) for _ in range(layout.tp_size)]
         self.name = name
@@ -37,9 +39,9 @@ class Group:
             socket.set(zmq.IDENTITY, str(rank).encode())
             socket.set(zmq.LINGER, 0)
             socket.connect(address)
-            serve_rank(socket, "nixl", name, self.memory(rank), rank)
+            serve_rank(socket, TransportChoice("nixl", self.staging_bytes), name, self.memory(rank), rank)
         self.transport: GroupTransport = open_group_transport(
-            "nixl", name, self.memory(0), layout.tp_size, router, lambda: ""
+            TransportChoice("nixl", self.staging_bytes), name, self.memory(0), layout.tp_size, router, lambda: ""
         )
 
     def memory(self, rank: int) -> KVMemory:
@@ -96,12 +98,62 @@ def test_groups_of_other_sizes_cut_by_heads(groups: Callable[[str, KVLayout], Gr
     assert (one.pools[0][3] == [1, 1, 2, 2]).all()
 
 
+def test_groups_of_other_sizes_and_dtypes_move_through_slots(groups: Callable[[str, KVLayout], Group]) -> None:
+    """Both ways: heads of two ranks are put together in one, and those of one are dealt out to two."""
+    wide = replace(LAYOUT, dtype="float32", head_bytes=4)
+    whole = KVLayout(num_layers=2, halves=2, page_size=32, num_heads=4, head_bytes=2, dtype="float16")
+    two, one = groups("two", wide), groups("one", whole)
+    two.meet(one)
+    one.meet(two)
+    for rank, pool in enumerate(two.pools):
+        pool.view(np.float32)[:] = np.arange(pool.size).reshape(pool.shape) % 1000 + 0.5 + rank
+    sizes = (NUM_PAGES, whole.num_layers, whole.halves, whole.page_size, whole.num_heads)
+    cells = one.pools[0].view(np.float16).reshape(-1)[: int(np.prod(sizes))].reshape(sizes)
+    area = two.transport.way("one", Span([], [], 0, 48))
+    assert area == "host"
+    span = Span([2, 0, 3], [], 0, 48)
+    for part in chunks(wide, whole, span, two.transport.slot_bytes("one", area)):
+        assert ended(two.transport.stage("one", area, 1, part)) == "done"
+        taken = one.transport.fetch("two", area, 1, Span([1, 3], [], part.begin, part.end, part.layers))
+        assert ended(taken) == "done"
+    for token in range(48):
+        there = np.concatenate(
+            [pool.view(np.float32)[span.our_pages[token // 16], :, :, token % 16] for pool in two.pools], -1
+        )
+        assert (cells[[1, 3][token // 32], :, :, token % 32] == there.astype(np.float16)).all()
+    before = [pool.copy() for pool in two.pools]
+    for pool in two.pools:
+        pool[:] = 0
+    for part in chunks(whole, wide, Span([1, 3], [], 0, 48), one.transport.slot_bytes("two", area)):
+        assert ended(one.transport.stage("two", area, 0, part)) == "done"
+        back = two.transport.fetch("one", area, 0, Span(span.our_pages, [], part.begin, part.end, part.layers))
+        assert ended(back) == "done"
+    for pool, old in zip(two.pools, before, strict=True):
+        rounded = old.view(np.float32).astype(np.float16).astype(np.float32)
+        assert (pool.view(np.float32)[span.our_pages] == rounded[span.our_pages]).all()
+
+
+def test_more_is_fetched_at_once_than_slots_hold(groups: Callable[[str, KVLayout], Group]) -> None:
+    ours, theirs = groups("ours", LAYOUT), groups("theirs", LAYOUT)
+    ours.meet(theirs)
+    theirs.meet(ours)
+    for rank, pool in enumerate(theirs.pools):
+        pool[:] = rank + 5
+    assert ended(theirs.transport.stage("ours", "host", 0, Span([2], [], 0, 16))) == "done"
+    taken = [ours.transport.fetch("theirs", "host", 0, Span([page], [], 0, 16)) for page in (0, 1, 2, 3, 1, 2)]
+    assert [ended(motion) for motion in taken] == ["done"] * 6
+    assert [(pool == rank + 5).all() for rank, pool in enumerate(ours.pools)] == [True, True]
+
+
 def test_a_rank_that_does_not_reach_the_peer_fails_the_whole(groups: Callable[[str, KVLayout], Group]) -> None:
     ours, theirs = groups("ours", LAYOUT), groups("theirs", LAYOUT)
     where = theirs.transport.describe()
     broken = type(where)(
         where.transport,
-        [where.ranks[0], type(where.ranks[0])(metadata=b"none", address=0, device="cpu", device_index=0)],
+        [
+            where.ranks[0],
+            type(where.ranks[0])(metadata=b"none", address=0, device="cpu", device_index=0, place=where.ranks[0].place),
+        ],
     )
     ours.transport.add_peer("theirs", LAYOUT, broken)
     assert ended(ours.transport.start("theirs", "write", Span([0], [0], 0, 16))) == "failed"
@@ -117,7 +169,7 @@ def test_ranks_that_never_come_are_named() -> None:
         pool = np.zeros(NUM_PAGES * LAYOUT.page_bytes, np.uint8)
         memory = KVMemory(address=pool.ctypes.data, num_pages=NUM_PAGES, device="cpu", device_index=0, layout=LAYOUT)
         with pytest.raises(ModelError, match="rank 1 has died"):
-            open_group_transport("nixl", "lonely", memory, 2, router, lambda: "rank 1 has died")
+            open_group_transport(TransportChoice(), "lonely", memory, 2, router, lambda: "rank 1 has died")
 
 
 class _Part:
@@ -163,6 +215,20 @@ def test_a_rank_s_thread_has_its_gpu_before_it_registers_the_pool(monkeypatch: p
     nixl = SimpleNamespace(nixl_agent=Agent, nixl_agent_config=lambda **_: None, nixlBind=binding)
     monkeypatch.setattr(nixl_transport, "load_nixl", lambda: nixl)
     monkeypatch.setattr("torch.cuda.set_device", lambda index: calls.append(f"set device {index}"))
+    buffer = StagingBuffer(address=0, slot_bytes=1, device="cuda", device_index=1)
+
+    def staging(_: KVMemory, area: str, num_bytes: int) -> SimpleNamespace:
+        calls.append(f"{area} buffer")
+        return SimpleNamespace(buffer=buffer, num_bytes=num_bytes)
+
+    monkeypatch.setattr(nixl_transport, "NixlStaging", staging)
     memory = KVMemory(address=1 << 20, num_pages=NUM_PAGES, device="cuda", device_index=1, layout=LAYOUT)
-    nixl_transport.NixlTransport("x", memory, 1)
-    assert calls == ["set device 1", "agent x/1", "VRAM of device 1"]
+    nixl_transport.NixlTransport(TransportChoice(), "x", memory, 1)
+    assert calls == [
+        "set device 1",
+        "agent x/1",
+        "VRAM of device 1",
+        "device buffer",
+        "host buffer",
+        *["VRAM of device 1"] * 2,
+    ]

@@ -8,15 +8,17 @@ from msgspec.structs import replace
 from mini_infer_engine.kv_transfer.checkpoint_digest import checkpoint_digest
 from mini_infer_engine.kv_transfer.handshake import handshake_refusal
 from mini_infer_engine.kv_transfer.layout import KVLayout
+from mini_infer_engine.kv_transfer.way import Place
 from mini_infer_engine.kv_transfer.wire import VERSION, Party, RankAddress, TransportAddress
 
+PLACE = Place(ipc_domain="", has_rdma=False)
 PARTY = Party(
     version=VERSION,
     engine_id="a",
     role="prefill",
     weights="abc",
     layout=KVLayout(num_layers=1, halves=2, page_size=16, num_heads=2, head_bytes=8, dtype="float32"),
-    where=TransportAddress("nixl", [RankAddress(metadata=b"", address=0, device="cpu", device_index=0)]),
+    where=TransportAddress("nixl", [RankAddress(metadata=b"", address=0, device="cpu", device_index=0, place=PLACE)]),
 )
 
 
@@ -31,7 +33,7 @@ def test_engines_of_other_names_roles_and_page_sizes_may() -> None:
         ({"version": VERSION + 1}, "version"),
         ({"weights": "abd"}, "weights differ"),
         ({"where": replace(PARTY.where, transport="other")}, "--kv-transport"),
-        ({"layout": replace(PARTY.layout, dtype="bfloat16")}, "dtype"),
+        ({"layout": replace(PARTY.layout, dtype="int8")}, "dtype of the KV cache is float32 here and int8 there"),
     ],
 )
 def test_others_are_refused_with_the_reason(changes: dict[str, object], said: str) -> None:

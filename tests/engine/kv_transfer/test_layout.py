@@ -81,6 +81,16 @@ def test_what_cannot_be_copied_is_named(changes: dict[str, object], named: str) 
     assert layout_refusal(LAYOUT, replace(LAYOUT, tp_size=4, num_heads=1, copies=2)) == ""
 
 
+def test_floating_point_dtypes_may_differ_where_heads_are_alike() -> None:
+    ours = replace(LAYOUT, dtype="float32", head_bytes=64)
+    half = replace(ours, dtype="bfloat16", head_bytes=32)
+    assert layout_refusal(ours, half) == layout_refusal(half, ours) == ""
+    assert layout_refusal(half, replace(half, dtype="float16")) == ""
+    assert "head_elements of the KV cache is 16 here and 32 there" in layout_refusal(ours, replace(half, head_bytes=64))
+    quantised = replace(half, dtype="int8", head_bytes=16, scale_bytes=2)
+    assert "scale_bytes" in layout_refusal(half, quantised)
+
+
 def ranks_of(size: int, total_heads: int) -> KVLayout:
     """A group's layout, whose ranks hold the same head where there are more ranks than heads."""
     num_heads, copies = max(1, total_heads // size), max(1, size // total_heads)

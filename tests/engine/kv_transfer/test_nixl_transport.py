@@ -8,6 +8,7 @@ import pytest
 
 from mini_infer_engine.kv_transfer.layout import KVLayout, KVMemory
 from mini_infer_engine.kv_transfer.nixl_transport import NixlTransport, load_nixl
+from mini_infer_engine.kv_transfer.transport import TransportChoice
 
 pytest.importorskip("nixl_cu13", reason="needs NIXL: pip install nixl-cu13")
 LAYOUT = KVLayout(num_layers=2, halves=2, page_size=16, num_heads=2, head_bytes=4, dtype="int32")
@@ -17,7 +18,7 @@ def test_with_nothing_on_its_way_it_leaves_the_processor_to_others() -> None:
     pool = np.zeros(LAYOUT.page_bytes, np.uint8)
     memory = KVMemory(address=pool.ctypes.data, num_pages=1, device="cpu", device_index=0, layout=LAYOUT)
     make = load_nixl().nixlBind.nixlAgent
-    with contextlib.closing(NixlTransport("idle", memory)):
+    with contextlib.closing(NixlTransport(TransportChoice(), "idle", memory)):
         start_s, cpu_s = time.monotonic(), time.process_time()
         time.sleep(1.0)
         share = (time.process_time() - cpu_s) / (time.monotonic() - start_s)

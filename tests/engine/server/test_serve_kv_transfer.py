@@ -318,9 +318,9 @@ class Pair:
 
     HOWS = ("kill prefill", "kill decode", "stop prefill", "stop decode", "hold up the link", "cut the link")
 
-    def __init__(self, draw: random.Random) -> None:
-        self.draw = draw
-        self.prefill, self.decode = Side("prefill", *SLOW), Side("decode", *SLOW)
+    def __init__(self, draw: random.Random, flags: tuple[str, ...] = SLOW) -> None:
+        self.draw, self.flags = draw, flags
+        self.prefill, self.decode = Side("prefill", *flags), Side("decode", *flags)
         self.link = CutLink(self.prefill.transfer_port)
 
     async def disturbed(self, how: str, prompts: list[str]) -> list[str]:
@@ -358,10 +358,10 @@ class Pair:
         self.link.heal()
         if self.prefill.process.poll() is not None:
             self.prefill.__exit__(None, None, None)
-            self.prefill = Side("prefill", *SLOW, port=self.prefill.transfer_port)
+            self.prefill = Side("prefill", *self.flags, port=self.prefill.transfer_port)
         if self.decode.process.poll() is not None:
             self.decode.__exit__(None, None, None)
-            self.decode = Side("decode", *SLOW)
+            self.decode = Side("decode", *self.flags)
 
     def close(self) -> None:
         self.link.__exit__(None, None, None)
@@ -369,10 +369,10 @@ class Pair:
         self.decode.__exit__(None, None, None)
 
 
-def disturb(rounds: int, seed: int, hows: tuple[str, ...] = Pair.HOWS) -> None:
+def disturb(rounds: int, seed: int, hows: tuple[str, ...] = Pair.HOWS, flags: tuple[str, ...] = SLOW) -> None:
     """At random moments of transfers, each way in turn."""
     draw = random.Random(seed)
-    pair = Pair(draw)
+    pair = Pair(draw, flags)
     with contextlib.closing(pair):
         for number in range(rounds):
             how = hows[number % len(hows)]
@@ -392,11 +392,63 @@ def test_a_side_that_dies_or_stops_costs_time_and_nothing_else() -> None:
     disturb(rounds=3, seed=2, hows=("kill prefill", "stop prefill", "hold up the link"))
 
 
+STAGED = ("--kv-transport", "nixl-host", "--kv-staging-memory", "4096")
+"""Slots of 512 bytes hold 128 tokens of the pretended model: a prompt takes several."""
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(0)
 @pytest.mark.skipif("TRANSFER_DISTURBANCES" not in os.environ, reason="takes minutes: TRANSFER_DISTURBANCES=200")
-def test_two_hundred_times() -> None:
-    disturb(rounds=int(os.environ["TRANSFER_DISTURBANCES"]), seed=time.time_ns())
+@pytest.mark.parametrize("flags", [SLOW, (*SLOW, *STAGED)], ids=["direct", "staged"])
+def test_two_hundred_times(flags: tuple[str, ...]) -> None:
+    disturb(rounds=int(os.environ["TRANSFER_DISTURBANCES"]), seed=time.time_ns(), flags=flags)
+
+
+@pytest.fixture(scope="module")
+def staged() -> Iterator[tuple[Side, Side]]:
+    with Side("prefill", *STAGED) as prefill, Side("decode", *STAGED, "--kv-transfer-lease", "2") as decode:
+        yield prefill, decode
+
+
+def test_the_transport_that_was_asked_for_is_told(staged: tuple[Side, Side]) -> None:
+    assert {side.client.get("/readyz").json()["kv_transport"] for side in staged} == {"nixl-host"}
+
+
+def test_through_staging_buffers_prompts_come_whole(staged: tuple[Side, Side]) -> None:
+    prefill, decode = staged
+    prompts = [new_prompt(words) for words in (1, 60, 300, 300, 300, 300)]
+    own, before = asyncio.run(_ask_all(decode, prompts)), decode.arrived
+    assert asyncio.run(_ask_all(decode, prompts, prefill.address)) == own
+    wait_until(lambda: decode.arrived >= before + len(prompts))
+    assert decode.labelled(RECEIVED) > 0
+    wait_until(prefill.is_at_rest)
+    wait_until(decode.is_at_rest)
+
+
+def test_through_staging_buffers_what_is_kept_or_cached_is_read(staged: tuple[Side, Side]) -> None:
+    prefill, decode = staged
+    prompt, cached = new_prompt(200), new_prompt(200)
+    own, before = ask(decode, prompt, cache_salt="own"), decode.arrived
+    assert text_of(proxied(prefill, decode, prompt)) == text_of(own)
+    wait_until(lambda: decode.arrived == before + 1)
+    ask(prefill, cached)
+    longer = cached + " and a question about it"
+    own = ask(decode, longer, cache_salt="own")
+    assert text_of(ask(decode, longer, {FETCH_FROM_HEADER: prefill.address})) == text_of(own)
+    wait_until(lambda: decode.arrived + decode.fallbacks("computing_is_cheaper") >= before + 2)
+    wait_until(prefill.is_at_rest)
+    wait_until(decode.is_at_rest)
+
+
+def test_another_transport_is_refused(staged: tuple[Side, Side], decode: Side) -> None:
+    before, prompt = decode.fallbacks("refused"), new_prompt()
+    assert text_of(ask(decode, prompt, {PREFILL_FROM_HEADER: staged[0].address}))
+    wait_until(lambda: decode.fallbacks("refused") == before + 1)
+    assert "--kv-transport" in decode.text_of_log
+
+
+def test_a_side_that_dies_or_stops_while_it_stages_costs_time_and_nothing_else() -> None:
+    disturb(rounds=3, seed=3, hows=("kill prefill", "stop decode", "cut the link"), flags=(*SLOW, *STAGED))
 
 
 @pytest.mark.slow

@@ -1,0 +1,118 @@
+"""What is gathered into slots arrives where it belongs, whatever page sizes, numbers of ranks and dtypes."""
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from msgspec.structs import replace
+
+from mini_infer_engine.kv_transfer.layout import CONVERTIBLE, KVLayout, KVMemory, Span
+from mini_infer_engine.kv_transfer.staging import blocks, blocks_for, chunks
+from mini_infer_engine.kv_transfer.staging_copies import HostCopies, StagingCopies, TorchCopies, converted
+
+LAYOUT = KVLayout(num_layers=3, halves=2, page_size=16, num_heads=4, head_bytes=32, dtype="float32")
+PAGES = {16: [5, 0, 3], 32: [1, 3], 48: [2]}
+SLOT_BYTES = 8192
+
+
+def of_group(tp_size: int, **changes: Any) -> KVLayout:
+    """A group's layout, whose ranks hold the same head where there are more ranks than heads."""
+    heads = LAYOUT.num_heads
+    layout = replace(LAYOUT, tp_size=tp_size, num_heads=max(1, heads // tp_size), copies=max(1, tp_size // heads))
+    return replace(layout, **changes)
+
+
+class Rank:
+    """A pool [pages, layers, halves, page_size, heads, head], and a staging buffer."""
+
+    def __init__(self, layout: KVLayout, kind: str) -> None:
+        kinds = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+        sizes = (6, layout.num_layers, layout.halves, layout.page_size, layout.num_heads, layout.head_elements)
+        self.pool = torch.zeros(sizes, dtype=kinds[layout.dtype])
+        raw = self.pool.view(torch.uint8).view(-1)
+        memory = KVMemory(address=raw.data_ptr(), num_pages=6, device="cpu", device_index=0, layout=layout)
+        self.copies: StagingCopies
+        if kind == "numpy":
+            self.copies = HostCopies(memory, SLOT_BYTES)
+        else:
+            self.copies = TorchCopies(memory, "host", SLOT_BYTES, raw)
+
+
+def values_of(layout: KVLayout, rank: int, token: int) -> torch.Tensor:
+    """[layers, halves, heads, head] of a token: different in each layer, half, head of the model and element."""
+    first = rank // layout.copies * layout.num_heads
+    sizes = (layout.num_layers, layout.halves, LAYOUT.num_heads, layout.head_elements)
+    every = torch.arange(np.prod(sizes), dtype=torch.float32).view(sizes) * 0.37 + token * 1.01
+    return every[:, :, first : first + layout.num_heads]
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+@pytest.mark.parametrize(("our_size", "their_size"), [(1, 1), (1, 2), (2, 1), (4, 2), (8, 1), (1, 8)])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"page_size": 32}, {"dtype": "bfloat16", "head_bytes": 16}, {"dtype": "float16", "head_bytes": 16}],
+    ids=str,
+)
+@pytest.mark.parametrize("swapped", [False, True])
+def test_every_token_arrives(kind: str, our_size: int, their_size: int, changes: dict[str, Any], swapped: bool) -> None:
+    giver, taker = of_group(our_size), of_group(their_size, **changes)
+    if swapped:
+        giver, taker = taker, giver
+    givers = [Rank(giver, kind) for _ in range(giver.tp_size)]
+    takers = [Rank(taker, kind) for _ in range(taker.tp_size)]
+    for rank, side in enumerate(givers):
+        for token in range(48):
+            page, offset = PAGES[giver.page_size][token // giver.page_size], token % giver.page_size
+            side.pool[page, :, :, offset] = values_of(giver, rank, token).to(side.pool.dtype)
+    begin, end = (32, 43) if giver.page_size == taker.page_size == 16 else (0, 43)
+    parts = chunks(giver, taker, Span(PAGES[giver.page_size], [], begin, end), SLOT_BYTES)
+    assert len(parts) > 1 or begin
+    for part in parts:
+        for rank, side in enumerate(givers):
+            for block in blocks(giver, rank, taker, part):
+                side.copies.gather(giver, taker, part, block, block.offset)
+        there = replace(part, our_pages=PAGES[taker.page_size])
+        for rank, side in enumerate(takers):
+            offset = 0
+            for block in blocks_for(giver, taker, rank, there):
+                source = givers[block.giver_rank].copies.address + block.offset
+                assert max(block.offset, offset) + block.size <= SLOT_BYTES
+                ctypes.memmove(side.copies.address + offset, source, block.size)
+                side.copies.scatter(giver, taker, there, block, offset)
+                offset += block.size
+            assert side.copies.mark()()
+    for rank, side in enumerate(takers):
+        for token in range(48):
+            page, offset = PAGES[taker.page_size][token // taker.page_size], token % taker.page_size
+            found = side.pool[page, :, :, offset]
+            expected = values_of(taker, rank, token).to(givers[0].pool.dtype).to(found.dtype)
+            if begin <= token < end:
+                assert torch.equal(found, expected), token
+            elif token < begin:
+                assert not found.any(), token
+
+
+def test_a_page_that_does_not_fit_goes_layer_by_layer_and_a_layer_that_does_not_is_an_error() -> None:
+    parts = chunks(LAYOUT, LAYOUT, Span([0, 1], [], 0, 32), 2 * LAYOUT.layer_bytes)
+    assert [(part.begin, part.end, part.layers) for part in parts] == [
+        (0, 16, (0, 2)),
+        (0, 16, (2, 3)),
+        (16, 32, (0, 2)),
+        (16, 32, (2, 3)),
+    ]
+    with pytest.raises(ValueError, match="--kv-staging-memory"):
+        chunks(LAYOUT, LAYOUT, Span([0], [], 0, 16), LAYOUT.layer_bytes - 1)
+
+
+@pytest.mark.parametrize("source", CONVERTIBLE)
+@pytest.mark.parametrize("target", CONVERTIBLE)
+def test_numpy_converts_as_torch_does(source: str, target: str) -> None:
+    special = [0.0, -0.0, 1.0, float("inf"), float("-inf"), float("nan"), 65519.0, 65520.0, 1e-8, 3e38, 1.00390625]
+    values = torch.cat([torch.tensor(special), torch.randn(4096) * 50]).to(getattr(torch, source))
+    expected = values.to(getattr(torch, target))
+    raw = converted(values.view(torch.uint8).numpy(), source, target).view(np.uint8).copy()
+    found = torch.from_numpy(raw).view(getattr(torch, target))
+    assert torch.equal(found.isnan(), expected.isnan())
+    assert torch.equal(found.nan_to_num(1.5), expected.nan_to_num(1.5))
