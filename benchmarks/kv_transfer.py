@@ -3,10 +3,11 @@
     python benchmarks/kv_transfer.py --out FILE
 
 Two processes hold a pool each, as engines do, on two GPUs where there are two, else in main memory. One writes to the
-other's pool and reads from it. Beside it, in the same run: what the link does (a copy between the two GPUs, and between
-a GPU and pinned memory) or, without GPUs, a copy in main memory.
+other's pool and reads from it. Beside it, in the same run: what goes through staging buffers, and what the link does (a
+copy between the two GPUs, and between a GPU and pinned memory) or, without GPUs, a copy in main memory.
 """
 
+import itertools
 import multiprocessing
 import os
 import time
@@ -25,6 +26,7 @@ PLACES = {  # name: (device, whether each process sees its own GPU alone)
     "host to host": ("cpu", False),
 }
 _REPEATS = 5
+_numbers = itertools.count()
 _SMALL = 16 << 10
 _HOWS = ("write", "read")
 
@@ -36,6 +38,20 @@ def layout_of(piece: int) -> Any:
     return KVLayout(num_layers=1, halves=1, page_size=16, num_heads=1, head_bytes=piece // 16, dtype="uint8")
 
 
+def shape_of(page_size: int, dtype: str = "bfloat16") -> Any:
+    """Of Qwen2.5-7B."""
+    from mini_infer_engine.kv_transfer.layout import CONVERTIBLE, KVLayout
+
+    return KVLayout(
+        num_layers=28,
+        halves=2,
+        page_size=page_size,
+        num_heads=4,
+        head_bytes=128 * CONVERTIBLE[dtype],
+        dtype=dtype,
+    )
+
+
 def make_pool(device: str, index: int, size: int) -> Any:
     """Memory, as an engine has it."""
     import torch
@@ -44,20 +60,20 @@ def make_pool(device: str, index: int, size: int) -> Any:
     return torch.zeros(size, dtype=torch.uint8, device=where)
 
 
-def open_over(memory: Any, piece: int) -> tuple[str, Any]:
+def open_over(memory: Any, layout: Any) -> tuple[str, Any]:
     """The name of an engine with such pages, and its transport."""
     from mini_infer_engine.kv_transfer.layout import KVMemory
-    from mini_infer_engine.kv_transfer.transport import open_transport
+    from mini_infer_engine.kv_transfer.transport import TransportChoice, open_transport
 
     pool = KVMemory(
         address=memory.data_ptr(),
-        num_pages=memory.numel() // piece,
+        num_pages=memory.numel() // layout.page_bytes,
         device=memory.device.type,
         device_index=memory.device.index or 0,
-        layout=layout_of(piece),
+        layout=layout,
     )
-    name = f"pool-{os.getpid()}-{piece}"
-    return name, open_transport("nixl", name, pool)
+    name = f"pool-{os.getpid()}-{next(_numbers)}"
+    return name, open_transport(TransportChoice(), name, pool)
 
 
 def hold(connection: Connection, device: str, index: int, visible: str | None, size: int) -> None:
@@ -65,12 +81,36 @@ def hold(connection: Connection, device: str, index: int, visible: str | None, s
     if visible is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = visible
     memory = make_pool(device, index, size)  # it lives as long as this process
-    name, transport = open_over(memory, size)
-    connection.send((name, transport.describe()))
+    transport: Any = None
+    peer = ""
     while (asked := connection.recv()) is not None:
-        peer, piece, where = asked
-        transport.add_peer(peer, layout_of(piece), where)
-        connection.send(None)
+        if asked == "take":  # what this peer stages
+            take_all(connection, transport, peer)
+            continue
+        ours, theirs, peer, where = asked
+        if transport is not None:
+            transport.close()
+        name, transport = open_over(memory, ours)
+        transport.add_peer(peer, theirs, where)
+        connection.send((name, transport.describe()))
+
+
+def take_all(connection: Connection, transport: Any, peer: str) -> None:
+    """Fetch what is told of, and tell of each part when it is in its place, until there is no more."""
+    moving: dict[int, Any] = {}
+    is_open = True
+    while is_open or moving:
+        while is_open and connection.poll(0):
+            told = connection.recv()
+            if told is None:
+                is_open = False
+                break
+            serial, area, slot, span = told
+            moving[serial] = transport.fetch(peer, area, slot, span)
+        for serial, motion in list(moving.items()):
+            if (progress := motion.progress()) != "busy":
+                del moving[serial]
+                connection.send((serial, progress))
 
 
 def drive(
@@ -85,20 +125,93 @@ def drive(
         import torch
 
         torch.cuda.synchronize()
-    peer, where = other.recv()
-    found: dict[str, dict[str, float]] = {}
+    found: dict[str, Any] = {}
     for piece in sizes:
-        name, transport = open_over(memory, piece)
-        other.send((name, piece, transport.describe()))
-        other.recv()
-        transport.add_peer(peer, layout_of(piece), where)
+        transport, peer = met(other, memory, layout_of(piece), layout_of(piece))
         rates = {how: [_timed(transport, peer, how, size // piece) for _ in range(_REPEATS)] for how in _HOWS}
         found[str(piece)] = {how: size // piece * piece / median(seconds[1:]) for how, seconds in rates.items()}
         if piece == _SMALL:
             alone = {how: [_timed(transport, peer, how, 1) for _ in range(30)] for how in _HOWS}
             found["16 KB alone, us"] = {how: median(seconds[5:]) * 1e6 for how, seconds in alone.items()}
         transport.close()
+    found["staged"] = staged_rates(other, memory)
     connection.send(found)
+
+
+def met(other: Connection, memory: Any, ours: Any, theirs: Any) -> tuple[Any, str]:
+    """A transport over our pool that knows the other process's, whose pages lie so, and its name."""
+    name, transport = open_over(memory, ours)
+    other.send((theirs, ours, name, transport.describe()))
+    peer, where = other.recv()
+    transport.add_peer(peer, theirs, where)
+    return transport, peer
+
+
+STAGED = {  # name: (page size here, there, dtype there)
+    "7B shape, pages of 128": (128, 128, "bfloat16"),
+    "7B shape, pages of 128 into 16": (128, 16, "bfloat16"),
+    "7B shape, into float32": (128, 128, "float32"),
+}
+_STAGED_TOKENS = 2048
+
+
+def staged_rates(other: Connection, memory: Any) -> dict[str, Any]:
+    """Bytes a second by area; and directly where that is possible."""
+    from mini_infer_engine.kv_transfer.layout import Span
+
+    found: dict[str, dict[str, float]] = {}
+    for label, (our_size, their_size, dtype) in STAGED.items():
+        ours, theirs = shape_of(our_size), shape_of(their_size, dtype)
+        tokens = min(_STAGED_TOKENS, memory.numel() // theirs.token_bytes // 128 * 128)
+        transport, peer = met(other, memory, ours, theirs)
+        span = Span(list(range(tokens // our_size)), list(range(tokens // their_size)), 0, tokens)
+        rates = {}
+        if ours.dtype == theirs.dtype:
+            rates["direct"] = median([_timed_span(transport, peer, span) for _ in range(_REPEATS)][1:])
+        for area in ("device", "host") if memory.is_cuda else ("host",):
+            seconds = [_timed_staged(other, transport, peer, ours, theirs, span, area) for _ in range(_REPEATS)]
+            rates[area] = median(seconds[1:])
+        found[label] = {way: tokens * ours.token_bytes / seconds for way, seconds in rates.items()}
+        transport.close()
+    return found
+
+
+def _timed_span(transport: Any, peer: str, span: Any) -> float:
+    begin = time.perf_counter()
+    motion = transport.start(peer, "write", span)
+    while (progress := motion.progress()) == "busy":
+        pass
+    if progress != "done":
+        raise RuntimeError("a write has failed")
+    return time.perf_counter() - begin
+
+
+def _timed_staged(other: Connection, transport: Any, peer: str, ours: Any, theirs: Any, span: Any, area: str) -> float:
+    from functools import partial
+
+    import msgspec
+
+    from mini_infer_engine.kv_transfer.staged_gift import Slots, StagedGift
+    from mini_infer_engine.kv_transfer.staging import chunks
+
+    def tell(serial: int, slot: int, part: Any) -> None:
+        other.send((serial, area, slot, msgspec.structs.replace(part, our_pages=span.their_pages)))
+
+    other.send("take")
+    begin = time.perf_counter()
+    parts = chunks(ours, theirs, span, transport.slot_bytes(peer, area))
+    gift = StagedGift(parts, Slots(), partial(transport.stage, peer, area), tell, itertools.count())
+    while (progress := gift.progress()) == "busy":
+        while other.poll(0):
+            serial, end = other.recv()
+            if end != "done":
+                raise RuntimeError("a fetch has failed")
+            gift.copied(serial)
+    seconds = time.perf_counter() - begin
+    other.send(None)
+    if progress != "done":
+        raise RuntimeError("a gather has failed")
+    return seconds
 
 
 def _timed(transport: Any, peer: str, how: str, num_pages: int) -> float:
@@ -175,7 +288,7 @@ def main() -> None:
     budget = Budget(asked.time_limit_s)
     import torch
 
-    size, sizes = (8 << 20, SIZES[:3]) if asked.smoke else (448 << 20, SIZES)
+    size, sizes = (64 << 20, SIZES[:3]) if asked.smoke else (448 << 20, SIZES)
     result: dict[str, Any] = {"link": link(size), "transports": {}, "failures": {}}
     for name, (device, apart) in PLACES.items():
         if (device == "cuda" and torch.cuda.device_count() < 2) or not budget.allows("place", 20):
@@ -189,11 +302,18 @@ def main() -> None:
         save(asked.out, result)
     save(asked.out, result)
     rows = [[name, "", f"{rate / 1e9:.1f}", ""] for name, rate in result["link"].items()]
+    staged = []
     for name, found in result["transports"].items():
+        for label, rates in found.get("staged", {}).items():
+            ways = ("direct", "device", "host")
+            staged.append([name, label, *(f"{rates[way] / 1e9:.2f}" if way in rates else "" for way in ways)])
         for piece, rates in found.items():
+            if piece == "staged":
+                continue
             unit = 1.0 if piece.endswith("us") else 1e9
             rows.append([name, piece, *(f"{rates[how] / unit:.1f}" for how in ("write", "read"))])
     print_table(["GB/s", "piece", "write", "read"], rows)
+    print_table(["GB/s", "pages", "directly", "staged on the GPU", "staged in main memory"], staged)
 
 
 if __name__ == "__main__":

@@ -10,11 +10,12 @@ from mini_infer_engine.kv_transfer.staging import Area, moves_whole_pages
 
 DIRECT_RATES = {
     "cuda": ((16 << 10, 2.6e9), (64 << 10, 11e9), (256 << 10, 37e9), (1 << 20, 165e9), (7 << 20, 240e9)),
-    "cpu": ((512, 0.6e9), (4 << 10, 2.2e9), (64 << 10, 4.5e9), (1 << 20, 5e9)),
+    "cpu": ((512, 0.12e9), (4 << 10, 1.0e9), (64 << 10, 2.6e9), (1 << 20, 3.8e9)),
 }
 """Bytes a second that NIXL writes in pieces of so many bytes: between two H200s of one host, and in main memory."""
-_STAGED_RATES = {"cuda": 60e9, "cpu": 1.5e9}
-"""Of a whole that is gathered, moved in slots of megabytes and put in place."""
+_STAGED_RATES = {"cuda": 60e9, "cpu": 1.0e9}
+"""Of a whole that is gathered, moved in slots of megabytes and put in place: measured in main memory; for GPUs it is
+an estimate, two slots of 4 MiB in each round of messages."""
 _STAGED_START_S = 0.001
 """Of the first slot: two copies and three messages."""
 _STAGED_GAIN = 2.0

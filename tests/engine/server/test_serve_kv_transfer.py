@@ -11,6 +11,7 @@ import random
 import signal
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import httpx
@@ -453,10 +454,12 @@ def test_a_side_that_dies_or_stops_while_it_stages_costs_time_and_nothing_else()
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_the_demo_model_says_the_same() -> None:
+@pytest.mark.parametrize("transport", ["nixl", "nixl-host"])
+def test_the_demo_model_says_the_same(transport: str) -> None:
     """One process and a group of two ranks: heads are dealt out on one way and put together on the other."""
     ports = [free_port(), free_port()]
-    flags = [("demo", "--device", "cpu", "--kv-cache-memory", "30MB", "--transfer-port", str(port)) for port in ports]
+    more_flags = ("--kv-transport", transport, "--kv-cache-memory", "30MB")
+    flags = [("demo", "--device", "cpu", *more_flags, "--transfer-port", str(port)) for port in ports]
     with (
         Counted(*flags[0], "--tensor-parallel-size", "2", limit_s=120) as group,
         Counted(*flags[1], limit_s=120) as alone,
@@ -475,6 +478,30 @@ def test_the_demo_model_says_the_same() -> None:
         assert group.arrived == 1
         for side in (group, alone):
             wait_until(side.is_at_rest)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_engines_of_two_dtypes_give_each_other_prompts() -> None:
+    ports = [free_port(), free_port()]
+    flags = [("demo", "--device", "cpu", "--kv-cache-memory", "30MB", "--transfer-port", str(port)) for port in ports]
+    with (
+        Counted(*flags[0], "--dtype", "bfloat16", limit_s=120) as coarse,
+        Counted(*flags[1], "--dtype", "float32", limit_s=120) as exact,
+    ):
+        for here, there_port in ((exact, ports[0]), (coarse, ports[1])):
+            prompt = new_prompt(30)
+            own = ask(here, prompt, cache_salt="own", logprobs=0, max_tokens=4)
+            answer = ask(here, prompt, {PREFILL_FROM_HEADER: f"tcp://127.0.0.1:{there_port}"}, logprobs=0, max_tokens=4)
+            wait_until(partial(counts_a_transfer, here))
+            assert here.fallbacks() == 0
+            told, expected = (one["choices"][0]["logprobs"]["token_logprobs"] for one in (answer, own))
+            assert told == pytest.approx(expected, abs=0.3)  # what bfloat16 loses, and no more
+            wait_until(here.is_at_rest)
+
+
+def counts_a_transfer(side: Counted) -> bool:
+    return side.labelled(RECEIVED) + side.fallbacks() >= 1
 
 
 def says_the_same(here: EngineServer, there_port: int, more: dict[str, Any]) -> None:
