@@ -201,23 +201,39 @@ class Scheduler:
         Full pages are shared from now on. The one after them is copied before the next chunk, which computes the rest
         of `token_ids`; until that has been launched `source` must stay.
         """
-        group, num_pages = source.group, num_shared // self.pool.page_size
+        group = source.group
         assert group is not None
         group.num_forks += 1
         fork = copy(source)
         fork.order = (*source.order[:2], group.num_forks)
         fork.slot = group.free_slots.pop()
+        fork.in_flight = 0
+        self._share(fork, source, token_ids, num_shared)
+        insort(self.running, fork, key=_order)
+        return fork
+
+    def move(self, member: Sequence, source: Sequence, token_ids: "array[int]", num_shared: int) -> Sequence:
+        """As if a member of the group, none of whose rows is in flight, were dropped, and `source` forked; returns it.
+
+        It keeps its slot and its place among those that run, which is what most of a fork's time goes into.
+        """
+        assert not member.in_flight
+        pages = member.pages
+        self._share(member, source, token_ids, num_shared)
+        self.pool.release_all(reversed(pages))
+        return member
+
+    def _share(self, fork: Sequence, source: Sequence, token_ids: "array[int]", num_shared: int) -> None:
+        """What `fork` says of pages and tokens. Nobody but its group hits what follows, so that is not published."""
+        num_pages = num_shared // self.pool.page_size
         fork.pages = source.pages[:num_pages]
         self.pool.acquire_all(fork.pages)
         fork.forked_page = source.pages[num_pages] if num_shared % self.pool.page_size else None
         fork.token_ids = token_ids
         fork.num_computed = num_shared
         fork.keys = source.keys[: num_shared // BLOCK_SIZE_TOKENS]
-        fork.num_published = num_pages * self.pool.page_size // BLOCK_SIZE_TOKENS
-        fork.in_flight = 0
+        fork.next_block_end = _NEVER
         fork.only_known_tokens()
-        insort(self.running, fork, key=_order)
-        return fork
 
     def drop(self, member: Sequence) -> None:
         """End a member of a group, none of whose rows is in flight; the group keeps its slot."""

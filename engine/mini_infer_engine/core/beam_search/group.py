@@ -1,7 +1,7 @@
 """The beams of one request as sequences: each pass tells how they may go on, and when all have, they go on together.
 
-A beam that goes on as one keeps its sequence, one that goes on as several is forked, one that does not is dropped. It
-knows no passes, and of pages only what `Scheduler.fork` and `drop` do.
+A beam that goes on as one keeps its sequence, one that goes on as several is forked, and the sequence of one that does not
+becomes a fork of another, or is dropped. It knows no passes, and of pages only what `Scheduler.fork`, `move` and `drop` do.
 """
 
 from array import array
@@ -56,9 +56,7 @@ class BeamGroup:
         """Members become those of the beams that run now, in their order."""
         before, beams = self._group.members, self._state.running
         parents = {beam.parent_index for beam in beams}
-        for index, member in enumerate(before):
-            if index not in parents:
-                scheduler.drop(member)
+        free = [member for index, member in enumerate(before) if index not in parents]
         members: list[Sequence] = []
         for beam in beams:
             parent = before[beam.parent_index]
@@ -66,8 +64,13 @@ class BeamGroup:
                 parents.remove(beam.parent_index)
                 members.append(parent)
             else:
-                token_ids = parent.token_ids + array("I", [beam.token_id])
-                members.append(scheduler.fork(parent, token_ids, len(parent.token_ids)))
+                token_ids, num_shared = parent.token_ids + array("I", [beam.token_id]), len(parent.token_ids)
+                if free:
+                    members.append(scheduler.move(free.pop(), parent, token_ids, num_shared))
+                else:
+                    members.append(scheduler.fork(parent, token_ids, num_shared))
+        for member in free:
+            scheduler.drop(member)
         for beam, member in zip(beams, members, strict=True):
             if member is before[beam.parent_index]:
                 scheduler.append(member, beam.token_id)

@@ -5,9 +5,9 @@ the same texts and scores: candidates are ranked by the sum of their log probabi
 divided by `length ** length_penalty`, and `early_stopping` says what may still improve the finished ones.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 
 from mini_infer_engine.core.request import EarlyStopping, TokenLogprobs
 
@@ -107,15 +107,18 @@ def advance(state: BeamState, told: Sequence[TokenLogprobs], rules: BeamRules) -
     Each tells the `rules.num_candidates` most likely tokens, or all that the vocabulary has.
     """
     length = state.running[0].length + 1
+    width, are_last = rules.width, length >= rules.max_tokens
     running: list[Beam] = []
     ended: list[Beam] = []
-    for place, candidate in enumerate(_best_candidates(state.running, told, rules, may_stop=length > rules.min_tokens)):
-        total, index, token_id, rank = candidate
-        is_end = length >= rules.max_tokens or token_id in rules.stops
+    candidates = _best_candidates(state.running, told, rules, may_stop=length > rules.min_tokens)
+    for place, (total, index, token_id, rank) in enumerate(candidates):
+        is_end = are_last or token_id in rules.stops
         # What ranks below the first `width` is there to go on, never to end.
-        if place < rules.width if is_end else len(running) < rules.width:
+        if place < width if is_end else len(running) < width:
             beam = Beam(length, total, state.running[index], index, token_id, rank, told[index])
             (ended if is_end else running).append(beam)
+        if place + 1 >= width and (are_last or len(running) == width):
+            break
     finished = _ranked([*state.finished, *ended], rules) if ended else state.finished
     is_over = not running or (len(finished) == rules.width and not _may_improve(running[0], finished[-1], rules))
     return BeamState(running, finished, is_over)
@@ -123,20 +126,32 @@ def advance(state: BeamState, told: Sequence[TokenLogprobs], rules: BeamRules) -
 
 def _best_candidates(
     running: Sequence[Beam], told: Sequence[TokenLogprobs], rules: BeamRules, *, may_stop: bool
-) -> list[tuple[float, int, int, int]]:
-    """The best continuations by one token: sum of log probabilities, index of the beam, token and its rank after it."""
-    most, stops = rules.num_candidates, rules.stops
-    candidates = [
-        (beam.cumulative_logprob + logprob, index, token_id, rank)
-        for index, (beam, after) in enumerate(zip(running, told, strict=True))
-        for rank, token_id, logprob in zip(range(1, most + 1), after.top_token_ids, after.top_logprobs, strict=False)
-        if may_stop or token_id not in stops
-    ]
-    candidates.sort(key=_total, reverse=True)
-    return candidates[:most]
+) -> Iterator[tuple[float, int, int, int]]:
+    """The best continuations by one token: sum of log probabilities, index of the beam, token and its rank after it.
 
-
-_total = itemgetter(0)
+    A merge of the beams' lists, each of which has its best first: most rounds need a few of them. Of equal sums the
+    better beam's is first.
+    """
+    most = rules.num_candidates
+    ends = [min(most, len(after.top_token_ids)) for after in told]
+    ranks = [0] * len(ends)
+    totals = [beam.cumulative_logprob + after.top_logprobs[0] for beam, after in zip(running, told, strict=True)]
+    left = most
+    while left:
+        total = max(totals)
+        index = totals.index(total)
+        if total == -math.inf:  # of a token that cannot be, or of a list that is at its end
+            index = next((index for index, end in enumerate(ends) if ranks[index] < end), -1)
+            if index < 0:
+                return
+        rank, after = ranks[index], told[index]
+        ranks[index] = following = rank + 1
+        at_end = following == ends[index]
+        totals[index] = -math.inf if at_end else running[index].cumulative_logprob + after.top_logprobs[following]
+        token_id = after.top_token_ids[rank]
+        if may_stop or token_id not in rules.stops:
+            left -= 1
+            yield total, index, token_id, following
 
 
 def _ranked(beams: list[Beam], rules: BeamRules) -> list[Beam]:
