@@ -219,6 +219,18 @@ class Engine:
             self._admit_compiled()
         if self._speculation is not None:
             self._speculation.may_be_masked = self._outputs.num_constrained > 0
+        has_launched = self._launch_next(outputs)
+        if len(self._in_flight) > self._depth or (self._in_flight and not has_launched):
+            outputs += self._commit(*self._in_flight.popleft())
+            if not has_launched and not self._in_flight:  # what waited for the commit, as beams do, need not wait longer
+                self._launch_next(outputs)
+            return outputs
+        idle = not self._in_flight and not outputs and not self._num_compiling and not self.scheduler.receiving
+        assert not (idle and self._outputs.sequences), "requests are left and none can run: pages or slots leaked"
+        return outputs
+
+    def _launch_next(self, outputs: list[Output]) -> bool:
+        """Plan the next pass and launch it; what that makes goes to `outputs`. Whether anything was launched."""
         planned = self.scheduler.plan()
         if planned.admitted:
             self._stats.count_admissions(planned, time.monotonic())
@@ -230,11 +242,7 @@ class Engine:
         has_launched = len(self._in_flight) > before
         if has_launched and planned.batch.waits_for_masks:
             outputs += self._sample_within_grammars(*self._in_flight[-1])
-        if len(self._in_flight) > self._depth or (self._in_flight and not has_launched):
-            return outputs + self._commit(*self._in_flight.popleft())
-        idle = not self._in_flight and not outputs and not self._num_compiling and not self.scheduler.receiving
-        assert not (idle and self._outputs.sequences), "requests are left and none can run: pages or slots leaked"
-        return outputs
+        return has_launched
 
     @property
     def only_receives(self) -> bool:

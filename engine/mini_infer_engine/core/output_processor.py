@@ -70,7 +70,10 @@ class OutputProcessor:
                 num_tokens += 1
                 continue
             if sequence.state is not finished:  # else what it made is thrown away: it had ended
-                told = self._told(sequence, row, result, self._accept_within_grammar if masked else self._accept)
+                if sequence.group is not None and not result.prompt_logprobs:
+                    told = self._take_beam(sequence, result.logprobs.get(row))
+                else:
+                    told = self._told(sequence, row, result, self._accept_within_grammar if masked else self._accept)
                 if told:  # one beam of many mostly has none
                     num_tokens += sum(len(output.token_ids) for output in told)
                     outputs += told

@@ -276,8 +276,13 @@ class Scheduler:
         for sequence in prefills:
             if not budget or sequence.state is not State.RUNNING:  # it may have lost its pages to a beam before it
                 continue
-            if sequence.group is None or self._has_room(step, sequence):
+            if sequence.group is None:
                 budget -= self._plan_chunk(step, sequence, budget, computing)
+            elif self._has_room(step, sequence):
+                if sequence.num_computed + 1 == sequence.num_prefill > sequence.num_prompt:
+                    budget -= self._plan_next_token(step, sequence)
+                else:
+                    budget -= self._plan_chunk(step, sequence, budget, computing)
         self._plan_admissions(step, budget, computing)
         if self._speculation is not None:
             self._speculation.plan(step.batch, step.sequences, self.pool)
@@ -412,6 +417,28 @@ class Scheduler:
         if self.cache is not None and (block + 1) * BLOCK_SIZE_TOKENS <= sequence.num_prefill:
             computing.add(sequence, block)
         return count
+
+    @staticmethod
+    def _plan_next_token(step: Step, sequence: Sequence) -> int:
+        """The same of a beam whose newest token alone is to be computed, in fewer steps: beams exclude no tokens."""
+        start, request = sequence.num_computed, sequence.request
+        token_ids, output_index = sequence.token_ids[start:], start + 1 - sequence.num_prompt
+        step.batch.rows.append(
+            Row(
+                sequence.slot,
+                start,
+                1,
+                token_ids,
+                sequence.pages,
+                request.sampling,
+                request.noise_seed,
+                output_index,
+            )
+        )
+        step.sequences.append(sequence)
+        sequence.num_computed = start + 1
+        sequence.in_flight += 1
+        return 1
 
     def _plan_admissions(self, step: Step, budget: int, computing: "_Computing") -> None:
         """Let waiting sequences in, in order; none overtakes one that lacks pages, or the long ones would starve."""
