@@ -130,6 +130,10 @@ class PrefixCache:
             self._in_page[page].append(block)
         sequence.num_published = end
 
+    def knows(self, page: int) -> bool:
+        """Whether blocks of the page can be hit."""
+        return bool(self._in_page[page])
+
     def wants(self, page: int) -> bool:
         """Contents, for the pool: a page nobody uses is kept unless another page holds the same.
 

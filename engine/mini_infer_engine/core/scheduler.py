@@ -215,13 +215,21 @@ class Scheduler:
     def move(self, member: Sequence, source: Sequence, token_ids: "array[int]", num_shared: int) -> Sequence:
         """As if a member of the group, none of whose rows is in flight, were dropped, and `source` forked; returns it.
 
-        It keeps its slot and its place among those that run, which is what most of a fork's time goes into.
+        It keeps its slot, its place among those that run and, to be copied into, the page that only it uses: so most
+        moves leave its page table as a runner's device has it.
         """
         assert not member.in_flight
         pages = member.pages
         self._share(member, source, token_ids, num_shared)
+        place = len(member.pages)
+        if member.forked_page is not None and place < len(pages) and self._may_write(pages[place]):
+            member.pages.append(pages.pop(place))
         self.pool.release_all(reversed(pages))
         return member
+
+    def _may_write(self, page: int) -> bool:
+        """Whether a page is its only user's to fill with something else: the prefix cache knows nothing of it."""
+        return self.pool.references[page] == 1 and (self.cache is None or not self.cache.knows(page))
 
     def _share(self, fork: Sequence, source: Sequence, token_ids: "array[int]", num_shared: int) -> None:
         """What `fork` says of pages and tokens. Nobody but its group hits what follows, so that is not published."""

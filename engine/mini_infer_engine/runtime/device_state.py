@@ -137,7 +137,9 @@ class DeviceBatchState:
 
 
 def _common_length(some: Sequence[int], others: Sequence[int]) -> int:
-    """Of how many numbers both begin with."""
+    """Of how many numbers both begin with; of a fork most often all but the last."""
+    if some[:-1] == others[: len(some) - 1]:
+        return len(some) - (some[-1:] != others[len(some) - 1 : len(some)])
     pairs = zip(some, others, strict=False)
     return next((index for index, (one, other) in enumerate(pairs) if one != other), min(len(some), len(others)))
 

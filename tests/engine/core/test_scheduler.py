@@ -1,5 +1,6 @@
 """What the scheduler decides, as tables: who gets rows in which pass, in what order, and who has to give way."""
 
+from array import array
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -11,7 +12,7 @@ from mini_infer_engine.core.page_allocator import PageAllocator
 from mini_infer_engine.core.prefix_cache import PrefixCache
 from mini_infer_engine.core.request import Request, SamplingParams
 from mini_infer_engine.core.scheduler import Scheduler, Step
-from mini_infer_engine.core.sequence import Sequence, State
+from mini_infer_engine.core.sequence import Sequence, SequenceGroup, State
 
 
 @dataclass
@@ -244,3 +245,64 @@ def test_the_recompute_of_a_preempted_sequence_is_mostly_a_hit() -> None:
     assert bench.step() == " | a 64+6"
     assert bench.step() == "a 70+1 | "
     assert (sequence.num_cached, sequence.token_ids[60:].tolist()) == (0, [7] * 12)
+
+
+class BeamBench(Bench):
+    """Two beams of one prompt, whose tokens the caller chooses."""
+
+    def begin(self, num_prompt: int) -> tuple[Sequence, Sequence]:
+        """The first beam and its fork, both computed up to their first token of output."""
+        leader = self.add("a", num_prompt)
+        leader.group = SequenceGroup(2, [leader])
+        leader.only_known_tokens()
+        self.compute()
+        fork = self.scheduler.fork(leader, leader.token_ids + array("I", [8]), num_prompt)
+        self.go_on(leader, 7)
+        self.compute()
+        return leader, fork
+
+    def go_on(self, member: Sequence, token: int) -> None:
+        self.scheduler.append(member, token)
+        member.only_known_tokens()
+
+    def compute(self) -> Step:
+        """A pass, committed."""
+        step = self.scheduler.plan()
+        self.scheduler.launched(step)
+        self.scheduler.unpin(step)
+        for sequence in step.sequences:
+            sequence.in_flight -= 1
+        return step
+
+
+@pytest.mark.parametrize("caching", [False, True])
+def test_a_beam_that_becomes_a_fork_of_another_keeps_its_slot_and_the_page_that_it_writes_to(caching: bool) -> None:
+    bench = BeamBench(num_pages=10, caching=caching)
+    scheduler, (leader, fork) = bench.scheduler, bench.begin(20)
+    slot, pages, num_free = fork.slot, list(fork.pages), scheduler.pool.num_free
+    assert pages[0] == leader.pages[0]
+    assert pages[1] != leader.pages[1]
+    assert scheduler.move(fork, leader, leader.token_ids + array("I", [9]), 21) is fork
+    bench.go_on(leader, 10)
+    step = bench.compute()
+    assert step.batch.transfers.copies == [PageCopy(leader.pages[1], pages[1], 21 % 16)]
+    rows = [(row.slot, row.start, list(row.token_ids or []), row.page_table) for row in step.batch.rows]
+    assert rows == [(leader.slot, 21, [10], leader.pages), (slot, 21, [9], pages)]
+    assert fork.token_ids.tolist() == [1] * 20 + [7, 9]
+    assert scheduler.pool.num_free == num_free
+    scheduler.leave(leader, State.FINISHED)
+    scheduler.drop(fork)
+    assert not any(scheduler.pool.references)
+
+
+def test_a_page_that_the_prefix_cache_knows_is_no_forks_to_write_to() -> None:
+    bench = BeamBench(num_pages=10, page_size=32, caching=True)
+    scheduler, (leader, fork) = bench.scheduler, bench.begin(20)
+    known = leader.pages[0]
+    scheduler.move(leader, fork, fork.token_ids + array("I", [5]), 21)
+    bench.go_on(fork, 6)
+    bench.compute()
+    assert leader.pages[0] not in (known, fork.pages[0])
+    later = bench.add("b", 20)
+    bench.compute()
+    assert later.num_cached == 16, "the first block of the prompt is still where the cache says"

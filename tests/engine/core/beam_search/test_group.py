@@ -124,3 +124,14 @@ def test_a_search_that_could_never_end_is_refused(request_: Request, wrong: str)
     with pytest.raises(ValueError, match=wrong):
         engine.add(request_)
     assert not engine.has_work
+
+
+def test_a_pass_of_beams_is_launched_in_the_step_that_commits_the_one_before() -> None:
+    engine, runner = make_engine(40, 16, MAX_MODEL_LEN, step_depth=1)
+    engine.add(search(max_tokens=12, ignore_eos=True))
+    steps = 0
+    while engine.has_work:
+        engine.step()
+        steps += 1
+    assert len(runner.batches) == 12
+    assert steps == 13

@@ -1,10 +1,11 @@
 """The rules of a search as tables; that they are transformers' is shown on a real model in test_llm_beam_search.py."""
 
 import math
+import random
 
 import pytest
 
-from mini_infer_engine.core.beam_search.search import BeamRules, BeamState, advance
+from mini_infer_engine.core.beam_search.search import Beam, BeamRules, BeamState, advance
 from mini_infer_engine.core.request import EarlyStopping, TokenLogprobs
 
 EOS = 9
@@ -90,3 +91,41 @@ def test_every_candidate_has_the_log_probabilities_of_its_own_path() -> None:
     assert [position.rank for position in best.logprobs(1)] == [2, 1]
     assert [position.top_token_ids for position in best.logprobs(1)] == [[1], [6]]
     assert sum(position.logprob for position in best.logprobs(0)) == pytest.approx(best.cumulative_logprob)
+
+
+def sorted_candidates(
+    state: BeamState, all_told: list[TokenLogprobs], asked: BeamRules, length: int
+) -> list[tuple[float, int, int, int]]:
+    """All continuations that count, ranked by a sort that leaves equals in the order of their beams."""
+    found = [
+        (beam.cumulative_logprob + logprob, index, token_id, rank)
+        for index, (beam, after) in enumerate(zip(state.running, all_told, strict=True))
+        for rank, (token_id, logprob) in enumerate(zip(after.top_token_ids, after.top_logprobs, strict=True), start=1)
+        if rank <= asked.num_candidates and (length > asked.min_tokens or token_id not in asked.stops)
+    ]
+    return sorted(found, key=lambda candidate: candidate[0], reverse=True)[: asked.num_candidates]
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_the_best_of_all_beams_are_found_as_by_sorting_them(seed: int) -> None:
+    draw = random.Random(seed)
+    width, length = draw.choice([1, 2, 4]), draw.choice([1, 2, 3])
+    asked = rules(width=width, min_tokens=draw.choice([0, 2]), max_tokens=draw.choice([3, 10]))
+    state = BeamState([Beam(length - 1, draw.choice([-1.0, -1.5, -2.0])) for _ in range(draw.randint(1, width))])
+    all_told = []
+    for _ in state.running:
+        most = draw.randint(1, asked.num_candidates + 2)
+        values = sorted((draw.choice([-0.5, -1.0, -1.5, -3.0, -math.inf]) for _ in range(most)), reverse=True)
+        all_told.append(TokenLogprobs(0, 0.0, 1, draw.sample(range(EOS + 5), most), values))
+    running, ended = [], []
+    for place, (total, index, token_id, rank) in enumerate(sorted_candidates(state, all_told, asked, length)):
+        found = (total, index, token_id, rank)
+        if length >= asked.max_tokens or token_id in asked.stops:
+            ended += [found] if place < width else []
+        elif len(running) < width:
+            running.append(found)
+    after = advance(state, all_told, asked)
+    ran = [(beam.cumulative_logprob, beam.parent_index, beam.token_id, beam.rank) for beam in after.running]
+    assert ran == running
+    finished = {(beam.cumulative_logprob, beam.parent_index, beam.token_id, beam.rank) for beam in after.finished}
+    assert finished == set(ended)
