@@ -206,7 +206,10 @@ class Engine:
         return has_news or bool(self._outputs.sequences or self._in_flight or self._ended_already)
 
     def step(self) -> list[Output]:
-        """Launch the next pass, then commit the one before it (depth 1), the same one (depth 0), or an older one."""
+        """Launch the next pass, then commit the one before it (depth 1), the same one (depth 0), or an older one.
+
+        What can only be planned once that is committed is launched after it, before its outputs are returned.
+        """
         outputs = self._step()
         return outputs if self.kv_connector is None else self.kv_connector.divert(outputs)
 
@@ -222,7 +225,9 @@ class Engine:
         has_launched = self._launch_next(outputs)
         if len(self._in_flight) > self._depth or (self._in_flight and not has_launched):
             outputs += self._commit(*self._in_flight.popleft())
-            if not has_launched and not self._in_flight:  # what waited for the commit, as beams do, need not wait longer
+            if (
+                not has_launched and not self._in_flight
+            ):  # what waited for the commit, as beams do, need not wait longer
                 self._launch_next(outputs)
             return outputs
         idle = not self._in_flight and not outputs and not self._num_compiling and not self.scheduler.receiving

@@ -1,7 +1,8 @@
 """The beams of one request as sequences: each pass tells how they may go on, and when all have, they go on together.
 
-A beam that goes on as one keeps its sequence, one that goes on as several is forked, and the sequence of one that does not
-becomes a fork of another, or is dropped. It knows no passes, and of pages only what `Scheduler.fork`, `move` and `drop` do.
+A beam that goes on as one keeps its sequence, one that goes on as several is forked; the sequence of one that does not
+go on becomes such a fork, or is dropped. It knows no passes, and of pages only what `Scheduler.fork`, `move` and `drop`
+do.
 """
 
 from array import array
