@@ -15,11 +15,15 @@ from typing import Any
 
 import torch
 from common.gemm_tuner import L2_BYTES, random
+from common.gpu import policy
 from common.report import make_parser, print_table, save, say
 from common.timing import graph_microseconds
 
+from mini_infer_engine.kernels.gemm.gemm_config import Int8GemmConfig
+from mini_infer_engine.kernels.gemm.gemm_rules import INT8_TILES, int8_gemm_stages
 from mini_infer_engine.kernels.gemm.grouped_weight import GroupedWeight
 from mini_infer_engine.kernels.gemm.grouped_weight_gemm import grouped_weight_linear
+from mini_infer_engine.kernels.gemm.int8_gemm import int8_linear
 from mini_infer_engine.kernels.gemm.quantized_gemm import quantized_linear
 from mini_infer_engine.kernels.gemm.quantized_weight import QuantizedWeight
 from mini_infer_engine.kernels.moe.expert_gemv import expert_gemv
@@ -27,7 +31,7 @@ from mini_infer_engine.kernels.moe.grouped_gemm import grouped_experts
 from mini_infer_engine.kernels.moe.route import route
 
 N, K = 2 * 18_944, 3_584
-ROWS, MANY_ROWS = (1, 16, 64, 256), (256, 4096)
+ROWS, W8A8_ROWS = (1, 16, 64, 256), (128, 256, 512, 4096)
 EXPERTS, TOP_K, HIDDEN, WIDTH = 128, 8, 2_048, 768
 TOKENS = (1, 8, 64, 512)
 FORMS = ("nvfp4", "int4-32", "int8-32", "fp8-128")
@@ -89,17 +93,27 @@ def products() -> dict[str, Callable[[], dict[str, float]]]:
         weights = [first, *(random_weight(form, N, K) for _ in range(copies(size) - 1))]
         return figures([partial(grouped_weight_linear, x, weight) for weight in weights], size, plain.get(rows))
 
-    def w8a8(rows: int) -> dict[str, float]:
+    def w8a8(tile: tuple[int, int, int] | None, rows: int) -> dict[str, float]:
         x = random(rows, K)
         weights = [
             QuantizedWeight(random_weight("int8-row", N, K).values, torch.full((N,), 1e-3, device="cuda"), K, True)
             for _ in range(copies(N * K))
         ]
-        return figures([partial(quantized_linear, x, weight) for weight in weights], N * K, plain.get(rows))
+        linear: Callable[..., torch.Tensor] = quantized_linear
+        if tile is not None:
+            block_m, block_n, warps = tile
+            stages = int8_gemm_stages(block_m, block_n, profile=policy().profile)
+            linear = partial(int8_linear, config=Int8GemmConfig(block_m, block_n, 128, warps, stages))
+        return figures([partial(linear, x, weight) for weight in weights], N * K, plain.get(rows))
 
-    found = {f"bf16, {rows} rows": partial(bf16, rows) for rows in sorted({*ROWS, *MANY_ROWS})}
+    w8a8_ways = {"torch._int_mm": None} | {f"int8_gemm {tile[0]}x{tile[1]}": tile for tile in INT8_TILES}
+    found = {f"bf16, {rows} rows": partial(bf16, rows) for rows in sorted({*ROWS, *W8A8_ROWS})}
     found |= {f"{form}, {rows} rows": partial(grouped, form, rows) for form in FORMS for rows in ROWS}
-    return found | {f"W8A8, {rows} rows": partial(w8a8, rows) for rows in MANY_ROWS}
+    return found | {
+        f"W8A8 by {name}, {rows} rows": partial(w8a8, tile, rows)
+        for rows in W8A8_ROWS
+        for name, tile in w8a8_ways.items()
+    }
 
 
 def experts() -> dict[str, Callable[[], dict[str, float]]]:

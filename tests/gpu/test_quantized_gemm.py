@@ -10,10 +10,12 @@ from torch.nn import functional
 
 pytest.importorskip("triton", reason="needs triton, and an NVIDIA GPU or TRITON_INTERPRET=1")
 
+from mini_infer_engine.config.mechanisms import Mechanism
 from mini_infer_engine.kernels.context import KernelContext
-from mini_infer_engine.kernels.gemm.gemm_config import PdlGemmConfig, pdl_block_m
+from mini_infer_engine.kernels.gemm.gemm_config import Int8GemmConfig, PdlGemmConfig, pdl_block_m
 from mini_infer_engine.kernels.gemm.gemm_dispatch import small_m_linear, small_m_linear_add_norm
-from mini_infer_engine.kernels.gemm.gemm_rules import quantized_gemm_config
+from mini_infer_engine.kernels.gemm.gemm_rules import INT8_TILES, quantized_gemm_config
+from mini_infer_engine.kernels.gemm.int8_gemm import int8_linear
 from mini_infer_engine.kernels.gemm.quantized_gemm import quantized_linear, reordered, widened
 from mini_infer_engine.kernels.gemm.quantized_weight import (
     GROUP,
@@ -133,11 +135,31 @@ def test_w8a8_is_the_product_of_rounded_rows(m: int, n: int, k: int, dtype: torc
     scales = x.float().abs().amax(1, keepdim=True) / 127
     rounded = ((x.float() / scales + 0.5).floor() * scales).double()
     exact = functional.linear(rounded, dequantized(weight).double(), None if bias is None else bias.double())
-    ops = TritonOps(KernelContext(POLICY, WORKSPACE))
-    actual = ops.quantized(x, replace(weight, int8_activations=True), bias)
-    assert error(actual, exact) < (2 if dtype == BF16 else 5e4)  # single values may be rounded to the other side
     unrounded = functional.linear(x.double(), dequantized(weight).double(), None if bias is None else bias.double())
-    assert error(actual, unrounded) * torch.finfo(dtype).eps < 0.02
+    for policy in (POLICY, POLICY.without(Mechanism.INT8_GEMM)):
+        ops = TritonOps(KernelContext(policy, WORKSPACE))
+        given = torch.full((m, n), float("nan"), dtype=dtype, device=DEVICE)
+        actual = ops.quantized(x, replace(weight, int8_activations=True), bias, given)
+        assert actual.data_ptr() == given.data_ptr()
+        assert error(actual, exact) < (2 if dtype == BF16 else 5e4)  # single values may be rounded to the other side
+        assert error(actual, unrounded) * torch.finfo(dtype).eps < 0.02
+
+
+@pytest.mark.parametrize("tile", INT8_TILES)
+@pytest.mark.parametrize(
+    ("m", "n", "k", "dtype"), cases([(200, 300, 200, FP32)], [(1100, 1040, 1088, BF16), (4096, 3584, 3584, BF16)])
+)
+def test_each_tile_of_int8_has_the_products_of_the_same_integers(
+    tile: tuple[int, int, int], m: int, n: int, k: int, dtype: torch.dtype
+) -> None:
+    """More tiles of M than are neighbours, tiles that are not full."""
+    x, weight = normal(m, k, dtype=dtype), random_weight("int8", n, k)
+    values, x_scales = reordered(x, weight, to=torch.int8)
+    sums = values.double() @ weight.values.double().t()
+    exact = sums * x_scales.double() * weight.scales.double()
+    block_m, block_n, warps = tile
+    actual = int8_linear(x, weight, Int8GemmConfig(block_m, block_n, 128, warps, 3))
+    assert error(actual, exact) < (1 if dtype == BF16 else 8)
 
 
 def check_pdl(

@@ -30,6 +30,11 @@ class Mechanism(StrEnum):
         "more than 64 rows by int8 or int4 weights are multiplied by a kernel that widens weights in registers, on "
         "Hopper; off: weights are read once for 64 rows, or a bf16 copy of the layer is made for cuBLAS",
     )
+    INT8_GEMM = (
+        "int8_gemm",
+        "W8A8: int8 products of more than 64 rows with their scales in one kernel; off: torch._int_mm and a kernel for "
+        "the scales",
+    )
     STREAM_K = "stream_k", "the stream-K GEMM of 17 to 64 rows, where pdl_gemm cannot run; off: cuBLAS"
     PDL = (
         "pdl",

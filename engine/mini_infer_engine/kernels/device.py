@@ -31,6 +31,11 @@ class DeviceProfile:
         return self.compute_capability == _HOPPER
 
     @property
+    def reads_tensors(self) -> bool:
+        """Whether Triton's tensor descriptors are fast here: by TMA, or in the interpreter."""
+        return self.compute_capability >= _HOPPER or self.compute_capability == (0, 0)
+
+    @property
     def supports_gluon(self) -> bool:
         """Whether our kernels for Hopper, which are written in Gluon, can run."""
         return self.gluon_obstacle is None

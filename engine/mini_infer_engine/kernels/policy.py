@@ -22,6 +22,7 @@ from mini_infer_engine.kernels.gemm import gemm_rules
 from mini_infer_engine.kernels.gemm.gemm_config import (
     MAX_M,
     SMALL_M,
+    Int8GemmConfig,
     LargeMConfig,
     PdlGemmConfig,
     SmallMConfig,
@@ -146,6 +147,14 @@ class KernelPolicy:
         if key in self.tuned.large_m and Mechanism.TUNED_CONFIGS not in self.disabled:
             return self.tuned.large_m[key]
         return gemm_rules.large_m_config(rows, n, k, bits=weight.bits, grouped=weight.is_grouped, profile=self.profile)
+
+    def int8_gemm_config(self, m: int, weight: QuantizedWeight | GroupedWeight) -> Int8GemmConfig | None:
+        """Of int8_gemm for m rows that may be rounded to int8; None: torch, or they are not W8A8."""
+        if isinstance(weight, GroupedWeight) or not weight.int8_activations or weight.format != "int8" or m <= MAX_M:
+            return None
+        if not self.profile.reads_tensors or Mechanism.INT8_GEMM in self.disabled:
+            return None
+        return gemm_rules.int8_gemm_config(rows_of_large_m(m), weight.shape[0], profile=self.profile)
 
     def k_splits(self, m: int, n: int, k: int) -> int:
         """Splits of K for cuBLAS's product of x [m, k] and weight [n, k]; 1: none."""

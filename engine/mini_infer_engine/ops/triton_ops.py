@@ -15,6 +15,7 @@ from mini_infer_engine.kernels.gemm.gemm_config import MAX_M, DeferredRMSNorm
 from mini_infer_engine.kernels.gemm.gemm_dispatch import small_m_linear, small_m_linear_add_norm
 from mini_infer_engine.kernels.gemm.grouped_weight import GroupedWeight
 from mini_infer_engine.kernels.gemm.grouped_weight_gemm import grouped_weight_linear
+from mini_infer_engine.kernels.gemm.int8_gemm import int8_linear
 from mini_infer_engine.kernels.gemm.quantized_gemm import quantized_linear
 from mini_infer_engine.kernels.gemm.quantized_weight import QuantizedWeight
 from mini_infer_engine.kernels.gemm.split_k_gemm import split_k_gemm
@@ -212,6 +213,9 @@ class TritonOps:
         """X @ weight.T + bias for more rows than one of our small-M GEMMs has, or where those cannot run."""
         if isinstance(weight, GroupedWeight):
             return grouped_weight_linear(x, weight, bias=bias, out=out)
+        int8 = self._policy.int8_gemm_config(x.shape[0], weight)
+        if int8 is not None:
+            return int8_linear(x, weight, int8, bias=bias, out=out)
         large = self._policy.large_m_config(x, weight)
         if large is not None:
             from mini_infer_engine.kernels.gemm.large_m_gemm import large_m_gemm  # not every Triton has its Gluon

@@ -113,6 +113,20 @@ def test_many_rows_take_another_way_where_large_m_gemm_is_none() -> None:
     assert config(replace(ON_H200, tuned=tuned, disabled=frozenset({Mechanism.TUNED_CONFIGS})), "int8", 512) is not None
 
 
+@pytest.mark.parametrize("profile", [H200, H100_PCIE, H200_OTHER_TRITON], ids=lambda profile: profile.name)
+@pytest.mark.parametrize("m", [65, 200, 1000, 9000])
+def test_int8_by_int8_has_tiles_that_fit(m: int, profile: DeviceProfile) -> None:
+    weight = quantized("int8", 4608, 3584, int8_activations=True)
+    config = policy_of(profile).int8_gemm_config(m, weight)
+    assert config is not None
+    assert 2 <= config.stages <= profile.shared_memory_bytes // ((config.block_m + config.block_n) * config.block_k)
+    for other in (quantized("int8", 4608, 3584), quantized("fp8", 4608, 3584), quantized("int4", 4608, 3584)):
+        assert policy_of(profile).int8_gemm_config(m, other) is None
+    assert policy_of(profile).int8_gemm_config(64, weight) is None, "few rows keep their dtype"
+    assert policy_of(profile, Mechanism.INT8_GEMM).int8_gemm_config(m, weight) is None
+    assert policy_of(L4).int8_gemm_config(m, weight) is None, "torch, where there is no TMA"
+
+
 def test_sampling_on_an_h200_has_the_programs_that_were_measured() -> None:
     assert ON_H200.sample_programs == 1056
 

@@ -57,6 +57,18 @@ class LargeMConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class Int8GemmConfig:
+    """Launch config of int8_gemm."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    """Width that is fetched at a time: 64 or 128."""
+    warps: int
+    stages: int
+
+
+@dataclass(frozen=True, slots=True)
 class DeferredRMSNorm:
     """Rows whose RMSNorm lacks the division by the root mean square, which the GEMM that reads them applies."""
 

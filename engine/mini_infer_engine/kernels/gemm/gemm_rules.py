@@ -6,7 +6,14 @@ Does not launch anything, and does not know the tuned configs.
 import torch
 
 from mini_infer_engine.kernels.device import DeviceProfile
-from mini_infer_engine.kernels.gemm.gemm_config import MAX_M, SMALL_M, LargeMConfig, PdlGemmConfig, SmallMConfig
+from mini_infer_engine.kernels.gemm.gemm_config import (
+    MAX_M,
+    SMALL_M,
+    Int8GemmConfig,
+    LargeMConfig,
+    PdlGemmConfig,
+    SmallMConfig,
+)
 from mini_infer_engine.kernels.gemm.quantized_weight import GROUP
 from mini_infer_engine.kernels.sizes import cdiv
 
@@ -98,6 +105,31 @@ def large_m_stages(block_m: int, block_k: int, *, bits: int, profile: DeviceProf
     """Stages of large_m_gemm's ring that fit a program's shared memory."""
     stage_bytes = block_k * (_LARGE_TILE_N * bits // 8 + block_m * 2)
     return min((profile.shared_memory_bytes - _SYSTEM_BYTES) // stage_bytes, 6)
+
+
+INT8_TILES = ((64, 128, 4), (128, 128, 8), (128, 256, 8))
+"""M, N and warps of int8_gemm's tiles."""
+_INT8_OPERATIONS_A_CYCLE, _L2_BYTES_A_CYCLE = 8192, 64
+"""Of an SM."""
+
+
+def int8_gemm_config(m: int, n: int, *, profile: DeviceProfile) -> Int8GemmConfig:
+    """Of int8_gemm: the tile that takes the least time by a count of cycles of a step, and waves of tiles."""
+
+    def cycles(tile: tuple[int, int, int]) -> float:
+        block_m, block_n, _ = tile
+        products = 2 * block_m * block_n * GROUP / _INT8_OPERATIONS_A_CYCLE
+        waves = cdiv(cdiv(m, block_m) * cdiv(n, block_n), profile.sm_count)
+        return waves * (max(products, (block_m + block_n) * GROUP / _L2_BYTES_A_CYCLE) + _STEP_CYCLES)
+
+    fitting = [tile for tile in INT8_TILES if int8_gemm_stages(*tile[:2], profile=profile) >= 2]
+    block_m, block_n, warps = min(fitting, key=cycles)
+    return Int8GemmConfig(block_m, block_n, GROUP, warps, int8_gemm_stages(block_m, block_n, profile=profile))
+
+
+def int8_gemm_stages(block_m: int, block_n: int, *, profile: DeviceProfile) -> int:
+    """Stages of GROUP columns that fit a program's shared memory."""
+    return min((profile.shared_memory_bytes - _SYSTEM_BYTES) // ((block_m + block_n) * GROUP), 4)
 
 
 def ring_stages(residents: int, tile_rows: int, block_k: int, profile: DeviceProfile) -> int:

@@ -1,0 +1,112 @@
+"""W8A8: int8 rows by int8 weights on integer tensor cores, with both scales and the bias in the epilogue.
+
+torch._int_mm writes its sums as int32, twice the bytes of the result in bf16, for a second kernel to scale. Rows are
+rounded and brought into the weights' order of columns by `quantized_gemm.reordered` before. In Triton; operands are
+read by TMA where there is one.
+"""
+
+import functools
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from mini_infer_engine.kernels.gemm.gemm_config import Int8GemmConfig
+from mini_infer_engine.kernels.gemm.quantized_gemm import reordered
+from mini_infer_engine.kernels.gemm.quantized_weight import QuantizedWeight
+from mini_infer_engine.kernels.sizes import cdiv
+
+_GROUP_M = 8
+"""Tiles of M whose programs are neighbours, so that the weights that they share stay in the L2 cache."""
+
+
+@triton.jit(do_not_specialize=["M"])
+def _int8_gemm(
+    x,
+    weight,
+    x_scales,
+    scales,
+    bias,
+    out,
+    M,
+    N,
+    K,
+    out_stride,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+):
+    """One tile of x @ weight.T; K is padded to whole steps."""
+    tiles_n = tl.cdiv(N, BLOCK_N)
+    programs = GROUP_M * tiles_n
+    first = tl.program_id(0) // programs * GROUP_M
+    group = min(tl.cdiv(M, BLOCK_M) - first, GROUP_M)
+    place = tl.program_id(0) % programs
+    m0 = (first + place % group) * BLOCK_M
+    n0 = place // group * BLOCK_N
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.int32)
+    for start in range(0, K, BLOCK_K):
+        acc = tl.dot(x.load([m0, start]), weight.load([n0, start]).T, acc, out_dtype=tl.int32)
+    m = m0 + tl.arange(0, BLOCK_M)
+    n = n0 + tl.arange(0, BLOCK_N)
+    mask_m, mask_n = m < M, n < N
+    row_scales = tl.load(x_scales + m, mask=mask_m, other=0.0)
+    column_scales = tl.load(scales + n, mask=mask_n, other=0.0)
+    result = acc.to(tl.float32) * row_scales[:, None] * column_scales[None, :]
+    if bias is not None:
+        result += tl.load(bias + n, mask=mask_n, other=0.0).to(tl.float32)[None, :]
+    at = out + m.to(tl.int64)[:, None] * out_stride + n[None, :]
+    tl.store(at, result.to(out.dtype.element_ty), mask=mask_m[:, None] & mask_n[None, :])
+
+
+@functools.lru_cache(maxsize=4096)
+def _cached_descriptor(address: int, shape: tuple[int, int], rows: int, columns: int) -> Any:
+    memory = SimpleNamespace(data_ptr=lambda: address, dtype=torch.int8)  # a tensor would stay alive in the cache
+    return TensorDescriptor(memory, list(shape), [shape[1], 1], [rows, columns])
+
+
+def _descriptor(values: torch.Tensor, rows: int, columns: int) -> Any:
+    """Of a contiguous int8 matrix in tiles."""
+    if values.is_cuda:
+        return _cached_descriptor(values.data_ptr(), (values.shape[0], values.shape[1]), rows, columns)
+    return TensorDescriptor.from_tensor(values, [rows, columns])
+
+
+def int8_linear(
+    x: torch.Tensor,
+    weight: QuantizedWeight,
+    config: Int8GemmConfig,
+    *,
+    bias: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """X [M, K] @ weight.T + bias: [M, N], in x's dtype, in `out` where given; rows of x are rounded to int8."""
+    m, n = x.shape[0], weight.shape[0]
+    if out is None:
+        out = torch.empty((m, n), dtype=x.dtype, device=x.device)
+    if not m:
+        return out
+    values, x_scales = reordered(x, weight, to=torch.int8)
+    _int8_gemm[(cdiv(m, config.block_m) * cdiv(n, config.block_n),)](
+        _descriptor(values, config.block_m, config.block_k),
+        _descriptor(weight.values, config.block_n, config.block_k),
+        x_scales,
+        weight.scales,
+        bias,
+        out,
+        m,
+        n,
+        values.shape[1],
+        out.stride(0),
+        BLOCK_M=config.block_m,
+        BLOCK_N=config.block_n,
+        BLOCK_K=config.block_k,
+        GROUP_M=_GROUP_M,
+        num_warps=config.warps,
+        num_stages=config.stages,
+    )
+    return out
