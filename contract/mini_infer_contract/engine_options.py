@@ -49,6 +49,9 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     quantize_lm_head: Annotated[bool, Option(group=MODEL, in_resource=True)] = False
     """--quantization rounds the output layer, too, to the nearest; where the embeddings are tied to it they keep their
     own memory and dtype."""
+    quantize_embeddings: Annotated[bool, Option(group=MODEL, in_resource=True)] = False
+    """--quantization rounds the embeddings, too, to int8 with a scale a token; where the output layer is tied to them,
+    it must be quantised, too."""
     load_format: Annotated[Literal["auto", "dummy"], Option(group=MODEL, in_resource=True)] = "auto"
     """auto: the model's weights; dummy: random ones, for benchmarks, where only config.json is needed."""
     attention_backend: Annotated[

@@ -146,6 +146,12 @@ def test_gather_reads_tokens_and_places_of_slots(rows: int, width: int, dtype: t
     hidden, positions = gather_decode_inputs(slots, last_tokens, lengths, embedding)
     assert torch.equal(hidden, embedding[last_tokens[slots]])
     assert torch.equal(positions, lengths[slots].long())
+    integers = (embedding.float() * 30).clamp(-127, 127).to(torch.int8)
+    scales = torch.rand(50, generator=generator).to(DEVICE)
+    hidden, _ = gather_decode_inputs(slots, last_tokens, lengths, integers, first_token=3, scales=scales, dtype=dtype)
+    tokens = last_tokens[slots] - 3
+    expected = (integers[tokens].float() * scales[tokens, None]).to(dtype)
+    assert torch.equal(hidden, expected.where((tokens >= 0)[:, None], 0))
 
 
 @pytest.mark.parametrize("entries", cases([1, 300], [5000]))

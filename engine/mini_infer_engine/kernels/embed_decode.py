@@ -13,6 +13,7 @@ def _gather(
     last_tokens,
     lengths,
     embedding,
+    scales,
     hidden,
     positions,
     width,
@@ -26,7 +27,12 @@ def _gather(
     token = tl.load(last_tokens + slot).to(tl.int64) - first_token
     mask = offsets < width
     is_here = (token >= 0) & (token < num_tokens)
-    values = tl.load(embedding + token * width + offsets, mask=mask & is_here, other=0.0)
+    if scales is None:
+        values = tl.load(embedding + token * width + offsets, mask=mask & is_here, other=0.0)
+    else:
+        integers = tl.load(embedding + token * width + offsets, mask=mask & is_here, other=0)
+        scale = tl.load(scales + token, mask=is_here, other=0.0)
+        values = (integers.to(tl.float32) * scale).to(hidden.dtype.element_ty)
     tl.store(hidden + row.to(tl.int64) * width + offsets, values, mask=mask)
     if tl.program_id(1) == 0:
         tl.store(positions + row, tl.load(lengths + slot).to(tl.int64))
@@ -39,20 +45,24 @@ def gather_decode_inputs(
     embedding: torch.Tensor,
     *,
     first_token: int = 0,
+    scales: torch.Tensor | None = None,
+    dtype: torch.dtype | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(hidden [rows, width], positions [rows] int64) of the token sampled last in each slot.
 
     slots [rows] int32 index last_tokens and lengths (tokens in the cache, so the new token's position). The table may
-    be a rank's, from `first_token` on: of other tokens the embedding is zeros.
+    be a rank's, from `first_token` on: of other tokens the embedding is zeros. scales [tokens] fp32 where it is of
+    integers, which become `dtype`.
     """
     rows, width = slots.shape[0], embedding.shape[1]
-    hidden = torch.empty((rows, width), dtype=embedding.dtype, device=slots.device)
+    hidden = torch.empty((rows, width), dtype=dtype or embedding.dtype, device=slots.device)
     positions = torch.empty(rows, dtype=torch.int64, device=slots.device)
     _gather[(rows, cdiv(width, 1024))](
         slots,
         last_tokens,
         lengths,
         embedding,
+        scales,
         hidden,
         positions,
         width,

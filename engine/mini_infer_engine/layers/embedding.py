@@ -1,4 +1,6 @@
-"""The table of token embeddings, or a rank's tokens of it."""
+"""The table of token embeddings, or a rank's tokens of it, in the model's dtype or rounded when it has been loaded."""
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +19,11 @@ class Embedding(nn.Module):
         """Tokens of this rank; None: all."""
         rows = parallel.vocabulary_rows(num_rows)  # the last ones may be padding
         self.weight = nn.Parameter(torch.empty(rows, width), requires_grad=False)
+        self.dtype = self.weight.dtype
+        """Of what it gives."""
+        self.rounding: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
+        """From the weight to integers and scales [rows, 1] of which it is the product; None: it stays as it is."""
+        self.scales: nn.Parameter | None = None  # [rows] fp32, once it has been rounded
 
     @property
     def first_token(self) -> int:
@@ -29,10 +36,23 @@ class Embedding(nn.Module):
             return {f"{path}.weight": Placement(self.weight)}
         return {f"{path}.weight": Placement(self.weight[: self.rows.count], part=Part(0, self.rows))}
 
+    def finish_loading(self) -> None:
+        """Round the table, once, where it is to be."""
+        if self.rounding is not None and self.scales is None:
+            integers, scales = self.rounding(self.weight)
+            self.weight = nn.Parameter(integers, requires_grad=False)
+            self.scales = nn.Parameter(scales.view(-1), requires_grad=False)
+
+    def _rows(self, places: Tensor) -> Tensor:
+        found = functional.embedding(places, self.weight)
+        if self.scales is None:
+            return found
+        return found.float().mul_(self.scales[places].unsqueeze(-1)).to(self.dtype)
+
     def forward(self, token_ids: Tensor) -> Tensor:
         """[tokens] int64 to [tokens, width], in new memory."""
         if self.rows is None:
-            return functional.embedding(token_ids, self.weight)
+            return self._rows(token_ids)
         local = token_ids - self.first_token
         is_here = (local >= 0) & (local < self.rows.count)
-        return functional.embedding(local.where(is_here, 0), self.weight).masked_fill_(~is_here.unsqueeze(-1), 0)
+        return self._rows(local.where(is_here, 0)).masked_fill_(~is_here.unsqueeze(-1), 0)

@@ -283,6 +283,8 @@ class DecoderModel(nn.Module):
             attention.finish_loading()
         if config.tie_word_embeddings and config.stage.is_last and not self._tied_head:
             self._tied_head.append(self._make_tied_head())
+        if self.model.embed_tokens is not None:
+            self.model.embed_tokens.finish_loading()  # after the head that is made from them
 
     def _make_tied_head(self) -> Linear:
         table = self.embeddings

@@ -3,8 +3,8 @@
 int8 (W8A16): symmetric, one scale a row. w8a8-int8: the same, smoothed by `runtime.calibration`, activations in int8
 with a scale a token (on a GPU for more than 64 rows). fp8 (e4m3): one scale a row; W8A16 for few rows, W8A8 for
 many. int4 (W4A16): a scale and a zero point for each row and 128 columns, to the nearest or by `runtime.calibration`.
-Experts and the head always to the nearest, and W8A16. Embeddings, norms and routers stay in the model's dtype, and so
-does the head where it is not asked for. On a GPU a layer is packed for the kernels; on a CPU plain torch widens a
+Experts and the head always to the nearest, and W8A16. Norms and routers stay in the model's dtype, and so do the head
+and embeddings where they are not asked for. On a GPU a layer is packed for the kernels; on a CPU plain torch widens a
 weight at each product, and FP8 is dequantised, as it is on GPUs without it.
 """
 
@@ -108,10 +108,12 @@ def _keep(layer: Linear, integers: Tensor, scale: Tensor) -> None:
     layer.weight = nn.Parameter(layer.weight.new_empty(0), requires_grad=False)
 
 
-def quantize_on_load(model: DecoderModel, kind: Quantization, *, rounds_head: bool = False) -> None:
+def quantize_on_load(
+    model: DecoderModel, kind: Quantization, *, rounds_head: bool = False, rounds_embeddings: bool = False
+) -> None:
     """Have all linear layers but routers, and all experts, rounded once loaded; before anything is loaded.
 
-    The head is one of them with `rounds_head`.
+    The head is one of them with `rounds_head`, embeddings with `rounds_embeddings`: those to int8, whatever the kind.
     """
     mixtures = [module for module in model.modules() if isinstance(module, SparseMoE)]
     head_kind: Quantization = "int8" if kind == "w8a8-int8" else kind  # logits are the most sensitive to what they read
@@ -121,6 +123,8 @@ def quantize_on_load(model: DecoderModel, kind: Quantization, *, rounds_head: bo
     for path, module in model.named_modules():
         if isinstance(module, Linear) and (rounds_head or path != "lm_head") and module not in routers:
             module.use(RoundToNearestMethod(head_kind if path == "lm_head" else kind))
+    if rounds_embeddings and model.model.embed_tokens is not None:
+        model.model.embed_tokens.rounding = rounded_rows
     if rounds_head and model.lm_head is None:
         model.tied_head_method = RoundToNearestMethod(head_kind)
 

@@ -118,7 +118,13 @@ class DecodeGraph:
         if parts.begins:
             table = model.embeddings
             hidden, positions = gather_decode_inputs(
-                slots, state.last_tokens, state.lengths, table.weight, first_token=table.first_token
+                slots,
+                state.last_tokens,
+                state.lengths,
+                table.weight,
+                first_token=table.first_token,
+                scales=table.scales,
+                dtype=table.dtype,
             )
             hidden = model.scale_embeddings(parts.ops.sum_embeddings(hidden))
         else:

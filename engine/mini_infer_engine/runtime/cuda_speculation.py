@@ -356,8 +356,15 @@ class CudaSpeculation:
 
     def _draft_step(self, model: DecoderModel, bucket: int) -> ResidualState:
         assert self._draft_attention is not None
-        table, virtual = model.embeddings.weight, self._virtual
-        hidden, positions = gather_decode_inputs(self._own_rows[:bucket], virtual.last_tokens, virtual.lengths, table)
+        table, virtual = model.embeddings, self._virtual
+        hidden, positions = gather_decode_inputs(
+            self._own_rows[:bucket],
+            virtual.last_tokens,
+            virtual.lengths,
+            table.weight,
+            scales=table.scales,
+            dtype=table.dtype,
+        )
         attend = self._draft_attention.decode(self._state.page_tables, self._packed[0, :bucket], positions)
         residual: ResidualState = model(
             self._ops, model.scale_embeddings(hidden), TritonAttentionPass(attend, attend, None)

@@ -97,7 +97,12 @@ class ModelWorker:
         if found is None:
             return None
         own = msgspec.structs.replace(
-            settings, quantization=None, quantize_lm_head=False, speculative_method=None, speculative_model=None
+            settings,
+            quantization=None,
+            quantize_lm_head=False,
+            quantize_embeddings=False,
+            speculative_method=None,
+            speculative_model=None,
         )
         return cls(found.config, _load_model(own, found.config, found.directory, device, dtype), device, dtype)
 
@@ -168,11 +173,15 @@ def _dtype(settings: EngineSettings, config: ModelConfig, device: torch.device) 
 def _check_quantization(settings: EngineSettings, config: ModelConfig) -> None:
     """ModelError: weights are rounded already."""
     if settings.quantization is None:
-        if settings.quantize_lm_head:
-            raise ModelError(
-                "quantize_lm_head goes with quantization alone: say how weights are rounded, or leave it out."
-            )
+        for name in ("quantize_lm_head", "quantize_embeddings"):
+            if getattr(settings, name):
+                raise ModelError(f"{name} goes with quantization alone: say how weights are rounded, or leave it out.")
         return
+    if settings.quantize_embeddings and config.tie_word_embeddings and not settings.quantize_lm_head:
+        raise ModelError(
+            "quantize_embeddings: the output layer of this model is the embeddings, which would stay in memory for it: "
+            "give quantize_lm_head, too, or leave it out."
+        )
     if config.quantization is not None:
         raise ModelError(
             f"quantization = {settings.quantization!r}: the checkpoint is quantised already: leave it out."
@@ -180,7 +189,12 @@ def _check_quantization(settings: EngineSettings, config: ModelConfig) -> None:
 
 
 def _on_meta(
-    config: ModelConfig, dtype: torch.dtype, quantization: Quantization | None, *, rounds_head: bool
+    config: ModelConfig,
+    dtype: torch.dtype,
+    quantization: Quantization | None,
+    *,
+    rounds_head: bool,
+    rounds_embeddings: bool,
 ) -> DecoderModel:
     """The model without memory: parameters in `dtype`, but for those that say their own."""
     usual = torch.get_default_dtype()
@@ -191,7 +205,7 @@ def _on_meta(
             if config.quantization is not None:
                 quantize_layers(model, config.quantization)
             if quantization is not None:
-                quantize_on_load(model, quantization, rounds_head=rounds_head)
+                quantize_on_load(model, quantization, rounds_head=rounds_head, rounds_embeddings=rounds_embeddings)
     finally:
         torch.set_default_dtype(usual)
     return model
@@ -215,7 +229,13 @@ def _load_model(
     settings: EngineSettings, config: ModelConfig, directory: Path | None, device: torch.device, dtype: torch.dtype
 ) -> DecoderModel:
     _check_quantization(settings, config)
-    model = _on_meta(config, dtype, settings.quantization, rounds_head=settings.quantize_lm_head)
+    model = _on_meta(
+        config,
+        dtype,
+        settings.quantization,
+        rounds_head=settings.quantize_lm_head,
+        rounds_embeddings=settings.quantize_embeddings,
+    )
     checkpoint = None
     if settings.load_format != "dummy":
         assert directory is not None, "only dummy weights need no folder"

@@ -74,6 +74,30 @@ def test_the_head_is_rounded_where_asked_for(tied: bool, kind: Any, tmp_path: Pa
     assert (actual - reference_logits(model, TOKENS)).abs().max() <= 1e-3
 
 
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("rounds_head", [False, True])
+def test_embeddings_are_rounded_where_asked_for(rounds_head: bool, tied: bool, tmp_path: Path) -> None:
+    model = save_tiny_model(tmp_path, "qwen2", tie_word_embeddings=tied)
+    settings: dict[str, Any] = {"quantization": "int8", "quantize_lm_head": rounds_head, "quantize_embeddings": True}
+    if tied and not rounds_head:
+        with pytest.raises(ModelError, match="give quantize_lm_head, too"):
+            tiny_runner(tmp_path, **settings)
+        return
+    runner = tiny_runner(tmp_path, **settings)
+    for name, parameter in model.named_parameters():
+        if name.endswith("_proj.weight"):
+            parameter.data = rounded_by_loops(parameter.data, "int8")
+    if rounds_head:
+        model.lm_head.weight = torch.nn.Parameter(rounded_by_loops(model.lm_head.weight.data, "int8"))
+    table = model.model.embed_tokens
+    table.weight = torch.nn.Parameter(rounded_by_loops(table.weight.data, "int8"))
+    actual = run_chunks(runner, TOKENS, PageDealer(runner).table(40), [17, 1, 22])
+    assert (actual - reference_logits(model, TOKENS)).abs().max() <= 1e-3
+    kept = runner.worker.model.embeddings
+    assert kept.weight.dtype == torch.int8
+    assert kept.scales is not None
+
+
 @pytest.mark.parametrize("architecture", ["qwen2", "phi3"])
 def test_w8a8_rounds_activations_by_token(architecture: str, tmp_path: Path) -> None:
     """Without a tokenizer nothing is smoothed; the head is rounded alone, for what it reads stays as it is."""
@@ -146,5 +170,7 @@ def test_what_it_cannot_be_combined_with_is_refused(tmp_path: Path) -> None:
         tiny_runner(tmp_path / "quantised", quantization="int4")
     with pytest.raises(ModelError, match="goes with quantization"):
         tiny_runner(tmp_path / "quantised", quantize_lm_head=True)
+    with pytest.raises(ModelError, match="quantize_embeddings goes with quantization"):
+        tiny_runner(tmp_path / "quantised", quantize_embeddings=True)
     with pytest.raises(ValueError, match="int3"):
         LLM("demo", quantization="int3")
