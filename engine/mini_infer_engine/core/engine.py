@@ -225,10 +225,8 @@ class Engine:
         has_launched = self._launch_next(outputs)
         if len(self._in_flight) > self._depth or (self._in_flight and not has_launched):
             outputs += self._commit(*self._in_flight.popleft())
-            if (
-                not has_launched and not self._in_flight
-            ):  # what waited for the commit, as beams do, need not wait longer
-                self._launch_next(outputs)
+            if self._outputs.sequences and not has_launched and not self._in_flight:
+                self._launch_next(outputs)  # what waited for the commit, as beams do, need not wait longer
             return outputs
         idle = not self._in_flight and not outputs and not self._num_compiling and not self.scheduler.receiving
         assert not (idle and self._outputs.sequences), "requests are left and none can run: pages or slots leaked"
