@@ -11,6 +11,7 @@ import random
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -275,19 +276,51 @@ def test_without_fall_back_the_request_ends_with_the_reason() -> None:
 SLOW = ("--dry-run-step-ms", "15", "--long-prefill-token-threshold", "64", "--kv-transfer-lease", "1")
 
 
-def test_a_client_that_leaves_frees_both_sides() -> None:
+@pytest.fixture(scope="module")
+def slow() -> Iterator[tuple[Side, Side]]:
+    """Prefill and decode, with time to do something to them meanwhile."""
     with Side("prefill", *SLOW) as prefill, Side("decode", *SLOW) as decode:
-        ask(decode, new_prompt(), {PREFILL_FROM_HEADER: prefill.address})
-        for pause_s in (0.0, 0.02, 0.1, 0.2):
-            with contextlib.suppress(httpx.TimeoutException):
-                decode.client.post(
-                    PATH,
-                    json={"prompt": new_prompt(300), "max_tokens": 200},
-                    headers={PREFILL_FROM_HEADER: prefill.address},
-                    timeout=httpx.Timeout(5, read=0.05 + pause_s),
-                )
-        wait_until(decode.is_at_rest)
-        wait_until(prefill.is_at_rest)
+        yield prefill, decode
+
+
+def test_a_client_that_leaves_frees_both_sides(slow: tuple[Side, Side]) -> None:
+    prefill, decode = slow
+    ask(decode, new_prompt(), {PREFILL_FROM_HEADER: prefill.address})
+    for pause_s in (0.0, 0.02, 0.1, 0.2):
+        with contextlib.suppress(httpx.TimeoutException):
+            decode.client.post(
+                PATH,
+                json={"prompt": new_prompt(300), "max_tokens": 200},
+                headers={PREFILL_FROM_HEADER: prefill.address},
+                timeout=httpx.Timeout(5, read=0.05 + pause_s),
+            )
+    wait_until(decode.is_at_rest)
+    wait_until(prefill.is_at_rest)
+
+
+@pytest.mark.parametrize("is_arrived", [False, True], ids=["while it is computed elsewhere", "while it is decoded"])
+def test_what_runs_ends_as_it_has_begun_when_roles_are_switched(slow: tuple[Side, Side], is_arrived: bool) -> None:
+    """Nobody has to wait until an engine runs nothing: neither side loses what it does in its old role."""
+    prefill, decode = slow
+    prompt, tokens = new_prompt(300), 200
+    expected = text_of(ask(decode, prompt, cache_salt="own", max_tokens=tokens))
+    before = decode.labelled(RECEIVED) + decode.fallbacks()
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(ask, decode, prompt, {PREFILL_FROM_HEADER: prefill.address}, max_tokens=tokens)
+            wait_until(lambda: decode.client.get("/role").json()["running"] == 1)
+            if is_arrived:
+                wait_until(lambda: decode.labelled(RECEIVED) + decode.fallbacks() > before)
+            for side, role in ((prefill, "decode"), (decode, "prefill")):
+                assert side.client.post("/role", json={"role": role}).status_code == 200
+            assert decode.client.get("/role").json() == {"role": "prefill", "running": 1}
+            assert text_of(answer.result(60)) == expected
+        wait_until(lambda: decode.client.get("/role").json() == {"role": "prefill", "running": 0})
+    finally:
+        for side, role in ((prefill, "prefill"), (decode, "decode")):
+            assert side.client.post("/role", json={"role": role}).status_code == 200
+    wait_until(decode.is_at_rest)
+    wait_until(prefill.is_at_rest)
 
 
 def test_what_nobody_comes_for_is_let_go() -> None:
