@@ -4,6 +4,7 @@ So a worker makes a file's fixtures once, and one Kubernetes control plane for a
 Those wait most of the time: two workers do, and others compute meanwhile.
 """
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,12 @@ _ORDER = {path: place for place, path in enumerate([*GROUPS, *(f"tests/{path}" f
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes long first."""
     items.sort(key=lambda item: _ORDER.get(item.nodeid.split("::", 1)[0], len(_ORDER)))
+
+
+def pytest_collection_finish() -> None:
+    """What was collected and imported stays to the end: no collection of garbage need look at it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -63,7 +63,8 @@ def test_beside_a_peer(tmp_path: Path) -> None:
     assert plot.exists()
 
     out.write_text(json.dumps(offline | {"runs": {"other": runs}}))
-    resumed, _ = run("engine_offline.py", tmp_path / "again.json", "--resume", str(out), "--rounds", "1", **peer)
+    again = ("--resume", str(out), "--rounds", "1", "--engines", "ours")
+    resumed, _ = run("engine_offline.py", tmp_path / "again.json", *again)
     assert list(resumed["runs"]) == ["other", "tiny"]
     out.write_text(json.dumps(offline))
 

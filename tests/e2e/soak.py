@@ -22,6 +22,8 @@ from tests.e2e.commands import say
 from tests.e2e.images import TAG, repository
 
 NAME = "soak"
+PAUSE_S = 1.0
+"""Between steps. Load goes on through all of them, so what a step breaks later is counted with the next one."""
 
 
 def engine_image() -> str:
@@ -94,7 +96,8 @@ class Service:
     def bad_edit_and_back(self) -> None:
         """An image that cannot be had, and the old one again."""
         self.apply(image="localhost/no-such-image:0")
-        time.sleep(10)
+        wait_until("an engine that cannot start", lambda: any(map(_lacks_its_image, self.pods())), 60)
+        time.sleep(3)
         self.apply()
         self.ready()
 
@@ -204,6 +207,11 @@ class Service:
         self.cluster.kubectl("rollout", "status", deployment, "-n", self._system, "--timeout=200s")
 
 
+def _lacks_its_image(pod: dict[str, Any]) -> bool:
+    statuses = pod["status"].get("initContainerStatuses", []) + pod["status"].get("containerStatuses", [])
+    return any("Image" in status["state"].get("waiting", {}).get("reason", "") for status in statuses)
+
+
 def _is_ready(pod: dict[str, Any]) -> bool:
     conditions = pod["status"].get("conditions", ())
     return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
@@ -216,7 +224,7 @@ def run_steps(steps: Sequence[Callable[[], None]], until_s: float, failed: Calla
             return
         begun_s, step = time.monotonic(), steps[number % len(steps)]
         step()
-        time.sleep(3)
+        time.sleep(PAUSE_S)
         say(f"{step.__name__}: {time.monotonic() - begun_s:.0f} s, {failed()} requests failed so far")
 
 

@@ -14,6 +14,7 @@ from mini_infer_engine import LLM
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.config.model_path import DEMO_DIRECTORY
 from mini_infer_engine.quantization.on_load import packed_nibbles, rounded_groups, rounded_rows, unpacked_nibbles
+from mini_infer_engine.runtime.model_runner import ModelRunner
 from tests.support.demo_reference import reference_model
 from tests.support.integer_checkpoints import quantize_folder
 from tests.support.tiny_models import PageDealer, reference_logits, run_chunks, save_tiny_model, tiny_runner
@@ -119,8 +120,14 @@ def test_w8a8_rounds_activations_by_token(architecture: str, tmp_path: Path) -> 
     assert ((actual - reference_logits(model, TOKENS)).abs() > 1e-3).float().mean() < 0.05
 
 
-def test_calibration_leaves_the_head_to_the_nearest() -> None:
-    runner = tiny_runner(DEMO_DIRECTORY, quantization="int4", quantize_lm_head=True)
+@pytest.fixture(scope="module")
+def demo_in_four_bits() -> ModelRunner:
+    """With its head; calibrating takes ten seconds of a core."""
+    return tiny_runner(DEMO_DIRECTORY, quantization="int4", quantize_lm_head=True, dtype="float32")
+
+
+def test_calibration_leaves_the_head_to_the_nearest(demo_in_four_bits: ModelRunner) -> None:
+    runner = demo_in_four_bits
     assert torch.isfinite(run_chunks(runner, TOKENS, PageDealer(runner).table(40), [40])).all()
     head = runner.worker.model.head
     integers, scale, _ = rounded_groups(runner.worker.model.model.embed_tokens.weight, 128)
@@ -143,14 +150,16 @@ def test_rounding_and_packing(rows: int, columns: int, group: int, seed: int) ->
     assert (integers * scale - weight).abs().le(scale / 2 + 1e-6).all()
 
 
-def test_the_demo_model_keeps_its_answers_in_less_memory() -> None:
+def test_the_demo_model_keeps_its_answers_in_less_memory(demo_in_four_bits: ModelRunner) -> None:
     """The most likely next token, over Python's own text; and bytes of the layers' weights."""
     encoder = PromptEncoder(PromptAssets.from_directory(DEMO_DIRECTORY))
     tokens = encoder.encode(Path(textwrap.__file__).read_text()[:3000], False)[:500]
     agreed, taken = {}, {}
     best = reference_logits(reference_model(), tokens).argmax(-1)
     for kind in (None, "int8", "int4"):
-        runner = tiny_runner(DEMO_DIRECTORY, quantization=kind, dtype="float32")
+        runner = demo_in_four_bits
+        if kind != "int4":
+            runner = tiny_runner(DEMO_DIRECTORY, quantization=kind, dtype="float32")
         actual = run_chunks(runner, tokens, PageDealer(runner).table(len(tokens)), [len(tokens)])
         agreed[kind] = float((actual.argmax(-1) == best).float().mean())
         down = runner.worker.model.layers[0].mlp.down_proj
