@@ -15,12 +15,15 @@ from typing import Any
 
 import torch
 from common.gemm_tuner import L2_BYTES, random
-from common.gpu import policy
+from common.gpu import policy, workspace
 from common.report import make_parser, print_table, save, say
 from common.timing import graph_microseconds
 
-from mini_infer_engine.kernels.gemm.gemm_config import Int8GemmConfig
-from mini_infer_engine.kernels.gemm.gemm_rules import INT8_TILES, int8_gemm_stages
+from mini_infer_engine.config.mechanisms import Mechanism
+from mini_infer_engine.kernels.context import KernelContext
+from mini_infer_engine.kernels.gemm.fp8_block_gemm import fp8_block_linear
+from mini_infer_engine.kernels.gemm.gemm_config import W8A8GemmConfig
+from mini_infer_engine.kernels.gemm.gemm_rules import FP8_BLOCK_TILES, INT8_TILES, w8a8_gemm_stages
 from mini_infer_engine.kernels.gemm.grouped_weight import GroupedWeight
 from mini_infer_engine.kernels.gemm.grouped_weight_gemm import grouped_weight_linear
 from mini_infer_engine.kernels.gemm.int8_gemm import int8_linear
@@ -29,6 +32,7 @@ from mini_infer_engine.kernels.gemm.quantized_weight import QuantizedWeight
 from mini_infer_engine.kernels.moe.expert_gemv import expert_gemv
 from mini_infer_engine.kernels.moe.grouped_gemm import grouped_experts
 from mini_infer_engine.kernels.moe.route import route
+from mini_infer_engine.ops.triton_ops import TritonOps
 
 N, K = 2 * 18_944, 3_584
 ROWS, W8A8_ROWS = (1, 16, 64, 256), (128, 256, 512, 4096)
@@ -102,18 +106,39 @@ def products() -> dict[str, Callable[[], dict[str, float]]]:
         linear: Callable[..., torch.Tensor] = quantized_linear
         if tile is not None:
             block_m, block_n, warps = tile
-            stages = int8_gemm_stages(block_m, block_n, profile=policy().profile)
-            linear = partial(int8_linear, config=Int8GemmConfig(block_m, block_n, 128, warps, stages))
+            stages = w8a8_gemm_stages(block_m, block_n, profile=policy().profile)
+            linear = partial(int8_linear, config=W8A8GemmConfig(block_m, block_n, 128, warps, stages))
         return figures([partial(linear, x, weight) for weight in weights], N * K, plain.get(rows))
 
+    def fp8_blocks(way: str, rows: int) -> dict[str, float]:
+        x = random(rows, K)
+        scales = torch.full((K // 128, N), 1e-3, device="cuda")
+        weights = [QuantizedWeight(random_weight("fp8-128", N, K).values, scales, K) for _ in range(copies(N * K))]
+        if way == "W8A16":
+            ops = TritonOps(KernelContext(policy().without(Mechanism.FP8_BLOCK_GEMM), workspace()))
+            return figures([partial(ops.quantized, x, weight) for weight in weights], N * K, plain.get(rows))
+        block_m, block_n, warps = next(tile for tile in FP8_BLOCK_TILES if way.endswith(f"{tile[0]}x{tile[1]}"))
+        config = W8A8GemmConfig(block_m, block_n, 128, warps, 3)
+        calls = [partial(fp8_block_linear, x, weight, config) for weight in weights]
+        return figures(calls, N * K, plain.get(rows))
+
+    block_ways = ("W8A16", *(f"W8A8 {tile[0]}x{tile[1]}" for tile in FP8_BLOCK_TILES))
     w8a8_ways = {"torch._int_mm": None} | {f"int8_gemm {tile[0]}x{tile[1]}": tile for tile in INT8_TILES}
     found = {f"bf16, {rows} rows": partial(bf16, rows) for rows in sorted({*ROWS, *W8A8_ROWS})}
     found |= {f"{form}, {rows} rows": partial(grouped, form, rows) for form in FORMS for rows in ROWS}
-    return found | {
-        f"W8A8 by {name}, {rows} rows": partial(w8a8, tile, rows)
-        for rows in W8A8_ROWS
-        for name, tile in w8a8_ways.items()
-    }
+    return (
+        found
+        | {
+            f"W8A8 by {name}, {rows} rows": partial(w8a8, tile, rows)
+            for rows in W8A8_ROWS
+            for name, tile in w8a8_ways.items()
+        }
+        | {
+            f"fp8 by blocks, {way}, {rows} rows": partial(fp8_blocks, way, rows)
+            for rows in W8A8_ROWS
+            for way in block_ways
+        }
+    )
 
 
 def experts() -> dict[str, Callable[[], dict[str, float]]]:

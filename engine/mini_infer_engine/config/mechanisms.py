@@ -35,6 +35,11 @@ class Mechanism(StrEnum):
         "W8A8: int8 products of more than 64 rows with their scales in one kernel; off: torch._int_mm and a kernel for "
         "the scales",
     )
+    FP8_BLOCK_GEMM = (
+        "fp8_block_gemm",
+        "W8A8 for more than 64 rows by FP8 weights with scales by blocks, where there is TMA; off: W8A16, activations "
+        "keep their dtype",
+    )
     STREAM_K = "stream_k", "the stream-K GEMM of 17 to 64 rows, where pdl_gemm cannot run; off: cuBLAS"
     PDL = (
         "pdl",

@@ -22,10 +22,10 @@ from mini_infer_engine.kernels.gemm import gemm_rules
 from mini_infer_engine.kernels.gemm.gemm_config import (
     MAX_M,
     SMALL_M,
-    Int8GemmConfig,
     LargeMConfig,
     PdlGemmConfig,
     SmallMConfig,
+    W8A8GemmConfig,
     are_large_m_operands,
     are_tma_operands,
     pdl_block_m,
@@ -148,13 +148,26 @@ class KernelPolicy:
             return self.tuned.large_m[key]
         return gemm_rules.large_m_config(rows, n, k, bits=weight.bits, grouped=weight.is_grouped, profile=self.profile)
 
-    def int8_gemm_config(self, m: int, weight: QuantizedWeight | GroupedWeight) -> Int8GemmConfig | None:
+    def int8_gemm_config(self, m: int, weight: QuantizedWeight | GroupedWeight) -> W8A8GemmConfig | None:
         """Of int8_gemm for m rows that may be rounded to int8; None: torch, or they are not W8A8."""
         if isinstance(weight, GroupedWeight) or not weight.int8_activations or weight.format != "int8" or m <= MAX_M:
             return None
         if not self.profile.reads_tensors or Mechanism.INT8_GEMM in self.disabled:
             return None
-        return gemm_rules.int8_gemm_config(rows_of_large_m(m), weight.shape[0], profile=self.profile)
+        return gemm_rules.w8a8_gemm_config(
+            rows_of_large_m(m), weight.shape[0], profile=self.profile, tiles=gemm_rules.INT8_TILES
+        )
+
+    def fp8_block_gemm_config(self, x: torch.Tensor, weight: QuantizedWeight | GroupedWeight) -> W8A8GemmConfig | None:
+        """Of fp8_block_gemm for x [M, K], which may be rounded to FP8; None: activations keep their dtype."""
+        m = x.shape[0]
+        if isinstance(weight, GroupedWeight) or weight.format != "fp8-groups" or m <= MAX_M:
+            return None
+        if x.dtype != torch.bfloat16 or not self.profile.reads_tensors or Mechanism.FP8_BLOCK_GEMM in self.disabled:
+            return None
+        return gemm_rules.w8a8_gemm_config(
+            rows_of_large_m(m), weight.shape[0], profile=self.profile, tiles=gemm_rules.FP8_BLOCK_TILES
+        )
 
     def k_splits(self, m: int, n: int, k: int) -> int:
         """Splits of K for cuBLAS's product of x [m, k] and weight [n, k]; 1: none."""

@@ -11,6 +11,7 @@ from torch.nn import functional
 from mini_infer_engine.config.model_config import Activation
 from mini_infer_engine.distributed.collectives import NO_COLLECTIVES, Collectives
 from mini_infer_engine.kernels.context import KernelContext
+from mini_infer_engine.kernels.gemm.fp8_block_gemm import fp8_block_linear
 from mini_infer_engine.kernels.gemm.gemm_config import MAX_M, DeferredRMSNorm
 from mini_infer_engine.kernels.gemm.gemm_dispatch import small_m_linear, small_m_linear_add_norm
 from mini_infer_engine.kernels.gemm.grouped_weight import GroupedWeight
@@ -216,6 +217,9 @@ class TritonOps:
         int8 = self._policy.int8_gemm_config(x.shape[0], weight)
         if int8 is not None:
             return int8_linear(x, weight, int8, bias=bias, out=out)
+        blocks = self._policy.fp8_block_gemm_config(x, weight)
+        if blocks is not None:
+            return fp8_block_linear(x, weight, blocks, bias=bias, out=out)
         large = self._policy.large_m_config(x, weight)
         if large is not None:
             from mini_infer_engine.kernels.gemm.large_m_gemm import large_m_gemm  # not every Triton has its Gluon

@@ -127,6 +127,21 @@ def test_int8_by_int8_has_tiles_that_fit(m: int, profile: DeviceProfile) -> None
     assert policy_of(L4).int8_gemm_config(m, weight) is None, "torch, where there is no TMA"
 
 
+@pytest.mark.parametrize("m", [65, 200, 1000, 9000])
+def test_fp8_by_blocks_is_w8a8_for_many_rows(m: int) -> None:
+    weight, x = quantized("fp8-groups", 4608, 3584), torch.empty(m, 3584, dtype=BF16, device="meta")
+    config = ON_H200.fp8_block_gemm_config(x, weight)
+    assert config is not None
+    assert config.block_k == 128
+    assert 2 <= config.stages <= H200.shared_memory_bytes // ((config.block_m + config.block_n) * 128)
+    for other in (quantized("int8-groups", 4608, 3584), quantized("fp8", 4608, 3584), quantized("int4", 4608, 3584)):
+        assert ON_H200.fp8_block_gemm_config(x, other) is None
+    assert ON_H200.fp8_block_gemm_config(x.float(), weight) is None
+    assert ON_H200.fp8_block_gemm_config(x[:64], weight) is None, "few rows keep their dtype"
+    assert policy_of(L4).fp8_block_gemm_config(x, weight) is None
+    assert policy_of(H200, Mechanism.FP8_BLOCK_GEMM).fp8_block_gemm_config(x, weight) is None
+
+
 def test_sampling_on_an_h200_has_the_programs_that_were_measured() -> None:
     assert ON_H200.sample_programs == 1056
 

@@ -57,8 +57,8 @@ class LargeMConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Int8GemmConfig:
-    """Launch config of int8_gemm."""
+class W8A8GemmConfig:
+    """Launch config of int8_gemm and fp8_block_gemm."""
 
     block_m: int
     block_n: int

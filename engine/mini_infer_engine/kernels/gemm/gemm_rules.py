@@ -9,10 +9,10 @@ from mini_infer_engine.kernels.device import DeviceProfile
 from mini_infer_engine.kernels.gemm.gemm_config import (
     MAX_M,
     SMALL_M,
-    Int8GemmConfig,
     LargeMConfig,
     PdlGemmConfig,
     SmallMConfig,
+    W8A8GemmConfig,
 )
 from mini_infer_engine.kernels.gemm.quantized_weight import GROUP
 from mini_infer_engine.kernels.sizes import cdiv
@@ -109,25 +109,32 @@ def large_m_stages(block_m: int, block_k: int, *, bits: int, profile: DeviceProf
 
 INT8_TILES = ((64, 128, 4), (128, 128, 8), (128, 256, 8))
 """M, N and warps of int8_gemm's tiles."""
-_INT8_OPERATIONS_A_CYCLE, _L2_BYTES_A_CYCLE = 8192, 64
+FP8_BLOCK_TILES = ((64, 128, 4), (128, 128, 8))
+"""Of fp8_block_gemm's, which have sums of a group beside those of all."""
+_W8A8_OPERATIONS_A_CYCLE, _L2_BYTES_A_CYCLE = 8192, 64
 """Of an SM."""
 
 
-def int8_gemm_config(m: int, n: int, *, profile: DeviceProfile) -> Int8GemmConfig:
-    """Of int8_gemm: the tile that takes the least time by a count of cycles of a step, and waves of tiles."""
+def w8a8_gemm_config(
+    m: int, n: int, *, profile: DeviceProfile, tiles: tuple[tuple[int, int, int], ...]
+) -> W8A8GemmConfig:
+    """Of int8_gemm (INT8_TILES) or fp8_block_gemm (FP8_BLOCK_TILES).
+
+    The tile that takes the least time by a count of cycles of a step, and waves of tiles.
+    """
 
     def cycles(tile: tuple[int, int, int]) -> float:
         block_m, block_n, _ = tile
-        products = 2 * block_m * block_n * GROUP / _INT8_OPERATIONS_A_CYCLE
+        products = 2 * block_m * block_n * GROUP / _W8A8_OPERATIONS_A_CYCLE
         waves = cdiv(cdiv(m, block_m) * cdiv(n, block_n), profile.sm_count)
         return waves * (max(products, (block_m + block_n) * GROUP / _L2_BYTES_A_CYCLE) + _STEP_CYCLES)
 
-    fitting = [tile for tile in INT8_TILES if int8_gemm_stages(*tile[:2], profile=profile) >= 2]
+    fitting = [tile for tile in tiles if w8a8_gemm_stages(*tile[:2], profile=profile) >= 2]
     block_m, block_n, warps = min(fitting, key=cycles)
-    return Int8GemmConfig(block_m, block_n, GROUP, warps, int8_gemm_stages(block_m, block_n, profile=profile))
+    return W8A8GemmConfig(block_m, block_n, GROUP, warps, w8a8_gemm_stages(block_m, block_n, profile=profile))
 
 
-def int8_gemm_stages(block_m: int, block_n: int, *, profile: DeviceProfile) -> int:
+def w8a8_gemm_stages(block_m: int, block_n: int, *, profile: DeviceProfile) -> int:
     """Stages of GROUP columns that fit a program's shared memory."""
     return min((profile.shared_memory_bytes - _SYSTEM_BYTES) // ((block_m + block_n) * GROUP), 4)
 

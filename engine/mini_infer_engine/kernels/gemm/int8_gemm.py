@@ -14,12 +14,12 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from mini_infer_engine.kernels.gemm.gemm_config import Int8GemmConfig
+from mini_infer_engine.kernels.gemm.gemm_config import W8A8GemmConfig
 from mini_infer_engine.kernels.gemm.quantized_gemm import reordered
 from mini_infer_engine.kernels.gemm.quantized_weight import QuantizedWeight
 from mini_infer_engine.kernels.sizes import cdiv
 
-_GROUP_M = 8
+GROUP_M = 8
 """Tiles of M whose programs are neighbours, so that the weights that they share stay in the L2 cache."""
 
 
@@ -64,22 +64,22 @@ def _int8_gemm(
 
 
 @functools.lru_cache(maxsize=4096)
-def _cached_descriptor(address: int, shape: tuple[int, int], rows: int, columns: int) -> Any:
-    memory = SimpleNamespace(data_ptr=lambda: address, dtype=torch.int8)  # a tensor would stay alive in the cache
+def _cached_descriptor(address: int, dtype: torch.dtype, shape: tuple[int, int], rows: int, columns: int) -> Any:
+    memory = SimpleNamespace(data_ptr=lambda: address, dtype=dtype)  # a tensor would stay alive in the cache
     return TensorDescriptor(memory, list(shape), [shape[1], 1], [rows, columns])
 
 
-def _descriptor(values: torch.Tensor, rows: int, columns: int) -> Any:
-    """Of a contiguous int8 matrix in tiles."""
+def descriptor(values: torch.Tensor, rows: int, columns: int) -> Any:
+    """Of a contiguous matrix of bytes, in tiles."""
     if values.is_cuda:
-        return _cached_descriptor(values.data_ptr(), (values.shape[0], values.shape[1]), rows, columns)
+        return _cached_descriptor(values.data_ptr(), values.dtype, (values.shape[0], values.shape[1]), rows, columns)
     return TensorDescriptor.from_tensor(values, [rows, columns])
 
 
 def int8_linear(
     x: torch.Tensor,
     weight: QuantizedWeight,
-    config: Int8GemmConfig,
+    config: W8A8GemmConfig,
     *,
     bias: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
@@ -92,8 +92,8 @@ def int8_linear(
         return out
     values, x_scales = reordered(x, weight, to=torch.int8)
     _int8_gemm[(cdiv(m, config.block_m) * cdiv(n, config.block_n),)](
-        _descriptor(values, config.block_m, config.block_k),
-        _descriptor(weight.values, config.block_n, config.block_k),
+        descriptor(values, config.block_m, config.block_k),
+        descriptor(weight.values, config.block_n, config.block_k),
         x_scales,
         weight.scales,
         bias,
@@ -105,7 +105,7 @@ def int8_linear(
         BLOCK_M=config.block_m,
         BLOCK_N=config.block_n,
         BLOCK_K=config.block_k,
-        GROUP_M=_GROUP_M,
+        GROUP_M=GROUP_M,
         num_warps=config.warps,
         num_stages=config.stages,
     )

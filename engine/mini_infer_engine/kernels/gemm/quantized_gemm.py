@@ -24,7 +24,7 @@ _STEP = tl.constexpr(GROUP)
 
 
 @triton.jit
-def _in_order(row, BITS: tl.constexpr, BLOCK: tl.constexpr):
+def in_order(row, BITS: tl.constexpr, BLOCK: tl.constexpr):
     """Columns [BLOCK] as `quantized_weight.column_order` has them: threads exchange them, memory is read in order."""
     if BITS == 8:  # step, upper 8, thread, odd
         pieces = tl.permute(tl.reshape(row, (BLOCK // 64, 4, 2, 4, 2)), (0, 3, 1, 4, 2))
@@ -65,7 +65,7 @@ def _reorder(
             values = values.to(tl.float32) / scale
         if LARGEST == 127:
             values = tl.floor(values + 0.5)
-        ordered = _in_order(values.to(out.dtype.element_ty), BITS, BLOCK)
+        ordered = in_order(values.to(out.dtype.element_ty), BITS, BLOCK)
         tl.store(out + row * out_stride + start + position, ordered, mask=start + position < out_stride)
 
 

@@ -1,0 +1,123 @@
+"""W8A8 of FP8 weights whose scales are of 128 columns, as DeepSeek-V3's (arXiv 2412.19437, section 3.3).
+
+Rows of x are rounded to e4m3 with a scale for the same 128 columns; a step's products, which Hopper's tensor cores add
+with few bits, are added in fp32 with both scales. In Triton; operands are read by TMA where there is one.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from mini_infer_engine.kernels.gemm.gemm_config import W8A8GemmConfig
+from mini_infer_engine.kernels.gemm.int8_gemm import GROUP_M, descriptor
+from mini_infer_engine.kernels.gemm.quantized_gemm import in_order
+from mini_infer_engine.kernels.gemm.quantized_weight import GROUP, QuantizedWeight
+from mini_infer_engine.kernels.sizes import cdiv
+
+_LARGEST = tl.constexpr(448.0)
+
+
+@triton.jit(do_not_specialize=["x_stride"])
+def _round_groups(x, out, scales, K, x_stride, out_stride, GROUPS: tl.constexpr):
+    """Program (row, GROUPS groups of 128): columns in the weights' order, each group times 448 / its maximum."""
+    row = tl.program_id(0).to(tl.int64)
+    first = tl.program_id(1) * GROUPS
+    place = first * 128 + tl.arange(0, GROUPS * 128)
+    values = tl.load(x + row * x_stride + place, mask=place < K, other=0.0).to(tl.float32)
+    groups = tl.reshape(values, (GROUPS, 128))
+    scale = tl.maximum(tl.max(tl.abs(groups), axis=1) / _LARGEST, 1e-12)
+    ordered = in_order(tl.reshape(groups / scale[:, None], (GROUPS * 128,)), 8, GROUPS * 128)
+    tl.store(out + row * out_stride + place, ordered.to(out.dtype.element_ty), mask=place < out_stride)
+    group = first + tl.arange(0, GROUPS)
+    tl.store(scales + row * (out_stride // 128) + group, scale, mask=group < out_stride // 128)
+
+
+def rounded_groups_of_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """X [M, K] as e4m3 [M, padded K] in the order of 8-bit weights, and fp32 scales [M, groups of 128 columns]."""
+    m, k = x.shape
+    assert x.stride(1) == 1
+    width = cdiv(k, GROUP) * GROUP
+    out = torch.empty((m, width), dtype=torch.float8_e4m3fn, device=x.device)
+    scales = torch.empty((m, width // GROUP), dtype=torch.float32, device=x.device)
+    groups = 8
+    _round_groups[(m, cdiv(width, groups * GROUP))](x, out, scales, k, x.stride(0), width, GROUPS=groups, num_warps=4)
+    return out, scales
+
+
+@triton.jit(do_not_specialize=["M"])
+def _fp8_block_gemm(
+    x,
+    weight,
+    x_scales,
+    scales,
+    bias,
+    out,
+    M,
+    N,
+    groups,
+    out_stride,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    NEIGHBOURS: tl.constexpr,
+):
+    """One tile of x @ weight.T, group after group."""
+    programs = NEIGHBOURS * tl.cdiv(N, BLOCK_N)
+    first = tl.program_id(0) // programs * NEIGHBOURS
+    near = min(tl.cdiv(M, BLOCK_M) - first, NEIGHBOURS)
+    place = tl.program_id(0) % programs
+    m0 = (first + place % near) * BLOCK_M
+    n0 = place // near * BLOCK_N
+    m = m0 + tl.arange(0, BLOCK_M)
+    n = n0 + tl.arange(0, BLOCK_N)
+    mask_m, mask_n = m < M, n < N
+    of_rows = x_scales + m.to(tl.int64) * groups
+    row_scales = tl.load(of_rows, mask=mask_m, other=0.0)
+    column_scales = tl.load(scales + n, mask=mask_n, other=0.0)
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for group in range(groups):
+        following = min(group + 1, groups - 1)  # scales of the next group arrive while this one is multiplied
+        next_row_scales = tl.load(of_rows + following, mask=mask_m, other=0.0)
+        next_column_scales = tl.load(scales + following.to(tl.int64) * N + n, mask=mask_n, other=0.0)
+        products = tl.dot(x.load([m0, group * 128]), weight.load([n0, group * 128]).T)
+        acc += products * row_scales[:, None] * column_scales[None, :]
+        row_scales, column_scales = next_row_scales, next_column_scales
+    if bias is not None:
+        acc += tl.load(bias + n, mask=mask_n, other=0.0).to(tl.float32)[None, :]
+    at = out + m.to(tl.int64)[:, None] * out_stride + n[None, :]
+    tl.store(at, acc.to(out.dtype.element_ty), mask=mask_m[:, None] & mask_n[None, :])
+
+
+def fp8_block_linear(
+    x: torch.Tensor,
+    weight: QuantizedWeight,
+    config: W8A8GemmConfig,
+    *,
+    bias: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """X [M, K] @ weight.T + bias: [M, N], in x's dtype, in `out` where given; groups of x are rounded to FP8."""
+    m, n = x.shape[0], weight.shape[0]
+    assert config.block_k == GROUP
+    if out is None:
+        out = torch.empty((m, n), dtype=x.dtype, device=x.device)
+    if not m:
+        return out
+    values, x_scales = rounded_groups_of_rows(x)
+    _fp8_block_gemm[(cdiv(m, config.block_m) * cdiv(n, config.block_n),)](
+        descriptor(values, config.block_m, GROUP),
+        descriptor(weight.values, config.block_n, GROUP),
+        x_scales,
+        weight.scales,
+        bias,
+        out,
+        m,
+        n,
+        x_scales.shape[1],
+        out.stride(0),
+        BLOCK_M=config.block_m,
+        BLOCK_N=config.block_n,
+        NEIGHBOURS=GROUP_M,
+        num_warps=config.warps,
+        num_stages=config.stages,
+    )
+    return out
