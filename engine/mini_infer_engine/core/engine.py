@@ -218,6 +218,8 @@ class Engine:
             outputs, self._ended_already = self._ended_already, []
             return outputs
         outputs = [] if self.kv_connector is None else self._exchange(self.kv_connector)
+        if outputs:
+            return outputs  # first tokens from other engines wait for no launch, and for no pass on its way
         if self._outputs.num_constrained:
             self._admit_compiled()
         if self._speculation is not None:
@@ -252,6 +254,7 @@ class Engine:
         """Whether `step` would do nothing before something has come from another engine."""
         scheduler = self.scheduler
         is_busy = self._in_flight or self._ended_already or self._num_compiling or scheduler.running
+        is_busy = is_busy or scheduler.lacks_keys
         has_news = self.kv_connector is not None and self.kv_connector.has_news(time.monotonic())
         return bool(scheduler.receiving) and not is_busy and not has_news
 

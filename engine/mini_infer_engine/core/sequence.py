@@ -171,14 +171,19 @@ class Sequence:
         """The key of the first block, where no others are wanted yet: of a prompt that is new no more is looked up."""
         return block_keys(self.token_ids[:BLOCK_SIZE_TOKENS], self.root)[0]
 
-    def add_keys(self) -> None:
-        """The next keys, first of a span, then of as many tokens again as have them.
+    @property
+    def lacks_keys(self) -> bool:
+        """Whether it has whole blocks of known tokens without keys."""
+        return len(self.keys) < len(self.token_ids) // BLOCK_SIZE_TOKENS
+
+    def add_keys(self, num_tokens: int = 0) -> None:
+        """The next keys, of so many tokens, or first of a span, then of as many tokens again as have them.
 
         One by one they cost three times as much; all at once they delay the first pass of a prompt that is not cached.
         """
         start = len(self.keys) * BLOCK_SIZE_TOKENS
         parent = self.keys[-1] if self.keys else self.root
-        self.keys += block_keys(self.token_ids[start : start + max(SPAN_SIZE_TOKENS, start)], parent)
+        self.keys += block_keys(self.token_ids[start : start + (num_tokens or max(SPAN_SIZE_TOKENS, start))], parent)
 
     @property
     def may_hit(self) -> bool:
