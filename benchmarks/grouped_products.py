@@ -1,6 +1,6 @@
 """Single products whose weights are in groups of any size, of experts too, and W8A8, beside bf16 on one GPU.
 
-    python benchmarks/grouped_products.py --out FILE --time-limit-s 60
+    python benchmarks/grouped_products.py --out FILE --time-limit-s 60 --only bf16,W8A8,blocks
 
 Random weights: gate and up of a 7B shape by rows of x, then the experts of Qwen3-30B-A3B by tokens, inside a CUDA graph
 over as many copies as do not fit the L2 cache. Microseconds, terabytes a second of weights read where rows are few, and
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from common.gemm_tuner import L2_BYTES, random
 from common.gpu import policy, workspace
-from common.report import make_parser, print_table, save, say
+from common.report import make_parser, print_table, save, say, words
 from common.timing import graph_microseconds
 
 from mini_infer_engine.config.mechanisms import Mechanism
@@ -170,13 +170,19 @@ def experts() -> dict[str, Callable[[], dict[str, float]]]:
 
 def main() -> int:
     """All that the time allows; what there is is written after each."""
-    options = make_parser(__doc__).parse_args()
+    parser = make_parser(__doc__)
+    parser.add_argument(
+        "--only", type=words, default=[], metavar="TEXT,...", help="products whose name has one of these"
+    )
+    options = parser.parse_args()
     if not torch.cuda.is_available():
         say("these kernels need an NVIDIA GPU: nothing is measured")
         return 0
     deadline, found = time.monotonic() + options.time_limit_s, dict[str, dict[str, float]]()
     failed = 0
     for name, measure in (products() | experts()).items():
+        if options.only and not any(part in name for part in options.only):
+            continue
         if time.monotonic() > deadline:
             say("no time is left")
             break
