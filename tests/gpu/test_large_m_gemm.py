@@ -45,7 +45,7 @@ Compute = Callable[[torch.Tensor, QuantizedWeight, LargeMConfig, torch.Tensor | 
 
 
 def on_cpu(x: torch.Tensor, weight: QuantizedWeight, config: LargeMConfig, bias: torch.Tensor | None) -> torch.Tensor:
-    """`large_m_gemm` by `run_kernel`, and the sums of its splits by torch."""
+    """`large_m_gemm` by `run_kernel`, and the sums of its splits by Triton's interpreter."""
     (m, _), n = x.shape, weight.shape[0]
     k_steps, steps_of_split, splits = steps_and_splits(weight, config)
     out = torch.full((m, n), float("nan"), dtype=x.dtype)
@@ -57,10 +57,9 @@ def on_cpu(x: torch.Tensor, weight: QuantizedWeight, config: LargeMConfig, bias:
         STAGES=config.stages, GROUPED=weight.is_grouped, BIAS=bias is not None, IS_SPLIT=splits > 1,
         BLOCK_K=config.block_k,
     )  # fmt: skip
-    if splits == 1:
-        return out
-    total = partials.sum(0)
-    return (total if bias is None else total + bias.float()).to(x.dtype)
+    if splits > 1:
+        module._sum_splits[(m, cdiv(n, 1024))](partials, bias, out, m, n, n, SPLITS=splits, BLOCK=1024)
+    return out
 
 
 def check(m: int, n: int, k: int, form: str, config: LargeMConfig, *, has_bias: bool, compute: Compute) -> None:
