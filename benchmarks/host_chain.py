@@ -73,7 +73,7 @@ class Clock:
     def __init__(self, executor: DrawingExecutor, runner: Any) -> None:
         self._executor, self._runner = executor, runner
         self._launch, self._sample, self._collect = runner.launch, runner.sample, runner.collect
-        self.known = 0.0
+        self.known = self.sampled = self.sampled_to_launched_s = 0.0
         self.launch_s = self.sample_s = self.collect_s = self.known_to_sampled_s = self.known_to_launched_s = 0.0
         runner.launch, runner.sample, runner.collect = self.launch, self.sample, self.collect
 
@@ -83,6 +83,7 @@ class Clock:
         handle = self._launch(batch)
         end = time.perf_counter()
         self.launch_s, self.known_to_launched_s = end - start, end - self.known
+        self.sampled_to_launched_s = end - self.sampled if self.sampled else 0.0
         return handle
 
     def sample(self, handle: Any, masks: TokenMasks) -> None:
@@ -91,6 +92,7 @@ class Clock:
         self._sample(handle, masks)
         end = time.perf_counter() - (self._executor.drawing_s - before)
         self.sample_s, self.known_to_sampled_s = end - start, end - self.known
+        self.sampled = time.perf_counter()
 
     def collect(self, handle: Any) -> Any:
         """The runner's, timed."""
@@ -152,6 +154,7 @@ def steps(engine: Engine, executor: DrawingExecutor, count: int, profile: cProfi
                 ("launch", clock.launch_s),
                 ("known to launched", clock.known_to_launched_s),
                 ("known to sampled", clock.known_to_sampled_s),
+                ("sampled to launched", clock.sampled_to_launched_s),
                 ("sample", clock.sample_s),
                 ("collect", clock.collect_s),
             ):

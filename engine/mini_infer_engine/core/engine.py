@@ -99,6 +99,10 @@ class Engine:
         self._model_revision = model_revision
         self._outputs = OutputProcessor(self.scheduler)
         self._in_flight: deque[tuple[Any, Step]] = deque()
+        self._waits_for_masks = False
+        """The last pass in flight has logits, and is to be sampled before another one is launched."""
+        self._launches_ahead = settings.step_depth == 1 and self._num_stages == 1
+        """The forward after a pass that was sampled within grammars is launched in the same step."""
         self._constraints = None if grammars is None else Constraints(grammars, eos_token_ids)
         self._arrivals = 0
         self._record_events = record_events
@@ -224,7 +228,13 @@ class Engine:
             self._admit_compiled()
         if self._speculation is not None:
             self._speculation.may_be_masked = self._outputs.num_constrained > 0
-        has_launched = self._launch_next(outputs)
+        has_launched = self._waits_for_masks or self._launch_next(outputs)
+        if self._waits_for_masks:
+            outputs += self._sample_within_grammars(*self._in_flight[-1])
+            if self._launches_ahead and self._in_flight:
+                self._launch_next(outputs)  # the device goes on with it while the caller looks at outputs
+                if self._waits_for_masks:
+                    return outputs
         if len(self._in_flight) > self._depth or (self._in_flight and not has_launched):
             outputs += self._commit(*self._in_flight.popleft())
             if self._outputs.sequences and not has_launched and not self._in_flight:
@@ -245,8 +255,7 @@ class Engine:
         before = len(self._in_flight)
         outputs += self._launch(planned) if planned.batch.rows else []
         has_launched = len(self._in_flight) > before
-        if has_launched and planned.batch.waits_for_masks:
-            outputs += self._sample_within_grammars(*self._in_flight[-1])
+        self._waits_for_masks = has_launched and planned.batch.waits_for_masks
         return has_launched
 
     @property
@@ -343,6 +352,7 @@ class Engine:
     def _sample_within_grammars(self, handle: Any, step: Step) -> list[Output]:
         """Commit what its rows follow, for its masks follow from those tokens, and have it sampled."""
         assert self._constraints is not None
+        self._waits_for_masks = False
         outputs = []
         while len(self._in_flight) > self._num_stages:  # the others in flight have none of the rows that sample here
             outputs += self._commit(*self._in_flight.popleft())

@@ -330,3 +330,46 @@ def test_a_special_token_is_no_text_within_a_grammar() -> None:
         answer = bench.run()[str(index)]
         assert all(token < 256 for token in answer.token_ids[:-1])
         assert answer.token_ids[-1] <= TURN_END_ID or answer.token_ids[-1] in EOS_TOKEN_IDS
+
+
+def test_the_forward_after_a_sampled_pass_is_launched_before_its_outputs_are_told() -> None:
+    """The device is then never without work while the caller looks at outputs, and masks are made beside a forward."""
+    bench, calls = Bench(max_num_seqs=4), list[str]()
+
+    def note(name: str) -> None:
+        call = getattr(bench.runner, name)
+
+        def noted(*given: Any) -> Any:
+            is_by_engine = name != "sample" or given[1] is not None  # else the runner's own, of a pass without masks
+            calls.extend([name] if is_by_engine else [])
+            return call(*given)
+
+        setattr(bench.runner, name, noted)
+
+    for name in ("launch", "sample", "collect"):
+        note(name)
+    for index in range(3):
+        bench.add(str(index), of_regex("[a-z]{20,30}"))
+    while bench.engine._num_compiling:
+        bench.step()
+    steps = []
+    for _ in range(10):
+        calls.clear()
+        bench.step()
+        steps.append(list(calls))
+    assert steps[-5:] == [["collect", "sample", "launch"]] * 5
+    answers = bench.run()
+    assert all(20 <= len(answer.text) <= 30 for answer in answers.values())
+
+
+def test_what_is_aborted_behind_a_forward_that_waits_for_masks_leaves_nothing_behind() -> None:
+    bench = Bench(max_num_seqs=4)
+    for name in "ab":
+        bench.add(name, of_regex("[a-z]{20,30}"))
+    while not bench.engine._waits_for_masks or len(bench.answers["a"].token_ids) < 3:
+        bench.step()
+    bench.engine.abort("a")
+    answers = bench.run()
+    assert len(answers["a"].token_ids) < 20
+    assert 20 <= len(answers["b"].text) <= 30
+    assert not any(bench.engine.scheduler.pool.references)
