@@ -101,6 +101,20 @@ def groups() -> Iterator[dict[str, GpuSide]]:
         yield made
 
 
+@pytest.fixture(scope="module")
+def unlike() -> Iterator[dict[str, GpuSide]]:
+    """A pair whose keys and values go through pinned memory, and one of two dtypes."""
+    host = ("--kv-transport", "nixl-host")
+    asked = {
+        "prefill": ("prefill", "0", *host),
+        "decode": ("decode", "1", *host),
+        "coarse prefill": ("prefill", "0", "--dtype", "bfloat16"),
+        "exact decode": ("decode", "1"),
+    }
+    with started(asked) as made:
+        yield made
+
+
 def prompt(num_tokens: int) -> list[int]:
     return [dice.randrange(300, 2000) for _ in range(num_tokens)]
 
@@ -153,6 +167,30 @@ def test_a_group_takes_what_a_group_or_one_engine_gives(
     assert ask(decode, token_ids, {PREFILL_FROM_HEADER: prefill.address}) == own
     wait_until(prefill.is_at_rest)
     wait_until(decode.is_at_rest)
+    decode.wait_for_received(received + 1)
+    assert decode.fallbacks == fallbacks, decode.text_of_log[-2000:]
+
+
+@pytest.mark.parametrize("num_tokens", [300, 3000])
+def test_text_is_the_same_through_pinned_memory(unlike: dict[str, GpuSide], num_tokens: int) -> None:
+    prefill, decode = unlike["prefill"], unlike["decode"]
+    token_ids, received, fallbacks = prompt(num_tokens), decode.received, decode.fallbacks
+    own = ask(decode, token_ids, cache_salt="own")
+    assert ask(decode, token_ids, {PREFILL_FROM_HEADER: prefill.address}) == own
+    decode.wait_for_received(received + 1)
+    assert decode.fallbacks == fallbacks, decode.text_of_log[-2000:]
+    cached = prompt(num_tokens)
+    ask(prefill, cached)  # it is fetched, or computed where that is cheaper
+    assert ask(decode, cached, {FETCH_FROM_HEADER: prefill.address}) == ask(decode, cached, cache_salt="own")
+    wait_until(prefill.is_at_rest)
+    wait_until(decode.is_at_rest)
+
+
+def test_pages_of_another_dtype_are_converted(unlike: dict[str, GpuSide]) -> None:
+    prefill, decode = unlike["coarse prefill"], unlike["exact decode"]
+    received, fallbacks = decode.received, decode.fallbacks
+    assert ask(decode, prompt(1500), {PREFILL_FROM_HEADER: prefill.address})
+    wait_until(prefill.is_at_rest)
     decode.wait_for_received(received + 1)
     assert decode.fallbacks == fallbacks, decode.text_of_log[-2000:]
 
