@@ -11,6 +11,9 @@ _NAMESPACES = ("ipc", "pid")
 """CUDA opens memory of processes in the same ones."""
 _RDMA_DEVICES = Path("/sys/class/infiniband")
 _NO_FILTER = ("", "all")
+_CUDA_IPC = {"cuda", "cuda_ipc"}
+_RDMA = ("ib", "rc", "dc", "ud")
+"""UCX's names of RDMA transports begin so: rc_mlx5, dc_x, ..."""
 
 
 def place_of_this_process() -> Place:
@@ -27,10 +30,9 @@ def read_place(environment: Mapping[str, str], ipc_domain: str, *, has_rdma_devi
         return Place(ipc_domain=ipc_domain, has_rdma=has_rdma_device)
     if allowed.startswith("^"):
         names = {name.lstrip("^") for name in names}
-        has_ipc, has_rdma = not names & {"cuda", "cuda_ipc"}, not names & {"ib", "rc", "rc_x", "rc_v"}
+        has_ipc, has_rdma = not names & _CUDA_IPC, not names & {"ib", "rc"}
     else:
-        has_ipc = bool(names & {"cuda", "cuda_ipc"})
-        has_rdma = bool(names & {"ib", "rc", "rc_x", "rc_v", "dc", "dc_x"})
+        has_ipc, has_rdma = bool(names & _CUDA_IPC), any(name.startswith(_RDMA) for name in names)
     return Place(ipc_domain=ipc_domain if has_ipc else "", has_rdma=has_rdma_device and has_rdma)
 
 

@@ -75,6 +75,8 @@ def test_gpus_reach_each_other_by_cuda_ipc_or_rdma(
         ("tcp,sm,cuda_copy", "", False),
         ("tcp,cuda_ipc", "a", False),
         ("rc,cuda_copy", "", True),
+        ("dc_mlx5,cuda_copy", "", True),
+        ("^rc_mlx5", "a", True),
         ("^cuda_ipc", "", True),
         ("^ib", "a", False),
     ],
