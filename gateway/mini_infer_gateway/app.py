@@ -32,6 +32,7 @@ from mini_infer_gateway.fleet.prefill_rates import PrefillRates
 from mini_infer_gateway.fleet.registry import Fleet
 from mini_infer_gateway.fleet.transfer_rates import TransferRates
 from mini_infer_gateway.http.asgi import Sender, send_bytes, send_error, send_json, websocket_denial
+from mini_infer_gateway.http.connections import RESPONSE_WRITER
 from mini_infer_gateway.http.upstream import Upstream
 from mini_infer_gateway.index.prefix_index import PrefixIndex
 from mini_infer_gateway.loop_lag import LoopLag
@@ -144,7 +145,8 @@ class Gateway:
             scope["request_id"] = request_id
             errors = errors_of(scope["path"])
             ids = [(name.encode(), request_id.encode()) for name in (REQUEST_ID_HEADER, errors.id_header) if name]
-            sender = Sender(send, ids + self.settings.cors.answer_headers(scope["headers"]), lambda: self.stopping)
+            own = ids + self.settings.cors.answer_headers(scope["headers"])
+            sender = Sender(send, own, lambda: self.stopping, scope.get(RESPONSE_WRITER))
             began_s, facts = self._clock(), scope.setdefault(FACTS, {})
             try:
                 if refusal := refusal or self._key_refusal(scope):

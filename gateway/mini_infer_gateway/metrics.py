@@ -237,9 +237,9 @@ class Metrics:
 
     def queue_waited(self, model: str, seconds: float, predicted_s: float | None) -> None:
         """A request was placed after waiting so long; `predicted_s`: what was expected, if it had to wait."""
-        self._queue_wait.labels(model).observe(seconds)
+        self._child(self._queue_wait, model).observe(seconds)
         if predicted_s is not None:
-            self._queue_wait_error.labels(model).observe(abs(seconds - predicted_s))
+            self._child(self._queue_wait_error, model).observe(abs(seconds - predicted_s))
 
     def queue_refused(self, model: str, reason: str) -> None:
         """A request was turned away although an endpoint exists for it."""

@@ -2,22 +2,27 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine
-from typing import Any, cast
+from collections.abc import Callable
 
 from mini_infer_contract.api_errors import OPENAI_ERRORS, ApiError, ErrorShape
 from mini_infer_contract.asgi import Headers, Message, Receive, Scope, Send
 from mini_infer_contract.request_body import check_media_type, unpacked
+from mini_infer_gateway.http.response_writer import ResponseWriter
 
 
 class Sender:
     """A request's `send`: adds headers to its response, and remembers whether that began and with which status."""
 
-    __slots__ = ("_headers", "_send", "last", "status")
+    __slots__ = ("_headers", "_send", "_writer", "last", "status")
 
-    def __init__(self, send: Send, headers: Headers, last: Callable[[], bool]) -> None:
-        """`last`: whether the connection is to be closed after this response, asked when its head goes out."""
-        self._send, self._headers, self.last = send, headers, last
+    def __init__(
+        self, send: Send, headers: Headers, last: Callable[[], bool], writer: ResponseWriter | None = None
+    ) -> None:
+        """`last`: whether the connection is to be closed after this response, asked when its head goes out.
+
+        `writer`: of the same response as `send`; None: the server has none.
+        """
+        self._send, self._headers, self.last, self._writer = send, headers, last, writer
         self.status = 0
         """Of the response that went out; 0: none did."""
 
@@ -32,16 +37,18 @@ class Sender:
             return
         await self._send(message)
 
-    def try_send(self, message: Message) -> bool:
-        """Sends at once a part of a response that has begun; False: its client is slow, and nothing was sent."""
-        sending = cast("Coroutine[Any, None, None]", self._send(message))
-        try:
-            # A server that need not wait for its client sends without a pause, so that this runs to its end.
-            sending.send(None)
-        except StopIteration:
-            return True
-        sending.close()
-        return False
+    async def whole(self, status: int, headers: Headers, body: bytes) -> None:
+        """A whole response; `headers` with its Content-Length."""
+        in_one = self._writer is not None and not self.status and not self.last()
+        if in_one and self._writer and self._writer.whole(status, headers + self._headers, body):
+            self.status = status
+            return
+        await self({"type": "http.response.start", "status": status, "headers": headers})
+        await self({"type": "http.response.body", "body": body})
+
+    def try_chunk(self, body: bytes) -> bool:
+        """Sends at once a part of a response that has begun; False: nothing was sent, since its client is slow, say."""
+        return self._writer is not None and self._writer.chunk(body)
 
 
 class ClientGoneError(Exception):
@@ -112,7 +119,15 @@ async def send_bytes(
 ) -> None:
     """A whole response."""
     start = [(b"content-type", content_type), (b"content-length", str(len(body)).encode()), *(headers or [])]
-    await send({"type": "http.response.start", "status": status, "headers": start})
+    await send_whole(send, status, start, body)
+
+
+async def send_whole(send: Send, status: int, headers: Headers, body: bytes) -> None:
+    """A whole response; `headers` with its Content-Length."""
+    if isinstance(send, Sender):
+        await send.whole(status, headers, body)
+        return
+    await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
 

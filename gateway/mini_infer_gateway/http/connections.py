@@ -17,6 +17,7 @@ from uvicorn.server import ServerState
 
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.asgi import Scope
+from mini_infer_gateway.http.response_writer import ResponseWriter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +42,8 @@ class ConnectionLimits:
 
 CLIENT_LINK = "mini_infer_client_link"
 """In a scope: the `ClientLink` of the connection that the request came over."""
+RESPONSE_WRITER = "mini_infer_response_writer"
+"""In a scope: the request's `ResponseWriter`."""
 
 
 class ClientLink:
@@ -91,6 +94,8 @@ class LimitedConnection(HttpToolsProtocol):
         """Of that request; of the piece that came last."""
         self._in_head = self._is_new = True
         self._write_paused_s: float | None = None
+        self._kept_s: float | None = None
+        """Since when it is kept without a request after an answer."""
         self._link = ClientLink(lambda: self.flow.resume_reading())
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
@@ -124,18 +129,32 @@ class LimitedConnection(HttpToolsProtocol):
         """See httptools."""
         super().on_message_begin()
         cast("Scope", self.scope)[CLIENT_LINK] = self._link
-        self._began_s, self._in_head, self._is_new = time.monotonic(), True, False
+        self._began_s, self._in_head, self._is_new, self._kept_s = time.monotonic(), True, False, None
         self._received_bytes = self._piece_bytes
 
     def on_headers_complete(self) -> None:
         """See httptools."""
         self._in_head = False
+        before = self.cycle
         super().on_headers_complete()
+        if (cycle := self.cycle) is not None and cycle is not before:
+            cast("Scope", self.scope)[RESPONSE_WRITER] = ResponseWriter(cycle)
 
     def on_message_complete(self) -> None:
         """See httptools."""
         self._began_s = None
         super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """See uvicorn, which sets a timer for each answer to end the connection with."""
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+        else:
+            self._kept_s = time.monotonic()
 
     def pause_writing(self) -> None:
         """See asyncio.Protocol."""
@@ -153,7 +172,11 @@ class LimitedConnection(HttpToolsProtocol):
         if self._write_paused_s is not None and now_s - self._write_paused_s > limits.write_timeout_s:
             self.transport.abort()
             return
-        if self._began_s is None or self.transport.is_closing():
+        if self.transport.is_closing():
+            return
+        if self._kept_s is not None and now_s - self._kept_s > self.timeout_keep_alive:
+            self.transport.close()
+        if self._began_s is None:
             return
         waited_s = now_s - self._began_s
         if self._is_new:

@@ -42,6 +42,11 @@ def without_comments(events: bytes) -> bytes:
     return events[found.end() :] if found else events
 
 
+def may_have_error(events: bytes) -> bool:
+    """False: `has_error` is False, which is nearly always so."""
+    return _ERRORS[0] in events or _ERRORS[1] in events
+
+
 def has_error(events: bytes) -> bool:
     """Whether one of these whole events is an error: quotes and line ends inside of JSON strings are escaped."""
     for mark in _ERRORS:

@@ -25,6 +25,8 @@ BUFFER_BYTES = 256 << 10
 """Unread body bytes at which a connection stops reading: a slow client slows its endpoint, not the gateway's memory."""
 HEAD_BYTES = 64 << 10
 """Of a response's head, and of an unfinished one."""
+LONGEST_SIZE = 10
+"""Of a chunk's length in hexadecimal, with the end of its line."""
 INTERIM_LIMIT = 8
 """Responses with a status of 1xx before the one that counts."""
 FETCH_BYTES = 1 << 30
@@ -119,6 +121,8 @@ class Response(asyncio.Protocol):
         self._waiter: asyncio.Future[None] | None = None
         self._sink: Callable[[bytes], bool] | None = None
         self._sink_error: Exception | None = None
+        self._is_chunked = self._in_chunk = self._at_chunk = False
+        """How the body is framed; whether its parser is within a chunk; that the next byte begins one."""
         self._heard_s = 0.0
         """When bytes last came."""
 
@@ -249,6 +253,11 @@ class Response(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""
+        if self._at_chunk and self._sink and (body := _lone_chunk(data)):
+            # Nearly all of a stream comes so. Its parser is between two chunks before and after.
+            self._heard_s = self._loop.time()
+            self._push(self._sink, body)
+            return
         if self._done:
             self._refuse("it sent bytes that nobody asked for")
             return
@@ -266,9 +275,13 @@ class Response(asyncio.Protocol):
                 self._refuse(f"its head is longer than {HEAD_BYTES} bytes")
         if self._error:
             return
+        # The end of a chunk's size or of its bytes, or of the head; which of them it was, the parser has told.
+        self._at_chunk = (
+            self._is_chunked and self._head_done and not (self._in_chunk or self._done) and data.endswith(b"\r\n")
+        )
         if self._sink and self._body:
             self._heard_s = self._loop.time()
-            if self._push(self._sink) and not self._done:
+            if self._push(self._sink, self._take()) and not self._done:
                 return
         if self.buffered_bytes > BUFFER_BYTES and not self._paused and self._transport:
             self._paused = True
@@ -277,10 +290,10 @@ class Response(asyncio.Protocol):
             self._head_told = True
             self._wake()
 
-    def _push(self, sink: Callable[[bytes], bool]) -> bool:
+    def _push(self, sink: Callable[[bytes], bool], piece: bytes) -> bool:
         """Whether the sink wants more."""
         try:
-            going_on = sink(self._take())
+            going_on = sink(piece)
         except Exception as error:  # It is raised where the pump is waited for.
             self._sink_error, going_on = error, False
         if not going_on:
@@ -316,6 +329,7 @@ class Response(asyncio.Protocol):
             raise MalformedResponseError(f"its header {name[:40]!r} has characters that no header may have")
         if name in (b"content-length", b"transfer-encoding"):
             self._framed = True
+            self._is_chunked = name == b"transfer-encoding" and value.lower() == b"chunked"
         self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
@@ -348,11 +362,28 @@ class Response(asyncio.Protocol):
         self._body.append(body)
         self.buffered_bytes += len(body)
 
+    def on_chunk_header(self) -> None:
+        """See httptools."""
+        self._in_chunk = True
+
+    def on_chunk_complete(self) -> None:
+        """See httptools."""
+        self._in_chunk = False
+
     def on_message_complete(self) -> None:
         """See httptools."""
         if self.status >= 200:
             self._done = True
             self._keep = self._parser.should_keep_alive()
+
+
+def _lone_chunk(data: bytes) -> bytes:
+    """The bytes of the one chunk that `data` is; b"": it is more or less than that, or written in another way."""
+    end = data.find(b"\r\n", 0, LONGEST_SIZE)
+    size = len(data) - end - 4
+    if end > 0 and size > 0 and data.endswith(b"\r\n") and data.startswith(b"%x\r\n" % size):
+        return data[end + 2 : -2]
+    return b""
 
 
 class Upstream:

@@ -18,10 +18,10 @@ from mini_infer_contract.asgi import Headers, Send
 from mini_infer_contract.launch import DRAINING_HEADER, KV_FALLBACK_HEADER, Endpoint
 from mini_infer_gateway.fleet.attempt_record import AttemptRecord
 from mini_infer_gateway.fleet.breaker import Cause
-from mini_infer_gateway.http.asgi import ClientGoneError, send_error
+from mini_infer_gateway.http.asgi import ClientGoneError, send_error, send_whole
 from mini_infer_gateway.http.headers import retry_after_s, to_client
 from mini_infer_gateway.http.keepalive import KeepAlive
-from mini_infer_gateway.http.sse import EventSplitter, has_error, without_comments
+from mini_infer_gateway.http.sse import EventSplitter, has_error, may_have_error, without_comments
 from mini_infer_gateway.http.upstream import (
     BrokenConnectionError,
     ConnectError,
@@ -246,10 +246,15 @@ class Exchange:
             await self.tell_inside(_error_of(status, body, complete))
             return
         self._is_events = splitter is not None
-        await self._start(status, to_client(response.headers, extra_headers))
-        if complete:
+        headers = to_client(response.headers, extra_headers)
+        if complete and not self.keepalive.begun:
+            self.status = status
+            await send_whole(self.send, status, headers, body)
+        elif complete:
+            self.status = status
             await self.send({"type": "http.response.body", "body": body})
         else:
+            await self._start(status, headers)
             await Relay(self.send, splitter, self._events, record.byte).run(response, body, settings.idle_timeout_s)
         if self.in_band_error:
             record.failed(Cause.STATUS)
@@ -308,6 +313,8 @@ class Exchange:
         if self.continuation is None:
             self.in_band_error |= has_error(events)
             return events, False
+        if not may_have_error(events):
+            return self.continuation.take(events), self.continuation.differs
         told, dead = split_engine_death(events)
         taken = self.continuation.take(told)
         if self.continuation.differs:

@@ -6,7 +6,7 @@ nothing more is read until it does. Knows neither endpoints nor retries: what ev
 
 from collections.abc import Callable
 
-from mini_infer_contract.asgi import Message, Send
+from mini_infer_contract.asgi import Send
 from mini_infer_gateway.http.asgi import Sender
 from mini_infer_gateway.http.sse import EventSplitter
 from mini_infer_gateway.http.upstream import BrokenConnectionError, Response
@@ -28,8 +28,8 @@ class Relay:
         anything comes.
         """
         self._send, self._splitter, self._read, self._heard = send, splitter, read, heard
-        self._try_send = send.try_send if isinstance(send, Sender) else None
-        self._unsent: Message | None = None
+        self._try_chunk = send.try_chunk if isinstance(send, Sender) else None
+        self._unsent = b""
         self._dead = False
 
     async def run(self, response: Response, piece: bytes, idle_timeout_s: float) -> None:
@@ -38,8 +38,8 @@ class Relay:
         self._go_on(piece)
         while True:
             if self._unsent:
-                await self._send(self._unsent)
-                self._unsent = None
+                await self._send({"type": "http.response.body", "body": self._unsent, "more_body": True})
+                self._unsent = b""
             if self._dead:
                 raise BrokenConnectionError("its engine has ended")
             if not await response.pump(self._take, idle_timeout_s):
@@ -56,8 +56,6 @@ class Relay:
     def _go_on(self, piece: bytes) -> bool:
         """Sends what the client gets of it; False: not without waiting, or there is nothing more to come."""
         events, self._dead = self._read(piece) if self._splitter else (piece, False)
-        if events:
-            message: Message = {"type": "http.response.body", "body": events, "more_body": True}
-            if self._try_send is None or not self._try_send(message):
-                self._unsent = message
+        if events and (self._try_chunk is None or not self._try_chunk(events)):
+            self._unsent = events
         return not (self._dead or self._unsent)

@@ -10,6 +10,7 @@ import pytest
 
 from mini_infer_contract.asgi import Message, Send
 from mini_infer_gateway.http.asgi import Sender
+from mini_infer_gateway.http.response_writer import ResponseWriter
 from mini_infer_gateway.http.sse import EventSplitter
 from mini_infer_gateway.http.upstream import (
     BrokenConnectionError,
@@ -32,6 +33,14 @@ class Client:
         self.got: list[bytes] = []
         self.waits = 0
 
+    def take(self, body: bytes) -> bool:
+        """What a writer does: nothing where it would have to wait."""
+        if self._is_full():
+            self.waits += 1
+            return False
+        self.got.append(body)
+        return True
+
     async def send(self, message: Message) -> None:
         if self._is_full():
             self.waits += 1
@@ -39,9 +48,19 @@ class Client:
         self.got.append(message.get("body", b""))
 
     def sender(self) -> Sender:
-        sender = Sender(self.send, [], lambda: False)
+        sender = Sender(self.send, [], lambda: False, Writer(self))
         sender.status = 200
         return sender
+
+
+class Writer(ResponseWriter):
+    """A client's."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def chunk(self, body: bytes) -> bool:
+        return self._client.take(body)
 
 
 @asynccontextmanager
