@@ -146,7 +146,7 @@ class Gateway:
             errors = errors_of(scope["path"])
             ids = [(name.encode(), request_id.encode()) for name in (REQUEST_ID_HEADER, errors.id_header) if name]
             own = ids + self.settings.cors.answer_headers(scope["headers"])
-            sender = Sender(send, own, lambda: self.stopping, scope.get(RESPONSE_WRITER))
+            sender = Sender(send, own, lambda: self.stopping, scope.pop(RESPONSE_WRITER, None))
             began_s, facts = self._clock(), scope.setdefault(FACTS, {})
             try:
                 if refusal := refusal or self._key_refusal(scope):

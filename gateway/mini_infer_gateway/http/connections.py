@@ -43,7 +43,7 @@ class ConnectionLimits:
 CLIENT_LINK = "mini_infer_client_link"
 """In a scope: the `ClientLink` of the connection that the request came over."""
 RESPONSE_WRITER = "mini_infer_response_writer"
-"""In a scope: the request's `ResponseWriter`."""
+"""In a scope: the request's `ResponseWriter`, which is to be taken out: it refers to the scope."""
 
 
 class ClientLink:
