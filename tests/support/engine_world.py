@@ -140,7 +140,8 @@ class World:
             if request_id not in running:
                 del self.aborted[request_id]
             else:
-                steps = 1 + self.engine._num_stages
+                # A step that fills a pipeline again commits nothing, and there is one for each that emptied it at most.
+                steps = 2 * self.engine._num_stages
                 assert self.aborted[request_id] < steps, f"{request_id} runs {steps} steps after its abort"
 
     def _take(self, output: Output) -> None:

@@ -186,7 +186,7 @@ class Engine:
             raise ValueError(f"{sampling.grammar.param} does not go with use_beam_search: leave out one of them")
 
     def abort(self, request_id: str) -> None:
-        """Forget a request, within two steps, of a pipeline one more for each further stage; no output tells of it.
+        """Forget a request, within two steps, of a pipeline two for each stage; no output tells of it.
 
         An unknown id has ended already: no error.
         """
