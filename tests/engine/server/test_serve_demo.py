@@ -111,7 +111,7 @@ def test_a_seed_repeats_and_choices_of_one_request_differ(demo: EngineServer) ->
     assert len(set(texts)) == 3
     assert [choice["index"] for choice in several["choices"]] == [0, 1, 2]
     assert several["usage"]["completion_tokens"] == 3 * RANDOM["max_tokens"]
-    assert text_of(chat(demo, **RANDOM)) != text_of(chat(demo, **RANDOM))
+    assert len({text_of(chat(demo, **RANDOM)) for _ in range(8)}) > 1  # of a model that is sure, two may be alike
 
 
 @pytest.mark.parametrize(
