@@ -1,6 +1,5 @@
 """/tokenize and /detokenize, as vLLM has them, and /v1/messages/count_tokens, as Anthropic has it."""
 
-from functools import partial
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
@@ -15,7 +14,7 @@ from mini_infer_engine.api.dialects.fields import Body, parse_fields
 from mini_infer_engine.api.dialects.messages import check_messages
 from mini_infer_engine.api.http import json_response, read_json
 from mini_infer_engine.api.state import ApiServerState
-from mini_infer_engine.text.tokenizing import Sliced, chat_ids, text_ids
+from mini_infer_engine.text.tokenizing import Sliced, chat_ids, text_ids, text_of_ids
 
 
 class TokenizeRequest(Body):
@@ -79,16 +78,8 @@ async def detokenize(state: ApiServerState, http_request: HttpRequest) -> Respon
     raw = await read_json(http_request, state.options.max_body_bytes, state.options.body_timeout_s)
     request = parse_fields(await read_large_json_object(raw), DetokenizeRequest)
     state.check_model(request.model)
-    encoder = _encoder(state)
-    return json_response({"prompt": await state.text.in_thread(partial(_decoded, encoder, request.tokens), len(raw))})
-
-
-def _decoded(encoder: PromptEncoder, token_ids: list[int]) -> str:
-    size = encoder.tokenizer.get_vocab_size(with_added_tokens=True)
-    wrong = next((token_id for token_id in token_ids if not 0 <= token_id < size), None)
-    if wrong is not None:
-        raise ApiError(400, f"tokens holds {wrong}; ids are from 0 to {size - 1}", param="tokens")
-    return encoder.decode(token_ids, skip_special_tokens=False)
+    text = await state.text.in_slices(text_of_ids(_encoder(state).tokenizer, request.tokens), len(raw))
+    return json_response({"prompt": text})
 
 
 def _encoder(state: ApiServerState) -> PromptEncoder:

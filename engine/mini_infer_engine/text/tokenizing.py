@@ -7,6 +7,7 @@ from collections.abc import Generator, Iterator
 from typing import Any, NoReturn, TypeVar
 
 from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel
 
 from mini_infer_contract.api_errors import ApiError, context_length
 from mini_infer_contract.prompt import (
@@ -24,6 +25,12 @@ Sliced = Generator[None, None, Result]
 
 _COUNTED_BEYOND = 2
 """A prompt is counted to its end up to this many contexts: a client wants to know by how much it is too long."""
+
+
+_DECODED_TOGETHER = 4_096
+"""Token ids whose text takes about half a millisecond, for which a decoder keeps the interpreter."""
+_CHARACTER_TOKENS = 4
+"""A character has so many bytes at most, each of which may be a token."""
 
 
 class PromptLimits:
@@ -117,6 +124,44 @@ def completion_ids(
             raise ApiError(400, f"{where} is empty: send at least one token", param=where)
         made.append(prompt)
     return made
+
+
+def text_of_ids(tokenizer: Tokenizer, token_ids: list[int]) -> Sliced[str]:
+    """The text of token ids, special tokens shown. ApiError: there is no such id.
+
+    Tokens of a byte-level tokenizer are bytes each, so that parts may be decoded alone that do not cut a character.
+    Other decoders may look back any number of tokens, and have all at once.
+    """
+    size, parts, done = tokenizer.get_vocab_size(with_added_tokens=True), list[str](), 0
+    for start in range(0, len(token_ids), _DECODED_TOGETHER):
+        _check_ids(token_ids[start : start + _DECODED_TOGETHER], size)
+        yield
+    if not isinstance(tokenizer.decoder, ByteLevel):
+        return _text(tokenizer, token_ids)
+    while done < len(token_ids):
+        end = done + _DECODED_TOGETHER
+        while end < len(token_ids) and _cuts_a_character(tokenizer, token_ids, end):
+            end += 1
+        parts.append(_text(tokenizer, token_ids[done:end]))
+        done = end
+        yield
+    return "".join(parts)
+
+
+def _cuts_a_character(tokenizer: Tokenizer, token_ids: list[int], at: int) -> bool:
+    before, after = token_ids[max(0, at - _CHARACTER_TOKENS) : at], token_ids[at : at + _CHARACTER_TOKENS]
+    return _text(tokenizer, before) + _text(tokenizer, after) != _text(tokenizer, before + after)
+
+
+def _text(tokenizer: Tokenizer, token_ids: list[int]) -> str:
+    text: str = tokenizer.decode(token_ids, skip_special_tokens=False)
+    return text
+
+
+def _check_ids(token_ids: list[int], size: int) -> None:
+    if token_ids and (min(token_ids) < 0 or max(token_ids) >= size):
+        wrong = next(token_id for token_id in token_ids if not 0 <= token_id < size)
+        raise ApiError(400, f"tokens holds {wrong}; ids are from 0 to {size - 1}", param="tokens")
 
 
 def whole(job: Sliced[Result]) -> Result:

@@ -1,16 +1,28 @@
 """Prompts in slices: the same ids, a turn for each, and no work on what is too long."""
 
 import asyncio
+import random
 import threading
 from typing import Any
 
 import pytest
 
+from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.prompt import PromptEncoder, PromptText, chat_prompt_ids, completion_prompt_ids
 from mini_infer_engine.config.model_path import DEMO_DIRECTORY
+from mini_infer_engine.text import tokenizing
 from mini_infer_engine.text.text_model import LONG_BYTES, TextModel
-from mini_infer_engine.text.tokenizing import Sliced, chat_ids, completion_ids, longest_token, text_ids, whole
+from mini_infer_engine.text.tokenizing import (
+    Sliced,
+    chat_ids,
+    completion_ids,
+    longest_token,
+    text_ids,
+    text_of_ids,
+    whole,
+)
 from mini_infer_engine.text.validation import ParameterError
+from tests.engine.text.test_detokenizer import BYTE_LEVEL, LLAMA_LIKE
 
 LONG = "the quick brown fox jumps over the lazy dog, 12 times; " * 4_000
 
@@ -111,3 +123,35 @@ def test_a_text_of_many_contexts_is_given_up_early(model: TextModel, encoder: Pr
     with pytest.raises(ParameterError, match=r"at least \d+ tokens.*10000 tokens"):
         whole(text_ids(encoder, text, "prompt", limits))
     assert encoder.segments.encoded_characters - before < len(text.text) / 2
+
+
+@pytest.mark.parametrize("together", [1, 3, 50, 4_096])
+def test_parts_of_token_ids_make_the_text_of_all(
+    encoder: PromptEncoder, together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenizing, "_DECODED_TOGETHER", together)
+    text = "".join(random.Random(1).choices("ab é€😀\N{REPLACEMENT CHARACTER}中文", k=2_000))
+    draw = random.Random(2)
+    for tokenizer, token_ids in (
+        (encoder.tokenizer, encoder.encode(text, False)),
+        (BYTE_LEVEL, BYTE_LEVEL.encode(text).ids),
+        (LLAMA_LIKE, LLAMA_LIKE.encode(text).ids),
+        # Bytes that are no characters, and characters that other tokens cut.
+        (encoder.tokenizer, [draw.randrange(encoder.tokenizer.get_vocab_size()) for _ in range(2_000)]),
+        (BYTE_LEVEL, [draw.randrange(128, 256) for _ in range(2_000)]),
+        (BYTE_LEVEL, [226] * 500),
+    ):
+        assert whole(text_of_ids(tokenizer, token_ids)) == tokenizer.decode(token_ids, skip_special_tokens=False)
+
+
+@pytest.mark.parametrize("place", [0, 4_999])
+@pytest.mark.parametrize("wrong", [-1, 10**9])
+def test_an_id_that_there_is_not_is_named(encoder: PromptEncoder, place: int, wrong: int) -> None:
+    token_ids = [5] * 5_000
+    token_ids[place] = wrong
+    with pytest.raises(ApiError, match=f"tokens holds {wrong}; ids are from 0 to"):
+        whole(text_of_ids(encoder.tokenizer, token_ids))
+
+
+def test_many_token_ids_are_decoded_in_slices(encoder: PromptEncoder) -> None:
+    assert count_slices(text_of_ids(encoder.tokenizer, [5] * 100_000)) > 20
