@@ -9,9 +9,9 @@ import triton
 import triton.language as tl
 
 from mini_infer_engine.kernels.gemm.gemm_config import W8A8GemmConfig
-from mini_infer_engine.kernels.gemm.int8_gemm import GROUP_M, descriptor
 from mini_infer_engine.kernels.gemm.quantized_gemm import in_order
 from mini_infer_engine.kernels.gemm.quantized_weight import GROUP, QuantizedWeight
+from mini_infer_engine.kernels.gemm.w8a8_tiles import GROUP_M, descriptor, store_tile, tile_of_program
 from mini_infer_engine.kernels.sizes import cdiv
 
 _LARGEST = tl.constexpr(448.0)
@@ -58,15 +58,10 @@ def _fp8_block_gemm(
     out_stride,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    NEIGHBOURS: tl.constexpr,
+    GROUP_M: tl.constexpr,
 ):
     """One tile of x @ weight.T, group after group."""
-    programs = NEIGHBOURS * tl.cdiv(N, BLOCK_N)
-    first = tl.program_id(0) // programs * NEIGHBOURS
-    near = min(tl.cdiv(M, BLOCK_M) - first, NEIGHBOURS)
-    place = tl.program_id(0) % programs
-    m0 = (first + place % near) * BLOCK_M
-    n0 = place // near * BLOCK_N
+    m0, n0 = tile_of_program(M, N, BLOCK_M, BLOCK_N, GROUP_M)
     m = m0 + tl.arange(0, BLOCK_M)
     n = n0 + tl.arange(0, BLOCK_N)
     mask_m, mask_n = m < M, n < N
@@ -81,10 +76,7 @@ def _fp8_block_gemm(
         products = tl.dot(x.load([m0, group * 128]), weight.load([n0, group * 128]).T)
         acc += products * row_scales[:, None] * column_scales[None, :]
         row_scales, column_scales = next_row_scales, next_column_scales
-    if bias is not None:
-        acc += tl.load(bias + n, mask=mask_n, other=0.0).to(tl.float32)[None, :]
-    at = out + m.to(tl.int64)[:, None] * out_stride + n[None, :]
-    tl.store(at, acc.to(out.dtype.element_ty), mask=mask_m[:, None] & mask_n[None, :])
+    store_tile(acc, bias, out, out_stride, m, n, mask_m, mask_n)
 
 
 def fp8_block_linear(
@@ -116,7 +108,7 @@ def fp8_block_linear(
         out.stride(0),
         BLOCK_M=config.block_m,
         BLOCK_N=config.block_n,
-        NEIGHBOURS=GROUP_M,
+        GROUP_M=GROUP_M,
         num_warps=config.warps,
         num_stages=config.stages,
     )

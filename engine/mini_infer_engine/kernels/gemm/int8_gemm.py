@@ -5,22 +5,15 @@ rounded and brought into the weights' order of columns by `quantized_gemm.reorde
 read by TMA where there is one.
 """
 
-import functools
-from types import SimpleNamespace
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from mini_infer_engine.kernels.gemm.gemm_config import W8A8GemmConfig
 from mini_infer_engine.kernels.gemm.quantized_gemm import reordered
 from mini_infer_engine.kernels.gemm.quantized_weight import QuantizedWeight
+from mini_infer_engine.kernels.gemm.w8a8_tiles import GROUP_M, descriptor, store_tile, tile_of_program
 from mini_infer_engine.kernels.sizes import cdiv
-
-GROUP_M = 8
-"""Tiles of M whose programs are neighbours, so that the weights that they share stay in the L2 cache."""
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -41,13 +34,7 @@ def _int8_gemm(
     GROUP_M: tl.constexpr,
 ):
     """One tile of x @ weight.T; K is padded to whole steps."""
-    tiles_n = tl.cdiv(N, BLOCK_N)
-    programs = GROUP_M * tiles_n
-    first = tl.program_id(0) // programs * GROUP_M
-    group = min(tl.cdiv(M, BLOCK_M) - first, GROUP_M)
-    place = tl.program_id(0) % programs
-    m0 = (first + place % group) * BLOCK_M
-    n0 = place // group * BLOCK_N
+    m0, n0 = tile_of_program(M, N, BLOCK_M, BLOCK_N, GROUP_M)
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.int32)
     for start in range(0, K, BLOCK_K):
         acc = tl.dot(x.load([m0, start]), weight.load([n0, start]).T, acc, out_dtype=tl.int32)
@@ -57,23 +44,7 @@ def _int8_gemm(
     row_scales = tl.load(x_scales + m, mask=mask_m, other=0.0)
     column_scales = tl.load(scales + n, mask=mask_n, other=0.0)
     result = acc.to(tl.float32) * row_scales[:, None] * column_scales[None, :]
-    if bias is not None:
-        result += tl.load(bias + n, mask=mask_n, other=0.0).to(tl.float32)[None, :]
-    at = out + m.to(tl.int64)[:, None] * out_stride + n[None, :]
-    tl.store(at, result.to(out.dtype.element_ty), mask=mask_m[:, None] & mask_n[None, :])
-
-
-@functools.lru_cache(maxsize=4096)
-def _cached_descriptor(address: int, dtype: torch.dtype, shape: tuple[int, int], rows: int, columns: int) -> Any:
-    memory = SimpleNamespace(data_ptr=lambda: address, dtype=dtype)  # a tensor would stay alive in the cache
-    return TensorDescriptor(memory, list(shape), [shape[1], 1], [rows, columns])
-
-
-def descriptor(values: torch.Tensor, rows: int, columns: int) -> Any:
-    """Of a contiguous matrix of bytes, in tiles."""
-    if values.is_cuda:
-        return _cached_descriptor(values.data_ptr(), values.dtype, (values.shape[0], values.shape[1]), rows, columns)
-    return TensorDescriptor.from_tensor(values, [rows, columns])
+    store_tile(result, bias, out, out_stride, m, n, mask_m, mask_n)
 
 
 def int8_linear(
