@@ -69,6 +69,8 @@ _COMPILERS = 16
 _GRAPH_OBJECT_BYTES = 1 << 20
 """Of the driver, for a recorded graph, beside the memory that its kernels use."""
 
+_WITH_CONFIGS_BY_ROWS = (Mechanism.LARGE_M_GEMM, Mechanism.INT8_GEMM, Mechanism.FP8_BLOCK_GEMM)
+"""Kernels that take another config, and so are compiled anew, for other numbers of rows above MAX_M."""
 _COPIES_AT_ONCE = 2
 """A launch for each is a tenth of a millisecond of the host's time for ten beams."""
 
@@ -184,6 +186,8 @@ class CudaExecutor:
 
     def _large_m_tokens(self) -> tuple[int, ...]:
         """Numbers of tokens for which products with quantised weights have each of their configs."""
+        if not any(map(self.kernels.policy.uses, _WITH_CONFIGS_BY_ROWS)):
+            return ()
         layers = (module for module in self.worker.model.modules() if isinstance(module, Linear))
         return LARGE_M_ROWS if any(isinstance(layer.method, PackedMethod) for layer in layers) else ()
 
