@@ -9,6 +9,7 @@ import multiprocessing
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
@@ -48,6 +49,7 @@ from mini_infer_engine.ops.triton_ops import TritonOps
 FORMATS = ("int8", "fp8", "int4")
 BLOCKS_M = (8, 32, 16, 64)
 LARGE_FORMATS = ("int8", "int4")
+Config = TypeVar("Config")
 
 
 def random_weight(form: str, rows: int, k: int) -> QuantizedWeight:
@@ -104,6 +106,20 @@ def large_candidates(rows: int, bits: int) -> list[LargeMConfig]:
     return found
 
 
+def fastest(configs: list[Config], microseconds: Callable[[Config, int], float]) -> tuple[float, Config] | None:
+    """The best of `configs` and its microseconds; of all it is known roughly, of the first three well. None: none runs.
+
+    microseconds: of a config, from so many replays.
+    """
+    timed: list[tuple[float, Config]] = []
+    for config in configs:
+        with contextlib.suppress(Exception):  # a config that does not fit the chip is only not a candidate
+            timed.append((microseconds(config, 6), config))
+    timed.sort(key=lambda pair: pair[0])
+    again = [(microseconds(config, 15), config) for _, config in timed[:3]]
+    return min(again, key=lambda pair: pair[0], default=None)
+
+
 def compile_large(works: list[tuple[str, int, str]]) -> None:
     """All of `large_candidates` into the shared cache; shapes of a model share them."""
     torch.set_num_threads(1)
@@ -132,23 +148,19 @@ def tune_large(shape: Shape, rows: int, form: str) -> tuple[LargeMConfig | None,
     if form not in LARGE_FORMATS:
         return None, figures
 
-    def microseconds(config: LargeMConfig, replays: int = 6) -> float:
+    def microseconds(config: LargeMConfig, replays: int) -> float:
         calls = [functools.partial(large_m_gemm, x, each, config, workspace=workspace()) for each in weights]
         return graph_microseconds(calls, replays)
 
     rule = policy().without(Mechanism.TUNED_CONFIGS).large_m_config(x, weights[0])
     if rule is not None:
         figures["rule's us"] = microseconds(rule, 15)
-    timed: list[tuple[float, LargeMConfig]] = []
-    for config in large_candidates(rows, bits):
-        with contextlib.suppress(Exception):  # a config that does not fit the chip is only not a candidate
-            timed.append((microseconds(config), config))
-    timed.sort(key=lambda pair: pair[0])
-    again = sorted([(microseconds(config, 15), config) for _, config in timed[:3]], key=lambda pair: pair[0])
-    if not again:
+    best = fastest(large_candidates(rows, bits), microseconds)
+    if best is None:
         return None, figures
-    figures |= {"tuned us": again[0][0], "times bf16": figures["bf16 us"] / again[0][0]}
-    return again[0][1] if again[0][0] < figures["without us"] else None, figures
+    tuned_us, config = best
+    figures |= {"tuned us": tuned_us, "times bf16": figures["bf16 us"] / tuned_us}
+    return config if tuned_us < figures["without us"] else None, figures
 
 
 def compile_kernels(works: list[tuple[str, int, str]]) -> None:
@@ -181,23 +193,17 @@ def tune(shape: Shape, rows: int, form: str) -> tuple[PdlGemmConfig | None, dict
     figures = {"unfused us": graph_microseconds([functools.partial(quantized_linear, x, each) for each in weights])}
     gemm = call(shape, rows)
 
-    def microseconds(config: PdlGemmConfig, replays: int = 6) -> float:
+    def microseconds(config: PdlGemmConfig, replays: int) -> float:
         return graph_microseconds([functools.partial(gemm, each, config) for each in weights], replays)
 
     rule = policy().quantized_config(rows, shape.n, shape.k, weights[0], gated=shape.gated)
     assert rule is not None, "needs a Hopper GPU"
     figures["engine's us"] = microseconds(rule, 15)
-    timed: list[tuple[float, PdlGemmConfig]] = []
-    for config in candidates(shape, rows, bits):
-        with contextlib.suppress(Exception):  # a config that does not fit the chip is only not a candidate
-            timed.append((microseconds(config), config))
-    timed.sort(key=lambda pair: pair[0])
-    again = sorted([(microseconds(config, 15), config) for _, config in timed[:3]], key=lambda pair: pair[0])
-    if not again:
+    best = fastest(candidates(shape, rows, bits), microseconds)
+    if best is None:
         return None, figures
-    figures["tuned us"] = again[0][0]
-    figures["TB/s"] = byte_count / again[0][0] / 1e6
-    return again[0][1], figures
+    figures |= {"tuned us": best[0], "TB/s": byte_count / best[0] / 1e6}
+    return best[1], figures
 
 
 def tune_all(
