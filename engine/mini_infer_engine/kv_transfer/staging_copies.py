@@ -175,9 +175,7 @@ class TorchCopies:
             staged = self._buffer[offset : offset + block.size].to(self._where, non_blocking=True)
             if moves_whole_pages(giver, taker):
                 pages, view = self._indices(_whole_pages(taker, span)), self._pages()[:, _layers(taker, span)]
-                view[pages] = staged.view(torch.int64 if taker.layer_bytes % 8 == 0 else torch.uint8).view(
-                    len(pages), *view.shape[1:]
-                )
+                view[pages] = staged.view(view.dtype).view(len(pages), *view.shape[1:])
                 return
             pages, offsets = map(self._indices, _positions(taker, span))
             if giver.dtype == taker.dtype:
