@@ -96,7 +96,7 @@ class GpuNode(NodeCluster):
     def service(self, file: str, **changes: Any) -> dict[str, Any]:
         """An example, with what only this node needs: our folders, a user by number, and where the command is.
 
-        `changes` are fields of each of its roles.
+        `changes` are fields of each of its roles. E2E_GPU_KV_CACHE sizes the KV cache of engines that share a GPU.
         """
         service: dict[str, Any] = yaml.safe_load((ROOT / "examples" / file).read_text())
         python = Path(sys.executable).parent
@@ -116,5 +116,8 @@ class GpuNode(NodeCluster):
         for role in {"unified", "prefill", "decode"} & service["spec"].keys():
             spec = service["spec"][role] | {"template": template} | changes
             spec["resources"] = {**spec.get("resources", {}), "requests": requests}
+            if kv_cache := os.environ.get("E2E_GPU_KV_CACHE"):
+                spec["engine"] = {**spec.get("engine", {}), "kvCacheMemory": kv_cache}
+                spec["engine"].pop("gpuMemoryUtilization", None)
             service["spec"][role] = spec
         return service

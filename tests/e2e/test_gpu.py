@@ -8,6 +8,7 @@ E2E_GPU_TARGET the Dockerfile's target: engine-cuda (default), or engine-cpu whe
 E2E_GPU_BUILD  a program that builds the engine's image: tests/e2e/host_image.sh with its HOST_IMAGE and HOST_PACKAGES,
                where no registry is reached and the node lends engines its own Python; else E2E_BUILD
 E2E_GPU_MODELS shapes of benchmarks/common/models.py to start with random weights: qwen3-0.6b,qwen2.5-7b; empty: none
+E2E_GPU_KV_CACHE=8Gi   of each engine, where the device plugin lends one GPU to several pods (time slices)
 """
 
 import json

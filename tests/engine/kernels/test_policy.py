@@ -76,7 +76,7 @@ def quantized(form: str, n: int, k: int, *, int8_activations: bool = False) -> Q
 
 
 @pytest.mark.parametrize("form", ["int8", "int8-groups", "fp8-groups", "int4"])
-@pytest.mark.parametrize(("n", "k"), [(4608, 3584), (3584, 3584), (37888, 3584), (3584, 18944), (1024, 1024)])
+@pytest.mark.parametrize(("n", "k"), [(4096, 4096), (3584, 3584), (37888, 3584), (3584, 18944), (1024, 1024)])
 @pytest.mark.parametrize("m", [65, 128, 200, 256, 512, 1024])
 def test_many_rows_by_integers_have_a_config_that_fits_an_h200(m: int, n: int, k: int, form: str) -> None:
     weight = quantized(form, n, k)
@@ -102,7 +102,7 @@ def test_many_rows_take_another_way_where_large_m_gemm_is_none() -> None:
     assert config(ON_H200, "int8", 65, FP32) is None
     assert config(ON_H200, "int8", 65, int8_activations=True) is None, "W8A8"
     assert config(ON_H200, "fp8", 65) is None, "W8A8"
-    assert config(ON_H200, "int4", 4096) is None, "a copy for cuBLAS"
+    assert config(ON_H200, "int4", 1024) is None, "a copy for cuBLAS"
     assert config(policy_of(H200, Mechanism.LARGE_M_GEMM), "int8", 65) is None
     for other in (L4, H200_OTHER_TRITON):
         assert config(policy_of(other), "int8", 65) is None

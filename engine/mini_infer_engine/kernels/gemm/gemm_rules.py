@@ -30,17 +30,18 @@ _CUBLAS_TILE = 128
 _MIN_SPLIT_K = 512
 """Width of a split."""
 
-LARGE_M_ROWS = 1024
-"""Rows up to which large_m_gemm is faster than a bf16 copy of the weights and cuBLAS, by estimate: the copy costs what
-400 rows take cuBLAS, and the kernel lacks about a quarter of cuBLAS's speed."""
 _LARGE_TILE_N = 128
 _FLOPS_A_CYCLE = 4096
 """Of an SM's tensor cores, bf16."""
-_WIDENING_CYCLES, _STEP_CYCLES = 450, 100
-"""Of a tile's 128 columns of weights, and of barriers; by estimate. Widening runs beside the products before."""
+_CUBLAS_UTILISATION = 0.8
+_COPIED_BYTES_A_CYCLE, _COPY_CYCLES = 2000, 10_000
+"""Of all SMs together, where quantised weights are read and written in bf16; and of that kernel's start."""
+_WIDENING_CYCLES, _STEP_CYCLES, _WAVE_CYCLES = 1100, 100, 7000
+"""Of a tile's 128 columns of weights, which is done beside the products before; of a step's barriers; of the beginning
+and the end of a wave of tiles. (28 products of the 7B shape on an H200: within a fifth of what they took.)"""
 _PARTIAL_CYCLES_A_BYTE = 1 / 1500
 """Of all SMs together, for sums of splits written and read."""
-_REDUCTION_CYCLES = 5000
+_REDUCTION_CYCLES = 2000
 """Of a second kernel."""
 
 
@@ -80,25 +81,33 @@ def quantized_gemm_config(
 
 
 def large_m_config(m: int, n: int, k: int, *, bits: int, grouped: bool, profile: DeviceProfile) -> LargeMConfig | None:
-    """Of large_m_gemm: the tile and splits that take the least time by a count of cycles; None: cuBLAS on a copy."""
-    if m > LARGE_M_ROWS:
-        return None
+    """Of large_m_gemm: the tile and splits that take the least time by a count of cycles.
+
+    None: a bf16 copy of the weights and cuBLAS take less.
+    """
     steps = cdiv(k, GROUP)
 
     def cycles(block_m: int, splits: int) -> float:
         tiles = cdiv(m, block_m) * cdiv(n, _LARGE_TILE_N)
         products = 2 * _LARGE_TILE_N * block_m * GROUP / _FLOPS_A_CYCLE
         waves = cdiv(tiles * splits, profile.sm_count)
-        made = waves * cdiv(steps, splits) * (max(products, _WIDENING_CYCLES) + _STEP_CYCLES)
+        of_wave = cdiv(steps, splits) * (max(products, _WIDENING_CYCLES) + _STEP_CYCLES) + _WAVE_CYCLES
         sums = _REDUCTION_CYCLES + 2 * splits * m * n * 4 * _PARTIAL_CYCLES_A_BYTE if splits > 1 else 0.0
-        return made + sums
+        return waves * of_wave + sums
 
     choices = [
         (tile, splits) for tile in (64, 128, 256) for splits in (1, 2, 3, 4, 6) if splits == 1 or steps >= 4 * splits
     ]
     block_m, splits = min(choices, key=lambda choice: cycles(*choice))
+    if cycles(block_m, splits) > _cycles_of_copy_and_cublas(m, n, k, bits=bits, profile=profile):
+        return None
     block_k = 64 if block_m == 256 and bits == 8 and not grouped else GROUP
     return LargeMConfig(block_m, block_k, splits, large_m_stages(block_m, block_k, bits=bits, profile=profile))
+
+
+def _cycles_of_copy_and_cublas(m: int, n: int, k: int, *, bits: int, profile: DeviceProfile) -> float:
+    products = 2 * m * n * k / (_FLOPS_A_CYCLE * profile.sm_count * _CUBLAS_UTILISATION)
+    return _WAVE_CYCLES + products + _COPY_CYCLES + n * k * (2 + bits / 8) / _COPIED_BYTES_A_CYCLE
 
 
 def large_m_stages(block_m: int, block_k: int, *, bits: int, profile: DeviceProfile) -> int:
