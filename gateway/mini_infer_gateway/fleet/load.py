@@ -4,7 +4,7 @@ Reports name the requests that arrived since the one before; those are dropped h
 the same number. An endpoint that never reported is judged by what we have in flight there. Pure: no clock, no socket.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -106,12 +106,18 @@ class LoadLedger:
 
     def load(self, endpoint: str) -> Load:
         """What is known now."""
-        load = self._loads.get(endpoint)
-        if load is None:
-            load = self._loads[endpoint] = self._worked_out(endpoint)
-        return load
+        return self._loads.get(endpoint) or self._worked_out(endpoint)
+
+    def loads(self, endpoints: Sequence[str]) -> list[Load]:
+        """The same of several."""
+        known, work_out = self._loads.get, self._worked_out
+        return [known(endpoint) or work_out(endpoint) for endpoint in endpoints]
 
     def _worked_out(self, endpoint: str) -> Load:
+        load = self._loads[endpoint] = self._summed(endpoint)
+        return load
+
+    def _summed(self, endpoint: str) -> Load:
         report = self._reports.get(endpoint)
         if report is None:
             flights = self._in_flight.get(endpoint, set())

@@ -8,7 +8,7 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mini_infer_gateway.index.key_chain import Keys, deepest
+from mini_infer_gateway.index.key_chain import Lookup
 
 NONE = -1
 
@@ -50,16 +50,13 @@ class Guesses:
         if now_known < len(keys):
             self._begin(keys[now_known:], expires_s, before)
 
-    def depth(self, keys: Keys, held: int, now_s: float, step: int, likely: int = 0) -> int:
-        """How many blocks count as held, where `held` are; in whole steps; `likely`: a guess at it."""
-        length = len(keys)
-        if not self.by_key or held >= length or not self._alive(keys, held, now_s):
+    def depth(self, keys: Lookup, held: int, now_s: float, step: int) -> int:
+        """How many blocks count as held, where `held` are; in whole steps."""
+        if not self.by_key or held >= keys.length or not self._is_alive(keys.last_of(held + 1), now_s):
             return held
-        if held < likely <= length and self._ends(keys, likely, now_s):
-            return likely - likely % step
-        depth = deepest(keys, self.by_key.__contains__, held + 1, length)
-        if not self._alive(keys, depth - 1, now_s):  # The time of some is up, which nobody has noticed yet.
-            depth = deepest(keys, lambda key: self._is_alive(key, now_s), held + 1, depth)
+        depth = keys.deepest(self.by_key.__contains__, held + 1, keys.length)
+        if not self._is_alive(keys.last_of(depth), now_s):  # The time of some is up, which nobody has noticed yet.
+            depth = keys.deepest(lambda key: self._is_alive(key, now_s), held + 1, depth)
         return depth - depth % step
 
     def confirm(self, key: bytes) -> None:
@@ -97,20 +94,13 @@ class Guesses:
             del self._guesses[number]
         return forgotten
 
-    def _ends(self, keys: Keys, depth: int, now_s: float) -> bool:
-        """Whether exactly so many blocks count as held."""
-        return self._alive(keys, depth - 1, now_s) and (depth == len(keys) or not self._alive(keys, depth, now_s))
-
-    def _alive(self, keys: Keys, position: int, now_s: float) -> bool:
-        return self._is_alive(keys[position], now_s)
-
     def _is_alive(self, key: bytes, now_s: float) -> bool:
         number = self.by_key.get(key)
         return number is not None and self._guesses[number].expires_s > now_s
 
     def _known(self, keys: Sequence[bytes], held: int) -> int:
         """Up to where the keys belong to guesses; the key at `held` does."""
-        return deepest(keys, self.by_key.__contains__, held + 1, len(keys))
+        return Lookup(keys).deepest(self.by_key.__contains__, held + 1, len(keys))
 
     def _cut_after(self, key: bytes) -> int:
         """The guess that ends with this key; what another prompt has beyond it becomes a guess of its own."""

@@ -6,19 +6,18 @@ rows of columns, not objects: a million of them would hold up the garbage collec
 """
 
 from array import array
-from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Sequence
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from mini_infer_contract.events import BlockHash
-from mini_infer_gateway.index.key_chain import Keys, ListedKeys, deepest
+from mini_infer_gateway.index.key_chain import Lookup
 
 ROOT = -1
 """The parent of a prompt's first block."""
 
 
-class Hit(NamedTuple):
+class Hit(Struct, frozen=True, gc=False):
     """What an endpoint holds of one prompt."""
 
     blocks: int
@@ -117,40 +116,16 @@ class HeldBlocks:
             self.drop(next(iter(self.by_hash)))
             blocks -= 1
 
-    def depth(self, keys: Keys, likely: int = 0) -> int:
-        """How many blocks are held of a prompt with these keys, from its first on; `likely`: a guess at it."""
+    def hit(self, keys: Lookup) -> Hit:
+        """What is held of a prompt with these keys, from its first on, and what of it others begin with too."""
         owner, step = self.owner, self.step
         if self._ghosts:
-            return self._walk(keys)
-        steps, all_steps = likely // step, len(keys) // step
-        if not all_steps or keys[step - 1] not in owner:
-            return 0
-        low, high = 1, all_steps
-        if 0 < steps <= all_steps:
-            if keys[steps * step - 1] not in owner:
-                high = steps - 1
-            elif steps == all_steps or keys[steps * step + step - 1] not in owner:
-                return steps * step
-            else:
-                low = steps + 1
-        return step * deepest(keys, owner.__contains__, low, high, step)
-
-    def hit(self, keys: Keys, likely: int = 0) -> Hit:
-        """What is held of a prompt, and what of it others begin with too."""
-        blocks = self.depth(keys, likely)
-        return self._hit_at(self.owner[keys[blocks - 1]], blocks) if blocks else NO_HIT
-
-    def hit_among(self, keys: ListedKeys) -> Hit:
-        """The same in a third of the time, for keys that were taken out because many endpoints are asked."""
-        if self._ghosts:
-            return self.hit(keys)
-        owner, listed = self.owner, keys.descending(self.step)
-        steps = len(listed) - bisect_left(listed, True, key=owner.__contains__)
-        return self._hit_at(owner[listed[-steps]], steps * self.step) if steps else NO_HIT
-
-    def _hit_at(self, row: int, blocks: int) -> Hit:
-        """What is held ends with the block in this row."""
-        shared_blocks, sharers = 0, 1
+            blocks = self._walk(keys)
+        else:
+            blocks = step * keys.deepest(owner.__contains__, 0, keys.length // step, step)
+        if not blocks:
+            return NO_HIT
+        row, shared_blocks, sharers = owner[keys.last_of(blocks)], 0, 1
         while row != ROOT:
             children = self._children[row]
             if children > 1 and row not in self._ghosts:
@@ -158,11 +133,11 @@ class HeldBlocks:
             row = self._run_above[self._runs[row]]
         return Hit(blocks, min(blocks, shared_blocks), sharers)
 
-    def touch(self, keys: Sequence[bytes]) -> int:
+    def touch(self, keys: Lookup) -> int:
         """A prompt is used there: how many of its blocks are held."""
-        blocks = self.depth(keys)
+        blocks = self.hit(keys).blocks
         if blocks:
-            self.used(self.owner[keys[blocks - 1]])
+            self.used(self.owner[keys.last_of(blocks)])
         return blocks
 
     def sweep(self, blocks: int) -> int:
@@ -174,12 +149,10 @@ class HeldBlocks:
         del self._keys[-blocks:], self._hashes[-blocks:]
         return len(self.by_hash) + len(self.owner) + len(self._keys)
 
-    def _walk(self, keys: Keys) -> int:
+    def _walk(self, keys: Lookup) -> int:
         blocks = 0
-        for position in range(self.step - 1, len(keys), self.step):
-            if keys[position] not in self.owner:
-                break
-            blocks = position + 1
+        while blocks + self.step <= keys.length and keys.last_of(blocks + self.step) in self.owner:
+            blocks += self.step
         return blocks
 
     def _new_row(self, block_hash: BlockHash, parent: int, key: bytes, keys: int) -> int:

@@ -17,14 +17,12 @@ from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS, block_keys, root_key
 from mini_infer_contract.events import MEDIUM_GPU, AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
 from mini_infer_gateway.index.guesses import Guesses
 from mini_infer_gateway.index.held_blocks import NO_HIT, ROOT, HeldBlocks, Hit
-from mini_infer_gateway.index.key_chain import Keys, ListedKeys, Probes
+from mini_infer_gateway.index.key_chain import Lookup
 
 __all__ = ["NO_HIT", "Hit", "PrefixIndex", "prompt_root", "slices"]
 
 SLICE_BLOCKS = 256
 """Applied, forgotten or freed at once: less than two milliseconds."""
-FEW_DEPTHS = 2
-"""Of a prompt at which endpoints' holdings end, up to which its keys are taken out one by one."""
 MOST_FORGOTTEN = 4 * SLICE_BLOCKS
 """Where there are more to forget, because the bound fell, they go with the calls that follow."""
 
@@ -86,6 +84,15 @@ class _Holdings:
     def size(self) -> int:
         return len(self.blocks) + len(self.guesses)
 
+    def hit(self, keys: Lookup, now_s: float) -> Hit:
+        """What is held of a prompt, or thought to be."""
+        blocks, guesses = self.blocks, self.guesses
+        hit = blocks.hit(keys) if keys.first in blocks.owner or blocks.step > 1 else NO_HIT
+        if not guesses.by_key:
+            return hit
+        depth = guesses.depth(keys, hit.blocks, now_s, blocks.step)
+        return hit if depth == hit.blocks else Hit(depth, hit.shared_blocks, hit.sharers)
+
 
 class PrefixIndex:
     """The holdings of all endpoints, at most `max_blocks` in all."""
@@ -132,7 +139,7 @@ class PrefixIndex:
         """A prompt with these keys was just sent there: they count as held until `expires_s`, or until an event."""
         holdings = self._holdings(endpoint)
         before = holdings.size()
-        held = holdings.blocks.touch(keys)
+        held = holdings.blocks.touch(Lookup(keys))
         if held < len(keys):
             holdings.guesses.add(keys, held, expires_s)
         added = holdings.size() - before
@@ -169,54 +176,25 @@ class PrefixIndex:
         """What each of these endpoints holds of a prompt with these keys."""
         if not keys:
             return [NO_HIT] * len(endpoints)
-        first, found, likely, depths = keys[0], [], 0, 0
-        looked_at = Probes(keys)
-        for position, endpoint in enumerate(endpoints):
-            holdings = self._endpoints.get(endpoint)
-            # Most endpoints hold nothing of most prompts, and those that do often the same.
-            if holdings is None or (
-                first not in holdings.blocks.owner
-                and first not in holdings.guesses.by_key
-                and holdings.blocks.step == 1
-            ):
-                found.append(NO_HIT)
-            else:
-                hit = self._hit(holdings, looked_at, now_s, likely)
-                found.append(hit)
-                if depths < FEW_DEPTHS and hit.blocks and hit.blocks != likely:
-                    likely, depths = hit.blocks, depths + 1
-                    if depths == FEW_DEPTHS:
-                        return found + self._hits_among(endpoints[position + 1 :], ListedKeys(keys), now_s)
-        return found
-
-    def _hits_among(self, endpoints: Sequence[str], keys: ListedKeys, now_s: float) -> list[Hit]:
-        """The same where each may hold another part."""
-        found = []
-        for holdings in map(self._endpoints.get, endpoints):
-            if holdings is None:
-                found.append(NO_HIT)
-            elif holdings.guesses.by_key:
-                found.append(self._hit(holdings, keys, now_s, 0))
-            else:
-                found.append(holdings.blocks.hit_among(keys))
-        return found
+        looked_up = Lookup(keys)
+        each = map(self._endpoints.get, endpoints)
+        return [holdings.hit(looked_up, now_s) if holdings else NO_HIT for holdings in each]
 
     def hit(self, endpoint: str, keys: Sequence[bytes], now_s: float) -> Hit:
         """What is held of a prompt with these keys: takes time with the logarithm of its length."""
-        holdings = self._endpoints.get(endpoint)
-        return NO_HIT if holdings is None else self._hit(holdings, keys, now_s, 0)
-
-    def _hit(self, holdings: _Holdings, keys: Keys, now_s: float, likely: int) -> Hit:
-        hit = holdings.blocks.hit_among(keys) if isinstance(keys, ListedKeys) else holdings.blocks.hit(keys, likely)
-        if not holdings.guesses.by_key:
-            return hit
-        blocks = holdings.guesses.depth(keys, hit.blocks, now_s, holdings.blocks.step, likely)
-        return hit if blocks == hit.blocks else Hit(blocks, hit.shared_blocks, hit.sharers)
+        return self.hits([endpoint], keys, now_s)[0]
 
     def held_blocks(self, endpoint: str) -> int:
         """How many blocks are held there in all, guesses included."""
-        holdings = self._endpoints.get(endpoint)
-        return len(holdings.blocks.owner) * holdings.blocks.step + len(holdings.guesses) if holdings else 0
+        return self.all_held_blocks([endpoint])[0]
+
+    def all_held_blocks(self, endpoints: Sequence[str]) -> list[int]:
+        """The same of each of several."""
+        each = map(self._endpoints.get, endpoints)
+        return [
+            len(holdings.blocks.owner) * holdings.blocks.step + len(holdings.guesses.by_key) if holdings else 0
+            for holdings in each
+        ]
 
     def clear(self, endpoint: str) -> None:
         """The endpoint is gone, or what is known of it is not to be trusted."""

@@ -28,6 +28,11 @@ class PluginTime:
     calls: int = 0
     seconds: float = 0.0
 
+    def add(self, seconds: float) -> None:
+        """One more call."""
+        self.calls += 1
+        self.seconds += seconds
+
 
 class Router:
     """Filters -> producers -> scorers in [0, 1] -> picker."""
@@ -47,15 +52,13 @@ class Router:
         for scorer, _ in scorers:
             if missing := set(scorer.needs) - provided:
                 raise ValueError(f"scorer {scorer.name} needs {sorted(missing)}: add a producer that provides it")
-        self._filters, self._producers, self._scorers, self._picker = filters, producers, scorers, picker
         self._random, self._clock, self._pairing = random, clock, pairing
-        plugins: list[Filter | Producer | Scorer | Picker] = [
-            *filters,
-            *producers,
-            *(scorer for scorer, _ in scorers),
-            picker,
-        ]
-        self.times = {plugin.name: PluginTime() for plugin in plugins}
+        self.times: dict[str, PluginTime] = {}
+        """By name of the plugin."""
+        self._filters = [(plugin, self._time_of(plugin)) for plugin in filters]
+        self._producers = [(plugin, self._time_of(plugin)) for plugin in producers]
+        self._scorers = [(plugin, weight, self._time_of(plugin)) for plugin, weight in scorers]
+        self._picker, self._picker_time = picker, self._time_of(picker)
 
     def route(self, request: RoutingRequest, candidates: Sequence[Candidate], now_s: float) -> Decision | None:
         """The endpoints for this request; None: there is none that may be chosen. `now_s` is on the monotonic clock."""
@@ -90,27 +93,27 @@ class Router:
 
     def eligible(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
         """Those that all filters keep."""
-        for plugin in self._filters:
+        for plugin, time in self._filters:
             started = self._clock()
             candidates = plugin.keep(request, candidates)
-            self._took(plugin.name, started)
+            time.add(self._clock() - started)
         return candidates
 
     def _produce(self, request: RoutingRequest, candidates: Sequence[Candidate], now_s: float) -> Facts:
         facts: dict[str, Sequence[float]] = {}
-        for plugin in self._producers:
+        for plugin, time in self._producers:
             started = self._clock()
             facts.update(plugin.produce(request, candidates, now_s))
-            self._took(plugin.name, started)
+            time.add(self._clock() - started)
         return facts
 
     def _score(self, request: RoutingRequest, facts: Facts, count: int) -> list[list[float]]:
         """Weighted scores, one row a scorer."""
         rows = []
-        for plugin, weight in self._scorers:
+        for plugin, weight, time in self._scorers:
             started = self._clock()
             row = _weighted(plugin.score(request, facts), weight)
-            self._took(plugin.name, started)
+            time.add(self._clock() - started)
             if len(row) != count:
                 raise ValueError(f"scorer {plugin.name} gave {len(row)} scores for {count} candidates")
             rows.append(row)
@@ -119,7 +122,7 @@ class Router:
     def _pick(self, candidates: Sequence[Candidate], totals: Sequence[float]) -> int:
         started = self._clock()
         chosen = self._picker.pick(candidates, totals, self._random)
-        self._took(self._picker.name, started)
+        self._picker_time.add(self._clock() - started)
         return chosen
 
     def _decide(
@@ -150,10 +153,8 @@ class Router:
         largest = max(range(len(leads)), key=leads.__getitem__)
         return self._scorers[largest][0].name if leads[largest] > 1e-9 else "tie"
 
-    def _took(self, name: str, started: float) -> None:
-        time = self.times[name]
-        time.calls += 1
-        time.seconds += self._clock() - started
+    def _time_of(self, plugin: Filter | Producer | Scorer | Picker) -> PluginTime:
+        return self.times.setdefault(plugin.name, PluginTime())
 
 
 def _weighted(values: Sequence[float], weight: float) -> list[float]:

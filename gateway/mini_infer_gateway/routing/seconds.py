@@ -17,5 +17,6 @@ def score_of(seconds: Sequence[float]) -> list[float]:
 
 def busy_share(facts: Facts) -> float:
     """Of the endpoints, those that have prompt tokens to compute, or for which some wait: 0 to 1."""
-    work = list(map(add, facts[QUEUED_TOKENS], facts[AHEAD_TOKENS]))
+    queued, ahead = facts[QUEUED_TOKENS], facts[AHEAD_TOKENS]
+    work = list(map(add, queued, ahead)) if any(ahead) else list(queued)
     return 1.0 - work.count(0) / len(work)

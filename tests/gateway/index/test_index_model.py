@@ -83,7 +83,7 @@ def test_hits_are_the_models(actions: list[tuple[str, Any]], packed: bool) -> No
         return KeyChain(keys) if packed else keys
 
     known = {tuple(path): block_keys(tokens_of(path), prompt_root()) for path in seen}
-    for number, (kind, value) in enumerate(actions):
+    for kind, value in actions:
         if kind in ("store", "guess"):
             seen.append(value)
             keys = known[tuple(value)] = block_keys(tokens_of(value), prompt_root())
@@ -110,8 +110,6 @@ def test_hits_are_the_models(actions: list[tuple[str, Any]], packed: bool) -> No
                 keys = known[tuple(path)][:end]
                 expected = model.hit(keys, now_s)
                 assert index.hit("e", as_chain(keys), now_s) == expected, (path[:end], kind, value)
-                blocks, likely = index._holdings("e").blocks, number % (end + 2)
-                assert blocks.depth(keys, likely) == blocks.depth(keys), "a wrong guess changes nothing"
                 assert index.hits(["e", "other"], as_chain(keys), now_s) == [expected, Hit(0, 0, 1)]
     now_s += 100
     while index.expire(now_s):

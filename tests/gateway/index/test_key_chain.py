@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mini_infer_gateway.index.key_chain import CHUNK_KEYS, KeyChain, ListedKeys, Probes, deepest
+from mini_infer_gateway.index.key_chain import CHUNK_KEYS, FEW_BISECTIONS, KeyChain, Lookup
 
 
 def keys(first: int, count: int) -> list[bytes]:
@@ -34,12 +34,15 @@ def test_it_grows_and_is_cut_like_a_list(rounds: list[tuple[int, float]], part: 
             chain[position]
 
 
-@given(st.integers(0, 60), st.integers(1, 3), st.data())
-def test_the_deepest_is_found_in_any_form_of_keys(count: int, step: int, data: st.DataObject) -> None:
-    chain = KeyChain(keys(0, count))
-    high = data.draw(st.integers(0, count // step))
-    low = data.draw(st.integers(0, high))
-    held = data.draw(st.integers(low, high))
-    known = set(keys(0, held * step))
-    for form in (chain, Probes(chain), ListedKeys(chain)):
-        assert deepest(form, known.__contains__, low, high, step) == held
+@given(st.integers(0, 3 * CHUNK_KEYS), st.booleans(), st.data())
+def test_one_lookup_finds_what_each_of_many_holds(count: int, packed: bool, data: st.DataObject) -> None:
+    """Whatever those before held, and whether all have runs of the same length."""
+    listed = keys(0, count)
+    lookup = Lookup(KeyChain(listed) if packed else listed)
+    assert [lookup.last_of(blocks) for blocks in range(1, count + 1)] == listed
+    for step in data.draw(st.lists(st.integers(1, 3), max_size=2 * FEW_BISECTIONS)):
+        high = data.draw(st.integers(0, count // step))
+        low = data.draw(st.integers(0, high))
+        held = data.draw(st.integers(low, high))
+        known = set(listed[: held * step])
+        assert lookup.deepest(known.__contains__, low, high, step) == held

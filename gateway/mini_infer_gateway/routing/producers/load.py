@@ -17,8 +17,7 @@ class EndpointLoad:
 
     def produce(self, request: RoutingRequest, candidates: Sequence[Candidate], now_s: float) -> Facts:
         """See base.Producer."""
-        load = self._ledger.load
-        loads = [load(candidate.name) for candidate in candidates]
+        loads = self._ledger.loads([candidate.name for candidate in candidates])
         return {
             RUNNING: [load.running for load in loads],
             WAITING: [load.waiting for load in loads],

@@ -31,13 +31,11 @@ class PrefixHits:
         size = self._block_size_tokens
         names = [candidate.name for candidate in candidates]
         hits = self._hits(request, candidates, names, now_s)
-        held = self._index.held_blocks
-        blocks, shared_blocks, sharers = zip(*hits, strict=True)
         return {
-            CACHED_TOKENS: [count * size for count in blocks],
-            SHARED_TOKENS: [count * size for count in shared_blocks],
-            SHARERS: sharers,
-            HELD_TOKENS: [held(name) * size for name in names],
+            CACHED_TOKENS: [hit.blocks * size for hit in hits],
+            SHARED_TOKENS: [hit.shared_blocks * size for hit in hits],
+            SHARERS: [hit.sharers for hit in hits],
+            HELD_TOKENS: [blocks * size for blocks in self._index.all_held_blocks(names)],
         }
 
     def _hits(
@@ -60,7 +58,7 @@ class PrefixHits:
         most = (prompt.tokens - 1) // self._block_size_tokens
         each = [self._index.hits(names, chain, now_s) for chain in prompt.chains]
         if len(each) == 1:
-            return [hit if hit.blocks <= most else hit._replace(blocks=most) for hit in each[0]]
+            return [hit if hit.blocks <= most else Hit(most, hit.shared_blocks, hit.sharers) for hit in each[0]]
         return [
             Hit(
                 min(most, sum(hit.blocks for hit in hits)),

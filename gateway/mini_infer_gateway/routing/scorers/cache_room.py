@@ -19,6 +19,6 @@ class CacheRoom:
 
     def score(self, request: RoutingRequest, facts: Facts) -> Sequence[float]:
         """See base.Scorer."""
-        tokens, most = max(1, request.prompt_tokens), max(1.0, *facts[HELD_TOKENS])
+        tokens_by_held = max(1, request.prompt_tokens) / max(1.0, *facts[HELD_TOKENS])
         tables = (facts[HELD_TOKENS], facts[PREFILL_RATE])
-        return score_of([tokens / rate * held / most for held, rate in zip(*tables, strict=True)])
+        return score_of([tokens_by_held * held / rate for held, rate in zip(*tables, strict=True)])
