@@ -2,7 +2,7 @@
 
 From the latent, `kv_b_proj` makes keys and values of all heads. A prompt's are made from it (decompressed); for single
 new tokens the two halves of that product move to the queries and to the output instead (absorbed), so that attention
-reads latents alone. Backends compute both.
+reads latents alone. Backends compute both. Ranks share the heads out: each makes and caches all latents.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,8 @@ from torch import Tensor
 
 from mini_infer_engine.config.model_config import ModelConfig
 from mini_infer_engine.layers.attention import AttentionBlock
-from mini_infer_engine.layers.linear import UNQUANTIZED, Linear, PackedLinear
+from mini_infer_engine.distributed.tensor_parallel import Shard
+from mini_infer_engine.layers.linear import UNQUANTIZED, Linear, PackedLinear, column_parallel
 from mini_infer_engine.layers.norm import RMSNorm
 
 _EPS = 1e-6
@@ -55,14 +56,17 @@ class LatentAttention(AttentionBlock):
     def __init__(self, config: ModelConfig, layer: int, spec: LatentSpec) -> None:
         super().__init__(config, layer, value_dim=spec.value_dim)
         self.spec = spec
-        self.q_width = config.num_heads * spec.qk_dim
-        first = {"q_proj": self.q_width} if spec.q_rank is None else {"q_a_proj": spec.q_rank}
+        parallel = config.tensor_parallel
+        queries = parallel.heads(config.num_heads, spec.qk_dim)
+        self.q_width = queries.count
+        first: dict[str, int | Shard] = {"q_proj": queries} if spec.q_rank is None else {"q_a_proj": spec.q_rank}
         self.a_proj: Linear = PackedLinear(config.hidden_size, first | {"kv_a_proj_with_mqa": spec.latent_width})
         self.q_a_layernorm = None if spec.q_rank is None else RMSNorm(spec.q_rank, _EPS)
-        self.q_b_proj = None if spec.q_rank is None else Linear(spec.q_rank, self.q_width)
+        self.q_b_proj = None if spec.q_rank is None else column_parallel(spec.q_rank, queries)
         self.kv_a_layernorm = RMSNorm(spec.kv_rank, _EPS)
-        self.kv_b_proj = Linear(spec.kv_rank, config.num_heads * (spec.nope_dim + spec.value_dim))
-        self.kv_up = torch.empty(0)  # [heads * (nope_dim + value_dim), kv_rank], see finish_loading
+        keys_and_values = parallel.heads(config.num_heads, spec.nope_dim + spec.value_dim)
+        self.kv_b_proj = column_parallel(spec.kv_rank, keys_and_values)
+        self.kv_up = torch.empty(0)  # [heads * (nope_dim + value_dim), kv_rank], of this rank: see finish_loading
         self.key_up = self.value_up = self.kv_up  # [heads, nope_dim or value_dim, kv_rank]
 
     def finish_loading(self) -> None:

@@ -182,6 +182,11 @@ class PackedLinear(Linear):
         return found
 
 
+def column_parallel(in_features: int, rows: Shard) -> Linear:
+    """A layer of which each rank holds some of the checkpoint's rows; the input is whole on all."""
+    return Linear(in_features, rows.count, rows=rows if rows.count < rows.total else None)
+
+
 def row_parallel(in_features: int, out_features: int, parallel: TensorParallel, *, bias: bool = False) -> Linear:
     """A layer of which each rank holds an equal share of the columns, for inputs that are shared out like them."""
     if parallel.size == 1:

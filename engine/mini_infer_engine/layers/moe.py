@@ -3,7 +3,7 @@
 Quantised experts are `quantization.experts`': it sets `stored` to what makes the stacks.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, Protocol
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from mini_infer_engine.distributed.tensor_parallel import ALONE, Shard, TensorParallel
 from mini_infer_engine.kernels.gemm.grouped_weight import GroupedWeight, dequantized_groups
-from mini_infer_engine.layers.linear import Linear
+from mini_infer_engine.layers.linear import Linear, PackedLinear
 from mini_infer_engine.layers.placement import Part, Placement
 
 
@@ -47,6 +47,11 @@ class MoESpec:
         return self.num_experts + self.num_shared
 
     @property
+    def shared_size(self) -> int:
+        """Of all shared experts together: the checkpoint has them as one MLP."""
+        return self.num_shared * self.intermediate_size
+
+    @property
     def experts_per_token(self) -> int:
         """Routed and shared ones that compute a token."""
         return self.top_k + self.num_shared
@@ -62,18 +67,36 @@ class StoredExperts(Protocol):
         """As `SparseMoE.weights`, once all is loaded."""
 
 
+class ExpertLayers(nn.Module):
+    """The products of one expert, or of all shared ones together, under the checkpoint's names."""
+
+    def __init__(self, hidden_size: int, width: Shard, *, is_summed: bool) -> None:
+        super().__init__()
+        self.gate_up_proj = PackedLinear(hidden_size, {"gate_proj": width, "up_proj": width})
+        self.down_proj = Linear(width.count, hidden_size, columns=width if is_summed else None)
+
+
 class SparseMoE(nn.Module):
     """sum over a token's experts of weight * down(silu(gate(x)) * up(x)); the router and `MoESpec` say which, and how
     much.
 
     In a tensor-parallel group each rank holds a share of every expert's width, or some experts whole (then all ranks
-    route alike, and each computes what its own experts are chosen for); its result is a summand.
+    route alike, and each computes what its own experts are chosen for, and a share of the shared ones' width); its
+    result is a summand.
     """
 
     def __init__(self, spec: MoESpec, parallel: TensorParallel = ALONE) -> None:
         super().__init__()
-        self.spec = spec
         self.is_summed = parallel.size > 1
+        self.shared_share = parallel.even(spec.shared_size)
+        """Which columns of all shared experts' width, one after the other, this rank holds."""
+        self.shared_experts: ExpertLayers | None = None
+        """Beside the stacks, of which experts are whole where those are; None: there are none, or they are stacked."""
+        if parallel.whole_experts and spec.num_shared:
+            self.shared_experts = ExpertLayers(spec.hidden_size, self.shared_share, is_summed=self.is_summed)
+            spec = replace(spec, num_shared=0)
+        self.spec = spec
+        """Of what is stacked."""
         whole = TensorParallel() if parallel.whole_experts else parallel
         self._share = whole.even(spec.intermediate_size)
         self.local_experts = range(spec.num_stacked)
@@ -137,16 +160,16 @@ class SparseMoE(nn.Module):
         }
 
     def _shared_tensors(self, path: str) -> dict[str, Placement]:
-        """The shared experts are one wide MLP in the checkpoint: each is a part of its width."""
-        spec = self.spec
-        count, width, hidden = spec.num_shared, spec.intermediate_size, spec.hidden_size
-        rows, columns = (count * width, hidden), (hidden, count * width)
+        """The shared experts are one wide MLP in the checkpoint: each is a part of its width, or of a rank's share."""
+        spec, width = self.spec, self._share.count
+        rows, columns = (spec.shared_size, spec.hidden_size), (spec.hidden_size, spec.shared_size)
         gate_up, down = self.gate_up_proj[spec.num_experts :], self.down_proj[spec.num_experts :]
-        by_rows = partial(_split_rows, count)
+        by_rows, by_columns = (partial(split, spec.num_shared) for split in (_split_rows, _split_columns))
+        high, wide = (Part(dim, self.shared_share) if self.is_summed else None for dim in (0, 1))
         return {
-            f"{path}.gate_proj.weight": Placement(gate_up[:, :width], (rows,), by_rows),
-            f"{path}.up_proj.weight": Placement(gate_up[:, width:], (rows,), by_rows),
-            f"{path}.down_proj.weight": Placement(down, (columns,), partial(_split_columns, count)),
+            f"{path}.gate_proj.weight": Placement(gate_up[:, :width], (rows,), by_rows, high),
+            f"{path}.up_proj.weight": Placement(gate_up[:, width:], (rows,), by_rows, high),
+            f"{path}.down_proj.weight": Placement(down, (columns,), by_columns, wide),
         }
 
 

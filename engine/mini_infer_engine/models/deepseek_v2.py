@@ -7,16 +7,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.config.fields import Fields
 from mini_infer_engine.config.model_config import ModelConfig, parse_activation, parse_decoder
 from mini_infer_engine.config.rope import RopeParameters, parse_rope
 from mini_infer_engine.layers.attention import AttentionBlock
 from mini_infer_engine.layers.latent_attention import LatentAttention, LatentSpec
 from mini_infer_engine.layers.moe import MoESpec
-from mini_infer_engine.models.decoder import DecoderLayer, DecoderModel
+from mini_infer_engine.models.decoder import DecoderLayer
 from mini_infer_engine.models.kv_spec import KVSpec
-from mini_infer_engine.models.sparse_decoder import SparseConfig, SparseLayer
+from mini_infer_engine.models.sparse_decoder import SparseConfig, SparseLayer, SparseModel
 from mini_infer_engine.ops.base import Ops, ResidualState
 
 
@@ -47,24 +46,16 @@ class DeepseekV2Layer(SparseLayer):
         return torch.cat((q, packed[:, rank:]), dim=-1)
 
 
-class DeepseekV2ForCausalLM(DecoderModel):
+class DeepseekV2ForCausalLM(SparseModel):
     """DeepSeek-V2 and V2-Lite (DeepSeek-AI 2024, arXiv 2405.04434)."""
 
     layer_class: ClassVar[type[DecoderLayer]] = DeepseekV2Layer
     caches_latents: ClassVar[bool] = True
 
     def kv_spec(self, page_size: int, dtype: torch.dtype) -> KVSpec:
-        """One latent a token."""
+        """One latent a token, whole on every rank."""
         assert isinstance(self.config, DeepseekConfig)
         return KVSpec(len(self.config.layers), page_size, 1, self.config.latent.latent_width, dtype, entries=1)
-
-    @classmethod
-    def check_split(cls, config: ModelConfig) -> None:
-        """See `DecoderModel.check_split`: not at all."""
-        if config.tensor_parallel.size > 1:
-            raise ModelError(
-                f"{config.architecture}: latent attention cannot be split among ranks: use --tensor-parallel-size 1."
-            )
 
     @classmethod
     def parse_config(cls, fields: Fields, architecture: str, eos_token_ids: tuple[int, ...]) -> ModelConfig:
@@ -102,6 +93,7 @@ def parse_deepseek(
     different = {
         "activation": parse_activation(fields),
         "default_head_dim": latent.rope_dim,
+        "num_kv_heads": 1,  # what is cached is the same for all heads, whatever num_key_value_heads says
         "ropes": (rope,) * num_layers,
         "attention_scale": latent.qk_dim**-0.5 * mscale(rope) ** 2,
     }

@@ -44,13 +44,15 @@ class SparseModel(DecoderModel):
     def check_split(cls, config: ModelConfig) -> None:
         """See `DecoderModel.check_split`; plain MLPs are checked where there are any."""
         assert isinstance(config, SparseConfig)
-        parallel = config.tensor_parallel
-        if parallel.whole_experts and config.moe.num_shared:
-            raise ModelError(f"{config.architecture}: enable_expert_parallel does not go with shared experts yet.")
-        name, value = "the experts' intermediate size", config.moe.intermediate_size
+        parallel, moe = config.tensor_parallel, config.moe
+        shares = {"the experts' intermediate size": moe.intermediate_size}
         if parallel.whole_experts:
-            name, value = "enable_expert_parallel: the number of experts", config.moe.num_experts
-        if obstacle := parallel.obstacle(name, value):
+            shares = {
+                "enable_expert_parallel: the number of experts": moe.num_experts,
+                "enable_expert_parallel: the shared experts' intermediate size": moe.shared_size,
+            }
+        obstacles = [parallel.obstacle(name, value) for name, value in shares.items()] if config.sparse_layers else []
+        for obstacle in filter(None, obstacles):
             raise ModelError(f"{config.architecture}: {obstacle}.")
         super().check_split(
             config

@@ -75,6 +75,8 @@ class TorchOps:
             gate, up = functional.linear(x[tokens], expert_weight(gate_up, here, x.dtype)).chunk(2, dim=-1)
             made = functional.linear(functional.silu(gate).mul_(up), expert_weight(down, here, x.dtype))
             mixed.index_add_(0, tokens, made * weights[tokens, choices, None])
+        if (shared := moe.shared_experts) is not None:
+            mixed += shared.down_proj(self.norm_gated_linear(ResidualState(x), None, shared.gate_up_proj, "silu"))
         return self.add_norm(self._collectives.all_reduce(mixed) if moe.is_summed else mixed, state, next_norm)
 
     def norm(self, state: ResidualState, norm: RMSNorm | None) -> Tensor:

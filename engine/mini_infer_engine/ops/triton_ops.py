@@ -185,6 +185,9 @@ class TritonOps:
         if moe.is_summed:
             memory = self._summand_memory(x.shape[0], x.shape[1], x)
             total = summands.sum(0) if memory is None else torch.sum(summands, 0, out=memory)
+            if (shared := moe.shared_experts) is not None:
+                gated = self.norm_gated_linear(ResidualState(x), None, shared.gate_up_proj, "silu")
+                total += self._product(ResidualState(gated), None, shared.down_proj)
             return self._sum_add_norm(total, state, next_norm)
         normed = add_rms_norm(state.residual, summands, next_norm.weight, next_norm.eps)
         return ResidualState(state.residual, normed)

@@ -11,25 +11,15 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor, nn
 
-from mini_infer_engine.distributed.tensor_parallel import Shard
 from mini_infer_engine.kernels.gemm.grouped_weight import GroupedWeight, dequantized_groups, rows_joined, stacked
-from mini_infer_engine.layers.linear import Linear, PackedLinear
-from mini_infer_engine.layers.moe import SparseMoE
+from mini_infer_engine.layers.linear import Linear
+from mini_infer_engine.layers.moe import ExpertLayers, SparseMoE
 from mini_infer_engine.quantization.grouped import multiplies_groups
 
 
 class _ReadsGroups(Protocol):
     def grouped(self, layer: Linear) -> GroupedWeight | None:
         """What was loaded, as kernels read it."""
-
-
-class ExpertLayers(nn.Module):
-    """The products of one expert, or of all shared ones together, under the checkpoint's names."""
-
-    def __init__(self, hidden_size: int, width: Shard, *, is_summed: bool) -> None:
-        super().__init__()
-        self.gate_up_proj = PackedLinear(hidden_size, {"gate_proj": width, "up_proj": width})
-        self.down_proj = Linear(width.count, hidden_size, columns=width if is_summed else None)
 
 
 class _Stack(nn.Module):
@@ -84,13 +74,13 @@ class CheckpointExperts(QuantizedExperts):
         gate_up = [_grouped(each.gate_up_proj) for each in layers]
         down = [_grouped(each.down_proj) for each in layers]
         if moe.spec.num_shared:
-            more_gate_up, more_down = _shared(cast("ExpertLayers", moe.shared_experts), moe.spec.num_shared)
+            assert moe.shared_experts is not None, "`expand_experts` makes them"
+            more_gate_up, more_down = _shared(moe.shared_experts, moe.spec.num_shared)
             gate_up += more_gate_up
             down += more_down
+            moe.shared_experts = None
         self.keep(moe, stacked(gate_up), stacked(down))
-        for name in ("experts", "shared_experts"):
-            if name in moe._modules:
-                delattr(moe, name)
+        del moe.experts
 
 
 def expand_experts(moe: SparseMoE) -> list[Linear]:
@@ -104,10 +94,8 @@ def expand_experts(moe: SparseMoE) -> list[Linear]:
     by_name = nn.ModuleDict({str(number): layers for number, layers in enumerate(experts, first)})
     moe.add_module("experts", by_name)
     if spec.num_shared:
-        width = spec.num_shared * spec.intermediate_size
-        shared = ExpertLayers(hidden, Shard(width, ((0, width),)), is_summed=False)
-        moe.add_module("shared_experts", shared)
-        experts = [*experts, shared]
+        moe.shared_experts = ExpertLayers(hidden, moe.shared_share, is_summed=moe.is_summed)
+        experts.append(moe.shared_experts)
     return [layer for each in experts for layer in (each.gate_up_proj, each.down_proj)]
 
 

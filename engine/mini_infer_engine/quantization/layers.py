@@ -47,10 +47,11 @@ def _expanded(path: str, moe: SparseMoE, scheme: Scheme) -> list[Linear]:
         raise ModelError(f"quantization_config: act-order (desc_act) of the experts of {path} is not supported.")
     spec = moe.spec
     group = scheme.block[1] if isinstance(scheme, Fp8Scheme) else scheme.group_size
-    if spec.num_shared > 1 and group and spec.intermediate_size % group:
+    width = moe.share.count
+    if spec.num_shared > 1 and group and width % group:
         raise ModelError(
             f"quantization_config: groups of {group} columns cut through the shared experts of {path}, which are "
-            f"{spec.intermediate_size} wide: not supported."
+            f"{width} wide: not supported."
         )
     return expand_experts(moe)
 

@@ -68,7 +68,7 @@ class ModelWorker:
         """
         device = choose_device(settings)
         dtype = _dtype(settings, config, device)
-        if settings.enable_expert_parallel and not isinstance(config, SparseConfig):
+        if settings.enable_expert_parallel and not (isinstance(config, SparseConfig) and config.sparse_layers):
             raise ModelError(f"{config.architecture} has no experts: leave enable_expert_parallel out for this model.")
         parallel = replace(collectives.parallel, whole_experts=settings.enable_expert_parallel)
         config = replace(config, tensor_parallel=parallel, stage=_stage(config, link))

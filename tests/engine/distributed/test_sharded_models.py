@@ -1,5 +1,6 @@
 """Every architecture, shared out among ranks: logits equal those of the whole model, and are the same on all ranks."""
 
+from collections.abc import Callable
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -10,17 +11,20 @@ import torch
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.config.settings import EngineSettings
 from mini_infer_engine.core.batch import Batch, Row
+from mini_infer_engine.kv_transfer.layout import layout_refusal
+from mini_infer_engine.layers.latent_attention import LatentAttention
 from mini_infer_engine.runtime.model_runner import ModelRunner
 from tests.engine.models.test_models import VARIANTS
-from tests.support import fp8_checkpoints, integer_checkpoints
-from tests.support.thread_group import ThreadGroup
-from tests.support.tiny_models import PageDealer, run_chunks, save_tiny_model, tiny_runner
+from tests.support import fp4_checkpoints, fp8_checkpoints, integer_checkpoints
+from tests.support.thread_group import ThreadGroup, ThreadRank
+from tests.support.tiny_models import DEEPSEEK, PageDealer, run_chunks, save_tiny_model, tiny_runner
 
 TOKENS = [(position * 37 + 11) % 190 + 5 for position in range(40)]
 SIZES = [30, 1, 9]
 CHOSEN = [
     "qwen2", "qwen2-tied", "qwen3-tied", "llama-biased", "mistral-window", "gemma3", "gemma2-tight-caps", "qwen3-moe",
     "qwen3-moe-mixed", "mixtral", "phi3", "phi4-mini", "olmo2", "olmo2-biased", "granite-biased", "smollm3",
+    "deepseek-v2-lite", "deepseek-v2", "deepseek-v2-dense", "deepseek-v3", "deepseek-v3-halves",
 ]  # fmt: skip
 
 
@@ -45,12 +49,48 @@ def test_ranks_compute_what_one_process_does(variant: str, size: int, tmp_path: 
 
 
 @pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("variant", ["qwen3-moe", "qwen3-moe-mixed", "mixtral"])
+@pytest.mark.parametrize("variant", ["qwen3-moe", "qwen3-moe-mixed", "mixtral", "deepseek-v2-lite", "deepseek-v3"])
 def test_ranks_with_whole_experts_compute_what_one_process_does(variant: str, size: int, tmp_path: Path) -> None:
     architecture, changes = VARIANTS[variant]
-    experts = "num_local_experts" if architecture == "mixtral" else "num_experts"
-    save_tiny_model(tmp_path, architecture, **(changes | {experts: 8, "moe_intermediate_size": 33}))
+    experts = {"mixtral": "num_local_experts", "qwen3_moe": "num_experts"}.get(architecture, "n_routed_experts")
+    width = {0: 33, 1: 36, 2: 34}[changes.get("n_shared_experts", 0)]  # the shared experts' alone is shared out
+    save_tiny_model(tmp_path, architecture, **(changes | {experts: 8, "moe_intermediate_size": width}))
     _check(tmp_path, size, enable_expert_parallel=True)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_layer_is_summed_twice_whatever_it_is_made_of(
+    whole: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After attention, and after routed and shared experts together; embeddings are summed once."""
+    save_tiny_model(tmp_path, "deepseek_v3", **VARIANTS["deepseek-v3"][1])
+    group = ThreadGroup(tmp_path, 2, tensor_parallel_size=2, enable_expert_parallel=whole)
+    sums: list[int] = []
+    all_reduce = ThreadRank.all_reduce
+
+    def counted(rank: ThreadRank, x: torch.Tensor) -> torch.Tensor:
+        sums.append(rank.parallel.rank)
+        return all_reduce(rank, x)
+
+    monkeypatch.setattr(ThreadRank, "all_reduce", counted)
+    table = PageDealer(group.runners[0]).table(len(TOKENS))
+    group.run(lambda rank: run_chunks(rank, TOKENS, table, [40]))
+    assert sorted(sums) == [0] * (1 + 2 * 3) + [1] * (1 + 2 * 3)
+
+
+def test_latents_and_their_projections_are_whole_on_every_rank_and_heads_are_not(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path, "deepseek_v3", **VARIANTS["deepseek-v3"][1])
+    alone, group = tiny_runner(tmp_path), ThreadGroup(tmp_path, 2, tensor_parallel_size=2)
+    whole = alone.kv_memory().layout
+    for rank in group.runners:
+        attention = rank.worker.model.layers[0].self_attn
+        assert isinstance(attention, LatentAttention)
+        layers = (attention.a_proj, attention.q_b_proj, attention.kv_b_proj, attention.o_proj)
+        sizes = [(layer.out_features, layer.in_features) for layer in layers if layer is not None]
+        assert sizes == [(48 + 32 + 16, 64), (2 * (24 + 16), 48), (2 * (24 + 20), 32), (64, 2 * 20)]
+        assert rank.pool.spec == alone.pool.spec
+        layout = rank.kv_memory().layout
+        assert layout_refusal(layout, whole) == layout_refusal(whole, layout) == ""
 
 
 def test_no_rank_ends_a_chunk_before_all_have_its_keys_and_values(tmp_path: Path) -> None:
@@ -93,14 +133,43 @@ def test_ranks_share_quantised_experts(whole: bool, tmp_path: Path) -> None:
     _check(tmp_path, 2, enable_expert_parallel=whole)
 
 
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("quantize", [fp8_checkpoints.quantize_folder, fp4_checkpoints.quantize_folder])
+def test_ranks_share_quantised_heads_of_latents_and_shared_experts(
+    quantize: Callable[[Path, str], Any], whole: bool, tmp_path: Path
+) -> None:
+    shape = {"q_lora_rank": 64, "v_head_dim": 32, "intermediate_size": 128, "moe_intermediate_size": 64}
+    save_tiny_model(tmp_path, "deepseek_v2", **(DEEPSEEK | shape))
+    quantize(tmp_path, "fp8-block" if quantize is fp8_checkpoints.quantize_folder else "nvfp4")
+    _check(tmp_path, 2, enable_expert_parallel=whole)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_ranks_round_their_own_share_of_latent_attention_and_of_experts(whole: bool, tmp_path: Path) -> None:
+    save_tiny_model(tmp_path, "deepseek_v2", **DEEPSEEK)
+    runner = tiny_runner(tmp_path)
+    expected = run_chunks(runner, TOKENS, PageDealer(runner).table(len(TOKENS)), SIZES)
+    group = ThreadGroup(tmp_path, 2, quantization="int8", tensor_parallel_size=2, enable_expert_parallel=whole)
+    table = PageDealer(group.runners[0]).table(len(TOKENS))
+    found = group.run(lambda rank: run_chunks(rank, TOKENS, table, SIZES))
+    assert torch.equal(found[0], found[1])
+    assert torch.nn.functional.cosine_similarity(found[0], expected).mean() > 0.98
+    assert max(rank.worker.weight_bytes for rank in group.runners) < 0.4 * runner.worker.weight_bytes
+
+
 def test_experts_that_ranks_cannot_share_equally_are_refused_by_name(tmp_path: Path) -> None:
     asked = {"tensor_parallel_size": 2, "enable_expert_parallel": True}
     save_tiny_model(tmp_path / "odd", "qwen3_moe", **(VARIANTS["qwen3-moe"][1] | {"num_experts": 5}))
     with pytest.raises(ModelError, match="enable_expert_parallel: the number of experts = 5 cannot be split among 2"):
         ThreadGroup(tmp_path / "odd", 2, **asked)
+    save_tiny_model(tmp_path / "shared", "deepseek_v2", **(DEEPSEEK | {"n_shared_experts": 1, "moe_intermediate_size": 41}))
+    with pytest.raises(ModelError, match="the shared experts' intermediate size = 41 cannot be split among 2"):
+        ThreadGroup(tmp_path / "shared", 2, **asked)
     save_tiny_model(tmp_path / "dense", "qwen3")
-    with pytest.raises(ModelError, match="has no experts: leave enable_expert_parallel out"):
-        ThreadGroup(tmp_path / "dense", 2, **asked)
+    save_tiny_model(tmp_path / "no mixture", "deepseek_v2", **(DEEPSEEK | {"first_k_dense_replace": 3}))
+    for name in ("dense", "no mixture"):
+        with pytest.raises(ModelError, match="has no experts: leave enable_expert_parallel out"):
+            ThreadGroup(tmp_path / name, 2, **asked)
     with pytest.raises(ValueError, match="enable-expert-parallel deals experts out to the ranks of an engine"):
         EngineSettings(model="m", enable_expert_parallel=True, data_parallel_size=2)
 
@@ -125,6 +194,23 @@ def test_ranks_round_their_own_share_of_the_weights(kind: str, tmp_path: Path) -
     alone = run_chunks(rounded, TOKENS, PageDealer(rounded).table(len(TOKENS)), SIZES)
     nearness = [torch.nn.functional.cosine_similarity(made, expected).mean() for made in (found[0], alone)]
     assert nearness[0] > nearness[1] - 0.1
+
+
+def test_latent_attention_that_cannot_be_shared_out_is_refused_before_memory_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.nn.Module, "to_empty", None)
+    save_tiny_model(tmp_path, "deepseek_v2", **DEEPSEEK)
+    with pytest.raises(ModelError, match="num_attention_heads = 4 cannot be split among 8 ranks"):
+        ThreadGroup(tmp_path, 8)
+    odd = DEEPSEEK | {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 6}
+    for changes, words in (
+        ({}, "the experts' intermediate size = 40"),
+        ({"moe_intermediate_size": 42, "intermediate_size": 100}, "intermediate_size = 100"),
+    ):
+        save_tiny_model(tmp_path, "deepseek_v2", **(odd | changes))
+        with pytest.raises(ModelError, match=f"{words} cannot be split among 3 ranks"):
+            ThreadGroup(tmp_path, 3)
 
 
 def test_what_cannot_be_shared_out_is_refused_by_name(tmp_path: Path) -> None:

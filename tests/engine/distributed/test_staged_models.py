@@ -50,7 +50,7 @@ def test_stages_compute_what_one_process_does(variant: str, tmp_path: Path) -> N
     assert has_table == [True, *middle, config.tie_word_embeddings]
 
 
-@pytest.mark.parametrize("variant", ["qwen3-tied", "olmo2"])
+@pytest.mark.parametrize("variant", ["qwen3-tied", "olmo2", "deepseek-v3"])
 def test_stages_of_several_ranks(variant: str, tmp_path: Path) -> None:
     architecture, changes = VARIANTS[variant]
     save_tiny_model(tmp_path, architecture, **changes)
