@@ -5,6 +5,7 @@ records.
 """
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,10 +33,10 @@ from tests.gpu.device import INTERPRETED
 from tests.gpu.runs import make_runner, make_settings, texts
 from tests.support.fp4_checkpoints import quantize_folder as quantize_to_fp4
 from tests.support.integer_checkpoints import quantize_folder as quantize_to_integers
-from tests.support.thread_group import StageAlone, StagesInTurn, thread_links
+from tests.support.thread_group import StageAlone, StagesInTurn, TableInTurns, ThreadRank, thread_links
 from tests.support.tiny_models import (
     DEEPSEEK,
-    DEEPSEEK_YARN,
+    DEEPSEEK_V3,
     GREEDY,
     LONGROPE_PARTIAL,
     PageDealer,
@@ -53,7 +54,7 @@ TOKENS = [(position * 37 + 11) % 190 + 5 for position in range(40)]
 CHANGES: dict[str, dict[str, Any]] = {
     "phi3": LONGROPE_PARTIAL,
     "deepseek_v2": DEEPSEEK,
-    "deepseek_v3": {name: value for name, value in DEEPSEEK_YARN.items() if name != "topk_method"},
+    "deepseek_v3": DEEPSEEK_V3,
     "gemma2": {"head_dim": 16, "sliding_window": 9, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 4.0},
 }
 
@@ -131,6 +132,28 @@ def test_passes_equal_transformers(
     assert run(*decodes, *prompts, num_decodes=2) == [best[32], best[12], best[17], None]
     beside = [Row(5, 13, 1, None, others, GREEDY, output_index=2), prompt(1, 18, 20, third)]
     assert run(*beside, num_decodes=1) == [best[13], best[37]]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "whole"), [("deepseek_v2", False), ("deepseek_v3", False), ("deepseek_v3", True)]
+)
+def test_ranks_with_latents_and_shared_experts_equal_transformers(
+    tmp_path: Path, interpreted: Callable[..., ModelRunner], architecture: str, whole: bool
+) -> None:
+    """One after the other: the interpreter runs one kernel at a time."""
+    model = save_tiny_model(tmp_path, architecture, num_hidden_layers=2, **CHANGES[architecture])
+    table = TableInTurns(2)
+
+    def logits_of(number: int) -> torch.Tensor:
+        with table.turn:
+            rank = ThreadRank(number, table, table)
+            runner = interpreted(group=rank, tensor_parallel_size=2, enable_expert_parallel=whole)
+            return run_chunks(runner, TOKENS, PageDealer(runner).table(40), [13, 1, 1, 25])
+
+    with ThreadPoolExecutor(2) as threads:
+        found = list(threads.map(logits_of, range(2)))
+    assert torch.equal(*found)
+    assert (found[0] - reference_logits(model, TOKENS)).abs().max() <= 3e-4
 
 
 @pytest.mark.parametrize("form", ["nvfp4", "gptq-act-order"])

@@ -18,6 +18,7 @@ from tests.gpu.device import DEVICE, GPU_ONLY
 from tests.gpu.runs import make_runner, make_settings
 from tests.support.tiny_models import (
     DEEPSEEK,
+    DEEPSEEK_V3,
     DEEPSEEK_YARN,
     GRANITE,
     GREEDY,
@@ -86,10 +87,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "deepseek_v2",
         DEEPSEEK_YARN | {"hidden_size": 160, "num_attention_heads": 20, "num_key_value_heads": 20},
     ),
-    "deepseek-v3": (
-        "deepseek_v3",
-        {name: value for name, value in DEEPSEEK_YARN.items() if name != "topk_method"} | {"hidden_size": 128},
-    ),
+    "deepseek-v3": ("deepseek_v3", DEEPSEEK_V3 | {"hidden_size": 128}),
     "mistral-window": ("mistral", {"sliding_window": 24, "head_dim": 64}),
 }
 

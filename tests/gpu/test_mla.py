@@ -27,6 +27,7 @@ SHAPES = cases(  # heads, rank, nope, rope, value, interleaved, page size, dtype
         (4, 32, 24, 16, 20, True, 16, FP32),
         (3, 48, 16, 8, 32, False, 32, FP32),
         (20, 32, 16, 16, 16, True, 16, FP32),
+        (1, 32, 16, 16, 16, True, 16, FP32),  # a rank may have but one
     ],
     [
         ((16, 512, 128, 64, 128, True, 128, BF16),),
@@ -34,6 +35,8 @@ SHAPES = cases(  # heads, rank, nope, rope, value, interleaved, page size, dtype
         ((16, 512, 128, 64, 128, False, 16, BF16),),
         ((16, 128, 64, 32, 64, True, 128, FP32),),
         ((5, 96, 40, 32, 48, True, 128, BF16),),
+        ((1, 512, 128, 64, 128, True, 128, BF16),),
+        ((8, 512, 128, 64, 128, True, 128, BF16),),
     ],
 )
 LENGTHS = [1, 2, 31, 32, 33, 64, 100, 128, 129, 1000, 4097, 9001] if ON_GPU else [1, 17, 33, 70]

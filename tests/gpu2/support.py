@@ -68,8 +68,3 @@ def _signal(process: int, number: signal.Signals) -> None:
 def asked(module: str, question: dict[str, Any], timeout_s: float = HANG_S) -> Any:
     """What one program makes of a question."""
     return answer(started(module, json.dumps(question)), timeout_s)
-
-
-def demo() -> Path:
-    """The model that comes with the package."""
-    return ROOT / "engine" / "mini_infer_engine" / "assets" / "demo"

@@ -1,7 +1,6 @@
 """Tensor parallelism on two GPUs: exact sums, the text of one GPU, and the end of a rank."""
 
 import json
-import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -9,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.engine.server.dry_server import free_port
-from tests.gpu2.support import TWO_GPUS, answer, asked, demo, started
-from tests.support.tiny_models import save_tiny_model
+from tests.gpu2.support import TWO_GPUS, answer, asked, started
+from tests.support.tiny_models import DEEPSEEK, DEEPSEEK_V3, save_tiny_model_with_text
 
 pytestmark = TWO_GPUS
 ROUNDINGS = 8.0
@@ -43,24 +42,39 @@ def test_the_text_of_two_gpus_is_that_of_one_in_fp32(settings: dict[str, Any], a
     assert found["texts"] == alone
 
 
-@pytest.fixture(scope="module")
-def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random one, with the demo model's tokenizer."""
-    folder = tmp_path_factory.mktemp("mixture")
-    experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
-    shape = {"vocab_size": 4096, "max_position_embeddings": 2048, "hidden_size": 256, "head_dim": 64}
-    save_tiny_model(folder, "qwen3_moe", **experts, **shape)
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        shutil.copy(demo() / name, folder / name)
-    return folder
+SHAPE = {"hidden_size": 256, "moe_intermediate_size": 128}
+MIXTURES: dict[str, dict[str, Any]] = {
+    "qwen3_moe": SHAPE | {"num_experts": 8, "num_experts_per_tok": 2, "head_dim": 64},
+    "deepseek_v2": DEEPSEEK | SHAPE,
+    "deepseek_v3": DEEPSEEK_V3 | SHAPE,
+}
 
 
-@pytest.mark.parametrize("eager", [False, True])
-def test_whole_experts_on_two_gpus_say_what_one_gpu_does_in_fp32(mixture: Path, eager: bool) -> None:
+@pytest.fixture
+def mixture(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A random one."""
+    save_tiny_model_with_text(tmp_path, request.param, **MIXTURES[request.param])
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("mixture", "eager", "whole"),
+    [
+        ("qwen3_moe", False, True),
+        ("qwen3_moe", True, True),
+        ("deepseek_v2", False, False),
+        ("deepseek_v2", True, True),
+        ("deepseek_v3", False, False),
+        ("deepseek_v3", False, True),
+    ],
+    indirect=["mixture"],
+)
+def test_experts_on_two_gpus_say_what_one_gpu_does_in_fp32(mixture: Path, eager: bool, whole: bool) -> None:
+    """Whole ones or shares of all, beside latent attention or usual one."""
     question = {"model": str(mixture)}
     settings = {"dtype": "float32", "enforce_eager": eager}
     one = asked("engine_program", question | {"settings": settings})
-    two = {"tensor_parallel_size": 2, "enable_expert_parallel": True}
+    two = {"tensor_parallel_size": 2, "enable_expert_parallel": whole}
     assert asked("engine_program", question | {"settings": settings | two})["texts"] == one["texts"]
 
 

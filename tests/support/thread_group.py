@@ -4,7 +4,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
-from threading import Barrier, BrokenBarrierError
+from threading import Barrier, BrokenBarrierError, Lock
 from typing import Any, TypeVar
 
 import torch
@@ -26,7 +26,7 @@ from mini_infer_engine.runtime.torch_executor import TorchExecutor
 Result = TypeVar("Result")
 
 
-class _Table:
+class Table:
     """Where each rank leaves something for the others."""
 
     def __init__(self, size: int) -> None:
@@ -42,12 +42,28 @@ class _Table:
         return found
 
 
+class TableInTurns(Table):
+    """Ranks hold `turn` while they compute: for what threads of one process cannot do at the same time."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.turn = Lock()
+
+    def exchange(self, rank: int, value: Any) -> list[Any]:
+        """See `Table.exchange`; others have their turn meanwhile."""
+        self.turn.release()
+        try:
+            return super().exchange(rank, value)
+        finally:
+            self.turn.acquire()
+
+
 class ThreadRank(WithoutPeerMemory):
     """See `collectives.Collectives` and `rank_group.RankGroup`."""
 
     kind = "threads"
 
-    def __init__(self, rank: int, table: _Table, everybody: _Table, link: StageLink = NO_LINK) -> None:
+    def __init__(self, rank: int, table: Table, everybody: Table, link: StageLink = NO_LINK) -> None:
         """`rank`: in its stage, which exchanges by `table`."""
         self.parallel = TensorParallel(rank, len(table.values))
         self.collectives: Collectives = self
@@ -66,7 +82,7 @@ class ThreadRank(WithoutPeerMemory):
 
     def begin_together(self) -> None:
         """See `RankGroup.begin_together`."""
-        self._everybody.barrier.wait()
+        self._everybody.exchange(self._number, None)
 
     def smallest(self, number: int) -> int:
         """See `RankGroup.smallest`."""
@@ -161,8 +177,8 @@ class ThreadGroup:
 
     def __init__(self, directory: Path, size: int, num_stages: int = 1, **settings: Any) -> None:
         """`size`: ranks of each stage."""
-        self._size, self._table = size * num_stages, _Table(size * num_stages)
-        self._tables = [_Table(size) for _ in range(num_stages)] if num_stages > 1 else [self._table]
+        self._size, self._table = size * num_stages, Table(size * num_stages)
+        self._tables = [Table(size) for _ in range(num_stages)] if num_stages > 1 else [self._table]
         self._threads = ThreadPoolExecutor(self._size)
         links = [thread_links(num_stages) for _ in range(size)]
         defaults = {"device": "cpu", "kv_cache_memory": 16_000_000, "max_num_seqs": 16}

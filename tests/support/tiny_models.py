@@ -1,5 +1,6 @@
 """Random tiny models in Hugging Face format, and the passes that tests run through a runner."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import torch
 import transformers
 
+from mini_infer_engine.config.model_path import DEMO_DIRECTORY
 from mini_infer_engine.config.settings import EngineSettings
 from mini_infer_engine.core.batch import Batch, Row
 from mini_infer_engine.core.request import SamplingParams
@@ -85,6 +87,7 @@ DEEPSEEK_YARN: dict[str, Any] = DEEPSEEK | {
     },
 }
 """V2's: yarn with mscale, queries from a latent, experts from the best groups; `DEEPSEEK` has V2-Lite's."""
+DEEPSEEK_V3: dict[str, Any] = {name: value for name, value in DEEPSEEK_YARN.items() if name != "topk_method"}
 LONGROPE_PARTIAL: dict[str, Any] = {
     "original_max_position_embeddings": 32,
     "rope_parameters": {
@@ -114,6 +117,14 @@ def save_tiny_model(directory: Path, architecture: str, *, shard_size: str = "1G
                 buffer.uniform_(-0.3, 0.3)
     model.save_pretrained(directory, max_shard_size=shard_size)
     return model
+
+
+def save_tiny_model_with_text(directory: Path, architecture: str, **changes: Any) -> None:
+    """Such a model that is asked by text: with the demo model's tokenizer, whose vocabulary it has."""
+    shape = {"vocab_size": 4096, "max_position_embeddings": 2048}
+    save_tiny_model(directory, architecture, **(shape | changes))
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(DEMO_DIRECTORY / name, directory / name)
 
 
 def tiny_runner(directory: Path, **settings: Any) -> ModelRunner:

@@ -17,7 +17,7 @@ from mini_infer_engine.distributed.parallel_runner import ParallelRunner, send_s
 from mini_infer_engine.distributed.signs import SILENT_TICKS, TICK_S
 from mini_infer_engine.structured.params import StructuredOutputsParams
 from tests.support.parallel_asks import ASKS, GREEDY, PROMPTS, SHARED, small_llm, told
-from tests.support.tiny_models import save_tiny_model
+from tests.support.tiny_models import DEEPSEEK, DEEPSEEK_V3, save_tiny_model
 
 
 def _engine(folder: Path | str, size: int, **settings: Any) -> LLM:
@@ -50,6 +50,32 @@ def test_sampling_penalties_logprobs_chunks_and_the_prefix_cache_are_as_in_one_p
     assert [beam.tokens for beam in beams[1]] == [beam.tokens for beam in beams[0]]
     embeddings = [llm.embed([{"prompt_token_ids": PROMPTS[1]}], use_tqdm=False)[0] for llm in (alone, group)]
     assert embeddings[1].outputs.embedding == pytest.approx(embeddings[0].outputs.embedding, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "settings"),
+    [
+        ("deepseek_v2", DEEPSEEK, {"tensor_parallel_size": 2}),
+        ("deepseek_v3", DEEPSEEK_V3, {"tensor_parallel_size": 4}),
+        ("deepseek_v3", DEEPSEEK_V3, {"tensor_parallel_size": 2, "enable_expert_parallel": True}),
+        ("deepseek_v2", DEEPSEEK, {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}),
+    ],
+)
+def test_ranks_with_latents_and_shared_experts_say_what_one_process_does(
+    architecture: str, changes: dict[str, Any], settings: dict[str, Any], tmp_path: Path
+) -> None:
+    """In chunks, from the prefix cache, and as beams, whose prefixes are shared."""
+    save_tiny_model(tmp_path, architecture, **changes)
+    alone, group = (small_llm(tmp_path, max_num_batched_tokens=32, **more) for more in ({}, settings))
+    assert told(group, PROMPTS, ASKS) == told(alone, PROMPTS, ASKS)
+    followed = [[*SHARED, *prompt] for prompt in PROMPTS]
+    for prompts in (followed[:1], followed):
+        found = told(group, prompts, GREEDY)
+        assert found == told(alone, prompts, GREEDY)
+    assert all(num_cached >= 32 for _, num_cached in found)
+    search = BeamSearchParams(beam_width=3, max_tokens=8)
+    beams = [llm.beam_search([{"prompt_token_ids": PROMPTS[0]}], search)[0].sequences for llm in (alone, group)]
+    assert [beam.tokens for beam in beams[1]] == [beam.tokens for beam in beams[0]]
 
 
 @pytest.mark.parametrize("size", [2, 4])

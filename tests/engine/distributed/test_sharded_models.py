@@ -162,7 +162,9 @@ def test_experts_that_ranks_cannot_share_equally_are_refused_by_name(tmp_path: P
     save_tiny_model(tmp_path / "odd", "qwen3_moe", **(VARIANTS["qwen3-moe"][1] | {"num_experts": 5}))
     with pytest.raises(ModelError, match="enable_expert_parallel: the number of experts = 5 cannot be split among 2"):
         ThreadGroup(tmp_path / "odd", 2, **asked)
-    save_tiny_model(tmp_path / "shared", "deepseek_v2", **(DEEPSEEK | {"n_shared_experts": 1, "moe_intermediate_size": 41}))
+    save_tiny_model(
+        tmp_path / "shared", "deepseek_v2", **(DEEPSEEK | {"n_shared_experts": 1, "moe_intermediate_size": 41})
+    )
     with pytest.raises(ModelError, match="the shared experts' intermediate size = 41 cannot be split among 2"):
         ThreadGroup(tmp_path / "shared", 2, **asked)
     save_tiny_model(tmp_path / "dense", "qwen3")

@@ -109,7 +109,7 @@ def pools(layout: KVLayout, pages: list[int], num_tokens: int, *, are_filled: bo
     return found
 
 
-@pytest.mark.parametrize("total_heads", [2, 4, 8])
+@pytest.mark.parametrize("total_heads", [1, 2, 4, 8])
 @pytest.mark.parametrize(("our_size", "their_size"), [(1, 1), (1, 2), (2, 1), (2, 2), (2, 4), (4, 2), (4, 4), (8, 1)])
 @pytest.mark.parametrize("how", ["write", "read"])
 @pytest.mark.parametrize("their_page_size", [16, 32])

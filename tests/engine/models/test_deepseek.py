@@ -13,7 +13,7 @@ from mini_infer_engine.layers.moe import MoESpec
 from mini_infer_engine.models.registry import model_class, read_config
 from mini_infer_engine.models.sparse_decoder import SparseConfig
 from mini_infer_engine.ops.torch_ops import route
-from tests.support.tiny_models import DEEPSEEK, DEEPSEEK_YARN, save_tiny_model, tiny_runner
+from tests.support.tiny_models import DEEPSEEK, DEEPSEEK_V3, DEEPSEEK_YARN, save_tiny_model, tiny_runner
 
 
 def edit_config(folder: Path, **changes: Any) -> None:
@@ -85,8 +85,7 @@ def test_what_is_not_served_is_refused_by_name(changes: dict[str, Any], told: st
 
 
 def test_layers_that_predict_further_tokens_are_left_in_the_checkpoint(tmp_path: Path) -> None:
-    v3 = {key: value for key, value in DEEPSEEK_YARN.items() if key != "topk_method"}
-    save_tiny_model(tmp_path, "deepseek_v3", **v3)
+    save_tiny_model(tmp_path, "deepseek_v3", **DEEPSEEK_V3)
     with torch.device("meta"):
         model = model_class("DeepseekV3ForCausalLM")(read_config(tmp_path))
     assert model.is_unused("model.layers.3.eh_proj.weight")

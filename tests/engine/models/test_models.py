@@ -15,6 +15,7 @@ from mini_infer_engine.models.decoder import DecoderModel
 from mini_infer_engine.models.registry import MODELS, model_class, read_config
 from tests.support.tiny_models import (
     DEEPSEEK,
+    DEEPSEEK_V3,
     DEEPSEEK_YARN,
     GRANITE,
     GREEDY,
@@ -143,7 +144,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek-v2-lite": ("deepseek_v2", DEEPSEEK),
     "deepseek-v2": ("deepseek_v2", DEEPSEEK_YARN),
     "deepseek-v2-dense": ("deepseek_v2", DEEPSEEK | {"first_k_dense_replace": 3}),
-    "deepseek-v3": ("deepseek_v3", {k: v for k, v in DEEPSEEK_YARN.items() if k != "topk_method"}),
+    "deepseek-v3": ("deepseek_v3", DEEPSEEK_V3),
     "deepseek-v3-halves": (
         "deepseek_v3",
         {k: v for k, v in DEEPSEEK.items() if k != "topk_method"}

@@ -16,15 +16,14 @@ from tests.engine.models.test_quantization_on_load import rounded_by_loops
 from tests.support.fp4_checkpoints import quantize_folder as quantize_to_fp4
 from tests.support.fp8_checkpoints import quantize_folder as quantize_to_fp8
 from tests.support.integer_checkpoints import quantize_folder as quantize_to_integers
-from tests.support.tiny_models import DEEPSEEK, DEEPSEEK_YARN, PageDealer, run_chunks, save_tiny_model, tiny_runner
+from tests.support.tiny_models import DEEPSEEK, DEEPSEEK_V3, PageDealer, run_chunks, save_tiny_model, tiny_runner
 
 TOKENS = [(position * 37 + 11) % 190 + 5 for position in range(40)]
 QWEN = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True}
 SHAPES: dict[str, dict[str, Any]] = {
     "qwen3_moe": QWEN,
     "deepseek_v2": DEEPSEEK | {"moe_intermediate_size": 64},  # with two shared experts
-    "deepseek_v3": {name: value for name, value in DEEPSEEK_YARN.items() if name != "topk_method"}
-    | {"moe_intermediate_size": 96, "q_lora_rank": 64},
+    "deepseek_v3": DEEPSEEK_V3 | {"moe_intermediate_size": 96, "q_lora_rank": 64},
 }
 MAKERS: dict[str, Callable[[Path], dict[str, torch.Tensor]]] = {
     "fp8-block": partial(quantize_to_fp8, form="fp8-block"),

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -21,6 +22,7 @@ import pytest
 from mini_infer_contract.launch import FETCH_FROM_HEADER, KV_FALLBACK_HEADER, PREFILL_FROM_HEADER
 from tests.engine.server.dry_server import DryServer, EngineServer, free_port, wait_until
 from tests.support.cut_link import CutLink
+from tests.support.tiny_models import DEEPSEEK, save_tiny_model_with_text
 
 PATH = "/v1/completions"
 PINNED = "mini_infer_engine_kv_transfer_pinned_pages"
@@ -487,12 +489,18 @@ def test_a_side_that_dies_or_stops_while_it_stages_costs_time_and_nothing_else()
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("transport", ["nixl", "nixl-host"])
-def test_the_demo_model_says_the_same(transport: str) -> None:
-    """One process and a group of two ranks: heads are dealt out on one way and put together on the other."""
+@pytest.mark.parametrize(
+    ("model", "transport"), [("demo", "nixl"), ("demo", "nixl-host"), ("latents", "nixl"), ("latents", "nixl-host")]
+)
+def test_a_model_says_the_same(model: str, transport: str, tmp_path: Path) -> None:
+    """One process and a group of two ranks: heads are dealt out on one way and put together on the other, latents are
+    the same on all ranks."""
+    if model == "latents":
+        save_tiny_model_with_text(tmp_path, "deepseek_v2", **DEEPSEEK)
+        model = str(tmp_path)
     ports = [free_port(), free_port()]
     more_flags = ("--kv-transport", transport, "--kv-cache-memory", "30MB")
-    flags = [("demo", "--device", "cpu", *more_flags, "--transfer-port", str(port)) for port in ports]
+    flags = [(model, "--device", "cpu", *more_flags, "--transfer-port", str(port)) for port in ports]
     with (
         Counted(*flags[0], "--tensor-parallel-size", "2", limit_s=120) as group,
         Counted(*flags[1], limit_s=120) as alone,
