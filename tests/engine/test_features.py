@@ -22,7 +22,7 @@ from mini_infer_engine.config.model_path import DEMO_DIRECTORY
 from mini_infer_engine.models.kv_spec import KV_QUANTIZATIONS
 from mini_infer_engine.models.registry import model_class, read_config
 from tests.support.features import FEATURES, Feature, sampling_of
-from tests.support.tiny_models import save_tiny_model
+from tests.support.tiny_models import save_tiny_model_with_text
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "features.md"
 PATTERN = [300 + (place * place) % 23 for place in range(24)]
@@ -47,9 +47,7 @@ def folder_of(feature: Feature | None) -> str:
     folder = Path(tempfile.mkdtemp(prefix="features-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     architecture, shape = feature.architecture
-    save_tiny_model(folder, architecture, **({"vocab_size": 4096, "max_position_embeddings": 512} | shape))
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        shutil.copy(DEMO_DIRECTORY / name, folder / name)
+    save_tiny_model_with_text(folder, architecture, **shape)
     return str(folder)
 
 

@@ -10,7 +10,7 @@ from mini_infer_engine.config.fields import Fields
 from mini_infer_engine.config.model_config import ModelConfig, parse_activation, parse_decoder, sliding_window
 from mini_infer_engine.config.rope import parse_rope, rope_object
 from mini_infer_engine.distributed.tensor_parallel import side_by_side
-from mini_infer_engine.layers.linear import Linear
+from mini_infer_engine.layers.linear import Linear, column_parallel
 from mini_infer_engine.layers.mlp import GatedMLP
 from mini_infer_engine.layers.placement import Placement
 from mini_infer_engine.models.decoder import DecoderLayer, DecoderModel
@@ -58,9 +58,8 @@ class Phi3Layer(DecoderLayer):
         super().__init__(config, layer)
         assert isinstance(self.mlp, GatedMLP)
         self.self_attn.qkv_proj = Phi3QKV(config)
-        parallel = config.tensor_parallel
-        rows = side_by_side([parallel.even(config.intermediate_size)] * 2)
-        self.mlp.gate_up_proj = Linear(config.hidden_size, rows.count, rows=rows if parallel.size > 1 else None)
+        share = config.tensor_parallel.even(config.intermediate_size)
+        self.mlp.gate_up_proj = column_parallel(config.hidden_size, side_by_side([share, share]))
 
 
 class Phi3ForCausalLM(DecoderModel):
