@@ -63,6 +63,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     generation_config: Annotated[str, Option(group=MODEL, unit="auto|vllm|DIR")] = "auto"
     """Sampling defaults of requests; auto: the model's generation_config.json; vllm: OpenAI's; a folder: its file,
     whose `max_new_tokens` limits all requests."""
+    chat_template: Annotated[str | None, Option(group=MODEL, unit="FILE", default_text="the model's")] = None
+    """A Jinja template, or the file of one, in place of the model's; base models without one answer chats so."""
     tool_call_parser: Annotated[ToolCallParser, Option(group=MODEL, in_resource=True)] = "auto"
     """How the model writes calls of tools; auto: as its chat template shows; none: requests with tools are refused."""
     reasoning_parser: Annotated[ReasoningParser, Option(group=MODEL, in_resource=True)] = "auto"
@@ -104,6 +106,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
             low=16,
             high=4_096,
             in_resource=True,
+            aliases=("--block-size",),
             default_text="16 on a CPU, 128 on a GPU, 256 with flash-attn",
         ),
     ] = None

@@ -52,6 +52,11 @@ class PromptAssets(msgspec.Struct, frozen=True, kw_only=True):
         digest = hashlib.sha256(msgspec.msgpack.encode(sorted(files.items()))).hexdigest()
         return cls(revision=digest, files=files)
 
+    def with_chat_template(self, source: str) -> Self:
+        """The same with this one chat template, whatever the model's folder has."""
+        kept = {name: text for name, text in self.files.items() if not name.startswith(f"{TEMPLATE_FOLDER}/")}
+        return self.from_files(kept | {"chat_template.jinja": source})
+
 
 def _check_surrogates(text: str) -> None:
     try:

@@ -3,9 +3,9 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mini_infer_engine.core.request import SamplingParams
     from mini_infer_engine.llm import LLM, RequestOutput
     from mini_infer_engine.offline_beams import BeamSearchParams
+    from mini_infer_engine.offline_sampling import SamplingParams
     from mini_infer_engine.structured.params import StructuredOutputsParams
 
 __version__ = "0.1.0"
@@ -24,7 +24,7 @@ def __getattr__(name: str) -> Any:
 
         return BeamSearchParams
     if name == "SamplingParams":
-        from mini_infer_engine.core.request import SamplingParams
+        from mini_infer_engine.offline_sampling import SamplingParams
 
         return SamplingParams
     if name == "StructuredOutputsParams":

@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from os import PathLike
 from typing import Any
 
 import msgspec
@@ -18,24 +19,26 @@ from tqdm import tqdm
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.prompt import chat_prompt_ids
 from mini_infer_engine.config.model_path import resolve_model
-from mini_infer_engine.config.settings import EngineSettings
+from mini_infer_engine.core import request as core_request
 from mini_infer_engine.core.engine import Engine
-from mini_infer_engine.core.request import Request, SamplingParams, TokenLogprobs
+from mini_infer_engine.core.request import Request, TokenLogprobs
 from mini_infer_engine.core_process.build import build_engine
 from mini_infer_engine.data_parallel.offline import OfflineEngines
 from mini_infer_engine.dry.dry_run import DryRun
 from mini_infer_engine.dry.vocabulary import DRY_MODEL
 from mini_infer_engine.offline_beams import BeamSearchOutput, BeamSearchParams, BeamSearchSequence, Logprob
+from mini_infer_engine.offline_prompts import OfflinePrompt, Prompt, listed, packed, read_prompt
+from mini_infer_engine.offline_sampling import SamplingParams, for_engine
+from mini_infer_engine.offline_settings import model_name, settings_of
 from mini_infer_engine.structured.params import of_structured_outputs
 from mini_infer_engine.text.bad_words import with_bad_words
 from mini_infer_engine.text.detokenizer import Decoder
 from mini_infer_engine.text.output_text import OutputText
 from mini_infer_engine.text.text_model import TextModel
 from mini_infer_engine.text.validation import ParameterError, check_prompt, check_sampling
-from mini_infer_engine.vllm_keywords import to_own_names
 
-Prompt = str | Mapping[str, Any]
-"""A text, {"prompt": text} or {"prompt_token_ids": ids}."""
+Params = core_request.SamplingParams
+"""Callers' own, which can be changed, or what the engine takes."""
 Message = dict[str, Any]
 
 
@@ -99,17 +102,24 @@ class _Reply(OutputText):
 class LLM:
     """A model and its engine. Not thread-safe."""
 
-    def __init__(self, model: str, **settings: Any) -> None:
+    def __init__(self, model: str | PathLike[str], **settings: Any) -> None:
         """Load `model`; keywords are EngineSettings' fields, and vLLM's others at values that ask for nothing.
 
         ValueError: model or settings are at fault, and why. TypeError: there is no such keyword.
         """
-        self.settings = _settings(model, settings)
+        model = model_name(model)
+        self.settings = settings_of(model, settings)
         dry_run = DryRun() if model == DRY_MODEL else None
         weights = self.settings.load_format != "dummy"
         directory = None if dry_run else resolve_model(model, self.settings.revision, weights=weights)
-        options = self.settings
-        self._text = TextModel.load((model,), directory, options.skip_tokenizer_init, options.generation_config)
+        self._directory, options = directory, self.settings
+        self._text = TextModel.load(
+            (model,),
+            directory,
+            options.skip_tokenizer_init,
+            options.generation_config,
+            chat_template=options.chat_template,
+        )
         self._engine: Engine | OfflineEngines
         if self.settings.data_parallel_size > 1:
             self._engine = OfflineEngines(self.settings, dry_run)
@@ -130,33 +140,49 @@ class LLM:
         """The model's own values where its generation_config.json has some."""
         return SamplingParams(**self._text.defaults.sampling)
 
+    def get_tokenizer(self) -> Any:
+        """Transformers' tokenizer of the model's folder. ImportError: transformers is not installed."""
+        if self._directory is None:
+            raise ValueError(f"get_tokenizer: the model {self.settings.model} pretends, and has no folder")
+        try:
+            from transformers import AutoTokenizer
+        except ImportError:
+            raise ImportError("get_tokenizer needs transformers, which nothing else here does: install it") from None
+        return AutoTokenizer.from_pretrained(self._directory)
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: Params | Sequence[Params] | None = None,
         use_tqdm: bool = True,
+        *,
+        lora_request: None = None,
+        priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
-        """One output for each prompt, in order. Parameters are one for all, or one for each.
+        """One output for each prompt, in order. Parameters are one for all, or one for each; priorities one for each.
 
         Everything is checked before anything runs: a ValueError names what is wrong and leaves the engine as it was.
         """
-        listed = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
-        return self._run(
-            [self._tokens(index, prompt) for index, prompt in enumerate(listed)], sampling_params, use_tqdm
-        )
+        _refuse_lora(lora_request)
+        read = self._read(prompts)
+        if priority is not None and len(priority) != len(read):
+            raise ValueError(f"there are {len(read)} prompts and {len(priority)} priorities: give one for each")
+        return self._run(read, sampling_params, use_tqdm, priority)
 
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: Params | Sequence[Params] | None = None,
         use_tqdm: bool = True,
         *,
+        lora_request: None = None,
         tools: list[dict[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template_kwargs: dict[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """One output for each conversation: a list of messages, or a list of such lists."""
+        _refuse_lora(lora_request)
         encoder = self._text.encoder
         if encoder is None:
             raise ValueError("chat needs a tokenizer, and this LLM has skip_tokenizer_init=True: use generate with ids")
@@ -169,44 +195,60 @@ class LLM:
             "continue_final_message": continue_final_message,
             "chat_template_kwargs": chat_template_kwargs,
         }
-        rendered: list[tuple[str | None, list[int]]] = []
+        rendered: list[OfflinePrompt] = []
         for index, conversation in enumerate(conversations):
             try:
                 token_ids = chat_prompt_ids(encoder, options | {"messages": list(conversation)})
             except ApiError as error:
                 raise ValueError(f"conversation {index}: {error.message}") from None
-            rendered.append((encoder.decode(token_ids, skip_special_tokens=False), token_ids))
+            rendered.append(OfflinePrompt(encoder.decode(token_ids, skip_special_tokens=False), token_ids))
         return self._run(rendered, sampling_params, use_tqdm)
 
-    def _tokens(self, index: int, prompt: Prompt) -> tuple[str | None, list[int]]:
-        """Text and token ids of one prompt."""
-        text = prompt if isinstance(prompt, str) else prompt.get("prompt")
-        if not isinstance(prompt, str) and prompt.get("prompt_token_ids") is not None:
-            return text, list(prompt["prompt_token_ids"])
-        if not isinstance(text, str):
-            raise ValueError(f'prompt {index} is neither a string nor has it "prompt" or "prompt_token_ids"')
-        if self._text.encoder is None:
-            raise ValueError(
-                f"prompt {index} is text, and this LLM has skip_tokenizer_init=True: give prompt_token_ids"
-            )
-        return text, self._text.encoder.encode(text, add_special_tokens=True)
+    def _read(self, prompts: Prompt | Sequence[Prompt]) -> list[OfflinePrompt]:
+        return [read_prompt(index, prompt, self._text.encoder) for index, prompt in enumerate(listed(prompts))]
 
     def _run(
         self,
-        prompts: list[tuple[str | None, list[int]]],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        prompts: Sequence[OfflinePrompt],
+        sampling_params: Params | Sequence[Params] | None,
         use_tqdm: bool,
+        priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         params = self._params_for(len(prompts), sampling_params)
-        packed = [_packed(token_ids) for _, token_ids in prompts]
-        params = [self._with_grammar(index, self._with_bad_words(index, chosen)) for index, chosen in enumerate(params)]
-        for index, (token_ids, chosen) in enumerate(zip(packed, params, strict=True)):
-            self._check(index, token_ids, chosen)
-        requests = [
-            _request(str(next(self._ids)), token_ids, chosen) for token_ids, chosen in zip(packed, params, strict=True)
+        groups = [
+            self._requests(index, prompt, *chosen)
+            for index, (prompt, chosen) in enumerate(zip(prompts, params, strict=True))
         ]
-        replies = self._replies(requests, use_tqdm)
-        return [self._output(reply, *prompt) for reply, prompt in zip(replies, prompts, strict=True)]
+        if priority is not None:
+            groups = [
+                [msgspec.structs.replace(request, priority=number) for request in group]
+                for group, number in zip(groups, priority, strict=True)
+            ]
+        replies = iter(self._replies([request for group in groups for request in group], use_tqdm))
+        return [
+            self._output([next(replies) for _ in group], prompt) for group, prompt in zip(groups, prompts, strict=True)
+        ]
+
+    def _requests(self, index: int, prompt: OfflinePrompt, copies: int, chosen: Params) -> list[Request]:
+        """One for each output of a prompt. Log probabilities of the prompt itself are asked for once."""
+        params = self._with_grammar(index, self._with_bad_words(index, chosen))
+        token_ids = packed(prompt.token_ids)
+        self._check(index, token_ids, params)
+        first = self._request(token_ids, params, prompt.cache_salt)
+        if copies == 1:
+            return [first]
+        others = params if params.prompt_logprobs is None else msgspec.structs.replace(params, prompt_logprobs=None)
+        seeds = [first.noise_seed + copy for copy in range(1, copies)]
+        return [first, *(self._request(token_ids, others, prompt.cache_salt, seed) for seed in seeds)]
+
+    def _request(
+        self, token_ids: Sequence[int], params: Params, cache_salt: str = "", seed: int | None = None
+    ) -> Request:
+        seed = params.seed if seed is None else seed
+        request = Request(
+            request_id=str(next(self._ids)), prompt_token_ids=token_ids, sampling=params, cache_salt=cache_salt
+        )
+        return request if seed is None else msgspec.structs.replace(request, noise_seed=seed % 2**63)
 
     def beam_search(
         self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, use_tqdm: bool = False
@@ -215,10 +257,9 @@ class LLM:
 
         ValueError: a prompt or a parameter is at fault, or the KV cache cannot hold so many beams.
         """
-        listed = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
         searches: list[list[Request]] = []
-        for index, prompt in enumerate(listed):
-            token_ids = _packed(self._tokens(index, prompt)[1])
+        for index, prompt in enumerate(self._read(prompts)):
+            token_ids = packed(prompt.token_ids)
             self._check(index, token_ids, params.sampling())
             searches.append(params.requests(token_ids, [str(next(self._ids)) for _ in range(params.beam_width)]))
         requests = [request for search in searches for request in search]
@@ -230,11 +271,10 @@ class LLM:
 
         ValueError: a prompt is at fault.
         """
-        listed = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
-        sampling = SamplingParams(temperature=0.0, max_tokens=1)
+        sampling = core_request.SamplingParams(temperature=0.0, max_tokens=1)
         requests = []
-        for index, prompt in enumerate(listed):
-            token_ids = _packed(self._tokens(index, prompt)[1])
+        for index, prompt in enumerate(self._read(prompts)):
+            token_ids = packed(prompt.token_ids)
             self._check(index, token_ids, sampling)
             name = str(next(self._ids))
             requests.append(Request(request_id=name, prompt_token_ids=token_ids, sampling=sampling, embeds=True))
@@ -275,16 +315,14 @@ class LLM:
                 self._engine.abort(request_id)  # after Ctrl-C or an error: the next call finds an idle engine
         return replies
 
-    def _output(self, reply: _Reply, prompt: str | None, prompt_token_ids: list[int]) -> RequestOutput:
-        request, told = reply.request, None
-        if request.sampling.prompt_logprobs is not None:
-            told = [None, *map(self._by_token, reply.prompt_logprobs)]
-        completion = CompletionOutput(0, reply.text, reply.token_ids, reply.finish_reason, reply.stop_reason)
-        if request.sampling.logprobs is not None:
-            total = sum(position.logprob for position in reply.logprobs)
-            completion = replace(completion, cumulative_logprob=total, logprobs=reply.logprobs_by_token)
-        cached = reply.num_cached_tokens
-        return RequestOutput(request.request_id, prompt, prompt_token_ids, [completion], True, cached, told)
+    def _output(self, replies: Sequence[_Reply], prompt: OfflinePrompt) -> RequestOutput:
+        first = replies[0]
+        told = None
+        if first.request.sampling.prompt_logprobs is not None:
+            told = [None, *map(self._by_token, first.prompt_logprobs)]
+        outputs = [_completion(index, reply) for index, reply in enumerate(replies)]
+        name, cached = first.request.request_id, first.num_cached_tokens
+        return RequestOutput(name, prompt.text, list(prompt.token_ids), outputs, True, cached, told)
 
     def _by_token(self, position: TokenLogprobs, *, are_named: bool = False) -> dict[int, Logprob]:
         """The position's own token, then the most likely ones in order, or those that were named."""
@@ -324,18 +362,18 @@ class LLM:
         while self._engine.has_work:
             self._engine.step()
 
-    def _params_for(
-        self, count: int, sampling_params: SamplingParams | Sequence[SamplingParams] | None
-    ) -> list[SamplingParams]:
-        if sampling_params is None:
-            sampling_params = self.get_default_sampling_params()
-        if isinstance(sampling_params, SamplingParams):
-            return [sampling_params] * count
-        if len(sampling_params) != count:
-            raise ValueError(f"there are {count} prompts and {len(sampling_params)} sampling params: give one for each")
-        return list(sampling_params)
+    def _params_for(self, count: int, given: Params | Sequence[Params] | None) -> list[tuple[int, Params]]:
+        """For each prompt the number of outputs and how they are sampled; equal objects stay equal objects."""
+        if given is None:
+            given = self.get_default_sampling_params()
+        if isinstance(given, Params):
+            return [for_engine(given)] * count
+        if len(given) != count:
+            raise ValueError(f"there are {count} prompts and {len(given)} sampling params: give one for each")
+        read = {id(params): for_engine(params) for params in given}
+        return [read[id(params)] for params in given]
 
-    def _with_bad_words(self, index: int, params: SamplingParams) -> SamplingParams:
+    def _with_bad_words(self, index: int, params: Params) -> Params:
         encoder = self._text.encoder
         try:
             return with_bad_words(
@@ -344,7 +382,7 @@ class LLM:
         except ValueError as error:
             raise ValueError(f"prompt {index}: {error}") from None
 
-    def _with_grammar(self, index: int, params: SamplingParams) -> SamplingParams:
+    def _with_grammar(self, index: int, params: Params) -> Params:
         if params.structured_outputs is None:
             return params
         try:
@@ -353,7 +391,7 @@ class LLM:
             raise ValueError(f"prompt {index}: {error}") from None
         return msgspec.structs.replace(params, structured_outputs=None, grammar=grammar)
 
-    def _check(self, index: int, token_ids: Sequence[int], params: SamplingParams) -> None:
+    def _check(self, index: int, token_ids: Sequence[int], params: Params) -> None:
         model = self.model_info
         try:
             check_prompt(token_ids, model.max_model_len, model.vocab_size)
@@ -362,30 +400,14 @@ class LLM:
             raise ValueError(f"prompt {index}: {error}") from None
 
 
-def _settings(model: str, settings: dict[str, Any]) -> EngineSettings:
-    """The types that a command line checks are checked here too."""
-    try:
-        settings = to_own_names(settings)
-    except ValueError as error:
-        raise ValueError(f"LLM({model!r}): {error}") from None
-    unknown = sorted(settings.keys() - set(EngineSettings.__struct_fields__))
-    if unknown:
-        raise TypeError(f"LLM does not know {', '.join(unknown)}: see EngineSettings for what there is")
-    try:
-        return msgspec.convert({"model": model, **settings}, EngineSettings)
-    except msgspec.ValidationError as error:
-        raise ValueError(f"LLM({model!r}): {error}") from None
+def _completion(index: int, reply: _Reply) -> CompletionOutput:
+    completion = CompletionOutput(index, reply.text, reply.token_ids, reply.finish_reason, reply.stop_reason)
+    if reply.request.sampling.logprobs is None:
+        return completion
+    total = sum(position.logprob for position in reply.logprobs)
+    return replace(completion, cumulative_logprob=total, logprobs=reply.logprobs_by_token)
 
 
-def _packed(token_ids: list[int]) -> Sequence[int]:
-    """Four bytes a token: checks, keys and copies to a device are memory copies from here on."""
-    try:
-        return array("I", token_ids)
-    except (OverflowError, TypeError):
-        return token_ids  # some are no token ids: the check names one
-
-
-def _request(request_id: str, token_ids: Sequence[int], params: SamplingParams) -> Request:
-    if params.seed is None:
-        return Request(request_id=request_id, prompt_token_ids=token_ids, sampling=params)
-    return Request(request_id=request_id, prompt_token_ids=token_ids, sampling=params, noise_seed=params.seed % 2**63)
+def _refuse_lora(lora_request: object) -> None:
+    if lora_request is not None:
+        raise ValueError("lora_request: adapters are not served yet: leave it out, or merge them into the weights")

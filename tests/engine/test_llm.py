@@ -1,5 +1,8 @@
 import json
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from mini_infer_engine import LLM, SamplingParams, StructuredOutputsParams
@@ -109,16 +112,144 @@ def test_vllms_keywords_are_accepted_where_they_ask_for_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "remedy"),
+    ("name", "value", "message"),
     [
-        ("cpu_offload_gb", 2, "0"),
-        ("enable_chunked_prefill", False, "None or True"),
-        ("cpu_offload_gb", 4, "0"),
+        ("cpu_offload_gb", 4, "leave it out, or at None or 0"),
+        ("enable_chunked_prefill", False, "leave it out, or at None or True"),
+        ("tokenizer", "other", "put tokenizer.json there"),
+        ("download_dir", "/models", "set HF_HUB_CACHE"),
+        ("dtype", "half", "choose from auto, float32, bfloat16"),
+        ("max_model_len", -1, "is not an integer from 1 up to 16777216"),
+        ("max_num_seqs", 0, "is not an integer from 1 up to 65536"),
+        ("gpu_memory_utilization", 0, "is not a number above 0 up to 1"),
+        ("kv_cache_memory", 0, "is not a size in bytes from 1"),
+        ("kv_cache_memory", "much", "is no size"),
     ],
 )
-def test_vllms_keywords_are_refused_where_they_ask_for_something(name: str, value: object, remedy: str) -> None:
-    with pytest.raises(ValueError, match=f"{name} = {value!r} is not supported: leave it out, or at {remedy}$"):
+def test_settings_are_refused_by_name(name: str, value: object, message: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} .*{message}|{value!r} {message}"):
         LLM(model="dry", **{name: value})
+
+
+def test_settings_are_understood_as_vllms_callers_write_them() -> None:
+    keywords: dict[str, object] = {"block_size": 32, "seed": None, "enable_prefix_caching": None, "swap_space": 8}
+    keywords |= {"tokenizer": "dry", "max_seq_len_to_capture": 8192, "task": "generate", "kv_cache_memory": "64MiB"}
+    settings = LLM(model="dry", max_model_len=64, **keywords).settings
+    assert (settings.page_size, settings.seed, settings.kv_cache_memory) == (32, 0, 2**26)
+    with pytest.raises(TypeError, match="did you mean max_model_len"):
+        LLM(model="dry", max_modellen=3)
+
+
+def test_a_model_may_be_a_path(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"config\.json is missing: name a model folder"):
+        LLM(tmp_path)
+    with pytest.raises(TypeError, match="name a folder"):
+        LLM(5)  # type: ignore[arg-type]
+
+
+def test_several_outputs_of_a_prompt_are_told_together(llm: LLM) -> None:
+    """Each as if it had been asked for alone, with the next seed."""
+    model = LLM("demo", kv_cache_memory=50_000_000)
+    params = SamplingParams(n=3, temperature=1.5, seed=5, max_tokens=6, logprobs=0, prompt_logprobs=0)
+    [several] = model.generate("import os", params, use_tqdm=False)
+    assert [output.index for output in several.outputs] == [0, 1, 2]
+    assert len({output.text for output in several.outputs}) > 1
+    assert len(several.prompt_logprobs or ()) == len(several.prompt_token_ids)
+    for output, seed in zip(several.outputs, (5, 6, 7), strict=True):
+        params.n, params.seed = 1, seed
+        assert model.generate("import os", params, use_tqdm=False)[0].outputs[0].token_ids == output.token_ids
+    [first, second] = llm.generate(["ab", "cd"], [SamplingParams(n=2), SamplingParams()], use_tqdm=False)
+    assert ([output.text for output in first.outputs], len(second.outputs)) == (["ab", "ab"], 1)
+
+
+def test_parameters_may_be_changed_and_left_at_none(llm: LLM) -> None:
+    params = llm.get_default_sampling_params()
+    params.max_tokens, params.stop = 4, "re"  # type: ignore[assignment]  # one string stands for a list of one
+    assert llm.generate("three", params, use_tqdm=False)[0].outputs[0].text == "th"
+    nothing: dict[str, Any] = dict.fromkeys(("stop", "stop_token_ids", "bad_words", "logit_bias"))
+    assert SamplingParams(**nothing) == SamplingParams()
+    assert params.clone() == params
+    assert llm.generate("x", SamplingParams(temperature=np.float32(0), max_tokens=np.int64(1)), use_tqdm=False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"temperature": None}, "temperature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"stop": [5]}, "stop"),
+        ({"max_tokens": 2.5}, "max_tokens"),
+        ({"n": 0}, "n is 0"),
+    ],
+)
+def test_parameters_of_a_wrong_type_are_named_before_anything_runs(
+    llm: LLM, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        llm.generate("x", SamplingParams(**changes), use_tqdm=False)
+    assert llm._engine.load().running + llm._engine.load().waiting == 0
+
+
+def test_token_ids_come_as_lists_and_arrays(llm: LLM) -> None:
+    for prompts in (list(b"ab"), [list(b"ab")], np.array(list(b"ab")), {"prompt_token_ids": np.array(list(b"ab"))}):
+        [output] = llm.generate(prompts, GREEDY, use_tqdm=False)
+        assert output.outputs[0].text == "ab"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        (None, "give a text"),
+        (5, "give a text"),
+        ([None], "prompt 0 is neither"),
+        ([["a", "b"]], "prompt 0 holds 'a' among its token ids"),
+        ("\ud800", "surrogate"),
+        ({"prompt": "x", "multi_modal_data": {"image": 1}}, "multi_modal_data is not supported"),
+        ({"prompt": "x", "cache_salt": 5}, "cache_salt"),
+    ],
+)
+def test_what_is_no_prompt_is_said(llm: LLM, prompt: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        llm.generate(prompt, GREEDY, use_tqdm=False)
+
+
+def test_prompts_of_different_salts_share_no_cache(llm: LLM) -> None:
+    text = "said with one salt and then with another, longer than a block"
+    prompts = [{"prompt": text, "cache_salt": salt} for salt in ("one", "other", "one")]
+    cached = [llm.generate(prompt, GREEDY, use_tqdm=False)[0].num_cached_tokens for prompt in prompts]
+    assert cached[:2] == [0, 0]
+    assert cached[2] > 0
+
+
+def test_priorities_are_one_for_each_prompt_and_adapters_are_refused(llm: LLM) -> None:
+    texts = [one.outputs[0].text for one in llm.generate(["a", "b"], GREEDY, use_tqdm=False, priority=[1, 0])]
+    assert texts == ["a", "b"]
+    with pytest.raises(ValueError, match="2 prompts and 1 priorities"):
+        llm.generate(["a", "b"], GREEDY, use_tqdm=False, priority=[1])
+    with pytest.raises(ValueError, match="lora_request"):
+        llm.generate("a", GREEDY, use_tqdm=False, lora_request="adapter")  # type: ignore[arg-type]
+    assert llm.generate("a", GREEDY, use_tqdm=False, lora_request=None)
+
+
+def test_a_chat_template_takes_the_place_of_the_models(tmp_path: Path) -> None:
+    source = "{% for message in messages %}{{ message.content }};{% endfor %}"
+    (tmp_path / "template.jinja").write_text(source)
+    for given in (source, str(tmp_path / "template.jinja")):
+        model = LLM("dry", max_model_len=64, chat_template=given)
+        [output] = model.chat([{"role": "user", "content": "hi"}] * 2, GREEDY, use_tqdm=False)
+        assert output.prompt == "hi;hi;"
+    with pytest.raises(ValueError, match="name a file that holds a Jinja template"):
+        LLM("dry", max_model_len=64, chat_template=str(tmp_path / "none.jinja"))
+    with pytest.raises(ValueError, match="chat template, line 1"):
+        LLM("dry", max_model_len=64, chat_template="{% for %}")
+
+
+def test_the_tokenizer_is_that_of_the_models_folder() -> None:
+    model = LLM("demo", kv_cache_memory=50_000_000)
+    [output] = model.generate("import os", GREEDY.clone(), use_tqdm=False)
+    assert model.get_tokenizer().encode("import os") == output.prompt_token_ids
+    with pytest.raises(ValueError, match="pretends"):
+        LLM("dry", max_model_len=64).get_tokenizer()
 
 
 def test_without_a_tokenizer_ids_go_in_and_come_out() -> None:

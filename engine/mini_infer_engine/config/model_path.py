@@ -51,11 +51,15 @@ def resolve_model(model: str, revision: str | None = None, *, weights: bool = Tr
 
 
 def _gguf_folder(directory: Path) -> Path:
-    """A folder without config.json: that of its one GGUF file, else itself, for whoever misses something in it."""
+    """A folder without config.json: that of its one GGUF file. ModelError: it has none, or several."""
     files = sorted(directory.glob("*.gguf"))
     if len(files) > 1:
         raise ModelError(f"{directory} has {len(files)} GGUF files: name one of them, such as {files[0].name}.")
-    return model_folder(files[0]) if files else directory
+    if not files:
+        raise ModelError(
+            f"{directory / 'config.json'} is missing: name a model folder in Hugging Face format, or a GGUF file."
+        )
+    return model_folder(files[0])
 
 
 def _smollm2_file() -> Path:

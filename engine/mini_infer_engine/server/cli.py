@@ -26,6 +26,7 @@ from mini_infer_engine.dry.script import read_script
 from mini_infer_engine.dry.vocabulary import DRY_MODEL
 from mini_infer_engine.kv_transfer.transfer_port import TransferPort
 from mini_infer_engine.server.flags import add_flags, options_from
+from mini_infer_engine.server.vllm_flags import vllm_flags
 from mini_infer_engine.speculation.config import options_of_config
 
 logger = logging.getLogger(__name__)
@@ -54,7 +55,11 @@ class StartError(Exception):
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command. Returns the exit status."""
     parser = make_parser()
-    options = parser.parse_args(arguments)
+    options, others = parser.parse_known_args(arguments)
+    try:
+        without_effect = vllm_flags(others, parser, options.model or options.MODEL)
+    except ValueError as error:
+        parser.error(str(error))
     if options.MODEL is not None and options.model not in (None, options.MODEL):
         parser.error(f"two models are named: {options.MODEL} and --model {options.model}")
     options.model = options.model if options.MODEL is None else options.MODEL
@@ -69,6 +74,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         parser.error(f"--{error}")
     configure_logging(options.log_level, options.log_format)
+    if without_effect:
+        logger.info("flags of vLLM's without effect here: %s", ", ".join(without_effect))
     try:
         return run(options, settings)
     except StartError as error:
@@ -136,7 +143,14 @@ def run(options: argparse.Namespace, settings: EngineSettings) -> int:
                 reasoning_parser=settings.reasoning_parser,
                 enable_auto_tool_choice=settings.enable_auto_tool_choice,
             )
-            text = TextModel.load(names, directory, settings.skip_tokenizer_init, settings.generation_config, parsers)
+            text = TextModel.load(
+                names,
+                directory,
+                settings.skip_tokenizer_init,
+                settings.generation_config,
+                parsers,
+                settings.chat_template,
+            )
         except (ValueError, OSError) as error:
             raise StartError(str(error)) from None
         logger.info("tool calls: %s; reasoning: %s", *text.formats.shown)

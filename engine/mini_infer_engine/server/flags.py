@@ -1,19 +1,15 @@
 """Flags of a command line out of declared options, and options out of what was given. Knows no option by name."""
 
 import argparse
-import re
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
 from mini_infer_contract.options import OptionRow, option_rows
+from mini_infer_engine.config.option_values import bytes_of, range_fault
 
 Options = TypeVar("Options", bound=msgspec.Struct)
-
-_UNITS = {
-    "": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40
-}  # fmt: skip
 
 
 def add_flags(parser: argparse.ArgumentParser, struct: type[msgspec.Struct], groups: dict[str, str]) -> None:
@@ -45,7 +41,7 @@ def _argument(row: OptionRow) -> dict[str, Any]:
 
 def _reader(row: OptionRow) -> Callable[[str], Any]:
     if row.option.is_size:
-        return byte_size
+        return lambda text: _in_range(byte_size(text), text, row)
     if row.option.is_list:
         return comma_separated
     if row.type in (int, float):
@@ -72,23 +68,21 @@ def comma_separated(text: str) -> tuple[str, ...]:
 
 def byte_size(text: str) -> int:
     """Bytes from "512MiB", "2GB", "1.5g" or a plain number."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]I?)?B?", text.strip().upper())
-    if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size: write bytes, or a number with KB, MB, GB, MiB, GiB")
-    return int(float(match[1]) * _UNITS[match[2] or ""])
+    try:
+        return bytes_of(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def _number(text: str, row: OptionRow) -> float:
-    option = row.option
+def _number(text: str, row: OptionRow) -> float | None:
     try:
         value = row.type(text)
     except ValueError:
         value = None
-    low, high = option.low, option.high
-    too_low = value is not None and low is not None and (value < low if option.low_is_allowed else value <= low)
-    if value is None or too_low or (high is not None and not value <= high):
-        what = "an integer" if row.type is int else "a number"
-        begin = "" if low is None else f" from {low:g}" if option.low_is_allowed else f" above {low:g}"
-        raise argparse.ArgumentTypeError(f"{text!r} is not {what}{begin}{'' if high is None else f' up to {high:g}'}")
-    number: float = value
-    return number
+    return _in_range(value, text, row)
+
+
+def _in_range(value: float | None, text: str, row: OptionRow) -> float | None:
+    if (fault := range_fault(row, value)) is not None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not {fault}")
+    return value

@@ -113,20 +113,39 @@ class TextModel:
         skip_tokenizer: bool = False,
         generation: str = "auto",
         parsers: ParserChoice = AS_SHOWN,
+        chat_template: str | None = None,
     ) -> Self:
         """From a model folder, or of the dry run (None). ValueError, OSError: a file is missing or broken.
 
-        `generation`: where sampling defaults come from, see `EngineOptions.generation_config`; `parsers`: `__init__`.
+        `generation`: where sampling defaults come from, see `EngineOptions.generation_config`, as `chat_template`;
+        `parsers`: `__init__`.
         """
-        if directory is None:
-            return cls(names, None if skip_tokenizer else dry_model.dry_assets(), GenerationDefaults(), parsers)
-        defaults = _generation_defaults(directory, generation)
+        template = None if chat_template is None else template_source(chat_template)
+        defaults = GenerationDefaults() if directory is None else _generation_defaults(directory, generation)
         try:
-            return cls(names, None if skip_tokenizer else PromptAssets.from_directory(directory), defaults, parsers)
+            assets = None if skip_tokenizer else _assets(directory)
+            if assets is not None and template is not None:
+                assets = assets.with_chat_template(template)
+            return cls(names, assets, defaults, parsers)
         except ValueError as error:
             raise ModelError(
                 f"{directory}: {error}. Replace the file; token ids alone need no tokenizer (skip_tokenizer_init)."
             ) from None
+
+
+def _assets(directory: Path | None) -> PromptAssets:
+    return dry_model.dry_assets() if directory is None else PromptAssets.from_directory(directory)
+
+
+def template_source(given: str) -> str:
+    """A chat template from what a caller names: a file, or the template itself. ModelError: it is neither."""
+    if "{{" in given or "{%" in given:
+        return given
+    try:
+        return Path(given).expanduser().read_text("utf-8")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "no UTF-8 text"
+        raise ModelError(f"chat_template = {given!r} ({reason}): name a file that holds a Jinja template") from None
 
 
 def _generation_defaults(directory: Path, source: str) -> GenerationDefaults:

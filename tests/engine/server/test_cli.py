@@ -94,6 +94,7 @@ def test_what_is_no_size_is_told(text: str) -> None:
         ["--model", "m", "--role", "both"],
         ["--model", "m", "--port", "70000"],
         ["--model", "m", "--max-num-seqs", "0"],
+        ["--model", "m", "--kv-cache-memory", "0"],
         ["--model", "m", "--gpu-memory-utilization", "1.5"],
         ["--model", "m", "--dry-run"],
         ["--model", "m", "--disable", "pdl,magic"],

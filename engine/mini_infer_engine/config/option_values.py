@@ -1,0 +1,41 @@
+"""What an option's value may be, for command lines and keywords alike. Knows no option by name."""
+
+import re
+from typing import Any, Literal, get_args, get_origin
+
+from mini_infer_contract.options import OptionRow
+
+_UNITS = {
+    "": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40
+}  # fmt: skip
+
+
+def bytes_of(text: str) -> int:
+    """Bytes from "512MiB", "2GB", "1.5g" or a plain number. ValueError: it is no size."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]I?)?B?", text.strip().upper())
+    if match is None:
+        raise ValueError(f"{text!r} is no size: write bytes, or a number with KB, MB, GB, MiB, GiB")
+    return int(float(match[1]) * _UNITS[match[2] or ""])
+
+
+def range_fault(row: OptionRow, value: float | None) -> str | None:
+    """What a number must be where `value` is none (None) or out of its range; None: it is well."""
+    option = row.option
+    low, high = option.low, option.high
+    too_low = value is not None and low is not None and (value < low if option.low_is_allowed else value <= low)
+    too_high = value is not None and high is not None and not value <= high
+    if value is not None and not too_low and not too_high:
+        return None
+    what = "a size in bytes" if option.is_size else "an integer" if row.type is int else "a number"
+    begin = "" if low is None else f" from {_shown(low)}" if option.low_is_allowed else f" above {_shown(low)}"
+    return f"{what}{begin}{'' if high is None else f' up to {_shown(high)}'}"
+
+
+def choice_fault(row: OptionRow, value: Any) -> str | None:
+    """What a value must be one of, where it is none of them."""
+    choices = get_args(row.type) if get_origin(row.type) is Literal else ()
+    return ", ".join(map(str, choices)) if choices and value not in choices else None
+
+
+def _shown(bound: float) -> str:
+    return str(int(bound)) if bound == int(bound) else f"{bound:g}"

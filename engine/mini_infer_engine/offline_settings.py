@@ -1,0 +1,52 @@
+"""From the keywords of `LLM` to settings, checked as a command line checks its flags. Loads nothing."""
+
+import difflib
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from mini_infer_contract.options import OptionRow, option_rows
+from mini_infer_engine.config.option_values import bytes_of, choice_fault, range_fault
+from mini_infer_engine.config.settings import EngineSettings
+from mini_infer_engine.vllm_keywords import to_own_names
+
+
+def settings_of(model: str, keywords: Mapping[str, Any]) -> EngineSettings:
+    """ValueError: a value is at fault, and why. TypeError: there is no such keyword."""
+    try:
+        given = to_own_names(keywords, model)
+        rows = {row.name: row for row in option_rows(EngineSettings)}
+        if unknown := sorted(given.keys() - rows.keys()):
+            raise TypeError(f"LLM does not know {', '.join(unknown)}{_guess(unknown[0], list(rows))}")
+        values = {name: _value(rows[name], value) for name, value in given.items()}
+        chosen = {name: value for name, value in values.items() if value is not None or rows[name].is_optional}
+        return msgspec.convert({"model": model, **chosen}, EngineSettings)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"LLM({model!r}): {error}") from None
+    except ValueError as error:
+        raise ValueError(f"LLM({model!r}): {error}") from None
+
+
+def model_name(model: str | os.PathLike[str]) -> str:
+    """A model as the settings name it. TypeError: it is neither a name nor a path."""
+    if not isinstance(model, str | os.PathLike):
+        raise TypeError(f"model = {model!r}: name a folder, a GGUF file, a hub id or demo")
+    return str(model)
+
+
+def _value(row: OptionRow, value: Any) -> Any:
+    """None stands for the default. ValueError: it is out of its range, or no choice."""
+    if row.option.is_size and isinstance(value, str):
+        value = bytes_of(value)
+    if isinstance(value, int | float) and not isinstance(value, bool) and (fault := range_fault(row, value)):
+        raise ValueError(f"{row.name} = {value!r} is not {fault}")
+    if value is not None and (choices := choice_fault(row, value)):
+        raise ValueError(f"{row.name} = {value!r}: choose from {choices}")
+    return value
+
+
+def _guess(name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name, known, 1)
+    return f": did you mean {near[0]}?" if near else ": docs/options.md has all that there is"
