@@ -22,8 +22,7 @@ from common.timing import graph_microseconds
 from mini_infer_engine.config.mechanisms import Mechanism
 from mini_infer_engine.kernels.context import KernelContext
 from mini_infer_engine.kernels.gemm.fp8_block_gemm import fp8_block_linear
-from mini_infer_engine.kernels.gemm.gemm_config import W8A8GemmConfig
-from mini_infer_engine.kernels.gemm.gemm_rules import FP8_BLOCK_TILES, INT8_TILES, w8a8_gemm_stages
+from mini_infer_engine.kernels.gemm.gemm_rules import FP8_BLOCK_TILE, INT8_TILES, w8a8_gemm_config
 from mini_infer_engine.kernels.gemm.grouped_weight import GroupedWeight
 from mini_infer_engine.kernels.gemm.grouped_weight_gemm import grouped_weight_linear
 from mini_infer_engine.kernels.gemm.int8_gemm import int8_linear
@@ -105,9 +104,7 @@ def products() -> dict[str, Callable[[], dict[str, float]]]:
         ]
         linear: Callable[..., torch.Tensor] = quantized_linear
         if tile is not None:
-            block_m, block_n, warps = tile
-            stages = w8a8_gemm_stages(block_m, block_n, profile=policy().profile)
-            linear = partial(int8_linear, config=W8A8GemmConfig(block_m, block_n, 128, warps, stages))
+            linear = partial(int8_linear, config=w8a8_gemm_config(tile, profile=policy().profile))
         return figures([partial(linear, x, weight) for weight in weights], N * K, plain.get(rows))
 
     def fp8_blocks(way: str, rows: int) -> dict[str, float]:
@@ -117,12 +114,10 @@ def products() -> dict[str, Callable[[], dict[str, float]]]:
         if way == "W8A16":
             ops = TritonOps(KernelContext(policy().without(Mechanism.FP8_BLOCK_GEMM), workspace()))
             return figures([partial(ops.quantized, x, weight) for weight in weights], N * K, plain.get(rows))
-        block_m, block_n, warps = next(tile for tile in FP8_BLOCK_TILES if way.endswith(f"{tile[0]}x{tile[1]}"))
-        config = W8A8GemmConfig(block_m, block_n, 128, warps, 3)
+        config = w8a8_gemm_config(FP8_BLOCK_TILE, profile=policy().profile)
         calls = [partial(fp8_block_linear, x, weight, config) for weight in weights]
         return figures(calls, N * K, plain.get(rows))
 
-    block_ways = ("W8A16", *(f"W8A8 {tile[0]}x{tile[1]}" for tile in FP8_BLOCK_TILES))
     w8a8_ways = {"torch._int_mm": None} | {f"int8_gemm {tile[0]}x{tile[1]}": tile for tile in INT8_TILES}
     found = {f"bf16, {rows} rows": partial(bf16, rows) for rows in sorted({*ROWS, *W8A8_ROWS})}
     found |= {f"{form}, {rows} rows": partial(grouped, form, rows) for form in FORMS for rows in ROWS}
@@ -136,7 +131,7 @@ def products() -> dict[str, Callable[[], dict[str, float]]]:
         | {
             f"fp8 by blocks, {way}, {rows} rows": partial(fp8_blocks, way, rows)
             for rows in W8A8_ROWS
-            for way in block_ways
+            for way in ("W8A16", "W8A8")
         }
     )
 

@@ -4,7 +4,6 @@ Does not depend on torch: settings and command lines read the names too.
 """
 
 import difflib
-import os
 from collections.abc import Iterable
 from enum import StrEnum
 
@@ -61,16 +60,6 @@ class Mechanism(StrEnum):
         "separate_decode_graphs",
         "small models run decode rows beside a prompt in a CUDA graph of their own; off: in the prompt's graph",
     )
-
-
-UNMEASURED = (Mechanism.LARGE_M_GEMM, Mechanism.INT8_GEMM, Mechanism.FP8_BLOCK_GEMM)
-"""Kernels that no GPU has run yet, only interpreters: engines leave them off where SWITCH is not "1"."""
-SWITCH = "MINI_INFER_UNMEASURED_KERNELS"
-
-
-def disabled_in_engines(names: Iterable[str]) -> list[str]:
-    """What an engine switches off whose settings name these."""
-    return [*names, *(() if os.environ.get(SWITCH) == "1" else map(str, UNMEASURED))]
 
 
 def parse_mechanisms(names: Iterable[str]) -> frozenset[Mechanism]:

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import torch
 
-from mini_infer_engine.config.mechanisms import disabled_in_engines
 from mini_infer_engine.kernels.policy import KernelPolicy, kernel_policy
 from mini_infer_engine.kernels.workspace import Workspace
 
@@ -20,4 +19,4 @@ class KernelContext:
     @classmethod
     def of(cls, device: torch.device, disabled: Iterable[str]) -> "KernelContext":
         """For an engine on a device, with these mechanisms switched off. ValueError: a name is unknown."""
-        return cls(kernel_policy(device, disabled_in_engines(disabled)), Workspace(device))
+        return cls(kernel_policy(device, disabled), Workspace(device))

@@ -154,9 +154,7 @@ class KernelPolicy:
             return None
         if not self.profile.reads_tensors or Mechanism.INT8_GEMM in self.disabled:
             return None
-        return gemm_rules.w8a8_gemm_config(
-            rows_of_large_m(m), weight.shape[0], profile=self.profile, tiles=gemm_rules.INT8_TILES
-        )
+        return gemm_rules.int8_gemm_config(rows_of_large_m(m), weight.shape[0], profile=self.profile)
 
     def fp8_block_gemm_config(self, x: torch.Tensor, weight: QuantizedWeight | GroupedWeight) -> W8A8GemmConfig | None:
         """Of fp8_block_gemm for x [M, K], which may be rounded to FP8; None: activations keep their dtype."""
@@ -165,9 +163,7 @@ class KernelPolicy:
             return None
         if x.dtype != torch.bfloat16 or not self.profile.reads_tensors or Mechanism.FP8_BLOCK_GEMM in self.disabled:
             return None
-        return gemm_rules.w8a8_gemm_config(
-            rows_of_large_m(m), weight.shape[0], profile=self.profile, tiles=gemm_rules.FP8_BLOCK_TILES
-        )
+        return gemm_rules.w8a8_gemm_config(gemm_rules.FP8_BLOCK_TILE, profile=self.profile)
 
     def k_splits(self, m: int, n: int, k: int) -> int:
         """Splits of K for cuBLAS's product of x [m, k] and weight [n, k]; 1: none."""

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from mini_infer_engine.config.mechanisms import Mechanism, disabled_in_engines
+from mini_infer_engine.config.mechanisms import Mechanism
 from mini_infer_engine.kernels.policy import KernelPolicy, kernel_policy
 
 log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ def kernel_report(
     if device.type != "cuda" or backend == "torch" or importlib.util.find_spec("triton") is None:
         device_name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
         return KernelReport(device_name, "", "torch", "", "torch", "torch", kv_cache=kv_cache)
-    return report_of(kernel_policy(device, disabled_in_engines(disabled)), backend, kv_cache)
+    return report_of(kernel_policy(device, disabled), backend, kv_cache)
 
 
 def report_of(policy: KernelPolicy, backend: str = "auto", kv_cache: str = "") -> KernelReport:

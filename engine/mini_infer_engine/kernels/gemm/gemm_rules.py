@@ -36,7 +36,7 @@ _FLOPS_A_CYCLE = 4096
 _CUBLAS_UTILISATION = 0.8
 _COPIED_BYTES_A_CYCLE, _COPY_CYCLES = 2000, 10_000
 """Of all SMs together, where quantised weights are read and written in bf16; and of that kernel's start."""
-_WIDENING_CYCLES, _STEP_CYCLES, _WAVE_CYCLES = 1100, 100, 7000
+_WIDENING_CYCLES, _STEP_CYCLES, _WAVE_CYCLES = 1250, 100, 7000
 """Of a tile's 128 columns of weights, which is done beside the products before; of a step's barriers; of the beginning
 and the end of a wave of tiles. (28 products of the 7B shape on an H200: within a fifth of what they took.)"""
 _PARTIAL_CYCLES_A_BYTE = 1 / 1500
@@ -116,30 +116,26 @@ def large_m_stages(block_m: int, block_k: int, *, bits: int, profile: DeviceProf
     return min((profile.shared_memory_bytes - _SYSTEM_BYTES) // stage_bytes, 6)
 
 
-INT8_TILES = ((64, 128, 4), (128, 128, 8), (128, 256, 8))
+INT8_TILES = ((64, 128, 4), (128, 256, 8))
 """M, N and warps of int8_gemm's tiles."""
-FP8_BLOCK_TILES = ((64, 128, 4), (128, 128, 8))
-"""Of fp8_block_gemm's, which have sums of a group beside those of all."""
-_W8A8_OPERATIONS_A_CYCLE, _L2_BYTES_A_CYCLE = 8192, 64
-"""Of an SM."""
+FP8_BLOCK_TILE = (64, 128, 4)
+"""Of fp8_block_gemm's, which has sums of a group beside those of all. (128 x 128 took 1.3 times as long on an H200.)"""
+_SMALL_TILE_CYCLES, _LARGE_TILE_CYCLES = 490, 1630
+"""Of a step of GROUP columns by int8_gemm's tiles, on an H200."""
 
 
-def w8a8_gemm_config(
-    m: int, n: int, *, profile: DeviceProfile, tiles: tuple[tuple[int, int, int], ...]
-) -> W8A8GemmConfig:
-    """Of int8_gemm (INT8_TILES) or fp8_block_gemm (FP8_BLOCK_TILES).
+def int8_gemm_config(m: int, n: int, *, profile: DeviceProfile) -> W8A8GemmConfig:
+    """Of int8_gemm: the tile that takes the least time. Small ones share an SM, so that their waves overlap."""
+    small, large = INT8_TILES
+    small_cycles = max(1.0, cdiv(m, small[0]) * cdiv(n, small[1]) / profile.sm_count) * _SMALL_TILE_CYCLES
+    large_cycles = cdiv(cdiv(m, large[0]) * cdiv(n, large[1]), profile.sm_count) * _LARGE_TILE_CYCLES
+    fits = w8a8_gemm_stages(*large[:2], profile=profile) >= 2
+    return w8a8_gemm_config(large if fits and large_cycles < small_cycles else small, profile=profile)
 
-    The tile that takes the least time by a count of cycles of a step, and waves of tiles.
-    """
 
-    def cycles(tile: tuple[int, int, int]) -> float:
-        block_m, block_n, _ = tile
-        products = 2 * block_m * block_n * GROUP / _W8A8_OPERATIONS_A_CYCLE
-        waves = cdiv(cdiv(m, block_m) * cdiv(n, block_n), profile.sm_count)
-        return waves * (max(products, (block_m + block_n) * GROUP / _L2_BYTES_A_CYCLE) + _STEP_CYCLES)
-
-    fitting = [tile for tile in tiles if w8a8_gemm_stages(*tile[:2], profile=profile) >= 2]
-    block_m, block_n, warps = min(fitting, key=cycles)
+def w8a8_gemm_config(tile: tuple[int, int, int], *, profile: DeviceProfile) -> W8A8GemmConfig:
+    """Of int8_gemm or fp8_block_gemm with this tile."""
+    block_m, block_n, warps = tile
     return W8A8GemmConfig(block_m, block_n, GROUP, warps, w8a8_gemm_stages(block_m, block_n, profile=profile))
 
 
