@@ -5,6 +5,7 @@ With `data_parallel_size` above 1 the engines are processes (data_parallel.offli
 
 import gc
 import itertools
+import threading
 import weakref
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
@@ -100,7 +101,7 @@ class _Reply(OutputText):
 
 
 class LLM:
-    """A model and its engine. Not thread-safe."""
+    """A model and its engine. Calls of several threads wait for each other."""
 
     def __init__(self, model: str | PathLike[str], **settings: Any) -> None:
         """Load `model`; keywords are EngineSettings' fields, and vLLM's others at values that ask for nothing.
@@ -128,6 +129,7 @@ class LLM:
             built = build_engine(self.settings, dry_run, record_events=False)
             self._engine, self.model_info = built.engine, built.model
         self._ids = itertools.count()
+        self._engine_lock = threading.Lock()
         self._decoded_tokens: dict[int, str] = {}
         """Those of which log probabilities were told; as many as the vocabulary has at most."""
         # What is here now stays: full collections, a tenth of a second each, need not walk it while requests run. When
@@ -303,16 +305,17 @@ class LLM:
         """What became of each. RuntimeError: a pass failed. ValueError: the engine refuses one of them."""
         replies = [_Reply(request, self._text.decoder) for request in requests]
         waiting = {reply.request.request_id: reply for reply in replies}
-        try:
-            for request in requests:
-                if request.leads:
-                    self._engine.add(request)
-            finished = self._finished(waiting)
-            for _ in tqdm(finished, "prompts", len(replies), unit="prompt") if use_tqdm else finished:
-                pass
-        finally:
-            for request_id in waiting:
-                self._engine.abort(request_id)  # after Ctrl-C or an error: the next call finds an idle engine
+        with self._engine_lock:
+            try:
+                for request in requests:
+                    if request.leads:
+                        self._engine.add(request)
+                finished = self._finished(waiting)
+                for _ in tqdm(finished, "prompts", len(replies), unit="prompt") if use_tqdm else finished:
+                    pass
+            finally:
+                for request_id in waiting:
+                    self._engine.abort(request_id)  # after Ctrl-C or an error: the next call finds an idle engine
         return replies
 
     def _output(self, replies: Sequence[_Reply], prompt: OfflinePrompt) -> RequestOutput:

@@ -1,4 +1,5 @@
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -242,6 +243,17 @@ def test_a_chat_template_takes_the_place_of_the_models(tmp_path: Path) -> None:
         LLM("dry", max_model_len=64, chat_template=str(tmp_path / "none.jinja"))
     with pytest.raises(ValueError, match="chat template, line 1"):
         LLM("dry", max_model_len=64, chat_template="{% for %}")
+
+
+def test_threads_may_share_a_model(llm: LLM) -> None:
+    def ask(index: int) -> list[str]:
+        prompts = [f"thread {index}, prompt {number}" for number in range(3)]
+        outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
+        return [output.outputs[0].text for output in outputs]
+
+    with ThreadPoolExecutor(4) as threads:
+        for index, texts in enumerate(threads.map(ask, range(12))):
+            assert texts == [f"thread {index}, prompt {number}" for number in range(3)]
 
 
 def test_the_tokenizer_is_that_of_the_models_folder() -> None:

@@ -1,6 +1,9 @@
 """Preempted sequences whose pages waited in main memory go on exactly where they were, on the demo model."""
 
+import pytest
+
 from mini_infer_engine import LLM, SamplingParams
+from mini_infer_engine.config.errors import ModelError
 
 PROMPTS = [
     f"The {number}th list is sorted, and then its names are joined with a comma, so that" for number in range(12)
@@ -26,3 +29,8 @@ def test_texts_are_those_of_a_pool_that_is_large_enough() -> None:
         assert made == expected
         assert preemptions > 0
         assert (swaps > 0) == (swap_memory > 0)
+
+
+def test_more_swap_memory_than_there_is_is_refused() -> None:
+    with pytest.raises(ModelError, match=r"kv_swap_memory = 99,000,000,000,000 bytes, but only [\d,]+ are available"):
+        LLM("demo", device="cpu", kv_cache_memory=10_000_000, kv_swap_memory="99TB")

@@ -69,7 +69,7 @@ def parse_mechanisms(names: Iterable[str]) -> frozenset[Mechanism]:
     for name in names:
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {close[0]!r}? " if close else ""
-            raise ValueError(f"disable: there is no mechanism {name!r}: {hint}There are {', '.join(known)}.")
+            hint = f": did you mean {close[0]!r}?" if close else "."
+            raise ValueError(f"disable: there is no mechanism {name!r}{hint} There are {', '.join(known)}.")
         found.add(known[name])
     return frozenset(found)

@@ -28,6 +28,14 @@ def pages_for(kv_bytes: int, page_bytes: int, available_bytes: int) -> int:
     return pages
 
 
+def check_swap(swap_bytes: int, available_bytes: int) -> None:
+    """ModelError: main memory has not so much for pages of preempted sequences."""
+    if swap_bytes > available_bytes:
+        raise ModelError(
+            f"kv_swap_memory = {swap_bytes:,} bytes, but only {available_bytes:,} are available: set a smaller one."
+        )
+
+
 def fit_context(max_model_len: int | None, model_len: int, pool_tokens: int) -> int:
     """The context in force: the configured one, or the model's own, limited by the pool.
 

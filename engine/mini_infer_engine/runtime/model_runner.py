@@ -22,6 +22,7 @@ from mini_infer_engine.kv_transfer.transport import Transport, TransportChoice, 
 from mini_infer_engine.models.registry import read_config
 from mini_infer_engine.runtime.executor import Executor, PassHandle, executor_class
 from mini_infer_engine.runtime.kv_pool import KVPool
+from mini_infer_engine.runtime.memory import available_memory, check_swap
 from mini_infer_engine.runtime.memory_plan import MemoryInUse, plan_memory, swap_space_of
 from mini_infer_engine.runtime.quantized_pool import make_pool
 from mini_infer_engine.runtime.worker import ModelWorker
@@ -131,6 +132,7 @@ def make_runner(
     log.info("memory: %s", plan)
     worker.finish_loading(plan.max_model_len)
     spec = worker.kv_spec(page_size)
+    check_swap(settings.kv_swap_memory, available_memory())
     # Ranks that have other layers have other pages.
     host_pages = group.smallest(group.share_of(settings.kv_swap_memory) // spec.page_bytes)
     pool = make_pool(spec, plan.num_pages, worker.device, host_pages)
