@@ -13,6 +13,7 @@ from fastapi import FastAPI
 
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.api_keys import ApiKeys
+from mini_infer_contract.http_connection import HttpConnection
 from mini_infer_contract.interpreter import favour_event_loop
 from mini_infer_contract.launch import DRAINING_HEADER
 from mini_infer_contract.tls import LOOK_EVERY_S, ServerTls
@@ -197,6 +198,7 @@ async def _follow_files(tls: ServerTls) -> None:
 def _uvicorn_config(app: FastAPI, tls: ServerTls | None, max_body_bytes: int) -> uvicorn.Config:
     config = uvicorn.Config(
         app,
+        http=HttpConnection,
         log_config=None,
         log_level="warning",
         access_log=False,

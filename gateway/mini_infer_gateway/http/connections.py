@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.asgi import Scope
+from mini_infer_contract.http_connection import HttpConnection
 from mini_infer_gateway.http.response_writer import ResponseWriter
 
 
@@ -75,7 +75,7 @@ class ClientLink:
             self._on_loss()
 
 
-class LimitedConnection(HttpToolsProtocol):
+class LimitedConnection(HttpConnection):
     """One connection of a client's."""
 
     limits = ConnectionLimits()

@@ -305,7 +305,7 @@ def test_a_busy_events_port_says_so() -> None:
     ("flags", "message"),
     [
         (("--model", "/no/such/folder"), "there is no such folder"),
-        (("--model", "/tmp"), "tokenizer.json"),
+        (("--model", "/tmp"), "config.json is missing: name a model folder"),
         (("--dry-run", "--kv-cache-memory", "1MiB"), "raise --kv-cache-memory"),
     ],
 )
