@@ -31,7 +31,7 @@ class Sizes:
     first_token: tuple[int, ...] = (512, 4096, 8192)
     prefixes: tuple[int, ...] = (4096, 4000)
     suffix: int = 128
-    tries: int = 15
+    tries: int = 5
     sampled: tuple[int, int, int] = (128, 256, 128)
     """Requests, prompt and answer tokens of the loads with top-p and with penalties."""
     short: tuple[int, int] = (512, 32)
