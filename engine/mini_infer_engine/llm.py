@@ -234,7 +234,7 @@ class LLM:
     def _requests(self, index: int, prompt: OfflinePrompt, copies: int, chosen: Params) -> list[Request]:
         """One for each output of a prompt. Log probabilities of the prompt itself are asked for once."""
         params = self._with_grammar(index, self._with_bad_words(index, chosen))
-        token_ids = packed(prompt.token_ids)
+        token_ids = packed(index, prompt.token_ids)
         self._check(index, token_ids, params)
         first = self._request(token_ids, params, prompt.cache_salt)
         if copies == 1:
@@ -261,7 +261,7 @@ class LLM:
         """
         searches: list[list[Request]] = []
         for index, prompt in enumerate(self._read(prompts)):
-            token_ids = packed(prompt.token_ids)
+            token_ids = packed(index, prompt.token_ids)
             self._check(index, token_ids, params.sampling())
             searches.append(params.requests(token_ids, [str(next(self._ids)) for _ in range(params.beam_width)]))
         requests = [request for search in searches for request in search]
@@ -276,7 +276,7 @@ class LLM:
         sampling = core_request.SamplingParams(temperature=0.0, max_tokens=1)
         requests = []
         for index, prompt in enumerate(self._read(prompts)):
-            token_ids = packed(prompt.token_ids)
+            token_ids = packed(index, prompt.token_ids)
             self._check(index, token_ids, sampling)
             name = str(next(self._ids))
             requests.append(Request(request_id=name, prompt_token_ids=token_ids, sampling=sampling, embeds=True))

@@ -54,12 +54,18 @@ def read_prompt(index: int, prompt: Prompt, encoder: PromptEncoder | None) -> Of
         raise ValueError(f"prompt {index}: {error.message}") from None
 
 
-def packed(token_ids: Sequence[int]) -> Sequence[int]:
-    """Four bytes a token: checks, keys and copies to a device are memory copies from here on."""
+def packed(index: int, token_ids: Sequence[int]) -> Sequence[int]:
+    """Four bytes a token: checks, keys and copies to a device are memory copies from here on.
+
+    ValueError: not all are integers.
+    """
     try:
         return array("I", token_ids)
-    except (OverflowError, TypeError):
-        return token_ids  # some are no token ids: the check names one
+    except OverflowError:
+        return token_ids  # one is negative or huge: the check against the vocabulary names it
+    except TypeError:
+        wrong = next((one for one in token_ids if not isinstance(one, int)), None)
+        raise ValueError(f"prompt {index} holds {wrong!r} among its token ids: they are integers") from None
 
 
 def _are_ids(prompts: Any) -> bool:
@@ -70,8 +76,4 @@ def _listed_ids(index: int, token_ids: Any) -> list[int]:
     given = token_ids.tolist() if hasattr(token_ids, "tolist") else token_ids
     if not isinstance(given, Iterable) or isinstance(given, str | Mapping):
         raise ValueError(f"prompt {index}: {given!r} is neither a text nor a list of token ids nor a dict with one")
-    ids = list(given)
-    wrong = next((one for one in ids if not isinstance(one, int)), None)
-    if wrong is not None:
-        raise ValueError(f"prompt {index} holds {wrong!r} among its token ids: they are integers")
-    return ids
+    return given if isinstance(given, list) else list(given)

@@ -41,15 +41,22 @@ def for_engine(params: request.SamplingParams) -> tuple[int, request.SamplingPar
 
     ValueError: a value has not its field's type, or so many outputs are not made.
     """
-    given = SamplingParams(**{name: _plain(value) for name, value in msgspec.structs.asdict(params).items()})
+    count = _plain(params.n) if isinstance(params, SamplingParams) else 1
     try:
-        asked = msgspec.convert(msgspec.structs.asdict(given), SamplingParams, strict=False)
-    except msgspec.ValidationError as error:
-        raise ValueError(f"SamplingParams: {error}") from None
-    if not 1 <= asked.n <= MAX_CHOICES:
-        raise ValueError(f"n is {asked.n}; it must be from 1 to {MAX_CHOICES}")
-    fields = request.SamplingParams.__struct_fields__
-    return asked.n, request.SamplingParams(**{name: getattr(asked, name) for name in fields})
+        asked = _converted(params)
+    except msgspec.ValidationError:  # numpy's and torch's numbers, and None for a list
+        values = {name: _plain(value) for name, value in msgspec.structs.asdict(params).items()}
+        try:
+            asked = _converted(SamplingParams(**values))
+        except msgspec.ValidationError as error:
+            raise ValueError(f"SamplingParams: {error}") from None
+    if not isinstance(count, int) or not 1 <= count <= MAX_CHOICES:
+        raise ValueError(f"n is {count!r}; it must be from 1 to {MAX_CHOICES}")
+    return count, asked
+
+
+def _converted(params: request.SamplingParams) -> request.SamplingParams:
+    return msgspec.convert(params, request.SamplingParams, strict=False, from_attributes=True)
 
 
 def _plain(value: Any) -> Any:
