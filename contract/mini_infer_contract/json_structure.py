@@ -6,7 +6,7 @@ not hold them up, a million small objects would, for seconds.
 
 import asyncio
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from mini_infer_contract.api_errors import ApiError
 
@@ -31,9 +31,14 @@ LONG_STRING_BYTES = 512
 """Of strings of this length on average it is quicker to jump over them than to count what they hold."""
 MOST_JUMPS = 4096
 """In a millisecond."""
+FIRST_JUMPS, BYTES_A_JUMP = 8, 4096
+"""How many strings are jumped over before their length is looked at: some, and one more for so many bytes of the body,
+which take a tenth of what counting takes."""
 MOST_BACKSLASHES = 64
 """In a row, before a quote."""
-_LIMITS = (
+Limit = tuple[str, bytes, int]
+"""What is limited, the signs that are counted for it, and how many there may be."""
+_LIMITS: Sequence[Limit] = (
     ("objects and lists", b"{[", MAX_OBJECTS),
     ("fields", b":", MAX_FIELDS),
     ("texts", _QUOTE, MAX_TEXTS),
@@ -59,15 +64,15 @@ def _bytes_outside_of_long_strings(body: bytes) -> int:
 
     A chat of a megabyte is a few dozen long texts, and to jump from quote to quote takes a twentieth of counting it.
     """
-    outside = position = 0
-    left = min(MOST_JUMPS, len(body) // LONG_STRING_BYTES)
-    while left > 0:
+    outside = position = jumps = 0
+    at_first = FIRST_JUMPS + len(body) // BYTES_A_JUMP
+    while jumps < min(MOST_JUMPS, at_first + position // LONG_STRING_BYTES):
         begin = body.find(_QUOTE, position)
         if begin < 0:
             return outside + len(body) - position
         outside += begin - position
         end = body.find(_QUOTE, begin + 1)
-        while end > 0 and body[end - 1] == _BACKSLASH and left > 0:
+        while end > 0 and body[end - 1] == _BACKSLASH and jumps < MOST_JUMPS:
             before = body[max(begin + 1, end - MOST_BACKSLASHES) : end]
             backslashes = len(before) - len(before.rstrip(b"\\"))
             if backslashes == MOST_BACKSLASHES:
@@ -75,30 +80,31 @@ def _bytes_outside_of_long_strings(body: bytes) -> int:
             if backslashes % 2 == 0:
                 break
             end = body.find(_QUOTE, end + 1)
-            left -= 1
+            jumps += 1
         if end < 0:
             return len(body)
         position = end + 1
-        left -= 1
+        jumps += 1
     return len(body)
 
 
 async def _check_counts(body: bytes) -> None:
     whole = (body[start : start + _COUNTED_BYTES] for start in range(0, len(body), _COUNTED_BYTES))
+    possible = [kind for kind in _LIMITS if kind[2] < len(body)]
     # Nearly every body is within the limits even where both quotes of a text, and what it holds, are counted.
-    if await _above(whole) and (kind := await _above(_outside_of_strings(body))):
+    if await _above(whole, possible) and (kind := await _above(_outside_of_strings(body), possible)):
         what, _, limit = kind
         message = f"the JSON of the request body holds more than {limit} {what}: send less of it at once"
         raise ApiError(400, message, code="too_many_values")
 
 
-async def _above(parts: Iterator[bytes]) -> tuple[str, bytes, int] | None:
+async def _above(parts: Iterator[bytes], limits: Sequence[Limit]) -> Limit | None:
     """The limit that is exceeded."""
-    counts = [0] * len(_LIMITS)
+    counts = [0] * len(limits)
     for part in parts:
-        for index, (_, signs, _) in enumerate(_LIMITS):
+        for index, (_, signs, _) in enumerate(limits):
             counts[index] += sum(part.count(sign) for sign in signs)
-        if above := next((kind for kind, count in zip(_LIMITS, counts, strict=True) if count > kind[2]), None):
+        if above := next((kind for kind, count in zip(limits, counts, strict=True) if count > kind[2]), None):
             return above
         await asyncio.sleep(0)
     return None

@@ -19,7 +19,10 @@ def template_messages(messages: object, *, content_parts: bool = False, develope
     """
     if not isinstance(messages, list) or not messages:
         refuse_field("messages", "must be a list with at least one message")
-    normal = [_message(message, f"messages[{index}]", content_parts) for index, message in enumerate(messages)]
+    normal = [
+        message if not content_parts and _is_plain(message) else _message(message, f"messages[{index}]", content_parts)
+        for index, message in enumerate(messages)
+    ]
     if developer_role or all(message["role"] != "developer" for message in normal):
         return normal
     return _with_one_system_message(normal, content_parts)
@@ -36,6 +39,17 @@ def template_tools(tools: object) -> list[dict[str, Any]] | None:
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             refuse_field(f"tools[{index}]", 'must be {"type": "function", "function": {"name": ..., ...}}')
     return tools
+
+
+def _is_plain(message: object) -> bool:
+    """Whether it is a role and a text alone, as most are: nothing of it needs another form."""
+    return (
+        type(message) is dict
+        and len(message) == 2
+        and type(message.get("content")) is str
+        and type(role := message.get("role")) is str
+        and role != ""
+    )
 
 
 def _message(message: object, where: str, content_parts: bool) -> Message:

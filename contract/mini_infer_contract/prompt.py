@@ -59,6 +59,8 @@ class PromptAssets(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _check_surrogates(text: str) -> None:
+    if text.isascii():
+        return
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -148,10 +150,10 @@ class PromptEncoder:
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """Token ids of a text, with special tokens that stand in it; `add_special_tokens`: BOS and such around it."""
-        ids: list[int] = []
-        for piece in self.pieces(PromptText(text, add_special_tokens)):
-            ids.extend(piece.ids)
-        return ids
+        if add_special_tokens and self._adds_special_tokens:
+            return [number for piece in self.pieces(PromptText(text, True)) for number in piece.ids]
+        _check_surrogates(text)
+        return self.segments.encode(text)
 
     def pieces(self, prompt: PromptText, start: int = 0) -> Iterator[Piece]:
         """The ids of a text from `start` on, a few milliseconds of work at a time: see `SegmentEncoder.pieces`.
@@ -159,8 +161,7 @@ class PromptEncoder:
         ApiError 400: the text cannot be tokenised.
         """
         text = prompt.text
-        if not text.isascii():
-            _check_surrogates(text)
+        _check_surrogates(text)
         if not (prompt.add_special_tokens and self._adds_special_tokens):
             yield from self.segments.pieces(text, start)
         elif self._around is None:

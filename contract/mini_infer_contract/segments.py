@@ -6,6 +6,7 @@ that is not known here, the whole text is encoded.
 """
 
 import re
+import sys
 import threading
 from array import array
 from collections import OrderedDict
@@ -17,7 +18,7 @@ from typing import NamedTuple
 from tokenizers import Tokenizer
 
 from mini_infer_contract.api_errors import ApiError
-from mini_infer_contract.text_slices import can_be_cut, next_cut, parts_of
+from mini_infer_contract.text_slices import SLICE_CHARACTERS, can_be_cut, next_cut, parts_of
 from mini_infer_contract.word_ids import WordIds
 
 MAX_CACHED_BYTES = 64_000_000
@@ -25,7 +26,7 @@ MAX_CACHED_BYTES = 64_000_000
 MAX_WHOLE_CHARACTERS = 2 << 20
 """Of a piece that cannot be cut: tokenising takes about a hundred bytes of memory a character meanwhile."""
 
-_ENTRY_BYTES = 300
+_ENTRY_BYTES = 250
 """What a piece costs beside its characters and ids: without it, a flood of tiny pieces would have no bound."""
 _SEARCH_CHARACTERS = 1 << 18
 """Searched for added tokens at once, in a millisecond or less: the search does not let other threads run."""
@@ -64,9 +65,14 @@ class SegmentEncoder:
 
     def encode(self, text: str) -> list[int]:
         """The ids of `text`, equal to those of the tokenizer without a cache. ApiError 400: it cannot be tokenised."""
+        if self._added is None or len(text) > SLICE_CHARACTERS:
+            return [number for piece in self.pieces(text) for number in piece.ids]
         ids: list[int] = []
-        for piece in self.pieces(text):
-            ids.extend(piece.ids)
+        for position, part in enumerate(self._added.split(text)):
+            if position % 2:
+                ids.append(self._added.ids[part])
+            elif part:
+                ids += self._piece(part)
         return ids
 
     def pieces(self, text: str, start: int = 0) -> Iterator[Piece]:
@@ -99,19 +105,21 @@ class SegmentEncoder:
         except ValueError as error:
             raise ApiError(400, str(error), code="prompt_not_text") from error
 
-    def _piece(self, piece: str) -> "array[int]":
+    def _piece(self, piece: str) -> "array[int] | list[int]":
         with self._lock:
-            ids = self._cached.get(piece)
-            if ids is not None:
+            cached = self._cached.get(piece)
+            if cached is not None:
                 self._cached.move_to_end(piece)
-                return ids
-        ids = array("I", self._encode(piece))
-        if _bytes(piece, ids) > self._max_cached_bytes:
+                return cached
+        ids = self._encode(piece)
+        packed = array("I", ids)
+        size_bytes = _bytes(piece, packed)
+        if size_bytes > self._max_cached_bytes:
             return ids
         with self._lock:
             if piece not in self._cached:
-                self._cached[piece] = ids
-                self._cached_bytes += _bytes(piece, ids)
+                self._cached[piece] = packed
+                self._cached_bytes += size_bytes
             while self._cached_bytes > self._max_cached_bytes:
                 self._cached_bytes -= _bytes(*self._cached.popitem(last=False))
         return ids
@@ -149,7 +157,7 @@ def encode_all(tokenizer: Tokenizer, texts: Sequence[str], add_special_tokens: b
 
 
 def _bytes(piece: str, ids: "array[int]") -> int:
-    return _ENTRY_BYTES + len(piece.encode()) + ids.itemsize * len(ids)
+    return _ENTRY_BYTES + sys.getsizeof(piece) + ids.itemsize * len(ids)
 
 
 def _longest_token(tokenizer: Tokenizer) -> int:
@@ -167,7 +175,7 @@ class _AddedTokens:
 
     def __init__(self, ids: dict[str, int]) -> None:
         self.ids = ids
-        self._pattern = re.compile(_any_of(list(ids))) if ids else None
+        self._pattern = re.compile(f"({_any_of(list(ids))})") if ids else None
         self._longest = max(map(len, ids), default=0)
         # In order, those with which others begin stand right before them.
         self.beginnings = {word for word, following in pairwise(sorted(ids)) if following.startswith(word)}
@@ -190,6 +198,10 @@ class _AddedTokens:
         return cls(
             {token.content: number for number, token in decoder.items() if token.content and not token.normalized}
         )
+
+    def split(self, text: str) -> list[str]:
+        """What is between them, which may be empty, and they themselves, in turns; the text is searched at once."""
+        return self._pattern.split(text) if self._pattern else [text]
 
     def search(self, text: str, start: int) -> tuple[int, int] | None:
         """Where the first one at or after `start` begins and ends."""

@@ -16,8 +16,6 @@ MAX_WORD_CHARACTERS, MAX_WORD_IDS = 32, 8
 WORDS_BYTES = 20 << 20
 """What MAX_WORDS take at most."""
 
-_NO_CUT = re.compile(r"(?:\A|[^!-~]) ")
-"""A space before which a text may not be cut, or only after a closer look."""
 _CUT = re.compile(r"(?<=[!-~\w]) ")
 _MARK = "\0"
 
@@ -60,5 +58,14 @@ def words_of(text: str) -> list[str]:
     """The text cut before its spaces, each word with the space before it, where that changes no ids."""
     if _MARK in text:
         return [text]
-    marked = _CUT.sub(_MARK + " ", text) if _NO_CUT.search(text) else text.replace(" ", _MARK + " ")
+    marked = text.replace(" ", _MARK + " ") if _all_spaces_follow_signs(text) else _CUT.sub(_MARK + " ", text)
     return marked.split(_MARK)
+
+
+def _all_spaces_follow_signs(text: str) -> bool:
+    """Whether each space stands behind one of ! to ~, as in most English; False: that takes a closer look."""
+    return (
+        text.isascii()
+        and not ("  " in text or "\n " in text or text.startswith(" "))
+        and text.replace("\n", "").isprintable()
+    )

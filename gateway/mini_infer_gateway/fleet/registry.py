@@ -102,6 +102,10 @@ class Fleet:
         """These endpoints as they stand."""
         return [self.endpoints[name].candidate(now_s) for name in names if name in self.endpoints]
 
+    def assets_revisions(self, names: Sequence[str]) -> set[str]:
+        """Of the prompt assets of these endpoints."""
+        return {self.endpoints[name].subscriber.assets_revision for name in names if name in self.endpoints}
+
     def max_prompt_tokens(self, names: Sequence[str]) -> int | None:
         """What the roomiest of these endpoints takes; None: of one of them it is not known."""
         lengths = [self.endpoints[name].subscriber.model.max_model_len for name in names if name in self.endpoints]

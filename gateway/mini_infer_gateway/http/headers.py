@@ -1,7 +1,5 @@
 """Which headers go on, in either direction. Pure; names are in lower case, as ASGI and our client give them."""
 
-from collections.abc import Iterable
-
 from mini_infer_contract.dialects.anthropic_errors import ID_HEADER
 from mini_infer_contract.launch import REQUEST_ID_HEADER
 
@@ -31,19 +29,25 @@ _RESPONSE_PRIVATE = frozenset((b"set-cookie", b"location", b"server", REQUEST_ID
 """An endpoint's own address and sessions mean nothing to a client of the gateway; the request's id is told by that."""
 
 
+_NOT_TO_ENDPOINT = {
+    False: _HOP_BY_HOP | _REQUEST_OWN | _CREDENTIALS,
+    True: _HOP_BY_HOP | _REQUEST_OWN | {b"cookie"},
+}
+"""By whether an endpoint gets clients' keys."""
+_NOT_TO_CLIENT = _HOP_BY_HOP | _RESPONSE_PRIVATE
+
+
 def to_endpoint(headers: Headers, forward_authorization: bool = False) -> Headers:
     """A client's headers as an endpoint gets them."""
-    credentials = frozenset((b"cookie",)) if forward_authorization else _CREDENTIALS
-    return _without(headers, _REQUEST_OWN | credentials)
+    return _without(headers, _NOT_TO_ENDPOINT[forward_authorization])
 
 
 def to_client(headers: Headers, own: Headers) -> Headers:
     """An endpoint's headers as the client gets them: `own` replace those of the same name."""
-    return _without(headers, _RESPONSE_PRIVATE.union(name for name, _ in own)) + own
+    return _without(headers, _NOT_TO_CLIENT.union(name for name, _ in own) if own else _NOT_TO_CLIENT) + own
 
 
-def _without(headers: Headers, dropped: Iterable[bytes]) -> Headers:
-    unwanted = _HOP_BY_HOP.union(dropped)
+def _without(headers: Headers, unwanted: frozenset[bytes]) -> Headers:
     for name, value in headers:
         if name == b"connection":
             unwanted |= {word.strip().lower() for word in value.split(b",")}

@@ -111,6 +111,7 @@ class Response(asyncio.Protocol):
     def _reset(self) -> None:
         self.status = 0
         self.headers: Headers = []
+        self._by_name: dict[bytes, bytes] = {}
         self._head_bytes = self._interim = 0
         self._parser = httptools.HttpResponseParser(self)
         self._body: deque[bytes] = deque()
@@ -177,7 +178,7 @@ class Response(asyncio.Protocol):
 
     def header(self, name: bytes) -> bytes:
         """A header's value, b"" where there is none; `name` in lower case."""
-        return next((value for key, value in self.headers if key == name), b"")
+        return self._by_name.get(name, b"")
 
     def close(self) -> None:
         """Gives the connection back if the response was read to its end, and cuts it otherwise."""
@@ -331,6 +332,7 @@ class Response(asyncio.Protocol):
             self._framed = True
             self._is_chunked = name == b"transfer-encoding" and value.lower() == b"chunked"
         self.headers.append((name, value))
+        self._by_name.setdefault(name, value)
 
     def on_headers_complete(self) -> None:
         """See httptools."""
@@ -353,7 +355,7 @@ class Response(asyncio.Protocol):
         self._interim += 1
         if self.status == 101 or self._interim > INTERIM_LIMIT:
             raise MalformedResponseError("it switched protocols" if self.status == 101 else "it sends 1xx for ever")
-        self.headers = []
+        self.headers, self._by_name = [], {}
 
     def on_body(self, body: bytes) -> None:
         """See httptools."""

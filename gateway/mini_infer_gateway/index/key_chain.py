@@ -126,7 +126,10 @@ class KeyChain(Sequence[bytes]):
     def __getitem__(self, position: slice) -> list[bytes]: ...
     def __getitem__(self, position: int | slice) -> bytes | list[bytes]:
         if isinstance(position, slice):
-            return list(_unpacked(self.packed())[position])
+            start, stop, step = position.indices(self._length)
+            if step != 1:
+                return self.to_list()[position]
+            return list(_unpacked(self.packed()[start * KEY_BYTES : stop * KEY_BYTES]))
         if position < 0:
             position += self._length
         if not 0 <= position < self._length:

@@ -101,6 +101,10 @@ class _Call:
     boundary: bytes = b""
     """Its body is a form, of which this separates the parts; empty: it is JSON."""
 
+    def leave_queue_by(self, fail: Callable[[Exception], None]) -> None:
+        """`fail` ends its wait for an endpoint, should its client go."""
+        self.exchange.on_abandon = lambda: fail(ClientGoneError())
+
     def answer_begins(self, keep_body: bool) -> None:
         """From now on its body is needed only where another endpoint may have to go on with the answer."""
         if keep_body and self.exchange.continuation:
@@ -249,9 +253,8 @@ class Generate:
             if placement.decision.decode.name not in self._fleet.endpoints:
                 self.flow.finish(placement)  # It went in the moment between.
                 continue
-            others = replace(request, attempted=request.attempted | _names(placement.decision))
             call.attempts.count += 1
-            call.exchange.retry = partial(self._may_retry, call, others, names)
+            call.exchange.retry = partial(self._may_retry, call, request, placement.decision, names)
             try:
                 await self._attempt(call, request, placement)
                 return
@@ -260,7 +263,7 @@ class Generate:
                 if not failed.again:
                     raise _given_up(call, failed) from failed
                 self._metrics.retried(failed.failure.value)
-                request = others
+                request = _elsewhere(request, placement.decision)
             except StreamCutError as cut:
                 await self._continue(call, request, placement.decision.decode, names, cut)
                 return
@@ -318,13 +321,9 @@ class Generate:
         if call.exchange.gone:
             raise ClientGoneError
 
-        def leave(fail: Callable[[Exception], None]) -> None:
-            call.exchange.on_abandon = lambda: fail(ClientGoneError())
-
-        def names_now() -> Sequence[str]:
-            return self._fleet.catalog.by_name.get(call.model, names)
-
-        placement = await self.flow.place(request, names_now, call.request_id, leave)
+        placement = await self.flow.place(
+            request, partial(self._names_now, call.model, names), call.request_id, call.leave_queue_by
+        )
         if placement is None:
             raise no_endpoint(call.model)
         if call.exchange.gone:
@@ -332,9 +331,14 @@ class Generate:
             raise ClientGoneError
         return placement
 
-    def _may_retry(self, call: _Call, others: RoutingRequest, names: Sequence[str], failure: Failure) -> bool:
+    def _names_now(self, model: str, names: Sequence[str]) -> Sequence[str]:
+        return self._fleet.catalog.by_name.get(model, names)
+
+    def _may_retry(
+        self, call: _Call, request: RoutingRequest, decision: Decision, names: Sequence[str], failure: Failure
+    ) -> bool:
         """Whether to try again after this failure; what is left to try is looked up at the last moment."""
-        now_s = self._clock()
+        now_s, others = self._clock(), _elsewhere(request, decision)
 
         def others_left(failure: Failure) -> bool:
             left = self._router.eligible(others, self._fleet.candidates(names, now_s))
@@ -346,14 +350,13 @@ class Generate:
         return call.attempts.retry(failure, others_left, now_s)
 
     async def _routing_request(self, call: _Call, names: Sequence[str]) -> RoutingRequest:
-        revisions = {candidate.assets_revision for candidate in self._fleet.candidates(names, call.arrived_s)}
         began_s = self._clock()
         prompts = (
             await self._tokenizers.keys(
                 call.row.prompts,
                 call.fields,
                 len(call.client_body),
-                revisions,
+                self._fleet.assets_revisions(names),
                 self._fleet.max_prompt_tokens(names),
                 abandoned=lambda: call.exchange.gone,
             )
@@ -567,9 +570,9 @@ def _priority(fields: dict[str, Any]) -> int:
     return max(-MOST_PRIORITY, min(MOST_PRIORITY, priority)) if isinstance(priority, int) else 0
 
 
-def _names(decision: Decision) -> frozenset[str]:
-    """Of the endpoints that a failure may come from."""
-    return frozenset(endpoint.name for endpoint in decision.endpoints)
+def _elsewhere(request: RoutingRequest, decision: Decision) -> RoutingRequest:
+    """The same request where none of the endpoints is to be chosen that a failure may have come from."""
+    return replace(request, attempted=request.attempted.union(endpoint.name for endpoint in decision.endpoints))
 
 
 def _has_one_prompt(prompts: Mapping[str, PromptKeys]) -> bool:

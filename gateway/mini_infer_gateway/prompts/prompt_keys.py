@@ -116,6 +116,10 @@ def _text_steps(
     encoder: PromptEncoder, remembered: RememberedPrompts, prompt: PromptText, root: bytes, max_tokens: int | None
 ) -> Generator[int, None, tuple[int, Sequence[bytes]]]:
     text = prompt.text
+    if len(text) < MIN_CHARACTERS:
+        short_ids = encoder.encode(*prompt)
+        _check_tokens(len(short_ids), max_tokens)
+        return len(short_ids), block_keys(short_ids, root)
     kind = (encoder.revision, root, prompt.add_special_tokens)
     found = remembered.find(kind, text)
     known, mark = (found[0].keys, found[1]) if found else (None, Mark(0, 0, ()))
@@ -137,8 +141,6 @@ def _text_steps(
     tokens = first_block * BLOCK_SIZE_TOKENS + len(ids)
     _check_tokens(tokens, max_tokens)
     keys += block_keys(ids[len(keys) * BLOCK_SIZE_TOKENS :], keys[-1] if keys else parent)
-    if len(text) < MIN_CHARACTERS:
-        return tokens, keys
     chain = KeyChain(keys, known, first_block)
     marks = [*_marks_before(found)]
     marks += [_mark(end, count, ids, first_block) for end, count in closed[-MAX_MARKS:]]
