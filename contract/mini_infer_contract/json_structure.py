@@ -60,12 +60,13 @@ async def check_structure(body: bytes) -> int:
 
 
 def _bytes_outside_of_long_strings(body: bytes) -> int:
-    """How much of a body is no text, at least; as much as the body has where its texts are short or many.
+    """How much of a body is no text, at most: as much as the body has where its texts are short or many.
 
     A chat of a megabyte is a few dozen long texts, and to jump from quote to quote takes a twentieth of counting it.
     """
     outside = position = jumps = 0
     at_first = FIRST_JUMPS + len(body) // BYTES_A_JUMP
+    enough = len(body) - MAX_OBJECTS  # of text: all the rest may be structure
     while jumps < min(MOST_JUMPS, at_first + position // LONG_STRING_BYTES):
         begin = body.find(_QUOTE, position)
         if begin < 0:
@@ -85,6 +86,8 @@ def _bytes_outside_of_long_strings(body: bytes) -> int:
             return len(body)
         position = end + 1
         jumps += 1
+        if position - outside >= enough:
+            return outside + len(body) - position
     return len(body)
 
 

@@ -32,13 +32,16 @@ def counted(value: Any) -> tuple[int, int, int, int]:
     return objects + 1, fields + more_fields, texts + fields, max(0, len(inner) - 1) + commas
 
 
-@given(VALUES, st.booleans(), st.integers(1, 8))
-def test_what_is_outside_of_strings_is_bounded_from_above(value: Any, ascii_only: bool, backslashes: int) -> None:
+@given(VALUES, st.booleans(), st.integers(1, 8), st.integers(0, 20))
+def test_what_is_outside_of_strings_is_bounded_from_above(
+    value: Any, ascii_only: bool, backslashes: int, enough: int
+) -> None:
     """Whatever stands there, and whatever texts hold: no comma, bracket or colon of the structure is missed."""
     body = json.dumps(value, ensure_ascii=ascii_only).encode()
     with (
         patch.object(json_structure, "LONG_STRING_BYTES", 1),
         patch.object(json_structure, "MOST_BACKSLASHES", backslashes),
+        patch.object(json_structure, "MAX_OBJECTS", enough),
     ):
         bound = json_structure._bytes_outside_of_long_strings(body)
     rest = b"".join(json_structure._outside_of_strings(body)).replace(b'"', b"")
