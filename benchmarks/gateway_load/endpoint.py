@@ -1,7 +1,8 @@
 """An OpenAI server that thinks of nothing, in a process of its own: `python endpoint.py PORT MODEL [ASSETS.json]`.
 
-A request with `"stream":true` gets CHUNKS events, INTERVAL_S apart; any other a small answer. It serves prompt assets
-from a file, so that a gateway tokenises as it would for an engine.
+A request with `"stream":true` gets CHUNKS events, INTERVAL_S apart, with token ids if it asks for them, as ours does of
+engines of ours; any other a small answer. It serves prompt assets from a file, so that a gateway tokenises as it would
+for an engine.
 """
 
 import asyncio
@@ -13,7 +14,12 @@ import uvloop
 
 CHUNKS, INTERVAL_S = 64, 0.005
 ANSWER = json.dumps({"id": "x", "object": "chat.completion", "choices": [{"message": {"content": "y" * 300}}]}).encode()
-CHUNK = b'data: {"id":"chatcmpl-1","object":"chat.completion.chunk","choices":[{"delta":{"content":" token"}}]}\n\n'
+CHUNK = (
+    b'data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1780000000,"model":"m",'
+    b'"choices":[{"index":0,"delta":{"content":" token"},"logprobs":null,"finish_reason":null%b}]}\n\n'
+)
+"""To be completed by its token ids."""
+TOKEN_IDS = b',"token_ids":[1234]'
 STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
@@ -43,12 +49,13 @@ class Server(asyncio.Protocol):
             length = int(head[at + 15 :].split(b"\r\n", 1)[0]) if at >= 0 else 0
             if len(self.received) < end + 4 + length:
                 return
-            stream = b'"stream":true' in self.received[end + 4 : end + 4 + length]
+            body = self.received[end + 4 : end + 4 + length]
             del self.received[: end + 4 + length]
-            self.answer(head.split(b" ", 2)[1], stream)
+            ids = TOKEN_IDS if b'"return_token_ids":true' in body else b""
+            self.answer(head.split(b" ", 2)[1], CHUNK % ids if b'"stream":true' in body else b"")
 
-    def answer(self, path: bytes, stream: bool) -> None:
-        """One request was read."""
+    def answer(self, path: bytes, event: bytes) -> None:
+        """One request was read; `event`: of the stream that it asks for."""
         if path == b"/v1/models":
             models = {"object": "list", "data": [{"id": self.model, "object": "model", "max_model_len": 1 << 20}]}
             self.transport.write(whole(json.dumps(models).encode()))
@@ -60,21 +67,21 @@ class Server(asyncio.Protocol):
             )
         elif path == b"/kv_snapshot":
             self.transport.write(whole(b"{}", b"404 Not Found"))
-        elif stream:
+        elif event:
             self.transport.write(STREAM)
-            self.chunk(CHUNKS)
+            self.chunk(b"%x\r\n%s\r\n" % (len(event), event), CHUNKS)
         else:
             self.transport.write(whole(ANSWER))
 
-    def chunk(self, left: int) -> None:
-        """The next event, and a timer for the one after it."""
+    def chunk(self, chunk: bytes, left: int) -> None:
+        """The next one, and a timer for the one after it."""
         if self.transport.is_closing():
             return
-        self.transport.write(b"%x\r\n%s\r\n" % (len(CHUNK), CHUNK))
+        self.transport.write(chunk)
         if left == 1:
             self.transport.write(b"0\r\n\r\n")
         else:
-            asyncio.get_running_loop().call_later(INTERVAL_S, self.chunk, left - 1)
+            asyncio.get_running_loop().call_later(INTERVAL_S, self.chunk, chunk, left - 1)
 
 
 async def main(port: int) -> None:

@@ -156,7 +156,8 @@ class Continuation:
             self._ids.append(ids)
         event = event[:start] + event[end + 1 :]
         self.finished = self.finished or _FINISH in event
-        return b"" if self.has_text and any(mark in event for mark in NO_TEXT) else event
+        has_none = NO_TEXT[0] in event or NO_TEXT[1] in event
+        return b"" if has_none and self.has_text else event
 
 
 def split_engine_death(events: bytes) -> tuple[bytes, bool]:
