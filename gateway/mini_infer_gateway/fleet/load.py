@@ -5,7 +5,7 @@ the same number. An endpoint that never reported is judged by what we have in fl
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from mini_infer_contract.events import LoadReport
@@ -38,12 +38,35 @@ class InFlight:
     """Its first byte came, so its prompt is computed."""
 
 
+@dataclass(slots=True)
+class _Ours:
+    """Our own requests at one endpoint."""
+
+    flights: set[InFlight] = field(default_factory=set)
+    queued_tokens: int = 0
+    """Uncached ones of those whose first byte has not come."""
+
+    def add(self, flight: InFlight) -> None:
+        self.flights.add(flight)
+        self.queued_tokens += flight.uncached_tokens
+
+    def answered(self, flight: InFlight) -> None:
+        if flight in self.flights and not flight.answered:
+            self.queued_tokens -= flight.uncached_tokens
+        flight.answered = True
+
+    def remove(self, flight: InFlight) -> None:
+        if flight in self.flights:
+            self.flights.remove(flight)
+            self.queued_tokens -= 0 if flight.answered else flight.uncached_tokens
+
+
 class LoadLedger:
     """Reports and requests in flight of all endpoints."""
 
     def __init__(self) -> None:
         self._reports: dict[str, LoadReport] = {}
-        self._in_flight: dict[str, set[InFlight]] = {}
+        self._ours: dict[str, _Ours] = {}
         self._loads: dict[str, Load] = {}
         """What `load` has worked out and nothing has changed since."""
         self._unreported: dict[str, dict[str, list[InFlight]]] = {}
@@ -54,23 +77,24 @@ class LoadLedger:
     def start(self, endpoint: str, request_id: str, uncached_tokens: int) -> InFlight:
         """Counts a request from the decision on, before the endpoint can know of it."""
         flight = InFlight(endpoint, request_id, uncached_tokens)
-        self._in_flight.setdefault(endpoint, set()).add(flight)
+        self._ours.setdefault(endpoint, _Ours()).add(flight)
         self._unreported.setdefault(endpoint, {}).setdefault(request_id, []).append(flight)
         self._loads.pop(endpoint, None)
         return flight
 
     def answered(self, flight: InFlight) -> None:
         """Its first byte came: its prompt is computed."""
-        flight.answered = True
+        if ours := self._ours.get(flight.endpoint):
+            ours.answered(flight)
         self._loads.pop(flight.endpoint, None)
 
     def finish(self, flight: InFlight) -> None:
         """Forgets a request that ended, however it ended."""
         self._loads.pop(flight.endpoint, None)
-        self._in_flight.get(flight.endpoint, set()).discard(flight)
-        unreported = self._unreported.get(flight.endpoint, {})
-        same_id = unreported.get(flight.request_id, [])
-        if flight in same_id:
+        if ours := self._ours.get(flight.endpoint):
+            ours.remove(flight)
+        unreported = self._unreported.get(flight.endpoint)
+        if unreported and (same_id := unreported.get(flight.request_id)) and flight in same_id:
             same_id.remove(flight)
             if not same_id:
                 del unreported[flight.request_id]
@@ -97,12 +121,13 @@ class LoadLedger:
         """The endpoint is gone; requests still in flight there end by themselves."""
         self._loads.pop(endpoint, None)
         self._reports.pop(endpoint, None)
-        self._in_flight.pop(endpoint, None)
+        self._ours.pop(endpoint, None)
         self._unreported.pop(endpoint, None)
 
     def in_flight(self, endpoint: str) -> int:
         """Our own requests there."""
-        return len(self._in_flight.get(endpoint, ()))
+        ours = self._ours.get(endpoint)
+        return len(ours.flights) if ours else 0
 
     def load(self, endpoint: str) -> Load:
         """What is known now."""
@@ -120,9 +145,8 @@ class LoadLedger:
     def _summed(self, endpoint: str) -> Load:
         report = self._reports.get(endpoint)
         if report is None:
-            flights = self._in_flight.get(endpoint, set())
-            queued = sum(flight.uncached_tokens for flight in flights if not flight.answered)
-            return Load(running=len(flights), waiting=0, queued_tokens=queued, kv_usage=0.0, reported=False)
+            ours = self._ours.get(endpoint, _Ours())
+            return Load(len(ours.flights), 0, ours.queued_tokens, kv_usage=0.0, reported=False)
         unreported = [flight for same_id in self._unreported.get(endpoint, {}).values() for flight in same_id]
         return Load(
             running=report.running + len(unreported),

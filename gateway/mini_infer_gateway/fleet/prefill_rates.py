@@ -53,20 +53,25 @@ class PrefillRates:
 
     def tokens_per_s(self, endpoint: str) -> float:
         """Of this endpoint if it differs from the others, else of all together."""
-        return self.all_tokens_per_s((endpoint,))[0]
+        fleet = self._fleet
+        own = self._own(endpoint, fleet)
+        return _bounded(fleet if fleet * (1.0 - ALIKE) <= own <= fleet * (1.0 + ALIKE) else own)
 
     def all_tokens_per_s(self, endpoints: Sequence[str]) -> list[float]:
         """The same of several."""
-        fleet = self._mean_told or self._tokens / self._seconds
-        if self._told:
-            own = [self._told.get(endpoint, fleet) for endpoint in endpoints]
-        else:
-            own = [self._own(endpoint, fleet) for endpoint in endpoints]
-        least, most, bounded = fleet * (1.0 - ALIKE), fleet * (1.0 + ALIKE), min(FASTEST, max(SLOWEST, fleet))
-        return [bounded if least <= rate <= most else min(FASTEST, max(SLOWEST, rate)) for rate in own]
+        fleet = self._fleet
+        own = [self._own(endpoint, fleet) for endpoint in endpoints]
+        least, most, bounded = fleet * (1.0 - ALIKE), fleet * (1.0 + ALIKE), _bounded(fleet)
+        return [bounded if least <= rate <= most else _bounded(rate) for rate in own]
+
+    @property
+    def _fleet(self) -> float:
+        return self._mean_told or self._tokens / self._seconds
 
     def _own(self, endpoint: str, fleet: float) -> float:
-        """By its own observations, with a rate of all that weighs as much as FLEET_TOKENS."""
+        """As it tells, or by its own observations, with a rate of all that weighs as much as FLEET_TOKENS."""
+        if self._told:
+            return self._told.get(endpoint, fleet)
         if own := self._observed.get(endpoint):
             return (own.tokens + FLEET_TOKENS) / (own.seconds + FLEET_TOKENS / fleet)
         return fleet
@@ -102,3 +107,7 @@ class PrefillRates:
             own.add(tokens, took_s)
             self._tokens += own.tokens - before[0]
             self._seconds += own.seconds - before[1]
+
+
+def _bounded(rate: float) -> float:
+    return min(FASTEST, max(SLOWEST, rate))

@@ -188,7 +188,7 @@ class FlowController:
             self._rates.keep(known)
             self._transfers.keep(known)
             self._queue.keep(known)
-            if self._backlog.depths():
+            if self._backlog:
                 self.look_once(known)
 
     def look_once(self, names: Sequence[str]) -> None:
@@ -206,7 +206,7 @@ class FlowController:
             self._queue.pump(idle[next(self._turns) % len(idle)], now_s)
 
     def _pump(self, endpoint: str) -> None:
-        if self._backlog.depths():
+        if self._backlog:
             self._queue.pump(endpoint, self._clock())
 
     def _too_late(self, waiter: Waiter) -> None:

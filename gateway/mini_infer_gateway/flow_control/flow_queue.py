@@ -17,7 +17,7 @@ from typing import Protocol
 from mini_infer_gateway.fleet.backlog import Backlog, Entry
 from mini_infer_gateway.fleet.load import Load
 from mini_infer_gateway.fleet.prefill_rates import PrefillRates
-from mini_infer_gateway.flow_control.room import Window, has_room
+from mini_infer_gateway.flow_control.room import FIRST_WINDOW_S, Window, has_room
 from mini_infer_gateway.flow_control.wait_prediction import WaitPrediction, retry_after_s
 from mini_infer_gateway.routing.base import Decision, RoutingRequest
 
@@ -133,8 +133,9 @@ class FlowQueue:
         return self._backlog.depth(pool)
 
     def _has_room(self, endpoint: str) -> bool:
-        window = self._windows.get(endpoint) or Window()
-        return has_room(self._outlet.load(endpoint), self._rates.tokens_per_s(endpoint), window.seconds)
+        window = self._windows.get(endpoint)
+        window_s = window.seconds if window else FIRST_WINDOW_S
+        return has_room(self._outlet.load(endpoint), self._rates.tokens_per_s(endpoint), window_s)
 
     def _full(self, entry: QueuedRequest, decision: Decision) -> str | None:
         """Of the endpoints that it needs the first without room for it; None: it may go."""
@@ -198,7 +199,10 @@ class FlowQueue:
         return self._prediction(entry.pool).seconds(sum(requests for requests, _ in ahead), otherwise_s)
 
     def _prediction(self, pool: str) -> WaitPrediction:
-        return self._predictions.setdefault(pool, WaitPrediction())
+        known = self._predictions.get(pool)
+        if known is None:
+            known = self._predictions[pool] = WaitPrediction()
+        return known
 
 
 def _uncached(entry: QueuedRequest, decision: Decision, endpoint: str) -> int:

@@ -21,7 +21,7 @@ _HOP_BY_HOP = frozenset(
         b"upgrade",
     )
 )
-_REQUEST_OWN = frozenset((b"host", b"content-length", b"content-encoding", b"expect"))
+_REQUEST_OWN = frozenset((b"host", b"content-length", b"content-encoding", b"expect", REQUEST_ID_HEADER.encode()))
 """Written anew for the connection to the endpoint, which gets bodies without compression."""
 _CREDENTIALS = frozenset((b"authorization", b"x-api-key", b"cookie"))
 """A client's proof towards the gateway, not towards every pod that a namespace may start."""

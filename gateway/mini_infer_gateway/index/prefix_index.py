@@ -138,13 +138,13 @@ class PrefixIndex:
     def guess(self, endpoint: str, keys: Sequence[bytes], expires_s: float) -> None:
         """A prompt with these keys was just sent there: they count as held until `expires_s`, or until an event."""
         holdings = self._holdings(endpoint)
-        before = holdings.size()
         held = holdings.blocks.touch(Lookup(keys))
         if held < len(keys):
+            before = len(holdings.guesses)
             holdings.guesses.add(keys, held, expires_s)
-        added = holdings.size() - before
-        self._total += added
-        self._trim(added)
+            added = len(holdings.guesses) - before
+            self._total += added
+            self._trim(added)
 
     def mark_stale(self, endpoint: str, until_s: float) -> None:
         """Events stopped while the endpoint lives: what they said counts until then, or until `clear`."""

@@ -209,9 +209,9 @@ class Generate:
         held: HeldBody,
     ) -> _Call:
         settings, request_id = self._settings, scope["request_id"]
-        headers = [(name, value) for name, value in scope["headers"] if name != _REQUEST_ID]
-        passed = [header for header in headers if header[0] in row.own_headers]
-        headers = [*to_endpoint(headers, settings.forward_authorization), *passed, (_REQUEST_ID, request_id.encode())]
+        headers = to_endpoint(scope["headers"], settings.forward_authorization)
+        headers += [header for header in scope["headers"] if header[0] in row.own_headers]
+        headers.append((_REQUEST_ID, request_id.encode()))
         target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
         keepalive_s = settings.sse_keepalive_s if row.generates and fields.get("stream") is True else 0.0
         keepalive = KeepAlive(send, keepalive_s)

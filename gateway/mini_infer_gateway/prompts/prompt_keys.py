@@ -4,8 +4,7 @@ Token ids are exactly the engine's: the text is rendered whole each time, and wh
 tokenised from the same characters. Knows no threads and no sockets.
 """
 
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from mini_infer_contract.api_errors import ApiError, context_length
@@ -79,37 +78,41 @@ def key_steps(
 ) -> Steps:
     """The keys of a body's prompts; without an encoder those of token ids alone.
 
-    ApiError 400: see contract.prompt, or a prompt has more than `max_tokens`.
+    ApiError 400: see contract.prompt, or a prompt has more than `max_tokens`. One that says of no field what is wrong
+    is one of the prompt, as at an engine.
     """
-    with _naming_the_field(body):
-        if (kept := body.get("truncate_prompt_tokens")) is not None:
-            # Of a prompt of any length the engine keeps an end that no cache is known to have.
-            return PromptKeys(kept if isinstance(kept, int) and kept > 0 else 0, ())
-        salt = body.get("cache_salt")
-        root = prompt_root(salt=salt if isinstance(salt, str) else "")
-        tokens, chains = 0, []
-        for prompt in completion_prompts(body) if encoder is None else read(encoder, body):
-            if isinstance(prompt, PromptText):
-                if encoder is None:
-                    raise ApiError(400, "a text, for a server without a tokenizer")
-                _check_length(encoder, prompt.text, max_tokens)
-                count, chain = yield from _text_steps(encoder, remembered, prompt, root, max_tokens)
-            else:
-                _check_tokens(len(prompt), max_tokens)
-                count, chain = len(prompt), block_keys(prompt, root)
-            tokens += count
-            chains.append(chain)
-        return PromptKeys(tokens, tuple(chains))
-
-
-@contextmanager
-def _naming_the_field(body: dict[str, Any]) -> Iterator[None]:
-    """An error that says of no field what is wrong is one of the prompt, as at an engine."""
     try:
-        yield
+        return (yield from _key_steps(encoder, remembered, read, body, max_tokens))
     except ApiError as error:
         error.param = error.param or next((name for name in ("messages", "prompt", "input") if name in body), None)
         raise
+
+
+def _key_steps(
+    encoder: PromptEncoder | None,
+    remembered: RememberedPrompts,
+    read: PromptReader,
+    body: dict[str, Any],
+    max_tokens: int | None,
+) -> Steps:
+    if (kept := body.get("truncate_prompt_tokens")) is not None:
+        # Of a prompt of any length the engine keeps an end that no cache is known to have.
+        return PromptKeys(kept if isinstance(kept, int) and kept > 0 else 0, ())
+    salt = body.get("cache_salt")
+    root = prompt_root(salt=salt if isinstance(salt, str) else "")
+    tokens, chains = 0, []
+    for prompt in completion_prompts(body) if encoder is None else read(encoder, body):
+        if isinstance(prompt, PromptText):
+            if encoder is None:
+                raise ApiError(400, "a text, for a server without a tokenizer")
+            _check_length(encoder, prompt.text, max_tokens)
+            count, chain = yield from _text_steps(encoder, remembered, prompt, root, max_tokens)
+        else:
+            _check_tokens(len(prompt), max_tokens)
+            count, chain = len(prompt), block_keys(prompt, root)
+        tokens += count
+        chains.append(chain)
+    return PromptKeys(tokens, tuple(chains))
 
 
 def _text_steps(

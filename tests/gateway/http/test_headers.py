@@ -18,6 +18,7 @@ PLAIN: Headers = [(b"content-type", b"application/json"), (b"traceparent", b"00-
         (b"expect", b"100-continue"),
         (b"cookie", b"session=1"),
         (b"authorization", b"Bearer k"),
+        (b"x-request-id", b"the client's"),
         (b"x-mini-infer-draining", b"true"),
     ],
 )
