@@ -22,13 +22,14 @@ class AttemptRecord:
         self._state, self._request, self._clock = state, request, clock
         self._generation = state.breaker.started()
         self.started_s = clock()
-        self.judged = False
+        self.judged = self._streams = False
         state.waiting[request] = self.started_s
 
     def byte(self) -> None:
         """Something of the answer came."""
         self._state.byte_s = self._clock()
-        if self._request.can_resume:
+        if not self._streams and self._request.can_resume:
+            self._streams = True
             self._state.streaming.add(self._request)
 
     def first_byte(self, status: int) -> None:

@@ -44,7 +44,7 @@ def without_comments(events: bytes) -> bytes:
 
 def may_have_error(events: bytes) -> bool:
     """False: `has_error` is False, which is nearly always so."""
-    return _ERRORS[0] in events or _ERRORS[1] in events
+    return b"error" in events and any(mark in events for mark in _ERRORS)
 
 
 def has_error(events: bytes) -> bool:

@@ -381,10 +381,17 @@ class Response(asyncio.Protocol):
 
 def _lone_chunk(data: bytes) -> bytes:
     """The bytes of the one chunk that `data` is; b"": it is more or less than that, or written in another way."""
-    end = data.find(b"\r\n", 0, LONGEST_SIZE)
-    size = len(data) - end - 4
-    if end > 0 and size > 0 and data.endswith(b"\r\n") and data.startswith(b"%x\r\n" % size):
-        return data[end + 2 : -2]
+    line = _size_line(len(data))
+    return data[len(line) : -2] if line and data.startswith(line) and data.endswith(b"\r\n") else b""
+
+
+@lru_cache(maxsize=1024)
+def _size_line(length: int) -> bytes:
+    """The first line of a chunk that has so many bytes with it and with the line end behind; b"": none has."""
+    for digits in range(1, LONGEST_SIZE - 1):
+        size = length - digits - 4
+        if size > 0 and len(line := b"%x\r\n" % size) == digits + 2:
+            return line
     return b""
 
 

@@ -9,6 +9,8 @@ from itertools import pairwise
 from random import Random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mini_infer_gateway.http.upstream import (
     BrokenConnectionError,
@@ -17,6 +19,7 @@ from mini_infer_gateway.http.upstream import (
     Response,
     Upstream,
     UpstreamTimeoutError,
+    _lone_chunk,
     address_of,
 )
 from tests.support.running_gateway import until
@@ -227,3 +230,18 @@ async def test_chunks_come_out_whole_however_they_are_cut(seed: int) -> None:
     response.data_received(b"0\r\n\r\n")
     assert await pump is False
     assert b"".join(got) == b"".join(wanted)
+
+
+@given(st.binary(min_size=1, max_size=5000), st.binary(max_size=3))
+def test_a_lone_chunk_is_told_from_all_else(body: bytes, more: bytes) -> None:
+    """Of each length, also where the size has one digit more than that of the chunk one byte shorter."""
+    chunk = b"%x\r\n%b\r\n" % (len(body), body)
+    assert _lone_chunk(chunk) == body
+    for other in (chunk + more, chunk[:-1], chunk[1:], b"0" + chunk, chunk + b"0\r\n\r\n", b"0\r\n\r\n", b""):
+        assert other == chunk or _lone_chunk(other) == b""
+
+
+@pytest.mark.parametrize("size", [1, 15, 16, 17, 255, 256, 257, 4095, 4096, 65535, 65536, 1 << 20])
+def test_a_lone_chunk_may_have_any_length(size: int) -> None:
+    assert _lone_chunk(b"%x\r\n%b\r\n" % (size, b"x" * size)) == b"x" * size
+    assert _lone_chunk(b"%x\r\n%b\r\n" % (size + 1, b"x" * size)) == b""
