@@ -3,7 +3,8 @@
 # benchmarks beside the peer where it is present. Leaves log.txt and a JSON of each stage in a folder, at most 8 files.
 # usage: benchmarks/gpu_run.sh [STAGE...]    default: tests serving offline interference memory ablations attention
 #   on two GPUs: tp_tests (TP_CHOSEN="bfloat16 or experts", TP_WORKERS=3 at a time) tp_tune tensor_parallel (TP_MODELS=a,b; FLAGS=--all-reduce: that alone)
-#   pipeline_parallel (PP_MODELS=a,b PP_KINDS="one GPU,two ranks,whole experts") kv_tests kv_transfer disaggregation data_parallel
+#   pipeline_parallel (PP_MODELS=a,b PP_KINDS="one GPU,two ranks,whole experts") kv_tests kv_disturbances (both on one GPU, too: KV_TEST_GPUS=0,0)
+#   kv_transfer disaggregation data_parallel
 #   more stages: routing_engines (four engines of 0.6B on one GPU, the Mooncake trace) startup products structured speculation logprobs beams quantization (SCHEMES=bf16,int8,fp8,int4 DISABLE=large_m_gemm) quantized_products (ROWS=256,512) grouped_products (FLAGS='--only bf16,W8A8,blocks') precision kv_dtype;
 #   soak (starts ten gentle minutes in the background, which wait while others measure; each
 #   later call fetches what it has found), soaked (stays until it ends)
@@ -15,7 +16,7 @@
 #   PEER_START_S=180     with less left, no peer is started for the first time
 #   COMMIT=abc1234       of what is measured, where this folder does not know
 #   GPU_DIR=.gpu         what pack_gpu.sh made; not needed where all packages are installed
-#   GPU_NIXL_DIR=.gpu-nixl   what pack_gpu.sh --nixl made: needed by kv_transfer, disaggregation and kv_tests
+#   GPU_NIXL_DIR=.gpu-nixl   what pack_gpu.sh --nixl made: needed by kv_transfer, disaggregation, kv_tests and kv_disturbances
 #   PEER_SITE=DIR        a folder of the peer's packages, if it is not installed
 #   PEER_PARTS=DIR       or parts p1, p2, p3 of which unpack.sh in p1 makes that folder; each may come in a call of its own
 #   SITE=/tmp/mini-infer-site   where things are unpacked, once; later calls add their models to offline.json there, and
@@ -114,7 +115,9 @@ for name in sys.argv[2].split(','): print('--model', model_folder(name, Path(sys
   logprobs) benchmark logprobs --models "${LOGPROBS_MODELS:-qwen3-0.6b,qwen2.5-7b}" ;;
   beams) benchmark beam_search --models "${LOGPROBS_MODELS:-qwen3-0.6b,qwen2.5-7b}" ;;
   structured) PYTHONPATH="$PWD:$PYTHONPATH" benchmark structured_output --parts host,device --model "${models%%,*}" ;;
-  kv_tests) OMP_NUM_THREADS=2 stage kv_tests "$python" -m pytest -m gpu2 tests/gpu2 -k kv -q -rfE -p no:cacheprovider ;;
+  kv_tests) OMP_NUM_THREADS=2 stage kv_tests "$python" -m pytest -m gpu2 tests/gpu2 -k "kv and not many_times" -q -rfE -p no:cacheprovider ;;
+  kv_disturbances) # four pairs at a time, TRANSFER_DISTURBANCES each
+    OMP_NUM_THREADS=2 TRANSFER_DISTURBANCES=${TRANSFER_DISTURBANCES:-50} stage kv_disturbances "$python" -m pytest -n 4 -m gpu2 tests/gpu2 -k many_times -q -rfE -p no:cacheprovider ;;
   kv_transfer) benchmark kv_transfer ;;
   data_parallel) CACHES=$site/caches benchmark data_parallel --model "${models%%,*}" --size "${SIZE:-2}" ;; # SIZE: of so many GPUs
   routing_engines) CACHES=$site/caches benchmark routing_engines ;; # MINI_INFER_MOONCAKE_TRACE: the trace's file, where it is not beside the checkout

@@ -1,9 +1,14 @@
-"""Keys and values between engines on two GPUs of one host, by NIXL: the same text, and nothing lost where one dies."""
+"""Keys and values between engines on two GPUs of one host, by NIXL: the same text, and nothing lost where one dies.
+
+KV_TEST_GPUS=0,0 puts both sides on one GPU, where there is no other; what needs two is left out then.
+TRANSFER_DISTURBANCES=50 does so much to each of four pairs at random moments: with `-n 4` at the same time.
+"""
 
 import asyncio
 import os
 import random
 import signal
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -13,16 +18,20 @@ import httpx
 import pytest
 
 from mini_infer_contract.launch import FETCH_FROM_HEADER, PREFILL_FROM_HEADER
-from tests.engine.server.dry_server import EngineServer, free_port, wait_until
+from tests.engine.server.dry_server import free_port, wait_until
+from tests.support.transfer_sides import PATH, RECEIVED, Pair, TransferSide, disturb
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("nixl_cu13", reason="without NIXL nothing moves: pip install nixl-cu13")
+GPUS = os.environ.get("KV_TEST_GPUS", "0,1").split(",")
+"""Of the prefill side and of the decode side."""
 pytestmark = [
     pytest.mark.gpu2,
-    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two NVIDIA GPUs of one host"),
+    pytest.mark.skipif(
+        torch.cuda.device_count() < len(set(GPUS)), reason="needs two GPUs of one host: see KV_TEST_GPUS"
+    ),
 ]
 
-PATH = "/v1/completions"
 FLAGS = (
     "demo",
     "--dtype",
@@ -38,26 +47,17 @@ START_S = 150.0
 dice = random.Random(0)
 
 
-class GpuSide(EngineServer):
+class GpuSide(TransferSide):
     """An engine on a GPU of its own, or on several."""
 
-    def __init__(self, role: str, gpus: str, *more: str) -> None:
-        port = free_port()
-        self.address = f"tcp://127.0.0.1:{port}"
-        flags = (*FLAGS, "--role", role, "--transfer-port", str(port), *more)
+    def __init__(self, role: str, gpus: str, *more: str, port: int | None = None) -> None:
+        self.transfer_port = free_port() if port is None else port
+        flags = (*FLAGS, "--role", role, "--transfer-port", str(self.transfer_port), *more)
         super().__init__(*flags, variables={"CUDA_VISIBLE_DEVICES": gpus}, limit_s=START_S)
-
-    def labelled(self, series: str) -> float:
-        lines = self.client.get("/metrics").text.splitlines()
-        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(series))
 
     @property
     def received(self) -> float:
-        return self.labelled('mini_infer_engine_kv_transfers_total{direction="received"}')
-
-    @property
-    def fallbacks(self) -> float:
-        return self.labelled("mini_infer_engine_kv_transfer_fallbacks_total")
+        return self.labelled(RECEIVED)
 
     def wait_for_received(self, count: float) -> None:
         """Until /metrics has this count, which comes with a load report: later than the answer."""
@@ -66,10 +66,6 @@ class GpuSide(EngineServer):
         except AssertionError:
             pytest.fail(f"{self.received} transfers were received, not {count}: {self.text_of_log[-2000:]}")
         assert self.received == count
-
-    def is_at_rest(self) -> bool:
-        pins = self.labelled("mini_infer_engine_kv_transfer_pinned_pages")
-        return pins + self.labelled("mini_infer_engine_kv_usage_ratio") == 0
 
 
 @contextmanager
@@ -89,7 +85,7 @@ def started(asked: dict[str, tuple[str, ...]]) -> Iterator[dict[str, GpuSide]]:
 
 @pytest.fixture(scope="module")
 def sides() -> Iterator[dict[str, GpuSide]]:
-    with started({"prefill": ("prefill", "0"), "decode": ("decode", "1")}) as made:
+    with started({"prefill": ("prefill", GPUS[0]), "decode": ("decode", GPUS[1])}) as made:
         yield made
 
 
@@ -106,10 +102,10 @@ def unlike() -> Iterator[dict[str, GpuSide]]:
     """A pair whose keys and values go through pinned memory, and one of two dtypes."""
     host = ("--kv-transport", "nixl-host")
     asked = {
-        "prefill": ("prefill", "0", *host),
-        "decode": ("decode", "1", *host),
-        "coarse prefill": ("prefill", "0", "--dtype", "bfloat16"),
-        "exact decode": ("decode", "1"),
+        "prefill": ("prefill", GPUS[0], *host),
+        "decode": ("decode", GPUS[1], *host),
+        "coarse prefill": ("prefill", GPUS[0], "--dtype", "bfloat16"),
+        "exact decode": ("decode", GPUS[1]),
     }
     with started(asked) as made:
         yield made
@@ -156,29 +152,30 @@ def test_kept_and_fetched_prompts_give_the_same_text(sides: dict[str, GpuSide]) 
     wait_until(prefill.is_at_rest)
 
 
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="groups have a rank on each of two GPUs")
 @pytest.mark.parametrize("giver", ["prefill", "alone"])
 @pytest.mark.parametrize("num_tokens", [300, 700])
 def test_a_group_takes_what_a_group_or_one_engine_gives(
     groups: dict[str, GpuSide], giver: str, num_tokens: int
 ) -> None:
     prefill, decode = groups[giver], groups["decode"]
-    token_ids, received, fallbacks = prompt(num_tokens), decode.received, decode.fallbacks
+    token_ids, received, fallbacks = prompt(num_tokens), decode.received, decode.fallbacks()
     own = ask(decode, token_ids, cache_salt="own")
     assert ask(decode, token_ids, {PREFILL_FROM_HEADER: prefill.address}) == own
     wait_until(prefill.is_at_rest)
     wait_until(decode.is_at_rest)
     decode.wait_for_received(received + 1)
-    assert decode.fallbacks == fallbacks, decode.text_of_log[-2000:]
+    assert decode.fallbacks() == fallbacks, decode.text_of_log[-2000:]
 
 
 @pytest.mark.parametrize("num_tokens", [300, 3000])
 def test_text_is_the_same_through_pinned_memory(unlike: dict[str, GpuSide], num_tokens: int) -> None:
     prefill, decode = unlike["prefill"], unlike["decode"]
-    token_ids, received, fallbacks = prompt(num_tokens), decode.received, decode.fallbacks
+    token_ids, received, fallbacks = prompt(num_tokens), decode.received, decode.fallbacks()
     own = ask(decode, token_ids, cache_salt="own")
     assert ask(decode, token_ids, {PREFILL_FROM_HEADER: prefill.address}) == own
     decode.wait_for_received(received + 1)
-    assert decode.fallbacks == fallbacks, decode.text_of_log[-2000:]
+    assert decode.fallbacks() == fallbacks, decode.text_of_log[-2000:]
     cached = prompt(num_tokens)
     ask(prefill, cached)  # it is fetched, or computed where that is cheaper
     assert ask(decode, cached, {FETCH_FROM_HEADER: prefill.address}) == ask(decode, cached, cache_salt="own")
@@ -188,11 +185,11 @@ def test_text_is_the_same_through_pinned_memory(unlike: dict[str, GpuSide], num_
 
 def test_pages_of_another_dtype_are_converted(unlike: dict[str, GpuSide]) -> None:
     prefill, decode = unlike["coarse prefill"], unlike["exact decode"]
-    received, fallbacks = decode.received, decode.fallbacks
+    received, fallbacks = decode.received, decode.fallbacks()
     assert ask(decode, prompt(1500), {PREFILL_FROM_HEADER: prefill.address})
     wait_until(prefill.is_at_rest)
     decode.wait_for_received(received + 1)
-    assert decode.fallbacks == fallbacks, decode.text_of_log[-2000:]
+    assert decode.fallbacks() == fallbacks, decode.text_of_log[-2000:]
 
 
 async def _ask_all(decode: GpuSide, prompts: list[list[int]], address: str) -> list[str]:
@@ -229,7 +226,7 @@ def test_a_prefill_engine_that_stops_costs_time_and_nothing_else(sides: dict[str
 
 def test_last_a_prefill_engine_that_dies_is_a_fall_back(sides: dict[str, GpuSide]) -> None:
     prefill, decode = sides["prefill"], sides["decode"]
-    prompts, before = [prompt(2500) for _ in range(4)], decode.fallbacks
+    prompts, before = [prompt(2500) for _ in range(4)], decode.fallbacks()
 
     async def killed() -> list[str]:
         asked = asyncio.create_task(_ask_all(decode, prompts, prefill.address))
@@ -239,5 +236,21 @@ def test_last_a_prefill_engine_that_dies_is_a_fall_back(sides: dict[str, GpuSide
 
     assert len(asyncio.run(killed())) == 4
     assert ask(decode, prompt(600), {PREFILL_FROM_HEADER: prefill.address})
-    assert decode.fallbacks > before
+    assert decode.fallbacks() > before
     wait_until(decode.is_at_rest, 30)
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.skipif("TRANSFER_DISTURBANCES" not in os.environ, reason="takes minutes: TRANSFER_DISTURBANCES=50")
+@pytest.mark.parametrize("pair", [1, 2])
+@pytest.mark.parametrize("more", [(), ("--kv-transport", "nixl-host")], ids=["direct", "staged"])
+def test_many_times_at_random_moments(more: tuple[str, ...], pair: int) -> None:
+    """Most often sides are stopped or cut off: one that is killed takes ten seconds to start again."""
+    hows = (*Pair.HOWS, *(Pair.HOWS[2:] * 3))
+
+    def make(role: str, port: int | None) -> GpuSide:
+        gpu = GPUS[0] if role == "prefill" else GPUS[1]
+        return GpuSide(role, gpu, "--kv-transfer-lease", "1", *more, port=port)
+
+    between = Pair(random.Random(time.time_ns() + pair), make, within_s=0.05)
+    disturb(between, int(os.environ["TRANSFER_DISTURBANCES"]), words=(150, 450), hows=hows)

@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import os
 import random
-import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,53 +20,17 @@ import pytest
 
 from mini_infer_contract.launch import FETCH_FROM_HEADER, KV_FALLBACK_HEADER, PREFILL_FROM_HEADER
 from tests.engine.server.dry_server import DryServer, EngineServer, free_port, wait_until
-from tests.support.cut_link import CutLink
 from tests.support.tiny_models import DEEPSEEK, save_tiny_model_with_text
-
-PATH = "/v1/completions"
-PINNED = "mini_infer_engine_kv_transfer_pinned_pages"
-LEASES = "mini_infer_engine_kv_transfer_open_leases"
-RECEIVED = 'mini_infer_engine_kv_transfers_total{direction="received"}'
-USAGE = "mini_infer_engine_kv_usage_ratio"
-_numbers = iter(range(10**6))
+from tests.support.transfer_sides import PATH, RECEIVED, Counted, Pair, TransferSide, ask_all, disturb, new_prompt
 
 
-class Counted(EngineServer):
-    """What an engine tells of its transfers."""
-
-    def labelled(self, series: str) -> float:
-        lines = self.client.get("/metrics").text.splitlines()
-        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(series))
-
-    def fallbacks(self, reason: str = "") -> float:
-        label = f'{{reason="{reason}"}}' if reason else ""
-        return self.labelled(f"mini_infer_engine_kv_transfer_fallbacks_total{label}")
-
-    @property
-    def arrived(self) -> float:
-        """Prompts that came from elsewhere, or were on their way for too long, as happens on a machine that is busy."""
-        return self.labelled(RECEIVED) + self.fallbacks("late")
-
-    def is_at_rest(self) -> bool:
-        return self.metric(PINNED) == 0 and self.metric(LEASES) == 0 and self.metric(USAGE) == 0
-
-
-class Side(Counted, DryServer):
+class Side(TransferSide, DryServer):
     """An engine with a transfer port and a pretended model."""
 
     def __init__(self, role: str, *flags: str, port: int | None = None) -> None:
         self.transfer_port = free_port() if port is None else port
         self.flags = (role, *flags)
         super().__init__("--role", role, "--transfer-port", str(self.transfer_port), *flags)
-
-    @property
-    def address(self) -> str:
-        return f"tcp://127.0.0.1:{self.transfer_port}"
-
-    def kill(self) -> None:
-        os.kill(self.core_pid, signal.SIGKILL)
-        self.process.kill()
-        self.process.wait()
 
 
 @pytest.fixture(scope="module")
@@ -80,12 +43,6 @@ def prefill() -> Iterator[Side]:
 def decode() -> Iterator[Side]:
     with Side("decode", "--kv-transfer-lease", "2") as side:
         yield side
-
-
-def new_prompt(num_words: int = 60) -> str:
-    """One that no engine has in its cache, not even its beginning."""
-    number = next(_numbers)
-    return f"{number:06d} is what this prompt is about. " + " ".join(f"word{number + n}" for n in range(num_words))
 
 
 def ask(side: EngineServer, prompt: str, headers: dict[str, str] | None = None, **more: Any) -> dict[str, Any]:
@@ -333,99 +290,13 @@ def test_what_nobody_comes_for_is_let_go() -> None:
         wait_until(prefill.is_at_rest)
 
 
-async def _ask_all(decode: Side, prompts: list[str], address: str = "") -> list[str]:
-    """What is said to each, computed at `address` or by itself; empty where the decode engine has died."""
-    async with httpx.AsyncClient(base_url=decode.url, timeout=60) as client:
-
-        async def one(prompt: str) -> str:
-            body = {"prompt": prompt, "max_tokens": 24, "temperature": 0, "cache_salt": address or "own"}
-            try:
-                answer = await client.post(PATH, json=body, headers={PREFILL_FROM_HEADER: address} if address else {})
-            except (httpx.NetworkError, httpx.RemoteProtocolError):
-                return ""
-            assert answer.status_code == 200, answer.text
-            return str(answer.json()["choices"][0]["text"])
-
-        return list(await asyncio.gather(*map(one, prompts)))
-
-
-class Pair:
-    """A prefill engine and a decode engine, and between them a link: what they say goes through it, pages do not."""
-
-    HOWS = ("kill prefill", "kill decode", "stop prefill", "stop decode", "hold up the link", "cut the link")
-
-    def __init__(self, draw: random.Random, flags: tuple[str, ...] = SLOW) -> None:
-        self.draw, self.flags = draw, flags
-        self.prefill, self.decode = Side("prefill", *flags), Side("decode", *flags)
-        self.link = CutLink(self.prefill.transfer_port)
-
-    async def disturbed(self, how: str, prompts: list[str]) -> list[str]:
-        """What is said to requests that begin before one side is killed, or stopped or cut off for a while."""
-        asked = asyncio.create_task(_ask_all(self.decode, prompts, f"tcp://127.0.0.1:{self.link.port}"))
-        await asyncio.sleep(self.draw.uniform(0, 0.4))
-        match how:
-            case "kill prefill":
-                self.prefill.kill()
-            case "kill decode":
-                self.decode.kill()
-            case "stop prefill":
-                return await self._stopped(self.prefill, asked, for_s=None)
-            case "stop decode":
-                return await self._stopped(self.decode, asked, for_s=self.draw.uniform(0.1, 2.0))
-            case "cut the link":
-                self.link.cut()
-            case "hold up the link":
-                self.link.hold_up()
-        return await asked
-
-    async def _stopped(self, side: Side, asked: "asyncio.Task[list[str]]", for_s: float | None) -> list[str]:
-        """`for_s` None: until all is answered."""
-        os.kill(side.core_pid, signal.SIGSTOP)
-        try:
-            if for_s is None:
-                return await asked
-            await asyncio.sleep(for_s)
-        finally:
-            os.kill(side.core_pid, signal.SIGCONT)
-        return await asked
-
-    def mend(self) -> None:
-        """Both are there and reach each other again."""
-        self.link.heal()
-        if self.prefill.process.poll() is not None:
-            self.prefill.__exit__(None, None, None)
-            self.prefill = Side("prefill", *self.flags, port=self.prefill.transfer_port)
-        if self.decode.process.poll() is not None:
-            self.decode.__exit__(None, None, None)
-            self.decode = Side("decode", *self.flags)
-
-    def close(self) -> None:
-        self.link.__exit__(None, None, None)
-        self.prefill.__exit__(None, None, None)
-        self.decode.__exit__(None, None, None)
-
-
-def disturb(rounds: int, seed: int, hows: tuple[str, ...] = Pair.HOWS, flags: tuple[str, ...] = SLOW) -> None:
-    """At random moments of transfers, each way in turn."""
-    draw = random.Random(seed)
-    pair = Pair(draw, flags)
-    with contextlib.closing(pair):
-        for number in range(rounds):
-            how = hows[number % len(hows)]
-            prompts = [new_prompt(draw.choice((80, 200))) for _ in range(3)]
-            own = asyncio.run(_ask_all(pair.decode, prompts))
-            said = asyncio.run(pair.disturbed(how, prompts))
-            if how == "kill decode":  # its clients are told that it is gone, and what it has said before that is right
-                assert all(text in ("", right) for text, right in zip(said, own, strict=True)), how
-            else:
-                assert said == own, how
-            pair.mend()
-            wait_until(pair.decode.is_at_rest)
-            wait_until(pair.prefill.is_at_rest)
+def slow_pair(seed: int, *flags: str) -> Pair:
+    """Pretended models with time to do something to them meanwhile."""
+    return Pair(random.Random(seed), lambda role, port: Side(role, *SLOW, *flags, port=port), within_s=0.4)
 
 
 def test_a_side_that_dies_or_stops_costs_time_and_nothing_else() -> None:
-    disturb(rounds=3, seed=2, hows=("kill prefill", "stop prefill", "hold up the link"))
+    disturb(slow_pair(2), 3, hows=("kill prefill", "stop prefill", "hold up the link"))
 
 
 STAGED = ("--kv-transport", "nixl-host", "--kv-staging-memory", "4096")
@@ -435,9 +306,9 @@ STAGED = ("--kv-transport", "nixl-host", "--kv-staging-memory", "4096")
 @pytest.mark.slow
 @pytest.mark.timeout(0)
 @pytest.mark.skipif("TRANSFER_DISTURBANCES" not in os.environ, reason="takes minutes: TRANSFER_DISTURBANCES=200")
-@pytest.mark.parametrize("flags", [SLOW, (*SLOW, *STAGED)], ids=["direct", "staged"])
+@pytest.mark.parametrize("flags", [(), STAGED], ids=["direct", "staged"])
 def test_two_hundred_times(flags: tuple[str, ...]) -> None:
-    disturb(rounds=int(os.environ["TRANSFER_DISTURBANCES"]), seed=time.time_ns(), flags=flags)
+    disturb(slow_pair(time.time_ns(), *flags), int(os.environ["TRANSFER_DISTURBANCES"]))
 
 
 @pytest.fixture(scope="module")
@@ -453,8 +324,8 @@ def test_the_transport_that_was_asked_for_is_told(staged: tuple[Side, Side]) -> 
 def test_through_staging_buffers_prompts_come_whole(staged: tuple[Side, Side]) -> None:
     prefill, decode = staged
     prompts = [new_prompt(words) for words in (1, 60, 300, 300, 300, 300)]
-    own, before = asyncio.run(_ask_all(decode, prompts)), decode.arrived
-    assert asyncio.run(_ask_all(decode, prompts, prefill.address)) == own
+    own, before = asyncio.run(ask_all(decode, prompts)), decode.arrived
+    assert asyncio.run(ask_all(decode, prompts, prefill.address)) == own
     wait_until(lambda: decode.arrived >= before + len(prompts))
     assert decode.labelled(RECEIVED) > 0
     wait_until(prefill.is_at_rest)
@@ -484,7 +355,7 @@ def test_another_transport_is_refused(staged: tuple[Side, Side], decode: Side) -
 
 
 def test_a_side_that_dies_or_stops_while_it_stages_costs_time_and_nothing_else() -> None:
-    disturb(rounds=3, seed=3, hows=("kill prefill", "stop decode", "cut the link"), flags=(*SLOW, *STAGED))
+    disturb(slow_pair(3, *STAGED), 3, hows=("kill prefill", "stop decode", "cut the link"))
 
 
 @pytest.mark.slow
