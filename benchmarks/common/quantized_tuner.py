@@ -26,7 +26,7 @@ from mini_infer_engine.kernels.gemm.gemm_config import (
     portable_block_m,
 )
 from mini_infer_engine.kernels.gemm.gemm_dispatch import small_m_linear, small_m_linear_add_norm
-from mini_infer_engine.kernels.gemm.gemm_rules import large_m_stages
+from mini_infer_engine.kernels.gemm.gemm_rules import LARGE_TILES, large_m_stages, last_wave_splits
 from mini_infer_engine.kernels.gemm.large_m_gemm import large_m_gemm
 from mini_infer_engine.kernels.gemm.quantized_gemm import quantized_linear
 from mini_infer_engine.kernels.gemm.quantized_weight import (
@@ -95,14 +95,25 @@ def call(shape: Shape, rows: int) -> Callable[[QuantizedWeight, PdlGemmConfig], 
     )
 
 
-def large_candidates(rows: int, bits: int) -> list[LargeMConfig]:
-    """All tiles and splits that are not plainly too many, with deep rings and with those of two programs an SM."""
+def large_candidates(rows: int, n: int, k: int, bits: int) -> list[LargeMConfig]:
+    """All tiles and splits that are not plainly too many, with deep rings and with those of two programs an SM.
+
+    Of a last wave that is split alone: as many splits as fit, and half of them.
+    """
     found = []
-    for block_m, block_k, splits in itertools.product((64, 128, 256), (64, 128), (1, 2, 3, 4, 6)):
-        if block_m >= 2 * max(rows, 64) or (block_k == 64 and bits == 4) or (splits > 1 and rows > 1024):
+    profile = policy().profile
+    for block_m, block_k in itertools.product(LARGE_TILES, (64, 128)):
+        if block_m >= 2 * max(rows, 64) or (block_k == 64 and bits == 4):
             continue
-        most = large_m_stages(block_m, block_k, bits=bits, profile=policy().profile)
-        found += [LargeMConfig(block_m, block_k, splits, stages) for stages in {most, max(2, most // 2)}]
+        most_stages = large_m_stages(block_m, block_k, bits=bits, profile=profile)
+        most_splits = last_wave_splits(rows, n, k, block_m, profile=profile).stop - 1
+        choices = [(splits, False) for splits in (1, 2, 3, 4, 6) if splits == 1 or rows <= 1024]
+        choices += [(splits, True) for splits in {most_splits, most_splits // 2} if splits > 1]
+        found += [
+            LargeMConfig(block_m, block_k, splits, stages, splits_last_wave)
+            for splits, splits_last_wave in choices
+            for stages in {most_stages, max(2, most_stages // 2)}
+        ]
     return found
 
 
@@ -120,14 +131,19 @@ def fastest(configs: list[Config], microseconds: Callable[[Config, int], float])
     return min(again, key=lambda pair: pair[0], default=None)
 
 
+def large_product(x: torch.Tensor, weight: QuantizedWeight, config: LargeMConfig) -> torch.Tensor:
+    """As serving runs it."""
+    return large_m_gemm(x, weight, config, sm_count=policy().profile.sm_count, workspace=workspace())
+
+
 def compile_large(works: list[tuple[str, int, str]]) -> None:
     """All of `large_candidates` into the shared cache; shapes of a model share them."""
     torch.set_num_threads(1)
     for name, rows, form in works:
         x, weight = random(rows, SHAPES[name].k), random_weight(form, SHAPES[name].weight_rows, SHAPES[name].k)
-        for config in large_candidates(rows, weight.bits):
+        for config in large_candidates(rows, *weight.shape, weight.bits):
             with contextlib.suppress(Exception):  # a config that does not fit the chip is only not a candidate
-                large_m_gemm(x, weight, config, workspace=workspace())
+                large_product(x, weight, config)
         torch.cuda.synchronize()
 
 
@@ -149,13 +165,13 @@ def tune_large(shape: Shape, rows: int, form: str) -> tuple[LargeMConfig | None,
         return None, figures
 
     def microseconds(config: LargeMConfig, replays: int) -> float:
-        calls = [functools.partial(large_m_gemm, x, each, config, workspace=workspace()) for each in weights]
+        calls = [functools.partial(large_product, x, each, config) for each in weights]
         return graph_microseconds(calls, replays)
 
     rule = policy().without(Mechanism.TUNED_CONFIGS).large_m_config(x, weights[0])
     if rule is not None:
         figures["rule's us"] = microseconds(rule, 15)
-    best = fastest(large_candidates(rows, bits), microseconds)
+    best = fastest(large_candidates(rows, n, k, bits), microseconds)
     if best is None:
         return None, figures
     tuned_us, config = best

@@ -19,10 +19,12 @@ pytest.importorskip("triton.experimental.gluon", reason="needs a Triton that has
 from mini_infer_engine.config.mechanisms import Mechanism
 from mini_infer_engine.kernels.context import KernelContext
 from mini_infer_engine.kernels.gemm import large_m_gemm as module
-from mini_infer_engine.kernels.gemm.gemm_config import LargeMConfig
-from mini_infer_engine.kernels.gemm.large_m_gemm import BLOCK_N, large_m_gemm, steps_and_splits
+from mini_infer_engine.kernels.gemm.gemm_config import LARGE_TILE_N, LargeMConfig
+from mini_infer_engine.kernels.gemm.large_m_gemm import large_m_gemm
+from mini_infer_engine.kernels.gemm.large_m_schedule import large_m_schedule
 from mini_infer_engine.kernels.gemm.quantized_weight import QuantizedWeight, dequantized
 from mini_infer_engine.kernels.sizes import cdiv
+from mini_infer_engine.kernels.workspace import Workspace
 from mini_infer_engine.ops.triton_ops import TritonOps
 from tests.gpu.device import BF16, INTERPRETED, KERNELS, POLICY, WORKSPACE, error, normal
 from tests.gpu.test_quantized_gemm import GLUON, random_weight
@@ -41,32 +43,41 @@ BYTES_ALONE = [LargeMConfig(128, 64, 2, 4), LargeMConfig(256, 64, 1, 5)]
 ON_A_CPU = pytest.mark.skipif(not INTERPRETED, reason="for machines without a GPU: TRITON_INTERPRET=1")
 
 
-Compute = Callable[[torch.Tensor, QuantizedWeight, LargeMConfig, torch.Tensor | None], torch.Tensor]
+Compute = Callable[[torch.Tensor, QuantizedWeight, LargeMConfig, int, torch.Tensor | None], torch.Tensor]
+"""Of x, weights, a config, a number of SMs and a bias."""
 
 
-def on_cpu(x: torch.Tensor, weight: QuantizedWeight, config: LargeMConfig, bias: torch.Tensor | None) -> torch.Tensor:
-    """`large_m_gemm` by `run_kernel`, and the sums of its splits by Triton's interpreter."""
-    (m, _), n = x.shape, weight.shape[0]
-    k_steps, steps_of_split, splits = steps_and_splits(weight, config)
+def on_cpu(
+    x: torch.Tensor, weight: QuantizedWeight, config: LargeMConfig, sm_count: int, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """`large_m_gemm` by `run_kernel`, and the sums of parts by the interpreter, in no more memory than they need."""
+    (m, k), n = x.shape, weight.shape[0]
+    schedule = large_m_schedule(m, n, k, config, sm_count=sm_count)
     out = torch.full((m, n), float("nan"), dtype=x.dtype)
-    partials = torch.full((splits, m, n), float("nan"))
+    partials = torch.full((schedule.partial_sums,), float("nan"))
     run_kernel(
-        module, "_large_m_gemm", (cdiv(m, config.block_m), cdiv(n, BLOCK_N), splits),
-        Descriptor(weight.values, [BLOCK_N, 64]), Descriptor(x, [config.block_m, 64]), Pointer(weight.scales),
-        None if bias is None else Pointer(bias), Pointer(out), Pointer(partials), m, n, k_steps, steps_of_split, n,
-        STAGES=config.stages, GROUPED=weight.is_grouped, BIAS=bias is not None, IS_SPLIT=splits > 1,
+        module, "_large_m_gemm", (schedule.programs, 1, 1),
+        Descriptor(weight.values, [LARGE_TILE_N, 64]), Descriptor(x, [config.block_m, 64]), Pointer(weight.scales),
+        None if bias is None else Pointer(bias), Pointer(out), Pointer(partials), m, n, schedule.k_steps,
+        schedule.whole_tiles, schedule.split_tiles, schedule.steps_of_split, n,
+        STAGES=config.stages, GROUPED=weight.is_grouped, BIAS=bias is not None, HAS_SPLITS=config.splits > 1,
         BLOCK_K=config.block_k,
     )  # fmt: skip
-    if splits > 1:
-        module._sum_splits[(m, cdiv(n, 1024))](partials, bias, out, m, n, n, SPLITS=splits, BLOCK=1024)
+    if schedule.split_tiles:
+        module._sum_parts[(schedule.split_tiles, cdiv(min(m, config.block_m), 8))](
+            partials, bias, out, m, n, schedule.whole_tiles, schedule.split_tiles, n,
+            SPLITS=schedule.splits, BLOCK_M=config.block_m, BLOCK_N=LARGE_TILE_N, ROWS=8,
+        )  # fmt: skip
     return out
 
 
-def check(m: int, n: int, k: int, form: str, config: LargeMConfig, *, has_bias: bool, compute: Compute) -> None:
+def check(
+    m: int, n: int, k: int, form: str, config: LargeMConfig, *, has_bias: bool, compute: Compute, sm_count: int = 132
+) -> None:
     x, weight = normal(m, 2 * k, dtype=BF16)[:, :k], random_weight(form, n, k)
     bias = normal(n, dtype=BF16, seed=3) if has_bias else None
     exact = functional.linear(x.double(), dequantized(weight).double(), None if bias is None else bias.double())
-    assert error(compute(x, weight, config, bias), exact) < 3, config  # groups' scales are rounded to bf16
+    assert error(compute(x, weight, config, sm_count, bias), exact) < 3, config  # groups' scales are rounded to bf16
 
 
 @ON_A_CPU
@@ -78,11 +89,34 @@ def test_what_the_kernel_says_is_the_product(m: int, n: int, k: int, form: str) 
         check(m, n, k, form, config, has_bias=config.splits != 2, compute=on_cpu)
 
 
-def on_gpu(x: torch.Tensor, weight: QuantizedWeight, config: LargeMConfig, bias: torch.Tensor | None) -> torch.Tensor:
+SPLIT_LAST_WAVES = [
+    (65, 300, 4, LargeMConfig(64, 128, 3, 3, splits_last_wave=True)),
+    (65, 300, 4, LargeMConfig(64, 128, 2, 3, splits_last_wave=True)),
+    (200, 260, 5, LargeMConfig(128, 128, 4, 2, splits_last_wave=True)),
+    (257, 130, 3, LargeMConfig(256, 128, 3, 2, splits_last_wave=True)),
+]
+"""Rows, rows of weights, SMs, config: last waves of 2 tiles that stay whole, and of 2, 1 and 1 that are split."""
+
+
+@ON_A_CPU
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("k", [1088, 392])
+@pytest.mark.parametrize(("m", "n", "sm_count", "config"), SPLIT_LAST_WAVES)
+def test_tiles_of_the_last_wave_may_be_split_alone(
+    m: int, n: int, sm_count: int, config: LargeMConfig, k: int, form: str
+) -> None:
+    """With and without a bias, and a K that fills neither the last step nor the last part."""
+    for has_bias in (True, False):
+        check(m, n, k, form, config, has_bias=has_bias, compute=on_cpu, sm_count=sm_count)
+
+
+def on_gpu(
+    x: torch.Tensor, weight: QuantizedWeight, config: LargeMConfig, sm_count: int, bias: torch.Tensor | None
+) -> torch.Tensor:
     """The kernel, into given memory, twice."""
-    made = large_m_gemm(x, weight, config, workspace=WORKSPACE, bias=bias)
+    made = large_m_gemm(x, weight, config, sm_count=sm_count, workspace=WORKSPACE, bias=bias)
     given = torch.full((x.shape[0], weight.shape[0]), float("nan"), dtype=x.dtype, device=x.device)
-    again = large_m_gemm(x, weight, config, workspace=WORKSPACE, bias=bias, out=given)
+    again = large_m_gemm(x, weight, config, sm_count=sm_count, workspace=WORKSPACE, bias=bias, out=given)
     assert again.data_ptr() == given.data_ptr()
     assert torch.equal(made, again), "results depend on timing"
     return made
@@ -95,6 +129,34 @@ def on_gpu(x: torch.Tensor, weight: QuantizedWeight, config: LargeMConfig, bias:
 def test_the_kernel_computes_the_product(m: int, n: int, k: int, form: str) -> None:
     for config in [*CONFIGS, *(BYTES_ALONE if form == "int8" else [])]:
         check(m, n, k, form, config, has_bias=config.splits != 2, compute=on_gpu)
+
+
+@GLUON
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize(("m", "n", "sm_count", "config"), SPLIT_LAST_WAVES)
+def test_the_kernel_splits_the_last_wave(m: int, n: int, sm_count: int, config: LargeMConfig, form: str) -> None:
+    for k, has_bias in ((1088, True), (4096, False)):
+        check(m, n, k, form, config, has_bias=has_bias, compute=on_gpu, sm_count=sm_count)
+
+
+@GLUON
+def test_a_graph_with_a_split_last_wave_needs_nothing_of_its_memory() -> None:
+    """Of the 7B shape's widest product, on the GPU's own number of SMs: partial sums are NaN before each replay."""
+    x, weight = normal(256, 3584, dtype=BF16), random_weight("int4", 37888, 3584)
+    config, workspace = LargeMConfig(256, 128, 4, 3, splits_last_wave=True), Workspace(x.device)
+    sm_count = POLICY.profile.sm_count
+
+    def product() -> torch.Tensor:
+        return large_m_gemm(x, weight, config, sm_count=sm_count, workspace=workspace)
+
+    expected, graph = product().clone(), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        made = product()
+    for _ in range(2):
+        workspace.partials().fill_(float("nan"))
+        made.zero_()
+        graph.replay()
+        assert torch.equal(made, expected)
 
 
 @GLUON
@@ -124,7 +186,7 @@ class Hopper:
 driver.set_active(Hopper())
 from mini_infer_engine.kernels.gemm import large_m_gemm as module
 
-form, block_m, block_k, stages = sys.argv[1], *map(int, sys.argv[2:])
+form, block_m, block_k, stages, has_splits = sys.argv[1], *map(int, sys.argv[2:])
 n, k, is_int4 = 4096, 4096, form == "int4"
 values = torch.empty(n, k // 2 if is_int4 else k, dtype=torch.uint8 if is_int4 else torch.int8)
 scales = torch.empty(k // 128, n, dtype=torch.int32) if is_int4 else torch.empty(n)
@@ -132,8 +194,8 @@ x, out = torch.empty(256, k, dtype=torch.bfloat16), torch.empty(256, n, dtype=to
 compiled = module._large_m_gemm.warmup(
     module._descriptor(values.data_ptr(), values.dtype, tuple(values.shape), values.stride(), 128),
     module._descriptor(x.data_ptr(), x.dtype, tuple(x.shape), x.stride(), block_m),
-    scales, None, out, torch.empty(4), 256, n, k // block_k, k // block_k, n, STAGES=stages, GROUPED=is_int4,
-    BIAS=False, IS_SPLIT=False, BLOCK_K=block_k, num_warps=8, grid=(1, 1, 1))
+    scales, None, out, torch.empty(4), 256, n, k // block_k, 132, 20, 8, n, STAGES=stages, GROUPED=is_int4,
+    BIAS=False, HAS_SPLITS=bool(has_splits), BLOCK_K=block_k, num_warps=8, grid=(1, 1, 1))
 ptx = compiled.asm["ptx"]
 with tempfile.TemporaryDirectory() as folder:
     file = Path(folder) / "kernel.ptx"
@@ -147,17 +209,18 @@ print(len(operands), operands.count("{"), compiled.metadata.shared, "serialized"
 """
 
 
+@pytest.mark.parametrize("has_splits", [False, True])
 @pytest.mark.parametrize(
     ("form", "block_m", "block_k", "stages"),
     [("int8", 128, 128, 4), ("int8", 256, 64, 5), ("int4", 128, 128, 5), ("int4", 256, 128, 3)],
 )
 def test_weights_are_operands_in_registers_and_products_overlap(
-    form: str, block_m: int, block_k: int, stages: int, tmp_path: Path
+    form: str, block_m: int, block_k: int, stages: int, has_splits: bool, tmp_path: Path
 ) -> None:
     """Compiled for Hopper, with no GPU: wgmma of 16 columns each, of two steps, none waits for the one before."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TRITON_CACHE_DIR": str(tmp_path)}
     environment.pop("TRITON_INTERPRET", None)
-    command = [sys.executable, "-c", PROGRAM, form, str(block_m), str(block_k), str(stages)]
+    command = [sys.executable, "-c", PROGRAM, form, str(block_m), str(block_k), str(stages), str(int(has_splits))]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     products, from_registers, shared_bytes, is_serialized, spilled = done.stdout.split()

@@ -245,6 +245,8 @@ def _language(program: tuple[int, ...]) -> SimpleNamespace:
         arange=lambda begin, end, layout: values(torch.arange(begin, end)),
         zeros=lambda shape, dtype, layout: torch.zeros(shape, dtype=dtype),
         minimum=lambda a, b: a.clamp(max=b) if isinstance(a, torch.Tensor) else min(a, b),
+        maximum=max,
+        where=lambda condition, a, b: a if condition else b,
         static_range=range,
         load=load,
         store=store,

@@ -227,7 +227,8 @@ class TritonOps:
         if large is not None:
             from mini_infer_engine.kernels.gemm.large_m_gemm import large_m_gemm  # not every Triton has its Gluon
 
-            return large_m_gemm(x, weight, large, workspace=self._workspace, bias=bias, out=out)
+            sm_count = self._policy.profile.sm_count
+            return large_m_gemm(x, weight, large, sm_count=sm_count, workspace=self._workspace, bias=bias, out=out)
         w8a8 = weight.format == "fp8" or weight.int8_activations
         config = None if w8a8 else self._policy.gemm_config(x[:MAX_M], weight)
         if config is None or x.shape[0] > _MOST_CHUNKED_ROWS:

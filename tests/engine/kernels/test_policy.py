@@ -1,5 +1,6 @@
 """All kernel choices as tables: what an H200 was measured with stays, other GPUs have choices that fit them."""
 
+import itertools
 import json
 from dataclasses import astuple, replace
 from pathlib import Path
@@ -11,7 +12,9 @@ import torch
 from mini_infer_engine.config.mechanisms import Mechanism
 from mini_infer_engine.kernels.attention.attention_config import HopperPrefillConfig, PrefillShape
 from mini_infer_engine.kernels.device import DeviceProfile
+from mini_infer_engine.kernels.gemm import gemm_rules
 from mini_infer_engine.kernels.gemm.gemm_config import LargeMConfig, PdlGemmConfig, SmallMConfig
+from mini_infer_engine.kernels.gemm.large_m_schedule import large_m_schedule
 from mini_infer_engine.kernels.gemm.quantized_weight import QuantizedWeight
 from mini_infer_engine.kernels.gemm.tuned_configs import load_tuned_configs
 from mini_infer_engine.kernels.policy import KernelPolicy, kernel_policy
@@ -111,6 +114,33 @@ def test_many_rows_take_another_way_where_large_m_gemm_is_none() -> None:
     assert config(replace(ON_H200, tuned=tuned), "int8", 200) == measured
     assert config(replace(ON_H200, tuned=tuned), "int8", 512) is None
     assert config(replace(ON_H200, tuned=tuned, disabled=frozenset({Mechanism.TUNED_CONFIGS})), "int8", 512) is not None
+
+
+def rule(m: int, n: int, k: int, *, bits: int = 8, profile: DeviceProfile = H200) -> LargeMConfig | None:
+    return gemm_rules.large_m_config(m, n, k, bits=bits, grouped=bits == 4, profile=profile)
+
+
+def test_the_rule_splits_a_last_wave_where_it_counts_a_tenth_less() -> None:
+    gate_up_of_32b = rule(512, 55296, 5120)  # 864 tiles of 256 rows: six waves and 72 tiles, too many for two parts
+    assert gate_up_of_32b is not None
+    assert not gate_up_of_32b.splits_last_wave
+    down = rule(1024, 5120, 17408)  # 160 tiles: a wave, and 28 tiles of 136 steps
+    assert down is not None
+    assert (down.splits, down.splits_last_wave) == (4, True)
+    assert rule(256, 37888, 3584, bits=4) == LargeMConfig(256, 128, 1, 3), "a twelfth less"
+    small = replace(H200, sm_count=200)
+    assert rule(1024, 5120, 17408, profile=small) != down, "the tiles are less than a wave there"
+
+
+@pytest.mark.parametrize("profile", [H200, H100_PCIE], ids=lambda profile: profile.name)
+def test_splits_of_a_last_wave_make_a_wave_at_most(profile: DeviceProfile) -> None:
+    for m, n, k, tile in itertools.product((128, 300, 4096), (1000, 17920, 37888), (512, 3584), gemm_rules.LARGE_TILES):
+        for splits in gemm_rules.last_wave_splits(m, n, k, tile, profile=profile):
+            config = LargeMConfig(tile, 128, splits, 2, splits_last_wave=True)
+            found = large_m_schedule(m, n, k, config, sm_count=profile.sm_count)
+            assert found.whole_tiles % profile.sm_count == 0
+            assert 0 < found.split_tiles * found.splits <= profile.sm_count
+            assert found.splits >= 2
 
 
 @pytest.mark.parametrize("profile", [H200, H100_PCIE, H200_OTHER_TRITON], ids=lambda profile: profile.name)

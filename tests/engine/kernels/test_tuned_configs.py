@@ -50,7 +50,11 @@ def test_configs_of_all_kernels_are_read_as_they_were_written() -> None:
             ("int4", 64, 64, True, 8): PdlGemmConfig(32, 128, 1, 2),
             ("fp8", 64, 64, False, 8): PdlGemmConfig(64, 256, 2, 3),
         },
-        {("int4", 64, 128, 256): LargeMConfig(128, 128, 2, 4), ("int8", 64, 128, 4096): None},
+        {
+            ("int4", 64, 128, 256): LargeMConfig(128, 128, 2, 4),
+            ("int4", 64, 128, 512): LargeMConfig(128, 128, 2, 4, splits_last_wave=True),
+            ("int8", 64, 128, 4096): None,
+        },
     )
     assert parse_tuned_configs("NVIDIA X", tuned_configs_json(configs)) == configs
 

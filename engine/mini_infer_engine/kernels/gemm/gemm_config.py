@@ -11,6 +11,8 @@ MAX_M = 64
 """Rows up to which our own GEMM kernels compute a product."""
 SMALL_M = 16
 """Rows up to which small_m_gemm is faster than stream_k_gemm."""
+LARGE_TILE_N = 128
+"""Rows of weights of a tile of large_m_gemm: 64 a warpgroup."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,9 @@ class LargeMConfig:
     """Programs that share the K of a tile, at most."""
     stages: int
     """Depth of the ring in shared memory: at least 2."""
+    splits_last_wave: bool = False
+    """Whether only tiles of a last wave that is not full are split, and they only where their parts make one wave at
+    most; else all tiles are."""
 
 
 @dataclass(frozen=True, slots=True)

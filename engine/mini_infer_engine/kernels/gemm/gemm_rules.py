@@ -7,6 +7,7 @@ import torch
 
 from mini_infer_engine.kernels.device import DeviceProfile
 from mini_infer_engine.kernels.gemm.gemm_config import (
+    LARGE_TILE_N,
     MAX_M,
     SMALL_M,
     LargeMConfig,
@@ -14,6 +15,7 @@ from mini_infer_engine.kernels.gemm.gemm_config import (
     SmallMConfig,
     W8A8GemmConfig,
 )
+from mini_infer_engine.kernels.gemm.large_m_schedule import large_m_schedule
 from mini_infer_engine.kernels.gemm.quantized_weight import GROUP
 from mini_infer_engine.kernels.sizes import cdiv
 
@@ -30,7 +32,6 @@ _CUBLAS_TILE = 128
 _MIN_SPLIT_K = 512
 """Width of a split."""
 
-_LARGE_TILE_N = 128
 _FLOPS_A_CYCLE = 4096
 """Of an SM's tensor cores, bf16."""
 _CUBLAS_UTILISATION = 0.8
@@ -43,6 +44,12 @@ _PARTIAL_CYCLES_A_BYTE = 1 / 1500
 """Of all SMs together, for sums of splits written and read."""
 _REDUCTION_CYCLES = 2000
 """Of a second kernel."""
+LARGE_TILES = (64, 128, 256)
+"""Rows of x in a tile of large_m_gemm."""
+_MIN_SPLIT_STEPS = 4
+"""Steps of GROUP columns of a split, of tiles of large_m_gemm."""
+_UNMEASURED_GAIN = 0.9
+"""Of the other ways' time, below which a last wave is split: no GPU has measured what that wins."""
 
 
 def pdl_gemm_config(block_m: int, n: int, k: int, *, gated: bool, profile: DeviceProfile) -> PdlGemmConfig:
@@ -85,24 +92,56 @@ def large_m_config(m: int, n: int, k: int, *, bits: int, grouped: bool, profile:
 
     None: a bf16 copy of the weights and cuBLAS take less.
     """
+
+    def cycles(config: LargeMConfig) -> float:
+        return _large_m_cycles(m, n, k, config, profile=profile)
+
+    def config(block_m: int, splits: int, *, splits_last_wave: bool = False) -> LargeMConfig:
+        block_k = 64 if block_m == 256 and bits == 8 and not grouped else GROUP
+        stages = large_m_stages(block_m, block_k, bits=bits, profile=profile)
+        return LargeMConfig(block_m, block_k, splits, stages, splits_last_wave)
+
     steps = cdiv(k, GROUP)
-
-    def cycles(block_m: int, splits: int) -> float:
-        tiles = cdiv(m, block_m) * cdiv(n, _LARGE_TILE_N)
-        products = 2 * _LARGE_TILE_N * block_m * GROUP / _FLOPS_A_CYCLE
-        waves = cdiv(tiles * splits, profile.sm_count)
-        of_wave = cdiv(steps, splits) * (max(products, _WIDENING_CYCLES) + _STEP_CYCLES) + _WAVE_CYCLES
-        sums = _REDUCTION_CYCLES + 2 * splits * m * n * 4 * _PARTIAL_CYCLES_A_BYTE if splits > 1 else 0.0
-        return waves * of_wave + sums
-
-    choices = [
-        (tile, splits) for tile in (64, 128, 256) for splits in (1, 2, 3, 4, 6) if splits == 1 or steps >= 4 * splits
+    plain = [
+        config(tile, splits)
+        for tile in LARGE_TILES
+        for splits in (1, 2, 3, 4, 6)
+        if splits == 1 or steps >= _MIN_SPLIT_STEPS * splits
     ]
-    block_m, splits = min(choices, key=lambda choice: cycles(*choice))
-    if cycles(block_m, splits) > _cycles_of_copy_and_cublas(m, n, k, bits=bits, profile=profile):
-        return None
-    block_k = 64 if block_m == 256 and bits == 8 and not grouped else GROUP
-    return LargeMConfig(block_m, block_k, splits, large_m_stages(block_m, block_k, bits=bits, profile=profile))
+    last_waves = [
+        config(tile, splits, splits_last_wave=True)
+        for tile in LARGE_TILES
+        for splits in last_wave_splits(m, n, k, tile, profile=profile)
+    ]
+    best, best_last_wave = min(plain, key=cycles), min(last_waves, key=cycles, default=None)
+    without = _cycles_of_copy_and_cublas(m, n, k, bits=bits, profile=profile)
+    if best_last_wave is not None and cycles(best_last_wave) < _UNMEASURED_GAIN * min(cycles(best), without):
+        return best_last_wave
+    return best if cycles(best) <= without else None
+
+
+def last_wave_splits(m: int, n: int, k: int, block_m: int, *, profile: DeviceProfile) -> range:
+    """Splits of large_m_gemm's last wave of tiles that make one wave at most; none where it is full or the only one."""
+    whole_waves, tiles = divmod(cdiv(m, block_m) * cdiv(n, LARGE_TILE_N), profile.sm_count)
+    if not whole_waves or not tiles:
+        return range(0)
+    return range(2, min(profile.sm_count // tiles, cdiv(k, GROUP) // _MIN_SPLIT_STEPS) + 1)
+
+
+def _large_m_cycles(m: int, n: int, k: int, config: LargeMConfig, *, profile: DeviceProfile) -> float:
+    schedule = large_m_schedule(m, n, k, config, sm_count=profile.sm_count)
+    products = 2 * LARGE_TILE_N * config.block_m * GROUP / _FLOPS_A_CYCLE
+    step = max(products, _WIDENING_CYCLES) + _STEP_CYCLES
+
+    def waves(programs: int, k_steps: int) -> float:
+        groups = k_steps * config.block_k / GROUP
+        return cdiv(programs, profile.sm_count) * (groups * step + _WAVE_CYCLES)
+
+    sums = 0.0
+    if schedule.split_tiles:
+        sums = _REDUCTION_CYCLES + 2 * schedule.partial_sums * 4 * _PARTIAL_CYCLES_A_BYTE
+    parts = waves(schedule.split_tiles * schedule.splits, schedule.steps_of_split)
+    return waves(schedule.whole_tiles, schedule.k_steps) + parts + sums
 
 
 def _cycles_of_copy_and_cublas(m: int, n: int, k: int, *, bits: int, profile: DeviceProfile) -> float:
@@ -112,7 +151,7 @@ def _cycles_of_copy_and_cublas(m: int, n: int, k: int, *, bits: int, profile: De
 
 def large_m_stages(block_m: int, block_k: int, *, bits: int, profile: DeviceProfile) -> int:
     """Stages of large_m_gemm's ring that fit a program's shared memory."""
-    stage_bytes = block_k * (_LARGE_TILE_N * bits // 8 + block_m * 2)
+    stage_bytes = block_k * (LARGE_TILE_N * bits // 8 + block_m * 2)
     return min((profile.shared_memory_bytes - _SYSTEM_BYTES) // stage_bytes, 6)
 
 

@@ -4,8 +4,8 @@ Where a product is bound by arithmetic as much as by memory, neither reading the
 copy of them is fast. Here a tile is 128 rows of weights, the left operand of wgmma in registers, by up to 256 rows of
 x, which stay in shared memory: two warpgroups, each of 64 of the weights' rows, share the x of a step, and a weight is
 widened once for all rows of the tile. While the tensor cores multiply one step the next is widened. Scales of groups
-are multiplied with the widened weights, in bf16; scales of rows with the sums, in fp32. With splits of K, sums of each
-split are added by a second kernel in a fixed order.
+are multiplied with the widened weights, in bf16; scales of rows with the sums, in fp32. Partial sums of tiles whose K
+several programs share (`large_m_schedule` says which) are added by a second kernel in a fixed order.
 
 The weights' order of columns and how they become bf16 are pdl_gemm's (`quantized_weight`).
 """
@@ -23,14 +23,15 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_wait as mma_wait
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from mini_infer_engine.kernels.gemm.gemm_config import LargeMConfig
+from mini_infer_engine.kernels.gemm.gemm_config import LARGE_TILE_N, LargeMConfig
+from mini_infer_engine.kernels.gemm.large_m_schedule import large_m_schedule
 from mini_infer_engine.kernels.gemm.pdl_gemm import FP8, INT8, NIBBLES
 from mini_infer_engine.kernels.gemm.quantized_weight import GROUP, QuantizedWeight
 from mini_infer_engine.kernels.sizes import cdiv
 from mini_infer_engine.kernels.workspace import Workspace
 
-BLOCK_N = 128
-"""Rows of weights of a tile: 64 a warpgroup."""
+_SUM_ROWS = 8
+"""Rows of x whose partial sums one program adds."""
 WARPS = gl.constexpr(8)
 PANEL = gl.constexpr(64)
 """Of x's K: 128 bytes, a row of shared memory as TMA swizzles it; of weights: 64 bytes."""
@@ -143,11 +144,48 @@ def _value_layout():
     return gl.DistributedLinearLayout(registers, lanes, [[16, 0], [32, 0], [64, 0]], [], [128, 64])
 
 
-@gluon.jit(do_not_specialize=["M", "k_steps", "steps_of_split"])
-def _large_m_gemm(weight, x, scales, bias, out, partials, M, N, k_steps, steps_of_split, out_stride,
-                  STAGES: gl.constexpr, GROUPED: gl.constexpr, BIAS: gl.constexpr, IS_SPLIT: gl.constexpr,
-                  BLOCK_K: gl.constexpr):  # fmt: skip
-    """Program (tile of M, tile of N, split of K): neighbours read the same weights at the same time."""
+@gluon.jit
+def _work_of(program, k_steps, whole_tiles, split_tiles, steps_of_split):
+    """A program's tile, its first step of K, and how many steps it has: see `LargeMSchedule`."""
+    part = gl.maximum(program - whole_tiles, 0) // gl.maximum(split_tiles, 1)
+    first_step = part * steps_of_split
+    most_steps = gl.where(program < whole_tiles, k_steps, steps_of_split)
+    return program - part * split_tiles, first_step, gl.minimum(k_steps - first_step, most_steps)
+
+
+@gluon.jit
+def _store_product(acc, bias, out, M, N, first_m, first_n, out_stride, acc_layout: gl.constexpr,
+                   BIAS: gl.constexpr):  # fmt: skip
+    """A whole tile's sums, [rows of weights, rows of x]."""
+    block_n: gl.constexpr = acc.shape[0]
+    block_m: gl.constexpr = acc.shape[1]
+    layout: gl.constexpr = gl.BlockedLayout([8, 1], [16, 2], [1, WARPS], [0, 1])
+    if BIAS:
+        of_acc = first_n + gl.arange(0, block_n, layout=gl.SliceLayout(1, acc_layout))
+        acc = acc + gl.load(bias + of_acc, mask=of_acc < N, other=0.0).to(gl.float32)[:, None]
+    result = gl.convert_layout(acc.to(out.dtype.element_ty), layout)
+    n = first_n + gl.arange(0, block_n, layout=gl.SliceLayout(1, layout))
+    m = first_m + gl.arange(0, block_m, layout=gl.SliceLayout(0, layout))
+    at = m.to(gl.int64)[None, :] * out_stride + n[:, None]
+    gl.store(out + at, result, mask=(n < N)[:, None] & (m < M)[None, :])
+
+
+@gluon.jit
+def _store_partial_sums(acc, partials, slot, M, first_m, acc_layout: gl.constexpr):
+    """One part's sums of a tile, in a place [rows of x, rows of weights] of their own; rows beyond M are left out."""
+    block_n: gl.constexpr = acc.shape[0]
+    block_m: gl.constexpr = acc.shape[1]
+    n = gl.arange(0, block_n, layout=gl.SliceLayout(1, acc_layout))
+    m = gl.arange(0, block_m, layout=gl.SliceLayout(0, acc_layout))
+    at = (slot * block_m + m).to(gl.int64)[None, :] * block_n + n[:, None]
+    gl.store(partials + at, acc, mask=(first_m + m < M)[None, :])
+
+
+@gluon.jit(do_not_specialize=["M", "k_steps", "whole_tiles", "split_tiles", "steps_of_split"])
+def _large_m_gemm(weight, x, scales, bias, out, partials, M, N, k_steps, whole_tiles, split_tiles, steps_of_split,
+                  out_stride, STAGES: gl.constexpr, GROUPED: gl.constexpr, BIAS: gl.constexpr,
+                  HAS_SPLITS: gl.constexpr, BLOCK_K: gl.constexpr):  # fmt: skip
+    """One program of a `LargeMSchedule`; tiles of M come first, so that neighbours read the same weights together."""
     block_n: gl.constexpr = weight.block_shape[0]
     block_m: gl.constexpr = x.block_shape[0]
     is_nibbles: gl.constexpr = weight.dtype == gl.uint8
@@ -157,12 +195,12 @@ def _large_m_gemm(weight, x, scales, bias, out, partials, M, N, k_steps, steps_o
     acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, block_m, 16])
     operand: gl.constexpr = gl.DotOperandLayout(0, acc_layout, 2)
     layout: gl.constexpr = _value_layout()
-    out_layout: gl.constexpr = gl.BlockedLayout([8, 1], [16, 2], [1, WARPS], [0, 1])
 
-    first_m = gl.program_id(0) * block_m
-    first_n = gl.program_id(1) * block_n
-    first_step = gl.program_id(2) * steps_of_split
-    step_count = gl.minimum(k_steps - first_step, steps_of_split)
+    program = gl.program_id(0)
+    tile, first_step, step_count = _work_of(program, k_steps, whole_tiles, split_tiles, steps_of_split)
+    tiles_of_m = (M + block_m - 1) // block_m
+    first_m = tile % tiles_of_m * block_m
+    first_n = tile // tiles_of_m * block_n
     pair_count = (step_count + 1) // 2
     even_count = pair_count * 2  # a last step beyond K is zeros
     weight_ring = gl.allocate_shared_memory(weight.dtype, [STAGES * panels, block_n, PANEL], weight.layout)
@@ -206,35 +244,38 @@ def _large_m_gemm(weight, x, scales, bias, out, partials, M, N, k_steps, steps_o
     acc = mma_wait(0, deps=[acc])
     gl.thread_barrier()  # the ring becomes scratch memory
 
-    n = first_n + gl.arange(0, block_n, layout=gl.SliceLayout(1, acc_layout))
     if not GROUPED:
+        n = first_n + gl.arange(0, block_n, layout=gl.SliceLayout(1, acc_layout))
         acc = acc * gl.load(scales + n, mask=n < N, other=0.0)[:, None]
-    if IS_SPLIT:
-        m = first_m + gl.arange(0, block_m, layout=gl.SliceLayout(0, acc_layout))
-        at = (gl.program_id(2) * M + m).to(gl.int64)[None, :] * N + n[:, None]
-        gl.store(partials + at, acc, mask=(n < N)[:, None] & (m < M)[None, :])
+    if HAS_SPLITS:
+        if program < whole_tiles:
+            _store_product(acc, bias, out, M, N, first_m, first_n, out_stride, acc_layout, BIAS)
+        else:
+            _store_partial_sums(acc, partials, program - whole_tiles, M, first_m, acc_layout)
     else:
-        if BIAS:
-            acc = acc + gl.load(bias + n, mask=n < N, other=0.0).to(gl.float32)[:, None]
-        result = gl.convert_layout(acc.to(out.dtype.element_ty), out_layout)
-        out_n = first_n + gl.arange(0, block_n, layout=gl.SliceLayout(1, out_layout))
-        out_m = first_m + gl.arange(0, block_m, layout=gl.SliceLayout(0, out_layout))
-        at = out_m.to(gl.int64)[None, :] * out_stride + out_n[:, None]
-        gl.store(out + at, result, mask=(out_n < N)[:, None] & (out_m < M)[None, :])
+        _store_product(acc, bias, out, M, N, first_m, first_n, out_stride, acc_layout, BIAS)
 
 
-@triton.jit(do_not_specialize=["M"])
-def _sum_splits(partials, bias, out, M, N, out_stride, SPLITS: tl.constexpr, BLOCK: tl.constexpr):
-    """Program (row, block of N): the sum of all splits in a fixed order, and the bias."""
-    row = tl.program_id(0).to(tl.int64)
-    n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    mask = n < N
-    total = tl.zeros((BLOCK,), dtype=tl.float32)
-    for split in tl.static_range(SPLITS):
-        total += tl.load(partials + (split * M + row) * N + n, mask=mask, other=0.0)
+@triton.jit(do_not_specialize=["M", "whole_tiles", "split_tiles"])
+def _sum_parts(partials, bias, out, M, N, whole_tiles, split_tiles, out_stride, SPLITS: tl.constexpr,
+               BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ROWS: tl.constexpr):  # fmt: skip
+    """Program (split tile, some of its rows of x): the sum of all parts in a fixed order, and the bias."""
+    tile = whole_tiles + tl.program_id(0)
+    tiles_of_m = tl.cdiv(M, BLOCK_M)
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, BLOCK_N)
+    m = tile % tiles_of_m * BLOCK_M + row
+    n = tile // tiles_of_m * BLOCK_N + column
+    mask = (m < M)[:, None] & (n < N)[None, :]
+    total = tl.zeros((ROWS, BLOCK_N), dtype=tl.float32)
+    for part in tl.static_range(SPLITS):
+        slot = (part * split_tiles + tl.program_id(0)).to(tl.int64)
+        place = slot * (BLOCK_M * BLOCK_N) + row[:, None] * BLOCK_N + column[None, :]
+        total += tl.load(partials + place, mask=mask, other=0.0)
     if bias is not None:
-        total += tl.load(bias + n, mask=mask, other=0.0).to(tl.float32)
-    tl.store(out + row * out_stride + n, total.to(out.dtype.element_ty), mask=mask)
+        total += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
+    at = m.to(tl.int64)[:, None] * out_stride + n[None, :]
+    tl.store(out + at, total.to(out.dtype.element_ty), mask=mask)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -246,19 +287,12 @@ def _descriptor(address: int, dtype: torch.dtype, shape: tuple[int, ...], stride
     return TensorDescriptor(memory, list(shape), list(strides), [rows, PANEL.value], layout)
 
 
-def steps_and_splits(weight: QuantizedWeight, config: LargeMConfig) -> tuple[int, int, int]:
-    """Steps of K, those of a split, which are pairs, and how many splits that makes."""
-    assert config.block_k == GROUP or (weight.bits == 8 and not weight.is_grouped), "a step is one group"
-    k_steps = cdiv(weight.k, GROUP) * GROUP // config.block_k
-    steps_of_split = cdiv(k_steps, 2 * config.splits) * 2
-    return k_steps, steps_of_split, cdiv(k_steps, steps_of_split)
-
-
 def large_m_gemm(
     x: torch.Tensor,
     weight: QuantizedWeight,
     config: LargeMConfig,
     *,
+    sm_count: int,
     workspace: Workspace,
     bias: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
@@ -269,11 +303,12 @@ def large_m_gemm(
         out = torch.empty((m, n), dtype=x.dtype, device=x.device)
     if not m:
         return out
+    assert config.block_k == GROUP or (weight.bits == 8 and not weight.is_grouped), "a step is one group"
     values = weight.values
-    k_steps, steps_of_split, splits = steps_and_splits(weight, config)
-    partials = workspace.partials(splits * m * n if splits > 1 else 0)
-    _large_m_gemm[(cdiv(m, config.block_m), cdiv(n, BLOCK_N), splits)](
-        _descriptor(values.data_ptr(), values.dtype, tuple(values.shape), values.stride(), BLOCK_N),
+    schedule = large_m_schedule(m, n, k, config, sm_count=sm_count)
+    partials = workspace.partials(schedule.partial_sums)
+    _large_m_gemm[(schedule.programs,)](
+        _descriptor(values.data_ptr(), values.dtype, tuple(values.shape), values.stride(), LARGE_TILE_N),
         _descriptor(x.data_ptr(), x.dtype, (m, k), x.stride(), config.block_m),
         weight.scales,
         bias,
@@ -281,18 +316,21 @@ def large_m_gemm(
         partials,
         m,
         n,
-        k_steps,
-        steps_of_split,
+        schedule.k_steps,
+        schedule.whole_tiles,
+        schedule.split_tiles,
+        schedule.steps_of_split,
         out.stride(0),
         STAGES=config.stages,
         GROUPED=weight.is_grouped,
         BIAS=bias is not None,
-        IS_SPLIT=splits > 1,
+        HAS_SPLITS=config.splits > 1,
         BLOCK_K=config.block_k,
         num_warps=WARPS.value,
     )
-    if splits > 1:
-        _sum_splits[(m, cdiv(n, 1024))](
-            partials, bias, out, m, n, out.stride(0), SPLITS=splits, BLOCK=1024, num_warps=4
-        )
+    if schedule.split_tiles:
+        _sum_parts[(schedule.split_tiles, cdiv(min(m, config.block_m), _SUM_ROWS))](
+            partials, bias, out, m, n, schedule.whole_tiles, schedule.split_tiles, out.stride(0),
+            SPLITS=schedule.splits, BLOCK_M=config.block_m, BLOCK_N=LARGE_TILE_N, ROWS=_SUM_ROWS, num_warps=4,
+        )  # fmt: skip
     return out

@@ -166,7 +166,12 @@ def tuned_configs_json(configs: TunedConfigs) -> str:
 
 def _large_entry(shape: LargeShape, config: LargeMConfig | None) -> dict[str, Any]:
     entry = dict(zip(("format", "N", "K", "M"), shape, strict=True))
-    return entry | ({"kernel": _CUBLAS} if config is None else {"kernel": _LARGE_M, "config": asdict(config)})
+    if config is None:
+        return entry | {"kernel": _CUBLAS}
+    fields = asdict(config)
+    if not config.splits_last_wave:
+        del fields["splits_last_wave"]
+    return entry | {"kernel": _LARGE_M, "config": fields}
 
 
 def sorted_items(table: Mapping[Shape, GemmConfig | None]) -> list[tuple[Shape, GemmConfig | None]]:
