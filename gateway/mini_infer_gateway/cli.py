@@ -14,6 +14,7 @@ import msgspec
 import uvicorn
 
 from mini_infer_contract.api_keys import API_KEY_ENV, ENGINE_API_KEY_ENV, configured_keys, keys_in
+from mini_infer_contract.command_line import parse_flags, port_number, seconds, whole_number
 from mini_infer_contract.cors import CorsPolicy
 from mini_infer_contract.interpreter import favour_event_loop
 from mini_infer_contract.logs import FORMATS, configure_logging
@@ -49,14 +50,23 @@ def parse(arguments: Sequence[str] | None = None) -> GatewaySettings:
     """Settings from the command line; exits with usage on a mistake."""
     defaults = GatewaySettings()
     parser = argparse.ArgumentParser(
-        prog="mini-infer-gateway", description="Sends OpenAI requests to the engine that holds their prompt's KV cache."
+        prog="mini-infer-gateway",
+        usage="mini-infer-gateway (--endpoints FILE | --kubernetes) [--flag=value ...]   (--help: all flags)",
+        description="Sends OpenAI requests to the engine that holds their prompt's KV cache.",
+        allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"mini-infer-gateway {__version__}")
     parser.add_argument("--host", default=defaults.host, help="address to listen on (default: %(default)s)")
-    parser.add_argument("--port", type=int, default=defaults.port, help="port to listen on (default: %(default)s)")
+    parser.add_argument(
+        "--port",
+        type=port_number,
+        metavar="PORT",
+        default=defaults.port,
+        help="port to listen on (default: %(default)s)",
+    )
     parser.add_argument(
         "--admin-port",
-        type=int,
+        type=port_number,
         metavar="PORT",
         help="port for /metrics and /debug/endpoints, beside /healthz and /readyz (default: --port where --host is a "
         "loopback address, else they are not served)",
@@ -100,7 +110,7 @@ def parse(arguments: Sequence[str] | None = None) -> GatewaySettings:
     _add_tls_flags(parser)
     parser.add_argument(
         "--max-local-prefill-tokens",
-        type=int,
+        type=whole_number(0),
         metavar="N",
         help="where there are prefill engines: a prompt of which the decode engine lacks more tokens than this is "
         "computed by one of them, any other by the decode engine itself; 0: all go to a prefill engine (default: "
@@ -120,18 +130,18 @@ def parse(arguments: Sequence[str] | None = None) -> GatewaySettings:
         action="store_false",
         help="no line for each request (those that fail are warnings)",
     )
-    for name, help_text in {
-        "max-body-bytes": "longer requests get 413; an engine's --max-body-size should be the same",
-        "max-attempts": "endpoints that one request is tried on",
-        "max-queue": "requests of one model that wait here for an engine with room, so that engines get only what "
+    for (name, low), help_text in {
+        ("max-body-bytes", 1): "longer requests get 413; an engine's --max-body-size should be the same",
+        ("max-attempts", 1): "endpoints that one request is tried on",
+        ("max-queue", 0): "requests of one model that wait here for an engine with room, so that engines get only what "
         "keeps them busy and the rest is placed when it can start; one more gets 429 with Retry-After; 0: none waits",
-        "index-max-blocks": "16-token blocks that the prefix index holds, about 300 bytes each; default: what "
+        ("index-max-blocks", 1): "16-token blocks that the prefix index holds, about 300 bytes each; default: what "
         "--memory-limit leaves",
     }.items():
         default = getattr(defaults, name.replace("-", "_"))
         parser.add_argument(
             f"--{name}",
-            type=int,
+            type=whole_number(low),
             metavar="N",
             default=default,
             help=f"{help_text}" + (f" (default: {default})" if default else ""),
@@ -168,9 +178,9 @@ def parse(arguments: Sequence[str] | None = None) -> GatewaySettings:
     }.items():
         default = getattr(defaults, name.replace("-", "_") + "_s")
         parser.add_argument(
-            f"--{name}", type=float, metavar="SECONDS", default=default, help=f"{help_text} (default: {default:g})"
+            f"--{name}", type=seconds, metavar="SECONDS", default=default, help=f"{help_text} (default: {default:g})"
         )
-    given = vars(parser.parse_args(arguments))
+    given = vars(parse_flags(parser, arguments))
     if not given["kubernetes"] and (given["namespace"] or given["kubeconfig"]):
         parser.error("--namespace and --kubeconfig need --kubernetes")
     if given["admin_port"] == given["port"]:
@@ -216,7 +226,12 @@ def _add_connection_limits(parser: argparse.ArgumentParser, defaults: Connection
         default = getattr(defaults, name)
         flag = "--client-" + name.removesuffix("_s").replace("_", "-")
         group.add_argument(
-            flag, dest=name, type=type(default), metavar=unit, default=default, help=f"{help_text} (default: {default})"
+            flag,
+            dest=name,
+            type=seconds if unit == "SECONDS" else whole_number(1),
+            metavar=unit,
+            default=default,
+            help=f"{help_text} (default: {default})",
         )
 
 
@@ -310,8 +325,13 @@ def make_source(settings: GatewaySettings) -> EndpointSource:
     if settings.endpoints_file is not None:
         return StaticFile(settings.endpoints_file)
     # Imported late: the client's generated code takes a second that a static file need not wait for.
+    from mini_infer_contract.kubernetes_access import AccessError, find_access
     from mini_infer_gateway.endpoints.kubernetes_watch import KubernetesWatch
 
+    try:
+        find_access(settings.kubeconfig)  # or the server would start, and never see an engine
+    except AccessError as error:
+        raise SystemExit(f"mini-infer-gateway: --kubernetes: {error}") from None
     return KubernetesWatch(settings.namespace, settings.kubeconfig)
 
 

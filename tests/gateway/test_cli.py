@@ -1,10 +1,11 @@
 """Flags to settings, and what a wrong start says."""
 
 import socket
+from pathlib import Path
 
 import pytest
 
-from mini_infer_gateway.cli import listen, parse
+from mini_infer_gateway.cli import listen, make_source, parse
 from mini_infer_gateway.settings import GatewaySettings
 
 
@@ -25,13 +26,27 @@ def test_flags_become_settings() -> None:
         (["--endpoints", "e", "--kubernetes"], "not allowed with"),
         (["--endpoints", "e", "--namespace", "ns"], "need --kubernetes"),
         (["--endpoints", "e", "--routing", "best"], "invalid choice"),
-        (["--endpoints", "e", "--prot", "1"], "unrecognized arguments"),
+        (["--endpoints", "e", "--prot", "1"], "unrecognized arguments: --prot 1: did you mean --port?"),
+        (["--endpoints", "e", "--max-q", "1"], "unrecognized arguments: --max-q 1: did you mean --max-queue?"),
+        (["--endpoints", "e", "--port", "70000"], "'70000' is not an integer from 0 up to 65535"),
+        (["--endpoints", "e", "--max-queue", "-1"], "'-1' is not an integer from 0"),
+        (["--endpoints", "e", "--max-attempts", "0"], "'0' is not an integer from 1"),
+        (["--endpoints", "e", "--client-max-connections", "x"], "'x' is not an integer from 1"),
+        (["--endpoints", "e", "--queue-timeout", "-1"], "'-1' is not a number of seconds from 0"),
+        (["--endpoints", "e", "--idle-timeout", "nan"], "'nan' is not a number of seconds from 0"),
     ],
 )
 def test_mistakes_are_named(arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse(arguments)
-    assert complaint in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert complaint in told
+    assert len(told.splitlines()) <= 3, "a long usage hides what is wrong"
+
+
+def test_a_cluster_that_cannot_be_reached_is_told_before_anything_is_served(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"mini-infer-gateway: --kubernetes: kubeconfig .* cannot be read"):
+        make_source(parse(["--kubernetes", "--kubeconfig", str(tmp_path / "none")]))
 
 
 def test_a_busy_port_says_so() -> None:

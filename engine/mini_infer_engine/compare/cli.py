@@ -10,6 +10,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from mini_infer_contract.command_line import whole_number
 from mini_infer_engine import __version__
 from mini_infer_engine.compare.measure import Baseline, measure
 from mini_infer_engine.compare.report import draw, table
@@ -77,7 +78,9 @@ def make_parser() -> argparse.ArgumentParser:
         help="each scheme also with its keys and values kept so, in a column of its own: fp8, int8 (default: none)",
     )
     parser.add_argument("--texts", type=Path, metavar="FILE", help="a text to predict in place of the usual ones")
-    parser.add_argument("--limit", type=int, default=40, metavar="N", help="texts, and questions (default: 40)")
+    parser.add_argument(
+        "--limit", type=whole_number(1), default=40, metavar="N", help="texts, and questions (default: 40)"
+    )
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto", help="of activations")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where the figures are written")

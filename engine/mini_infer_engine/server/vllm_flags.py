@@ -1,12 +1,12 @@
 """Flags that the parser does not know: vLLM's that ask for nothing here pass, others are named with a remedy."""
 
 import argparse
-import difflib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 
+from mini_infer_contract.command_line import guess
 from mini_infer_engine.vllm_keywords import check_neutral
 
 
@@ -21,7 +21,7 @@ def _checked(flag: str, values: list[str], parser: argparse.ArgumentParser, mode
     try:
         check_neutral(name.removeprefix("no_") if is_negated else name, not is_negated and _value(values), model, flag)
     except KeyError:
-        raise ValueError(f"there is no flag {flag}{_remedy(flag, parser)}") from None
+        raise ValueError(f"there is no flag {flag}{guess(flag, parser)}") from None
     return " ".join([flag, *values])
 
 
@@ -55,9 +55,3 @@ def _value(values: list[str]) -> Any:
 
 def _is_number(word: str) -> bool:
     return word[1:].replace(".", "", 1).isdecimal()
-
-
-def _remedy(flag: str, parser: argparse.ArgumentParser) -> str:
-    known = [option for action in parser._actions for option in action.option_strings if option.startswith("--")]
-    near = difflib.get_close_matches(flag, known, 1)
-    return f": did you mean {near[0]}?" if near else ": --help lists all flags"

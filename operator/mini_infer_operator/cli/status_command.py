@@ -35,6 +35,9 @@ def show_status(name: str | None, namespace: str, *, everywhere: bool, local: bo
             return failed
     if not found:
         where = f"in this folder ({ROOT})" if local else f"in namespace {namespace}; -A shows all namespaces"
+        if name is not None and local:
+            print(f"mini-infer status: no `mini-infer up` of {name} runs from this folder", file=sys.stderr)
+            return FAILED
         print(f"no InferenceService {where}")
         return 0
     print("\n".join(status_table(found, datetime.now(UTC))))

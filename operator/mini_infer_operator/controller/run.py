@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 
 import aiohttp
 
-from mini_infer_contract.kubernetes_access import find_access
+from mini_infer_contract.kubernetes_access import AccessError, find_access
 from mini_infer_contract.kubernetes_client import KubernetesClient
 from mini_infer_contract.logs import configure_logging
 from mini_infer_contract.resources import KIND, LABEL_SERVICE
@@ -179,6 +179,10 @@ def main() -> None:
         sys.exit(apply_crd())
     settings = parse_settings()
     configure_logging(settings.log_level)
+    try:
+        find_access()
+    except AccessError as error:
+        sys.exit(f"mini-infer-operator: {error}")
     asyncio.run(run_operator(settings))
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mini_infer_contract.command_line import parse_flags, port_number, seconds, whole_number
 from mini_infer_operator import __version__
 from mini_infer_operator.images import EngineImages
 
@@ -56,6 +57,8 @@ def parse_settings(
 ) -> OperatorSettings:
     """Read the command line; exits with a message if it is wrong."""
     parser = argparse.ArgumentParser(
+        usage="mini-infer-operator --engine-image IMAGE [--flag value ...]   (--help: all flags)",
+        allow_abbrev=False,
         prog="mini-infer-operator",
         description="Turns InferenceServices into engine pods. Needs the CRD (crds/) and the rights in permissions.py; "
         "uses the pod's service account, or KUBECONFIG outside a cluster.",
@@ -116,7 +119,7 @@ def parse_settings(
     )
     parser.add_argument(
         "--max-rolling-services",
-        type=int,
+        type=whole_number(0),
         metavar="N",
         default=default("max-rolling-services", "3"),
         help="services that may roll to a new default image at a time; one that gets stuck keeps its turn. 0: only an "
@@ -131,14 +134,14 @@ def parse_settings(
     )
     parser.add_argument(
         "--health-port",
-        type=int,
+        type=port_number,
         metavar="PORT",
         default=default("health-port", "8081"),
         help="of /healthz and /readyz (default: 8081)",
     )
     parser.add_argument(
         "--resync-seconds",
-        type=float,
+        type=seconds,
         metavar="S",
         default=default("resync-seconds", "300"),
         help="look at every service at least this often (default: 300)",
@@ -149,7 +152,7 @@ def parse_settings(
         choices=("DEBUG", "INFO", "WARNING", "ERROR"),
         help="(default: INFO)",
     )
-    given = parser.parse_args(arguments)
+    given = parse_flags(parser, arguments)
     return OperatorSettings(
         engine_image=given.engine_image,
         engine_cuda_image=given.engine_cuda_image or None,

@@ -42,6 +42,8 @@ def test_what_has_ended_is_not_shown(folder: Path, capsys: pytest.CaptureFixture
     assert read_statuses() == []
     assert entry.main(["status", "--local"]) == 0
     assert "no InferenceService in this folder" in capsys.readouterr().out
+    assert entry.main(["status", "nobody", "--local"]) == 2
+    assert "no `mini-infer up` of nobody runs from this folder" in capsys.readouterr().err
     assert entry.main(["why", "demo", "--local"]) == 2
     assert "no `mini-infer up` of demo runs from this folder" in capsys.readouterr().err
     assert entry.main(["why", "demo"]) == 2
