@@ -5,7 +5,7 @@
 #   on two GPUs: tp_tests (TP_CHOSEN="bfloat16 or experts", TP_WORKERS=3 at a time) tp_tune tensor_parallel (TP_MODELS=a,b; FLAGS=--all-reduce: that alone)
 #   pipeline_parallel (PP_MODELS=a,b PP_KINDS="one GPU,two ranks,whole experts") kv_tests kv_disturbances (both on one GPU, too: KV_TEST_GPUS=0,0)
 #   kv_transfer disaggregation data_parallel
-#   more stages: routing_engines (four engines of 0.6B on one GPU, the Mooncake trace) startup products structured speculation logprobs beams quantization (SCHEMES=bf16,int8,fp8,int4 DISABLE=large_m_gemm) quantized_products (ROWS=256,512) grouped_products (FLAGS='--only bf16,W8A8,blocks') precision kv_dtype;
+#   more stages: features (docs/features.md) routing_engines (four engines of 0.6B on one GPU, the Mooncake trace) startup products structured speculation logprobs beams quantization (SCHEMES=bf16,int8,fp8,int4 DISABLE=large_m_gemm) quantized_products (ROWS=256,512) grouped_products (FLAGS='--only bf16,W8A8,blocks') precision kv_dtype;
 #   soak (starts ten gentle minutes in the background, which wait while others measure; each
 #   later call fetches what it has found), soaked (stays until it ends)
 #   OUT=results          where results go
@@ -93,6 +93,9 @@ benchmark() { # name flags...
 for name in $stages; do
   case $name in
   tests) OMP_NUM_THREADS=2 stage tests "$python" -m pytest -n 8 --dist worksteal -m gpu tests/gpu -q -rfEs --durations=15 -p no:cacheprovider ;;
+  features) # each pair of features; leaves docs/features.md, whose last section tells of this GPU
+    FEATURES_DEVICE=cuda OMP_NUM_THREADS=1 stage features "$python" -m tests.engine.test_features "${FEATURES_PROCESSES:-14}"
+    cp docs/features.md "$out/" ;;
   tp_tests) # most of each is the start of an engine: several at a time, on the same two GPUs
     OMP_NUM_THREADS=4 stage tp_tests "$python" -m pytest -n "${TP_WORKERS:-3}" -m gpu2 tests/gpu2 \
       -k "(tensor_parallel or pipeline_parallel) and (${TP_CHOSEN:-test})" -v -rfEs --durations=15 -p no:cacheprovider ;;

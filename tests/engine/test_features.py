@@ -1,15 +1,20 @@
-"""Each pair of features on a CPU: works, and then the text is what it should be, or is refused with a reason.
+"""Each pair of features on a device: works, and then the text is what it should be, or is refused with a reason.
 
-What docs/features.md tells is what is found here; `python -m tests.engine.test_features` writes it anew.
+What docs/features.md tells is what is found here; `python -m tests.engine.test_features [PROCESSES]` writes it anew.
+FEATURES_DEVICE=cuda tries the pairs on a GPU, of which the page tells what is otherwise than on a CPU.
 """
 
 import atexit
 import functools
 import itertools
+import multiprocessing
+import os
 import re
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,10 +30,18 @@ from tests.support.features import FEATURES, Feature, sampling_of
 from tests.support.tiny_models import save_tiny_model_with_text
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "features.md"
+DEVICE = os.environ.get("FEATURES_DEVICE", "cpu")
+ON_GPU = "## On an NVIDIA GPU"
+"""The section of what is otherwise there."""
 PATTERN = [300 + (place * place) % 23 for place in range(24)]
 PROMPTS = [{"prompt_token_ids": PATTERN + [400 + index] * (3 + index) + PATTERN[: 20 + index]} for index in range(3)]
 """With a shared beginning for the prefix cache and a repetition for look-up."""
 PAIRS = list(itertools.combinations_with_replacement(range(len(FEATURES)), 2))
+TRIED = [
+    pair
+    for pair in PAIRS
+    if DEVICE == "cpu" or all(FEATURES[index].gpus <= torch.cuda.device_count() for index in pair)
+]
 
 
 @dataclass(frozen=True)
@@ -54,7 +67,13 @@ def folder_of(feature: Feature | None) -> str:
 def engine_of(features: list[Feature]) -> LLM:
     """An engine with the settings of all of these."""
     model = next((feature for feature in features if feature.architecture is not None), None)
-    settings: dict[str, Any] = {"device": "cpu", "max_model_len": 128, "max_num_seqs": 4, "seed": 0}
+    settings: dict[str, Any] = {
+        "device": DEVICE,
+        "dtype": "float32",
+        "max_model_len": 128,
+        "max_num_seqs": 4,
+        "seed": 0,
+    }
     settings |= {"enable_prefix_caching": False, "kv_cache_memory": 40_000_000}
     for feature in features:
         settings |= feature.settings
@@ -123,11 +142,11 @@ MARKS = {"works": "yes", "refused": "no", "no pair": ""}
 
 
 def document(outcomes: dict[tuple[int, int], Outcome]) -> Iterator[str]:
-    """Lines of docs/features.md."""
+    """Lines of docs/features.md up to what is told of GPUs, by what was found on a CPU."""
     yield "# What can be combined"
     yield ""
     where = "[test_features.py](../tests/engine/test_features.py)"
-    yield f"Each pair is tried on a CPU by {where}, which also wrote this page:"
+    yield f"Each pair is tried by {where}, which also wrote this page, here on a CPU:"
     yield "`yes`, and then the text is that of the engine without what should not change it; `no`, it is refused with a"
     yield "reason, which stands below; empty, the two are no pair. A feature's line is in"
     yield "[features.py](../tests/support/features.py)."
@@ -148,15 +167,38 @@ def document(outcomes: dict[tuple[int, int], Outcome]) -> Iterator[str]:
             yield f"- {names}: {outcome.reason}"
 
 
-def told() -> dict[tuple[int, int], str]:
+def document_of_gpu(outcomes: dict[tuple[int, int], Outcome]) -> Iterator[str]:
+    """Its last section, by what was found on a GPU."""
+    on_cpu = cells()
+    yield ON_GPU
+    yield ""
+    alike = {pair for pair, outcome in outcomes.items() if MARKS[outcome.word] == on_cpu[pair]}
+    yield f"{len(alike)} of the pairs were tried on one, an {torch.cuda.get_device_name()}, and come out alike."
+    for pair in outcomes.keys() - alike:
+        names, outcome = [feature.name for feature in features_of(pair)], outcomes[pair]
+        yield f"- {' with '.join(names)}: `{MARKS[outcome.word]}` {outcome.reason}".rstrip()
+
+
+def cells() -> dict[tuple[int, int], str]:
     """The cells of the page."""
     rows = [line for line in DOCUMENT.read_text().splitlines() if line.startswith("| ") and line[2].isdigit()]
-    cells = [[cell.strip() for cell in row.strip("|").split("|")][2:] for row in rows]
-    return {pair: cells[pair[1]][pair[0]] for pair in PAIRS}
+    texts = [[cell.strip() for cell in row.strip("|").split("|")][2:] for row in rows]
+    return {pair: texts[pair[1]][pair[0]] for pair in PAIRS}
+
+
+def told() -> dict[tuple[int, int], str]:
+    """What the page tells of each pair on this device."""
+    found = cells()
+    if DEVICE != "cpu":
+        section = DOCUMENT.read_text().partition(ON_GPU)[2]
+        by_names = {" with ".join(feature.name for feature in features_of(pair)): pair for pair in PAIRS}
+        for names, mark in re.findall(r"^- (.*?): `(.*?)`", section, re.MULTILINE):
+            found[by_names[names]] = mark
+    return found
 
 
 @pytest.mark.features
-@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: "+".join(feature.name for feature in features_of(pair)))
+@pytest.mark.parametrize("pair", TRIED, ids=lambda pair: "+".join(feature.name for feature in features_of(pair)))
 def test_a_pair_is_as_the_page_tells(pair: tuple[int, int]) -> None:
     assert MARKS[outcome_of(features_of(pair)).word] == told()[pair]
 
@@ -168,11 +210,31 @@ def test_the_page_has_a_line_for_each_feature() -> None:
     ]
 
 
+def tried(pair: tuple[int, int]) -> Outcome:
+    """With the pair's name where it fails: all are tried, so that one look tells everything."""
+    try:
+        return outcome_of(features_of(pair))
+    except Exception as error:
+        names = [feature.name for feature in features_of(pair)]
+        return Outcome("fails", f"{names} {type(error).__name__} {str(error)[:300]}")
+
+
+def main() -> int:
+    """Try all pairs, in so many processes as are named, and write the page."""
+    processes = int(sys.argv[1]) if len(sys.argv) > 1 else 1
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
+        found = dict(zip(TRIED, pool.map(tried, TRIED), strict=True))
+    failed = [outcome.reason for outcome in found.values() if outcome.word == "fails"]
+    print(*failed, sep="\n")
+    if not failed:
+        on_cpu, heading, on_gpu = DOCUMENT.read_text().partition(ON_GPU)
+        if DEVICE == "cpu":
+            on_cpu = "\n".join(document(found))
+        else:
+            heading, on_gpu = "\n".join(document_of_gpu(found)), ""
+        DOCUMENT.write_text(f"{on_cpu.strip()}\n\n{heading}{on_gpu}".strip() + "\n")
+    return len(failed)
+
+
 if __name__ == "__main__":
-    found = {}
-    for each in PAIRS:
-        try:
-            found[each] = outcome_of(features_of(each))
-        except Exception as error:  # all of them, so that one look tells everything
-            print([feature.name for feature in features_of(each)], type(error).__name__, str(error)[:300])
-    DOCUMENT.write_text("\n".join(document(found)) + "\n")
+    raise SystemExit(main())

@@ -32,6 +32,8 @@ class Feature:
     keeps_text: bool = True
     """Whether the same tokens come out with it as without it."""
     shows: Check = lambda output: True
+    gpus: int = 1
+    """That it takes, where it is tried on GPUs."""
 
 
 FEATURES: tuple[Feature, ...] = (
@@ -59,7 +61,7 @@ FEATURES: tuple[Feature, ...] = (
             keeps_text=False, shows=lambda output: set(output.outputs[0].text) <= set("abc")),
     Feature("beam search", kind="beam_search"),
     Feature("embeddings", kind="embed"),
-    Feature("data parallel", {"data_parallel_size": 2}),
+    Feature("data parallel", {"data_parallel_size": 2}, gpus=2),
 )  # fmt: skip
 
 
