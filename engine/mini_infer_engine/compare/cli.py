@@ -45,6 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         print(f"mini-infer-compare: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 130
     print(table(figures))
     if options.json is not None:
         options.json.write_text(json.dumps({"model": options.model, "figures": figures}, indent=1) + "\n")

@@ -164,7 +164,10 @@ def failure(config: RankConfig, error: Exception) -> str:
 
 def main() -> None:
     """Run as `python -m mini_infer_engine.distributed.rank_process CONFIG`; started by the first rank alone."""
-    config = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=RankConfig)
+    try:
+        config = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=RankConfig)
+    except FileNotFoundError:
+        return  # the first rank has left already, and taken its folder with it
     configure_logging(config.log_level, config.log_format, config.engine)
     sys.setswitchinterval(_SWITCH_S)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

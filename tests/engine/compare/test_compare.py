@@ -90,6 +90,14 @@ def test_a_table_and_a_picture_have_every_figure(tmp_path: Path) -> None:
     assert (tmp_path / "picture.png").stat().st_size > 1000
 
 
+def test_ctrl_c_ends_it_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("mini_infer_engine.compare.cli.compare", interrupted)
+    assert main([]) == 130
+
+
 def test_it_tells_its_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["--version"])
