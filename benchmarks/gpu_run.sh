@@ -5,7 +5,7 @@
 #   on two GPUs: tp_tests (TP_CHOSEN="bfloat16 or experts", TP_WORKERS=3 at a time) tp_tune tensor_parallel (TP_MODELS=a,b; FLAGS=--all-reduce: that alone)
 #   pipeline_parallel (PP_MODELS=a,b PP_KINDS="one GPU,two ranks,whole experts") kv_tests kv_disturbances (both on one GPU, too: KV_TEST_GPUS=0,0)
 #   kv_transfer disaggregation data_parallel
-#   more stages: features (docs/features.md) routing_engines (four engines of 0.6B on one GPU, the Mooncake trace) startup products structured speculation logprobs beams quantization (SCHEMES=bf16,int8,fp8,int4 DISABLE=large_m_gemm) quantized_products (ROWS=256,512) grouped_products (FLAGS='--only bf16,W8A8,blocks') precision kv_dtype;
+#   more stages: features (docs/features.md) routing_engines (four engines of 0.6B on one GPU, the Mooncake trace) startup products structured speculation logprobs beams quantization (SCHEMES=bf16,int8,fp8,int4,int8+head DISABLE=large_m_gemm) quantized_products (ROWS=256,512) grouped_products (FLAGS='--only bf16,W8A8,blocks') precision kv_dtype;
 #   soak (starts ten gentle minutes in the background, which wait while others measure; each
 #   later call fetches what it has found), soaked (stays until it ends)
 #   OUT=results          where results go

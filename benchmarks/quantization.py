@@ -5,17 +5,18 @@
     python benchmarks/quantization.py --products --out FILE          single products, and configs tuned for them
 
 With --gpu: random weights; time between tokens of 1, 8 and 32 rows, 256 requests of 512 + 256 tokens, time to the first
-token of 512 and 4,096, bytes of weights. Schemes one after another, each in a process of its own; vLLM with the same
-scheme where it is installed (`--engines ours,vllm`). --products writes the fastest configs to the folder of --out, in
-the file that belongs into the engine's kernels/gemm/configs/.
+token of 512 and 4,096, bytes of weights. Schemes one after another, each in a process of its own; int8+head is int8
+with the output layer quantised, too, by our engine alone. vLLM with the same scheme where it is installed (`--engines
+ours,vllm`): with int8 and int4 both read one checkpoint, which is written for them and deleted afterwards. --products
+writes the fastest configs to the folder of --out, in the file that belongs into the engine's kernels/gemm/configs/.
 """
 
 import argparse
-import json
 import shutil
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,13 +29,17 @@ from common.report import integers, make_parser, print_table, save, say, words
 from common.targets import Target, print_verdicts
 
 _WANTED = ("itl ms", "w2 tok_s", "ttft ms 512", "ttft ms 4096")
-_VLLM_ON_LOAD = ("bf16", "fp8")
-"""What vLLM makes of unquantised weights when it loads them. Its other schemes need a checkpoint that says so."""
-_VLLM_CHECKPOINTS: dict[str, dict[str, Any]] = {
+_ON_LOAD = ("bf16", "fp8")
+"""What peers make of unquantised weights when they load them. Their other schemes need a checkpoint."""
+_HEAD = "+head"
+"""After a scheme's name: the output layer is quantised, too."""
+_CHECKPOINTS: dict[str, dict[str, Any]] = {
     "int8": {"num_bits": 8, "strategy": "channel"},
     "int4": {"num_bits": 4, "strategy": "group", "group_size": 128},
 }
-"""Weights of compressed-tensors' checkpoints that are stored as ours are (W8A16, W4A16); they run by Marlin there."""
+"""Weights of compressed-tensors' checkpoints that are stored as ours are (W8A16, W4A16); they run by Marlin in vLLM."""
+_SMOKE_GROUP = 32
+"""Columns that the tiny model's layers can be cut into."""
 _TARGETS = {
     "int8 itl ms bs 1": Target(2.4, aim=2.0),
     "fp8 itl ms bs 1": Target(2.4, aim=2.0),
@@ -58,36 +63,79 @@ def measure(engine: str, folder: str, settings: dict[str, Any], smoke: bool) -> 
         yield {name: value}
 
 
+def write_checkpoint(folder: str, target: str, weights: dict[str, Any]) -> Iterator[dict[str, float]]:
+    """A checkpoint of packed integers, on the GPU if there is one; in a process of its own, whose memory is freed."""
+    import torch
+    from common.packed_checkpoint import write_packed_checkpoint
+
+    begin = time.perf_counter()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    written = write_packed_checkpoint(Path(folder), Path(target), weights, device)
+    yield {"checkpoint GB": written / 1e9, "checkpoint written in s": time.perf_counter() - begin}
+
+
 def speed(options: argparse.Namespace) -> int:
     """All schemes of all models, and verdicts of the 7B shape's."""
     budget = Budget(options.time_limit_s)
     figures: dict[str, dict[str, dict[str, float]]] = {}
+    checkpoints: dict[str, dict[str, float]] = {}
     errors: list[str] = []
-    result: dict[str, Any] = {"figures": figures, "errors": errors}
+    result: dict[str, Any] = {"figures": figures, "checkpoints": checkpoints, "errors": errors}
     with tempfile.TemporaryDirectory() as root:
         for model in [engines.SMOKE_MODEL] if options.smoke else options.models:
             folder, found = model_folder(model, Path(root)), figures.setdefault(model, {})
             for scheme in options.schemes:
-                for engine in options.engines:
-                    label = scheme if engine == "ours" else f"{engine} {scheme}"
-                    if not _can_run(engine, scheme) or not budget.allows(engine, 40.0):
-                        continue
-                    say(f"{model}, {label}")
-                    with budget.spending(engine):
-                        made = isolated(
-                            measure, engine, *_loaded_from(engine, scheme, folder, options), options.smoke,
-                            timeout_s=budget.left_s, note=lambda part: say(f"  {part}"),
-                        )  # fmt: skip
-                    if "error" in made:
-                        errors.append(f"{model}, {label}: {made.pop('error')}")
-                    found[label] = made
-                    save(options.out, result)
+                with _checkpoint(scheme, folder, Path(root), options, budget) as (checkpoint, written):
+                    if "error" in written:
+                        errors.append(f"{model}, checkpoint of {scheme}: {written['error']}")
+                    if written:
+                        checkpoints[f"{model}, {scheme}"] = written
+                    for engine in options.engines:
+                        label = scheme if engine == "ours" else f"{engine} {scheme}"
+                        if not _can_run(engine, scheme, checkpoint) or not budget.allows(engine, 40.0):
+                            continue
+                        say(f"{model}, {label}")
+                        with budget.spending(engine):
+                            made = isolated(
+                                measure, engine, *_loaded_from(engine, scheme, checkpoint, folder, options),
+                                options.smoke, timeout_s=budget.left_s, note=lambda part: say(f"  {part}"),
+                            )  # fmt: skip
+                        if "error" in made:
+                            errors.append(f"{model}, {label}: {made.pop('error')}")
+                        found[label] = made
+                        save(options.out, result)
             names = list(dict.fromkeys(name for each in found.values() for name in each))
             print_table([model, *found], [[name, *(each.get(name) for each in found.values())] for name in names])
             if model == "qwen2.5-7b":
                 print_verdicts(model, compared(found), _TARGETS)
     save(options.out, result)
     return int(bool(errors))
+
+
+@contextmanager
+def _checkpoint(
+    scheme: str, folder: str, root: Path, options: argparse.Namespace, budget: Budget
+) -> Iterator[tuple[str | None, dict[str, Any]]]:
+    """The folder that all engines load integers from, and what writing it took, where a peer is measured, too.
+
+    None: each engine makes its own weights. An engine that leaves packed integers unwritten multiplies zeros, faster.
+    """
+    peers = [engine for engine in options.engines if engine != "ours" and engines.is_present(engine)]
+    if scheme not in _CHECKPOINTS or not peers or not budget.allows("checkpoint", 15.0):
+        yield None, {}
+        return
+    weights, target = _CHECKPOINTS[scheme], root / f"{Path(folder).name}-{scheme}"
+    if options.smoke and "group_size" in weights:
+        weights = weights | {"group_size": _SMOKE_GROUP}
+    say(f"checkpoint of {scheme}")
+    with budget.spending("checkpoint"):
+        written = isolated(
+            write_checkpoint, folder, str(target), weights, timeout_s=budget.left_s, note=lambda part: say(f"  {part}")
+        )
+    try:
+        yield None if "error" in written else str(target), written
+    finally:
+        shutil.rmtree(target, ignore_errors=True)
 
 
 def compared(found: dict[str, dict[str, float]]) -> dict[str, float]:
@@ -101,43 +149,25 @@ def compared(found: dict[str, dict[str, float]]) -> dict[str, float]:
     return values
 
 
-def _can_run(engine: str, scheme: str) -> bool:
-    known = engine == "ours" or scheme in _VLLM_ON_LOAD or scheme in _VLLM_CHECKPOINTS
-    return engines.is_present(engine) and known
+def _can_run(engine: str, scheme: str, checkpoint: str | None) -> bool:
+    return engines.is_present(engine) and (engine == "ours" or scheme in _ON_LOAD or checkpoint is not None)
 
 
-def _loaded_from(engine: str, scheme: str, folder: str, options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
+def _loaded_from(
+    engine: str, scheme: str, checkpoint: str | None, folder: str, options: argparse.Namespace
+) -> tuple[str, dict[str, Any]]:
     """The folder that an engine loads a scheme from, and its settings."""
     settings: dict[str, Any] = dict(engines.SMOKE_SETTINGS) if options.smoke else {"max_num_seqs": 256}
     if options.disable and engine == "ours":
         settings["disable"] = tuple(options.disable)
-    if scheme == "bf16":
-        return folder, settings
-    if engine != "ours" and scheme in _VLLM_CHECKPOINTS:
-        return packed_folder(folder, _VLLM_CHECKPOINTS[scheme]), settings
-    return folder, settings | {"quantization": scheme}
-
-
-def packed_folder(folder: str, weights: dict[str, Any]) -> str:
-    """The same shape as a compressed-tensors checkpoint of integers, all linear layers but the head."""
-    group = {
-        "targets": ["Linear"],
-        "weights": {"type": "int", "symmetric": True, "dynamic": False} | weights,
-        "input_activations": None,
-        "output_activations": None,
-    }
-    quantization = {
-        "quant_method": "compressed-tensors",
-        "format": "pack-quantized",
-        "quantization_status": "compressed",
-        "ignore": ["lm_head"],
-        "config_groups": {"group_0": group},
-    }
-    made = Path(f"{folder}-int{weights['num_bits']}")
-    shutil.copytree(folder, made, dirs_exist_ok=True)
-    config = json.loads((made / "config.json").read_text())
-    (made / "config.json").write_text(json.dumps(config | {"quantization_config": quantization}))
-    return str(made)
+    if checkpoint is not None:
+        return checkpoint, settings | {"load_format": "auto"}
+    kind = scheme.removesuffix(_HEAD)
+    if kind != "bf16":
+        settings["quantization"] = kind
+    if kind != scheme:
+        settings["quantize_lm_head"] = True
+    return folder, settings
 
 
 def products(options: argparse.Namespace) -> int:
@@ -165,7 +195,10 @@ def main() -> int:
     part.add_argument("--gpu", action="store_true", help="speed of models with random weights on a GPU")
     part.add_argument("--products", action="store_true", help="time and tune single products on a GPU")
     parser.add_argument("--models", type=words, default=["qwen2.5-7b"], metavar="NAME,...")
-    parser.add_argument("--schemes", type=words, default=words("bf16,int8,fp8,int4"), metavar="NAME,...")
+    parser.add_argument(
+        "--schemes", type=words, default=words("bf16,int8,fp8,int4"), metavar="NAME,...",
+        help="with --gpu also int8+head, fp8+head, int4+head: the output layer is quantised, too",
+    )  # fmt: skip
     parser.add_argument("--kv", type=words, default=[], metavar="NAME,...", help="with --precision: fp8, int8")
     parser.add_argument(
         "--rows", type=integers, default=[], metavar="M,...", help="with --products: 8 ... 64, 128 ... 4096"

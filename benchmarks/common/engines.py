@@ -34,6 +34,7 @@ SMOKE_SETTINGS = {
 _LEAST_SHARE = 0.1
 """vLLM starts if so much of the GPU is free; with a KV cache of given size it asks no more."""
 _OF_MEASUREMENT = (
+    "load_format",
     "max_num_seqs",
     "max_num_batched_tokens",
     "gpu_memory_utilization",

@@ -77,6 +77,20 @@ def test_beside_a_peer(tmp_path: Path) -> None:
     assert list(startup["runs"]) == ["tiny, ours, cold", "tiny, vllm, cold"]
 
 
+def test_quantised_weights_beside_a_peer(tmp_path: Path) -> None:
+    """Integers come from one checkpoint that both read; the scheme with a quantised head is ours alone."""
+    peer = {"PEER_SITE": str(ROOT / "tests" / "benchmarks" / "peer"), "TMPDIR": str(tmp_path)}
+    flags = ("--gpu", "--engines", "ours,vllm", "--schemes", "int8,int4,int8+head")
+    result, table = run("quantization.py", tmp_path / "out.json", *flags, **peer)
+    assert list(result["figures"]["tiny"]) == ["int8", "vllm int8", "int4", "vllm int4", "int8+head"]
+    assert len({frozenset(each) for each in result["figures"]["tiny"].values()}) == 1
+    assert [*result["checkpoints"]] == ["tiny, int8", "tiny, int4"]
+    assert result["checkpoints"]["tiny, int8"]["checkpoint GB"] > result["checkpoints"]["tiny, int4"]["checkpoint GB"]
+    assert not result["errors"]
+    assert "int8+head" in table
+    assert [file.name for file in tmp_path.iterdir()] == ["out.json"], "checkpoints are deleted"
+
+
 def test_after_its_time_a_script_begins_nothing_and_still_writes(tmp_path: Path) -> None:
     written, _ = run("ablations.py", tmp_path / "out.json", "--time-limit-s", "0")
     assert written["runs"] == {}

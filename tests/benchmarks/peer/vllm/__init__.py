@@ -20,4 +20,8 @@ class LLM(OURS):
     """On a CPU, whatever is asked for."""
 
     def __init__(self, model: str, **keywords: Any) -> None:
+        has_weights = any(Path(model).glob("*.safetensors"))
+        assert keywords["load_format"] == ("auto" if has_weights else "dummy"), (
+            "weights are made where some are written"
+        )
         super().__init__(model, **keywords | SMOKE)

@@ -1,0 +1,120 @@
+"""Checkpoints of random integers as compressed-tensors packs them ("pack-quantized"), for engines that read one file.
+
+An engine that makes its own weights (`load_format=dummy`) may leave packed integers unwritten, mostly zeros, and
+products of zeros draw less power and so are faster. Which tensors a model has, and of which shapes, our own reader of
+the format says.
+"""
+
+import json
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from mini_infer_engine.models.registry import model_class, read_config
+from mini_infer_engine.quantization.layers import quantize_layers
+
+_SHARD_BYTES = 1 << 30
+_STANDARD_DEVIATION = 0.02
+"""Of weights, dequantised and others."""
+_WRITERS = 4
+"""Shards that are written at the same time."""
+Shapes = dict[str, tuple[int, ...]]
+
+
+def write_packed_checkpoint(folder: Path, target: Path, weights: dict[str, Any], device: torch.device) -> int:
+    """The model of `folder` with all linear layers but the head as integers, made on `device`; bytes of its tensors.
+
+    weights: of compressed-tensors' config group, num_bits, strategy and group_size.
+    """
+    _write_config(folder, target, weights)
+    shapes, originals = _shapes(target)
+    shards = list(_shards(shapes))
+    names = [f"model-{number:05}-of-{len(shards):05}.safetensors" for number in range(1, len(shards) + 1)]
+    index, total = {}, 0
+    generator = torch.Generator(device).manual_seed(0)
+    with ThreadPoolExecutor(_WRITERS) as pool:
+        writes = []
+        for file, shard in zip(names, shards, strict=True):
+            tensors = {name: _random(name, shape, weights["num_bits"], generator) for name, shape in shard.items()}
+            tensors |= {name: torch.tensor(originals[name]) for name in map(_shape_name, shard) if name in originals}
+            writes.append(pool.submit(save_file, tensors, target / file, {"format": "pt"}))
+            index |= dict.fromkeys(tensors, file)
+            total += sum(tensor.nbytes for tensor in tensors.values())
+        for write in writes:
+            write.result()
+    text = json.dumps({"metadata": {"total_size": total}, "weight_map": index})
+    (target / "model.safetensors.index.json").write_text(text)
+    return total
+
+
+def _write_config(folder: Path, target: Path, weights: dict[str, Any]) -> None:
+    group = {
+        "targets": ["Linear"],
+        "weights": {"type": "int", "symmetric": True, "dynamic": False} | weights,
+        "input_activations": None,
+        "output_activations": None,
+    }
+    quantization = {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "quantization_status": "compressed",
+        "ignore": ["lm_head"],
+        "config_groups": {"group_0": group},
+    }
+    target.mkdir(parents=True)
+    if (folder / "generation_config.json").exists():
+        shutil.copy(folder / "generation_config.json", target)
+    config = json.loads((folder / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps(config | {"quantization_config": quantization}))
+
+
+def _shapes(folder: Path) -> tuple[Shapes, Shapes]:
+    """Every tensor of the checkpoint that this config.json describes, and what `weight_shape` of packed ones says."""
+    config = read_config(folder)
+    assert config.quantization is not None, "it was just written"
+    with torch.device("meta"):
+        model = model_class(config.architecture)(config)
+        plain = {name: tuple(placement.target.shape) for name, placement in model.checkpoint_tensors().items()}
+        quantize_layers(model, config.quantization)
+    shapes = {name: tuple(placement.target.shape) for name, placement in model.checkpoint_tensors().items()}
+    return shapes, {f"{name}_shape": shape for name, shape in plain.items() if name not in shapes}
+
+
+def _shape_name(name: str) -> str:
+    """Beside the tensor of packed integers; of no other."""
+    return f"{name.removesuffix('_packed')}_shape"
+
+
+def _shards(shapes: Shapes) -> Iterator[Shapes]:
+    """In order, each of about so many bytes or of one tensor."""
+    shard: Shapes = {}
+    taken = 0
+    for name, shape in shapes.items():
+        size = torch.Size(shape).numel() * (4 if name.endswith("weight_packed") else 2)
+        if shard and taken + size > _SHARD_BYTES:
+            yield shard
+            shard, taken = {}, 0
+        shard[name] = shape
+        taken += size
+    yield shard
+
+
+def _random(name: str, shape: tuple[int, ...], bits: int, generator: torch.Generator) -> Tensor:
+    """On the host: any bits as integers, scales that make weights of a usual size, ones as norms."""
+    device = generator.device
+    if name.endswith("weight_packed"):
+        return torch.randint(-(1 << 31), 1 << 31, shape, dtype=torch.int32, generator=generator, device=device).cpu()
+    if name.endswith("weight_scale"):
+        scale = _STANDARD_DEVIATION * 12**0.5 / (1 << bits)
+        random = torch.rand(shape, generator=generator, device=device)
+        return ((0.5 + random) * scale).bfloat16().cpu()
+    if name.endswith("norm.weight"):
+        return torch.ones(shape, dtype=torch.bfloat16)
+    random = torch.empty(shape, dtype=torch.bfloat16, device=device)
+    return random.normal_(0, _STANDARD_DEVIATION, generator=generator).cpu()

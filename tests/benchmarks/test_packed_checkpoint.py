@@ -1,0 +1,99 @@
+"""Checkpoints of random integers are what compressed-tensors' documentation says, and our engine reads them so."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from tests.engine.server.dry_server import ROOT
+from tests.support.integer_checkpoints import packed
+from tests.support.tiny_models import PageDealer, run_chunks, tiny_runner
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from common import packed_checkpoint
+from common.models import CONFIGS, model_folder
+from common.packed_checkpoint import write_packed_checkpoint
+
+TOKENS = [(position * 37 + 11) % 190 + 5 for position in range(40)]
+CHANNELS = {"num_bits": 8, "strategy": "channel"}
+GROUPS = {"num_bits": 4, "strategy": "group", "group_size": 32}
+CPU = torch.device("cpu")
+
+
+def written(root: Path, weights: dict[str, Any]) -> tuple[Path, dict[str, Tensor]]:
+    """The tiny shape's folder, and all its tensors."""
+    folder = root / "packed"
+    size = write_packed_checkpoint(Path(model_folder("tiny", root)), folder, weights, CPU)
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    tensors: dict[str, Tensor] = {}
+    for file in folder.glob("*.safetensors"):
+        found = load_file(file)
+        assert {index["weight_map"][name] for name in found} == {file.name}
+        tensors |= found
+    assert index["metadata"]["total_size"] == size == sum(tensor.nbytes for tensor in tensors.values())
+    assert index["weight_map"].keys() == tensors.keys()
+    return folder, tensors
+
+
+def dequantised(tensors: dict[str, Tensor], weights: dict[str, Any]) -> dict[str, Tensor]:
+    """As documented: words hold integers plus half their range, the first in the lowest bits; times scales."""
+    bits, found = weights["num_bits"], {}
+    for name, tensor in tensors.items():
+        path, _, part = name.rpartition(".weight_")
+        if part != "packed":
+            found |= {} if part in ("scale", "shape") else {name: tensor}
+            continue
+        rows, columns = tensors[f"{path}.weight_shape"].tolist()
+        unsigned = torch.stack([(tensor.long() >> shift) & ((1 << bits) - 1) for shift in range(0, 32, bits)], -1)
+        integers = unsigned.flatten(1)[:, :columns]
+        assert torch.equal(packed(integers, bits, 1), tensor)
+        scales = tensors[f"{path}.weight_scale"].float()
+        assert scales.shape == (rows, columns // weights.get("group_size", columns))
+        found[f"{path}.weight"] = (integers - (1 << (bits - 1))) * scales.repeat_interleave(
+            columns // scales.shape[1], 1
+        )
+    return found
+
+
+@pytest.mark.parametrize("weights", [CHANNELS, GROUPS], ids=["int8", "int4"])
+def test_what_is_written_is_what_our_engine_reads(
+    weights: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed_checkpoint, "_SHARD_BYTES", 20_000)
+    folder, tensors = written(tmp_path, weights)
+    assert len(list(folder.glob("*.safetensors"))) > 2
+    plain = dequantised(tensors, weights)
+    assert plain["model.layers.1.mlp.down_proj.weight"].shape == (64, 96)
+    assert 0.015 < float(plain["model.layers.1.mlp.down_proj.weight"].std()) < 0.025
+
+    unquantised = tmp_path / "plain"
+    unquantised.mkdir()
+    save_file({name: tensor.float().contiguous() for name, tensor in plain.items()}, unquantised / "model.safetensors")
+    (unquantised / "config.json").write_text(json.dumps(CONFIGS["tiny"]))
+    logits = []
+    for directory in (folder, unquantised):
+        runner = tiny_runner(directory, dtype="float32")
+        logits.append(run_chunks(runner, TOKENS, PageDealer(runner).table(40), [17, 1, 22]))
+    assert (logits[0] - logits[1]).abs().max() <= 1e-4
+    assert logits[0].abs().max() > 1e-2
+
+
+def test_a_packed_layer_has_the_documented_tensors_and_no_others(tmp_path: Path) -> None:
+    _, tensors = written(tmp_path, GROUPS)
+    of_layer = {name: tensor for name, tensor in tensors.items() if ".0.mlp.gate_proj." in name}
+    path = "model.layers.0.mlp.gate_proj"
+    assert {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in of_layer.items()} == {
+        f"{path}.weight_packed": (torch.int32, (96, 64 // 8)),
+        f"{path}.weight_scale": (torch.bfloat16, (96, 64 // 32)),
+        f"{path}.weight_shape": (torch.int64, (2,)),
+    }
+    others = {name for name in tensors if ".weight_" not in name}
+    assert all(name.endswith(("norm.weight", "_proj.bias", "embed_tokens.weight")) for name in others)
+    words = of_layer[f"{path}.weight_packed"]
+    assert (words < 0).float().mean() > 0.3, "the highest bits are random, too"
