@@ -38,11 +38,13 @@ _TARGETS = {"attention of 8 x 32768, fp8 times bf16": Target(1.5, at_least=True)
 
 def attention(options: argparse.Namespace) -> Iterator[dict[str, float]]:
     """Microseconds of each case and dtype, and terabytes a second of decodes."""
+    from mini_infer_engine.config.mechanisms import Mechanism
     from mini_infer_engine.kernels.attention.decode_attention import decode_attention
     from mini_infer_engine.kernels.attention.decode_plan import plan_decode
     from mini_infer_engine.kernels.attention.prefill_attention import prefill_attention, prefill_shape
     from mini_infer_engine.kernels.attention.prefill_rows import PrefillRows
     from mini_infer_engine.kernels.attention.rope_kv import Rotation
+    from mini_infer_engine.kernels.attention.widen_pages import WIDENING_PROGRAMS_PER_SM, wide_page_bytes, widen_pages
     from mini_infer_engine.kernels.policy import kernel_policy
     from mini_infer_engine.kernels.workspace import Workspace
     from mini_infer_engine.models.kv_spec import KV_QUANTIZATIONS, KVSpec
@@ -82,14 +84,27 @@ def attention(options: argparse.Namespace) -> Iterator[dict[str, float]]:
             if new is not None:
                 q = torch.randn(new, Q_HEADS, HEAD_DIM, device=device, dtype=dtype)
                 starts, ends = (torch.tensor(x, device=device, dtype=torch.int32) for x in ([0, new], [tokens]))
-                chunk = PrefillRows(tables, starts, ends, new, tokens)
-                tiles = policy.prefill_config(prefill_shape(q, pages[0], chunk))
+                chunk = PrefillRows(tables, starts, ends, new, tokens, width)
+                workspace.reserve_wide_pages(width * wide_page_bytes(pages[0], dtype))
+                shape = prefill_shape(q, pages[0], chunk, wide_pages=width)
+                tiles = policy.prefill_config(shape)
 
                 def prefill(layer: torch.Tensor) -> torch.Tensor:
                     return prefill_attention(q, layer, chunk, scale=scale, config=tiles, workspace=workspace)
 
                 took = microseconds([lambda layer=layer, run=prefill: run(layer) for layer in pages[:4]])
                 yield {f"prefill {new} of {tokens}, {name}, us": took}
+                if kind != "auto":
+                    programs = WIDENING_PROGRAMS_PER_SM * policy.profile.sm_count
+
+                    def widen(layer: torch.Tensor) -> None:
+                        widen_pages(layer, chunk, dtype, workspace=workspace, programs=programs)
+
+                    took = microseconds([lambda layer=layer, run=widen: run(layer) for layer in pages[:4]])
+                    yield {f"widening {tokens}, {name}, us": took}
+                    tiles = policy.without(Mechanism.WIDE_PAGES).prefill_config(shape)
+                    took = microseconds([lambda layer=layer, run=prefill: run(layer) for layer in pages[:4]])
+                    yield {f"prefill {new} of {tokens}, {name} without wide pages, us": took}
             del pool, pages
 
 

@@ -4,6 +4,8 @@ On a GPU test_logits.py and test_same_text.py do the same with captured graphs. 
 records.
 """
 
+import gc
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,11 +23,16 @@ from mini_infer_engine.core.engine import Engine
 from mini_infer_engine.core.request import Request, SamplingParams
 from mini_infer_engine.core.result import PassResult
 from mini_infer_engine.distributed.rank_group import ALONE_IN_GROUP, RankGroup
+from mini_infer_engine.kernels.attention import attention_config
+from mini_infer_engine.kernels.attention.attention_config import PrefillConfig
+from mini_infer_engine.kernels.attention.prefill_attention import prefill_attention
 from mini_infer_engine.kernels.gemm import grouped_weight_gemm
+from mini_infer_engine.kernels.policy import KernelPolicy
+from mini_infer_engine.kernels.workspace import Workspace
 from mini_infer_engine.layers import linear
 from mini_infer_engine.quantization import fp4, integer
 from mini_infer_engine.quantization.grouped import GroupedMethod
-from mini_infer_engine.runtime import cuda_executor, cuda_graphs, cuda_sampling
+from mini_infer_engine.runtime import cuda_executor, cuda_graphs, cuda_sampling, memory_plan
 from mini_infer_engine.runtime.cuda_executor import CudaExecutor
 from mini_infer_engine.runtime.model_runner import ModelRunner
 from mini_infer_engine.structured.matcher import mask_of
@@ -193,6 +200,112 @@ def test_quantized_pages_are_read_and_written_as_by_torch(
         runner.collect(runner.launch(Batch([prompt(2, 27, 3, [5, 9])], 0, transfers=forks)))
     told = [run_chunks(runner, TOKENS, [5, 9], [30]) for runner in (ours, plain)]
     assert (told[0] - told[1]).abs().mean() <= 1e-3
+
+
+@pytest.fixture
+def widening(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """As on Hopper, with the kernel of other GPUs over widened pages; addresses of these, call by call."""
+    addresses: list[int] = []
+
+    def attend(q: Any, pool: Any, rows: Any, *, scale: float, config: Any, out: Any) -> None:
+        addresses.append(pool.data_ptr())
+        tiles = PrefillConfig(64, 16, 4, 2, programs=1)
+        prefill_attention(q, pool, rows, scale=scale, config=tiles, workspace=Workspace(q.device), out=out)
+
+    kernel = SimpleNamespace(hopper_prefill_attention=attend)
+    monkeypatch.setitem(sys.modules, "mini_infer_engine.kernels.attention.hopper_prefill_attention", kernel)
+    monkeypatch.setattr(KernelPolicy, "hopper_fa3", property(lambda policy: True))
+    monkeypatch.setattr(attention_config, "supports_hopper_fa3", lambda shape: shape.pages_dtype == torch.float32)
+    monkeypatch.setattr(attention_config, "hopper_fa3_is_faster", lambda tokens, sequences, q_heads: tokens > 8)
+    monkeypatch.setattr(attention_config, "widening_pays", lambda shape: True)
+    return addresses
+
+
+@pytest.mark.parametrize("enforce_eager", [False, True])
+def test_prompts_over_widened_pages_are_as_by_torch(
+    tmp_path: Path, interpreted: Callable[..., ModelRunner], widening: list[int], enforce_eager: bool
+) -> None:
+    """In graphs, whose addresses stay, and kernel by kernel; chunks end inside pages; decode rows stand beside."""
+    save_tiny_model(tmp_path, "qwen3", num_hidden_layers=2)
+    kept = {"kv_cache_dtype": "int8", "max_model_len": 64, "enforce_eager": enforce_eager, "decodes_beside": 4}
+    ours, plain = interpreted(**kept), interpreted(**kept, attention_backend="torch")
+    assert isinstance(ours.executor, CudaExecutor)
+    workspace = ours.executor.kernels.workspace
+    scratch = workspace.wide_pages.data_ptr()
+    made = []
+    for runner in (ours, plain):
+        logits = []
+        for rows in (
+            [prompt(0, 0, 13, [5, 2])],
+            [prompt(0, 13, 12, [5, 2]), prompt(1, 0, 18, [7, 3])],
+            [Row(0, 25, 1, TOKENS[25:26], [5, 2], GREEDY, output_index=1), prompt(1, 18, 15, [7, 3, 6])],
+        ):
+            del widening[:]
+            logits.append(runner.collect(runner.launch(Batch(rows, 0))).tokens)
+            assert bool(widening) == (runner is ours)
+            assert set(widening) <= {scratch}
+        made.append(logits)
+    assert made[0] == made[1]
+    assert workspace.wide_pages.data_ptr() == scratch
+
+
+def test_passes_whose_pages_do_not_fit_run_kernel_by_kernel_and_are_not_widened(
+    tmp_path: Path, interpreted: Callable[..., ModelRunner], widening: list[int]
+) -> None:
+    save_tiny_model(tmp_path, "qwen3", num_hidden_layers=2)  # of the last, single tokens attend
+    runner = interpreted(kv_cache_dtype="int8", max_model_len=64)
+    executor = runner.executor
+    assert isinstance(executor, CudaExecutor)
+    (graph,) = executor.prefill_graphs.values()
+    fits = [prompt(slot, 24, 8, [2 * slot, 2 * slot + 1]) for slot in range(4)]  # 8 pages: two sequences of 64 tokens
+    assert graph.holds(32, 0, fits)
+    too_many = [*fits[:3], prompt(3, 32, 8, [6, 7, 8])]
+    assert not graph.holds(32, 0, too_many)
+    del widening[:]
+    runner.collect(runner.launch(Batch(too_many, 0)))
+    assert not widening
+    runner.collect(runner.launch(Batch(fits, 0)))
+    assert widening
+    few = interpreted(kv_cache_dtype="int8", max_model_len=64, disable=["wide_pages"])
+    assert isinstance(few.executor, CudaExecutor)
+    (graph,) = few.executor.prefill_graphs.values()
+    assert graph.holds(32, 0, too_many), "what widens nothing has room for any pages"
+
+
+def test_scratch_memory_for_widened_pages_is_in_the_memory_plan(
+    tmp_path: Path, interpreted: Callable[..., ModelRunner], widening: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is taken while what an executor keeps is measured, before pages are counted out."""
+
+    class Eager(CudaExecutor):
+        def compile_kernels(self, most_tokens: int) -> None:
+            """The interpreter compiles none."""
+
+    def allocated(device: object) -> int:
+        storages = {
+            tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
+            for tensor in gc.get_objects()
+            if isinstance(tensor, torch.Tensor)
+        }
+        return sum(storages.values())
+
+    for name, function in {
+        "memory_allocated": allocated,
+        "max_memory_allocated": allocated,
+        "reset_peak_memory_stats": lambda device: None,
+        "empty_cache": lambda: None,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, function)
+    save_tiny_model(tmp_path, "qwen3", num_hidden_layers=1)
+    states = {}
+    for disabled in ((), ("wide_pages",)):
+        settings = {"kv_cache_dtype": "int8", "max_model_len": 64, "max_num_seqs": 4, "disable": list(disabled)}
+        runner = interpreted(**settings, enforce_eager=True)
+        needs = memory_plan._measure(runner.worker, Eager, runner.executor.settings, 16)
+        states[disabled] = needs.state
+        spec = runner.worker.kv_spec(16)
+    wide_page = 2 * 16 * spec.row_width * spec.dtype.itemsize
+    assert states[()] - states["wide_pages",] == pytest.approx(2 * 64 // 16 * wide_page, rel=0.01)
 
 
 @pytest.mark.parametrize("enforce_eager", [False, True])

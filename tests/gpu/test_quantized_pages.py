@@ -7,13 +7,16 @@ import torch
 
 pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
 
-from mini_infer_engine.kernels.attention.attention_config import PrefillConfig
+from mini_infer_engine.kernels.attention.attention_config import PrefillConfig, fits_wide_pages
 from mini_infer_engine.kernels.attention.decode_attention import decode_attention
 from mini_infer_engine.kernels.attention.decode_plan import plan_decode
 from mini_infer_engine.kernels.attention.prefill_attention import prefill_attention, prefill_shape
 from mini_infer_engine.kernels.attention.prefill_rows import PrefillRows
 from mini_infer_engine.kernels.attention.rope_kv import Rotation, rope_kv
+from mini_infer_engine.kernels.attention.widen_pages import wide_page_bytes, widen_pages
 from mini_infer_engine.kernels.copy_pages import copy_pages
+from mini_infer_engine.kernels.sizes import cdiv
+from mini_infer_engine.kernels.workspace import Workspace
 from mini_infer_engine.models.kv_spec import FP8, INT8, KVQuantization, KVSpec
 from mini_infer_engine.runtime.quantized_pool import QuantizedKVPool
 from tests.gpu.device import BF16, DEVICE, FP32, KERNELS, ON_GPU, POLICY, WORKSPACE, cases, error, normal
@@ -36,6 +39,28 @@ SHAPES = pytest.mark.parametrize(
         ],
     ),
 )
+WIDE_SHAPES = pytest.mark.parametrize(
+    ("q_heads", "kv_heads", "head_dim", "page_size", "window", "softcap", "dtype"),
+    cases(
+        [
+            (4, 2, 64, 16, None, None, FP32),
+            (7, 1, 24, 64, 40, 1.5, FP32),
+            (6, 3, 96, 32, None, 1.5, FP32),
+            (5, 5, 128, 128, 30, None, FP32),
+            (2, 1, 256, 48, None, None, FP32),
+        ],
+        [
+            (28, 4, 128, 128, None, None, BF16),
+            (16, 8, 128, 256, None, None, BF16),
+            (15, 3, 64, 128, None, None, BF16),
+            (16, 8, 128, 128, None, None, torch.float16),
+            (16, 8, 128, 128, 1000, None, BF16),
+            (8, 4, 256, 128, 300, 1.5, BF16),
+            (8, 1, 96, 64, None, None, BF16),
+        ],
+    ),
+)
+"""Of pages that are widened: whatever can be, though FlashAttention-3 reads some of these only."""
 ROTATION_PERIOD = 10.0
 
 
@@ -76,6 +101,22 @@ def make_quantized(
         made.keys.append(read[:, 0])
         made.values.append(read[:, 1])
     return made
+
+
+def rows_of(made: Quantized, chosen: list[int], page_size: int) -> PrefillRows:
+    """Of some of CHUNKS, with as many pages as they need."""
+    counts, ends = [CHUNKS[index][1] for index in chosen], [sum(CHUNKS[index]) for index in chosen]
+    starts = torch.tensor([0, *counts], device=DEVICE).cumsum(0).to(torch.int32)
+    lengths = torch.tensor(ends, dtype=torch.int32, device=DEVICE)
+    pages = sum(cdiv(end, page_size) for end, count in zip(ends, counts, strict=True) if count)
+    return PrefillRows(made.tables[chosen], starts, lengths, max(counts), max(ends), pages)
+
+
+def scratch(made: Quantized, dtype: torch.dtype, pages: int) -> Workspace:
+    """With room for so many pages in `dtype`."""
+    workspace = Workspace(DEVICE)
+    workspace.reserve_wide_pages(pages * wide_page_bytes(made.layer, dtype))
+    return workspace
 
 
 def rotation_of(head_dim: int, dtype: torch.dtype, positions: int) -> Rotation:
@@ -190,6 +231,84 @@ def test_prefill_attention(
 
 
 @KINDS
+@WIDE_SHAPES
+def test_widened_pages_are_what_torch_reads(
+    q_heads: int, kv_heads: int, head_dim: int, page_size: int, window: int | None, softcap: float | None,
+    dtype: torch.dtype, kind: KVQuantization,
+) -> None:  # fmt: skip
+    """Bit for bit, side by side, zeros behind a sequence's end; sequences without new tokens have no pages there."""
+    made = make_quantized([max(1, sum(chunk)) for chunk in CHUNKS], page_size, kv_heads, head_dim, dtype, kind)
+    rows = rows_of(made, list(range(len(CHUNKS))), page_size)
+    workspace = scratch(made, dtype, rows.pages + 1)
+    for programs in (3, 100_000):
+        workspace.wide_pages.fill_(255)
+        wide, wide_rows = widen_pages(made.layer, rows, dtype, workspace=workspace, programs=programs)
+        assert wide.data_ptr() == workspace.wide_pages.data_ptr()
+        before = 0
+        for index, (known, new) in enumerate(CHUNKS):
+            count = cdiv(known + new, page_size) if new else 0
+            pages = torch.arange(before, before + count, dtype=torch.int32, device=DEVICE)
+            assert torch.equal(wide_rows.page_tables[index, :count], pages)
+            read = wide[before : before + count].transpose(1, 2).flatten(0, 1).double()  # [tokens, 2, heads, dims]
+            expected = torch.stack((made.keys[index], made.values[index]), 1)[: known + new if new else 0]
+            assert torch.equal(read[: known + new], expected)
+            assert not read[known + new :].any()
+            before += count
+        assert wide[before:].isnan().all(), "behind the last page nothing is written"
+
+
+@KINDS
+def test_widened_pages_in_fp16_are_finite(kind: KVQuantization) -> None:
+    """A scale is rounded up: the largest number of fp16 would become infinite."""
+    pool = QuantizedKVPool(KVSpec(2, 16, 1, 64, torch.float16, quantization=kind), 1, DEVICE)
+    made = Quantized(pool, torch.zeros((1, 1), dtype=torch.int32, device=DEVICE), [], [])
+    kv = torch.full((5, 2, 1, 64), 65504.0, dtype=torch.float16, device=DEVICE)
+    made.store(torch.zeros(5, device=DEVICE).long(), torch.arange(5, device=DEVICE), kv)
+    starts = torch.tensor([0, 1], dtype=torch.int32, device=DEVICE)
+    rows = PrefillRows(made.tables, starts, starts[1:] * 5, 1, 5, 1)
+    workspace = scratch(made, torch.float16, 1)
+    wide, _ = widen_pages(made.layer, rows, torch.float16, workspace=workspace, programs=1)
+    assert wide.isfinite().all()
+    assert (wide[0, :, :5].float() / 65504 - 1).abs().max() <= 0.01
+
+
+@KINDS
+@WIDE_SHAPES
+def test_prefill_attention_over_widened_pages(
+    q_heads: int, kv_heads: int, head_dim: int, page_size: int, window: int | None, softcap: float | None,
+    dtype: torch.dtype, kind: KVQuantization,
+) -> None:  # fmt: skip
+    """It is the attention over the pages themselves; by FlashAttention-3 where that can compute it."""
+    scale, rounding = head_dim**-0.5, ROUNDING.get(dtype, ROUNDING[BF16])
+    made = make_quantized([max(1, sum(chunk)) for chunk in CHUNKS], page_size, kv_heads, head_dim, dtype, kind)
+    chosen = list(range(len(CHUNKS))) if ON_GPU else [0, 1, 3]
+    rows = rows_of(made, chosen, page_size)
+    workspace = scratch(made, dtype, rows.pages)
+    counts = [CHUNKS[index][1] for index in chosen]
+    q = strided_queries(sum(counts), q_heads, kv_heads, head_dim, dtype)
+    shape = prefill_shape(q, made.layer, rows, window, softcap, wide_pages=rows.pages)
+    hopper = POLICY.hopper_prefill_config(shape)
+    assert (hopper is not None) == (POLICY.wide_pages and fits_wide_pages(shape))
+    options = {"scale": scale, "workspace": workspace, "sliding_window": window, "softcap": softcap}
+    plain = PrefillConfig(64, 32, 4, 2, programs=1)
+    if hopper is not None:
+        assert hopper.widens
+        mixed = prefill_attention(q, made.layer, rows, config=hopper, **options)
+    else:
+        wide, wide_rows = widen_pages(made.layer, rows, dtype, workspace=workspace, programs=50)
+        mixed = prefill_attention(q, wide, wide_rows, config=plain, **options)
+    narrow = prefill_attention(q, made.layer, rows, config=plain, **options)
+    for index, part, other, queries in zip(
+        chosen, mixed.split(counts), narrow.split(counts), q.split(counts), strict=True
+    ):
+        start, end = CHUNKS[index][0], sum(CHUNKS[index])
+        keys, values = made.keys[index][:end], made.values[index][:end]
+        exact = exact_attention(queries, keys, values, start, scale, window, softcap)
+        assert error(part, exact) <= 2 * rounding, CHUNKS[index]
+        assert error(part, other.double()) <= 4 * rounding, CHUNKS[index]
+
+
+@KINDS
 def test_queries_and_keys_of_any_size(kind: KVQuantization) -> None:
     """What would overflow in fp16 does not: queries are divided by their largest element."""
     q_heads, kv_heads, head_dim, page_size = 4, 2, 64, 16
@@ -225,7 +344,7 @@ def test_pages_are_copied_with_their_scales(kind: KVQuantization) -> None:
 def test_the_hopper_kernel_leaves_such_pages_to_the_other() -> None:
     made = make_quantized([64], 128, 2, 128, BF16, FP8)
     q = normal(64, 4, 128, dtype=BF16)
-    rows = PrefillRows(made.tables, torch.tensor([0, 64]), torch.tensor([64]), 64, 64)
+    rows = PrefillRows(made.tables, torch.tensor([0, 64]), torch.tensor([64]), 64, 64, 1)
     shape = prefill_shape(q, made.layer, rows)
-    assert POLICY.hopper_prefill_config(shape) is None
+    assert POLICY.hopper_prefill_config(shape) is None, "without scratch memory"
     assert POLICY.hopper_prefill_config(replace(shape, pages_dtype=BF16)) is not None or not POLICY.hopper_fa3

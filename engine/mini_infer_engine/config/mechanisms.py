@@ -50,6 +50,11 @@ class Mechanism(StrEnum):
     SPLIT_K = "split_k", "split-K for cuBLAS GEMMs with too few output tiles for all SMs; off: one product"
     SPLIT_KV = "split_kv", "FlashDecoding: decode attention splits a sequence's keys; off: one program per KV head"
     HOPPER_FA3 = "hopper_fa3", "FlashAttention-3 for prompts on Hopper; off: FlashAttention-2 in Triton"
+    WIDE_PAGES = (
+        "wide_pages",
+        "prompts over KV pages of one byte an element: they are widened to 16 bits in scratch memory, layer by layer, "
+        "for FlashAttention-3; off: FlashAttention-2 widens them tile by tile",
+    )
     ONE_SHOT_ALL_REDUCE = (
         "one_shot_all_reduce",
         "tensor parallelism: small sums are read from the memory of the host's other GPUs, residual and RMSNorm fused; "

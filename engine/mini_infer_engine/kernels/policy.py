@@ -71,6 +71,11 @@ class KernelPolicy:
         return Mechanism.HOPPER_FA3 not in self.disabled and self.profile.supports_gluon
 
     @property
+    def wide_pages(self) -> bool:
+        """Whether one-byte pages may be widened for it."""
+        return self.hopper_fa3 and Mechanism.WIDE_PAGES not in self.disabled
+
+    @property
     def sample_programs(self) -> int:
         """Programs that choose tokens, for all rows together."""
         return _SAMPLE_PROGRAMS_PER_SM * self.profile.sm_count
@@ -184,7 +189,8 @@ class KernelPolicy:
     def prefill_config(self, shape: PrefillShape) -> PrefillConfig | HopperPrefillConfig:
         """Of attention from prompt chunks: the faster of the two kernels."""
         supported = self.hopper_prefill_config(shape)
-        if supported and attention_config.hopper_fa3_is_faster(shape.tokens, shape.sequences, shape.q_heads):
+        is_faster = attention_config.hopper_fa3_is_faster(shape.tokens, shape.sequences, shape.q_heads)
+        if supported and is_faster and (not supported.widens or attention_config.widening_pays(shape)):
             return supported
         return self.flash_attention_2_config(shape)
 
@@ -192,7 +198,16 @@ class KernelPolicy:
         """Of the FlashAttention-3 kernel; None: it cannot compute this, or is switched off."""
         if self.hopper_fa3 and attention_config.supports_hopper_fa3(shape):
             return HopperPrefillConfig(self.profile.sm_count)
+        if self.wide_pages and attention_config.fits_wide_pages(shape):
+            return HopperPrefillConfig(self.profile.sm_count, widens=True)
         return None
+
+    def scratch_pages(self, longest_sequence: int, shape: PrefillShape) -> int:
+        """Wide pages that scratch memory is to hold for prompts over pages of this shape; 0: none are made."""
+        page_elements = 2 * shape.page_size * shape.kv_heads * shape.head_dim
+        pages = attention_config.wide_pages(longest_sequence, shape.page_size, page_elements * shape.dtype.itemsize)
+        config = self.hopper_prefill_config(replace(shape, pages=1, wide_pages=pages))
+        return pages if config is not None and config.widens else 0
 
     def flash_attention_2_config(self, shape: PrefillShape) -> PrefillConfig:
         """Of the FlashAttention-2 kernel, which can compute everything."""

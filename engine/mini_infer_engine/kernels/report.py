@@ -86,7 +86,8 @@ def report_of(policy: KernelPolicy, backend: str = "auto", kv_cache: str = "") -
 def _prefill_attention(policy: KernelPolicy, backend: str, kv_cache: str) -> str:
     if backend == "flash":
         return "flash_attn"
-    return "flash_attention_3" if policy.hopper_fa3 and not kv_cache else "flash_attention_2"
+    is_hopper = policy.wide_pages if kv_cache else policy.hopper_fa3
+    return "flash_attention_3" if is_hopper else "flash_attention_2"
 
 
 def log_kernels(report: KernelReport) -> None:

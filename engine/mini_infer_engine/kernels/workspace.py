@@ -1,4 +1,5 @@
-"""Scratch memory of split kernels, whose programs finish each other's work: partial sums and arrival counters.
+"""Scratch memory of split kernels, whose programs finish each other's work: partial sums and arrival counters; and of
+pages of keys and values that are widened.
 
 One workspace belongs to one runner, whose kernels run one after another on one stream. Kernels of two runners may run
 at the same time, so they never share one. Does not depend on any kernel.
@@ -23,6 +24,14 @@ class Workspace:
         self._outgrown: list[torch.Tensor] = []
         """Earlier partial sums, which captured graphs and launches under way still write to."""
         self._growing = threading.Lock()
+        self.wide_pages = torch.empty(0, dtype=torch.uint8, device=device)
+        """Pages of one layer in 16 bits; see `attention.widen_pages`."""
+
+    def reserve_wide_pages(self, size_bytes: int) -> None:
+        """Make room before any pass, so that plans of memory count it and it stays where graphs have seen it."""
+        if self.wide_pages.numel() < size_bytes:
+            self._outgrown.append(self.wide_pages)
+            self.wide_pages = torch.empty(size_bytes, dtype=torch.uint8, device=self.wide_pages.device)
 
     def partials(self, floats: int = 0) -> torch.Tensor:
         """At least so many floats of fp32 memory; several threads may ask at the same time."""

@@ -446,7 +446,7 @@ class CudaExecutor:
             if size < tokens:
                 continue
             beside = num_decodes if graph.num_decodes else 0
-            if graph.holds(tokens + beside, beside, len(prefills)):
+            if graph.holds(tokens + beside, beside, prefills):
                 return graph
         return None
 

@@ -150,6 +150,7 @@ class PrefillGraph:
         self._parts = parts
         self.num_tokens, self.num_sequences, self.num_decodes = tokens, prefill_sequences(tokens), decodes
         self._width = parts.state.page_tables.shape[1]
+        self._most_pages = parts.attention.most_pages(tokens, self.num_sequences)
         sequences, samples = self.num_sequences, decodes + self.num_sequences
         # Slot packet (int64, hence first), token ids, positions, kv index, query starts, ends, sample starts, sample
         # rows, page tables, decode slots.
@@ -162,9 +163,12 @@ class PrefillGraph:
         self.load([], [])
         self.graph = record(self._run, memory)
 
-    def holds(self, tokens: int, decodes: int, prefills: int) -> bool:
-        """Whether there is room for `tokens` of so many decode rows and prompts."""
-        return tokens <= self.num_tokens and decodes <= self.num_decodes and prefills <= self.num_sequences
+    def holds(self, tokens: int, decodes: int, prefills: list[Row]) -> bool:
+        """Whether there is room for `tokens` of so many decode rows and of these prompts, whose pages count, too."""
+        if tokens > self.num_tokens or decodes > self.num_decodes or len(prefills) > self.num_sequences:
+            return False
+        page_size = self._parts.attention.page_size
+        return sum(-(-(row.start + row.count) // page_size) for row in prefills) <= self._most_pages
 
     def run(self, decodes: list[Row], prefills: list[Row]) -> None:
         """Compute the logits of each row's last token, decode rows first."""
@@ -226,7 +230,8 @@ class PrefillGraph:
         update_slots(packet.view(torch.int64).view(-1, STATE_FIELDS), state.state)
         page_tables = tables.view(self.num_sequences, self._width)
         longest_key = self._width * attention.page_size
-        chunks = PrefillRows(page_tables, query_starts, ends, self.num_tokens, longest_key)
+        pages = min(self._most_pages, self.num_sequences * self._width)
+        chunks = PrefillRows(page_tables, query_starts, ends, self.num_tokens, longest_key, pages)
         last_tokens = PrefillRows(page_tables, sample_starts, ends, 1, longest_key)
         attend = attention.prefill(chunks, positions, kv_index)
         selected = attention.prefill(last_tokens, positions, kv_index, sample_rows)

@@ -35,7 +35,7 @@ class MemoryPlan:
     max_model_len: int
     """Tokens of prompt and output together."""
     state: int = 0
-    """Of what the executor keeps of every sequence."""
+    """Of what the executor keeps of every sequence, and of scratch memory whose size is known before any pass."""
     peak: int = 0
     """Of what the largest pass takes for a while."""
     graphs: int = 0

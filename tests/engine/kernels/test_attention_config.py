@@ -7,8 +7,11 @@ import torch
 
 from mini_infer_engine.kernels.attention.attention_config import (
     PrefillShape,
+    fits_wide_pages,
     hopper_fa3_is_faster,
     supports_hopper_fa3,
+    wide_pages,
+    widening_pays,
 )
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -62,3 +65,66 @@ def test_what_flash_attention_3_can_compute(
 )
 def test_loads_that_it_is_given(tokens: int, sequences: int, q_heads: int, faster: bool) -> None:
     assert hopper_fa3_is_faster(tokens, sequences, q_heads) is faster
+
+
+@pytest.mark.parametrize("one_byte", [torch.float8_e4m3fn, torch.int8])
+@pytest.mark.parametrize(
+    ("changes", "fits"),
+    [
+        ({}, True),
+        ({"dtype": FP16}, True),
+        ({"dtype": FP32}, False),
+        ({"pages": 33}, False),
+        ({"pages": 0, "wide_pages": 0}, False),
+        ({"head_dim": 96}, False),
+        ({"head_dim": 64, "page_size": 256}, True),
+        ({"page_size": 64}, False),
+        ({"sliding_window": 4095}, False),
+        ({"sliding_window": 4096}, True),
+        ({"caps_scores": True}, False),
+    ],
+)
+def test_which_one_byte_pages_can_be_widened_for_it(
+    changes: dict[str, object], fits: bool, one_byte: torch.dtype
+) -> None:
+    shape = replace(SHAPE, pages_dtype=one_byte, pages=32, wide_pages=32)
+    assert fits_wide_pages(replace(shape, **changes)) is fits  # type: ignore[arg-type]  # fields by name
+    assert not fits_wide_pages(replace(shape, pages_dtype=BF16)), "nothing to widen"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "sequences", "q_heads", "kv_heads", "pays"),
+    [
+        (2048, 1, 28, 4, True),
+        (2048, 1, 8, 8, True),
+        (512, 8, 28, 4, True),  # a captured pass, of one sequence or of eight
+        (512, 8, 16, 8, True),
+        (512, 8, 8, 8, False),
+        (4096, 64, 16, 8, True),
+        (64, 1, 4, 4, False),
+        (200, 8, 28, 4, True),
+        (100, 8, 28, 4, False),
+    ],
+)
+def test_where_widening_takes_less_time_than_it_saves(
+    tokens: int, sequences: int, q_heads: int, kv_heads: int, pays: bool
+) -> None:
+    shape = replace(SHAPE, tokens=tokens, sequences=sequences, q_heads=q_heads, kv_heads=kv_heads)
+    assert widening_pays(shape) is pays
+
+
+@pytest.mark.parametrize(
+    ("longest_sequence", "kv_heads", "pages"),
+    [
+        (32_768, 4, 512),  # two sequences of a 7B shape, 134 MB
+        (131_072, 8, 1024),  # one of an 8B shape, 512 MiB
+        (131_072, 32, 256),
+        (1, 4, 2),
+    ],
+)
+def test_scratch_memory_holds_two_long_sequences_and_is_bounded(
+    longest_sequence: int, kv_heads: int, pages: int
+) -> None:
+    page_bytes = 2 * 128 * kv_heads * 128 * 2
+    assert wide_pages(longest_sequence, 128, page_bytes) == pages
+    assert pages * page_bytes <= 512 << 20

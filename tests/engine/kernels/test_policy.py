@@ -260,6 +260,31 @@ def test_windows_and_fp8_pages_have_flash_attention_2() -> None:
         assert not isinstance(ON_H200.prefill_config(replace(LONG_PROMPT, **changes)), HopperPrefillConfig)
 
 
+def test_one_byte_pages_are_widened_where_it_pays() -> None:
+    narrow = replace(LONG_PROMPT, pages_dtype=torch.float8_e4m3fn, longest_key=32_768, pages=256, wide_pages=512)
+    assert ON_H200.prefill_config(narrow) == HopperPrefillConfig(132, widens=True)
+    assert ON_H200.prefill_config(replace(narrow, pages_dtype=BF16)) == HopperPrefillConfig(132)
+    two = ON_H200.flash_attention_2_config(narrow)
+    for changes in ({"pages": 513}, {"wide_pages": 0}, {"tokens": 100}, {"q_heads": 4, "sequences": 64}):
+        left = replace(narrow, **changes)
+        assert ON_H200.prefill_config(left) == ON_H200.flash_attention_2_config(left), changes
+    for off in (Mechanism.WIDE_PAGES, Mechanism.HOPPER_FA3):
+        assert ON_H200.without(off).prefill_config(narrow) == two
+        assert ON_H200.without(off).scratch_pages(32_768, narrow) == 0
+    assert not isinstance(policy_of(L4).prefill_config(narrow), HopperPrefillConfig)
+    others = ON_H200.without(Mechanism.WIDE_PAGES).prefill_config(LONG_PROMPT)
+    assert others == HopperPrefillConfig(132), "pages of 16 bits stay with it"
+
+
+def test_scratch_memory_is_kept_only_for_pages_that_may_be_widened() -> None:
+    shape = replace(LONG_PROMPT, pages_dtype=torch.int8)
+    assert ON_H200.scratch_pages(32_768, shape) == 512
+    assert policy_of(L4).scratch_pages(32_768, shape) == 0
+    for changes in ({"head_dim": 256}, {"page_size": 16}, {"caps_scores": True}, {"dtype": FP32}):
+        assert ON_H200.scratch_pages(32_768, replace(shape, **changes)) == 0, changes
+    assert ON_H200.scratch_pages(32_768, LONG_PROMPT) == 0, "pages of 16 bits"
+
+
 def test_an_unknown_mechanism_is_an_error_that_names_those_there_are() -> None:
     with pytest.raises(ValueError, match=r"no mechanism 'stream-k': did you mean 'stream_k'\? There are small_m_gemm"):
         kernel_policy(torch.device("cpu"), ["pdl", "stream-k"])

@@ -18,8 +18,10 @@ def test_a_hopper_gpu_with_the_measured_triton_has_all_kernels() -> None:
     assert (report.prefill_attention, report.off, report.disabled) == ("flash_attention_3", "", "")
     assert report_of(KernelPolicy(H200), "flash").prefill_attention == "flash_attn"
     quantised = report_of(KernelPolicy(H200), kv_cache="int8")
-    assert quantised.prefill_attention == "flash_attention_2"
-    assert "prefill attention flash_attention_2, keys and values in int8 (NVIDIA H200" in str(quantised)
+    assert quantised.prefill_attention == "flash_attention_3"
+    assert "prefill attention flash_attention_3, keys and values in int8 (NVIDIA H200" in str(quantised)
+    narrow = report_of(KernelPolicy(H200, frozenset({Mechanism.WIDE_PAGES})), kv_cache="int8")
+    assert narrow.prefill_attention == "flash_attention_2"
 
 
 def test_a_hopper_gpu_with_another_triton_says_what_is_off_and_why(caplog: pytest.LogCaptureFixture) -> None:

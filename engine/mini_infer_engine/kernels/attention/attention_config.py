@@ -3,7 +3,7 @@
 Does not know devices beyond their number of SMs, and launches nothing.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -27,6 +27,14 @@ _FEW_SEQUENCES = 8
 """Every captured pass has room for so many: a count up to this says nothing of how many there will be."""
 _SHORT_CONTEXT_TOKENS = 1024
 """Up to this context small tiles, several an SM, hide each other's beginnings: up to twice as fast."""
+_MIN_ROWS_OF_WIDE_PAGES = 128
+"""(Query, head) pairs of a KV head and sequence, on average, from which pages are widened for FlashAttention-3. By
+calculation for an H200 it is even at 170: an element of a page is read and written, 3 bytes at 3.5 TB/s, and its
+product with each pair goes at 680 TFLOPS instead of 250. Fewer are asked for, since a captured pass counts padding."""
+_WIDE_SEQUENCES = 2
+"""Sequences of the longest context whose wide pages scratch memory holds."""
+_MOST_WIDE_BYTES = 512 << 20
+"""Of that scratch memory: 131,072 tokens of 8 KV heads with 128 elements each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +71,15 @@ class PrefillShape:
     """Tokens of the longest sequence with its new ones, or more."""
     caps_scores: bool = False
     """Whether scores are soft-capped."""
+    pages: int = 0
+    """Of all sequences, or more."""
+    wide_pages: int = 0
+    """In 16 bits, for which there is scratch memory."""
+
+    @property
+    def widened(self) -> "PrefillShape":
+        """The same over pages that have been widened to the queries' dtype."""
+        return replace(self, pages_dtype=self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +102,8 @@ class HopperPrefillConfig:
 
     programs: int
     """Persistent: at most one an SM."""
+    widens: bool = False
+    """Whether it reads one-byte pages that have been widened to 16 bits before."""
 
 
 def decode_config(
@@ -151,3 +170,20 @@ def hopper_fa3_is_faster(tokens: int, sequences: int, q_heads: int) -> bool:
     """Whether it has the work that it needs. A captured pass counts padded tokens and sequences: it knows no others."""
     are_long = sequences <= _FEW_SEQUENCES or tokens >= _MIN_CHUNK_TOKENS * sequences
     return are_long and (tokens >= _LONG_PROMPT_TOKENS or tokens * q_heads >= _MIN_TILES_PER_HEAD * _TILE_QUERIES)
+
+
+def fits_wide_pages(shape: PrefillShape) -> bool:
+    """Whether the pages are of one byte an element, and in 16 bits FlashAttention-3 reads them and they fit."""
+    fits = shape.wide_pages > 0 and shape.pages <= shape.wide_pages
+    return fits and shape.pages_dtype.itemsize == 1 and supports_hopper_fa3(shape.widened)
+
+
+def widening_pays(shape: PrefillShape) -> bool:
+    """Whether the queries are so many that widening the pages takes less time than it saves."""
+    rows_of_kv_head = shape.tokens * (shape.q_heads // shape.kv_heads)
+    return rows_of_kv_head >= _MIN_ROWS_OF_WIDE_PAGES * shape.sequences
+
+
+def wide_pages(longest_sequence: int, page_size: int, page_bytes: int) -> int:
+    """Pages in 16 bits, of `page_bytes` in a layer, that scratch memory is to hold; longest_sequence in tokens."""
+    return min(_WIDE_SEQUENCES * -(-longest_sequence // page_size), _MOST_WIDE_BYTES // page_bytes)

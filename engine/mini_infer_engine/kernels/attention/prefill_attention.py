@@ -14,6 +14,7 @@ from mini_infer_engine.kernels.attention.attention_config import HopperPrefillCo
 from mini_infer_engine.kernels.attention.prefill_rows import PrefillRows
 from mini_infer_engine.kernels.attention.quantized_rows import VALUE_UNIT, first_scale, unit_rows, widened
 from mini_infer_engine.kernels.attention.softcap import softcapped
+from mini_infer_engine.kernels.attention.widen_pages import WIDENING_PROGRAMS_PER_SM, widen_pages
 from mini_infer_engine.kernels.sizes import LOG2_E, cdiv, next_power_of_2
 from mini_infer_engine.kernels.workspace import Workspace
 
@@ -325,8 +326,12 @@ def prefill_shape(
     rows: PrefillRows,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    wide_pages: int = 0,
 ) -> PrefillShape:
-    """Sizes of a call of `prefill_attention`, by which a policy chooses its config."""
+    """Sizes of a call of `prefill_attention`, by which a policy chooses its config.
+
+    wide_pages: in 16 bits, for which the workspace has room.
+    """
     tokens, q_heads, head_dim = q.shape
     _, _, page_size, kv_heads, _ = pool.shape
     sequences = rows.ends.shape[0]
@@ -342,6 +347,8 @@ def prefill_shape(
         sliding_window,
         rows.longest_key,
         softcap is not None,
+        rows.pages,
+        wide_pages,
     )
 
 
@@ -376,6 +383,9 @@ def prefill_attention(
         assert softcap is None, "the FlashAttention-3 kernel does not cap scores: KernelPolicy.prefill_config"
         from mini_infer_engine.kernels.attention.hopper_prefill_attention import hopper_prefill_attention
 
+        if config.widens:
+            programs = config.programs * WIDENING_PROGRAMS_PER_SM
+            pool, rows = widen_pages(pool, rows, q.dtype, workspace=workspace, programs=programs)
         hopper_prefill_attention(q, pool, rows, scale=scale, config=config, out=out)
         return out
     dim_block = next_power_of_2(head_dim)

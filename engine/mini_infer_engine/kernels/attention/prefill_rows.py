@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+UNKNOWN_PAGES = 1 << 30
+
 
 @dataclass(frozen=True)  # without slots: a property is kept
 class PrefillRows:
@@ -19,6 +21,8 @@ class PrefillRows:
     """New tokens of the longest chunk, or more. Only flash-attn needs it."""
     longest_key: int
     """Tokens of the longest sequence with its new ones, or more: the launch config depends on it."""
+    pages: int = UNKNOWN_PAGES
+    """Of all sequences with new tokens, or more: whether scratch memory holds them depends on it."""
 
     @functools.cached_property
     def key_starts(self) -> Tensor:

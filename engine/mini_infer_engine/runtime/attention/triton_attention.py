@@ -4,18 +4,22 @@ It plans; `kernels.attention` compute. It knows neither requests nor whether a p
 """
 
 import itertools
+import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from mini_infer_engine.kernels.attention.attention_config import HopperPrefillConfig, PrefillShape
 from mini_infer_engine.kernels.attention.decode_attention import decode_attention
 from mini_infer_engine.kernels.attention.decode_plan import plan_decode
 from mini_infer_engine.kernels.attention.prefill_attention import prefill_attention, prefill_shape
-from mini_infer_engine.kernels.attention.prefill_rows import PrefillRows
+from mini_infer_engine.kernels.attention.prefill_rows import UNKNOWN_PAGES, PrefillRows
 from mini_infer_engine.kernels.attention.rope_kv import Rotation, rope_kv
+from mini_infer_engine.kernels.attention.widen_pages import wide_page_bytes
 from mini_infer_engine.kernels.context import KernelContext
+from mini_infer_engine.kernels.sizes import cdiv
 from mini_infer_engine.layers.attention import Attention, AttentionBlock
 from mini_infer_engine.runtime.inputs import PassInputs
 from mini_infer_engine.runtime.kv_pool import KVPool
@@ -62,6 +66,15 @@ class TritonAttention:
         self._quantized = pool.spec.quantization is not None
         self._policy, self._workspace = kernels.policy, kernels.workspace
         self._run_prefill = run_prefill or self._paged_prefill
+        self._shape = PrefillShape(
+            pool.spec.dtype, pool.spec.storage_dtype, 0, 0, layers[0].num_heads, self._kv_heads, pool.spec.head_dim,
+            self.page_size, None, 0, self._softcap is not None,
+        )  # fmt: skip
+        self._wide_pages = 0
+        if self._quantized and run_prefill is None:
+            self._wide_pages = self._policy.scratch_pages(longest_sequence, self._shape)
+            page_bytes = wide_page_bytes(self.pages[0], pool.spec.dtype)
+            self._workspace.reserve_wide_pages(self._wide_pages * page_bytes)
 
     def decode(self, tables: Tensor, slots: Tensor, positions: Tensor) -> Attend:
         """One new token a row: `tables` [slots, width] is read at row `slots`, tokens stand at `positions`."""
@@ -103,6 +116,16 @@ class TritonAttention:
 
         return attend
 
+    def most_pages(self, tokens: int, sequences: int) -> int:
+        """See `TritonBackend.most_pages`: scratch memory that widened pages fit, where the pass widens them."""
+        shape = replace(
+            self._shape, tokens=tokens, sequences=sequences, longest_key=self._longest_sequence,
+            pages=self._wide_pages, wide_pages=self._wide_pages,
+        )  # fmt: skip
+        configs = [self._policy.prefill_config(replace(shape, sliding_window=window)) for window in self.windows]
+        widens = any(isinstance(config, HopperPrefillConfig) and config.widens for config in configs)
+        return self._wide_pages if widens else UNKNOWN_PAGES
+
     def _paged_prefill(
         self,
         q: Tensor,
@@ -115,7 +138,8 @@ class TritonAttention:
         out: Tensor | None,
     ) -> Tensor:
         """The faster of our two kernels."""
-        config = self._policy.prefill_config(prefill_shape(q, pages, rows, sliding_window, softcap))
+        shape = prefill_shape(q, pages, rows, sliding_window, softcap, self._wide_pages)
+        config = self._policy.prefill_config(shape)
         return prefill_attention(
             q,
             pages,
@@ -153,7 +177,9 @@ class TritonAttention:
                     softcap=softcap,
                     out=out,
                 )
-        if hopper := self._policy.hopper_prefill_config(prefill_shape(token, pages, rows, softcap=softcap)):
+        rows = PrefillRows(tables, starts, ends, 1, longest_key, pages=1)
+        shape = prefill_shape(token, pages, rows, softcap=softcap, wide_pages=self._wide_pages)
+        if hopper := self._policy.hopper_prefill_config(shape):
             prefill_attention(token, pages, rows, scale=1.0, config=hopper, workspace=self._workspace)
 
     def plan(self, inputs: PassInputs, *, every_token: bool) -> TritonAttentionPass:
@@ -167,13 +193,15 @@ class TritonAttention:
         if len(inputs.counts) > decodes:
             ends = inputs.ends[decodes:].to(torch.int32)
             longest_key = max(start + count for start, count in zip(inputs.starts, inputs.counts, strict=True))
+            lengths = map(operator.add, inputs.starts[decodes:], inputs.counts[decodes:])
+            pages = sum(cdiv(length, self.page_size) for length in lengths)
             # 32 bits as in the graphs, whose kernel then serves here too and need not be compiled in a request's time.
             positions = inputs.positions[decodes:].to(torch.int32)
             kv_index = (inputs.write_pages * self.page_size + inputs.write_offsets)[decodes:].to(torch.int32)
 
             def chunks(query_starts: Tensor, longest_query: int, selected: Tensor | None = None) -> Attend:
                 starts = (query_starts[decodes:] - decodes).to(torch.int32)
-                rows = PrefillRows(tables[decodes:], starts, ends, longest_query, longest_key)
+                rows = PrefillRows(tables[decodes:], starts, ends, longest_query, longest_key, pages)
                 return self.prefill(rows, positions, kv_index, selected)
 
             prefill = chunks(inputs.query_starts, max(inputs.counts))

@@ -33,6 +33,9 @@ class TritonBackend(Protocol):
     def plan(self, inputs: PassInputs, *, every_token: bool) -> TritonAttentionPass:
         """A mixed pass, decode rows first; with `every_token` the logits of all tokens are asked for."""
 
+    def most_pages(self, tokens: int, sequences: int) -> int:
+        """Of all prompts together, in a captured pass of so many padded tokens and prompts."""
+
     def compile_rare(self, tables: Tensor, dtype: torch.dtype) -> None:
         """Compile the kernels of passes that no graph holds, over page tables [1, width]."""
 

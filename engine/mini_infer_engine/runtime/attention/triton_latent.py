@@ -17,7 +17,7 @@ from mini_infer_engine.kernels.attention.decode_plan import plan_decode
 from mini_infer_engine.kernels.attention.latent_decode import latent_decode
 from mini_infer_engine.kernels.attention.latent_prefill import KeyPart, latent_prefill
 from mini_infer_engine.kernels.attention.latent_rope import LatentShape, latent_rope
-from mini_infer_engine.kernels.attention.prefill_rows import PrefillRows
+from mini_infer_engine.kernels.attention.prefill_rows import UNKNOWN_PAGES, PrefillRows
 from mini_infer_engine.kernels.context import KernelContext
 from mini_infer_engine.layers.attention import AttentionBlock
 from mini_infer_engine.layers.latent_attention import LatentAttention
@@ -156,6 +156,10 @@ class TritonLatentAttention:
             return out
 
         return attend
+
+    def most_pages(self, tokens: int, sequences: int) -> int:
+        """See `TritonBackend.most_pages`: any."""
+        return UNKNOWN_PAGES
 
     def compile_rare(self, tables: Tensor, dtype: torch.dtype) -> None:
         """Nothing: the kernels of graphs and of eager passes have no further variants."""
