@@ -20,6 +20,7 @@ from tests.conformance.servers import Platform, running_platform
 HERE = Path(__file__).parent
 TABLE = HERE / "expected.yaml"
 LIMIT_S = 600
+_NODE_PACKAGES = {"openai-node": "openai", "ai-sdk": "ai"}
 Table = dict[str, dict[str, str]]
 
 
@@ -88,7 +89,7 @@ def is_node(client: str) -> bool:
 def versions_line(client: str) -> str:
     """The client's version, for the log."""
     if is_node(client):
-        package = environments.node_environment(client) / "node_modules" / "openai" / "package.json"
+        package = environments.node_environment(client) / "node_modules" / _NODE_PACKAGES[client] / "package.json"
         return str(json.loads(package.read_text())["version"])
     return next(iter(environments.versions(client).values()))
 
