@@ -1,13 +1,16 @@
 """`mini-infer chat`: a small terminal chat with any OpenAI-compatible server; what it remembers is in conversation."""
 
 import http.client
+import io
 import json
 import os
 import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from ipaddress import ip_address
 from typing import Any
+from urllib.parse import urlsplit
 
 from mini_infer_operator.cli.conversation import END_WORDS, GREETING, CommandError, Conversation
 
@@ -36,6 +39,9 @@ def chat(
 ) -> int:
     """Talk until the input ends; the exit code."""
     interactive = sys.stdin.isatty()
+    for stream in (sys.stdin, sys.stdout):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # bytes that are no text become a question mark, not half a character
     try:
         base = _base(url) if url else _found()
         talk = Conversation(model or _only_model(base), system, temperature, thinking)
@@ -138,7 +144,10 @@ def _stream(base: str, body: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _only_model(base: str) -> str:
     with _open(f"{base}/v1/models") as response:
-        names = [str(model["id"]) for model in json.load(response)["data"]]
+        try:
+            names = [str(model["id"]) for model in json.load(response)["data"]]
+        except (ValueError, KeyError, TypeError):
+            raise ChatError(f"{base}/v1/models is no list of models: is --url that of an OpenAI server?") from None
     if not names:
         raise ChatError(f"{base} has no model that is ready: try again shortly")
     if len(names) > 1:
@@ -151,7 +160,7 @@ def _open(url: str, body: bytes | None = None, timeout_s: float = TIMEOUT_S) -> 
     if key := os.environ.get("OPENAI_API_KEY"):
         headers["authorization"] = f"Bearer {key}"
     try:
-        return urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=timeout_s)
+        return _opener(url).open(urllib.request.Request(url, body, headers), timeout=timeout_s)
     except urllib.error.HTTPError as error:
         try:
             message = json.load(error)["error"]["message"]
@@ -163,3 +172,13 @@ def _open(url: str, body: bytes | None = None, timeout_s: float = TIMEOUT_S) -> 
         raise UnreachableError(
             f"cannot reach {url} ({reason}): is `mini-infer up` or `mini-infer-serve` running? --url says where"
         ) from error
+
+
+def _opener(url: str) -> urllib.request.OpenerDirector:
+    """By the proxy that the environment names, which does not reach this machine itself."""
+    host = urlsplit(url).hostname or ""
+    try:
+        is_here = ip_address(host).is_loopback
+    except ValueError:
+        is_here = host == "localhost"
+    return urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if is_here else []))

@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
@@ -65,6 +67,36 @@ def test_it_talks_to_a_lone_server_with_a_key() -> None:
         assert by_variable.stdout == "You said: hi\n"
         refused = run("--url", server.url, told="hi\n", OPENAI_API_KEY="sk-2")
         assert (refused.returncode, "401" in refused.stderr) == (1, True)
+
+
+def test_a_proxy_is_not_asked_for_a_server_on_this_machine() -> None:
+    with DryServer() as server:
+        done = run("--url", server.url, told="hi\n", http_proxy="http://127.0.0.1:1", no_proxy="")
+        assert (done.returncode, done.stdout) == (0, "You said: hi\n"), done.stderr
+
+
+def test_bytes_that_are_no_text_are_sent_as_question_marks() -> None:
+    with DryServer() as server:
+        command = [sys.executable, "-m", "mini_infer_operator.cli", "chat", "--url", server.url]
+        done = subprocess.run(command, input=b"caf\xe9\n", capture_output=True, env=environment(), timeout=60)
+        assert (done.returncode, done.stdout) == (0, "You said: caf\ufffd\n".encode()), done.stderr
+
+
+def test_what_is_no_openai_server_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"<html>")
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Page)
+    threading.Thread(target=server.handle_request, daemon=True).start()
+    assert chat.chat(f"http://127.0.0.1:{server.server_port}", None) == 1
+    assert "is --url that of an OpenAI server?" in capsys.readouterr().err
+    server.server_close()
 
 
 def test_where_it_looks_for_a_server(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
