@@ -7,7 +7,7 @@ import logging
 import os
 import socket
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import msgspec
@@ -18,6 +18,7 @@ from mini_infer_contract.command_line import parse_flags, port_number, seconds, 
 from mini_infer_contract.cors import CorsPolicy
 from mini_infer_contract.interpreter import favour_event_loop
 from mini_infer_contract.logs import FORMATS, configure_logging
+from mini_infer_contract.open_files import raise_open_file_limit
 from mini_infer_contract.tls import TlsFiles, client_context, server_tls
 from mini_infer_gateway import __version__
 from mini_infer_gateway.app import Gateway
@@ -335,6 +336,15 @@ def make_source(settings: GatewaySettings) -> EndpointSource:
     return KubernetesWatch(settings.namespace, settings.kubeconfig)
 
 
+_OTHER_OPEN_FILES = 64
+"""Standard streams, sockets of events, modules and tokenizers that are being read."""
+
+
+def connections_for(open_files: int, wanted: int) -> int:
+    """Clients' connections for a limit of open files: each may need one to an engine, too."""
+    return max(1, min(wanted, (open_files - _OTHER_OPEN_FILES) // 2))
+
+
 def listen(host: str, port: int) -> socket.socket:
     """A bound socket. SystemExit says what is wrong with the address."""
     try:
@@ -369,6 +379,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         upstream_tls = client_context(settings.engine_ca_certs, settings.engine_certfile, settings.engine_keyfile)
     except ValueError as error:
         raise SystemExit(f"mini-infer-gateway: TLS: {error}") from None
+    most = connections_for(raise_open_file_limit(), settings.connections.max_connections)
+    if most < settings.connections.max_connections:
+        logging.getLogger(__name__).warning(
+            "at most %d clients' connections, not %d: the limit of open files is too low (ulimit -n)",
+            most,
+            settings.connections.max_connections,
+        )
     sockets = [listen(settings.host, settings.port)]
     if settings.admin_port is not None:
         sockets.append(listen(settings.host, settings.admin_port))
@@ -379,7 +396,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     config = uvicorn.Config(
         gateway,
         loop="auto",
-        http=limited(settings.connections),
+        http=limited(replace(settings.connections, max_connections=most)),
         **websocket_settings(settings.max_body_bytes),
         lifespan="on",
         log_config=None,

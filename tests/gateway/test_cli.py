@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mini_infer_gateway.cli import listen, make_source, parse
+from mini_infer_gateway.cli import connections_for, listen, make_source, parse
 from mini_infer_gateway.settings import GatewaySettings
 
 
@@ -47,6 +47,14 @@ def test_mistakes_are_named(arguments: list[str], complaint: str, capsys: pytest
 def test_a_cluster_that_cannot_be_reached_is_told_before_anything_is_served(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=r"mini-infer-gateway: --kubernetes: kubeconfig .* cannot be read"):
         make_source(parse(["--kubernetes", "--kubeconfig", str(tmp_path / "none")]))
+
+
+@pytest.mark.parametrize(
+    ("open_files", "wanted", "connections"),
+    [(65_536, 8192, 8192), (1024, 8192, 480), (1024, 10, 10), (64, 8192, 1)],
+)
+def test_connections_are_no_more_than_open_files_allow(open_files: int, wanted: int, connections: int) -> None:
+    assert connections_for(open_files, wanted) == connections
 
 
 def test_a_busy_port_says_so() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from mini_infer_contract.api_keys import configured_keys
 from mini_infer_contract.engine_options import BATCHING, KV_TRANSFER, MODEL, PARALLEL, SPECULATION, EngineOptions
 from mini_infer_contract.logs import configure_logging
+from mini_infer_contract.open_files import raise_open_file_limit
 from mini_infer_contract.tls import server_tls
 from mini_infer_engine import __version__
 from mini_infer_engine.config.mechanisms import Mechanism
@@ -97,6 +98,7 @@ def run(options: argparse.Namespace, settings: EngineSettings) -> int:
     except ValueError as error:
         raise StartError(f"TLS: {error}") from None
     dry_run = _dry_run(options) if options.dry_run else None
+    raise_open_file_limit()
     listening = listen(server.host, server.port)
     try:
         node = node_rank(settings)
