@@ -5,13 +5,12 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import threading
-from pathlib import Path
 from typing import Self
 
 import msgspec
 
+from mini_infer_engine.config.socket_folder import socket_folder
 from mini_infer_engine.core_process.core_config import CoreConfig
 from mini_infer_engine.distributed.last_words import LastWords
 
@@ -26,7 +25,7 @@ class CoreProcess:
 
         The socket and its settings lie in a folder of its own that only this user can enter.
         """
-        self._folder = Path(tempfile.mkdtemp(prefix="mini-infer-"))
+        self._folder = socket_folder("mini-infer-")
         self.address = f"ipc://{self._folder}/core"
         config_path = self._folder / "config.json"
         self.last_words = LastWords()

@@ -7,7 +7,6 @@ the same tokens, and the first one's are the result; of a pipeline the last stag
 import os
 import shutil
 import subprocess
-import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch's
 from mini_infer_contract.logs import LogFormat
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.config.settings import EngineSettings, ResolvedSettings, group_name, master_address, num_ranks
+from mini_infer_engine.config.socket_folder import socket_folder
 from mini_infer_engine.core.batch import Batch, RunnerLostError, TokenMasks
 from mini_infer_engine.core.request import Request
 from mini_infer_engine.core.result import PassResult
@@ -67,7 +67,7 @@ class Ranks:
     def __init__(self, settings: EngineSettings, store: TCPStore, watched: Watched) -> None:
         self.size = num_ranks(settings)
         local = range(1, self.size // settings.nnodes)
-        self._folder = watched.folder or Path(tempfile.mkdtemp(prefix="mini-infer-ranks-"))
+        self._folder = watched.folder or socket_folder("mini-infer-ranks-")
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         router = context.socket(zmq.ROUTER)
         host = "" if settings.nnodes == 1 else master_address(settings)

@@ -1,0 +1,22 @@
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from mini_infer_engine.config.socket_folder import socket_folder
+
+
+def test_it_lies_in_tmpdir_unless_its_path_is_too_long_for_sockets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = tmp_path / ("x" * 110)
+    long.mkdir()
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:
+        monkeypatch.setattr(tempfile, "tempdir", short)
+        assert socket_folder("try-").parent == Path(short)
+        monkeypatch.setattr(tempfile, "tempdir", str(long))
+        made = socket_folder("try-", ["/no/such/folder", short])
+        assert made.parent == Path(short)
+        assert made.stat().st_mode & 0o077 == 0, "others could enter it"
+    with pytest.raises(ValueError, match="is too long for socket files: set it to a folder"):
+        socket_folder("try-", [])
