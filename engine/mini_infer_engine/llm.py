@@ -169,6 +169,8 @@ class LLM:
         read = self._read(prompts)
         if priority is not None and len(priority) != len(read):
             raise ValueError(f"there are {len(read)} prompts and {len(priority)} priorities: give one for each")
+        if priority is not None and not all(isinstance(number, int) for number in priority):
+            raise ValueError(f"priority = {list(priority)!r}: they are integers, and the lower goes first")
         return self._run(read, sampling_params, use_tqdm, priority)
 
     def chat(
@@ -371,6 +373,8 @@ class LLM:
             given = self.get_default_sampling_params()
         if isinstance(given, Params):
             return [for_engine(given)] * count
+        if not isinstance(given, Sequence):
+            raise ValueError(f"sampling_params is a {type(given).__name__}: give SamplingParams, or a list of them")
         if len(given) != count:
             raise ValueError(f"there are {count} prompts and {len(given)} sampling params: give one for each")
         read = {id(params): for_engine(params) for params in given}

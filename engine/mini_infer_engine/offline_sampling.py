@@ -41,6 +41,10 @@ def for_engine(params: request.SamplingParams) -> tuple[int, request.SamplingPar
 
     ValueError: a value has not its field's type, or so many outputs are not made.
     """
+    if not isinstance(params, request.SamplingParams):
+        raise ValueError(
+            f"sampling_params has a {type(params).__name__}: give SamplingParams, one or one for each prompt"
+        )
     count = _plain(params.n) if isinstance(params, SamplingParams) else 1
     try:
         asked = _converted(params)

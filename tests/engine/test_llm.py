@@ -191,6 +191,12 @@ def test_parameters_of_a_wrong_type_are_named_before_anything_runs(
     assert llm._engine.load().running + llm._engine.load().waiting == 0
 
 
+@pytest.mark.parametrize("params", [{"max_tokens": 1}, SamplingParams, [{"max_tokens": 1}], "greedy", 5])
+def test_what_are_no_parameters_is_said(llm: LLM, params: Any) -> None:
+    with pytest.raises(ValueError, match=r"give (one|SamplingParams)"):
+        llm.generate("x", params, use_tqdm=False)
+
+
 def test_token_ids_come_as_lists_and_arrays(llm: LLM) -> None:
     for prompts in (list(b"ab"), [list(b"ab")], np.array(list(b"ab")), {"prompt_token_ids": np.array(list(b"ab"))}):
         [output] = llm.generate(prompts, GREEDY, use_tqdm=False)
@@ -227,6 +233,8 @@ def test_priorities_are_one_for_each_prompt_and_adapters_are_refused(llm: LLM) -
     assert texts == ["a", "b"]
     with pytest.raises(ValueError, match="2 prompts and 1 priorities"):
         llm.generate(["a", "b"], GREEDY, use_tqdm=False, priority=[1])
+    with pytest.raises(ValueError, match="they are integers"):
+        llm.generate("a", GREEDY, use_tqdm=False, priority=["high"])  # type: ignore[list-item]  # what is tested
     with pytest.raises(ValueError, match="lora_request"):
         llm.generate("a", GREEDY, use_tqdm=False, lora_request="adapter")  # type: ignore[arg-type]
     assert llm.generate("a", GREEDY, use_tqdm=False, lora_request=None)
