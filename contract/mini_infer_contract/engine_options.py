@@ -15,6 +15,13 @@ PARALLEL = "several devices"
 
 _MOST_TOKENS = 16_777_216
 _MOST_RANKS = 64
+_IN_BFLOAT16 = "nothing is computed in float16 here: bfloat16 takes the same memory, and auto reads such checkpoints"
+_DTYPE_HINTS = (("half", _IN_BFLOAT16), ("float16", _IN_BFLOAT16), ("float", "it is float32 here"))
+_AS_IT_IS = "a checkpoint that is quantised already is read as its config says: leave it out"
+_QUANTIZATION_HINTS = tuple(
+    (name, _AS_IT_IS)
+    for name in ("awq", "awq_marlin", "gptq", "gptq_marlin", "compressed-tensors", "modelopt", "modelopt_fp4", "gguf")
+)
 
 ToolCallParser = Literal[
     "auto", "none", "hermes", "qwen3_coder", "qwen3_xml", "llama3_json", "llama4_pythonic", "pythonic", "mistral",
@@ -35,11 +42,13 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Names that clients may ask for; the first is what the model calls itself."""
     revision: Annotated[str | None, Option(group=MODEL, unit="REVISION", default_text="the hub's main one")] = None
     """Branch, tag or commit on the hub."""
-    dtype: Annotated[Literal["auto", "float32", "bfloat16"], Option(group=MODEL, in_resource=True)] = "auto"
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16"], Option(group=MODEL, in_resource=True, hints=_DTYPE_HINTS)
+    ] = "auto"
     """Of weights and activations; auto: the checkpoint's on a GPU, float32 on a CPU, where bfloat16 is slower."""
     quantization: Annotated[
         Literal["int8", "fp8", "int4", "w8a8-int8"] | None,
-        Option(group=MODEL, in_resource=True, default_text="the checkpoint's own"),
+        Option(group=MODEL, in_resource=True, default_text="the checkpoint's own", hints=_QUANTIZATION_HINTS),
     ] = None
     """Linear layers rounded when they are loaded; int8, fp8: a scale a row; int4: one for 128 columns; w8a8-int8: as
     int8, and activations of many rows by a scale a token (SmoothQuant)."""

@@ -39,6 +39,8 @@ class Option:
     """Where it is not the name with dashes."""
     aliases: tuple[str, ...] = ()
     """More flags of the same meaning."""
+    hints: tuple[tuple[str, str], ...] = ()
+    """Values that other servers have for it, and what to write instead."""
 
 
 @dataclass(frozen=True, slots=True)

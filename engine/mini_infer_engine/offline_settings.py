@@ -37,13 +37,15 @@ def model_name(model: str | os.PathLike[str]) -> str:
 
 
 def _value(row: OptionRow, value: Any) -> Any:
-    """None stands for the default. ValueError: it is out of its range, or no choice."""
+    """None stands for the default, as -1 does for tokens. ValueError: it is out of its range, or no choice."""
+    if value == -1 and row.is_optional and row.option.unit == "TOKENS":
+        return None
     if row.option.is_size and isinstance(value, str):
         value = bytes_of(value)
     if isinstance(value, int | float) and not isinstance(value, bool) and (fault := range_fault(row, value)):
         raise ValueError(f"{row.name} = {value!r} is not {fault}")
     if value is not None and (choices := choice_fault(row, value)):
-        raise ValueError(f"{row.name} = {value!r}: choose from {choices}")
+        raise ValueError(f"{row.name} = {value!r}: {choices}")
     return value
 
 

@@ -119,8 +119,9 @@ def test_vllms_keywords_are_accepted_where_they_ask_for_nothing() -> None:
         ("enable_chunked_prefill", False, "leave it out, or at None or True"),
         ("tokenizer", "other", "put tokenizer.json there"),
         ("download_dir", "/models", "set HF_HUB_CACHE"),
-        ("dtype", "half", "choose from auto, float32, bfloat16"),
-        ("max_model_len", -1, "is not an integer from 1 up to 16777216"),
+        ("dtype", "half", "choose from auto, float32, bfloat16 .*nothing is computed in float16"),
+        ("max_model_len", -2, "is not an integer from 1 up to 16777216"),
+        ("quantization", "awq", "choose from int8, .*leave it out"),
         ("max_num_seqs", 0, "is not an integer from 1 up to 65536"),
         ("gpu_memory_utilization", 0, "is not a number above 0 up to 1"),
         ("kv_cache_memory", 0, "is not a size in bytes from 1"),
@@ -134,7 +135,13 @@ def test_settings_are_refused_by_name(name: str, value: object, message: str) ->
 
 def test_settings_are_understood_as_vllms_callers_write_them() -> None:
     keywords: dict[str, object] = {"block_size": 32, "seed": None, "enable_prefix_caching": None, "swap_space": 8}
-    keywords |= {"tokenizer": "dry", "max_seq_len_to_capture": 8192, "task": "generate", "kv_cache_memory": "64MiB"}
+    keywords |= {
+        "max_num_batched_tokens": -1,
+        "tokenizer": "dry",
+        "max_seq_len_to_capture": 8192,
+        "task": "generate",
+        "kv_cache_memory": "64MiB",
+    }
     settings = LLM(model="dry", max_model_len=64, **keywords).settings
     assert (settings.page_size, settings.seed, settings.kv_cache_memory) == (32, 0, 2**26)
     with pytest.raises(TypeError, match="did you mean max_model_len"):

@@ -18,6 +18,19 @@ def bytes_of(text: str) -> int:
     return int(float(match[1]) * _UNITS[match[2] or ""])
 
 
+def count_of(text: str) -> int | None:
+    """A number of tokens, also as vLLM has them: 25.6k is 25,600, 8K is 8,192. None: it is no number."""
+    match = re.fullmatch(r"([+-]?\d+)|(\d+(?:\.\d+)?)([kmg])|(\d+)([KMG])", text.strip())
+    if match is None:
+        return None
+    plain, decimal, decimal_unit, binary, binary_unit = match.groups()
+    if plain is not None:
+        return int(plain)
+    if decimal is not None:
+        return int(float(decimal) * _UNITS[decimal_unit.upper()])
+    return int(binary) * _UNITS[f"{binary_unit}I"]
+
+
 def range_fault(row: OptionRow, value: float | None) -> str | None:
     """What a number must be where `value` is none (None) or out of its range; None: it is well."""
     option = row.option
@@ -32,9 +45,12 @@ def range_fault(row: OptionRow, value: float | None) -> str | None:
 
 
 def choice_fault(row: OptionRow, value: Any) -> str | None:
-    """What a value must be one of, where it is none of them."""
+    """What to write instead, where it is none of an option's choices."""
     choices = get_args(row.type) if get_origin(row.type) is Literal else ()
-    return ", ".join(map(str, choices)) if choices and value not in choices else None
+    if not choices or value in choices:
+        return None
+    hint = dict(row.option.hints).get(value)
+    return f"choose from {', '.join(map(str, choices))}{f' ({hint})' if hint else ''}"
 
 
 def _shown(bound: float) -> str:

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 import msgspec
 
 from mini_infer_contract.options import OptionRow, option_rows
-from mini_infer_engine.config.option_values import bytes_of, range_fault
+from mini_infer_engine.config.option_values import bytes_of, choice_fault, count_of, range_fault
 
 Options = TypeVar("Options", bound=msgspec.Struct)
 
@@ -33,10 +33,22 @@ def _argument(row: OptionRow) -> dict[str, Any]:
         return common | {"action": argparse.BooleanOptionalAction}
     if get_origin(row.type) is Literal:
         choices = get_args(row.type)
-        return common | {"choices": choices, "type": type(choices[0])}
+        return common | {"choices": choices, "type": _chooser(row) if row.option.hints else type(choices[0])}
     if row.option.is_list and "," not in row.option.unit:
         return common | {"nargs": "+", "action": _AsTuple, "metavar": row.option.unit}
     return common | {"type": _reader(row), "metavar": row.option.unit}
+
+
+def _chooser(row: OptionRow) -> Callable[[str], str]:
+    """Says what to write instead of values that other servers have."""
+    hints = dict(row.option.hints)
+
+    def choose(text: str) -> str:
+        if text in hints:
+            raise argparse.ArgumentTypeError(f"{text!r}: {choice_fault(row, text)}")
+        return text
+
+    return choose
 
 
 def _reader(row: OptionRow) -> Callable[[str], Any]:
@@ -75,6 +87,10 @@ def byte_size(text: str) -> int:
 
 
 def _number(text: str, row: OptionRow) -> float | None:
+    if row.option.unit == "TOKENS":
+        if row.is_optional and text in ("auto", "-1"):
+            return None
+        return _in_range(count_of(text), text, row)
     try:
         value = row.type(text)
     except ValueError:

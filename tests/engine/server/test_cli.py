@@ -79,6 +79,13 @@ def test_sizes(text: str, size: int) -> None:
     assert byte_size(text) == size
 
 
+@pytest.mark.parametrize(
+    ("text", "tokens"), [("8k", 8000), ("25.6k", 25_600), ("8K", 8192), ("1M", 2**20), ("4096", 4096), ("auto", None)]
+)
+def test_tokens_are_counted_as_vllm_counts_them(text: str, tokens: int | None) -> None:
+    assert settings_from(make_parser().parse_args(["--model", "m", "--max-model-len", text])).max_model_len == tokens
+
+
 @pytest.mark.parametrize("text", ["", "2 apples", "-1", "GB", "1e9"])
 def test_what_is_no_size_is_told(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="no size"):
@@ -95,6 +102,10 @@ def test_what_is_no_size_is_told(text: str) -> None:
         ["--model", "m", "--port", "70000"],
         ["--model", "m", "--max-num-seqs", "0"],
         ["--model", "m", "--kv-cache-memory", "0"],
+        ["--model", "m", "--max-model-len", "8.5K"],
+        ["--model", "m", "--page-size", "k"],
+        ["--model", "m", "--dtype", "half"],
+        ["--model", "m", "--quantization", "awq"],
         ["--model", "m", "--gpu-memory-utilization", "1.5"],
         ["--model", "m", "--dry-run"],
         ["--model", "m", "--disable", "pdl,magic"],
