@@ -191,8 +191,11 @@ def test_rules_follow_the_number_of_sms() -> None:
     assert isinstance(config, SmallMConfig)
     assert config.programs == 4 * 114
     assert on_pcie.decode_config(1, 8).target_programs == 2 * 114
-    for rows in (1, 64):
-        assert on_pcie.decode_config(rows, 8, quantized=True).stages == on_pcie.decode_config(rows, 8).stages + 1
+    for rows, programs_per_sm in ((1, 2), (64, 4)):
+        one_byte = on_pcie.decode_config(rows, 8, quantized=True)
+        assert one_byte.stages == on_pcie.decode_config(rows, 8).stages + 1
+        assert one_byte.target_programs == programs_per_sm * 114
+    assert on_pcie.without(Mechanism.SPLIT_KV).decode_config(64, 8, quantized=True).target_programs == 0
     assert on_pcie.sample_programs == 8 * 114
     tiles = {"m": 512, "n": 3840, "k": 8192}  # 120: one wave of 132 SMs, two of 114
     assert (on_pcie.k_splits(**tiles), ON_H200.k_splits(**tiles)) == (2, 1)

@@ -15,6 +15,10 @@ _MAX_PDL_ROWS = 16
 """A step of 8 rows is 3 to 5 % shorter where attention begins while the GEMM before runs (H200, three models); of 32
 rows it is 4 to 23 % longer: its programs then take room that the GEMM needs."""
 
+_QUANTIZED_PROGRAMS_PER_SM = 4
+"""Of two warps each, over pages of one byte an element: a block of keys then takes as long as one of twice the bytes
+(32 rows of 8,192 tokens took 136 us on an H200, in bf16 130), so that twice as many have to be under way."""
+
 _TILE_QUERIES = 128
 """Queries of a FlashAttention-3 tile, and keys of its blocks."""
 _MIN_TILES_PER_HEAD = 50
@@ -115,7 +119,8 @@ def decode_config(
     """
     are_few = rows * kv_heads < MANY_HEAD_ROWS
     pdl = pdl and are_few and rows <= _MAX_PDL_ROWS
-    target_programs = 2 * sm_count if split_kv else 0
+    programs_per_sm = _QUANTIZED_PROGRAMS_PER_SM if quantized and not are_few else 2
+    target_programs = programs_per_sm * sm_count if split_kv else 0
     if are_few:
         stages = 3 if quantized else 2
         return DecodeConfig(target_programs, stages=stages, programs_per_row=1.5 if split_kv else 1.0, pdl=pdl)

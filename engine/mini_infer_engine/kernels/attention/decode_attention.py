@@ -12,16 +12,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from mini_infer_engine.kernels.attention.attention_config import MANY_HEAD_ROWS
 from mini_infer_engine.kernels.attention.decode_plan import FIELDS, MAX_SPLITS, NO_WINDOW, DecodePlan
-from mini_infer_engine.kernels.attention.quantized_rows import (
-    VALUE_UNIT,
-    first_scale,
-    rounded_rows,
-    row_scales,
-    unit_rows,
-    unpacked_scales,
-    widened,
-    widened_pairs,
-)
+from mini_infer_engine.kernels.attention.page_ids import page_ids
+from mini_infer_engine.kernels.attention.quantized_decode import scan_quantized
+from mini_infer_engine.kernels.attention.quantized_rows import first_scale, rounded_rows, row_scales
 from mini_infer_engine.kernels.attention.rope_kv import Rotation
 from mini_infer_engine.kernels.attention.softcap import softcapped
 from mini_infer_engine.kernels.sizes import next_power_of_2
@@ -63,13 +56,6 @@ def _rotated(
         x *= scale * tl.load(norm + dims, mask=dims < HEAD_DIM, other=0.0).to(tl.float32)
         x_paired *= scale * tl.load(norm + paired_dims, mask=dims < HEAD_DIM, other=0.0).to(tl.float32)
     return x * cos + tl.where(dims < half, -x_paired, x_paired) * sin
-
-
-@triton.jit
-def _page_ids(table, start, last, PAGE_SIZE: tl.constexpr, BLOCK: tl.constexpr):
-    """Pages of a block's tokens: one page, or one for each token. Tokens after `last` have its page."""
-    tokens = start if PAGE_SIZE % BLOCK == 0 else start + tl.arange(0, BLOCK)
-    return tl.load(table + tl.minimum(tokens, last) // PAGE_SIZE).to(tl.int64)
 
 
 @triton.jit
@@ -168,6 +154,7 @@ def _decode_attention(
     PAGE_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     NORM: tl.constexpr,
+    WINDOWED: tl.constexpr,
     SOFTCAP: tl.constexpr,
     MERGE: tl.constexpr,
     MERGE_ROWS: tl.constexpr,
@@ -192,7 +179,6 @@ def _decode_attention(
     end = tl.load(entry + 4)
     split = tl.load(entry + 5)
     splits = tl.load(entry + 6)
-    pages = _page_ids(table, begin, position, PAGE_SIZE, BLOCK)
 
     half: tl.constexpr = HEAD_DIM // 2
     heads = tl.arange(0, GROUP_BLOCK)
@@ -230,7 +216,7 @@ def _decode_attention(
         tl.store(new_scale_at + kv_stride // 2, value_scale.to(tl.bfloat16), mask=is_last_split)
         # What later tokens will read of it.
         new_key = stored_key.to(tl.float32) * key_scale[:, None]
-        new_value = stored_value.to(tl.float32) * (value_scale * VALUE_UNIT)[:, None]
+        new_value = stored_value.to(tl.float32) * value_scale[:, None]
     else:
         tl.store(new_at, new_key, mask=new_inside)
         tl.store(new_at + kv_stride, new_value, mask=new_inside)
@@ -238,65 +224,40 @@ def _decode_attention(
     log2e: tl.constexpr = 1.4426950408889634
     new_score = tl.sum(queries.to(tl.float32) * new_key.to(tl.float32), axis=1)
     new_score = softcapped(new_score * scale, softcap) * log2e if SOFTCAP else new_score * (scale * log2e)
-    m_i = tl.where(is_last_split, new_score, float("-inf"))
-    l_i = tl.zeros((GROUP_BLOCK,), dtype=tl.float32) + tl.where(is_last_split, 1.0, 0.0)
-    acc = tl.zeros((GROUP_BLOCK, DIM_BLOCK), dtype=tl.float32) + new_value.to(tl.float32)
-    offs_block = tl.arange(0, BLOCK)
     if quantized:
-        dot_dtype: tl.constexpr = tl.float32 if qkv.dtype.element_ty == tl.float32 else tl.float16
-        queries, query_scales = unit_rows(queries, dot_dtype)
-        pair_pool = (head_pool + kv_stride).to(tl.pointer_type(tl.int16))
-        pairs = tl.arange(0, DIM_BLOCK // 2)[None, :]
-        scale_pairs = scale_pool.to(tl.pointer_type(tl.int32))
-        first_acc, second_acc = tl.split(tl.reshape(acc, (GROUP_BLOCK, DIM_BLOCK // 2, 2)))
-    for start in range(begin, end, BLOCK):
-        tokens = start + offs_block
-        if PAGE_SIZE % BLOCK == 0:
-            at = pages * page_stride + (start % PAGE_SIZE + offs_block) * token_stride
-        else:
-            at = pages * page_stride + (tokens % PAGE_SIZE) * token_stride
-        if quantized:
-            even_tokens = start + tl.arange(0, BLOCK // 2) * 2
+        acc, l_i, m_i = scan_quantized(
+            queries, new_score, new_value, is_last_split, table, head_pool, scale_pool, begin, end, position, window,
+            page_stride, kv_stride, token_stride, scale, softcap, GROUP_BLOCK, HEAD_DIM, DIM_BLOCK, PAGE_SIZE, BLOCK,
+            WINDOWED, SOFTCAP, PRECISION,
+        )  # fmt: skip
+    else:
+        m_i = tl.where(is_last_split, new_score, float("-inf"))
+        l_i = tl.zeros((GROUP_BLOCK,), dtype=tl.float32) + tl.where(is_last_split, 1.0, 0.0)
+        acc = tl.zeros((GROUP_BLOCK, DIM_BLOCK), dtype=tl.float32) + new_value.to(tl.float32)
+        offs_block = tl.arange(0, BLOCK)
+        pages = page_ids(table, begin, position, PAGE_SIZE, BLOCK)
+        for start in range(begin, end, BLOCK):
+            tokens = start + offs_block
             if PAGE_SIZE % BLOCK == 0:
-                scale_at = scale_pairs + pages * (page_stride // 4)
+                at = pages * page_stride + (start % PAGE_SIZE + offs_block) * token_stride
             else:
-                pair_pages = tl.load(table + tl.minimum(even_tokens, position) // PAGE_SIZE).to(tl.int64)
-                scale_at = scale_pairs + pair_pages * (page_stride // 4)
-            scale_at += even_tokens % PAGE_SIZE // 2
-            key_scales = tl.load(scale_at, mask=even_tokens < end, other=0)
-            value_scales = tl.load(scale_at + kv_stride // 4, mask=even_tokens < end, other=0)
-        pages = _page_ids(
-            table, start + BLOCK, position, PAGE_SIZE, BLOCK
-        )  # of the next block: keys do not wait for it
-        mask = (tokens < end) & (tokens > position - window)
-        kv_mask = mask[:, None] & dim_inside
-        keys = tl.load(head_pool + at[:, None] + dims[None, :], mask=kv_mask, other=0.0)
-        keys = widened(keys, dot_dtype) if quantized else keys.to(queries.dtype)
-        scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
-        if quantized:
-            key_scales = unpacked_scales(key_scales, BLOCK)
-            scores *= query_scales[:, None] * key_scales[None, :]
-        scores = softcapped(scores * scale, softcap) * log2e if SOFTCAP else scores * (scale * log2e)
-        scores = tl.where(mask[None, :], scores, float("-inf"))
-        m_new = tl.maximum(m_i, tl.max(scores, axis=1))
-        p = tl.exp2(scores - m_new[:, None])
-        alpha = tl.exp2(m_i - m_new)
-        l_i = l_i * alpha + tl.sum(p, axis=1)
-        if quantized:
-            value_at = pair_pool + (at // 2)[:, None] + pairs
-            pair_values = tl.load(value_at, mask=mask[:, None] & (pairs < HEAD_DIM // 2), other=0)
-            first_values, second_values = widened_pairs(pair_values, kv_dtype, dot_dtype)
-            value_scales = tl.where(mask, unpacked_scales(value_scales, BLOCK), 0.0)
-            p = (p * (value_scales * VALUE_UNIT)[None, :]).to(dot_dtype)
-            first_acc = tl.dot(p, first_values, first_acc * alpha[:, None], input_precision=PRECISION)
-            second_acc = tl.dot(p, second_values, second_acc * alpha[:, None], input_precision=PRECISION)
-        else:
+                at = pages * page_stride + (tokens % PAGE_SIZE) * token_stride
+            # Of the next block: keys do not wait for it.
+            pages = page_ids(table, start + BLOCK, position, PAGE_SIZE, BLOCK)
+            mask = (tokens < end) & (tokens > position - window)
+            kv_mask = mask[:, None] & dim_inside
+            keys = tl.load(head_pool + at[:, None] + dims[None, :], mask=kv_mask, other=0.0)
+            scores = tl.dot(queries, tl.trans(keys.to(queries.dtype)), input_precision=PRECISION)
+            scores = softcapped(scores * scale, softcap) * log2e if SOFTCAP else scores * (scale * log2e)
+            scores = tl.where(mask[None, :], scores, float("-inf"))
+            m_new = tl.maximum(m_i, tl.max(scores, axis=1))
+            p = tl.exp2(scores - m_new[:, None])
+            alpha = tl.exp2(m_i - m_new)
+            l_i = l_i * alpha + tl.sum(p, axis=1)
             values = tl.load(head_pool + kv_stride + at[:, None] + dims[None, :], mask=kv_mask, other=0.0)
             values = values.to(queries.dtype)
             acc = tl.dot(p.to(values.dtype), values, acc * alpha[:, None], input_precision=PRECISION)
-        m_i = m_new
-    if quantized:
-        acc = tl.reshape(tl.join(first_acc, second_acc), (GROUP_BLOCK, DIM_BLOCK)) * (1 / VALUE_UNIT)
+            m_i = m_new
 
     out_at = out + row * out_stride + kv_head * GROUP * HEAD_DIM
     if not MERGE or splits == 1:
@@ -366,6 +327,7 @@ def decode_attention(
     # GEMM before has left, and the other SMs would have one (8 x 4,096 tokens of 0.6B: 9 % of a step).
     many_splits = _VALUES_PER_THREAD * 32 * plan.config.warps // (merge_rows * dim_block)
     assert not plan.splits or rows * kv_heads <= COUNTERS
+    quantized = pool.dtype.itemsize == 1
     _decode_attention[(kv_heads, programs)](
         qkv,
         rotation.cos_sin,
@@ -388,13 +350,14 @@ def decode_attention(
         softcap or 0.0,
         plan.sliding_window or NO_WINDOW,
         GROUP=group,
-        GROUP_BLOCK=max(16, next_power_of_2(group)),
+        GROUP_BLOCK=max(8 if quantized else 16, next_power_of_2(group)),
         HEAD_DIM=head_dim,
         DIM_BLOCK=dim_block,
         KV_HEADS=kv_heads,
         PAGE_SIZE=page_size,
         BLOCK=plan.config.block_tokens,
         NORM=rotation.q_norm is not None,
+        WINDOWED=plan.sliding_window is not None or not quantized,
         SOFTCAP=softcap is not None,
         MERGE=plan.splits,
         MERGE_ROWS=merge_rows,

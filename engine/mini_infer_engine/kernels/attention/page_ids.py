@@ -1,0 +1,11 @@
+"""Where a block of a sequence's tokens stands, in Triton."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def page_ids(table, start, last, PAGE_SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    """Pages of a block's tokens: one page, or one for each token. Tokens after `last` have its page."""
+    tokens = start if PAGE_SIZE % BLOCK == 0 else start + tl.arange(0, BLOCK)
+    return tl.load(table + tl.minimum(tokens, last) // PAGE_SIZE).to(tl.int64)
