@@ -22,19 +22,19 @@ def quantize_folder(folder: Path, form: str) -> dict[str, Tensor]:
     for key, weight in tensors.items():
         if key.endswith(("_proj.weight", "_with_mqa.weight")):
             del written[key]
-            stored, exact[key] = _quantized(weight, form)
+            stored, exact[key] = quantized(weight, form)
             written |= {key.removesuffix("weight") + part: tensor for part, tensor in stored.items()}
     save_file(written, folder / "model.safetensors")
     config = json.loads((folder / "config.json").read_text())
     if form == "modelopt-file":
         (folder / "hf_quant_config.json").write_text(json.dumps(_modelopt_file()))
     else:
-        config["quantization_config"] = _config(form)
+        config["quantization_config"] = quantization_config(form)
     (folder / "config.json").write_text(json.dumps(config))
     return exact
 
 
-def _quantized(weight: Tensor, form: str) -> tuple[dict[str, Tensor], Tensor]:
+def quantized(weight: Tensor, form: str) -> tuple[dict[str, Tensor], Tensor]:
     group = 32 if form == "mxfp4" else 16
     groups = weight.unflatten(1, (-1, group))
     largest = groups.abs().amax(2)
@@ -61,7 +61,7 @@ def _quantized(weight: Tensor, form: str) -> tuple[dict[str, Tensor], Tensor]:
     return {name: nibbles[:, ::2] | (nibbles[:, 1::2] << 4)} | stored, exact
 
 
-def _config(form: str) -> dict[str, Any]:
+def quantization_config(form: str) -> dict[str, Any]:
     if form == "modelopt":
         return {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"], "producer": {}}
     strategy, group = ("group", 32) if form == "mxfp4" else ("tensor_group", 16)

@@ -20,18 +20,18 @@ def quantize_folder(folder: Path, form: str) -> dict[str, torch.Tensor]:
     written, exact = dict(tensors), dict(tensors)
     for name, tensor in tensors.items():
         if name.endswith(("_proj.weight", "_with_mqa.weight")):
-            weight, scale, wide = _quantized(tensor, form)
+            weight, scale, wide = quantized(tensor, form)
             written[name], exact[name] = weight, weight.float() * wide
             written[name + ("_scale_inv" if form == "fp8-block" else "_scale")] = scale
             if form == "compressed-tensor":
                 written[name.removesuffix("weight") + "input_scale"] = torch.ones(1)
     save_file(written, folder / "model.safetensors")
-    config = json.loads((folder / "config.json").read_text()) | {"quantization_config": _config(form)}
+    config = json.loads((folder / "config.json").read_text()) | {"quantization_config": quantization_config(form)}
     (folder / "config.json").write_text(json.dumps(config))
     return exact
 
 
-def _quantized(weight: torch.Tensor, form: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def quantized(weight: torch.Tensor, form: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """FP8 weight, scale as the checkpoint has it, and that scale for each element."""
     rows, columns = weight.shape
     if form.endswith("tensor"):
@@ -48,7 +48,7 @@ def _quantized(weight: torch.Tensor, form: str) -> tuple[torch.Tensor, torch.Ten
     return (weight / wide).to(FP8), scale, wide
 
 
-def _config(form: str) -> dict[str, Any]:
+def quantization_config(form: str) -> dict[str, Any]:
     if form == "fp8-tensor":
         return {"quant_method": "fp8", "activation_scheme": "dynamic"}
     if form == "fp8-block":

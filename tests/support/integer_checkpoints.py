@@ -59,15 +59,17 @@ def quantize_folder(folder: Path, name: str, *, head: bool = False) -> dict[str,
     for seed, (key, weight) in enumerate(sorted(tensors.items())):
         if key.endswith(("_proj.weight", "_with_mqa.weight")) or (head and key == "lm_head.weight"):
             del written[key]
-            stored, exact[key] = _quantized(weight, form, seed)
+            stored, exact[key] = quantized(weight, form, seed)
             written |= {key.removesuffix("weight") + part: tensor.contiguous() for part, tensor in stored.items()}
     save_file(written, folder / "model.safetensors")
-    config = json.loads((folder / "config.json").read_text()) | {"quantization_config": _config(form, head=head)}
+    config = json.loads((folder / "config.json").read_text()) | {
+        "quantization_config": quantization_config(form, head=head)
+    }
     (folder / "config.json").write_text(json.dumps(config))
     return exact
 
 
-def _quantized(weight: Tensor, form: dict[str, Any], seed: int) -> tuple[dict[str, Tensor], Tensor]:
+def quantized(weight: Tensor, form: dict[str, Any], seed: int) -> tuple[dict[str, Tensor], Tensor]:
     """Round to nearest; groups are of neighbouring columns, or, with an act order, of columns in a random order."""
     bits = form.get("bits", form.get("num_bits"))
     group = form.get("group_size", -1)
@@ -151,7 +153,7 @@ def _awq_order(integers: Tensor) -> Tensor:
     return integers.unflatten(1, (-1, 8))[:, :, AWQ_ORDER].flatten(1)
 
 
-def _config(form: dict[str, Any], *, head: bool) -> dict[str, Any]:
+def quantization_config(form: dict[str, Any], *, head: bool) -> dict[str, Any]:
     if "quant_method" in form:
         return form | ({"lm_head": True} if head else {})
     weights = {key: value for key, value in form.items() if key not in ("format", "activations")} | {"type": "int"}

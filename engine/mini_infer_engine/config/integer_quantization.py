@@ -6,8 +6,8 @@ After autoawq's, gptqmodel's and compressed-tensors' documented formats. No torc
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.config.fields import Fields
+from mini_infer_engine.config.quantization_fields import refuse
 
 Form = Literal["pack-quantized", "int-quantized", "gptq", "awq"]
 
@@ -27,8 +27,6 @@ class IntegerScheme:
     """Whether each column says its group (`g_idx`): GPTQ quantised them in another order."""
     zero_offset: int
     """Added to stored zero points: GPTQ's first format has them less one."""
-    ignored: tuple[str, ...]
-    """As in `Fp8Scheme`."""
     tensor_scale: bool = False
     """One scale for the whole tensor."""
     int8_activations: bool = False
@@ -36,9 +34,9 @@ class IntegerScheme:
 
 
 def parse_compressed_integers(
-    fields: Fields, form: Any, group: dict[str, Any], weights: dict[str, Any], ignored: tuple[str, ...]
+    fields: Fields, form: Any, group: dict[str, Any], weights: dict[str, Any]
 ) -> IntegerScheme:
-    """Of compressed-tensors: `group` is its one group, `weights` that of it.
+    """Of compressed-tensors: `group` is one of its groups, `weights` that of it.
 
     ModelError: it is a form that is not supported.
     """
@@ -57,7 +55,6 @@ def parse_compressed_integers(
         symmetric=bool(weights.get("symmetric", True)),
         act_order=weights.get("actorder") in ("group", True),
         zero_offset=0,
-        ignored=ignored,
         tensor_scale=strategy == "tensor",
         int8_activations=_has_int8_activations(group),
     )
@@ -72,8 +69,6 @@ def _has_int8_activations(group: dict[str, Any]) -> bool:
 
 def parse_gptq(fields: Fields, raw: dict[str, Any]) -> IntegerScheme:
     """Of gptqmodel and AutoGPTQ."""
-    if raw.get("dynamic"):
-        raise refuse(fields, "dynamic", "different schemes for different layers are not supported")
     form = raw.get("checkpoint_format", "gptq")
     if form not in ("gptq", "gptq_v2"):
         raise refuse(fields, f"checkpoint_format = {form!r}", "supported are gptq and gptq_v2")
@@ -84,11 +79,10 @@ def parse_gptq(fields: Fields, raw: dict[str, Any]) -> IntegerScheme:
         symmetric=False,
         act_order=bool(raw.get("desc_act", False)),
         zero_offset=1 if form == "gptq" else 0,
-        ignored=() if raw.get("lm_head") else ("lm_head",),
     )
 
 
-def parse_awq(fields: Fields, raw: dict[str, Any], ignored: tuple[str, ...]) -> IntegerScheme:
+def parse_awq(fields: Fields, raw: dict[str, Any]) -> IntegerScheme:
     """Of autoawq, in the layout "gemm"."""
     version = str(raw.get("version", "gemm")).lower()
     if version != "gemm":
@@ -100,7 +94,6 @@ def parse_awq(fields: Fields, raw: dict[str, Any], ignored: tuple[str, ...]) -> 
         symmetric=not raw.get("zero_point", True),
         act_order=False,
         zero_offset=0,
-        ignored=("lm_head", *(f"*{name}*" for name in ignored)),
     )
 
 
@@ -118,8 +111,3 @@ def _group_size(fields: Fields, value: Any, least: int) -> int:
     if not isinstance(value, int) or value < least:
         raise refuse(fields, f"group_size = {value!r}", f"it must be -1 or at least {least}")
     return value
-
-
-def refuse(fields: Fields, what: str, remedy: str) -> ModelError:
-    """For a value of quantization_config; `remedy` goes on after a colon."""
-    return ModelError(f"{fields.path}: quantization_config: {what}: {remedy}; or use the original weights.")

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from mini_infer_engine.config.fields import Fields
-from mini_infer_engine.config.quantization import KVCacheDtype, Scheme, parse_kv_cache_dtype, parse_quantization
+from mini_infer_engine.config.quantization import KVCacheDtype, parse_kv_cache_dtype, parse_quantization
+from mini_infer_engine.config.quantization_schemes import Schemes
 from mini_infer_engine.config.rope import RopeParameters, parse_rope, rope_object
 from mini_infer_engine.distributed.pipeline_parallel import WHOLE, PipelineStage
 from mini_infer_engine.distributed.tensor_parallel import ALONE, TensorParallel
@@ -54,7 +55,7 @@ class ModelConfig:
     """Factor of the token embeddings."""
     norm_offset: float = 0.0
     """Added to the weights of every norm: some checkpoints store them less one."""
-    quantization: Scheme | None = None
+    quantization: Schemes | None = None
     """How the linear layers are stored; None: in `dtype`."""
     kv_cache_dtype: KVCacheDtype | None = None
     """In what the checkpoint's makers measured keys and values; None: in `dtype`."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.config.fields import Fields
 from mini_infer_engine.config.model_config import ModelConfig
-from mini_infer_engine.config.quantization import unused_suffixes
+from mini_infer_engine.config.quantization import KV_SCALES, unused_suffixes
 from mini_infer_engine.layers.attention import Attention, AttentionBlock
 from mini_infer_engine.layers.embedding import Embedding
 from mini_infer_engine.layers.linear import Linear, LinearMethod
@@ -151,6 +151,9 @@ class DecoderModel(nn.Module):
         "rotary_emb.inv_freq",
         ".input_scale",
         ".input_global_scale",
+        ".input_zero_point",
+        ".output_scale",
+        ".output_zero_point",
         ".activation_scale",
         ".weight_shape",
     )
@@ -238,12 +241,14 @@ class DecoderModel(nn.Module):
                 tensors |= module.checkpoint_tensors(path)
             else:
                 tensors |= {f"{path}.{name}": Placement(p) for name, p in module.named_parameters(recurse=False)}
-        return {self._checkpoint_name(name): placement for name, placement in tensors.items()}
+        return {self.checkpoint_name(name): placement for name, placement in tensors.items()}
 
-    def _checkpoint_name(self, name: str) -> str:
+    def checkpoint_name(self, name: str) -> str:
+        """What the checkpoint calls a layer or a tensor of this model."""
+        whole = f"{name}."
         for ours, theirs in self.checkpoint_names.items():
-            name = name.replace(ours, theirs)
-        return name
+            whole = whole.replace(ours, theirs)
+        return whole.removesuffix(".")
 
     def is_unused(self, checkpoint_name: str) -> bool:
         """Whether a checkpoint may have this tensor although the model does not read it."""
@@ -252,8 +257,8 @@ class DecoderModel(nn.Module):
             return True
         if self.config.tensor_parallel.whole_experts and self._is_of_another_expert(checkpoint_name):
             return True
-        unused_here = unused_suffixes(self.config.quantization, self.config.kv_cache_dtype)
-        return tied or checkpoint_name.endswith((*self.unused_checkpoint_suffixes, *unused_here))
+        unused_here = unused_suffixes(self.config.quantization)
+        return tied or checkpoint_name.endswith((*self.unused_checkpoint_suffixes, *KV_SCALES, *unused_here))
 
     def _is_of_another_expert(self, checkpoint_name: str) -> bool:
         """Whether another rank has the expert whose tensor this is."""

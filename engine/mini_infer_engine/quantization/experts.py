@@ -83,8 +83,8 @@ class CheckpointExperts(QuantizedExperts):
         del moe.experts
 
 
-def expand_experts(moe: SparseMoE) -> list[Linear]:
-    """The layers that a quantised checkpoint fills in place of the stacks; before anything is loaded."""
+def expand_experts(moe: SparseMoE) -> None:
+    """Give it the layers that a quantised checkpoint fills in place of the stacks; before anything is loaded."""
     spec, hidden = moe.spec, moe.spec.hidden_size
     moe.stored = CheckpointExperts()
     give_up_stacks(moe)
@@ -95,8 +95,6 @@ def expand_experts(moe: SparseMoE) -> list[Linear]:
     moe.add_module("experts", by_name)
     if spec.num_shared:
         moe.shared_experts = ExpertLayers(hidden, moe.shared_share, is_summed=moe.is_summed)
-        experts.append(moe.shared_experts)
-    return [layer for each in experts for layer in (each.gate_up_proj, each.down_proj)]
 
 
 class RoundedExperts(QuantizedExperts):

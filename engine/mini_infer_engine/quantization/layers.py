@@ -1,48 +1,73 @@
 """Which layers of a model a checkpoint's scheme quantises, and by which method they are stored and computed."""
 
-from torch import nn
+from collections.abc import Iterable, Iterator
 
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.config.fp4_quantization import Fp4Scheme
 from mini_infer_engine.config.integer_quantization import IntegerScheme
-from mini_infer_engine.config.quantization import Fp8Scheme, Scheme, applies_to
-from mini_infer_engine.layers.linear import UNQUANTIZED, Linear, LinearMethod
+from mini_infer_engine.config.quantization_schemes import Fp8Scheme, Scheme, Schemes
+from mini_infer_engine.layers.linear import Linear, LinearMethod
 from mini_infer_engine.layers.moe import SparseMoE
+from mini_infer_engine.models.decoder import DecoderModel
 from mini_infer_engine.quantization.experts import expand_experts
 from mini_infer_engine.quantization.fp4 import Fp4Method
 from mini_infer_engine.quantization.fp8 import Fp8Method
 from mini_infer_engine.quantization.integer import IntegerCheckpointMethod
 
+_EXPERT_PARTS = ("gate_proj", "up_proj", "down_proj")
 
-def quantize_layers(model: nn.Module, scheme: Scheme) -> None:
-    """Have the scheme's layers stored and computed by its method; before anything is loaded.
+
+def quantize_layers(model: DecoderModel, schemes: Schemes) -> None:
+    """Have layers stored and computed by their schemes' methods; before anything is loaded.
 
     Raises:
-        ModelError: parts of one packed layer are quantised and others are not, or sizes do not fit the scheme.
+        ModelError: parts of one packed layer, or experts of one mixture, have different schemes, or sizes do not fit a
+            layer's scheme.
 
     """
     mixtures = {path: module for path, module in model.named_modules() if isinstance(module, SparseMoE)}
-    quantized = {path: moe for path, moe in mixtures.items() if applies_to(scheme, f"{path}.experts.0.gate_proj")}
-    experts = {path: _expanded(path, moe, scheme) for path, moe in quantized.items()}
+    for path, moe in mixtures.items():
+        scheme = _common_scheme(schemes, map(model.checkpoint_name, _expert_layers(path, moe)))
+        if scheme is not None:
+            _expand(path, moe, scheme)
     routers = {moe.gate for moe in mixtures.values()}  # not quantised, whatever the list of ignored layers says
     for path, module in model.named_modules():
         if not isinstance(module, Linear) or module in routers:
             continue
-        applies = {name: applies_to(scheme, name) for name in module.checkpoint_parts(path)}
-        if len(set(applies.values())) > 1:
-            raise ModelError(f"quantization_config ignores some of {', '.join(applies)}: they are one product here.")
-        if all(applies.values()):
-            try:
-                module.use(_method(scheme))
-            except ValueError as error:
-                raise ModelError(f"quantization_config does not fit layer {path}: {error}.") from None
-    for path, layers in experts.items():
-        if any(layer.method is UNQUANTIZED for layer in layers):
-            raise ModelError(f"quantization_config ignores some of the experts of {path}: they are one product here.")
+        scheme = _common_scheme(schemes, map(model.checkpoint_name, module.checkpoint_parts(path)))
+        if scheme is None:
+            continue
+        try:
+            module.use(_method(scheme))
+        except ValueError as error:
+            raise ModelError(f"quantization_config does not fit layer {path}: {error}.") from None
 
 
-def _expanded(path: str, moe: SparseMoE, scheme: Scheme) -> list[Linear]:
-    """The layers of a mixture's experts. ModelError: kernels of experts have no such scheme."""
+def _common_scheme(schemes: Schemes, layers: Iterable[str]) -> Scheme | None:
+    """Of layers that are one product here. ModelError: they have several."""
+    found: dict[Scheme | None, str] = {}
+    for layer in layers:
+        found.setdefault(schemes.scheme_of(layer), layer)
+    if len(found) > 1:
+        told = " and ".join(f"{layer} ({schemes.reason_of(layer)})" for layer in found.values())
+        raise ModelError(
+            f"quantization_config has different schemes for {told}: layers that are one product here must have the "
+            "same one; use a checkpoint whose q_proj, k_proj and v_proj, gate_proj and up_proj, and experts agree."
+        )
+    return next(iter(found), None)
+
+
+def _expert_layers(path: str, moe: SparseMoE) -> Iterator[str]:
+    """Names of the layers of a mixture's experts here."""
+    numbers = range(moe.local_experts.start, min(moe.local_experts.stop, moe.spec.num_experts))
+    experts = [f"{path}.experts.{number}" for number in numbers]
+    if moe.spec.num_shared:
+        experts.append(f"{path}.shared_experts")
+    return (f"{expert}.{part}" for expert in experts for part in _EXPERT_PARTS)
+
+
+def _expand(path: str, moe: SparseMoE, scheme: Scheme) -> None:
+    """Give a mixture's experts layers. ModelError: kernels of experts have no such scheme."""
     if isinstance(scheme, IntegerScheme) and scheme.act_order:
         raise ModelError(f"quantization_config: act-order (desc_act) of the experts of {path} is not supported.")
     spec = moe.spec
@@ -53,7 +78,7 @@ def _expanded(path: str, moe: SparseMoE, scheme: Scheme) -> list[Linear]:
             f"quantization_config: groups of {group} columns cut through the shared experts of {path}, which are "
             f"{width} wide: not supported."
         )
-    return expand_experts(moe)
+    expand_experts(moe)
 
 
 def _method(scheme: Scheme) -> LinearMethod:

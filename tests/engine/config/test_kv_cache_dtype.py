@@ -1,4 +1,4 @@
-"""How a checkpoint wants keys and values kept: what its config.json says, and which of its tensors are not read."""
+"""How a checkpoint wants keys and values kept, by its config.json."""
 
 from pathlib import Path
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from mini_infer_engine.config.fields import Fields
-from mini_infer_engine.config.quantization import parse_kv_cache_dtype, parse_quantization, unused_suffixes
+from mini_infer_engine.config.quantization import parse_kv_cache_dtype, parse_quantization
 
 
 def fields_of(**quantization: Any) -> Fields:
@@ -28,8 +28,14 @@ def test_the_scheme_of_keys_and_values(scheme: dict[str, Any] | None, expected: 
 
 
 def test_a_checkpoint_may_quantise_nothing_else() -> None:
-    """Its scales of keys and values are there, and are not read."""
     fields = fields_of(kv_cache_scheme={"num_bits": 8, "type": "float"}, config_groups={})
     assert parse_quantization(fields) is None
-    assert "model.layers.0.self_attn.k_scale".endswith(unused_suffixes(None, "fp8"))
-    assert unused_suffixes(None, None) == ()
+
+
+def test_autofp8_says_static() -> None:
+    raw = {"quant_method": "fp8", "activation_scheme": "static", "kv_cache_scheme": "static"}
+    assert parse_kv_cache_dtype(Fields(Path("config.json"), {"quantization_config": raw})) == "fp8"
+    assert (
+        parse_kv_cache_dtype(Fields(Path("config.json"), {"quantization_config": raw | {"kv_cache_scheme": None}}))
+        is None
+    )

@@ -48,7 +48,9 @@ def test_a_head_may_be_quantised_too(form: str, tmp_path: Path) -> None:
 def test_a_checkpoint_for_w8a8_may_round_activations(form: str, rounds: bool, tmp_path: Path) -> None:
     save_tiny_model(tmp_path, "llama", head_dim=16)
     quantize_folder(tmp_path, form)
-    scheme = read_config(tmp_path).quantization
+    schemes = read_config(tmp_path).quantization
+    assert schemes is not None
+    scheme = schemes.scheme_of("model.layers.0.mlp.down_proj")
     assert isinstance(scheme, IntegerScheme)
     assert scheme.int8_activations == rounds
 
@@ -65,7 +67,9 @@ def test_dummy_weights_of_a_quantised_checkpoint(tmp_path: Path) -> None:
     [
         ({"quant_method": "gptq", "bits": 3}, ["bits = 3", "4 and 8"]),
         ({"quant_method": "gptq", "bits": 4, "group_size": 0}, ["group_size = 0"]),
-        ({"quant_method": "gptq", "bits": 4, "dynamic": {"-:x": {}}}, ["dynamic"]),
+        ({"quant_method": "gptq", "bits": 4, "dynamic": ["-:x"]}, ["dynamic", "object of patterns"]),
+        ({"quant_method": "gptq", "bits": 4, "dynamic": {"-:x(": {}}}, ["dynamic", "'x('", "regular expression"]),
+        ({"quant_method": "gptq", "bits": 4, "dynamic": {"x": {"bits": 3}}}, ["bits = 3"]),
         ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, ["marlin", "gptq_v2"]),
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, ["gemv", "gemm"]),
         ({"quant_method": "bitsandbytes"}, ["bitsandbytes", "awq"]),

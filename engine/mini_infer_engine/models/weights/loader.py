@@ -1,5 +1,6 @@
 """A checkpoint into a model's memory. It knows no model: the model says which tensor fills which memory."""
 
+import logging
 import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -9,12 +10,15 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from mini_infer_engine.config.quantization import KV_SCALES
 from mini_infer_engine.gguf.folder import weights_file
 from mini_infer_engine.layers.placement import FP8
 from mini_infer_engine.models.decoder import DecoderModel
 from mini_infer_engine.models.weights.checkpoint import Checkpoint, check_fit
 from mini_infer_engine.models.weights.gguf_checkpoint import GgufCheckpoint
 from mini_infer_engine.models.weights.safetensors_checkpoint import SafetensorsCheckpoint
+
+log = logging.getLogger(__name__)
 
 _MOST_THREADS = 8
 _DUMMY_STANDARD_DEVIATION = 0.02
@@ -34,6 +38,14 @@ def open_checkpoint(model: DecoderModel, directory: Path) -> Checkpoint:
     checkpoint = SafetensorsCheckpoint(directory) if gguf is None else GgufCheckpoint(gguf, model.config.head_dim)
     wanted = model.checkpoint_tensors()
     check_fit(checkpoint, gguf or directory, wanted, model.config.architecture, model.is_unused)
+    if scales := sorted(name for name in checkpoint.tensors if name.endswith(KV_SCALES)):
+        log.info(
+            "%d scales of keys and values in %s are not used, such as %s: with kv_cache_dtype fp8 or int8, each token "
+            "and head has a scale of its own, which is more exact.",
+            len(scales),
+            directory,
+            scales[0],
+        )
     return checkpoint
 
 

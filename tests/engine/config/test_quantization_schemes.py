@@ -1,0 +1,144 @@
+"""Which scheme a layer has, by its name, after compressed-tensors' groups and GPTQModel's `dynamic`."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mini_infer_engine.config.errors import ModelError
+from mini_infer_engine.config.fields import Fields
+from mini_infer_engine.config.fp4_quantization import Fp4Scheme
+from mini_infer_engine.config.integer_quantization import IntegerScheme
+from mini_infer_engine.config.quantization import parse_quantization
+from mini_infer_engine.config.quantization_schemes import Fp8Scheme, Schemes
+
+INT4 = {"type": "int", "num_bits": 4, "strategy": "group", "group_size": 128, "symmetric": True}
+INT8 = {"type": "int", "num_bits": 8, "strategy": "channel", "symmetric": True}
+FP8 = {"type": "float", "num_bits": 8, "strategy": "channel", "symmetric": True}
+NVFP4 = {"type": "float", "num_bits": 4, "strategy": "tensor_group", "group_size": 16, "symmetric": True}
+FORMATS = {"int4": "pack-quantized", "int8": "int-quantized", "fp8": "float-quantized", "nvfp4": "nvfp4-pack-quantized"}
+WEIGHTS: dict[str, Any] = {"int4": INT4, "int8": INT8, "fp8": FP8, "nvfp4": NVFP4, "": None}
+DOWN, Q, HEAD = "model.layers.3.mlp.down_proj", "model.layers.3.self_attn.q_proj", "lm_head"
+
+
+def parsed(raw: dict[str, Any]) -> Schemes:
+    schemes = parse_quantization(Fields(Path("config.json"), {"quantization_config": raw}))
+    assert schemes is not None
+    return schemes
+
+
+def compressed(groups: list[tuple[str, list[str]]], ignore: list[str]) -> dict[str, Any]:
+    config_groups = {
+        f"group_{number}": {"targets": targets, "weights": WEIGHTS[kind], "format": FORMATS.get(kind)}
+        for number, (kind, targets) in enumerate(groups)
+    }
+    form = "mixed-precision"
+    return {"quant_method": "compressed-tensors", "format": form, "config_groups": config_groups, "ignore": ignore}
+
+
+def kind_of(schemes: Schemes, layer: str) -> str:
+    scheme = schemes.scheme_of(layer)
+    if isinstance(scheme, IntegerScheme):
+        return f"int{scheme.bits}"
+    return {Fp8Scheme: "fp8", Fp4Scheme: "nvfp4", type(None): ""}[type(scheme)]
+
+
+@pytest.mark.parametrize(
+    ("groups", "ignore", "expected"),
+    [
+        pytest.param([("fp8", ["Linear"])], [], ("fp8", "fp8", "fp8"), id="one for all"),
+        pytest.param([("fp8", ["Linear"])], ["lm_head", "re:.*q_proj"], ("fp8", "", ""), id="ignored"),
+        pytest.param(
+            [("int4", ["Linear"]), ("int8", [DOWN])], [HEAD], ("int8", "int4", ""), id="a name before a class"
+        ),
+        pytest.param(
+            [("int4", ["Linear"]), ("fp8", ["re:.*down_proj"])],
+            [HEAD],
+            ("fp8", "int4", ""),
+            id="a pattern before a class",
+        ),
+        pytest.param(
+            [("int4", ["re:.*mlp.*"]), ("fp8", [DOWN])],
+            [],
+            ("fp8", "", ""),
+            id="a name before a pattern, others are none's",
+        ),
+        pytest.param(
+            [("nvfp4", ["re:.*mlp.*"]), ("fp8", ["re:.*down_proj"])], [], ("fp8", "", ""), id="patterns by the alphabet"
+        ),
+        pytest.param(
+            [("int4", ["re:self_attn"]), ("fp8", ["re:model.*"])], [], ("fp8", "fp8", ""), id="from the beginning"
+        ),
+        pytest.param([("fp8", ["Linear"]), ("", ["re:.*q_proj"])], [HEAD], ("fp8", "", ""), id="activations alone"),
+        pytest.param([("fp8", ["lm_head"])], [], ("", "", "fp8"), id="the head alone"),
+        pytest.param([("fp8", ["Linear"])], [DOWN, "re:.*"], ("", "", ""), id="ignored before all else"),
+        pytest.param([("fp8", ["LlamaAttention"])], [], ("", "", ""), id="another class"),
+        pytest.param(
+            [("int4", [Q, DOWN]), ("fp8", ["Linear", "LlamaAttention"])],
+            [],
+            ("int4", "int4", "fp8"),
+            id="several targets",
+        ),
+    ],
+)
+@pytest.mark.parametrize("order", [1, -1])
+def test_the_most_specific_target_wins(
+    groups: list[tuple[str, list[str]]], ignore: list[str], expected: tuple[str, ...], order: int
+) -> None:
+    """As compressed-tensors has it, whatever the groups' order."""
+    schemes = parsed(compressed(groups[::order], ignore))
+    assert tuple(kind_of(schemes, layer) for layer in (DOWN, Q, HEAD)) == expected
+
+
+@pytest.mark.parametrize(
+    ("dynamic", "expected"),
+    [
+        ({}, "int4"),
+        ({r"+:.*\.down_proj": {"bits": 8, "group_size": 32}}, "int8"),
+        ({r".*\.down_proj": {"bits": 8}}, "int8"),
+        ({r"down_proj": {"bits": 8}}, "int4"),
+        ({r"-:.*\.mlp\..*": {}}, ""),
+        ({r"-:.*\.mlp\..*": {}, r".*down_proj": {"bits": 8}}, ""),
+        ({r".*down_proj": {"bits": 8}, r"-:.*\.mlp\..*": {}}, "int8"),
+    ],
+)
+def test_the_first_dynamic_pattern_wins(dynamic: dict[str, Any], expected: str) -> None:
+    schemes = parsed({"quant_method": "gptq", "bits": 4, "group_size": 128, "dynamic": dynamic})
+    assert kind_of(schemes, DOWN) == expected
+    assert kind_of(schemes, Q) == "int4"
+    assert kind_of(schemes, HEAD) == ""
+
+
+def test_a_dynamic_pattern_changes_what_it_names_alone() -> None:
+    common = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": True, "lm_head": True}
+    schemes = parsed(
+        common | {"dynamic": {".*down_proj": {"group_size": 32}, "lm_head": {"bits": 8, "desc_act": False}}}
+    )
+    found = [schemes.scheme_of(layer) for layer in (DOWN, Q, HEAD)]
+    assert [
+        (scheme.bits, scheme.group_size, scheme.act_order) for scheme in found if isinstance(scheme, IntegerScheme)
+    ] == [(4, 32, True), (4, 128, True), (8, 128, False)]
+
+
+def test_what_names_a_layer_is_told() -> None:
+    schemes = parsed(compressed([("fp8", ["re:.*q_proj"])], ["lm_head"]))
+    assert [schemes.reason_of(layer) for layer in (Q, DOWN, HEAD)] == ["target 're:.*q_proj'", "no target", "ignored"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"config_groups": {"group_0": {"targets": [], "weights": FP8}}}, ["group_0", "targets"]),
+        ({"config_groups": {"group_0": {"targets": "Linear", "weights": FP8}}}, ["targets", "list of names"]),
+        ({"config_groups": {"group_0": {"targets": ["re:(q"], "weights": FP8}}}, ["'(q'", "regular expression"]),
+        ({"config_groups": {"group_0": {"targets": ["Embedding"], "weights": FP8}}}, ["embeddings"]),
+        ({"config_groups": {"group_0": {"targets": ["Linear"], "weights": INT4}}}, ["format = 'mixed-precision'"]),
+        ({"config_groups": []}, ["config_groups"]),
+        ({"ignore": ["re:)"]}, ["ignore", "')'", "regular expression"]),
+    ],
+)
+def test_groups_that_cannot_be_read_are_refused(changes: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(ModelError, match="quantization_config") as raised:
+        parsed(compressed([("fp8", ["Linear"])], []) | changes)
+    for word in words:
+        assert word in str(raised.value)
