@@ -2,7 +2,8 @@
 
 import re
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from fnmatch import translate
+from functools import cache
 from typing import Literal
 
 from mini_infer_engine.config.fp4_quantization import Fp4Scheme
@@ -65,18 +66,24 @@ class Schemes:
 
     def reason_of(self, layer: str) -> str:
         """Why the layer has its scheme, for people: the target that names it."""
-        if any(_is_ignored(layer, pattern) for pattern in self.ignored):
+        if self._ignores(layer):
             return "ignored"
         rule = self._rule_of(layer)
         return "no target" if rule is None else f"target {rule.target!r}"
 
+    def _ignores(self, layer: str) -> bool:
+        return any(pattern.match(layer) for pattern in _compiled(self.ignored))
+
     def _rule_of(self, layer: str) -> Rule | None:
-        if any(_is_ignored(layer, pattern) for pattern in self.ignored):
+        if self._ignores(layer):
             return None
         return next((rule for rule in self.rules if rule.is_of(layer)), None)
 
 
-def _is_ignored(layer: str, pattern: str) -> bool:
-    if pattern.startswith("re:"):
-        return re.match(pattern[3:], layer) is not None
-    return layer == pattern or layer.startswith(f"{pattern}.") or fnmatchcase(layer, pattern)
+@cache  # a mixture has tens of thousands of layers
+def _compiled(patterns: tuple[str, ...]) -> tuple[re.Pattern[str], ...]:
+    """Each regular expression, and one for all names, beginnings of names and patterns with wildcards."""
+    begin = "re:"
+    named = [f"{re.escape(name)}(\\.|$)|{translate(name)}" for name in patterns if not name.startswith(begin)]
+    expressions = [pattern.removeprefix(begin) for pattern in patterns if pattern.startswith(begin)]
+    return tuple(re.compile(expression) for expression in (*expressions, *(["|".join(named)] if named else [])))

@@ -58,9 +58,8 @@ def _common_scheme(schemes: Schemes, layers: Iterable[str]) -> Scheme | None:
 
 
 def _expert_layers(path: str, moe: SparseMoE) -> Iterator[str]:
-    """Names of the layers of a mixture's experts here."""
-    numbers = range(moe.local_experts.start, min(moe.local_experts.stop, moe.spec.num_experts))
-    experts = [f"{path}.experts.{number}" for number in numbers]
+    """Names of the layers of a mixture's experts, those of other ranks among them, which must agree, too."""
+    experts = [f"{path}.experts.{number}" for number in range(moe.spec.num_experts)]
     if moe.spec.num_shared:
         experts.append(f"{path}.shared_experts")
     return (f"{expert}.{part}" for expert in experts for part in _EXPERT_PARTS)

@@ -120,6 +120,25 @@ def test_a_dynamic_pattern_changes_what_it_names_alone() -> None:
     ] == [(4, 32, True), (4, 128, True), (8, 128, False)]
 
 
+@pytest.mark.parametrize(
+    ("ignore", "is_ignored"),
+    [
+        ([DOWN], True),
+        (["model.layers.3"], True),
+        (["model.layers.3.mlp.down"], False),
+        (["model_layers_3_mlp_down_proj", "model.layers.1", "layers.3"], False),
+        (["*down*"], True),
+        (["*.mlp"], False),
+        (["model.layers.?.*_proj"], True),
+        (["lm_head", r"re:.*(?P<a>down)_(?P<b>proj)$", r"re:(?P<a>x)"], True),
+        (["re:down_proj"], False),
+        ([], False),
+    ],
+)
+def test_ignored_are_names_beginnings_of_names_and_patterns(ignore: list[str], is_ignored: bool) -> None:
+    assert (parsed(compressed([("fp8", ["Linear"])], ignore)).scheme_of(DOWN) is None) == is_ignored
+
+
 def test_what_names_a_layer_is_told() -> None:
     schemes = parsed(compressed([("fp8", ["re:.*q_proj"])], ["lm_head"]))
     assert [schemes.reason_of(layer) for layer in (Q, DOWN, HEAD)] == ["target 're:.*q_proj'", "no target", "ignored"]

@@ -16,6 +16,8 @@ from mini_infer_engine.core.batch import RunnerLostError
 from mini_infer_engine.distributed.parallel_runner import ParallelRunner, send_step
 from mini_infer_engine.distributed.signs import SILENT_TICKS, TICK_S
 from mini_infer_engine.structured.params import StructuredOutputsParams
+from tests.support.mixed_checkpoints import Group
+from tests.support.mixed_checkpoints import quantize_folder as quantize_mixed
 from tests.support.parallel_asks import ASKS, GREEDY, PROMPTS, SHARED, small_llm, told
 from tests.support.tiny_models import DEEPSEEK, DEEPSEEK_V3, save_tiny_model
 
@@ -82,6 +84,14 @@ def test_ranks_with_latents_and_shared_experts_say_what_one_process_does(
 def test_ranks_with_whole_experts_say_what_one_process_does(size: int, tmp_path: Path) -> None:
     save_tiny_model(tmp_path, "qwen3_moe", num_experts=8, num_experts_per_tok=2, moe_intermediate_size=48)
     alone, group = _engine(tmp_path, 1), _engine(tmp_path, size, enable_expert_parallel=True)
+    assert told(group, PROMPTS, ASKS) == told(alone, PROMPTS, ASKS)
+
+
+def test_ranks_with_layers_of_several_schemes_say_what_one_process_does(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path, "llama", hidden_size=128, intermediate_size=128, head_dim=32)
+    down = Group("compressed-channel", ("re:.*down_proj",), ("down_proj",))
+    quantize_mixed(tmp_path, [down, Group("nvfp4", ("Linear",), ("_proj",))])
+    alone, group = _engine(tmp_path, 1), _engine(tmp_path, 2)
     assert told(group, PROMPTS, ASKS) == told(alone, PROMPTS, ASKS)
 
 

@@ -16,6 +16,8 @@ from mini_infer_engine.layers.latent_attention import LatentAttention
 from mini_infer_engine.runtime.model_runner import ModelRunner
 from tests.engine.models.test_models import VARIANTS
 from tests.support import fp4_checkpoints, fp8_checkpoints, integer_checkpoints
+from tests.support.mixed_checkpoints import Group
+from tests.support.mixed_checkpoints import quantize_folder as quantize_mixed
 from tests.support.thread_group import ThreadGroup, ThreadRank
 from tests.support.tiny_models import DEEPSEEK, PageDealer, run_chunks, save_tiny_model, tiny_runner
 
@@ -180,6 +182,16 @@ def test_experts_that_ranks_cannot_share_equally_are_refused_by_name(tmp_path: P
 def test_fp8_checkpoints_are_shared_out_with_their_scales(form: str, tmp_path: Path) -> None:
     save_tiny_model(tmp_path, "llama", hidden_size=256, intermediate_size=512, head_dim=32)
     fp8_checkpoints.quantize_folder(tmp_path, form)
+    _check(tmp_path, 2)
+
+
+def test_checkpoints_of_several_schemes_are_shared_out_layer_by_layer(tmp_path: Path) -> None:
+    """Attention by blocks of 16 columns and the rest, the head too, by channel; one layer is not quantised."""
+    save_tiny_model(tmp_path, "llama", hidden_size=256, intermediate_size=512, head_dim=32)
+    plain = "model.layers.1.mlp.down_proj"
+    attention = Group("nvfp4", ("re:.*self_attn.*",), tuple(f"self_attn.{part}_proj" for part in "qkvo"))
+    rest = Group("compressed-channel", ("Linear",), ("gate_proj", "up_proj", "down_proj", "lm_head"))
+    quantize_mixed(tmp_path, [Group("", (plain,), (plain,)), attention, rest], ignore=())
     _check(tmp_path, 2)
 
 

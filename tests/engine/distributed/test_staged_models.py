@@ -10,6 +10,8 @@ from mini_infer_engine.core.batch import Batch, Row
 from mini_infer_engine.core.request import SamplingParams
 from tests.engine.models.test_models import VARIANTS
 from tests.support import fp8_checkpoints
+from tests.support.mixed_checkpoints import Group
+from tests.support.mixed_checkpoints import quantize_folder as quantize_mixed
 from tests.support.thread_group import ThreadGroup, ThreadLink
 from tests.support.tiny_models import PageDealer, run_chunks, save_tiny_model, tiny_runner
 
@@ -60,6 +62,14 @@ def test_stages_of_several_ranks(variant: str, tmp_path: Path) -> None:
 def test_fp8_checkpoints_are_read_by_stage(tmp_path: Path) -> None:
     save_tiny_model(tmp_path, "llama", hidden_size=256, intermediate_size=512, head_dim=32)
     fp8_checkpoints.quantize_folder(tmp_path, fp8_checkpoints.FORMATS[0])
+    _check(tmp_path, 1, 2)
+
+
+def test_checkpoints_of_several_schemes_are_read_by_stage(tmp_path: Path) -> None:
+    """A layer is called what the whole model calls it, whichever stage has it."""
+    save_tiny_model(tmp_path, "llama", head_dim=16)
+    own = Group("w8a8", (r"re:model\.layers\.2\.mlp.*",), ("2.mlp.gate_proj", "2.mlp.up_proj", "2.mlp.down_proj"))
+    quantize_mixed(tmp_path, [own, Group("w4a16", ("Linear",), ("_proj",))])
     _check(tmp_path, 1, 2)
 
 
