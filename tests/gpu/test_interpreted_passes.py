@@ -40,6 +40,8 @@ from tests.gpu.device import INTERPRETED
 from tests.gpu.runs import make_runner, make_settings, texts
 from tests.support.fp4_checkpoints import quantize_folder as quantize_to_fp4
 from tests.support.integer_checkpoints import quantize_folder as quantize_to_integers
+from tests.support.mixed_checkpoints import Group
+from tests.support.mixed_checkpoints import quantize_folder as quantize_mixed
 from tests.support.thread_group import StageAlone, StagesInTurn, TableInTurns, ThreadRank, thread_links
 from tests.support.tiny_models import (
     DEEPSEEK,
@@ -163,13 +165,25 @@ def test_ranks_with_latents_and_shared_experts_equal_transformers(
     assert (found[0] - reference_logits(model, TOKENS)).abs().max() <= 3e-4
 
 
-@pytest.mark.parametrize("form", ["nvfp4", "gptq-act-order"])
+def quantize_to_both(folder: Path, form: str) -> dict[str, torch.Tensor]:
+    """Layers of several schemes in one model."""
+    attention = Group("w4a16", ("re:.*self_attn.*",), tuple(f"self_attn.{part}_proj" for part in "qkvo"))
+    return quantize_mixed(folder, [attention, Group(form, ("Linear",), ("_proj",))])
+
+
+@pytest.mark.parametrize(
+    ("form", "make"),
+    [("nvfp4", quantize_to_fp4), ("gptq-act-order", quantize_to_integers), ("mxfp4", quantize_to_both)],
+)
 def test_weights_in_small_groups_stay_packed(
-    tmp_path: Path, interpreted: Callable[..., ModelRunner], monkeypatch: pytest.MonkeyPatch, form: str
+    tmp_path: Path,
+    interpreted: Callable[..., ModelRunner],
+    monkeypatch: pytest.MonkeyPatch,
+    form: str,
+    make: Callable[[Path, str], dict[str, torch.Tensor]],
 ) -> None:
     """As on a GPU, with passes of few rows and of more."""
     model = save_tiny_model(tmp_path, "qwen2", num_hidden_layers=1)
-    make = quantize_to_fp4 if "fp4" in form else quantize_to_integers
     model.load_state_dict(make(tmp_path, form), strict=False)
     for module in (fp4, integer):
         monkeypatch.setattr(module, "multiplies_groups", lambda *_: True)
