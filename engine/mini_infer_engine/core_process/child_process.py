@@ -10,6 +10,7 @@ from typing import Self
 
 import msgspec
 
+from mini_infer_engine.config.child_start import start_child
 from mini_infer_engine.config.socket_folder import socket_folder
 from mini_infer_engine.core_process.core_config import CoreConfig
 from mini_infer_engine.distributed.last_words import LastWords
@@ -34,7 +35,7 @@ class CoreProcess:
         )
         config_path.write_bytes(msgspec.json.encode(config))
         command = [sys.executable, "-m", "mini_infer_engine.core_process.loop", str(config_path)]
-        self._process = subprocess.Popen(
+        self._process = start_child(
             command,
             stdin=subprocess.DEVNULL,
             pass_fds=(self.last_words.writer,),

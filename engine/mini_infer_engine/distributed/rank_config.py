@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from mini_infer_contract.logs import LogFormat
+from mini_infer_engine.config.child_start import start_child
 from mini_infer_engine.config.settings import EngineSettings
 
 
@@ -50,4 +51,4 @@ def spawn_rank(config: RankConfig, folder: Path) -> subprocess.Popen[bytes]:
     path.write_bytes(msgspec.json.encode(config))
     command = [sys.executable, "-m", "mini_infer_engine.distributed.rank_process", str(path)]
     passed = (config.last_words_fd,) if config.last_words_fd >= 0 else ()
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=passed)
+    return start_child(command, stdin=subprocess.DEVNULL, pass_fds=passed)

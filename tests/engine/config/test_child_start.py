@@ -1,0 +1,48 @@
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from mini_infer_engine.config.child_start import start_child
+
+CHILD = """
+import ctypes, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+print("ready", flush=True)
+sys.stdin.read()
+print("told to leave", flush=True)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux'")
+def test_a_child_outlives_the_thread_that_asked_for_it() -> None:
+    children: list[subprocess.Popen[bytes]] = []
+
+    def start() -> None:
+        child = start_child([sys.executable, "-c", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"ready\n"
+        children.append(child)
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    thread.join()
+    told, _ = children[0].communicate(b"", timeout=30)
+    assert (told, children[0].returncode) == (b"told to leave\n", 0)
+
+
+def test_what_cannot_be_started_is_told_to_the_thread_that_asked() -> None:
+    told: list[BaseException] = []
+
+    def start() -> None:
+        try:
+            start_child(["/no/such/program"])
+        except OSError as error:
+            told.append(error)
+
+    for _ in range(2):
+        thread = threading.Thread(target=start)
+        thread.start()
+        thread.join()
+    assert [type(error) for error in told] == [FileNotFoundError] * 2
