@@ -9,12 +9,15 @@ process of its own; with fp8 weights too, for beside bf16 weights the weights ar
 """
 
 import argparse
+import contextlib
+import itertools
 import math
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from common import engines
@@ -24,6 +27,9 @@ from common.models import model_folder, vocabulary
 from common.report import make_parser, print_table, save, say, words
 from common.targets import Target, print_verdicts
 from common.timing import microseconds
+
+if TYPE_CHECKING:
+    from mini_infer_engine.kernels.attention.attention_config import DecodeConfig
 
 ON_GPU = torch.cuda.is_available()
 HEAD_DIM, PAGE_SIZE, Q_HEADS, KV_HEADS = 128, 128, 28, 4
@@ -38,6 +44,8 @@ _TARGETS = {"attention of 8 x 32768, fp8 times bf16": Target(1.5, at_least=True)
 
 def attention(options: argparse.Namespace) -> Iterator[dict[str, float]]:
     """Microseconds of each case and dtype, and terabytes a second of decodes."""
+    import triton
+
     from mini_infer_engine.config.mechanisms import Mechanism
     from mini_infer_engine.kernels.attention.decode_attention import decode_attention
     from mini_infer_engine.kernels.attention.decode_plan import plan_decode
@@ -80,6 +88,11 @@ def attention(options: argparse.Namespace) -> Iterator[dict[str, float]]:
                 took = microseconds([lambda layer=layer, run=decode: run(layer) for layer in pages])
                 yield {f"decode {rows} x {tokens}, {name}, us": took}
                 yield {f"decode {rows} x {tokens}, {name}, TB/s": rows * width * spec.page_bytes / layers / took / 1e6}
+                for other, label in other_configs(config, policy.profile.sm_count) if options.tune else ():
+                    plan = plan_decode(slots, positions, KV_HEADS, tokens, config=other, group=group)
+                    with contextlib.suppress(triton.OutOfResources):
+                        took = microseconds([lambda layer=layer, run=decode: run(layer) for layer in pages])
+                        yield {f"decode {rows} x {tokens}, {name}, {label}, us": took}
             new = {sum(pair): pair[0] for pair in _PREFILLS}.get(tokens) if rows == 1 else None
             if new is not None:
                 q = torch.randn(new, Q_HEADS, HEAD_DIM, device=device, dtype=dtype)
@@ -106,6 +119,16 @@ def attention(options: argparse.Namespace) -> Iterator[dict[str, float]]:
                     took = microseconds([lambda layer=layer, run=prefill: run(layer) for layer in pages[:4]])
                     yield {f"prefill {new} of {tokens}, {name} without wide pages, us": took}
             del pool, pages
+
+
+def other_configs(chosen: "DecodeConfig", sm_count: int) -> "Iterator[tuple[DecodeConfig, str]]":
+    """Decode configs beside the chosen one, each with what is told of it."""
+    for (block, warps), stages, per_sm in itertools.product(
+        ((32, 2), (64, 2), (64, 4), (128, 4)), (2, 3, 4), (2, 4, 6)
+    ):
+        config = replace(chosen, block_tokens=block, warps=warps, stages=stages, target_programs=per_sm * sm_count)
+        if config != chosen:
+            yield config, f"blocks of {block}, {warps} warps, {stages} stages, {per_sm} an SM"
 
 
 def measure(engine: str, folder: str, settings: dict[str, Any], smoke: bool) -> Iterator[dict[str, float]]:
@@ -159,6 +182,7 @@ def main() -> int:
     parser = make_parser(__doc__)
     parser.add_argument("--model", default="qwen2.5-7b", metavar="NAME")
     parser.add_argument("--engines", type=words, default=["ours"], metavar="NAME,...")
+    parser.add_argument("--tune", action="store_true", help="decode attention by other configs, too: minutes")
     options = parser.parse_args()
     if options.smoke:
         options.model = engines.SMOKE_MODEL
