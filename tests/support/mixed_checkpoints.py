@@ -1,7 +1,7 @@
-"""Checkpoints whose layers have different schemes, as llm-compressor and GPTQModel write them, and what they stand for.
+"""Checkpoints whose layers have different schemes, as their makers write them, and what they stand for.
 
-After llm-compressor's guide to non-uniform quantisation (several `config_groups`, format "mixed-precision") and
-GPTQModel's `dynamic`.
+After llm-compressor's guide to non-uniform quantisation (several `config_groups`, format "mixed-precision"),
+GPTQModel's `dynamic` and modelopt's MIXED_PRECISION.
 """
 
 import json
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -60,6 +61,25 @@ def quantize_gptq_folder(
         return None if changes is None else integer_checkpoints.quantized(weight, form | changes, 0)
 
     return _rewritten(folder, form | {"dynamic": dynamic}, stored)
+
+
+def quantize_modelopt_folder(folder: Path, form_of: Callable[[str], str | None]) -> dict[str, Tensor]:
+    """Rewrite a folder's layers as NVIDIA's modelopt does with several formats: NVFP4 or FP8; None: as they are."""
+    layers: dict[str, Any] = {}
+
+    def stored(layer: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor] | None:
+        form = form_of(layer)
+        if form is None:
+            return None
+        layers[layer] = {"quant_algo": form} | ({"group_size": 16} if form == "NVFP4" else {})
+        if form == "NVFP4":
+            return fp4_checkpoints.quantized(weight, "modelopt")
+        values, scale, wide = fp8_checkpoints.quantized(weight, "compressed-tensor")
+        parts = {"weight": values, "weight_scale": scale.reshape(()), "input_scale": torch.tensor(0.1)}
+        return parts, values.float() * wide
+
+    config = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "ignore": ["lm_head"]}
+    return _rewritten(folder, config | {"quantized_layers": layers}, stored)
 
 
 def _rewritten(

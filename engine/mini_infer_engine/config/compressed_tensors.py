@@ -8,7 +8,7 @@ from typing import Any
 from mini_infer_engine.config.fields import Fields
 from mini_infer_engine.config.fp4_quantization import parse_compressed_fp4
 from mini_infer_engine.config.integer_quantization import parse_compressed_integers
-from mini_infer_engine.config.quantization_fields import names, refuse
+from mini_infer_engine.config.quantization_fields import errors_of, names, refuse
 from mini_infer_engine.config.quantization_schemes import ALL_LINEAR, Fp8Scheme, Rule, Scheme, Schemes
 
 
@@ -25,7 +25,8 @@ def parse_compressed_tensors(fields: Fields, raw: dict[str, Any]) -> Schemes | N
             raise refuse(fields, f"config_groups: {name}", "it must be an object with targets")
         if "Embedding" in targets:
             raise refuse(fields, f"config_groups: {name}: targets", "quantised embeddings are not supported")
-        scheme = _scheme(fields, raw, group)
+        with errors_of(f"config_groups: {name}"):
+            scheme = _scheme(fields, raw, group)
         rules |= {target: Rule(target, scheme) for target in targets}
     return Schemes(tuple(sorted(rules.values(), key=_rank)), names(fields, raw, "ignore"))
 

@@ -5,14 +5,15 @@ Read are FP8 checkpoints of three makes, `fp8` (DeepSeek-V3's and Qwen's, transf
 compressed-tensors, GPTQ and AWQ (`integer_quantization`), and 4-bit floats (`fp4_quantization`).
 """
 
+import re
 from typing import Any, Literal
 
 from mini_infer_engine.config.compressed_tensors import parse_compressed_tensors
 from mini_infer_engine.config.fields import Fields
 from mini_infer_engine.config.fp4_quantization import parse_modelopt_fp4
 from mini_infer_engine.config.integer_quantization import IntegerScheme, parse_awq, parse_gptq
-from mini_infer_engine.config.quantization_fields import check_pattern, names, refuse
-from mini_infer_engine.config.quantization_schemes import ALL_LINEAR, Fp8Scheme, Rule, Schemes
+from mini_infer_engine.config.quantization_fields import check_pattern, errors_of, names, refuse
+from mini_infer_engine.config.quantization_schemes import ALL_LINEAR, PATTERN, Fp8Scheme, Rule, Scheme, Schemes
 
 KVCacheDtype = Literal["fp8", "int8"]
 KV_SCALES = (
@@ -108,9 +109,24 @@ def _parse_gptq(fields: Fields, raw: dict[str, Any]) -> Schemes:
     for key, changes in dynamic.items():
         pattern = key.removeprefix("-:").removeprefix("+:")
         check_pattern(fields, "dynamic", pattern)
-        rules.append(Rule(f"re:{pattern}", None if key.startswith("-:") else parse_gptq(fields, raw | changes)))
+        with errors_of(f"dynamic: {key}"):
+            scheme = None if key.startswith("-:") else parse_gptq(fields, raw | changes)
+        rules.append(Rule(f"{PATTERN}{pattern}", scheme))
     rules.append(Rule(ALL_LINEAR, parse_gptq(fields, raw)))
-    return Schemes(tuple(rules), () if raw.get("lm_head") else ("lm_head",))
+    head = () if raw.get("lm_head") else ("lm_head",)
+    return Schemes(tuple(rules), (*head, *_unnamed_in_blocks(fields, raw)))
+
+
+def _unnamed_in_blocks(fields: Fields, raw: dict[str, Any]) -> tuple[str, ...]:
+    """A pattern of what transformers' `modules_in_block_to_quantize` does not name: lists of parts of layers' names."""
+    key = "modules_in_block_to_quantize"
+    lists = raw.get(key)
+    if not lists:
+        return ()
+    if not isinstance(lists, list) or not all(isinstance(each, list) for each in lists):
+        raise refuse(fields, key, "it must be a list of lists of names")
+    named = "|".join(re.escape(name) for each in lists for name in names(fields, {key: each}, key))
+    return (rf"{PATTERN}(?!lm_head$|.*\.(?:{named})$)",)
 
 
 def _modelopt_file(fields: Fields) -> Fields | None:
@@ -127,12 +143,29 @@ def _modelopt_file(fields: Fields) -> Fields | None:
 
 def _parse_modelopt(fields: Fields, raw: dict[str, Any], ignored: tuple[str, ...]) -> Schemes | None:
     """The schemes; None: keys and values alone are quantised."""
-    algorithm = str(raw.get("quant_algo") or "").upper()
-    if algorithm in ("NVFP4", "W4A16_NVFP4"):
-        return Schemes.of_all(parse_modelopt_fp4(fields, raw), ignored)
-    if not algorithm:
+    if not raw.get("quant_algo"):
         return None
-    if algorithm == "FP8":
-        return Schemes.of_all(Fp8Scheme("tensor", (0, 0), "weight_scale"), ignored)
-    supported = "of modelopt NVFP4, W4A16_NVFP4 and FP8 are supported"
+    if _algorithm(raw) != "MIXED_PRECISION":
+        return Schemes.of_all(_modelopt_scheme(fields, raw), ignored)
+    layers = raw.get("quantized_layers")
+    if not isinstance(layers, dict) or not all(isinstance(own, dict) for own in layers.values()) or not layers:
+        raise refuse(fields, "quantized_layers", "with MIXED_PRECISION it must be an object of layers")
+    rules = []
+    for layer, own in layers.items():
+        with errors_of(f"quantized_layers: {layer}"):
+            rules.append(Rule(layer, _modelopt_scheme(fields, own)))
+    return Schemes(tuple(rules), ignored)
+
+
+def _modelopt_scheme(fields: Fields, raw: dict[str, Any]) -> Scheme:
+    """Of all layers, or of one."""
+    if _algorithm(raw) in ("NVFP4", "W4A16_NVFP4"):
+        return parse_modelopt_fp4(fields, raw)
+    if _algorithm(raw) == "FP8":
+        return Fp8Scheme("tensor", (0, 0), "weight_scale")
+    supported = "of modelopt NVFP4, W4A16_NVFP4, FP8 and MIXED_PRECISION of these are supported"
     raise refuse(fields, f"quant_algo = {raw.get('quant_algo')!r}", supported)
+
+
+def _algorithm(raw: dict[str, Any]) -> str:
+    return str(raw.get("quant_algo")).upper()

@@ -1,6 +1,8 @@
 """What all readers of `quantization_config` have in common: lists of names, and how a value is refused. No torch."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from mini_infer_engine.config.errors import ModelError
@@ -29,3 +31,12 @@ def check_pattern(fields: Fields, key: str, pattern: str) -> None:
 def refuse(fields: Fields, what: str, remedy: str) -> ModelError:
     """For a value of quantization_config; `remedy` goes on after a colon."""
     return ModelError(f"{fields.path}: quantization_config: {what}: {remedy}; or use the original weights.")
+
+
+@contextmanager
+def errors_of(part: str) -> Iterator[None]:
+    """A ModelError within says which part of quantization_config it is about."""
+    try:
+        yield
+    except ModelError as error:
+        raise ModelError(f"{error} (This is about {part}.)") from None

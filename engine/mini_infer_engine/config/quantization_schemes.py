@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 from fnmatch import translate
-from functools import cache
+from functools import cached_property
 from typing import Literal
 
 from mini_infer_engine.config.fp4_quantization import Fp4Scheme
@@ -12,6 +12,8 @@ from mini_infer_engine.config.integer_quantization import IntegerScheme
 Strategy = Literal["tensor", "channel", "block"]
 ALL_LINEAR = "Linear"
 """The target that is every linear layer: torch's class, in compressed-tensors' words."""
+PATTERN = "re:"
+"""What a target begins with that is a regular expression."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +42,17 @@ class Rule:
 
     def is_of(self, layer: str) -> bool:
         """Whether the layer of this name is meant."""
-        if self.target.startswith("re:"):
-            return re.match(self.target[3:], layer) is not None
+        if self.target.startswith(PATTERN):
+            return re.match(self.target.removeprefix(PATTERN), layer) is not None
         return self.target in (ALL_LINEAR, layer)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Schemes:
     """Of a checkpoint's linear layers; nearly always one for all."""
 
     rules: tuple[Rule, ...]
-    """The first that names a layer is the layer's."""
+    """The one whose target is a layer's name is the layer's, else the first that means it."""
     ignored: tuple[str, ...] = ()
     """Layers that are not quantised, whatever the rules say: names, beginnings of names, or patterns."""
 
@@ -72,18 +74,27 @@ class Schemes:
         return "no target" if rule is None else f"target {rule.target!r}"
 
     def _ignores(self, layer: str) -> bool:
-        return any(pattern.match(layer) for pattern in _compiled(self.ignored))
+        return any(pattern.match(layer) for pattern in self._ignored_patterns)
 
     def _rule_of(self, layer: str) -> Rule | None:
         if self._ignores(layer):
             return None
-        return next((rule for rule in self.rules if rule.is_of(layer)), None)
+        own = self._by_target.get(layer)
+        return own or next((rule for rule in self._of_many if rule.is_of(layer)), None)
 
+    # A mixture has tens of thousands of layers, and its config may name each: what follows is made once.
 
-@cache  # a mixture has tens of thousands of layers
-def _compiled(patterns: tuple[str, ...]) -> tuple[re.Pattern[str], ...]:
-    """Each regular expression, and one for all names, beginnings of names and patterns with wildcards."""
-    begin = "re:"
-    named = [f"{re.escape(name)}(\\.|$)|{translate(name)}" for name in patterns if not name.startswith(begin)]
-    expressions = [pattern.removeprefix(begin) for pattern in patterns if pattern.startswith(begin)]
-    return tuple(re.compile(expression) for expression in (*expressions, *(["|".join(named)] if named else [])))
+    @cached_property
+    def _by_target(self) -> dict[str, Rule]:
+        return {rule.target: rule for rule in self.rules}
+
+    @cached_property
+    def _of_many(self) -> list[Rule]:
+        return [rule for rule in self.rules if rule.target == ALL_LINEAR or rule.target.startswith(PATTERN)]
+
+    @cached_property
+    def _ignored_patterns(self) -> list[re.Pattern[str]]:
+        """Each regular expression, and one for all names, beginnings of names and patterns with wildcards."""
+        named = [f"{re.escape(name)}(\\.|$)|{translate(name)}" for name in self.ignored if not name.startswith(PATTERN)]
+        expressions = [name.removeprefix(PATTERN) for name in self.ignored if name.startswith(PATTERN)]
+        return [re.compile(expression) for expression in (*expressions, *(["|".join(named)] if named else []))]

@@ -1,5 +1,6 @@
 """Which scheme a layer has, by its name, after compressed-tensors' groups and GPTQModel's `dynamic`."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from mini_infer_engine.config.fields import Fields
 from mini_infer_engine.config.fp4_quantization import Fp4Scheme
 from mini_infer_engine.config.integer_quantization import IntegerScheme
 from mini_infer_engine.config.quantization import parse_quantization
-from mini_infer_engine.config.quantization_schemes import Fp8Scheme, Schemes
+from mini_infer_engine.config.quantization_schemes import Fp8Scheme, Rule, Schemes
 
 INT4 = {"type": "int", "num_bits": 4, "strategy": "group", "group_size": 128, "symmetric": True}
 INT8 = {"type": "int", "num_bits": 8, "strategy": "channel", "symmetric": True}
@@ -109,6 +110,35 @@ def test_the_first_dynamic_pattern_wins(dynamic: dict[str, Any], expected: str) 
     assert kind_of(schemes, HEAD) == ""
 
 
+@pytest.mark.parametrize("head", [True, False])
+def test_gptq_of_some_modules_of_each_block(head: bool) -> None:
+    lists = [["self_attn.k_proj", "self_attn.v_proj", "self_attn.q_proj"], ["self_attn.o_proj"]]
+    schemes = parsed({"quant_method": "gptq", "bits": 4, "modules_in_block_to_quantize": lists, "lm_head": head})
+    assert [kind_of(schemes, layer) for layer in (Q, DOWN, HEAD)] == ["int4", "", "int4" if head else ""]
+
+
+def test_modelopts_mixed_precision_names_each_layer() -> None:
+    layers = {Q: {"quant_algo": "FP8"}, DOWN: {"quant_algo": "NVFP4", "group_size": 16}}
+    raw = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
+    schemes = parsed(raw)
+    assert [kind_of(schemes, layer) for layer in (Q, DOWN, HEAD, f"{Q}.x")] == ["fp8", "nvfp4", "", ""]
+    with pytest.raises(ModelError, match=rf"INT4_AWQ.*supported.*{DOWN}"):
+        parsed(raw | {"quantized_layers": layers | {DOWN: {"quant_algo": "INT4_AWQ"}}})
+    with pytest.raises(ModelError, match="quantized_layers"):
+        parsed(raw | {"quantized_layers": {}})
+
+
+def test_a_config_that_names_each_of_many_layers_is_asked_quickly() -> None:
+    """A mixture's experts, each by its name: no list is looked through for each of them."""
+    names = [f"model.layers.{layer}.mlp.experts.{expert}.up_proj" for layer in range(40) for expert in range(250)]
+    rules = tuple(Rule(name, Fp8Scheme("tensor", (0, 0), str(number))) for number, name in enumerate(names))
+    schemes = Schemes(rules, tuple(f"{name}.x" for name in names[:500]))
+    begin = time.process_time()
+    found = [schemes.scheme_of(name) for name in names]
+    assert found == [rule.scheme for rule in rules]
+    assert time.process_time() - begin < 5  # 0.2 s; otherwise each of 10,000 is compared with 10,000
+
+
 def test_a_dynamic_pattern_changes_what_it_names_alone() -> None:
     common = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": True, "lm_head": True}
     schemes = parsed(
@@ -151,7 +181,10 @@ def test_what_names_a_layer_is_told() -> None:
         ({"config_groups": {"group_0": {"targets": "Linear", "weights": FP8}}}, ["targets", "list of names"]),
         ({"config_groups": {"group_0": {"targets": ["re:(q"], "weights": FP8}}}, ["'(q'", "regular expression"]),
         ({"config_groups": {"group_0": {"targets": ["Embedding"], "weights": FP8}}}, ["embeddings"]),
-        ({"config_groups": {"group_0": {"targets": ["Linear"], "weights": INT4}}}, ["format = 'mixed-precision'"]),
+        (
+            {"config_groups": {"group_0": {"targets": ["Linear"], "weights": INT4}}},
+            ["format = 'mixed-precision'", "group_0"],
+        ),
         ({"config_groups": []}, ["config_groups"]),
         ({"ignore": ["re:)"]}, ["ignore", "')'", "regular expression"]),
     ],

@@ -44,7 +44,7 @@ def compressed(form: str, **weights: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}, ["MIXED_PRECISION", "NVFP4"]),
+        ({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}, ["MIXED_PRECISION", "quantized_layers"]),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 32}, ["group_size = 32", "16"]),
         (compressed("nvfp4-pack-quantized", group_size=32), ["group_size = 32", "nvfp4-pack-quantized"]),
         (compressed("float-quantized", group_size=16), ["format = 'float-quantized'", "mxfp4-pack-quantized"]),

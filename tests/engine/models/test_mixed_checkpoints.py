@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from mini_infer_engine.config.errors import ModelError
 from tests.support import fp8_checkpoints
-from tests.support.mixed_checkpoints import Group, quantize_folder, quantize_gptq_folder
+from tests.support.mixed_checkpoints import Group, quantize_folder, quantize_gptq_folder, quantize_modelopt_folder
 from tests.support.tiny_models import PageDealer, reference_logits, run_chunks, save_tiny_model, tiny_runner
 
 TOKENS = [(position * 37 + 11) % 190 + 5 for position in range(40)]
@@ -130,6 +130,18 @@ def test_gptqmodels_dynamic_changes_and_skips_layers(tmp_path: Path) -> None:
 
     exact = quantize_gptq_folder(tmp_path, dynamic, form_of)
     model.load_state_dict(exact, strict=False)
+    assert (logits_of(tmp_path) - reference_logits(model, TOKENS)).abs().max() <= 1e-3
+
+
+def test_modelopts_mixed_precision_is_a_list_of_layers(tmp_path: Path) -> None:
+    model = save_tiny_model(tmp_path, "llama")
+
+    def form_of(layer: str) -> str | None:
+        if not layer.endswith(ALL) or layer == "model.layers.1.self_attn.o_proj":
+            return None
+        return "NVFP4" if ".mlp." in layer else "FP8"
+
+    model.load_state_dict(quantize_modelopt_folder(tmp_path, form_of), strict=False)
     assert (logits_of(tmp_path) - reference_logits(model, TOKENS)).abs().max() <= 1e-3
 
 
