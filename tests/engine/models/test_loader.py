@@ -125,6 +125,9 @@ def test_dummy_weights_need_no_file_and_repeat(tmp_path: Path) -> None:
 
 
 def test_models_are_found_or_the_reason_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ModelError, match=r"config\.json is missing"):
+        resolve_model(str(tmp_path))
+    (tmp_path / "config.json").write_text("{}")
     assert resolve_model(str(tmp_path)) == tmp_path
     assert resolve_model("demo") == DEMO_DIRECTORY
     with pytest.raises(ModelError, match="no such folder"):
