@@ -69,7 +69,9 @@ class IdleExecutor(cuda_executor.CudaExecutor):
         self.worker = SimpleNamespace(device=device, head=None, link=link, model=model, config=config)
         width = device_state.page_table_width(SETTINGS["max_model_len"], PAGE_SIZE)
         self.state = device_state.DeviceBatchState(settings.max_num_seqs, width, NUM_PAGES, device)
-        self.ops, self.attention = None, SimpleNamespace(page_size=PAGE_SIZE)
+        any_pages = 1 << 30
+        self.ops = None
+        self.attention = SimpleNamespace(page_size=PAGE_SIZE, most_pages=lambda tokens, sequences: any_pages)
         self.speculation = self.stage = None
         self.max_speculative_rows, self.guess_costs = 0, GuessCosts()
         buckets = decode_buckets(settings.max_num_seqs)
