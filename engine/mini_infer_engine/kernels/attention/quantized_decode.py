@@ -95,11 +95,11 @@ def scan_quantized(
         tokens = start + offsets
         even_tokens = start + even_offsets
         if aligned:
-            in_page = start % PAGE_SIZE
+            in_page = start & (PAGE_SIZE - 1) if PAGE_SIZE & (PAGE_SIZE - 1) == 0 else start % PAGE_SIZE
             block_at = head_pool + (pages * page_stride + in_page * token_stride)
             key_at = block_at + key_offsets
             value_at = (block_at + kv_stride).to(tl.pointer_type(tl.int16)) + pair_offsets
-            scale_at = scale_pairs + (pages * (page_stride // 4) + in_page // 2) + even_offsets // 2
+            scale_at = scale_pairs + (pages * (page_stride // 4) + (in_page >> 1)) + even_offsets // 2
         else:
             at = pages * page_stride + (tokens % PAGE_SIZE) * token_stride
             key_at = head_pool + at[:, None] + dims
