@@ -14,6 +14,7 @@ from mini_infer_engine.config.quantization_schemes import ALL_LINEAR, Fp8Scheme,
 
 def parse_compressed_tensors(fields: Fields, raw: dict[str, Any]) -> Schemes | None:
     """The schemes; None: keys and values alone are quantised. ModelError: one is of a form that is not supported."""
+    _check_transforms(fields, raw.get("transform_config"))
     groups = raw.get("config_groups")
     if not groups and isinstance(raw.get("kv_cache_scheme"), dict):
         return None
@@ -29,6 +30,16 @@ def parse_compressed_tensors(fields: Fields, raw: dict[str, Any]) -> Schemes | N
             scheme = _scheme(fields, raw, group)
         rules |= {target: Rule(target, scheme) for target in targets}
     return Schemes(tuple(sorted(rules.values(), key=_rank)), names(fields, raw, "ignore"))
+
+
+def _check_transforms(fields: Fields, transforms: Any) -> None:
+    """ModelError: activations are to be transformed at each product. Transforms of weights are in the weights."""
+    schemes = transforms.get("config_groups") if isinstance(transforms, dict) else None
+    for name, scheme in (schemes or {}).items():
+        locations = {str(each.get("location")) for each in scheme.get("apply") or []}
+        if online := sorted(locations - {"weight_input", "weight_output"}):
+            what = f"transform_config: {name}: location = {online[0]!r}"
+            raise refuse(fields, what, "transforms of activations are not supported, those of weights alone are")
 
 
 def _rank(rule: Rule) -> tuple[int, str]:

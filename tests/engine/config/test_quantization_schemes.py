@@ -175,6 +175,24 @@ def test_what_names_a_layer_is_told() -> None:
 
 
 @pytest.mark.parametrize(
+    ("locations", "is_online"),
+    [([], False), (["weight_output", "weight_input"], False), (["weight_input", "input"], True), (["k_cache"], True)],
+)
+def test_transforms_of_activations_are_refused_and_those_in_the_weights_are_not(
+    locations: list[str], is_online: bool
+) -> None:
+    """Of QuIP and SpinQuant, after compressed-tensors' `TransformConfig`."""
+    apply = [{"targets": ["Linear"], "location": location, "inverse": False, "ignore": []} for location in locations]
+    transforms = {"config_groups": {"R4": {"type": "hadamard", "apply": apply, "randomize": False}}}
+    raw = compressed([("fp8", ["Linear"])], []) | {"transform_config": transforms}
+    if not is_online:
+        assert kind_of(parsed(raw), DOWN) == "fp8"
+        return
+    with pytest.raises(ModelError, match=rf"transform_config: R4: location = '{locations[-1]}'.*not supported"):
+        parsed(raw)
+
+
+@pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"config_groups": {"group_0": {"targets": [], "weights": FP8}}}, ["group_0", "targets"]),
