@@ -17,26 +17,16 @@ from torch.nn import functional
 from mini_infer_engine.config.integer_quantization import IntegerScheme
 from mini_infer_engine.kernels.gemm.grouped_weight import GroupedWeight, packed_pairs
 from mini_infer_engine.kernels.gemm.quantized_weight import GROUP
-from mini_infer_engine.layers.linear import Linear, PackedLinear
-from mini_infer_engine.layers.placement import Placement
+from mini_infer_engine.layers.linear import Linear
+from mini_infer_engine.layers.placement import Part, Placement
 from mini_infer_engine.quantization.grouped import keep_dequantized, keep_grouped, multiplies_groups
+from mini_infer_engine.quantization.integer_layout import WORD_BITS, TensorLayout, layouts
 from mini_infer_engine.quantization.packed import by_group, pack_bytes, pack_nibbles
 
-_WORD_BITS = 32
 _HALF_PRECISION = 1e-3
 """Relative error of a scale up to which fp16 does for it."""
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Where in a word of AWQ's layout "gemm" the 1st, 2nd, ... column is."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Stored:
-    """One tensor of the checkpoint for one part of a layer."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    other_shapes: tuple[tuple[int, ...], ...] = ()
-    """That the checkpoint may have as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +54,9 @@ class IntegerCheckpointMethod:
 
     def create_weights(self, layer: Linear) -> None:
         """See `LinearMethod`. ValueError: the layer's sizes do not fit the scheme."""
-        if any(layer.part(rows) is not None for rows in _parts(layer)):
-            raise ValueError("layers stored as integers cannot be split among ranks yet: use --tensor-parallel-size 1")
         for rows in _parts(layer):
-            for name, stored in self._stored(rows.stop - rows.start, layer.in_features).items():
-                tensor = torch.empty(stored.shape, dtype=stored.dtype)
+            for name, layout in layouts(self.scheme, layer, rows).items():
+                tensor = torch.empty(layout.held_shape(layer.part(rows)), dtype=layout.dtype)
                 layer.register_parameter(_parameter(name, rows), nn.Parameter(tensor, requires_grad=False))
         if hasattr(layer, "weight"):
             del layer.weight
@@ -76,19 +64,15 @@ class IntegerCheckpointMethod:
     def placements(self, layer: Linear, path: str, rows: slice) -> dict[str, Placement]:
         """See `LinearMethod`."""
         return {
-            f"{path}.{name}": Placement(
-                getattr(layer, _parameter(name, rows)),
-                (stored.shape, *stored.other_shapes),
-                partial(_wide, stored.shape) if stored.other_shapes else None,
-            )
-            for name, stored in self._stored(rows.stop - rows.start, layer.in_features).items()
+            f"{path}.{name}": _placement(getattr(layer, _parameter(name, rows)), layout, layout.held(layer.part(rows)))
+            for name, layout in layouts(self.scheme, layer, rows).items()
         }
 
     def process_weights_after_loading(self, layer: Linear) -> None:
         """Pack for a GPU where its kernels know the form; else dequantise, and go on as an unquantised layer."""
-        parts = [self._decoded(layer, rows) for rows in _parts(layer)]
+        parts = self._all_decoded(layer)
         for rows in _parts(layer):
-            for name in self._stored(rows.stop - rows.start, layer.in_features):
+            for name in layouts(self.scheme, layer, rows):
                 delattr(layer, _parameter(name, rows))
         on_gpu = multiplies_groups(parts[0].scales.device, "int4")
         if on_gpu and self._pack(layer, parts):
@@ -100,9 +84,9 @@ class IntegerCheckpointMethod:
 
     def grouped(self, layer: Linear) -> GroupedWeight | None:
         """What was loaded, as kernels read it; None: they have no such form."""
-        return self._grouped(layer, [self._decoded(layer, rows) for rows in _parts(layer)])
+        return self._grouped(layer, self._all_decoded(layer))
 
-    def _grouped(self, layer: Linear, parts: list["_Decoded"]) -> GroupedWeight | None:
+    def _grouped(self, layer: Linear, parts: list[_Decoded]) -> GroupedWeight | None:
         columns, first = layer.in_features, parts[0].groups
         group = self.scheme.group_size if self.scheme.group_size < columns else 0
         in_order = torch.arange(columns, device=first.device) // (group or columns)
@@ -127,7 +111,7 @@ class IntegerCheckpointMethod:
         values = (integers - middle).to(torch.int8)
         return GroupedWeight("int8", values, scales, columns, group, signed if signed.any() else None, order=order)
 
-    def _pack(self, layer: Linear, parts: list["_Decoded"]) -> bool:
+    def _pack(self, layer: Linear, parts: list[_Decoded]) -> bool:
         """Whether kernels know the form; then the layer has it."""
         group = self.scheme.group_size or layer.in_features
         in_order = torch.arange(layer.in_features, device=parts[0].groups.device) // group
@@ -150,48 +134,23 @@ class IntegerCheckpointMethod:
 
     def apply(self, layer: Linear, x: Tensor) -> Tensor:
         """See `LinearMethod`: before `process_weights_after_loading`, over weights made anew at each call."""
-        weight = torch.cat([self._decoded(layer, rows).dequantized() for rows in _parts(layer)])
+        weight = torch.cat([part.dequantized() for part in self._all_decoded(layer)])
         return functional.linear(x, weight.to(x.dtype), layer.bias)
 
-    def _stored(self, rows: int, columns: int) -> dict[str, _Stored]:
-        """What the checkpoint has for a part of so many rows, by name."""
-        scheme = self.scheme
-        group = scheme.group_size or columns
-        groups = -(-columns // group)
-        if scheme.form in ("gptq", "awq"):
-            return self._transposed(rows, columns, groups)
-        one = ((1,), (1, 1)) if scheme.tensor_scale else ()
-        channel = ((rows,),) if groups == 1 else ()
-        scale = _Stored((rows, groups), torch.float32, (*one, *channel))
-        group_index = {"weight_g_idx": _Stored((columns,), torch.int32)} if scheme.act_order else {}
-        if scheme.form == "int-quantized":
-            zero = _Stored((rows, groups), torch.int8, (*one, *channel))
-            zeros = {} if scheme.symmetric else {"weight_zero_point": zero}
-            return {"weight": _Stored((rows, columns), torch.int8), "weight_scale": scale, **zeros, **group_index}
-        packed = _Stored((rows, self._words(columns)), torch.int32)
-        zeros = {} if scheme.symmetric else {"weight_zero_point": _Stored((self._words(rows), groups), torch.int32)}
-        return {"weight_packed": packed, "weight_scale": scale, **zeros, **group_index}
+    def _all_decoded(self, layer: Linear) -> list[_Decoded]:
+        """The layer's parts, and zeros in rows that stand for nothing, which a rank's part of a head may have."""
+        parts = [self._decoded(layer, rows) for rows in _parts(layer)]
+        first, padding = parts[0], layer.out_features - sum(len(part.scales) for part in parts)
+        if padding:
+            zero = 0 if self.scheme.form == "int-quantized" else 1 << (self.scheme.bits - 1)
+            integers, zeros = (t.new_full((padding, t.shape[1]), zero) for t in (first.integers, first.zeros))
+            parts.append(_Decoded(integers, first.scales.new_zeros(zeros.shape), zeros, first.groups))
+        return parts
 
-    def _transposed(self, rows: int, columns: int, groups: int) -> dict[str, _Stored]:
-        scheme = self.scheme
-        in_a_word = _WORD_BITS // scheme.bits
-        if rows % in_a_word or columns % in_a_word:
-            raise ValueError(f"{rows} x {columns} weights are not made of words of {in_a_word} integers")
-        shape = (columns // in_a_word, rows) if scheme.form == "gptq" else (columns, rows // in_a_word)
-        stored = {"qweight": _Stored(shape, torch.int32), "scales": _Stored((groups, rows), torch.float32)}
-        if not scheme.symmetric:
-            stored["qzeros"] = _Stored((groups, rows // in_a_word), torch.int32)
-        if scheme.act_order:
-            stored["g_idx"] = _Stored((columns,), torch.int32)
-        return stored
-
-    def _words(self, count: int) -> int:
-        return -(-count * self.scheme.bits // _WORD_BITS)
-
-    def _decoded(self, layer: Linear, rows: slice) -> "_Decoded":
+    def _decoded(self, layer: Linear, rows: slice) -> _Decoded:
         """The weight of one part."""
         scheme, count, columns = self.scheme, rows.stop - rows.start, layer.in_features
-        has = {name: getattr(layer, _parameter(name, rows)) for name in self._stored(count, columns)}
+        has = {name: getattr(layer, _parameter(name, rows)) for name in layouts(scheme, layer, rows)}
         middle = 1 << (scheme.bits - 1)
         zeros: Tensor | int = 0
         if scheme.form == "int-quantized":
@@ -213,12 +172,15 @@ class IntegerCheckpointMethod:
             groups = torch.arange(columns, device=scales.device) // (scheme.group_size or columns)
         if not isinstance(zeros, Tensor):
             zeros = torch.full_like(scales, zeros, dtype=torch.int32)
+        if layer.columns is not None and scheme.act_order:  # a rank's columns may be of any group
+            used, groups = groups.unique(return_inverse=True)
+            scales, zeros = scales[:, used], zeros[:, used]
         return _Decoded(integers.int(), scales.float(), zeros.int(), groups.long())
 
 
 def unpacked(words: Tensor, bits: int) -> Tensor:
     """Unsigned integers out of int32 words along the last dimension, the lowest bits first; int32."""
-    shifts = torch.arange(0, _WORD_BITS, bits, device=words.device, dtype=torch.int32)
+    shifts = torch.arange(0, WORD_BITS, bits, device=words.device, dtype=torch.int32)
     integers: Tensor = (words.unsqueeze(-1) >> shifts) & ((1 << bits) - 1)
     return integers.flatten(-2)
 
@@ -231,15 +193,22 @@ def _awq_unpacked(words: Tensor, bits: int) -> Tensor:
 
 def _parts(layer: Linear) -> list[slice]:
     """Rows of each of the checkpoint's layers that this one is made of."""
-    return (
-        list(layer.checkpoint_parts("").values()) if isinstance(layer, PackedLinear) else [slice(0, layer.out_features)]
-    )
+    return list(layer.checkpoint_parts("").values())
 
 
 def _parameter(name: str, rows: slice) -> str:
     return f"stored_{rows.start}_{name}"
 
 
-def _wide(shape: tuple[int, ...], tensor: Tensor) -> Tensor:
-    """One scale for all, or one for each row, as one for each row and group."""
-    return tensor if tuple(tensor.shape) == shape else tensor.reshape(-1, 1).expand(shape)
+def _placement(target: Tensor, layout: TensorLayout, held: Part | None) -> Placement:
+    """Where one of several shapes may be stored, it is read whole, and the rank's part cut out."""
+    shapes = (layout.shape, *layout.other_shapes)
+    if layout.other_shapes:
+        return Placement(target, shapes, partial(_wide, layout.shape, held))
+    return Placement(target, shapes, part=held)
+
+
+def _wide(shape: tuple[int, ...], held: Part | None, tensor: Tensor) -> Tensor:
+    """Of one scale for all, or one for each row, as one for each row and group: the part that is held."""
+    wide = tensor if tuple(tensor.shape) == shape else tensor.reshape(-1, 1).expand(shape)
+    return wide if held is None else held.of(wide)

@@ -16,6 +16,7 @@ from mini_infer_engine.core.batch import RunnerLostError
 from mini_infer_engine.distributed.parallel_runner import ParallelRunner, send_step
 from mini_infer_engine.distributed.signs import SILENT_TICKS, TICK_S
 from mini_infer_engine.structured.params import StructuredOutputsParams
+from tests.support.integer_checkpoints import quantize_folder as quantize_integers
 from tests.support.mixed_checkpoints import Group
 from tests.support.mixed_checkpoints import quantize_folder as quantize_mixed
 from tests.support.parallel_asks import ASKS, GREEDY, PROMPTS, SHARED, small_llm, told
@@ -91,6 +92,14 @@ def test_ranks_with_layers_of_several_schemes_say_what_one_process_does(tmp_path
     save_tiny_model(tmp_path, "llama", hidden_size=128, intermediate_size=128, head_dim=32)
     down = Group("compressed-channel", ("re:.*down_proj",), ("down_proj",))
     quantize_mixed(tmp_path, [down, Group("nvfp4", ("Linear",), ("_proj",))])
+    alone, group = _engine(tmp_path, 1), _engine(tmp_path, 2)
+    assert told(group, PROMPTS, ASKS) == told(alone, PROMPTS, ASKS)
+
+
+@pytest.mark.parametrize("form", ["gptq-act-order", "awq"])
+def test_ranks_with_layers_of_integers_say_what_one_process_does(form: str, tmp_path: Path) -> None:
+    save_tiny_model(tmp_path, "llama", hidden_size=64, intermediate_size=128, head_dim=32)
+    quantize_integers(tmp_path, form)
     alone, group = _engine(tmp_path, 1), _engine(tmp_path, 2)
     assert told(group, PROMPTS, ASKS) == told(alone, PROMPTS, ASKS)
 

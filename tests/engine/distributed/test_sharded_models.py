@@ -15,7 +15,7 @@ from mini_infer_engine.kv_transfer.layout import layout_refusal
 from mini_infer_engine.layers.latent_attention import LatentAttention
 from mini_infer_engine.runtime.model_runner import ModelRunner
 from tests.engine.models.test_models import VARIANTS
-from tests.support import fp4_checkpoints, fp8_checkpoints, integer_checkpoints
+from tests.support import fp4_checkpoints, fp8_checkpoints
 from tests.support.mixed_checkpoints import Group
 from tests.support.mixed_checkpoints import quantize_folder as quantize_mixed
 from tests.support.thread_group import ThreadGroup, ThreadRank
@@ -234,7 +234,3 @@ def test_what_cannot_be_shared_out_is_refused_by_name(tmp_path: Path) -> None:
     for size, words in ((4, "num_attention_heads = 6"), (2, "num_key_value_heads = 3"), (3, "intermediate_size = 97")):
         with pytest.raises(ModelError, match=f"{words} cannot be split among {size} ranks"):
             ThreadGroup(tmp_path, size)
-    save_tiny_model(tmp_path, "llama")
-    integer_checkpoints.quantize_folder(tmp_path, next(iter(integer_checkpoints.FORMATS)))
-    with pytest.raises(ModelError, match="--tensor-parallel-size 1"):
-        ThreadGroup(tmp_path, 2)

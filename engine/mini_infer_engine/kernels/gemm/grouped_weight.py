@@ -7,6 +7,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Literal
 
 import torch
@@ -80,10 +81,13 @@ def _joined(weights: Sequence[GroupedWeight], join: Callable[[list[Tensor]], Ten
     assert all(weight.order is None for weight in weights), "each would need its own order"
 
     def of(name: str) -> Tensor | None:
-        parts = [part for weight in weights if (part := getattr(weight, name)) is not None]
-        if not parts:
+        found = [(weight, getattr(weight, name)) for weight in weights]
+        given = [part.dtype for _, part in found if part is not None]
+        if not given:
             return None
-        dtype: torch.dtype = parts[0].dtype
+        dtype: torch.dtype = reduce(torch.promote_types, given)
+        # Zero points that are all zero are left out, and scales that float16 does for are in it.
+        parts = [(torch.zeros_like(weight.scales) if part is None else part).to(dtype) for weight, part in found]
         return join([part.view(torch.uint8) if dtype.itemsize == 1 else part for part in parts]).view(dtype)
 
     values, scales = of("values"), of("scales")

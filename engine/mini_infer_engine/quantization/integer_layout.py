@@ -1,0 +1,131 @@
+"""How checkpoints lay out a layer of integers: shapes of its tensors, and what of each a tensor-parallel rank holds.
+
+Does not know what the integers stand for: `integer` decodes them.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from mini_infer_engine.config.integer_quantization import IntegerScheme
+from mini_infer_engine.distributed.tensor_parallel import Shard
+from mini_infer_engine.layers.linear import Linear
+from mini_infer_engine.layers.placement import Part
+
+WORD_BITS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """Where a tensor has the layer's rows, or its columns."""
+
+    dim: int
+    together: int = 1
+    """Of them are one element: those packed in a word, or those of a group."""
+    unit: str = "words"
+    """What such an element is, for people."""
+
+    def shard(self, rows_or_columns: str, shard: Shard) -> Shard:
+        """Elements for some of the layer's rows or columns. ValueError: those cut through elements."""
+        total, together = shard.total, self.together
+        for begin, end in shard.ranges:
+            if any(edge % together and edge != total for edge in (begin, end)):
+                raise ValueError(
+                    f"a rank's {rows_or_columns} {begin} to {end} of {total} cut through {self.unit} of {together}: "
+                    "use another --tensor-parallel-size"
+                )
+        return Shard(-(-total // together), tuple((-(-a // together), -(-b // together)) for a, b in shard.ranges))
+
+
+@dataclass(frozen=True, slots=True)
+class TensorLayout:
+    """One tensor of the checkpoint for one of its layers."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    rows: Axis | None = None
+    """None: each rank that holds some of the rows has all of it."""
+    columns: Axis | None = None
+    """As `rows`."""
+    other_shapes: tuple[tuple[int, ...], ...] = ()
+    """That the checkpoint may have as well."""
+
+    def held(self, part: Part | None) -> Part | None:
+        """What of this tensor belongs to a part of the weight; None: all. ValueError: the part cuts through words."""
+        if part is None:
+            return None
+        axis, name = ((self.rows, "rows"), (self.columns, "columns"))[part.dim]
+        return None if axis is None else Part(axis.dim, axis.shard(name, part.shard))
+
+    def held_shape(self, part: Part | None) -> tuple[int, ...]:
+        """Of what `held` says."""
+        held = self.held(part)
+        if held is None:
+            return self.shape
+        return (*self.shape[: held.dim], held.shard.count, *self.shape[held.dim + 1 :])
+
+
+def layouts(scheme: IntegerScheme, layer: Linear, rows: slice) -> dict[str, TensorLayout]:
+    """What the checkpoint has, by name, for its layer that stands at these rows, of which a rank may hold a part.
+
+    ValueError: the sizes do not fit the scheme.
+    """
+    part, here = layer.part(rows), (rows.stop - rows.start, layer.in_features)
+    num_rows, num_columns = here if part is None else part.whole_shape(here)
+    if scheme.form in ("gptq", "awq"):
+        return _transposed(scheme, num_rows, num_columns)
+    return _by_row(scheme, num_rows, num_columns)
+
+
+def num_groups(scheme: IntegerScheme, columns: int) -> int:
+    """Of a row of so many columns."""
+    return -(-columns // (scheme.group_size or columns))
+
+
+def _by_row(scheme: IntegerScheme, rows: int, columns: int) -> dict[str, TensorLayout]:
+    """Of compressed-tensors."""
+    groups, groups_axis = num_groups(scheme, columns), _groups_axis(scheme, columns, 1)
+    one = ((1,), (1, 1)) if scheme.tensor_scale else ()
+    wide = (*one, *(((rows,),) if groups == 1 else ()))
+    scale = TensorLayout((rows, groups), torch.float32, Axis(0), groups_axis, wide)
+    index = {"weight_g_idx": TensorLayout((columns,), torch.int32, None, Axis(0))} if scheme.act_order else {}
+    if scheme.form == "int-quantized":
+        zero = TensorLayout((rows, groups), torch.int8, Axis(0), groups_axis, wide)
+        zeros = {} if scheme.symmetric else {"weight_zero_point": zero}
+        return {
+            "weight": TensorLayout((rows, columns), torch.int8, Axis(0), Axis(1)),
+            "weight_scale": scale,
+            **zeros,
+            **index,
+        }
+    in_a_word = WORD_BITS // scheme.bits
+    words = TensorLayout((rows, -(-columns // in_a_word)), torch.int32, Axis(0), Axis(1, in_a_word))
+    zero = TensorLayout((-(-rows // in_a_word), groups), torch.int32, Axis(0, in_a_word), groups_axis)
+    zeros = {} if scheme.symmetric else {"weight_zero_point": zero}
+    return {"weight_packed": words, "weight_scale": scale, **zeros, **index}
+
+
+def _transposed(scheme: IntegerScheme, rows: int, columns: int) -> dict[str, TensorLayout]:
+    """Of GPTQ, which packs columns, and AWQ, which packs rows; both pack rows of zero points."""
+    in_a_word, groups = WORD_BITS // scheme.bits, num_groups(scheme, columns)
+    if rows % in_a_word or columns % in_a_word:
+        raise ValueError(f"{rows} x {columns} weights are not made of words of {in_a_word} integers")
+    packed_rows, groups_axis = Axis(1, in_a_word), _groups_axis(scheme, columns, 0)
+    words = (
+        TensorLayout((columns // in_a_word, rows), torch.int32, Axis(1), Axis(0, in_a_word))
+        if scheme.form == "gptq"
+        else TensorLayout((columns, rows // in_a_word), torch.int32, packed_rows, Axis(0))
+    )
+    found = {"qweight": words, "scales": TensorLayout((groups, rows), torch.float32, Axis(1), groups_axis)}
+    if not scheme.symmetric:
+        found["qzeros"] = TensorLayout((groups, rows // in_a_word), torch.int32, packed_rows, groups_axis)
+    if scheme.act_order:
+        found["g_idx"] = TensorLayout((columns,), torch.int32, None, Axis(0))
+    return found
+
+
+def _groups_axis(scheme: IntegerScheme, columns: int, dim: int) -> Axis | None:
+    """None: a rank's columns may be of all groups, as there is only one, or by act-order."""
+    if scheme.act_order or num_groups(scheme, columns) == 1:
+        return None
+    return Axis(dim, scheme.group_size, "groups")

@@ -1,0 +1,104 @@
+"""Checkpoints of integers, shared out among ranks: logits equal those of one process, and what cannot be is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mini_infer_engine.config.errors import ModelError
+from tests.support.integer_checkpoints import FORMATS, quantize_folder
+from tests.support.thread_group import ThreadGroup
+from tests.support.tiny_models import DEEPSEEK, PageDealer, run_chunks, save_tiny_model, tiny_runner
+
+TOKENS = [(position * 37 + 11) % 190 + 5 for position in range(40)]
+SIZES = [30, 1, 9]
+LLAMA = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 32}
+QWEN_MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "tie_word_embeddings": False}
+
+
+def _check(directory: Path, size: int, **settings: Any) -> None:
+    runner = tiny_runner(directory)
+    expected = run_chunks(runner, TOKENS, PageDealer(runner).table(len(TOKENS)), SIZES)
+    group = ThreadGroup(directory, size, **settings)
+    table = PageDealer(group.runners[0]).table(len(TOKENS))
+    found = group.run(lambda rank: run_chunks(rank, TOKENS, table, SIZES))[-2:]
+    assert all(torch.equal(logits, found[0]) for logits in found[1:])
+    assert (found[0] - expected).abs().max() < 2e-4
+    assert max(rank.worker.weight_bytes for rank in group.runners) < 0.75 * runner.worker.weight_bytes
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("architecture", ["qwen2", "phi3"])
+def test_ranks_compute_what_one_process_does(architecture: str, form: str, tmp_path: Path) -> None:
+    """With layers of several parts, with biases, and with parts that are one tensor."""
+    changes = {"original_max_position_embeddings": 512} if architecture == "phi3" else {}
+    save_tiny_model(tmp_path, architecture, **LLAMA, **changes, tie_word_embeddings=False)
+    quantize_folder(tmp_path, form)
+    _check(tmp_path, 2)
+
+
+@pytest.mark.parametrize("form", ["gptq-act-order", "gptq-8-rows", "awq", "w4a16-asymmetric", "w8a8-tensor-asymmetric"])
+def test_four_ranks_hold_each_of_two_heads_twice(form: str, tmp_path: Path) -> None:
+    save_tiny_model(tmp_path, "llama", **LLAMA)
+    quantize_folder(tmp_path, form)
+    _check(tmp_path, 4)
+
+
+@pytest.mark.parametrize(("vocab_size", "size"), [(208, 2), (192, 4)])  # the last rank has 80 of 128 rows, or none
+@pytest.mark.parametrize("form", ["gptq", "w4a16-asymmetric", "w8a8"])
+def test_ranks_share_a_quantised_head(form: str, vocab_size: int, size: int, tmp_path: Path) -> None:
+    save_tiny_model(tmp_path, "llama", **LLAMA, vocab_size=vocab_size)
+    quantize_folder(tmp_path, form, head=True)
+    _check(tmp_path, size)
+
+
+@pytest.mark.parametrize("form", ["gptq", "awq", "w4a16-asymmetric"])
+def test_stages_of_several_ranks(form: str, tmp_path: Path) -> None:
+    save_tiny_model(tmp_path, "llama", **LLAMA)
+    quantize_folder(tmp_path, form)
+    _check(tmp_path, 2, num_stages=2)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("form", ["gptq", "awq", "w4a16-asymmetric", "w8a8", "w8a8-tensor-asymmetric"])
+def test_ranks_share_experts_by_width_or_whole(form: str, whole: bool, tmp_path: Path) -> None:
+    save_tiny_model(tmp_path, "qwen3_moe", **QWEN_MOE, head_dim=32)
+    quantize_folder(tmp_path, form)
+    _check(tmp_path, 2, tensor_parallel_size=2, enable_expert_parallel=whole)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("form", ["awq", "w4a16-asymmetric"])
+def test_ranks_share_heads_of_latents_and_shared_experts(form: str, whole: bool, tmp_path: Path) -> None:
+    shape = {"q_lora_rank": 64, "v_head_dim": 32, "intermediate_size": 128, "moe_intermediate_size": 64}
+    save_tiny_model(tmp_path, "deepseek_v2", **(DEEPSEEK | shape))
+    quantize_folder(tmp_path, form)
+    _check(tmp_path, 2, tensor_parallel_size=2, enable_expert_parallel=whole)
+
+
+@pytest.mark.parametrize(
+    ("form", "changes", "words"),
+    [
+        ("gptq", {"intermediate_size": 96}, "mlp.down_proj: a rank's columns 0 to 48 of 96 cut through groups of 32"),
+        ("w4a16", {"intermediate_size": 96}, "mlp.down_proj: a rank's columns 0 to 48 of 96 cut through groups of 32"),
+        ("awq", {"intermediate_size": 96}, "mlp.down_proj: a rank's columns 0 to 48 of 96 cut through groups of 32"),
+        ("w8a16-packed", {"intermediate_size": 100}, "a rank's columns 0 to 50 of 100 cut through words of 4"),
+        ("gptq-8-rows", {"head_dim": 10}, "qkv_proj: a rank's rows 0 to 10 of 20 cut through words of 4"),
+        ("awq", {"intermediate_size": 104, "head_dim": 64}, "mlp.gate_up_proj: a rank's rows 0 to 52 of 104 cut thr"),
+    ],
+)
+def test_words_and_groups_that_ranks_would_cut_are_refused_before_memory_is_taken(
+    form: str, changes: dict[str, int], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.nn.Module, "to_empty", None)
+    save_tiny_model(tmp_path, "llama", **(LLAMA | changes))
+    quantize_folder(tmp_path, form)
+    with pytest.raises(ModelError, match=words):
+        ThreadGroup(tmp_path, 2)
+
+
+def test_rows_of_whole_scales_may_be_cut_anywhere(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path, "llama", **(LLAMA | {"intermediate_size": 102}))
+    quantize_folder(tmp_path, "w8a8")
+    _check(tmp_path, 2)
