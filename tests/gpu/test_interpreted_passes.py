@@ -8,6 +8,7 @@ import gc
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,6 +33,7 @@ from mini_infer_engine.kernels.workspace import Workspace
 from mini_infer_engine.layers import linear
 from mini_infer_engine.quantization import fp4, integer
 from mini_infer_engine.quantization.grouped import GroupedMethod
+from mini_infer_engine.quantization.packed import PackedMethod
 from mini_infer_engine.runtime import cuda_executor, cuda_graphs, cuda_sampling, memory_plan
 from mini_infer_engine.runtime.cuda_executor import CudaExecutor
 from mini_infer_engine.runtime.model_runner import ModelRunner
@@ -143,24 +145,28 @@ def test_passes_equal_transformers(
     assert run(*beside, num_decodes=1) == [best[13], best[37]]
 
 
+def _logits_of_ranks(make: Callable[[ThreadRank], ModelRunner]) -> list[torch.Tensor]:
+    """Of two, one after the other: the interpreter runs one kernel at a time."""
+    table = TableInTurns(2)
+
+    def logits_of(number: int) -> torch.Tensor:
+        with table.turn:
+            runner = make(ThreadRank(number, table, table))
+            return run_chunks(runner, TOKENS, PageDealer(runner).table(40), [13, 1, 1, 25])
+
+    with ThreadPoolExecutor(2) as threads:
+        return list(threads.map(logits_of, range(2)))
+
+
 @pytest.mark.parametrize(
     ("architecture", "whole"), [("deepseek_v2", False), ("deepseek_v3", False), ("deepseek_v3", True)]
 )
 def test_ranks_with_latents_and_shared_experts_equal_transformers(
     tmp_path: Path, interpreted: Callable[..., ModelRunner], architecture: str, whole: bool
 ) -> None:
-    """One after the other: the interpreter runs one kernel at a time."""
     model = save_tiny_model(tmp_path, architecture, num_hidden_layers=2, **CHANGES[architecture])
-    table = TableInTurns(2)
-
-    def logits_of(number: int) -> torch.Tensor:
-        with table.turn:
-            rank = ThreadRank(number, table, table)
-            runner = interpreted(group=rank, tensor_parallel_size=2, enable_expert_parallel=whole)
-            return run_chunks(runner, TOKENS, PageDealer(runner).table(40), [13, 1, 1, 25])
-
-    with ThreadPoolExecutor(2) as threads:
-        found = list(threads.map(logits_of, range(2)))
+    made = partial(interpreted, tensor_parallel_size=2, enable_expert_parallel=whole)
+    found = _logits_of_ranks(lambda rank: made(group=rank))
     assert torch.equal(*found)
     assert (found[0] - reference_logits(model, TOKENS)).abs().max() <= 3e-4
 
@@ -195,6 +201,29 @@ def test_weights_in_small_groups_stay_packed(
     assert sum(p.numel() * p.itemsize for p in layer.parameters()) <= 0.75 * layer.in_features * layer.out_features
     actual = run_chunks(runner, TOKENS, PageDealer(runner).table(40), [13, 1, 26])
     assert (actual - reference_logits(model, TOKENS)).abs().max() <= 1e-3
+
+
+@pytest.mark.parametrize("form", ["awq", "gptq-act-order", "w4a16-asymmetric", "w8a16-packed"])
+def test_ranks_keep_their_part_of_integers_packed(
+    tmp_path: Path, interpreted: Callable[..., ModelRunner], monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    """But for act-order where inputs are shared out: kernels take groups of one size."""
+    model = save_tiny_model(tmp_path, "llama", num_hidden_layers=1, intermediate_size=128, head_dim=32)
+    model.load_state_dict(quantize_to_integers(tmp_path, form), strict=False)
+    monkeypatch.setattr(integer, "multiplies_groups", lambda *_: True)
+    runners: list[ModelRunner] = []
+
+    def make(rank: ThreadRank) -> ModelRunner:
+        runners.append(interpreted(group=rank, tensor_parallel_size=2))
+        return runners[-1]
+
+    found = _logits_of_ranks(make)
+    assert torch.equal(*found)
+    assert (found[0] - reference_logits(model, TOKENS)).abs().max() <= 1e-3
+    for runner in runners:
+        layer = runner.worker.model.layers[0]
+        assert isinstance(layer.mlp.gate_up_proj.method, GroupedMethod | PackedMethod) or form == "gptq-act-order"
+        assert isinstance(layer.mlp.down_proj.method, GroupedMethod | PackedMethod) == (form != "gptq-act-order")
 
 
 def test_quantized_pages_are_read_and_written_as_by_torch(
