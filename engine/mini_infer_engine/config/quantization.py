@@ -34,13 +34,18 @@ modelopt's checkpoints. They are not read: keys and values of each token have th
 _MODELOPT_FILE = "hf_quant_config.json"
 
 
+ZERO_SUFFIX = ".bias"
+"""GPTQ's tools write biases for layers that have none: unread ones must be zero."""
+
+
 def unused_suffixes(schemes: Schemes | None) -> tuple[str, ...]:
-    """Of tensors that a checkpoint may have and that are not read: GPTQ's groups, where they are in their order."""
-    in_order = any(
-        isinstance(rule.scheme, IntegerScheme) and not rule.scheme.act_order
-        for rule in ([] if schemes is None else schemes.rules)
-    )
-    return (".g_idx",) if in_order else ()
+    """Of tensors that a checkpoint may have and that are not read: GPTQ's groups, where they are in their order, and
+    biases (`ZERO_SUFFIX`).
+    """
+    found = [rule.scheme for rule in ([] if schemes is None else schemes.rules)]
+    integers = [scheme for scheme in found if isinstance(scheme, IntegerScheme)]
+    in_order = (".g_idx",) if any(not scheme.act_order for scheme in integers) else ()
+    return (*in_order, ZERO_SUFFIX) if any(scheme.form == "gptq" for scheme in integers) else in_order
 
 
 def parse_quantization(fields: Fields) -> Schemes | None:

@@ -253,12 +253,16 @@ class DecoderModel(nn.Module):
     def is_unused(self, checkpoint_name: str) -> bool:
         """Whether a checkpoint may have this tensor although the model does not read it."""
         tied = self.lm_head is None and checkpoint_name == "lm_head.weight"
-        if self.config.stage.size > 1 and self._is_elsewhere(checkpoint_name):
-            return True
-        if self.config.tensor_parallel.whole_experts and self._is_of_another_expert(checkpoint_name):
+        if self.is_elsewhere(checkpoint_name):
             return True
         unused_here = unused_suffixes(self.config.quantization)
         return tied or checkpoint_name.endswith((*self.unused_checkpoint_suffixes, *KV_SCALES, *unused_here))
+
+    def is_elsewhere(self, checkpoint_name: str) -> bool:
+        """Whether another stage, or another rank that holds experts whole, has this tensor."""
+        if self.config.stage.size > 1 and self._is_of_another_stage(checkpoint_name):
+            return True
+        return self.config.tensor_parallel.whole_experts and self._is_of_another_expert(checkpoint_name)
 
     def _is_of_another_expert(self, checkpoint_name: str) -> bool:
         """Whether another rank has the expert whose tensor this is."""
@@ -267,7 +271,7 @@ class DecoderModel(nn.Module):
             return False
         return int(found[1]) < mixture.spec.num_experts and int(found[1]) not in mixture.local_experts
 
-    def _is_elsewhere(self, checkpoint_name: str) -> bool:
+    def _is_of_another_stage(self, checkpoint_name: str) -> bool:
         """Whether another stage of the pipeline has this tensor."""
         if (found := _LAYER_NAME.match(checkpoint_name)) is not None:
             return int(found[1]) < self.config.num_layers and int(found[1]) not in self.config.layers

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.config.integer_quantization import IntegerScheme
@@ -106,6 +107,39 @@ def test_what_does_not_fit_is_named_before_memory_is_taken(
     save_tiny_model(tmp_path, "llama", head_dim=16)
     quantize_folder(tmp_path, "gptq-act-order")
     tensor_is_named(tmp_path, name, wrong, words, monkeypatch)
+
+
+@pytest.mark.parametrize("form", ["gptq", "gptq-act-order"])
+def test_zero_biases_that_gptqs_tools_write_are_left_out(form: str, tmp_path: Path) -> None:
+    save_tiny_model(tmp_path, "llama", head_dim=16)
+    quantize_folder(tmp_path, form)
+    expected = _logits(tmp_path)
+    _add_bias(tmp_path, torch.zeros(64))
+    assert torch.equal(_logits(tmp_path), expected)
+
+
+@pytest.mark.parametrize(
+    ("form", "bias", "words"), [("gptq", torch.eye(64)[3], "is not zero"), ("awq", torch.zeros(64), "has no place")]
+)
+def test_biases_that_the_model_has_not_are_named_before_memory_is_taken(
+    form: str, bias: torch.Tensor, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_tiny_model(tmp_path, "llama", head_dim=16)
+    quantize_folder(tmp_path, form)
+    _add_bias(tmp_path, bias)
+    monkeypatch.setattr(torch.nn.Module, "to_empty", None)
+    with pytest.raises(ModelError, match=rf"model\.layers\.1\.mlp\.down_proj\.bias {words}"):
+        tiny_runner(tmp_path)
+
+
+def _logits(folder: Path) -> torch.Tensor:
+    runner = tiny_runner(folder)
+    return run_chunks(runner, TOKENS, PageDealer(runner).table(40), [40])
+
+
+def _add_bias(folder: Path, bias: torch.Tensor) -> None:
+    file = folder / "model.safetensors"
+    save_file(load_file(file) | {"model.layers.1.mlp.down_proj.bias": bias}, file)
 
 
 def test_a_layer_that_is_not_made_of_words_is_named(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from mini_infer_engine.config.quantization import KV_SCALES
+from mini_infer_engine.config.errors import ModelError
+from mini_infer_engine.config.quantization import KV_SCALES, ZERO_SUFFIX
 from mini_infer_engine.gguf.folder import weights_file
 from mini_infer_engine.layers.placement import FP8
 from mini_infer_engine.models.decoder import DecoderModel
@@ -38,6 +39,7 @@ def open_checkpoint(model: DecoderModel, directory: Path) -> Checkpoint:
     checkpoint = SafetensorsCheckpoint(directory) if gguf is None else GgufCheckpoint(gguf, model.config.head_dim)
     wanted = model.checkpoint_tensors()
     check_fit(checkpoint, gguf or directory, wanted, model.config.architecture, model.is_unused)
+    _check_zeros(model, checkpoint)
     if scales := sorted(name for name in checkpoint.tensors if name.endswith(KV_SCALES)):
         log.info(
             "%d scales of keys and values in %s are not used, such as %s: with kv_cache_dtype fp8 or int8, each token "
@@ -47,6 +49,23 @@ def open_checkpoint(model: DecoderModel, directory: Path) -> Checkpoint:
             scales[0],
         )
     return checkpoint
+
+
+def _check_zeros(model: DecoderModel, checkpoint: Checkpoint) -> None:
+    """ModelError: a bias is not zero of a layer that has none in this model."""
+    wanted = model.checkpoint_tensors()
+    extra = [name for name in checkpoint.tensors if name.endswith(ZERO_SUFFIX) and name not in wanted]
+    extra = [name for name in extra if not model.is_elsewhere(name)]
+
+    def check(name: str, bias: Tensor) -> None:
+        if bias.any():
+            raise ModelError(
+                f"{checkpoint.tensors[name].file}: tensor {name} is not zero, and {model.config.architecture} has no "
+                "such bias."
+            )
+
+    for file in {checkpoint.tensors[name].file for name in extra}:
+        checkpoint.read(file, {name: None for name in extra if checkpoint.tensors[name].file == file}, check)
 
 
 def load_weights(model: DecoderModel, checkpoint: Checkpoint, *, quiet: bool = False) -> None:
