@@ -15,6 +15,7 @@ FORMS = (
     "int4-32",
     "int4-128",
     "int4-64-act-order",
+    "int4-32-gaps",
     "int4-minima-32",
     "nvfp4",
     "mxfp4",
@@ -26,7 +27,8 @@ def random_weight(form: str, n: int, k: int, seed: int = 1) -> GroupedWeight:
     dice = torch.Generator().manual_seed(seed)
     if form in ("nvfp4", "mxfp4"):
         return _float4(form, n, k, dice)
-    kind, *_, last = form.removesuffix("-act-order").split("-")
+    columns, k = k, k + 64 if form.endswith("-gaps") else k
+    kind, *_, last = form.removesuffix("-act-order").removesuffix("-gaps").split("-")
     group = 0 if last == "row" else int(last)
     groups = -(-k // group) if group else 1
     size = k**-0.5 / (4 if kind == "int4" else 64)
@@ -44,8 +46,11 @@ def random_weight(form: str, n: int, k: int, seed: int = 1) -> GroupedWeight:
         zeros = torch.randint(-128, 128, (n, groups), generator=dice).to(torch.int8)
     if "minima" in form:
         zeros = (-scales.float() * 7.6).half()
-    order = torch.randperm(k, generator=dice).int() if form.endswith("act-order") else None
-    return GroupedWeight(kind, values, scales, k, group, zeros, order=order)  # type: ignore[arg-type]  # one of its kinds
+    order = None
+    if form.endswith(("act-order", "gaps")):
+        order = torch.randperm(k, generator=dice).int()
+        order[order >= columns] = -1
+    return GroupedWeight(kind, values, scales, k, group, zeros, None, order, columns)  # type: ignore[arg-type]  # one of its kinds
 
 
 def moved(weight: GroupedWeight, device: torch.device) -> GroupedWeight:

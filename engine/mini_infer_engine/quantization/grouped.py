@@ -31,8 +31,10 @@ class GroupedMethod:
 
     def weight(self, layer: Linear) -> GroupedWeight:
         """What kernels multiply with."""
-        parts = (getattr(layer, f"weight_{part}", None) for part in ("zeros", "factors", "order"))
-        return GroupedWeight(self.kind, layer.integers, layer.weight_scale, layer.in_features, self.group, *parts)
+        zeros, factors, order = (getattr(layer, f"weight_{part}", None) for part in ("zeros", "factors", "order"))
+        k = layer.in_features if order is None else len(order)
+        values, scales = layer.integers, layer.weight_scale
+        return GroupedWeight(self.kind, values, scales, k, self.group, zeros, factors, order, layer.in_features)
 
     def apply(self, layer: Linear, x: Tensor) -> Tensor:
         """See `LinearMethod`: over the weight that it stands for, made anew at each call."""

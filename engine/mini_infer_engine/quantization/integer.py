@@ -1,7 +1,8 @@
 """Checkpoints with integer weights (GPTQ, AWQ, compressed-tensors): packed for a GPU's kernels once they are loaded.
 
 Two kinds of kernels read them: `packed` has the faster form, of rows and of groups of 128 columns; `grouped` takes
-groups of any size, columns that are not in the order of their groups (act-order), and 8 bits with zero points.
+groups of any size, columns that are not in the order of their groups (act-order; of a rank's columns groups have
+several sizes, and are split into smaller ones), and 8 bits with zero points.
 What neither has is dequantised, as all is on a CPU, and the layer an unquantised one. weight = (integer - zero point) *
 scale, with one zero point and one scale for each row and group of columns (Frantar et al. 2022, arXiv 2210.17323; Lin
 et al. 2023, arXiv 2306.00978).
@@ -25,6 +26,8 @@ from mini_infer_engine.quantization.packed import by_group, pack_bytes, pack_nib
 
 _HALF_PRECISION = 1e-3
 """Relative error of a scale up to which fp16 does for it."""
+_SMALL_GROUP = 32
+"""Columns that share a scale, where a checkpoint's groups are of several sizes: rows stay aligned to 16 bytes."""
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Where in a word of AWQ's layout "gemm" the 1st, 2nd, ... column is."""
 
@@ -98,18 +101,21 @@ class IntegerCheckpointMethod:
             torch.cat([getattr(part, name) for part in parts]) for name in ("integers", "scales", "zeros")
         )
         if order is not None:
-            if not torch.equal(first[order], in_order):
-                return None
-            integers, order = integers[:, order], order.int()
+            if not torch.equal(first[order], in_order):  # groups of a rank's columns, which are of any size
+                order, group, used = _split_groups(first)
+                scales, zeros = scales[:, used], zeros[:, used]
+            integers, order = integers[:, order.clamp(min=0)], order.int()
+            columns = len(order)
         half = scales.half()
         scales = half if torch.equal(half.float(), scales) else scales
         if self.scheme.bits == 4:
             kept = zeros.to(torch.uint8)
-            return GroupedWeight("int4", packed_pairs(integers), scales, columns, group, kept, order=order)
+            values = packed_pairs(integers)
+            return GroupedWeight("int4", values, scales, columns, group, kept, None, order, layer.in_features)
         middle = 0 if self.scheme.form == "int-quantized" else 128
         signed = (zeros - middle).to(torch.int8)
-        values = (integers - middle).to(torch.int8)
-        return GroupedWeight("int8", values, scales, columns, group, signed if signed.any() else None, order=order)
+        values, given = (integers - middle).to(torch.int8), signed if signed.any() else None
+        return GroupedWeight("int8", values, scales, columns, group, given, None, order, layer.in_features)
 
     def _pack(self, layer: Linear, parts: list[_Decoded]) -> bool:
         """Whether kernels know the form; then the layer has it."""
@@ -176,6 +182,19 @@ class IntegerCheckpointMethod:
             used, groups = groups.unique(return_inverse=True)
             scales, zeros = scales[:, used], zeros[:, used]
         return _Decoded(integers.int(), scales.float(), zeros.int(), groups.long())
+
+
+def _split_groups(groups: Tensor) -> tuple[Tensor, int, Tensor]:
+    """Groups of any sizes as smaller ones of one size: columns in their order, with -1 where a group's last one is not
+    full; the size; and the group of each.
+    """
+    counts = groups.bincount()
+    parts = -(-counts // _SMALL_GROUP)
+    ordered = groups.argsort(stable=True)
+    begins = (parts.cumsum(0) - parts) * _SMALL_GROUP - (counts.cumsum(0) - counts)
+    order = groups.new_full((int(parts.sum()) * _SMALL_GROUP,), -1)
+    order[begins[groups[ordered]] + torch.arange(len(groups), device=groups.device)] = ordered
+    return order, _SMALL_GROUP, torch.arange(len(counts), device=groups.device).repeat_interleave(parts)
 
 
 def unpacked(words: Tensor, bits: int) -> Tensor:

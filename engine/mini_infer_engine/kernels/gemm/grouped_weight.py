@@ -36,12 +36,14 @@ class GroupedWeight:
     factors: Tensor | None = None
     """[..., N] fp32, of rows; None: one."""
     order: Tensor | None = None
-    """[K] int32: which column of x stands at each place; None: its own."""
+    """[K] int32: which column of x stands at each place, -1: none; None: its own."""
+    in_features: int | None = None
+    """Columns of x, where places stand for none; None: K."""
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of the weight that it stands for, or of one of the stack's: N, K."""
-        return self.values.shape[-2], self.k
+        """Of the weight that it stands for, or of one of the stack's: N, columns of x."""
+        return self.values.shape[-2], self.k if self.in_features is None else self.in_features
 
     @property
     def bits(self) -> int:
@@ -64,7 +66,8 @@ class GroupedWeight:
         groups = slice(begin // self.group, -(-end // self.group)) if self.group else slice(None)
         values = self.values[..., begin // a_byte : -(-end // a_byte)]
         zeros = None if self.zeros is None else self.zeros[..., groups]
-        return replace(self, values=values, scales=self.scales[..., groups], zeros=zeros, k=end - begin)
+        scales = self.scales[..., groups]
+        return replace(self, values=values, scales=scales, zeros=zeros, k=end - begin, in_features=None)
 
 
 def stacked(weights: Sequence[GroupedWeight]) -> GroupedWeight:
@@ -116,8 +119,9 @@ def dequantized_groups(weight: GroupedWeight) -> Tensor:
         made = made * weight.factors.unsqueeze(-1)
     if weight.order is None:
         return made
-    unordered = torch.empty_like(made)
-    unordered[..., weight.order.long()] = made
+    unordered = made.new_empty((*made.shape[:-1], weight.shape[1]))
+    is_column = weight.order >= 0
+    unordered[..., weight.order[is_column].long()] = made[..., is_column]
     return unordered
 
 

@@ -151,10 +151,11 @@ def _gemm(
     acc = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
     for start in range(0, K, BLOCK_K):
         k = start + tl.arange(0, BLOCK_K)
-        column = k
+        column, mask_k = k, k < K
         if order is not None:
-            column = tl.load(order + k, mask=k < K, other=0)
-        inputs = tl.load(x_rows + column[:, None], mask=(k < K)[:, None] & mask_m[None, :], other=0.0)
+            column = tl.load(order + k, mask=mask_k, other=-1)
+            mask_k = column >= 0
+        inputs = tl.load(x_rows + column[:, None], mask=mask_k[:, None] & mask_m[None, :], other=0.0)
         tile = widened_tile(values, scales, zeros, rows, mask_n, start, K, row_bytes, groups, KIND, GROUP, BLOCK_K)
         acc = tl.dot(tile.to(inputs.dtype), inputs, acc, input_precision=PRECISION)
     if factors is not None:
@@ -177,6 +178,7 @@ def _widen(
     K,
     row_bytes,
     groups,
+    out_stride,
     KIND: tl.constexpr,
     GROUP: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -190,11 +192,12 @@ def _widen(
     tile = widened_tile(values, scales, zeros, rows, n < N, start, K, row_bytes, groups, KIND, GROUP, BLOCK_K)
     if factors is not None:
         tile *= tl.load(factors + n, mask=n < N, other=0.0)[:, None]
-    column = k
+    column, mask_k = k, k < K
     if order is not None:
-        column = tl.load(order + k, mask=k < K, other=0)
-    at = out + rows[:, None] * K + column[None, :]
-    tl.store(at, tile.to(out.dtype.element_ty), mask=(n < N)[:, None] & (k < K)[None, :])
+        column = tl.load(order + k, mask=mask_k, other=-1)
+        mask_k = column >= 0
+    at = out + rows[:, None] * out_stride + column[None, :]
+    tl.store(at, tile.to(out.dtype.element_ty), mask=(n < N)[:, None] & mask_k[None, :])
 
 
 def kernel_group(weight: GroupedWeight) -> int:
@@ -216,8 +219,8 @@ def expert_operands(
 
 def widened_groups(weight: GroupedWeight, dtype: torch.dtype) -> torch.Tensor:
     """[N, K] in a dtype, columns in x's order."""
-    n, k = weight.shape
-    out = torch.empty((n, k), dtype=dtype, device=weight.values.device)
+    n, k = weight.shape[0], weight.k
+    out = torch.empty(weight.shape, dtype=dtype, device=weight.values.device)
     _widen[(cdiv(n, 32), cdiv(k, 128))](
         weight.values,
         weight.scales,
@@ -229,6 +232,7 @@ def widened_groups(weight: GroupedWeight, dtype: torch.dtype) -> torch.Tensor:
         k,
         weight.values.shape[-1],
         weight.scales.shape[-1],
+        out.stride(0),
         KIND=weight.kind,
         GROUP=kernel_group(weight),
         BLOCK_N=32,
@@ -241,7 +245,7 @@ def grouped_weight_linear(
     x: torch.Tensor, weight: GroupedWeight, *, bias: torch.Tensor | None = None, out: torch.Tensor | None = None
 ) -> torch.Tensor:
     """X [M, K] @ weight.T + bias: [M, N], in x's dtype, in `out` where given."""
-    m, (n, k) = x.shape[0], weight.shape
+    m, n, k = x.shape[0], weight.shape[0], weight.k
     assert x.stride(1) == 1
     if out is None:
         out = torch.empty((m, n), dtype=x.dtype, device=x.device)
