@@ -21,7 +21,7 @@ from mini_infer_engine.kernels.gemm.quantized_weight import GROUP
 from mini_infer_engine.layers.linear import Linear
 from mini_infer_engine.layers.placement import Part, Placement
 from mini_infer_engine.quantization.grouped import keep_dequantized, keep_grouped, multiplies_groups
-from mini_infer_engine.quantization.integer_layout import WORD_BITS, TensorLayout, layouts
+from mini_infer_engine.quantization.integer_layout import WORD_BITS, TensorLayout, group_size, layouts
 from mini_infer_engine.quantization.packed import by_group, pack_bytes, pack_nibbles
 
 _HALF_PRECISION = 1e-3
@@ -91,7 +91,8 @@ class IntegerCheckpointMethod:
 
     def _grouped(self, layer: Linear, parts: list[_Decoded]) -> GroupedWeight | None:
         columns, first = layer.in_features, parts[0].groups
-        group = self.scheme.group_size if self.scheme.group_size < columns else 0
+        group = group_size(self.scheme, layer)
+        group = group if group < columns else 0
         in_order = torch.arange(columns, device=first.device) // (group or columns)
         order = None if torch.equal(first, in_order) else first.argsort(stable=True)
         same_order = all(torch.equal(part.groups, first) for part in parts)
@@ -119,7 +120,7 @@ class IntegerCheckpointMethod:
 
     def _pack(self, layer: Linear, parts: list[_Decoded]) -> bool:
         """Whether kernels know the form; then the layer has it."""
-        group = self.scheme.group_size or layer.in_features
+        group = group_size(self.scheme, layer) or layer.in_features
         in_order = torch.arange(layer.in_features, device=parts[0].groups.device) // group
         integers = torch.cat([part.integers for part in parts])
         scales = by_group(torch.cat([part.scales for part in parts]), group, layer.in_features)
@@ -174,10 +175,16 @@ class IntegerCheckpointMethod:
             integers, scales = _awq_unpacked(has["qweight"], scheme.bits).t(), has["scales"].t()
             zeros = middle if scheme.symmetric else _awq_unpacked(has["qzeros"], scheme.bits).t()
         groups = has.get("weight_g_idx", has.get("g_idx"))
-        if groups is None:
-            groups = torch.arange(columns, device=scales.device) // (scheme.group_size or columns)
         if not isinstance(zeros, Tensor):
             zeros = torch.full_like(scales, zeros, dtype=torch.int32)
+        if groups is None:
+            size = group_size(scheme, layer)
+            groups = torch.arange(columns, device=scales.device) // (size or columns)
+            if size != scheme.group_size:  # ranks cut the checkpoint's groups
+                assert layer.columns is not None
+                ((begin, end),) = layer.columns.ranges
+                held = torch.arange(begin, end, size, device=scales.device) // scheme.group_size
+                scales, zeros = (part[:, held - begin // scheme.group_size] for part in (scales, zeros))
         if layer.columns is not None and scheme.act_order:  # a rank's columns may be of any group
             used, groups = groups.unique(return_inverse=True)
             scales, zeros = scales[:, used], zeros[:, used]

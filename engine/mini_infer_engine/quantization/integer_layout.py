@@ -4,6 +4,7 @@ Does not know what the integers stand for: `integer` decodes them.
 """
 
 from dataclasses import dataclass
+from math import gcd
 
 import torch
 
@@ -13,6 +14,8 @@ from mini_infer_engine.layers.linear import Linear
 from mini_infer_engine.layers.placement import Part
 
 WORD_BITS = 32
+_LEAST_COLUMNS = 32
+"""Of a rank in a group that ranks cut: with fewer, scales would take as much memory as integers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,17 +27,21 @@ class Axis:
     """Of them are one element: those packed in a word, or those of a group."""
     unit: str = "words"
     """What such an element is, for people."""
+    cut_at: int = 0
+    """Ranks may cut elements, which both have then, at multiples of so many rows or columns; 0: they may not."""
 
     def shard(self, rows_or_columns: str, shard: Shard) -> Shard:
         """Elements for some of the layer's rows or columns. ValueError: those cut through elements."""
         total, together = shard.total, self.together
         for begin, end in shard.ranges:
-            if any(edge % together and edge != total for edge in (begin, end)):
+            if any(edge % (self.cut_at or together) and edge != total for edge in (begin, end)):
                 raise ValueError(
                     f"a rank's {rows_or_columns} {begin} to {end} of {total} cut through {self.unit} of {together}: "
                     "use another --tensor-parallel-size"
                 )
-        return Shard(-(-total // together), tuple((-(-a // together), -(-b // together)) for a, b in shard.ranges))
+        # The last rank's part of a head may be empty, behind all rows.
+        held = ((begin // together if begin < end else -(-begin // together), end) for begin, end in shard.ranges)
+        return Shard(-(-total // together), tuple((first, -(-end // together)) for first, end in held))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +87,14 @@ def layouts(scheme: IntegerScheme, layer: Linear, rows: slice) -> dict[str, Tens
 def num_groups(scheme: IntegerScheme, columns: int) -> int:
     """Of a row of so many columns."""
     return -(-columns // (scheme.group_size or columns))
+
+
+def group_size(scheme: IntegerScheme, layer: Linear) -> int:
+    """Columns that share a scale, of a rank fewer than in the checkpoint where ranks cut groups; 0: the whole row."""
+    size, columns = scheme.group_size, layer.columns
+    if columns is None or not size or _groups_axis(scheme, columns.total, 0) is None:
+        return size
+    return gcd(size, *(edge for both in columns.ranges for edge in both if edge != columns.total))
 
 
 def _by_row(scheme: IntegerScheme, rows: int, columns: int) -> dict[str, TensorLayout]:
@@ -128,4 +143,5 @@ def _groups_axis(scheme: IntegerScheme, columns: int, dim: int) -> Axis | None:
     """None: a rank's columns may be of all groups, as there is only one, or by act-order."""
     if scheme.act_order or num_groups(scheme, columns) == 1:
         return None
-    return Axis(dim, scheme.group_size, "groups")
+    size = scheme.group_size
+    return Axis(dim, size, "groups", 0 if size % _LEAST_COLUMNS else _LEAST_COLUMNS)

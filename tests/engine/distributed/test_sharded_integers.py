@@ -99,6 +99,18 @@ def test_words_and_groups_that_ranks_would_cut_are_refused_before_memory_is_take
         ThreadGroup(tmp_path, 2)
 
 
+@pytest.mark.parametrize(("architecture", "changes"), [("llama", LLAMA), ("qwen3_moe", QWEN_MOE | {"head_dim": 32})])
+@pytest.mark.parametrize("form", ["gptq", "awq", "w4a16-asymmetric"])
+def test_ranks_that_cut_groups_both_have_their_scales(
+    form: str, architecture: str, changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A group of 64 and a half each, of the MLP's or of the experts' width."""
+    monkeypatch.setitem(FORMATS, form, FORMATS[form] | {"group_size": 64})
+    save_tiny_model(tmp_path, architecture, **(changes | {"intermediate_size": 192, "moe_intermediate_size": 192}))
+    quantize_folder(tmp_path, form)
+    _check(tmp_path, 2, tensor_parallel_size=2)
+
+
 def test_rows_of_whole_scales_may_be_cut_anywhere(tmp_path: Path) -> None:
     save_tiny_model(tmp_path, "llama", **(LLAMA | {"intermediate_size": 102}))
     quantize_folder(tmp_path, "w8a8")

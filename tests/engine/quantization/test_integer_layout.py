@@ -18,8 +18,8 @@ from tests.support.integer_checkpoints import FORMATS, quantization_config, quan
 ROWS, COLUMNS = 64, 256
 
 
-def _method(form: str) -> IntegerCheckpointMethod:
-    raw = quantization_config(FORMATS[form], head=False)
+def _method(form: str, **changes: int) -> IntegerCheckpointMethod:
+    raw = quantization_config(FORMATS[form] | changes, head=False)
     schemes = parse_quantization(Fields(Path("config.json"), {"quantization_config": raw}))
     assert schemes is not None
     scheme = schemes.scheme_of("model.layers.0.mlp.down_proj")
@@ -65,6 +65,27 @@ def test_weights_of_the_ranks_are_the_weight(form: str, by_columns: bool, size: 
         _load(layer, stored)
     parts = [_kept(layer) for layer in layers]
     assert torch.allclose(torch.cat(parts, dim=int(by_columns)), exact, atol=1e-6)
+
+
+@pytest.mark.parametrize(("size", "together"), [(2, 64), (4, 32)])  # one group and a half each, or three quarters
+@pytest.mark.parametrize("form", ["gptq", "awq", "w4a16", "w4a16-asymmetric"])
+def test_groups_that_ranks_cut_are_smaller_ones(form: str, size: int, together: int) -> None:
+    columns = 128 * 3
+    assert columns // size % 128
+    config = FORMATS[form] | {"group_size": 128}
+    stored, exact = quantized(torch.randn(ROWS, columns), config, 0)
+    parts = []
+    for rank in range(size):
+        layer = row_parallel(columns, ROWS, TensorParallel(rank, size))
+        layer.use(_method(form, group_size=128))
+        _load(layer, stored)
+        parts.append(_kept(layer))
+        assert isinstance(layer.method, IntegerCheckpointMethod)
+        weight = layer.method.grouped(layer)
+        assert weight is not None
+        assert weight.group == together
+        assert weight.order is None
+    assert torch.allclose(torch.cat(parts, dim=1), exact, atol=1e-6)
 
 
 @pytest.mark.parametrize("by_columns", [False, True])
