@@ -1,6 +1,6 @@
 """Which layers of a model a checkpoint's scheme quantises, and by which method they are stored and computed."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.config.fp4_quantization import Fp4Scheme
@@ -40,7 +40,14 @@ def quantize_layers(model: DecoderModel, schemes: Schemes) -> None:
         try:
             module.use(_method(scheme))
         except ValueError as error:
-            raise ModelError(f"quantization_config does not fit layer {path}: {error}.") from None
+            is_expert = any(path.startswith(f"{mixture}.") for mixture in mixtures)
+            remedy = " --enable-expert-parallel leaves experts whole." if is_expert and _are_cut(mixtures) else ""
+            raise ModelError(f"quantization_config does not fit layer {path}: {error}.{remedy}") from None
+
+
+def _are_cut(mixtures: Mapping[str, SparseMoE]) -> bool:
+    """Whether ranks share the width of experts."""
+    return any(moe.share.count < moe.share.total for moe in mixtures.values())
 
 
 def _common_scheme(schemes: Schemes, layers: Iterable[str]) -> Scheme | None:

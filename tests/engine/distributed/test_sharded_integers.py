@@ -111,6 +111,26 @@ def test_ranks_that_cut_groups_both_have_their_scales(
     _check(tmp_path, 2, tensor_parallel_size=2)
 
 
+@pytest.mark.parametrize("form", ["gptq-act-order", "awq", "w4a16-asymmetric"])
+def test_dummy_weights(form: str, tmp_path: Path) -> None:
+    save_tiny_model(tmp_path, "llama", **LLAMA)
+    quantize_folder(tmp_path, form)
+    group = ThreadGroup(tmp_path, 2, load_format="dummy")
+    table = PageDealer(group.runners[0]).table(40)
+    found = group.run(lambda rank: run_chunks(rank, TOKENS, table, [40]))
+    assert torch.isfinite(found[0]).all()
+    assert torch.equal(*found)
+
+
+def test_experts_that_ranks_would_cut_may_be_left_whole(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path, "qwen3_moe", **(QWEN_MOE | {"moe_intermediate_size": 96}), head_dim=32)
+    quantize_folder(tmp_path, "awq")
+    words = r"experts\.0\.down_proj: a rank's columns 0 to 48 of 96.*--enable-expert-parallel leaves experts whole"
+    with pytest.raises(ModelError, match=words):
+        ThreadGroup(tmp_path, 2)
+    _check(tmp_path, 2, tensor_parallel_size=2, enable_expert_parallel=True)
+
+
 def test_rows_of_whole_scales_may_be_cut_anywhere(tmp_path: Path) -> None:
     save_tiny_model(tmp_path, "llama", **(LLAMA | {"intermediate_size": 102}))
     quantize_folder(tmp_path, "w8a8")
