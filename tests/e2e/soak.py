@@ -12,11 +12,12 @@ import contextlib
 import itertools
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import yaml
 
+from mini_infer_contract.resources import LABEL_DRAINING
 from tests.e2e.cluster import Cluster, NodeCluster, wait_until
 from tests.e2e.commands import say
 from tests.e2e.images import TAG, repository
@@ -109,12 +110,13 @@ class Service:
 
     def make_again(self) -> None:
         """Deleted from around its engines, which answer until it is made again and adopts them."""
-        before = {pod["metadata"]["uid"] for pod in self.pods()}
+        pods = self.pods()
+        before, staying = _uids(pods), _uids(pod for pod in pods if not _is_leaving(pod))
         self.cluster.kubectl("delete", "infsvc", NAME, "-n", self._namespace, "--cascade=orphan")
         time.sleep(3)
         self.apply()
         self.ready()
-        assert {pod["metadata"]["uid"] for pod in self.pods()} == before
+        assert staying <= _uids(self.pods()) <= before  # one that was scaled down may be on its way out
 
     def evict(self) -> None:
         """What `kubectl drain` does to one engine; a second one must wait."""
@@ -205,6 +207,15 @@ class Service:
     def _rolled(self, part: str) -> None:
         deployment = f"deployment/mini-infer-{part}"
         self.cluster.kubectl("rollout", "status", deployment, "-n", self._system, "--timeout=200s")
+
+
+def _uids(pods: Iterable[dict[str, Any]]) -> set[str]:
+    return {pod["metadata"]["uid"] for pod in pods}
+
+
+def _is_leaving(pod: dict[str, Any]) -> bool:
+    metadata = pod["metadata"]
+    return "deletionTimestamp" in metadata or LABEL_DRAINING in metadata.get("labels", {})
 
 
 def _lacks_its_image(pod: dict[str, Any]) -> bool:
