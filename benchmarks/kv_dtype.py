@@ -92,7 +92,7 @@ def attention(options: argparse.Namespace) -> Iterator[dict[str, float]]:
                 tunes = options.tune and kind == "fp8" and (rows, tokens) in _TUNED
                 for other, label in other_configs(config, policy.profile.sm_count) if tunes else ():
                     plan = plan_decode(slots, positions, KV_HEADS, tokens, config=other, group=group)
-                    with contextlib.suppress(triton.OutOfResources):
+                    with contextlib.suppress(triton.OutOfResources):  # it is no candidate
                         took = microseconds([lambda layer=layer, run=decode: run(layer) for layer in pages])
                         yield {f"decode {rows} x {tokens}, {name}, {label}, us": took}
             new = {sum(pair): pair[0] for pair in _PREFILLS}.get(tokens) if rows == 1 else None

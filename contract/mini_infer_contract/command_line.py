@@ -3,7 +3,7 @@
 import argparse
 import difflib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 
 def whole_number(low: int, high: int | None = None) -> Callable[[str], int]:
@@ -44,8 +44,13 @@ def parse_flags(parser: argparse.ArgumentParser, arguments: Sequence[str] | None
 def guess(flag: str, parser: argparse.ArgumentParser) -> str:
     """The end of a sentence about a flag that there is not."""
     known = [option for action in parser._actions for option in action.option_strings if option.startswith("--")]
-    near = difflib.get_close_matches(flag.partition("=")[0], known, 1)
-    return f": did you mean {near[0]}?" if near else ": --help lists all flags"
+    return did_you_mean(flag.partition("=")[0], known, "--help lists all flags")
+
+
+def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
+    """The end of a sentence about a name that there is not; `otherwise`: where no known one is like it."""
+    near = difflib.get_close_matches(name, list(known), 1)
+    return f": did you mean {near[0]}?" if near else f": {otherwise}"
 
 
 def _range(low: int, high: int | None) -> str:

@@ -8,9 +8,7 @@ WANTED_OPEN_FILES = 65_536
 def raise_open_file_limit(wanted: int = WANTED_OPEN_FILES) -> int:
     """Raise this process' own limit as far as it may, up to `wanted`; returns the one in force."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard == resource.RLIM_INFINITY:
-        hard = max(soft, wanted)
-    target = max(soft, min(wanted, hard))
+    target = max(soft, wanted if hard == resource.RLIM_INFINITY else min(wanted, hard))
     if target > soft:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (target, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
     return target

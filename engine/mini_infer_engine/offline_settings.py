@@ -1,12 +1,12 @@
 """From the keywords of `LLM` to settings, checked as a command line checks its flags. Loads nothing."""
 
-import difflib
 import os
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
+from mini_infer_contract.command_line import did_you_mean
 from mini_infer_contract.options import OptionRow, option_rows
 from mini_infer_engine.config.option_values import bytes_of, choice_fault, range_fault
 from mini_infer_engine.config.settings import EngineSettings
@@ -19,13 +19,12 @@ def settings_of(model: str, keywords: Mapping[str, Any]) -> EngineSettings:
         given = to_own_names(keywords, model)
         rows = {row.name: row for row in option_rows(EngineSettings)}
         if unknown := sorted(given.keys() - rows.keys()):
-            raise TypeError(f"LLM does not know {', '.join(unknown)}{_guess(unknown[0], list(rows))}")
+            guess = did_you_mean(unknown[0], rows, "docs/options.md has all that there is")
+            raise TypeError(f"LLM does not know {', '.join(unknown)}{guess}")
         values = {name: _value(rows[name], value) for name, value in given.items()}
         chosen = {name: value for name, value in values.items() if value is not None or rows[name].is_optional}
         return msgspec.convert({"model": model, **chosen}, EngineSettings)
-    except msgspec.ValidationError as error:
-        raise ValueError(f"LLM({model!r}): {error}") from None
-    except ValueError as error:
+    except ValueError as error:  # msgspec's are such, too
         raise ValueError(f"LLM({model!r}): {error}") from None
 
 
@@ -47,8 +46,3 @@ def _value(row: OptionRow, value: Any) -> Any:
     if value is not None and (choices := choice_fault(row, value)):
         raise ValueError(f"{row.name} = {value!r}: {choices}")
     return value
-
-
-def _guess(name: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(name, known, 1)
-    return f": did you mean {near[0]}?" if near else ": docs/options.md has all that there is"

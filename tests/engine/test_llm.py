@@ -152,7 +152,7 @@ def test_a_model_may_be_a_path(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"config\.json is missing: name a model folder"):
         LLM(tmp_path)
     with pytest.raises(TypeError, match="name a folder"):
-        LLM(5)  # type: ignore[arg-type]
+        LLM(5)  # type: ignore[arg-type]  # what is tested
 
 
 def test_several_outputs_of_a_prompt_are_told_together(llm: LLM) -> None:

@@ -69,7 +69,7 @@ _COMPILERS = 16
 _GRAPH_OBJECT_BYTES = 1 << 20
 """Of the driver, for a recorded graph, beside the memory that its kernels use."""
 
-_WITH_CONFIGS_BY_ROWS = (Mechanism.LARGE_M_GEMM, Mechanism.INT8_GEMM, Mechanism.FP8_BLOCK_GEMM)
+_WITH_CONFIGS_BY_ROWS = (Mechanism.LARGE_M_GEMM, Mechanism.INT8_GEMM)
 """Kernels that take another config, and so are compiled anew, for other numbers of rows above MAX_M."""
 _COPIES_AT_ONCE = 2
 """A launch for each is a tenth of a millisecond of the host's time for ten beams."""

@@ -18,10 +18,7 @@ def pages_for(kv_bytes: int, page_bytes: int, available_bytes: int) -> int:
         ModelError: the bytes are more than there are, or too few for two pages.
 
     """
-    if kv_bytes > available_bytes:
-        raise ModelError(
-            f"kv_cache_memory = {kv_bytes:,} bytes, but only {available_bytes:,} are available: set a smaller one."
-        )
+    _check_available("kv_cache_memory", kv_bytes, available_bytes)
     pages = kv_bytes // page_bytes - 1
     if pages < 1:
         raise ModelError(f"the KV cache gets {kv_bytes:,} bytes; at least {2 * page_bytes:,} are needed for two pages.")
@@ -30,9 +27,13 @@ def pages_for(kv_bytes: int, page_bytes: int, available_bytes: int) -> int:
 
 def check_swap(swap_bytes: int, available_bytes: int) -> None:
     """ModelError: main memory has not so much for pages of preempted sequences."""
-    if swap_bytes > available_bytes:
+    _check_available("kv_swap_memory", swap_bytes, available_bytes)
+
+
+def _check_available(option: str, asked_bytes: int, available_bytes: int) -> None:
+    if asked_bytes > available_bytes:
         raise ModelError(
-            f"kv_swap_memory = {swap_bytes:,} bytes, but only {available_bytes:,} are available: set a smaller one."
+            f"{option} = {asked_bytes:,} bytes, but only {available_bytes:,} are available: set a smaller one."
         )
 
 

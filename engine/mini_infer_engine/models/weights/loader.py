@@ -3,6 +3,7 @@
 import logging
 import os
 import sys
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -39,7 +40,7 @@ def open_checkpoint(model: DecoderModel, directory: Path) -> Checkpoint:
     checkpoint = SafetensorsCheckpoint(directory) if gguf is None else GgufCheckpoint(gguf, model.config.head_dim)
     wanted = model.checkpoint_tensors()
     check_fit(checkpoint, gguf or directory, wanted, model.config.architecture, model.is_unused)
-    _check_zeros(model, checkpoint)
+    _check_zeros(model, checkpoint, wanted.keys())
     if scales := sorted(name for name in checkpoint.tensors if name.endswith(KV_SCALES)):
         log.info(
             "%d scales of keys and values in %s are not used, such as %s: with kv_cache_dtype fp8 or int8, each token "
@@ -51,9 +52,8 @@ def open_checkpoint(model: DecoderModel, directory: Path) -> Checkpoint:
     return checkpoint
 
 
-def _check_zeros(model: DecoderModel, checkpoint: Checkpoint) -> None:
-    """ModelError: a bias is not zero of a layer that has none in this model."""
-    wanted = model.checkpoint_tensors()
+def _check_zeros(model: DecoderModel, checkpoint: Checkpoint, wanted: Collection[str]) -> None:
+    """ModelError: a bias is not zero of a layer that has none in this model; `wanted`: names of those it has."""
     extra = [name for name in checkpoint.tensors if name.endswith(ZERO_SUFFIX) and name not in wanted]
     extra = [name for name in extra if not model.is_elsewhere(name)]
 
