@@ -1,5 +1,6 @@
 // Checks of Vercel's AI SDK, over chat completions, Responses and completions.
 import { createRequire } from "node:module";
+import { assert, report } from "./checking.mjs";
 
 const require = createRequire(process.env.CONFORMANCE_MODULES + "/");
 const { embed, generateText, isStepCount, stepCountIs, streamText, tool, Output } = require("ai");
@@ -15,7 +16,6 @@ const prompt = "What does os.path.join do?";
 const weather = tool({
   description: "weather", inputSchema: z.object({ city: z.string().max(20) }), execute: async () => "SUNNY-21",
 });
-const assert = (truth, what) => { if (!truth) throw new Error("not so: " + what); };
 const atMost = (steps) => (isStepCount ?? stepCountIs)(steps);
 
 async function whole(model) {
@@ -65,11 +65,4 @@ const checks = {
   },
 };
 
-const chosen = process.argv.slice(2);
-for (const [name, run] of Object.entries(checks)) {
-  if (chosen.length && !chosen.includes(name)) continue;
-  const start = Date.now();
-  const line = { check: name, ok: true };
-  try { await run(); } catch (error) { line.ok = false; line.saw = `${error.name}: ${error.message}`.slice(0, 600); }
-  console.log(JSON.stringify({ ...line, seconds: (Date.now() - start) / 1000 }));
-}
+await report(checks);

@@ -1,5 +1,6 @@
 // Checks of openai-node.
 import { createRequire } from "node:module";
+import { assert, report } from "./checking.mjs";
 
 const require = createRequire(process.env.CONFORMANCE_MODULES + "/");
 const OpenAI = require("openai").default;
@@ -10,7 +11,6 @@ const client = new OpenAI({ baseURL: process.env.CONFORMANCE_URL + "/v1", apiKey
 const messages = [{ role: "user", content: "What does os.path.join do?" }];
 const askParis = [{ role: "user", content: "What is the weather in Paris?" }];
 const parameters = { type: "object", properties: { city: { type: "string", maxLength: 20 } }, required: ["city"], additionalProperties: false };
-const assert = (truth, what) => { if (!truth) throw new Error("not so: " + what); };
 
 const checks = {
   async chat_whole() {
@@ -78,11 +78,4 @@ const checks = {
   },
 };
 
-const chosen = process.argv.slice(2);
-for (const [name, run] of Object.entries(checks)) {
-  if (chosen.length && !chosen.includes(name)) continue;
-  const start = Date.now();
-  const line = { check: name, ok: true };
-  try { await run(); } catch (error) { line.ok = false; line.saw = `${error.name}: ${error.message}`.slice(0, 600); }
-  console.log(JSON.stringify({ ...line, seconds: (Date.now() - start) / 1000 }));
-}
+await report(checks);
