@@ -24,7 +24,7 @@ import torch
 import transformers
 
 from mini_infer_engine import LLM, SamplingParams
-from mini_infer_engine.config.model_path import resolve_model
+from mini_infer_engine.model_path import resolve_model
 
 REQUESTS = 16
 PREFIX_TOKENS = 1000

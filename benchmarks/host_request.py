@@ -25,6 +25,7 @@ from mini_infer_engine import LLM, SamplingParams, llm
 from mini_infer_engine.config.settings import EngineSettings
 from mini_infer_engine.core.batch import Batch
 from mini_infer_engine.core.engine import Engine
+from mini_infer_engine.core.speculation.pass_times import GuessCosts
 from mini_infer_engine.core_process import build
 from mini_infer_engine.core_process.messages import ModelInfo
 from mini_infer_engine.runtime import cuda_executor, cuda_graphs, cuda_sampling, device_state
@@ -37,7 +38,6 @@ from mini_infer_engine.runtime.cuda_graphs import (
 from mini_infer_engine.runtime.cuda_sampling import CudaSampling
 from mini_infer_engine.runtime.inputs import build_inputs
 from mini_infer_engine.runtime.model_runner import ModelRunner
-from mini_infer_engine.speculation.pass_times import GuessCosts
 
 VOCABULARY = 150_000
 PAGE_SIZE, NUM_PAGES = 128, 30_000

@@ -63,7 +63,8 @@ def make_pool(device: str, index: int, size: int) -> Any:
 def open_over(memory: Any, layout: Any) -> tuple[str, Any]:
     """The name of an engine with such pages, and its transport."""
     from mini_infer_engine.kv_transfer.layout import KVMemory
-    from mini_infer_engine.kv_transfer.transport import TransportChoice, open_transport
+    from mini_infer_engine.kv_transfer.open_transport import open_transport
+    from mini_infer_engine.kv_transfer.transport import TransportChoice
 
     pool = KVMemory(
         address=memory.data_ptr(),

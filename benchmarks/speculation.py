@@ -85,8 +85,8 @@ def counted(before: "EngineStats", after: "EngineStats") -> dict[str, float]:
 def demo(settings: dict[str, Any], variants: dict[str, dict[str, Any]], batches: list[int]) -> Iterator[dict[str, Any]]:
     """The demo model on questions about Python's library, greedy."""
     from mini_infer_contract.prompt import PromptAssets, PromptEncoder
-    from mini_infer_engine.config.model_path import resolve_model
     from mini_infer_engine.core.request import Request, SamplingParams
+    from mini_infer_engine.model_path import resolve_model
 
     encoder = PromptEncoder(PromptAssets.from_directory(resolve_model("demo")))
     texts = [question.format(name) for question in _QUESTIONS for name in _NAMES]
@@ -122,8 +122,8 @@ def chats(
 ) -> Iterator[dict[str, Any]]:
     """Growing chats with the demo model, greedy, all of a batch at once turn by turn."""
     from mini_infer_contract.prompt import PromptAssets, PromptEncoder
-    from mini_infer_engine.config.model_path import resolve_model
     from mini_infer_engine.core.request import Request, SamplingParams
+    from mini_infer_engine.model_path import resolve_model
 
     encoder = PromptEncoder(PromptAssets.from_directory(resolve_model("demo")))
     texts = [question.format(name) for question in _QUESTIONS for name in _NAMES]
@@ -338,7 +338,7 @@ def main() -> int:
 
 def variants_of(part: str, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Options by label, the plain engine first. Each is measured in a process of its own."""
-    from mini_infer_engine.config.model_path import resolve_model
+    from mini_infer_engine.model_path import resolve_model
 
     more: dict[str, Any] = {"num_speculative_tokens": options.guesses}
     if part == "vllm":

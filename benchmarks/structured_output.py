@@ -28,11 +28,11 @@ from llguidance import LLExecutor
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from mini_infer_engine.config.cores import available_cores, threads_for
+from mini_infer_engine.core.grammars.compiler import GrammarCompiler
+from mini_infer_engine.core.grammars.mask_filler import MaskFiller
+from mini_infer_engine.core.grammars.matcher import GrammarMatcher, words_of
 from mini_infer_engine.core.request import SamplingParams
-from mini_infer_engine.structured.compiler import GrammarCompiler
 from mini_infer_engine.structured.grammar import of_json_schema
-from mini_infer_engine.structured.mask_filler import MaskFiller
-from mini_infer_engine.structured.matcher import GrammarMatcher, words_of
 from mini_infer_engine.structured.params import GrammarRequest, StructuredOutputsParams
 from mini_infer_engine.text.grammars import Grammars
 from tests.support.json_schemas import graded_schemas

@@ -52,8 +52,8 @@ def all_reduce_rank(rank: int, port: int, hidden: int, answers: Any) -> None:
 def _all_reduce_times(rank: int, port: int, hidden: int) -> dict[str, dict[int, float]]:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch's
 
-    from mini_infer_engine.distributed.gpu_collectives import GpuCollectives, connect_gpus
-    from mini_infer_engine.distributed.tensor_parallel import TensorParallel
+    from mini_infer_engine.communication.gpu_collectives import GpuCollectives, connect_gpus
+    from mini_infer_engine.config.tensor_parallel import TensorParallel
 
     torch.cuda.set_device(rank)
     device = torch.device("cuda", rank)

@@ -12,8 +12,9 @@ from benchmarks.routing.workload import SimulatedRequest
 from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS, root_key
 from mini_infer_engine.core.prefix_cache import PrefixCache
 from mini_infer_engine.core.request import Request, SamplingParams
-from mini_infer_engine.core.scheduler import Scheduler, Step
+from mini_infer_engine.core.scheduler import Scheduler
 from mini_infer_engine.core.sequence import Sequence, State
+from mini_infer_engine.core.step import Step
 
 ANSWER_TOKEN = 1 << 30
 """What every output token is: block identifiers are smaller."""

@@ -19,7 +19,6 @@ from tqdm import tqdm
 
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.prompt import chat_prompt_ids
-from mini_infer_engine.config.model_path import resolve_model
 from mini_infer_engine.core import request as core_request
 from mini_infer_engine.core.engine import Engine
 from mini_infer_engine.core.request import Request, TokenLogprobs
@@ -27,6 +26,7 @@ from mini_infer_engine.core_process.build import build_engine
 from mini_infer_engine.data_parallel.offline import OfflineEngines
 from mini_infer_engine.dry.dry_run import DryRun
 from mini_infer_engine.dry.vocabulary import DRY_MODEL
+from mini_infer_engine.model_path import resolve_model
 from mini_infer_engine.offline_beams import BeamSearchOutput, BeamSearchParams, BeamSearchSequence, Logprob
 from mini_infer_engine.offline_prompts import OfflinePrompt, Prompt, listed, packed, read_prompt
 from mini_infer_engine.offline_sampling import SamplingParams, for_engine

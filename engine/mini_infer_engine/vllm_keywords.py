@@ -8,7 +8,7 @@ from typing import Any
 
 from mini_infer_contract.engine_options import EngineOptions
 from mini_infer_contract.options import option_rows
-from mini_infer_engine.speculation.config import options_of_config
+from mini_infer_engine.config.speculation import options_of_config
 
 _ANY: tuple[Any, ...] = ()
 """Whatever it is set to: answers are the same, and there is nothing here that it would tune."""

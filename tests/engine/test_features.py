@@ -23,7 +23,7 @@ import pytest
 import torch
 
 from mini_infer_engine import LLM, BeamSearchParams
-from mini_infer_engine.config.model_path import DEMO_DIRECTORY
+from mini_infer_engine.model_path import DEMO_DIRECTORY
 from mini_infer_engine.models.kv_spec import KV_QUANTIZATIONS
 from mini_infer_engine.models.registry import model_class, read_config
 from tests.support.features import FEATURES, Feature, sampling_of

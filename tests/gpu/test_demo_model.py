@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mini_infer_engine import LLM, SamplingParams
-from mini_infer_engine.config.model_path import resolve_model
+from mini_infer_engine.model_path import resolve_model
 
 pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
 

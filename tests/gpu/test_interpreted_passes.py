@@ -19,11 +19,12 @@ import torch
 
 pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
 
+from mini_infer_engine.communication.rank_group import ALONE_IN_GROUP, RankGroup
 from mini_infer_engine.core.batch import Batch, PageCopy, Row, TokenMasks, Transfers
 from mini_infer_engine.core.engine import Engine
+from mini_infer_engine.core.grammars.matcher import mask_of
 from mini_infer_engine.core.request import Request, SamplingParams
 from mini_infer_engine.core.result import PassResult
-from mini_infer_engine.distributed.rank_group import ALONE_IN_GROUP, RankGroup
 from mini_infer_engine.kernels.attention import attention_config
 from mini_infer_engine.kernels.attention.attention_config import PrefillConfig
 from mini_infer_engine.kernels.attention.prefill_attention import prefill_attention
@@ -31,13 +32,12 @@ from mini_infer_engine.kernels.gemm import grouped_weight_gemm
 from mini_infer_engine.kernels.policy import KernelPolicy
 from mini_infer_engine.kernels.workspace import Workspace
 from mini_infer_engine.layers import linear
+from mini_infer_engine.layers.grouped import GroupedMethod
+from mini_infer_engine.layers.packed import PackedMethod
 from mini_infer_engine.quantization import fp4, integer
-from mini_infer_engine.quantization.grouped import GroupedMethod
-from mini_infer_engine.quantization.packed import PackedMethod
 from mini_infer_engine.runtime import cuda_executor, cuda_graphs, cuda_sampling, memory_plan
 from mini_infer_engine.runtime.cuda_executor import CudaExecutor
 from mini_infer_engine.runtime.model_runner import ModelRunner
-from mini_infer_engine.structured.matcher import mask_of
 from tests.gpu.device import INTERPRETED
 from tests.gpu.runs import make_runner, make_settings, texts
 from tests.support.fp4_checkpoints import quantize_folder as quantize_to_fp4

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from mini_infer_engine.config.model_path import resolve_model
 from mini_infer_engine.core.engine import Engine
 from mini_infer_engine.core.request import Request, SamplingParams
+from mini_infer_engine.model_path import resolve_model
 
 pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
 

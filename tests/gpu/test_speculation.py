@@ -14,14 +14,14 @@ from safetensors.torch import save_file
 pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
 
 from mini_infer_engine.core.engine import Engine
+from mini_infer_engine.core.grammars.compiler import GrammarCompiler
 from mini_infer_engine.core.request import Request, SamplingParams
+from mini_infer_engine.core.speculation.controller import DraftController
 from mini_infer_engine.core.stats import EngineStats
 from mini_infer_engine.dry.vocabulary import EOS_TOKEN_IDS, VOCAB_SIZE, dry_assets
 from mini_infer_engine.layers import linear
 from mini_infer_engine.runtime import cuda_executor, cuda_graphs, cuda_sampling, cuda_speculation
-from mini_infer_engine.speculation.controller import DraftController
 from mini_infer_engine.speculation.head import HeadShape, SpeculativeHead
-from mini_infer_engine.structured.compiler import GrammarCompiler
 from mini_infer_engine.structured.grammar import Grammar, of_regex
 from tests.gpu.device import GPU_ONLY, INTERPRETED
 from tests.gpu.runs import make_engine, make_runner, make_settings, mixed_requests, texts

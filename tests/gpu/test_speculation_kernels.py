@@ -22,11 +22,11 @@ from mini_infer_engine.kernels.sampling.speculate import (
     settle_guesses,
 )
 from mini_infer_engine.runtime.device_state import DeviceBatchState
+from mini_infer_engine.runtime.torch_speculation import right_tokens
 from mini_infer_engine.sampling.penalties import Penalties
 from mini_infer_engine.sampling.reference import build_sampling
 from mini_infer_engine.sampling.reference import sample as sample_by_torch
 from mini_infer_engine.speculation.ngram import look_up
-from mini_infer_engine.speculation.torch_speculation import right_tokens
 from tests.gpu.device import DEVICE, KERNELS, ON_GPU, POLICY, WORKSPACE, normal
 
 pytestmark = KERNELS

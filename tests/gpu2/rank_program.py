@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch's
 
-from mini_infer_engine.distributed.gpu_collectives import GpuCollectives, connect_gpus
-from mini_infer_engine.distributed.tensor_parallel import TensorParallel
+from mini_infer_engine.communication.gpu_collectives import GpuCollectives, connect_gpus
+from mini_infer_engine.config.tensor_parallel import TensorParallel
 
 WORLD = 2
 

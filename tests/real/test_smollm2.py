@@ -20,10 +20,10 @@ import torch
 import transformers
 
 from mini_infer_engine import LLM, SamplingParams, StructuredOutputsParams
-from mini_infer_engine.config.model_path import resolve_model
+from mini_infer_engine.core.speculation.controller import DraftController
 from mini_infer_engine.gguf.folder import weights_file
 from mini_infer_engine.gguf.header import GgufHeader
-from mini_infer_engine.speculation.controller import DraftController
+from mini_infer_engine.model_path import resolve_model
 from tests.engine.server.dry_server import EngineServer
 
 pytestmark = [

@@ -9,7 +9,7 @@ import transformers
 
 from demo.dataset import ChatEncoder, trained_chats
 from demo.entries import load_entries, load_sources
-from mini_infer_engine.config.model_path import resolve_model
+from mini_infer_engine.model_path import resolve_model
 
 OUTPUT_TOKENS = 24
 CLEAR_GAP = 1e-3

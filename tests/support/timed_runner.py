@@ -12,7 +12,7 @@ from typing import Any
 from mini_infer_engine.core.batch import NO_SWAP, Batch, TokenMasks
 from mini_infer_engine.core.request import Request
 from mini_infer_engine.core.result import PassResult
-from mini_infer_engine.speculation.pass_times import GuessCosts
+from mini_infer_engine.core.speculation.pass_times import GuessCosts
 
 
 @dataclass(frozen=True)

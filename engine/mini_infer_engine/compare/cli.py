@@ -15,8 +15,8 @@ from mini_infer_engine import __version__
 from mini_infer_engine.compare.measure import Baseline, measure
 from mini_infer_engine.compare.report import draw, table
 from mini_infer_engine.compare.texts import Questions, Text, demo_texts, read_texts
-from mini_infer_engine.config.model_path import DEMO_DIRECTORY, resolve_model
 from mini_infer_engine.config.settings import EngineSettings
+from mini_infer_engine.model_path import DEMO_DIRECTORY, resolve_model
 from mini_infer_engine.models.kv_spec import KV_QUANTIZATIONS
 
 SCHEMES: dict[str, dict[str, Any]] = {

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from mini_infer_engine.config.fields import Fields
+from mini_infer_engine.config.pipeline_parallel import WHOLE, PipelineStage
 from mini_infer_engine.config.quantization import KVCacheDtype, parse_kv_cache_dtype, parse_quantization
 from mini_infer_engine.config.quantization_schemes import Schemes
 from mini_infer_engine.config.rope import RopeParameters, parse_rope, rope_object
-from mini_infer_engine.distributed.pipeline_parallel import WHOLE, PipelineStage
-from mini_infer_engine.distributed.tensor_parallel import ALONE, TensorParallel
+from mini_infer_engine.config.tensor_parallel import ALONE, TensorParallel
 
 Activation = Literal["silu", "gelu_tanh"]
 _ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}

@@ -6,7 +6,7 @@ import msgspec
 
 from mini_infer_contract.engine_options import EngineOptions
 from mini_infer_engine.config.mechanisms import parse_mechanisms
-from mini_infer_engine.speculation.config import speculation_of
+from mini_infer_engine.config.speculation import speculation_of
 
 _BATCHED_TOKENS = {"cpu": 2048, "cuda": 8192}
 """Tokens of one forward pass where nobody asks for a number, by device."""

@@ -17,11 +17,11 @@ from llguidance import LLMatcher
 from mini_infer_engine.config.cores import available_cores, threads_for
 from mini_infer_engine.core.bans import completed_bans, longest_before
 from mini_infer_engine.core.batch import TokenMasks
-from mini_infer_engine.core.scheduler import Step
+from mini_infer_engine.core.grammars.compiler import GrammarCompiler
+from mini_infer_engine.core.grammars.mask_filler import MaskFiller
+from mini_infer_engine.core.grammars.matcher import GrammarMatcher, TokenSet, first_line, has_tokens, words_of
 from mini_infer_engine.core.sequence import Sequence, State
-from mini_infer_engine.structured.compiler import GrammarCompiler
-from mini_infer_engine.structured.mask_filler import MaskFiller
-from mini_infer_engine.structured.matcher import GrammarMatcher, TokenSet, first_line, has_tokens, words_of
+from mini_infer_engine.core.step import Step
 
 NO_GUESSES: Mapping[int, Collection[int]] = MappingProxyType({})
 

@@ -17,9 +17,11 @@ import msgspec
 from mini_infer_contract.blocks import root_key
 from mini_infer_contract.events import BlockStored, KVEvent, LoadReport
 from mini_infer_engine.config.settings import EngineSettings
+from mini_infer_engine.config.speculation import speculation_of
 from mini_infer_engine.core.batch import Runner, RunnerLostError
 from mini_infer_engine.core.beam_search.group import BeamGroup, request_of_beams, rules_of
 from mini_infer_engine.core.constraints import NO_GUESSES, Constraints, has_constrained_rows
+from mini_infer_engine.core.grammars.compiler import GrammarCompiler
 from mini_infer_engine.core.kv_transfer import NO_TRANSFERS, KVConnector, Received
 from mini_infer_engine.core.output_processor import OutputProcessor
 from mini_infer_engine.core.page_allocator import PageAllocator
@@ -27,13 +29,12 @@ from mini_infer_engine.core.prefill_rate import PrefillRate
 from mini_infer_engine.core.prefix_cache import PrefixCache
 from mini_infer_engine.core.request import Output, Request
 from mini_infer_engine.core.result import PassResult
-from mini_infer_engine.core.scheduler import Scheduler, Step
+from mini_infer_engine.core.scheduler import Scheduler
 from mini_infer_engine.core.sequence import Sequence, State
+from mini_infer_engine.core.speculation.pass_times import PassKind
+from mini_infer_engine.core.speculation.planner import SpeculationPlanner, may_speculate
 from mini_infer_engine.core.stats import EngineStats
-from mini_infer_engine.speculation.config import speculation_of
-from mini_infer_engine.speculation.pass_times import PassKind
-from mini_infer_engine.speculation.planner import SpeculationPlanner, may_speculate
-from mini_infer_engine.structured.compiler import GrammarCompiler
+from mini_infer_engine.core.step import Step
 
 MAX_FAILED_PASSES = 10
 """Passes that fail one after the other before the device counts as broken, and the engine as lost."""

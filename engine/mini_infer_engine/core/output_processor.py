@@ -11,11 +11,12 @@ from msgspec.structs import replace
 from mini_infer_engine.core.beam_search.group import BeamGroup
 from mini_infer_engine.core.request import Output, TokenLogprobs
 from mini_infer_engine.core.result import PassResult
-from mini_infer_engine.core.scheduler import Scheduler, Step
+from mini_infer_engine.core.scheduler import Scheduler
 from mini_infer_engine.core.sequence import Sequence, State
+from mini_infer_engine.core.step import Step
 
 if TYPE_CHECKING:  # with numpy and llguidance, which the HTTP process needs not for its counters
-    from mini_infer_engine.structured.matcher import GrammarMatcher
+    from mini_infer_engine.core.grammars.matcher import GrammarMatcher
 
 Accept = Callable[[Sequence, Iterable[int], list[TokenLogprobs]], Output]
 """`OutputProcessor._accept`, or the same within grammars."""

@@ -7,12 +7,9 @@ than the host would know of it. It knows neither pages nor budgets.
 """
 
 from collections import deque
-from typing import TYPE_CHECKING
 
 from mini_infer_engine.core.sequence import Sequence
-
-if TYPE_CHECKING:
-    from mini_infer_engine.core.scheduler import Step
+from mini_infer_engine.core.step import Step
 
 
 class PipelineTurns:
@@ -24,12 +21,12 @@ class PipelineTurns:
         self._in_flight: deque[tuple[int, Step]] = deque()
         """Of launched passes that are not committed, the number and the plan."""
 
-    def launched(self, step: "Step") -> None:
+    def launched(self, step: Step) -> None:
         """The pass is on its way."""
         self._in_flight.append((self._num_launched, step))
         self._num_launched += 1
 
-    def ended(self, step: "Step") -> None:
+    def ended(self, step: Step) -> None:
         """The pass is committed, or has failed."""
         self._in_flight = deque(pair for pair in self._in_flight if pair[1] is not step)
 

@@ -1,6 +1,6 @@
 """How fast prompts are computed: tokens a second of passes with prompt chunks, as measured lately."""
 
-from mini_infer_engine.core.scheduler import Step
+from mini_infer_engine.core.step import Step
 
 _LEAST_TOKENS = 64
 """Of a pass that counts: in smaller ones the weights' way to the cores is what takes time, not the prompt."""

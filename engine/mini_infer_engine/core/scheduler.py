@@ -8,7 +8,6 @@ import sys
 from array import array
 from bisect import bisect_left, insort
 from copy import copy
-from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -18,10 +17,10 @@ from mini_infer_engine.core.page_allocator import PageAllocator
 from mini_infer_engine.core.pipeline_turns import PipelineTurns
 from mini_infer_engine.core.prefix_cache import MISS, Hit, PrefixCache
 from mini_infer_engine.core.sequence import Sequence, State
+from mini_infer_engine.core.step import Step
 
 if TYPE_CHECKING:  # it plans over the same rows and sequences
-    from mini_infer_engine.speculation.pass_times import PassKind
-    from mini_infer_engine.speculation.planner import SpeculationPlanner
+    from mini_infer_engine.core.speculation.planner import SpeculationPlanner
 
 HELD_BACK_LIMIT = 8
 """Waiting sequences that one plan passes over because a running one is computing what they need: bounds the search."""
@@ -32,27 +31,6 @@ HASHED_AHEAD = 512
 _NEVER = sys.maxsize
 
 _order = attrgetter("order")
-
-
-@dataclass(slots=True)
-class Step:
-    """A planned pass and what its commit needs."""
-
-    batch: Batch
-    sequences: list[Sequence] = field(default_factory=list)
-    """Of the batch's rows, in their order."""
-    pinned_pages: list[int] = field(default_factory=list)
-    """Sources of the batch's copies, held until commit."""
-    swapped: list[Sequence] = field(default_factory=list)
-    """Sequences whose pages this pass brings to main memory."""
-    admitted: list[Sequence] = field(default_factory=list)
-    """Sequences that run for the first time."""
-    launched_s: float = 0.0
-    """Set at its launch."""
-    kind: "PassKind | None" = None
-    """Set at its launch, where tokens may be guessed."""
-    receiving: list[Sequence] = field(default_factory=list)
-    """Sequences that have got pages, and wait from now on for what another engine puts into them."""
 
 
 class Scheduler:

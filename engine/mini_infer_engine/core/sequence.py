@@ -9,7 +9,7 @@ from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS, SPAN_SIZE_TOKENS, bloc
 from mini_infer_engine.core.request import FinishReason, KVSource, Request
 
 if TYPE_CHECKING:  # with numpy and llguidance, which the HTTP process needs not for its counters
-    from mini_infer_engine.structured.matcher import GrammarMatcher
+    from mini_infer_engine.core.grammars.matcher import GrammarMatcher
 
 
 class State(Enum):

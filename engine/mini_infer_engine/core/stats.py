@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields
 from itertools import zip_longest
 
 from mini_infer_engine.core.kv_transfer import NO_TRANSFERS, KVTransferStats
-from mini_infer_engine.core.scheduler import Step
+from mini_infer_engine.core.step import Step
 
 
 @dataclass(slots=True)

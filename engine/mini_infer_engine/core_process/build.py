@@ -10,10 +10,11 @@ import msgspec
 
 from mini_infer_contract.prompt import PromptAssets
 from mini_infer_contract.tokenizer_files import load_tokenizer
-from mini_infer_engine.config.model_path import resolve_model
 from mini_infer_engine.config.settings import EngineSettings, num_ranks
+from mini_infer_engine.config.speculation import speculation_of
 from mini_infer_engine.core.batch import Runner
 from mini_infer_engine.core.engine import Engine
+from mini_infer_engine.core.grammars.compiler import GrammarCompiler
 from mini_infer_engine.core_process.messages import ModelInfo
 from mini_infer_engine.dry import vocabulary as dry_model
 from mini_infer_engine.dry.dry_run import DryRun
@@ -24,9 +25,9 @@ from mini_infer_engine.dry.scripted_runner import (
     ScriptedRunner,
 )
 from mini_infer_engine.kv_transfer.layout import KVMemory
-from mini_infer_engine.kv_transfer.transport import OpenTransport, open_transport
-from mini_infer_engine.speculation.config import speculation_of
-from mini_infer_engine.structured.compiler import GrammarCompiler
+from mini_infer_engine.kv_transfer.open_transport import open_transport
+from mini_infer_engine.kv_transfer.transport import OpenTransport
+from mini_infer_engine.model_path import resolve_model
 
 if TYPE_CHECKING:
     from mini_infer_engine.distributed.parallel_runner import ParallelRunner, Watched

@@ -31,9 +31,9 @@ from mini_infer_engine.core.stats import EngineStats
 from mini_infer_engine.core_process import messages
 from mini_infer_engine.core_process.build import build_engine
 from mini_infer_engine.core_process.core_config import CoreConfig
+from mini_infer_engine.core_process.kv_transfer import begin_identity, start_transfer
 from mini_infer_engine.core_process.publisher import EventPublisher
 from mini_infer_engine.distributed.last_words import say
-from mini_infer_engine.kv_transfer.start import begin_identity, start_transfer
 from mini_infer_engine.kv_transfer.worker import TransferWorker
 
 if TYPE_CHECKING:

@@ -6,11 +6,11 @@ from collections.abc import Callable
 import torch
 from torch.distributed import Store  # type: ignore[attr-defined]  # torch's
 
+from mini_infer_engine.communication.collectives import Collectives
+from mini_infer_engine.communication.stage_link import StageLink
 from mini_infer_engine.config.settings import EngineSettings, num_ranks
-from mini_infer_engine.distributed.collectives import Collectives
+from mini_infer_engine.config.tensor_parallel import TensorParallel
 from mini_infer_engine.distributed.process_group import LateGroup
-from mini_infer_engine.distributed.stage_link import StageLink
-from mini_infer_engine.distributed.tensor_parallel import TensorParallel
 
 logger = logging.getLogger(__name__)
 

@@ -9,13 +9,13 @@ import torch.distributed
 from torch import Tensor
 from torch.distributed import PrefixStore, ProcessGroupGloo, Store, TCPStore  # type: ignore[attr-defined]  # torch's
 
+from mini_infer_engine.communication.collectives import Collectives, GlooCollectives, NoCollectives
+from mini_infer_engine.communication.stage_link import GlooLink, LateLink
 from mini_infer_engine.config.settings import EngineSettings, num_ranks
-from mini_infer_engine.distributed.collectives import Collectives, GlooCollectives, NoCollectives
-from mini_infer_engine.distributed.stage_link import GlooLink, LateLink
-from mini_infer_engine.distributed.tensor_parallel import TensorParallel
+from mini_infer_engine.config.tensor_parallel import TensorParallel
 
 if TYPE_CHECKING:
-    from mini_infer_engine.distributed.peer_memory import PeerMemory
+    from mini_infer_engine.communication.peer_memory import PeerMemory
 
 _MEETING = timedelta(minutes=30)
 """For all ranks to come: the slowest has to read its weights. Who dies meanwhile is missed at once, see `signs`."""
@@ -61,7 +61,7 @@ class LateGroup:
     def connect(self, store: Store, host: str, device: torch.device, settings: EngineSettings) -> None:
         """Form the group, with all ranks at the same time; `host` is this machine as other ranks reach it."""
         if device.type == "cuda":
-            from mini_infer_engine.distributed.gpu_collectives import connect_gpus
+            from mini_infer_engine.communication.gpu_collectives import connect_gpus
 
             ranks_per_node = num_ranks(settings) // settings.nnodes
             self._connected = connect_gpus(

@@ -15,6 +15,7 @@ import zmq
 
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.kv_transfer.layout import KVLayout, KVMemory, Span
+from mini_infer_engine.kv_transfer.open_transport import open_transport
 from mini_infer_engine.kv_transfer.staging import Area
 from mini_infer_engine.kv_transfer.transport import (
     BUSY_S,
@@ -24,7 +25,6 @@ from mini_infer_engine.kv_transfer.transport import (
     Progress,
     Transport,
     TransportChoice,
-    open_transport,
 )
 from mini_infer_engine.kv_transfer.wire import RankAddress, TransportAddress
 

@@ -1,12 +1,11 @@
-"""What moves bytes between the page pools of two engines: the interface, and the choice between its kinds."""
+"""What moves bytes between the page pools of two engines: the interface."""
 
 from collections.abc import Callable, Iterable
 from typing import Literal, Protocol
 
 import msgspec
 
-from mini_infer_engine.config.errors import ModelError
-from mini_infer_engine.kv_transfer.layout import KVLayout, KVMemory, Span
+from mini_infer_engine.kv_transfer.layout import KVLayout, Span
 from mini_infer_engine.kv_transfer.staging import Area
 from mini_infer_engine.kv_transfer.wire import TransportAddress
 
@@ -104,16 +103,3 @@ class TransportChoice(msgspec.Struct, frozen=True):
 
 OpenTransport = Callable[[TransportChoice, str], Transport]
 """What an engine exchanges its pages by, for what was asked for and its id. ModelError: it cannot work here."""
-
-
-def open_transport(choice: TransportChoice, engine_id: str, memory: KVMemory, rank: int = 0) -> Transport:
-    """The transport that was asked for, of one pool. ModelError: it is not installed or cannot work here."""
-    from mini_infer_engine.kv_transfer.nixl_transport import NixlTransport
-
-    try:
-        return NixlTransport(choice, engine_id, memory, rank)
-    except ImportError as error:
-        raise ModelError(
-            f"KV transfer needs NIXL, which cannot be loaded ({error}): pip install 'mini-infer[disaggregated]', "
-            "or start with --role unified --transfer-port 0."
-        ) from None

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from mini_infer_engine.config.model_config import ModelConfig
-from mini_infer_engine.distributed.tensor_parallel import Shard
+from mini_infer_engine.config.tensor_parallel import Shard
 from mini_infer_engine.layers.placement import Part, Placement
 
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from mini_infer_engine.communication.collectives import NO_COLLECTIVES, Collectives
 from mini_infer_engine.config.model_config import Activation
-from mini_infer_engine.distributed.collectives import NO_COLLECTIVES, Collectives
 from mini_infer_engine.kernels.context import KernelContext
 from mini_infer_engine.kernels.gemm.fp8_block_gemm import fp8_block_linear
 from mini_infer_engine.kernels.gemm.gemm_config import MAX_M, DeferredRMSNorm
@@ -26,13 +26,13 @@ from mini_infer_engine.kernels.moe.route import route
 from mini_infer_engine.kernels.norm.rms_norm import add_rms_norm, rms_norm
 from mini_infer_engine.kernels.norm.silu_mul import silu_mul
 from mini_infer_engine.layers.embedding import Embedding
+from mini_infer_engine.layers.grouped import GroupedMethod
 from mini_infer_engine.layers.linear import UNQUANTIZED, Linear
 from mini_infer_engine.layers.moe import SparseMoE
 from mini_infer_engine.layers.norm import RMSNorm
+from mini_infer_engine.layers.packed import PackedMethod
 from mini_infer_engine.ops.base import ResidualState
 from mini_infer_engine.ops.torch_ops import ACTIVATIONS, norm_shared_columns_
-from mini_infer_engine.quantization.grouped import GroupedMethod
-from mini_infer_engine.quantization.packed import PackedMethod
 
 _MOST_CHUNKED_ROWS = 256
 """Rows up to which products with integers run as several of MAX_M rows where large_m_gemm does not: each reads the

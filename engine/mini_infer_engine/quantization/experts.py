@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from mini_infer_engine.kernels.gemm.grouped_weight import GroupedWeight, dequantized_groups, rows_joined, stacked
+from mini_infer_engine.layers.grouped import multiplies_groups
 from mini_infer_engine.layers.linear import Linear
 from mini_infer_engine.layers.moe import ExpertLayers, SparseMoE
-from mini_infer_engine.quantization.grouped import multiplies_groups
 
 
 class _ReadsGroups(Protocol):

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mini_infer_engine.config.fp4_quantization import Fp4Scheme
-from mini_infer_engine.distributed.tensor_parallel import Shard
+from mini_infer_engine.config.tensor_parallel import Shard
 from mini_infer_engine.kernels.gemm.grouped_weight import GroupedWeight, dequantized_groups
+from mini_infer_engine.layers.grouped import keep_dequantized, keep_grouped, multiplies_groups
 from mini_infer_engine.layers.linear import Linear
+from mini_infer_engine.layers.packed import multiplies_fp8
 from mini_infer_engine.layers.placement import FP8, Part, Placement
-from mini_infer_engine.quantization.grouped import keep_dequantized, keep_grouped, multiplies_groups
-from mini_infer_engine.quantization.packed import multiplies_fp8
 
 _NAMES = {
     "nvfp4-pack-quantized": ("weight_packed", "weight_global_scale"),

@@ -12,10 +12,10 @@ from torch.nn import functional
 
 from mini_infer_engine.config.quantization_schemes import Fp8Scheme
 from mini_infer_engine.kernels.gemm.grouped_weight import GroupedWeight
+from mini_infer_engine.layers.grouped import keep_dequantized, keep_grouped
 from mini_infer_engine.layers.linear import Linear
+from mini_infer_engine.layers.packed import by_group, multiplies_fp8, pack_bytes
 from mini_infer_engine.layers.placement import FP8, Part, Placement
-from mini_infer_engine.quantization.grouped import keep_dequantized, keep_grouped
-from mini_infer_engine.quantization.packed import by_group, multiplies_fp8, pack_bytes
 
 
 class Fp8Method:

@@ -18,11 +18,11 @@ from torch.nn import functional
 from mini_infer_engine.config.integer_quantization import IntegerScheme
 from mini_infer_engine.kernels.gemm.grouped_weight import GroupedWeight, packed_pairs
 from mini_infer_engine.kernels.gemm.quantized_weight import GROUP
+from mini_infer_engine.layers.grouped import keep_dequantized, keep_grouped, multiplies_groups
 from mini_infer_engine.layers.linear import Linear
+from mini_infer_engine.layers.packed import by_group, pack_bytes, pack_nibbles
 from mini_infer_engine.layers.placement import Part, Placement
-from mini_infer_engine.quantization.grouped import keep_dequantized, keep_grouped, multiplies_groups
 from mini_infer_engine.quantization.integer_layout import WORD_BITS, TensorLayout, group_size, layouts
-from mini_infer_engine.quantization.packed import by_group, pack_bytes, pack_nibbles
 
 _HALF_PRECISION = 1e-3
 """Relative error of a scale up to which fp16 does for it."""

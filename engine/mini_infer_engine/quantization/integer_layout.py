@@ -9,7 +9,7 @@ from math import gcd
 import torch
 
 from mini_infer_engine.config.integer_quantization import IntegerScheme
-from mini_infer_engine.distributed.tensor_parallel import Shard
+from mini_infer_engine.config.tensor_parallel import Shard
 from mini_infer_engine.layers.linear import Linear
 from mini_infer_engine.layers.placement import Part
 

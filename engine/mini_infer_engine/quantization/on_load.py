@@ -19,10 +19,10 @@ from mini_infer_engine.kernels.gemm.grouped_weight import GroupedWeight, packed_
 from mini_infer_engine.kernels.gemm.quantized_weight import GROUP
 from mini_infer_engine.layers.linear import UNQUANTIZED, Linear
 from mini_infer_engine.layers.moe import SparseMoE
+from mini_infer_engine.layers.packed import multiplies_fp8, pack_bytes, pack_nibbles
 from mini_infer_engine.layers.placement import FP8, Placement
 from mini_infer_engine.models.decoder import DecoderModel
 from mini_infer_engine.quantization.experts import RoundedExperts
-from mini_infer_engine.quantization.packed import multiplies_fp8, pack_bytes, pack_nibbles
 
 Quantization = Literal["int8", "fp8", "int4", "w8a8-int8"]
 _LARGEST_INT8, _LARGEST_INT4, _LARGEST_FP8 = 127, 15, 448.0

@@ -19,12 +19,14 @@ from torch import Tensor
 from tqdm import tqdm
 from triton import AsyncCompileMode
 
+from mini_infer_engine.communication.collectives import NoCollectives
 from mini_infer_engine.config.mechanisms import Mechanism
 from mini_infer_engine.config.settings import EngineSettings
+from mini_infer_engine.config.speculation import speculation_of
 from mini_infer_engine.core.batch import Batch, Row, TokenMasks, Transfers
 from mini_infer_engine.core.request import Request, SamplingParams
+from mini_infer_engine.core.speculation.pass_times import GuessCosts
 from mini_infer_engine.device import to_device
-from mini_infer_engine.distributed.collectives import NoCollectives
 from mini_infer_engine.kernels.context import KernelContext
 from mini_infer_engine.kernels.copy_pages import copy_pages
 from mini_infer_engine.kernels.gemm.gemm_rules import K_SPLITS
@@ -35,9 +37,9 @@ from mini_infer_engine.kernels.sampling.penalise import count_sampled, penalised
 from mini_infer_engine.kernels.sampling.token_mask import apply_token_masks
 from mini_infer_engine.layers.linear import Linear
 from mini_infer_engine.layers.moe import SparseMoE
+from mini_infer_engine.layers.packed import PackedMethod
 from mini_infer_engine.ops.base import AttentionPass, ResidualState
 from mini_infer_engine.ops.triton_ops import TritonOps
-from mini_infer_engine.quantization.packed import PackedMethod
 from mini_infer_engine.runtime.attention.triton_backends import triton_backend
 from mini_infer_engine.runtime.cuda_graphs import (
     CapturedModel,
@@ -59,8 +61,6 @@ from mini_infer_engine.runtime.kv_pool import KVPool
 from mini_infer_engine.runtime.layer_marks import LayerMarks, MarkedAttention
 from mini_infer_engine.runtime.prompt_logprobs import PromptLogprobs
 from mini_infer_engine.runtime.worker import ModelWorker
-from mini_infer_engine.speculation.config import speculation_of
-from mini_infer_engine.speculation.pass_times import GuessCosts
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mini_infer_engine.config.speculation import SpeculationConfig
 from mini_infer_engine.core.batch import Batch, Row, TokenMasks
+from mini_infer_engine.core.speculation.acceptance import draft_levels
+from mini_infer_engine.core.speculation.pass_times import GuessCosts
 from mini_infer_engine.device import to_device
 from mini_infer_engine.kernels.attention.prefill_rows import PrefillRows
 from mini_infer_engine.kernels.context import KernelContext
@@ -45,10 +48,7 @@ from mini_infer_engine.runtime.kv_pool import KVPool
 from mini_infer_engine.runtime.speculative_sampling import SpeculativeSampling
 from mini_infer_engine.runtime.staging import PinnedStaging
 from mini_infer_engine.runtime.worker import ModelWorker
-from mini_infer_engine.speculation.acceptance import draft_levels
-from mini_infer_engine.speculation.config import SpeculationConfig
 from mini_infer_engine.speculation.head import SpeculativeHead
-from mini_infer_engine.speculation.pass_times import GuessCosts
 
 MAX_ROWS = 128
 """Sequences of a pass with guesses, at most: above, passes without are faster, and logits of all guesses are large."""

@@ -11,9 +11,9 @@ from mini_infer_engine.config.settings import EngineSettings
 from mini_infer_engine.core.batch import Batch, TokenMasks
 from mini_infer_engine.core.request import Request
 from mini_infer_engine.core.result import PassResult
+from mini_infer_engine.core.speculation.pass_times import GuessCosts
 from mini_infer_engine.runtime.kv_pool import KVPool
 from mini_infer_engine.runtime.worker import ModelWorker
-from mini_infer_engine.speculation.pass_times import GuessCosts
 
 
 class PassHandle(Protocol):

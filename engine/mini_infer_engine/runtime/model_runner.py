@@ -8,17 +8,18 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
+from mini_infer_engine.communication.rank_group import ALONE_IN_GROUP, RankGroup
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.config.model_config import ModelConfig
-from mini_infer_engine.config.model_path import resolve_model
 from mini_infer_engine.config.settings import EngineSettings, ResolvedSettings, num_ranks
 from mini_infer_engine.core.batch import Batch, TokenMasks
 from mini_infer_engine.core.request import Request
 from mini_infer_engine.core.result import PassResult
 from mini_infer_engine.device import choose_device, choose_threads
-from mini_infer_engine.distributed.rank_group import ALONE_IN_GROUP, RankGroup
 from mini_infer_engine.kv_transfer.layout import KVMemory
-from mini_infer_engine.kv_transfer.transport import Transport, TransportChoice, open_transport
+from mini_infer_engine.kv_transfer.open_transport import open_transport
+from mini_infer_engine.kv_transfer.transport import Transport, TransportChoice
+from mini_infer_engine.model_path import resolve_model
 from mini_infer_engine.models.registry import read_config
 from mini_infer_engine.runtime.executor import Executor, PassHandle, executor_class
 from mini_infer_engine.runtime.kv_pool import KVPool

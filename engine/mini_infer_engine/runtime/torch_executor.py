@@ -10,9 +10,11 @@ from torch import Tensor
 
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.config.settings import EngineSettings
+from mini_infer_engine.config.speculation import speculation_of
 from mini_infer_engine.core.batch import Batch, Row, TokenMasks
 from mini_infer_engine.core.request import Request
 from mini_infer_engine.core.result import PassResult
+from mini_infer_engine.core.speculation.pass_times import GuessCosts
 from mini_infer_engine.ops.base import AttentionPass, ResidualState
 from mini_infer_engine.ops.torch_ops import TorchOps
 from mini_infer_engine.runtime.attention.backends import torch_backend
@@ -22,6 +24,7 @@ from mini_infer_engine.runtime.kv_pool import KVPool
 from mini_infer_engine.runtime.layer_marks import LayerMarks, MarkedAttention
 from mini_infer_engine.runtime.prompt_logprobs import PromptLogprobs
 from mini_infer_engine.runtime.stage_traffic import StageTraffic
+from mini_infer_engine.runtime.torch_speculation import PreparedBatch, TorchSpeculation, sampled_rows, samples_of
 from mini_infer_engine.runtime.worker import ModelWorker
 from mini_infer_engine.sampling.logit_changes import build_logit_changes
 from mini_infer_engine.sampling.logprobs import (
@@ -34,9 +37,6 @@ from mini_infer_engine.sampling.logprobs import (
 from mini_infer_engine.sampling.penalties import Penalties
 from mini_infer_engine.sampling.reference import build_sampling, sample
 from mini_infer_engine.sampling.token_masks import apply_token_masks
-from mini_infer_engine.speculation.config import speculation_of
-from mini_infer_engine.speculation.pass_times import GuessCosts
-from mini_infer_engine.speculation.torch_speculation import PreparedBatch, TorchSpeculation, sampled_rows, samples_of
 
 
 @dataclass(slots=True)

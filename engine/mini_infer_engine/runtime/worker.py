@@ -8,15 +8,16 @@ from pathlib import Path
 import msgspec
 import torch
 
+from mini_infer_engine.communication.collectives import NO_COLLECTIVES, Collectives
+from mini_infer_engine.communication.stage_link import NO_LINK, StageLink
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.config.model_config import ModelConfig
-from mini_infer_engine.config.model_path import resolve_model
+from mini_infer_engine.config.pipeline_parallel import WHOLE, PipelineStage, split_layers
 from mini_infer_engine.config.settings import EngineSettings
+from mini_infer_engine.config.speculation import speculation_of
 from mini_infer_engine.device import choose_device
-from mini_infer_engine.distributed.collectives import NO_COLLECTIVES, Collectives
-from mini_infer_engine.distributed.pipeline_parallel import WHOLE, PipelineStage, split_layers
-from mini_infer_engine.distributed.stage_link import NO_LINK, StageLink
 from mini_infer_engine.layers.linear import Linear
+from mini_infer_engine.model_path import resolve_model
 from mini_infer_engine.models.decoder import DecoderModel
 from mini_infer_engine.models.kv_spec import KVQuantization, KVSpec
 from mini_infer_engine.models.registry import model_class
@@ -26,7 +27,6 @@ from mini_infer_engine.quantization.layers import quantize_layers
 from mini_infer_engine.quantization.on_load import Quantization, quantize_on_load
 from mini_infer_engine.runtime.calibration import calibrate, calibrates, calibration_rows
 from mini_infer_engine.runtime.kv_choice import kv_quantization_of
-from mini_infer_engine.speculation.config import speculation_of
 from mini_infer_engine.speculation.draft_files import find_draft
 from mini_infer_engine.speculation.head import SpeculativeHead, load_head
 

@@ -17,18 +17,18 @@ from mini_infer_contract.open_files import raise_open_file_limit
 from mini_infer_contract.tls import server_tls
 from mini_infer_engine import __version__
 from mini_infer_engine.config.mechanisms import Mechanism
-from mini_infer_engine.config.model_path import resolve_model
 from mini_infer_engine.config.server_options import SERVER, ServerOptions
 from mini_infer_engine.config.settings import EngineSettings, master_address, node_rank
+from mini_infer_engine.config.speculation import options_of_config
 from mini_infer_engine.core_process.core_config import CoreConfig
 from mini_infer_engine.data_parallel.processes import core_processes
 from mini_infer_engine.dry.dry_run import DryRun
 from mini_infer_engine.dry.script import read_script
 from mini_infer_engine.dry.vocabulary import DRY_MODEL
 from mini_infer_engine.kv_transfer.transfer_port import TransferPort
+from mini_infer_engine.model_path import resolve_model
 from mini_infer_engine.server.flags import add_flags, options_from
 from mini_infer_engine.server.vllm_flags import vllm_flags
-from mini_infer_engine.speculation.config import options_of_config
 
 logger = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from mini_infer_engine.distributed.tensor_parallel import TensorParallel
+from mini_infer_engine.config.tensor_parallel import TensorParallel
 from mini_infer_engine.tuning.products import Product
 
 

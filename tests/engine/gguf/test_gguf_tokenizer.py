@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from mini_infer_contract.prompt import PromptAssets, PromptEncoder
-from mini_infer_engine.config.model_path import DEMO_DIRECTORY
 from mini_infer_engine.gguf.architectures import eos_token_ids
 from mini_infer_engine.gguf.header import GgufHeader
 from mini_infer_engine.gguf.tokenizer import tokenizer_files
+from mini_infer_engine.model_path import DEMO_DIRECTORY
 
 TEXTS = [
     "def f(x):\r\n\treturn x  # 12345\n\n\n  ",

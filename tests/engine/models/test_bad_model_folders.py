@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mini_infer_engine import LLM
-from mini_infer_engine.config.model_path import DEMO_DIRECTORY
+from mini_infer_engine.model_path import DEMO_DIRECTORY
 from mini_infer_engine.models.registry import read_config
 from mini_infer_engine.text.text_model import TextModel
 from tests.engine.server.dry_server import HANG_S, environment, serve_command

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from mini_infer_engine import LLM, SamplingParams
-from mini_infer_engine.config.model_path import resolve_model
+from mini_infer_engine.model_path import resolve_model
 from tests.support.demo_reference import OUTPUT_TOKENS, Answered, answered_prompts, reference_model
 from tests.support.tiny_models import PageDealer, reference_logits, run_chunks, tiny_runner
 

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mini_infer_engine.config.errors import ModelError
-from mini_infer_engine.config.model_path import DEMO_DIRECTORY, resolve_model
+from mini_infer_engine.model_path import DEMO_DIRECTORY, resolve_model
 from tests.support.tiny_models import PageDealer, reference_logits, run_chunks, save_tiny_model, tiny_runner
 
 TOKENS = list(range(5, 40))

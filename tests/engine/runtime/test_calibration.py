@@ -7,8 +7,8 @@ import torch
 
 from demo.dataset import ChatEncoder, held_out_chats
 from demo.entries import load_entries
-from mini_infer_engine.config.model_path import DEMO_DIRECTORY
 from mini_infer_engine.layers.linear import Linear
+from mini_infer_engine.model_path import DEMO_DIRECTORY
 from mini_infer_engine.ops.base import ResidualState
 from mini_infer_engine.ops.torch_ops import TorchOps
 from mini_infer_engine.quantization.on_load import RoundToNearestMethod

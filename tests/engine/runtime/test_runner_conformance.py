@@ -13,11 +13,11 @@ import pytest
 from mini_infer_engine.config.settings import EngineSettings
 from mini_infer_engine.core.batch import Batch, PageCopy, Row, Runner, TokenMasks, Transfers
 from mini_infer_engine.core.engine import Engine
+from mini_infer_engine.core.grammars.matcher import mask_of
 from mini_infer_engine.core.request import Request, SamplingParams
 from mini_infer_engine.dry.scripted_runner import ScriptedRunner
 from mini_infer_engine.dry.vocabulary import EOS_TOKEN_IDS, VOCAB_SIZE
 from mini_infer_engine.runtime.model_runner import load_runner
-from mini_infer_engine.structured.matcher import mask_of
 from tests.gpu.device import GPU_ONLY
 from tests.support.fake_runner import EOS, VOCABULARY, FakeRunner
 from tests.support.tiny_models import DEEPSEEK, sampled, save_tiny_model

@@ -2,8 +2,8 @@ import numpy as np
 import torch
 
 from mini_infer_engine.core.batch import TokenMasks
+from mini_infer_engine.core.grammars.matcher import mask_of
 from mini_infer_engine.sampling.token_masks import apply_token_masks
-from mini_infer_engine.structured.matcher import mask_of
 
 
 def test_a_masked_row_keeps_what_its_mask_allows_and_others_keep_all() -> None:

@@ -5,8 +5,8 @@ import pytest
 from llguidance import LLTokenizer
 from tokenizers import Tokenizer
 
-from mini_infer_engine.config.model_path import DEMO_DIRECTORY
 from mini_infer_engine.dry.vocabulary import EOS_TOKEN_IDS, TURN_START_ID, dry_assets
+from mini_infer_engine.model_path import DEMO_DIRECTORY
 from mini_infer_engine.structured.grammar import Grammar, GrammarError, of_choice, of_regex
 from mini_infer_engine.structured.params import GrammarRequest
 from mini_infer_engine.text import grammars

@@ -9,7 +9,7 @@ import pytest
 
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.prompt import PromptEncoder, PromptText, chat_prompt_ids, completion_prompt_ids
-from mini_infer_engine.config.model_path import DEMO_DIRECTORY
+from mini_infer_engine.model_path import DEMO_DIRECTORY
 from mini_infer_engine.text import tokenizing
 from mini_infer_engine.text.text_model import LONG_BYTES, TextModel
 from mini_infer_engine.text.tokenizing import (

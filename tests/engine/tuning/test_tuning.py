@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from mini_infer_engine.distributed.tensor_parallel import TensorParallel
+from mini_infer_engine.config.tensor_parallel import TensorParallel
 from mini_infer_engine.kernels.gemm import tuned_configs
 from mini_infer_engine.kernels.gemm.gemm_config import PdlGemmConfig
 from mini_infer_engine.kernels.gemm.tuned_configs import cached_configs, load_tuned_configs, packaged_configs

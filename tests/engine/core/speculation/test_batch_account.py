@@ -2,7 +2,7 @@
 
 import pytest
 
-from mini_infer_engine.speculation.batch_account import CREDIT, BatchAccount
+from mini_infer_engine.core.speculation.batch_account import CREDIT, BatchAccount
 
 
 def known_account(plain_s: float = 1.0) -> BatchAccount:

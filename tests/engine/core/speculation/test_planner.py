@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
+from mini_infer_engine.config.speculation import Method, SpeculationConfig
 from mini_infer_engine.core.batch import Batch, Row
 from mini_infer_engine.core.page_allocator import PageAllocator
 from mini_infer_engine.core.request import Request, SamplingParams
 from mini_infer_engine.core.sequence import Sequence, State
-from mini_infer_engine.speculation.config import Method, SpeculationConfig
-from mini_infer_engine.speculation.planner import SpeculationPlanner, may_speculate
+from mini_infer_engine.core.speculation.planner import SpeculationPlanner, may_speculate
 
 PAGE = 16
 

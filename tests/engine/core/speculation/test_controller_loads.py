@@ -10,9 +10,9 @@ from functools import partial
 
 import pytest
 
-from mini_infer_engine.speculation.acceptance import FIRST_ACCEPTANCE, with_outcome, worthwhile_drafts
-from mini_infer_engine.speculation.controller import DraftController
-from mini_infer_engine.speculation.pass_times import PassKind
+from mini_infer_engine.core.speculation.acceptance import FIRST_ACCEPTANCE, with_outcome, worthwhile_drafts
+from mini_infer_engine.core.speculation.controller import DraftController
+from mini_infer_engine.core.speculation.pass_times import PassKind
 
 LEVELS = (1, 3, 5)
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from mini_infer_engine.distributed.stage_link import GroupLink
+from mini_infer_engine.communication.stage_link import GroupLink
 
 if TYPE_CHECKING:
     from torch.distributed import Work

@@ -14,6 +14,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from mini_infer_engine.config.speculation import SpeculationConfig
 from mini_infer_engine.core.bans import completed_bans, longest_before
 from mini_infer_engine.core.batch import Batch, Row
 from mini_infer_engine.core.request import SamplingParams
@@ -25,7 +26,6 @@ from mini_infer_engine.runtime.inputs import build_inputs
 from mini_infer_engine.runtime.kv_pool import KVPool
 from mini_infer_engine.runtime.worker import ModelWorker
 from mini_infer_engine.sampling.reference import build_sampling, sample
-from mini_infer_engine.speculation.config import SpeculationConfig
 from mini_infer_engine.speculation.head import SpeculativeHead
 from mini_infer_engine.speculation.ngram import look_up
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mini_infer_engine.speculation.pass_times import (
+from mini_infer_engine.core.speculation.pass_times import (
     GuessCosts,
     PassKind,
     PassTimes,

@@ -2,8 +2,8 @@
 
 from typing import Protocol
 
-from mini_infer_engine.distributed.collectives import NO_COLLECTIVES, Collectives
-from mini_infer_engine.distributed.stage_link import NO_LINK, StageLink
+from mini_infer_engine.communication.collectives import NO_COLLECTIVES, Collectives
+from mini_infer_engine.communication.stage_link import NO_LINK, StageLink
 
 
 class RankGroup(Protocol):

@@ -8,7 +8,7 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from mini_infer_engine.distributed.tensor_parallel import TensorParallel
+from mini_infer_engine.config.tensor_parallel import TensorParallel
 from mini_infer_engine.kernels.all_reduce.one_shot import (
     MAX_PROGRAMS,
     gather_programs,

@@ -9,12 +9,12 @@ import torch.distributed
 from torch import Tensor
 from torch.distributed import Store  # type: ignore[attr-defined]  # torch's
 
+from mini_infer_engine.communication.collectives import Collectives, NoCollectives
+from mini_infer_engine.communication.gpu_stage_link import NcclLink
+from mini_infer_engine.communication.peer_memory import LARGEST_SUM_BYTES, PeerMemory
+from mini_infer_engine.communication.stage_link import LateLink
 from mini_infer_engine.config.mechanisms import Mechanism
-from mini_infer_engine.distributed.collectives import Collectives, NoCollectives
-from mini_infer_engine.distributed.gpu_stage_link import NcclLink
-from mini_infer_engine.distributed.peer_memory import LARGEST_SUM_BYTES, PeerMemory
-from mini_infer_engine.distributed.stage_link import LateLink
-from mini_infer_engine.distributed.tensor_parallel import TensorParallel
+from mini_infer_engine.config.tensor_parallel import TensorParallel
 from mini_infer_engine.kernels.policy import kernel_policy
 
 logger = logging.getLogger(__name__)

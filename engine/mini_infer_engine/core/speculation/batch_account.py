@@ -5,7 +5,7 @@ Seconds are of wall time. It knows neither acceptances nor how many guesses are 
 
 from dataclasses import dataclass, field
 
-from mini_infer_engine.speculation.pass_times import PassTimes
+from mini_infer_engine.core.speculation.pass_times import PassTimes
 
 CREDIT = 4
 """Passes without guesses whose time it may lose ahead of the allowance: to find out what it is worth at all."""

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from mini_infer_engine.config.settings import EngineSettings
+from mini_infer_engine.config.speculation import options_of_config, speculation_of
 from mini_infer_engine.server.cli import make_parser, settings_from
-from mini_infer_engine.speculation.config import options_of_config, speculation_of
 from mini_infer_engine.vllm_keywords import to_own_names
 
 

@@ -5,9 +5,9 @@ Pure arithmetic on what it is told; seconds come from outside. It knows neither 
 
 from collections.abc import Callable, Sequence
 
-from mini_infer_engine.speculation.acceptance import draft_levels, expected_tokens, worthwhile_drafts
-from mini_infer_engine.speculation.batch_account import CREDIT, PROBE_AFTER, STAKE, BatchAccount
-from mini_infer_engine.speculation.pass_times import GuessCosts, PassKind, ReadingTimes, assumed_seconds, pass_kind
+from mini_infer_engine.core.speculation.acceptance import draft_levels, expected_tokens, worthwhile_drafts
+from mini_infer_engine.core.speculation.batch_account import CREDIT, PROBE_AFTER, STAKE, BatchAccount
+from mini_infer_engine.core.speculation.pass_times import GuessCosts, PassKind, ReadingTimes, assumed_seconds, pass_kind
 
 _STEADY = 4
 """Passes without guesses, one like the other, that are looked at together: a window of measurements."""

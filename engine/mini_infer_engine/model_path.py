@@ -7,7 +7,7 @@ from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.gguf.folder import model_folder
 
 DEMO_MODEL = "demo"
-DEMO_DIRECTORY = Path(__file__).parents[1] / "assets" / "demo"
+DEMO_DIRECTORY = Path(__file__).parent / "assets" / "demo"
 DEMO_DRAFT_MODEL = "demo-draft"
 DEMO_DRAFT_DIRECTORY = DEMO_DIRECTORY.with_name("demo-draft")
 DEMO_HEAD_MODEL = "demo-head"

@@ -4,19 +4,19 @@ A row that guesses has room for all its guesses: the scheduler goes on from ther
 when the pass is committed. Rows of prompts and of guesses never share a pass, which would read the weights twice.
 """
 
+from mini_infer_engine.config.speculation import SpeculationConfig
 from mini_infer_engine.core.batch import Batch, Row
 from mini_infer_engine.core.page_allocator import PageAllocator
 from mini_infer_engine.core.request import Request
 from mini_infer_engine.core.sequence import Sequence, State
-from mini_infer_engine.speculation.acceptance import (
+from mini_infer_engine.core.speculation.acceptance import (
     FIRST_ACCEPTANCE,
     TYPICAL_WEIGHT,
     with_outcome,
     worthwhile_drafts,
 )
-from mini_infer_engine.speculation.config import SpeculationConfig
-from mini_infer_engine.speculation.controller import DraftController
-from mini_infer_engine.speculation.pass_times import GuessCosts, PassKind, pass_kind
+from mini_infer_engine.core.speculation.controller import DraftController
+from mini_infer_engine.core.speculation.pass_times import GuessCosts, PassKind, pass_kind
 
 _FIRST_OUTCOMES = 10
 """Rows with guesses that what is assumed before any counts for."""

@@ -2,7 +2,7 @@ import random
 
 import numpy as np
 
-from mini_infer_engine.structured.matcher import TokenSet, has_tokens, mask_of
+from mini_infer_engine.core.grammars.matcher import TokenSet, has_tokens, mask_of
 
 VOCAB_SIZE = 10_000
 

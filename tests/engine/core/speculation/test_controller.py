@@ -2,9 +2,9 @@
 
 import math
 
-from mini_infer_engine.speculation.acceptance import expected_tokens
-from mini_infer_engine.speculation.controller import DraftController
-from mini_infer_engine.speculation.pass_times import GuessCosts, PassKind
+from mini_infer_engine.core.speculation.acceptance import expected_tokens
+from mini_infer_engine.core.speculation.controller import DraftController
+from mini_infer_engine.core.speculation.pass_times import GuessCosts, PassKind
 
 
 def observe(controller: DraftController, kind: PassKind, seconds: float, tokens: float, count: int = 1) -> None:

@@ -12,7 +12,6 @@ from threading import Thread
 import msgspec
 import zmq
 
-from mini_infer_engine.config.model_path import resolve_model
 from mini_infer_engine.config.settings import EngineSettings
 from mini_infer_engine.core.engine import Engine
 from mini_infer_engine.dry.dry_run import DryRun
@@ -23,6 +22,7 @@ from mini_infer_engine.kv_transfer.taker import TakerLimits
 from mini_infer_engine.kv_transfer.transfer_port import TransferPort
 from mini_infer_engine.kv_transfer.transport import OpenTransport, TransportChoice
 from mini_infer_engine.kv_transfer.worker import Identity, TransferWorker
+from mini_infer_engine.model_path import resolve_model
 
 log = logging.getLogger(__name__)
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from mini_infer_engine.distributed.tensor_parallel import ALONE, TensorParallel
+from mini_infer_engine.config.tensor_parallel import ALONE, TensorParallel
 
 if TYPE_CHECKING:
-    from mini_infer_engine.distributed.peer_memory import PeerMemory
+    from mini_infer_engine.communication.peer_memory import PeerMemory
 
 
 class Collectives(Protocol):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mini_infer_engine.speculation.acceptance import draft_levels, expected_tokens, with_outcome, worthwhile_drafts
+from mini_infer_engine.core.speculation.acceptance import draft_levels, expected_tokens, with_outcome, worthwhile_drafts
 
 
 @pytest.mark.parametrize(("most", "levels"), [(1, (1,)), (2, (1, 2)), (3, (1, 3)), (5, (1, 3, 5)), (7, (1, 3, 7))])

@@ -2,11 +2,11 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher
 
+from mini_infer_engine.core.grammars.compiler import GrammarCompiler
+from mini_infer_engine.core.grammars.mask_filler import FastestWay, MaskFiller
+from mini_infer_engine.core.grammars.matcher import words_of
 from mini_infer_engine.dry.vocabulary import EOS_TOKEN_IDS, VOCAB_SIZE, dry_assets
-from mini_infer_engine.structured.compiler import GrammarCompiler
 from mini_infer_engine.structured.grammar import of_regex
-from mini_infer_engine.structured.mask_filler import FastestWay, MaskFiller
-from mini_infer_engine.structured.matcher import words_of
 
 EXPRESSIONS = ["[0-9]{2,6}", "(yes|no)", "a*", "[^b]+"] * 5
 

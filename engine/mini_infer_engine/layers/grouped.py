@@ -9,8 +9,8 @@ from torch.nn import functional
 
 from mini_infer_engine.kernels.gemm.grouped_weight import GroupedWeight, Kind, dequantized_groups
 from mini_infer_engine.layers.linear import UNQUANTIZED, Linear
+from mini_infer_engine.layers.packed import multiplies_fp8
 from mini_infer_engine.layers.placement import Placement
-from mini_infer_engine.quantization.packed import multiplies_fp8
 
 
 class GroupedMethod:

@@ -1,0 +1,1 @@
+"""Which tokens may come next in outputs that are held to grammars."""
