@@ -31,7 +31,7 @@ from mini_infer_engine.kernels.context import KernelContext
 from mini_infer_engine.kernels.copy_pages import copy_pages
 from mini_infer_engine.kernels.gemm.gemm_rules import K_SPLITS
 from mini_infer_engine.kernels.gemm.tuned_configs import LARGE_M_ROWS
-from mini_infer_engine.kernels.moe.grouped_gemm import TILE_ROWS
+from mini_infer_engine.kernels.moe.moe_config import TILE_ROWS
 from mini_infer_engine.kernels.norm.rms_norm import add_rms_norm
 from mini_infer_engine.kernels.sampling.penalise import count_sampled, penalised
 from mini_infer_engine.kernels.sampling.token_mask import apply_token_masks

@@ -9,6 +9,7 @@ import triton.language as tl
 
 from mini_infer_engine.kernels.gemm.grouped_weight import GroupedWeight
 from mini_infer_engine.kernels.gemm.grouped_weight_gemm import expert_operands, widened_tile
+from mini_infer_engine.kernels.moe.moe_config import GroupedGemmConfig
 from mini_infer_engine.kernels.moe.route import Routing
 from mini_infer_engine.kernels.sizes import cdiv, next_power_of_2
 
@@ -102,17 +103,12 @@ def _grouped(
     tl.store(out + place[:, None] * N + n[None, :], result.to(out.dtype.element_ty), mask=stored)
 
 
-TILE_ROWS = (16, 32, 64, 128)
-"""Heights of a tile of tokens."""
-
-
-def tile_rows(mean_rows: float) -> int:
-    """The height for experts that have so many tokens on average: about as tall as these, or waste is most of it."""
-    return next((rows for rows in TILE_ROWS[:-1] if mean_rows <= 1.5 * rows), TILE_ROWS[-1])
-
-
 def grouped_experts(
-    x: torch.Tensor, routing: Routing, gate_up: torch.Tensor | GroupedWeight, down: torch.Tensor | GroupedWeight
+    x: torch.Tensor,
+    routing: Routing,
+    gate_up: torch.Tensor | GroupedWeight,
+    down: torch.Tensor | GroupedWeight,
+    config: GroupedGemmConfig,
 ) -> torch.Tensor:
     """As `expert_gemv`, with tokens grouped by expert; `routing` lists each expert's tokens."""
     tokens, hidden = x.shape
@@ -121,24 +117,20 @@ def grouped_experts(
     gated = torch.empty((pairs, width), dtype=x.dtype, device=x.device)
     make_out = torch.zeros if routing.is_local else torch.empty  # no tile writes what experts elsewhere make
     out = make_out((top_k, tokens, hidden), dtype=x.dtype, device=x.device)
-    block_m = tile_rows(pairs / routing.num_experts)
-    narrow = x.dtype == torch.float32
-    tiles = min(pairs, num_experts + pairs // block_m)
+    tiles = min(pairs, num_experts + pairs // config.block_m)
     options = {
         "TOP_K": top_k,
         "NUM_EXPERTS": num_experts,
         "EXPERTS_BLOCK": next_power_of_2(num_experts),
-        "BLOCK_M": block_m,
-        "BLOCK_K": 32 if narrow else 64,
-        "PRECISION": "ieee" if narrow else "tf32",
-        "num_warps": 8 if block_m == 128 else 4,
-        "num_stages": 2 if narrow else 3,
+        "BLOCK_M": config.block_m,
+        "BLOCK_K": config.block_k,
+        "PRECISION": "ieee" if x.dtype == torch.float32 else "tf32",
+        "num_warps": config.warps,
+        "num_stages": config.stages,
     }
-    block_n = 32 if narrow else 64 if block_m <= 32 else 128
-    gated_n = min(block_n, 64)  # two accumulators
     common = (routing.counts, routing.pairs, routing.weights)
     parts, sizes, form = expert_operands(gate_up)
-    _grouped[(cdiv(width, gated_n), tiles)](
+    _grouped[(cdiv(width, config.gated_block_n), tiles)](
         x,
         *parts,
         *common,
@@ -149,12 +141,12 @@ def grouped_experts(
         *sizes,
         x.stride(0),
         GATED=True,
-        BLOCK_N=gated_n,
+        BLOCK_N=config.gated_block_n,
         **form,
         **options,
     )
     parts, sizes, form = expert_operands(down)
-    _grouped[(cdiv(hidden, block_n), tiles)](
+    _grouped[(cdiv(hidden, config.block_n), tiles)](
         gated,
         *parts,
         *common,
@@ -165,7 +157,7 @@ def grouped_experts(
         *sizes,
         width,
         GATED=False,
-        BLOCK_N=block_n,
+        BLOCK_N=config.block_n,
         **form,
         **options,
     )
