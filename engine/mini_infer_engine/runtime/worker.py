@@ -255,7 +255,7 @@ def _fill_model(
     dtype: torch.dtype,
 ) -> DecoderModel:
     try:
-        model = model.to_empty(device=device).eval()
+        model.take_memory(device)
     except RuntimeError as error:  # what a CPU's allocator raises, and torch.OutOfMemoryError, which is one
         if device.type != "cpu" and not isinstance(error, torch.OutOfMemoryError):
             raise  # the GPU itself is at fault, not the weights
@@ -271,4 +271,4 @@ def _fill_model(
             kind = settings.quantization
             if kind in ("int4", "w8a8-int8") and settings.quantization_calibration == "auto":
                 _calibrate(model, kind, directory, device)
-    return model
+    return model.eval()
