@@ -6,7 +6,8 @@ All engines of a model hold the GPU together, each in a process of its own with 
 every load whole. One at a time runs all loads, the others wait; so `--rounds` times. The first round is every variant's
 of a peer; later ones are only of those within 2 % of the best in some figure. Figures are medians over rounds, ratios
 are to the best variant, figure by figure. The engines start at the same time: "start s" is not compared here, but in
-startup.py.
+startup.py. With --one-by-one each engine has the whole GPU, for models of which it holds no two, and all its rounds
+before the next one starts. --loads names the figures that are wanted by how they begin: "w1,itl ms bs 1,ttft".
 
 Engines: ours, baseline (ours from another checkout, which BASELINE names), vllm, vllm-inproc (its core in the same
 process), nano-vllm, transformers (batch 1 only). PEER_SITE names a folder of packages that only peers see. The loads
@@ -180,7 +181,8 @@ def main() -> int:
         for model in [engines.SMOKE_MODEL] if options.smoke else options.models:
             if budget.allows("start", options.peer_start_s if peers else 0.0):
                 result["runs"][model] = {}
-                side_by_side(model, model_folder(model, Path(root)), contenders, options, budget, result)
+                for group in [[one] for one in contenders] if options.one_by_one else [contenders]:
+                    side_by_side(model, model_folder(model, Path(root)), group, options, budget, result)
     result["shown"] = {model: show(model, runs) for model, runs in result["runs"].items()}
     save(options.out, result)
     if options.plot and any(found["ratios"] for found in result["shown"].values()):
@@ -199,6 +201,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--caches", type=Path, metavar="DIR", help="of compiled code, by model and engine: a quick start"
     )
+    parser.add_argument(
+        "--loads", type=words, default=(), metavar="NAME,...", help="figures that begin so (default: all)"
+    )
+    parser.add_argument("--one-by-one", action="store_true", help="each engine by itself, not all on the GPU together")
     parser.add_argument("--resume", type=Path, metavar="FILE", help="keep other models' results of the same machine")
     parser.add_argument("--plot", type=Path, metavar="FILE")
     return parser.parse_args()
@@ -229,7 +235,8 @@ def side_by_side(
 ) -> None:
     """Start all engines of a model at once, then let one at a time run the loads; what is measured is kept at once."""
     runs: Runs = result["runs"][model]
-    together = {} if options.smoke else engines.share_of_gpu(_KV_TOKENS * kv_bytes_per_token(folder))
+    alone = options.smoke or options.one_by_one
+    together = {} if alone else engines.share_of_gpu(_KV_TOKENS * kv_bytes_per_token(folder))
 
     record = Record(runs, result, options.out, f"{model}, ")
 
@@ -248,7 +255,8 @@ def side_by_side(
             processes: dict[str, Isolated] = {}
             for contender in contenders:
                 caches = options.caches and options.caches / model / engines.base_name(contender.engine)
-                arguments = (contender.engine, folder, contender.settings | together, options.smoke, caches)
+                settings = contender.settings | together
+                arguments = (contender.engine, folder, settings, options.smoke, caches, *options.loads)
                 processes[contender.label] = stack.enter_context(Isolated(measure, *arguments))
                 processes[contender.label].ask()
             starts = {label: islice(process.answers(budget.left_s), 1) for label, process in processes.items()}

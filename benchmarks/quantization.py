@@ -51,15 +51,18 @@ _TARGETS = {
 _SMOKE_LOADS = ("itl ms", "ttft ms")
 
 
-def measure(engine: str, folder: str, settings: dict[str, Any], smoke: bool) -> Iterator[dict[str, float]]:
+def measure(
+    engine: str, folder: str, settings: dict[str, Any], smoke: bool, wanted: tuple[str, ...]
+) -> Iterator[dict[str, float]]:
     """One engine's figures with one scheme, in a process of its own."""
     sizes = loads.SMOKE if smoke else replace(loads.FULL, first_token=(512, 4096))
     sizes = replace(sizes, vocabulary=vocabulary(folder, sizes.vocabulary))
     begin = time.perf_counter()
     loaded = engines.load(engine, folder, settings)
     yield {"start s": time.perf_counter() - begin}
-    wanted = _SMOKE_LOADS if smoke else _WANTED
-    for name, value in loads.run_loads(loaded, sizes, 0, lambda name: name.startswith(wanted)):
+    for name, value in loads.run_loads(
+        loaded, sizes, 0, lambda name: name.startswith(_SMOKE_LOADS if smoke else wanted)
+    ):
         yield {name: value}
 
 
@@ -98,7 +101,8 @@ def speed(options: argparse.Namespace) -> int:
                         with budget.spending(engine):
                             made = isolated(
                                 measure, engine, *_loaded_from(engine, scheme, checkpoint, folder, options),
-                                options.smoke, timeout_s=budget.left_s, note=lambda part: say(f"  {part}"),
+                                options.smoke, tuple(options.loads), timeout_s=budget.left_s,
+                                note=lambda part: say(f"  {part}"),
                             )  # fmt: skip
                         if "error" in made:
                             errors.append(f"{model}, {label}: {made.pop('error')}")
@@ -207,6 +211,9 @@ def main() -> int:
         "--disable", type=words, default=[], metavar="NAME,...", help="with --gpu: see mini-infer-serve"
     )
     parser.add_argument("--engines", type=words, default=["ours"], metavar="NAME,...")
+    parser.add_argument(
+        "--loads", type=words, default=_WANTED, metavar="NAME,...", help="with --gpu: figures that begin so"
+    )
     options = parser.parse_args()
     if options.precision:
         from mini_infer_engine.compare.cli import main as compare
