@@ -148,16 +148,12 @@ def experts() -> dict[str, Callable[[], dict[str, float]]]:
             stacks = [random_weight(form, EXPERTS, 2 * WIDTH, HIDDEN), random_weight(form, EXPERTS, HIDDEN, WIDTH)]
             size = sum(stack.values.nbytes + stack.scales.nbytes for stack in stacks)
         x = random(tokens, HIDDEN)
-        config = policy().grouped_gemm_config(tokens, TOP_K, EXPERTS, x.dtype)
+        is_grouped, memory_bytes = tokens > 1, policy().profile.shared_memory_bytes
+        compute = partial(grouped_experts, shared_memory_bytes=memory_bytes) if is_grouped else expert_gemv
         # Other experts in each call: those of the call before would be in the L2 cache.
-        routings = [
-            route(random(tokens, EXPERTS), TOP_K, normalizes_top_k=True, groups=config is not None) for _ in range(16)
-        ]
+        routings = [route(random(tokens, EXPERTS), TOP_K, normalizes_top_k=True, groups=is_grouped) for _ in range(16)]
         chosen = len(torch.cat([one.experts.unique() for one in routings])) / len(routings)
-        experts: Callable[..., torch.Tensor] = (
-            expert_gemv if config is None else partial(grouped_experts, config=config)
-        )
-        calls = [partial(experts, x, routing, *stacks) for routing in routings]
+        calls = [partial(compute, x, routing, *stacks) for routing in routings]
         found = figures(calls, int(size * chosen / EXPERTS), plain.get(tokens))
         if form == "bf16":
             plain[tokens] = found["us"]

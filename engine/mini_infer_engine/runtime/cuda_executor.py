@@ -31,7 +31,7 @@ from mini_infer_engine.kernels.context import KernelContext
 from mini_infer_engine.kernels.copy_pages import copy_pages
 from mini_infer_engine.kernels.gemm.gemm_rules import K_SPLITS
 from mini_infer_engine.kernels.gemm.tuned_configs import LARGE_M_ROWS
-from mini_infer_engine.kernels.moe.moe_config import TILE_ROWS
+from mini_infer_engine.kernels.moe.expert_tiles import MEAN_ROWS
 from mini_infer_engine.kernels.norm.rms_norm import add_rms_norm
 from mini_infer_engine.kernels.sampling.penalise import count_sampled, penalised
 from mini_infer_engine.kernels.sampling.token_mask import apply_token_masks
@@ -181,8 +181,8 @@ class CudaExecutor:
     def _expert_tokens(self) -> Iterator[int]:
         """Numbers of tokens for which grouped GEMM has each of its tile heights."""
         specs = {module.spec for module in self.worker.model.modules() if isinstance(module, SparseMoE)}
-        for spec, rows in itertools.product(specs, TILE_ROWS):
-            yield max(1, spec.num_stacked * rows // spec.experts_per_token)
+        for spec, mean_rows in itertools.product(specs, MEAN_ROWS.values()):
+            yield max(2, spec.num_stacked * mean_rows // spec.experts_per_token)
 
     def _large_m_tokens(self) -> tuple[int, ...]:
         """Numbers of tokens for which products with quantised weights have each of their configs."""

@@ -1,7 +1,6 @@
-"""Experts of few tokens: one matrix-vector product for each (token, expert) pair, as in a batched GEMV.
+"""Experts of one token: one matrix-vector product for each (token, expert) pair, as in a batched GEMV.
 
-With hardly more pairs than experts, grouping tokens saves no reading: each expert's weights are read about once anyway,
-and what two pairs share comes from the L2 cache.
+It needs no lists of each expert's tokens. From two tokens on grouped GEMM is faster (`expert_tiles`).
 """
 
 import torch
@@ -12,6 +11,12 @@ from mini_infer_engine.kernels.gemm.grouped_weight import GroupedWeight
 from mini_infer_engine.kernels.gemm.grouped_weight_gemm import expert_operands, widened_tile
 from mini_infer_engine.kernels.moe.route import Routing
 from mini_infer_engine.kernels.sizes import cdiv
+
+# Of two shapes' choices on an H200, those that are near the best for both.
+_PLAIN_GATED = {"BLOCK_N": 4, "BLOCK_K": 512, "num_warps": 2, "num_stages": 3}
+_PLAIN_DOWN = {"BLOCK_N": 2, "BLOCK_K": 256, "num_warps": 1, "num_stages": 4}
+_QUANTISED_GATED = {"BLOCK_N": 4, "BLOCK_K": 512, "num_warps": 4, "num_stages": 3}
+_QUANTISED_DOWN = {"BLOCK_N": 8, "BLOCK_K": 512, "num_warps": 4, "num_stages": 3}
 
 
 @triton.jit
@@ -138,13 +143,15 @@ def expert_gemv(
     pairs = tokens * top_k
     gated = torch.empty((pairs, width), dtype=x.dtype, device=x.device)
     out = torch.empty((top_k, tokens, hidden), dtype=x.dtype, device=x.device)
-    options = {"TOP_K": top_k, "BLOCK_K": 512, "SKIPS": routing.is_local, "num_warps": 4, "num_stages": 3}
+    options = {"TOP_K": top_k, "SKIPS": routing.is_local}
     parts, sizes, form = expert_operands(gate_up)
-    _gate_up[(pairs, cdiv(width, 4))](
-        x, routing.experts, *parts, gated, hidden, width, *sizes, x.stride(0), BLOCK_N=4, **form, **options
+    tile = _PLAIN_GATED if isinstance(gate_up, torch.Tensor) else _QUANTISED_GATED
+    _gate_up[(pairs, cdiv(width, tile["BLOCK_N"]))](
+        x, routing.experts, *parts, gated, hidden, width, *sizes, x.stride(0), **tile, **form, **options
     )
     parts, sizes, form = expert_operands(down)
-    _down[(pairs, cdiv(hidden, 8))](
+    tile = _PLAIN_DOWN if isinstance(down, torch.Tensor) else _QUANTISED_DOWN
+    _down[(pairs, cdiv(hidden, tile["BLOCK_N"]))](
         gated,
         routing.experts,
         routing.weights,
@@ -154,7 +161,7 @@ def expert_gemv(
         hidden,
         *sizes,
         tokens,
-        BLOCK_N=8,
+        **tile,
         **form,
         **options,
     )

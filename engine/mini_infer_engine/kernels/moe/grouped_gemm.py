@@ -3,13 +3,15 @@ arXiv 2211.15841). How many tokens an expert has is known on the device only: th
 may be, and each program finds its expert from the counts; those beyond the last tile end at once.
 """
 
+from functools import partial
+
 import torch
 import triton
 import triton.language as tl
 
 from mini_infer_engine.kernels.gemm.grouped_weight import GroupedWeight
 from mini_infer_engine.kernels.gemm.grouped_weight_gemm import expert_operands, widened_tile
-from mini_infer_engine.kernels.moe.moe_config import GroupedGemmConfig
+from mini_infer_engine.kernels.moe.expert_tiles import Tile, expert_tile, tile_rows
 from mini_infer_engine.kernels.moe.route import Routing
 from mini_infer_engine.kernels.sizes import cdiv, next_power_of_2
 
@@ -50,51 +52,56 @@ def _grouped(
     NUM_EXPERTS: tl.constexpr,
     EXPERTS_BLOCK: tl.constexpr,
     GATED: tl.constexpr,
+    EVEN: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Program (block of N, tile). GATED: silu(x @ gate.T) * (x @ up.T) of rows x[token]; else routing weight * rows."""
+    """Program (block of N, tile). GATED: silu(x @ gate.T) * (x @ up.T) of rows x[token]; else routing weight * rows.
+
+    A block of gate and up together is one tile of 2 * BLOCK_N rows of the weight in turns, so that one product of the
+    tensor cores is as wide as it can be, and the two results of a column meet in one thread. EVEN: N and K are
+    multiples of their blocks, and no load needs a mask.
+    """
     expert, first, rows = _tile_of(counts, tl.program_id(1), NUM_EXPERTS, EXPERTS_BLOCK, BLOCK_M)
     if rows == 0:
         return
     m = first + tl.arange(0, BLOCK_M)
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
-    pair = tl.load(pairs + expert.to(tl.int64) * tokens + m, mask=m < rows, other=0)
-    source_row = pair // TOP_K if GATED else pair
-    sources = x + source_row.to(tl.int64)[:, None] * x_stride + k[None, :]
-    weight_rows = 2 * N if GATED else N
-    row = expert.to(tl.int64) * weight_rows + n.to(tl.int64)
+    pair = tl.load(pairs + expert.to(tl.int64) * tokens + m, mask=m < rows, other=0)  # rows beyond the last: pair 0's
+    sources = x + (pair // TOP_K if GATED else pair).to(tl.int64)[:, None] * x_stride + k[None, :]
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    if GATED:
+        column = tl.arange(0, 2 * BLOCK_N)
+        inner = tl.program_id(0) * BLOCK_N + column // 2
+        row = expert.to(tl.int64) * (2 * N) + (inner + column % 2 * N).to(tl.int64)
+    else:
+        inner = n
+        row = expert.to(tl.int64) * N + n.to(tl.int64)
     columns = weight + row[None, :] * K + k[:, None]
-    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    up_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    acc = tl.zeros((BLOCK_M, row.shape[0]), dtype=tl.float32)
     for start in range(0, K, BLOCK_K):
-        inside = start + k < K
-        values = tl.load(sources + start, mask=(m < rows)[:, None] & inside[None, :], other=0.0)
-        if KIND == "plain":
-            mask = inside[:, None] & (n < N)[None, :]
-            acc = tl.dot(values, tl.load(columns + start, mask=mask, other=0.0), acc, input_precision=PRECISION)
-            if GATED:
-                up = tl.load(columns + N.to(tl.int64) * K + start, mask=mask, other=0.0)
-                up_acc = tl.dot(values, up, up_acc, input_precision=PRECISION)
+        if EVEN:
+            values = tl.load(sources + start)
         else:
-            tile = widened_tile(weight, scales, zeros, row, n < N, start, K, row_bytes, groups, KIND, GROUP, BLOCK_K)
-            acc = tl.dot(values, tl.trans(tile).to(values.dtype), acc, input_precision=PRECISION)
-            if GATED:
-                tile = widened_tile(
-                    weight, scales, zeros, row + N, n < N, start, K, row_bytes, groups, KIND, GROUP, BLOCK_K
-                )  # fmt: skip
-                up_acc = tl.dot(values, tl.trans(tile).to(values.dtype), up_acc, input_precision=PRECISION)
+            values = tl.load(sources + start, mask=(start + k < K)[None, :], other=0.0)
+        if KIND != "plain":
+            tile = widened_tile(
+                weight, scales, zeros, row, inner < N, start, K, row_bytes, groups, KIND, GROUP, BLOCK_K
+            )
+            tile = tl.trans(tile).to(values.dtype)
+        elif EVEN:
+            tile = tl.load(columns + start)
+        else:
+            tile = tl.load(columns + start, mask=(start + k < K)[:, None] & (inner < N)[None, :], other=0.0)
+        acc = tl.dot(values, tile, acc, input_precision=PRECISION)
     if factors is not None:
-        acc *= tl.load(factors + row, mask=n < N, other=0.0)[None, :]
-        if GATED:
-            up_acc *= tl.load(factors + row + N, mask=n < N, other=0.0)[None, :]
+        acc *= tl.load(factors + row, mask=inner < N, other=0.0)[None, :]
     result = acc.to(out.dtype.element_ty).to(tl.float32)
     if GATED:
-        gate = (result / (1.0 + tl.exp(-result))).to(out.dtype.element_ty).to(tl.float32)
-        result = gate * up_acc.to(out.dtype.element_ty).to(tl.float32)
+        gate, up = tl.split(tl.reshape(result, (BLOCK_M, BLOCK_N, 2)))
+        result = (gate / (1.0 + tl.exp(-gate))).to(out.dtype.element_ty).to(tl.float32) * up
         place = pair.to(tl.int64)
     else:
         result *= tl.load(weights + pair, mask=m < rows, other=0.0)[:, None]
@@ -108,57 +115,65 @@ def grouped_experts(
     routing: Routing,
     gate_up: torch.Tensor | GroupedWeight,
     down: torch.Tensor | GroupedWeight,
-    config: GroupedGemmConfig,
+    shared_memory_bytes: int,
 ) -> torch.Tensor:
-    """As `expert_gemv`, with tokens grouped by expert; `routing` lists each expert's tokens."""
+    """As `expert_gemv`, with tokens grouped by expert; `routing` lists each expert's tokens.
+
+    A program may have so much shared memory.
+    """
     tokens, hidden = x.shape
-    num_experts, top_k, width = routing.counts.shape[0], routing.experts.shape[1], down.shape[-1]
-    pairs = tokens * top_k
-    gated = torch.empty((pairs, width), dtype=x.dtype, device=x.device)
+    top_k, width = routing.experts.shape[1], down.shape[-1]
+    gated = torch.empty((tokens * top_k, width), dtype=x.dtype, device=x.device)
     make_out = torch.zeros if routing.is_local else torch.empty  # no tile writes what experts elsewhere make
     out = make_out((top_k, tokens, hidden), dtype=x.dtype, device=x.device)
-    tiles = min(pairs, num_experts + pairs // config.block_m)
-    options = {
-        "TOP_K": top_k,
-        "NUM_EXPERTS": num_experts,
-        "EXPERTS_BLOCK": next_power_of_2(num_experts),
-        "BLOCK_M": config.block_m,
-        "BLOCK_K": config.block_k,
-        "PRECISION": "ieee" if x.dtype == torch.float32 else "tf32",
-        "num_warps": config.warps,
-        "num_stages": config.stages,
-    }
-    common = (routing.counts, routing.pairs, routing.weights)
-    parts, sizes, form = expert_operands(gate_up)
-    _grouped[(cdiv(width, config.gated_block_n), tiles)](
+    height = tile_rows(tokens * top_k / routing.num_experts)
+    tile_of = partial(
+        expert_tile, height, x.element_size(), shared_memory_bytes, is_plain=isinstance(gate_up, torch.Tensor)
+    )
+    grouped_product(x, routing, gate_up, gated, height, tile_of(is_gated=True), is_gated=True)
+    grouped_product(gated, routing, down, out, height, tile_of(is_gated=False), is_gated=False)
+    return out
+
+
+def grouped_product(
+    x: torch.Tensor,
+    routing: Routing,
+    weight: torch.Tensor | GroupedWeight,
+    out: torch.Tensor,
+    block_m: int,
+    tile: Tile,
+    *,
+    is_gated: bool,
+) -> None:
+    """One of the two products, into `out`: from x's rows to [tokens * top_k, width], or from these to [top_k, tokens,
+    hidden].
+    """
+    num_experts, (tokens, top_k) = routing.counts.shape[0], routing.experts.shape
+    k, n = x.shape[1], out.shape[-1]
+    parts, sizes, form = expert_operands(weight)
+    tiles = min(tokens * top_k, num_experts + tokens * top_k // block_m)
+    _grouped[(cdiv(n, tile.block_n), tiles)](
         x,
         *parts,
-        *common,
-        gated,
-        tokens,
-        hidden,
-        width,
-        *sizes,
-        x.stride(0),
-        GATED=True,
-        BLOCK_N=config.gated_block_n,
-        **form,
-        **options,
-    )
-    parts, sizes, form = expert_operands(down)
-    _grouped[(cdiv(hidden, config.block_n), tiles)](
-        gated,
-        *parts,
-        *common,
+        routing.counts,
+        routing.pairs,
+        routing.weights,
         out,
         tokens,
-        width,
-        hidden,
+        k,
+        n,
         *sizes,
-        width,
-        GATED=False,
-        BLOCK_N=config.block_n,
+        x.stride(0),
+        TOP_K=top_k,
+        NUM_EXPERTS=num_experts,
+        EXPERTS_BLOCK=next_power_of_2(num_experts),
+        GATED=is_gated,
+        EVEN=n % tile.block_n == 0 and k % tile.block_k == 0,
+        BLOCK_M=block_m,
+        BLOCK_N=tile.block_n,
+        BLOCK_K=tile.block_k,
+        PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
         **form,
-        **options,
     )
-    return out

@@ -1,0 +1,44 @@
+"""How the products of experts are cut into tiles, by how many tokens an expert has on average.
+
+The rule follows times of three shapes on an H200: benchmarks/results/2026-11-24-experts.md.
+"""
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Of one program of grouped GEMM; with gate and up together it has BLOCK_N columns of each."""
+
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+
+
+MEAN_ROWS = {16: 10, 32: 20, 64: 96, 128: 128}
+"""Height of a tile of tokens, and up to how many tokens of an expert on average it is taken: an expert with one more
+than the height has two tiles, and may read its weights twice. The highest is taken for all beyond."""
+_GATED = {16: Tile(32, 128, 2, 4), 32: Tile(64, 128, 4, 3), 64: Tile(64, 64, 4, 3), 128: Tile(64, 64, 8, 3)}
+_DOWN = {16: Tile(64, 128, 4, 3), 32: Tile(128, 128, 4, 3), 64: Tile(128, 64, 8, 4), 128: Tile(128, 64, 8, 3)}
+
+
+def tile_rows(mean_rows: float) -> int:
+    """The height of tiles for experts that have so many tokens on average."""
+    return next((height for height, most in MEAN_ROWS.items() if mean_rows <= most), max(MEAN_ROWS))
+
+
+def expert_tile(height: int, itemsize: int, shared_memory_bytes: int, *, is_gated: bool, is_plain: bool) -> Tile:
+    """Of the product with gate and up, or of the second one, with at most as many stages as a program's memory holds.
+
+    `itemsize` is of x's elements, in bytes, and of plain weights'. What is quantised is widened in registers, of which
+    small tiles need fewer; fp32 takes no tensor cores.
+    """
+    if itemsize == 4:
+        tile = Tile(32, 32, 4, 2)
+    elif is_plain:
+        tile = (_GATED if is_gated else _DOWN)[height]
+    else:
+        tile = Tile(64 if is_gated or height <= 32 else 128, 64, 8 if height == 128 else 4, 3)
+    stage_bytes = (height + tile.block_n * (1 + is_gated)) * tile.block_k * itemsize
+    return replace(tile, num_stages=max(2, min(tile.num_stages, shared_memory_bytes // stage_bytes)))
