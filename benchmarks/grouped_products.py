@@ -148,10 +148,12 @@ def experts() -> dict[str, Callable[[], dict[str, float]]]:
             stacks = [random_weight(form, EXPERTS, 2 * WIDTH, HIDDEN), random_weight(form, EXPERTS, HIDDEN, WIDTH)]
             size = sum(stack.values.nbytes + stack.scales.nbytes for stack in stacks)
         x = random(tokens, HIDDEN)
-        is_grouped, memory_bytes = tokens > 1, policy().profile.shared_memory_bytes
-        compute = partial(grouped_experts, shared_memory_bytes=memory_bytes) if is_grouped else expert_gemv
+        tiles = policy().expert_tiles(tokens, TOP_K, EXPERTS, x.dtype, is_plain=form == "bf16")
+        compute: Callable[..., torch.Tensor] = expert_gemv if tiles is None else partial(grouped_experts, tiles=tiles)
         # Other experts in each call: those of the call before would be in the L2 cache.
-        routings = [route(random(tokens, EXPERTS), TOP_K, normalizes_top_k=True, groups=is_grouped) for _ in range(16)]
+        routings = [
+            route(random(tokens, EXPERTS), TOP_K, normalizes_top_k=True, groups=tiles is not None) for _ in range(16)
+        ]
         chosen = len(torch.cat([one.experts.unique() for one in routings])) / len(routings)
         calls = [partial(compute, x, routing, *stacks) for routing in routings]
         found = figures(calls, int(size * chosen / EXPERTS), plain.get(tokens))

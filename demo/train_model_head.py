@@ -63,7 +63,7 @@ def main() -> None:
     runner = llm._engine._runner
     assert isinstance(runner, ModelRunner), "one process, and no dry run"
     deadline = PROCESS_START + arguments.minutes * 60 - 5.0
-    layers = (1, runner.config.num_layers // 2, runner.config.num_layers - 1)
+    layers = tuple(sorted({1, runner.config.num_layers // 2, runner.config.num_layers - 1}))
     asked = list(_ask(llm, runner.device.type, time.monotonic() + ANSWERS_SHARE * (deadline - time.monotonic())))
     say(f"{len(asked)} answers")
     answers = [_read(runner, prompt, answer, layers) for prompt, answer in asked]

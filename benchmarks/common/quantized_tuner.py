@@ -206,7 +206,8 @@ def tune(shape: Shape, rows: int, form: str) -> tuple[PdlGemmConfig | None, dict
     copies = max(2, math.ceil(4 * L2_BYTES / byte_count))
     weights = [random_weight(form, shape.weight_rows, shape.k) for _ in range(copies)]
     x = random(rows, shape.k)
-    figures = {"unfused us": graph_microseconds([functools.partial(quantized_linear, x, each) for each in weights])}
+    unfused = functools.partial(quantized_linear, x, scaled_mm=policy().uses_scaled_mm(x, weights[0]))
+    figures = {"unfused us": graph_microseconds([functools.partial(unfused, each) for each in weights])}
     gemm = call(shape, rows)
 
     def microseconds(config: PdlGemmConfig, replays: int) -> float:

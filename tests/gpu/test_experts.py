@@ -1,24 +1,38 @@
 """Mixtures of experts: routing and both ways to compute experts, against fp64."""
 
-from functools import partial
-
 import pytest
 import torch
 from torch.nn import functional
 
 pytest.importorskip("triton", reason="needs triton, and an NVIDIA GPU or TRITON_INTERPRET=1")
 
-from mini_infer_engine.kernels.gemm.grouped_weight import dequantized_groups, stacked
+from mini_infer_engine.kernels.gemm.grouped_weight import GroupedWeight, dequantized_groups, stacked
 from mini_infer_engine.kernels.moe.expert_gemv import expert_gemv
 from mini_infer_engine.kernels.moe.grouped_gemm import grouped_experts
-from mini_infer_engine.kernels.moe.route import route
+from mini_infer_engine.kernels.moe.route import Routing, route
 from mini_infer_engine.layers.moe import MoESpec
 from mini_infer_engine.ops import torch_ops
 from tests.gpu.device import BF16, DEVICE, FP32, KERNELS, POLICY, cases, error, normal
 from tests.support.grouped_weights import moved, random_weight
 
 pytestmark = KERNELS
-MEMORY_BYTES = POLICY.profile.shared_memory_bytes
+
+
+def compute(
+    grouped: bool,
+    x: torch.Tensor,
+    routing: Routing,
+    experts: int,
+    gate_up: torch.Tensor | GroupedWeight,
+    down: torch.Tensor | GroupedWeight,
+) -> torch.Tensor:
+    """What `experts` make of x, by one kernel or the other."""
+    if not grouped:
+        return expert_gemv(x, routing, gate_up, down)
+    tokens, top_k = routing.experts.shape
+    tiles = POLICY.expert_tiles(max(2, tokens), top_k, experts, x.dtype, is_plain=isinstance(gate_up, torch.Tensor))
+    assert tiles is not None
+    return grouped_experts(x, routing, gate_up, down, tiles)
 
 
 @pytest.mark.parametrize("normalizes", [False, True])
@@ -55,8 +69,7 @@ def test_experts_compute_their_tokens(
     gate_up = normal(experts, 2 * width, hidden, dtype=dtype) / hidden**0.5
     down = normal(experts, hidden, width, dtype=dtype, seed=1) / width**0.5
     routing = route(normal(tokens, experts, dtype=dtype, seed=2), top_k, normalizes_top_k=True, groups=grouped)
-    compute = partial(grouped_experts, shared_memory_bytes=MEMORY_BYTES) if grouped else expert_gemv
-    summands = compute(x, routing, gate_up, down)
+    summands = compute(grouped, x, routing, experts, gate_up, down)
     for choice in range(top_k):
         chosen = routing.experts[:, choice].long()
         both = torch.einsum("th,tnh->tn", x.double(), gate_up.double()[chosen])
@@ -80,9 +93,7 @@ def test_quantised_experts_compute_their_tokens(
     )
     x = normal(tokens, hidden, dtype=dtype)
     routing = route(normal(tokens, experts, dtype=dtype, seed=2), top_k, normalizes_top_k=True, groups=grouped)
-    summands = (partial(grouped_experts, shared_memory_bytes=MEMORY_BYTES) if grouped else expert_gemv)(
-        x, routing, gate_up, down
-    )
+    summands = compute(grouped, x, routing, experts, gate_up, down)
     wide_gate_up, wide_down = (dequantized_groups(weight).double() for weight in (gate_up, down))
     for choice in range(top_k):
         chosen = routing.experts[:, choice].long()
@@ -106,9 +117,8 @@ def test_ranks_with_some_experts_each_make_summands_of_the_whole(
     gate_up = normal(experts, 2 * width, hidden, dtype=dtype) / hidden**0.5
     down = normal(experts, hidden, width, dtype=dtype, seed=1) / width**0.5
     logits = normal(tokens, experts, dtype=dtype, seed=2)
-    compute = partial(grouped_experts, shared_memory_bytes=MEMORY_BYTES) if grouped else expert_gemv
     whole_routing = route(logits, top_k, normalizes_top_k=True, groups=grouped)
-    whole = compute(x, whole_routing, gate_up, down)
+    whole = compute(grouped, x, whole_routing, experts, gate_up, down)
     summed = torch.zeros_like(whole)
     for begin in (0, experts // 2):
         local = range(begin, begin + experts // 2)
@@ -116,7 +126,7 @@ def test_ranks_with_some_experts_each_make_summands_of_the_whole(
         assert torch.equal(routing.weights, whole_routing.weights)
         is_here = (whole_routing.experts >= local.start) & (whole_routing.experts < local.stop)
         assert torch.equal(routing.experts, torch.where(is_here, whole_routing.experts - local.start, -1))
-        part = compute(x, routing, gate_up[local.start : local.stop], down[local.start : local.stop])
+        part = compute(grouped, x, routing, experts, gate_up[local.start : local.stop], down[local.start : local.stop])
         assert not part.transpose(0, 1)[~is_here].any(), "another rank's experts make nothing here"
         summed += part
     assert torch.equal(summed, whole), "each pair is computed by one rank, in the same way"

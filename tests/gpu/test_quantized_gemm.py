@@ -88,9 +88,11 @@ def test_the_product_is_that_of_the_dequantised_weights(
     # W8A8 rounds activations to four bits; other products round what they multiply with once.
     is_w8a8 = form == "fp8" and m > 64 and dtype == BF16
     limit = 0.03 / torch.finfo(dtype).eps if is_w8a8 else 3 if dtype == BF16 else 64
-    assert error(quantized_linear(x, weight, bias=bias), exact) < limit
+    scaled_mm = POLICY.uses_scaled_mm(x, weight)
+    assert error(quantized_linear(x, weight, scaled_mm=scaled_mm, bias=bias), exact) < limit
     given = torch.full((m, n), float("nan"), dtype=dtype, device=DEVICE)
-    assert quantized_linear(x, weight, bias=bias, out=given).data_ptr() == given.data_ptr()
+    made = quantized_linear(x, weight, scaled_mm=scaled_mm, bias=bias, out=given)
+    assert made.data_ptr() == given.data_ptr()
     assert error(given, exact) < limit
 
 

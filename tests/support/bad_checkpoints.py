@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mini_infer_engine.config.errors import ModelError
+from mini_infer_engine.models.decoder import DecoderModel
 from mini_infer_engine.models.registry import read_config
 from tests.support.tiny_models import tiny_runner
 
@@ -32,7 +33,7 @@ def tensor_is_named(
     path = f"model.layers.1.mlp.down_proj.{name}"
     del tensors[path]
     save_file(tensors | ({path: wrong} if wrong is not None else {}), folder / "model.safetensors")
-    monkeypatch.setattr(torch.nn.Module, "to_empty", None)
+    monkeypatch.setattr(DecoderModel, "take_memory", None)
     with pytest.raises(ModelError, match="down_proj") as raised:
         tiny_runner(folder)
     assert words in str(raised.value)

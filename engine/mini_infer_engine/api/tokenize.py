@@ -76,9 +76,10 @@ async def count_tokens(state: ApiServerState, http_request: HttpRequest) -> Resp
 async def detokenize(state: ApiServerState, http_request: HttpRequest) -> Response:
     """The text of token ids, special tokens shown, as vLLM does."""
     raw = await read_json(http_request, state.options.max_body_bytes, state.options.body_timeout_s)
-    request = parse_fields(await read_large_json_object(raw), DetokenizeRequest)
-    state.check_model(request.model)
-    text = await state.text.in_slices(text_of_ids(_encoder(state).tokenizer, request.tokens), len(raw))
+    with state.admission.body(len(raw)):
+        request = parse_fields(await read_large_json_object(raw), DetokenizeRequest)
+        state.check_model(request.model)
+        text = await state.text.in_slices(text_of_ids(_encoder(state).tokenizer, request.tokens), len(raw))
     return json_response({"prompt": text})
 
 

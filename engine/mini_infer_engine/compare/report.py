@@ -40,6 +40,7 @@ def draw(figures: Figures, path: Path) -> None:
         axis.bar_label(bars, [_cell(value, names[place]) for value in values], fontsize=7)
         axis.set_title(names[place], fontsize=9)
         axis.tick_params(labelsize=7)
+        axis.tick_params("x", rotation=0 if len(figures) <= 4 else 30)
         axis.margins(y=0.2)
     picture.tight_layout()
     picture.savefig(path, dpi=120)

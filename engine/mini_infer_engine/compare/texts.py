@@ -1,11 +1,13 @@
 """What schemes are compared on: token ids of texts, and which of their tokens count. Knows no model.
 
-The demo model is asked what its evaluation asks, where the package `demo` is there (a checkout of this repository);
-other models read Python's own sources, which every installation has, or a file that the user names.
+The demo model is asked what its evaluation asks, where the package `demo` is beside this one (a checkout of this
+repository) or on the path; other models read Python's own sources, which every installation has, or a file that the
+user names.
 """
 
 import importlib
 import importlib.util
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +16,8 @@ from typing import Any
 from mini_infer_contract.prompt import PromptAssets, PromptEncoder
 
 ROW_TOKENS = 512
+_CHECKOUT = Path(__file__).parents[3]
+"""Of this repository, unless the package is installed."""
 _MODULES = ("textwrap", "heapq", "bisect", "queue", "shelve", "fractions", "statistics", "graphlib")
 _DEMO_SEED = 77
 """Of the questions of `demo.evaluate` in phrasings that were never trained."""
@@ -57,6 +61,8 @@ def read_texts(folder: Path, file: Path | None, limit: int) -> list[Text]:
 
 def demo_texts(limit: int) -> tuple[list[Text], Questions] | None:
     """Chats whose answers count, and questions, in phrasings that were never trained; None: there is no `demo`."""
+    if (_CHECKOUT / "demo" / "evaluate.py").is_file() and str(_CHECKOUT) not in sys.path:
+        sys.path.append(str(_CHECKOUT))  # a console script's path has the installed packages alone
     if importlib.util.find_spec("demo") is None:
         return None
     dataset, entries, evaluate = (

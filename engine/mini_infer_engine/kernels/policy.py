@@ -39,7 +39,13 @@ from mini_infer_engine.kernels.gemm.tuned_configs import (
     load_tuned_configs,
     rows_of_large_m,
 )
+from mini_infer_engine.kernels.moe import expert_tiles
+from mini_infer_engine.kernels.moe.expert_tiles import ExpertTiles
 
+_MOST_CHUNKED_ROWS = 256
+"""Rows up to which products with integers run as several of MAX_M rows where large_m_gemm does not: each reads the
+weights once more, which still is less than the bf16 copy of them that more rows are worth.
+"""
 _SAMPLE_PROGRAMS_PER_SM = 8
 """Of which five run at a time."""
 
@@ -169,6 +175,28 @@ class KernelPolicy:
         if x.dtype != torch.bfloat16 or not self.profile.reads_tensors or Mechanism.FP8_BLOCK_GEMM in self.disabled:
             return None
         return gemm_rules.w8a8_gemm_config(gemm_rules.FP8_BLOCK_TILE, profile=self.profile)
+
+    def chunk_config(self, x: torch.Tensor, weight: QuantizedWeight) -> SmallMConfig | PdlGemmConfig | None:
+        """Of each of several products of MAX_M rows of x [M > MAX_M, K]; None: one by torch, or W8A8."""
+        w8a8 = weight.format == "fp8" or weight.int8_activations
+        return None if w8a8 or x.shape[0] > _MOST_CHUNKED_ROWS else self.gemm_config(x[:MAX_M], weight)
+
+    def uses_scaled_mm(self, x: torch.Tensor, weight: QuantizedWeight) -> bool:
+        """Whether torch multiplies x [M > MAX_M, K], rounded to FP8, by FP8 with scales of rows."""
+        is_fp8 = weight.format == "fp8" and x.dtype == torch.bfloat16 and weight.shape[0] % 16 == 0
+        return is_fp8 and self.profile.is_hopper and x.shape[0] > MAX_M
+
+    def expert_tiles(
+        self, tokens: int, experts_per_token: int, num_experts: int, dtype: torch.dtype, *, is_plain: bool
+    ) -> ExpertTiles | None:
+        """Of grouped GEMM for experts, whose weights are `is_plain` or quantised; None: one token, by GEMVs.
+
+        Shared experts count among both numbers, other ranks' experts too.
+        """
+        if tokens == 1:
+            return None
+        mean_rows = tokens * experts_per_token / num_experts
+        return expert_tiles.expert_tiles(mean_rows, dtype.itemsize, self.profile.shared_memory_bytes, is_plain=is_plain)
 
     def k_splits(self, m: int, n: int, k: int) -> int:
         """Splits of K for cuBLAS's product of x [m, k] and weight [n, k]; 1: none."""

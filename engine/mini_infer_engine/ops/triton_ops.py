@@ -34,11 +34,6 @@ from mini_infer_engine.layers.packed import PackedMethod
 from mini_infer_engine.ops.base import ResidualState
 from mini_infer_engine.ops.torch_ops import ACTIVATIONS, norm_shared_columns_
 
-_MOST_CHUNKED_ROWS = 256
-"""Rows up to which products with integers run as several of MAX_M rows where large_m_gemm does not: each reads the
-weights once more, which still is less than the bf16 copy of them that more rows are worth.
-"""
-
 
 class TritonOps:
     """See `ops.base.Ops`. The kernel policy chooses between our products and cuBLAS."""
@@ -165,13 +160,16 @@ class TritonOps:
     def moe_add_norm(self, state: ResidualState, norm: RMSNorm, moe: SparseMoE, next_norm: RMSNorm) -> ResidualState:
         """See `Ops.moe_add_norm`: the experts' results are added up by the kernel that adds the residual."""
         x, spec = self.norm(state, norm), moe.spec
-        is_grouped = x.shape[0] > 1
+        gate_up, down = moe.weights()
+        tiles = self._policy.expert_tiles(
+            x.shape[0], spec.experts_per_token, spec.num_stacked, x.dtype, is_plain=isinstance(gate_up, Tensor)
+        )
         logits = self.norm_linear(ResidualState(state.residual, x), norm, moe.gate)
         routing = route(
             logits,
             spec.top_k,
             normalizes_top_k=spec.normalizes_top_k,
-            groups=is_grouped,
+            groups=tiles is not None,
             num_shared=spec.num_shared,
             sigmoid=spec.scoring == "sigmoid",
             scale=spec.scale,
@@ -180,10 +178,10 @@ class TritonOps:
             correction=moe.correction,
             local=None if len(moe.local_experts) == spec.num_stacked else moe.local_experts,
         )
-        if is_grouped:
-            summands = grouped_experts(x, routing, *moe.weights(), self._policy.profile.shared_memory_bytes)
+        if tiles is None:
+            summands = expert_gemv(x, routing, gate_up, down)
         else:
-            summands = expert_gemv(x, routing, *moe.weights())
+            summands = grouped_experts(x, routing, gate_up, down, tiles)
         if moe.is_summed:
             memory = self._summand_memory(x.shape[0], x.shape[1], x)
             total = summands.sum(0) if memory is None else torch.sum(summands, 0, out=memory)
@@ -231,10 +229,10 @@ class TritonOps:
 
             sm_count = self._policy.profile.sm_count
             return large_m_gemm(x, weight, large, sm_count=sm_count, workspace=self._workspace, bias=bias, out=out)
-        w8a8 = weight.format == "fp8" or weight.int8_activations
-        config = None if w8a8 else self._policy.gemm_config(x[:MAX_M], weight)
-        if config is None or x.shape[0] > _MOST_CHUNKED_ROWS:
-            return quantized_linear(x, weight, bias=bias, out=out)
+        config = self._policy.chunk_config(x, weight)
+        if config is None:
+            scaled_mm = self._policy.uses_scaled_mm(x, weight)
+            return quantized_linear(x, weight, scaled_mm=scaled_mm, bias=bias, out=out)
         if out is None:
             out = x.new_empty((x.shape[0], weight.shape[0]))
         for begin in range(0, x.shape[0], MAX_M):

@@ -17,17 +17,17 @@ from mini_infer_engine.config.settings import EngineSettings
 from mini_infer_engine.config.speculation import speculation_of
 from mini_infer_engine.device import choose_device
 from mini_infer_engine.layers.linear import Linear
-from mini_infer_engine.model_path import resolve_model
 from mini_infer_engine.models.decoder import DecoderModel
 from mini_infer_engine.models.kv_spec import KVQuantization, KVSpec
 from mini_infer_engine.models.registry import model_class
 from mini_infer_engine.models.sparse_decoder import SparseConfig
+from mini_infer_engine.models.weights.checkpoint import Checkpoint
 from mini_infer_engine.models.weights.loader import fill_randomly, load_weights, open_checkpoint
 from mini_infer_engine.quantization.layers import quantize_layers
 from mini_infer_engine.quantization.on_load import Quantization, quantize_on_load
 from mini_infer_engine.runtime.calibration import calibrate, calibrates, calibration_rows
 from mini_infer_engine.runtime.kv_choice import kv_quantization_of
-from mini_infer_engine.speculation.draft_files import find_draft
+from mini_infer_engine.speculation.draft_files import find_draft, resolve_speculative_model
 from mini_infer_engine.speculation.head import SpeculativeHead, load_head
 
 log = logging.getLogger(__name__)
@@ -74,9 +74,10 @@ class ModelWorker:
         config = replace(config, tensor_parallel=parallel, stage=_stage(config, link))
         model_class(config.architecture).check_split(config)
         kv_quantization = kv_quantization_of(settings, config, device)
+        model, checkpoint = _open_model(settings, config, directory, dtype)
         draft = cls._load_draft(settings, config, directory, device, dtype)
         head = _load_head(settings, config, device, dtype)
-        model = _load_model(settings, config, directory, device, dtype)
+        model = _fill_model(model, checkpoint, settings, directory, device, dtype)
         return cls(config, model, device, dtype, collectives, draft, head, kv_quantization, link)
 
     @classmethod
@@ -104,7 +105,9 @@ class ModelWorker:
             speculative_method=None,
             speculative_model=None,
         )
-        return cls(found.config, _load_model(own, found.config, found.directory, device, dtype), device, dtype)
+        model, checkpoint = _open_model(own, found.config, found.directory, dtype)
+        model = _fill_model(model, checkpoint, own, found.directory, device, dtype)
+        return cls(found.config, model, device, dtype)
 
     @property
     def weight_bytes(self) -> int:
@@ -147,7 +150,7 @@ def _load_head(
     if speculation is None or speculation.method != "head" or speculation.model is None:
         return None
     dummy = settings.load_format == "dummy"
-    directory = resolve_model(speculation.model, weights=not dummy)
+    directory = resolve_speculative_model(speculation.model, weights=not dummy)
     sizes = config.hidden_size, config.num_layers
     return load_head(directory, *sizes, device, dtype, dummy=dummy, seed=settings.seed)
 
@@ -225,9 +228,10 @@ def _calibrate(model: DecoderModel, quantization: Quantization, directory: Path 
     )
 
 
-def _load_model(
-    settings: EngineSettings, config: ModelConfig, directory: Path | None, device: torch.device, dtype: torch.dtype
-) -> DecoderModel:
+def _open_model(
+    settings: EngineSettings, config: ModelConfig, directory: Path | None, dtype: torch.dtype
+) -> tuple[DecoderModel, Checkpoint | None]:
+    """The model without memory, and the checkpoint that fits it: what does not fit is said before memory is taken."""
     _check_quantization(settings, config)
     model = _on_meta(
         config,
@@ -236,12 +240,22 @@ def _load_model(
         rounds_head=settings.quantize_lm_head,
         rounds_embeddings=settings.quantize_embeddings,
     )
-    checkpoint = None
-    if settings.load_format != "dummy":
-        assert directory is not None, "only dummy weights need no folder"
-        checkpoint = open_checkpoint(model, directory)  # what does not fit is said before memory is taken
+    if settings.load_format == "dummy":
+        return model, None
+    assert directory is not None, "only dummy weights need no folder"
+    return model, open_checkpoint(model, directory)
+
+
+def _fill_model(
+    model: DecoderModel,
+    checkpoint: Checkpoint | None,
+    settings: EngineSettings,
+    directory: Path | None,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> DecoderModel:
     try:
-        model = model.to_empty(device=device).eval()
+        model.take_memory(device)
     except RuntimeError as error:  # what a CPU's allocator raises, and torch.OutOfMemoryError, which is one
         if device.type != "cpu" and not isinstance(error, torch.OutOfMemoryError):
             raise  # the GPU itself is at fault, not the weights
@@ -257,4 +271,4 @@ def _load_model(
             kind = settings.quantization
             if kind in ("int4", "w8a8-int8") and settings.quantization_calibration == "auto":
                 _calibrate(model, kind, directory, device)
-    return model
+    return model.eval()

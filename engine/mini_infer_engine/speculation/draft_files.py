@@ -11,6 +11,7 @@ from mini_infer_engine.config.settings import EngineSettings
 from mini_infer_engine.config.speculation import speculation_of
 from mini_infer_engine.model_path import resolve_model
 from mini_infer_engine.models.registry import read_config
+from mini_infer_engine.speculation.head import ARCHITECTURE
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +33,12 @@ def find_draft(settings: EngineSettings, target: ModelConfig, target_directory: 
     if speculation is None or speculation.model is None or speculation.method != "draft_model":
         return None
     name = f"speculative_model {speculation.model!r}"
-    directory = resolve_model(speculation.model, weights=settings.load_format != "dummy")
-    config = read_config(directory)
+    directory = resolve_speculative_model(speculation.model, weights=settings.load_format != "dummy")
+    try:
+        config = read_config(directory)
+    except ModelError as error:
+        remedy = " A trained head goes with speculative_method = 'head'." if ARCHITECTURE in str(error) else ""
+        raise ModelError(f"{name}: {error}{remedy}") from None
     ours, theirs = _vocabulary(target_directory), _vocabulary(directory)
     # Equal tokenizers come with tables of different padding: those of Qwen2.5 have 151,936 rows, or 152,064.
     if config.vocab_size != target.vocab_size and (ours is None or theirs is None):
@@ -54,6 +59,14 @@ def find_draft(settings: EngineSettings, target: ModelConfig, target_directory: 
             f"max_model_len = {config.max_position_embeddings}, or choose another draft."
         )
     return DraftFiles(config, directory)
+
+
+def resolve_speculative_model(name: str, *, weights: bool) -> Path:
+    """The folder of a draft or head. ModelError: there is none."""
+    try:
+        return resolve_model(name, weights=weights)
+    except ModelError as error:
+        raise ModelError(f"speculative_model: {error}") from None
 
 
 def _vocabulary(directory: Path) -> dict[str, int] | None:

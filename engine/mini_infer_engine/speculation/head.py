@@ -13,15 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
 
 from mini_infer_engine.config.errors import ModelError
+from mini_infer_engine.layers.placement import Placement
+from mini_infer_engine.models.weights.checkpoint import check_fit
+from mini_infer_engine.models.weights.safetensors_checkpoint import SafetensorsCheckpoint
 
 ARCHITECTURE = "MiniInferSpeculativeHead"
 """In `architectures` of its config.json."""
+_SIZES = ("hidden_size", "width", "intermediate_size")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ class HeadShape:
     """Of the head's state."""
     intermediate_size: int
     layers: tuple[int, ...]
-    """Of the model, whose outputs it reads, from 0."""
+    """Of the model, whose outputs it reads, from 0, in ascending order."""
 
     @property
     def num_features(self) -> int:
@@ -50,12 +52,22 @@ class HeadShape:
         """ModelError: this is no config.json of a head."""
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
-            if values["architectures"] != [ARCHITECTURE]:
-                raise ModelError(f"{path} is of {values['architectures']}, and a head's says {ARCHITECTURE}.")
-            sizes = {name: int(values[name]) for name in ("hidden_size", "width", "intermediate_size")}
-            return cls(**sizes, layers=tuple(int(layer) for layer in values["layers"]))
+            architectures = values["architectures"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ModelError(f"{path} is no config.json of a speculative head: {error!r}.") from None
+        if architectures != [ARCHITECTURE]:
+            raise ModelError(f"{path} is of {architectures}, and a speculative head's says {ARCHITECTURE}.")
+        try:
+            sizes = {name: int(values[name]) for name in _SIZES}
+            layers = tuple(int(layer) for layer in values["layers"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise ModelError(f"{path} is no config.json of a speculative head: {error!r}.") from None
+        for name, size in sizes.items():
+            if size < 1:
+                raise ModelError(f"{path}: {name} = {size}: it must be at least 1.")
+        if not layers or layers != tuple(sorted(set(layers))) or layers[0] < 0:
+            raise ModelError(f"{path}: layers = {list(layers)}: they must be numbers from 0 in ascending order.")
+        return cls(**sizes, layers=layers)
 
 
 class SpeculativeHead(nn.Module):
@@ -109,32 +121,28 @@ def load_head(
 
     """
     shape = HeadShape.read(directory / "config.json")
-    if shape.hidden_size != hidden_size or max(shape.layers, default=num_layers) >= num_layers:
+    if shape.hidden_size != hidden_size or shape.layers[-1] >= num_layers:
         raise ModelError(
             f"{directory}: this head reads layers {list(shape.layers)} of width {shape.hidden_size}, and the model has "
             f"{num_layers} layers of width {hidden_size}: choose the head that was trained for it."
         )
     with torch.device("meta"):
-        head = SpeculativeHead(shape)
-    wanted = {name: tuple(tensor.shape) for name, tensor in head.state_dict().items()}
-    if dummy:
+        head = SpeculativeHead(shape).to(dtype)
+    checkpoint = None if dummy else SafetensorsCheckpoint(directory)
+    if checkpoint is not None:
+        check_fit(checkpoint, directory, _placements(head), ARCHITECTURE, lambda _: False)
+    head = head.to_empty(device=device)
+    if checkpoint is None:
         generator = torch.Generator().manual_seed(seed)
-        tensors = {name: torch.randn(sizes, generator=generator) * sizes[-1] ** -0.5 for name, sizes in wanted.items()}
+        for matrix in head.parameters():
+            matrix.data.copy_(torch.randn(matrix.shape, generator=generator) * matrix.shape[-1] ** -0.5)
     else:
-        tensors = _read(directory / "model.safetensors")
-        found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-        if found != wanted:
-            name = min(name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name))
-            raise ModelError(
-                f"{directory}: tensor {name!r} has the shape {found.get(name)}, and config.json asks for "
-                f"{wanted.get(name)}: the files do not belong together."
-            )
-    head.load_state_dict({name: tensor.to(device, dtype) for name, tensor in tensors.items()}, assign=True)
+        places = _placements(head)
+        for file in {tensor.file for tensor in checkpoint.tensors.values()}:
+            names = [name for name, tensor in checkpoint.tensors.items() if tensor.file == file]
+            checkpoint.read(file, dict.fromkeys(names), lambda name, tensor: places[name].place(tensor))
     return head.eval().requires_grad_(False)
 
 
-def _read(path: Path) -> dict[str, Tensor]:
-    try:
-        return load_file(str(path))
-    except (OSError, SafetensorError) as error:
-        raise ModelError(f"{path} cannot be read: {error}.") from None
+def _placements(head: SpeculativeHead) -> dict[str, Placement]:
+    return {name: Placement(matrix.data) for name, matrix in head.named_parameters()}

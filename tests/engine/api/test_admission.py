@@ -1,7 +1,16 @@
+from typing import Any, cast
+
+import httpx
 import pytest
 
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_engine.api.admission import Admission
+from mini_infer_engine.api.app import make_app
+from mini_infer_engine.api.metrics import ServerMetrics
+from mini_infer_engine.api.state import ApiServerState, Core
+from mini_infer_engine.config.generation import GenerationDefaults
+from mini_infer_engine.config.server_options import ServerOptions
+from mini_infer_engine.text.text_model import TextModel
 
 
 def test_choices_are_let_in_up_to_the_limit_and_give_their_place_back() -> None:
@@ -29,3 +38,35 @@ def test_one_body_alone_is_always_taken_and_others_wait_outside() -> None:
     with admission.body(60), admission.body(40):
         assert admission.num_body_bytes == 100
     assert admission.num_body_bytes == 0
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/completions",
+        "/v1/chat/completions",
+        "/v1/chat/completions/batch",
+        "/v1/embeddings",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+        "/v1/responses",
+        "/v1/responses/input_tokens",
+        "/v1/completions/render",
+        "/v1/chat/completions/render",
+        "/tokenize",
+        "/detokenize",
+        "/invocations",
+    ],
+)
+async def test_where_bodies_become_prompts_there_is_room_for_so_many_bytes(path: str) -> None:
+    text = TextModel(("dry",), None, GenerationDefaults())
+    core = cast("Core", object())  # nobody gets so far
+    state = ApiServerState(text, core, ServerMetrics("dry"), ServerOptions(max_tokenizing_bytes=1000), max_running=1)
+    app: Any = make_app(state)
+    body = {"model": "dry", "prompt": "x", "input": "x", "messages": [{"role": "user", "content": "x"}]}
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://engine") as http:
+        with state.admission.body(1000):
+            answer = await http.post(path, json=body)
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+    assert "--max-tokenizing-size" in answer.text
+    assert state.admission.num_body_bytes == 0

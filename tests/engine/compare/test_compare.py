@@ -1,6 +1,8 @@
 """mini-infer-compare: its figures are those of the logits, and what it cannot do is said."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from mini_infer_engine.compare.measure import Baseline, precision
 from mini_infer_engine.compare.report import draw, table
 from mini_infer_engine.compare.texts import Text, read_texts
 from mini_infer_engine.model_path import DEMO_DIRECTORY
+from tests.engine.server.dry_server import environment
 from tests.support.tiny_models import reference_logits, save_tiny_model, tiny_runner
 
 TOKENS = [(position * 37 + 11) % 190 + 5 for position in range(40)]
@@ -73,6 +76,15 @@ def test_texts_are_rows_of_a_limited_length() -> None:
     texts = read_texts(DEMO_DIRECTORY, None, 3)
     assert len(texts) == 3
     assert all(len(text.counts) == len(text.tokens) - 1 <= 511 for text in texts)
+
+
+def test_a_checkouts_questions_are_found_from_any_folder(tmp_path: Path) -> None:
+    """By the console script, too, whose path has no current folder."""
+    code = "from mini_infer_engine.compare.texts import demo_texts; print(demo_texts(1) is not None)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "True\n"
 
 
 def test_a_table_and_a_picture_have_every_figure(tmp_path: Path) -> None:

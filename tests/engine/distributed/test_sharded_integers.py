@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from mini_infer_engine.config.errors import ModelError
+from mini_infer_engine.models.decoder import DecoderModel
 from tests.support.integer_checkpoints import FORMATS, quantize_folder
 from tests.support.thread_group import ThreadGroup
 from tests.support.tiny_models import DEEPSEEK, PageDealer, run_chunks, save_tiny_model, tiny_runner
@@ -92,7 +93,7 @@ def test_ranks_share_heads_of_latents_and_shared_experts(form: str, whole: bool,
 def test_words_and_groups_that_ranks_would_cut_are_refused_before_memory_is_taken(
     form: str, changes: dict[str, int], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch.nn.Module, "to_empty", None)
+    monkeypatch.setattr(DecoderModel, "take_memory", None)
     save_tiny_model(tmp_path, "llama", **(LLAMA | changes))
     quantize_folder(tmp_path, form)
     with pytest.raises(ModelError, match=words):

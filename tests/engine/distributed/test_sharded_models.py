@@ -13,6 +13,7 @@ from mini_infer_engine.config.settings import EngineSettings
 from mini_infer_engine.core.batch import Batch, Row
 from mini_infer_engine.kv_transfer.layout import layout_refusal
 from mini_infer_engine.layers.latent_attention import LatentAttention
+from mini_infer_engine.models.decoder import DecoderModel
 from mini_infer_engine.runtime.model_runner import ModelRunner
 from tests.engine.models.test_models import VARIANTS
 from tests.support import fp4_checkpoints, fp8_checkpoints
@@ -213,7 +214,7 @@ def test_ranks_round_their_own_share_of_the_weights(kind: str, tmp_path: Path) -
 def test_latent_attention_that_cannot_be_shared_out_is_refused_before_memory_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch.nn.Module, "to_empty", None)
+    monkeypatch.setattr(DecoderModel, "take_memory", None)
     save_tiny_model(tmp_path, "deepseek_v2", **DEEPSEEK)
     with pytest.raises(ModelError, match="num_attention_heads = 4 cannot be split among 8 ranks"):
         ThreadGroup(tmp_path, 8)

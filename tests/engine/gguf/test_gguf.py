@@ -13,6 +13,7 @@ from mini_infer_engine import LLM, SamplingParams
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.gguf.folder import model_folder
 from mini_infer_engine.model_path import resolve_model
+from mini_infer_engine.models.decoder import DecoderModel
 from mini_infer_engine.runtime import worker
 from tests.support.gguf_files import K_QUANTS, tiny_vocabulary, write_gguf
 from tests.support.tiny_models import GRANITE, PageDealer, reference_logits, run_chunks, tiny_runner
@@ -198,7 +199,7 @@ def test_what_is_broken_is_said_in_one_line_before_memory_is_taken(
     if change is not None:
         change(path)
     monkeypatch.setattr(worker, "fill_randomly", None)
-    monkeypatch.setattr(torch.nn.Module, "to_empty", None)  # nobody gets as far as that
+    monkeypatch.setattr(DecoderModel, "take_memory", None)  # nobody gets as far as that
     with pytest.raises(ModelError) as raised:
         LLM(str(path), device="cpu", kv_cache_memory=2**22)
     for word in words:

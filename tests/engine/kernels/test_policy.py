@@ -17,6 +17,7 @@ from mini_infer_engine.kernels.gemm.gemm_config import LargeMConfig, PdlGemmConf
 from mini_infer_engine.kernels.gemm.large_m_schedule import large_m_schedule
 from mini_infer_engine.kernels.gemm.quantized_weight import QuantizedWeight
 from mini_infer_engine.kernels.gemm.tuned_configs import load_tuned_configs
+from mini_infer_engine.kernels.moe.expert_tiles import ExpertTiles, Tile
 from mini_infer_engine.kernels.policy import KernelPolicy, kernel_policy
 from tests.engine.kernels.profiles import H100, H100_PCIE, H200, H200_OTHER_TRITON, L4
 
@@ -114,6 +115,56 @@ def test_many_rows_take_another_way_where_large_m_gemm_is_none() -> None:
     assert config(replace(ON_H200, tuned=tuned), "int8", 200) == measured
     assert config(replace(ON_H200, tuned=tuned), "int8", 512) is None
     assert config(replace(ON_H200, tuned=tuned, disabled=frozenset({Mechanism.TUNED_CONFIGS})), "int8", 512) is not None
+
+
+def test_integers_of_a_few_hundred_rows_run_in_chunks_where_large_m_gemm_does_not() -> None:
+    def config(policy: KernelPolicy, form: str, m: int, **kinds: bool) -> Any:
+        x = torch.empty(m, 3584, dtype=BF16, device="meta")
+        return policy.chunk_config(x, quantized(form, 4608, 3584, **kinds))
+
+    for form in ("int8", "int4", "fp8-groups"):
+        assert isinstance(config(ON_H200, form, 256), PdlGemmConfig), form
+        assert config(ON_H200, form, 257) is None, form
+    assert config(ON_H200, "fp8", 200) is None, "W8A8"
+    assert config(ON_H200, "int8", 200, int8_activations=True) is None, "W8A8"
+    assert config(policy_of(L4), "int8", 200) is None
+
+
+@pytest.mark.parametrize(
+    ("form", "m", "n", "dtype", "policy", "expected"),
+    [
+        ("fp8", 65, 4608, BF16, ON_H200, True),
+        ("fp8", 65, 4608, BF16, policy_of(H200_OTHER_TRITON), True),
+        ("fp8", 64, 4608, BF16, ON_H200, False),
+        ("fp8", 65, 4600, BF16, ON_H200, False),
+        ("fp8", 65, 4608, FP32, ON_H200, False),
+        ("fp8-groups", 65, 4608, BF16, ON_H200, False),
+        ("int8", 65, 4608, BF16, ON_H200, False),
+        ("fp8", 65, 4608, BF16, policy_of(L4), False),
+    ],
+)
+def test_fp8_with_scales_of_rows_is_torchs_product_on_hopper(
+    form: str, m: int, n: int, dtype: torch.dtype, policy: KernelPolicy, expected: bool
+) -> None:
+    x = torch.empty(m, 3584, dtype=dtype, device="meta")
+    assert policy.uses_scaled_mm(x, quantized(form, n, 3584)) is expected
+
+
+def test_experts_are_grouped_from_two_tokens_on() -> None:
+    def tiles(tokens: int, policy: KernelPolicy = ON_H200, dtype: torch.dtype = BF16) -> ExpertTiles | None:
+        return policy.expert_tiles(tokens, 8, 128, dtype, is_plain=True)
+
+    assert tiles(1) is None
+    assert tiles(2) == ExpertTiles(16, Tile(32, 128, 2, 4), Tile(64, 128, 4, 3))
+    heights = {tokens: found.height for tokens in (160, 161, 320, 321, 1537) if (found := tiles(tokens))}
+    assert heights == {160: 16, 161: 32, 320: 32, 321: 64, 1537: 128}
+    on_l4, in_fp32 = tiles(1024, policy_of(L4)), tiles(2, dtype=FP32)
+    assert on_l4 is not None
+    assert 2 * (64 + 128) * 64 * on_l4.gated.num_stages <= L4.shared_memory_bytes
+    assert in_fp32 is not None
+    assert in_fp32.gated == in_fp32.down == Tile(32, 32, 4, 2)
+    quantised = ON_H200.expert_tiles(1024, 8, 128, BF16, is_plain=False)
+    assert quantised == ExpertTiles(64, Tile(64, 64, 4, 3), Tile(128, 64, 4, 3))
 
 
 def rule(m: int, n: int, k: int, *, bits: int = 8, profile: DeviceProfile = H200) -> LargeMConfig | None:

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.config.integer_quantization import IntegerScheme
+from mini_infer_engine.models.decoder import DecoderModel
 from mini_infer_engine.models.registry import read_config
 from tests.support.bad_checkpoints import scheme_is_refused, tensor_is_named
 from tests.support.integer_checkpoints import FORMATS, quantize_folder
@@ -127,7 +128,7 @@ def test_biases_that_the_model_has_not_are_named_before_memory_is_taken(
     save_tiny_model(tmp_path, "llama", head_dim=16)
     quantize_folder(tmp_path, form)
     _add_bias(tmp_path, bias)
-    monkeypatch.setattr(torch.nn.Module, "to_empty", None)
+    monkeypatch.setattr(DecoderModel, "take_memory", None)
     with pytest.raises(ModelError, match=rf"model\.layers\.1\.mlp\.down_proj\.bias {words}"):
         tiny_runner(tmp_path)
 

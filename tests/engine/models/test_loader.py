@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.model_path import DEMO_DIRECTORY, resolve_model
+from mini_infer_engine.models.decoder import DecoderModel
 from tests.support.tiny_models import PageDealer, reference_logits, run_chunks, save_tiny_model, tiny_runner
 
 TOKENS = list(range(5, 40))
@@ -91,9 +93,15 @@ def test_what_does_not_fit_is_said_before_memory_is_taken(
 ) -> None:
     save_tiny_model(tmp_path, "qwen3")
     edit(tmp_path, change)
-    monkeypatch.setattr(torch.nn.Module, "to_empty", None)  # nobody gets as far as that
+    monkeypatch.setattr(DecoderModel, "take_memory", None)  # nobody gets as far as that
     with pytest.raises(ModelError, match=re.escape(words)):
         tiny_runner(tmp_path)
+
+
+def test_a_model_is_loaded_without_the_mathematics_of_shapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_tiny_model(tmp_path, "qwen3")
+    monkeypatch.setitem(sys.modules, "torch.fx.experimental.symbolic_shapes", None)  # nor sympy: a second to import
+    assert tiny_runner(tmp_path).num_pages > 0
 
 
 def test_what_old_checkpoints_carry_along_is_left_out(tmp_path: Path) -> None:

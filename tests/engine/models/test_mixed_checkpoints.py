@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mini_infer_engine.config.errors import ModelError
+from mini_infer_engine.models.decoder import DecoderModel
 from tests.support import fp8_checkpoints
 from tests.support.mixed_checkpoints import Group, quantize_folder, quantize_gptq_folder, quantize_modelopt_folder
 from tests.support.tiny_models import PageDealer, reference_logits, run_chunks, save_tiny_model, tiny_runner
@@ -106,7 +107,7 @@ def test_layers_of_one_product_must_agree(
 ) -> None:
     save_tiny_model(tmp_path, architecture)
     quantize_folder(tmp_path, groups)
-    monkeypatch.setattr(torch.nn.Module, "to_empty", None)  # said before memory is taken
+    monkeypatch.setattr(DecoderModel, "take_memory", None)  # said before memory is taken
     with pytest.raises(ModelError, match="different schemes") as raised:
         tiny_runner(tmp_path)
     for word in words:

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mini_infer_engine.config.errors import ModelError
+from mini_infer_engine.models.decoder import DecoderModel
 from mini_infer_engine.runtime.model_runner import ModelRunner
 from tests.engine.models.test_quantization_on_load import rounded_by_loops
 from tests.support.fp4_checkpoints import quantize_folder as quantize_to_fp4
@@ -99,6 +100,6 @@ def test_a_missing_scale_is_named_before_memory_is_taken(tmp_path: Path, monkeyp
     tensors = load_file(file)
     name = "model.layers.1.mlp.experts.3.up_proj.weight_scale_inv"
     save_file({key: tensor for key, tensor in tensors.items() if key != name}, file)
-    monkeypatch.setattr(torch.nn.Module, "to_empty", None)
+    monkeypatch.setattr(DecoderModel, "take_memory", None)
     with pytest.raises(ModelError, match=name):
         tiny_runner(tmp_path / "quantized")

@@ -7,6 +7,7 @@ import pytest
 
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.config.settings import EngineSettings
+from mini_infer_engine.model_path import DEMO_DIRECTORY
 from mini_infer_engine.models.registry import read_config
 from mini_infer_engine.speculation.draft_files import DraftFiles, find_draft
 from tests.support.tiny_models import save_tiny_model
@@ -49,8 +50,14 @@ def test_another_tokenizer_is_refused_and_a_token_named(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_none_is_named(tmp_path: Path) -> None:
     target = save(tmp_path / "target", None)
-    with pytest.raises(ModelError, match="there is no such folder"):
+    with pytest.raises(ModelError, match=r"speculative_model: .*there is no such folder"):
         find(target, tmp_path / "missing")
+
+
+def test_a_head_without_its_method_is_told_which(tmp_path: Path) -> None:
+    target = save(tmp_path / "target", None)
+    with pytest.raises(ModelError, match="A trained head goes with speculative_method = 'head'"):
+        find(target, DEMO_DIRECTORY.with_name("demo-head"))
 
 
 def test_other_methods_have_no_draft(tmp_path: Path) -> None:

@@ -262,7 +262,7 @@ def test_a_head_for_another_model_is_refused(tmp_path: Path) -> None:
     options["speculative_model"] = str(save_head(tmp_path / "torn", 64, 3))
     shape = HeadShape(64, 48, 96, (0, 2))
     (tmp_path / "torn" / "config.json").write_text(json.dumps(shape.to_config()))
-    with pytest.raises(ModelError, match=r"tensor 'down.weight' has the shape \(32, 48\), and config.json asks for"):
+    with pytest.raises(ModelError, match=r"tensor fuse.weight has shape \[32, 128\], config.json asks for \[48, 128\]"):
         run(tmp_path / "target", [], **options)
 
 

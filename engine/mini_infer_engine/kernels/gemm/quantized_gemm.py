@@ -228,15 +228,20 @@ def _scaled_sums(
 
 
 def quantized_linear(
-    x: torch.Tensor, weight: QuantizedWeight, *, bias: torch.Tensor | None = None, out: torch.Tensor | None = None
+    x: torch.Tensor,
+    weight: QuantizedWeight,
+    *,
+    scaled_mm: bool = False,
+    bias: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """X [M, K] @ weight.T + bias: [M, N], in x's dtype, in `out` where given.
 
-    W8A8 for more than 64 rows: FP8 with scales of rows on a GPU that has FP8 products, and integers with
-    `int8_activations`; else activations keep their dtype.
+    W8A8 for more than 64 rows of integers with `int8_activations`, and of FP8 if `scaled_mm` (see
+    `KernelPolicy.uses_scaled_mm`); else activations keep their dtype.
     """
     m, n = x.shape[0], weight.shape[0]
-    if m > _W8A8_M and _has_scaled_mm(x, weight):
+    if scaled_mm:
         values, x_scales = reordered(x, weight, to=torch.float8_e4m3fn)
         made = torch._scaled_mm(
             values,
@@ -285,13 +290,6 @@ def quantized_linear(
         num_stages=3 if few and x.dtype != torch.float32 else 2,
     )
     return out
-
-
-def _has_scaled_mm(x: torch.Tensor, weight: QuantizedWeight) -> bool:
-    """Whether torch multiplies FP8 by FP8 with scales of rows here."""
-    if weight.format != "fp8" or x.dtype != torch.bfloat16 or not x.is_cuda:
-        return False
-    return torch.cuda.get_device_capability(x.device) == (9, 0) and weight.shape[0] % 16 == 0
 
 
 def _has_int_mm(weight: QuantizedWeight) -> bool:

@@ -16,6 +16,16 @@ class Tile:
     num_stages: int
 
 
+@dataclass(frozen=True, slots=True)
+class ExpertTiles:
+    """Of both products of experts."""
+
+    height: int
+    """Tokens of a tile."""
+    gated: Tile
+    down: Tile
+
+
 MEAN_ROWS = {16: 10, 32: 20, 64: 96, 128: 128}
 """Height of a tile of tokens, and up to how many tokens of an expert on average it is taken: an expert with one more
 than the height has two tiles, and may read its weights twice. The highest is taken for all beyond."""
@@ -26,6 +36,16 @@ _DOWN = {16: Tile(64, 128, 4, 3), 32: Tile(128, 128, 4, 3), 64: Tile(128, 64, 8,
 def tile_rows(mean_rows: float) -> int:
     """The height of tiles for experts that have so many tokens on average."""
     return next((height for height, most in MEAN_ROWS.items() if mean_rows <= most), max(MEAN_ROWS))
+
+
+def expert_tiles(mean_rows: float, itemsize: int, shared_memory_bytes: int, *, is_plain: bool) -> ExpertTiles:
+    """For experts that have so many tokens on average; see `expert_tile`."""
+    height = tile_rows(mean_rows)
+    gated, down = (
+        expert_tile(height, itemsize, shared_memory_bytes, is_gated=is_gated, is_plain=is_plain)
+        for is_gated in (True, False)
+    )
+    return ExpertTiles(height, gated, down)
 
 
 def expert_tile(height: int, itemsize: int, shared_memory_bytes: int, *, is_gated: bool, is_plain: bool) -> Tile:

@@ -3,15 +3,13 @@ arXiv 2211.15841). How many tokens an expert has is known on the device only: th
 may be, and each program finds its expert from the counts; those beyond the last tile end at once.
 """
 
-from functools import partial
-
 import torch
 import triton
 import triton.language as tl
 
 from mini_infer_engine.kernels.gemm.grouped_weight import GroupedWeight
 from mini_infer_engine.kernels.gemm.grouped_weight_gemm import expert_operands, widened_tile
-from mini_infer_engine.kernels.moe.expert_tiles import Tile, expert_tile, tile_rows
+from mini_infer_engine.kernels.moe.expert_tiles import ExpertTiles, Tile
 from mini_infer_engine.kernels.moe.route import Routing
 from mini_infer_engine.kernels.sizes import cdiv, next_power_of_2
 
@@ -115,23 +113,16 @@ def grouped_experts(
     routing: Routing,
     gate_up: torch.Tensor | GroupedWeight,
     down: torch.Tensor | GroupedWeight,
-    shared_memory_bytes: int,
+    tiles: ExpertTiles,
 ) -> torch.Tensor:
-    """As `expert_gemv`, with tokens grouped by expert; `routing` lists each expert's tokens.
-
-    A program may have so much shared memory.
-    """
+    """As `expert_gemv`, with tokens grouped by expert; `routing` lists each expert's tokens."""
     tokens, hidden = x.shape
     top_k, width = routing.experts.shape[1], down.shape[-1]
     gated = torch.empty((tokens * top_k, width), dtype=x.dtype, device=x.device)
     make_out = torch.zeros if routing.is_local else torch.empty  # no tile writes what experts elsewhere make
     out = make_out((top_k, tokens, hidden), dtype=x.dtype, device=x.device)
-    height = tile_rows(tokens * top_k / routing.num_experts)
-    tile_of = partial(
-        expert_tile, height, x.element_size(), shared_memory_bytes, is_plain=isinstance(gate_up, torch.Tensor)
-    )
-    grouped_product(x, routing, gate_up, gated, height, tile_of(is_gated=True), is_gated=True)
-    grouped_product(gated, routing, down, out, height, tile_of(is_gated=False), is_gated=False)
+    grouped_product(x, routing, gate_up, gated, tiles.height, tiles.gated, is_gated=True)
+    grouped_product(gated, routing, down, out, tiles.height, tiles.down, is_gated=False)
     return out
 
 

@@ -23,7 +23,6 @@ class Routing:
     experts: torch.Tensor  # [tokens, choices] int32, shared ones last; of local ones their place among these, else -1
     counts: torch.Tensor  # [experts] int32, tokens of each expert, or of each local one
     pairs: torch.Tensor  # [experts, tokens] int32: token * choices + choice, of each expert's tokens in any order
-    num_experts: int  # of which the choices were made
     is_local: bool  # whether some of these have no weights here: what they would make of a token is 0
 
 
@@ -152,8 +151,7 @@ def route(
     """
     tokens, num_experts = logits.shape
     device, choices = logits.device, top_k + num_shared
-    total = num_experts + num_shared
-    stacked = 0 if not groups else total if local is None else len(local)
+    stacked = 0 if not groups else num_experts + num_shared if local is None else len(local)
     weights = torch.empty((tokens, choices), dtype=torch.float32, device=device)
     experts = torch.empty((tokens, choices), dtype=torch.int32, device=device)
     counts = torch.zeros(stacked, dtype=torch.int32, device=device)
@@ -184,4 +182,4 @@ def route(
         NUM_LOCAL=0 if local is None else len(local),
         num_warps=1 if num_experts <= 128 else 4,
     )
-    return Routing(weights, experts, counts, pairs, total, local is not None)
+    return Routing(weights, experts, counts, pairs, local is not None)
