@@ -18,16 +18,18 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 
 from mini_infer_engine import LLM, BeamSearchParams
+from mini_infer_engine.core.speculation.controller import DraftController
 from mini_infer_engine.model_path import DEMO_DIRECTORY
 from mini_infer_engine.models.kv_spec import KV_QUANTIZATIONS
 from mini_infer_engine.models.registry import model_class, read_config
 from tests.support.features import FEATURES, Feature, sampling_of
-from tests.support.tiny_models import save_tiny_model_with_text
+from tests.support.tiny_models import save_head, save_tiny_model_with_text
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "features.md"
 DEVICE = os.environ.get("FEATURES_DEVICE", "cpu")
@@ -46,7 +48,8 @@ TRIED = [
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of a pair: "works", "refused" with its reason, or "no pair" where the two exclude each other by what they are."""
+    """Of a pair: "works", "refused" with its reason, or "no pair" where the two exclude each other by what they are:
+    two kinds of request, two models, two values of one setting."""
 
     word: str
     reason: str = ""
@@ -64,6 +67,13 @@ def folder_of(feature: Feature | None) -> str:
     return str(folder)
 
 
+@functools.cache
+def head_for(folder: str) -> str:
+    """An untrained head for a model other than the demo's."""
+    config = read_config(Path(folder))
+    return str(save_head(Path(folder, "head"), config.hidden_size, config.num_layers))
+
+
 def engine_of(features: list[Feature]) -> LLM:
     """An engine with the settings of all of these."""
     model = next((feature for feature in features if feature.architecture is not None), None)
@@ -78,6 +88,8 @@ def engine_of(features: list[Feature]) -> LLM:
     for feature in features:
         settings |= feature.settings
     folder = folder_of(model)
+    if model is not None and settings.get("speculative_method") == "head":
+        settings["speculative_model"] = head_for(folder)
     if pages := settings.pop("pages", None):
         config = read_config(Path(folder))
         with torch.device("meta"):
@@ -90,11 +102,15 @@ def engine_of(features: list[Feature]) -> LLM:
 def run(features: list[Feature]) -> list[Any]:
     """Outputs of the prompts; a ValueError is a refusal."""
     llm, kind = engine_of(features), next((each.kind for each in features if each.kind != "generate"), "generate")
+    guesses = any(feature.guesses for feature in features)
     if kind == "embed":
         return llm.embed(PROMPTS, use_tqdm=False)
     if kind == "beam_search":
         return llm.beam_search(PROMPTS, BeamSearchParams(beam_width=2, max_tokens=6, ignore_eos=True))
-    return llm.generate(PROMPTS, sampling_of(features), use_tqdm=False)
+    with patch.object(DraftController, "choose", lambda self, *_, **__: self.levels[-1]):
+        outputs = llm.generate(PROMPTS, sampling_of(features), use_tqdm=False)
+    assert not guesses or llm.settings.data_parallel_size > 1 or llm._engine.stats().draft_tokens, "nothing was guessed"
+    return outputs
 
 
 @functools.cache
@@ -117,6 +133,9 @@ def outcome_of(pair: list[Feature]) -> Outcome:
     is_request = [feature.kind != "generate" or bool(feature.sampling) for feature in pair]
     kinds = {feature.kind for feature in pair if feature.kind != "generate"}
     if len(pair) == 2 and ((all(is_request) and kinds) or all(feature.architecture for feature in pair)):
+        return Outcome("no pair")
+    one, other = pair[0].settings, pair[-1].settings
+    if any(one[name] != other[name] for name in one.keys() & other.keys()):
         return Outcome("no pair")
     try:
         outputs = run(pair)
@@ -201,6 +220,12 @@ def told() -> dict[tuple[int, int], str]:
 @pytest.mark.parametrize("pair", TRIED, ids=lambda pair: "+".join(feature.name for feature in features_of(pair)))
 def test_a_pair_is_as_the_page_tells(pair: tuple[int, int]) -> None:
     assert MARKS[outcome_of(features_of(pair)).word] == told()[pair]
+
+
+def test_two_values_of_one_setting_are_no_pair() -> None:
+    weights = [feature for feature in FEATURES if "quantization" in feature.settings]
+    assert len(weights) > 2
+    assert all(outcome_of(list(pair)).word == "no pair" for pair in itertools.combinations(weights, 2))
 
 
 def test_the_page_has_a_line_for_each_feature() -> None:

@@ -32,6 +32,8 @@ class Feature:
     keeps_text: bool = True
     """Whether the same tokens come out with it as without it."""
     shows: Check = lambda output: True
+    guesses: bool = False
+    """Whether tokens are guessed with it: then always, however long passes take, and there must be guesses."""
     gpus: int = 1
     """That it takes, where it is tried on GPUs."""
 
@@ -42,10 +44,12 @@ FEATURES: tuple[Feature, ...] = (
     Feature("preemption and swap", {"pages": 11, "kv_swap_memory": 50_000_000}),
     Feature("INT8 weights", {"quantization": "int8"}, keeps_text=False),
     Feature("FP8 weights", {"quantization": "fp8"}, keeps_text=False),
+    Feature("INT4 weights", {"quantization": "int4", "quantization_calibration": "none"}, keeps_text=False),
     Feature("INT8 keys and values", {"kv_cache_dtype": "int8"}, keeps_text=False),
     Feature("FP8 keys and values", {"kv_cache_dtype": "fp8"}, keeps_text=False),
-    Feature("speculation: look-up", {"speculative_method": "ngram"}),
-    Feature("speculation: draft model", {"speculative_model": "demo-draft"}),
+    Feature("speculation: look-up", {"speculative_method": "ngram", "prompt_lookup_min": 1}, guesses=True),
+    Feature("speculation: draft model", {"speculative_model": "demo-draft"}, guesses=True),
+    Feature("speculation: head", {"speculative_method": "head", "speculative_model": "demo-head"}, guesses=True),
     Feature("mixture of experts", architecture=("qwen3_moe", {"num_experts": 4, "num_experts_per_tok": 2,
             "moe_intermediate_size": 48}), keeps_text=False),
     Feature("latent attention", architecture=("deepseek_v2", DEEPSEEK), keeps_text=False),

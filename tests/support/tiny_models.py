@@ -1,5 +1,6 @@
 """Random tiny models in Hugging Face format, and the passes that tests run through a runner."""
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import save_file
 
 from mini_infer_engine.config.settings import EngineSettings
 from mini_infer_engine.core.batch import Batch, Row
@@ -16,6 +18,7 @@ from mini_infer_engine.model_path import DEMO_DIRECTORY
 from mini_infer_engine.models.registry import read_config
 from mini_infer_engine.runtime.model_runner import ModelRunner, make_runner
 from mini_infer_engine.runtime.torch_executor import TorchExecutor
+from mini_infer_engine.speculation.head import HeadShape, SpeculativeHead
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -125,6 +128,16 @@ def save_tiny_model_with_text(directory: Path, architecture: str, **changes: Any
     save_tiny_model(directory, architecture, **(shape | changes))
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(DEMO_DIRECTORY / name, directory / name)
+
+
+def save_head(folder: Path, hidden_size: int, num_layers: int) -> Path:
+    """An untrained head for a model of these sizes: what it guesses is seldom right."""
+    folder.mkdir()
+    shape = HeadShape(hidden_size, width=32, intermediate_size=48, layers=(0, num_layers - 1))
+    torch.manual_seed(5)
+    save_file(SpeculativeHead(shape).state_dict(), str(folder / "model.safetensors"))
+    (folder / "config.json").write_text(json.dumps(shape.to_config()))
+    return folder
 
 
 def tiny_runner(directory: Path, **settings: Any) -> ModelRunner:

@@ -7,13 +7,17 @@ from typing import Any
 import pytest
 import torch
 
+from mini_infer_contract.blocks import block_keys, root_key
+from mini_infer_contract.events import BlockStored, wire_hash
 from mini_infer_engine import LLM, SamplingParams
 from mini_infer_engine.config.errors import ModelError
+from mini_infer_engine.core.engine import Engine
+from mini_infer_engine.core.request import Request
 from mini_infer_engine.layers.moe import MoESpec
 from mini_infer_engine.models.registry import model_class, read_config
 from mini_infer_engine.models.sparse_decoder import SparseConfig
 from mini_infer_engine.ops.torch_ops import route
-from tests.support.tiny_models import DEEPSEEK, DEEPSEEK_V3, DEEPSEEK_YARN, save_tiny_model, tiny_runner
+from tests.support.tiny_models import DEEPSEEK, DEEPSEEK_V3, DEEPSEEK_YARN, GREEDY, save_tiny_model, tiny_runner
 
 
 def edit_config(folder: Path, **changes: Any) -> None:
@@ -90,6 +94,23 @@ def test_layers_that_predict_further_tokens_are_left_in_the_checkpoint(tmp_path:
         model = model_class("DeepseekV3ForCausalLM")(read_config(tmp_path))
     assert model.is_unused("model.layers.3.eh_proj.weight")
     assert not model.is_unused("model.layers.2.eh_proj.weight")
+
+
+def test_events_tell_of_the_blocks_of_latents(tmp_path: Path) -> None:
+    """As of any model: each full block once, by the keys of its tokens, and nothing when it is found again."""
+    save_tiny_model(tmp_path, "deepseek_v2", **DEEPSEEK_YARN)
+    runner = tiny_runner(tmp_path)
+    engine = Engine(runner.settings, runner, (2,), runner.max_model_len, "revision")
+    told = []
+    for attempt in range(2):
+        engine.add(Request(request_id=str(attempt), prompt_token_ids=PROMPTS[0], sampling=GREEDY, noise_seed=0))
+        while engine.has_work:
+            engine.step()
+        told.append([event for event in engine.take_events() if isinstance(event, BlockStored)])
+    keys = [wire_hash(key) for key in block_keys(PROMPTS[0], root_key("revision"))]
+    assert [key for event in told[0] for key in event.block_hashes][:3] == keys[:3]
+    assert [token for event in told[0] for token in event.token_ids][:48] == PROMPTS[0][:48]
+    assert not {key for event in told[1] for key in event.block_hashes} & set(keys)
 
 
 PROMPTS = [[(place * 7 + shift * 13) % 190 + 5 for place in range(60 + 9 * shift)] for shift in range(6)]

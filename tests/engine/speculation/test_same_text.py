@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.config.settings import EngineSettings
@@ -17,8 +16,8 @@ from mini_infer_engine.core.speculation.controller import DraftController
 from mini_infer_engine.core.stats import EngineStats
 from mini_infer_engine.runtime.model_runner import load_runner
 from mini_infer_engine.runtime.torch_speculation import right_tokens
-from mini_infer_engine.speculation.head import HeadShape, SpeculativeHead
-from tests.support.tiny_models import save_tiny_model
+from mini_infer_engine.speculation.head import HeadShape
+from tests.support.tiny_models import save_head, save_tiny_model
 
 ASKED = [
     SamplingParams(temperature=0.0, max_tokens=40),
@@ -52,16 +51,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
             parameter.add_(torch.randn_like(parameter) * 0.01 * parameter.std())
     model.save_pretrained(draft)
     return target, draft
-
-
-def save_head(folder: Path, hidden_size: int, num_layers: int) -> Path:
-    """An untrained head: what it guesses is seldom right."""
-    folder.mkdir()
-    shape = HeadShape(hidden_size, width=32, intermediate_size=48, layers=(0, num_layers - 1))
-    torch.manual_seed(5)
-    save_file(SpeculativeHead(shape).state_dict(), str(folder / "model.safetensors"))
-    (folder / "config.json").write_text(json.dumps(shape.to_config()))
-    return folder
 
 
 @pytest.fixture(autouse=True)
