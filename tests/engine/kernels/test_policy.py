@@ -106,7 +106,7 @@ def test_many_rows_take_another_way_where_large_m_gemm_is_none() -> None:
     assert config(ON_H200, "int8", 65, FP32) is None
     assert config(ON_H200, "int8", 65, int8_activations=True) is None, "W8A8"
     assert config(ON_H200, "fp8", 65) is None, "W8A8"
-    assert config(ON_H200, "int4", 1024) is None, "a copy for cuBLAS"
+    assert config(ON_H200, "int4", 4096) is None, "a copy for cuBLAS"
     assert config(policy_of(H200, Mechanism.LARGE_M_GEMM), "int8", 65) is None
     for other in (L4, H200_OTHER_TRITON):
         assert config(policy_of(other), "int8", 65) is None

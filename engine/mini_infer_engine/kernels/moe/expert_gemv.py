@@ -15,8 +15,8 @@ from mini_infer_engine.kernels.sizes import cdiv
 # Of two shapes' choices on an H200, those that are near the best for both.
 _PLAIN_GATED = {"BLOCK_N": 4, "BLOCK_K": 512, "num_warps": 2, "num_stages": 3}
 _PLAIN_DOWN = {"BLOCK_N": 2, "BLOCK_K": 256, "num_warps": 1, "num_stages": 4}
-_QUANTISED_GATED = {"BLOCK_N": 4, "BLOCK_K": 512, "num_warps": 4, "num_stages": 3}
-_QUANTISED_DOWN = {"BLOCK_N": 8, "BLOCK_K": 512, "num_warps": 4, "num_stages": 3}
+_QUANTISED_GATED = {"BLOCK_N": 2, "BLOCK_K": 512, "num_warps": 2, "num_stages": 3}
+_QUANTISED_DOWN = {"BLOCK_N": 4, "BLOCK_K": 256, "num_warps": 2, "num_stages": 3}
 
 
 @triton.jit

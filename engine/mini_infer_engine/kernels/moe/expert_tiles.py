@@ -29,8 +29,8 @@ class ExpertTiles:
 MEAN_ROWS = {16: 10, 32: 20, 64: 96, 128: 128}
 """Height of a tile of tokens, and up to how many tokens of an expert on average it is taken: an expert with one more
 than the height has two tiles, and may read its weights twice. The highest is taken for all beyond."""
-_GATED = {16: Tile(32, 128, 2, 4), 32: Tile(64, 128, 4, 3), 64: Tile(64, 64, 4, 3), 128: Tile(64, 64, 8, 3)}
-_DOWN = {16: Tile(64, 128, 4, 3), 32: Tile(128, 128, 4, 3), 64: Tile(128, 64, 8, 4), 128: Tile(128, 64, 8, 3)}
+_GATED = {16: Tile(32, 128, 2, 4), 32: Tile(64, 128, 4, 3), 64: Tile(64, 64, 4, 3), 128: Tile(128, 64, 8, 4)}
+_DOWN = {16: Tile(64, 128, 4, 3), 32: Tile(128, 128, 4, 3), 64: Tile(128, 64, 8, 4), 128: Tile(256, 64, 8, 4)}
 
 
 def tile_rows(mean_rows: float) -> int:
@@ -59,6 +59,6 @@ def expert_tile(height: int, itemsize: int, shared_memory_bytes: int, *, is_gate
     elif is_plain:
         tile = (_GATED if is_gated else _DOWN)[height]
     else:
-        tile = Tile(64 if is_gated or height <= 32 else 128, 64, 8 if height == 128 else 4, 3)
+        tile = Tile(64, 128, 4, 3) if height <= 32 else Tile(64 if is_gated else 128, 64, 8 if height == 128 else 4, 3)
     stage_bytes = (height + tile.block_n * (1 + is_gated)) * tile.block_k * itemsize
     return replace(tile, num_stages=max(2, min(tile.num_stages, shared_memory_bytes // stage_bytes)))

@@ -60,14 +60,15 @@ def _grouped(
 
     A block of gate and up together is one tile of 2 * BLOCK_N rows of the weight in turns, so that one product of the
     tensor cores is as wide as it can be, and the two results of a column meet in one thread. EVEN: N and K are
-    multiples of their blocks, and no load needs a mask.
+    multiples of their blocks. Rows of x beyond the last are masked all the same: every program would read one line.
     """
     expert, first, rows = _tile_of(counts, tl.program_id(1), NUM_EXPERTS, EXPERTS_BLOCK, BLOCK_M)
     if rows == 0:
         return
     m = first + tl.arange(0, BLOCK_M)
     k = tl.arange(0, BLOCK_K)
-    pair = tl.load(pairs + expert.to(tl.int64) * tokens + m, mask=m < rows, other=0)  # rows beyond the last: pair 0's
+    has_row = m < rows
+    pair = tl.load(pairs + expert.to(tl.int64) * tokens + m, mask=has_row, other=0)
     sources = x + (pair // TOP_K if GATED else pair).to(tl.int64)[:, None] * x_stride + k[None, :]
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     if GATED:
@@ -81,9 +82,9 @@ def _grouped(
     acc = tl.zeros((BLOCK_M, row.shape[0]), dtype=tl.float32)
     for start in range(0, K, BLOCK_K):
         if EVEN:
-            values = tl.load(sources + start)
+            values = tl.load(sources + start, mask=has_row[:, None], other=0.0)
         else:
-            values = tl.load(sources + start, mask=(start + k < K)[None, :], other=0.0)
+            values = tl.load(sources + start, mask=has_row[:, None] & (start + k < K)[None, :], other=0.0)
         if KIND != "plain":
             tile = widened_tile(
                 weight, scales, zeros, row, inner < N, start, K, row_bytes, groups, KIND, GROUP, BLOCK_K
@@ -102,9 +103,9 @@ def _grouped(
         result = (gate / (1.0 + tl.exp(-gate))).to(out.dtype.element_ty).to(tl.float32) * up
         place = pair.to(tl.int64)
     else:
-        result *= tl.load(weights + pair, mask=m < rows, other=0.0)[:, None]
+        result *= tl.load(weights + pair, mask=has_row, other=0.0)[:, None]
         place = (pair % TOP_K).to(tl.int64) * tokens + pair // TOP_K
-    stored = (m < rows)[:, None] & (n < N)[None, :]
+    stored = has_row[:, None] & (n < N)[None, :]
     tl.store(out + place[:, None] * N + n[None, :], result.to(out.dtype.element_ty), mask=stored)
 
 
