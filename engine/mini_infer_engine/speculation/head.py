@@ -131,7 +131,8 @@ def load_head(
     checkpoint = None if dummy else SafetensorsCheckpoint(directory)
     if checkpoint is not None:
         check_fit(checkpoint, directory, _placements(head), ARCHITECTURE, lambda _: False)
-    head = head.to_empty(device=device)
+    memory = {name: torch.empty(matrix.shape, dtype=dtype, device=device) for name, matrix in head.named_parameters()}
+    head.load_state_dict(memory, assign=True)
     if checkpoint is None:
         generator = torch.Generator().manual_seed(seed)
         for matrix in head.parameters():

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from mini_infer_engine import LLM
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.model_path import DEMO_DIRECTORY
+from mini_infer_engine.models.decoder import DecoderModel
 from mini_infer_engine.speculation.head import HeadShape, SpeculativeHead, load_head
 
 WEIGHTS = "model.safetensors"
@@ -94,7 +95,8 @@ def test_a_broken_model_is_told_before_what_guesses_for_it_takes_memory(
     def takes_memory(*_: Any, **__: Any) -> None:
         raise AssertionError("memory is taken")
 
-    monkeypatch.setattr(torch.nn.Module, "to_empty", takes_memory)
+    monkeypatch.setattr(DecoderModel, "take_memory", takes_memory)
+    monkeypatch.setattr("mini_infer_engine.runtime.worker.load_head", takes_memory)
     method = {"speculative_method": "head"} if guesser == "demo-head" else {}
     with pytest.raises(ModelError, match=r"model\.norm\.weight has shape"):
         LLM(str(tmp_path / "model"), device="cpu", kv_cache_memory=2**24, speculative_model=guesser, **method)
