@@ -162,7 +162,7 @@ def best_tokens(llm: LLM, ids: list[int]) -> list[int]:
 
 @pytest.mark.parametrize(("kind", "least"), [("int8", 0.96), ("int4", 0.6)])
 def test_rounded_weights_keep_the_likeliest_tokens(kind: str, least: float, llm: LLM, folder: Path) -> None:
-    text = (Path(__file__).parents[2] / "docs" / "faq.md").read_text()
+    text = (Path(__file__).parents[2] / "LICENSE").read_text()  # which no change of the documentation changes
     ids = transformers.AutoTokenizer.from_pretrained(folder)(text).input_ids[:400]
     expected = best_tokens(llm, ids)
     made = best_tokens(LLM("smollm2", device="cpu", quantization=kind, kv_cache_memory=200_000_000), ids)
