@@ -6,6 +6,7 @@ import os
 import random
 import signal
 from collections.abc import Callable
+from typing import Any
 
 import httpx
 
@@ -76,6 +77,28 @@ async def ask_all(decode: Counted, prompts: list[str], address: str = "") -> lis
             return str(answer.json()["choices"][0]["text"])
 
         return list(await asyncio.gather(*map(one, prompts)))
+
+
+def ask(side: EngineServer, prompt: str, headers: dict[str, str] | None = None, **more: Any) -> dict[str, Any]:
+    body = {"prompt": prompt, "max_tokens": 24, "temperature": 0} | more
+    answer = side.client.post(PATH, json=body, headers=headers or {})
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json())
+
+
+def text_of(answer: dict[str, Any]) -> list[str]:
+    return [choice["text"] for choice in answer["choices"]]
+
+
+def proxied(prefill: EngineServer, decode: EngineServer, prompt: str, **more: Any) -> dict[str, Any]:
+    """What a public proxy of vLLM's kind does: prefill first, then decode with what that answered."""
+    empty = ("remote_engine_id", "remote_block_ids", "remote_host", "remote_port")
+    wish = {"do_remote_decode": True, "do_remote_prefill": False} | dict.fromkeys(empty)
+    first = ask(prefill, prompt, **more | {"max_tokens": 1, "kv_transfer_params": wish})
+    params = first["kv_transfer_params"]
+    assert params["do_remote_prefill"]
+    assert params["remote_block_ids"][0]
+    return ask(decode, prompt, **more, kv_transfer_params=params)
 
 
 class Pair:

@@ -11,17 +11,25 @@ import random
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from mini_infer_contract.launch import FETCH_FROM_HEADER, KV_FALLBACK_HEADER, PREFILL_FROM_HEADER
-from tests.engine.server.dry_server import DryServer, EngineServer, free_port, wait_until
-from tests.support.tiny_models import DEEPSEEK, save_tiny_model_with_text
-from tests.support.transfer_sides import PATH, RECEIVED, Counted, Pair, TransferSide, ask_all, disturb, new_prompt
+from tests.engine.server.dry_server import DryServer, free_port, wait_until
+from tests.support.transfer_sides import (
+    PATH,
+    RECEIVED,
+    Pair,
+    TransferSide,
+    ask,
+    ask_all,
+    disturb,
+    new_prompt,
+    proxied,
+    text_of,
+)
 
 
 class Side(TransferSide, DryServer):
@@ -43,17 +51,6 @@ def prefill() -> Iterator[Side]:
 def decode() -> Iterator[Side]:
     with Side("decode", "--kv-transfer-lease", "2") as side:
         yield side
-
-
-def ask(side: EngineServer, prompt: str, headers: dict[str, str] | None = None, **more: Any) -> dict[str, Any]:
-    body = {"prompt": prompt, "max_tokens": 24, "temperature": 0} | more
-    answer = side.client.post(PATH, json=body, headers=headers or {})
-    assert answer.status_code == 200, answer.text
-    return dict(answer.json())
-
-
-def text_of(answer: dict[str, Any]) -> list[str]:
-    return [choice["text"] for choice in answer["choices"]]
 
 
 def test_readyz_tells_role_and_transport(prefill: Side, decode: Side) -> None:
@@ -108,17 +105,6 @@ def test_both_sides_hit_their_caches(prefill: Side, decode: Side) -> None:
     assert settled_bytes(prefill) - given < 4 * (len(prompt) // 2)  # the missing pages, not the whole prompt
     hit = ask(decode, prompt)
     assert hit["usage"]["prompt_tokens_details"]["cached_tokens"] >= len(prompt) - 32
-
-
-def proxied(prefill: EngineServer, decode: EngineServer, prompt: str, **more: Any) -> dict[str, Any]:
-    """What a public proxy of vLLM's kind does: prefill first, then decode with what that answered."""
-    empty = ("remote_engine_id", "remote_block_ids", "remote_host", "remote_port")
-    wish = {"do_remote_decode": True, "do_remote_prefill": False} | dict.fromkeys(empty)
-    first = ask(prefill, prompt, **more | {"max_tokens": 1, "kv_transfer_params": wish})
-    params = first["kv_transfer_params"]
-    assert params["do_remote_prefill"]
-    assert params["remote_block_ids"][0]
-    return ask(decode, prompt, **more, kv_transfer_params=params)
 
 
 def test_public_proxies_work(prefill: Side, decode: Side) -> None:
@@ -356,78 +342,3 @@ def test_another_transport_is_refused(staged: tuple[Side, Side], decode: Side) -
 
 def test_a_side_that_dies_or_stops_while_it_stages_costs_time_and_nothing_else() -> None:
     disturb(slow_pair(3, *STAGED), 3, hows=("kill prefill", "stop decode", "cut the link"))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    ("model", "transport"), [("demo", "nixl"), ("demo", "nixl-host"), ("latents", "nixl"), ("latents", "nixl-host")]
-)
-def test_a_model_says_the_same(model: str, transport: str, tmp_path: Path) -> None:
-    """One process and a group of two ranks: heads are dealt out on one way and put together on the other, latents are
-    the same on all ranks."""
-    if model == "latents":
-        save_tiny_model_with_text(tmp_path, "deepseek_v2", **DEEPSEEK)
-        model = str(tmp_path)
-    ports = [free_port(), free_port()]
-    more_flags = ("--kv-transport", transport, "--kv-cache-memory", "30MB")
-    flags = [(model, "--device", "cpu", *more_flags, "--transfer-port", str(port)) for port in ports]
-    with (
-        Counted(*flags[0], "--tensor-parallel-size", "2", limit_s=120) as group,
-        Counted(*flags[1], limit_s=120) as alone,
-    ):
-        wishes: tuple[dict[str, Any], ...] = (
-            {},
-            {"temperature": 0.8, "seed": 5, "repetition_penalty": 1.3, "frequency_penalty": 0.5},
-            {"logprobs": 3},
-            {"structured_outputs": {"regex": "[a-z]{3,40}"}},
-        )
-        for more in wishes:
-            says_the_same(alone, ports[0], more)
-        says_the_same(group, ports[1], {})
-        assert text_of(proxied(group, alone, new_prompt(30)))  # what is read is put together as well
-        for side, count in ((alone, len(wishes) + 1), (group, 1)):
-            wait_until(partial(has_arrived, side, count))
-            wait_until(side.is_at_rest)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_engines_of_two_dtypes_give_each_other_prompts() -> None:
-    ports = [free_port(), free_port()]
-    flags = [("demo", "--device", "cpu", "--kv-cache-memory", "30MB", "--transfer-port", str(port)) for port in ports]
-    with (
-        Counted(*flags[0], "--dtype", "bfloat16", limit_s=120) as coarse,
-        Counted(*flags[1], "--dtype", "float32", limit_s=120) as exact,
-    ):
-        for here, there_port in ((exact, ports[0]), (coarse, ports[1])):
-            prompt = new_prompt(30)
-            own = ask(here, prompt, cache_salt="own", logprobs=0, max_tokens=4)
-            answer = ask(here, prompt, {PREFILL_FROM_HEADER: f"tcp://127.0.0.1:{there_port}"}, logprobs=0, max_tokens=4)
-            wait_until(partial(counts_a_transfer, here))
-            assert here.fallbacks() == 0
-            told, expected = (one["choices"][0]["logprobs"]["token_logprobs"] for one in (answer, own))
-            assert told == pytest.approx(expected, abs=0.3)  # what bfloat16 loses, and no more
-            wait_until(here.is_at_rest)
-
-
-def has_arrived(side: Counted, count: int) -> bool:
-    """The number is in /metrics once a load report has brought it: later than the answer."""
-    return side.arrived == count
-
-
-def counts_a_transfer(side: Counted) -> bool:
-    return side.labelled(RECEIVED) + side.fallbacks() >= 1
-
-
-def says_the_same(here: EngineServer, there_port: int, more: dict[str, Any]) -> None:
-    """Whether it computes the prompt or another engine does."""
-    prompt = new_prompt(30)
-    own = ask(here, prompt, cache_salt="own", **more)
-    answer = ask(here, prompt, {PREFILL_FROM_HEADER: f"tcp://127.0.0.1:{there_port}"}, **more)
-    assert text_of(answer) == text_of(own), more
-    told, expected = answer["choices"][0]["logprobs"], own["choices"][0]["logprobs"]
-    assert (told is None) == (expected is None)
-    if told is not None:
-        assert told["tokens"] == expected["tokens"]
-        assert told["token_logprobs"] == pytest.approx(expected["token_logprobs"], abs=1e-4)

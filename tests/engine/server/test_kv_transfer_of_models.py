@@ -1,0 +1,90 @@
+"""Engines with weights that give each other prompts: one process, a group of two ranks, another dtype.
+
+A file of its own, so that no pretended engine waits beside these: one with a transfer port takes 3 % of a core.
+"""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mini_infer_contract.launch import PREFILL_FROM_HEADER
+from tests.engine.server.dry_server import EngineServer, free_port, wait_until
+from tests.support.tiny_models import DEEPSEEK, save_tiny_model_with_text
+from tests.support.transfer_sides import RECEIVED, Counted, ask, new_prompt, proxied, text_of
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("model", "transport"), [("demo", "nixl"), ("demo", "nixl-host"), ("latents", "nixl"), ("latents", "nixl-host")]
+)
+def test_a_model_says_the_same(model: str, transport: str, tmp_path: Path) -> None:
+    """One process and a group of two ranks: heads are dealt out on one way and put together on the other, latents are
+    the same on all ranks."""
+    if model == "latents":
+        save_tiny_model_with_text(tmp_path, "deepseek_v2", **DEEPSEEK)
+        model = str(tmp_path)
+    ports = [free_port(), free_port()]
+    more_flags = ("--kv-transport", transport, "--kv-cache-memory", "30MB")
+    flags = [(model, "--device", "cpu", *more_flags, "--transfer-port", str(port)) for port in ports]
+    with (
+        Counted(*flags[0], "--tensor-parallel-size", "2", limit_s=120) as group,
+        Counted(*flags[1], limit_s=120) as alone,
+    ):
+        wishes: tuple[dict[str, Any], ...] = (
+            {},
+            {"temperature": 0.8, "seed": 5, "repetition_penalty": 1.3, "frequency_penalty": 0.5},
+            {"logprobs": 3},
+            {"structured_outputs": {"regex": "[a-z]{3,40}"}},
+        )
+        for more in wishes:
+            says_the_same(alone, ports[0], more)
+        says_the_same(group, ports[1], {})
+        assert text_of(proxied(group, alone, new_prompt(30)))  # what is read is put together as well
+        for side, count in ((alone, len(wishes) + 1), (group, 1)):
+            wait_until(partial(has_arrived, side, count))
+            wait_until(side.is_at_rest)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_engines_of_two_dtypes_give_each_other_prompts() -> None:
+    ports = [free_port(), free_port()]
+    flags = [("demo", "--device", "cpu", "--kv-cache-memory", "30MB", "--transfer-port", str(port)) for port in ports]
+    with (
+        Counted(*flags[0], "--dtype", "bfloat16", limit_s=120) as coarse,
+        Counted(*flags[1], "--dtype", "float32", limit_s=120) as exact,
+    ):
+        for here, there_port in ((exact, ports[0]), (coarse, ports[1])):
+            prompt = new_prompt(30)
+            own = ask(here, prompt, cache_salt="own", logprobs=0, max_tokens=4)
+            answer = ask(here, prompt, {PREFILL_FROM_HEADER: f"tcp://127.0.0.1:{there_port}"}, logprobs=0, max_tokens=4)
+            wait_until(partial(counts_a_transfer, here))
+            assert here.fallbacks() == 0
+            told, expected = (one["choices"][0]["logprobs"]["token_logprobs"] for one in (answer, own))
+            assert told == pytest.approx(expected, abs=0.3)  # what bfloat16 loses, and no more
+            wait_until(here.is_at_rest)
+
+
+def has_arrived(side: Counted, count: int) -> bool:
+    """The number is in /metrics once a load report has brought it: later than the answer."""
+    return side.arrived == count
+
+
+def counts_a_transfer(side: Counted) -> bool:
+    return side.labelled(RECEIVED) + side.fallbacks() >= 1
+
+
+def says_the_same(here: EngineServer, there_port: int, more: dict[str, Any]) -> None:
+    """Whether it computes the prompt or another engine does."""
+    prompt = new_prompt(30)
+    own = ask(here, prompt, cache_salt="own", **more)
+    answer = ask(here, prompt, {PREFILL_FROM_HEADER: f"tcp://127.0.0.1:{there_port}"}, **more)
+    assert text_of(answer) == text_of(own), more
+    told, expected = answer["choices"][0]["logprobs"], own["choices"][0]["logprobs"]
+    assert (told is None) == (expected is None)
+    if told is not None:
+        assert told["tokens"] == expected["tokens"]
+        assert told["token_logprobs"] == pytest.approx(expected["token_logprobs"], abs=1e-4)
