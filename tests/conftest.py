@@ -5,6 +5,8 @@ Those wait most of the time: two workers do, and others compute meanwhile.
 """
 
 import gc
+import os
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +53,38 @@ GROUPS = {
 _ORDER = {path: place for place, path in enumerate([*GROUPS, *(f"tests/{path}" for path in SLOW)])}
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """Without garbage collection: what is imported and made meanwhile stays to the end.
+
+    Each of several workers begins elsewhere: a file that pytest has to compile, as all are in a fresh checkout, the
+    others find compiled.
+    """
+    arguments, workers = session.config.args, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if workers > 1 and [Path(argument).resolve() for argument in arguments] == [ROOT / "tests"]:
+        files = sorted(map(str, ROOT.glob("tests/**/test_*.py")))
+        arguments[:] = begun_elsewhere(files, int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw")), workers)
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
+def begun_elsewhere(files: list[str], worker: int, workers: int) -> list[str]:
+    """All of them, for each worker from another place on."""
+    first = len(files) * worker // workers
+    return files[first:] + files[:first]
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes long first."""
-    items.sort(key=lambda item: _ORDER.get(item.nodeid.split("::", 1)[0], len(_ORDER)))
+    """What takes long first; in each worker the same order."""
+
+    def place(item: pytest.Item) -> tuple[int, str]:
+        path = item.nodeid.split("::", 1)[0]
+        return _ORDER.get(path, len(_ORDER)), path
+
+    items.sort(key=place)
 
 
 def pytest_collection_finish() -> None:
