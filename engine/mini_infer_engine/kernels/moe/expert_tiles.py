@@ -29,7 +29,7 @@ class ExpertTiles:
 MEAN_ROWS = {16: 10, 32: 20, 64: 96, 128: 128}
 """Height of a tile of tokens, and up to how many tokens of an expert on average it is taken: an expert with one more
 than the height has two tiles, and may read its weights twice. The highest is taken for all beyond."""
-_GATED = {16: Tile(32, 128, 2, 4), 32: Tile(64, 128, 4, 3), 64: Tile(64, 64, 4, 3), 128: Tile(128, 64, 8, 4)}
+_GATED = {16: Tile(32, 128, 2, 4), 32: Tile(64, 128, 4, 3), 64: Tile(64, 64, 4, 3), 128: Tile(128, 64, 8, 3)}
 _DOWN = {16: Tile(64, 128, 4, 3), 32: Tile(128, 128, 4, 3), 64: Tile(128, 64, 8, 4), 128: Tile(256, 64, 8, 4)}
 
 
