@@ -199,11 +199,16 @@ def blocked_weight(weight: Tensor) -> Tensor | None:
     """The weight in oneDNN's order for small batches, or None where there is no gain or no oneDNN.
 
     Without it every product of a decode step reorders the whole weight: 1.7 times the time at 16 tokens (8 layers of
-    width 256, AMD EPYC, torch 2.13). torch has these operators for its own compiled graphs only, hence the check.
+    width 256, AMD EPYC, torch 2.13). torch has these operators for its own compiled graphs only, hence the check. Of two
+    bytes an element oneDNN computes where the processor has instructions for it (AVX-512), others as torch does.
     """
     operators = torch.ops.mkldnn
     available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]  # torch leaves it untyped
     if weight.device.type != "cpu" or not available or not hasattr(operators, "_linear_pointwise"):
+        return None
+    if weight.dtype == torch.bfloat16 and not operators._is_mkldnn_bf16_supported():
+        return None
+    if weight.dtype == torch.float16 and not operators._is_mkldnn_fp16_supported():
         return None
     blocked: Tensor = operators._reorder_linear_weight(weight)
     return blocked

@@ -11,6 +11,7 @@ from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.config.generation import GenerationDefaults
 from mini_infer_engine.config.model_config import ModelConfig
 from mini_infer_engine.core.batch import Batch
+from mini_infer_engine.layers.linear import blocked_weight
 from mini_infer_engine.models.decoder import DecoderModel
 from mini_infer_engine.models.registry import MODELS, model_class, read_config
 from tests.support.tiny_models import (
@@ -196,6 +197,16 @@ def test_a_mixed_batch_equals_each_sequence_alone(page_size: int, tmp_path: Path
     for row, sequence, logits in zip(rows, sequences, actual, strict=True):
         expected = reference_logits(model, sequence)[row.start : row.start + row.count]
         assert (logits - expected).abs().max() <= TOLERANCE
+
+
+def test_weights_of_two_bytes_stay_as_they_are_where_the_processor_has_no_instructions_for_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("_is_mkldnn_bf16_supported", "_is_mkldnn_fp16_supported"):
+        monkeypatch.setattr(torch.ops.mkldnn, name, lambda: False)
+    assert blocked_weight(torch.ones(8, 8, dtype=torch.bfloat16)) is None
+    assert blocked_weight(torch.ones(8, 8, dtype=torch.float16)) is None
+    assert blocked_weight(torch.ones(8, 8)) is not None
 
 
 def test_bfloat16_stays_near_float32(tmp_path: Path) -> None:
