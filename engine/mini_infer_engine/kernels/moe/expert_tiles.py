@@ -1,6 +1,6 @@
 """How the products of experts are cut into tiles, by how many tokens an expert has on average.
 
-The rule follows times of three shapes on an H200: benchmarks/results/2026-11-24-experts.md.
+The rule follows times of three shapes on an H200: benchmarks/results/2026-11-24-one-h200.md.
 """
 
 from dataclasses import dataclass, replace
