@@ -199,8 +199,8 @@ def blocked_weight(weight: Tensor) -> Tensor | None:
     """The weight in oneDNN's order for small batches, or None where there is no gain or no oneDNN.
 
     Without it every product of a decode step reorders the whole weight: 1.7 times the time at 16 tokens (8 layers of
-    width 256, AMD EPYC, torch 2.13). torch has these operators for its own compiled graphs only, hence the check. Of two
-    bytes an element oneDNN computes where the processor has instructions for it (AVX-512), others as torch does.
+    width 256, AMD EPYC, torch 2.13). torch has these operators for its own compiled graphs only, hence the check.
+    Elements of two bytes oneDNN reorders where the processor has instructions for them (AVX-512).
     """
     operators = torch.ops.mkldnn
     available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]  # torch leaves it untyped

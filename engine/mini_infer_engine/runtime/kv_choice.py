@@ -14,6 +14,9 @@ log = logging.getLogger(__name__)
 
 _FP8_COMPUTE_CAPABILITY = (8, 9)
 """From which on a GPU converts e4m3, and Triton knows it."""
+_MOST_QUERY_HEADS = 32
+"""Of a KV head. With 71 decode attention was wrong now and then on an H200, where tiles of 64 rows and more take the
+tensor cores' wider instruction."""
 
 
 def kv_quantization_of(settings: EngineSettings, config: ModelConfig, device: torch.device) -> KVQuantization | None:
@@ -43,6 +46,8 @@ def _obstacle(kind: KVQuantization, settings: EngineSettings, config: ModelConfi
         return "attention_backend = 'flash' reads 16-bit pages only: use 'triton' or 'auto'"
     if device.type != "cuda" or settings.attention_backend == "torch":
         return None
+    if (group := config.num_heads // config.num_kv_heads) > _MOST_QUERY_HEADS:
+        return f"its {group} query heads a KV head are more than {_MOST_QUERY_HEADS}: leave it out"
     if kind is FP8 and torch.cuda.get_device_capability(device) < _FP8_COMPUTE_CAPABILITY:
         name = torch.cuda.get_device_name(device)
         return f"{name} has no e4m3, which needs compute capability 8.9 or later: use 'int8'"

@@ -148,9 +148,10 @@ def test_chunks_change_nothing(tmp_path: Path, kind: KVQuantization) -> None:
 
 def test_what_is_asked_for_and_cannot_be_had_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def chosen(name: str, checkpoint: str | None = None, device: str = "cpu", **settings: Any) -> KVQuantization | None:
-        model = settings.pop("architecture", "LlamaForCausalLM")
+        model, heads = settings.pop("architecture", "LlamaForCausalLM"), settings.pop("heads", {})
         asked = EngineSettings(model="m", kv_cache_dtype=name, **settings)  # type: ignore[arg-type]  # any name
-        return kv_quantization_of(asked, config(architecture=model, kv_cache_dtype=checkpoint), torch.device(device))
+        described = config(architecture=model, kv_cache_dtype=checkpoint, **heads)
+        return kv_quantization_of(asked, described, torch.device(device))
 
     assert [chosen(name) for name in ("auto", "fp8", "fp8_e4m3", "int8")] == [None, FP8, FP8, INT8]
     assert chosen("auto", "fp8") is FP8
@@ -160,3 +161,6 @@ def test_what_is_asked_for_and_cannot_be_had_is_refused(monkeypatch: pytest.Monk
     assert chosen("auto", "fp8", attention_backend="flash") is None
     with pytest.raises(ModelError, match="caches latents, which are small already: leave it out"):
         chosen("int8", architecture="DeepseekV2ForCausalLM")
+    with pytest.raises(ModelError, match="its 71 query heads a KV head are more than 32: leave it out"):
+        chosen("int8", device="cuda", heads={"num_heads": 71, "num_kv_heads": 1})
+    assert chosen("int8", heads={"num_heads": 71, "num_kv_heads": 1}) is INT8
