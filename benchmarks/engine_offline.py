@@ -8,6 +8,8 @@ of a peer; later ones are only of those within 2 % of the best in some figure. F
 are to the best variant, figure by figure. The engines start at the same time: "start s" is not compared here, but in
 startup.py. With --one-by-one each engine has the whole GPU, for models of which it holds no two, and all its rounds
 before the next one starts. --loads names the figures that are wanted by how they begin: "w1,itl ms bs 1,ttft".
+--checkpoint has all engines load one checkpoint of random weights, which is written first: what a pass of a mixture of
+experts reads depends on how its router spreads tokens, and so on the weights.
 
 Engines: ours, baseline (ours from another checkout, which BASELINE names), vllm, vllm-inproc (its core in the same
 process), nano-vllm, transformers (batch 1 only). PEER_SITE names a folder of packages that only peers see. The loads
@@ -20,7 +22,7 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import count, islice, takewhile
 from pathlib import Path
@@ -34,6 +36,7 @@ from common.models import MEASURED, Bound, kv_bytes_per_token, model_folder, voc
 from common.quiet import measuring
 from common.record import Record
 from common.report import Runs, boot_id, integers, make_parser, medians_of, print_table, save, say, words
+from common.shared_checkpoint import shared_checkpoint
 from common.targets import Target, is_rate, print_verdicts, ratio_target, verdict_cells
 
 _NEAR = 1.02
@@ -181,8 +184,13 @@ def main() -> int:
         for model in [engines.SMOKE_MODEL] if options.smoke else options.models:
             if budget.allows("start", options.peer_start_s if peers else 0.0):
                 result["runs"][model] = {}
-                for group in [[one] for one in contenders] if options.one_by_one else [contenders]:
-                    side_by_side(model, model_folder(model, Path(root)), group, options, budget, result)
+                with _weights(model_folder(model, Path(root)), Path(root), options, budget, result) as (
+                    folder,
+                    settings,
+                ):
+                    chosen = [replace(one, settings=one.settings | settings) for one in contenders]
+                    for group in [[one] for one in chosen] if options.one_by_one else [chosen]:
+                        side_by_side(model, folder, group, options, budget, result)
     result["shown"] = {model: show(model, runs) for model, runs in result["runs"].items()}
     save(options.out, result)
     if options.plot and any(found["ratios"] for found in result["shown"].values()):
@@ -190,9 +198,26 @@ def main() -> int:
     return int(bool(result["errors"]))
 
 
+@contextmanager
+def _weights(
+    folder: str, root: Path, options: argparse.Namespace, budget: Budget, result: dict[str, Any]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The folder that engines load, and settings: each makes its own weights, or all read one checkpoint."""
+    if not options.checkpoint:
+        yield folder, {}
+        return
+    target = root / f"{Path(folder).name}-written"
+    with shared_checkpoint(folder, target, None, budget) as written:
+        if "error" in written:
+            result["errors"].append(f"{folder}, checkpoint: {written['error']}")
+        result.setdefault("checkpoints", {})[Path(folder).name] = written
+        yield str(target), {"load_format": "auto"}
+
+
 def parse() -> argparse.Namespace:
     """Flags."""
     parser = make_parser(__doc__, starts_peers=True)
+    parser.add_argument("--checkpoint", action="store_true", help="all engines load one checkpoint, written first")
     parser.add_argument("--engines", type=words, default=words("ours,vllm,vllm-inproc"), metavar="NAME,...")
     parser.add_argument("--models", type=words, default=MEASURED, metavar="NAME,...")
     parser.add_argument("--rounds", type=int, default=3, help="of all loads, the engines in turns")

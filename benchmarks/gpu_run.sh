@@ -18,7 +18,7 @@
 #   GPU_DIR=.gpu         what pack_gpu.sh made; not needed where all packages are installed
 #   GPU_NIXL_DIR=.gpu-nixl   what pack_gpu.sh --nixl made: needed by kv_transfer, disaggregation, kv_tests and kv_disturbances
 #   PEER_SITE=DIR        a folder of the peer's packages, if it is not installed
-#   PEER_PARTS=DIR       or parts p1, p2, p3 of which unpack.sh in p1 makes that folder; each may come in a call of its own
+#   PEER_PARTS=.gpu-peer what pack_peer.sh made: libraries.tar.xz and packages.tar.xz; each may come in a call of its own
 #   SITE=/tmp/mini-infer-site   where things are unpacked, once; later calls add their models to offline.json there, and
 #                        offline engines start from what serving's servers have compiled
 # A stage that fails ends neither the run nor the others; the exit status is the number of them.
@@ -32,7 +32,7 @@ models=${MODELS:-qwen2.5-7b,qwen2.5-1.5b,qwen3-0.6b}
 mns=${MNS:-512}
 peers=(--peer-start-s "${PEER_START_S:-180}")
 stages=${*:-tests serving offline interference memory ablations attention}
-mkdir -p "$out" "$site/parts"
+mkdir -p "$out" "$site"
 export PYTHONUNBUFFERED=1 QUIET_FILE=$site/quiet TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-$site/triton}
 
 once() { # file command...: the file tells that it was done
@@ -46,20 +46,16 @@ install_nixl() { # where it is carried in a call of its own, later than the othe
   $python -m pip install --quiet --no-index --no-deps --no-compile --upgrade --target "$site/nixl" "$nixl"/wheels/*.whl
 }
 unpack_flash() { mkdir -p "$site/flash" && tar -xf "$(echo "$directory"/flash_attn.tar.*)" -C "$site/flash"; }
-unpack_peer() { # compiled here, or its first start would compile thousands of modules
-  sh "$site/parts/p1/unpack.sh" "$site/parts" "$site/peer" && rm -r "$site"/parts/p? &&
-    { $python -m compileall -qq -j 0 "$site/peer" || true; }
+unpack_peer() { # part: packages are compiled here, or the peer's first start would compile thousands of modules
+  mkdir -p "$site/peer" && tar -xf "$PEER_PARTS/$1.tar.xz" -C "$site/peer" && { $python -m compileall -qq -j 0 "$site/peer" || true; }
 }
 nixl=${GPU_NIXL_DIR:-.gpu-nixl}
 [ -d "$nixl/wheels" ] && { once "$site/nixl-installed" install_nixl || exit 103; }
 [ -d "$directory/wheels" ] && { once "$site/wheels-installed" install_wheels || exit 100; }
 compgen -G "$directory/flash_attn.tar.*" >/dev/null && { once "$site/flash-unpacked" unpack_flash || exit 101; }
-if [ -n "${PEER_PARTS:-}" ] && [ ! -f "$site/peer-unpacked" ]; then
-  for part in p1 p2 p3; do [ -d "$PEER_PARTS/$part" ] && cp -r "$PEER_PARTS/$part" "$site/parts/"; done
-  if [ -d "$site/parts/p1" ] && [ -d "$site/parts/p2" ] && [ -d "$site/parts/p3" ]; then
-    once "$site/peer-unpacked" unpack_peer || exit 102
-  fi
-fi
+for part in libraries packages; do
+  [ -f "${PEER_PARTS:-}/$part.tar.xz" ] && { once "$site/peer-$part" unpack_peer "$part" || exit 102; }
+done
 flash=$(find "$site/flash" -maxdepth 3 -type d -name flash_attn 2>/dev/null | head -1)
 parts=("$PWD/contract" "$PWD/engine" "$PWD/gateway" "$PWD/operator")
 [ -d "$site/ours" ] && parts+=("$site/ours")
@@ -68,7 +64,7 @@ parts=("$PWD/contract" "$PWD/engine" "$PWD/gateway" "$PWD/operator")
 [ -n "${PYTHONPATH:-}" ] && parts+=("$PYTHONPATH")
 PYTHONPATH=$(IFS=:; echo "${parts[*]}")
 export PYTHONPATH
-[ -z "${PEER_SITE:-}" ] && [ -f "$site/peer-unpacked" ] && export PEER_SITE=$site/peer
+[ -z "${PEER_SITE:-}" ] && [ -f "$site/peer-libraries" ] && [ -f "$site/peer-packages" ] && export PEER_SITE=$site/peer
 
 fetch_soak() { if [ -f "$site/soak.json" ]; then cp "$site/soak.json" "$site/soak.log" "$out/"; fi; }
 failed=0

@@ -12,7 +12,6 @@ writes the fastest configs to the folder of --out, in the file that belongs into
 """
 
 import argparse
-import shutil
 import tempfile
 import time
 from collections.abc import Iterator
@@ -26,6 +25,7 @@ from common.budget import Budget
 from common.isolation import isolated
 from common.models import model_folder, vocabulary
 from common.report import integers, make_parser, print_table, save, say, words
+from common.shared_checkpoint import shared_checkpoint
 from common.targets import Target, print_verdicts
 
 _WANTED = ("itl ms", "w2 tok_s", "ttft ms 512", "ttft ms 4096")
@@ -64,17 +64,6 @@ def measure(
         loaded, sizes, 0, lambda name: name.startswith(_SMOKE_LOADS if smoke else wanted)
     ):
         yield {name: value}
-
-
-def write_checkpoint(folder: str, target: str, weights: dict[str, Any]) -> Iterator[dict[str, float]]:
-    """A checkpoint of packed integers, on the GPU if there is one; in a process of its own, whose memory is freed."""
-    import torch
-    from common.packed_checkpoint import write_packed_checkpoint
-
-    begin = time.perf_counter()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    written = write_packed_checkpoint(Path(folder), Path(target), weights, device)
-    yield {"checkpoint GB": written / 1e9, "checkpoint written in s": time.perf_counter() - begin}
 
 
 def speed(options: argparse.Namespace) -> int:
@@ -128,18 +117,12 @@ def _checkpoint(
     if scheme not in _CHECKPOINTS or not peers or not budget.allows("checkpoint", 15.0):
         yield None, {}
         return
-    weights, target = _CHECKPOINTS[scheme], root / f"{Path(folder).name}-{scheme}"
+    weights = _CHECKPOINTS[scheme]
     if options.smoke and "group_size" in weights:
         weights = weights | {"group_size": _SMOKE_GROUP}
-    say(f"checkpoint of {scheme}")
-    with budget.spending("checkpoint"):
-        written = isolated(
-            write_checkpoint, folder, str(target), weights, timeout_s=budget.left_s, note=lambda part: say(f"  {part}")
-        )
-    try:
+    target = root / f"{Path(folder).name}-{scheme}"
+    with shared_checkpoint(folder, target, weights, budget) as written:
         yield None if "error" in written else str(target), written
-    finally:
-        shutil.rmtree(target, ignore_errors=True)
 
 
 def compared(found: dict[str, dict[str, float]]) -> dict[str, float]:

@@ -63,9 +63,10 @@ def test_beside_a_peer(tmp_path: Path) -> None:
     assert plot.exists()
 
     out.write_text(json.dumps(offline | {"runs": {"other": runs}}))
-    again = ("--resume", str(out), "--rounds", "1", "--engines", "ours")
+    again = ("--resume", str(out), "--rounds", "1", "--engines", "ours", "--checkpoint")
     resumed, _ = run("engine_offline.py", tmp_path / "again.json", *again)
     assert list(resumed["runs"]) == ["other", "tiny"]
+    assert resumed["checkpoints"]["tiny"]["checkpoint GB"] > 0
     out.write_text(json.dumps(offline))
 
     serving, table = run("engine_serving.py", tmp_path / "serving.json", "--offline", str(out), **peer)

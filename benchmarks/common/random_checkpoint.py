@@ -1,8 +1,9 @@
-"""Checkpoints of random integers as compressed-tensors packs them ("pack-quantized"), for engines that read one file.
+"""Checkpoints of random weights that all engines read, in bf16 or as integers that compressed-tensors packs.
 
-An engine that makes its own weights (`load_format=dummy`) may leave packed integers unwritten, mostly zeros, and
-products of zeros draw less power and so are faster. Which tensors a model has, and of which shapes, our own reader of
-the format says.
+An engine that makes its own weights (`load_format=dummy`) may make them so that its passes do less: integers that it
+leaves unwritten are mostly zeros, and products of zeros draw less power; weights so small that all rows of a batch go
+on with one token have the router of a mixture choose few experts, and the others are not read. Which tensors a model
+has, and of which shapes, our own reader of the format says.
 """
 
 import json
@@ -27,21 +28,23 @@ _WRITERS = 4
 Shapes = dict[str, tuple[int, ...]]
 
 
-def write_packed_checkpoint(folder: Path, target: Path, weights: dict[str, Any], device: torch.device) -> int:
-    """The model of `folder` with all linear layers but the head as integers, made on `device`; bytes of its tensors.
+def write_random_checkpoint(folder: Path, target: Path, weights: dict[str, Any] | None, device: torch.device) -> int:
+    """The model that `folder`'s config.json describes, with weights made on `device`; bytes of its tensors.
 
-    weights: of compressed-tensors' config group, num_bits, strategy and group_size.
+    weights: None, all are bf16; or all linear layers but the head are integers as `weights` of a config group of
+    compressed-tensors says: num_bits, strategy and group_size.
     """
     _write_config(folder, target, weights)
     shapes, originals = _shapes(target)
     shards = list(_shards(shapes))
     names = [f"model-{number:05}-of-{len(shards):05}.safetensors" for number in range(1, len(shards) + 1)]
     index, total = {}, 0
+    bits = weights["num_bits"] if weights else 16
     generator = torch.Generator(device).manual_seed(0)
     with ThreadPoolExecutor(_WRITERS) as pool:
         writes = []
         for file, shard in zip(names, shards, strict=True):
-            tensors = {name: _random(name, shape, weights["num_bits"], generator) for name, shape in shard.items()}
+            tensors = {name: _random(name, shape, bits, generator) for name, shape in shard.items()}
             tensors |= {name: torch.tensor(originals[name]) for name in map(_shape_name, shard) if name in originals}
             writes.append(pool.submit(save_file, tensors, target / file, {"format": "pt"}))
             index |= dict.fromkeys(tensors, file)
@@ -53,34 +56,40 @@ def write_packed_checkpoint(folder: Path, target: Path, weights: dict[str, Any],
     return total
 
 
-def _write_config(folder: Path, target: Path, weights: dict[str, Any]) -> None:
+def _write_config(folder: Path, target: Path, weights: dict[str, Any] | None) -> None:
+    target.mkdir(parents=True)
+    if (folder / "generation_config.json").exists():
+        shutil.copy(folder / "generation_config.json", target)
+    config = json.loads((folder / "config.json").read_text())
+    if weights:
+        config["quantization_config"] = _packed_quantization(weights)
+    (target / "config.json").write_text(json.dumps(config))
+
+
+def _packed_quantization(weights: dict[str, Any]) -> dict[str, Any]:
     group = {
         "targets": ["Linear"],
         "weights": {"type": "int", "symmetric": True, "dynamic": False} | weights,
         "input_activations": None,
         "output_activations": None,
     }
-    quantization = {
+    return {
         "quant_method": "compressed-tensors",
         "format": "pack-quantized",
         "quantization_status": "compressed",
         "ignore": ["lm_head"],
         "config_groups": {"group_0": group},
     }
-    target.mkdir(parents=True)
-    if (folder / "generation_config.json").exists():
-        shutil.copy(folder / "generation_config.json", target)
-    config = json.loads((folder / "config.json").read_text())
-    (target / "config.json").write_text(json.dumps(config | {"quantization_config": quantization}))
 
 
 def _shapes(folder: Path) -> tuple[Shapes, Shapes]:
     """Every tensor of the checkpoint that this config.json describes, and what `weight_shape` of packed ones says."""
     config = read_config(folder)
-    assert config.quantization is not None, "it was just written"
     with torch.device("meta"):
         model = model_class(config.architecture)(config)
         plain = {name: tuple(placement.target.shape) for name, placement in model.checkpoint_tensors().items()}
+        if config.quantization is None:
+            return plain, {}
         quantize_layers(model, config.quantization)
     shapes = {name: tuple(placement.target.shape) for name, placement in model.checkpoint_tensors().items()}
     return shapes, {f"{name}_shape": shape for name, shape in plain.items() if name not in shapes}

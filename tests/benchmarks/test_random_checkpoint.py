@@ -1,4 +1,4 @@
-"""Checkpoints of random integers are what compressed-tensors' documentation says, and our engine reads them so."""
+"""Checkpoints of random weights, which our engine reads; integers are what compressed-tensors' documentation says."""
 
 import json
 import sys
@@ -16,20 +16,29 @@ from tests.support.tiny_models import PageDealer, run_chunks, tiny_runner
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from common import packed_checkpoint
+from common import random_checkpoint
 from common.models import CONFIGS, model_folder
-from common.packed_checkpoint import write_packed_checkpoint
+from common.random_checkpoint import write_random_checkpoint
 
 TOKENS = [(position * 37 + 11) % 190 + 5 for position in range(40)]
 CHANNELS = {"num_bits": 8, "strategy": "channel"}
 GROUPS = {"num_bits": 4, "strategy": "group", "group_size": 32}
 CPU = torch.device("cpu")
+MIXTURE = CONFIGS["tiny"] | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "head_dim": 16,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "norm_topk_prob": True,
+}
 
 
-def written(root: Path, weights: dict[str, Any]) -> tuple[Path, dict[str, Tensor]]:
+def written(root: Path, weights: dict[str, Any] | None, model: str = "tiny") -> tuple[Path, dict[str, Tensor]]:
     """The tiny shape's folder, and all its tensors."""
     folder = root / "packed"
-    size = write_packed_checkpoint(Path(model_folder("tiny", root)), folder, weights, CPU)
+    size = write_random_checkpoint(Path(model_folder(model, root)), folder, weights, CPU)
     index = json.loads((folder / "model.safetensors.index.json").read_text())
     tensors: dict[str, Tensor] = {}
     for file in folder.glob("*.safetensors"):
@@ -65,7 +74,7 @@ def dequantised(tensors: dict[str, Tensor], weights: dict[str, Any]) -> dict[str
 def test_what_is_written_is_what_our_engine_reads(
     weights: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packed_checkpoint, "_SHARD_BYTES", 20_000)
+    monkeypatch.setattr(random_checkpoint, "_SHARD_BYTES", 20_000)
     folder, tensors = written(tmp_path, weights)
     assert len(list(folder.glob("*.safetensors"))) > 2
     plain = dequantised(tensors, weights)
@@ -97,3 +106,20 @@ def test_a_packed_layer_has_the_documented_tensors_and_no_others(tmp_path: Path)
     assert all(name.endswith(("norm.weight", "_proj.bias", "embed_tokens.weight")) for name in others)
     words = of_layer[f"{path}.weight_packed"]
     assert (words < 0).float().mean() > 0.3, "the highest bits are random, too"
+
+
+@pytest.mark.parametrize("model", ["tiny", "tiny-mixture"])
+def test_plain_weights_are_whole_and_spread(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mixture's router must send different tokens to different experts, or its passes read a few experts alone."""
+    monkeypatch.setitem(CONFIGS, "tiny-mixture", MIXTURE)
+    folder, tensors = written(tmp_path, None, model)
+    assert all(tensor.dtype == torch.bfloat16 for tensor in tensors.values())
+    runner = tiny_runner(folder, dtype="float32")
+    logits = run_chunks(runner, TOKENS, PageDealer(runner).table(40), [40])
+    assert logits.isfinite().all()
+    assert logits.abs().max() > 1e-2
+    if model == "tiny-mixture":
+        embedded = tensors["model.embed_tokens.weight"].float()
+        embedded /= embedded.pow(2).mean(dim=1, keepdim=True).sqrt()
+        chosen = (embedded @ tensors["model.layers.0.mlp.gate.weight"].float().T).topk(2).indices.unique()
+        assert len(chosen) == MIXTURE["num_experts"]
