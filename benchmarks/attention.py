@@ -81,7 +81,7 @@ def decode_calls(
     rotation = Rotation(still.to(DEVICE, DTYPE))
     config = kernel_policy(torch.device(DEVICE)).decode_config(rows, kv_heads)
     plan = plan_decode(  # once a pass, for all layers
-        slots, positions, kv_heads, tokens, config=config, group=q_heads // kv_heads
+        slots, positions, positions, kv_heads, tokens, config=config, group=q_heads // kv_heads
     )
     workspace = Workspace(torch.device(DEVICE))
     calls["ours"] = lambda pages: decode_attention(qkv, rotation, pages, tables, plan, scale=SCALE, workspace=workspace)

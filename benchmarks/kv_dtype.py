@@ -81,7 +81,7 @@ def attention(options: argparse.Namespace) -> Iterator[dict[str, float]]:
                 positions = torch.full((rows,), tokens - 1, device=device)
                 config = policy.decode_config(rows, KV_HEADS, quantized=spec.quantization is not None)
                 group = Q_HEADS // KV_HEADS
-                plan = plan_decode(slots, positions, KV_HEADS, tokens, config=config, group=group)
+                plan = plan_decode(slots, positions, positions, KV_HEADS, tokens, config=config, group=group)
 
                 def decode(layer: torch.Tensor) -> torch.Tensor:
                     return decode_attention(qkv, rotation, layer, tables, plan, scale=scale, workspace=workspace)
@@ -91,7 +91,7 @@ def attention(options: argparse.Namespace) -> Iterator[dict[str, float]]:
                 yield {f"decode {rows} x {tokens}, {name}, TB/s": rows * width * spec.page_bytes / layers / took / 1e6}
                 tunes = options.tune and kind == "fp8" and (rows, tokens) in _TUNED
                 for other, label in other_configs(config, policy.profile.sm_count) if tunes else ():
-                    plan = plan_decode(slots, positions, KV_HEADS, tokens, config=other, group=group)
+                    plan = plan_decode(slots, positions, positions, KV_HEADS, tokens, config=other, group=group)
                     with contextlib.suppress(triton.OutOfResources):  # it is no candidate
                         took = microseconds([lambda layer=layer, run=decode: run(layer) for layer in pages])
                         yield {f"decode {rows} x {tokens}, {name}, {label}, us": took}

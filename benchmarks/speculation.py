@@ -252,7 +252,7 @@ class Script:
             tokens = sampled[: rows * queries].view(rows, queries)[:, :-1]
             right = torch.rand(tokens.shape, device=tokens.device) < self._chance
             guesses = torch.where(right, tokens, (tokens + 1) % 1000)
-            places = state.lengths[own][:, None] + torch.arange(1, queries, device=tokens.device)
+            places = state.positions[own][:, None] + torch.arange(1, queries, device=tokens.device)
             history[own[:, None], places.long()] = guesses.int()
             settle(slots, limits, sampled, state, history, results)
 

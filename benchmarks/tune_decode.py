@@ -113,7 +113,9 @@ class Setting:
         group = self.q_heads // self.kv_heads
         serving = policy().decode_config(len(self.lengths), self.kv_heads)
         config = serving if config is None else replace(config, pdl=serving.pdl)
-        return plan_decode(self.slots, self.positions, self.kv_heads, MOST_TOKENS, config=config, group=group)
+        return plan_decode(
+            self.slots, self.positions, self.positions, self.kv_heads, MOST_TOKENS, config=config, group=group
+        )
 
     def fused(self, pages: Tensor, plan: DecodePlan) -> Tensor:
         """One layer's attention."""

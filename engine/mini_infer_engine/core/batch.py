@@ -23,7 +23,7 @@ class Row(msgspec.Struct, gc=False):
     slot: int
     """Index of the sequence in the runner's per-sequence state, 0 <= slot < max_num_seqs; its own while it runs."""
     start: int
-    """Tokens of this sequence that are in the KV cache before the pass: the position of the first new token.
+    """Tokens of this sequence that are in the KV cache before the pass: the cache index of the first new token.
 
     Of a decode row the most that there may be, for some guesses of a pass in flight may be rejected. The runner knows
     the true number; `output_index` is an upper bound in the same way.
@@ -33,7 +33,7 @@ class Row(msgspec.Struct, gc=False):
     token_ids: Sequence[int] | None
     """The `count` new tokens, or None, in a decode row: the one that the runner sampled last for this slot, unseen."""
     page_table: Sequence[int]
-    """Ids of the pages that hold tokens [0, start + count), in order; may be longer. Read during launch only."""
+    """Ids of the pages that hold cache indexes [0, start + count), in order; may be longer. Read during launch only."""
     sampling: SamplingParams | None
     """None: a prefill chunk that is not the last, nothing is sampled."""
     noise_seed: int = 0
@@ -58,6 +58,17 @@ class Row(msgspec.Struct, gc=False):
     """
     num_samples: int = 1
     """Of a sampling row: its last tokens from which is sampled. A runner's own, for guesses that it checks."""
+    position_offset: int = 0
+    """Of the new tokens: position in the text less cache index. Zero while all tokens before them are in the cache.
+
+    Rotary embedding and whatever looks back on the text go by positions; pages, what attention reads and its masks by
+    cache indexes. So a sliding window counts cached tokens: it is one of positions as long as all within it are cached.
+    """
+
+    @property
+    def position(self) -> int:
+        """Of the first new token, in the text; an upper bound where `start` is one."""
+        return self.start + self.position_offset
 
 
 @dataclass(slots=True, frozen=True)

@@ -116,7 +116,7 @@ class Scheduler:
         group.free_slots = []
 
     def _leave(self, sequence: Sequence, why: State) -> None:
-        if sequence.slot < 0:
+        if sequence.is_in_line:
             _remove(self.waiting, sequence)
             self._drop_host_pages(sequence)
             sequence.state = State.ENDED
@@ -349,7 +349,7 @@ class Scheduler:
                 return False  # pages come with the next commit
             victim = self.running[-1]
             self.leave(victim, State.PREEMPTED)
-            if sequence.is_leaving or sequence.slot < 0:
+            if sequence.state is not State.RUNNING:  # it was the victim, or of its group
                 return False
         sequence.pages.append(self.pool.allocate())
         return True

@@ -86,7 +86,10 @@ class Sequence:
     num_prefill: int = 0
     """Set at admission: tokens known then; they are computed in chunks, and what follows is decoding."""
     num_computed: int = 0
-    """Tokens that are in the KV cache once all launched passes have run; `num_uncertain` of them may be rejected."""
+    """Tokens that are in the KV cache once all launched passes have run; `num_uncertain` of them may be rejected.
+
+    None of them is ever evicted, so that it is the next token's position as well as its cache index.
+    """
     num_uncertain: int = 0
     """Guesses of passes in flight."""
     speculates: bool = False
@@ -127,6 +130,11 @@ class Sequence:
         for name in self.__slots__:
             setattr(other, name, getattr(self, name))
         return other
+
+    @property
+    def is_in_line(self) -> bool:
+        """Whether it waits for slot and pages."""
+        return self.state in (State.WAITING, State.SWAPPED)
 
     @property
     def is_leaving(self) -> bool:

@@ -133,7 +133,17 @@ class StepReader:
 def following(last: Row, page_table: Any) -> Row:
     """The decode row after `last`, where nothing else has changed."""
     start, index = last.start + last.count, last.output_index + 1
-    return Row(last.slot, start, 1, None, page_table, last.sampling, last.noise_seed, index)
+    return Row(
+        last.slot,
+        start,
+        1,
+        None,
+        page_table,
+        last.sampling,
+        last.noise_seed,
+        index,
+        position_offset=last.position_offset,
+    )
 
 
 def masks_message(masks: TokenMasks) -> Sample:

@@ -1,9 +1,10 @@
-"""Embedding lookup of a decode step: from each row's slot to its last token's embedding and its position."""
+"""What a decode step reads of each row's slot: its last token's embedding, its position and its cache index."""
 
 import torch
 import triton
 import triton.language as tl
 
+from mini_infer_engine.kernels.sampling.sampling_state import SamplingState
 from mini_infer_engine.kernels.sizes import cdiv
 
 
@@ -11,11 +12,13 @@ from mini_infer_engine.kernels.sizes import cdiv
 def _gather(
     slots,
     last_tokens,
-    lengths,
+    slot_positions,
+    slot_kv_lengths,
     embedding,
     scales,
     hidden,
     positions,
+    kv_lengths,
     width,
     first_token,
     num_tokens,
@@ -35,40 +38,65 @@ def _gather(
         values = (integers.to(tl.float32) * scale).to(hidden.dtype.element_ty)
     tl.store(hidden + row.to(tl.int64) * width + offsets, values, mask=mask)
     if tl.program_id(1) == 0:
-        tl.store(positions + row, tl.load(lengths + slot).to(tl.int64))
+        tl.store(positions + row, tl.load(slot_positions + slot).to(tl.int64))
+        tl.store(kv_lengths + row, tl.load(slot_kv_lengths + slot).to(tl.int64))
+
+
+@triton.jit(do_not_specialize=["padding_slot"], do_not_specialize_on_alignment=["slots"])
+def _gather_places(slots, slot_positions, slot_kv_lengths, positions, kv_lengths, padding_slot):
+    """Program (row)."""
+    row = tl.program_id(0)
+    slot = tl.load(slots + row).to(tl.int64)
+    tl.store(positions + row, tl.load(slot_positions + slot).to(tl.int64))
+    tl.store(kv_lengths + row, tl.where(slot == padding_slot, -1, tl.load(slot_kv_lengths + slot)).to(tl.int64))
 
 
 def gather_decode_inputs(
     slots: torch.Tensor,
-    last_tokens: torch.Tensor,
-    lengths: torch.Tensor,
+    state: SamplingState,
     embedding: torch.Tensor,
     *,
     first_token: int = 0,
     scales: torch.Tensor | None = None,
     dtype: torch.dtype | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(hidden [rows, width], positions [rows] int64) of the token sampled last in each slot.
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(hidden [rows, width], positions, kv_lengths [rows] int64) of the token sampled last in each slot [rows] int32.
 
-    slots [rows] int32 index last_tokens and lengths (tokens in the cache, so the new token's position). The table may
-    be a rank's, from `first_token` on: of other tokens the embedding is zeros. scales [tokens] fp32 where it is of
-    integers, which become `dtype`.
+    The table may be a rank's, from `first_token` on: of other tokens the embedding is zeros. scales [tokens] fp32 where
+    it is of integers, which become `dtype`.
     """
     rows, width = slots.shape[0], embedding.shape[1]
     hidden = torch.empty((rows, width), dtype=dtype or embedding.dtype, device=slots.device)
-    positions = torch.empty(rows, dtype=torch.int64, device=slots.device)
+    positions, kv_lengths = _places(rows, slots.device)
     _gather[(rows, cdiv(width, 1024))](
         slots,
-        last_tokens,
-        lengths,
+        state.last_tokens,
+        state.positions,
+        state.kv_lengths,
         embedding,
         scales,
         hidden,
         positions,
+        kv_lengths,
         width,
         first_token,
         embedding.shape[0],
         BLOCK=1024,
         num_warps=4,
     )
-    return hidden, positions
+    return hidden, positions, kv_lengths
+
+
+def gather_places(
+    slots: torch.Tensor, state: SamplingState, padding_slot: int = -1
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(positions, kv_lengths) [rows] int64 of slots [rows]; kv_lengths are -1 in rows of the `padding_slot`."""
+    positions, kv_lengths = _places(slots.shape[0], slots.device)
+    _gather_places[(slots.shape[0],)](
+        slots, state.positions, state.kv_lengths, positions, kv_lengths, padding_slot, num_warps=1
+    )
+    return positions, kv_lengths
+
+
+def _places(rows: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.empty(rows, dtype=torch.int64, device=device), torch.empty(rows, dtype=torch.int64, device=device)

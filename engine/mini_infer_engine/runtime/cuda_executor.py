@@ -29,6 +29,7 @@ from mini_infer_engine.core.speculation.pass_times import GuessCosts
 from mini_infer_engine.device import to_device
 from mini_infer_engine.kernels.context import KernelContext
 from mini_infer_engine.kernels.copy_pages import copy_pages
+from mini_infer_engine.kernels.embed_decode import gather_places
 from mini_infer_engine.kernels.gemm.gemm_rules import K_SPLITS
 from mini_infer_engine.kernels.gemm.tuned_configs import LARGE_M_ROWS
 from mini_infer_engine.kernels.moe.expert_tiles import MEAN_ROWS
@@ -211,6 +212,7 @@ class CudaExecutor:
         for values in (logits, scores):
             apply_token_masks(values, no_mask)
         count_sampled(padding, self.state.state, self.sampling.penalties)
+        gather_places(padding.long(), self.state.state)
         self.sampling.logprobs.compile_kernels(logits, padding, self.state.state.last_tokens)
         config, device = worker.config, worker.device
         summands = torch.zeros((max(K_SPLITS), 1, config.hidden_size), dtype=worker.dtype, device=device)
@@ -482,9 +484,10 @@ class CudaExecutor:
             known = self.state.state
             pending = known.last_tokens.index_select(0, inputs.pending_slots)
             token_ids = token_ids.index_copy(0, inputs.pending_tokens, pending)
-            # The host's positions are too high where guesses of a pass in flight are wrong.
-            positions = known.lengths.index_select(0, inputs.pending_slots).to(inputs.positions.dtype)
+            # The host's places are too high where guesses of a pass in flight are wrong. Decode rows have one token.
+            positions, kv_lengths = gather_places(inputs.pending_slots, known)
             inputs.positions = inputs.positions.index_copy(0, inputs.pending_tokens, positions)
+            inputs.kv_lengths = inputs.kv_lengths.index_copy(0, inputs.pending_tokens, kv_lengths)
         attention: AttentionPass = self.attention.plan(inputs, every_token=every_token)
         attention = attention if marks is None else MarkedAttention(attention, marks)
         if self.stage is None or self.stage.is_first:

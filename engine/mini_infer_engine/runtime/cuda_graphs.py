@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mini_infer_engine.core.batch import Row, continued_slots
 from mini_infer_engine.kernels.attention.prefill_rows import PrefillRows
-from mini_infer_engine.kernels.embed_decode import gather_decode_inputs
+from mini_infer_engine.kernels.embed_decode import gather_decode_inputs, gather_places
 from mini_infer_engine.kernels.sampling.state_update import STATE_FIELDS, update_slots
 from mini_infer_engine.models.decoder import DecoderModel
 from mini_infer_engine.ops.base import Ops, ResidualState
@@ -105,7 +105,7 @@ def record(run: Callable[[], None], memory: Any) -> torch.cuda.CUDAGraph:
 
 
 class DecodeGraph:
-    """One new token for each of `bucket` slots; the device knows their tokens and positions."""
+    """One new token for each of `bucket` slots; the device knows their tokens, positions and cache indexes."""
 
     def __init__(self, parts: CapturedModel, bucket: int, memory: Any) -> None:
         self._parts, self._bucket = parts, bucket
@@ -117,10 +117,9 @@ class DecodeGraph:
         slots = parts.slots[: self._bucket]
         if parts.begins:
             table = model.embeddings
-            hidden, positions = gather_decode_inputs(
+            hidden, positions, kv_lengths = gather_decode_inputs(
                 slots,
-                state.last_tokens,
-                state.lengths,
+                state,
                 table.weight,
                 first_token=table.first_token,
                 scales=table.scales,
@@ -128,8 +127,9 @@ class DecodeGraph:
             )
             hidden = model.scale_embeddings(parts.ops.sum_embeddings(hidden))
         else:
-            hidden, positions = parts.entering(self._bucket), state.lengths.index_select(0, slots).to(torch.int64)
-        attend = parts.attention.decode(parts.state.page_tables, slots, positions)
+            hidden = parts.entering(self._bucket)
+            positions, kv_lengths = gather_places(slots, state)
+        attend = parts.attention.decode(parts.state.page_tables, slots, positions, kv_lengths)
         residual = model(parts.ops, hidden, TritonAttentionPass(attend, attend, None))
         if not parts.samples:
             parts.leave(residual)
@@ -210,10 +210,10 @@ class PrefillGraph:
             assert row.token_ids is not None
             stop, end = begin + row.count, row.start + row.count
             pages = np.array(row.page_table[: -(-end // page_size)], dtype=np.int32)
-            places = np.arange(row.start, end, dtype=np.int32)
+            cache_indexes = np.arange(row.start, end, dtype=np.int32)
             token_ids[begin:stop] = np.asarray(row.token_ids)
-            positions[begin:stop] = places
-            kv_index[begin:stop] = pages[places // page_size] * page_size + places % page_size
+            positions[begin:stop] = cache_indexes + row.position_offset
+            kv_index[begin:stop] = pages[cache_indexes // page_size] * page_size + cache_indexes % page_size
             tables[index * self._width : index * self._width + len(pages)] = pages
             query_starts[index + 1 :] = stop
             ends[index] = end
@@ -237,7 +237,9 @@ class PrefillGraph:
         selected = attention.prefill(last_tokens, positions, kv_index, sample_rows)
         if self.num_decodes:
             token_ids = self._with_decodes(token_ids, decode_slots)
-            decode = attention.decode(state.page_tables, decode_slots, self._decode_positions(decode_slots))
+            # The device's, since the host may not know how many guesses were right.
+            places = gather_places(decode_slots, state.state, state.padding_slot)
+            decode = attention.decode(state.page_tables, decode_slots, *places)
             attend, selected = (decodes_before_prefill(one, decode, self.num_decodes) for one in (attend, selected))
         hidden = model.embed(parts.ops, token_ids) if parts.begins else parts.entering(self.num_tokens)
         if not parts.samples:
@@ -245,12 +247,6 @@ class PrefillGraph:
             return
         residual = model(parts.ops, hidden, TritonAttentionPass(attend, selected, sample_rows))
         model.logits(parts.ops, residual, parts.logits[: sample_rows.shape[0]])
-
-    def _decode_positions(self, decode_slots: Tensor) -> Tensor:
-        """[decodes] int32: the device's, since the host may not know how many guesses were right; -1 of padding."""
-        state = self._parts.state
-        positions = state.state.lengths.index_select(0, decode_slots)
-        return torch.where(decode_slots == state.padding_slot, -1, positions)
 
     def _with_decodes(self, token_ids: Tensor, decode_slots: Tensor) -> Tensor:
         """The same [tokens], the first of them those that the decode rows' slots sampled last."""

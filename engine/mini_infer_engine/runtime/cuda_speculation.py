@@ -1,8 +1,8 @@
 """Passes with guesses on a GPU: guess, check and settle by CUDA graphs of their own, without the host in between.
 
-Lengths, guesses and what was accepted stay on the device; the host is told with the tokens. A draft model has pages of
-its own under the ids of the model's pages. Every position is sampled as if it were decoded alone, in a slot of its own
-that lives as long as the pass.
+Positions, KV lengths, guesses and what was accepted stay on the device; the host is told with the tokens. A draft
+model has pages of its own under the ids of the model's pages. Every position is sampled as if it were decoded alone, in
+a slot of its own that lives as long as the pass.
 """
 
 import time
@@ -224,7 +224,7 @@ class CudaSpeculation:
         if not rows:
             return
         width = self._history.shape[1]
-        places = np.concatenate([np.arange(row.start, row.start + row.count) + row.slot * width for row in rows])
+        places = np.concatenate([np.arange(row.position, row.position + row.count) + row.slot * width for row in rows])
         tokens = np.concatenate([np.asarray(row.token_ids, dtype=np.int64) for row in rows])
         device = self._state.device
         self._history.view(-1).index_copy_(0, to_device(places, device), to_device(tokens, device).to(torch.int32))
@@ -301,7 +301,7 @@ class CudaSpeculation:
         """[rows, drafts] int32: those that were made for the slots loaded last."""
         slots = self._packed[0, :rows].long()
         ahead = torch.arange(1, drafts + 1, device=self._state.device)
-        return self._history[slots[:, None], self._state.state.lengths[slots].long()[:, None] + ahead]
+        return self._history[slots[:, None], self._state.state.positions[slots].long()[:, None] + ahead]
 
     def _results_of(self, bucket: int, drafts: int) -> Tensor:
         return self._results[: bucket * (drafts + 2)].view(bucket, drafts + 2)
@@ -357,15 +357,10 @@ class CudaSpeculation:
     def _draft_step(self, model: DecoderModel, bucket: int) -> ResidualState:
         assert self._draft_attention is not None
         table, virtual = model.embeddings, self._virtual
-        hidden, positions = gather_decode_inputs(
-            self._own_rows[:bucket],
-            virtual.last_tokens,
-            virtual.lengths,
-            table.weight,
-            scales=table.scales,
-            dtype=table.dtype,
+        hidden, positions, kv_lengths = gather_decode_inputs(
+            self._own_rows[:bucket], virtual, table.weight, scales=table.scales, dtype=table.dtype
         )
-        attend = self._draft_attention.decode(self._state.page_tables, self._packed[0, :bucket], positions)
+        attend = self._draft_attention.decode(self._state.page_tables, self._packed[0, :bucket], positions, kv_lengths)
         residual: ResidualState = model(
             self._ops, model.scale_embeddings(hidden), TritonAttentionPass(attend, attend, None)
         )
@@ -411,7 +406,7 @@ class CudaSpeculation:
         count: int,
         selected: Tensor | None = None,
     ) -> ResidualState:
-        """`count` tokens of each row, from `offset` behind its cached ones on; of the `selected` the residual state."""
+        """`count` tokens of each row, from `offset` behind its last one on; of the `selected` the residual state."""
         slots, tables, device = self._packed[0, :bucket], self._state.page_tables, self._state.device
         inputs = chunk_inputs(
             slots,

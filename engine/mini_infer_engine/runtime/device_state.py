@@ -13,12 +13,17 @@ from mini_infer_engine.core.batch import Row
 from mini_infer_engine.core.request import SamplingParams
 from mini_infer_engine.device import to_device
 from mini_infer_engine.kernels.sampling.sampling_state import HOST_RING_DEPTH, SUPPRESSED_WIDTH, SamplingState
-from mini_infer_engine.kernels.sampling.state_update import STATE_FIELDS, update_pages, update_slots
+from mini_infer_engine.kernels.sampling.state_update import (
+    STATE_FIELDS,
+    advance_slots,
+    update_pages,
+    update_slots,
+)
 from mini_infer_engine.sampling.parameters import DEVICE_FORMAT, DEVICE_PARAMETERS
 from mini_infer_engine.sampling.reference import noise_base
 
-_PROGRESS = struct.Struct("<4q")
-"""The first fields of a slot in the packet of `update_slots` (STATE_FIELDS): slot, last token, length, output index."""
+_PROGRESS = struct.Struct("<5q")
+"""The first fields of a slot in the packet of `update_slots` (STATE_FIELDS), up to the output index."""
 _SAMPLING = struct.Struct(f"<q{DEVICE_FORMAT}q")
 """The others: noise, sampling, min_tokens."""
 
@@ -42,7 +47,7 @@ class DeviceBatchState:
         """Of each slot's last request: its parameters and seed, and what they are in a packet."""
 
     def begin(self, rows: list[Row]) -> None:
-        """Rows whose sample is their slot's first: their sampling parameters and lengths go to the device."""
+        """Rows whose sample is their slot's first: their sampling parameters and places go to the device."""
         if rows:
             packet = np.frombuffer(bytearray(self.pack_updates(rows)), dtype=np.int64)
             update_slots(to_device(packet.reshape(-1, STATE_FIELDS), self.device), self.state)
@@ -58,8 +63,9 @@ class DeviceBatchState:
             kept = self._packed_samplings[row.slot]
             if kept is None or kept[0] is not row.sampling or kept[1] != row.noise_seed or row.suppressed_token_ids:
                 kept = self._begin_sampling(row)
-            length = row.start + row.count - 1  # sampling adds one to it
-            parts += (_PROGRESS.pack(row.slot, row.token_ids[-1], length, row.output_index), kept[2])
+            kv_length = row.start + row.count - 1  # sampling adds one to it, and to the position
+            position = kv_length + row.position_offset
+            parts += (_PROGRESS.pack(row.slot, row.token_ids[-1], position, kv_length, row.output_index), kept[2])
         return b"".join(parts)
 
     def _begin_sampling(self, row: Row) -> tuple[SamplingParams, int, bytes]:
@@ -86,18 +92,18 @@ class DeviceBatchState:
     def pack_null_update(self) -> bytes:
         """The same of one line that changes nothing: the spare slot as it is."""
         neutral = [form.neutral for _, form in DEVICE_PARAMETERS]
-        return _PROGRESS.pack(self.padding_slot, 0, 0, 0) + _SAMPLING.pack(0, *neutral, 0)
+        return _PROGRESS.pack(self.padding_slot, 0, 0, 0, 0) + _SAMPLING.pack(0, *neutral, 0)
 
     def advance(self, slots: torch.Tensor) -> None:
         """Count one token more for each of these slots [rows] int32, as sampling does, where another device samples."""
-        counts = (slots != self.padding_slot).to(torch.int32)
-        self.state.lengths.index_add_(0, slots, counts)
+        advance_slots(slots, self.state)
 
     def compile_updates(self) -> None:
-        """Change nothing, so that no request waits for the compiler of `send_pages`' kernel."""
+        """Change nothing, so that no request waits for the compiler of these kernels."""
         at = self.padding_slot * self.page_tables.shape[1]
         page = int(self.page_tables[self.padding_slot, 0])
         update_pages(torch.tensor([[at, page]], dtype=torch.int64, device=self.device), self.page_tables)
+        self.advance(torch.tensor([self.padding_slot], dtype=torch.int32, device=self.device))
 
     def forget_pages(self, rows: list[Row]) -> None:
         """These slots prefill: what the device knows of their page tables is another sequence's."""

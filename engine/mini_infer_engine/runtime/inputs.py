@@ -22,13 +22,15 @@ class PassInputs:
     changed_slots: set[int]
     """Slots of rows that came with their tokens: the sequence there may be another than in the pass before."""
     starts: list[int]
+    """Cache indexes of each row's first new token."""
     counts: list[int]
     token_ids: Tensor  # [tokens]
-    positions: Tensor  # [tokens]
+    positions: Tensor  # [tokens] of each in its text
     write_pages: Tensor  # [tokens] page of each new token
     write_offsets: Tensor  # [tokens] its place in that page
     page_tables: Tensor  # [rows, most pages of a row], padded with the spare page
-    ends: Tensor  # [rows] start + count
+    kv_lengths: Tensor  # [rows] tokens in the cache before the new ones, as `starts`
+    ends: Tensor  # [rows] and with them
     query_starts: Tensor  # [rows + 1] where each row's tokens begin
     sample_rows: Tensor  # [samples] indices of each sampling row's last tokens, mostly of one
     sample_starts: Tensor  # [rows + 1] samples before each row
@@ -58,7 +60,8 @@ def build_inputs(batch: Batch, page_size: int, null_page: int, device: torch.dev
     query_starts = np.zeros(num_rows + 1, dtype=np.int64)
     np.cumsum(count_array, out=query_starts[1:])
     row_of_token = np.repeat(np.arange(num_rows), count_array)
-    positions = np.arange(query_starts[-1]) - np.repeat(query_starts[:-1] - start_array, count_array)
+    cache_indexes = np.arange(query_starts[-1]) - np.repeat(query_starts[:-1] - start_array, count_array)
+    positions = cache_indexes + np.repeat([row.position_offset for row in rows], count_array)
     token_ids = np.zeros(query_starts[-1], dtype=np.int64)
     pending: list[int] = []
     for index, row in enumerate(rows):
@@ -76,9 +79,10 @@ def build_inputs(batch: Batch, page_size: int, null_page: int, device: torch.dev
     parts = [
         token_ids,
         positions,
-        tables[row_of_token, positions // page_size],
-        positions % page_size,
+        tables[row_of_token, cache_indexes // page_size],
+        cache_indexes % page_size,
         tables.reshape(-1),
+        start_array,
         start_array + count_array,
         query_starts,
         query_starts[1:][row_of_sample] - samples_left,
@@ -88,8 +92,8 @@ def build_inputs(batch: Batch, page_size: int, null_page: int, device: torch.dev
         np.array([rows[index].slot for index in pending], dtype=np.int64),
     ]
     columns = torch.split(to_device(np.concatenate(parts), device), [len(part) for part in parts])
-    ids, places, pages, offsets, flat_tables, totals, begins, sample_rows, sample_starts, *slots_and_pending = columns
-    sample_slots, pending_at, pending_slots = slots_and_pending
+    ids, places, pages, offsets, flat_tables, lengths, totals, begins, *samples_and_pending = columns
+    sample_rows, sample_starts, sample_slots, pending_at, pending_slots = samples_and_pending
     return PassInputs(
         num_decodes=batch.num_decodes,
         slots=[row.slot for row in rows],
@@ -101,6 +105,7 @@ def build_inputs(batch: Batch, page_size: int, null_page: int, device: torch.dev
         write_pages=pages,
         write_offsets=offsets,
         page_tables=flat_tables.view(num_rows, -1),
+        kv_lengths=lengths,
         ends=totals,
         query_starts=begins,
         sample_rows=sample_rows,

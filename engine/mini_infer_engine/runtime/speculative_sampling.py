@@ -34,11 +34,11 @@ class SpeculativeSampling:
     def compile_kernels(self, logits: Tensor, slots: Tensor) -> None:
         """What some request may need, over lines of logits [queries, vocab] of a padded row: slots [1]."""
         sampling, queries = self._sampling, len(logits)
-        lengths = sampling.state.state.lengths
-        scores = penalised_checks(logits, slots, lengths, self._history, sampling.penalties, queries)
-        penalised_checks(scores, slots, lengths, self._history, sampling.penalties, queries)
+        positions = sampling.state.state.positions
+        scores = penalised_checks(logits, slots, positions, self._history, sampling.penalties, queries)
+        penalised_checks(scores, slots, positions, self._history, sampling.penalties, queries)
         no_word = torch.zeros((1, 3), dtype=torch.int32, device=logits.device)
-        ban_words(no_word, slots, lengths, self._history, scores, queries)
+        ban_words(no_word, slots, positions, self._history, scores, queries)
         nothing = torch.zeros((1, queries + 1), dtype=torch.int64, device=logits.device)
         count_made(slots, nothing, sampling.penalties)
 
@@ -77,8 +77,8 @@ class SpeculativeSampling:
             apply_token_masks(scores, packed_masks)
         penalises = sampling.penalties.concern([row.slot for row in part.rows])
         if penalises:
-            lengths = sampling.state.state.lengths
-            scores = penalised_checks(scores, slots, lengths, self._history, sampling.penalties, queries)
+            positions = sampling.state.state.positions
+            scores = penalised_checks(scores, slots, positions, self._history, sampling.penalties, queries)
         results = settle(scores)
         if penalises:
             count_made(slots, results, sampling.penalties)
@@ -100,7 +100,7 @@ class SpeculativeSampling:
         elif words is not None:
             scores = scores.to(torch.float32, copy=True)
         if words is not None:
-            ban_words(words, slots, sampling.state.state.lengths, self._history, scores, queries)
+            ban_words(words, slots, sampling.state.state.positions, self._history, scores, queries)
         return scores
 
 

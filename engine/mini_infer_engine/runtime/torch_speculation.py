@@ -34,14 +34,16 @@ from mini_infer_engine.speculation.ngram import look_up
 class SlotProgress:
     """What runs in a slot."""
 
-    length: int = 0
-    """Tokens in the KV cache."""
+    position: int = 0
+    """Of the last token, in the text."""
+    kv_length: int = 0
+    """Tokens in the KV cache before it."""
     output_index: int = 0
     last_token: int = 0
     features: Tensor | None = None  # [layers * hidden], where a head reads them
     """Hidden states of the token before the last one."""
     history: list[int] = field(default_factory=list)
-    """The tokens that were told, and those made in passes with guesses: all up to `length`, then the last one."""
+    """The tokens that were told, and those made in passes with guesses: all before `position`, then the last one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +87,10 @@ class DraftModel:
     @staticmethod
     def _input(row: Row, slot: SlotProgress, guesses: list[int]) -> Row:
         """The newest token; at first the one before too, which may be a guess that was right: nobody has read it."""
-        end = slot.length + len(guesses)
-        tokens = [guesses[-1]] if guesses else [*slot.history[max(0, end - 1) : end], slot.last_token]
+        before = slot.position
+        tokens = [guesses[-1]] if guesses else [*slot.history[max(0, before - 1) : before], slot.last_token]
         index = slot.output_index + len(guesses)
-        return _as_chunk(row, end + 1 - len(tokens), tokens, index, samples=1)
+        return _as_chunk(row, slot.kv_length + len(guesses) + 1 - len(tokens), tokens, index, samples=1)
 
     def _logits(self, batch: Batch) -> Tensor:
         model, spec = self._worker.model, self._pool.spec
@@ -144,7 +146,7 @@ class TorchSpeculation:
         """Tell known tokens, guess, and lay out a batch of true positions: decodes, guesses, prompts."""
         for row in batch.catch_up:
             assert row.token_ids is not None
-            self._slots[row.slot].history[row.start :] = row.token_ids
+            self._slots[row.slot].history[row.position :] = row.token_ids
         if self._draft is not None:
             self._draft.read(batch.catch_up)
         guesses = self._guess(batch)
@@ -152,7 +154,7 @@ class TorchSpeculation:
         for place, row in enumerate(batch.rows[: batch.num_decodes]):
             slot, drafts = self._slots[row.slot], guesses.get(place, [])
             if drafts:
-                chunk = _as_chunk(row, slot.length, [slot.last_token, *drafts], slot.output_index, len(drafts) + 1)
+                chunk = _as_chunk(row, slot.kv_length, [slot.last_token, *drafts], slot.output_index, len(drafts) + 1)
                 guessed.append((place, msgspec.structs.replace(chunk, known_token_ids=_tail(row, slot))))
             else:
                 plain.append((place, _true_row(row, slot)))
@@ -176,7 +178,7 @@ class TorchSpeculation:
         if self._head is not None:
             return dict(zip(asking, self._head.guess(rows, slots), strict=True))
         found = [
-            self._look_up([*slot.history[: slot.length], slot.last_token], row.num_drafts or 0)
+            self._look_up([*slot.history[: slot.position], slot.last_token], row.num_drafts or 0)
             for row, slot in zip(rows, slots, strict=True)
         ]
         return dict(zip(asking, found, strict=True))
@@ -201,8 +203,9 @@ class TorchSpeculation:
             slot.features = None if features is None else features[at + len(tokens) - 1]
             at += row.num_samples
             if row.num_drafts is not None:
-                slot.history[slot.length :] = [slot.last_token, *tokens[:-1]]
-            slot.length = row.start + row.count - row.num_samples + len(tokens)
+                slot.history[slot.position :] = [slot.last_token, *tokens[:-1]]
+            slot.kv_length = row.start + row.count - row.num_samples + len(tokens)
+            slot.position = slot.kv_length + row.position_offset
             slot.output_index, slot.last_token = row.output_index + len(tokens), tokens[-1]
             made.append(tokens)
         return made
@@ -221,7 +224,7 @@ def _true_row(row: Row, slot: SlotProgress) -> Row:
     assert row.sampling is not None
     suppressed = row.suppressed_token_ids if slot.output_index < row.sampling.min_tokens else ()
     true = msgspec.structs.replace(
-        row, start=slot.length, output_index=slot.output_index, count=1, suppressed_token_ids=suppressed
+        row, start=slot.kv_length, output_index=slot.output_index, count=1, suppressed_token_ids=suppressed
     )
     if row.num_drafts is not None:
         true.banned = _banned(row.sampling, [*_tail(row, slot), slot.last_token])
@@ -232,7 +235,7 @@ def _tail(row: Row, slot: SlotProgress) -> list[int]:
     """The cached tokens that decide, with those after them, what would complete one of the row's bad words."""
     assert row.sampling is not None
     count = longest_before(row.sampling.bad_words_token_ids)
-    return slot.history[max(0, slot.length - count) : slot.length] if count else []
+    return slot.history[max(0, slot.position - count) : slot.position] if count else []
 
 
 def _banned(sampling: SamplingParams, tokens: Sequence[int]) -> list[tuple[int | None, int]]:

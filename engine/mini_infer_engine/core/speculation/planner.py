@@ -100,7 +100,7 @@ class SpeculationPlanner:
         if len(blind) == len(chosen):
             most = self.controller.levels[0]
             self.controller.prepares()
-        chosen = [pair for pair in chosen if pair[0].start + most + 1 <= self._max_model_len]
+        chosen = [pair for pair in chosen if pair[0].position + most + 1 <= self._max_model_len]
         budget = self._token_budget - len(rows) - most * len(chosen)
         if not chosen or budget < 0 or not _reserve(chosen, most, pool):
             return
@@ -118,7 +118,7 @@ class SpeculationPlanner:
             row.banned = ()  # who checks the guesses knows the tokens before each of them
             sequence.num_computed += drafts
             sequence.num_uncertain += drafts
-            sequence.num_drafted = row.start + row.count + 1  # until it is settled: the pass adds its own tokens
+            sequence.num_drafted = row.position + row.count + 1  # until it is settled: the pass adds its own tokens
 
     def _catch_up(self, batch: Batch, chosen: list[tuple[Row, Sequence]], budget: int) -> bool:
         """Tell the draft tokens that it does not know; False: there are too many for one pass."""

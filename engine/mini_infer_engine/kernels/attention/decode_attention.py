@@ -174,11 +174,12 @@ def _decode_attention(
     if row < 0:
         return
     table = page_tables + tl.load(entry + 1).to(tl.int64) * table_stride
-    position = tl.load(entry + 2)
+    kv_length = tl.load(entry + 2)  # before the new token, whose cache index it is
     begin = tl.load(entry + 3)
     end = tl.load(entry + 4)
     split = tl.load(entry + 5)
     splits = tl.load(entry + 6)
+    position = tl.load(entry + 7)
 
     half: tl.constexpr = HEAD_DIM // 2
     heads = tl.arange(0, GROUP_BLOCK)
@@ -197,11 +198,11 @@ def _decode_attention(
     k_head = qkv + row * qkv_stride + (KV_HEADS * GROUP + kv_head + tl.arange(0, 1))[:, None] * HEAD_DIM
     new_key = _rotated(k_head, new_inside, k_norm, cos, sin, eps, HEAD_DIM, DIM_BLOCK, NORM).to(qkv.dtype.element_ty)
     new_value = tl.load(k_head + KV_HEADS * HEAD_DIM + dims[None, :], mask=new_inside, other=0.0)
-    new_page = tl.load(table + position // PAGE_SIZE).to(tl.int64)
+    new_page = tl.load(table + kv_length // PAGE_SIZE).to(tl.int64)
     head_pool = pool + kv_head * HEAD_DIM
     kv_dtype: tl.constexpr = pool.dtype.element_ty
     quantized: tl.constexpr = kv_dtype.primitive_bitwidth == 8
-    new_at = head_pool + new_page * page_stride + (position % PAGE_SIZE) * token_stride + dims[None, :]
+    new_at = head_pool + new_page * page_stride + (kv_length % PAGE_SIZE) * token_stride + dims[None, :]
     if quantized:
         largest: tl.constexpr = 127.0 if kv_dtype == tl.int8 else 448.0
         wide_key, wide_value = new_key.to(tl.float32), new_value.to(tl.float32)
@@ -211,7 +212,7 @@ def _decode_attention(
         tl.store(new_at, stored_key, mask=new_inside)
         tl.store(new_at + kv_stride, stored_value, mask=new_inside)
         scale_pool = first_scale(pool, kv_head, KV_HEADS, HEAD_DIM, PAGE_SIZE)
-        new_scale_at = scale_pool + new_page * (page_stride // 2) + position % PAGE_SIZE + tl.arange(0, 1)
+        new_scale_at = scale_pool + new_page * (page_stride // 2) + kv_length % PAGE_SIZE + tl.arange(0, 1)
         tl.store(new_scale_at, key_scale.to(tl.bfloat16), mask=is_last_split)
         tl.store(new_scale_at + kv_stride // 2, value_scale.to(tl.bfloat16), mask=is_last_split)
         # What later tokens will read of it.
@@ -226,7 +227,7 @@ def _decode_attention(
     new_score = softcapped(new_score * scale, softcap) * log2e if SOFTCAP else new_score * (scale * log2e)
     if quantized:
         acc, l_i, m_i = scan_quantized(
-            queries, new_score, new_value, is_last_split, table, head_pool, scale_pool, begin, end, position, window,
+            queries, new_score, new_value, is_last_split, table, head_pool, scale_pool, begin, end, kv_length, window,
             page_stride, kv_stride, token_stride, scale, softcap, GROUP_BLOCK, HEAD_DIM, DIM_BLOCK, PAGE_SIZE, BLOCK,
             WINDOWED, SOFTCAP, PRECISION,
         )  # fmt: skip
@@ -235,7 +236,7 @@ def _decode_attention(
         l_i = tl.zeros((GROUP_BLOCK,), dtype=tl.float32) + tl.where(is_last_split, 1.0, 0.0)
         acc = tl.zeros((GROUP_BLOCK, DIM_BLOCK), dtype=tl.float32) + new_value.to(tl.float32)
         offs_block = tl.arange(0, BLOCK)
-        pages = page_ids(table, begin, position, PAGE_SIZE, BLOCK)
+        pages = page_ids(table, begin, kv_length, PAGE_SIZE, BLOCK)
         for start in range(begin, end, BLOCK):
             tokens = start + offs_block
             if PAGE_SIZE % BLOCK == 0:
@@ -243,8 +244,8 @@ def _decode_attention(
             else:
                 at = pages * page_stride + (tokens % PAGE_SIZE) * token_stride
             # Of the next block: keys do not wait for it.
-            pages = page_ids(table, start + BLOCK, position, PAGE_SIZE, BLOCK)
-            mask = (tokens < end) & (tokens > position - window)
+            pages = page_ids(table, start + BLOCK, kv_length, PAGE_SIZE, BLOCK)
+            mask = (tokens < end) & (tokens > kv_length - window)
             kv_mask = mask[:, None] & dim_inside
             keys = tl.load(head_pool + at[:, None] + dims[None, :], mask=kv_mask, other=0.0)
             scores = tl.dot(queries, tl.trans(keys.to(queries.dtype)), input_precision=PRECISION)

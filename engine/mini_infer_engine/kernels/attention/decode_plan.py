@@ -16,7 +16,7 @@ from mini_infer_engine.kernels.sizes import cdiv, next_power_of_2
 
 NO_WINDOW = 1 << 30
 FIELDS: tl.constexpr = tl.constexpr(8)
-"""Of a program: row or -1, slot, position of the new token, first token, end, split, splits of its row, unused."""
+"""Of a program: row or -1, slot, KV length before the new token, first key, end, split, splits of its row, position."""
 
 
 MAX_SPLITS: tl.constexpr = tl.constexpr(64)
@@ -32,10 +32,12 @@ def _merge_cost_blocks(group: int, *, of_many: bool) -> float:
     return 0.008 * next_power_of_2(group) if of_many else 1.6 / max(2, _MERGE_HEADS // next_power_of_2(group))
 
 
-@triton.jit(do_not_specialize=["rows", "programs", "window"], do_not_specialize_on_alignment=["slots", "positions"])
+@triton.jit(do_not_specialize=["rows", "programs", "window"],
+            do_not_specialize_on_alignment=["slots", "positions", "kv_lengths"])  # fmt: skip
 def _plan_decode(
     slots,
     positions,
+    kv_lengths,
     plan,
     rows,
     programs,
@@ -50,8 +52,9 @@ def _plan_decode(
     mask = row < rows
     slot = tl.load(slots + row, mask=mask, other=0).to(tl.int32)
     position = tl.load(positions + row, mask=mask, other=0).to(tl.int32)
-    first = tl.maximum(position + 1 - window, 0) // BLOCK * BLOCK
-    blocks = tl.where(mask & (position >= 0), tl.maximum(tl.cdiv(position - first, BLOCK), 1), 0)
+    kv_length = tl.load(kv_lengths + row, mask=mask, other=0).to(tl.int32)
+    first = tl.maximum(kv_length + 1 - window, 0) // BLOCK * BLOCK
+    blocks = tl.where(mask & (kv_length >= 0), tl.maximum(tl.cdiv(kv_length - first, BLOCK), 1), 0)
 
     # Binary search: splits are at most all blocks over the split length, and one more for each row.
     longest = tl.max(blocks)
@@ -74,15 +77,16 @@ def _plan_decode(
         entry = plan + (first_splits[:, None] + split) * FIELDS
         own = split < splits[:, None]
         begin = first[:, None] + split * split_tokens[:, None]
-        end = tl.minimum(begin + split_tokens[:, None], position[:, None])
+        end = tl.minimum(begin + split_tokens[:, None], kv_length[:, None])
         none = tl.zeros((ROWS_BLOCK, SPLITS_BLOCK), dtype=tl.int32)
         tl.store(entry, none + row[:, None], mask=own)
         tl.store(entry + 1, none + slot[:, None], mask=own)
-        tl.store(entry + 2, none + position[:, None], mask=own)
+        tl.store(entry + 2, none + kv_length[:, None], mask=own)
         tl.store(entry + 3, begin, mask=own)
         tl.store(entry + 4, end, mask=own)
         tl.store(entry + 5, none + split, mask=own)
         tl.store(entry + 6, none + splits[:, None], mask=own)
+        tl.store(entry + 7, none + position[:, None], mask=own)
     for start in range(tl.sum(splits), programs, 128):
         idle = start + tl.arange(0, 128)
         tl.store(plan + idle * FIELDS, tl.full((128,), -1, dtype=tl.int32), mask=idle < programs)
@@ -102,6 +106,7 @@ class DecodePlan:
 def plan_decode(
     slots: torch.Tensor,
     positions: torch.Tensor,
+    kv_lengths: torch.Tensor,
     kv_heads: int,
     max_tokens: int,
     sliding_window: int | None = None,
@@ -109,10 +114,11 @@ def plan_decode(
     config: DecodeConfig,
     group: int = 1,
 ) -> DecodePlan:
-    """Schedule rows whose new tokens stand at `positions` [rows], all below `max_tokens`.
+    """Schedule rows with `kv_lengths` [rows] tokens in the cache before the new one, all fewer than `max_tokens`.
 
-    slots [rows] are passed on to the programs. Every row has a split, and its last split has the new token; a row at
-    position -1 is padding and has no program. group: query heads of a KV head.
+    slots and positions [rows] are passed on to the programs. Every row has a split, and its last split has the new
+    token, whose cache index is the KV length; a row with a length of -1 is padding and has no program. A window is the
+    last so many cache indexes (see `Row.position_offset`). group: query heads of a KV head.
     """
     rows = positions.shape[0]
     are_few = rows * kv_heads < MANY_HEAD_ROWS
@@ -125,6 +131,7 @@ def plan_decode(
         _plan_decode[(1,)](
             slots,
             positions,
+            kv_lengths,
             entries,
             rows,
             programs,

@@ -21,7 +21,7 @@ _FEW_ROWS = 4
 
 
 @triton.jit(do_not_specialize=["rows", "table_stride"],
-            do_not_specialize_on_alignment=["page_tables", "slots", "positions"])  # fmt: skip
+            do_not_specialize_on_alignment=["page_tables", "slots", "positions", "kv_lengths"])  # fmt: skip
 def _absorb(
     packed,
     key_up,
@@ -31,6 +31,7 @@ def _absorb(
     page_tables,
     slots,
     positions,
+    kv_lengths,
     queries,
     rows,
     packed_stride,
@@ -69,8 +70,9 @@ def _absorb(
     if PDL:  # weights are read before the wait: see pdl_gemm
         gdc_launch_dependents()
         gdc_wait()
-    position = tl.load(positions + row, mask=row < rows, other=-1).to(tl.int32)
-    valid = position >= 0
+    kv_length = tl.load(kv_lengths + row, mask=row < rows, other=-1).to(tl.int32)
+    valid = kv_length >= 0
+    position = tl.load(positions + row, mask=valid, other=0).to(tl.int32)
     row_at = packed + row.to(tl.int64)[:, None] * packed_stride
     if head < HEADS:
         query_at = row_at + head * (NOPE_DIM + ROPE_DIM)
@@ -88,8 +90,8 @@ def _absorb(
             tl.store(target + KV_RANK + half + dims[None, :], second.to(queries.dtype.element_ty), mask=mask)
     elif WRITES and column == 0:
         slot = tl.load(slots + row, mask=valid, other=0).to(tl.int64)
-        page = tl.load(page_tables + slot * table_stride + position // PAGE_SIZE, mask=valid, other=0).to(tl.int64)
-        cached = (pool + page * page_stride + (position % PAGE_SIZE) * token_stride)[:, None]
+        page = tl.load(page_tables + slot * table_stride + kv_length // PAGE_SIZE, mask=valid, other=0).to(tl.int64)
+        cached = (pool + page * page_stride + (kv_length % PAGE_SIZE) * token_stride)[:, None]
         latent_at = row_at + HEADS * (NOPE_DIM + ROPE_DIM)
         latent = normed_latents(latent_at, norm, valid, eps, KV_RANK, RANK_BLOCK)
         rank = tl.arange(0, RANK_BLOCK)[None, :]
@@ -135,7 +137,7 @@ def _attend(
     if row < 0:
         return
     table = page_tables + tl.load(entry + 1).to(tl.int64) * table_stride
-    position = tl.load(entry + 2)
+    kv_length = tl.load(entry + 2)
     begin = tl.load(entry + 3)
     end = tl.load(entry + 4)
     split = tl.load(entry + 5)
@@ -143,7 +145,7 @@ def _attend(
     is_first = (split == 0) & (tl.program_id(0) == 0)
     tl.store(splits_of + row * 2, program, mask=is_first)
     tl.store(splits_of + row * 2 + 1, splits, mask=is_first)
-    end = tl.where(split == splits - 1, position + 1, end)  # the new token's latent is in its page already
+    end = tl.where(split == splits - 1, kv_length + 1, end)  # the new token's latent is in its page already
 
     width: tl.constexpr = KV_RANK + ROPE_DIM
     heads = tl.program_id(0) * HEADS_BLOCK + tl.arange(0, HEADS_BLOCK)
@@ -179,13 +181,13 @@ def _attend(
     tl.store(sums + of_program, l_i, mask=heads < HEADS)
 
 
-@triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["positions", "maxima", "sums"])
+@triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["kv_lengths", "maxima", "sums"])
 def _to_values(
     accs,
     maxima,
     sums,
     splits_of,
-    positions,
+    kv_lengths,
     value_up,
     out,
     rows,
@@ -213,7 +215,7 @@ def _to_values(
         gdc_wait()
     if ROWS == 1:
         row = tl.program_id(2).to(tl.int64)
-        if tl.load(positions + row) < 0:
+        if tl.load(kv_lengths + row) < 0:
             return
         first = tl.load(splits_of + row * 2)
         count = tl.load(splits_of + row * 2 + 1)
@@ -240,7 +242,7 @@ def _to_values(
     else:
         some = tl.program_id(2) * ROWS + tl.arange(0, ROWS)
         valid = some < rows
-        valid = valid & (tl.load(positions + some, mask=valid, other=-1) >= 0)
+        valid = valid & (tl.load(kv_lengths + some, mask=valid, other=-1) >= 0)
         firsts = tl.load(splits_of + some * 2, mask=valid, other=0)
         counts = tl.load(splits_of + some * 2 + 1, mask=valid, other=0)
         m_i = tl.full((ROWS,), float("-inf"), dtype=tl.float32)
@@ -278,6 +280,7 @@ def latent_decode(
     page_tables: torch.Tensor,
     slots: torch.Tensor,
     positions: torch.Tensor,
+    kv_lengths: torch.Tensor,
     plan: DecodePlan,
     *,
     scale: float,
@@ -291,8 +294,8 @@ def latent_decode(
     each row's latent goes into its page first; rows of one sequence then see those of the same call that stand before
     them. key_up [heads, nope_dim, kv_rank] and value_up [heads, value_dim, kv_rank], contiguous but for the heads;
     pool: one layer's view [pages, 1, page_size, 1, latent_width]; page_tables [slots, width] int32 are read at `slots`
-    [rows]; tokens stand at `positions` [rows], of which those below zero are padding and leave `out` as it is. The plan
-    is of the same rows, of one KV head.
+    [rows]; tokens stand at `positions` [rows] of the text, behind `kv_lengths` [rows] tokens in the cache; rows whose
+    length is below zero are padding and leave `out` as it is. The plan is of the same rows, of one KV head.
     """
     rows = packed.shape[0]
     heads, rank, page_size = shape.heads, shape.kv_rank, pool.shape[2]
@@ -315,6 +318,7 @@ def latent_decode(
         page_tables,
         slots,
         positions,
+        kv_lengths,
         queries,
         rows,
         packed.stride(0),
@@ -371,7 +375,7 @@ def latent_decode(
         maxima,
         sums,
         splits_of,
-        positions,
+        kv_lengths,
         value_up,
         out,
         rows,

@@ -36,7 +36,7 @@ def scan_quantized(
     scale_pool,
     begin,
     end,
-    position,
+    kv_length,
     window,
     page_stride,
     kv_stride,
@@ -90,7 +90,7 @@ def scan_quantized(
     pair_offsets = _side_by_side(pairs, offsets * (token_stride // 2), columns)
     even_offsets = tl.arange(0, BLOCK // 2) * 2
     scale_pairs = scale_pool.to(tl.pointer_type(tl.int32))
-    pages = page_ids(table, begin, position, PAGE_SIZE, BLOCK)
+    pages = page_ids(table, begin, kv_length, PAGE_SIZE, BLOCK)
     for start in range(begin, end, BLOCK):
         tokens = start + offsets
         even_tokens = start + even_offsets
@@ -104,14 +104,15 @@ def scan_quantized(
             at = pages * page_stride + (tokens % PAGE_SIZE) * token_stride
             key_at = head_pool + at[:, None] + dims
             value_at = (head_pool + kv_stride).to(tl.pointer_type(tl.int16)) + _side_by_side(pairs, at // 2, columns)
-            pair_pages = tl.load(table + tl.minimum(even_tokens, position) // PAGE_SIZE).to(tl.int64)
+            pair_pages = tl.load(table + tl.minimum(even_tokens, kv_length) // PAGE_SIZE).to(tl.int64)
             scale_at = scale_pairs + pair_pages * (page_stride // 4) + even_tokens % PAGE_SIZE // 2
         key_scales = tl.load(scale_at, mask=even_tokens < end, other=0)
         value_scales = tl.load(scale_at + kv_stride // 4, mask=even_tokens < end, other=0)
-        pages = page_ids(table, start + BLOCK, position, PAGE_SIZE, BLOCK)  # of the next block: keys do not wait for it
+        # Of the next block: keys do not wait for it.
+        pages = page_ids(table, start + BLOCK, kv_length, PAGE_SIZE, BLOCK)
         mask = tokens < end
         if WINDOWED:
-            mask = mask & (tokens > position - window)
+            mask = mask & (tokens > kv_length - window)
         # Without a mask of tokens: a block is in the sequence's pages, and scores behind its end are masked.
         if HEAD_DIM == DIM_BLOCK:
             keys = tl.load(key_at)

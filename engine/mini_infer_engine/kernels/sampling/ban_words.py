@@ -13,7 +13,7 @@ def _ban_words(
     words,
     words_stride,
     slots,
-    lengths,
+    positions,
     history,
     history_stride,
     scores,
@@ -25,7 +25,7 @@ def _ban_words(
     row = tl.load(word)
     count = tl.load(word + 2)
     slot = tl.load(slots + row).to(tl.int64)
-    first = tl.load(lengths + slot) + query + 1 - count
+    first = tl.load(positions + slot) + query + 1 - count
     is_completed = first >= 0
     for place in range(count):
         token = tl.load(history + slot * history_stride + tl.maximum(first + place, 0))
@@ -37,21 +37,21 @@ def _ban_words(
 def ban_words(
     words: torch.Tensor,
     slots: torch.Tensor,
-    lengths: torch.Tensor,
+    positions: torch.Tensor,
     history: torch.Tensor,
     scores: torch.Tensor,
     queries: int,
 ) -> None:
     """Of scores [rows * queries, vocabulary] fp32, whose query n stands behind n guesses.
 
-    words [words, 3 + most] int32: row, last token, number of tokens before it, those tokens. slots [rows]; lengths
-    [slots] and history [slots, positions] int32: see `kernels.sampling.speculate`.
+    words [words, 3 + most] int32: row, last token, number of tokens before it, those tokens. slots [rows];
+    positions [slots] and history [slots, positions] int32: see `kernels.sampling.speculate`.
     """
     _ban_words[(words.shape[0], queries)](
         words,
         words.stride(0),
         slots,
-        lengths,
+        positions,
         history,
         history.stride(0),
         scores,

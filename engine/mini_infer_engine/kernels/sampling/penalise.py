@@ -45,7 +45,7 @@ def _penalise(logits, slots, counts, strengths, out, vocabulary, logits_stride, 
 def _penalise_checks(
     logits,
     slots,
-    lengths,
+    positions,
     history,
     history_stride,
     counts,
@@ -68,7 +68,7 @@ def _penalise_checks(
     frequency = tl.load(strengths + slot * 3 + 2)
     if (repetition != 1.0) | (presence != 0.0) | (frequency != 0.0):
         count = tl.load(counts + slot * vocabulary + tokens, mask=mask, other=0).to(tl.int32)
-        guesses = history + slot * history_stride + tl.load(lengths + slot) + 1
+        guesses = history + slot * history_stride + tl.load(positions + slot) + 1
         for place in range(query):
             count += 2 * (tokens == tl.load(guesses + place)).to(tl.int32)
         values = _changed(values, count, repetition, presence, frequency)
@@ -132,21 +132,21 @@ def count_sampled(slots: torch.Tensor, state: SamplingState, penalties: PenaltyS
 def penalised_checks(
     logits: torch.Tensor,
     slots: torch.Tensor,
-    lengths: torch.Tensor,
+    positions: torch.Tensor,
     history: torch.Tensor,
     penalties: PenaltyState,
     queries: int,
 ) -> torch.Tensor:
     """The same where guesses are checked: of logits [rows * queries, vocabulary], query n of which is behind n guesses.
 
-    lengths [slots] and history [slots, positions] int32: see `kernels.sampling.speculate`.
+    positions [slots] and history [slots, positions] int32: see `kernels.sampling.speculate`.
     """
     lines, vocabulary = logits.shape
     out = torch.empty((lines, vocabulary), dtype=torch.float32, device=logits.device)
     _penalise_checks[(lines, cdiv(vocabulary, _BLOCK))](
         logits,
         slots,
-        lengths,
+        positions,
         history,
         history.stride(0),
         penalties.counts,

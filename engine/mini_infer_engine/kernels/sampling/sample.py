@@ -51,7 +51,8 @@ def _choose(
     slots,
     thresholds,
     last_tokens,
-    lengths,
+    positions,
+    kv_lengths,
     noise_seeds,
     output_indexes,
     samplings,
@@ -148,7 +149,8 @@ def _choose(
             tl.store(on_host + slot * KEPT + sampling % KEPT, chosen)
             tl.store(samplings + slot, sampling + 1)
             tl.store(last_tokens + slot, chosen)
-            tl.store(lengths + slot, tl.load(lengths + slot) + 1)
+            tl.store(positions + slot, tl.load(positions + slot) + 1)
+            tl.store(kv_lengths + slot, tl.load(kv_lengths + slot) + 1)
             tl.store(output_indexes + slot, output_index + 1)
 
 
@@ -179,7 +181,8 @@ def sample(
         slots,
         thresholds,
         state.last_tokens,
-        state.lengths,
+        state.positions,
+        state.kv_lengths,
         state.noise_seeds,
         state.output_indexes,
         state.samplings,

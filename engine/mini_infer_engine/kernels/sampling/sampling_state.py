@@ -20,7 +20,8 @@ class SamplingState:
     """What sampling needs of every slot, on the device; the extra last slot is that of padded rows."""
 
     last_tokens: torch.Tensor  # [slots] int64
-    lengths: torch.Tensor  # [slots] int32, tokens in the KV cache
+    positions: torch.Tensor  # [slots] int32, of the last token in the text: rotation and history go by it
+    kv_lengths: torch.Tensor  # [slots] int32, tokens in the KV cache before it: the last token's cache index
     noise_seeds: torch.Tensor  # [slots] int64, sampler.noise_base of the request's seed
     output_indexes: torch.Tensor  # [slots] int32
     samplings: torch.Tensor  # [slots] int32, passes that have sampled one token, from the first one's output index on
@@ -34,14 +35,15 @@ class SamplingState:
 
     @classmethod
     def zeros(cls, slots: int, device: torch.device) -> "SamplingState":
-        """Greedy rows of length 0."""
+        """Greedy rows with nothing in the KV cache, at position 0."""
 
         def make(dtype: torch.dtype, *shape: int) -> torch.Tensor:
             return torch.zeros((slots, *shape), dtype=dtype, device=device)
 
         return cls(
             last_tokens=make(torch.int64),
-            lengths=make(torch.int32),
+            positions=make(torch.int32),
+            kv_lengths=make(torch.int32),
             noise_seeds=make(torch.int64),
             output_indexes=make(torch.int32),
             samplings=make(torch.int32),

@@ -1,8 +1,8 @@
 """Guesses on the device: where they are kept, what the model reads of them, and which of them were right.
 
-`history` has the tokens of each slot by position: those in the KV cache, the last one, which is not, and guesses behind
-it. Guesses are checked by coupled draws (Daliri et al., arXiv:2408.07978): every position is sampled with its own
-noise, and a guess is right where it is the token that was sampled. Nothing here waits for the host.
+`history` has the tokens of each slot by position: those that were computed, the last one, which was not, and guesses
+behind it. Guesses are checked by coupled draws (Daliri et al., arXiv:2408.07978): every position is sampled with its
+own noise, and a guess is right where it is the token that was sampled. Nothing here waits for the host.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,8 @@ def _expand(
     history,
     history_stride,
     last_tokens,
-    lengths,
+    positions,
+    kv_lengths,
     noise_seeds,
     output_indexes,
     inverse_temperatures,
@@ -34,7 +35,8 @@ def _expand(
     suppress_until,
     suppressed,
     to_last_tokens,
-    to_lengths,
+    to_positions,
+    to_kv_lengths,
     to_noise_seeds,
     to_output_indexes,
     to_inverse_temperatures,
@@ -50,10 +52,11 @@ def _expand(
     row, query = tl.program_id(0), tl.program_id(1)
     to = row * QUERIES + query
     slot = tl.load(slots + row).to(tl.int64)
-    length = tl.load(lengths + slot)
+    position = tl.load(positions + slot)
     token = tl.load(last_tokens + slot)
     tl.store(to_last_tokens + to, token)
-    tl.store(to_lengths + to, length + query)
+    tl.store(to_positions + to, position + query)
+    tl.store(to_kv_lengths + to, tl.load(kv_lengths + slot) + query)
     tl.store(to_output_indexes + to, tl.load(output_indexes + slot) + query)
     tl.store(to_noise_seeds + to, tl.load(noise_seeds + slot))
     tl.store(to_inverse_temperatures + to, tl.load(inverse_temperatures + slot))
@@ -64,22 +67,22 @@ def _expand(
     columns = tl.arange(0, WIDTH)
     tl.store(to_suppressed + to * WIDTH + columns, tl.load(suppressed + slot * WIDTH + columns))
     if query == 0:
-        tl.store(history + slot * history_stride + length, token.to(tl.int32))
+        tl.store(history + slot * history_stride + position, token.to(tl.int32))
 
 
 @triton.jit
-def _keep_guess(slots, lengths, tokens, history, history_stride, step):
+def _keep_guess(slots, positions, tokens, history, history_stride, step):
     """Program (row): the guess of this step, behind those before it."""
     row = tl.program_id(0)
     slot = tl.load(slots + row).to(tl.int64)
-    at = tl.load(lengths + slot) + 1 + step
+    at = tl.load(positions + slot) + 1 + step
     tl.store(history + slot * history_stride + at, tl.load(tokens + row).to(tl.int32))
 
 
 @triton.jit
 def _look_up(
     slots,
-    lengths,
+    positions,
     history,
     history_stride,
     longest,
@@ -93,34 +96,35 @@ def _look_up(
     A place's score is the length of its match, then its position: the best has all that follows from it.
     """
     slot = tl.load(slots + tl.program_id(0)).to(tl.int64)
-    length = tl.load(lengths + slot)
+    last = tl.load(positions + slot)
     text = history + slot * history_stride
     best = tl.full((), -1, tl.int64)
-    for start in range(0, length, BLOCK):
+    for start in range(0, last, BLOCK):
         ends = start + tl.arange(0, BLOCK)
         matched = tl.zeros((BLOCK,), tl.int32)
-        still = ends < length
+        still = ends < last
         for back in tl.static_range(MOST):
             mask = still & (ends >= back) & (back < longest)
             here = tl.load(text + ends - back, mask=mask, other=-1)
-            wanted = tl.load(text + tl.maximum(length - back, 0))
+            wanted = tl.load(text + tl.maximum(last - back, 0))
             still = mask & (here == wanted)
             matched += still.to(tl.int32)
         score = tl.where(matched >= shortest, matched.to(tl.int64) * (1 << 32) + ends, -1)
         best = tl.maximum(best, tl.max(score, axis=0))
     end = (best % (1 << 32)).to(tl.int32)
-    period = tl.maximum(length - end, 1)
+    period = tl.maximum(last - end, 1)
     for place in tl.static_range(COUNT):
         token = tl.full((), -1, tl.int32)
         if best >= 0:
             token = tl.load(text + end + 1 + place % period)
-        tl.store(text + length + 1 + place, token)
+        tl.store(text + last + 1 + place, token)
 
 
 @triton.jit
 def _inputs(
     slots,
-    lengths,
+    slot_positions,
+    slot_kv_lengths,
     history,
     history_stride,
     page_tables,
@@ -136,20 +140,21 @@ def _inputs(
     BLOCK: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
 ):
-    """Program (row): its tokens from `offset` behind the cached ones on, and where their keys and values belong."""
+    """Program (row): its tokens from `offset` behind the last one on, and where their keys and values belong."""
     row = tl.program_id(0)
     slot = tl.load(slots + row).to(tl.int64)
-    first = tl.load(lengths + slot) + offset
+    first = tl.load(slot_kv_lengths + slot) + offset
     query = tl.arange(0, BLOCK)
     mask = query < COUNT
-    position = tl.maximum(first + query, 0)
+    cache_index = tl.maximum(first + query, 0)
+    position = tl.maximum(tl.load(slot_positions + slot) + offset + query, 0)
     token = tl.load(history + slot * history_stride + position, mask=mask, other=0)
     token = tl.where((token >= 0) & (token < vocabulary), token, 0)  # no guess: any token, which is never right
-    page = tl.load(page_tables + slot * table_stride + position // PAGE_SIZE, mask=mask, other=0)
+    page = tl.load(page_tables + slot * table_stride + cache_index // PAGE_SIZE, mask=mask, other=0)
     to = row * COUNT + query
     tl.store(token_ids + to, token, mask=mask)
     tl.store(positions + to, position, mask=mask)
-    at = tl.where(slot == padding_slot, -1, page * PAGE_SIZE + position % PAGE_SIZE)
+    at = tl.where(slot == padding_slot, -1, page * PAGE_SIZE + cache_index % PAGE_SIZE)
     tl.store(kv_index + to, at, mask=mask)
     tl.store(ends + row, first + COUNT)
 
@@ -162,7 +167,8 @@ def _settle(
     history,
     history_stride,
     last_tokens,
-    lengths,
+    positions,
+    kv_lengths,
     output_indexes,
     results,
     padding_slot,
@@ -172,8 +178,8 @@ def _settle(
     row = tl.program_id(0)
     slot = tl.load(slots + row).to(tl.int64)
     limit = tl.load(limits + row)
-    length = tl.load(lengths + slot)
-    text = history + slot * history_stride + length + 1
+    position = tl.load(positions + slot)
+    text = history + slot * history_stride + position + 1
     result = results + row * (QUERIES + 1)
     made = tl.full((), 0, tl.int32)
     goes_on = slot != padding_slot
@@ -190,7 +196,8 @@ def _settle(
     tl.store(result, made.to(tl.int64))
     if slot != padding_slot:
         tl.store(last_tokens + slot, last)
-        tl.store(lengths + slot, length + made)
+        tl.store(positions + slot, position + made)
+        tl.store(kv_lengths + slot, tl.load(kv_lengths + slot) + made)
         tl.store(output_indexes + slot, tl.load(output_indexes + slot) + made)
 
 
@@ -201,7 +208,7 @@ class ChunkInputs:
     token_ids: torch.Tensor  # [rows * count] int32
     positions: torch.Tensor  # [rows * count] int32
     kv_index: torch.Tensor  # [rows * count] int32, page * page_size + offset; -1: of a padded row, nowhere
-    ends: torch.Tensor  # [rows] int32, the last position and one
+    ends: torch.Tensor  # [rows] int32, the last cache index and one
 
 
 def expand_slots(
@@ -216,7 +223,8 @@ def expand_slots(
         history,
         history.stride(0),
         state.last_tokens,
-        state.lengths,
+        state.positions,
+        state.kv_lengths,
         state.noise_seeds,
         state.output_indexes,
         state.inverse_temperatures,
@@ -226,7 +234,8 @@ def expand_slots(
         state.suppress_until,
         state.suppressed,
         virtual.last_tokens,
-        virtual.lengths,
+        virtual.positions,
+        virtual.kv_lengths,
         virtual.noise_seeds,
         virtual.output_indexes,
         virtual.inverse_temperatures,
@@ -245,7 +254,7 @@ def keep_guess(
     slots: torch.Tensor, state: SamplingState, history: torch.Tensor, tokens: torch.Tensor, step: int
 ) -> None:
     """Put guess number `step` of each row, tokens [rows or more], into the history."""
-    _keep_guess[(slots.shape[0],)](slots, state.lengths, tokens, history, history.stride(0), step, num_warps=1)
+    _keep_guess[(slots.shape[0],)](slots, state.positions, tokens, history, history.stride(0), step, num_warps=1)
 
 
 def look_up_guesses(
@@ -254,7 +263,7 @@ def look_up_guesses(
     """Prompt look-up (`speculation.ngram.look_up`) on the device: `count` guesses into the history, -1 for none."""
     _look_up[(slots.shape[0],)](
         slots,
-        state.lengths,
+        state.positions,
         history,
         history.stride(0),
         longest,
@@ -277,7 +286,7 @@ def chunk_inputs(
     count: int,
     vocabulary: int,
 ) -> ChunkInputs:
-    """The tokens of each row at positions length + offset, ..., `count` of them."""
+    """`count` tokens of each row, from `offset` behind its last one on; an offset of -1: from the one before it on."""
     rows = slots.shape[0]
 
     def make(size: int) -> torch.Tensor:
@@ -286,7 +295,8 @@ def chunk_inputs(
     inputs = ChunkInputs(make(rows * count), make(rows * count), make(rows * count), make(rows))
     _inputs[(rows,)](
         slots,
-        state.lengths,
+        state.positions,
+        state.kv_lengths,
         history,
         history.stride(0),
         page_tables,
@@ -326,7 +336,8 @@ def settle_guesses(
         history,
         history.stride(0),
         state.last_tokens,
-        state.lengths,
+        state.positions,
+        state.kv_lengths,
         state.output_indexes,
         results,
         state.last_tokens.shape[0] - 1,

@@ -1,4 +1,4 @@
-"""Scatter of the host's changes into the device's batch state: new slots, and new pages of old ones."""
+"""Changes of the device's batch state by another than sampling: new slots, new pages, tokens sampled elsewhere."""
 
 import torch
 import triton
@@ -7,8 +7,8 @@ import triton.language as tl
 from mini_infer_engine.kernels.sampling.sampling_state import SamplingState
 from mini_infer_engine.kernels.sizes import cdiv
 
-STATE_FIELDS = 10
-"""slot, last token, length, output index, noise seed, 1/temperature, top_k, top_p, min_p, suppress_until.
+STATE_FIELDS = 11
+"""slot, last token, position, KV length, output index, noise seed, 1/temperature, top_k, top_p, min_p, suppress_until.
 
 Floats are the bits of fp64.
 """
@@ -18,7 +18,8 @@ Floats are the bits of fp64.
 def _update_slots(
     packet,
     last_tokens,
-    lengths,
+    positions,
+    kv_lengths,
     output_indexes,
     samplings,
     noise_seeds,
@@ -32,15 +33,16 @@ def _update_slots(
     row = packet + tl.program_id(0) * FIELDS
     slot = tl.load(row)
     tl.store(last_tokens + slot, tl.load(row + 1))
-    tl.store(lengths + slot, tl.load(row + 2).to(tl.int32))
-    tl.store(output_indexes + slot, tl.load(row + 3).to(tl.int32))
-    tl.store(samplings + slot, tl.load(row + 3).to(tl.int32))
-    tl.store(noise_seeds + slot, tl.load(row + 4))
-    tl.store(inverse_temperatures + slot, tl.load(row + 5).to(tl.float64, bitcast=True).to(tl.float32))
-    tl.store(top_ks + slot, tl.load(row + 6).to(tl.int32))
-    tl.store(top_ps + slot, tl.load(row + 7).to(tl.float64, bitcast=True).to(tl.float32))
-    tl.store(min_ps + slot, tl.load(row + 8).to(tl.float64, bitcast=True).to(tl.float32))
-    tl.store(suppress_until + slot, tl.load(row + 9).to(tl.int32))
+    tl.store(positions + slot, tl.load(row + 2).to(tl.int32))
+    tl.store(kv_lengths + slot, tl.load(row + 3).to(tl.int32))
+    tl.store(output_indexes + slot, tl.load(row + 4).to(tl.int32))
+    tl.store(samplings + slot, tl.load(row + 4).to(tl.int32))
+    tl.store(noise_seeds + slot, tl.load(row + 5))
+    tl.store(inverse_temperatures + slot, tl.load(row + 6).to(tl.float64, bitcast=True).to(tl.float32))
+    tl.store(top_ks + slot, tl.load(row + 7).to(tl.int32))
+    tl.store(top_ps + slot, tl.load(row + 8).to(tl.float64, bitcast=True).to(tl.float32))
+    tl.store(min_ps + slot, tl.load(row + 9).to(tl.float64, bitcast=True).to(tl.float32))
+    tl.store(suppress_until + slot, tl.load(row + 10).to(tl.int32))
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -52,12 +54,22 @@ def _update_pages(packet, page_tables, count, BLOCK: tl.constexpr):
     tl.store(page_tables + at, page.to(tl.int32), mask=inside)
 
 
+@triton.jit(do_not_specialize=["padding_slot"])
+def _advance_slots(slots, positions, kv_lengths, padding_slot):
+    """Program (row)."""
+    slot = tl.load(slots + tl.program_id(0)).to(tl.int64)
+    if slot != padding_slot:
+        tl.store(positions + slot, tl.load(positions + slot) + 1)
+        tl.store(kv_lengths + slot, tl.load(kv_lengths + slot) + 1)
+
+
 def update_slots(packet: torch.Tensor, state: SamplingState) -> None:
     """Packet [slots, STATE_FIELDS] int64 on the device."""
     _update_slots[(packet.shape[0],)](
         packet,
         state.last_tokens,
-        state.lengths,
+        state.positions,
+        state.kv_lengths,
         state.output_indexes,
         state.samplings,
         state.noise_seeds,
@@ -68,6 +80,13 @@ def update_slots(packet: torch.Tensor, state: SamplingState) -> None:
         state.suppress_until,
         FIELDS=STATE_FIELDS,
         num_warps=1,
+    )
+
+
+def advance_slots(slots: torch.Tensor, state: SamplingState) -> None:
+    """Move slots [rows] int32 on by one token, each at most once; the last slot of `state` stays where it is."""
+    _advance_slots[(slots.shape[0],)](
+        slots, state.positions, state.kv_lengths, state.last_tokens.shape[0] - 1, num_warps=1
     )
 
 

@@ -9,12 +9,15 @@ from mini_infer_engine.runtime.inputs import PassInputs
 def decode_masks(
     inputs: PassInputs, longest: int, windows: set[int | None], dtype: torch.dtype
 ) -> dict[int | None, Tensor]:
-    """For each window, [decode rows, longest]: 0 where a row's one query sees the key at that position, else -inf."""
-    key_positions = torch.arange(longest, device=inputs.ends.device)
+    """For each window, [decode rows, longest]: 0 where a row's one query sees the key of that cache index, else -inf.
+
+    A window is the last so many cache indexes: see `Row.position_offset`.
+    """
+    cache_indexes = torch.arange(longest, device=inputs.ends.device)
     ends = inputs.ends[: inputs.num_decodes, None]
-    visible = key_positions < ends
+    visible = cache_indexes < ends
     return {
-        window: additive(visible if window is None else visible & (key_positions >= ends - window), dtype)
+        window: additive(visible if window is None else visible & (cache_indexes >= ends - window), dtype)
         for window in windows
     }
 

@@ -42,7 +42,7 @@ class RunningCopy:
         """Make the copy hold this pass's decode rows; None: there are none, or they are too large for it.
 
         A row whose token only the device knows continues the sequence that sampled it in this slot, so that slot and
-        position identify it. Any other row may belong to a new sequence in an old slot.
+        cache index identify it. Any other row may belong to a new sequence in an old slot.
         """
         decodes = inputs.num_decodes
         slots, starts = inputs.slots[:decodes], inputs.starts[:decodes]
@@ -67,8 +67,8 @@ class RunningCopy:
         padding = longest - torch.tensor(starts).unsqueeze(1)
         mask = additive(torch.arange(capacity) >= padding, self.storage.dtype)
         self.mask = mask.repeat_interleave(self.pool.spec.num_kv_heads, 0).unsqueeze(1)
-        positions = (torch.arange(longest) - padding).clamp_(min=0)  # what is hidden must be finite, no more
-        self._fill(inputs.page_tables[: len(starts)], positions)
+        cache_indexes = (torch.arange(longest) - padding).clamp_(min=0)  # what is hidden must be finite, no more
+        self._fill(inputs.page_tables[: len(starts)], cache_indexes)
         self.column = longest
         return True
 
@@ -86,12 +86,12 @@ class RunningCopy:
         self.capacity = capacity
         return True
 
-    def _fill(self, page_tables: Tensor, positions: Tensor) -> None:
-        """The first columns of each row: its tokens at `positions` [rows, columns]."""
-        spec, (num_rows, columns) = self.pool.spec, positions.shape
-        pages = page_tables.gather(1, positions // spec.page_size)
-        token_rows = self.pool.token_rows_of(pages.flatten(), (positions % spec.page_size).flatten())
-        scratch = self.storage.new_empty(2 * positions.numel(), spec.row_width)
+    def _fill(self, page_tables: Tensor, cache_indexes: Tensor) -> None:
+        """The first columns of each row: its tokens of `cache_indexes` [rows, columns]."""
+        spec, (num_rows, columns) = self.pool.spec, cache_indexes.shape
+        pages = page_tables.gather(1, cache_indexes // spec.page_size)
+        token_rows = self.pool.token_rows_of(pages.flatten(), (cache_indexes % spec.page_size).flatten())
+        scratch = self.storage.new_empty(2 * cache_indexes.numel(), spec.row_width)
         for rows, keys, values in zip(token_rows, self.keys, self.values, strict=True):
             tokens = self.pool.read(rows, scratch).view(num_rows, columns, 2, spec.num_kv_heads, spec.head_dim)
             keys[..., :columns].copy_(tokens[:, :, 0].permute(0, 2, 3, 1))

@@ -121,15 +121,15 @@ class _PrefillRow:
         if self.start:
             pages = -(-self.end // pool.spec.page_size)
             self.gather_rows = pool.gather_rows(inputs.page_tables[row, :pages])
-        key_positions = torch.arange(self.end, device=inputs.ends.device)
-        query_positions = key_positions[self.start :, None]
+        keys = torch.arange(self.end, device=inputs.ends.device)  # cache indexes, as in `decode_masks`
+        queries = keys[self.start :, None]
         for window in windows:
             if self.start == 0 and (window is None or window >= self.end):
                 self.masks[window] = None  # plainly causal
                 continue
-            visible = key_positions <= query_positions
+            visible = keys <= queries
             if window is not None:
-                visible &= key_positions > query_positions - window
+                visible &= keys > queries - window
             self.masks[window] = additive(visible, pool.spec.dtype)  # [count, end]
 
     def attend(self, q: Tensor, kv: Tensor, layer: Attention) -> Tensor:

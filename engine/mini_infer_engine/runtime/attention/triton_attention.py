@@ -76,12 +76,19 @@ class TritonAttention:
             page_bytes = wide_page_bytes(self.pages[0], pool.spec.dtype)
             self._workspace.reserve_wide_pages(self._wide_pages * page_bytes)
 
-    def decode(self, tables: Tensor, slots: Tensor, positions: Tensor) -> Attend:
-        """One new token a row: `tables` [slots, width] is read at row `slots`, tokens stand at `positions`."""
+    def decode(self, tables: Tensor, slots: Tensor, positions: Tensor, kv_lengths: Tensor) -> Attend:
+        """See `TritonBackend.decode`."""
         config = self._policy.decode_config(positions.shape[0], self._kv_heads, quantized=self._quantized)
         plans = {
             window: plan_decode(
-                slots, positions, self._kv_heads, self._longest_sequence, window, config=config, group=self._group
+                slots,
+                positions,
+                kv_lengths,
+                self._kv_heads,
+                self._longest_sequence,
+                window,
+                config=config,
+                group=self._group,
             )
             for window in self.windows
         }
@@ -189,7 +196,7 @@ class TritonAttention:
         decode = prefill = prefill_selected = None
         if decodes:
             own_rows = torch.arange(decodes, dtype=torch.int32, device=tables.device)
-            decode = self.decode(tables, own_rows, inputs.positions[:decodes])
+            decode = self.decode(tables, own_rows, inputs.positions[:decodes], inputs.kv_lengths[:decodes])
         if len(inputs.counts) > decodes:
             ends = inputs.ends[decodes:].to(torch.int32)
             longest_key = max(start + count for start, count in zip(inputs.starts, inputs.counts, strict=True))

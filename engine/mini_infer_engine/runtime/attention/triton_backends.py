@@ -24,8 +24,11 @@ class TritonBackend(Protocol):
     most_captured_tokens: int
     """Passes with prompts that are longer are not worth a graph."""
 
-    def decode(self, tables: Tensor, slots: Tensor, positions: Tensor) -> Attend:
-        """One new token a row: `tables` [slots, width] is read at row `slots`, tokens stand at `positions`."""
+    def decode(self, tables: Tensor, slots: Tensor, positions: Tensor, kv_lengths: Tensor) -> Attend:
+        """One new token a row, at `positions` [rows] of the text and behind `kv_lengths` [rows] tokens in the cache.
+
+        `tables` [slots, width] is read at row `slots`.
+        """
 
     def prefill(self, rows: PrefillRows, positions: Tensor, kv_index: Tensor, selected: Tensor | None = None) -> Attend:
         """Prompt chunks; attention of the `selected` tokens alone where given, which `rows` then describes."""

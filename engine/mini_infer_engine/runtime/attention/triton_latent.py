@@ -47,9 +47,9 @@ class TritonLatentAttention:
         self._policy, self._workspace = kernels.policy, kernels.workspace
         self.shape = _shape(layers[0])
 
-    def decode(self, tables: Tensor, slots: Tensor, positions: Tensor) -> Attend:
+    def decode(self, tables: Tensor, slots: Tensor, positions: Tensor, kv_lengths: Tensor) -> Attend:
         """See `TritonBackend.decode`."""
-        return self._absorbed(tables, slots, positions, writes=True)
+        return self._absorbed(tables, slots, positions, kv_lengths, writes=True)
 
     def prefill(self, rows: PrefillRows, positions: Tensor, kv_index: Tensor, selected: Tensor | None = None) -> Attend:
         """See `TritonBackend.prefill`: every token as a row of its own."""
@@ -57,12 +57,13 @@ class TritonLatentAttention:
         index = torch.arange(tokens, dtype=torch.int32, device=positions.device)
         sequences = torch.searchsorted(rows.query_starts[1:], index, right=True, out_int32=True)
         sequences = sequences.clamp_(max=rows.ends.shape[0] - 1)
+        cache_indexes = index + (rows.ends - rows.query_starts[1:]).index_select(0, sequences)
         if selected is None:
-            places = torch.where(kv_index >= 0, positions, -1)
-            return self._absorbed(rows.page_tables, sequences, places, writes=True)
-        last = rows.ends.index_select(0, sequences) - 1
-        places = torch.where((index >= rows.query_starts[0]) & (index < rows.query_starts[-1]), last, -1)
-        attend_selected = self._absorbed(rows.page_tables, sequences, places, writes=False)
+            kv_lengths = torch.where(kv_index >= 0, cache_indexes, -1)
+            return self._absorbed(rows.page_tables, sequences, positions, kv_lengths, writes=True)
+        is_there = (index >= rows.query_starts[0]) & (index < rows.query_starts[-1])
+        kv_lengths, last = torch.where(is_there, cache_indexes, -1), positions.index_select(0, selected)
+        attend_selected = self._absorbed(rows.page_tables, sequences, last, kv_lengths, writes=False)
 
         def attend(packed: Tensor, layer: LatentAttention, out: Tensor | None = None) -> Tensor:
             self._rope(packed, layer, positions, kv_index, rotates_queries=False)
@@ -70,9 +71,11 @@ class TritonLatentAttention:
 
         return attend
 
-    def _absorbed(self, tables: Tensor, slots: Tensor, positions: Tensor, *, writes: bool) -> Attend:
+    def _absorbed(
+        self, tables: Tensor, slots: Tensor, positions: Tensor, kv_lengths: Tensor, *, writes: bool
+    ) -> Attend:
         config = self._policy.latent_decode_config(positions.shape[0])
-        plan = plan_decode(slots, positions, 1, self._longest_sequence, config=config, group=_MERGE_GROUP)
+        plan = plan_decode(slots, positions, kv_lengths, 1, self._longest_sequence, config=config, group=_MERGE_GROUP)
 
         def attend(packed: Tensor, layer: LatentAttention, out: Tensor | None = None) -> Tensor:
             return latent_decode(
@@ -86,6 +89,7 @@ class TritonLatentAttention:
                 tables,
                 slots,
                 positions,
+                kv_lengths,
                 plan,
                 scale=layer.scale,
                 workspace=self._workspace,
@@ -112,7 +116,7 @@ class TritonLatentAttention:
         if decodes:
             tables = inputs.page_tables.to(torch.int32)
             own_rows = torch.arange(decodes, dtype=torch.int32, device=tables.device)
-            decode = self.decode(tables, own_rows, inputs.positions[:decodes])
+            decode = self.decode(tables, own_rows, inputs.positions[:decodes], inputs.kv_lengths[:decodes])
         if len(inputs.counts) > decodes:
             context = _Context.of(inputs, self.page_size, self.shape)
             prefill = self._decompressed(context, inputs.query_starts[decodes:] - decodes, None)
