@@ -69,25 +69,31 @@ def test_decode_attention(
     with_norm: bool,
     softcap: float | None,
 ) -> None:
-    """From q, k and v before rotation: the new token's k and v are in their page afterwards, nothing else changed."""
+    """From q, k and v before rotation: the new token's k and v are in their page afterwards, nothing else changed.
+
+    Tokens stand further on in their texts than in their caches, each row's by another number of positions.
+    """
     rows, spare = len(LENGTHS), 2  # padded rows of a graph: all of one sequence, whose only token is the new one
     paged = make_paged([*LENGTHS, 1], page_size, kv_heads, head_dim, dtype)
     slots = [*range(rows)[::-1], *[rows] * spare]  # rows are in another order than page tables
-    positions = torch.tensor([*LENGTHS, 1], device=DEVICE)[slots] - 1
+    kv_lengths = torch.tensor([*LENGTHS, 1], device=DEVICE)[slots] - 1
+    positions = kv_lengths + torch.arange(len(slots), device=DEVICE) * 29 % 23
     width = (q_heads + 2 * kv_heads) * head_dim
     qkv = normal(len(slots), width + 32, dtype=dtype, seed=99)[:, :width]  # its rows are strided
     weights = [1 + normal(head_dim, dtype=dtype, seed=seed) / 4 for seed in (4, 5)] if with_norm else [None, None]
-    angles = torch.arange(max(LENGTHS), device=DEVICE)[:, None] / 10.0 ** torch.arange(head_dim // 2, device=DEVICE)
+    angles = torch.arange(max(LENGTHS) + 23, device=DEVICE)[:, None] / 10.0 ** torch.arange(
+        head_dim // 2, device=DEVICE
+    )
     rotation = Rotation(torch.cat((angles.cos(), angles.sin()), dim=-1).to(dtype), *weights, eps=1e-5)
 
     heads = qkv.unflatten(1, (-1, head_dim))
     q = exact_rotated(heads[:, :q_heads], rotation, rotation.q_norm, positions)
     new_keys = exact_rotated(heads[:, q_heads : q_heads + kv_heads], rotation, rotation.k_norm, positions)
     new_values = heads[:, q_heads + kv_heads :]
-    pages = paged.tables[slots].gather(1, positions[:, None] // page_size)[:, 0].long()
+    pages = paged.tables[slots].gather(1, kv_lengths[:, None] // page_size)[:, 0].long()
     before = paged.pool.clone()
-    before[pages, :, positions % page_size] = 0
-    paged.pool[pages, :, positions % page_size] = float("nan")  # what stood there is not read
+    before[pages, :, kv_lengths % page_size] = 0
+    paged.pool[pages, :, kv_lengths % page_size] = float("nan")  # what stood there is not read
     exact = []
     for row, slot in enumerate(slots[:rows]):
         keys, values = paged.keys[slot], paged.values[slot]
@@ -97,7 +103,9 @@ def test_decode_attention(
 
     for config in CONFIGS:
         slot_tensor, group = torch.tensor(slots, dtype=torch.int32, device=DEVICE), q_heads // kv_heads
-        plan = plan_decode(slot_tensor, positions, kv_heads, max(LENGTHS), window, config=config, group=group)
+        plan = plan_decode(
+            slot_tensor, positions, kv_lengths, kv_heads, max(LENGTHS), window, config=config, group=group
+        )
         run = [
             decode_attention(
                 qkv,
@@ -113,14 +121,14 @@ def test_decode_attention(
         ]
         assert error(run[0][:rows], torch.cat(exact)) <= ROUNDING[dtype], config
         assert torch.equal(run[0][:rows], run[1][:rows]), "counters were not left at zero, or results depend on timing"
-        written = paged.pool[pages, :, positions % page_size]
+        written = paged.pool[pages, :, kv_lengths % page_size]
         assert error(written[:rows, 0], new_keys[:rows]) <= ROUNDING[dtype]
         assert torch.equal(written[:rows, 1], new_values[:rows])
         after = paged.pool.clone()
-        after[pages, :, positions % page_size] = 0
+        after[pages, :, kv_lengths % page_size] = 0
         assert torch.equal(after.nan_to_num(7.0), before.nan_to_num(7.0)), "another token's place was written"
     no_slots = torch.zeros(0, dtype=torch.int32, device=DEVICE)
-    empty = plan_decode(no_slots, positions[:0], kv_heads, 9, window, config=CONFIGS[0])
+    empty = plan_decode(no_slots, positions[:0], kv_lengths[:0], kv_heads, 9, window, config=CONFIGS[0])
     mixed = decode_attention(qkv[:0], rotation, paged.pool, paged.tables, empty, scale=1.0, workspace=WORKSPACE)
     assert mixed.shape == (0, q_heads * head_dim)
 
@@ -129,9 +137,9 @@ def test_decode_attention(
 def test_a_long_sequence_with_more_splits_than_rounds_of_merging(length: int, max_splits: int) -> None:
     q_heads, head_dim = 7, 128
     paged = make_paged([length], 64, 1, head_dim, FP32)
-    slots, positions = (torch.tensor([value], device=DEVICE) for value in (0, length - 1))
+    slots, places = (torch.tensor([value], device=DEVICE) for value in (0, length - 1))
     config = DecodeConfig(block_tokens=16, target_programs=100)
-    plan = plan_decode(slots.int(), positions, 1, 1024, config=config, group=q_heads)
+    plan = plan_decode(slots.int(), places, places, 1, 1024, config=config, group=q_heads)
     assert int((plan.entries[:, 0] >= 0).sum()) == max_splits
     qkv = normal(1, (q_heads + 2) * head_dim)
     table = torch.cat((torch.ones(1024, 64, device=DEVICE), torch.zeros(1024, 64, device=DEVICE)), dim=-1)

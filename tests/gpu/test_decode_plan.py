@@ -12,15 +12,15 @@ from tests.gpu.device import DEVICE, KERNELS, POLICY, cases
 pytestmark = KERNELS
 
 
-def needed(positions: list[int], window: int, block: int, split_blocks: int) -> int:
+def needed(kv_lengths: list[int], window: int, block: int, split_blocks: int) -> int:
     """Splits of all rows where none has more than `split_blocks` blocks."""
-    firsts = [max(position + 1 - window, 0) // block * block for position in positions]
-    blocks = [max(1, -(-(position - first) // block)) for position, first in zip(positions, firsts, strict=True)]
+    firsts = [max(length + 1 - window, 0) // block * block for length in kv_lengths]
+    blocks = [max(1, -(-(length - first) // block)) for length, first in zip(kv_lengths, firsts, strict=True)]
     return sum(-(-count // split_blocks) for count in blocks)
 
 
 @pytest.mark.parametrize(
-    ("positions", "kv_heads", "window", "config"),
+    ("kv_lengths", "kv_heads", "window", "config"),
     cases(
         [
             ([0], 4, None, DecodeConfig(264)),
@@ -39,42 +39,45 @@ def needed(positions: list[int], window: int, block: int, split_blocks: int) -> 
     ),
 )
 def test_splits_cover_each_row_in_equal_lengths(
-    positions: list[int], kv_heads: int, window: int | None, config: DecodeConfig
+    kv_lengths: list[int], kv_heads: int, window: int | None, config: DecodeConfig
 ) -> None:
     block, seen = config.block_tokens, window or 1 << 30
-    slots = torch.arange(len(positions), dtype=torch.int32, device=DEVICE) + 3
-    plan = plan_decode(slots, torch.tensor(positions, device=DEVICE), kv_heads, 1 << 14, window, config=config)
+    slots = torch.arange(len(kv_lengths), dtype=torch.int32, device=DEVICE) + 3
+    positions = [length + 31 * row + 7 for row, length in enumerate(kv_lengths)]
+    places = (torch.tensor(values, device=DEVICE) for values in (positions, kv_lengths))
+    plan = plan_decode(slots, *places, kv_heads, 1 << 14, window, config=config)
     entries = plan.entries.tolist()
     used = [entry for entry in entries if entry[0] >= 0]
     assert entries[: len(used)] == used, "programs without work come last"
-    assert plan.splits == (len(entries) > len(positions))
+    assert plan.splits == (len(entries) > len(kv_lengths))
 
     longest = 0
-    for row, position in enumerate(positions):
+    for row, length in enumerate(kv_lengths):
         own = [entry for entry in used if entry[0] == row]
-        if position < 0:
+        if length < 0:
             assert not own
             continue
-        first = max(position + 1 - seen, 0) // block * block
+        first = max(length + 1 - seen, 0) // block * block
         assert [entry[5] for entry in own] == list(range(len(own)))
         for entry in own:
-            assert entry[1:3] == [row + 3, position]
-            assert entry[6] == len(own)
+            assert entry[1:3] == [row + 3, length]
+            assert entry[6:] == [len(own), positions[row]]
         assert [entry[3] for entry in own] == [first, *[entry[4] for entry in own[:-1]]]
-        assert own[-1][4] == position
-        lengths = [-(-(entry[4] - entry[3]) // block) for entry in own]
-        assert len(own) == 1 or min(lengths) >= 1
-        longest = max(longest, *lengths)
+        assert own[-1][4] == length
+        sizes = [-(-(entry[4] - entry[3]) // block) for entry in own]
+        assert len(own) == 1 or min(sizes) >= 1
+        longest = max(longest, *sizes)
     assert all(entry[6] <= 64 for entry in used)
-    most_blocks = max(-(-(position - max(position + 1 - seen, 0) // block * block) // block) for position in positions)
+    most_blocks = max(-(-(length - max(length + 1 - seen, 0) // block * block) // block) for length in kv_lengths)
     if longest > max(1, -(-most_blocks // 64), int((1.6 / 32 * most_blocks) ** 0.5)):
-        assert needed(positions, seen, block, longest - 1) > len(entries), "a shorter split would do"
+        assert needed(kv_lengths, seen, block, longest - 1) > len(entries), "a shorter split would do"
 
 
-@pytest.mark.parametrize(("position", "splits"), [(3000, [47, 24, 12]), (4095, [64, 64, 32]), (65_535, [64, 64, 64])])
-def test_splits_of_a_lone_sequence_by_query_heads_that_are_merged(position: int, splits: list[int]) -> None:
-    slots, positions = torch.zeros(1, dtype=torch.int32, device=DEVICE), torch.tensor([position], device=DEVICE)
+@pytest.mark.parametrize(("kv_length", "splits"), [(3000, [47, 24, 12]), (4095, [64, 64, 32]), (65_535, [64, 64, 64])])
+def test_splits_of_a_lone_sequence_by_query_heads_that_are_merged(kv_length: int, splits: list[int]) -> None:
+    slots, place = torch.zeros(1, dtype=torch.int32, device=DEVICE), torch.tensor([kv_length], device=DEVICE)
     plans = [
-        plan_decode(slots, positions, 1, 1 << 17, config=POLICY.decode_config(1, 1), group=group) for group in (1, 2, 7)
+        plan_decode(slots, place, place, 1, 1 << 17, config=POLICY.decode_config(1, 1), group=group)
+        for group in (1, 2, 7)
     ]
     assert [int((plan.entries[:, 0] >= 0).sum()) for plan in plans] == splits

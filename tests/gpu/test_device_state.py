@@ -3,6 +3,7 @@
 import random
 
 import pytest
+import torch
 
 pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
 
@@ -31,7 +32,8 @@ def random_row(dice: random.Random) -> Row:
     # Few pages and seeds, so that much is as it was before.
     pages = [dice.choice((index, index + 10)) for index in range(WIDTH)]
     slot, seed, token = dice.randrange(SLOTS), dice.randrange(2), dice.randrange(50)
-    return Row(slot, start, 1, [token], pages, params, seed, output_index, suppressed)
+    offset = dice.randrange(3)
+    return Row(slot, start, 1, [token], pages, params, seed, output_index, suppressed, position_offset=offset)
 
 
 def test_packets_and_filters_do_not_depend_on_earlier_requests() -> None:
@@ -40,6 +42,16 @@ def test_packets_and_filters_do_not_depend_on_earlier_requests() -> None:
         row, fresh = random_row(dice), fresh_state()
         assert state.pack_updates([row]) == fresh.pack_updates([row])
         assert state.has_filters([row.slot]) == fresh.has_filters([row.slot])
+
+
+def test_positions_and_cache_indexes_begin_apart_and_advance_together_but_for_padding() -> None:
+    state = fresh_state()
+    state.begin([Row(slot, 4, 6, [7] * 6, [0], PARAMS[0], position_offset=30 * slot) for slot in range(SLOTS)])
+    assert state.state.kv_lengths.tolist() == [9, 9, 9, 0], "sampling adds one"
+    assert state.state.positions.tolist() == [9, 39, 69, 0]
+    state.advance(torch.tensor([2, SLOTS, 0, SLOTS], dtype=torch.int32, device=DEVICE))
+    assert state.state.kv_lengths.tolist() == [10, 9, 10, 0]
+    assert state.state.positions.tolist() == [10, 39, 70, 0]
 
 
 def test_page_tables_are_those_of_the_rows_whether_pages_are_kept_or_forgotten() -> None:

@@ -96,6 +96,17 @@ def interpreted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...
     return make
 
 
+def sampled_by(runner: ModelRunner, *rows: Row, num_decodes: int = 0) -> list[int | None]:
+    """Launch a pass whose decode rows go on with TOKENS, whatever was sampled before."""
+    assert isinstance(runner.executor, CudaExecutor)
+    state = runner.executor.state.state
+    for row in rows[:num_decodes]:
+        state.last_tokens[row.slot] = TOKENS[row.start]
+        assert state.kv_lengths[row.slot] == row.start
+        assert state.positions[row.slot] == row.position
+    return sampled(runner.collect(runner.launch(Batch(list(rows), num_decodes))))
+
+
 @pytest.mark.parametrize(
     ("architecture", "decodes_beside"),
     [
@@ -123,15 +134,7 @@ def test_passes_equal_transformers(
     actual = run_chunks(runner, TOKENS, dealer.table(40), [13, 1, 1, 25])
     assert (actual - expected).abs().max() <= 3e-4
 
-    last_tokens = runner.executor.state.state.last_tokens
-    lengths = runner.executor.state.state.lengths
-
-    def run(*rows: Row, num_decodes: int = 0) -> list[int | None]:
-        for row in rows[:num_decodes]:
-            last_tokens[row.slot] = TOKENS[row.start]  # the text goes on as it stands here
-            assert lengths[row.slot] == row.start
-        return sampled(runner.collect(runner.launch(Batch(list(rows), num_decodes))))
-
+    run = partial(sampled_by, runner)
     pages, others, third, fourth = (dealer.table(48) for _ in range(4))
     assert run(prompt(3, 0, 20, pages), prompt(5, 0, 7, others)) == [best[19], best[6]]
     assert run(prompt(3, 20, 10, pages)) == [best[29]]
@@ -143,6 +146,53 @@ def test_passes_equal_transformers(
     assert run(*decodes, *prompts, num_decodes=2) == [best[32], best[12], best[17], None]
     beside = [Row(5, 13, 1, None, others, GREEDY, output_index=2), prompt(1, 18, 20, third)]
     assert run(*beside, num_decodes=1) == [best[13], best[37]]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "settings"),
+    [
+        ("qwen3", {}),
+        ("qwen3", {"decodes_beside": 4}),
+        ("qwen3", {"enforce_eager": True}),
+        ("qwen3", {"kv_cache_dtype": "int8", "decodes_beside": 4}),
+        ("gemma2", {}),
+        ("deepseek_v2", {}),
+        ("deepseek_v2", {"decodes_beside": 4}),
+    ],
+)
+def test_tokens_behind_a_gap_are_rotated_by_position_and_cached_by_index(
+    tmp_path: Path, interpreted: Callable[..., ModelRunner], architecture: str, settings: dict[str, Any]
+) -> None:
+    """One sequence's last tokens stand further on in the text than in the cache, beside another that is whole."""
+    layers = 2 if architecture == "gemma2" else 1  # of which one has a window
+    model = save_tiny_model(tmp_path, architecture, num_hidden_layers=layers, **CHANGES.get(architecture, {}))
+    runner = interpreted(**settings)
+    gap, positions = 37, [*range(20), *range(57, 77)]
+    expected = reference_logits(model, TOKENS, positions)
+    best, best_of_whole = expected.argmax(-1).tolist(), reference_logits(model, TOKENS).argmax(-1).tolist()
+    assert best[20:] != best_of_whole[20:], "the gap changes nothing"
+    dealer = PageDealer(runner)
+    pages, others = dealer.table(48), dealer.table(48)
+    if settings.get("enforce_eager"):
+        actual = run_chunks(runner, TOKENS, dealer.table(40), [13, 7, 1, 19], positions)
+        assert (actual - expected).abs().max() <= 3e-4
+
+    run = partial(sampled_by, runner)
+
+    def behind(start: int, index: int, count: int | None = None) -> Row:
+        tokens = None if count is None else TOKENS[start : start + count]
+        return Row(3, start, count or 1, tokens, pages, GREEDY, output_index=index, position_offset=gap)
+
+    assert run(prompt(3, 0, 20, pages), prompt(5, 0, 7, others)) == [best[19], best_of_whole[6]]
+    assert run(behind(20, 0, 9)) == [best[28]]
+    assert run(behind(29, 1), Row(5, 7, 1, None, others, GREEDY, output_index=1), num_decodes=2) == [
+        best[29],
+        best_of_whole[7],
+    ]
+    assert run(behind(30, 2), prompt(5, 8, 5, others), num_decodes=1) == [best[30], best_of_whole[12]]
+    assert run(behind(31, 3), num_decodes=1) == [best[31]]
+    beside = Row(5, 13, 1, None, others, GREEDY, output_index=1)
+    assert run(beside, behind(32, 4, 1), num_decodes=1) == [best_of_whole[13], best[32]]
 
 
 def _logits_of_ranks(make: Callable[[ThreadRank], ModelRunner]) -> list[torch.Tensor]:
@@ -463,8 +513,9 @@ def test_stages_say_what_one_gpu_says(
     found = _said(StagesInTurn(runners), requests, pipeline_parallel_size=2, **settings)
     plain = interpreted(attention_backend="torch", **settings)
     assert found == _said(plain, requests, **settings)
-    lengths = [one.executor.state.state.lengths.tolist() for one in runners]
-    assert lengths[0] == lengths[1]  # on both stages, padding among them
+    states = [one.executor.state.state for one in runners]
+    assert torch.equal(states[0].positions, states[1].positions)  # on both stages, padding among them
+    assert torch.equal(states[0].kv_lengths, states[1].kv_lengths)
 
 
 def _said(runner: Any, requests: list[Request], **settings: Any) -> list[list[int]]:

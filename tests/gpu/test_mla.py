@@ -87,15 +87,19 @@ class Layer:
         x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.shape.eps) * self.norm.double()
         return torch.cat((x, self.rotated(latents[:, None, rank:], positions)[:, 0]), dim=-1)
 
-    def exact(self, packed: torch.Tensor, cached: torch.Tensor, positions: torch.Tensor, scale: float) -> torch.Tensor:
-        """Attention of tokens at `positions` over all cached tokens up to each, [tokens, heads * value_dim] fp64."""
+    def exact(
+        self, packed: torch.Tensor, cached: torch.Tensor, positions: torch.Tensor, indexes: torch.Tensor, scale: float
+    ) -> torch.Tensor:
+        """Attention of tokens over all cached tokens up to each one's own of these `indexes`, rotated by `positions`:
+        [tokens, heads * value_dim] fp64.
+        """
         shape = self.shape
         q = packed[:, : shape.q_width].view(-1, shape.heads, shape.qk_dim)
         q = torch.cat((q[..., : shape.nope_dim].double(), self.rotated(q[..., shape.nope_dim :], positions)), dim=-1)
         kv = torch.einsum("tr,hdr->thd", cached[:, : shape.kv_rank], self.kv_up.double())
         shared = cached[:, None, shape.kv_rank :].expand(-1, shape.heads, -1)
         k, v = torch.cat((kv[..., : shape.nope_dim], shared), dim=-1), kv[..., shape.nope_dim :]
-        hidden = torch.arange(len(cached), device=DEVICE) > positions[:, None]
+        hidden = torch.arange(len(cached), device=DEVICE) > indexes[:, None]
         scores = (torch.einsum("qhd,thd->hqt", q, k) * scale).masked_fill(hidden, float("-inf"))
         return torch.einsum("hqt,thd->qhd", scores.softmax(-1), v).flatten(1)
 
@@ -119,24 +123,31 @@ def write(pool: torch.Tensor, table: torch.Tensor, tokens: torch.Tensor) -> None
 @pytest.mark.parametrize("count", [1, 3, 100] if ON_GPU else [3, 7])
 @pytest.mark.parametrize("case", SHAPES)
 def test_absorbed_decodes(case: Case, count: int) -> None:
-    """From queries and latents before rotation: each row's latent is in its page afterwards, nothing else changed."""
+    """From queries and latents before rotation: each row's latent is in its page afterwards, nothing else changed.
+
+    Tokens stand further on in their texts than in their caches, each row's by another number of positions.
+    """
     lengths = (LENGTHS * 20)[: min(count, 7 * len(LENGTHS))]
-    layer, dtype = Layer.of(case, max(lengths) + 1), case[7]
+    layer, dtype = Layer.of(case, max(lengths) + 1 + 23), case[7]
     shape, scale = layer.shape, 0.1
     pool, tables = pool_of(lengths, case)
     slots = torch.tensor([*reversed(range(len(lengths))), 0], dtype=torch.int32, device=DEVICE)
-    positions = torch.tensor([*lengths[::-1], 0], device=DEVICE) - 1  # the last row is padding
+    kv_lengths = torch.tensor([*lengths[::-1], 0], device=DEVICE) - 1  # the last row is padding
+    positions = kv_lengths + 1 + torch.arange(len(slots), device=DEVICE) * 29 % 23
     packed = normal(len(slots), shape.q_width + shape.latent_width + 32, dtype=dtype, seed=5)
     packed = packed[:, : shape.q_width + shape.latent_width]
     expected, before = [], packed.clone()
     for row, length in enumerate(lengths[::-1]):
         own = normal(length, shape.latent_width, dtype=dtype, seed=row)
         own[-1] = packed[row, shape.q_width :]
-        cached = layer.cached(own, torch.arange(length, device=DEVICE)).to(dtype)
+        places = torch.arange(length, device=DEVICE)
+        places[-1] = positions[row]
+        cached = layer.cached(own, places).to(dtype)
         write(pool, tables[slots[row]], cached[:-1])
-        expected.append(layer.exact(packed[row : row + 1], cached.double(), positions[row : row + 1], scale))
+        of_row = slice(row, row + 1)
+        expected.append(layer.exact(packed[of_row], cached.double(), positions[of_row], kv_lengths[of_row], scale))
     for config in CONFIGS:
-        plan = plan_decode(slots, positions, 1, max(lengths) + 1, config=config)
+        plan = plan_decode(slots, positions, kv_lengths, 1, max(lengths) + 1, config=config)
         made = latent_decode(
             packed,
             shape,
@@ -147,6 +158,7 @@ def test_absorbed_decodes(case: Case, count: int) -> None:
             tables,
             slots,
             positions,
+            kv_lengths,
             plan,
             scale=scale,
             workspace=WORKSPACE,
@@ -156,7 +168,7 @@ def test_absorbed_decodes(case: Case, count: int) -> None:
         assert error(made[:-1], torch.cat(expected)) < ROUNDING[dtype], config
         assert torch.equal(packed, before)
     last = pool[tables[0, (lengths[0] - 1) // case[6]].long(), 0, (lengths[0] - 1) % case[6], 0]
-    wanted = layer.cached(packed[-2:-1, shape.q_width :], torch.tensor([lengths[0] - 1], device=DEVICE))
+    wanted = layer.cached(packed[-2:-1, shape.q_width :], positions[-2:-1])
     assert error(last, wanted[0]) < 16
 
 
@@ -180,7 +192,8 @@ def test_decompressed_prompts(case: Case, room: int) -> None:
         latents = torch.cat((normal(start, shape.latent_width, dtype=dtype, seed=index), new[:, shape.q_width :]))
         cached = layer.cached(latents, torch.arange(start + count, device=DEVICE)).to(dtype)
         write(pool, tables[index], cached[:start])
-        expected.append(layer.exact(new, cached.double(), positions[begin : begin + count], scale))
+        own_positions = positions[begin : begin + count]
+        expected.append(layer.exact(new, cached.double(), own_positions, own_positions, scale))
         sequences.append(cached)
         begin += count
     latent_rope(packed, shape, layer.cos_sin, layer.norm, positions.int(), kv_index.int(), pool)

@@ -65,7 +65,7 @@ def test_replays_equal_kernels_one_by_one(rows: int) -> None:
 
     def step(settle: Callable[[], None]) -> torch.Tensor:
         """A decode step; `settle` is called behind each kernel that the next one may overlap."""
-        plan = plan_decode(slots, positions, KV_HEADS, 1024, config=POLICY.decode_config(rows, KV_HEADS))
+        plan = plan_decode(slots, positions, positions, KV_HEADS, 1024, config=POLICY.decode_config(rows, KV_HEADS))
         stream, x = hidden, rms_norm(hidden, norm, 1e-6)
 
         def then_norm(values: torch.Tensor, matrix: torch.Tensor) -> tuple[torch.Tensor, DeferredRMSNorm]:

@@ -196,28 +196,30 @@ def test_decode_attention(
     q_heads: int, kv_heads: int, head_dim: int, page_size: int, window: int | None, softcap: float | None,
     dtype: torch.dtype, kind: KVQuantization,
 ) -> None:  # fmt: skip
-    """The new token is stored as by torch, and attends to itself as it is stored."""
+    """The new token is stored as by torch, and attends to itself as it is stored, wherever it stands in its text."""
     rows, scale = len(LENGTHS), head_dim**-0.5
     made = make_quantized(LENGTHS, page_size, kv_heads, head_dim, dtype, kind)
     qkv = normal(rows, (q_heads + 2 * kv_heads) * head_dim, dtype=dtype, seed=99)
     heads = qkv.unflatten(1, (-1, head_dim))
     slots = torch.arange(rows, dtype=torch.int32, device=DEVICE)
-    positions = torch.tensor(LENGTHS, device=DEVICE) - 1
-    pages = made.tables.gather(1, positions[:, None] // page_size)[:, 0]
+    kv_lengths = torch.tensor(LENGTHS, device=DEVICE) - 1
+    pages = made.tables.gather(1, kv_lengths[:, None] // page_size)[:, 0]
     new = heads[:, q_heads:].reshape(rows, 2, kv_heads, head_dim)
     before = made.contents()
-    made.store(pages, positions % page_size, new)
+    made.store(pages, kv_lengths % page_size, new)
     expected = made.contents()
     for config in CONFIGS:
         made.pool.storage.copy_(before)
         group = q_heads // kv_heads
-        plan = plan_decode(slots, positions, kv_heads, max(LENGTHS), window, config=config, group=group)
+        plan = plan_decode(
+            slots, kv_lengths + 5, kv_lengths, kv_heads, max(LENGTHS), window, config=config, group=group
+        )
         mixed = decode_attention(
-            qkv, rotation_of(head_dim, dtype, max(LENGTHS)), made.layer, made.tables, plan,
+            qkv, rotation_of(head_dim, dtype, max(LENGTHS) + 5), made.layer, made.tables, plan,
             scale=scale, workspace=WORKSPACE, softcap=softcap,
         )  # fmt: skip
         check_stored(made.contents(), expected, kind)
-        read = made.read(pages, positions % page_size, dtype).double()
+        read = made.read(pages, kv_lengths % page_size, dtype).double()
         exact = []
         for row, length in enumerate(LENGTHS):
             keys, values = made.keys[row], made.values[row]

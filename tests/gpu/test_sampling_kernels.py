@@ -7,9 +7,9 @@ pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
 
 from mini_infer_engine.core.batch import Row
 from mini_infer_engine.core.request import SamplingParams
-from mini_infer_engine.kernels.embed_decode import gather_decode_inputs
+from mini_infer_engine.kernels.embed_decode import gather_decode_inputs, gather_places
 from mini_infer_engine.kernels.sampling.sample import sample
-from mini_infer_engine.kernels.sampling.sampling_state import HOST_RING_DEPTH, SUPPRESSED_WIDTH
+from mini_infer_engine.kernels.sampling.sampling_state import HOST_RING_DEPTH, SUPPRESSED_WIDTH, SamplingState
 from mini_infer_engine.kernels.sampling.state_update import update_pages
 from mini_infer_engine.runtime.device_state import DeviceBatchState, refuses_suppressed
 from mini_infer_engine.sampling.reference import build_sampling
@@ -41,6 +41,7 @@ def row_of_kind(slot: int, params: SamplingParams, output_index: int) -> Row:
     return Row(
         slot, 10 + slot, 1, [0], [0], params,
         noise_seed=slot * 7919 + 5, output_index=output_index, suppressed_token_ids=held_back,
+        position_offset=3 * slot,
     )  # fmt: skip
 
 
@@ -74,9 +75,11 @@ def test_the_kernel_chooses_as_the_sampler_does(vocabulary: int, dtype: torch.dt
         assert not wrong, (step, wrong)
         state = table.state
         assert state.on_host[slots, step % HOST_RING_DEPTH].tolist() == chosen.tolist()
-        assert state.lengths[slots].tolist() == [10 + slot + step + 1 for slot in slots]
+        assert state.kv_lengths[slots].tolist() == [10 + slot + step + 1 for slot in slots]
+        assert state.positions[slots].tolist() == [10 + 4 * slot + step + 1 for slot in slots]
         assert state.output_indexes[slots].tolist() == [step + 1] * len(slots)
-    assert (state.last_tokens[spare], state.lengths[spare], state.output_indexes[spare]) == (0, 0, 0)
+    progress = (state.last_tokens, state.positions, state.kv_lengths, state.output_indexes)
+    assert [int(one[spare]) for one in progress] == [0, 0, 0, 0]
 
 
 @pytest.mark.parametrize(("rows", "programs"), cases([(3, 1), (3, 6), (3, 1000)], [(1, 1000), (31, 1), (31, 1056)]))
@@ -140,15 +143,21 @@ def test_more_suppressed_ids_than_a_slot_holds_are_refused() -> None:
 def test_gather_reads_tokens_and_places_of_slots(rows: int, width: int, dtype: torch.dtype) -> None:
     slots = torch.randperm(rows + 5, generator=torch.Generator().manual_seed(1))[:rows].to(torch.int32).to(DEVICE)
     generator = torch.Generator().manual_seed(2)
-    last_tokens = torch.randint(0, 50, (rows + 5,), generator=generator).to(DEVICE)
-    lengths = torch.randint(0, 1000, (rows + 5,), generator=generator).to(torch.int32).to(DEVICE)
-    embedding = normal(50, width, dtype=dtype)
-    hidden, positions = gather_decode_inputs(slots, last_tokens, lengths, embedding)
+    state = SamplingState.zeros(rows + 5, DEVICE)
+    for one in (state.last_tokens, state.positions, state.kv_lengths):
+        one.copy_(torch.randint(0, 50, (rows + 5,), generator=generator))
+    last_tokens, embedding = state.last_tokens, normal(50, width, dtype=dtype)
+    hidden, *places = gather_decode_inputs(slots, state, embedding)
     assert torch.equal(hidden, embedding[last_tokens[slots]])
-    assert torch.equal(positions, lengths[slots].long())
+    expected_places = [state.positions[slots].long(), state.kv_lengths[slots].long()]
+    assert all(map(torch.equal, places, expected_places))
+    assert all(map(torch.equal, gather_places(slots.long(), state), expected_places))
+    padding = int(slots[-1])
+    expected_places[1][-1] = -1
+    assert all(map(torch.equal, gather_places(slots, state, padding), expected_places))
     integers = (embedding.float() * 30).clamp(-127, 127).to(torch.int8)
     scales = torch.rand(50, generator=generator).to(DEVICE)
-    hidden, _ = gather_decode_inputs(slots, last_tokens, lengths, integers, first_token=3, scales=scales, dtype=dtype)
+    hidden, *_ = gather_decode_inputs(slots, state, integers, first_token=3, scales=scales, dtype=dtype)
     tokens = last_tokens[slots] - 3
     expected = (integers[tokens].float() * scales[tokens, None]).to(dtype)
     assert torch.equal(hidden, expected.where((tokens >= 0)[:, None], 0))

@@ -25,7 +25,7 @@ from mini_infer_engine.speculation.head import HeadShape, SpeculativeHead
 from mini_infer_engine.structured.grammar import Grammar, of_regex
 from tests.gpu.device import GPU_ONLY, INTERPRETED
 from tests.gpu.runs import make_engine, make_runner, make_settings, mixed_requests, texts
-from tests.support.tiny_models import save_tiny_model
+from tests.support.tiny_models import save_tiny_model, shifted_positions
 
 NGRAM: dict[str, Any] = {"speculative_method": "ngram", "prompt_lookup_min": 1}
 
@@ -93,6 +93,23 @@ def test_the_text_is_that_of_the_plain_engine(
     guessed, stats = run(target, requests, num_speculative_tokens=4, **options)
     different = [index for index, (one, other) in enumerate(zip(plain, guessed, strict=True)) if one != other]
     assert not different
+    assert stats.draft_tokens > 100
+    if method == "draft":
+        assert sum(stats.accepted_tokens_by_position) > stats.draft_tokens / 3
+
+
+@METHODS
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("gpu", [pytest.param(None, marks=GPU_ONLY)])
+def test_the_same_where_positions_are_ahead_of_cache_indexes(tmp_path: Path, method: str, gpu: None) -> None:
+    """Rotation knows distances alone, so that a text further on is the same text."""
+    del gpu
+    target, draft = save_pair(tmp_path, head_dim=64)
+    requests = mixed_requests(36, 199, 90)
+    plain, _ = run(target, requests)
+    with shifted_positions(101):
+        guessed, stats = run(target, requests, num_speculative_tokens=4, **method_of(method, draft))
+    assert guessed == plain
     assert stats.draft_tokens > 100
     if method == "draft":
         assert sum(stats.accepted_tokens_by_position) > stats.draft_tokens / 3
@@ -197,14 +214,16 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[list[lis
 @interpreted_only
 @pytest.mark.timeout(600)
 @METHODS
-@pytest.mark.parametrize("enforce_eager", [False, True])
+@pytest.mark.parametrize(("enforce_eager", "offset"), [(False, 0), (True, 0), (False, 17)])
 def test_in_small_it_is_the_plain_engines_text(
     interpreted: Callable[..., tuple[list[list[int]], EngineStats]],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     method: str,
     enforce_eager: bool,
+    offset: int,
 ) -> None:
+    """Also where positions are ahead of cache indexes."""
     target, draft = save_pair(tmp_path, head_dim=16, num_hidden_layers=2)
     asked = [
         SamplingParams(temperature=0.8, top_k=20, min_tokens=4, stop_token_ids=[7], max_tokens=7, ignore_eos=True),
@@ -220,7 +239,8 @@ def test_in_small_it_is_the_plain_engines_text(
     monkeypatch.setattr(DraftController, "choose", lambda *_, **__: (2, 0, 1, 2)[next(turns) % 4])
     plain, _ = interpreted(target, requests)
     options = method_of(method, draft) | {"enforce_eager": enforce_eager, "num_speculative_tokens": 2}
-    guessed, stats = interpreted(target, requests, **options)
+    with shifted_positions(offset):
+        guessed, stats = interpreted(target, requests, **options)
     assert guessed == plain
     assert stats.draft_tokens >= 2
     assert method != "draft" or sum(stats.accepted_tokens_by_position) >= 2

@@ -32,6 +32,8 @@ from tests.gpu.device import DEVICE, KERNELS, ON_GPU, POLICY, WORKSPACE, normal
 pytestmark = KERNELS
 WIDTH = 64
 INT32 = torch.int32
+EVICTED = 1
+"""Of each text: tokens that are not in the cache any more."""
 
 
 def state_of(
@@ -50,7 +52,8 @@ def state_of(
     for slot, text in enumerate(texts):
         history[slot, : len(text) - 1] = torch.tensor(text[:-1], dtype=INT32, device=DEVICE)
         table.state.last_tokens[slot] = text[-1]
-        table.state.lengths[slot] = len(text) - 1
+        table.state.positions[slot] = len(text) - 1
+        table.state.kv_lengths[slot] = len(text) - 1 - EVICTED
     return table, history
 
 
@@ -89,6 +92,9 @@ def test_each_position_is_sampled_as_if_it_were_decoded_alone() -> None:
     slots = on_device([*order, table.padding_slot])
     virtual = SamplingState.zeros(len(slots) * queries + 1, DEVICE)
     expand_slots(slots, table.state, history, virtual, queries)
+    places = [slot + 1 + query for slot in order for query in range(queries)]
+    assert virtual.positions[: len(places)].tolist() == places
+    assert virtual.kv_lengths[: len(places)].tolist() == [place - EVICTED for place in places]
     logits = normal(len(slots) * queries, vocabulary) * 3
     logits[:, 2:4] = 20.0
     rows = [
@@ -128,10 +134,11 @@ def test_what_was_sampled_up_to_the_first_wrong_guess_is_kept(queries: int) -> N
         assert told[0] == len(made)
         assert told[1 : 1 + len(made)] == made
         assert table.state.last_tokens[slot] == made[-1]
-        assert table.state.lengths[slot] == len(text) - 1 + len(made)
+        assert table.state.positions[slot] == len(text) - 1 + len(made)
+        assert table.state.kv_lengths[slot] == len(text) - 1 - EVICTED + len(made)
         assert table.state.output_indexes[slot] == slot + len(made)
         assert history[slot, : len(text) + len(made)].tolist() == text + made
-    assert table.state.lengths[table.padding_slot] == 0
+    assert table.state.positions[table.padding_slot] == table.state.kv_lengths[table.padding_slot] == 0
     assert results[12, 0] == 0
 
 
@@ -151,13 +158,13 @@ def test_inputs_are_the_tokens_behind_the_cached_ones_in_their_pages() -> None:
         for row, (slot, guess) in enumerate(zip((2, 0, 1), (90, 91, 0), strict=True)):
             tokens = [*texts[slot], guess]
             first = len(texts[slot]) - 1 + offset
-            places = range(first, first + count)
+            positions = range(first, first + count)
             own = slice(row * count, (row + 1) * count)
-            assert made.token_ids[own].tolist() == [tokens[place] for place in places]
-            assert made.positions[own].tolist() == list(places)
-            pages = tables[slot].tolist()
-            assert made.kv_index[own].tolist() == [pages[p // page_size] * page_size + p % page_size for p in places]
-            assert made.ends[row] == first + count
+            assert made.token_ids[own].tolist() == [tokens[position] for position in positions]
+            assert made.positions[own].tolist() == list(positions)
+            pages, indexes = tables[slot].tolist(), [position - EVICTED for position in positions]
+            assert made.kv_index[own].tolist() == [pages[i // page_size] * page_size + i % page_size for i in indexes]
+            assert made.ends[row] == first - EVICTED + count
         assert made.kv_index[3 * count :].tolist() == [-1] * count, "padding is written nowhere"
 
 
@@ -186,7 +193,7 @@ def test_penalties_count_the_guesses_before_each_position() -> None:
         tokens = torch.tensor([*(guesses[slot][step] for slot in order), 0], dtype=torch.int64, device=DEVICE)
         keep_guess(slots, table.state, history, tokens, step)
     logits = normal(5 * queries, vocabulary)
-    changed = penalised_checks(logits, slots, table.state.lengths, history, on_gpu, queries).cpu()
+    changed = penalised_checks(logits, slots, table.state.positions, history, on_gpu, queries).cpu()
     lines = [(slot, guesses[slot][:query]) for slot in order for query in range(queries)]
     own = logits[: len(lines)].cpu().clone()
     expected = reference.applied(own, [slot for slot, _ in lines], [before for _, before in lines])
@@ -215,7 +222,7 @@ def test_words_are_banned_behind_the_tokens_that_they_begin_with() -> None:
         keep_guess(slots, table.state, history, tokens, step)
     packed = [[row, word[-1], len(word) - 1, *word[:-1], *[0] * (4 - len(word))] for row, word in words]
     scores = torch.zeros((12, vocabulary), device=DEVICE)
-    ban_words(torch.tensor(packed, dtype=INT32, device=DEVICE), slots, table.state.lengths, history, scores, queries)
+    ban_words(torch.tensor(packed, dtype=INT32, device=DEVICE), slots, table.state.positions, history, scores, queries)
     expected = torch.zeros(12, vocabulary)
     for row, text in enumerate(texts):
         for query in range(queries):

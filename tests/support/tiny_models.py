@@ -2,9 +2,11 @@
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import transformers
@@ -16,6 +18,7 @@ from mini_infer_engine.core.request import SamplingParams
 from mini_infer_engine.core.result import PassResult
 from mini_infer_engine.model_path import DEMO_DIRECTORY
 from mini_infer_engine.models.registry import read_config
+from mini_infer_engine.runtime.executor import PassHandle
 from mini_infer_engine.runtime.model_runner import ModelRunner, make_runner
 from mini_infer_engine.runtime.torch_executor import TorchExecutor
 from mini_infer_engine.speculation.head import HeadShape, SpeculativeHead
@@ -166,25 +169,48 @@ class PageDealer:
         return [next(self.pages) for _ in range(-(-num_tokens // self.page_size))]
 
 
+@contextmanager
+def shifted_positions(offset: int) -> Iterator[None]:
+    """All runners are told that sequences stand `offset` positions further on in their texts than in their caches."""
+    launch = ModelRunner.launch
+
+    def launch_shifted(runner: ModelRunner, batch: Batch) -> PassHandle:
+        for row in (*batch.rows, *batch.catch_up):
+            row.position_offset = offset
+        return launch(runner, batch)
+
+    with patch.object(ModelRunner, "launch", launch_shifted):
+        yield
+
+
 def chunk(slot: int, tokens: list[int], start: int, count: int, table: list[int], **fields: Any) -> Row:
     """`count` tokens of a sequence whose tokens the host knows."""
     fields.setdefault("sampling", None)
     return Row(slot, start, count, tokens[start : start + count], table, **fields)
 
 
-def run_chunks(runner: ModelRunner, tokens: list[int], table: list[int], sizes: list[int]) -> torch.Tensor:
-    """Logits of every token of one sequence, computed in chunks of `sizes`; [tokens, vocab]."""
+def run_chunks(
+    runner: ModelRunner, tokens: list[int], table: list[int], sizes: list[int], positions: Sequence[int] | None = None
+) -> torch.Tensor:
+    """Logits of every token of one sequence, computed in chunks of `sizes`; [tokens, vocab].
+
+    `positions`: of the tokens, consecutive within each chunk; without them from 0 on.
+    """
     parts, start = [], 0
     for size in sizes:
         # One token at a time is what decoding looks like; more is a prefill chunk.
         row = chunk(0, tokens, start, size, table, sampling=GREEDY if size == 1 else None)
+        row.position_offset = 0 if positions is None else positions[start] - start
         parts.append(runner.logits(Batch([row], int(size == 1))))
         start += size
     return torch.cat(parts)
 
 
-def reference_logits(model: Any, tokens: list[int]) -> torch.Tensor:
-    """What transformers computes for a sequence, [tokens, vocab]."""
+def reference_logits(model: Any, tokens: list[int], positions: Sequence[int] | None = None) -> torch.Tensor:
+    """What transformers computes for a sequence whose tokens stand at `positions`, or from 0 on; [tokens, vocab]."""
+    options: dict[str, Any] = {}
+    if positions is not None:  # without a mask it would take a gap for the beginning of another sequence
+        options = {"position_ids": torch.tensor([positions]), "attention_mask": torch.ones(1, len(tokens))}
     with torch.inference_mode():
-        logits: torch.Tensor = model(torch.tensor([tokens])).logits[0]
+        logits: torch.Tensor = model(torch.tensor([tokens]), **options).logits[0]
     return logits

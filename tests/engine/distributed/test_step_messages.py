@@ -42,11 +42,11 @@ def _same(told: Batch, batch: Batch) -> None:
 def test_a_decode_step_is_a_number_a_row_and_the_pages_that_were_appended() -> None:
     writer, reader = StepWriter(PAGE), StepReader()
     pages = [5]
-    reader.batch(_sent(writer, Batch([_chunk(3, 0, 15, pages)], 0)))
+    reader.batch(_sent(writer, Batch([_chunk(3, 0, 15, pages, position_offset=9)], 0)))
     for start in range(15, 40):
         if start % PAGE == 0:
             pages.append(100 + start)
-        batch = Batch([Row(3, start, 1, None, pages, ASKS, 7, start - 14)], 1)
+        batch = Batch([Row(3, start, 1, None, pages, ASKS, 7, start - 14, position_offset=9)], 1)
         message = _sent(writer, batch)
         assert message.rows == [3]
         assert message.pages == ({3: [100 + start]} if start % PAGE == 0 else {})

@@ -166,6 +166,34 @@ def test_logits_equal_transformers_whole_chunked_and_token_by_token(variant: str
         assert (actual - expected).abs().max() <= TOLERANCE, sizes
 
 
+@pytest.mark.parametrize(
+    "variant",
+    [
+        "qwen2",
+        "qwen3-window",
+        "gemma3-pattern",
+        "phi4-mini",
+        "gemma2-tight-caps",
+        "smollm3",
+        "deepseek-v2-lite",
+        "deepseek-v3",
+        "llama-yarn",
+    ],
+)
+def test_tokens_behind_a_gap_are_rotated_by_position_and_cached_by_index(variant: str, tmp_path: Path) -> None:
+    """The last tokens stand further on in the text than in the cache, as if some before them had been evicted."""
+    architecture, changes = VARIANTS[variant]
+    model = save_tiny_model(tmp_path, architecture, **changes)
+    positions = [*range(40), *range(93, 123)]
+    expected = reference_logits(model, TOKENS, positions)
+    assert (expected - reference_logits(model, TOKENS)).abs().max() > 0.1, "the gap changes nothing"
+    runner = tiny_runner(tmp_path)
+    dealer = PageDealer(runner)
+    for sizes in ([40, 30], [33, 7, 1, 29], [40, 10] + [1] * 20):
+        actual = run_chunks(runner, TOKENS, dealer.table(70), sizes, positions)
+        assert (actual - expected).abs().max() <= TOLERANCE, sizes
+
+
 def test_longrope_takes_the_short_factors_where_the_served_context_is_the_original_one(tmp_path: Path) -> None:
     tokens = TOKENS[:30]
     expected = reference_logits(save_tiny_model(tmp_path, "phi3", **LONGROPE_PARTIAL), tokens)

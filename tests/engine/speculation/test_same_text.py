@@ -17,7 +17,7 @@ from mini_infer_engine.core.stats import EngineStats
 from mini_infer_engine.runtime.model_runner import load_runner
 from mini_infer_engine.runtime.torch_speculation import right_tokens
 from mini_infer_engine.speculation.head import HeadShape
-from tests.support.tiny_models import save_head, save_tiny_model
+from tests.support.tiny_models import save_head, save_tiny_model, shifted_positions
 
 ASKED = [
     SamplingParams(temperature=0.0, max_tokens=40),
@@ -183,6 +183,26 @@ def test_the_same_while_prompts_are_cut_and_sequences_preempted(
     assert guessed == plain
     assert stats.draft_tokens > 50
     assert stats.preemptions or "kv_swap_memory" not in options
+
+
+@pytest.mark.parametrize("method", ["ngram", "draft", "head"])
+def test_the_same_where_positions_are_ahead_of_cache_indexes(folders: tuple[Path, Path], method: str) -> None:
+    """Rotation knows distances alone, so that a text further on is the same text."""
+    target, draft = folders
+    options = METHODS[method]
+    if method == "head":
+        options = options | {"speculative_model": str(save_head(target.parent / "head of shifted", 64, 3))}
+    elif method == "draft":
+        options = options | {"speculative_model": str(draft)}
+    asked = [one for one in requests() if one.sampling.max_tokens and one.sampling.logprobs is None]
+    plain, _ = run(target, asked)
+    with shifted_positions(101):
+        alone, _ = run(target, asked, max_model_len=256)
+        guessed, stats = run(target, asked, max_model_len=256, **options)
+    assert alone == plain
+    assert guessed == plain
+    assert stats.draft_tokens > 50
+    assert method != "draft" or sum(stats.accepted_tokens_by_position) > stats.draft_tokens / 3
 
 
 def test_a_draft_that_is_the_model_itself_is_always_right(folders: tuple[Path, Path]) -> None:
