@@ -173,10 +173,14 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Of ngram: last tokens that are looked up in the text so far, at most."""
     prompt_lookup_min: Annotated[int, Option(group=SPECULATION, unit="TOKENS", low=1, high=16, in_resource=True)] = 2
     """Of ngram: the fewest that must be found there."""
-    kv_transport: Annotated[Literal["auto", "nixl", "nixl-host"], Option(group=KV_TRANSFER, in_resource=True)] = "auto"
+    kv_transport: Annotated[
+        Literal["auto", "nixl", "nixl-host", "cuda-ipc", "shm"], Option(group=KV_TRANSFER, in_resource=True)
+    ] = "auto"
     """What moves keys and values between engines, the same at both; nixl: NIXL over UCX, directly between GPUs where
-    CUDA IPC or RDMA reaches, else through pinned memory; nixl-host: always through pinned memory; auto: nixl. It must
-    be installed (the extra "disaggregated"), or an engine with a transfer port does not start."""
+    CUDA IPC or RDMA reaches, else through pinned memory; nixl-host: always through pinned memory; cuda-ipc: copies of
+    our own between GPUs of one host; shm: memory that CPU engines of one host share; auto: on GPUs cuda-ipc where it
+    reaches the other engine and is faster by measured rates, else nixl. NIXL must be installed (the extra
+    "disaggregated") where it is asked for, and nothing else works, or an engine with a transfer port does not start."""
     kv_staging_memory: Annotated[
         int, Option(group=KV_TRANSFER, unit="SIZE", low=1, is_size=True, in_resource=True, default_text="32MiB")
     ] = 32 << 20

@@ -71,7 +71,8 @@ def _build_dry(settings: EngineSettings, dry_run: DryRun, record_events: bool) -
     page_size = settings.page_size or PAGE_SIZE_TOKENS
     pool_bytes = settings.kv_cache_memory or _DRY_KV_CACHE_BYTES
     num_pages = pool_bytes // (PRETENDED_BYTES_PER_TOKEN * page_size)
-    runner = ScriptedRunner(num_pages, dry_run.step_ms / 1000, page_size, dry_run.script)
+    is_shared = settings.kv_transport == "shm"
+    runner = ScriptedRunner(num_pages, dry_run.step_ms / 1000, page_size, dry_run.script, is_shared=is_shared)
     max_model_len = settings.max_model_len or dry_model.MAX_MODEL_LEN
     grammars = _grammars(settings, dry_model.dry_assets, dry_model.VOCAB_SIZE, dry_model.EOS_TOKEN_IDS)
     engine = Engine(

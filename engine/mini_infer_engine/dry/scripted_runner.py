@@ -21,6 +21,7 @@ from mini_infer_engine.core.result import PassResult
 from mini_infer_engine.dry.script import Script, reply_for
 from mini_infer_engine.dry.vocabulary import END_ID, TURN_END_ID, TURN_START_ID
 from mini_infer_engine.kv_transfer.layout import KVLayout, KVMemory
+from mini_infer_engine.kv_transfer.shared_memory import SharedArray
 
 PAGE_SIZE_TOKENS = 16
 EMBEDDING_SIZE = 16
@@ -46,8 +47,15 @@ class ScriptedRunner:
     """Answers a chat with its last user message, a plain prompt with itself, and then ends."""
 
     def __init__(
-        self, num_pages: int, step_s: float = 0.0, page_size: int = PAGE_SIZE_TOKENS, script: Script = ()
+        self,
+        num_pages: int,
+        step_s: float = 0.0,
+        page_size: int = PAGE_SIZE_TOKENS,
+        script: Script = (),
+        *,
+        is_shared: bool = False,
     ) -> None:
+        """`is_shared`: other processes are to map its pages."""
         self.swap_space = NO_SWAP
         self.max_speculative_rows = 0
         self.page_size = page_size
@@ -55,7 +63,12 @@ class ScriptedRunner:
         self._script = script
         self._step_s = step_s
         """How long a pass pretends to take."""
-        self._pages = np.full((num_pages, page_size), END_ID, np.int32)  # as much memory as a token needs to be known
+        # As much memory as a token needs to be known.
+        shared = SharedArray(num_pages * page_size * 4) if is_shared else None
+        self._file = None if shared is None else shared.file
+        raw = np.empty(num_pages * page_size, np.int32) if shared is None else shared.bytes.view(np.int32)
+        self._pages = raw.reshape(num_pages, page_size)
+        self._pages[:] = END_ID
         self._replies: dict[int, list[int]] = {}
         """Slot to the reply that its sequence is being given."""
         self._last_sampled: dict[int, int] = {}
@@ -112,7 +125,9 @@ class ScriptedRunner:
         """The pages, as KV transfer sees them: one layer that keeps a token's id."""
         layout = KVLayout(num_layers=1, halves=1, page_size=self.page_size, num_heads=1, head_bytes=4, dtype="token id")
         address = self._pages.ctypes.data
-        return KVMemory(address=address, num_pages=self.num_pages, device="cpu", device_index=0, layout=layout)
+        return KVMemory(
+            address=address, num_pages=self.num_pages, device="cpu", device_index=0, layout=layout, file=self._file
+        )
 
     def _copy(self, copy: PageCopy) -> None:
         self._pages[copy.target, : copy.tokens] = self._pages[copy.source, : copy.tokens]

@@ -30,6 +30,8 @@ from mini_infer_engine.kv_transfer.wire import RankAddress, TransportAddress
 
 log = logging.getLogger(__name__)
 
+_IDLE_MS = 200
+"""Between two looks at peers that may be gone."""
 _OPEN_S = 120.0
 """For every rank to register its pool with the transport: a GPU's whole memory takes seconds."""
 
@@ -163,6 +165,10 @@ class GroupTransport:
         self._tell(RemovePeer(engine_id))
         self._local.remove_peer(engine_id)
 
+    def tend(self) -> None:
+        """See `Transport.tend`: every rank does for itself."""
+        self._local.tend()
+
     def start(self, engine_id: str, how: How, span: Span) -> Motion:
         """See `Transport.start`."""
         local = self._local.start(engine_id, how, span)  # first, for where it fails nobody has begun
@@ -268,9 +274,11 @@ class RankMover:
 
     def turn(self) -> None:
         """Take what has come, and look at what is on its way; wait a little where there is nothing to do."""
-        if not self._socket.poll(0 if self._moving else 1000):
+        if not self._socket.poll(0 if self._moving else _IDLE_MS):
             if self._moving:
                 time.sleep(BUSY_S)
+            else:
+                self._transport.tend()
         else:
             self._do(_decode_command(self._socket.recv()))
         for number, motion in list(self._moving.items()):

@@ -10,7 +10,7 @@ def handshake_refusal(ours: Party, theirs: Party) -> str:
         return f"this engine speaks version {ours.version} of KV transfer and that one {theirs.version}: update one"
     if ours.weights != theirs.weights:
         return f"the weights differ ({ours.weights} here, {theirs.weights} there): serve the same model at both"
-    if ours.where.transport != theirs.where.transport:
+    if not set(ours.where.transport.split("+")) & set(theirs.where.transport.split("+")):
         return (
             f"this engine moves keys and values by {ours.where.transport}, that one by {theirs.where.transport}: "
             "choose the same --kv-transport"

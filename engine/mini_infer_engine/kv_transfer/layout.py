@@ -89,6 +89,8 @@ class KVMemory(msgspec.Struct, frozen=True, kw_only=True):
     device: Literal["cpu", "cuda"]
     device_index: int
     layout: KVLayout
+    file: int | None = None
+    """What other processes can map it by, where it is in main memory and shared: a descriptor of this process."""
 
     @property
     def size(self) -> int:

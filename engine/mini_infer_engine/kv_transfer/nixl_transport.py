@@ -122,6 +122,13 @@ class NixlTransport:
             except Exception as error:
                 log.info("NIXL has forgotten %s already: %s", engine_id, error)
 
+    def reaches(self, engine_id: str) -> bool:
+        """Whether NIXL is connected to it."""
+        return engine_id in self._peers
+
+    def tend(self) -> None:
+        """See `Transport.tend`. What NIXL keeps of a peer is small, and its memory is not held."""
+
     def start(self, engine_id: str, how: How, span: Span) -> Motion:
         """See `Transport.start`."""
         ours, (theirs, where) = self._memory.layout, self._peer(engine_id)

@@ -19,7 +19,7 @@ _RDMA = ("ib", "rc", "dc", "ud")
 def place_of_this_process() -> Place:
     """As the machine is now."""
     has_rdma_device = _RDMA_DEVICES.is_dir() and any(_RDMA_DEVICES.iterdir())
-    return read_place(os.environ, _ipc_domain(), has_rdma_device=has_rdma_device)
+    return read_place(os.environ, host_domain(), has_rdma_device=has_rdma_device)
 
 
 def read_place(environment: Mapping[str, str], ipc_domain: str, *, has_rdma_device: bool) -> Place:
@@ -36,7 +36,7 @@ def read_place(environment: Mapping[str, str], ipc_domain: str, *, has_rdma_devi
     return Place(ipc_domain=ipc_domain if has_ipc else "", has_rdma=has_rdma_device and has_rdma)
 
 
-def _ipc_domain() -> str:
+def host_domain() -> str:
     """Processes with the same one are on one host, in one container or in ones that share these namespaces."""
     try:
         namespaces = [os.readlink(f"/proc/self/ns/{name}") for name in _NAMESPACES]

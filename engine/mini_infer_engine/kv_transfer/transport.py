@@ -58,6 +58,7 @@ class Transport(Protocol):
     """Of one pool, or of a group's, which it registers when it is made. Used by one thread."""
 
     name: str
+    """Of several that it chooses from, all names, joined by +."""
 
     def enter_thread(self) -> None:
         """Called once, by the thread that uses it from then on."""
@@ -70,6 +71,9 @@ class Transport(Protocol):
 
     def remove_peer(self, engine_id: str) -> None:
         """Forget it, and free what is kept for it."""
+
+    def tend(self) -> None:
+        """Called from time to time: free what is kept for peers whose processes have ended."""
 
     def start(self, engine_id: str, how: How, span: Span) -> Motion:
         """Write tokens to a peer's pools, or read them from there. TransportError."""

@@ -1,4 +1,6 @@
-"""By which way keys and values go to a peer: directly from pool to pool, or through staging buffers. Pure."""
+"""By which way keys and values go to a peer: by copies of our own or by NIXL, and by NIXL directly from pool to pool or
+through staging buffers. Pure.
+"""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -13,6 +15,10 @@ DIRECT_RATES = {
     "cpu": ((512, 0.12e9), (4 << 10, 1.0e9), (64 << 10, 2.6e9), (1 << 20, 3.8e9)),
 }
 """Bytes a second that NIXL writes in pieces of so many bytes: between two H200s of one host, and in main memory."""
+MAPPED_RATES = ((512, 15e9), (16 << 10, 200e9), (256 << 10, 300e9), (7 << 20, 300e9))
+"""Bytes a second that our kernel copies to memory of a peer that CUDA IPC has mapped, in pieces of so many bytes."""
+_MAPPED_START_S, _NIXL_START_S = 0.0001, 0.00027
+"""Of a piece that is alone."""
 _STAGED_RATES = {"cuda": 60e9, "cpu": 1.0e9}
 """Of a whole that is gathered, moved in slots of megabytes and put in place: measured in main memory; for GPUs it is
 an estimate, two slots of 4 MiB in each round of messages."""
@@ -50,8 +56,8 @@ def direct_rate(piece_bytes: int, table: Sequence[tuple[int, float]]) -> float:
     return table[-1][1]
 
 
-def staging_pays(ours: KVLayout, theirs: KVLayout, span: Span, device: str) -> bool:
-    """Whether the pieces of a span are so small that gathering them is worth it, by measured rates."""
+def _pieces_of(ours: KVLayout, theirs: KVLayout, span: Span) -> tuple[int, int]:
+    """Bytes of a piece of a span, about, and of all."""
     low, high = span.layers or (0, ours.num_layers)
     if moves_whole_pages(ours, theirs):
         piece = (high - low) * ours.layer_bytes
@@ -59,9 +65,26 @@ def staging_pays(ours: KVLayout, theirs: KVLayout, span: Span, device: str) -> b
         piece = min(ours.page_size, theirs.page_size) * ours.row_bytes
     else:
         piece = min(ours.num_heads, theirs.num_heads) * ours.head_bytes
-    num_bytes = (span.end - span.begin) * (high - low) * ours.halves * ours.row_bytes
+    return piece, (span.end - span.begin) * (high - low) * ours.halves * ours.row_bytes
+
+
+def staging_pays(ours: KVLayout, theirs: KVLayout, span: Span, device: str) -> bool:
+    """Whether the pieces of a span are so small that gathering them is worth it, by measured rates."""
+    piece, num_bytes = _pieces_of(ours, theirs, span)
     direct_s = num_bytes / direct_rate(piece, DIRECT_RATES[device])
     return direct_s > _STAGED_GAIN * (_STAGED_START_S + num_bytes / _STAGED_RATES[device])
+
+
+def mapping_pays(ours: KVLayout, theirs: KVLayout, span: Span, nixl_way: Area | None) -> bool:
+    """Whether copies of our own between two GPUs take no longer than NIXL, by measured rates.
+
+    nixl_way: the staging buffer that NIXL would use; None: it would go from pool to pool.
+    """
+    piece, num_bytes = _pieces_of(ours, theirs, span)
+    mapped_s = _MAPPED_START_S + num_bytes / direct_rate(piece, MAPPED_RATES)
+    if nixl_way is None:
+        return mapped_s <= _NIXL_START_S + num_bytes / direct_rate(piece, DIRECT_RATES["cuda"])
+    return mapped_s <= _STAGED_START_S + num_bytes / _STAGED_RATES["cuda"]
 
 
 def choose_way(

@@ -7,10 +7,11 @@ import msgspec
 
 from mini_infer_engine.core.request import Request, TokenLogprobs
 from mini_infer_engine.kv_transfer.layout import KVLayout
+from mini_infer_engine.kv_transfer.mapped_memory import SharedPool
 from mini_infer_engine.kv_transfer.staging import Area, StagingBuffer
 from mini_infer_engine.kv_transfer.way import Place
 
-VERSION = 3
+VERSION = 4
 """Of these messages: both sides must speak the same."""
 
 
@@ -25,12 +26,15 @@ class RankAddress(msgspec.Struct, frozen=True, kw_only=True):
     place: Place
     staging: dict[Area, StagingBuffer] = {}
     """The buffers that others may read from."""
+    shared: SharedPool | None = None
+    """How processes of the same host map the pool."""
 
 
 class TransportAddress(msgspec.Struct, frozen=True):
     """Where a transport reaches an engine's page pools."""
 
     transport: str
+    """Its name; of several that an engine has, all names, joined by +."""
     ranks: list[RankAddress]
     """One, or one of each rank of a tensor-parallel group."""
 

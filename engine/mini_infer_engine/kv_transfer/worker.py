@@ -29,6 +29,8 @@ _IDLE_MS = 50
 """Between two looks at leases."""
 _TELL_S = 0.02
 """Between two copies of the counters while there is much to do: what this thread computes, the core's waits for."""
+_TEND_S = 0.2
+"""Between two looks at peers that may be gone: whoever takes a peer's place wants its GPU's memory within seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +65,7 @@ class TransferWorker:
             end.setblocking(False)
         self._stopping = False
         self._counters = Counters()
-        self._told_s = 0.0
+        self._told_s = self._tended_s = 0.0
         self.stats = KVTransferStats(bytes_per_token=identity.memory.layout.group_token_bytes)
         self._poller = zmq.Poller()
         self._poller.register(router, zmq.POLLIN)
@@ -141,6 +143,9 @@ class TransferWorker:
         if now_s >= self._told_s + _TELL_S or not (ready or self._giver.is_busy or self._taker.is_busy):
             self._told_s = now_s
             self._tell_stats()
+        if now_s >= self._tended_s + _TEND_S:
+            self._tended_s = now_s
+            self._transport.tend()
 
     def _do(self, command: events.Command, now_s: float) -> None:
         match command:

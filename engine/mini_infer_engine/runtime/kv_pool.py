@@ -3,20 +3,28 @@
 All layers of a page lie together so that a page is one piece to copy, swap or send; a layer is read through strides.
 """
 
+import math
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from mini_infer_engine.core.batch import PageCopy, Transfers
 from mini_infer_engine.kv_transfer.layout import KVLayout, KVMemory
+from mini_infer_engine.kv_transfer.shared_memory import SharedArray
 from mini_infer_engine.models.kv_spec import SCALE_DTYPE, KVSpec
 
 
 class KVPool:
     """`num_pages` pages for the scheduler and one more, `null_page`, that pads page tables and is never written."""
 
-    def __init__(self, spec: KVSpec, num_pages: int, device: torch.device, num_host_pages: int = 0) -> None:
+    def __init__(
+        self, spec: KVSpec, num_pages: int, device: torch.device, num_host_pages: int = 0, *, is_shared: bool = False
+    ) -> None:
+        """`is_shared`: other processes are to map its pages, where they are in main memory."""
         self.spec = spec
+        self._is_shared = is_shared
+        self._file: int | None = None
         self.num_pages = num_pages
         self.null_page = num_pages
         self.half_pages = self._allocate((num_pages + 1) * spec.num_layers * spec.entries, device)
@@ -33,12 +41,19 @@ class KVPool:
     def _allocate(self, num_halves: int, device: torch.device) -> Tensor:
         """Memory [num_halves, elements], and views of it."""
         spec = self.spec
-        half_pages = zeros((num_halves, spec.page_size * spec.row_width), spec.dtype, device)
+        half_pages = self._zeros((num_halves, spec.page_size * spec.row_width), spec.dtype, device)
         self.tokens = half_pages.view(-1, spec.row_width)
         sizes = (spec.num_layers, spec.entries, spec.page_size, spec.num_kv_heads, spec.head_dim)
         # [pages, layers, keys or values (or one latent), page_size, kv_heads, head_dim]
         self.pages = half_pages.view(-1, *sizes)
         return half_pages
+
+    def _zeros(self, sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+        if not self._is_shared or device.type != "cpu":
+            return zeros(sizes, dtype, device)
+        shared = SharedArray(math.prod(sizes) * dtype.itemsize)
+        self._file = shared.file
+        return torch.from_numpy(shared.bytes).view(dtype).view(sizes)
 
     def memory(self) -> KVMemory:
         """Where it is, and how it is laid out, for KV transfer."""
@@ -58,6 +73,7 @@ class KVPool:
             device="cuda" if device.type == "cuda" else "cpu",
             device_index=device.index or 0,
             layout=layout,
+            file=self._file,
         )
 
     def transfer(self, transfers: Transfers) -> None:

@@ -136,7 +136,7 @@ def make_runner(
     check_swap(settings.kv_swap_memory, available_memory())
     # Ranks that have other layers have other pages.
     host_pages = group.smallest(group.share_of(settings.kv_swap_memory) // spec.page_bytes)
-    pool = make_pool(spec, plan.num_pages, worker.device, host_pages)
+    pool = make_pool(spec, plan.num_pages, worker.device, host_pages, is_shared=settings.kv_transport == "shm")
     executor = kind(worker, pool, resolved)
     executor.capture()
     group.link.open()

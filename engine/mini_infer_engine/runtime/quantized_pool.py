@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mini_infer_engine.core.batch import PageCopy
 from mini_infer_engine.models.kv_spec import SCALE_DTYPE, KVQuantization, KVSpec
-from mini_infer_engine.runtime.kv_pool import KVPool, zeros
+from mini_infer_engine.runtime.kv_pool import KVPool
 from mini_infer_engine.runtime.kv_rows import dequantize_rows, quantize_rows
 
 
@@ -20,7 +20,7 @@ class QuantizedKVPool(KVPool):
         spec = self.spec
         assert spec.quantization is not None, "a plain KVPool"
         self._kind: KVQuantization = spec.quantization
-        half_pages = zeros((num_halves, spec.half_bytes), torch.uint8, device)
+        half_pages = self._zeros((num_halves, spec.half_bytes), torch.uint8, device)
         self._value_bytes = spec.page_size * spec.row_width
         # Of each half page [page_size, kv_heads, head_dim], as bytes, for indexing knows no 8-bit floats, and
         # [kv_heads, page_size].
@@ -64,7 +64,9 @@ class QuantizedKVPool(KVPool):
         return dequantize_rows(values.view(self._kind.dtype), scales.transpose(1, 2), self.spec.dtype)
 
 
-def make_pool(spec: KVSpec, num_pages: int, device: torch.device, num_host_pages: int = 0) -> KVPool:
+def make_pool(
+    spec: KVSpec, num_pages: int, device: torch.device, num_host_pages: int = 0, *, is_shared: bool = False
+) -> KVPool:
     """A pool that stores keys and values as the spec says."""
     kind = KVPool if spec.quantization is None else QuantizedKVPool
-    return kind(spec, num_pages, device, num_host_pages)
+    return kind(spec, num_pages, device, num_host_pages, is_shared=is_shared)

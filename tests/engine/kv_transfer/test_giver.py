@@ -50,6 +50,8 @@ class FakeTransport:
 
     def remove_peer(self, engine_id: str) -> None: ...
 
+    def tend(self) -> None: ...
+
     def start(self, engine_id: str, how: How, span: Span) -> Motion:
         if self.is_broken:
             raise TransportError("gone")

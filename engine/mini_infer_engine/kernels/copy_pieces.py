@@ -1,0 +1,67 @@
+"""Copies of scattered pieces of memory, this GPU's or one that is mapped from a peer, by one launch.
+
+A few programs that stay take turns, so that whatever computes beside them keeps its streaming multiprocessors. It knows
+addresses and sizes, not what lies there.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from mini_infer_engine.kernels.sizes import cdiv
+
+PROGRAMS = 16
+"""Each moves one tile at a time: enough for NVLink, and an eighth of an H200's streaming multiprocessors."""
+_TILE_BYTES = 16 << 10
+SMALL_ROWS = 16
+"""Pieces in a tile where one does not fill half of it."""
+_WARPS = 8
+
+
+@triton.jit
+def _copy_pieces(pieces, count, words, WORD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """Program (of a few): tiles of ROWS pieces by BLOCK words of WORD bits. `pieces` [count, 2] int64: from, to."""
+    blocks = tl.cdiv(words, BLOCK)
+    tiles = tl.cdiv(count, ROWS) * blocks
+    alignment: tl.constexpr = 16 if WORD == 32 else 1
+    kind = tl.pointer_type(tl.int32 if WORD == 32 else tl.int8)
+    for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
+        at = tile % blocks * BLOCK + tl.arange(0, BLOCK)
+        if ROWS == 1:
+            line = pieces + tile // blocks * 2
+            source = tl.multiple_of(tl.load(line).to(kind), alignment)
+            target = tl.multiple_of(tl.load(line + 1).to(kind), alignment)
+            mask = at < words
+            tl.store(target + at, tl.load(source + at, mask=mask), mask=mask)
+        else:
+            rows = tile // blocks * ROWS + tl.arange(0, ROWS)
+            line = pieces + rows * 2
+            is_there = rows < count
+            source = tl.multiple_of(tl.load(line, mask=is_there, other=0).to(kind), [alignment])
+            target = tl.multiple_of(tl.load(line + 1, mask=is_there, other=0).to(kind), [alignment])
+            mask = is_there[:, None] & (at < words)[None, :]
+            values = tl.load(source[:, None] + at[None, :], mask=mask)
+            tl.store(target[:, None] + at[None, :], values, mask=mask)
+
+
+def warm_up(device: torch.device) -> None:
+    """Compile and load what copies pieces of all sizes that are aligned."""
+    memory = torch.zeros(4 * _TILE_BYTES, dtype=torch.uint8, device=device)
+    begin = memory.data_ptr()
+    pieces = torch.tensor([[begin, begin + 2 * _TILE_BYTES]], dtype=torch.int64, device=device)
+    for size in (_TILE_BYTES, _TILE_BYTES + 16, 64, 16):  # Triton compiles multiples of 16 words apart
+        copy_pieces(pieces, size, is_aligned=True)
+
+
+def copy_pieces(pieces: torch.Tensor, size: int, *, is_aligned: bool, programs: int = PROGRAMS) -> None:
+    """Copy `size` bytes of each of pieces [pieces, 2] int64, on the device: from an address, to an address.
+
+    `is_aligned`: all addresses and the size are multiples of 16. No target overlaps another piece.
+    """
+    word_bytes = 4 if is_aligned else 1
+    rows = SMALL_ROWS if is_aligned and 2 * size <= _TILE_BYTES else 1
+    count, words, block = pieces.shape[0], size // word_bytes, _TILE_BYTES // rows // word_bytes
+    tiles = cdiv(count, rows) * cdiv(words, block)
+    _copy_pieces[(min(tiles, programs),)](
+        pieces, count, words, WORD=8 * word_bytes, ROWS=rows, BLOCK=block, num_warps=_WARPS
+    )
